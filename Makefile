@@ -1,0 +1,64 @@
+# Short names only; each does its own set-up. PYTHON=... chooses the Python that .venv is made from.
+PYTHON ?= python3
+VENV := .venv/bin
+PY := $(VENV)/python
+PYTEST := $(PY) -m pytest
+SHELL := /bin/sh
+.DELETE_ON_ERROR:
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+
+build/.system: scripts/install_system.sh
+	@mkdir -p build
+	scripts/install_system.sh $(PYTHON)
+	@touch $@
+
+.venv/.ready: build/.system scripts/setup_venv.sh setup.py $(wildcard requirements/*.txt)
+	scripts/setup_venv.sh $(PYTHON)
+	@touch $@
+
+setup: .venv/.ready  ## system packages and .venv
+
+gen: setup  ## everything that is generated, into build/gen
+	$(PY) -m codegen --out build/gen
+
+build: setup  ## client libraries, server and the torch plugin, into build/lib
+	@PYTHON=$(PY) scripts/build.sh
+	@$(VENV)/devproxy build-torch
+
+check: build  ## format, lint, types, layers, generated files, unit tests
+	$(VENV)/ruff format --check -q .
+	$(VENV)/ruff check -q .
+	$(VENV)/mypy
+	@scripts/clang_format.sh --check
+	$(PY) -m codegen --check
+	$(VENV)/lint-imports
+	$(PYTEST) -q tests/unit
+
+test: build  ## all tests
+	scripts/test.sh
+
+demo: build  ## an unmodified PyTorch job on a software GPU
+	$(VENV)/devproxy-run --summary --name demo-gpt -- $(PY) examples/train_gpt.py
+
+bench: build  ## the table of costs, also as JSON in docs/
+	$(PY) -m tests.bench
+
+soak: build  ## long campaigns, resumable; results as JSON in docs/
+	$(PY) scripts/soak.py
+
+fmt: setup  ## formats Python and C++
+	$(VENV)/ruff format -q .
+	$(VENV)/ruff check -q --fix .
+	@scripts/clang_format.sh
+
+lint: setup  ## the linters alone
+	$(VENV)/ruff format --check -q .
+	$(VENV)/ruff check -q .
+	$(VENV)/mypy
+
+clean:  ## removes build/, keeps .venv
+	rm -rf build dist *.egg-info
+
+.PHONY: help setup gen build check test demo bench soak fmt lint clean

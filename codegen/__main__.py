@@ -1,0 +1,90 @@
+"""python -m codegen --out build/gen [--check]: everything that is generated, from the tables and the header facts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from codegen import check
+from codegen.emit import client, dispatch, docs, format, library, resolve, wire
+
+ROOT = Path(__file__).parent.parent
+COMMAND = "python3 -m codegen --out build/gen"
+LOCK = ROOT / "codegen/wire.lock"
+SUPPORT = ROOT / "docs/support.md"
+
+
+def segment_headers() -> str:
+    """The text of the headers that are part of the ABI id."""
+    folder = ROOT / "devproxy/csrc/wire"
+    return "".join((folder / name).read_text() for name in ("segment.h", "attach.h"))
+
+
+def results() -> dict[str, tuple[int, str]]:
+    """Result names of csrc/base/result.h."""
+    return check.result_names((ROOT / "devproxy/csrc/base/result.h").read_text())
+
+
+def outputs() -> dict[str, str]:
+    """File name -> text of everything under build/gen."""
+    texts = {
+        "wire.gen.h": wire.emit(segment_headers()),
+        "dispatch.gen.h": dispatch.emit(),
+        "format.gen.cc": format.emit(),
+        "sa_decl.gen.h": client.emit_declarations(),
+        "client.gen.cc": client.emit_client(results()),
+        "refused.gen.cc": client.emit_refused(),
+        "resolve.gen.cc": resolve.emit(),
+        "nvml_decl.gen.h": library.emit_declarations("nvml"),
+        "nvml_client.gen.cc": library.emit_client("nvml"),
+        "nccl_decl.gen.h": library.emit_declarations("nccl"),
+        "nccl_client.gen.cc": library.emit_client("nccl"),
+    }
+    return {name: f"// Made by: {COMMAND}\n{text}" for name, text in texts.items()}
+
+
+def write(path: Path, text: str) -> bool:
+    """Write only what has changed, so that nothing is compiled again for nothing; True where it was written."""
+    if path.exists() and path.read_text() == text:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python3 -m codegen", description=__doc__)
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build/gen", help="folder of the generated files"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="change no committed file; exit 1 where one is not in step with the tables",
+    )
+    args = parser.parse_args()
+    faults = check.table_faults()
+    if faults:
+        print("\n".join(f"codegen: {fault}" for fault in faults), file=sys.stderr)
+        return 1
+    committed = {LOCK: wire.lock(), SUPPORT: docs.emit()}
+    if args.check:
+        for path, text in committed.items():
+            if not path.exists() or path.read_text() != text:
+                print(
+                    f"codegen: {path.relative_to(ROOT)} is not in step with the tables; "
+                    f"run '{COMMAND}' and commit the difference",
+                    file=sys.stderr,
+                )
+                faults.append(str(path))
+    else:
+        for path, text in committed.items():
+            write(path, text)
+    for name, text in outputs().items():
+        write(args.out / name, text)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""The driver API, by chapter of cuda.h; the name of an entry is the vendor's symbol, with its version."""
+
+from codegen.apis.cuda_driver import (
+    context,
+    device,
+    entrypoint,
+    event,
+    hostmem,
+    init,
+    launch,
+    memory,
+    module,
+    stream,
+)
+from codegen.apis.cuda_driver.refused import FAMILIES
+
+CHAPTERS = (init, device, context, module, memory, hostmem, stream, event, launch, entrypoint)
+
+__all__ = ["CHAPTERS", "FAMILIES"]

@@ -1,0 +1,19 @@
+"""cuda.h "Event Management". The client knows where an event was recorded and sees its completion by itself."""
+
+from codegen.spec import Api
+
+CHECKED = "2026-11 toolkit 13.0"
+
+cuEventCreate = Api(client_sa="sync", nonnull=("phEvent",), ops=("EVENT_CREATE",), checked=CHECKED)
+cuEventRecord = Api(client_sa="sync", ops=("EVENT_RECORD",), checked=CHECKED)
+cuEventRecordWithFlags = Api(client_sa="sync", ops=("EVENT_RECORD",), checked=CHECKED)
+cuEventQuery = Api(client_sa="sync", checked=CHECKED)
+cuEventSynchronize = Api(client_sa="sync", waits=True, checked=CHECKED)
+cuEventDestroy_v2 = Api(client_sa="sync", ops=("EVENT_DESTROY",), checked=CHECKED)
+# The server holds the time stamps.
+cuEventElapsedTime = Api(
+    client_sa="sync", nonnull=("pMilliseconds",), ops=("EVENT_ELAPSED",), checked=CHECKED
+)
+cuEventElapsedTime_v2 = Api(
+    client_sa="sync", nonnull=("pMilliseconds",), ops=("EVENT_ELAPSED",), checked=CHECKED
+)

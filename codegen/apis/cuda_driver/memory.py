@@ -1,0 +1,72 @@
+"""cuda.h "Memory Management", "Stream Ordered Memory Allocator", "Unified Addressing".
+
+The client's bidirectional allocator chooses the address and announces it; a driver's allocator never sees the call. The
+address survives migration, so a device address is carried as it is.
+"""
+
+from codegen.spec import Api
+
+CHECKED = "2026-11 toolkit 13.0"
+
+# Within the credit an allocation is an announcement; beyond it MEM_CREDIT asks, so out-of-memory is exact.
+ALLOC = ("MEM_ALLOC", "MEM_CREDIT")
+FREE = ("MEM_FREE", "MEM_CREDIT_RETURN")
+
+cuMemGetInfo_v2 = Api(
+    client_sa="memory", nonnull=("free", "total"), ops=("MEM_INFO",), checked=CHECKED
+)
+cuMemAlloc_v2 = Api(client_sa="memory", nonnull=("dptr",), ops=ALLOC, checked=CHECKED)
+cuMemAllocPitch_v2 = Api(client_sa="memory", nonnull=("dptr", "pPitch"), ops=ALLOC, checked=CHECKED)
+cuMemFree_v2 = Api(client_sa="memory", ops=FREE, checked=CHECKED)
+# The header lets pbase and psize be null.
+cuMemGetAddressRange_v2 = Api(client_sa="memory", checked=CHECKED)
+
+cuMemcpy = Api(client_sa="memory", ops=("COPY",), waits=True, checked=CHECKED)
+cuMemcpyPeer = Api(client_sa="memory", ops=("COPY",), waits=True, checked=CHECKED)
+# Pageable memory is copied into chunks before the call returns, so the host-to-device copies need not wait.
+cuMemcpyHtoD_v2 = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
+cuMemcpyDtoH_v2 = Api(client_sa="memory", ops=("COPY",), waits=True, checked=CHECKED)
+cuMemcpyDtoD_v2 = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
+cuMemcpy2D_v2 = Api(
+    client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY"), waits=True, checked=CHECKED
+)
+cuMemcpy2DUnaligned_v2 = Api(
+    client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY"), waits=True, checked=CHECKED
+)
+cuMemcpy3D_v2 = Api(
+    client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY"), waits=True, checked=CHECKED
+)
+cuMemcpyAsync = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
+cuMemcpyPeerAsync = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
+cuMemcpyHtoDAsync_v2 = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
+cuMemcpyDtoHAsync_v2 = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
+cuMemcpyDtoDAsync_v2 = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
+cuMemcpy2DAsync_v2 = Api(
+    client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY"), checked=CHECKED
+)
+cuMemcpy3DAsync_v2 = Api(
+    client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY"), checked=CHECKED
+)
+# A memset of device memory is asynchronous to the host also in its plain form (cuda.h, "API synchronization").
+cuMemsetD8_v2 = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
+cuMemsetD16_v2 = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
+cuMemsetD32_v2 = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
+cuMemsetD2D8_v2 = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
+cuMemsetD2D16_v2 = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
+cuMemsetD2D32_v2 = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
+cuMemsetD8Async = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
+cuMemsetD16Async = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
+cuMemsetD32Async = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
+cuMemsetD2D8Async = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
+cuMemsetD2D16Async = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
+cuMemsetD2D32Async = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
+
+cuMemFreeAsync = Api(client_sa="memory", ops=FREE, checked=CHECKED)
+cuMemAllocAsync = Api(client_sa="memory", nonnull=("dptr",), ops=ALLOC, checked=CHECKED)
+cuMemPoolTrimTo = Api(client_sa="memory", ops=("MEM_CREDIT_RETURN",), checked=CHECKED)
+cuMemPoolSetAttribute = Api(client_sa="memory", nonnull=("value",), checked=CHECKED)
+cuMemPoolGetAttribute = Api(client_sa="memory", nonnull=("value",), checked=CHECKED)
+cuMemAllocFromPoolAsync = Api(client_sa="memory", nonnull=("dptr",), ops=ALLOC, checked=CHECKED)
+
+cuPointerGetAttribute = Api(client_sa="memory", nonnull=("data",), checked=CHECKED)
+cuPointerGetAttributes = Api(client_sa="memory", nonnull=("attributes", "data"), checked=CHECKED)

@@ -1,0 +1,57 @@
+"""cuda.h "Module Management", "Library Management" and the part of "Execution Control" that loads functions.
+
+A CUlibrary is a module that is loaded at first use in each context, a CUkernel its function; the job may pass either
+handle where the other is declared.
+"""
+
+from codegen.spec import Api
+
+CHECKED = "2026-11 toolkit 13.0"
+
+# A path is opened in the client: the server may run with another root or working directory.
+cuModuleLoad = Api(
+    client_sa="module", nonnull=("module", "fname"), ops=("MODULE_LOAD",), checked=CHECKED
+)
+cuModuleLoadData = Api(
+    client_sa="module", nonnull=("module", "image"), ops=("MODULE_LOAD",), checked=CHECKED
+)
+cuModuleLoadDataEx = Api(
+    client_sa="module", nonnull=("module", "image"), ops=("MODULE_LOAD",), checked=CHECKED
+)
+cuModuleLoadFatBinary = Api(
+    client_sa="module", nonnull=("module", "fatCubin"), ops=("MODULE_LOAD",), checked=CHECKED
+)
+cuModuleUnload = Api(client_sa="module", ops=("MODULE_UNLOAD",), checked=CHECKED)
+cuModuleGetLoadingMode = Api(client_sa="module", nonnull=("mode",), checked=CHECKED)
+cuModuleGetFunction = Api(
+    client_sa="module", nonnull=("hfunc", "name"), ops=("FUNCTION_GET",), checked=CHECKED
+)
+# The header lets dptr or bytes be null.
+cuModuleGetGlobal_v2 = Api(
+    client_sa="module", nonnull=("name",), ops=("MODULE_GLOBAL",), checked=CHECKED
+)
+
+# BINARY_IS_PRESERVED or not, the image has been sent when the call returns.
+cuLibraryLoadData = Api(
+    client_sa="module", nonnull=("library", "code"), ops=("MODULE_LOAD",), checked=CHECKED
+)
+cuLibraryLoadFromFile = Api(
+    client_sa="module", nonnull=("library", "fileName"), ops=("MODULE_LOAD",), checked=CHECKED
+)
+cuLibraryUnload = Api(client_sa="module", ops=("MODULE_UNLOAD",), checked=CHECKED)
+cuLibraryGetKernel = Api(
+    client_sa="module", nonnull=("pKernel", "name"), ops=("FUNCTION_GET",), checked=CHECKED
+)
+cuLibraryGetModule = Api(client_sa="module", nonnull=("pMod",), checked=CHECKED)
+cuLibraryGetGlobal = Api(
+    client_sa="module", nonnull=("name",), ops=("MODULE_GLOBAL",), checked=CHECKED
+)
+cuKernelGetFunction = Api(client_sa="module", nonnull=("pFunc",), checked=CHECKED)
+cuKernelGetAttribute = Api(client_sa="module", nonnull=("pi",), checked=CHECKED)
+cuKernelSetAttribute = Api(client_sa="module", ops=("FUNCTION_SET_ATTR",), checked=CHECKED)
+cuKernelSetCacheConfig = Api(client_sa="module", checked=CHECKED)
+cuKernelGetName = Api(client_sa="module", nonnull=("name",), checked=CHECKED)
+# paramSize may be null; answered from the layout that came with FUNCTION_GET.
+cuKernelGetParamInfo = Api(client_sa="module", nonnull=("paramOffset",), checked=CHECKED)
+cuFuncIsLoaded = Api(client_sa="module", nonnull=("state",), checked=CHECKED)
+cuFuncLoad = Api(client_sa="module", checked=CHECKED)

@@ -1,0 +1,101 @@
+"""What is refused by family, with the reason that the job and docs/support.md show; the first match counts.
+
+A symbol that has no Api entry and is in no family is refused as "unchecked".
+"""
+
+from codegen.spec import Refused
+
+# title: (regular expression over the whole symbol without its version and thread suffix, Refused)
+FAMILIES: dict[str, tuple[str, Refused]] = {
+    "managed memory": (
+        r"cuMemAllocManaged|cuMemAdvise|cuMemPrefetch\w*|cuMemRangeGetAttributes?|cuStreamAttachMemAsync|cuMemDiscard\w*",
+        Refused(
+            "managed memory faults in the job process, where there is no device; use cuMemAlloc and explicit copies"
+        ),
+    ),
+    "inter-process handles": (
+        r"cuIpc\w+|cuMemPool(Export|Import)\w+|cuMem(Export|Import)\w+",
+        Refused(
+            "memory and events are not shared between jobs or processes through CUDA IPC handles"
+        ),
+    ),
+    "graphics interop": (
+        r"cuGL\w+|cuWGL\w+|cuEGL\w+|cuVDPAU\w+|cuGraphics\w+|cuEventCreateFromEGLSync|cuEventCreateFromNVNSync"
+        r"|cuD3D\w+|cuNv\w+|cuDeviceGetNvSciSyncAttributes|cuDeviceGetLuid",
+        Refused("graphics interoperation needs the display driver in the job process"),
+    ),
+    "green contexts": (
+        r"cuGreenCtx\w+|cuDevResource\w+|cuDevSm\w+|cuCtxFromGreenCtx|cuCtxGetDevResource|cuDeviceGetDevResource"
+        r"|cuStreamGetGreenCtx|cuStreamGetDevResource|cuCtxRecordEvent|cuCtxWaitEvent",
+        Refused("green contexts split a GPU, which the device-proxy server does by itself"),
+    ),
+    "MPS and MIG": (
+        r"cu\w*ExecAffinity\w*|cu\w*Mps\w*|cu\w*Mig\w*",
+        Refused(
+            "MPS and MIG partition a GPU under the server; devproxy shares a GPU by its own means"
+        ),
+    ),
+    "checkpoint": (
+        r"cuCheckpoint\w+",
+        Refused(
+            "devproxy checkpoints whole jobs; the state of one process in the driver is not enough"
+        ),
+    ),
+    "graphs": (
+        r"cuGraph\w*|cuStreamBeginCapture\w*|cuStreamEndCapture|cuStreamUpdateCaptureDependencies|cuUserObject\w+"
+        r"|cuDevice(Get|Set)GraphMemAttribute|cuDeviceGraphMemTrim",
+        Refused("CUDA graphs and stream capture are not supported yet; run without graph capture"),
+    ),
+    "textures and arrays": (
+        r"cuArray\w+|cuMipmappedArray\w+|cuTex\w+|cuSurf\w+|cuModuleGet(Tex|Surf)Ref|cuParamSetTexRef|cuMemMapArray\w*"
+        r"|cuMemcpy(AtoA|AtoD|AtoH|DtoA|HtoA)\w*|cuDeviceGetTexture1DLinearMaxWidth",
+        Refused("CUDA arrays, textures and surfaces are not supported yet; use linear memory"),
+    ),
+    "virtual memory management": (
+        r"cuMemAddress\w+|cuMemCreate|cuMemMap|cuMemUnmap|cuMemRelease|cuMemSetAccess|cuMemGetAccess"
+        r"|cuMemGetAllocation\w+|cuMemRetainAllocationHandle|cuMemGetHandleForAddressRange",
+        Refused(
+            "device address ranges belong to the client's allocator; cuMemMap is not supported yet, use cuMemAlloc"
+        ),
+    ),
+    "memory pools": (
+        r"cuMemPool\w+|cuMemGetMemPool|cuMemGetDefaultMemPool|cuMemSetMemPool",
+        Refused("only a device's default memory pool exists"),
+    ),
+    "multicast": (r"cuMulticast\w+", Refused("multicast objects need peer GPUs under one driver")),
+    "tensor maps": (r"cuTensorMap\w+", Refused("tensor maps are not supported yet")),
+    "external memory and semaphores": (
+        r"cuImportExternal\w+|cuExternal\w+|cuDestroyExternal\w+|cuSignalExternal\w+|cuWaitExternal\w+",
+        Refused("memory and semaphores of other APIs are not known to the device-proxy server"),
+    ),
+    "stream memory operations": (
+        r"cuStreamWaitValue\d+|cuStreamWriteValue\d+|cuStreamBatchMemOp",
+        Refused("waiting on device memory from a stream is not supported yet; use events"),
+    ),
+    "batched copies": (
+        r"cuMemcpyBatchAsync|cuMemcpy3DBatchAsync|cuMemcpy3DPeer(Async)?|cuMemBatchDecompressAsync",
+        Refused("batched and 3D peer copies are not supported yet; use cuMemcpyAsync"),
+    ),
+    "linker": (
+        r"cuLink\w+",
+        Refused("run-time linking needs NVIDIA's compiler; link before loading, or use nvJitLink"),
+    ),
+    "core dumps and logs": (
+        r"cuCoredump\w+|cuLogs\w+",
+        Refused(
+            "the driver's core dumps and logs belong to the device-proxy server, not to the job"
+        ),
+    ),
+    "profiler": (
+        r"cuProfiler\w+",
+        Refused("NVIDIA's profiler attaches to the device-proxy server, not to the job"),
+    ),
+    "cooperative launches": (
+        r"cuLaunchCooperative\w+|cuOccupancyMaxActiveClusters|cuOccupancyMaxPotentialClusterSize",
+        Refused("cooperative and cluster launches are not supported yet"),
+    ),
+    "launches of CUDA 3": (
+        r"cuParamSet\w+|cuLaunch|cuLaunchGrid(Async)?|cuFuncSet(BlockShape|SharedSize|SharedMemConfig)",
+        Refused("replaced in CUDA 4: use cuLaunchKernel"),
+    ),
+}

@@ -1,0 +1,37 @@
+"""cuda.h "Stream Management". A null stream is the legacy default stream, in a _ptsz variant the thread's own.
+
+Queries and waits read the completion counters of the segment; they send nothing.
+"""
+
+from codegen.spec import Api
+
+CHECKED = "2026-11 toolkit 13.0"
+
+cuStreamCreate = Api(
+    client_sa="sync", nonnull=("phStream",), ops=("STREAM_CREATE",), checked=CHECKED
+)
+cuStreamCreateWithPriority = Api(
+    client_sa="sync", nonnull=("phStream",), ops=("STREAM_CREATE",), checked=CHECKED
+)
+cuStreamGetPriority = Api(client_sa="sync", nonnull=("priority",), checked=CHECKED)
+cuStreamGetDevice = Api(client_sa="sync", nonnull=("device",), checked=CHECKED)
+cuStreamGetFlags = Api(client_sa="sync", nonnull=("flags",), checked=CHECKED)
+cuStreamGetId = Api(client_sa="sync", nonnull=("streamId",), checked=CHECKED)
+cuStreamGetCtx = Api(client_sa="sync", nonnull=("pctx",), checked=CHECKED)
+cuStreamWaitEvent = Api(client_sa="sync", ops=("STREAM_WAIT_EVENT",), checked=CHECKED)
+# The function runs on a thread of the client when the stream reaches it.
+cuStreamAddCallback = Api(
+    client_sa="sync", nonnull=("callback",), ops=("HOST_FUNC", "HOST_FUNC_DONE"), checked=CHECKED
+)
+# Capture is refused, so the answer of these four is always "not capturing".
+cuThreadExchangeStreamCaptureMode = Api(client_sa="sync", nonnull=("mode",), checked=CHECKED)
+cuStreamIsCapturing = Api(client_sa="sync", nonnull=("captureStatus",), checked=CHECKED)
+cuStreamGetCaptureInfo_v2 = Api(client_sa="sync", nonnull=("captureStatus_out",), checked=CHECKED)
+cuStreamGetCaptureInfo_v3 = Api(client_sa="sync", nonnull=("captureStatus_out",), checked=CHECKED)
+cuStreamQuery = Api(client_sa="sync", checked=CHECKED)
+cuStreamSynchronize = Api(client_sa="sync", waits=True, checked=CHECKED)
+cuStreamDestroy_v2 = Api(client_sa="sync", ops=("STREAM_DESTROY",), checked=CHECKED)
+# cuda.h lists it under "Execution Control"; it is a command of a stream like cuStreamAddCallback.
+cuLaunchHostFunc = Api(
+    client_sa="sync", nonnull=("fn",), ops=("HOST_FUNC", "HOST_FUNC_DONE"), checked=CHECKED
+)

@@ -1,0 +1,19 @@
+"""nccl.h: version and texts; every collective is refused until the communication interceptors exist."""
+
+from codegen.spec import Api, Library
+
+CHECKED = "2026-11 toolkit 13.0"
+
+LIBRARY = Library(
+    prefix="nccl",
+    soname="libnccl.so.2",
+    refused=5,  # ncclInvalidUsage
+    invalid=4,  # ncclInvalidArgument
+    reason="collectives come with the communication interceptors; run with one rank until then",
+    # Imported by torch 2.11, declared in a header of NCCL's device API.
+    also=("ncclDevCommCreate", "ncclDevCommDestroy"),
+)
+
+ncclGetVersion = Api(client_sa="nccl", nonnull=("version",), needs_init=False, checked=CHECKED)
+ncclGetErrorString = Api(client_sa="nccl", needs_init=False, checked=CHECKED)
+ncclGetLastError = Api(client_sa="nccl", needs_init=False, checked=CHECKED)

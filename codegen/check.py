@@ -1,0 +1,94 @@
+"""What must hold of the tables before anything is generated. Pure; each fault is one line that names its object."""
+
+from __future__ import annotations
+
+import re
+
+from codegen.apis import cuda_driver
+from codegen.emit.wire import layout, request_fields
+from codegen.ops import OPS
+from codegen.spec import Api, Op
+from codegen.tables import LIBRARIES, Facts, driver_table, entries, facts, resolver_rows
+
+# Names of csrc/base/result.h -> the vendor's, where the words differ.
+RESULT_NAMES = {
+    "kOk": "CUDA_SUCCESS",
+    "kInvalidImage": "CUDA_ERROR_INVALID_IMAGE",
+    "kLaunchOutOfResources": "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+}
+
+
+def result_names(header: str) -> dict[str, tuple[int, str]]:
+    """Our result name -> (number, the vendor's name): kInvalidValue is CUDA_ERROR_INVALID_VALUE."""
+    rows = re.findall(r"^\s*k(\w+)\s*=\s*(\d+),", header, re.MULTILINE)
+    out = {}
+    for word, number in rows:
+        snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", word).upper()
+        out[f"k{word}"] = (int(number), RESULT_NAMES.get(f"k{word}", f"CUDA_ERROR_{snake}"))
+    return out
+
+
+def op_faults(ops: dict[str, Op]) -> list[str]:
+    """Opcodes that repeat, fields that are not aligned, handles and streams that name no field."""
+    out: list[str] = []
+    seen: dict[int, str] = {}
+    for name, op in ops.items():
+        if op.opcode in seen:
+            out.append(f"message {name}: opcode {op.opcode:#06x} is already {seen[op.opcode]}'s")
+        seen.setdefault(op.opcode, name)
+        for fields in (request_fields(op), op.rep):
+            try:
+                layout(fields)
+            except (KeyError, ValueError) as fault:
+                out.append(f"message {name}: {fault}")
+        for word in (op.handle, op.stream):
+            if word and word not in op.req:
+                out.append(f"message {name}: it has no field {word}")
+        if op.bulk not in ("", "in", "out"):
+            out.append(f"message {name}: bulk is 'in' or 'out', not {op.bulk!r}")
+    return out
+
+
+def api_faults(table: dict[str, Api], known: Facts, ops: dict[str, Op]) -> list[str]:
+    """Entries that do not agree with the header facts or name messages that do not exist."""
+    out: list[str] = []
+    for name, api in table.items():
+        function = known.functions.get(name)
+        if function is None:
+            out.append(f"{name}: the header ({known.source}) declares no such function")
+            continue
+        kinds = {param: kind for kind, param in function.params}
+        for param in api.nonnull:
+            if param not in kinds:
+                out.append(
+                    f"{name}: nonnull names {param}; the header has {', '.join(kinds) or 'no parameters'}"
+                )
+            elif not kinds[param].endswith("*") and known.typedefs.get(kinds[param]) not in (None,):
+                out.append(f"{name}: nonnull names {param}, which is no pointer but {kinds[param]}")
+        out += [f"{name}: no message is called {op}" for op in api.ops if op not in ops]
+        if "" in kinds:
+            out.append(f"{name}: the header gives a parameter no name")
+    return out
+
+
+def resolver_faults() -> list[str]:
+    known = facts("cuda").functions
+    return [
+        f"cuGetProcAddress table: {name} at {version} gives {export}, which the header does not declare"
+        for name, rows in resolver_rows().items()
+        for version, _, export in rows
+        if export not in known
+    ]
+
+
+def table_faults() -> list[str]:
+    """All faults of the committed tables; empty when they are right."""
+    out = op_faults(OPS) + api_faults(driver_table(), facts("cuda"), OPS) + resolver_faults()
+    for stem, module in LIBRARIES.items():
+        out += api_faults(entries(module), facts(stem), OPS)
+    for title, (pattern, _) in cuda_driver.FAMILIES.items():
+        try:
+            re.compile(pattern)
+        except re.error as fault:
+            out.append(f"refused family '{title}': {fault}")
+    return out

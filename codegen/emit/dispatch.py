@@ -1,0 +1,79 @@
+"""dispatch.gen.h: the facts of each message that the server checks before a handler sees it."""
+
+from __future__ import annotations
+
+from codegen.emit.wire import HANDLES, SIZES, layout, request_fields
+from codegen.ops import OPS
+from codegen.spec import Carry, Op
+
+
+def offset(op: Op, field: str) -> int:
+    """Byte offset of a request field; -1 where there is none."""
+    at = 0
+    for name, word in request_fields(op).items():
+        if name == field:
+            return at
+        at += 8 if word in HANDLES else SIZES[word]
+    return -1
+
+
+def emit() -> str:
+    top = max(op.opcode for op in OPS.values())
+    index = [255] * (top + 1)
+    for number, op in enumerate(OPS.values()):
+        index[op.opcode] = number
+    out = [
+        "#pragma once",
+        "#include <cstddef>",
+        "#include <cstdint>",
+        "",
+        '#include "wire.gen.h"',
+        "",
+        "namespace devproxy::wire {",
+        "",
+        "// What every message of an opcode must satisfy before its handler runs.",
+        "struct OpInfo {",
+        "  const char* name;",
+        "  uint16_t opcode;",
+        "  uint16_t req_bytes;      // fixed part of the request; 0 where it has no fields (sizeof would say 1)",
+        "  uint16_t rep_bytes;      // fixed part of the reply; 0 where it has no fields",
+        "  bool has_bulk;           // the request ends with {bulk_bytes, bulk_chunks} and bulk data follows",
+        "  bool is_sync;            // the client waits: seq != 0",
+        "  int16_t stream_offset;   // of the VHandle of the stream on which it is a command; -1: no command",
+        "  int16_t handle_offset;   // of the VHandle that it creates, destroys or sets; -1: none",
+        "  int16_t bulk_offset;     // of bulk_bytes; bulk_chunks follows it; -1: no bulk",
+        "};",
+        "",
+        "inline constexpr OpInfo kOps[] = {",
+    ]
+    for name, op in OPS.items():
+        flags = f"{str(op.bulk == 'in').lower()}, {str(op.carry is Carry.SYNC).lower()}"
+        bulk = offset(op, "bulk_bytes") if op.bulk == "in" else -1
+        out.append(
+            f'    {{"{name}", {op.opcode:#06x}, {layout(request_fields(op))}, {layout(op.rep)}, {flags}, '
+            f"{offset(op, op.stream)}, {offset(op, op.handle)}, {bulk}}},"
+        )
+    out += ["};", f"inline constexpr size_t kOpCount = {len(OPS)};", ""]
+    out += [
+        "// Place in kOps of each opcode; 255: no such opcode.",
+        f"inline constexpr uint8_t kOpIndex[{top + 1}] = {{",
+    ]
+    out += [
+        "    " + "".join(f"{n}," for n in index[at : at + 32]) for at in range(0, len(index), 32)
+    ]
+    out += [
+        "};",
+        "",
+        "// nullptr for a number that is no opcode.",
+        "inline constexpr const OpInfo* op_info(uint16_t opcode) {",
+        "  if (opcode > kMaxOpcode || kOpIndex[opcode] == 255) return nullptr;",
+        "  return &kOps[kOpIndex[opcode]];",
+        "}",
+        "",
+        "// One line of text about a message, for the flight recorder (format.gen.cc). req: `bytes` bytes of the fixed part",
+        "// and what follows. Writes at most out_bytes with the closing zero; returns the characters written without it.",
+        "size_t format_message(uint16_t opcode, const void* req, size_t bytes, char* out, size_t out_bytes);",
+        "",
+        "}  // namespace devproxy::wire",
+    ]
+    return "\n".join(out) + "\n"

@@ -1,0 +1,103 @@
+"""docs/support.md: what is answered and what is refused, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from codegen.tables import LIBRARIES, Export, driver_exports, library_exports, library_of, status
+
+WORDS = {
+    "local": "answered in the job's process, nothing is sent",
+    "async": "posted to the device-proxy server; the call does not wait",
+    "sync": "the call waits for the server or the device",
+    "refused": "returns an error by name, with the reason",
+    "unchecked": "refused because nobody has checked it yet",
+}
+FIRST = (
+    "init",
+    "device",
+    "context",
+    "module",
+    "memory",
+    "hostmem",
+    "stream",
+    "event",
+    "launch",
+    "entrypoint",
+)
+
+
+def row(export: Export) -> str:
+    """One line of a table of answered functions."""
+    notes = []
+    if export.target and export.target != export.name and not export.per_thread:
+        notes.append(f"as {export.target}")
+    if export.per_thread:
+        notes.append("null stream: the thread's own")
+    if export.api is not None and export.api.ops:
+        notes.append("sends " + ", ".join(export.api.ops))
+    return f"| {export.name} | {status(export)} | {'; '.join(notes)} |"
+
+
+def counts(exports: tuple[Export, ...]) -> str:
+    found = Counter(status(e) for e in exports)
+    return ", ".join(f"{found[word]} {word}" for word in WORDS if found[word])
+
+
+def emit() -> str:
+    driver = driver_exports()
+    out = [
+        "<!-- Made by: python3 -m codegen --out build/gen -->",
+        "# What is supported",
+        "",
+        "Every function of the driver API, of NVML and of NCCL is exported. What nobody has checked is refused by name,",
+        "never guessed.",
+        "",
+        f"- libcuda.so.1: {len(driver)} functions: {counts(driver)}",
+    ]
+    for stem, module in LIBRARIES.items():
+        exports = library_exports(stem)
+        out.append(f"- {library_of(module).soname}: {len(exports)} functions: {counts(exports)}")
+    out += [
+        "",
+        "| status | meaning |",
+        "|---|---|",
+        *(f"| {word} | {meaning} |" for word, meaning in WORDS.items()),
+    ]
+    families: dict[str, list[Export]] = {}
+    for export in driver:
+        families.setdefault(export.family, []).append(export)
+    out += ["", "# libcuda.so.1: answered"]
+    for family in FIRST:
+        out += ["", f"## {family}", "", "| function | status | |", "|---|---|---|"]
+        out += [row(e) for e in families.pop(family, [])]
+    out += ["", "# libcuda.so.1: refused"]
+    for family, refused in sorted(families.items()):
+        reasons = {e.reason for e in refused}
+        out += ["", f"## {family}", ""]
+        if len(reasons) == 1:
+            out += [f"{reasons.pop()}.", "", ", ".join(e.name for e in refused)]
+        else:
+            out += [
+                "| function | why |",
+                "|---|---|",
+                *(f"| {e.name} | {e.reason} |" for e in refused),
+            ]
+    for stem, module in LIBRARIES.items():
+        exports = library_exports(stem)
+        refused = [e for e in exports if e.api is None]
+        out += [
+            "",
+            f"# {library_of(module).soname}",
+            "",
+            "| function | status | |",
+            "|---|---|---|",
+        ]
+        out += [row(e) for e in exports if e.api is not None]
+        out += [
+            "",
+            f"Refused: {library_of(module).reason}.",
+            "",
+            ", ".join(e.name for e in refused),
+        ]
+    return "\n".join(out) + "\n"

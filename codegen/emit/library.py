@@ -1,0 +1,110 @@
+"""<stem>_client.gen.cc and <stem>_decl.gen.h: a library other than the driver, compiled without its vendor's header."""
+
+from __future__ import annotations
+
+from codegen.emit.client import EXPORT, c_string, declaration
+from codegen.tables import LIBRARIES, Export, entries, facts, library_exports, library_of
+
+
+def type_lines(stem: str, words: set[str]) -> list[str]:
+    """Declarations of the named types and of what they are made of, in an order that compiles."""
+    known, out, done = facts(stem), list[str](), set[str]()
+
+    def add(word: str) -> None:
+        if word in done or word not in known.typedefs:
+            return
+        done.add(word)
+        target = known.typedefs[word]
+        if target == "enum":
+            out.append(f"typedef int {word};  // an enum in the vendor's header")
+        elif target == "struct":
+            fields = known.structs.get(word)
+            if fields is None:
+                out.append(f"struct {word};")
+                return
+            for kind, _, _ in fields:
+                for part in kind.split():
+                    add(part)
+            body = " ".join(
+                f"{kind} {name}{f'[{length}]' if length else ''};" for kind, name, length in fields
+            )
+            out.append(f"struct {word} {{ {body} }};")
+        else:
+            for part in target.split():
+                add(part)
+            out.append(f"typedef {target.replace(' *', '*')} {word};")
+
+    for word in sorted(words):
+        add(word)
+    return out
+
+
+def emit_declarations(stem: str) -> str:
+    """<stem>_decl.gen.h: the types that answered functions use, and what interceptors/<stem>/client.cc defines."""
+    known, table = facts(stem), entries(LIBRARIES[stem])
+    functions = [known.functions[name] for name, api in table.items() if api.checked]
+    words = {
+        w for f in functions for kind in (f.result, *(k for k, _ in f.params)) for w in kind.split()
+    }
+    out = ["#pragma once", "#include <cstddef>", "#include <cstdint>", "", 'extern "C" {']
+    out += [*type_lines(stem, words), "}", ""]
+    domains: dict[str, list[str]] = {}
+    for f in functions:
+        domains.setdefault(table[f.name].client_sa, []).append(f"{declaration(f, f.name)};")
+    for domain, lines in domains.items():
+        out += [
+            f"namespace devproxy::sa::{domain} {{",
+            *lines,
+            f"}}  // namespace devproxy::sa::{domain}",
+        ]
+    return "\n".join(out) + "\n"
+
+
+def stub(stem: str, export: Export, number: int) -> str:
+    library, function = library_of(LIBRARIES[stem]), facts(stem).functions.get(export.name)
+    if export.api is None or function is None:
+        result = function.result if function else ""
+        call = f"devproxy_refuse({number}, {c_string(export.name)})"
+        if result.endswith("*"):  # a text: whoever prints it gets the reason
+            return f"{EXPORT} const char* {export.name}() {{ {call}; return kReason; }}"
+        if result == "void":
+            return f"{EXPORT} void {export.name}() {{ {call}; }}"
+        return f"{EXPORT} int {export.name}() {{ return {call}; }}"
+    lines = [f"{EXPORT} {declaration(function, export.name)} {{"]
+    if export.api.nonnull:
+        nulls = " || ".join(f"{name} == nullptr" for name in export.api.nonnull)
+        lines.append(f"  if ({nulls}) return {library.invalid};")
+    args = ", ".join(name for _, name in function.params)
+    lines.append(f"  return devproxy::sa::{export.api.client_sa}::{export.target}({args});")
+    return "\n".join([*lines, "}"])
+
+
+def emit_client(stem: str) -> str:
+    library, exports = library_of(LIBRARIES[stem]), library_exports(stem)
+    out = [
+        "#include <cstdio>",
+        "#include <cstdlib>",
+        "#include <cstring>",
+        "",
+        f'#include "{stem}_decl.gen.h"',
+        "",
+        "namespace {",
+        "",
+        f"constexpr char kReason[] = {c_string(library.reason)};",
+        "",
+        f"bool g_said[{len(exports)}];",
+        "",
+        "// Says it once per function; DEVPROXY_STRICT=1 (tests) aborts, so that no refusal goes unseen.",
+        "int devproxy_refuse(unsigned number, const char* name) {",
+        "  if (!__atomic_exchange_n(&g_said[number], true, __ATOMIC_RELAXED)) {",
+        f'    std::fprintf(stderr, "devproxy: {library.soname}: %s refused: %s\\n", name, kReason);',
+        "  }",
+        '  const char* strict = std::getenv("DEVPROXY_STRICT");',
+        '  if (strict != nullptr && std::strcmp(strict, "1") == 0) std::abort();',
+        f"  return {library.refused};",
+        "}",
+        "",
+        "}  // namespace",
+        "",
+    ]
+    return "\n".join(out) + "\n" + "\n".join(stub(stem, e, n) for n, e in enumerate(exports)) + "\n"

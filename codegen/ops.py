@@ -1,0 +1,157 @@
+"""The messages between device-proxy client and server, in opcode order. Opcodes are never reused.
+
+A change here changes codegen/wire.lock and so the ABI id: client and server of different builds refuse each other.
+"""
+
+from __future__ import annotations
+
+from codegen.spec import Carry, Log, Op
+
+SYNC, ASYNC, ANNOUNCE = Carry.SYNC, Carry.ASYNC, Carry.ANNOUNCE
+
+OPS: dict[str, Op] = {
+    # -- connection
+    "NOP": Op(0x0001, SYNC),
+    "DETACH": Op(0x0002, SYNC),
+    # -- memory: the client's bidirectional allocator decides, the server keeps the mirror (design.md, Memory)
+    "MEM_ALLOC": Op(
+        0x0101, ANNOUNCE, {"addr": "u64", "bytes": "u64", "flags": "u32", "pad": "u32"}
+    ),
+    "MEM_FREE": Op(0x0102, ANNOUNCE, {"addr": "u64"}),
+    # physical memory comes in credits: beyond its credit the client asks, so out-of-memory is exact and at the right call
+    "MEM_CREDIT": Op(0x0103, SYNC, {"bytes": "u64", "minimum": "u64"}, {"granted": "u64"}),
+    "MEM_CREDIT_RETURN": Op(0x0104, ANNOUNCE, {"bytes": "u64"}),
+    "MEM_INFO": Op(0x0105, SYNC, {}, {"free": "u64", "total": "u64"}),
+    # spaces: 0 device address, 1 pinned window address, 2 byte offset into the segment's chunks.
+    # chunk_release: 1 + index of the chunk to mark free when the command is complete, 0 for none
+    "COPY": Op(
+        0x0111,
+        ASYNC,
+        {
+            "stream": "stream",
+            "dst": "u64",
+            "src": "u64",
+            "bytes": "u64",
+            "dst_space": "u8",
+            "src_space": "u8",
+            "pad": "u16",
+            "chunk_release": "u32",
+        },
+        stream="stream",
+    ),
+    "COPY_2D": Op(
+        0x0112,
+        ASYNC,
+        {
+            "stream": "stream",
+            "dst": "u64",
+            "src": "u64",
+            "dst_pitch": "u64",
+            "src_pitch": "u64",
+            "width_bytes": "u64",
+            "height": "u64",
+            "dst_space": "u8",
+            "src_space": "u8",
+            "pad": "u16",
+            "chunk_release": "u32",
+        },
+        stream="stream",
+    ),
+    # width: bytes of one element (1, 2, 4); rows of `count` elements, `pitch` bytes apart
+    "MEMSET": Op(
+        0x0113,
+        ASYNC,
+        {
+            "stream": "stream",
+            "dst": "u64",
+            "pitch": "u64",
+            "count": "u64",
+            "rows": "u64",
+            "value": "u32",
+            "width": "u32",
+        },
+        stream="stream",
+    ),
+    # -- host memory: the pinned window is one shared sparse file per slot
+    "HOST_ALLOC": Op(0x0121, ANNOUNCE, {"addr": "u64", "bytes": "u64"}),
+    "HOST_FREE": Op(0x0122, ANNOUNCE, {"addr": "u64"}),
+    # -- streams and events: the low 16 bits of a stream handle are its index in the segment's stream table
+    "STREAM_CREATE": Op(
+        0x0201,
+        ANNOUNCE,
+        {"stream": "stream", "flags": "u32", "priority": "i32"},
+        log=Log.CREATE,
+        handle="stream",
+    ),
+    "STREAM_DESTROY": Op(0x0202, ANNOUNCE, {"stream": "stream"}, log=Log.DESTROY, handle="stream"),
+    "STREAM_WAIT_EVENT": Op(0x0203, ASYNC, {"stream": "stream", "event": "event"}, stream="stream"),
+    "HOST_FUNC": Op(0x0204, ASYNC, {"stream": "stream", "token": "u64"}, stream="stream"),
+    "HOST_FUNC_DONE": Op(0x0205, ANNOUNCE, {"token": "u64"}),
+    "EVENT_CREATE": Op(
+        0x0211,
+        ANNOUNCE,
+        {"event": "event", "flags": "u32", "pad": "u32"},
+        log=Log.CREATE,
+        handle="event",
+    ),
+    "EVENT_DESTROY": Op(0x0212, ANNOUNCE, {"event": "event"}, log=Log.DESTROY, handle="event"),
+    "EVENT_RECORD": Op(
+        0x0213,
+        ASYNC,
+        {"event": "event", "stream": "stream"},
+        log=Log.SET,
+        handle="event",
+        stream="stream",
+    ),
+    "EVENT_ELAPSED": Op(0x0214, SYNC, {"start": "event", "end": "event"}, {"ms": "f64"}),
+    # -- modules: the image travels as bulk; a function's parameter layout comes back as u32 (offset, size) pairs
+    "MODULE_LOAD": Op(
+        0x0401,
+        SYNC,
+        {"module": "module"},
+        {"n_functions": "u32", "pad": "u32"},
+        bulk="in",
+        log=Log.CREATE,
+        handle="module",
+    ),
+    "MODULE_UNLOAD": Op(0x0402, ANNOUNCE, {"module": "module"}, log=Log.DESTROY, handle="module"),
+    # bulk in: the name; the reply's tail: n_params pairs
+    "FUNCTION_GET": Op(
+        0x0403,
+        SYNC,
+        {"module": "module", "function": "function"},
+        {"n_params": "u32", "max_threads": "u32", "shared_bytes": "u32", "regs": "u32"},
+        bulk="in",
+        log=Log.CREATE,
+        handle="function",
+    ),
+    "MODULE_GLOBAL": Op(
+        0x0404, SYNC, {"module": "module"}, {"addr": "u64", "bytes": "u64"}, bulk="in"
+    ),
+    "FUNCTION_SET_ATTR": Op(
+        0x0405,
+        ANNOUNCE,
+        {"function": "function", "attr": "u32", "value": "i32"},
+        log=Log.SET,
+        handle="function",
+    ),
+    # bulk in: the packed parameter block, verbatim
+    "LAUNCH": Op(
+        0x0501,
+        ASYNC,
+        {
+            "function": "function",
+            "stream": "stream",
+            "grid_x": "u32",
+            "grid_y": "u32",
+            "grid_z": "u32",
+            "block_x": "u32",
+            "block_y": "u32",
+            "block_z": "u32",
+            "shared_bytes": "u32",
+            "flags": "u32",
+        },
+        bulk="in",
+        stream="stream",
+    ),
+}

@@ -1,0 +1,102 @@
+"""The words of an entry: one line per API says its direction, length, kind, waiting and replay.
+
+Everything that is generated comes from these entries and the header facts in codegen/ir. A symbol without an entry
+is exported and refused by name: not checked means not forwarded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Kind(Enum):
+    """What a parameter or a wire field holds; a virtual handle is a 64-bit number chosen by the client."""
+
+    VALUE = "value"
+    DEVPTR = "devptr"
+    CONTEXT = "context"
+    STREAM = "stream"
+    EVENT = "event"
+    MODULE = "module"
+    FUNCTION = "function"
+
+
+class Carry(Enum):
+    """How a call travels. LOCAL never does; ANNOUNCE is decided in the client and told in order."""
+
+    LOCAL = "local"
+    SYNC = "sync"
+    ASYNC = "async"
+    ANNOUNCE = "announce"
+
+
+class Log(Enum):
+    """What the replay log of the server does with a message."""
+
+    NONE = "none"
+    CREATE = "create"
+    DESTROY = "destroy"
+    SET = "set"
+
+
+@dataclass(frozen=True)
+class Op:
+    """One message of the wire. Several APIs may travel as the same message (all copies are COPY).
+
+    req, rep: field name -> type ("u8 u16 u32 i32 u64 i64 f32 f64", or a Kind's name for a virtual handle, u64).
+    bulk: "in" appends bulk data to the request (inline, or as a list of chunks); "out" appends bytes to the reply.
+    creates, destroys: the field that names the handle, for the replay log.
+    """
+
+    opcode: int
+    carry: Carry
+    req: dict[str, str] = field(default_factory=dict)
+    rep: dict[str, str] = field(default_factory=dict)
+    bulk: str = ""
+    log: Log = Log.NONE
+    handle: str = ""
+    stream: str = ""  # the field that names the stream on which the message is a command
+
+
+@dataclass(frozen=True)
+class Api:
+    """One function of a vendor header that is answered.
+
+    client_sa: the interceptor domain; the generated export calls devproxy::sa::<domain>::<symbol> with the vendor's
+    own signature, so a missing function is a link error and there is no registry.
+    nonnull: pointer parameters that the stub checks first (CUDA_ERROR_INVALID_VALUE).
+    ops: the wire messages it may send, the usual one first; empty means that it never leaves the client.
+    waits: it returns only when the device has come to a point; with ops empty that is seen in the segment's counters.
+    checked: who read the header's page, when, for which toolkit. Empty: the stub refuses.
+    """
+
+    client_sa: str
+    nonnull: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+    needs_init: bool = True
+    checked: str = ""
+    waits: bool = False
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A function that is refused by name, and why; the support page shows the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library other than the driver that the job finds under its SONAME; it is answered within the client.
+
+    prefix: of its functions. results: the vendor's code for a refused call and for a null pointer. also: names that
+    programs import although the header does not declare them. reason: why what has no entry is refused.
+    """
+
+    prefix: str
+    soname: str
+    refused: int
+    invalid: int
+    reason: str
+    also: tuple[str, ...] = ()

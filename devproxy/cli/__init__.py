@@ -1,0 +1,1 @@
+"""The two commands: devproxy-run and devproxy."""

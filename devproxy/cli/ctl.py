@@ -1,0 +1,253 @@
+"""devproxy: look at jobs and at the machine. Every verb has --json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any, NoReturn
+
+from devproxy import __version__, config, layout, runtime
+from devproxy.errors import DevproxyError, Refused, ServerUnreachable
+from devproxy.log import say
+from devproxy.machine import show_bytes
+from devproxy.proxy import stats
+
+
+def _abi() -> bytes:
+    """The ABI id to say hello with; zeros where nothing is built (then the server says so)."""
+    from devproxy.proxy import preflight, supervisor
+
+    try:
+        return bytes.fromhex(
+            supervisor.client_abi(os.path.join(config.lib_dir(), preflight.SHIMS[0]))
+        )
+    except Refused:
+        return bytes(layout.ABI_BYTES)
+
+
+def job_facts(name: str, path: str, alive: bool) -> dict[str, Any]:
+    """What devproxy-run wrote in job.json, and whether the job lives."""
+    facts: dict[str, Any] = {"job": name, "alive": alive, "gpus": 0, "device": "?", "command": []}
+    try:
+        with open(os.path.join(path, "job.json"), encoding="utf-8") as file:
+            facts |= json.load(file)
+    except (OSError, ValueError):
+        facts["starting"] = alive
+    return facts
+
+
+def ask_servers(facts: dict[str, Any], path: str, abi: bytes) -> list[dict[str, Any]]:
+    """Statistics of each GPU's server, or {"gpu", "lost"} where it does not answer."""
+    answers: list[dict[str, Any]] = []
+    for gpu in range(int(facts["gpus"])):
+        try:
+            answers.append(stats.query(path, gpu, abi))
+        except ServerUnreachable as error:
+            answers.append({"gpu": gpu, "lost": str(error)})
+    return answers
+
+
+def all_jobs() -> list[dict[str, Any]]:
+    """Every job of this user, with its servers' answers under "servers"."""
+    abi = _abi()
+    jobs = []
+    for name, path, alive in runtime.list_jobs():
+        facts = job_facts(name, path, alive)
+        facts["servers"] = ask_servers(facts, path, abi) if alive else []
+        jobs.append(facts)
+    return jobs
+
+
+def _dump(value: object) -> int:
+    print(json.dumps(value, indent=2))
+    return 0
+
+
+def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    # A pipe has no width: a table cut at 80 columns would lose what a script looks for.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def ps(arguments: argparse.Namespace) -> int:
+    """One line per job."""
+    jobs = all_jobs()
+    if arguments.json:
+        return _dump(jobs)
+    if not jobs:
+        print("no jobs")
+        return 0
+    rows = []
+    for job in jobs:
+        answered = [s for s in job["servers"] if "lost" not in s]
+        used = sum(s.get("memory", {}).get("used", 0) for s in answered)
+        total = sum(s.get("memory", {}).get("total", 0) for s in answered)
+        age_s = time.time() - job["started_unix_s"] if "started_unix_s" in job else 0
+        rows.append(
+            [
+                job["job"],
+                str(job.get("pid", "?")),
+                _state(job),
+                f"{job['gpus']} {job['device']}",
+                str(sum(s.get("clients_now", 0) for s in answered)),
+                f"{show_bytes(used)} / {show_bytes(total)}",
+                f"{age_s:.0f} s",
+                " ".join(job["command"])[:60],
+            ]
+        )
+    _table("", ["JOB", "PID", "STATE", "GPUS", "CLIENTS", "MEMORY", "AGE", "COMMAND"], rows)
+    return 0
+
+
+def _state(job: dict[str, Any]) -> str:
+    if not job["alive"]:
+        return "dead"
+    if job.get("starting"):
+        return "starting"
+    return "server lost" if any("lost" in s for s in job["servers"]) else "running"
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """One job, all that its servers say."""
+    found = next((j for j in runtime.list_jobs() if j[0] == arguments.job), None)
+    if found is None:
+        raise Refused(f"there is no job {arguments.job!r}", "see: devproxy ps")
+    name, path, alive = found
+    facts = job_facts(name, path, alive)
+    facts["servers"] = ask_servers(facts, path, _abi()) if alive else []
+    if arguments.json:
+        return _dump(facts)
+    print(f"job {name}, {_state(facts)}, devproxy-run is process {facts.get('pid', '?')}")
+    print(f"command: {' '.join(facts['command'])}")
+    for server in facts["servers"]:
+        if "lost" in server:
+            print(f"GPU {server['gpu']}: {server['lost']}")
+            continue
+        _print_server(server)
+    return 0
+
+
+def _print_server(server: dict[str, Any]) -> None:
+    memory, totals = server.get("memory", {}), server.get("totals", {})
+    chaos = ", chaos mode" if server.get("chaos") else ""
+    rows = [
+        ["device", f"{server.get('name', '?')} ({server.get('device', '?')}{chaos})"],
+        ["server", f"process {server.get('pid', '?')}, up {server.get('uptime_s', 0):.0f} s"],
+        [
+            "memory",
+            f"{show_bytes(memory.get('used', 0))} used, {show_bytes(memory.get('peak', 0))} peak,"
+            f" {show_bytes(memory.get('total', 0))} in all",
+        ],
+        ["clients", str(server.get("clients_now", 0))],
+    ]
+    for key, value in totals.items():
+        shown = show_bytes(value) if key.endswith("_bytes") else f"{value:,}"
+        rows.append([key, shown])
+    if server.get("sticky"):
+        rows.append(["sticky error", str(server["sticky"])])
+    _table(f"GPU {server.get('gpu', '?')}", ["", ""], rows)
+    clients = server.get("clients", [])
+    if clients:
+        _table(
+            "",
+            ["CLIENT", "SLOT", "CALLS", "LAUNCHES", "LIVE", "PEAK"],
+            [
+                [
+                    str(c.get("pid", "?")),
+                    str(c.get("slot", "?")),
+                    f"{c.get('calls', 0):,}",
+                    f"{c.get('launches', 0):,}",
+                    show_bytes(c.get("live_bytes", 0)),
+                    show_bytes(c.get("peak_bytes", 0)),
+                ]
+                for c in clients
+            ],
+        )
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """What is missing here, and the command that mends it. Exit code 1 when something needed is missing."""
+    from devproxy.cli import doctor as examine
+
+    findings = examine.examine(arguments.python)
+    if arguments.json:
+        _dump([finding._asdict() for finding in findings])
+    else:
+        _table(
+            "",
+            ["", "WHAT", "FOUND", "TO MEND IT"],
+            [[f.mark(), f.what, f.found, f.remedy if not f.ok else ""] for f in findings],
+        )
+    return int(any(f.needed and not f.ok for f in findings))
+
+
+def build_torch(arguments: argparse.Namespace) -> int:
+    """Builds the software GPU's torch plugin for one Python's torch."""
+    import importlib
+
+    try:
+        builder = importlib.import_module("devproxy.hal.soft.torch.build")
+    except ImportError as error:
+        raise DevproxyError(
+            f"the builder of the torch plugin cannot be loaded ({error})", "install devproxy again"
+        ) from None
+    argv = ["--out", config.lib_dir()]
+    if arguments.python:
+        argv += ["--python", arguments.python]
+    return int(builder.main(argv))
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="devproxy", description=__doc__)
+    top.add_argument("--version", action="version", version=f"devproxy {__version__}")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=text, description=text)
+        sub.set_defaults(run=run)
+        sub.add_argument("--json", action="store_true", help="machine-readable output")
+        return sub
+
+    verb("ps", ps, "the jobs of this user")
+    verb("status", status, "one job in detail").add_argument("job", metavar="JOB")
+    verb("doctor", doctor, "what this machine lacks, and what mends it").add_argument(
+        "--python", default=sys.executable, help="the Python whose torch is looked at"
+    )
+    verb("build-torch", build_torch, "build the software GPU's plugin for a torch").add_argument(
+        "--python", default="", help="the Python whose torch it is for (this one)"
+    )
+    return top
+
+
+def main() -> NoReturn:
+    """Entry point of devproxy."""
+    arguments = parser().parse_args()
+    try:
+        code = int(arguments.run(arguments))
+    except DevproxyError as error:
+        if arguments.json:
+            print(json.dumps({"error": error.what, "remedy": error.remedy}), file=sys.stderr)
+        else:
+            say(str(error), "devproxy")
+        code = error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

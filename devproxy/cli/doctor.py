@@ -1,0 +1,216 @@
+"""devproxy doctor: looks at the machine, changes nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+from devproxy import config, layout, machine, runtime
+from devproxy.errors import Refused
+from devproxy.proxy import preflight, supervisor
+
+CAP_SYS_ADMIN = 21
+CAP_CHECKPOINT_RESTORE = 40
+OLDEST_CRIU = (4, 2)
+
+
+class Finding(NamedTuple):
+    """One line of the report. needed False: later, or only for some uses."""
+
+    what: str
+    ok: bool
+    needed: bool
+    found: str
+    remedy: str = ""
+
+    def mark(self) -> str:
+        return "ok" if self.ok else ("missing" if self.needed else "later")
+
+
+def examine(python: str) -> list[Finding]:
+    """Every finding, the needed ones first where that reads well. python: whose torch to look at."""
+    findings = [_python()]
+    findings += [
+        _tool("g++", "builds the server and the client", "apt-get install g++"),
+        _tool("cmake", "builds the server and the client", "apt-get install cmake"),
+        _tool("ninja", "builds the server and the client", "apt-get install ninja-build"),
+    ]
+    findings += [_shm(), _runtime_folder(), _memory(), _huge_pages()]
+    findings += [_outputs(), *_torch(python)]
+    findings += [_nvidia(), _criu(), _namespaces()]
+    return findings
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    return Finding(
+        "Python 3.11 or later",
+        sys.version_info >= (3, 11),
+        True,
+        version,
+        "apt-get install python3",
+    )
+
+
+def _tool(name: str, purpose: str, remedy: str) -> Finding:
+    path = shutil.which(name)
+    found = f"{path} {_first_line([path, '--version'])}" if path else "not found"
+    return Finding(f"{name} ({purpose})", path is not None, True, found, remedy)
+
+
+def _first_line(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    lines = (done.stdout or done.stderr).strip().splitlines()
+    return lines[0].strip() if lines else ""
+
+
+def _shm() -> Finding:
+    path = config.shm_dir()
+    try:
+        stat = os.statvfs(path)
+    except OSError as error:
+        return Finding(path, False, True, str(error.strerror), f"mount -t tmpfs tmpfs {path}")
+    size, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+    return Finding(
+        f"{path}, {machine.show_bytes(layout.SEGMENT_BYTES)} per process and GPU",
+        free >= layout.SEGMENT_BYTES,
+        True,
+        f"{machine.show_bytes(size)}, {machine.show_bytes(free)} free",
+        f"mount -o remount,size=1g {path} (docker: --shm-size=1g)",
+    )
+
+
+def _runtime_folder() -> Finding:
+    path = runtime.root_path()
+    try:
+        jobs = runtime.list_jobs()
+    except Refused as error:
+        return Finding(f"{path} is ours", False, True, error.what, error.remedy)
+    dead = sum(not alive for _, _, alive in jobs)
+    found = f"{len(jobs) - dead} job(s)" + (
+        f", {dead} dead (the next start removes them)" if dead else ""
+    )
+    return Finding(f"{path} is ours", True, True, found)
+
+
+def _memory() -> Finding:
+    available = machine.available_memory_bytes()
+    return Finding(
+        "memory for a software GPU and its job",
+        available >= machine.GIB,
+        True,
+        f"{machine.show_bytes(available)} available",
+        "end something, or ask for a smaller --gpu-memory",
+    )
+
+
+def _huge_pages() -> Finding:
+    mode = _setting("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    return Finding(
+        "huge pages for the software GPU's memory",
+        mode in ("advise", "always", "within_size"),
+        False,
+        f"shmem_enabled is {mode or 'unknown'}",
+        "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled (speed only)",
+    )
+
+
+def _setting(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except OSError:
+        return ""
+    return text[text.find("[") + 1 : text.find("]")] if "[" in text else text.strip()
+
+
+def _outputs() -> Finding:
+    lib = config.lib_dir()
+    try:
+        preflight.check_outputs(lib, config.server_path())
+        abi = supervisor.check_same_abi(config.server_path(), os.path.join(lib, preflight.SHIMS[0]))
+    except Refused as error:
+        return Finding("client and server are built", False, True, error.what, error.remedy)
+    return Finding("client and server are built", True, True, f"{lib}, ABI {abi[:16]}")
+
+
+def _torch(python: str) -> list[Finding]:
+    folder = preflight.find_torch(python)
+    if folder is None:
+        return [
+            Finding(
+                "torch (only for torch jobs)",
+                False,
+                False,
+                f"not in {python}",
+                f"{python} -m pip install torch",
+            )
+        ]
+    version = preflight.torch_version(folder)
+    findings = [Finding("torch (only for torch jobs)", True, False, f"{version} in {folder}")]
+    what = f"plugin for torch {version}"
+    try:
+        warning = preflight.check_torch(python, ["python"], config.lib_dir())
+    except Refused as error:
+        return [*findings, Finding(what, False, True, error.what, error.remedy)]
+    except OSError as error:
+        return [*findings, Finding(what, False, True, str(error), "make build")]
+    remedy = f"devproxy build-torch --python {python}"
+    return [
+        *findings,
+        Finding(what, not warning, False, "not built" if warning else "built", remedy),
+    ]
+
+
+def _nvidia() -> Finding:
+    device = machine.find_nvidia(config.sysroot())
+    if device is None:
+        return Finding("NVIDIA device", True, False, "none: jobs run on the software GPU")
+    return Finding(
+        "NVIDIA device",
+        False,
+        False,
+        f"{device}, not usable by this build",
+        "use --device soft",
+    )
+
+
+def _criu() -> Finding:
+    path = shutil.which("criu")
+    text = _first_line([path, "--version"]) if path else ""
+    numbers = tuple(
+        int(part) for part in text.removeprefix("Version:").strip().split(".") if part.isdigit()
+    )
+    return Finding(
+        "CRIU 4.2 or later (for checkpoints, which are not built yet)",
+        numbers >= OLDEST_CRIU,
+        False,
+        text or "not found",
+        "apt-get install criu, or build it from source where that one is older",
+    )
+
+
+def _namespaces() -> Finding:
+    capabilities = 0
+    with open("/proc/self/status", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("CapEff:"):
+                capabilities = int(line.split()[1], 16)
+    admin = bool(capabilities >> CAP_SYS_ADMIN & 1)
+    restore = bool(capabilities >> CAP_CHECKPOINT_RESTORE & 1)
+    return Finding(
+        "privileges for namespaces and CRIU (for checkpoints)",
+        admin and restore,
+        False,
+        f"CAP_SYS_ADMIN {'yes' if admin else 'no'}, CAP_CHECKPOINT_RESTORE {'yes' if restore else 'no'}",
+        "run as root, or give it: setpriv --ambient-caps +sys_admin,+checkpoint_restore",
+    )

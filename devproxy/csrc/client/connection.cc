@@ -1,0 +1,315 @@
+#include "devproxy/csrc/client/connection.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "devproxy/csrc/client/log.h"
+
+namespace devproxy::client {
+namespace {
+
+// On two cores a spinning client steals from the server; a kernel launch or a small copy answers within this.
+constexpr int kSpinPauses = 600;
+constexpr uint64_t kSleepUs = 100'000;  // between two looks at the socket
+constexpr uint64_t kAttachTimeoutMs = 10'000;
+
+bool read_all(int fd, void* out, size_t bytes) {
+  auto* p = static_cast<uint8_t*>(out);
+  while (bytes) {
+    pollfd pfd{fd, POLLIN, 0};
+    const int ready = poll(&pfd, 1, kAttachTimeoutMs);
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready <= 0) return false;
+    const ssize_t n = read(fd, p, bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    p += n;
+    bytes -= static_cast<size_t>(n);
+  }
+  return true;
+}
+
+uint64_t coarse_us() {
+  timespec ts;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &ts);
+  return static_cast<uint64_t>(ts.tv_sec) * 1'000'000 + static_cast<uint64_t>(ts.tv_nsec) / 1000;
+}
+
+void hex(const uint8_t* id, char* out) {
+  for (int i = 0; i < 8; ++i) snprintf(out + 2 * i, 3, "%02x", id[i]);
+}
+
+}  // namespace
+
+int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
+  sockaddr_un addr{};
+  addr.sun_family = AF_UNIX;
+  const int n = snprintf(addr.sun_path, sizeof(addr.sun_path), "%s/gpu%d.sock", job_dir, device);
+  if (n < 0 || static_cast<size_t>(n) >= sizeof(addr.sun_path)) {
+    log(Level::kError, "attach: the job folder's name is too long for a socket: %s", job_dir);
+    return kDeviceUnavailable;
+  }
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&addr), sizeof(addr)) != 0) {
+    log(Level::kError, "attach: no device-proxy server of GPU %d at %s: %s; is the job still run by devproxy-run?",
+        device, addr.sun_path, strerror(errno));
+    if (fd >= 0) close(fd);
+    return kDeviceUnavailable;
+  }
+  AttachRequest req{kAttachMagic, AttachKind::kClient, {}, static_cast<uint32_t>(getpid()), 0xffffffffu};
+  memcpy(req.abi_id, wire::kAbiId, sizeof(req.abi_id));
+  AttachReply reply{};
+  if (send(fd, &req, sizeof(req), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(req)) ||
+      !read_all(fd, &reply, sizeof(reply)) || reply.magic != kAttachMagic) {
+    log(Level::kError, "attach: the server of GPU %d did not answer", device);
+    close(fd);
+    return kDeviceUnavailable;
+  }
+  if (reply.status != AttachStatus::kOk) {
+    reply.text[sizeof(reply.text) - 1] = 0;
+    char ours[17], theirs[17];
+    hex(wire::kAbiId, ours);
+    hex(reply.abi_id, theirs);
+    log(Level::kError, "attach: the server of GPU %d refused: %s (client ABI %s, server ABI %s)", device, reply.text,
+        ours, theirs);
+    close(fd);
+    return reply.status == AttachStatus::kNoMemory ? kOutOfMemory : kDeviceUnavailable;
+  }
+  const int seg = open(reply.segment_path, O_RDWR | O_CLOEXEC);
+  const bool mapped = seg >= 0 && view_.map(seg);
+  if (seg >= 0) close(seg);
+  const int pin = open(reply.pinned_path, O_RDWR | O_CLOEXEC);
+  const auto base = reinterpret_cast<void*>(range_base(reply.slot));
+  // The job holds the addresses of device memory, never the memory: PROT_NONE from the first moment.
+  const bool reserved =
+      mapped && mmap(base, kDeviceBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE,
+                     -1, 0) == base;
+  const auto pinned = reinterpret_cast<void*>(range_base(reply.slot) + kDeviceBytes);
+  const bool window = reserved && pin >= 0 &&
+                      mmap(pinned, kPinnedBytes, PROT_READ | PROT_WRITE,
+                           MAP_SHARED | MAP_NORESERVE | MAP_FIXED_NOREPLACE, pin, 0) == pinned;
+  if (pin >= 0) close(pin);
+  if (!window) {
+    log(Level::kError, "attach: cannot map %s of GPU %d (slot %u): %s", !mapped ? "the segment" : "the address range",
+        device, reply.slot, strerror(errno));
+    if (reserved) munmap(base, kDeviceBytes);
+    if (mapped) view_.unmap();
+    close(fd);
+    return kDeviceUnavailable;
+  }
+  if (view_.control()->magic != kSegmentMagic) {
+    log(Level::kError, "attach: the segment of GPU %d has a wrong magic number", device);
+    close(fd);
+    return kDeviceUnavailable;
+  }
+  device_ = ordinal;
+  socket_ = fd;
+  slot_ = reply.slot;
+  props_ = reply.props;
+  props_.name[sizeof(props_.name) - 1] = 0;
+  return kOk;
+}
+
+int32_t Connection::post_bytes(wire::Opcode op, const void* req, size_t req_bytes, Bulk bulk, uint32_t seq,
+                               uint64_t* end) {
+  ControlPage* control = view_.control();
+  if (const int32_t e = error(); __builtin_expect(e != kOk, 0)) return e;
+  if (__builtin_expect(control->gate.load(std::memory_order_relaxed) != 0, 0))
+    if (const int32_t e = wait_at_gate(); e != kOk) return e;
+  CommandRing& ring = view_.ring();
+  const size_t payload = req_bytes + bulk.bytes;
+  const auto r = ring.reserve(sizeof(MsgHeader) + payload);
+  if (__builtin_expect(!has_space(r), 0))
+    if (const int32_t e = wait_for_space(r); e != kOk) return e;
+  uint8_t* p = ring.at(r.pos);
+  auto* head = reinterpret_cast<MsgHeader*>(p);
+  head->opcode = static_cast<uint16_t>(op);
+  head->slot = thread_slot();
+  head->payload_bytes = static_cast<uint32_t>(payload);
+  head->seq = seq;
+  memcpy(p + sizeof(MsgHeader), req, req_bytes);
+  if (bulk.bytes) memcpy(p + sizeof(MsgHeader) + req_bytes, bulk.data, bulk.bytes);
+  if (ring.publish(r)) {
+    control->wakes.fetch_add(1, std::memory_order_relaxed);
+    futex_wake(&control->doorbell.sleeping, 1);
+  }
+  if (end) *end = r.end();
+  return kOk;
+}
+
+int32_t Connection::wait_for_space(const CommandRing::Reservation& r) {
+  // The reservation stands whatever happens: if the server is gone nobody will ever read the ring again.
+  CommandRing& ring = view_.ring();
+  for (int i = 0; i < kSpinPauses; ++i) {
+    if (ring.has_space(r)) return kOk;
+    RealSync::pause();
+  }
+  for (;;) {
+    const uint32_t seq = ring.space_prepare();
+    if (!ring.has_space(r)) futex_wait(&view_.control()->space_seq, seq, kSleepUs);
+    ring.space_done();
+    if (ring.has_space(r)) return kOk;
+    if (!check_alive()) return error();
+  }
+}
+
+int32_t Connection::wait_at_gate() {
+  auto& gate = view_.control()->gate;
+  while (gate.load(std::memory_order_acquire) != 0) {
+    futex_wait(&gate, 1, kSleepUs);
+    if (!check_alive()) return error();
+  }
+  return kOk;
+}
+
+int32_t Connection::await_reply(uint16_t slot, uint32_t seq, Reply* reply) {
+  ReplySlot& s = view_.replies()[slot];
+  auto answered = [&] { return s.seq.load(std::memory_order_acquire) == seq; };
+  for (int i = 0; i < kSpinPauses && !answered(); ++i) RealSync::pause();
+  while (!answered()) {
+    const uint32_t seen = s.seq.load(std::memory_order_acquire);
+    if (seen == seq) break;
+    s.waiting.store(1, std::memory_order_relaxed);
+    RealSync::fence();
+    if (s.seq.load(std::memory_order_acquire) == seen) futex_wait(&s.seq, seen, kSleepUs);
+    s.waiting.store(0, std::memory_order_relaxed);
+    if (!answered() && !check_alive() && !answered()) return error();
+  }
+  const int32_t status = s.status;
+  if (reply && status == kOk) {
+    const size_t got = s.bytes <= sizeof(s.data) ? s.bytes : sizeof(s.data);
+    if (got < reply->rep_bytes) return kUnknown;
+    if (reply->rep_bytes) memcpy(reply->rep, s.data, reply->rep_bytes);
+    reply->tail_got = got - reply->rep_bytes;
+    if (reply->tail_got > reply->tail_bytes) reply->tail_got = reply->tail_bytes;
+    if (reply->tail_got) memcpy(reply->tail, s.data + reply->rep_bytes, reply->tail_got);
+  }
+  return status;
+}
+
+int32_t Connection::wait(uint32_t stream_index, uint64_t position) {
+  StreamState& s = view_.streams()[stream_index];
+  auto done = [&] { return s.completed.load(std::memory_order_acquire) >= position; };
+  for (int i = 0; i < kSpinPauses && !done(); ++i) RealSync::pause();
+  while (!done()) {
+    s.waiters.fetch_add(1, std::memory_order_relaxed);
+    const uint32_t seq = s.wake_seq.load(std::memory_order_relaxed);
+    RealSync::fence();
+    if (!done()) futex_wait(&s.wake_seq, seq, kSleepUs);
+    s.waiters.fetch_sub(1, std::memory_order_relaxed);
+    if (!done() && !check_alive()) return error();
+  }
+  return error();
+}
+
+uint32_t Connection::take_chunk(int32_t* error_out) {
+  ControlPage* c = view_.control();
+  for (;;) {
+    // From the low end: the same few chunks stay warm in the cache.
+    for (uint32_t i = 0; i < kChunks; ++i) {
+      uint32_t free = 0;
+      if (c->chunk_busy[i].load(std::memory_order_relaxed) == 0 &&
+          c->chunk_busy[i].compare_exchange_strong(free, 1, std::memory_order_acquire))
+        return i;
+    }
+    c->chunk_waiters.fetch_add(1, std::memory_order_relaxed);
+    const uint32_t seq = c->chunk_seq.load(std::memory_order_relaxed);
+    RealSync::fence();
+    bool any = false;
+    for (uint32_t i = 0; i < kChunks && !any; ++i) any = c->chunk_busy[i].load(std::memory_order_relaxed) == 0;
+    if (!any) futex_wait(&c->chunk_seq, seq, kSleepUs);
+    c->chunk_waiters.fetch_sub(1, std::memory_order_relaxed);
+    if (!any && !check_alive()) {
+      *error_out = error();
+      return kChunks;
+    }
+  }
+}
+
+void Connection::free_chunk(uint32_t index) {
+  ControlPage* c = view_.control();
+  c->chunk_busy[index].store(0, std::memory_order_release);
+  RealSync::fence();
+  if (c->chunk_waiters.load(std::memory_order_relaxed) != 0) {
+    c->chunk_seq.fetch_add(1, std::memory_order_relaxed);
+    futex_wake(&c->chunk_seq, INT32_MAX);
+  }
+}
+
+int32_t Connection::fill_chunks(Bulk bulk, uint16_t* indices, uint32_t* n) {
+  const size_t need = (bulk.bytes + kChunkBytes - 1) / kChunkBytes;
+  if (need > kChunks) {
+    log(Level::kError, "a message of %zu bytes is larger than the staging area of %zu bytes", bulk.bytes,
+        static_cast<size_t>(kChunkBytes * kChunks));
+    return kInvalidValue;
+  }
+  std::lock_guard gather(chunk_mu_);
+  const auto* p = static_cast<const uint8_t*>(bulk.data);
+  for (size_t i = 0; i < need; ++i) {
+    int32_t rc = kOk;
+    const uint32_t c = take_chunk(&rc);
+    if (c == kChunks) {
+      for (size_t k = 0; k < i; ++k) free_chunk(indices[k]);
+      return rc;
+    }
+    const size_t bytes = i + 1 < need ? kChunkBytes : bulk.bytes - i * kChunkBytes;
+    memcpy(view_.chunk(c), p + i * kChunkBytes, bytes);
+    indices[i] = static_cast<uint16_t>(c);
+  }
+  *n = static_cast<uint32_t>(need);
+  return kOk;
+}
+
+bool Connection::check_alive() {
+  if (lost_.load(std::memory_order_relaxed)) return false;
+  const auto state = static_cast<ServerState>(view_.control()->server_state.load(std::memory_order_acquire));
+  if (state == ServerState::kPoisoned) return false;
+  last_look_us_.store(coarse_us(), std::memory_order_relaxed);
+  pollfd pfd{socket_, POLLIN | POLLRDHUP, 0};
+  const int n = poll(&pfd, 1, 0);
+  if (state != ServerState::kGone && (n == 0 || (n < 0 && errno == EINTR))) return true;
+  if (state != ServerState::kGone && !(pfd.revents & (POLLHUP | POLLRDHUP | POLLERR | POLLNVAL))) return true;
+  if (!lost_.exchange(true)) {
+    const int32_t sticky = view_.control()->sticky_error.load(std::memory_order_acquire);
+    log(Level::kError, "the device-proxy server of GPU %d is gone%s%s; this job's device state is lost", device_,
+        sticky ? ": " : " (it was killed or crashed)", sticky ? view_.control()->sticky_text : "");
+  }
+  return false;
+}
+
+int32_t Connection::lost_result() const {
+  const int32_t sticky = view_.control()->sticky_error.load(std::memory_order_relaxed);
+  return sticky != kOk ? sticky : kDeviceUnavailable;
+}
+
+int32_t Connection::error_now_and_then() {
+  const int32_t e = error();
+  if (e != kOk) return e;
+  if (coarse_us() - last_look_us_.load(std::memory_order_relaxed) > kSleepUs) check_alive();
+  return error();
+}
+
+const char* Connection::error_text() const {
+  if (view_.mapped() && view_.control()->sticky_error.load(std::memory_order_acquire) != kOk)
+    return view_.control()->sticky_text;
+  return lost_.load() ? "the device-proxy server is gone (it was killed or crashed)" : "";
+}
+
+int32_t Connection::take_late_error() {
+  auto& late = view_.replies()[thread_slot()].late_error;
+  return late.load(std::memory_order_relaxed) == kOk ? kOk : late.exchange(kOk, std::memory_order_relaxed);
+}
+
+void Connection::close_in_child() {
+  if (socket_ >= 0) close(socket_);
+  socket_ = -1;
+}
+
+}  // namespace devproxy::client

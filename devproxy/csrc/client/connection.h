@@ -1,0 +1,157 @@
+// One client process's connection to the device-proxy server of one GPU.
+//
+// Threads: every member is used by any thread of the job. The ring and the reply slots need no lock; a reply slot has
+// one owning thread. `alive` is the only socket use after attach.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+
+#include "devproxy/csrc/base/result.h"
+#include "devproxy/csrc/client/thread_state.h"
+#include "devproxy/csrc/transport/futex.h"
+#include "devproxy/csrc/transport/segment_view.h"
+#include "devproxy/csrc/wire/attach.h"
+#include "wire.gen.h"
+
+namespace devproxy::client {
+
+// Bulk data that follows a request.
+struct Bulk {
+  const void* data = nullptr;
+  size_t bytes = 0;
+};
+
+struct Reply {
+  void* rep = nullptr;  // the reply struct, rep_bytes long
+  size_t rep_bytes = 0;
+  void* tail = nullptr;  // what follows it, at most tail_bytes; tail_got says how much came
+  size_t tail_bytes = 0;
+  size_t tail_got = 0;
+};
+
+class Connection {
+ public:
+  // Attaches to JOB_DIR/gpu<server_gpu>.sock; ordinal is what the job calls the device. kOk, or a result number after
+  // one log line that says why.
+  [[nodiscard]] int32_t attach(const char* job_dir, int server_gpu, int ordinal);
+
+  // -- messages ---------------------------------------------------------------------------------------------------
+  // Posts without waiting. `end` (may be null) receives the ring position that stream completion counters compare to.
+  template <class Req>
+  [[nodiscard]] int32_t post(wire::Opcode op, const Req& req, uint64_t* end = nullptr) {
+    return post_bytes(op, &req, sizeof(Req), Bulk{}, 0, end);
+  }
+  template <class Req>
+  [[nodiscard]] int32_t post_bulk(wire::Opcode op, Req& req, Bulk bulk, uint64_t* end = nullptr) {
+    if (__builtin_expect(bulk.bytes > kMaxInlineBytes, 0)) return post_chunked(op, req, bulk, 0, end);
+    req.bulk_bytes = static_cast<uint32_t>(bulk.bytes);
+    req.bulk_chunks = 0;
+    return post_bytes(op, &req, sizeof(Req), bulk, 0, end);
+  }
+  // Posts and waits for the answer.
+  template <class Req>
+  [[nodiscard]] int32_t call(wire::Opcode op, const Req& req, Reply* reply = nullptr) {
+    return call_with(reply, [&](uint32_t seq) { return post_bytes(op, &req, sizeof(Req), Bulk{}, seq, nullptr); });
+  }
+  template <class Req>
+  [[nodiscard]] int32_t call_bulk(wire::Opcode op, Req& req, Bulk bulk, Reply* reply = nullptr) {
+    return call_with(reply, [&](uint32_t seq) {
+      if (bulk.bytes > kMaxInlineBytes) return post_chunked(op, req, bulk, seq, nullptr);
+      req.bulk_bytes = static_cast<uint32_t>(bulk.bytes);
+      req.bulk_chunks = 0;
+      return post_bytes(op, &req, sizeof(Req), bulk, seq, nullptr);
+    });
+  }
+
+  // -- completion -------------------------------------------------------------------------------------------------
+  bool completed(uint32_t stream_index, uint64_t position) const {
+    return view_.streams()[stream_index].completed.load(std::memory_order_acquire) >= position;
+  }
+  // Waits until the stream has finished everything up to position; ends early when the server is gone or poisoned.
+  [[nodiscard]] int32_t wait(uint32_t stream_index, uint64_t position);
+
+  // -- chunks -----------------------------------------------------------------------------------------------------
+  // Index of a free chunk, now owned by the caller; waits for one. kChunks and *error where the server is gone.
+  [[nodiscard]] uint32_t take_chunk(int32_t* error);
+  void free_chunk(uint32_t index);
+  uint8_t* chunk(uint32_t index) const { return view_.chunk(index); }
+
+  // -- state ------------------------------------------------------------------------------------------------------
+  // The sticky error, or kOk. Cheap: two relaxed loads.
+  int32_t error() const {
+    if (__builtin_expect(lost_.load(std::memory_order_relaxed), 0)) return lost_result();
+    return view_.control()->sticky_error.load(std::memory_order_relaxed);
+  }
+  // Like error(), and looks at the socket when the last look is older than 100 ms: for calls that only poll.
+  int32_t error_now_and_then();
+  // Text behind the sticky error, or behind the loss of the server; empty when there is none.
+  const char* error_text() const;
+  // A late error of this thread's earlier asynchronous calls, returned once.
+  int32_t take_late_error();
+
+  ControlPage* control() const { return view_.control(); }
+  const DeviceProps& props() const { return props_; }
+  uint32_t slot() const { return slot_; }
+  uint64_t device_base() const { return range_base(slot_); }
+  uint64_t pinned_base() const { return range_base(slot_) + kDeviceBytes; }
+  bool is_device(uint64_t addr) const { return addr - device_base() < kDeviceBytes; }
+  bool is_pinned(uint64_t addr) const { return addr - pinned_base() < kPinnedBytes; }
+  void close_in_child();
+  // The last sequence number answered in a slot: where its next owner goes on.
+  uint32_t last_seq(uint16_t slot) const { return view_.replies()[slot].seq.load(std::memory_order_acquire); }
+
+ private:
+  [[nodiscard]] int32_t post_bytes(wire::Opcode op, const void* req, size_t req_bytes, Bulk bulk, uint32_t seq,
+                                   uint64_t* end);
+  template <class Req>
+  [[nodiscard]] int32_t post_chunked(wire::Opcode op, Req& req, Bulk bulk, uint32_t seq, uint64_t* end) {
+    uint16_t indices[kChunks];
+    uint32_t n = 0;
+    const int32_t rc = fill_chunks(bulk, indices, &n);
+    if (rc != kOk) return rc;
+    req.bulk_bytes = static_cast<uint32_t>(bulk.bytes);
+    req.bulk_chunks = n;
+    return post_bytes(op, &req, sizeof(Req), Bulk{indices, n * sizeof(uint16_t)}, seq, end);
+  }
+  template <class Post>
+  int32_t call_with(Reply* reply, Post post) {
+    const uint16_t slot = thread_slot();
+    std::unique_lock<std::mutex> shared(shared_slot_mu_, std::defer_lock);
+    if (slot == kSharedSlot) shared.lock();
+    uint32_t& seq = slot == kSharedSlot ? shared_seq_ : t_state.seq[device_];
+    if (++seq == 0) seq = 1;
+    const int32_t rc = post(seq);
+    return rc == kOk ? await_reply(slot, seq, reply) : rc;
+  }
+  [[nodiscard]] int32_t fill_chunks(Bulk bulk, uint16_t* indices, uint32_t* n);
+  [[nodiscard]] int32_t await_reply(uint16_t slot, uint32_t seq, Reply* reply);
+  bool has_space(const CommandRing::Reservation& r) {
+    if (r.end() - seen_head_.load(std::memory_order_acquire) <= view_.ring().capacity()) return true;
+    seen_head_.store(view_.control()->head.value.load(std::memory_order_acquire), std::memory_order_release);
+    return view_.ring().has_space(r);
+  }
+  [[nodiscard]] int32_t wait_for_space(const CommandRing::Reservation& r);
+  [[nodiscard]] int32_t wait_at_gate();
+  int32_t lost_result() const;
+  bool check_alive();  // asks the socket; marks the connection lost when it hung up
+
+  SegmentView view_;
+  int device_ = -1;
+  int socket_ = -1;
+  uint32_t slot_ = 0;
+  std::atomic<bool> lost_{false};
+  std::atomic<uint64_t> last_look_us_{0};
+  // The newest head that any thread has seen: most posts need not touch the line that the server writes. Stored with
+  // release and read with acquire, so that whoever believes it also sees the zeroed commit words behind it.
+  std::atomic<uint64_t> seen_head_{0};
+  std::mutex shared_slot_mu_;
+  uint32_t shared_seq_ = 0;
+  std::mutex chunk_mu_;  // one multi-chunk message gathers at a time, so that two cannot starve each other
+  DeviceProps props_{};
+};
+
+}  // namespace devproxy::client

@@ -1,0 +1,369 @@
+#include "devproxy/csrc/client/device_state.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+
+namespace devproxy::client {
+namespace {
+
+constexpr uint64_t kCreditStep = 32u << 20;  // asked for at once, so that most allocations are local
+constexpr uint64_t kCreditKeep = 64u << 20;  // unused credit beyond this goes back to the other jobs of the GPU
+constexpr size_t kPendingBeforeReclaim = 64;
+
+std::atomic<DeviceState*> g_states[kMaxDevices];
+std::mutex g_states_mu;
+
+uint64_t next_buffer_id() {
+  static std::atomic<uint64_t> id{1};
+  return id.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+EventMap& events() {
+  static auto* m = new EventMap;  // never destroyed: threads outlive static destruction
+  return *m;
+}
+ContextMap& contexts() {
+  static auto* m = new ContextMap;
+  return *m;
+}
+
+DeviceState::DeviceState(Connection* connection, int ordinal)
+    : conn_(connection),
+      ordinal_(ordinal),
+      alloc_(connection->device_base(), kDeviceBytes / 2),  // the upper half is the server's: module globals
+      pinned_alloc_(connection->pinned_base(), kPinnedBytes),
+      streams_(new StreamObj[kStreams]) {
+  streams_[0].handle = kLegacyStream.value;
+  streams_[0].device = ordinal;
+  for (uint32_t i = 0; i < kStreams; ++i) {
+    streams_[i].index = i;
+    streams_[i].device = ordinal;
+  }
+}
+
+// -- memory ---------------------------------------------------------------------------------------------------------
+
+int32_t DeviceState::credit(uint64_t bytes) {
+  if (used_ + bytes <= granted_) return kOk;
+  const uint64_t deficit = used_ + bytes - granted_;
+  const wire::MEM_CREDIT_req req{std::max(deficit, kCreditStep), deficit};
+  wire::MEM_CREDIT_rep rep{};
+  Reply reply{&rep, sizeof(rep)};
+  const int32_t rc = conn_->call(wire::Opcode::MEM_CREDIT, req, &reply);
+  if (rc != kOk) return rc;
+  granted_ += rep.granted;
+  return used_ + bytes <= granted_ ? kOk : kOutOfMemory;
+}
+
+void DeviceState::give_back_credit() {
+  if (granted_ - used_ <= 2 * kCreditKeep) return;
+  const wire::MEM_CREDIT_RETURN_req req{granted_ - used_ - kCreditKeep};
+  if (conn_->post(wire::Opcode::MEM_CREDIT_RETURN, req) == kOk) granted_ -= req.bytes;
+}
+
+void DeviceState::reclaim() {
+  for (auto& [index, cache] : pending_) {
+    if (cache.count == 0) continue;
+    for (auto& [bytes, list] : cache.by_bytes) {
+      auto done = std::remove_if(list.begin(), list.end(), [&, i = index](const Pending& p) {
+        if (!conn_->completed(i, p.after)) return false;
+        alloc_.give(p.addr, p.bytes);
+        return true;
+      });
+      cache.count -= static_cast<size_t>(list.end() - done);
+      list.erase(done, list.end());
+    }
+  }
+}
+
+uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, int32_t* error) {
+  const uint64_t n = BidirAllocator::round_up(bytes);
+  if (n < bytes || n > kDeviceBytes) {
+    *error = kOutOfMemory;
+    return 0;
+  }
+  std::lock_guard lock(mu_);
+  if ((*error = credit(n)) != kOk) return 0;
+  uint64_t addr = 0;
+  if (stream && !stable) {
+    // What this stream freed it may reuse at once: its own order keeps the old use before the new one.
+    if (auto c = pending_.find(stream->index); c != pending_.end() && c->second.count) {
+      if (auto l = c->second.by_bytes.find(n);
+          l != c->second.by_bytes.end() && !l->second.empty() && !l->second.back().stable) {
+        addr = l->second.back().addr;
+        l->second.pop_back();
+        --c->second.count;
+      }
+    }
+  }
+  if (!addr) {
+    reclaim();
+    addr = alloc_.take(n, stable);
+  }
+  if (!addr) {
+    *error = kOutOfMemory;
+    return 0;
+  }
+  const wire::MEM_ALLOC_req req{addr, n, stable ? 1u : 0u, 0};
+  if ((*error = conn_->post(wire::Opcode::MEM_ALLOC, req)) != kOk) {
+    alloc_.give(addr, n);
+    return 0;
+  }
+  used_ += n;
+  live_[addr] = {n, bytes, stable, next_buffer_id(), current_context()};
+  return addr;
+}
+
+int32_t DeviceState::free(uint64_t addr, StreamObj* stream) {
+  std::lock_guard lock(mu_);
+  const auto it = live_.find(addr);
+  if (it == live_.end()) return kInvalidValue;
+  const Allocation a = it->second;
+  const int32_t rc = conn_->post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr});
+  live_.erase(it);
+  used_ -= a.bytes;
+  if (!stream || idle(*stream)) {
+    alloc_.give(addr, a.bytes);
+  } else {
+    auto& cache = pending_[stream->index];
+    cache.by_bytes[a.bytes].push_back({addr, a.bytes, a.stable, stream->last.load(std::memory_order_acquire)});
+    if (++cache.count % kPendingBeforeReclaim == 0) reclaim();
+  }
+  give_back_credit();
+  return rc;
+}
+
+bool DeviceState::find(uint64_t addr, uint64_t* base, Allocation* out) {
+  std::lock_guard lock(mu_);
+  auto it = live_.upper_bound(addr);
+  if (it == live_.begin()) return false;
+  --it;
+  if (addr - it->first >= it->second.bytes) return false;
+  *base = it->first;
+  *out = it->second;
+  return true;
+}
+
+void DeviceState::end_context(uint64_t context) {
+  std::vector<uint64_t> mine, mine_pinned;
+  {
+    std::lock_guard lock(mu_);
+    for (const auto& [addr, a] : live_)
+      if (a.context == context) mine.push_back(addr);
+  }
+  {
+    std::lock_guard lock(pinned_mu_);
+    for (const auto& [addr, a] : pinned_live_)
+      if (a.context == context) mine_pinned.push_back(addr);
+  }
+  // Errors only say that the server is gone, and then its memory is too.
+  for (const uint64_t addr : mine) static_cast<void>(free(addr, nullptr));
+  for (const uint64_t addr : mine_pinned) static_cast<void>(free_pinned(addr));
+  for (uint32_t i = 1; i < streams_made(); ++i)
+    if (streams_[i].context == context && streams_[i].handle.load() != 0)
+      static_cast<void>(destroy_stream(&streams_[i]));
+}
+
+int32_t DeviceState::info(uint64_t* free, uint64_t* total) {
+  wire::MEM_INFO_rep rep{};
+  Reply reply{&rep, sizeof(rep)};
+  const int32_t rc = conn_->call(wire::Opcode::MEM_INFO, wire::MEM_INFO_req{}, &reply);
+  if (rc != kOk) return rc;
+  std::lock_guard lock(mu_);
+  *free = rep.free + (granted_ - used_);  // our own unused credit is free to us
+  *total = rep.total;
+  return kOk;
+}
+
+uint64_t DeviceState::allocate_pinned(uint64_t bytes, int32_t* error) {
+  const uint64_t n = (bytes + 4095) & ~4095ull;
+  if (n < bytes || n > kPinnedBytes) {
+    *error = kOutOfMemory;
+    return 0;
+  }
+  std::lock_guard lock(pinned_mu_);
+  const uint64_t addr = pinned_alloc_.take(n, false);
+  if (!addr) {
+    *error = kOutOfMemory;
+    return 0;
+  }
+  if ((*error = conn_->post(wire::Opcode::HOST_ALLOC, wire::HOST_ALLOC_req{addr, n})) != kOk) {
+    pinned_alloc_.give(addr, n);
+    return 0;
+  }
+  pinned_live_[addr] = {n, bytes, false, next_buffer_id(), current_context()};
+  return addr;
+}
+
+int32_t DeviceState::free_pinned(uint64_t addr) {
+  std::lock_guard lock(pinned_mu_);
+  const auto it = pinned_live_.find(addr);
+  if (it == pinned_live_.end()) return kInvalidValue;
+  const uint64_t bytes = it->second.bytes;
+  pinned_live_.erase(it);
+  const int32_t rc = conn_->post(wire::Opcode::HOST_FREE, wire::HOST_FREE_req{addr});
+  // Gives the pages back to the machine; the file stays as long as the window is mapped.
+  if (bytes >= 1u << 20) madvise(reinterpret_cast<void*>(addr), bytes, MADV_REMOVE);
+  pinned_alloc_.give(addr, bytes);
+  return rc;
+}
+
+bool DeviceState::find_pinned(uint64_t addr, uint64_t* base, Allocation* out) {
+  std::lock_guard lock(pinned_mu_);
+  auto it = pinned_live_.upper_bound(addr);
+  if (it == pinned_live_.begin()) return false;
+  --it;
+  if (addr - it->first >= it->second.bytes) return false;
+  *base = it->first;
+  *out = it->second;
+  return true;
+}
+
+// -- streams --------------------------------------------------------------------------------------------------------
+
+StreamObj* DeviceState::create_stream(uint32_t flags, int32_t priority, uint64_t context, int32_t* error) {
+  std::lock_guard lock(stream_mu_);
+  uint32_t i = kStreams;
+  // An index is used again only when the server has finished everything of its last owner, so that no late completion
+  // of the old stream can lower the counter of the new one.
+  for (size_t k = 0; k < free_streams_.size(); ++k) {
+    if (!idle(streams_[free_streams_[k]])) continue;
+    i = free_streams_[k];
+    free_streams_.erase(free_streams_.begin() + static_cast<std::ptrdiff_t>(k));
+    break;
+  }
+  if (i == kStreams && next_stream_.load(std::memory_order_relaxed) < kStreams) i = next_stream_.fetch_add(1);
+  if (i == kStreams) {
+    *error = kOutOfMemory;
+    return nullptr;
+  }
+  StreamObj& s = streams_[i];
+  const VHandle handle = VHandle::make(HandleKind::kStream, ++stream_serial_ << 4 | static_cast<uint64_t>(ordinal_),
+                                       static_cast<uint16_t>(i));
+  if ((*error = conn_->post(wire::Opcode::STREAM_CREATE, wire::STREAM_CREATE_req{handle, flags, priority})) != kOk) {
+    free_streams_.push_back(i);
+    return nullptr;
+  }
+  s.flags = flags;
+  s.priority = priority;
+  s.context = context;
+  s.id = stream_serial_;
+  s.handle.store(handle.value, std::memory_order_release);
+  return &s;
+}
+
+int32_t DeviceState::destroy_stream(StreamObj* s) {
+  std::lock_guard lock(stream_mu_);
+  const uint64_t handle = s->handle.exchange(0);
+  if (handle == 0) return kInvalidHandle;
+  const int32_t rc = conn_->post(wire::Opcode::STREAM_DESTROY, wire::STREAM_DESTROY_req{VHandle{handle}});
+  free_streams_.push_back(s->index);
+  return rc;
+}
+
+int32_t DeviceState::wait_stream(const StreamObj& s) {
+  if (const int32_t late = conn_->take_late_error(); late != kOk) return late;
+  const int32_t rc = conn_->wait(s.index, s.last.load(std::memory_order_acquire));
+  if (rc != kOk) return rc;
+  return conn_->take_late_error();
+}
+
+int32_t DeviceState::wait_all() {
+  const uint32_t n = streams_made();
+  int32_t first = conn_->error();
+  for (uint32_t i = 0; i < n; ++i) {
+    if (idle(streams_[i])) continue;
+    const int32_t rc = conn_->wait(i, streams_[i].last.load(std::memory_order_acquire));
+    if (first == kOk) first = rc;
+  }
+  if (first == kOk) first = conn_->error_now_and_then();
+  return first != kOk ? first : conn_->take_late_error();
+}
+
+// -- look-ups -------------------------------------------------------------------------------------------------------
+
+DeviceState* device_state_if_attached(int ordinal) {
+  return ordinal >= 0 && ordinal < kMaxDevices ? g_states[ordinal].load(std::memory_order_acquire) : nullptr;
+}
+
+DeviceState* device_state(int ordinal, int32_t* error) {
+  if (DeviceState* s = device_state_if_attached(ordinal)) return s;
+  Connection* c = device(ordinal, error);
+  if (!c) return nullptr;
+  std::lock_guard lock(g_states_mu);
+  if (DeviceState* s = g_states[ordinal].load(std::memory_order_relaxed)) return s;
+  auto* s = new DeviceState(c, ordinal);
+  g_states[ordinal].store(s, std::memory_order_release);
+  return s;
+}
+
+uint64_t current_context() { return t_state.depth ? t_state.contexts[t_state.depth - 1] : 0; }
+
+int32_t current_device(DeviceState** out) {
+  const ContextObj* c = contexts().get(current_context());
+  if (!c) return kInvalidContext;
+  int32_t error = kOk;
+  *out = device_state(c->device, &error);
+  return error;
+}
+
+namespace {
+
+pthread_key_t per_thread_key() {
+  // The thread's own streams end with the thread.
+  static const pthread_key_t key = [] {
+    pthread_key_t k;
+    pthread_key_create(&k, [](void*) {
+      for (int d = 0; d < kMaxDevices; ++d) {
+        DeviceState* s = device_state_if_attached(d);
+        if (s && t_state.default_stream[d])
+          static_cast<void>(s->destroy_stream(s->stream_at(static_cast<uint16_t>(t_state.default_stream[d]))));
+        t_state.default_stream[d] = 0;
+      }
+    });
+    return k;
+  }();
+  return key;
+}
+
+StreamObj* per_thread_stream(DeviceState* d, int32_t* error) {
+  uint64_t& handle = t_state.default_stream[d->ordinal()];
+  if (handle) return d->stream_at(static_cast<uint16_t>(handle));
+  StreamObj* s = d->create_stream(0, 0, current_context(), error);  // a blocking stream, as CUDA's is
+  if (!s) return nullptr;
+  handle = s->handle.load();
+  pthread_setspecific(per_thread_key(), &t_state);
+  return s;
+}
+
+}  // namespace
+
+int32_t resolve_stream(uint64_t handle, StreamObj** stream, DeviceState** device_out) {
+  if (handle > 2) {
+    if (handle >> 56 != static_cast<uint64_t>(HandleKind::kStream)) return kInvalidHandle;
+    DeviceState* d = device_state_if_attached(ContextMap::device_of(handle));
+    const uint16_t index = static_cast<uint16_t>(handle);
+    if (!d || index >= kStreams) return kInvalidHandle;
+    StreamObj* s = d->stream_at(index);
+    if (s->handle.load(std::memory_order_acquire) != handle) return kInvalidHandle;
+    *stream = s;
+    *device_out = d;
+    return kOk;
+  }
+  const int32_t rc = current_device(device_out);
+  if (rc != kOk) return rc;
+  if (handle == 2 || (handle == 0 && t_state.per_thread_default)) {
+    int32_t error = kOk;
+    *stream = per_thread_stream(*device_out, &error);
+    return error;
+  }
+  *stream = (*device_out)->legacy();
+  return kOk;
+}
+
+}  // namespace devproxy::client

@@ -1,0 +1,151 @@
+// What the client keeps of one device: contexts, streams, events, memory. All of it is plain process memory, so it
+// travels in the process image and needs no message to be asked.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "devproxy/csrc/client/connection.h"
+#include "devproxy/csrc/client/handle_map.h"
+#include "devproxy/csrc/client/process.h"
+#include "devproxy/interceptors/memory/alloc_bidir.h"
+
+namespace devproxy::client {
+
+struct ContextObj {
+  int device = 0;
+  bool primary = false;
+  uint32_t flags = 0;
+  uint64_t id = 0;
+};
+
+struct StreamObj {
+  std::atomic<uint64_t> handle{0};
+  std::atomic<uint64_t> last{0};  // ring position behind the newest command posted on it
+  uint64_t context = 0;
+  uint64_t id = 0;
+  uint32_t flags = 0;
+  int32_t priority = 0;
+  int device = 0;
+  uint32_t index = 0;
+
+  void note(uint64_t end) {
+    uint64_t seen = last.load(std::memory_order_relaxed);
+    while (seen < end && !last.compare_exchange_weak(seen, end, std::memory_order_release)) {}
+  }
+};
+
+struct EventObj {
+  int device = 0;
+  uint32_t flags = 0;
+  // stream index << 54 | ring position of the newest record; 0 = never recorded. One word, so that a query beside a
+  // record sees the old pair or the new one.
+  std::atomic<uint64_t> record{0};
+  static constexpr int kIndexShift = 54;
+};
+
+struct Allocation {
+  uint64_t bytes = 0;  // rounded to the granule
+  uint64_t wanted = 0;
+  bool stable = false;
+  uint64_t id = 0;       // unique in the process: CU_POINTER_ATTRIBUTE_BUFFER_ID
+  uint64_t context = 0;  // of the thread that allocated; destroying a context frees what is its
+};
+
+// Memory and streams of one device. Locks: mu guards the allocator, never held over a message that waits but
+// MEM_CREDIT (which cannot block on the job).
+class DeviceState {
+ public:
+  explicit DeviceState(Connection* connection, int ordinal);
+
+  Connection& conn() { return *conn_; }
+  int ordinal() const { return ordinal_; }
+
+  // -- memory -----------------------------------------------------------------------------------------------------
+  // A device address, or 0 and *error. stream: on whose order the memory becomes usable (reuse of what was freed in the
+  // order of the same stream needs no wait); nullptr: usable at once on every stream.
+  [[nodiscard]] uint64_t allocate(uint64_t bytes, StreamObj* stream, bool stable, int32_t* error);
+  // Frees in the order of `stream`; nullptr: the caller has waited for every stream.
+  [[nodiscard]] int32_t free(uint64_t addr, StreamObj* stream);
+  // The live allocation around addr.
+  bool find(uint64_t addr, uint64_t* base, Allocation* out);
+  [[nodiscard]] int32_t info(uint64_t* free, uint64_t* total);
+  // Frees what was allocated, and destroys the streams that were made, under a context. Precondition: every stream
+  // idle.
+  void end_context(uint64_t context);
+
+  [[nodiscard]] uint64_t allocate_pinned(uint64_t bytes, int32_t* error);
+  [[nodiscard]] int32_t free_pinned(uint64_t addr);
+  bool find_pinned(uint64_t addr, uint64_t* base, Allocation* out);
+
+  // -- streams ----------------------------------------------------------------------------------------------------
+  // nullptr and *error when the table is full or the server is gone.
+  StreamObj* create_stream(uint32_t flags, int32_t priority, uint64_t context, int32_t* error);
+  [[nodiscard]] int32_t destroy_stream(StreamObj* s);
+  StreamObj* legacy() { return &streams_[0]; }
+  StreamObj* stream_at(uint32_t index) { return &streams_[index]; }
+  uint32_t streams_made() const { return next_stream_.load(std::memory_order_acquire); }
+  bool idle(const StreamObj& s) const { return conn_->completed(s.index, s.last.load(std::memory_order_acquire)); }
+  [[nodiscard]] int32_t wait_stream(const StreamObj& s);
+  [[nodiscard]] int32_t wait_all();
+
+  std::atomic<int> primary_refs{0};
+  std::atomic<uint64_t> primary{0};  // VHandle of the primary context, made at the first retain, then for ever
+  std::atomic<uint32_t> primary_flags{0};
+
+ private:
+  struct Pending {
+    uint64_t addr, bytes;
+    bool stable;
+    uint64_t after;  // free for other streams once the freeing stream has finished this position
+  };
+  struct StreamCache {
+    std::unordered_map<uint64_t, std::vector<Pending>> by_bytes;
+    size_t count = 0;
+  };
+  void reclaim();                  // finished pending runs go back to the allocator. mu held
+  int32_t credit(uint64_t bytes);  // makes sure that `bytes` more may live. mu held
+  void give_back_credit();         // mu held
+
+  Connection* conn_;
+  int ordinal_;
+  std::mutex mu_;
+  BidirAllocator alloc_;
+  std::map<uint64_t, Allocation> live_;
+  std::unordered_map<uint32_t, StreamCache> pending_;  // by stream index
+  uint64_t granted_ = 0, used_ = 0;
+
+  std::mutex pinned_mu_;
+  BidirAllocator pinned_alloc_;
+  std::map<uint64_t, Allocation> pinned_live_;
+
+  std::mutex stream_mu_;
+  StreamObj* streams_;  // kStreams of them
+  std::atomic<uint32_t> next_stream_{1};
+  std::vector<uint32_t> free_streams_;
+  uint64_t stream_serial_ = 0;
+};
+
+using EventMap = HandleMap<EventObj, HandleKind::kEvent>;
+using ContextMap = HandleMap<ContextObj, HandleKind::kContext>;
+EventMap& events();
+ContextMap& contexts();
+
+// State of a device, made at its first use; nullptr and *error otherwise.
+DeviceState* device_state(int ordinal, int32_t* error);
+DeviceState* device_state_if_attached(int ordinal);
+
+// The device of the calling thread's current context; kInvalidContext where it has none or a dead one.
+[[nodiscard]] int32_t current_device(DeviceState** out);
+uint64_t current_context();
+
+// The stream behind what the job passed: 0 and 1 the legacy stream of the current device (0 the thread's own under
+// per-thread default streams), 2 the thread's own, else a handle.
+[[nodiscard]] int32_t resolve_stream(uint64_t handle, StreamObj** stream, DeviceState** device);
+
+}  // namespace devproxy::client

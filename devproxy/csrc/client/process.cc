@@ -1,0 +1,220 @@
+#include "devproxy/csrc/client/process.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "devproxy/csrc/client/log.h"
+#include "devproxy/csrc/client/stub.h"
+
+// Read by devproxy-run, to refuse a server of another build before anything starts.
+extern "C" {
+__attribute__((visibility("default"))) extern const std::array<uint8_t, 32> devproxy_abi_id;
+const std::array<uint8_t, 32> devproxy_abi_id = std::to_array(devproxy::wire::kAbiId);
+}
+
+namespace devproxy::client {
+
+constinit thread_local ThreadState t_state;
+
+namespace detail {
+int g_init_state = 0;
+bool g_trace = false;
+
+int32_t not_ready_error() { return kNotInitialized; }
+void trace_call(const char* name) { fprintf(stderr, "devproxy: call %s\n", name); }
+}  // namespace detail
+
+namespace {
+
+struct Process {
+  std::mutex attach_mu;
+  std::atomic<Connection*> devices[kMaxDevices] = {};
+  int32_t attach_error[kMaxDevices] = {};
+  int ordinals[kMaxDevices] = {};  // visible ordinal -> server's
+  int count = 0;
+  char job_dir[256] = {};
+  pthread_key_t thread_end{};
+  std::mutex slot_mu;
+  uint16_t next_slot = 0;
+  uint16_t free_slots[kReplySlots] = {};
+  int n_free = 0;
+};
+
+// In static storage, never destroyed.
+Process& process() {
+  alignas(Process) static char storage[sizeof(Process)];
+  static Process* p = new (storage) Process;
+  return *p;
+}
+
+int level_from_env() {
+  static const int level = [] {
+    const char* e = getenv("DEVPROXY_LOG");
+    if (!e) return static_cast<int>(Level::kWarn);
+    const char* names[] = {"error", "warn", "info", "debug"};
+    for (int i = 0; i < 4; ++i)
+      if (strncmp(e, names[i], strlen(names[i])) == 0) return i;
+    return static_cast<int>(Level::kWarn);
+  }();
+  return level;
+}
+
+void thread_ended(void* value) {
+  // Runs when a thread that made a call ends. Its slot may serve another thread now.
+  Process& p = process();
+  std::lock_guard lock(p.slot_mu);
+  p.free_slots[p.n_free++] = static_cast<uint16_t>(reinterpret_cast<uintptr_t>(value) - 1);
+}
+
+void after_fork_in_child() {
+  // The segments are not inherited (MADV_DONTFORK). A child of an initialised parent gets CUDA's own answer, "not
+  // initialised"; a child of a parent that never called cuInit starts afresh.
+  t_state = ThreadState{};
+  if (detail::g_init_state == 0) return;
+  detail::g_init_state = 2;
+  for (auto& d : process().devices)
+    if (Connection* c = d.load(std::memory_order_relaxed)) c->close_in_child();
+}
+
+// CUDA_VISIBLE_DEVICES: ordinals in the order wanted; the list ends at the first entry that is none.
+int visible_devices(int count, int* ordinals) {
+  const char* e = getenv("CUDA_VISIBLE_DEVICES");
+  if (!e) {
+    for (int i = 0; i < count; ++i) ordinals[i] = i;
+    return count;
+  }
+  int n = 0;
+  while (*e && n < kMaxDevices) {
+    char* end;
+    const long v = strtol(e, &end, 10);
+    if (end == e || v < 0 || v >= count) break;
+    ordinals[n++] = static_cast<int>(v);
+    if (*end != ',') break;
+    e = end + 1;
+  }
+  return n;
+}
+
+}  // namespace
+
+bool log_on(Level level) { return static_cast<int>(level) <= level_from_env(); }
+
+void log(Level level, const char* format, ...) {
+  if (!log_on(level)) return;
+  char line[1024];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(line, sizeof(line), format, args);
+  va_end(args);
+  fprintf(stderr, "devproxy: %s\n", line);
+}
+
+AnyResult refuse(const ApiInfo& api, const char* reason) {
+  // One bit per API: said once, whichever thread comes first.
+  static std::atomic<uint8_t> said[4096];
+  if (said[api.id & 4095].exchange(1) == 0)
+    log(Level::kWarn, "%s is refused: %s (CUDA_ERROR_NOT_SUPPORTED; see docs/support.md)", api.name, reason);
+  static const bool strict = getenv("DEVPROXY_STRICT") && strcmp(getenv("DEVPROXY_STRICT"), "1") == 0;
+  if (strict) abort();
+  return {kNotSupported};
+}
+
+PerThreadDefault::PerThreadDefault() : before_(t_state.per_thread_default) { t_state.per_thread_default = true; }
+PerThreadDefault::~PerThreadDefault() { t_state.per_thread_default = before_; }
+
+uint16_t thread_slot() {
+  if (__builtin_expect(t_state.slot != kNoSlot, 1)) return t_state.slot;
+  Process& p = process();
+  std::lock_guard lock(p.slot_mu);
+  if (p.n_free > 0) {
+    t_state.slot = p.free_slots[--p.n_free];
+  } else if (p.next_slot < kSharedSlot) {
+    t_state.slot = p.next_slot++;
+  } else {
+    return t_state.slot = kSharedSlot;  // not given back: nobody owns it alone
+  }
+  // The sequence numbers of a slot go on where its last owner left them: the server's answers name them.
+  pthread_setspecific(p.thread_end, reinterpret_cast<void*>(static_cast<uintptr_t>(t_state.slot) + 1));
+  for (int d = 0; d < kMaxDevices; ++d)
+    if (Connection* c = p.devices[d].load(std::memory_order_acquire)) t_state.seq[d] = c->last_seq(t_state.slot);
+  return t_state.slot;
+}
+
+int32_t init() {
+  Process& p = process();
+  std::lock_guard lock(p.attach_mu);
+  if (detail::g_init_state == 1) return kOk;
+  if (detail::g_init_state == 2) return kNotInitialized;
+  const char* dir = getenv("DEVPROXY_JOB_DIR");
+  const char* gpus = getenv("DEVPROXY_GPUS");
+  if (!dir || !gpus || strlen(dir) >= sizeof(p.job_dir)) {
+    log(Level::kWarn, "cuInit: this process was not started by devproxy-run, so it has no GPU");
+    return kNoDevice;
+  }
+  snprintf(p.job_dir, sizeof(p.job_dir), "%s", dir);
+  int count = atoi(gpus);
+  if (count < 0) count = 0;
+  if (count > kMaxDevices) count = kMaxDevices;
+  p.count = visible_devices(count, p.ordinals);
+  if (p.count == 0) return kNoDevice;
+  detail::g_trace = getenv("DEVPROXY_TRACE") && strcmp(getenv("DEVPROXY_TRACE"), "1") == 0;
+  pthread_key_create(&p.thread_end, thread_ended);
+  static const int at_fork = pthread_atfork(nullptr, nullptr, after_fork_in_child);
+  static_cast<void>(at_fork);
+  detail::g_init_state = 1;
+  return kOk;
+}
+
+int device_count() { return process().count; }
+
+Connection* attached(int ordinal) {
+  if (ordinal < 0 || ordinal >= kMaxDevices) return nullptr;
+  return process().devices[ordinal].load(std::memory_order_acquire);
+}
+
+Connection* device(int ordinal, int32_t* error) {
+  Process& p = process();
+  if (__builtin_expect(ordinal < 0 || ordinal >= p.count, 0)) {
+    *error = kInvalidDevice;
+    return nullptr;
+  }
+  if (Connection* c = p.devices[ordinal].load(std::memory_order_acquire); __builtin_expect(c != nullptr, 1)) return c;
+  std::lock_guard lock(p.attach_mu);
+  if (Connection* c = p.devices[ordinal].load(std::memory_order_relaxed)) return c;
+  if (p.attach_error[ordinal] != kOk) {
+    *error = p.attach_error[ordinal];
+    return nullptr;
+  }
+  auto* c = new Connection;
+  const int32_t rc = c->attach(p.job_dir, p.ordinals[ordinal], ordinal);
+  if (rc != kOk) {
+    delete c;
+    *error = p.attach_error[ordinal] = rc;
+    return nullptr;
+  }
+  p.devices[ordinal].store(c, std::memory_order_release);
+  return c;
+}
+
+Place place_of(uint64_t addr) {
+  if (addr < kRangeBase || addr >= kRangeBase + kMaxSlots * kRangeBytes) return {};
+  Process& p = process();
+  for (int i = 0; i < p.count; ++i) {
+    Connection* c = p.devices[i].load(std::memory_order_acquire);
+    if (!c) continue;
+    if (c->is_device(addr)) return {i, false};
+    if (c->is_pinned(addr)) return {i, true};
+  }
+  return {};
+}
+
+}  // namespace devproxy::client

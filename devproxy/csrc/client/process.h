@@ -1,0 +1,29 @@
+// The client's process-wide state: initialisation, devices, fork.
+//
+// Never destroyed: threads of the job may still call while the process exits.
+// Locks: attach_mu (in process.cc) < Device::mu < everything in an allocator.
+#pragma once
+
+#include <cstdint>
+
+#include "devproxy/csrc/client/connection.h"
+
+namespace devproxy::client {
+
+// cuInit. kNoDevice where the job was not started by devproxy-run.
+[[nodiscard]] int32_t init();
+int device_count();
+
+// The connection of a device, attached at first use. nullptr and *error for a bad ordinal or a failed attach.
+Connection* device(int ordinal, int32_t* error);
+// The connection if it is attached already, else nullptr.
+Connection* attached(int ordinal);
+
+// The device whose device range or pinned window holds addr; -1 for plain host memory.
+struct Place {
+  int device = -1;
+  bool pinned = false;
+};
+Place place_of(uint64_t addr);
+
+}  // namespace devproxy::client

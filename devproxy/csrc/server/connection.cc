@@ -1,0 +1,304 @@
+#include "devproxy/csrc/server/connection.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+
+#include "devproxy/csrc/base/log.h"
+#include "devproxy/csrc/server/crash.h"
+#include "devproxy/csrc/transport/futex.h"
+
+namespace devproxy::server {
+
+namespace {
+
+constexpr uint32_t kNonBlockingFlag = 1;  // cuda.h: CU_STREAM_NON_BLOCKING
+
+int make_file(const std::string& path) {
+  unlink(path.c_str());  // left by a server that was killed; names are ours alone
+  return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
+}  // namespace
+
+Connection::Connection(ServerParts& parts, const Peer& peer) : parts_(parts), peer_(peer) {}
+
+std::unique_ptr<Connection> Connection::make(ServerParts& parts, const Peer& peer, AttachReply* reply) {
+  std::unique_ptr<Connection> connection(new Connection(parts, peer));
+  const auto slot = parts.slots->take(peer.wanted_slot);
+  if (!slot) {
+    reply->status = AttachStatus::kNoSlot;
+    if (peer.wanted_slot == SlotTable::kAny)
+      std::snprintf(reply->text, sizeof reply->text, "all %u process slots of this job are taken", kMaxSlots);
+    else
+      std::snprintf(reply->text, sizeof reply->text, "process slot %u of this job is taken", peer.wanted_slot);
+    return nullptr;
+  }
+  connection->slot_ = *slot;
+  Status status = connection->open_files();
+  if (status.ok()) status = connection->open_memory();
+  if (!status.ok()) {
+    reply->status = AttachStatus::kNoMemory;
+    std::snprintf(reply->text, sizeof reply->text, "%s", status.text().c_str());
+    return nullptr;
+  }
+  connection->fill_reply(reply);
+  return connection;
+}
+
+Status Connection::open_files() {
+  const std::string stem = parts_.job_dir + "/gpu" + std::to_string(parts_.gpu) + "-" + std::to_string(peer_.number);
+  segment_path_ = stem + ".seg";
+  pinned_path_ = stem + ".pinned";
+  const int segment = make_file(segment_path_);
+  if (segment < 0) return Status::from_errno(kOutOfMemory, "making " + segment_path_);
+  struct Closer {
+    int fd;
+    ~Closer() { close(fd); }
+  };
+  const Closer close_segment{segment};
+  // The pages of everything but the chunks now: on a full /dev/shm this is an error, later it would be a SIGBUS.
+  const int no_space = ftruncate(segment, kSegmentBytes) != 0 ? errno : posix_fallocate(segment, 0, kChunksOffset);
+  if (no_space) {
+    errno = no_space;
+    return Status::from_errno(kOutOfMemory, "making the shared segment in " + parts_.job_dir +
+                                                " (make /dev/shm larger; in a container --shm-size)");
+  }
+  if (!view_.map(segment)) return Status::from_errno(kOutOfMemory, "mapping the shared segment");
+  lifeline_ = std::make_unique<Lifeline>(view_);
+  ControlPage* control = view_.control();
+  control->magic = kSegmentMagic;
+  control->slot = slot_;
+  std::memcpy(control->abi_id, wire::kAbiId, sizeof control->abi_id);
+  control->server_state.store(static_cast<uint32_t>(ServerState::kRunning), std::memory_order_release);
+
+  const int pinned = make_file(pinned_path_);
+  if (pinned < 0) return Status::from_errno(kOutOfMemory, "making " + pinned_path_);
+  const Closer close_pinned{pinned};
+  if (ftruncate(pinned, static_cast<off_t>(kPinnedBytes)) != 0)
+    return Status::from_errno(kOutOfMemory, "sizing the pinned window");
+  void* const want = reinterpret_cast<void*>(pinned_begin());
+  void* const got =
+      mmap(want, kPinnedBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE, pinned, 0);
+  if (got != want) {
+    const Status why = Status::from_errno(kOutOfMemory, "mapping the pinned window at its fixed address");
+    if (got != MAP_FAILED) munmap(got, kPinnedBytes);
+    return why;
+  }
+  pinned_mapped_ = true;
+  madvise(want, kPinnedBytes, MADV_DONTDUMP);
+  return {};
+}
+
+Status Connection::open_memory() {
+  auto space = parts_.device->open_space({device_begin(), kDeviceBytes, pinned_begin(), kPinnedBytes}, *this);
+  if (!space.ok()) return std::move(space).status();
+  space_ = std::move(*space);
+  streams_[0] = {kLegacyStream, space_->create_queue(hal::QueueKind::kLegacy, 0, 0)};
+  device_mirror = MemoryMirror(device_begin(), device_begin() + kDeviceBytes);
+  pinned_mirror = MemoryMirror(pinned_begin(), pinned_begin() + kPinnedBytes);
+  register_for_crash(slot_, lifeline_.get(), segment_path_.c_str(), pinned_path_.c_str());
+  return {};
+}
+
+void Connection::fill_reply(AttachReply* reply) const {
+  reply->status = AttachStatus::kOk;
+  reply->slot = slot_;
+  std::snprintf(reply->segment_path, sizeof reply->segment_path, "%s", segment_path_.c_str());
+  std::snprintf(reply->pinned_path, sizeof reply->pinned_path, "%s", pinned_path_.c_str());
+  const hal::Properties& from = parts_.device->properties();
+  DeviceProps& to = reply->props;
+  std::snprintf(to.name, sizeof to.name, "%s", from.name.c_str());
+  std::copy(from.uuid.begin(), from.uuid.end(), to.uuid);
+  to.total_bytes = from.total_bytes;
+  to.major = from.major;
+  to.minor = from.minor;
+  to.pci_domain = from.pci_domain;
+  to.pci_bus = from.pci_bus;
+  to.pci_device = from.pci_device;
+  std::copy(from.attributes.begin(), from.attributes.end(), to.attributes);
+}
+
+void Connection::start() {
+  thread_ = std::thread([this] { run(); });
+}
+
+void Connection::request_stop() {
+  stop_.store(true, std::memory_order_seq_cst);
+  {
+    std::lock_guard lock(host_mu_);
+    host_wake_.notify_all();
+  }
+  // The dispatch thread looks at stop_ at least every 100 ms; this makes it look now.
+  if (!finished() && view_.mapped()) {
+    view_.control()->doorbell.sleeping.store(0, std::memory_order_relaxed);
+    futex_wake(&view_.control()->doorbell.sleeping, 1);
+  }
+}
+
+void Connection::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void Connection::remove_files() const {
+  if (!segment_path_.empty()) unlink(segment_path_.c_str());
+  if (!pinned_path_.empty()) unlink(pinned_path_.c_str());
+}
+
+// Gives everything back; also what a half-made connection has.
+void Connection::tear_down() {
+  if (space_) space_->stop();
+  functions.clear();
+  modules.clear();
+  events.clear();
+  streams_.clear();
+  space_.reset();
+  forget_for_crash(slot_);
+  if (credit_bytes + globals_bytes) parts_.ledger->give(credit_bytes + globals_bytes);
+  credit_bytes = globals_bytes = 0;
+  count_memory(-static_cast<int64_t>(counters_.live_bytes.load(std::memory_order_relaxed)));
+  remove_files();
+  if (pinned_mapped_) munmap(reinterpret_cast<void*>(pinned_begin()), kPinnedBytes);
+  pinned_mapped_ = false;
+  if (slot_ != SlotTable::kAny) parts_.slots->give(slot_);
+}
+
+Connection::~Connection() {
+  join();
+  if (!finished()) tear_down();
+  view_.unmap();
+}
+
+// -- for handlers ---------------------------------------------------------------------------------------------------
+
+void Connection::reply(const Message& message, int32_t status, const void* data, size_t bytes) {
+  answered_ = true;
+  if (message.seq == 0) return;
+  ReplySlot& slot = view_.replies()[message.slot];
+  bytes = std::min(bytes, sizeof slot.data);
+  slot.status = status;
+  slot.bytes = static_cast<uint32_t>(bytes);
+  if (bytes) std::memcpy(slot.data, data, bytes);
+  slot.seq.store(message.seq, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (slot.waiting.load(std::memory_order_relaxed)) futex_wake(&slot.seq, INT_MAX);
+}
+
+void Connection::fail(const Message& message, int32_t code) {
+  DP_LOG(kDebug, kConnection, number(), "%s fails late with %d", message.info->name, code);
+  if (message.seq) return reply(message, code);
+  int32_t none = 0;
+  view_.replies()[message.slot].late_error.compare_exchange_strong(none, code, std::memory_order_release);
+}
+
+void Connection::refuse(const Message& message, VHandle stream, int32_t code, uint32_t chunk_tag) {
+  fail(message, code);
+  // Also a command on a stream that does not exist completes, or somebody would wait for it. Where its index now
+  // belongs to another stream, it completes in that one's order.
+  if (stream.index() < kStreams && streams_[stream.index()].queue)
+    return space_->nop(streams_[stream.index()].queue, {message.end, chunk_tag});
+  if (chunk_tag) lifeline_->release_chunk(chunk_tag - 1);
+  if (stream.index() < kStreams) lifeline_->complete(stream.index(), message.end);
+}
+
+void Connection::poison(const char* text) {
+  if (poisoned_) return;
+  poisoned_ = true;
+  DP_LOG(kError, kConnection, number(), "pid=%u poisoned: %s", peer_.pid, text);
+  lifeline_->fault(kUnknown, text);
+  lifeline_->end(ServerState::kPoisoned);
+}
+
+hal::QueueRef* Connection::queue_of(VHandle stream) {
+  if (stream.index() >= kStreams) return nullptr;
+  Stream& entry = streams_[stream.index()];
+  return entry.queue && entry.handle == stream ? &entry.queue : nullptr;
+}
+
+bool Connection::create_stream(VHandle stream, uint32_t flags, int32_t priority) {
+  if (stream.kind() != HandleKind::kStream || stream.index() == 0 || stream.index() >= kStreams) return false;
+  Stream& entry = streams_[stream.index()];
+  if (entry.queue) return false;
+  const auto kind = flags & kNonBlockingFlag ? hal::QueueKind::kNonBlocking : hal::QueueKind::kBlocking;
+  entry = {stream, space_->create_queue(kind, priority, stream.index())};
+  return true;
+}
+
+bool Connection::destroy_stream(VHandle stream) {
+  if (stream.index() == 0 || !queue_of(stream)) return false;
+  space_->destroy_queue(streams_[stream.index()].queue);
+  streams_[stream.index()] = {};
+  return true;
+}
+
+void Connection::count_memory(int64_t change_bytes) {
+  const auto change = static_cast<uint64_t>(change_bytes);  // wraps as it should
+  const uint64_t live = counters_.live_bytes.load(std::memory_order_relaxed) + change;
+  counters_.live_bytes.store(live, std::memory_order_relaxed);
+  if (live > counters_.peak_bytes.load(std::memory_order_relaxed))
+    counters_.peak_bytes.store(live, std::memory_order_relaxed);
+  const uint64_t all = parts_.live_bytes.fetch_add(change, std::memory_order_relaxed) + change;
+  uint64_t peak = parts_.peak_bytes.load(std::memory_order_relaxed);
+  while (all > peak && !parts_.peak_bytes.compare_exchange_weak(peak, all, std::memory_order_relaxed)) {}
+}
+
+std::vector<uint8_t> Connection::take_bulk(const Message& message) {
+  if (message.bulk == gathered_.data()) return std::move(gathered_);
+  return {message.bulk, message.bulk + message.bulk_bytes};
+}
+
+bool Connection::add_host_function(uint64_t token) {
+  std::lock_guard lock(host_mu_);
+  return host_functions_.insert(token).second;
+}
+
+bool Connection::finish_host_function(uint64_t token) {
+  std::lock_guard lock(host_mu_);
+  if (!host_functions_.erase(token)) return false;
+  host_wake_.notify_all();
+  return true;
+}
+
+// -- hal::SpaceOwner ------------------------------------------------------------------------------------------------
+
+void Connection::on_thread_start() noexcept { prepare_thread_for_crash(); }
+
+void Connection::on_complete(uint32_t queue_index, uint64_t position, uint32_t tag) noexcept {
+  if (tag) lifeline_->release_chunk(tag - 1);
+  lifeline_->complete(queue_index, position);
+}
+
+void Connection::on_fault(int32_t result, const char* text) noexcept {
+  DP_LOG(kWarn, kLaunch, number(), "pid=%u execution fault %d: %s", peer_.pid, result, text);
+  lifeline_->fault(result, text);
+}
+
+bool Connection::range_live(uint64_t addr, uint64_t bytes, uint64_t position, bool on_submitter) noexcept {
+  auto live = [&] {
+    return device_mirror.contains(addr, bytes, position) || pinned_mirror.contains(addr, bytes, position);
+  };
+  if (on_submitter) return live();
+  std::shared_lock lock(mirrors_mu_);
+  return live();
+}
+
+void Connection::host_function(uint64_t token) noexcept {
+  HostFuncEntry& entry = view_.control()->hostfuncs[token % kHostFuncs];
+  // The entry is taken while the client has not yet looked at the function of kHostFuncs tokens ago: rare, so polled.
+  for (uint64_t empty = 0; !entry.token.compare_exchange_weak(empty, token, std::memory_order_release); empty = 0) {
+    if (stop_.load(std::memory_order_relaxed)) return;
+    usleep(100);
+  }
+  view_.control()->hostfunc_seq.fetch_add(1, std::memory_order_release);
+  futex_wake(&view_.control()->hostfunc_seq, INT_MAX);
+  std::unique_lock lock(host_mu_);
+  host_wake_.wait(lock, [&] { return !host_functions_.contains(token) || stop_.load(std::memory_order_relaxed); });
+}
+
+}  // namespace devproxy::server

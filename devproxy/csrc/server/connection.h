@@ -1,0 +1,190 @@
+// One client process on this server: its segment, its address range, its objects, and the thread that dispatches.
+//
+// Who owns what
+//   dispatch thread   everything below "dispatch thread only"; the consuming side of the ring; all calls into the Space
+//   device threads    call the SpaceOwner methods: they touch the lifeline, mirrors_mu_ and host_mu_ only
+//   server thread     makes it, asks it to stop, joins it, reads the counters
+// Locks: mirrors_mu_ and host_mu_ are leaves; none is taken under another.
+//
+// The mirrors are written by the dispatch thread under mirrors_mu_ and read by it without (nobody else writes); device
+// threads read them under a shared lock. So the common case, a kernel that runs on the dispatch thread, takes no lock.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <shared_mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "devproxy/csrc/server/handle_table.h"
+#include "devproxy/csrc/server/ledger.h"
+#include "devproxy/csrc/server/lifeline.h"
+#include "devproxy/csrc/server/memory_mirror.h"
+#include "devproxy/csrc/server/message.h"
+#include "devproxy/csrc/server/replay_log.h"
+#include "devproxy/csrc/server/slot_table.h"
+#include "devproxy/csrc/transport/segment_view.h"
+#include "devproxy/csrc/wire/attach.h"
+#include "devproxy/hal/hal.h"
+
+namespace devproxy::server {
+
+// The top of every device range belongs to the server: globals of modules live there. The client's allocator stays
+// below.
+inline constexpr uint64_t kGlobalsBytes = 1ull << 30;
+
+// Written by one thread each (busy_us excepted), read by the server thread.
+struct Counters {
+  std::atomic<uint64_t> calls{0}, launches{0}, h2d_bytes{0}, d2h_bytes{0}, d2d_bytes{0}, memset_bytes{0}, allocs{0},
+      frees{0}, busy_us{0}, live_bytes{0}, peak_bytes{0};
+  static void add(std::atomic<uint64_t>& counter, uint64_t n) {  // one writer: no locked instruction
+    counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+  }
+};
+
+// What all connections of a server share.
+struct ServerParts {
+  std::string job_dir;
+  uint32_t gpu = 0;
+  hal::Device* device = nullptr;
+  Ledger* ledger = nullptr;
+  SlotTable* slots = nullptr;
+  std::atomic<uint64_t> live_bytes{0}, peak_bytes{0};  // of all clients
+  std::function<void()> connection_finished;           // called by a dispatch thread as the last thing
+};
+
+class Connection final : public hal::SpaceOwner {
+ public:
+  struct Peer {
+    uint64_t number = 0;  // of the connection, from 1
+    uint32_t pid = 0;
+    uint32_t wanted_slot = SlotTable::kAny;
+  };
+  // Makes files, mappings and the space; the answer for the client is in `reply` either way.
+  static std::unique_ptr<Connection> make(ServerParts& parts, const Peer& peer, AttachReply* reply);
+  ~Connection() override;
+
+  void start();
+  // Any thread. The dispatch thread ends the streams, gives everything back, and calls connection_finished.
+  void request_stop();
+  bool finished() const { return finished_.load(std::memory_order_acquire); }
+  void join();
+  // Any thread, any time: for a connection whose kernel does not end.
+  void remove_files() const;
+
+  const Peer& peer() const { return peer_; }
+  uint32_t slot() const { return slot_; }
+  const Counters& counters() const { return counters_; }
+  uint64_t wakes() const { return view_.control()->wakes.load(std::memory_order_relaxed); }
+  Lifeline& lifeline() { return *lifeline_; }
+
+  // -- for handlers; dispatch thread only -----------------------------------------------------------------------------
+
+  hal::Space& space() { return *space_; }
+  ServerParts& parts() { return parts_; }
+  Counters& counting() { return counters_; }
+  uint64_t number() const { return peer_.number; }
+  uint64_t device_begin() const { return range_base(slot_); }
+  uint64_t globals_begin() const { return range_base(slot_) + kDeviceBytes - kGlobalsBytes; }
+  uint64_t pinned_begin() const { return range_base(slot_) + kDeviceBytes; }
+  const SegmentView& view() const { return view_; }
+
+  // Answers the message. bytes: of the reply struct and its tail.
+  void reply(const Message& message, int32_t status, const void* data = nullptr, size_t bytes = 0);
+  // A failure of this message that is not an execution fault.
+  void fail(const Message& message, int32_t code);
+  // The same for a command: it completes in its stream, unexecuted. chunk_tag: as in hal::Ticket.
+  void refuse(const Message& message, VHandle stream, int32_t code, uint32_t chunk_tag = 0);
+  // The client breaks the protocol: it is told, and nothing of it is looked at any more.
+  void poison(const char* text);
+
+  // nullptr where the stream does not exist.
+  hal::QueueRef* queue_of(VHandle stream);
+  bool create_stream(VHandle stream, uint32_t flags, int32_t priority);
+  bool destroy_stream(VHandle stream);
+
+  struct ModuleObject {
+    hal::ModuleRef module;
+  };
+  struct FunctionObject {
+    hal::FunctionRef function;
+    VHandle module;
+    uint32_t max_threads = 0;
+    uint32_t params_bytes = 0;  // least length of a parameter block
+  };
+  HandleTable<hal::EventRef, HandleKind::kEvent> events;
+  HandleTable<ModuleObject, HandleKind::kModule> modules;
+  HandleTable<FunctionObject, HandleKind::kFunction> functions;
+  ReplayLog replay;
+
+  MemoryMirror device_mirror, pinned_mirror;
+  // Changes a mirror: the lock that device threads read under.
+  [[nodiscard]] std::unique_lock<std::shared_mutex> change_mirrors() { return std::unique_lock(mirrors_mu_); }
+  uint64_t credit_bytes = 0;   // granted to the client's allocator
+  uint64_t client_bytes = 0;   // of that, allocated
+  uint64_t globals_bytes = 0;  // of modules, taken from the ledger beside the credit
+  void count_memory(int64_t change_bytes);
+  std::vector<uint8_t> take_bulk(const Message& message);  // for keeping; may be called once per message
+
+  bool add_host_function(uint64_t token);     // false: it is already there
+  bool finish_host_function(uint64_t token);  // false: it is not
+
+  // -- hal::SpaceOwner; any device thread -----------------------------------------------------------------------------
+
+  void on_thread_start() noexcept override;
+  void on_complete(uint32_t queue_index, uint64_t position, uint32_t tag) noexcept override;
+  void on_fault(int32_t result, const char* text) noexcept override;
+  bool range_live(uint64_t addr, uint64_t bytes, uint64_t position, bool on_submitter) noexcept override;
+  void host_function(uint64_t token) noexcept override;
+
+ private:
+  Connection(ServerParts& parts, const Peer& peer);
+  Status open_files();
+  Status open_memory();
+  void fill_reply(AttachReply* reply) const;
+
+  // dispatch.cc
+  void run();
+  void dispatch();
+  bool wait_for_work();
+  bool consume(uint32_t record_bytes);
+  bool fetch_bulk(Message& message, const uint8_t* inline_bytes, uint32_t inline_length);
+  void tear_down();
+
+  ServerParts& parts_;
+  const Peer peer_;
+  uint32_t slot_ = SlotTable::kAny;
+  std::string segment_path_, pinned_path_;
+  bool pinned_mapped_ = false;
+  SegmentView view_;
+  std::unique_ptr<Lifeline> lifeline_;
+  Counters counters_;
+
+  std::thread thread_;
+  std::atomic<bool> stop_{false}, finished_{false};
+
+  // dispatch thread only
+  std::unique_ptr<hal::Space> space_;
+  struct Stream {
+    VHandle handle;
+    hal::QueueRef queue;
+  };
+  std::vector<Stream> streams_{kStreams};
+  uint64_t position_ = 0;  // our own copy of the ring's head
+  bool poisoned_ = false;
+  bool answered_ = false;  // the message being handled has its reply
+  alignas(64) uint8_t inline_[kMaxInlineBytes];
+  std::vector<uint8_t> gathered_;  // bulk that came in chunks
+
+  std::shared_mutex mirrors_mu_;
+  std::mutex host_mu_;
+  std::condition_variable host_wake_;
+  std::set<uint64_t> host_functions_;  // posted to the stream, not done yet
+};
+
+}  // namespace devproxy::server

@@ -1,0 +1,54 @@
+// The server halves of the interceptors: one function per message, called on the connection's dispatch thread.
+//
+// A handler never blocks. What it does not answer is answered with success where the client waits. A message whose
+// values are wrong in a way that a correct client never sends is answered by poison().
+#pragma once
+
+#include "devproxy/csrc/server/connection.h"
+#include "devproxy/csrc/server/message.h"
+
+namespace devproxy::server {
+
+using Handler = void (*)(Connection&, const Message&);
+
+namespace memory {
+void mem_alloc(Connection&, const Message&);
+void mem_free(Connection&, const Message&);
+void mem_credit(Connection&, const Message&);
+void mem_credit_return(Connection&, const Message&);
+void mem_info(Connection&, const Message&);
+void copy(Connection&, const Message&);
+void copy_2d(Connection&, const Message&);
+void memset(Connection&, const Message&);
+}  // namespace memory
+
+namespace hostmem {
+void host_alloc(Connection&, const Message&);
+void host_free(Connection&, const Message&);
+}  // namespace hostmem
+
+namespace sync {
+void stream_create(Connection&, const Message&);
+void stream_destroy(Connection&, const Message&);
+void stream_wait_event(Connection&, const Message&);
+void host_func(Connection&, const Message&);
+void host_func_done(Connection&, const Message&);
+void event_create(Connection&, const Message&);
+void event_destroy(Connection&, const Message&);
+void event_record(Connection&, const Message&);
+void event_elapsed(Connection&, const Message&);
+}  // namespace sync
+
+namespace module {
+void module_load(Connection&, const Message&);
+void module_unload(Connection&, const Message&);
+void function_get(Connection&, const Message&);
+void module_global(Connection&, const Message&);
+void function_set_attr(Connection&, const Message&);
+}  // namespace module
+
+namespace launch {
+void launch(Connection&, const Message&);
+}  // namespace launch
+
+}  // namespace devproxy::server

@@ -1,0 +1,145 @@
+// devproxy-server: the device-proxy server of one (job, GPU).
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string>
+
+#include "devproxy/csrc/base/log.h"
+#include "devproxy/csrc/server/server.h"
+#include "wire.gen.h"
+
+namespace devproxy::server {
+
+namespace {
+
+constexpr const char* kUsage =
+    "usage: devproxy-server --job NAME --job-dir DIR --gpu K --device soft --gpu-memory BYTES --ledger FILE "
+    "[--lease-fd FD] [--ready-fd FD] [--chaos SEED] | --print-abi";
+
+std::optional<uint64_t> number(const char* text) {
+  if (*text < '0' || *text > '9') return std::nullopt;
+  char* end = nullptr;
+  errno = 0;
+  const uint64_t value = std::strtoull(text, &end, 10);
+  return errno || *end ? std::nullopt : std::optional(value);
+}
+
+// One line, without line feeds, to whoever waits for readiness and to stderr.
+int refuse(int ready_fd, std::string text) {
+  for (char& c : text)
+    if (c == '\n') c = ' ';
+  const std::string line = "error: " + text + "\n";
+  if (ready_fd >= 0) [[maybe_unused]]
+    const ssize_t ignored = write(ready_fd, line.data(), line.size());
+  std::fprintf(stderr, "devproxy-server: %s", line.c_str());
+  return 2;
+}
+
+Status parse(int argc, char** argv, ServerConfig* config) {
+  bool have_gpu = false;
+  for (int i = 1; i < argc; i++) {
+    const std::string name = argv[i];
+    if (i + 1 >= argc) return {kInvalidValue, name + " needs a value; " + kUsage};
+    const char* value = argv[++i];
+    auto take = [&](auto* to, uint64_t limit) -> Status {
+      const auto n = number(value);
+      if (!n || *n > limit)
+        return {kInvalidValue, name + " '" + value + "' is not a number up to " + std::to_string(limit)};
+      *to = static_cast<std::remove_pointer_t<decltype(to)>>(*n);
+      return {};
+    };
+    Status status;
+    if (name == "--job")
+      config->job = value;
+    else if (name == "--job-dir")
+      config->job_dir = value;
+    else if (name == "--device")
+      config->device = value;
+    else if (name == "--ledger")
+      config->ledger_path = value;
+    else if (name == "--gpu")
+      status = take(&config->gpu, 255), have_gpu = true;
+    else if (name == "--gpu-memory")
+      status = take(&config->memory_bytes, kDeviceBytes - kGlobalsBytes);
+    else if (name == "--lease-fd")
+      status = take(&config->lease_fd, 1 << 20);
+    else if (name == "--ready-fd")
+      status = take(&config->ready_fd, 1 << 20);
+    else if (name == "--chaos")
+      status = take(&config->chaos_seed, UINT64_MAX), config->chaos = true;
+    else
+      return {kInvalidValue, "unknown option " + name + "; " + kUsage};
+    if (!status.ok()) return status;
+  }
+  const struct {
+    const char* name;
+    bool missing;
+  } kNeeded[] = {{"--job", config->job.empty()},
+                 {"--job-dir", config->job_dir.empty()},
+                 {"--gpu", !have_gpu},
+                 {"--device", config->device.empty()},
+                 {"--gpu-memory", !config->memory_bytes},
+                 {"--ledger", config->ledger_path.empty()}};
+  for (const auto& needed : kNeeded)
+    if (needed.missing) return {kInvalidValue, std::string(needed.name) + " is missing; " + kUsage};
+  for (const int fd : {config->lease_fd, config->ready_fd}) {
+    if (fd < 0) continue;
+    if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0)
+      return {kInvalidValue, "descriptor " + std::to_string(fd) + " of --lease-fd or --ready-fd is not open"};
+  }
+  return {};
+}
+
+int serve(int argc, char** argv) {
+  ServerConfig config;
+  if (Status s = parse(argc, argv, &config); !s.ok()) return refuse(config.ready_fd, s.text());
+  log::init(std::getenv("DEVPROXY_LOG"), ("gpu=" + std::to_string(config.gpu)).c_str());
+
+  // Before any thread: all of them inherit the mask. SIGTERM comes as a descriptor. SIGINT and SIGHUP are the job's to
+  // handle (Ctrl-C reaches the whole terminal group); the lease tells this server when the job is gone.
+  umask(077);
+  signal(SIGINT, SIG_IGN);
+  signal(SIGHUP, SIG_IGN);
+  signal(SIGPIPE, SIG_IGN);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+
+  Server server(config);
+  if (Status s = server.open(); !s.ok()) return refuse(config.ready_fd, s.text());
+  if (config.ready_fd >= 0) {
+    [[maybe_unused]] const ssize_t ignored = write(config.ready_fd, "ready\n", 6);
+    close(config.ready_fd);
+  }
+  server.run();
+  std::fflush(nullptr);
+  _exit(0);  // no static destructors of loaded modules beside threads that may still run
+}
+
+}  // namespace
+
+}  // namespace devproxy::server
+
+int main(int argc, char** argv) {
+  if (argc == 2 && std::strcmp(argv[1], "--print-abi") == 0) {
+    for (const uint8_t byte : devproxy::wire::kAbiId) std::printf("%02x", byte);
+    std::printf("\n");
+    return 0;
+  }
+  try {
+    return devproxy::server::serve(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "devproxy-server: error: %s\n", e.what());
+    return 2;
+  }
+}

@@ -1,0 +1,71 @@
+#include "devproxy/csrc/server/memory_mirror.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace devproxy::server {
+
+MemoryMirror::Answer MemoryMirror::add(uint64_t addr, uint64_t bytes, uint32_t flags, std::vector<Range>* forgotten) {
+  if (bytes == 0 || addr < begin_ || addr >= end_ || bytes > end_ - addr) return Answer::kOutside;
+  auto it = ranges_.lower_bound(addr);
+  if (it != ranges_.begin() && std::prev(it)->first + std::prev(it)->second.bytes > addr) --it;
+  for (auto look = it; look != ranges_.end() && look->first < addr + bytes; ++look)
+    if (!look->second.freed_at) return Answer::kOverlaps;
+  while (it != ranges_.end() && it->first < addr + bytes) {
+    forgotten->push_back({it->first, it->second.bytes});
+    it = ranges_.erase(it);
+    freed_count_--;
+  }
+  ranges_.emplace_hint(it, addr, Allocation{bytes, 0, flags});
+  live_bytes_ += bytes;
+  peak_bytes_ = std::max(peak_bytes_, live_bytes_);
+  return Answer::kOk;
+}
+
+MemoryMirror::Answer MemoryMirror::remove(uint64_t addr, uint64_t position, bool keep, Range* freed) {
+  const auto it = ranges_.find(addr);
+  if (it == ranges_.end() || it->second.freed_at) return Answer::kUnknown;
+  *freed = {addr, it->second.bytes};
+  live_bytes_ -= it->second.bytes;
+  if (keep) {
+    it->second.freed_at = position;
+    freed_count_++;
+    freed_.push_back({position, addr});
+  } else {
+    ranges_.erase(it);
+  }
+  return Answer::kOk;
+}
+
+void MemoryMirror::retire(uint64_t oldest_pending, std::vector<Range>* forgotten) {
+  for (; !freed_.empty() && freed_.front().position <= oldest_pending; freed_.pop_front()) {
+    const auto it = ranges_.find(freed_.front().addr);
+    if (it == ranges_.end() || it->second.freed_at != freed_.front().position) continue;  // overlapped since
+    forgotten->push_back({it->first, it->second.bytes});
+    ranges_.erase(it);
+    freed_count_--;
+  }
+}
+
+bool MemoryMirror::contains(uint64_t addr, uint64_t bytes, uint64_t position) const {
+  auto it = ranges_.upper_bound(addr);
+  if (it == ranges_.begin()) return false;
+  --it;
+  const Allocation& a = it->second;
+  const uint64_t offset = addr - it->first;
+  return offset <= a.bytes && bytes <= a.bytes - offset && (!a.freed_at || a.freed_at > position);
+}
+
+uint64_t MemoryMirror::first_gap(uint64_t lo, uint64_t hi, uint64_t bytes, uint64_t align) const {
+  auto up = [align](uint64_t at) { return (at + align - 1) & ~(align - 1); };
+  uint64_t at = up(lo);
+  auto it = ranges_.lower_bound(lo);
+  if (it != ranges_.begin()) at = std::max(at, up(std::prev(it)->first + std::prev(it)->second.bytes));
+  for (; it != ranges_.end() && it->first < hi; ++it) {
+    if (it->first >= at && it->first - at >= bytes) break;
+    at = std::max(at, up(it->first + it->second.bytes));
+  }
+  return at <= hi && hi - at >= bytes ? at : 0;
+}
+
+}  // namespace devproxy::server

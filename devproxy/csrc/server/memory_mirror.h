@@ -1,0 +1,72 @@
+// What the client's allocator says is allocated: the server's mirror. Pure: no device, no clock, no lock.
+//
+// Positions. A command that was posted before a free may still run after the free was announced (it waits in a stream),
+// and it may use the memory. So a freed range stays known, with the position of its free, until every command before
+// that position has completed; contains() answers for the position of the command that asks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <vector>
+
+namespace devproxy::server {
+
+struct Range {
+  uint64_t addr = 0, bytes = 0;
+  bool operator==(const Range&) const = default;
+};
+
+class MemoryMirror {
+ public:
+  MemoryMirror() = default;
+  // Everything that is added lies in [begin, end).
+  MemoryMirror(uint64_t begin, uint64_t end) : begin_(begin), end_(end) {}
+
+  enum class Answer { kOk, kOutside, kOverlaps, kUnknown };
+
+  // Freed ranges that the new one overlaps are forgotten and appended to `forgotten`: the client only reuses what no
+  // command can touch any more.
+  [[nodiscard]] Answer add(uint64_t addr, uint64_t bytes, uint32_t flags, std::vector<Range>* forgotten);
+  // keep: some command before `position` has not completed. freed: the range, for whoever accounts.
+  [[nodiscard]] Answer remove(uint64_t addr, uint64_t position, bool keep, Range* freed);
+  // Forgets freed ranges that no command at or after `oldest_pending` can have in use; appends them to `forgotten`.
+  void retire(uint64_t oldest_pending, std::vector<Range>* forgotten);
+  bool has_freed() const { return freed_count_ != 0; }
+
+  // Is [addr, addr + bytes) inside one allocation that was live for a command at `position`? An empty range is, where
+  // its address is.
+  bool contains(uint64_t addr, uint64_t bytes, uint64_t position) const;
+
+  // Lowest address in [lo, hi) with room for `bytes`, aligned; 0 where there is none.
+  uint64_t first_gap(uint64_t lo, uint64_t hi, uint64_t bytes, uint64_t align) const;
+
+  uint64_t live_bytes() const { return live_bytes_; }
+  uint64_t peak_bytes() const { return peak_bytes_; }
+  size_t live_count() const { return ranges_.size() - freed_count_; }
+
+  // Live allocations in address order: what a dump writes.
+  template <class Visit>  // visit(addr, bytes, flags)
+  void for_each_live(Visit visit) const {
+    for (const auto& [addr, a] : ranges_)
+      if (!a.freed_at) visit(addr, a.bytes, a.flags);
+  }
+
+ private:
+  struct Allocation {
+    uint64_t bytes = 0;
+    uint64_t freed_at = 0;  // 0: live; positions of messages are never 0
+    uint32_t flags = 0;
+  };
+  uint64_t begin_ = 0, end_ = 0;
+  std::map<uint64_t, Allocation> ranges_;
+  uint64_t live_bytes_ = 0, peak_bytes_ = 0;
+  size_t freed_count_ = 0;
+  struct Freed {
+    uint64_t position, addr;
+  };
+  std::deque<Freed> freed_;  // in position order; entries that were forgotten early are skipped
+};
+
+}  // namespace devproxy::server

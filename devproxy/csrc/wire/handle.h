@@ -1,0 +1,37 @@
+// Virtual and physical handles are different types, so that mixing them does not compile.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace devproxy {
+
+enum class HandleKind : uint8_t { kNone = 0, kContext = 1, kStream = 2, kEvent = 3, kModule = 4, kFunction = 5 };
+
+// A virtual handle: what the job holds. Chosen by the client, stable over restore.
+//   bits 56..63 kind, 16..55 serial number (never reused), 0..15 index (a stream's place in the stream table)
+struct VHandle {
+  uint64_t value = 0;
+  constexpr HandleKind kind() const { return static_cast<HandleKind>(value >> 56); }
+  constexpr uint16_t index() const { return static_cast<uint16_t>(value); }
+  constexpr bool operator==(const VHandle&) const = default;
+  static constexpr VHandle make(HandleKind kind, uint64_t serial, uint16_t index) {
+    return {static_cast<uint64_t>(kind) << 56 | (serial & 0xff'ffff'ffffull) << 16 | index};
+  }
+};
+
+// The legacy default stream exists in every connection from the start, as index 0 and serial 0.
+inline constexpr VHandle kLegacyStream = VHandle::make(HandleKind::kStream, 0, 0);
+
+// A physical handle: what the device gave the server. Never leaves the server.
+template <class T>
+struct Phys {
+  T value{};
+};
+
+}  // namespace devproxy
+
+template <>
+struct std::hash<devproxy::VHandle> {
+  size_t operator()(const devproxy::VHandle& h) const noexcept { return std::hash<uint64_t>{}(h.value); }
+};

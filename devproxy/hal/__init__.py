@@ -1,0 +1,1 @@
+"""What devproxy runs on."""

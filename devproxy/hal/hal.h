@@ -1,0 +1,208 @@
+// What devproxy asks of a device. The server talks to this; hal/soft and hal/cuda implement it.
+//
+// A Device is one GPU of one server. A Space is one client process on it: an address range, queues, events, modules.
+// A HAL knows no connection, ring or replica: it gets tickets (numbers that only grow) and says when they are done.
+//
+// Level 1 runs a job. Level 2 adds what a checkpoint needs, level 3 what several ranks on one GPU need. caps() says how
+// far a device goes; nobody guesses.
+//
+// Threads: every method of a Space is called by one thread, the owner's dispatch thread, unless it says otherwise.
+// No submitting method blocks. SpaceOwner's methods are called from any device thread and from inside submissions.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "devproxy/csrc/base/status.h"
+
+namespace devproxy::hal {
+
+struct Caps {
+  int level = 1;                 // 1 run, 2 dump and restore, 3 splice
+  bool fixed_addresses = false;  // memory appears at addresses that the caller chose; devproxy needs it
+  bool kernels_see_host_window = false;
+  bool alias_pages = false;  // level 3: one physical page at two addresses
+};
+
+struct Properties {
+  std::string name;
+  std::array<uint8_t, 16> uuid{};
+  uint64_t total_bytes = 0;
+  int32_t major = 0, minor = 0;
+  int32_t pci_domain = 0, pci_bus = 0, pci_device = 0;
+  std::array<int32_t, 256> attributes{};  // by CUdevice_attribute
+};
+
+// Physical objects. A VHandle never reaches the HAL and a Ref never leaves the server, so they cannot be mixed.
+// References are shared because a submitted command keeps alive what it uses after the handle was destroyed.
+class Queue {
+ public:
+  virtual ~Queue() = default;
+};
+class Event {
+ public:
+  virtual ~Event() = default;
+};
+class Module {
+ public:
+  virtual ~Module() = default;
+};
+class Function {
+ public:
+  virtual ~Function() = default;
+};
+using QueueRef = std::shared_ptr<Queue>;
+using EventRef = std::shared_ptr<Event>;
+using ModuleRef = std::shared_ptr<Module>;
+using FunctionRef = std::shared_ptr<Function>;
+
+// CUDA's rule of the legacy stream: a command on kLegacy waits for all earlier commands of kLegacy and kBlocking queues
+// of its space, and they for it. kNonBlocking is exempt.
+enum class QueueKind : uint8_t { kLegacy, kBlocking, kNonBlocking };
+
+// Names one command. position grows from submission to submission over all queues of a space.
+struct Ticket {
+  uint64_t position = 0;
+  uint32_t tag = 0;  // handed back in on_complete
+};
+
+// A rectangle of bytes; height 1 is a plain copy. An address is a device address where *_device is set, else a pointer
+// into host memory of the server that stays valid until on_complete.
+struct CopyArgs {
+  uint64_t dst = 0, src = 0;
+  uint64_t dst_pitch = 0, src_pitch = 0;
+  uint64_t width_bytes = 0, height = 1;
+  bool dst_device = false, src_device = false;
+};
+
+struct MemsetArgs {
+  uint64_t dst = 0, pitch = 0;    // pitch in bytes, between rows
+  uint64_t count = 0, rows = 1;   // elements in a row
+  uint32_t value = 0, width = 1;  // bytes of one element: 1, 2 or 4
+};
+
+struct LaunchArgs {
+  uint32_t grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
+  uint32_t shared_bytes = 0;
+  const uint8_t* params = nullptr;  // 16-byte aligned; only read during the call
+  size_t params_bytes = 0;
+};
+
+struct ParamPlace {
+  uint32_t offset_bytes = 0, size_bytes = 0;
+};
+
+struct FunctionInfo {
+  uint32_t max_threads = 0, shared_bytes = 0, regs = 0;
+  std::vector<ParamPlace> params;  // empty where the function takes one opaque block
+};
+
+// What a Space tells and asks. Every method may be called from several device threads at once and must not block,
+// host_function excepted.
+class SpaceOwner {
+ public:
+  virtual ~SpaceOwner() = default;
+  // A device thread begins (alternative signal stack, names).
+  virtual void on_thread_start() noexcept = 0;
+  // Commands of one queue complete in order; every submitted command completes, also after a fault.
+  virtual void on_complete(uint32_t queue_index, uint64_t position, uint32_t tag) noexcept = 0;
+  // An execution fault. From now on the space executes nothing, but completes everything.
+  virtual void on_fault(int32_t result, const char* text) noexcept = 0;
+  // Is [addr, addr + bytes) inside one allocation that was live for the command at `position`? on_submitter: the caller
+  // is the dispatch thread inside a submission.
+  virtual bool range_live(uint64_t addr, uint64_t bytes, uint64_t position, bool on_submitter) noexcept = 0;
+  // Runs the host function `token`; returns when it has returned, or when the space is being stopped.
+  virtual void host_function(uint64_t token) noexcept = 0;
+};
+
+// Chooses the device address of a module's global; 0 where there is no memory.
+using PlaceGlobal = std::function<uint64_t(uint64_t bytes)>;
+
+struct SpaceConfig {
+  uint64_t device_base = 0, device_bytes = 0;  // where device memory appears, page aligned
+  uint64_t host_base = 0, host_bytes = 0;      // the pinned window, mapped by the caller at this address
+};
+
+class Space {
+ public:
+  virtual ~Space() = default;
+
+  // -- level 1: memory. Precondition of release: no submitted command can still touch the range.
+  virtual Status commit(uint64_t addr, uint64_t bytes) = 0;
+  virtual void release(uint64_t addr, uint64_t bytes) = 0;
+
+  // -- level 1: queues. index: what on_complete says. A destroyed queue still completes what was submitted to it, and
+  // a new queue of the same index starts after that.
+  virtual QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) = 0;
+  virtual void destroy_queue(const QueueRef& queue) = 0;
+  // The smallest position that has not completed, or UINT64_MAX. idle() is the cheap form of the question.
+  virtual uint64_t oldest_pending() = 0;
+  virtual bool idle() const = 0;
+
+  // -- level 1: commands
+  virtual void nop(const QueueRef& queue, Ticket ticket) = 0;
+  virtual void copy(const QueueRef& queue, Ticket ticket, const CopyArgs& args) = 0;
+  virtual void memset(const QueueRef& queue, Ticket ticket, const MemsetArgs& args) = 0;
+  virtual void launch(const QueueRef& queue, Ticket ticket, const FunctionRef& function, const LaunchArgs& args) = 0;
+  virtual void host_function(const QueueRef& queue, Ticket ticket, uint64_t token) = 0;
+
+  // -- level 1: events. wait: for the most recent record before this submission; none is no wait.
+  virtual EventRef create_event(bool timed) = 0;
+  virtual void record(const QueueRef& queue, Ticket ticket, const EventRef& event) = 0;
+  virtual void wait(const QueueRef& queue, Ticket ticket, const EventRef& event) = 0;
+  // kInvalidHandle: one was never recorded, or is not timed. kNotReady: one has not completed.
+  virtual StatusOr<double> elapsed_ms(const EventRef& start, const EventRef& end) = 0;
+
+  // -- level 1: modules
+  virtual StatusOr<ModuleRef> load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal& place) = 0;
+  virtual StatusOr<FunctionRef> get_function(const ModuleRef& module, const std::string& name, FunctionInfo* info) = 0;
+  struct Global {
+    uint64_t addr = 0, bytes = 0;
+  };
+  virtual StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) = 0;
+  virtual std::vector<Global> globals(const ModuleRef& module) = 0;  // those that `place` placed
+  virtual Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) = 0;
+
+  // Ends every queue: commands that run finish, the others are dropped without completion. Nothing may be submitted
+  // afterwards. Blocks until the device threads are gone.
+  virtual void stop() = 0;
+
+  // -- level 2: contents. Precondition: idle(). Any thread.
+  virtual Status read(uint64_t addr, void* to, size_t bytes) {
+    (void)addr, (void)to, (void)bytes;
+    return {kNotSupported, "this device cannot read memory for a checkpoint (level 2)"};
+  }
+  virtual Status write(uint64_t addr, const void* from, size_t bytes) {
+    (void)addr, (void)from, (void)bytes;
+    return {kNotSupported, "this device cannot write memory for a restore (level 2)"};
+  }
+
+  // -- level 3: [addr, addr + bytes) shows the same physical pages as [from_addr, ...) of `from`, until unalias gives
+  // it pages of its own with the same contents. Page aligned. Precondition: idle().
+  virtual Status alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) {
+    (void)addr, (void)bytes, (void)from, (void)from_addr;
+    return {kNotSupported, "this device cannot map one page twice (level 3)"};
+  }
+  virtual Status unalias(uint64_t addr, size_t bytes) {
+    (void)addr, (void)bytes;
+    return {kNotSupported, "this device cannot map one page twice (level 3)"};
+  }
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual Caps caps() const = 0;
+  virtual const Properties& properties() const = 0;
+  // Any thread.
+  virtual StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) = 0;
+  // What the calling thread executes, for the text of a crash: nullptr where nothing. Async-signal-safe.
+  virtual const char* running_here() const noexcept = 0;
+};
+
+}  // namespace devproxy::hal

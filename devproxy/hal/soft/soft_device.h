@@ -1,0 +1,20 @@
+// The software GPU: memory is a sparse file at a fixed address, a kernel is a function of a loaded executor module, a
+// queue is a thread. Levels 1 to 3.
+#pragma once
+
+#include <memory>
+
+#include "devproxy/hal/hal.h"
+
+namespace devproxy::hal::soft {
+
+struct SoftConfig {
+  uint32_t ordinal = 0;       // inside the job; part of the name and the UUID
+  uint64_t memory_bytes = 0;  // what the device says that it has
+  bool chaos = false;         // nothing runs on the submitting thread; seeded delays between commands
+  uint64_t chaos_seed = 0;
+};
+
+std::unique_ptr<Device> make_device(const SoftConfig& config);
+
+}  // namespace devproxy::hal::soft

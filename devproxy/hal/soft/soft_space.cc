@@ -1,0 +1,531 @@
+#include "devproxy/hal/soft/soft_space.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <iterator>
+
+namespace devproxy::hal::soft {
+
+namespace {
+
+// Freed memory is given back to the host when this much of it may hold pages, or a quarter of what is live: often
+// enough that resident memory follows the job, rarely enough that steady allocation patterns never fault their pages
+// anew.
+constexpr uint64_t kIdleFloorBytes = 256u << 20;
+constexpr uint64_t kPage = 4096;
+
+thread_local const char* t_running = nullptr;
+
+struct Running {
+  explicit Running(const char* what) { t_running = what; }
+  ~Running() { t_running = nullptr; }
+};
+
+uint64_t clock_ns() {
+  timespec ts;
+  clock_gettime(CLOCK_MONOTONIC, &ts);
+  return static_cast<uint64_t>(ts.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(ts.tv_nsec);
+}
+
+uint64_t next_random(uint64_t& state) {  // splitmix64
+  uint64_t z = state += 0x9e3779b97f4a7c15;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+  z = (z ^ z >> 27) * 0x94d049bb133111eb;
+  return z ^ z >> 31;
+}
+
+// What check_range needs to know of the command that asks.
+struct RangeCheck {
+  SpaceOwner* owner;
+  uint64_t position;
+  bool on_submitter;
+};
+
+int check_range(void* cookie, uint64_t addr, uint64_t bytes) {
+  const auto* check = static_cast<const RangeCheck*>(cookie);
+  return check->owner->range_live(addr, bytes, check->position, check->on_submitter);
+}
+
+void copy_rows(const CopyArgs& a) {
+  auto* dst = reinterpret_cast<uint8_t*>(a.dst);
+  const auto* src = reinterpret_cast<const uint8_t*>(a.src);
+  for (uint64_t row = 0; row < a.height; row++)
+    std::memmove(dst + row * a.dst_pitch, src + row * a.src_pitch, a.width_bytes);
+}
+
+void fill_rows(const MemsetArgs& a) {
+  for (uint64_t row = 0; row < a.rows; row++) {
+    const uint64_t at = a.dst + row * a.pitch;
+    if (a.width == 1) std::memset(reinterpret_cast<void*>(at), static_cast<int>(a.value & 0xff), a.count);
+    if (a.width == 2) std::fill_n(reinterpret_cast<uint16_t*>(at), a.count, static_cast<uint16_t>(a.value));
+    if (a.width == 4) std::fill_n(reinterpret_cast<uint32_t*>(at), a.count, a.value);
+  }
+}
+
+}  // namespace
+
+const char* running_here() noexcept { return t_running; }
+
+// -- memory ---------------------------------------------------------------------------------------------------------
+
+StatusOr<std::unique_ptr<Space>> SoftSpace::open(const SoftConfig& device, const SpaceConfig& config,
+                                                 SpaceOwner& owner) {
+  const int fd = memfd_create("devproxy-device-memory", MFD_CLOEXEC);
+  if (fd < 0) return Status::from_errno(kOutOfMemory, "making the software GPU's memory");
+  if (ftruncate(fd, static_cast<off_t>(config.device_bytes)) != 0) {
+    const Status why = Status::from_errno(kOutOfMemory, "sizing the software GPU's memory");
+    close(fd);
+    return why;
+  }
+  void* const want = reinterpret_cast<void*>(config.device_base);
+  void* const got =
+      mmap(want, config.device_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED_NOREPLACE, fd, 0);
+  if (got != want) {
+    const Status why = Status::from_errno(kOutOfMemory, "mapping the software GPU's memory at its fixed address");
+    if (got != MAP_FAILED) munmap(got, config.device_bytes);  // a kernel before 4.17 ignores NOREPLACE
+    close(fd);
+    return why;
+  }
+  madvise(want, config.device_bytes, MADV_DONTDUMP);  // a core file of the server is about the server
+  return std::unique_ptr<Space>(std::make_unique<SoftSpace>(device, config, owner, fd));
+}
+
+SoftSpace::SoftSpace(const SoftConfig& device, const SpaceConfig& config, SpaceOwner& owner, int memory_fd)
+    : device_(device), config_(config), owner_(owner), memory_fd_(memory_fd) {}
+
+SoftSpace::~SoftSpace() {
+  stop();
+  munmap(reinterpret_cast<void*>(config_.device_base), config_.device_bytes);
+  close(memory_fd_);
+}
+
+Status SoftSpace::commit(uint64_t addr, uint64_t bytes) {
+  if (!owns(addr, bytes)) return {kInvalidValue, "the range is outside the device memory of this process"};
+  idle_.erase(addr, addr + bytes);
+  live_bytes_ += bytes;
+  return {};  // pages appear at first touch
+}
+
+void SoftSpace::release(uint64_t addr, uint64_t bytes) {
+  live_bytes_ -= std::min(live_bytes_, bytes);
+  idle_.insert(addr, addr + bytes);
+  if (idle_.bytes() > std::max(kIdleFloorBytes, live_bytes_ / 4)) punch_idle();
+}
+
+void SoftSpace::punch_idle() {
+  for (const auto& [begin, end] : idle_) {
+    const uint64_t first = (begin + kPage - 1) & ~(kPage - 1), last = end & ~(kPage - 1);
+    if (first < last)
+      fallocate(memory_fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first - config_.device_base),
+                static_cast<off_t>(last - first));
+  }
+  idle_.clear();
+}
+
+Status SoftSpace::read(uint64_t addr, void* to, size_t bytes) {
+  if (!owns(addr, bytes)) return {kInvalidValue, "the range is outside the device memory of this process"};
+  std::memcpy(to, reinterpret_cast<const void*>(addr), bytes);
+  return {};
+}
+
+Status SoftSpace::write(uint64_t addr, const void* from, size_t bytes) {
+  if (!owns(addr, bytes)) return {kInvalidValue, "the range is outside the device memory of this process"};
+  std::memcpy(reinterpret_cast<void*>(addr), from, bytes);
+  return {};
+}
+
+Status SoftSpace::alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) {
+  auto& other = static_cast<SoftSpace&>(from);  // one device has one kind of space
+  if (!owns(addr, bytes) || !other.owns(from_addr, bytes) || (addr | from_addr | bytes) % kPage != 0)
+    return {kInvalidValue, "an alias covers whole pages inside the device memory of both processes"};
+  if (mmap(reinterpret_cast<void*>(addr), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
+           other.memory_fd_, static_cast<off_t>(from_addr - other.config_.device_base)) == MAP_FAILED)
+    return Status::from_errno(kOutOfMemory, "mapping pages a second time");
+  return {};
+}
+
+Status SoftSpace::unalias(uint64_t addr, size_t bytes) {
+  if (!owns(addr, bytes) || (addr | bytes) % kPage != 0)
+    return {kInvalidValue, "an alias covers whole pages inside the device memory of the process"};
+  const auto offset = static_cast<off_t>(addr - config_.device_base);
+  for (size_t done = 0; done < bytes;) {  // the contents first, into the pages that will show again
+    const ssize_t n =
+        pwrite(memory_fd_, reinterpret_cast<const void*>(addr + done), bytes - done, offset + static_cast<off_t>(done));
+    if (n <= 0) return Status::from_errno(kOutOfMemory, "giving an alias pages of its own");
+    done += static_cast<size_t>(n);
+  }
+  if (mmap(reinterpret_cast<void*>(addr), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
+           memory_fd_, offset) == MAP_FAILED)
+    return Status::from_errno(kOutOfMemory, "mapping a process's own pages again");
+  return {};
+}
+
+// -- queues ---------------------------------------------------------------------------------------------------------
+
+QueueRef SoftSpace::create_queue(QueueKind kind, int32_t, uint32_t index) {  // all priorities are one to us
+  reap(false);
+  auto queue = std::make_shared<SoftQueue>();
+  queue->kind = kind;
+  queue->index = index;
+  queue->chaos_state = device_.chaos_seed * 0x9e3779b97f4a7c15 + index;
+  for (const auto& old : leaving_)  // the latest of several wins: it waited for those before it
+    if (old->index == index && old->submitted > old->published.load(std::memory_order_acquire))
+      queue->before = {old, old->submitted};
+  queues_[index] = queue;
+  return queue;
+}
+
+void SoftSpace::destroy_queue(const QueueRef& ref) {
+  SoftQueue& queue = of(ref);
+  const auto it = queues_.find(queue.index);
+  if (it == queues_.end() || it->second.get() != &queue) return;
+  {
+    std::lock_guard lock(mu_);
+    queue.closing = true;
+    queue.wake.notify_one();
+  }
+  leaving_.push_back(it->second);
+  queues_.erase(it);
+  reap(false);
+}
+
+// Joins the workers of destroyed queues that have finished, or of all.
+void SoftSpace::reap(bool all) {
+  std::erase_if(leaving_, [&](const std::shared_ptr<SoftQueue>& queue) {
+    if (queue->worker.joinable()) {
+      if (!all) {
+        std::lock_guard lock(mu_);
+        if (!queue->gone) return false;
+      }
+      queue->worker.join();
+    }
+    return true;
+  });
+}
+
+void SoftSpace::stop() {
+  {
+    std::lock_guard lock(mu_);
+    stopping_ = true;
+    for (auto& [index, queue] : queues_) queue->wake.notify_one();
+    for (auto& queue : leaving_) queue->wake.notify_one();
+  }
+  for (auto& [index, queue] : queues_) leaving_.push_back(queue);
+  queues_.clear();
+  reap(true);
+}
+
+uint64_t SoftSpace::oldest_pending() {
+  if (idle()) return UINT64_MAX;
+  uint64_t oldest = UINT64_MAX;
+  std::lock_guard lock(mu_);
+  auto look = [&](const SoftQueue& queue) {
+    if (queue.running)
+      oldest = std::min(oldest, queue.running);
+    else if (!queue.commands.empty())
+      oldest = std::min(oldest, queue.commands.front().command.ticket.position);
+  };
+  for (const auto& [index, queue] : queues_) look(*queue);
+  for (const auto& queue : leaving_) look(*queue);
+  return oldest;
+}
+
+// -- submission -----------------------------------------------------------------------------------------------------
+
+void SoftSpace::submit(const QueueRef& ref, Command& command, std::shared_ptr<void> keeps, const Dependency* extra) {
+  SoftQueue& queue = of(ref);
+  command.queue_index = queue.index;
+  const bool at_once = queue.kind == QueueKind::kLegacy && !device_.chaos && command.action != Action::kHostFunction &&
+                       pending_blocking_.load(std::memory_order_acquire) == 0 &&
+                       (!extra || extra->queue->published.load(std::memory_order_acquire) >= extra->position);
+  if (!at_once) return enqueue(ref, command, std::move(keeps), extra);
+  execute(command, true);
+  queue.submitted = command.ticket.position;
+  owner_.on_complete(queue.index, command.ticket.position, command.ticket.tag);
+  queue.published.store(command.ticket.position, std::memory_order_release);
+}
+
+void SoftSpace::enqueue(const QueueRef& ref, Command& command, std::shared_ptr<void> keeps, const Dependency* extra) {
+  SoftQueue& queue = of(ref);
+  Pending pending;
+  auto need = [&](const std::shared_ptr<SoftQueue>& other, uint64_t position) {
+    if (position > other->published.load(std::memory_order_acquire)) pending.needs.push_back({other, position});
+  };
+  if (extra) need(extra->queue, extra->position);
+  if (queue.before.queue) need(queue.before.queue, queue.before.position), queue.before = {};
+  const auto legacy = queues_.find(0);
+  if (queue.kind == QueueKind::kBlocking && legacy != queues_.end()) need(legacy->second, legacy->second->submitted);
+  if (queue.kind == QueueKind::kLegacy) {
+    for (const auto& [index, other] : queues_)
+      if (other->kind == QueueKind::kBlocking) need(other, other->submitted);
+    for (const auto& other : leaving_)
+      if (other->kind == QueueKind::kBlocking) need(other, other->submitted);
+  }
+  if (command.action == Action::kLaunch) {
+    pending.params = std::make_unique<uint8_t[]>(command.launch.params_bytes + 1);  // new[] aligns to 16
+    if (command.launch.params_bytes)
+      std::memcpy(pending.params.get(), command.launch.params, command.launch.params_bytes);
+    command.launch.params = pending.params.get();
+  }
+  pending.command = command;
+  pending.keeps = std::move(keeps);
+  queue.submitted = command.ticket.position;
+  pending_all_.fetch_add(1, std::memory_order_relaxed);
+  if (queue.kind != QueueKind::kNonBlocking) pending_blocking_.fetch_add(1, std::memory_order_relaxed);
+  {
+    std::lock_guard lock(mu_);
+    queue.commands.push_back(std::move(pending));
+    queue.wake.notify_one();
+  }
+  if (!queue.worker.joinable())
+    queue.worker = std::thread([this, self = std::static_pointer_cast<SoftQueue>(ref)] { work(self); });
+}
+
+void SoftSpace::work(const std::shared_ptr<SoftQueue>& queue) {
+  owner_.on_thread_start();
+  std::unique_lock lock(mu_);
+  for (;;) {
+    queue->wake.wait(lock, [&] { return stopping_ || !queue->commands.empty() || queue->closing; });
+    if (stopping_ || queue->commands.empty()) break;
+    // push_back never moves the front of a deque, so this reference stays good while mu_ is let go.
+    for (const Dependency& need : queue->commands.front().needs) {
+      if (need.queue->published.load(std::memory_order_acquire) >= need.position) continue;
+      queue->asleep_on = need.queue.get();
+      sleepers_.push_back(queue.get());
+      queue->wake.wait(
+          lock, [&] { return stopping_ || need.queue->published.load(std::memory_order_acquire) >= need.position; });
+      std::erase(sleepers_, queue.get());
+      queue->asleep_on = nullptr;
+    }
+    if (stopping_) break;
+    Pending pending = std::move(queue->commands.front());
+    queue->commands.pop_front();
+    const Ticket ticket = pending.command.ticket;
+    queue->running = ticket.position;
+    lock.unlock();
+
+    if (device_.chaos) chaos_delay(*queue);
+    execute(pending.command, false);
+    owner_.on_complete(queue->index, ticket.position, ticket.tag);
+    pending = {};  // may unload a module; not under the lock
+
+    lock.lock();
+    queue->running = 0;
+    queue->published.store(ticket.position, std::memory_order_release);
+    if (queue->kind != QueueKind::kNonBlocking) pending_blocking_.fetch_sub(1, std::memory_order_release);
+    pending_all_.fetch_sub(1, std::memory_order_release);
+    for (SoftQueue* other : sleepers_)
+      if (other->asleep_on == queue.get()) other->wake.notify_one();
+  }
+  queue->gone = true;
+}
+
+// Legal but unkind: streams drift apart, never a stream within itself.
+void SoftSpace::chaos_delay(SoftQueue& queue) {
+  const uint64_t dice = next_random(queue.chaos_state);
+  uint64_t delay_us = 0;
+  if (dice % 64 == 0)
+    delay_us = dice / 64 % 3000;
+  else if (dice % 8 == 0)
+    delay_us = dice / 64 % 300;
+  if (delay_us) {
+    const timespec nap{0, static_cast<long>(delay_us * 1000)};
+    nanosleep(&nap, nullptr);
+  } else {
+    std::this_thread::yield();
+  }
+}
+
+void SoftSpace::nop(const QueueRef& queue, Ticket ticket) {
+  Command command;
+  command.ticket = ticket;
+  submit(queue, command, nullptr, nullptr);
+}
+
+void SoftSpace::copy(const QueueRef& queue, Ticket ticket, const CopyArgs& args) {
+  Command command;
+  command.action = Action::kCopy;
+  command.ticket = ticket;
+  command.copy = args;
+  submit(queue, command, nullptr, nullptr);
+}
+
+void SoftSpace::memset(const QueueRef& queue, Ticket ticket, const MemsetArgs& args) {
+  Command command;
+  command.action = Action::kMemset;
+  command.ticket = ticket;
+  command.memset = args;
+  submit(queue, command, nullptr, nullptr);
+}
+
+void SoftSpace::launch(const QueueRef& queue, Ticket ticket, const FunctionRef& function, const LaunchArgs& args) {
+  Command command;
+  command.action = Action::kLaunch;
+  command.ticket = ticket;
+  command.launch = args;
+  command.function = static_cast<const SoftFunction*>(function.get());
+  submit(queue, command, function, nullptr);
+}
+
+void SoftSpace::host_function(const QueueRef& queue, Ticket ticket, uint64_t token) {
+  Command command;
+  command.action = Action::kHostFunction;
+  command.ticket = ticket;
+  command.token = token;
+  submit(queue, command, nullptr, nullptr);
+}
+
+// -- events ---------------------------------------------------------------------------------------------------------
+
+EventRef SoftSpace::create_event(bool timed) {
+  auto event = std::make_shared<SoftEvent>();
+  event->timed = timed;
+  return event;
+}
+
+void SoftSpace::record(const QueueRef& queue, Ticket ticket, const EventRef& ref) {
+  auto& event = static_cast<SoftEvent&>(*ref);
+  auto record = std::make_shared<Record>();
+  record->queue = std::static_pointer_cast<SoftQueue>(queue);
+  record->position = ticket.position;
+  event.last = record;
+  Command command;
+  command.action = Action::kRecord;
+  command.ticket = ticket;
+  command.record = record.get();
+  submit(queue, command, std::move(record), nullptr);
+}
+
+void SoftSpace::wait(const QueueRef& queue, Ticket ticket, const EventRef& ref) {
+  const auto& event = static_cast<const SoftEvent&>(*ref);
+  Command command;
+  command.ticket = ticket;
+  if (!event.last) return submit(queue, command, nullptr, nullptr);
+  const Dependency need{event.last->queue, event.last->position};
+  submit(queue, command, nullptr, &need);
+}
+
+StatusOr<double> SoftSpace::elapsed_ms(const EventRef& start_ref, const EventRef& end_ref) {
+  const auto& start = static_cast<const SoftEvent&>(*start_ref);
+  const auto& end = static_cast<const SoftEvent&>(*end_ref);
+  if (!start.timed || !end.timed) return Status(kInvalidHandle, "an event was created without timing");
+  if (!start.last || !end.last) return Status(kInvalidHandle, "an event was never recorded");
+  const uint64_t a = start.last->time_ns.load(std::memory_order_acquire);
+  const uint64_t b = end.last->time_ns.load(std::memory_order_acquire);
+  if (!a || !b) return Status(kNotReady, "an event has not completed");
+  return (static_cast<double>(b) - static_cast<double>(a)) * 1e-6;
+}
+
+// -- execution ------------------------------------------------------------------------------------------------------
+
+void SoftSpace::execute(Command& command, bool on_submitter) {
+  // A record completes after a fault too, so that whoever asks for its time gets an answer.
+  if (command.action == Action::kRecord) return command.record->time_ns.store(clock_ns(), std::memory_order_release);
+  if (faulted_.load(std::memory_order_acquire)) return;
+  switch (command.action) {
+    case Action::kCopy: {
+      const Running running("memory copy");
+      return copy_rows(command.copy);
+    }
+    case Action::kMemset: {
+      const Running running("memory set");
+      return fill_rows(command.memset);
+    }
+    case Action::kLaunch: return run_kernel(command, on_submitter);
+    case Action::kHostFunction: return owner_.host_function(command.token);
+    case Action::kNop:
+    case Action::kRecord: return;
+  }
+}
+
+void SoftSpace::run_kernel(Command& command, bool on_submitter) {
+  const SoftFunction& function = *command.function;
+  RangeCheck check{&owner_, command.ticket.position, on_submitter};
+  const devproxy_soft_services services{&check_range, &check};
+  char error[512];
+  error[0] = 0;
+  devproxy_soft_launch launch{};
+  std::copy_n(command.launch.grid, 3, launch.grid);
+  std::copy_n(command.launch.block, 3, launch.block);
+  launch.shared_bytes = command.launch.shared_bytes;
+  launch.device = device_.ordinal;
+  launch.stream = command.queue_index;
+  launch.params = command.launch.params;
+  launch.params_bytes = command.launch.params_bytes;
+  launch.services = &services;
+  launch.function_cookie = function.entry.cookie;
+  launch.error = error;
+  launch.error_bytes = sizeof error;
+  int result;
+  {
+    const Running running(function.name.c_str());
+    try {
+      result = function.entry.kernel(&launch);
+    } catch (const std::exception& e) {  // a C ABI must not throw; a kernel that does has failed
+      result = kLaunchFailed;
+      std::snprintf(error, sizeof error, "%s", e.what());
+    } catch (...) {
+      result = kLaunchFailed;
+      std::snprintf(error, sizeof error, "it threw an exception of unknown type");
+    }
+  }
+  if (result == 0) return;
+  if (!is_execution_fault(result)) result = kLaunchFailed;
+  faulted_.store(true, std::memory_order_release);
+  error[sizeof error - 1] = 0;
+  char text[640];
+  std::snprintf(text, sizeof text, "kernel '%s' failed: %s", function.name.c_str(),
+                error[0] ? error : "no reason given");
+  owner_.on_fault(result, text);
+}
+
+// -- modules --------------------------------------------------------------------------------------------------------
+
+StatusOr<ModuleRef> SoftSpace::load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal& place) {
+  auto module = SoftModule::load(image, image_bytes, device_.ordinal, place);
+  if (!module.ok()) return std::move(module).status();
+  return ModuleRef(*module);
+}
+
+StatusOr<FunctionRef> SoftSpace::get_function(const ModuleRef& ref, const std::string& name, FunctionInfo* info) {
+  auto module = std::static_pointer_cast<SoftModule>(ref);
+  auto function = std::make_shared<SoftFunction>();
+  if (module->table()->get_function(name.c_str(), &function->entry) != 0 || !function->entry.kernel)
+    return Status(kNotFound, "the module has no function '" + name + "'");
+  const devproxy_soft_function& entry = function->entry;
+  if (entry.n_params > std::size(entry.params))
+    return Status(kInvalidImage,
+                  "function '" + name + "' says that it has " + std::to_string(entry.n_params) + " parameters");
+  info->max_threads = entry.max_threads ? entry.max_threads : 1024;
+  info->shared_bytes = entry.shared_bytes;
+  info->regs = 32;
+  info->params.clear();
+  for (uint32_t i = 0; i < entry.n_params; i++) info->params.push_back({entry.params[i].offset, entry.params[i].size});
+  function->module = std::move(module);
+  function->name = name;
+  return FunctionRef(function);
+}
+
+StatusOr<Space::Global> SoftSpace::get_global(const ModuleRef& ref, const std::string& name) {
+  for (const auto& global : static_cast<const SoftModule&>(*ref).globals())
+    if (global.name == name) return global.place;
+  return Status(kNotFound, "the module has no global '" + name + "'");
+}
+
+std::vector<Space::Global> SoftSpace::globals(const ModuleRef& ref) {
+  std::vector<Global> all;
+  for (const auto& global : static_cast<const SoftModule&>(*ref).globals()) all.push_back(global.place);
+  return all;
+}
+
+Status SoftSpace::set_attribute(const FunctionRef&, uint32_t, int32_t) { return {}; }  // hints; nothing to tune here
+
+}  // namespace devproxy::hal::soft

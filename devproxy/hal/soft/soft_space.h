@@ -1,0 +1,184 @@
+// One client process on the software GPU: its memory and its queues.
+//
+// Who owns what
+//   the submitting thread   (one, the owner's dispatch thread) calls every submitting method; owns
+//   SoftQueue::submitted,
+//                           the list of queues, idle_ and everything without another owner
+//   a worker                one thread per queue, made at the first command that needs one; executes that queue's
+//   commands mu_                     guards every queue's `commands`, `running`, `closing`, `asleep_on`, and stopping_
+//   atomics                 SoftQueue::published (written by whoever executed), pending_*_ (submitter adds, workers
+//                           subtract), faulted_
+// Locks: mu_ is the only one here, and no owner callback runs under it.
+//
+// Order. Every dependency is (queue, position) with a smaller position than the command that has it, and a queue runs
+// its commands in order. So the pending command with the smallest position can always run, or is a host function that
+// the client will answer: there is no cycle.
+//
+// Inline execution. A command of the legacy queue runs on the submitting thread when no legacy or blocking command is
+// pending on a worker. Nothing can slip in meanwhile, because the only thread that submits is busy; so later commands
+// of blocking queues wait for it for free. Non-blocking queues go on by themselves.
+//
+// Interleavings that worried us
+//   1. A legacy command finished on the worker, but its on_complete has not been called yet, and the submitter runs the
+//      next one inline: the counters of the legacy stream would go backwards. Therefore a worker subtracts from
+//      pending_blocking_ (release) after on_complete, and the submitter reads 0 (acquire) before it runs inline.
+//   2. The client saw a command complete and asks EVENT_ELAPSED: Record::time_ns is stored before on_complete.
+//   3. A stream index is given to a new queue while the old one still completes commands: the new queue's first
+//      command depends on the old queue's last. Dependencies look at `published`, which is set after on_complete, so
+//      the counters of one index never go backwards either.
+//   4. A worker finds its dependency unsatisfied and sleeps while the other worker publishes: both under mu_.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "devproxy/hal/hal.h"
+#include "devproxy/hal/soft/range_set.h"
+#include "devproxy/hal/soft/soft_device.h"
+#include "devproxy/hal/soft/soft_module.h"
+
+namespace devproxy::hal::soft {
+
+// What the calling thread runs just now; read by the crash handler.
+const char* running_here() noexcept;
+
+class SoftSpace final : public Space {
+ public:
+  static StatusOr<std::unique_ptr<Space>> open(const SoftConfig& device, const SpaceConfig& config, SpaceOwner& owner);
+  SoftSpace(const SoftConfig& device, const SpaceConfig& config, SpaceOwner& owner, int memory_fd);
+  ~SoftSpace() override;
+
+  Status commit(uint64_t addr, uint64_t bytes) override;
+  void release(uint64_t addr, uint64_t bytes) override;
+
+  QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;
+  void destroy_queue(const QueueRef& queue) override;
+  uint64_t oldest_pending() override;
+  bool idle() const override { return pending_all_.load(std::memory_order_acquire) == 0; }
+
+  void nop(const QueueRef& queue, Ticket ticket) override;
+  void copy(const QueueRef& queue, Ticket ticket, const CopyArgs& args) override;
+  void memset(const QueueRef& queue, Ticket ticket, const MemsetArgs& args) override;
+  void launch(const QueueRef& queue, Ticket ticket, const FunctionRef& function, const LaunchArgs& args) override;
+  void host_function(const QueueRef& queue, Ticket ticket, uint64_t token) override;
+
+  EventRef create_event(bool timed) override;
+  void record(const QueueRef& queue, Ticket ticket, const EventRef& event) override;
+  void wait(const QueueRef& queue, Ticket ticket, const EventRef& event) override;
+  StatusOr<double> elapsed_ms(const EventRef& start, const EventRef& end) override;
+
+  StatusOr<ModuleRef> load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal& place) override;
+  StatusOr<FunctionRef> get_function(const ModuleRef& module, const std::string& name, FunctionInfo* info) override;
+  StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) override;
+  std::vector<Global> globals(const ModuleRef& module) override;
+  Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) override;
+
+  void stop() override;
+
+  Status read(uint64_t addr, void* to, size_t bytes) override;
+  Status write(uint64_t addr, const void* from, size_t bytes) override;
+  Status alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) override;
+  Status unalias(uint64_t addr, size_t bytes) override;
+
+ private:
+  struct SoftQueue;
+
+  struct Dependency {
+    std::shared_ptr<SoftQueue> queue;
+    uint64_t position = 0;
+  };
+
+  // One record of an event; a new one per record call, so that a wait keeps the one that it was for.
+  struct Record {
+    std::shared_ptr<SoftQueue> queue;
+    uint64_t position = 0;
+    std::atomic<uint64_t> time_ns{0};  // 0 until complete
+  };
+  struct SoftEvent final : Event {
+    bool timed = true;
+    std::shared_ptr<Record> last;
+  };
+
+  enum class Action : uint8_t { kNop, kCopy, kMemset, kLaunch, kRecord, kHostFunction };
+
+  struct Command {
+    Action action = Action::kNop;
+    uint32_t queue_index = 0;
+    Ticket ticket;
+    union {
+      CopyArgs copy;
+      MemsetArgs memset;
+      LaunchArgs launch;
+      uint64_t token;
+    };
+    const SoftFunction* function = nullptr;
+    Record* record = nullptr;
+    Command() : token(0) {}
+  };
+
+  // A command on a worker's list, with what it keeps alive and what it waits for.
+  struct Pending {
+    Command command;
+    std::vector<Dependency> needs;
+    std::shared_ptr<void> keeps;
+    std::unique_ptr<uint8_t[]> params;
+  };
+
+  struct SoftQueue final : Queue {
+    QueueKind kind = QueueKind::kBlocking;
+    uint32_t index = 0;
+    uint64_t submitted = 0;              // submitting thread only
+    Dependency before;                   // the former queue of this index; submitting thread only
+    std::atomic<uint64_t> published{0};  // everything up to here has completed, on_complete included
+    // under mu_
+    std::deque<Pending> commands;
+    uint64_t running = 0;  // position of the command being executed, 0 for none
+    bool closing = false;
+    bool gone = false;                     // the worker has returned
+    const SoftQueue* asleep_on = nullptr;  // whose progress the worker waits for
+    std::condition_variable wake;
+    std::thread worker;        // submitting thread only
+    uint64_t chaos_state = 0;  // worker only
+  };
+
+  static SoftQueue& of(const QueueRef& queue) { return static_cast<SoftQueue&>(*queue); }
+  void submit(const QueueRef& queue, Command& command, std::shared_ptr<void> keeps, const Dependency* extra);
+  void enqueue(const QueueRef& queue, Command& command, std::shared_ptr<void> keeps, const Dependency* extra);
+  void execute(Command& command, bool on_submitter);
+  void run_kernel(Command& command, bool on_submitter);
+  void work(const std::shared_ptr<SoftQueue>& queue);
+  void chaos_delay(SoftQueue& queue);
+  void reap(bool all);
+  void punch_idle();
+  bool owns(uint64_t addr, uint64_t bytes) const {
+    return addr >= config_.device_base && bytes <= config_.device_bytes &&
+           addr - config_.device_base <= config_.device_bytes - bytes;
+  }
+
+  const SoftConfig device_;
+  const SpaceConfig config_;
+  SpaceOwner& owner_;
+  int memory_fd_;
+
+  std::atomic<uint32_t> pending_blocking_{0};  // on workers of legacy and blocking queues
+  std::atomic<uint32_t> pending_all_{0};       // on all workers
+  std::atomic<bool> faulted_{false};
+
+  std::mutex mu_;
+  bool stopping_ = false;
+  std::vector<SoftQueue*> sleepers_;  // workers that wait for another queue; few
+
+  // submitting thread only
+  std::map<uint32_t, std::shared_ptr<SoftQueue>> queues_;  // by index
+  std::vector<std::shared_ptr<SoftQueue>> leaving_;        // destroyed, worker not joined yet
+  RangeSet idle_;                                          // released, perhaps still holding pages
+  uint64_t live_bytes_ = 0;
+};
+
+}  // namespace devproxy::hal::soft

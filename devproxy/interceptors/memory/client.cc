@@ -1,0 +1,659 @@
+// Device memory and copies. The client's allocator chooses addresses and tells the server in ring order; a copy is a
+// command on a stream between two places: device, pinned window, or a staging chunk for everything else.
+#include <string.h>
+
+#include <algorithm>
+
+#include "devproxy/interceptors/client_common.h"
+#include "devproxy/interceptors/hostmem/client.h"
+
+namespace devproxy::sa::memory {
+
+using client::Allocation;
+using client::DeviceState;
+using client::Place;
+using client::place_of;
+using client::StreamObj;
+using wire::Opcode;
+
+namespace {
+
+enum Space : uint8_t { kDevice = 0, kPinned = 1, kChunk = 2 };
+
+// A 2D region of bytes; a plain run is height 1.
+struct Region {
+  uint64_t addr;
+  uint64_t pitch;
+};
+
+VHandle vhandle(const StreamObj* s) { return VHandle{s->handle.load(std::memory_order_relaxed)}; }
+uint64_t chunk_offset(uint32_t chunk) { return static_cast<uint64_t>(chunk) * kChunkBytes; }
+
+int32_t post_copy(DeviceState* d, StreamObj* s, uint64_t dst, Space dst_space, uint64_t src, Space src_space,
+                  uint64_t bytes, uint32_t chunk_release, uint64_t* end) {
+  const wire::COPY_req req{vhandle(s), dst, src, bytes, dst_space, src_space, 0, chunk_release};
+  const int32_t rc = d->conn().post(Opcode::COPY, req, end);
+  if (rc == kOk) s->note(*end);
+  return rc;
+}
+
+int32_t post_copy_2d(DeviceState* d, StreamObj* s, Region dst, Space dst_space, Region src, Space src_space,
+                     uint64_t width, uint64_t height, uint32_t chunk_release, uint64_t* end) {
+  const wire::COPY_2D_req req{vhandle(s), dst.addr,  src.addr,  dst.pitch, src.pitch,    width,
+                              height,     dst_space, src_space, 0,         chunk_release};
+  const int32_t rc = d->conn().post(Opcode::COPY_2D, req, end);
+  if (rc == kOk) s->note(*end);
+  return rc;
+}
+
+// How a copy is seen from one device: its own memory, its own pinned window, or neither.
+Space space_on(DeviceState* d, uint64_t addr) {
+  const Place p = place_of(addr);
+  if (p.device != d->ordinal()) return kChunk;
+  return p.pinned ? kPinned : kDevice;
+}
+
+// Pageable host -> device: through staging chunks, so the source is free when the call returns (cuda.h: "once the
+// pageable buffer has been copied to the staging memory").
+int32_t stage_in(DeviceState* d, StreamObj* s, uint64_t dst, const void* src, uint64_t bytes) {
+  const auto* p = static_cast<const uint8_t*>(src);
+  while (bytes) {
+    const uint64_t n = std::min<uint64_t>(bytes, kChunkBytes);
+    int32_t rc = kOk;
+    const uint32_t chunk = d->conn().take_chunk(&rc);
+    if (chunk == kChunks) return rc;
+    memcpy(d->conn().chunk(chunk), p, n);
+    uint64_t end;
+    rc = post_copy(d, s, dst, kDevice, chunk_offset(chunk), kChunk, n, chunk + 1, &end);
+    if (rc != kOk) {
+      d->conn().free_chunk(chunk);
+      return rc;
+    }
+    dst += n;
+    p += n;
+    bytes -= n;
+  }
+  return kOk;
+}
+
+// Device -> pageable host: a few chunks in flight, so that the server copies the next while we empty the last.
+int32_t stage_out(DeviceState* d, StreamObj* s, void* dst, uint64_t src, uint64_t bytes) {
+  constexpr int kDepth = 4;
+  struct Flight {
+    uint32_t chunk;
+    uint64_t end, bytes;
+  } flights[kDepth];
+  int head = 0, count = 0;
+  auto* out = static_cast<uint8_t*>(dst);
+  int32_t first = kOk;
+  while (bytes || count) {
+    while (bytes && count < kDepth && first == kOk) {
+      const uint64_t n = std::min<uint64_t>(bytes, kChunkBytes);
+      const uint32_t chunk = d->conn().take_chunk(&first);
+      if (chunk == kChunks) break;
+      Flight& f = flights[(head + count) % kDepth];
+      f = {chunk, 0, n};
+      first = post_copy(d, s, chunk_offset(chunk), kChunk, src, kDevice, n, 0, &f.end);
+      if (first != kOk) {
+        d->conn().free_chunk(chunk);
+        break;
+      }
+      src += n;
+      bytes -= n;
+      ++count;
+    }
+    if (count == 0) break;
+    const Flight f = flights[head];
+    const int32_t rc = d->conn().wait(s->index, f.end);
+    if (first == kOk) first = rc;
+    if (first == kOk) memcpy(out, d->conn().chunk(f.chunk), f.bytes);
+    out += f.bytes;
+    d->conn().free_chunk(f.chunk);
+    head = (head + 1) % kDepth;
+    --count;
+    if (first != kOk) bytes = 0;
+  }
+  if (first == kOk) first = d->conn().take_late_error();
+  return first;
+}
+
+enum Direction { kHtoD, kDtoH, kDtoD, kAny };
+
+bool live(DeviceState* d, uint64_t addr, uint64_t bytes) {
+  uint64_t base;
+  Allocation a;
+  if (d->find(addr, &base, &a)) return bytes <= a.bytes - (addr - base);
+  if (d->find_pinned(addr, &base, &a)) return bytes <= a.bytes - (addr - base);
+  // Above the client's half the server keeps module globals; it checks those itself.
+  return d->conn().is_device(addr) && addr >= d->conn().device_base() + kDeviceBytes / 2;
+}
+
+// A device-visible side (device memory or pinned) must be live; the driver answers INVALID_VALUE too.
+bool valid_side(uint64_t addr, uint64_t bytes) {
+  const Place p = place_of(addr);
+  return p.device < 0 || live(client::device_state_if_attached(p.device), addr, bytes);
+}
+
+// The one copy under all the exports. `wait`: the call is synchronous towards the host.
+int32_t copy(DeviceState* d, StreamObj* s, uint64_t dst, uint64_t src, uint64_t bytes, Direction direction, bool wait) {
+  if (bytes == 0) return d->conn().error();
+  const Place to = place_of(dst), from = place_of(src);
+  if ((direction == kHtoD || direction == kDtoD) && (to.device < 0)) return kInvalidValue;
+  if ((direction == kDtoH || direction == kDtoD) && (from.device < 0)) return kInvalidValue;
+  if (!valid_side(dst, bytes) || !valid_side(src, bytes) || dst == 0 || src == 0) return kInvalidValue;
+  if (to.device < 0 && from.device < 0) {  // host to host, in stream order
+    if (const int32_t rc = d->wait_stream(*s); rc != kOk) return rc;
+    memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), bytes);
+    return kOk;
+  }
+  const Space dst_space = space_on(d, dst), src_space = space_on(d, src);
+  if (dst_space != kChunk && src_space != kChunk) {
+    uint64_t end;
+    if (const int32_t rc = post_copy(d, s, dst, dst_space, src, src_space, bytes, 0, &end); rc != kOk) return rc;
+    return wait ? d->wait_stream(*s) : kOk;
+  }
+  // One side is pageable, or lives on another GPU's server.
+  const bool dst_here = dst_space != kChunk;
+  const Place other = dst_here ? from : to;
+  if (other.device < 0) {
+    if (dst_here) {
+      if (dst_space == kPinned) {
+        if (const int32_t rc = d->wait_stream(*s); rc != kOk) return rc;
+        memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), bytes);
+        return kOk;
+      }
+      if (const int32_t rc = stage_in(d, s, dst, reinterpret_cast<const void*>(src), bytes); rc != kOk) return rc;
+      // cuda.h lets a synchronous copy return once the source is staged; jobs rely on more: another stream may read.
+      return wait ? d->wait_stream(*s) : kOk;
+    }
+    if (src_space == kPinned) {
+      if (const int32_t rc = d->wait_stream(*s); rc != kOk) return rc;
+      memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), bytes);
+      return kOk;
+    }
+    return stage_out(d, s, reinterpret_cast<void*>(dst), src, bytes);
+  }
+  return kNotSupported;  // callers split peer copies before
+}
+
+// Between two servers: out of one, into the other, by this thread, in the order of `s`.
+int32_t copy_peer(DeviceState* dst_dev, uint64_t dst, DeviceState* src_dev, uint64_t src, uint64_t bytes, StreamObj* s,
+                  DeviceState* s_dev) {
+  if (bytes == 0) return kOk;
+  if (!valid_side(dst, bytes) || !valid_side(src, bytes)) return kInvalidValue;
+  // Everything earlier on the stream first; the other device's legacy stream carries its half.
+  if (const int32_t rc = s_dev->wait_stream(*s); rc != kOk) return rc;
+  StreamObj* out = s_dev == src_dev ? s : src_dev->legacy();
+  StreamObj* in = s_dev == dst_dev ? s : dst_dev->legacy();
+  std::vector<uint8_t> buffer(std::min<uint64_t>(bytes, 8u << 20));
+  while (bytes) {
+    const uint64_t n = std::min<uint64_t>(bytes, buffer.size());
+    if (const int32_t rc = copy(src_dev, out, reinterpret_cast<uint64_t>(buffer.data()), src, n, kDtoH, true);
+        rc != kOk)
+      return rc;
+    if (const int32_t rc = copy(dst_dev, in, dst, reinterpret_cast<uint64_t>(buffer.data()), n, kHtoD, true); rc != kOk)
+      return rc;
+    dst += n;
+    src += n;
+    bytes -= n;
+  }
+  return dst_dev->wait_stream(*in);
+}
+
+// Sends a copy to the right device: the stream's own where it takes part, else the one that holds the memory.
+int32_t dispatch_copy(DeviceState* d, StreamObj* s, uint64_t dst, uint64_t src, uint64_t bytes, Direction direction,
+                      bool wait) {
+  const Place to = place_of(dst), from = place_of(src);
+  const bool dst_dev = to.device >= 0 && !to.pinned, src_dev = from.device >= 0 && !from.pinned;
+  if (dst_dev && src_dev && to.device != from.device)
+    return copy_peer(client::device_state_if_attached(to.device), dst, client::device_state_if_attached(from.device),
+                     src, bytes, s, d);
+  const int holder = dst_dev ? to.device : src_dev ? from.device : d->ordinal();
+  if (holder != d->ordinal()) {
+    if (const int32_t rc = d->wait_stream(*s); rc != kOk) return rc;
+    DeviceState* other = client::device_state_if_attached(holder);
+    return copy(other, other->legacy(), dst, src, bytes, direction, true);
+  }
+  // A pinned buffer of another device's window is host memory to this one.
+  const Place& host = dst_dev ? from : to;
+  if (host.device >= 0 && host.pinned && host.device != d->ordinal()) {
+    if (!valid_side(dst, bytes) || !valid_side(src, bytes)) return kInvalidValue;
+    if (dst_dev) return stage_in(d, s, dst, reinterpret_cast<const void*>(src), bytes);
+    return stage_out(d, s, reinterpret_cast<void*>(dst), src, bytes);
+  }
+  return copy(d, s, dst, src, bytes, direction, wait);
+}
+
+int32_t fill(DeviceState* d, StreamObj* s, uint64_t dst, uint64_t pitch, uint32_t value, uint32_t width, uint64_t count,
+             uint64_t rows, bool wait) {
+  if (count == 0 || rows == 0) return d->conn().error();
+  if (dst % width || (rows > 1 && (pitch % width || pitch < count * width))) return kInvalidValue;
+  if (count > kDeviceBytes || rows > kDeviceBytes || (rows > 1 && pitch > kDeviceBytes / rows)) return kInvalidValue;
+  const uint64_t span = (rows - 1) * pitch + count * width;
+  const Place p = place_of(dst);
+  if (p.device < 0 || !live(client::device_state_if_attached(p.device), dst, span)) return kInvalidValue;
+  if (p.device != d->ordinal()) {
+    if (const int32_t rc = d->wait_stream(*s); rc != kOk) return rc;
+    d = client::device_state_if_attached(p.device);
+    s = d->legacy();
+    wait = true;
+  }
+  const wire::MEMSET_req req{vhandle(s), dst, pitch, count, rows, value, width};
+  uint64_t end;
+  if (const int32_t rc = d->conn().post(Opcode::MEMSET, req, &end); rc != kOk) return rc;
+  s->note(end);
+  // cuda.h: memset is asynchronous towards the host for device memory, synchronous for pinned host memory.
+  return wait || p.pinned ? d->wait_stream(*s) : kOk;
+}
+
+}  // namespace
+
+// -- allocation -----------------------------------------------------------------------------------------------------
+
+CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+  DP_CURRENT(d);
+  uint64_t f = 0, t = 0;
+  const int32_t rc = d->info(&f, &t);
+  if (rc == kOk) {
+    *free = f;
+    *total = t;
+  }
+  return result(rc);
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
+  if (bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
+  DP_CURRENT(d);
+  int32_t error = kOk;
+  *dptr = d->allocate(bytesize, nullptr, false, &error);
+  return result(error);
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInBytes, size_t Height,
+                            unsigned int ElementSizeBytes) {
+  if (WidthInBytes == 0 || Height == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (ElementSizeBytes != 4 && ElementSizeBytes != 8 && ElementSizeBytes != 16) return CUDA_ERROR_INVALID_VALUE;
+  const size_t pitch = (WidthInBytes + 511) & ~static_cast<size_t>(511);
+  if (pitch < WidthInBytes || pitch > kDeviceBytes / Height) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUresult rc = memory::cuMemAlloc_v2(dptr, pitch * Height);
+  if (rc == CUDA_SUCCESS) *pPitch = pitch;
+  return rc;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr dptr) {
+  if (dptr == 0) return CUDA_SUCCESS;
+  const Place p = place_of(dptr);
+  if (p.device < 0 || p.pinned) return CUDA_ERROR_INVALID_VALUE;
+  DeviceState* d = client::device_state_if_attached(p.device);
+  uint64_t base;
+  Allocation a;
+  if (!d->find(dptr, &base, &a) || base != dptr) return CUDA_ERROR_INVALID_VALUE;
+  // As the driver does: the range may be in use by any stream until all have come this far.
+  if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
+  return result(d->free(dptr, nullptr));
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdeviceptr dptr) {
+  const Place p = place_of(dptr);
+  if (p.device < 0) return CUDA_ERROR_NOT_FOUND;
+  DeviceState* d = client::device_state_if_attached(p.device);
+  uint64_t base;
+  Allocation a;
+  if (!(p.pinned ? d->find_pinned(dptr, &base, &a) : d->find(dptr, &base, &a))) return CUDA_ERROR_NOT_FOUND;
+  if (pbase) *pbase = base;
+  if (psize) *psize = a.wanted;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
+  DP_STREAM(hStream, s, d);
+  if (bytesize == 0) {
+    *dptr = 0;
+    return CUDA_SUCCESS;
+  }
+  int32_t error = kOk;
+  *dptr = d->allocate(bytesize, s, false, &error);
+  return result(error);
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
+  if (dptr == 0) return CUDA_SUCCESS;
+  DP_STREAM(hStream, s, d);
+  const Place p = place_of(dptr);
+  if (p.device < 0 || p.pinned) return CUDA_ERROR_INVALID_VALUE;
+  if (p.device != d->ordinal()) {
+    if (const int32_t rc = d->wait_stream(*s); rc != kOk) return result(rc);
+    return memory::cuMemFree_v2(dptr);
+  }
+  return result(d->free(dptr, s));
+}
+
+// One pool per device, the default one: its handle is the device's ordinal plus one.
+namespace {
+CUmemoryPool pool_of(CUdevice dev) { return handle<CUmemoryPool>(static_cast<uint64_t>(dev) + 1); }
+bool valid_pool(CUmemoryPool pool) { return bits(pool) - 1 < static_cast<uint64_t>(client::device_count()); }
+std::atomic<uint64_t> g_release_threshold[client::kMaxDevices];
+}  // namespace
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream) {
+  if (!valid_pool(pool)) return CUDA_ERROR_INVALID_VALUE;
+  return memory::cuMemAllocAsync(dptr, bytesize, hStream);
+}
+
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool_out, CUdevice dev) {
+  if (dev < 0 || dev >= client::device_count()) return CUDA_ERROR_INVALID_DEVICE;
+  *pool_out = pool_of(dev);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice dev) { return memory::cuDeviceGetDefaultMemPool(pool, dev); }
+
+CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
+  if (dev < 0 || dev >= client::device_count()) return CUDA_ERROR_INVALID_DEVICE;
+  return pool == pool_of(dev) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t) {
+  return valid_pool(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void* value) {
+  if (!valid_pool(pool)) return CUDA_ERROR_INVALID_VALUE;
+  switch (attr) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: *static_cast<int*>(value) = 1; return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+      *static_cast<cuuint64_t*>(value) = g_release_threshold[bits(pool) - 1];
+      return CUDA_SUCCESS;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+  }
+}
+
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void* value) {
+  if (!valid_pool(pool)) return CUDA_ERROR_INVALID_VALUE;
+  if (attr == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+    g_release_threshold[bits(pool) - 1] = *static_cast<cuuint64_t*>(value);
+    return CUDA_SUCCESS;
+  }
+  return attr <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+// -- copies ---------------------------------------------------------------------------------------------------------
+
+namespace {
+CUresult copy_now(uint64_t dst, uint64_t src, size_t bytes, Direction direction) {
+  DP_STREAM(CUstream{nullptr}, s, d);
+  // A synchronous copy is a legacy-stream copy: all earlier work of blocking streams comes first, which the server's
+  // stream rule keeps; towards the host only D2H and pinned copies must be waited for (cuda.h, API synchronization).
+  return result(dispatch_copy(d, s, dst, src, bytes, direction, true));
+}
+CUresult copy_async(uint64_t dst, uint64_t src, size_t bytes, Direction direction, CUstream hStream) {
+  DP_STREAM(hStream, s, d);
+  return result(dispatch_copy(d, s, dst, src, bytes, direction, false));
+}
+uint64_t address(const void* p) { return reinterpret_cast<uint64_t>(p); }
+}  // namespace
+
+CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t n) { return copy_now(dst, src, n, kAny); }
+CUresult cuMemcpyHtoD_v2(CUdeviceptr dst, const void* src, size_t n) { return copy_now(dst, address(src), n, kHtoD); }
+CUresult cuMemcpyDtoH_v2(void* dst, CUdeviceptr src, size_t n) { return copy_now(address(dst), src, n, kDtoH); }
+CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t n) { return copy_now(dst, src, n, kDtoD); }
+CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream st) {
+  return copy_async(dst, src, n, kAny, st);
+}
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void* src, size_t n, CUstream st) {
+  return copy_async(dst, address(src), n, kHtoD, st);
+}
+CUresult cuMemcpyDtoHAsync_v2(void* dst, CUdeviceptr src, size_t n, CUstream st) {
+  return copy_async(address(dst), src, n, kDtoH, st);
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream st) {
+  return copy_async(dst, src, n, kDtoD, st);
+}
+CUresult cuMemcpyPeer(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t n) {
+  if (!client::contexts().get(bits(dstContext)) || !client::contexts().get(bits(srcContext)))
+    return CUDA_ERROR_INVALID_CONTEXT;
+  return copy_now(dst, src, n, kDtoD);
+}
+CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t n,
+                           CUstream st) {
+  if (!client::contexts().get(bits(dstContext)) || !client::contexts().get(bits(srcContext)))
+    return CUDA_ERROR_INVALID_CONTEXT;
+  return copy_async(dst, src, n, kDtoD, st);
+}
+
+// -- 2D and 3D ------------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct Side {
+  uint64_t addr;  // of the first byte of the region
+  uint64_t pitch;
+  bool host;
+};
+
+// false where the memory type is not linear memory (arrays are refused).
+bool side(CUmemorytype type, const void* host, CUdeviceptr device, size_t pitch, size_t x, size_t y, size_t width,
+          Side* out) {
+  switch (type) {
+    case CU_MEMORYTYPE_HOST: *out = {address(host), pitch, true}; break;
+    case CU_MEMORYTYPE_DEVICE: *out = {device, pitch, false}; break;
+    case CU_MEMORYTYPE_UNIFIED: *out = {device, pitch, place_of(device).device < 0}; break;
+    default: return false;
+  }
+  if (out->pitch == 0) out->pitch = width;
+  out->addr += y * out->pitch + x;
+  return true;
+}
+
+// Linear regions row by row where a side is pageable or foreign; one command where the server sees both.
+int32_t copy_rows(DeviceState* d, StreamObj* s, Side dst, Side src, uint64_t width, uint64_t height, bool wait) {
+  if (width == 0 || height == 0) return d->conn().error();
+  if (dst.pitch < width || src.pitch < width) return kInvalidValue;
+  const Space to = space_on(d, dst.addr), from = space_on(d, src.addr);
+  if (to != kChunk && from != kChunk) {
+    if (!valid_side(dst.addr, (height - 1) * dst.pitch + width) ||
+        !valid_side(src.addr, (height - 1) * src.pitch + width))
+      return kInvalidValue;
+    uint64_t end;
+    const int32_t rc =
+        post_copy_2d(d, s, {dst.addr, dst.pitch}, to, {src.addr, src.pitch}, from, width, height, 0, &end);
+    return rc == kOk && wait ? d->wait_stream(*s) : rc;
+  }
+  if (dst.pitch == width && src.pitch == width)
+    return dispatch_copy(d, s, dst.addr, src.addr, width * height, kAny, wait);
+  // As many rows as fit a chunk travel packed: the host side is gathered or scattered here, the device side there.
+  const bool in = to == kDevice && place_of(src.addr).device < 0,
+             out = from == kDevice && place_of(dst.addr).device < 0;
+  if ((in || out) && width <= kChunkBytes) {
+    const uint64_t rows_per_chunk = kChunkBytes / width;
+    if (!valid_side(in ? dst.addr : src.addr, (height - 1) * (in ? dst.pitch : src.pitch) + width))
+      return kInvalidValue;
+    for (uint64_t row = 0; row < height; row += rows_per_chunk) {
+      const uint64_t rows = std::min(rows_per_chunk, height - row);
+      int32_t rc = kOk;
+      const uint32_t chunk = d->conn().take_chunk(&rc);
+      if (chunk == kChunks) return rc;
+      uint8_t* stage = d->conn().chunk(chunk);
+      uint64_t end = 0;
+      if (in) {
+        for (uint64_t r = 0; r < rows; ++r)
+          memcpy(stage + r * width, reinterpret_cast<const void*>(src.addr + (row + r) * src.pitch), width);
+        rc = post_copy_2d(d, s, {dst.addr + row * dst.pitch, dst.pitch}, kDevice, {chunk_offset(chunk), width}, kChunk,
+                          width, rows, chunk + 1, &end);
+        if (rc != kOk) d->conn().free_chunk(chunk);
+      } else {
+        rc = post_copy_2d(d, s, {chunk_offset(chunk), width}, kChunk, {src.addr + row * src.pitch, src.pitch}, kDevice,
+                          width, rows, 0, &end);
+        if (rc == kOk) rc = d->conn().wait(s->index, end);
+        if (rc == kOk)
+          for (uint64_t r = 0; r < rows; ++r)
+            memcpy(reinterpret_cast<void*>(dst.addr + (row + r) * dst.pitch), stage + r * width, width);
+        d->conn().free_chunk(chunk);
+      }
+      if (rc != kOk) return rc;
+    }
+    return in && wait ? d->wait_stream(*s) : kOk;
+  }
+  for (uint64_t row = 0; row < height; ++row)
+    if (const int32_t rc =
+            dispatch_copy(d, s, dst.addr + row * dst.pitch, src.addr + row * src.pitch, width, kAny, wait);
+        rc != kOk)
+      return rc;
+  return kOk;
+}
+
+CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream hStream, bool wait) {
+  DP_STREAM(hStream, s, d);
+  Side dst, src;
+  if (!side(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcPitch, p->srcXInBytes, p->srcY, p->WidthInBytes, &src) ||
+      !side(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstPitch, p->dstXInBytes, p->dstY, p->WidthInBytes, &dst))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  return result(copy_rows(d, s, dst, src, p->WidthInBytes, p->Height, wait));
+}
+
+CUresult copy_3d(const CUDA_MEMCPY3D* p, CUstream hStream, bool wait) {
+  if (p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
+  DP_STREAM(hStream, s, d);
+  Side dst, src;
+  if (!side(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcPitch, p->srcXInBytes, p->srcY, p->WidthInBytes, &src) ||
+      !side(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstPitch, p->dstXInBytes, p->dstY, p->WidthInBytes, &dst))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  const uint64_t src_slice = src.pitch * (p->srcHeight ? p->srcHeight : p->Height);
+  const uint64_t dst_slice = dst.pitch * (p->dstHeight ? p->dstHeight : p->Height);
+  src.addr += p->srcZ * src_slice;
+  dst.addr += p->dstZ * dst_slice;
+  for (size_t z = 0; z < p->Depth; ++z) {
+    const bool last = z + 1 == p->Depth;
+    if (const int32_t rc = copy_rows(d, s, dst, src, p->WidthInBytes, p->Height, wait && last); rc != kOk)
+      return result(rc);
+    src.addr += src_slice;
+    dst.addr += dst_slice;
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* pCopy) { return copy_2d(pCopy, nullptr, true); }
+CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* pCopy) { return copy_2d(pCopy, nullptr, true); }
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* pCopy, CUstream hStream) { return copy_2d(pCopy, hStream, false); }
+CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* pCopy) { return copy_3d(pCopy, nullptr, true); }
+CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream) { return copy_3d(pCopy, hStream, false); }
+
+// -- memset ---------------------------------------------------------------------------------------------------------
+
+namespace {
+CUresult set(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t width, size_t count, size_t rows,
+             CUstream hStream) {
+  DP_STREAM(hStream, s, d);
+  return result(fill(d, s, dst, pitch, value, width, count, rows, false));
+}
+}  // namespace
+
+CUresult cuMemsetD8_v2(CUdeviceptr p, unsigned char v, size_t n) { return set(p, 0, v, 1, n, 1, nullptr); }
+CUresult cuMemsetD16_v2(CUdeviceptr p, unsigned short v, size_t n) { return set(p, 0, v, 2, n, 1, nullptr); }
+CUresult cuMemsetD32_v2(CUdeviceptr p, unsigned int v, size_t n) { return set(p, 0, v, 4, n, 1, nullptr); }
+CUresult cuMemsetD8Async(CUdeviceptr p, unsigned char v, size_t n, CUstream s) { return set(p, 0, v, 1, n, 1, s); }
+CUresult cuMemsetD16Async(CUdeviceptr p, unsigned short v, size_t n, CUstream s) { return set(p, 0, v, 2, n, 1, s); }
+CUresult cuMemsetD32Async(CUdeviceptr p, unsigned int v, size_t n, CUstream s) { return set(p, 0, v, 4, n, 1, s); }
+CUresult cuMemsetD2D8_v2(CUdeviceptr p, size_t pitch, unsigned char v, size_t w, size_t h) {
+  return set(p, pitch, v, 1, w, h, nullptr);
+}
+CUresult cuMemsetD2D16_v2(CUdeviceptr p, size_t pitch, unsigned short v, size_t w, size_t h) {
+  return set(p, pitch, v, 2, w, h, nullptr);
+}
+CUresult cuMemsetD2D32_v2(CUdeviceptr p, size_t pitch, unsigned int v, size_t w, size_t h) {
+  return set(p, pitch, v, 4, w, h, nullptr);
+}
+CUresult cuMemsetD2D8Async(CUdeviceptr p, size_t pitch, unsigned char v, size_t w, size_t h, CUstream s) {
+  return set(p, pitch, v, 1, w, h, s);
+}
+CUresult cuMemsetD2D16Async(CUdeviceptr p, size_t pitch, unsigned short v, size_t w, size_t h, CUstream s) {
+  return set(p, pitch, v, 2, w, h, s);
+}
+CUresult cuMemsetD2D32Async(CUdeviceptr p, size_t pitch, unsigned int v, size_t w, size_t h, CUstream s) {
+  return set(p, pitch, v, 4, w, h, s);
+}
+
+// -- pointer attributes ---------------------------------------------------------------------------------------------
+
+namespace {
+
+// What one attribute of a pointer is; INVALID_VALUE where the pointer is not ours, as the driver answers.
+CUresult attribute(void* data, CUpointer_attribute attr, uint64_t ptr) {
+  const Place p = place_of(ptr);
+  DeviceState* d = p.device >= 0 ? client::device_state_if_attached(p.device) : nullptr;
+  uint64_t base = 0;
+  Allocation a;
+  const bool found = d && (p.pinned ? d->find_pinned(ptr, &base, &a) : d->find(ptr, &base, &a));
+  if (!found && !hostmem::is_registered(ptr)) return CUDA_ERROR_INVALID_VALUE;
+  switch (attr) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      *static_cast<CUcontext*>(data) = handle<CUcontext>(d ? d->primary.load() : client::current_context());
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      *static_cast<unsigned*>(data) = found && !p.pinned ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      if (!found) return CUDA_ERROR_INVALID_VALUE;
+      *static_cast<CUdeviceptr*>(data) = ptr;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      if (found && !p.pinned) return CUDA_ERROR_INVALID_VALUE;
+      *static_cast<void**>(data) = reinterpret_cast<void*>(ptr);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *static_cast<bool*>(data) = false; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      *static_cast<int*>(data) = p.device >= 0 ? p.device : 0;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      if (!found) return CUDA_ERROR_INVALID_VALUE;
+      *static_cast<CUdeviceptr*>(data) = base;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      if (!found) return CUDA_ERROR_INVALID_VALUE;
+      *static_cast<size_t*>(data) = a.wanted;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPED: *static_cast<bool*>(data) = found; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      if (!found) return CUDA_ERROR_INVALID_VALUE;
+      *static_cast<unsigned long long*>(data) = a.id;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *static_cast<bool*>(data) = false; return CUDA_SUCCESS;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+  }
+}
+
+// cuda.h, cuPointerGetAttributes: attributes of an unknown pointer come back as zeroes instead of an error.
+void zero_attribute(void* data, CUpointer_attribute attr) {
+  switch (attr) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *static_cast<unsigned*>(data) = 0; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *static_cast<bool*>(data) = false; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      *static_cast<int*>(data) = -2;  // as the driver leaves it for memory it does not know
+      break;
+    default: *static_cast<uint64_t*>(data) = 0;
+  }
+}
+
+}  // namespace
+
+CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attr, CUdeviceptr ptr) {
+  return attribute(data, attr, ptr);
+}
+
+CUresult cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute* attributes, void** data,
+                                CUdeviceptr ptr) {
+  for (unsigned i = 0; i < numAttributes; ++i) {
+    const CUresult rc = attribute(data[i], attributes[i], ptr);
+    if (rc == CUDA_ERROR_NOT_SUPPORTED) return rc;
+    if (rc != CUDA_SUCCESS) zero_attribute(data[i], attributes[i]);
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace devproxy::sa::memory

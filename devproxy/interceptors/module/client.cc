@@ -1,0 +1,414 @@
+// Modules, libraries and functions. An image travels once per load; a function's layout comes back with its handle and
+// is kept here, so that a launch packs its parameters without asking.
+#include "devproxy/interceptors/module/client.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <unordered_map>
+
+#include "devproxy/interceptors/client_common.h"
+
+namespace devproxy::sa::module {
+
+using client::DeviceState;
+using wire::Opcode;
+
+namespace {
+
+struct ModuleObj {
+  int device = 0;
+  bool of_library = false;
+};
+using ModuleMap = client::HandleMap<ModuleObj, HandleKind::kModule>;
+ModuleMap& modules() {
+  static auto* m = new ModuleMap;
+  return *m;
+}
+
+// A library is an image that becomes a module on each device where it is used; a kernel is a name in it.
+struct Library {
+  std::vector<uint8_t> image;
+  uint64_t modules[client::kMaxDevices] = {};
+};
+struct Kernel {
+  Library* library = nullptr;
+  std::string name;
+  uint64_t functions[client::kMaxDevices] = {};
+};
+std::mutex g_library_mu;  // guards both tables and what they hold; taken before no other lock but a connection's
+std::unordered_map<uint64_t, Library*>& libraries() {
+  static auto* m = new std::unordered_map<uint64_t, Library*>;
+  return *m;
+}
+std::unordered_map<uint64_t, Kernel*>& kernels() {
+  static auto* m = new std::unordered_map<uint64_t, Kernel*>;
+  return *m;
+}
+
+// Length of an image that comes as a bare pointer (cuModuleLoadData has no size): ELF says its own, PTX ends in NUL.
+size_t image_bytes(const void* image) {
+  const auto* p = static_cast<const unsigned char*>(image);
+  if (memcmp(p, ELFMAG, SELFMAG) != 0) return strlen(static_cast<const char*>(image)) + 1;
+  const auto* h = static_cast<const Elf64_Ehdr*>(image);
+  // The section table is usually last, but a segment may reach further.
+  size_t end = h->e_shoff + static_cast<size_t>(h->e_shnum) * h->e_shentsize;
+  const auto* ph = reinterpret_cast<const Elf64_Phdr*>(p + h->e_phoff);
+  for (int i = 0; i < h->e_phnum; ++i) end = std::max<size_t>(end, ph[i].p_offset + ph[i].p_filesz);
+  return end;
+}
+
+int32_t load(DeviceState* d, const void* image, size_t bytes, bool of_library, uint64_t* out) {
+  uint64_t value = 0;
+  ModuleObj* m = modules().add(d->ordinal(), &value);
+  if (!m) return kOutOfMemory;
+  *m = {d->ordinal(), of_library};
+  wire::MODULE_LOAD_req req{};
+  req.module = VHandle{value};
+  wire::MODULE_LOAD_rep rep{};
+  client::Reply reply{&rep, sizeof(rep)};
+  const int32_t rc = d->conn().call_bulk(Opcode::MODULE_LOAD, req, {image, bytes}, &reply);
+  modules().publish(value);
+  if (rc != kOk) {
+    modules().remove(value);
+    return rc;
+  }
+  *out = value;
+  return kOk;
+}
+
+int32_t get_function(DeviceState* d, uint64_t module, const char* name, uint64_t* out) {
+  uint64_t value = 0;
+  FunctionObj* f = functions().add(d->ordinal(), &value);
+  if (!f) return kOutOfMemory;
+  wire::FUNCTION_GET_req req{};
+  req.module = VHandle{module};
+  req.function = VHandle{value};
+  wire::FUNCTION_GET_rep rep{};
+  Param params[64];
+  client::Reply reply{&rep, sizeof(rep), params, sizeof(params)};
+  const int32_t rc = d->conn().call_bulk(Opcode::FUNCTION_GET, req, {name, strlen(name) + 1}, &reply);
+  if (rc == kOk) {
+    f->name = name;
+    f->module = module;
+    f->device = d->ordinal();
+    f->max_threads = rep.max_threads;
+    f->shared_bytes = rep.shared_bytes;
+    f->regs = rep.regs;
+    f->params.assign(params, params + std::min<size_t>(rep.n_params, reply.tail_got / sizeof(Param)));
+    f->param_bytes = 0;
+    for (const Param& p : f->params) f->param_bytes = std::max(f->param_bytes, p.offset + p.size);
+    f->max_dynamic_shared = 49152;
+  }
+  functions().publish(value);
+  if (rc != kOk) {
+    functions().remove(value);
+    return rc;
+  }
+  *out = value;
+  return kOk;
+}
+
+// The library's module on a device, loaded at first use. g_library_mu held.
+int32_t library_module(Library* l, DeviceState* d, uint64_t* out) {
+  uint64_t& m = l->modules[d->ordinal()];
+  if (!m)
+    if (const int32_t rc = load(d, l->image.data(), l->image.size(), true, &m); rc != kOk) return rc;
+  *out = m;
+  return kOk;
+}
+
+struct File {
+  void* data = MAP_FAILED;
+  size_t bytes = 0;
+  bool opened = false;
+  explicit File(const char* path) {
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    opened = true;
+    struct stat st{};
+    if (fstat(fd, &st) == 0 && st.st_size > 0) {
+      bytes = static_cast<size_t>(st.st_size);
+      data = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    }
+    close(fd);
+  }
+  ~File() {
+    if (ok()) munmap(data, bytes);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  bool ok() const { return data != MAP_FAILED; }
+  CUresult error() const { return opened ? CUDA_ERROR_INVALID_IMAGE : CUDA_ERROR_FILE_NOT_FOUND; }
+};
+
+}  // namespace
+
+FunctionMap& functions() {
+  static auto* m = new FunctionMap;
+  return *m;
+}
+
+FunctionObj* function_of(uint64_t value, uint64_t* out, int32_t* error) {
+  if (FunctionObj* f = functions().get(value)) {
+    *out = value;
+    return f;
+  }
+  *error = kInvalidHandle;
+  DeviceState* d = nullptr;
+  std::lock_guard lock(g_library_mu);
+  const auto it = kernels().find(value);
+  if (it == kernels().end()) return nullptr;
+  if ((*error = client::current_device(&d)) != kOk) return nullptr;
+  uint64_t& f = it->second->functions[d->ordinal()];
+  if (!f) {
+    uint64_t m = 0;
+    if ((*error = library_module(it->second->library, d, &m)) != kOk) return nullptr;
+    if ((*error = get_function(d, m, it->second->name.c_str(), &f)) != kOk) return nullptr;
+  }
+  *out = f;
+  return functions().get(f);
+}
+
+// -- modules --------------------------------------------------------------------------------------------------------
+
+CUresult cuModuleLoad(CUmodule* module, const char* fname) {
+  DP_CURRENT(d);
+  const File file(fname);
+  if (!file.ok()) return file.error();
+  uint64_t value = 0;
+  const int32_t rc = load(d, file.data, file.bytes, false, &value);
+  if (rc == kOk) *module = handle<CUmodule>(value);
+  return result(rc);
+}
+
+CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+  DP_CURRENT(d);
+  uint64_t value = 0;
+  const int32_t rc = load(d, image, image_bytes(image), false, &value);
+  if (rc == kOk) *module = handle<CUmodule>(value);
+  return result(rc);
+}
+
+CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned int, CUjit_option*, void**) {
+  return module::cuModuleLoadData(module, image);  // the options steer a compiler that the software GPU does not have
+}
+
+CUresult cuModuleLoadFatBinary(CUmodule* module, const void* fatCubin) {
+  return module::cuModuleLoadData(module, fatCubin);
+}
+
+CUresult cuModuleUnload(CUmodule hmod) {
+  ModuleObj* m = modules().get(bits(hmod));
+  if (!m || m->of_library) return CUDA_ERROR_INVALID_HANDLE;
+  DeviceState* d = client::device_state_if_attached(m->device);
+  if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);  // a kernel of it may still run
+  const int32_t rc = d->conn().post(Opcode::MODULE_UNLOAD, wire::MODULE_UNLOAD_req{VHandle{bits(hmod)}});
+  std::vector<uint64_t> dead;
+  functions().for_each([&](uint64_t value, FunctionObj& f) {
+    if (f.module == bits(hmod)) dead.push_back(value);
+  });
+  for (const uint64_t value : dead) functions().remove(value);
+  modules().remove(bits(hmod));
+  return result(rc);
+}
+
+CUresult cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name) {
+  ModuleObj* m = modules().get(bits(hmod));
+  if (!m) return CUDA_ERROR_INVALID_HANDLE;
+  uint64_t value = 0;
+  const int32_t rc = get_function(client::device_state_if_attached(m->device), bits(hmod), name, &value);
+  if (rc == kOk) *hfunc = handle<CUfunction>(value);
+  return result(rc);
+}
+
+namespace {
+int32_t get_global(DeviceState* d, uint64_t module, const char* name, CUdeviceptr* dptr, size_t* bytes) {
+  wire::MODULE_GLOBAL_req req{};
+  req.module = VHandle{module};
+  wire::MODULE_GLOBAL_rep rep{};
+  client::Reply reply{&rep, sizeof(rep)};
+  const int32_t rc = d->conn().call_bulk(Opcode::MODULE_GLOBAL, req, {name, strlen(name) + 1}, &reply);
+  if (rc == kOk && dptr) *dptr = rep.addr;
+  if (rc == kOk && bytes) *bytes = rep.bytes;
+  return rc;
+}
+}  // namespace
+
+CUresult cuModuleGetGlobal_v2(CUdeviceptr* dptr, size_t* bytes, CUmodule hmod, const char* name) {
+  ModuleObj* m = modules().get(bits(hmod));
+  if (!m) return CUDA_ERROR_INVALID_HANDLE;
+  if (!name) return CUDA_ERROR_INVALID_VALUE;
+  return result(get_global(client::device_state_if_attached(m->device), bits(hmod), name, dptr, bytes));
+}
+
+CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
+  *mode = CU_MODULE_LAZY_LOADING;
+  return CUDA_SUCCESS;
+}
+
+// -- libraries and kernels ------------------------------------------------------------------------------------------
+
+namespace {
+std::atomic<uint64_t> g_library_serial{1};
+
+CUresult make_library(CUlibrary* library, const void* image, size_t bytes) {
+  DP_CURRENT(d);
+  auto* l = new Library;
+  const auto* p = static_cast<const uint8_t*>(image);
+  l->image.assign(p, p + bytes);  // cuda.h: the image may go away unless CU_LIBRARY_BINARY_IS_PRESERVED
+  std::lock_guard lock(g_library_mu);
+  uint64_t m = 0;
+  if (const int32_t rc = library_module(l, d, &m); rc != kOk) {  // a bad image is an error here, not at the launch
+    delete l;
+    return result(rc);
+  }
+  const uint64_t value = VHandle::make(HandleKind::kModule, g_library_serial.fetch_add(1) << 4 | 0xf, 0xffff).value;
+  libraries()[value] = l;
+  *library = handle<CUlibrary>(value);
+  return CUDA_SUCCESS;
+}
+
+Library* library_of(CUlibrary library) {
+  const auto it = libraries().find(bits(library));
+  return it == libraries().end() ? nullptr : it->second;
+}
+Kernel* kernel_of(uint64_t value) {
+  const auto it = kernels().find(value);
+  return it == kernels().end() ? nullptr : it->second;
+}
+}  // namespace
+
+CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, void**, unsigned int, CUlibraryOption*,
+                           void**, unsigned int) {
+  return make_library(library, code, image_bytes(code));
+}
+
+CUresult cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, CUjit_option*, void**, unsigned int,
+                               CUlibraryOption*, void**, unsigned int) {
+  const File file(fileName);
+  if (!file.ok()) return file.error();
+  return make_library(library, file.data, file.bytes);
+}
+
+CUresult cuLibraryUnload(CUlibrary library) {
+  std::lock_guard lock(g_library_mu);
+  Library* l = library_of(library);
+  if (!l) return CUDA_ERROR_INVALID_HANDLE;
+  for (int i = 0; i < client::kMaxDevices; ++i) {
+    if (!l->modules[i]) continue;
+    DeviceState* d = client::device_state_if_attached(i);
+    if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
+    const int32_t rc = d->conn().post(Opcode::MODULE_UNLOAD, wire::MODULE_UNLOAD_req{VHandle{l->modules[i]}});
+    if (rc != kOk) return result(rc);
+    modules().remove(l->modules[i]);
+  }
+  for (auto it = kernels().begin(); it != kernels().end();) {
+    if (it->second->library != l) {
+      ++it;
+      continue;
+    }
+    for (const uint64_t f : it->second->functions)
+      if (f) functions().remove(f);
+    delete it->second;
+    it = kernels().erase(it);
+  }
+  libraries().erase(bits(library));
+  delete l;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryGetKernel(CUkernel* pKernel, CUlibrary library, const char* name) {
+  DP_CURRENT(d);
+  std::lock_guard lock(g_library_mu);
+  Library* l = library_of(library);
+  if (!l) return CUDA_ERROR_INVALID_HANDLE;
+  uint64_t m = 0, f = 0;
+  if (const int32_t rc = library_module(l, d, &m); rc != kOk) return result(rc);
+  if (const int32_t rc = get_function(d, m, name, &f); rc != kOk) return result(rc);
+  auto* k = new Kernel{l, name, {}};
+  k->functions[d->ordinal()] = f;
+  const uint64_t value = VHandle::make(HandleKind::kFunction, g_library_serial.fetch_add(1) << 4 | 0xf, 0xffff).value;
+  kernels()[value] = k;
+  *pKernel = handle<CUkernel>(value);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryGetModule(CUmodule* pMod, CUlibrary library) {
+  DP_CURRENT(d);
+  std::lock_guard lock(g_library_mu);
+  Library* l = library_of(library);
+  if (!l) return CUDA_ERROR_INVALID_HANDLE;
+  uint64_t m = 0;
+  if (const int32_t rc = library_module(l, d, &m); rc != kOk) return result(rc);
+  *pMod = handle<CUmodule>(m);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {
+  CUmodule m;
+  if (const CUresult rc = module::cuLibraryGetModule(&m, library); rc != CUDA_SUCCESS) return rc;
+  return module::cuModuleGetGlobal_v2(dptr, bytes, m, name);
+}
+
+CUresult cuKernelGetFunction(CUfunction* pFunc, CUkernel kernel) {
+  uint64_t value = 0;
+  int32_t error = kOk;
+  if (!function_of(bits(kernel), &value, &error)) return result(error);
+  *pFunc = handle<CUfunction>(value);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuKernelGetName(const char** name, CUkernel hfunc) {
+  std::lock_guard lock(g_library_mu);
+  const Kernel* k = kernel_of(bits(hfunc));
+  if (!k) return CUDA_ERROR_INVALID_HANDLE;
+  *name = k->name.c_str();
+  return CUDA_SUCCESS;
+}
+
+namespace {
+CUresult param_info(uint64_t value, size_t index, size_t* offset, size_t* size) {
+  int32_t error = kOk;
+  const FunctionObj* f = function_of(value, &value, &error);
+  if (!f) return result(error);
+  if (index >= f->params.size()) return CUDA_ERROR_INVALID_VALUE;
+  *offset = f->params[index].offset;
+  if (size) *size = f->params[index].size;
+  return CUDA_SUCCESS;
+}
+}  // namespace
+
+CUresult cuKernelGetParamInfo(CUkernel kernel, size_t paramIndex, size_t* paramOffset, size_t* paramSize) {
+  return param_info(bits(kernel), paramIndex, paramOffset, paramSize);
+}
+
+CUresult cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice) {
+  return launch::cuFuncGetAttribute(pi, attrib, handle<CUfunction>(bits(kernel)));
+}
+
+CUresult cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice) {
+  return launch::cuFuncSetAttribute(handle<CUfunction>(bits(kernel)), attrib, val);
+}
+
+CUresult cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice) {
+  return launch::cuFuncSetCacheConfig(handle<CUfunction>(bits(kernel)), config);
+}
+
+CUresult cuFuncLoad(CUfunction function) {
+  uint64_t value = 0;
+  int32_t error = kOk;
+  return function_of(bits(function), &value, &error) ? CUDA_SUCCESS : result(error);
+}
+
+CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction function) {
+  const CUresult rc = module::cuFuncLoad(function);
+  if (rc == CUDA_SUCCESS) *state = CU_FUNCTION_LOADING_STATE_LOADED;
+  return rc;
+}
+
+}  // namespace devproxy::sa::module

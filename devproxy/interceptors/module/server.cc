@@ -1,0 +1,134 @@
+// Modules and functions, the server's half.
+#include <algorithm>
+#include <cstring>
+
+#include "devproxy/csrc/base/log.h"
+#include "devproxy/csrc/server/handlers.h"
+
+namespace devproxy::server::module {
+
+namespace {
+
+constexpr size_t kMaxNameBytes = 4096;
+constexpr uint64_t kGlobalAlign = 256;
+
+// Device memory for one global, from the server's piece at the top of the range; 0 where there is none.
+uint64_t place_global(Connection& c, uint64_t bytes) {
+  if (bytes == 0 || bytes > kGlobalsBytes) return 0;
+  const uint64_t addr =
+      c.device_mirror.first_gap(c.globals_begin(), c.globals_begin() + kGlobalsBytes, bytes, kGlobalAlign);
+  if (!addr || !c.parts().ledger->take(bytes, bytes)) return 0;
+  std::vector<Range> forgotten;
+  {
+    auto lock = c.change_mirrors();
+    if (c.device_mirror.add(addr, bytes, 0, &forgotten) != MemoryMirror::Answer::kOk) return 0;
+  }
+  c.globals_bytes += bytes;
+  c.count_memory(static_cast<int64_t>(bytes));
+  if (!c.space().commit(addr, bytes).ok()) return 0;
+  return addr;
+}
+
+void drop_global(Connection& c, uint64_t addr, uint64_t position) {
+  const bool idle = c.space().idle();
+  Range freed;
+  {
+    auto lock = c.change_mirrors();
+    if (c.device_mirror.remove(addr, position, !idle, &freed) != MemoryMirror::Answer::kOk) return;
+  }
+  if (idle) c.space().release(freed.addr, freed.bytes);
+  c.parts().ledger->give(freed.bytes);
+  c.globals_bytes -= freed.bytes;
+  c.count_memory(-static_cast<int64_t>(freed.bytes));
+}
+
+// The name in the bulk data; false where it is no name.
+bool name_of(const Message& m, std::string* name) {
+  if (m.bulk_bytes == 0 || m.bulk_bytes > kMaxNameBytes) return false;
+  name->assign(reinterpret_cast<const char*>(m.bulk), m.bulk_bytes);
+  if (name->back() == 0) name->pop_back();
+  return !name->empty() && name->find('\0') == std::string::npos;
+}
+
+}  // namespace
+
+void module_load(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::MODULE_LOAD_req>();
+  if (r.module.kind() != HandleKind::kModule || c.modules.find(r.module)) return c.reply(m, kInvalidHandle);
+  std::vector<uint64_t> placed;
+  auto loaded = c.space().load_module(m.bulk, m.bulk_bytes, [&](uint64_t bytes) {
+    const uint64_t addr = place_global(c, bytes);
+    if (addr) placed.push_back(addr);
+    return addr;
+  });
+  if (!loaded.ok()) {
+    for (uint64_t addr : placed) drop_global(c, addr, m.end);
+    DP_LOG(kWarn, kModule, c.number(), "module of %zu bytes refused: %s", m.bulk_bytes, loaded.status().text().c_str());
+    return c.reply(m, loaded.status().code());
+  }
+  if (!c.modules.insert(r.module, {*loaded}) ||
+      !c.replay.create(r.module, {}, m.info->opcode, &r, sizeof r, c.take_bulk(m)))
+    return c.reply(m, kInvalidHandle);
+  const wire::MODULE_LOAD_rep rep{};
+  c.reply(m, kOk, &rep, sizeof rep);
+}
+
+void module_unload(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::MODULE_UNLOAD_req>();
+  auto* object = c.modules.find(r.module);
+  if (!object) return c.fail(m, kInvalidHandle);
+  for (const auto& global : c.space().globals(object->module)) drop_global(c, global.addr, m.end);
+  c.functions.erase_if([&](VHandle, const Connection::FunctionObject& f) { return f.module == r.module; });
+  if (!c.modules.erase(r.module) || !c.replay.destroy(r.module)) c.fail(m, kInvalidHandle);
+}
+
+void function_get(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::FUNCTION_GET_req>();
+  auto* object = c.modules.find(r.module);
+  if (!object || r.function.kind() != HandleKind::kFunction || c.functions.find(r.function))
+    return c.reply(m, kInvalidHandle);
+  std::string name;
+  if (!name_of(m, &name)) return c.reply(m, kInvalidValue);
+  hal::FunctionInfo info;
+  auto function = c.space().get_function(object->module, name, &info);
+  if (!function.ok()) return c.reply(m, function.status().code());
+
+  struct {
+    wire::FUNCTION_GET_rep fixed;
+    hal::ParamPlace params[(sizeof ReplySlot::data - sizeof(wire::FUNCTION_GET_rep)) / sizeof(hal::ParamPlace)];
+  } rep{};
+  if (info.params.size() > std::size(rep.params)) return c.reply(m, kInvalidImage);
+  rep.fixed = {static_cast<uint32_t>(info.params.size()), info.max_threads, info.shared_bytes, info.regs};
+  std::copy(info.params.begin(), info.params.end(), rep.params);
+  uint32_t params_bytes = 0;
+  for (const hal::ParamPlace& p : info.params) {
+    uint32_t end;
+    if (__builtin_add_overflow(p.offset_bytes, p.size_bytes, &end)) return c.reply(m, kInvalidImage);
+    params_bytes = std::max(params_bytes, end);
+  }
+  if (!c.functions.insert(r.function, {*function, r.module, info.max_threads, params_bytes}) ||
+      !c.replay.create(r.function, r.module, m.info->opcode, &r, sizeof r, c.take_bulk(m)))
+    return c.reply(m, kInvalidHandle);
+  c.reply(m, kOk, &rep, sizeof rep.fixed + info.params.size() * sizeof(hal::ParamPlace));
+}
+
+void module_global(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::MODULE_GLOBAL_req>();
+  auto* object = c.modules.find(r.module);
+  if (!object) return c.reply(m, kInvalidHandle);
+  std::string name;
+  if (!name_of(m, &name)) return c.reply(m, kInvalidValue);
+  auto global = c.space().get_global(object->module, name);
+  if (!global.ok()) return c.reply(m, global.status().code());
+  const wire::MODULE_GLOBAL_rep rep{global->addr, global->bytes};
+  c.reply(m, kOk, &rep, sizeof rep);
+}
+
+void function_set_attr(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::FUNCTION_SET_ATTR_req>();
+  auto* object = c.functions.find(r.function);
+  if (!object || !c.replay.set(r.function, m.info->opcode, r.attr, &r, sizeof r)) return c.fail(m, kInvalidHandle);
+  if (Status s = c.space().set_attribute(object->function, r.attr, r.value); !s.ok()) c.fail(m, s.code());
+}
+
+}  // namespace devproxy::server::module

@@ -1,0 +1,381 @@
+// Streams, events, host functions. Completion is a counter in shared memory, so queries and waits send nothing.
+#include <pthread.h>
+#include <signal.h>
+
+#include <unordered_map>
+
+#include "devproxy/interceptors/client_common.h"
+
+namespace devproxy::sa::sync {
+
+using client::DeviceState;
+using client::EventObj;
+using client::events;
+using client::StreamObj;
+using wire::Opcode;
+
+namespace {
+
+// Posts one command on a stream and notes it as the stream's newest.
+template <class Req>
+int32_t command(DeviceState* d, StreamObj* s, Opcode op, const Req& req, uint64_t* end_out = nullptr) {
+  uint64_t end = 0;
+  const int32_t rc = d->conn().post(op, req, &end);
+  if (rc == kOk) s->note(end);
+  if (end_out) *end_out = end;
+  return rc;
+}
+
+VHandle vhandle(const StreamObj* s) { return VHandle{s->handle.load(std::memory_order_relaxed)}; }
+
+// Waits as CUDA waits on a stream: the legacy stream waits for every blocking stream too.
+int32_t wait(DeviceState* d, StreamObj* s) {
+  if (s->index == 0) {
+    for (uint32_t i = 1; i < d->streams_made(); ++i) {
+      StreamObj* other = d->stream_at(i);
+      if (!(other->flags & CU_STREAM_NON_BLOCKING) && !d->idle(*other))
+        if (const int32_t rc = d->wait_stream(*other); rc != kOk) return rc;
+    }
+  }
+  return d->wait_stream(*s);
+}
+
+}  // namespace
+
+// -- streams --------------------------------------------------------------------------------------------------------
+
+CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int priority) {
+  if (flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING)) return CUDA_ERROR_INVALID_VALUE;
+  DP_CURRENT(d);
+  int32_t error = kOk;
+  priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;  // cuda.h: clamped to the range
+  StreamObj* s = d->create_stream(flags, priority, client::current_context(), &error);
+  if (!s) return result(error);
+  *phStream = handle<CUstream>(s->handle.load());
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream* phStream, unsigned int Flags) {
+  return sync::cuStreamCreateWithPriority(phStream, Flags, 0);
+}
+
+CUresult cuStreamDestroy_v2(CUstream hStream) {
+  if (bits(hStream) <= 2) return CUDA_ERROR_INVALID_HANDLE;
+  DP_STREAM(hStream, s, d);
+  return result(d->destroy_stream(s));  // cuda.h: returns at once; what is queued still runs
+}
+
+CUresult cuStreamGetPriority(CUstream hStream, int* priority) {
+  DP_STREAM(hStream, s, d);
+  *priority = s->priority;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetFlags(CUstream hStream, unsigned int* flags) {
+  DP_STREAM(hStream, s, d);
+  *flags = s->flags;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetId(CUstream hStream, unsigned long long* streamId) {
+  DP_STREAM(hStream, s, d);
+  *streamId = s->id + 1;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx(CUstream hStream, CUcontext* pctx) {
+  DP_STREAM(hStream, s, d);
+  *pctx = handle<CUcontext>(s->index == 0 ? client::current_context() : s->context);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetDevice(CUstream hStream, CUdevice* device) {
+  DP_STREAM(hStream, s, d);
+  *device = d->ordinal();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamQuery(CUstream hStream) {
+  DP_STREAM(hStream, s, d);
+  if (d->idle(*s)) {
+    const int32_t e = d->conn().error();
+    return result(e != kOk ? e : d->conn().take_late_error());
+  }
+  const int32_t e = d->conn().error_now_and_then();
+  return result(e != kOk ? e : kNotReady);
+}
+
+CUresult cuStreamSynchronize(CUstream hStream) {
+  DP_STREAM(hStream, s, d);
+  return result(wait(d, s));
+}
+
+CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureStatus) {
+  DP_STREAM(hStream, s, d);
+  *captureStatus = CU_STREAM_CAPTURE_STATUS_NONE;  // capture is refused, so no stream ever captures
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
+                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
+                                   size_t* numDependencies_out) {
+  if (id_out) *id_out = 0;
+  if (graph_out) *graph_out = nullptr;
+  if (dependencies_out) *dependencies_out = nullptr;
+  if (numDependencies_out) *numDependencies_out = 0;
+  return sync::cuStreamIsCapturing(hStream, captureStatus_out);
+}
+
+CUresult cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
+                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
+                                   const CUgraphEdgeData** edgeData_out, size_t* numDependencies_out) {
+  if (edgeData_out) *edgeData_out = nullptr;
+  return sync::cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out, dependencies_out,
+                                         numDependencies_out);
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  static thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  std::swap(*mode, current);
+  return CUDA_SUCCESS;
+}
+
+// -- events ---------------------------------------------------------------------------------------------------------
+
+CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags) {
+  if (Flags & ~0x7u) return CUDA_ERROR_INVALID_VALUE;
+  if (Flags & CU_EVENT_INTERPROCESS) {
+    client::log(client::Level::kWarn, "cuEventCreate refuses CU_EVENT_INTERPROCESS: IPC between jobs is not supported");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  DP_CURRENT(d);
+  uint64_t value = 0;
+  EventObj* e = events().add(d->ordinal(), &value);
+  if (!e) return CUDA_ERROR_OUT_OF_MEMORY;
+  e->device = d->ordinal();
+  e->flags = Flags;
+  e->record.store(0);
+  const int32_t rc = d->conn().post(Opcode::EVENT_CREATE, wire::EVENT_CREATE_req{VHandle{value}, Flags, 0});
+  events().publish(value);
+  if (rc != kOk) {
+    events().remove(value);
+    return result(rc);
+  }
+  *phEvent = handle<CUevent>(value);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy_v2(CUevent hEvent) {
+  EventObj* e = events().get(bits(hEvent));
+  if (!e) return CUDA_ERROR_INVALID_HANDLE;
+  DeviceState* d = client::device_state_if_attached(e->device);
+  const int32_t rc = d->conn().post(Opcode::EVENT_DESTROY, wire::EVENT_DESTROY_req{VHandle{bits(hEvent)}});
+  events().remove(bits(hEvent));
+  return result(rc);
+}
+
+CUresult cuEventRecord(CUevent hEvent, CUstream hStream) {
+  EventObj* e = events().get(bits(hEvent));
+  if (!e) return CUDA_ERROR_INVALID_HANDLE;
+  DP_STREAM(hStream, s, d);
+  if (d->ordinal() != e->device) return CUDA_ERROR_INVALID_HANDLE;  // cuda.h: event and stream are of one context
+  uint64_t end = 0;
+  const wire::EVENT_RECORD_req req{VHandle{bits(hEvent)}, vhandle(s)};
+  const int32_t rc = command(d, s, Opcode::EVENT_RECORD, req, &end);
+  if (rc == kOk)
+    e->record.store(static_cast<uint64_t>(s->index) << EventObj::kIndexShift | end, std::memory_order_release);
+  return result(rc);
+}
+
+CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags) {
+  if (flags & ~1u) return CUDA_ERROR_INVALID_VALUE;  // CU_EVENT_RECORD_EXTERNAL means something in a capture only
+  return sync::cuEventRecord(hEvent, hStream);
+}
+
+namespace {
+struct Recorded {
+  uint32_t index;
+  uint64_t position;
+};
+Recorded recorded(const EventObj& e) {
+  const uint64_t r = e.record.load(std::memory_order_acquire);
+  return {static_cast<uint32_t>(r >> EventObj::kIndexShift), r & ((1ull << EventObj::kIndexShift) - 1)};
+}
+}  // namespace
+
+CUresult cuEventQuery(CUevent hEvent) {
+  EventObj* e = events().get(bits(hEvent));
+  if (!e) return CUDA_ERROR_INVALID_HANDLE;
+  DeviceState* d = client::device_state_if_attached(e->device);
+  const Recorded r = recorded(*e);
+  if (r.position == 0 || d->conn().completed(r.index, r.position)) return result(d->conn().error());
+  const int32_t error = d->conn().error_now_and_then();
+  return result(error != kOk ? error : kNotReady);
+}
+
+CUresult cuEventSynchronize(CUevent hEvent) {
+  EventObj* e = events().get(bits(hEvent));
+  if (!e) return CUDA_ERROR_INVALID_HANDLE;
+  DeviceState* d = client::device_state_if_attached(e->device);
+  const Recorded r = recorded(*e);
+  if (r.position == 0) return result(d->conn().error());
+  return result(d->conn().wait(r.index, r.position));
+}
+
+CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) {
+  if (Flags & ~1u) return CUDA_ERROR_INVALID_VALUE;
+  EventObj* e = events().get(bits(hEvent));
+  if (!e) return CUDA_ERROR_INVALID_HANDLE;
+  DP_STREAM(hStream, s, d);
+  const Recorded r = recorded(*e);
+  if (r.position == 0) return CUDA_SUCCESS;
+  if (e->device != d->ordinal()) {
+    // Another GPU's server: the order is kept by waiting here, before anything later is posted. Stronger than asked.
+    return result(client::device_state_if_attached(e->device)->conn().wait(r.index, r.position));
+  }
+  if (d->conn().completed(r.index, r.position)) return CUDA_SUCCESS;
+  return result(
+      command(d, s, Opcode::STREAM_WAIT_EVENT, wire::STREAM_WAIT_EVENT_req{vhandle(s), VHandle{bits(hEvent)}}));
+}
+
+namespace {
+CUresult elapsed(double* ms, CUevent hStart, CUevent hEnd) {
+  EventObj* a = events().get(bits(hStart));
+  EventObj* b = events().get(bits(hEnd));
+  if (!a || !b || a->device != b->device) return CUDA_ERROR_INVALID_HANDLE;
+  if ((a->flags | b->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
+  const Recorded ra = recorded(*a), rb = recorded(*b);
+  if (ra.position == 0 || rb.position == 0) return CUDA_ERROR_INVALID_HANDLE;
+  DeviceState* d = client::device_state_if_attached(a->device);
+  if (!d->conn().completed(ra.index, ra.position) || !d->conn().completed(rb.index, rb.position)) {
+    const int32_t error = d->conn().error_now_and_then();
+    return result(error != kOk ? error : kNotReady);
+  }
+  wire::EVENT_ELAPSED_rep rep{};
+  client::Reply reply{&rep, sizeof(rep)};
+  const int32_t rc = d->conn().call(Opcode::EVENT_ELAPSED,
+                                    wire::EVENT_ELAPSED_req{VHandle{bits(hStart)}, VHandle{bits(hEnd)}}, &reply);
+  *ms = rep.ms;
+  return result(rc);
+}
+}  // namespace
+
+CUresult cuEventElapsedTime(float* pMilliseconds, CUevent hStart, CUevent hEnd) {
+  double ms = 0;
+  const CUresult rc = elapsed(&ms, hStart, hEnd);
+  if (rc == CUDA_SUCCESS) *pMilliseconds = static_cast<float>(ms);
+  return rc;
+}
+
+CUresult cuEventElapsedTime_v2(float* pMilliseconds, CUevent hStart, CUevent hEnd) {
+  return sync::cuEventElapsedTime(pMilliseconds, hStart, hEnd);
+}
+
+// -- host functions -------------------------------------------------------------------------------------------------
+// The server announces a token in the segment's table when the stream has come to it; a thread of the client, one per
+// device, runs the function and answers. The stream goes on only then.
+
+namespace {
+
+struct HostCall {
+  CUhostFn fn = nullptr;
+  CUstreamCallback callback = nullptr;
+  void* data = nullptr;
+  CUstream stream = nullptr;
+};
+
+class HostFunctions {
+ public:
+  explicit HostFunctions(DeviceState* d) : d_(d) {}
+
+  int32_t post(StreamObj* s, const HostCall& call) {
+    std::lock_guard lock(mu_);
+    // Token t goes through entry t % kHostFuncs; the server waits for the entry, which the loop below empties before
+    // it runs the function, so any number may be under way.
+    const uint64_t token = ++next_;
+    calls_[token] = call;
+    if (!started_) {
+      started_ = true;
+      pthread_t t;
+      if (pthread_create(&t, nullptr, &HostFunctions::run, this) != 0) {
+        started_ = false;
+        calls_.erase(token);
+        return kOutOfMemory;
+      }
+      pthread_detach(t);
+    }
+    return command(d_, s, Opcode::HOST_FUNC, wire::HOST_FUNC_req{vhandle(s), token});
+  }
+
+ private:
+  static void* run(void* self) {
+    static_cast<HostFunctions*>(self)->loop();
+    return nullptr;
+  }
+
+  void loop() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);  // the job's signals are for the job's own threads
+    ControlPage* c = d_->conn().control();
+    for (;;) {
+      const uint32_t seq = c->hostfunc_seq.load(std::memory_order_acquire);
+      bool any = false;
+      for (auto& entry : c->hostfuncs) {
+        const uint64_t token = entry.token.exchange(0, std::memory_order_acquire);
+        if (!token) continue;
+        any = true;
+        HostCall call;
+        {
+          std::lock_guard lock(mu_);
+          const auto it = calls_.find(token);
+          if (it == calls_.end()) continue;
+          call = it->second;
+        }
+        if (call.callback) call.callback(call.stream, result(d_->conn().error()), call.data);
+        if (call.fn) call.fn(call.data);
+        {
+          std::lock_guard lock(mu_);
+          calls_.erase(token);
+        }
+        if (d_->conn().post(Opcode::HOST_FUNC_DONE, wire::HOST_FUNC_DONE_req{token}) != kOk) return;
+      }
+      if (!any) {
+        futex_wait(&c->hostfunc_seq, seq, 100'000);
+        if (d_->conn().error_now_and_then() == kDeviceUnavailable) return;
+      }
+    }
+  }
+
+  DeviceState* d_;
+  std::mutex mu_;
+  std::unordered_map<uint64_t, HostCall> calls_;
+  uint64_t next_ = 0;
+  bool started_ = false;
+};
+
+HostFunctions& host_functions(DeviceState* d) {
+  static std::atomic<HostFunctions*> table[client::kMaxDevices];
+  static std::mutex mu;
+  auto& slot = table[d->ordinal()];
+  if (HostFunctions* h = slot.load(std::memory_order_acquire)) return *h;
+  std::lock_guard lock(mu);
+  if (!slot.load()) slot.store(new HostFunctions(d), std::memory_order_release);
+  return *slot.load();
+}
+
+}  // namespace
+
+CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {
+  if (!fn) return CUDA_ERROR_INVALID_VALUE;
+  DP_STREAM(hStream, s, d);
+  return result(host_functions(d).post(s, HostCall{fn, nullptr, userData, hStream}));
+}
+
+CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void* userData, unsigned int flags) {
+  if (flags != 0 || !callback) return CUDA_ERROR_INVALID_VALUE;
+  DP_STREAM(hStream, s, d);
+  return result(host_functions(d).post(s, HostCall{nullptr, callback, userData, hStream}));
+}
+
+}  // namespace devproxy::sa::sync

@@ -1,0 +1,78 @@
+// Streams, events and host functions, the server's half. Waiting itself is the client's: it looks at the completion
+// counters in the segment.
+#include "devproxy/csrc/server/handlers.h"
+
+namespace devproxy::server::sync {
+
+namespace {
+
+constexpr uint32_t kDisableTiming = 2;  // cuda.h: CU_EVENT_DISABLE_TIMING
+
+}  // namespace
+
+void stream_create(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::STREAM_CREATE_req>();
+  if (!c.create_stream(r.stream, r.flags, r.priority) || !c.replay.create(r.stream, {}, m.info->opcode, &r, sizeof r))
+    c.fail(m, kInvalidHandle);
+}
+
+void stream_destroy(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::STREAM_DESTROY_req>();
+  if (!c.destroy_stream(r.stream) || !c.replay.destroy(r.stream)) c.fail(m, kInvalidHandle);
+}
+
+void stream_wait_event(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::STREAM_WAIT_EVENT_req>();
+  hal::QueueRef* queue = c.queue_of(r.stream);
+  hal::EventRef* event = c.events.find(r.event);
+  if (!queue || !event) return c.refuse(m, r.stream, kInvalidHandle);
+  c.space().wait(*queue, {m.end, 0}, *event);
+}
+
+void host_func(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::HOST_FUNC_req>();
+  hal::QueueRef* queue = c.queue_of(r.stream);
+  if (!queue) return c.refuse(m, r.stream, kInvalidHandle);
+  if (r.token == 0 || !c.add_host_function(r.token)) return c.refuse(m, r.stream, kInvalidValue);
+  c.space().host_function(*queue, {m.end, 0}, r.token);
+}
+
+void host_func_done(Connection& c, const Message& m) {
+  if (!c.finish_host_function(m.as<wire::HOST_FUNC_DONE_req>().token)) c.fail(m, kInvalidValue);
+}
+
+void event_create(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::EVENT_CREATE_req>();
+  if (!c.events.insert(r.event, c.space().create_event(!(r.flags & kDisableTiming))) ||
+      !c.replay.create(r.event, {}, m.info->opcode, &r, sizeof r))
+    c.fail(m, kInvalidHandle);
+}
+
+void event_destroy(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::EVENT_DESTROY_req>();
+  if (!c.events.erase(r.event) || !c.replay.destroy(r.event)) c.fail(m, kInvalidHandle);
+}
+
+void event_record(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::EVENT_RECORD_req>();
+  hal::QueueRef* queue = c.queue_of(r.stream);
+  hal::EventRef* event = c.events.find(r.event);
+  if (!queue || !event || !c.replay.set(r.event, m.info->opcode, 0, &r, sizeof r))
+    return c.refuse(m, r.stream, kInvalidHandle);
+  c.space().record(*queue, {m.end, 0}, *event);
+}
+
+void event_elapsed(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::EVENT_ELAPSED_req>();
+  hal::EventRef* start = c.events.find(r.start);
+  if (!start) return c.reply(m, kInvalidHandle);
+  const hal::EventRef first = *start;  // the next look-up may move the cached place, never the object
+  hal::EventRef* end = c.events.find(r.end);
+  if (!end) return c.reply(m, kInvalidHandle);
+  auto ms = c.space().elapsed_ms(first, *end);
+  if (!ms.ok()) return c.reply(m, ms.status().code());
+  const wire::EVENT_ELAPSED_rep rep{*ms};
+  c.reply(m, kOk, &rep, sizeof rep);
+}
+
+}  // namespace devproxy::server::sync

@@ -1,0 +1,129 @@
+"""What this machine has: memory, shared memory, an NVIDIA device. Reads files only; starts nothing."""
+
+from __future__ import annotations
+
+import os
+
+from devproxy.errors import Refused
+
+MIB = 1 << 20
+GIB = 1 << 30
+DEFAULT_GPU_MEMORY_BYTES = 4 * GIB
+LEAST_GPU_MEMORY_BYTES = 64 * MIB
+UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "512MiB", "4GiB", "4G" (powers of 1024, as GPU memory is counted) or a plain number.
+
+    Raises Refused for anything else, and for zero.
+    """
+    body = text.strip().upper()
+    digits = body.rstrip("KMGTIB ")
+    unit = body[len(digits) :].strip()
+    if unit.endswith("IB"):
+        unit = unit[:-2] or "?"
+    elif unit.endswith("B") and len(unit) > 1:
+        unit = unit[:-1]
+    try:
+        value = float(digits) * UNITS[unit]
+    except (ValueError, KeyError):
+        value = 0.0
+    if not 1 <= value < 1 << 50:
+        raise Refused(f"{text!r} is not a memory size", "write it like 512MiB or 4GiB")
+    return int(value)
+
+
+def show_bytes(count: int) -> str:
+    """ "1.5 GiB": for people."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def available_memory_bytes(root: str = "/") -> int:
+    """Memory that new processes can use: MemAvailable, or less where a cgroup limits us. 0 when unknown."""
+    available = 0
+    for line in _read(os.path.join(root, "proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit = _read(os.path.join(root, "sys/fs/cgroup/memory.max")).strip()
+    used = _read(os.path.join(root, "sys/fs/cgroup/memory.current")).strip()
+    if limit.isdigit() and used.isdigit():
+        available = min(available, max(0, int(limit) - int(used)))
+    return available
+
+
+def gpu_memory_bytes(wanted: int | None, gpus: int, available: int) -> int:
+    """Memory of one software GPU. wanted None: 4 GiB, or an equal share of half of what is available.
+
+    Raises Refused when the machine has not got that much.
+    """
+    if wanted is not None:
+        if wanted < LEAST_GPU_MEMORY_BYTES:
+            raise Refused(
+                f"--gpu-memory {show_bytes(wanted)} is too small for a GPU",
+                f"ask for {show_bytes(LEAST_GPU_MEMORY_BYTES)} or more",
+            )
+        if available and wanted * gpus > available:
+            raise Refused(
+                f"{gpus} GPU(s) of {show_bytes(wanted)} need more memory than the {show_bytes(available)} available",
+                "give a smaller --gpu-memory or fewer --gpus",
+            )
+        return wanted
+    share = available // 2 // gpus if available else DEFAULT_GPU_MEMORY_BYTES
+    share = share // (64 * MIB) * (64 * MIB)
+    if share < LEAST_GPU_MEMORY_BYTES:
+        raise Refused(
+            f"no memory for {gpus} software GPU(s): only {show_bytes(available)} available",
+            "free some memory, or ask for fewer --gpus",
+        )
+    return min(DEFAULT_GPU_MEMORY_BYTES, share)
+
+
+def check_shm(path: str, needed_bytes: int) -> None:
+    """Raises Refused unless the folder is there and has room for the job's segments."""
+    try:
+        stat = os.statvfs(path)
+    except OSError as error:
+        raise Refused(
+            f"{path} cannot be used: {error.strerror}",
+            f"mount it: mount -t tmpfs -o size=1g tmpfs {path}",
+        ) from None
+    free = stat.f_bavail * stat.f_frsize
+    if free < needed_bytes:
+        raise Refused(
+            f"{path} is too small: {show_bytes(free)} free, this job needs {show_bytes(needed_bytes)}",
+            f"mount -o remount,size=1g {path} (docker: --shm-size=1g)",
+        )
+
+
+def find_nvidia(root: str = "/") -> str | None:
+    """Where an NVIDIA device is seen, if one is: a device node, the kernel driver's list, or a display-class PCI function of vendor 0x10de."""
+    if os.path.exists(os.path.join(root, "dev/nvidia0")):
+        return "/dev/nvidia0"
+    gpus = os.path.join(root, "proc/driver/nvidia/gpus")
+    if os.path.isdir(gpus) and os.listdir(gpus):
+        return "/proc/driver/nvidia/gpus"
+    bus = os.path.join(root, "sys/bus/pci/devices")
+    try:
+        functions = sorted(os.listdir(bus))
+    except OSError:
+        return None
+    for function in functions:
+        if _read(os.path.join(bus, function, "vendor")).strip() == "0x10de" and _read(
+            os.path.join(bus, function, "class")
+        ).startswith("0x03"):
+            return f"PCI device {function}"
+    return None

@@ -1,0 +1,78 @@
+"""Who descends from a process, out of /proc. A process that ends while we look is simply not there."""
+
+from __future__ import annotations
+
+import os
+
+
+def _stat(pid: int) -> tuple[int, str] | None:
+    """(parent, state letter)"""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            tail = file.read().rsplit(b")", 1)[1].split()
+    except (OSError, IndexError):
+        return None
+    return int(tail[1]), tail[0].decode()
+
+
+def _children(pid: int) -> list[int] | None:
+    """By the kernel's own list; None where it was built without CONFIG_PROC_CHILDREN."""
+    found: list[int] = []
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for task in tasks:
+        try:
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
+        except FileNotFoundError:
+            if os.path.exists(f"/proc/{pid}/task/{task}"):
+                return None
+        except OSError:
+            pass
+    return found
+
+
+def _all_children() -> dict[int, list[int]]:
+    table: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (info := _stat(int(name))):
+            table.setdefault(info[0], []).append(int(name))
+    return table
+
+
+def descendants(pid: int, without: frozenset[int] = frozenset()) -> list[int]:
+    """All living descendants (no zombies), parents first; what is in `without` is left out with all below it."""
+    table: dict[int, list[int]] | None = None
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        parent = todo.pop(0)
+        if table is None:
+            children = _children(parent)
+            if children is None:
+                table = _all_children()
+                children = table.get(parent, [])
+        else:
+            children = table.get(parent, [])
+        fresh = [c for c in children if c not in without and c not in found]
+        todo += fresh
+        found += fresh
+    return [p for p in found if (info := _stat(p)) and info[1] != "Z"]
+
+
+def with_environment(mark: bytes) -> list[int]:
+    """Living processes, but us, whose environment at their start held `mark` ("NAME=value" and a NUL byte)."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                text = b"\0" + file.read()
+        except OSError:
+            continue
+        if b"\0" + mark in text:
+            found.append(int(name))
+    return found

@@ -1,0 +1,1 @@
+"""Starting, watching and asking the device-proxy servers of a job."""

@@ -1,0 +1,145 @@
+"""Everything that can be refused before anything is started: device, memory, files, versions."""
+
+from __future__ import annotations
+
+import os
+
+from devproxy import config, layout, machine
+from devproxy.errors import Refused
+from devproxy.proxy import supervisor
+
+SHIMS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2")
+PLUGIN = "libdevproxy_soft_torch.so"  # in <lib>/torch-<major.minor>/
+# Torch versions that the plugin's sources are known to compile with.
+OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
+
+
+class Plan:
+    """What devproxy-run is going to do. note: lines for the user, or nothing."""
+
+    def __init__(
+        self,
+        device: str,
+        gpu_memory_bytes: int,
+        server: str,
+        lib: str,
+        abi: str,
+        note: str,
+        start_timeout_s: float,
+    ) -> None:
+        self.device = device
+        self.gpu_memory_bytes = gpu_memory_bytes
+        self.server = server
+        self.lib = lib
+        self.abi = abi
+        self.note = note
+        self.start_timeout_s = start_timeout_s
+
+
+def check(
+    device: str, gpus: int, gpu_memory_bytes: int | None, program: str, command: list[str]
+) -> Plan:
+    """Raises Refused with the first thing that is in the way. Starts nothing but `devproxy-server --print-abi`."""
+    device, note = choose_device(device)
+    lib, server = config.lib_dir(), config.server_path()
+    check_outputs(lib, server)
+    memory = machine.gpu_memory_bytes(
+        gpu_memory_bytes, gpus, machine.available_memory_bytes(config.sysroot())
+    )
+    machine.check_shm(config.shm_dir(), gpus * layout.SEGMENT_BYTES)
+    timeout_s = config.start_timeout_s()
+    abi = supervisor.check_same_abi(server, os.path.join(lib, SHIMS[0]))
+    warning = check_torch(program, command, lib)
+    note = "\n".join(filter(None, (note, warning)))
+    return Plan(device, memory, server, lib, abi, note, timeout_s)
+
+
+def choose_device(wanted: str) -> tuple[str, str]:
+    """(device, line for the user). Raises Refused where an NVIDIA device is there that we cannot use."""
+    if wanted == "soft":
+        return "soft", ""
+    nvidia = machine.find_nvidia(config.sysroot())
+    if wanted == "cuda":
+        seen = f" ({nvidia} is there)" if nvidia else ""
+        raise Refused(
+            f"--device cuda: this build has no CUDA device layer yet{seen}", "use --device soft"
+        )
+    if nvidia:
+        raise Refused(
+            f"an NVIDIA device is there ({nvidia}), but this build has no CUDA device layer to use it with",
+            "choose the software GPU: --device soft",
+        )
+    return "soft", "no NVIDIA device here: the GPU is simulated by software (--device soft)"
+
+
+def check_outputs(lib: str, server: str) -> None:
+    for path in (server, os.path.join(lib, SHIMS[0])):
+        if not os.path.isfile(path):
+            raise Refused(f"{path} is not there", "build devproxy: make build")
+    if not os.access(server, os.X_OK):
+        raise Refused(f"{server} is not executable", "build devproxy again: make build")
+    if ":" in lib or any(c.isspace() for c in lib):
+        raise Refused(
+            f"{lib!r} has a space or colon, which LD_PRELOAD cannot carry",
+            "move devproxy to another folder",
+        )
+
+
+def check_torch(program: str, command: list[str], lib: str) -> str:
+    """For a command that is a Python: is its torch one that can run on the software GPU? Returns a warning, or nothing.
+
+    Looks at files only. A Python without torch, or whose torch is somewhere unusual, is let through: then torch's own
+    import, or the plugin's, says what is missing.
+    """
+    if not os.path.basename(command[0]).startswith("python"):
+        return ""
+    torch = find_torch(program)
+    if torch is None:
+        return ""
+    if not os.path.exists(os.path.join(torch, "lib", "libtorch_cpu.so")):
+        raise Refused(
+            f"{torch} has no lib/libtorch_cpu.so",
+            f"install torch again: {program} -m pip install --force-reinstall torch",
+        )
+    version = torch_version(torch)
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if not OLDEST_TORCH <= numbers <= NEWEST_TORCH:
+        raise Refused(
+            f"torch {version} of {program} is not supported",
+            f"install torch {'.'.join(map(str, OLDEST_TORCH))} to {'.'.join(map(str, NEWEST_TORCH))}",
+        )
+    minor = ".".join(map(str, numbers))
+    if not os.path.exists(os.path.join(lib, f"torch-{minor}", PLUGIN)):
+        # Not a refusal: a Python program that does not use torch needs no plugin.
+        return (
+            f"the software GPU's plugin for torch {version} is not built, so torch will see no GPU:"
+            f" devproxy build-torch --python {program}"
+        )
+    return ""
+
+
+def find_torch(program: str) -> str | None:
+    """The torch folder of that Python, as its installation scheme has it."""
+    places = [os.path.dirname(os.path.dirname(os.path.abspath(program)))]
+    places.append(os.path.dirname(os.path.dirname(os.path.realpath(program))))
+    for prefix in places:
+        lib = os.path.join(prefix, "lib")
+        try:
+            versions = [n for n in os.listdir(lib) if n.startswith("python3")]
+        except OSError:
+            continue
+        for name in versions:
+            for packages in ("site-packages", "dist-packages"):
+                torch = os.path.join(lib, name, packages, "torch")
+                if os.path.isfile(os.path.join(torch, "version.py")):
+                    return torch
+    return None
+
+
+def torch_version(torch: str) -> str:
+    """ "2.13.0+cpu", out of torch/version.py; "unknown" where it does not say."""
+    with open(os.path.join(torch, "version.py"), encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("__version__"):
+                return line.split("=", 1)[1].strip().strip("'\"")
+    return "unknown"

@@ -1,0 +1,197 @@
+"""The servers of one job: one per GPU, started together, watched, and gone at the end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable
+
+from devproxy import layout, runtime
+from devproxy.errors import Refused
+from devproxy.proxy import elf
+from devproxy.proxy.server import Server, start
+
+ABI_SYMBOL = "devproxy_abi_id"
+POLL_S = 0.05
+STOP_GRACE_S = 5.0
+
+
+def client_abi(library: str) -> str:
+    """The ABI id of a client library, in hex. Raises Refused where it has none."""
+    found = elf.exported_bytes(library, ABI_SYMBOL, layout.ABI_BYTES)
+    if found is None:
+        raise Refused(f"{library} is not devproxy's client library", "build devproxy: make build")
+    return found.hex()
+
+
+def server_abi(program: str) -> str:
+    """What `devproxy-server --print-abi` says. Raises Refused where it cannot be asked."""
+    read_fd, write_fd = os.pipe()
+    try:
+        pid = os.posix_spawn(
+            program,
+            [program, "--print-abi"],
+            {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"},
+            file_actions=[(os.POSIX_SPAWN_DUP2, write_fd, 1)],
+            setsigmask=[],
+        )
+    except OSError as error:
+        os.close(read_fd)
+        raise Refused(
+            f"{program} cannot be started: {error.strerror}", "build devproxy: make build"
+        ) from None
+    finally:
+        os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as pipe:
+        text = pipe.read(4096).decode(errors="replace").strip()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status or not text:
+        raise Refused(
+            f"{program} --print-abi ended with {status}", "build devproxy again: make build"
+        )
+    return text
+
+
+def check_same_abi(program: str, library: str) -> str:
+    """The ABI id of both, in hex. Raises Refused when server and client are not of one build of the protocol."""
+    client, server = client_abi(library), server_abi(program)
+    if client != server:
+        raise Refused(
+            f"{program} is of another version: ABI {server[:16]}, the client library has {client[:16]}",
+            "build both from one checkout: make build",
+        )
+    return client
+
+
+class Supervisor:
+    """Owns the servers of one job and their lease. Precondition: SIGCHLD is blocked; the owner reaps and tells us."""
+
+    def __init__(self) -> None:
+        self.servers: list[Server] = []
+        self._lease_read, self._lease_write = os.pipe()
+
+    def start_all(
+        self,
+        program: str,
+        job: runtime.JobFolder,
+        gpus: int,
+        device: str,
+        gpu_memory_bytes: int,
+        chaos: int | None,
+    ) -> None:
+        """Starts one server per GPU; wait_ready then waits for all of them at once."""
+        for gpu in range(gpus):
+            arguments = ["--job", job.name, "--job-dir", job.path, "--device", device]
+            arguments += ["--gpu-memory", str(gpu_memory_bytes)]
+            arguments += ["--ledger", runtime.ledger_path(job, device, gpu)]
+            if chaos is not None:
+                arguments += ["--chaos", str(chaos)]
+            log_path = os.path.join(job.path, f"gpu{gpu}.log")
+            self.servers.append(
+                start(program, arguments, gpu, self._lease_read, job.lock_fd, log_path)
+            )
+        os.close(self._lease_read)
+        self._lease_read = -1
+
+    def wait_ready(self, timeout_s: float, interrupted: Callable[[], None]) -> None:
+        """Returns when every server listens. `interrupted` is called often, and may raise.
+
+        Raises Refused with the server's own line when one fails, or when timeout_s have passed.
+        """
+        deadline = time.monotonic() + timeout_s
+        waiting = {server.ready_fd: server for server in self.servers}
+        texts = dict.fromkeys(waiting, b"")
+        poll = select.poll()
+        for fd in waiting:
+            poll.register(fd, select.POLLIN)
+        while waiting:
+            interrupted()
+            for fd, _ in poll.poll(POLL_S * 1000):
+                piece = os.read(fd, 4096)
+                texts[fd] += piece
+                if piece and b"\n" not in texts[fd]:
+                    continue
+                poll.unregister(fd)
+                self._check_ready_line(waiting.pop(fd), texts[fd].decode(errors="replace"))
+            if waiting and time.monotonic() > deadline:
+                late = next(iter(waiting.values()))
+                raise Refused(
+                    f"the server of GPU {late.gpu} was not ready within {timeout_s:g} s ({late.last_words() or 'it said nothing'})",
+                    "is the machine overloaded? DEVPROXY_START_TIMEOUT_S sets another limit",
+                )
+
+    def _check_ready_line(self, server: Server, text: str) -> None:
+        os.close(server.ready_fd)
+        server.ready_fd = -1
+        line = text.split("\n", 1)[0].strip()
+        if line == "ready":
+            return
+        if line.startswith("error:"):
+            raise Refused(f"the server of GPU {server.gpu} refused: {line[6:].strip()}")
+        self.wait_gone([server], 1.0)
+        raise Refused(
+            f"the server of GPU {server.gpu} {server.how_it_ended()} before it was ready"
+            f" ({server.last_words() or 'it said nothing'})",
+            "see: devproxy doctor",
+        )
+
+    def note_exit(self, pid: int, wait_status: int) -> bool:
+        """Takes the end of a reaped child; False when it was none of our servers."""
+        for server in self.servers:
+            if server.pid == pid and server.status is None:
+                server.status = os.waitstatus_to_exitcode(wait_status)
+                return True
+        return False
+
+    def lost(self) -> list[Server]:
+        """Servers that are gone although their lease still holds."""
+        self._reap()
+        return [server for server in self.servers if server.status is not None]
+
+    def _reap(self) -> None:
+        for server in self.servers:
+            if server.status is None:
+                try:
+                    pid, status = os.waitpid(server.pid, os.WNOHANG)
+                except ChildProcessError:
+                    server.status = 0
+                    continue
+                if pid:
+                    server.status = os.waitstatus_to_exitcode(status)
+
+    def wait_gone(self, servers: Iterable[Server], timeout_s: float) -> bool:
+        """Waits until these servers have ended; False when time ran out."""
+        deadline = time.monotonic() + timeout_s
+        pause = 0.0005
+        while True:
+            self._reap()
+            if all(server.status is not None for server in servers):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 2, 0.02)
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Ends the lease and waits; a server that does not go on its own is killed. May be called twice."""
+        for fd in (self._lease_read, self._lease_write, *(s.ready_fd for s in self.servers)):
+            if fd >= 0:
+                os.close(fd)
+        self._lease_read = self._lease_write = -1
+        for server in self.servers:
+            server.ready_fd = -1
+        if self.wait_gone(self.servers, grace_s):
+            return
+        for server in self.servers:
+            if server.status is None:
+                os.kill(server.pid, signal.SIGKILL)
+        self.wait_gone(self.servers, grace_s)
+
+    def close_in_child(self) -> None:
+        """In a forked child that must not hold the lease."""
+        for fd in (self._lease_read, self._lease_write):
+            if fd >= 0:
+                os.close(fd)
+        self._lease_read = self._lease_write = -1

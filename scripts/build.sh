@@ -1,0 +1,23 @@
+#!/bin/sh
+# Builds the C++ side by CMake into build/lib. Does nothing when nothing changed.
+#   PYTHON=... scripts/build.sh     the Python whose packages hold the generator's needs and the CUDA headers
+set -eu
+cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+include=$("$python" - <<'EOF'
+import glob, sysconfig
+found = glob.glob(sysconfig.get_path("purelib") + "/nvidia/*/include/cuda.h")
+print(found[0][: -len("/cuda.h")] if found else "")
+EOF
+)
+[ -n "$include" ] || {
+  echo "build.sh: $python has no CUDA headers; run: $python -m pip install --no-deps -r requirements/headers.txt" >&2
+  exit 2
+}
+configuration="$python $include $(cat CMakeLists.txt 2>/dev/null | cksum)"
+if [ ! -e build/cmake/build.ninja ] || [ "$(cat build/cmake/.configuration 2>/dev/null)" != "$configuration" ]; then
+  cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+    -DDEVPROXY_PYTHON="$(command -v "$python")" -DDEVPROXY_CUDA_INCLUDE="$include"
+  echo "$configuration" > build/cmake/.configuration
+fi
+cmake --build build/cmake -j "${JOBS:-$(nproc)}"

@@ -1,0 +1,37 @@
+#!/bin/sh
+# Installs what is missing of the system packages (Debian). Asks no package server when nothing is missing.
+#   scripts/install_system.sh [PYTHON]
+set -eu
+python=${1:-python3}
+missing=
+
+need() { missing="$missing $1"; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+have g++ && have cc || need build-essential
+have cmake || need cmake
+have ninja || need ninja-build
+have flock || need util-linux
+if have "$python"; then
+  "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv
+  # Python.h: the torch plugin has a part that torch loads as a Python extension.
+  header=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h
+  [ -e "$header" ] || need python3-dev
+else
+  need python3 && need python3-venv && need python3-dev
+fi
+
+[ -n "$missing" ] || exit 0
+echo "installing:$missing"
+if ! have apt-get; then
+  echo "install_system.sh: these Debian packages are missing, and there is no apt-get:$missing" >&2
+  exit 2
+fi
+if [ "$(id -u)" != 0 ]; then
+  echo "install_system.sh: not root; run: sudo apt-get install$missing" >&2
+  exit 2
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -q
+# shellcheck disable=SC2086
+apt-get install -y -q --no-install-recommends $missing

@@ -1,0 +1,18 @@
+#!/bin/sh
+# Makes .venv with the pinned packages and an editable install of this checkout.
+#   scripts/setup_venv.sh [PYTHON]
+set -eu
+cd "$(dirname "$0")/.."
+python=${1:-python3}
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "setup_venv.sh: $python is older than 3.11; give another one: make PYTHON=python3.11" >&2
+  exit 2
+}
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+pip="env PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install -q --retries 5"
+$pip -c requirements/constraints.txt -r requirements/build.txt -r requirements/runtime.txt \
+  -r requirements/torch.txt -r requirements/dev.txt
+$pip --no-deps -r requirements/headers.txt
+# compat: a plain .pth file, where the default mode costs every start of this Python an import hook.
+$pip --no-deps --no-build-isolation --config-settings editable_mode=compat -e .

@@ -1,0 +1,309 @@
+"""Long campaigns: seeded, resumable, results in docs/soak.json.
+
+    python scripts/soak.py [--only NAME] [--runs N] [--fresh]
+
+Each campaign is a number of independent runs; run number n is fully given by its seed. What has been done is kept in
+build/soak/<name>.json, so an interrupted campaign goes on where it was. A run that fails is recorded with its seed and
+its last words, and the campaign goes on; the exit code is 1 when any run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+STATE = ROOT / "build" / "soak"
+RESULT = ROOT / "docs" / "soak.json"
+LIB = ROOT / "build" / "lib"
+INCLUDES = [f"-I{ROOT}", f"-I{ROOT}/build/gen"]
+RUN = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft"]
+
+# Allocates, fills, copies and frees until it is killed; every byte that comes back is checked.
+BUSY = """
+import ctypes, os, random
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *args):
+    code = getattr(cuda, name)(*args)
+    assert code == 0, (name, code)
+call("cuInit", 0)
+contexts = [ctypes.c_void_p() for _ in range(int(os.environ["DEVPROXY_GPUS"]))]
+for gpu, context in enumerate(contexts):
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), gpu)
+print("up", flush=True)
+size = 1 << 20
+back = ctypes.create_string_buffer(size)
+while True:
+    call("cuCtxSetCurrent", random.choice(contexts))
+    memory = ctypes.c_uint64()
+    call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(size))
+    value = random.randrange(256)
+    call("cuMemsetD8_v2", memory, ctypes.c_ubyte(value), ctypes.c_size_t(size))
+    call("cuMemcpyDtoH_v2", back, memory, ctypes.c_size_t(size))
+    assert back.raw == bytes([value]) * size, "wrong bytes"
+    call("cuMemFree_v2", memory)
+"""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """runs independent runs of run(seed), which returns figures to add up; raises AssertionError when it failed."""
+
+    name: str
+    what: str
+    runs: int
+    run: Callable[[int], dict[str, int]]
+
+
+def binary(source: str, name: str, *flags: str) -> Path:
+    """Compiles tests/<source> unless it is newer than every header it may use."""
+    out = ROOT / "build" / "tests" / f"soak-{name}"
+    inputs = [
+        ROOT / "tests" / source,
+        *(ROOT / "devproxy/csrc").rglob("*.h"),
+        *(ROOT / "build/gen").glob("*.h"),
+    ]
+    if not out.exists() or any(p.stat().st_mtime > out.stat().st_mtime for p in inputs):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        line = ["g++", "-std=c++20", "-O2", "-g", *INCLUDES, *flags, str(ROOT / "tests" / source)]
+        subprocess.run([*line, "-o", str(out), "-pthread"], check=True)
+    return out
+
+
+def sanitized_server() -> Path:
+    """The server with ASan and UBSan, in build/asan."""
+    folder = ROOT / "build" / "asan"
+    cache = (ROOT / "build/cmake/CMakeCache.txt").read_text().splitlines()
+    include = next(
+        line.split("=", 1)[1] for line in cache if line.startswith("DEVPROXY_CUDA_INCLUDE:")
+    )
+    lib = folder / "lib"
+    configure = [
+        "cmake",
+        "-S",
+        str(ROOT),
+        "-B",
+        str(folder),
+        "-G",
+        "Ninja",
+        "-DDEVPROXY_SANITIZE=address",
+    ]
+    configure += [
+        f"-DDEVPROXY_LIB_DIR={lib}",
+        f"-DDEVPROXY_PYTHON={sys.executable}",
+        f"-DDEVPROXY_CUDA_INCLUDE={include}",
+    ]
+    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["cmake", "--build", str(folder), "--target", "devproxy-server"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return lib / "devproxy-server"
+
+
+def checked(
+    line: list[str | Path], env: dict[str, str] | None = None, timeout_s: float = 3600
+) -> str:
+    done = subprocess.run(
+        [str(word) for word in line],
+        env=os.environ | (env or {}),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        errors="replace",
+    )
+    assert done.returncode == 0, (done.returncode, (done.stdout + done.stderr)[-2000:])
+    return done.stdout
+
+
+def processes_with(mark: str) -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if mark.encode() in text and int(process.name) != os.getpid():
+            found.append(int(process.name))
+    return found
+
+
+def kill_cycle(seed: int) -> dict[str, int]:
+    """Starts a busy job, kills one of the three with -9 at a random moment, and looks what is left."""
+    dice = random.Random(seed)
+    victim = dice.choice(["job", "devproxy-run", "server"])
+    shm = Path(tempfile.mkdtemp(prefix="devproxy-soak-", dir="/dev/shm"))
+    env = os.environ | {
+        "DEVPROXY_SHM_DIR": str(shm),
+        "PYTHONPATH": str(ROOT),
+        "DEVPROXY_LIB": str(LIB),
+    }
+    job = subprocess.Popen(
+        [*RUN, "--gpus", str(dice.choice([1, 2])), "--", sys.executable, "-c", BUSY],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        if dice.random() < 0.75:
+            assert job.stdout is not None
+            assert job.stdout.readline() == b"up\n", "the job did not come up"
+        time.sleep(dice.random() * 0.5)
+        pids = {"devproxy-run": [job.pid], "job": [], "server": []}
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        for child in children:
+            line = Path(f"/proc/{child}/cmdline").read_bytes()
+            if b"devproxy-server\0" in line:
+                pids["server"].append(int(child))
+            elif b"cuInit" in line:
+                pids["job"].append(int(child))
+        target = dice.choice(pids[victim]) if pids[victim] else job.pid
+        os.kill(target, signal.SIGKILL)
+        job.communicate(timeout=30)
+        expected = {job.pid: {-9}, **{pid: {137} for pid in pids["job"]}}.get(target, {1, 3})
+        assert job.returncode in expected, f"killed {victim}: exit code {job.returncode}"
+        deadline = time.monotonic() + 10
+        while list(shm.iterdir()) or processes_with(str(shm)):
+            assert time.monotonic() < deadline, (
+                f"killed {victim}: left {list(shm.rglob('*'))} {processes_with(str(shm))}"
+            )
+            time.sleep(0.02)
+    finally:
+        if job.poll() is None:
+            job.kill()
+            job.communicate()
+        for pid in processes_with(str(shm)):
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(shm, ignore_errors=True)
+    return {f"killed_{victim.replace('-', '_')}": 1}
+
+
+def ring_threads(seed: int) -> dict[str, int]:
+    checked(
+        [
+            binary("stress/ring_stress.cc", "ring_stress"),
+            "--messages",
+            "2000000",
+            "--seed",
+            str(seed),
+        ]
+    )
+    return {"messages": 6_000_000}
+
+
+def ring_kills(seed: int) -> dict[str, int]:
+    checked([binary("stress/ring_stress.cc", "ring_stress"), "--kill", "500", "--seed", str(seed)])
+    return {"kills": 500}
+
+
+def fuzz(seed: int) -> dict[str, int]:
+    """50,000 hostile messages against the server with ASan and UBSan."""
+    attacker = binary("fuzz/server_fuzz.cc", "server_fuzz")
+    env = {
+        "DEVPROXY_SERVER": str(sanitized_server()),
+        "DEVPROXY_LIB": str(LIB),
+        "PYTHONPATH": str(ROOT),
+    }
+    env["ASAN_OPTIONS"] = "abort_on_error=1:detect_leaks=0"
+    out = checked([*RUN, "--", attacker, "--messages", "50000", "--seed", str(seed)], env)
+    return {"messages": int(json.loads(out.strip().splitlines()[-1]).get("messages", 50000))}
+
+
+CAMPAIGNS = [
+    Campaign(
+        "kill-cycles",
+        "start, kill -9 of job, devproxy-run or a server; nothing left",
+        100,
+        kill_cycle,
+    ),
+    Campaign(
+        "ring-threads", "three producers on a small ring, every byte checked", 10, ring_threads
+    ),
+    Campaign("ring-kills", "a producer process killed at random moments", 10, ring_kills),
+    Campaign("fuzz", "hostile messages against the sanitized server", 20, fuzz),
+]
+
+
+def load(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def save(path: Path, value: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=2) + "\n")
+    part.rename(path)
+
+
+def campaign(c: Campaign, runs: int, fresh: bool) -> dict[str, Any]:
+    path = STATE / f"{c.name}.json"
+    state = {} if fresh else load(path)
+    state = {"what": c.what, "runs": 0, "seconds": 0.0, "figures": {}, "failures": []} | state
+    while state["runs"] < runs:
+        seed = int(state["runs"]) + 1
+        began = time.monotonic()
+        try:
+            for name, value in c.run(seed).items():
+                state["figures"][name] = state["figures"].get(name, 0) + value
+        except (AssertionError, subprocess.SubprocessError, OSError) as error:
+            state["failures"].append(
+                {"seed": seed, "why": f"{type(error).__name__}: {error}"[-2000:]}
+            )
+            print(f"{c.name}: seed {seed} failed: {error}", file=sys.stderr)
+        state["runs"] = seed
+        state["seconds"] = round(state["seconds"] + time.monotonic() - began, 1)
+        save(path, state)
+        print(f"{c.name}: {seed}/{runs}, {len(state['failures'])} failed", flush=True)
+    return state
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=[c.name for c in CAMPAIGNS], action="append")
+    parser.add_argument("--runs", type=int, help="another number of runs per campaign")
+    parser.add_argument("--fresh", action="store_true", help="forget what was done before")
+    arguments = parser.parse_args()
+    result = load(RESULT)
+    failed = False
+    for c in CAMPAIGNS:
+        if arguments.only and c.name not in arguments.only:
+            continue
+        state = campaign(c, arguments.runs or c.runs, arguments.fresh)
+        failed |= bool(state["failures"])
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+        )
+        result[c.name] = state | {
+            "command": f"scripts/soak.py --only {c.name} --runs {state['runs']}",
+            "device": "soft",
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
+            "commit": commit.stdout.strip(),
+            "date": datetime.date.today().isoformat(),
+        }
+        save(RESULT, result)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+/* Modules: from file and from memory, functions, globals, bad images, unloading; the library API over the same. */
+#include "program.h"
+
+static void* read_file(const char* path, size_t* size) {
+  FILE* f = fopen(path, "rb");
+  EXPECT(f != NULL);
+  fseek(f, 0, SEEK_END);
+  *size = (size_t)ftell(f);
+  rewind(f);
+  void* p = malloc(*size);
+  EXPECT_EQ(fread(p, 1, *size, f), *size);
+  fclose(f);
+  return p;
+}
+
+int main(void) {
+  start();
+  CUmodule file, image, bad;
+  CUfunction f, g;
+  CUdeviceptr global, other, p;
+  size_t bytes = 0, size;
+  int value = 0;
+  CHECK(cuMemAlloc(&p, 4096));
+
+  EXPECT_RESULT(cuModuleLoad(&bad, "/nonexistent/kernels.so"), CUDA_ERROR_FILE_NOT_FOUND);
+  EXPECT_RESULT(cuModuleLoad(&bad, "/dev/null"), CUDA_ERROR_INVALID_IMAGE);
+  EXPECT_RESULT(cuModuleLoadData(&bad, NULL), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuModuleLoadData(&bad, "this is not an image of any kind, and it ends soon"), CUDA_ERROR_INVALID_IMAGE);
+
+  CHECK(cuModuleLoad(&file, kernels_path()));
+  void* bytes_of_image = read_file(kernels_path(), &size);
+  CHECK(cuModuleLoadData(&image, bytes_of_image));
+  memset(bytes_of_image, 0, size); /* the image was taken when the call returned */
+  EXPECT(file != image);
+
+  EXPECT_RESULT(cuModuleGetFunction(&f, file, "no_such_kernel"), CUDA_ERROR_NOT_FOUND);
+  EXPECT_RESULT(cuModuleGetFunction(&f, file, NULL), CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuModuleGetFunction(&f, file, "fill"));
+  CHECK(cuModuleGetFunction(&g, image, "fill"));
+  launch_fill(f, NULL, p, 1, 512);
+  launch_fill(g, NULL, p + 2048, 2, 512);
+  expect_device_words(p, 1, 512);
+  expect_device_words(p + 2048, 2, 512);
+
+  CUmodule owner;
+  CHECK(cuFuncGetModule(&owner, f));
+  EXPECT(owner == file);
+  CHECK(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, kernel(file, "shape")));
+  EXPECT_EQ(value, 256);
+  CHECK(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel(file, "shape")));
+  EXPECT_EQ(value, 1024);
+  size_t offset = 0;
+  CHECK(cuFuncGetParamInfo(f, 2, &offset, &bytes));
+  EXPECT_EQ(offset, 16);
+  EXPECT_EQ(bytes, 8);
+  EXPECT_RESULT(cuFuncGetParamInfo(f, 3, &offset, &bytes), CUDA_ERROR_INVALID_VALUE);
+
+  /* globals: each module has its own copy, with its initial value */
+  uint32_t table[4];
+  CHECK(cuModuleGetGlobal(&global, &bytes, file, "table"));
+  EXPECT_EQ(bytes, 16);
+  CHECK(cuModuleGetGlobal(&other, NULL, image, "table"));
+  EXPECT(global != other);
+  CHECK(cuMemcpyDtoH(table, global, 16));
+  EXPECT_EQ(table[3], 44);
+  launch_fill(f, NULL, global, 9, 4);
+  CHECK(cuMemcpyDtoH(table, global, 16));
+  expect_words(table, 9, 4);
+  CHECK(cuMemcpyDtoH(table, other, 16));
+  EXPECT_EQ(table[0], 11);
+  CHECK(cuModuleGetGlobal(&global, &bytes, file, "zeroes"));
+  EXPECT_EQ(bytes, 4096);
+  expect_device_words(global, 0, 1024);
+  EXPECT_RESULT(cuModuleGetGlobal(&global, &bytes, file, "no_such_global"), CUDA_ERROR_NOT_FOUND);
+
+  CHECK(cuModuleUnload(image));
+  EXPECT_RESULT(cuModuleUnload(image), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_RESULT(cuModuleGetFunction(&g, image, "fill"), CUDA_ERROR_INVALID_HANDLE);
+  launch_fill(f, NULL, p, 3, 512); /* the other module lives */
+  expect_device_words(p, 3, 512);
+
+  /* the library API */
+  CUlibrary library;
+  CUkernel k;
+  CHECK(cuLibraryLoadFromFile(&library, kernels_path(), NULL, NULL, 0, NULL, NULL, 0));
+  CHECK(cuLibraryGetKernel(&k, library, "fill"));
+  EXPECT_RESULT(cuLibraryGetKernel(&k, library, "no_such_kernel"), CUDA_ERROR_NOT_FOUND);
+  CHECK(cuLibraryGetKernel(&k, library, "fill"));
+  CHECK(cuKernelGetFunction(&g, k));
+  launch_fill(g, NULL, p, 4, 512);
+  expect_device_words(p, 4, 512);
+  launch_fill((CUfunction)k, NULL, p, 5, 512); /* a CUkernel may be launched as it is */
+  expect_device_words(p, 5, 512);
+  CHECK(cuLibraryUnload(library));
+  CHECK(cuModuleUnload(file));
+  return pass("module");
+}

@@ -1,0 +1,120 @@
+"""The bidirectional allocator over its C ABI: no overlap, joins what is given back, keeps the two ends apart."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.native_build import native_library
+
+GRANULE = 512
+BASE, BYTES = 0x10_0000, 64 * GRANULE
+
+
+class Allocator:
+    """One allocator over [BASE, BASE + BYTES)."""
+
+    def __init__(self, lib: ctypes.CDLL) -> None:
+        self.lib = lib
+        lib.alloc_new.restype = ctypes.c_void_p
+        lib.alloc_new.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+        for name in ("alloc_take", "alloc_low_top", "alloc_high_bottom", "alloc_free_runs"):
+            getattr(lib, name).restype = ctypes.c_uint64
+        lib.alloc_take.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]
+        lib.alloc_give.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
+        for name in ("alloc_delete", "alloc_low_top", "alloc_high_bottom", "alloc_free_runs"):
+            getattr(lib, name).argtypes = [ctypes.c_void_p]
+        self.ptr = lib.alloc_new(BASE, BYTES)
+
+    def take(self, granules: int, stable: bool) -> int:
+        return int(self.lib.alloc_take(self.ptr, granules * GRANULE, int(stable)))
+
+    def give(self, addr: int, granules: int) -> None:
+        self.lib.alloc_give(self.ptr, addr, granules * GRANULE)
+
+    def close(self) -> None:
+        self.lib.alloc_delete(self.ptr)
+
+
+@pytest.fixture(scope="module")
+def lib() -> ctypes.CDLL:
+    return native_library("cores")
+
+
+@pytest.fixture
+def allocator(lib: ctypes.CDLL) -> Iterator[Allocator]:
+    a = Allocator(lib)
+    yield a
+    a.close()
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("take"), st.integers(1, 12), st.booleans()),
+        st.tuples(st.just("give"), st.integers(0, 1000), st.just(False)),
+    ),
+    max_size=120,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=STEPS)
+def test_live_runs_never_overlap_and_everything_comes_back(
+    lib: ctypes.CDLL, steps: list[tuple[str, int, bool]]
+) -> None:
+    a = Allocator(lib)
+    live: dict[int, tuple[int, bool]] = {}
+    for what, n, stable in steps:
+        if what == "take":
+            addr = a.take(n, stable)
+            if addr == 0:
+                continue
+            assert BASE <= addr and addr + n * GRANULE <= BASE + BYTES
+            assert all(
+                addr + n * GRANULE <= other or other + g * GRANULE <= addr
+                for other, (g, _) in live.items()
+            )
+            live[addr] = (n, stable)
+        elif live:
+            addr = sorted(live)[n % len(live)]
+            a.give(addr, live.pop(addr)[0])
+        low = [x + g * GRANULE for x, (g, s) in live.items() if not s]
+        high = [x for x, (_, s) in live.items() if s]
+        assert max(low, default=BASE) <= a.lib.alloc_low_top(a.ptr)
+        assert min(high, default=BASE + BYTES) >= a.lib.alloc_high_bottom(a.ptr)
+    for addr, (n, _) in live.items():
+        a.give(addr, n)
+    assert a.lib.alloc_free_runs(a.ptr) == 0
+    assert (a.lib.alloc_low_top(a.ptr), a.lib.alloc_high_bottom(a.ptr)) == (BASE, BASE + BYTES)
+    a.close()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    stable=st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    noise=st.lists(st.lists(st.integers(1, 4), max_size=4), min_size=2, max_size=2),
+)
+def test_stable_addresses_do_not_depend_on_the_rest(
+    lib: ctypes.CDLL, stable: list[int], noise: list[list[int]]
+) -> None:
+    """Replicas with other activations give their parameters the same addresses (paper 5.2.2)."""
+    seen = []
+    for extra in noise:
+        a = Allocator(lib)
+        got = []
+        for i, n in enumerate(stable):
+            for e in extra[i : i + 1]:
+                a.take(e, False)
+            got.append(a.take(n, True))
+        seen.append(got)
+        a.close()
+    assert seen[0] == seen[1]
+
+
+def test_exhausted_range_says_so(allocator: Allocator) -> None:
+    assert allocator.take(BYTES // GRANULE, False) == BASE
+    assert allocator.take(1, False) == 0 and allocator.take(1, True) == 0

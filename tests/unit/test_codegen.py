@@ -1,0 +1,375 @@
+"""The tables agree with the header facts, and what is generated from them is what was meant."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from codegen import check, tables
+from codegen.__main__ import LOCK, ROOT, SUPPORT, outputs, results, write
+from codegen.emit import client, dispatch, docs, library, wire
+from codegen.ops import OPS
+from codegen.spec import Api, Carry, Op
+
+DATA = Path(__file__).parent.parent / "data"
+LIB = ROOT / "build/lib/libcuda.so.1"
+TYPICAL = [
+    "cuMemAlloc_v2",
+    "cuCtxDestroy",
+    "cuMemcpyHtoDAsync_v2_ptsz",
+    "cuCtxSynchronize",
+    "cuGetProcAddress_v2",
+]
+
+
+def requests() -> list[tuple[str, int, bool]]:
+    """What the libraries of torch 2.11 asked of cuGetProcAddress: name, driver version, per-thread form."""
+    rows = [
+        line.split() for line in (DATA / "cuGetProcAddress-requests.txt").read_text().splitlines()
+    ]
+    return [(name, int(version), flags == "flags=2") for name, version, flags in rows]
+
+
+def test_the_committed_tables_have_no_fault() -> None:
+    assert check.table_faults() == []
+
+
+def test_lock_and_support_page_are_in_step() -> None:
+    assert LOCK.read_text() == wire.lock()
+    assert SUPPORT.read_text() == docs.emit()
+
+
+def test_check_changes_nothing_and_takes_less_than_two_seconds(tmp_path: Path) -> None:
+    before = (LOCK.stat().st_mtime_ns, SUPPORT.stat().st_mtime_ns)
+    start = time.monotonic()
+    command = [sys.executable, "-m", "codegen", "--out", str(tmp_path), "--check"]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    assert time.monotonic() - start < 2
+    assert (LOCK.stat().st_mtime_ns, SUPPORT.stat().st_mtime_ns) == before
+
+
+def test_generator_needs_no_parser_and_nothing_of_devproxy() -> None:
+    code = (
+        "import sys, codegen.__main__ as m; m.outputs();"
+        "print([n for n in sys.modules if n.split('.')[0] in ('pycparser', 'devproxy')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_unchanged_file_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "x.gen.h"
+    assert write(path, "a\n")
+    assert not write(path, "a\n")
+    assert write(path, "b\n")
+
+
+def test_every_generated_file_names_the_command_that_made_it() -> None:
+    assert all(text.startswith("// Made by: python3 -m codegen") for text in outputs().values())
+
+
+def test_generator_names_no_api() -> None:
+    """Special behaviour is a word in the entry; an emitter that knows a function by name is a hook."""
+    emitters = [*(ROOT / "codegen/emit").glob("*.py"), ROOT / "codegen/__main__.py"]
+    for path in emitters:
+        code = re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL)
+        assert not re.findall(r"\bcu[A-Z]\w+|\bnvml[A-Z]\w+|\bnccl[A-Z]\w+", code), path
+
+
+# -- tables
+
+
+def test_every_header_symbol_is_exported_once() -> None:
+    names = [e.name for e in tables.driver_exports()]
+    assert len(names) == len(set(names))
+    assert set(names) == set(tables.facts("cuda").functions)
+    assert {
+        "cuMemAlloc",
+        "cuMemAlloc_v2",
+        "cuLaunchKernel_ptsz",
+        "cuMemcpyHtoD_v2_ptds",
+        "cuGLInit",
+    } <= set(names)
+
+
+def test_symbols_that_libraries_look_up_by_dlsym_are_exported() -> None:
+    wanted = (DATA / "driver-symbols-dlsym.txt").read_text().split()
+    names = {e.name for e in tables.driver_exports()}
+    # libcufile has functions of its own with the same beginning, and Inductor's wait helpers are static functions of it.
+    missing = {n for n in wanted if n not in names and not n.startswith("cuFile")}
+    assert missing == set()
+
+
+def test_nccl_symbols_that_torch_imports_are_exported() -> None:
+    wanted = set((DATA / "nccl-symbols-imported-by-torch-2.11.txt").read_text().split())
+    assert wanted <= {e.name for e in tables.library_exports("nccl")}
+
+
+def test_every_refusal_has_a_reason_and_every_answer_was_checked() -> None:
+    for export in (
+        *tables.driver_exports(),
+        *tables.library_exports("nvml"),
+        *tables.library_exports("nccl"),
+    ):
+        assert export.api.checked if export.api else export.reason, export.name
+
+
+def test_an_old_version_is_answered_only_if_its_types_are_the_same() -> None:
+    exports = {e.name: e for e in tables.driver_exports()}
+    assert exports["cuCtxDestroy"].target == "cuCtxDestroy_v2"
+    assert exports["cuMemAlloc"].api is None  # its address and size have 32 bits
+    assert "cuMemAlloc_v2" in exports["cuMemAlloc"].reason
+    known = tables.facts("cuda")
+    for export in exports.values():
+        if export.api is not None:
+            mine, other = known.functions[export.name], known.functions[export.target]
+            assert tables.same_abi(mine, other, known.typedefs), export.name
+
+
+def test_an_unchecked_entry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tables.driver_table()
+    monkeypatch.setattr(
+        tables, "driver_table", lambda: table | {"cuInit": replace(table["cuInit"], checked="")}
+    )
+    tables.driver_exports.cache_clear()
+    try:
+        export = next(e for e in tables.driver_exports() if e.name == "cuInit")
+        assert export.api is None
+    finally:
+        tables.driver_exports.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("managed memory", "cuMemAllocManaged"),
+        ("inter-process handles", "cuIpcOpenMemHandle_v2"),
+        ("graphics interop", "cuGraphicsGLRegisterBuffer"),
+        ("graphics interop", "cuVDPAUCtxCreate_v2"),
+        ("graphs", "cuStreamBeginCapture_v2_ptsz"),
+        ("green contexts", "cuGreenCtxCreate"),
+        ("textures and arrays", "cuMemcpyHtoA_v2"),
+        ("virtual memory management", "cuMemMap"),
+        ("profiler", "cuProfilerStart"),
+        ("other versions", "cuMemcpyDtoHAsync"),
+        ("unchecked", "cuStreamSetAttribute"),
+    ],
+)
+def test_refused_family(family: str, name: str) -> None:
+    assert next(e for e in tables.driver_exports() if e.name == name).family == family
+
+
+# -- faults that the check must find
+
+
+def test_repeated_opcode_is_found() -> None:
+    faults = check.op_faults({"A": Op(1, Carry.SYNC), "B": Op(1, Carry.SYNC)})
+    assert faults == ["message B: opcode 0x0001 is already A's"]
+
+
+def test_field_that_is_not_aligned_is_found() -> None:
+    with pytest.raises(ValueError, match="add a pad field"):
+        wire.layout({"flags": "u32", "addr": "u64"})
+    assert (
+        "not aligned"
+        in check.op_faults({"A": Op(1, Carry.SYNC, {"flags": "u32", "addr": "u64"})})[0]
+    )
+    assert wire.layout({"flags": "u32", "pad": "u32", "addr": "u64"}) == 16
+
+
+@pytest.mark.parametrize(
+    ("api", "fault"),
+    [
+        (Api("memory", nonnull=("dprt",)), "nonnull names dprt"),
+        (Api("memory", nonnull=("bytesize",)), "is no pointer"),
+        (Api("memory", ops=("MEM_ALOC",)), "no message is called MEM_ALOC"),
+    ],
+)
+def test_entry_that_disagrees_with_the_header_is_found(api: Api, fault: str) -> None:
+    faults = check.api_faults({"cuMemAlloc_v2": api}, tables.facts("cuda"), OPS)
+    assert len(faults) == 1 and fault in faults[0]
+
+
+def test_entry_without_a_declaration_is_found() -> None:
+    assert (
+        "declares no such function"
+        in check.api_faults({"cuNope": Api("x")}, tables.facts("cuda"), OPS)[0]
+    )
+
+
+# -- the resolver
+
+
+@pytest.mark.parametrize(
+    ("symbol", "version", "per_thread", "export"),
+    [
+        ("cuCtxGetDevice", 12080, False, "cuCtxGetDevice"),
+        ("cuCtxGetDevice", 13000, False, "cuCtxGetDevice_v2"),
+        ("cuCtxSynchronize", 13000, False, "cuCtxSynchronize_v2"),
+        ("cuStreamGetCaptureInfo", 11030, False, "cuStreamGetCaptureInfo_v2"),
+        ("cuStreamGetCaptureInfo", 12030, True, "cuStreamGetCaptureInfo_v3_ptsz"),
+        ("cuEventElapsedTime", 12080, False, "cuEventElapsedTime_v2"),
+        ("cuGraphInstantiate", 11000, False, "cuGraphInstantiate_v2"),
+        ("cuGraphInstantiate", 12000, False, "cuGraphInstantiateWithFlags"),
+        ("cuMemcpyHtoD", 13000, True, "cuMemcpyHtoD_v2_ptds"),
+        ("cuMemcpyHtoD", 3020, True, "cuMemcpyHtoD_v2"),  # the per-thread form came with 7.0
+        ("cuMemAlloc", 2000, False, "cuMemAlloc"),
+        ("cuGetProcAddress", 12000, False, "cuGetProcAddress_v2"),
+        ("cuMemAlloc", 1000, False, ""),
+        ("cuNope", 13000, False, ""),
+    ],
+)
+def test_resolver_takes_the_newest_version_that_is_not_above(
+    symbol: str, version: int, per_thread: bool, export: str
+) -> None:
+    assert tables.resolve(symbol, version, per_thread) == export
+
+
+def test_everything_that_torch_asked_for_resolves() -> None:
+    assert len(requests()) == 459
+    assert [request for request in requests() if not tables.resolve(*request)] == []
+
+
+def test_the_library_resolves_as_the_model_does() -> None:
+    if not LIB.exists():
+        pytest.skip("build/lib/libcuda.so.1 is not built: run make build")
+    lib = ctypes.CDLL(str(LIB))
+    pfn, status = ctypes.c_void_p(), ctypes.c_int(-1)
+    for symbol, version, per_thread in requests():
+        flags = ctypes.c_uint64(2 if per_thread else 0)
+        args = (symbol.encode(), ctypes.byref(pfn), version, flags, ctypes.byref(status))
+        assert lib.cuGetProcAddress_v2(*args) == 0, symbol
+        wanted = ctypes.cast(lib[tables.resolve(symbol, version, per_thread)], ctypes.c_void_p)
+        assert (pfn.value, status.value) == (wanted.value, 0), symbol
+    pfn.value = 1
+    assert (
+        lib.cuGetProcAddress_v2(
+            b"cuNope", ctypes.byref(pfn), 13000, ctypes.c_uint64(0), ctypes.byref(status)
+        )
+        == 500
+    )
+    assert (pfn.value, status.value) == (None, 1)
+    assert lib.cuGetProcAddress(b"cuNope", ctypes.byref(pfn), 13000, ctypes.c_uint64(0)) == 500
+    assert lib.cuGetProcAddress(b"cuInit", ctypes.byref(pfn), 13000, ctypes.c_uint64(3)) == 1
+    assert lib.cuGetProcAddress(None, ctypes.byref(pfn), 13000, ctypes.c_uint64(0)) == 1
+
+
+# -- generated text
+
+
+def test_typical_stubs() -> None:
+    """Golden text. After a wanted change: PYTHONPATH=. python tests/unit/test_codegen.py, and review the difference."""
+    assert (DATA / "stubs.golden.txt").read_text() == golden()
+
+
+def golden() -> str:
+    answered = client.answered_exports()
+    picked = [client.stub(e, n) for n, e in enumerate(answered) if e.name in TYPICAL]
+    picked.append(
+        next(line for line in client.emit_refused().splitlines() if "cuMemAllocManaged" in line)
+        + "\n"
+    )
+    # The numbers follow from all the other entries.
+    return re.sub(r"(kApis\[|refuse_export\()\d+", r"\1N", "\n".join(picked))
+
+
+def test_result_numbers_are_held_against_the_vendors() -> None:
+    assert results()["kInvalidValue"] == (1, "CUDA_ERROR_INVALID_VALUE")
+    assert results()["kOutOfMemory"] == (2, "CUDA_ERROR_OUT_OF_MEMORY")
+    text = client.emit_client(results())
+    assert "static_assert(static_cast<int>(devproxy::kNotReady) == CUDA_ERROR_NOT_READY);" in text
+
+
+def test_dispatch_table_says_where_the_stream_is() -> None:
+    launch, copy = OPS["LAUNCH"], OPS["COPY"]
+    assert dispatch.offset(launch, "stream") == 8
+    assert dispatch.offset(copy, "stream") == 0
+    assert dispatch.offset(OPS["NOP"], "") == -1
+    rows = re.findall(
+        r'\{"(\w+)", (0x\w+), (\d+), (\d+), (\w+), (\w+), (-?\d+), (-?\d+), (-?\d+)\},',
+        dispatch.emit(),
+    )
+    assert [row[0] for row in rows] == list(OPS)
+    for name, opcode, req_bytes, _, has_bulk, is_sync, *_ in rows:
+        op = OPS[name]
+        assert int(opcode, 16) == op.opcode
+        assert int(req_bytes) == wire.layout(wire.request_fields(op))
+        assert (has_bulk, is_sync) == (
+            str(op.bulk == "in").lower(),
+            str(op.carry is Carry.SYNC).lower(),
+        )
+
+
+def test_library_without_its_header_declares_what_it_uses() -> None:
+    text = library.emit_declarations("nvml")
+    assert (
+        "struct nvmlMemory_t { unsigned long long total; unsigned long long free; unsigned long long used; };"
+        in text
+    )
+    assert text.index("typedef struct nvmlDevice_st* nvmlDevice_t;") < text.index(
+        "nvmlDeviceGetName("
+    )
+
+
+def test_formatter_prints_any_bytes_within_its_room(tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ on this machine")
+    (tmp_path / "main.cc").write_text(
+        """
+        #include "dispatch.gen.h"
+        #include <cstdio>
+        #include <cstring>
+        using namespace devproxy::wire;
+        int main() {
+          unsigned char req[256];
+          std::memset(req, 0xff, sizeof req);
+          char out[512];
+          for (unsigned opcode = 0; opcode < 0x600; ++opcode)
+            for (size_t bytes : {0, 1, 7, 8, 64, 256})
+              for (size_t room : {1, 2, 17, 512}) {
+                const size_t n = format_message(opcode, req, bytes, out, room);
+                if (n >= room || out[n] != 0) return 1;
+              }
+          COPY_req copy{};
+          copy.dst = 0x2000'0000'0000, copy.bytes = 64;
+          format_message(static_cast<uint16_t>(Opcode::COPY), &copy, sizeof copy, out, sizeof out);
+          std::puts(out);
+          format_message(0x7777, &copy, sizeof copy, out, sizeof out);
+          std::puts(out);
+          format_message(static_cast<uint16_t>(Opcode::COPY), &copy, 4, out, sizeof out);
+          std::puts(out);
+        }
+        """
+    )
+    for name in ("wire.gen.h", "dispatch.gen.h", "format.gen.cc"):
+        write(tmp_path / name, outputs()[name])
+    sources = [str(tmp_path / "main.cc"), str(tmp_path / "format.gen.cc")]
+    flags = [
+        "-std=c++20",
+        "-Wall",
+        "-Werror",
+        "-fsanitize=address,undefined",
+        f"-I{tmp_path}",
+        f"-I{ROOT}",
+    ]
+    subprocess.run([compiler, *flags, *sources, "-o", str(tmp_path / "main")], check=True)
+    done = subprocess.run([str(tmp_path / "main")], capture_output=True, text=True, check=True)
+    copy, unknown, cut = done.stdout.splitlines()
+    assert copy.startswith("COPY stream=0 dst=0x200000000000 src=0 bytes=64 ")
+    assert unknown == f"opcode 0x7777, {wire.layout(OPS['COPY'].req)} bytes"
+    assert cut == f"COPY cut to 4 of {wire.layout(OPS['COPY'].req)} bytes"
+
+
+if __name__ == "__main__":
+    (DATA / "stubs.golden.txt").write_text(golden())

@@ -1,0 +1,108 @@
+"""The runtime folder: names, ownership, the living and the dead."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from devproxy import runtime
+from devproxy.errors import Refused
+
+
+@pytest.fixture(autouse=True)
+def private_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DEVPROXY_SHM_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["a", "train-1", "A.b_c-9", "x" * 64])
+def test_names(name: str) -> None:
+    assert runtime.check_job_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "-a", ".a", "x" * 65, "a b", "ä", "ledger-x"]
+)
+def test_bad_names(name: str) -> None:
+    with pytest.raises(Refused):
+        runtime.check_job_name(name)
+
+
+def test_default_name_is_a_name() -> None:
+    for command in ("python", "/a/b/train.py", "...", "a b/ü", "x" * 300):
+        runtime.check_job_name(runtime.default_job_name(command))
+
+
+def test_a_job_comes_and_goes(private_root: Path) -> None:
+    job = runtime.create_job("one")
+    assert os.stat(job.path).st_mode & 0o777 == 0o700
+    assert runtime.list_jobs() == [("one", job.path, True)]
+    with pytest.raises(Refused, match="already running"):
+        runtime.create_job("one")
+    other = runtime.create_job("two")
+    Path(runtime.ledger_path(job, "soft", 0)).touch()
+    runtime.remove_job(job)
+    assert [name for name, _, _ in runtime.list_jobs()] == ["two"]
+    assert Path(runtime.ledger_path(job, "soft", 0)).exists()  # the other job's servers use it
+    runtime.remove_job(other)
+    assert list(private_root.iterdir()) == []
+
+
+def test_the_dead_are_swept_and_the_living_stay() -> None:
+    dead, living = runtime.create_job("dead"), runtime.create_job("living")
+    (Path(dead.path) / "sub").mkdir()
+    (Path(dead.path) / "sub" / "link").symlink_to("/etc")
+    os.close(dead.lock_fd)  # as when devproxy-run was killed
+    again = runtime.create_job("dead")
+    assert not (Path(again.path) / "sub").exists()
+    assert Path("/etc/passwd").exists()
+    runtime.remove_job(again)
+    runtime.remove_job(living)
+
+
+def test_an_inherited_lock_keeps_the_folder() -> None:
+    job = runtime.create_job("held")
+    server_side = os.dup(job.lock_fd)
+    runtime.remove_job(job)
+    assert Path(job.path).exists()
+    os.close(server_side)
+    runtime.sweep()
+    assert not Path(job.path).exists()
+
+
+def test_root_that_is_a_link(private_root: Path, tmp_path: Path) -> None:
+    Path(runtime.root_path()).symlink_to("/tmp")
+    with pytest.raises(Refused, match="is not a folder"):
+        runtime.create_job("x")
+    with pytest.raises(Refused):
+        runtime.list_jobs()
+
+
+def test_root_that_is_a_file() -> None:
+    Path(runtime.root_path()).touch()
+    with pytest.raises(Refused, match="is not a folder"):
+        runtime.create_job("x")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a folder away")
+def test_root_of_another_user() -> None:
+    os.mkdir(runtime.root_path())
+    os.chown(runtime.root_path(), 12345, 12345)
+    with pytest.raises(Refused, match="belongs to user 12345"):
+        runtime.create_job("x")
+
+
+def test_root_open_to_others_is_closed() -> None:
+    os.mkdir(runtime.root_path())
+    os.chmod(runtime.root_path(), 0o777)
+    job = runtime.create_job("x")
+    assert os.stat(runtime.root_path()).st_mode & 0o777 == 0o700
+    runtime.remove_job(job)
+
+
+def test_no_shm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DEVPROXY_SHM_DIR", str(tmp_path / "none"))
+    with pytest.raises(Refused, match="is not there"):
+        runtime.create_job("x")
