@@ -8,25 +8,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import find_namespace_packages, setup
+from setuptools import Distribution, find_namespace_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+TORCH = "devproxy.hal.soft.torch"
 
 
 class BuildWithCMake(build_py):
-    """build_py, and the C++ side; an editable install uses build/lib of the checkout, which make builds."""
+    """build_py and the C++ side. An editable install uses build/lib of the checkout, which make builds."""
 
     def run(self) -> None:
         super().run()
         if self.editable_mode:
             return
-        subprocess.run(
-            ["sh", str(ROOT / "scripts" / "build.sh")],
-            check=True,
-            env=os.environ | {"PYTHON": sys.executable},
-        )
+        script = ["sh", str(ROOT / "scripts" / "build.sh")]
+        subprocess.run(script, check=True, env=os.environ | {"PYTHON": sys.executable})
         target = Path(self.build_lib) / "devproxy" / "lib"
         target.mkdir(parents=True, exist_ok=True)
         for path in (ROOT / "build" / "lib").iterdir():
@@ -34,12 +32,15 @@ class BuildWithCMake(build_py):
                 shutil.copy2(path, target / path.name)
 
 
-class PlatformWheel(bdist_wheel):
-    """The libraries are no Python extensions: one wheel serves every Python 3 of the platform."""
+class Platform(Distribution):
+    """There are binaries in the package, though no Python extension."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = False
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+class PlatformWheel(bdist_wheel):
+    """One wheel serves every Python 3 of the platform."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
@@ -53,10 +54,12 @@ setup(
     python_requires=">=3.11",
     packages=find_namespace_packages(include=["devproxy", "devproxy.*"]),
     # The torch plugin's sources travel along: it is built on the user's machine, for the user's torch.
-    package_data={"": ["*.h", "*.cc", "*.cpp", "py.typed"]},
+    package_data={"": ["*.h", "py.typed"], f"{TORCH}.client": ["*.cc"], f"{TORCH}.executor": ["*.cc"]},
     install_requires=["rich"],
     entry_points={
         "console_scripts": ["devproxy-run=devproxy.cli.run:main", "devproxy=devproxy.cli.ctl:main"]
     },
+    options={"build": {"build_base": "build/wheel"}},  # build/lib is CMake's
+    distclass=Platform,
     cmdclass={"build_py": BuildWithCMake, "bdist_wheel": PlatformWheel},
 )

@@ -4,6 +4,11 @@
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
+case $python in
+  /*) ;;
+  */*) python=$PWD/$python ;;
+  *) python=$(command -v "$python") ;;
+esac
 include=$("$python" - <<'EOF'
 import glob, sysconfig
 found = glob.glob(sysconfig.get_path("purelib") + "/nvidia/*/include/cuda.h")
@@ -14,10 +19,10 @@ EOF
   echo "build.sh: $python has no CUDA headers; run: $python -m pip install --no-deps -r requirements/headers.txt" >&2
   exit 2
 }
-configuration="$python $include $(cat CMakeLists.txt 2>/dev/null | cksum)"
+configuration="$python $include"
 if [ ! -e build/cmake/build.ninja ] || [ "$(cat build/cmake/.configuration 2>/dev/null)" != "$configuration" ]; then
   cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-    -DDEVPROXY_PYTHON="$(command -v "$python")" -DDEVPROXY_CUDA_INCLUDE="$include"
+    -DDEVPROXY_PYTHON="$python" -DDEVPROXY_CUDA_INCLUDE="$include"
   echo "$configuration" > build/cmake/.configuration
 fi
 cmake --build build/cmake -j "${JOBS:-$(nproc)}"

@@ -1,0 +1,1 @@
+"""PyTorch over the software GPU."""

@@ -1,0 +1,214 @@
+"""Builds the torch plugin for one Python's torch: python -m devproxy.hal.soft.torch.build --python PY --out DIR.
+
+Makes DIR/torch-<major.minor>/ with the client's core library, its Python bindings and the executor module for the
+server. Each object file carries the hash of all that went into it; what has not changed is not compiled again.
+Exit codes: 0 built or up to date, 1 a compiler failed, 2 something is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.abspath(os.path.join(HERE, *[".."] * 4))
+JOBS = 2
+OLDEST, NEWEST = (2, 11), (2, 15)
+
+CORE_SOURCES = ("driver", "device", "allocator", "hooks", "forward", "kernels", "copy", "composites")
+CORE, BINDINGS, EXECUTOR = "libdevproxy_soft_torch.so", "_devproxy_soft_torch.so", "libdevproxy_soft_torch_exec.so"
+SOURCES = {
+    CORE: [f"client/{name}.cc" for name in CORE_SOURCES],
+    BINDINGS: ["client/bind.cc"],
+    EXECUTOR: [f"executor/{name}.cc" for name in ("module", "decode", "placement")],
+}
+CXXFLAGS = ["-O2", "-fPIC", "-std=c++20", "-Wall", "-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO"]
+ASK = (
+    "import json, sys, sysconfig, torch\n"
+    "json.dump(dict(version=torch.__version__, folder=torch.__path__[0], cuda=torch.version.cuda,"
+    " include=sysconfig.get_paths()['include'], abi=torch._C._GLIBCXX_USE_CXX11_ABI), sys.stdout)"
+)
+
+
+class BuildError(Exception):
+    """What is missing or failed, in one line, and the exit code."""
+
+    def __init__(self, text: str, code: int = 2) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Torch:
+    """One Python's torch."""
+
+    version: str
+    folder: str
+    include: str  # of that Python
+    cuda: str | None
+    abi: bool
+
+    @property
+    def minor(self) -> str:
+        return ".".join(self.version.split(".")[:2])
+
+    @property
+    def lib(self) -> str:
+        return os.path.join(self.folder, "lib")
+
+
+def ask_torch(python: str) -> Torch:
+    """Raises BuildError where that Python has no torch, or one that this plugin does not know."""
+    # Without our own environment: a torch with the plugin in it would say that it is a CUDA build.
+    env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "PYTHONPATH", "DEVPROXY_DEVICE")}
+    try:
+        done = subprocess.run([python, "-c", ASK], capture_output=True, text=True, env=env, check=False)
+    except OSError as error:
+        raise BuildError(f"{python} cannot be run: {error.strerror}") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise BuildError(f"{python} has no usable torch ({last}); install it: {python} -m pip install torch")
+    found = Torch(**json.loads(done.stdout))
+    numbers = tuple(int(n) for n in found.minor.split("."))
+    if not OLDEST <= numbers <= NEWEST:
+        raise BuildError(f"torch {found.version} is not supported; install torch {OLDEST} to {NEWEST}")
+    if not os.path.isfile(os.path.join(found.include, "Python.h")):
+        raise BuildError(f"{found.include}/Python.h is missing; install that Python's development package")
+    return found
+
+
+def find_cuda_include(given: str, torch: Torch) -> str:
+    """Folder of cuda.h: as given, beside that torch or this Python (nvidia-cuda-runtime), or a toolkit's."""
+    candidates = [given] if given else []
+    for packages in [os.path.dirname(torch.folder), *sys.path]:
+        candidates += glob.glob(os.path.join(packages, "nvidia", "*", "include"))
+    candidates += glob.glob("/usr/local/cuda*/include")
+    for folder in candidates:
+        if os.path.isfile(os.path.join(folder, "cuda.h")):
+            return folder
+    raise BuildError("cuda.h is missing; install it: python -m pip install nvidia-cuda-runtime==13.0.96")
+
+
+def include_flags(torch: Torch, cuda_include: str) -> list[str]:
+    headers = os.path.join(torch.folder, "include")
+    system = [headers, os.path.join(headers, "torch", "csrc", "api", "include"), torch.include]
+    return ["-I", ROOT, "-I", cuda_include, *[word for folder in system for word in ("-isystem", folder)]]
+
+
+def sources_hash(torch: Torch) -> str:
+    """Of every header of ours that an object may include, and of the torch it is for."""
+    own = sorted(glob.glob(os.path.join(HERE, "**", "*.h"), recursive=True))
+    own += [
+        os.path.join(ROOT, "devproxy/csrc/wire/segment.h"),
+        os.path.join(ROOT, "devproxy/hal/soft/include/devproxy_soft_module.h"),
+    ]
+    digest = hashlib.sha256(f"{torch.version} {torch.folder} {torch.abi}".encode())
+    for path in own:
+        with open(path, "rb") as file:
+            digest.update(file.read())
+    return digest.hexdigest()
+
+
+def is_current(product: str, stamp: str) -> bool:
+    try:
+        with open(product + ".stamp", encoding="ascii") as file:
+            return file.read() == stamp and os.path.exists(product)
+    except OSError:
+        return False
+
+
+def make(product: str, stamp: str, command: list[str]) -> None:
+    """Runs the command; it leaves its result in place of the last word, which is moved to `product` when whole."""
+    partial = f"{product}.{os.getpid()}"
+    done = subprocess.run([*command, "-o", partial], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        if os.path.exists(partial):
+            os.unlink(partial)
+        sys.stderr.write(done.stderr)
+        raise BuildError(f"{os.path.basename(product)} could not be built (compiler output above)", 1)
+    os.replace(partial, product)
+    with open(product + ".stamp", "w", encoding="ascii") as file:
+        file.write(stamp)
+
+
+def link_command(name: str, objects: list[str], torch: Torch, folder: str) -> list[str]:
+    command = ["g++", "-shared", *objects, f"-L{torch.lib}", f"-Wl,-rpath,{torch.lib}", "-Wl,--enable-new-dtags"]
+    if name == BINDINGS:
+        own = ["-L" + folder, "-Wl,-rpath,$ORIGIN", "-ldevproxy_soft_torch"]
+        return [*command, *own, "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
+    return [*command, f"-Wl,-soname,{name}", "-Wl,-z,defs", "-ltorch_cpu", "-lc10", "-ldl"]
+
+
+def build(torch: Torch, out: str, cuda_include: str) -> list[str]:
+    """Returns the names of what was made anew. Raises BuildError."""
+    compiler = os.environ.get("CXX") or shutil.which("g++")
+    if compiler is None:
+        raise BuildError("g++ is missing; install it: apt-get install g++")
+    folder = os.path.join(out, f"torch-{torch.minor}")
+    objects_dir = os.path.join(folder, "obj")
+    os.makedirs(objects_dir, exist_ok=True)
+    flags = [*CXXFLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.abi)}", "-DTORCH_EXTENSION_NAME=_devproxy_soft_torch"]
+    if torch.cuda is not None:
+        flags.append("-DDEVPROXY_TORCH_OVERRIDE")  # the CUDA wheel has kernels of its own: see client/kernels.cc
+    common = sources_hash(torch)
+    made: list[str] = []
+
+    def compile_one(source: str) -> str:
+        path = os.path.join(HERE, source)
+        product = os.path.join(objects_dir, os.path.basename(source).replace(".cc", ".o"))
+        with open(path, "rb") as file:
+            stamp = hashlib.sha256(common.encode() + " ".join(flags).encode() + file.read()).hexdigest()
+        if not is_current(product, stamp):
+            make(product, stamp, [compiler, *flags, *include_flags(torch, cuda_include), "-c", path])
+            made.append(os.path.basename(product))
+        return product
+
+    with open(os.path.join(folder, ".lock"), "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        everything = [s for sources in SOURCES.values() for s in sources]
+        with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
+            objects = dict(zip(everything, pool.map(compile_one, everything), strict=True))
+        for name, sources in SOURCES.items():
+            parts = [objects[s] for s in sources]
+            command = link_command(name, parts, torch, folder)
+            digest = hashlib.sha256(" ".join(command).encode())
+            for part in parts:
+                with open(part + ".stamp", "rb") as file:
+                    digest.update(file.read())
+            product = os.path.join(folder, name)
+            if not is_current(product, digest.hexdigest()):
+                make(product, digest.hexdigest(), command)
+                made.append(name)
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="devproxy-build-torch", description=__doc__)
+    parser.add_argument("--python", default=sys.executable, help="the Python whose torch it is for (this one)")
+    parser.add_argument(
+        "--out", default=os.environ.get("DEVPROXY_LIB") or os.path.join(ROOT, "build", "lib"), help="folder"
+    )
+    parser.add_argument("--cuda-include", default="", help="folder of cuda.h (searched for)")
+    options = parser.parse_args(argv)
+    try:
+        torch = ask_torch(options.python)
+        made = build(torch, os.path.abspath(options.out), find_cuda_include(options.cuda_include, torch))
+    except BuildError as error:
+        print(f"devproxy-build-torch: {error}", file=sys.stderr)
+        return error.code
+    where = os.path.join(options.out, f"torch-{torch.minor}")
+    print(f"devproxy-build-torch: torch {torch.version}: {', '.join(made) or 'up to date'} in {where}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,857 @@
+// Locks: OpPlan::mu guards its metadata cache and functions; g_plans_mu the table of plans. Neither is held over a
+// driver call that waits.
+#include "devproxy/hal/soft/torch/client/forward.h"
+
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/GradMode.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+
+#include "devproxy/hal/soft/torch/block.h"
+#include "devproxy/hal/soft/torch/client/allocator.h"
+#include "devproxy/hal/soft/torch/client/generator.h"
+
+namespace devproxy::softtorch {
+namespace {
+
+constexpr char kExecutorFile[] = "libdevproxy_soft_torch_exec.so";
+constexpr size_t kReplyBytes = 64 << 10;
+constexpr size_t kMaxCachedSignatures = 4096;  // per op
+
+// ---- what is known of an op ----------------------------------------------------------------------------------------
+
+struct TensorMeta {
+  bool defined = false;
+  at::ScalarType dtype = at::kFloat;
+  uint8_t flags = 0;
+  size_t bytes = 0;
+  c10::SmallVector<int64_t, 5> sizes, strides;
+};
+
+struct ReturnMeta {
+  Tag tag = Tag::kNone;
+  uint32_t count = 1;  // tensors of it in Meta::tensors
+  c10::IValue scalar;
+};
+
+struct Meta {
+  std::vector<ReturnMeta> returns;
+  std::vector<TensorMeta> tensors;  // of all returns, flattened
+};
+
+using Key = c10::SmallVector<uint64_t, 64>;
+
+struct KeyHash {
+  size_t operator()(const Key& k) const {
+    uint64_t h = 0x9e3779b97f4a7c15ull;
+    for (uint64_t w : k) h = (h ^ w) * 0xff51afd7ed558ccdull, h ^= h >> 32;
+    return h;
+  }
+};
+
+struct ArgPlan {
+  bool writable = false;  // the op writes it
+  bool scalar = false;    // a number whose value does not decide the result's shape
+  bool generator = false;
+  bool host_ok = false;  // a CPU tensor of any size may come here (index lists, sequence lengths)
+};
+
+struct OpPlan {
+  std::string name;  // "aten::add.out"
+  const c10::FunctionSchema* schema = nullptr;
+  std::vector<ArgPlan> args;
+  std::vector<int> return_is_arg;  // -1: a new tensor or number
+  std::vector<int> outs;           // places of out= arguments
+  bool has_tensor_arg = false;
+  bool has_generator_arg = false;
+  bool random = false;
+  bool dynamic = false;  // the result's shape or a returned number depends on data
+  bool new_tensors = false;
+  bool copy_all_on_infer = false;
+  bool checked_by_meta = false;  // structured: whoever calls out= from ATen has run the op's own shape function
+  int view_of = -1;
+
+  std::mutex mu;
+  std::unordered_map<Key, std::shared_ptr<const Meta>, KeyHash> cache;
+  std::array<std::atomic<CUfunction>, kMaxDevices> functions{};
+  std::atomic<int64_t> launches{0}, infers{0};
+};
+
+std::mutex g_plans_mu;
+auto& plans() {
+  static auto* const p = new std::unordered_map<const void*, std::unique_ptr<OpPlan>>;
+  return *p;
+}
+
+bool has_structured_kernel(const c10::OperatorName& out) {
+  // add.out belongs to add.Tensor: any functional overload of that name with the shape-function wrapper will do.
+  static auto* const names = [] {
+    auto* set = new std::unordered_map<std::string, bool>;
+    for (const auto& n : c10::Dispatcher::singleton().getAllOpNames()) {
+      const auto op = c10::Dispatcher::singleton().findSchema(n);
+      if (op && op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional))
+        (*set)[n.name] = true;
+    }
+    return set;
+  }();
+  return names->count(out.name) != 0;
+}
+
+bool mentions(const std::string& type, const char* word) { return type.find(word) != std::string::npos; }
+
+std::unique_ptr<OpPlan> make_plan(const c10::OperatorHandle& op) {
+  auto plan = std::make_unique<OpPlan>();
+  const c10::FunctionSchema& schema = op.schema();
+  plan->schema = &schema;
+  plan->name = c10::toString(schema.operator_name());
+  for (const auto& a : schema.arguments()) {
+    ArgPlan arg;
+    const std::string type = a.real_type()->str();
+    arg.writable = a.alias_info() != nullptr && a.alias_info()->isWrite();
+    arg.generator = mentions(type, "Generator");
+    arg.scalar = mentions(type, "Scalar") || mentions(type, "number");
+    arg.host_ok =
+        mentions(type, "Optional[Tensor][]") || mentions(type, "Tensor?[]") || mentions(type, "List[Optional[Tensor]]");
+    if (mentions(a.name(), "lengths") || a.name() == "batch_sizes" || a.name() == "tensor_indices_or_sections" ||
+        a.name() == "repeats")
+      arg.host_ok = true;
+    if (mentions(type, "Tensor") && !a.is_out()) plan->has_tensor_arg = true;
+    plan->has_generator_arg |= arg.generator;
+    if (a.is_out()) plan->outs.push_back(static_cast<int>(plan->args.size()));
+    plan->args.push_back(arg);
+  }
+  for (const auto& r : schema.returns()) {
+    int from = -1;
+    if (r.alias_info() != nullptr) {
+      for (size_t i = 0; i < schema.arguments().size() && from < 0; ++i) {
+        const auto* alias = schema.arguments()[i].alias_info();
+        if (alias != nullptr && alias->beforeSets() == r.alias_info()->beforeSets()) from = static_cast<int>(i);
+      }
+      if (!r.alias_info()->isWrite()) plan->view_of = from;
+    } else {
+      const auto kind = r.type()->kind();
+      if (kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType) {
+        plan->new_tensors = true;
+      } else {
+        plan->dynamic = true;
+      }
+    }
+    plan->return_is_arg.push_back(from);
+  }
+  for (const auto tag : op.getTags()) {
+    if (tag == at::Tag::dynamic_output_shape || tag == at::Tag::data_dependent_output) plan->dynamic = true;
+    if (tag == at::Tag::nondeterministic_seeded) plan->random = true;
+  }
+  // Recurrent layers sent whole drop out between their layers.
+  for (const char* layer : {"aten::lstm.", "aten::gru.", "aten::rnn_"})
+    if (plan->name.rfind(layer, 0) == 0) plan->random = true;
+  if (!plan->outs.empty()) plan->checked_by_meta = has_structured_kernel(schema.operator_name());
+  // native_batch_norm and its kin update running statistics that their schemas do not declare as written.
+  plan->copy_all_on_infer = mentions(plan->name, "batch_norm");
+  return plan;
+}
+
+OpPlan& plan_for(const c10::OperatorHandle& op) {
+  struct Entry {
+    const void* key;
+    OpPlan* plan;
+  };
+  thread_local std::array<Entry, 1024> t_recent{};
+  const void* key = &op.schema();
+  Entry& e = t_recent[(reinterpret_cast<uintptr_t>(key) >> 6) % t_recent.size()];
+  if (e.key == key) [[likely]]
+    return *e.plan;
+  std::lock_guard lock(g_plans_mu);
+  auto& slot = plans()[key];
+  if (slot == nullptr) slot = make_plan(op);
+  e = {key, slot.get()};
+  return *slot;
+}
+
+// ---- the executor module -------------------------------------------------------------------------------------------
+
+// The image, mapped once; it lies beside this library.
+const void* executor_image() {
+  static const void* const image = [] {
+    Dl_info here{};
+    TORCH_CHECK(dladdr(reinterpret_cast<const void*>(&executor_image), &here) != 0, "dladdr of the plugin failed");
+    std::string path = here.dli_fname;
+    path = path.substr(0, path.rfind('/') + 1) + kExecutorFile;
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    struct stat st{};
+    TORCH_CHECK(fd >= 0 && fstat(fd, &st) == 0, "The software GPU's kernels cannot be read: ", path, ": ",
+                strerror(errno), ". Build them: devproxy-build-torch");
+    void* p = mmap(nullptr, static_cast<size_t>(st.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
+    close(fd);
+    TORCH_CHECK(p != MAP_FAILED, "The software GPU's kernels cannot be mapped: ", path, ": ", strerror(errno));
+    return p;
+  }();
+  return image;
+}
+
+CUmodule module_of(DeviceIndex device) {
+  static auto* const mu = new std::mutex;
+  static auto* const modules = new std::array<CUmodule, kMaxDevices>{};
+  std::lock_guard lock(*mu);
+  CUmodule& module = (*modules)[device];
+  if (module == nullptr) {
+    bind_device(device);
+    check(driver().cuModuleLoadData(&module, executor_image()), "cuModuleLoadData of the ATen executor");
+  }
+  return module;
+}
+
+CUfunction find_function(DeviceIndex device, const std::string& name) {
+  const CUmodule module = module_of(device);
+  CUfunction f = nullptr;
+  const CUresult r = driver().cuModuleGetFunction(&f, module, name.c_str());
+  TORCH_CHECK_NOT_IMPLEMENTED(r != CUDA_ERROR_NOT_FOUND, "Could not run '", name, "' on the software GPU: no such op");
+  check(r, "cuModuleGetFunction");
+  return f;
+}
+
+CUfunction function_of(OpPlan& plan, DeviceIndex device) {
+  CUfunction f = plan.functions[device].load(std::memory_order_acquire);
+  if (f == nullptr) [[unlikely]] {
+    f = find_function(device, plan.name);
+    plan.functions[device].store(f, std::memory_order_release);
+  }
+  return f;
+}
+
+void launch(CUfunction f, DeviceIndex device, const Writer& block) {
+  size_t bytes = block.size();
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<uint8_t*>(block.data()), CU_LAUNCH_PARAM_BUFFER_SIZE,
+                   &bytes, CU_LAUNCH_PARAM_END};
+  check(driver().cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, current_stream(device), nullptr, extra), "cuLaunchKernel");
+}
+
+// ---- encoding ------------------------------------------------------------------------------------------------------
+
+uint8_t tensor_flags(const at::Tensor& t) {
+  return static_cast<uint8_t>((t.is_conj() ? kConj : 0) | (t.is_neg() ? kNeg : 0) |
+                              (t.unsafeGetTensorImpl()->is_wrapped_number() ? kWrappedNumber : 0));
+}
+
+[[noreturn]] void throw_mixed_devices(DeviceIndex device, c10::Device other) {
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, cuda:",
+              static_cast<int>(device), " and ", other, "!");
+}
+
+// Writes a block and, beside it, the signature that decides the results' metadata.
+class Encoder {
+ public:
+  Writer block;
+  Key key;
+  bool want_key = false;
+  DeviceIndex device = -1;
+
+  void begin(size_t n_args, DeviceIndex fallback) {
+    block.clear();
+    key.clear();
+    seen_.clear();
+    tensors_ = 0;
+    device = fallback;
+    BlockHeader h{};
+    h.magic = kBlockMagic;
+    h.mode = Mode::kRun;
+    h.flags = static_cast<uint8_t>((c10::GradMode::is_enabled() ? kFlagGradMode : 0) |
+                                   (at::globalContext().deterministicAlgorithms() ? kFlagDeterministic : 0));
+    h.n_args = static_cast<uint16_t>(n_args);
+    h.threads = static_cast<uint32_t>(at::get_num_threads());
+    block.put(h);
+    if (want_key) key.push_back(h.flags);
+  }
+
+  BlockHeader header() {
+    BlockHeader h;
+    std::memcpy(&h, block.at(0), sizeof h);
+    return h;
+  }
+  void set_header(const BlockHeader& h) { std::memcpy(block.at(0), &h, sizeof h); }
+
+  void value(const c10::IValue& v, const ArgPlan& arg, bool scalar_in_key) {
+    if (v.isTensor()) return tensor(v.toTensor(), arg);
+    if (v.isNone()) return mark(Tag::kNone);
+    if (v.isInt()) {
+      const int64_t i = v.toInt();
+      mark(Tag::kInt, scalar_in_key ? static_cast<uint64_t>(i) : i < 0);  // pow of integers looks at the sign
+      return block.put(i);
+    }
+    if (v.isDouble()) {
+      const double d = v.toDouble();
+      uint64_t bits;
+      std::memcpy(&bits, &d, sizeof bits);
+      mark(Tag::kDouble, scalar_in_key ? bits : 0);
+      return block.put(d);
+    }
+    if (v.isBool()) {
+      mark(Tag::kBool, v.toBool());
+      return block.put(static_cast<uint8_t>(v.toBool()));
+    }
+    if (v.isIntList())
+      return words<int64_t>(Tag::kIntList, v.toListRef(), [](const c10::IValue& e) { return e.toInt(); });
+    if (v.isTensorList()) return list(Tag::kTensorList, v.toListRef(), arg, scalar_in_key);
+    if (v.isGenerator()) return generator(take_random_state(v.toGenerator()));
+    if (v.isDevice()) return mark(Tag::kDevice);
+    if (v.isComplexDouble()) {
+      mark(Tag::kComplex);
+      block.put(v.toComplexDouble().real());
+      return block.put(v.toComplexDouble().imag());
+    }
+    if (v.isString()) {
+      const std::string& s = v.toStringRef();
+      mark(Tag::kString, s.size());
+      block.put(static_cast<uint32_t>(s.size()));
+      block.bytes(s.data(), s.size());
+      if (want_key) key.push_back(std::hash<std::string>{}(s));
+      return;
+    }
+    if (v.isDoubleList())
+      return words<double>(Tag::kDoubleList, v.toListRef(), [](const c10::IValue& e) { return e.toDouble(); });
+    if (v.isBoolList()) {
+      const auto l = v.toListRef();
+      mark(Tag::kBoolList, l.size());
+      block.put(static_cast<uint32_t>(l.size()));
+      for (const auto& e : l) {
+        block.put(static_cast<uint8_t>(e.toBool()));
+        if (want_key) key.push_back(e.toBool());
+      }
+      return;
+    }
+    if (v.isList()) {
+      const bool numbers = v.toList().elementType()->kind() == c10::TypeKind::NumberType;
+      return list(numbers ? Tag::kScalarList : Tag::kOptionalTensorList, v.toListRef(), arg, scalar_in_key && !numbers);
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "The software GPU cannot take a ", v.tagKind(), " argument");
+  }
+
+  void generator(std::pair<uint64_t, uint64_t> state) {
+    mark(Tag::kGenerator);
+    block.put(state.first);
+    block.put(state.second);
+  }
+
+  void output(const at::Tensor& t) {
+    if (!t.defined()) return block.tag(Tag::kUndefined);
+    block.tag(Tag::kTensor);
+    device_tensor(t, 0);
+  }
+
+  void tensor_list(const std::vector<at::Tensor>& l) {
+    block.tag(Tag::kTensorList);
+    block.put(static_cast<uint32_t>(l.size()));
+    for (const auto& t : l) tensor(t, {});
+  }
+  void bool_list(const std::vector<bool>& l) {
+    block.tag(Tag::kBoolList);
+    block.put(static_cast<uint32_t>(l.size()));
+    for (const bool b : l) block.put(static_cast<uint8_t>(b));
+  }
+
+  void tensor(const at::Tensor& t, const ArgPlan& arg) {
+    if (!t.defined()) return mark(Tag::kUndefined);
+    if (!t.is_cuda()) return host_tensor(t, arg);
+    TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided && !t.is_quantized() && !t.is_nested(),
+                                "The software GPU has only dense tensors, got ", t.layout());
+    const DeviceIndex d = t.device().index();
+    if (tensors_++ == 0) {
+      device = d;
+    } else if (device != d) {
+      throw_mixed_devices(device, t.device());
+    }
+    // In-place ops recognise an argument that is also their result.
+    const auto* impl = t.unsafeGetTensorImpl();
+    for (size_t i = 0; i < seen_.size(); ++i) {
+      if (seen_[i].impl != impl) continue;
+      // add_ is add(self, out=self): what was read first is written after all.
+      if (arg.writable) *block.at(seen_[i].head + offsetof(TensorHead, flags)) |= kWritable;
+      mark(Tag::kSameTensor, i);
+      return block.put(static_cast<uint16_t>(i));
+    }
+    block.tag(Tag::kTensor);
+    if (seen_.size() < kRemembered) seen_.push_back({impl, block.size()});
+    device_tensor(t, arg.writable ? kWritable : 0);
+    if (!want_key) return;
+    key.push_back(static_cast<uint64_t>(Tag::kTensor) | static_cast<uint64_t>(t.scalar_type()) << 8 |
+                  static_cast<uint64_t>(tensor_flags(t)) << 16 | static_cast<uint64_t>(t.dim()) << 24);
+    key.append(t.sizes().begin(), t.sizes().end());
+    key.append(t.strides().begin(), t.strides().end());
+  }
+
+ private:
+  static constexpr size_t kRemembered = 8;
+
+  void mark(Tag tag, uint64_t what = 0) {
+    block.tag(tag);
+    if (!want_key) return;
+    key.push_back(static_cast<uint64_t>(tag));
+    key.push_back(what);
+  }
+
+  void device_tensor(const at::Tensor& t, uint8_t extra_flags) {
+    const auto sizes = t.sizes(), strides = t.strides();
+    const size_t n = sizes.size();
+    uint8_t* p = block.extend(sizeof(TensorHead) + 16 * n);
+    const TensorHead head{address_of(t), static_cast<int8_t>(t.scalar_type()),
+                          static_cast<uint8_t>(tensor_flags(t) | extra_flags), static_cast<uint8_t>(n), 0};
+    std::memcpy(p, &head, sizeof head);
+    std::memcpy(p + sizeof head, sizes.data(), 8 * n);
+    std::memcpy(p + sizeof head + 8 * n, strides.data(), 8 * n);
+  }
+
+  // Numbers, and what CUDA too takes from the host: index lists and sequence lengths.
+  void host_tensor(const at::Tensor& t, const ArgPlan& arg) {
+    if (!t.is_cpu() || (t.dim() != 0 && !arg.host_ok))
+      throw_mixed_devices(device < 0 ? current_device() : device, t.device());
+    const at::Tensor c = t.contiguous();
+    block.tag(Tag::kHostTensor);
+    block.put(HostTensorHead{c.nbytes(), static_cast<int8_t>(t.scalar_type()), tensor_flags(t),
+                             static_cast<uint8_t>(t.dim()), 0});
+    block.bytes(t.sizes().data(), 8 * t.sizes().size());
+    block.bytes(c.const_data_ptr(), c.nbytes());
+    if (!want_key) return;
+    key.push_back(static_cast<uint64_t>(Tag::kHostTensor) | static_cast<uint64_t>(t.scalar_type()) << 8 |
+                  static_cast<uint64_t>(tensor_flags(t)) << 16 | static_cast<uint64_t>(t.dim()) << 24);
+    key.append(t.sizes().begin(), t.sizes().end());
+  }
+
+  template <class T, class F>
+  void words(Tag tag, c10::ArrayRef<c10::IValue> l, F get) {
+    mark(tag, l.size());
+    block.put(static_cast<uint32_t>(l.size()));
+    for (const auto& e : l) {
+      const T v = get(e);
+      block.put(v);
+      if (want_key) {
+        uint64_t bits;
+        std::memcpy(&bits, &v, sizeof bits);
+        key.push_back(bits);
+      }
+    }
+  }
+
+  void list(Tag tag, c10::ArrayRef<c10::IValue> l, const ArgPlan& arg, bool scalar_in_key) {
+    mark(tag, l.size());
+    block.put(static_cast<uint32_t>(l.size()));
+    for (const auto& e : l) value(e, arg, scalar_in_key);
+  }
+
+  struct Seen {
+    const c10::TensorImpl* impl;
+    size_t head;  // where its TensorHead is in the block
+  };
+  c10::SmallVector<Seen, kRemembered> seen_;
+  size_t tensors_ = 0;
+};
+
+// One encoder per thread; a second one if an op is sent while another is being encoded.
+class EncoderLease {
+ public:
+  EncoderLease() : mine_(!t_busy_) {
+    if (mine_) {
+      t_busy_ = true;
+      encoder_ = &t_encoder_;
+    } else {
+      encoder_ = new Encoder;
+    }
+  }
+  ~EncoderLease() {
+    if (mine_) {
+      t_busy_ = false;
+    } else {
+      delete encoder_;
+    }
+  }
+  EncoderLease(const EncoderLease&) = delete;
+  EncoderLease& operator=(const EncoderLease&) = delete;
+  Encoder& operator*() { return *encoder_; }
+
+ private:
+  static thread_local Encoder t_encoder_;
+  static thread_local bool t_busy_;
+  bool mine_;
+  Encoder* encoder_;
+};
+thread_local Encoder EncoderLease::t_encoder_;
+thread_local bool EncoderLease::t_busy_ = false;
+
+// ---- infer ---------------------------------------------------------------------------------------------------------
+
+// Pinned buffers for replies: the device writes there directly, the same address on both sides, so no copy comes back.
+class ReplyBuffer {
+ public:
+  ReplyBuffer(DeviceIndex device, size_t bytes) : bytes_(bytes) {
+    std::lock_guard lock(mu());
+    if (bytes <= kReplyBytes && !free().empty()) {
+      p_ = free().back();
+      free().pop_back();
+      return;
+    }
+    bind_device(device);
+    check(driver().cuMemHostAlloc(&p_, bytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
+  }
+  ~ReplyBuffer() {
+    if (bytes_ > kReplyBytes) {
+      (void)driver().cuMemFreeHost(p_);
+      return;
+    }
+    std::lock_guard lock(mu());
+    free().push_back(p_);
+  }
+  ReplyBuffer(const ReplyBuffer&) = delete;
+  ReplyBuffer& operator=(const ReplyBuffer&) = delete;
+  uint8_t* data() const { return static_cast<uint8_t*>(p_); }
+  size_t size() const { return bytes_; }
+
+ private:
+  static std::mutex& mu() {
+    static auto* const m = new std::mutex;
+    return *m;
+  }
+  static std::vector<void*>& free() {
+    static auto* const f = new std::vector<void*>;
+    return *f;
+  }
+  void* p_ = nullptr;
+  size_t bytes_;
+};
+
+TensorMeta read_tensor_meta(Reader& r) {
+  TensorMeta m;
+  if (r.get<Tag>() == Tag::kUndefined) return m;
+  const auto head = r.get<TensorHead>();
+  m.defined = true;
+  m.dtype = static_cast<at::ScalarType>(head.dtype);
+  m.flags = head.flags;
+  for (int i = 0; i < head.dims; ++i) m.sizes.push_back(r.get<int64_t>());
+  for (int i = 0; i < head.dims; ++i) m.strides.push_back(r.get<int64_t>());
+  m.bytes = at::detail::computeStorageNbytes(m.sizes, m.strides, c10::elementSize(m.dtype));
+  return m;
+}
+
+std::shared_ptr<const Meta> read_meta(Reader r) {
+  auto meta = std::make_shared<Meta>();
+  const auto n = r.get<uint8_t>();
+  for (int i = 0; i < n; ++i) {
+    ReturnMeta ret;
+    Reader peek = r;
+    ret.tag = peek.get<Tag>();
+    switch (ret.tag) {
+      case Tag::kTensor:
+      case Tag::kUndefined:
+        ret.tag = Tag::kTensor;
+        meta->tensors.push_back(read_tensor_meta(r));
+        break;
+      case Tag::kTensorList:
+        (void)r.get<Tag>();
+        ret.count = r.get<uint32_t>();
+        for (uint32_t k = 0; k < ret.count; ++k) meta->tensors.push_back(read_tensor_meta(r));
+        break;
+      case Tag::kInt:
+        (void)r.get<Tag>();
+        ret.scalar = r.get<int64_t>();
+        break;
+      case Tag::kDouble:
+        (void)r.get<Tag>();
+        ret.scalar = r.get<double>();
+        break;
+      case Tag::kBool:
+        (void)r.get<Tag>();
+        ret.scalar = r.boolean();
+        break;
+      case Tag::kComplex: {
+        (void)r.get<Tag>();
+        const auto re = r.get<double>();
+        ret.scalar = c10::complex<double>(re, r.get<double>());
+        break;
+      }
+      default: (void)r.get<Tag>();
+    }
+    meta->returns.push_back(std::move(ret));
+  }
+  return meta;
+}
+
+[[noreturn]] void throw_from_device(ExceptionKind kind, const std::string& text) {
+  switch (kind) {
+    case ExceptionKind::kIndex: TORCH_CHECK_INDEX(false, text);
+    case ExceptionKind::kValue: TORCH_CHECK_VALUE(false, text);
+    case ExceptionKind::kType: TORCH_CHECK_TYPE(false, text);
+    case ExceptionKind::kNotImplemented: TORCH_CHECK_NOT_IMPLEMENTED(false, text);
+    case ExceptionKind::kLinAlg: TORCH_CHECK_LINALG(false, text);
+    default: TORCH_CHECK(false, text);
+  }
+}
+
+// Asks the device for the results' metadata. Waits. Throws what the op throws.
+std::shared_ptr<const Meta> infer(OpPlan& plan, Encoder& e) {
+  plan.infers.fetch_add(1, std::memory_order_relaxed);
+  const BlockHeader run = e.header();
+  size_t bytes = kReplyBytes;
+  for (;;) {
+    ReplyBuffer reply(e.device, bytes);
+    BlockHeader h = run;
+    h.mode = Mode::kInfer;
+    if (plan.copy_all_on_infer) h.flags |= kFlagCopyAll;
+    h.reply_addr = reinterpret_cast<uint64_t>(reply.data());
+    h.reply_bytes = reply.size();
+    e.set_header(h);
+    std::memset(reply.data(), 0, sizeof(ReplyHeader));
+    launch(function_of(plan, e.device), e.device, e.block);
+    e.set_header(run);
+    check(driver().cuStreamSynchronize(current_stream(e.device)), "cuStreamSynchronize");
+    ReplyHeader head;
+    std::memcpy(&head, reply.data(), sizeof head);
+    TORCH_INTERNAL_ASSERT(head.total_bytes >= sizeof head, plan.name, ": the device did not answer");
+    if (head.total_bytes > bytes) {
+      bytes = head.total_bytes;
+      continue;
+    }
+    Reader r(reply.data() + sizeof head, head.total_bytes - sizeof head);
+    if (head.status == ReplyStatus::kException)
+      throw_from_device(head.kind, {reinterpret_cast<const char*>(r.bytes(r.left())), r.left()});
+    return read_meta(r);
+  }
+}
+
+std::shared_ptr<const Meta> cached_meta(OpPlan& plan, Encoder& e) {
+  {
+    std::lock_guard lock(plan.mu);
+    const auto it = plan.cache.find(e.key);
+    if (it != plan.cache.end()) [[likely]]
+      return it->second;
+  }
+  auto meta = infer(plan, e);
+  std::lock_guard lock(plan.mu);
+  if (plan.cache.size() >= kMaxCachedSignatures) plan.cache.clear();
+  plan.cache.emplace(e.key, meta);
+  return meta;
+}
+
+// ---- one op --------------------------------------------------------------------------------------------------------
+
+at::Tensor new_tensor_of(DeviceIndex device, const TensorMeta& m) {
+  auto storage =
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), m.bytes,
+                                            device_allocator()->allocate_on(device, m.bytes), device_allocator(), true);
+  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)),
+                                                    c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                                    c10::scalarTypeToTypeMeta(m.dtype));
+  auto* impl = t.unsafeGetTensorImpl();
+  if (m.sizes.size() != 1 || m.sizes[0] != 0) impl->set_sizes_and_strides(m.sizes, m.strides);
+  if (m.flags & kConj) t._set_conj(true);
+  if (m.flags & kNeg) t._set_neg(true);
+  return t;
+}
+
+// out= tensors that ATen made itself, just before, by the op's own shape function, need no question to the device.
+bool outs_are_right(const OpPlan& plan, const c10::IValue* args) {
+  if (!plan.checked_by_meta) return false;
+  for (const int i : plan.outs) {
+    if (!args[i].isTensor()) return false;
+    const at::Tensor& t = args[i].toTensor();
+    if (!t.defined() || t.numel() == 0 || t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr) return false;
+  }
+  return true;
+}
+
+// As on the CPU: an out= of another size is resized, with a warning where it held something.
+bool resize_outs(const OpPlan& plan, const c10::IValue* args, const Meta& meta) {
+  bool changed = false;
+  size_t k = 0;
+  for (size_t i = 0; i < plan.return_is_arg.size() && i < meta.returns.size(); ++i) {
+    const size_t first = k;
+    k += meta.returns[i].tag == Tag::kTensor || meta.returns[i].tag == Tag::kTensorList ? meta.returns[i].count : 0;
+    const int from = plan.return_is_arg[i];
+    if (from < 0 || !args[from].isTensor() || meta.returns[i].tag != Tag::kTensor) continue;
+    const at::Tensor& out = args[from].toTensor();
+    const TensorMeta& m = meta.tensors[first];
+    if (!out.defined() || !m.defined || out.sizes() == at::IntArrayRef(m.sizes)) continue;
+    at::native::resize_output(out, m.sizes);
+    if (out.strides() != at::IntArrayRef(m.strides))
+      out.unsafeGetTensorImpl()->set_sizes_and_strides(m.sizes, m.strides);
+    changed = true;
+  }
+  return changed;
+}
+
+using RandomState = std::pair<uint64_t, uint64_t>;
+
+void encode_op(OpPlan& plan, Encoder& e, const c10::IValue* args, std::optional<RandomState>& random) {
+  const size_t n = plan.args.size();
+  e.begin(n, current_device());
+  bool generator_given = false;
+  for (size_t i = 0; i < n; ++i) {
+    const ArgPlan& arg = plan.args[i];
+    if (arg.generator) {
+      if (!random) random = take_random_state(args[i].isNone() ? default_generator(e.device) : args[i].toGenerator());
+      e.generator(*random);
+      generator_given = true;
+      continue;
+    }
+    e.value(args[i], arg, !(arg.scalar && plan.has_tensor_arg));
+  }
+  if (plan.random && !generator_given) {
+    if (!random) random = take_random_state(default_generator(e.device));
+    BlockHeader h = e.header();
+    h.flags |= kFlagAmbientGenerator;
+    e.set_header(h);
+    e.generator(*random);
+  }
+}
+
+void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::optional<RandomState> random) {
+  OpPlan& plan = plan_for(op);
+  TORCH_CHECK_NOT_IMPLEMENTED(plan.view_of < 0, "The software GPU has no kernel for the view ", plan.name);
+  const size_t n = plan.args.size();
+  const size_t base = stack->size() - n;
+  const c10::IValue* args = stack->data() + base;
+
+  EncoderLease lease;
+  Encoder& e = *lease;
+  const bool trusted = !plan.outs.empty() && outs_are_right(plan, args);
+  e.want_key = !trusted && !plan.dynamic;
+  encode_op(plan, e, args, random);
+
+  // In-place ops too are tried once per signature: their errors are then Python exceptions, not device faults.
+  std::shared_ptr<const Meta> meta;
+  if (plan.dynamic) {
+    meta = infer(plan, e);
+  } else if (!trusted) {
+    meta = cached_meta(plan, e);
+  }
+  if (meta != nullptr && !plan.outs.empty() && resize_outs(plan, args, *meta)) encode_op(plan, e, args, random);
+
+  std::vector<at::Tensor> outputs;
+  if (plan.new_tensors && meta != nullptr) {
+    size_t k = 0;
+    for (size_t i = 0; i < meta->returns.size(); ++i) {
+      const ReturnMeta& r = meta->returns[i];
+      if (r.tag != Tag::kTensor && r.tag != Tag::kTensorList) continue;
+      for (uint32_t j = 0; j < r.count; ++j, ++k) {
+        if (plan.return_is_arg[i] >= 0) continue;
+        outputs.push_back(meta->tensors[k].defined ? new_tensor_of(e.device, meta->tensors[k]) : at::Tensor());
+        e.output(outputs.back());
+      }
+    }
+    BlockHeader h = e.header();
+    h.n_outputs = static_cast<uint32_t>(outputs.size());
+    e.set_header(h);
+  }
+  const bool only_numbers = outputs.empty() && plan.dynamic && !plan.new_tensors && !plan.schema->is_mutable();
+  if (!only_numbers) {
+    launch(function_of(plan, e.device), e.device, e.block);
+    plan.launches.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  torch::jit::Stack results;
+  results.reserve(plan.return_is_arg.size());
+  size_t k = 0;
+  for (size_t i = 0; i < plan.return_is_arg.size(); ++i) {
+    if (plan.return_is_arg[i] >= 0) {
+      results.push_back((*stack)[base + static_cast<size_t>(plan.return_is_arg[i])]);
+      continue;
+    }
+    const ReturnMeta& r = meta->returns[i];
+    if (r.tag == Tag::kTensor) {
+      results.emplace_back(std::move(outputs[k++]));
+    } else if (r.tag == Tag::kTensorList) {
+      c10::List<at::Tensor> list;
+      list.reserve(r.count);
+      for (uint32_t j = 0; j < r.count; ++j) list.push_back(std::move(outputs[k++]));
+      results.emplace_back(std::move(list));
+    } else {
+      results.push_back(r.scalar);
+    }
+  }
+  stack->resize(base);
+  for (auto& r : results) stack->push_back(std::move(r));
+}
+
+}  // namespace
+
+CUdeviceptr address_of(const at::Tensor& t) {
+  const auto* impl = t.unsafeGetTensorImpl();
+  const void* p = impl->unsafe_storage().unsafeGetStorageImpl()->data();
+  if (p == nullptr) return 0;
+  return reinterpret_cast<CUdeviceptr>(p) + static_cast<size_t>(impl->storage_offset()) * impl->itemsize();
+}
+
+at::Tensor new_tensor(DeviceIndex device, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  TensorMeta m;
+  m.defined = true;
+  m.dtype = dtype;
+  m.sizes.assign(sizes.begin(), sizes.end());
+  m.strides.assign(strides.begin(), strides.end());
+  m.bytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(dtype));
+  return new_tensor_of(device, m);
+}
+
+void forward_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) { forward(op, stack, std::nullopt); }
+
+void forward_op_with_state(const c10::OperatorHandle& op, torch::jit::Stack* stack, RandomState state) {
+  forward(op, stack, state);
+}
+
+torch::jit::Stack forward_named(const char* name, const char* overload, torch::jit::Stack arguments) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+  forward(op, &arguments, std::nullopt);
+  return arguments;
+}
+
+std::vector<at::Tensor> forward_vjp(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
+                                    const std::vector<at::Tensor>& gradients, const std::vector<bool>& wanted,
+                                    RandomState random_state) {
+  OpPlan& plan = plan_for(op);
+  EncoderLease lease;
+  Encoder& e = *lease;
+  e.want_key = false;
+  e.begin(plan.args.size() + 2, current_device());
+  for (size_t i = 0; i < plan.args.size(); ++i) e.value(arguments[i], plan.args[i], false);
+  e.tensor_list(gradients);
+  e.bool_list(wanted);
+  BlockHeader h = e.header();
+  h.flags |= kFlagAmbientGenerator;
+  e.generator(random_state);
+
+  std::vector<at::Tensor> results;
+  size_t place = 0;
+  auto want = [&](const at::Tensor& t) {
+    if (!t.defined() || !wanted[place++]) return;
+    results.push_back(new_tensor(e.device, t.scalar_type(), t.sizes(), c10::contiguous_strides(t.sizes())));
+    e.output(results.back());
+  };
+  for (const auto& v : arguments) {
+    if (v.isTensor()) {
+      want(v.toTensor());
+    } else if (v.isTensorList()) {
+      for (const at::Tensor& t : v.toTensorVector()) want(t);
+    }
+  }
+  h.n_outputs = static_cast<uint32_t>(results.size());
+  e.set_header(h);
+  launch(find_function(e.device, std::string(kVjpPrefix) + plan.name), e.device, e.block);
+  plan.launches.fetch_add(1, std::memory_order_relaxed);
+  return results;
+}
+
+std::map<std::string, OpCounts> op_counts() {
+  std::lock_guard lock(g_plans_mu);
+  std::map<std::string, OpCounts> counts;
+  for (const auto& [key, plan] : plans()) counts[plan->name] = {plan->launches.load(), plan->infers.load()};
+  return counts;
+}
+
+}  // namespace devproxy::softtorch

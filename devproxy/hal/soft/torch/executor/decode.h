@@ -1,0 +1,57 @@
+// From the bytes of a parameter block to ATen values over device memory. Trusts nothing.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+
+#include <utility>
+#include <vector>
+
+#include "devproxy/hal/soft/include/devproxy_soft_module.h"
+#include "devproxy/hal/soft/torch/block.h"
+
+namespace devproxy::softtorch {
+
+// A tensor that the op writes, and the device memory that must hold the result afterwards.
+struct Written {
+  at::Tensor given;   // what the op got
+  at::Tensor memory;  // the device memory
+};
+
+class Decoder {
+ public:
+  Decoder(Reader reader, const devproxy_soft_services* services, const BlockHeader& header)
+      : reader_(reader),
+        services_(services),
+        infer_(header.mode == Mode::kInfer),
+        copy_all_(header.flags & kFlagCopyAll) {}
+
+  c10::IValue value(int depth = 0);
+  // An output that the client allocated: kTensor or kUndefined.
+  at::Tensor output();
+  // The generator of a random op; the next value must be kGenerator.
+  at::Generator generator();
+
+  bool at_end() const { return reader_.left() == 0; }
+  std::vector<Written>& written() { return written_; }
+
+ private:
+  at::Tensor device_tensor(bool is_output);
+  at::Tensor host_tensor();
+  void check_range(uint64_t addr, uint64_t bytes) const;
+
+  Reader reader_;
+  const devproxy_soft_services* services_;
+  bool infer_, copy_all_;
+  std::vector<at::Tensor> tensors_;  // kTensor arguments in order, for kSameTensor
+  std::vector<Written> written_;
+};
+
+// Where a launch asks for an address outside its own memory: CUDA_ERROR_ILLEGAL_ADDRESS.
+struct IllegalAddress : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace devproxy::softtorch

@@ -1,0 +1,46 @@
+"""scripts/install_system.sh asks the package server for what is missing, and for nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TOOLS = ["sh", "id", "echo", "g++", "cc", "cmake", "ninja", "flock"]
+
+
+def install(tmp_path: Path, missing: set[str], user: int = 0) -> tuple[int, list[str], str]:
+    """Exit code, calls of apt-get, stderr; on a machine that has TOOLS but `missing`."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in TOOLS:
+        if name not in missing:
+            (tools / name).symlink_to(shutil.which(name) or pytest.fail(f"{name} is not here"))
+    (tools / "id").unlink()
+    calls = tmp_path / "calls"
+    for name, body in (("id", f"echo {user}"), ("apt-get", f'echo "$@" >> {calls}')):
+        (tools / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tools / name).chmod(0o755)
+    line = ["/bin/sh", str(ROOT / "scripts/install_system.sh"), sys.executable]
+    done = subprocess.run(line, env={"PATH": str(tools)}, capture_output=True, text=True)
+    return done.returncode, calls.read_text().splitlines() if calls.exists() else [], done.stderr
+
+
+def test_nothing_is_missing(tmp_path: Path) -> None:
+    assert install(tmp_path, set()) == (0, [], "")
+
+
+def test_only_what_is_missing(tmp_path: Path) -> None:
+    code, calls, _ = install(tmp_path, {"ninja", "cmake"})
+    assert code == 0
+    assert calls == ["update -q", "install -y -q --no-install-recommends cmake ninja-build"]
+
+
+def test_not_root(tmp_path: Path) -> None:
+    code, calls, err = install(tmp_path, {"g++"}, user=1000)
+    assert (code, calls) == (2, [])
+    assert "sudo apt-get install build-essential" in err
