@@ -40,7 +40,7 @@ test: build  ## all tests
 	scripts/test.sh
 
 demo: build  ## an unmodified PyTorch job on a software GPU
-	$(VENV)/devproxy-run --summary --name demo-gpt -- $(PY) examples/train_gpt.py
+	$(VENV)/devproxy-run --summary -- $(PY) examples/train_gpt.py
 
 bench: build  ## the table of costs, also as JSON in docs/
 	$(PY) -m tests.bench

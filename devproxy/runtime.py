@@ -25,6 +25,7 @@ from devproxy import config
 from devproxy.errors import Refused
 
 JOB_NAME_LIMIT = 64
+SOCKET_PATH_LIMIT = 107  # unix(7): sun_path, less its NUL
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -184,6 +185,11 @@ def _sweep(root: str) -> list[str]:
 def create_job(name: str) -> JobFolder:
     """Makes the job's folder and takes its lock. Raises Refused where a living job has that name."""
     check_job_name(name)
+    longest = os.path.join(root_path(), name, "gpu63.sock")
+    if len(os.fsencode(longest)) > SOCKET_PATH_LIMIT:
+        raise Refused(
+            f"{longest} is too long for a socket", "give a shorter --name or DEVPROXY_SHM_DIR"
+        )
     with _root_locked(create=True) as root:
         assert root is not None
         if name in _sweep(root):

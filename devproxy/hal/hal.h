@@ -135,14 +135,19 @@ class Space {
   // -- level 1: memory. Precondition of release: no submitted command can still touch the range.
   virtual Status commit(uint64_t addr, uint64_t bytes) = 0;
   virtual void release(uint64_t addr, uint64_t bytes) = 0;
+  // The submitter has nothing to do just now: a good moment for what can wait.
+  virtual void tidy() {}
 
   // -- level 1: queues. index: what on_complete says. A destroyed queue still completes what was submitted to it, and
   // a new queue of the same index starts after that.
   virtual QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) = 0;
   virtual void destroy_queue(const QueueRef& queue) = 0;
-  // The smallest position that has not completed, or UINT64_MAX. idle() is the cheap form of the question.
+  // The smallest position that has not completed, or UINT64_MAX. idle() is the cheap form of the question; any thread
+  // may ask it, and true means that everything that was written can be seen.
   virtual uint64_t oldest_pending() = 0;
   virtual bool idle() const = 0;
+  // How many commands have not completed, for a device that keeps them itself.
+  virtual uint32_t pending() const { return idle() ? 0 : 1; }
 
   // -- level 1: commands
   virtual void nop(const QueueRef& queue, Ticket ticket) = 0;

@@ -105,6 +105,15 @@ static int slow(const devproxy_soft_launch* l) {
   return 0;
 }
 
+/* Nothing, with 64 bytes of parameters: what a launch itself costs. */
+struct noop64 {
+  uint64_t words[8];
+};
+static int noop64(const devproxy_soft_launch* l) {
+  (void)l;
+  return 0;
+}
+
 struct fail {
   int32_t code;
 };
@@ -200,6 +209,11 @@ static const struct {
       .n_params = 4,
       .params = {FIELD(affine, words), FIELD(affine, factor), FIELD(affine, add), FIELD(affine, count)}}},
     {"slow", {.kernel = slow, .n_params = 1, .params = {FIELD(slow, us)}}},
+    {"noop64",
+     {.kernel = noop64,
+      .n_params = 8,
+      .params = {FIELD(noop64, words[0]), FIELD(noop64, words[1]), FIELD(noop64, words[2]), FIELD(noop64, words[3]),
+                 FIELD(noop64, words[4]), FIELD(noop64, words[5]), FIELD(noop64, words[6]), FIELD(noop64, words[7])}}},
     {"fail", {.kernel = fail, .n_params = 1, .params = {FIELD(fail, code)}}},
     {"crash", {.kernel = crash}},
     {"shape",

@@ -33,7 +33,7 @@ int nap(const devproxy_soft_launch* l) {  // sleeps for a number of microseconds
   uint64_t us;
   std::memcpy(&us, l->params, sizeof us);
   const timespec ts{static_cast<time_t>(us / 1'000'000), static_cast<long>(us % 1'000'000 * 1000)};
-  nanosleep(&ts, nullptr);
+  if (us) nanosleep(&ts, nullptr);
   return 0;
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,10 @@ from devproxy.errors import Refused
 
 
 @pytest.fixture(autouse=True)
-def private_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DEVPROXY_SHM_DIR", str(tmp_path))
-    return tmp_path
+def private_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="devproxy-test-") as folder:  # short: sockets are in it
+        monkeypatch.setenv("DEVPROXY_SHM_DIR", folder)
+        yield Path(folder)
 
 
 @pytest.mark.parametrize("name", ["a", "train-1", "A.b_c-9", "x" * 64])
@@ -72,7 +75,7 @@ def test_an_inherited_lock_keeps_the_folder() -> None:
     assert not Path(job.path).exists()
 
 
-def test_root_that_is_a_link(private_root: Path, tmp_path: Path) -> None:
+def test_root_that_is_a_link() -> None:
     Path(runtime.root_path()).symlink_to("/tmp")
     with pytest.raises(Refused, match="is not a folder"):
         runtime.create_job("x")
@@ -100,6 +103,14 @@ def test_root_open_to_others_is_closed() -> None:
     job = runtime.create_job("x")
     assert os.stat(runtime.root_path()).st_mode & 0o777 == 0o700
     runtime.remove_job(job)
+
+
+def test_a_folder_too_deep_for_a_socket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("DEVPROXY_SHM_DIR", str(deep))
+    with pytest.raises(Refused, match="too long for a socket"):
+        runtime.create_job("x")
 
 
 def test_no_shm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

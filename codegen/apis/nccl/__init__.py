@@ -11,7 +11,12 @@ LIBRARY = Library(
     invalid=4,  # ncclInvalidArgument
     reason="collectives come with the communication interceptors; run with one rank until then",
     # Imported by torch 2.11, declared in a header of NCCL's device API.
-    also=("ncclDevCommCreate", "ncclDevCommDestroy"),
+    also=(
+        "ncclDevCommCreate",
+        "ncclDevCommDestroy",
+        "ncclGetLsaMultimemDevicePointer",
+        "ncclGetPeerDevicePointer",
+    ),
 )
 
 ncclGetVersion = Api(client_sa="nccl", nonnull=("version",), needs_init=False, checked=CHECKED)

@@ -216,8 +216,16 @@ uint32_t Connection::take_chunk(int32_t* error_out) {
     for (uint32_t i = 0; i < kChunks; ++i) {
       uint32_t free = 0;
       if (c->chunk_busy[i].load(std::memory_order_relaxed) == 0 &&
-          c->chunk_busy[i].compare_exchange_strong(free, 1, std::memory_order_acquire))
-        return i;
+          c->chunk_busy[i].compare_exchange_strong(free, 1, std::memory_order_acquire)) {
+        if (chunk_has_pages_[i]) return i;  // owned by us until it is freed: no race on the flag
+        // As with pinned memory: a full /dev/shm must not be a SIGBUS in the job.
+        chunk_has_pages_[i] = madvise(view_.chunk(i), kChunkBytes, MADV_POPULATE_WRITE) == 0 || errno == EINVAL;
+        if (chunk_has_pages_[i]) return i;
+        free_chunk(i);
+        log(Level::kError, "no memory for staging: /dev/shm is full");
+        *error_out = kOutOfMemory;
+        return kChunks;
+      }
     }
     c->chunk_waiters.fetch_add(1, std::memory_order_relaxed);
     const uint32_t seq = c->chunk_seq.load(std::memory_order_relaxed);

@@ -150,6 +150,7 @@ class Connection {
   std::atomic<uint64_t> seen_head_{0};
   std::mutex shared_slot_mu_;
   uint32_t shared_seq_ = 0;
+  bool chunk_has_pages_[kChunks] = {};
   std::mutex chunk_mu_;  // one multi-chunk message gathers at a time, so that two cannot starve each other
   DeviceProps props_{};
 };

@@ -1,5 +1,6 @@
 #include "devproxy/csrc/client/device_state.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -189,6 +190,12 @@ uint64_t DeviceState::allocate_pinned(uint64_t bytes, int32_t* error) {
   std::lock_guard lock(pinned_mu_);
   const uint64_t addr = pinned_alloc_.take(n, false);
   if (!addr) {
+    *error = kOutOfMemory;
+    return 0;
+  }
+  // Real pages now: a full /dev/shm is an error of this call, not a SIGBUS at some later store. EINVAL: an old kernel.
+  if (madvise(reinterpret_cast<void*>(addr), n, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
+    pinned_alloc_.give(addr, n);
     *error = kOutOfMemory;
     return 0;
   }

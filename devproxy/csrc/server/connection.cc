@@ -37,7 +37,7 @@ std::unique_ptr<Connection> Connection::make(ServerParts& parts, const Peer& pee
     if (peer.wanted_slot == SlotTable::kAny)
       std::snprintf(reply->text, sizeof reply->text, "all %u process slots of this job are taken", kMaxSlots);
     else
-      std::snprintf(reply->text, sizeof reply->text, "process slot %u of this job is taken", peer.wanted_slot);
+      std::snprintf(reply->text, sizeof reply->text, "process slot %u of this job is not free", peer.wanted_slot);
     return nullptr;
   }
   connection->slot_ = *slot;

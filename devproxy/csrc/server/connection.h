@@ -152,6 +152,8 @@ class Connection final : public hal::SpaceOwner {
   void run();
   void dispatch();
   bool wait_for_work();
+  void throttle();
+
   bool consume(uint32_t record_bytes);
   bool fetch_bulk(Message& message, const uint8_t* inline_bytes, uint32_t inline_length);
   void tear_down();

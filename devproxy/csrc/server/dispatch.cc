@@ -2,7 +2,10 @@
 //
 // Every byte of a message is read once, into private memory, and checked there; the client may write on meanwhile.
 // The lines are given back after the handler has returned, so a bug that hangs a handler shows as a full ring.
+#include <unistd.h>
+
 #include <algorithm>
+
 #include <climits>
 #include <cstddef>
 #include <cstdio>
@@ -23,6 +26,8 @@ namespace {
 // On two cores a spinning server takes time from the client, a sleeping one costs the client a wake (5-50 us).
 constexpr uint64_t kSpinUs = 30;
 constexpr uint64_t kSleepUs = 100'000;
+// Commands that wait in streams; each is some 300 bytes and its parameters.
+constexpr uint32_t kMaxPending = 1u << 16, kMaxPendingEver = 1u << 20;
 
 void nop(Connection&, const Message&) {}  // answered with success; so is DETACH: the socket's end says the rest
 
@@ -100,7 +105,7 @@ void Connection::run() {
 void Connection::dispatch() {
   CommandRing& ring = view_.ring();
   uint64_t busy_since = now_us();
-  while (!stop_.load(std::memory_order_relaxed)) {
+  while (!stop_.load(std::memory_order_relaxed) && !poisoned_) {
     const uint32_t bytes = ring.peek();
     if (bytes == 0) {
       counters_.busy_us.fetch_add(now_us() - busy_since, std::memory_order_relaxed);
@@ -114,7 +119,21 @@ void Connection::dispatch() {
     if (!consume(bytes)) return;
     position_ += bytes;
     if (ring.release(bytes)) futex_wake(&view_.control()->space_seq, INT_MAX);
+    if (space_->pending() > kMaxPending) throttle();
   }
+}
+
+// Streams are far behind: lets the ring fill up, and with it the client wait, until they have caught up. Not while a
+// host function is out: its end comes through the ring.
+void Connection::throttle() {
+  while (space_->pending() > kMaxPending / 2 && !stop_.load(std::memory_order_relaxed)) {
+    {
+      std::lock_guard lock(host_mu_);
+      if (!host_functions_.empty()) break;
+    }
+    usleep(200);
+  }
+  if (space_->pending() > kMaxPendingEver) poison("more than a million commands wait behind a host function");
 }
 
 // True when there is a message. Spins briefly, then sleeps until the doorbell, a stop, or 100 ms.
@@ -133,6 +152,7 @@ bool Connection::wait_for_work() {
   if ((poisoned_ || ring.peek() == 0) && !stop_.load(std::memory_order_seq_cst))
     futex_wait(&view_.control()->doorbell.sleeping, 1, kSleepUs);
   ring.sleep_done();
+  if (ring.peek() == 0) space_->tidy();
   return !poisoned_ && ring.peek() != 0;
 }
 

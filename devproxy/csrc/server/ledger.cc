@@ -65,7 +65,7 @@ uint64_t Ledger::used_bytes() {
   return change([&](LedgerTable& table) { return table.used(); });
 }
 
-Ledger::~Ledger() {
+void Ledger::leave() {
   change([&](LedgerTable& table) {
     for (auto& entry : table.entries)
       if (entry.owner == self_) entry = {};

@@ -49,7 +49,7 @@ class Ledger {
  public:
   static StatusOr<std::unique_ptr<Ledger>> open(const std::string& path, uint64_t total_bytes);
   Ledger(LockedFile file, uint64_t total_bytes) : file_(std::move(file)), total_bytes_(total_bytes) {}
-  ~Ledger();  // what this process holds is given back
+  void leave();  // what this process holds is given back
 
   std::optional<uint64_t> take(uint64_t wanted, uint64_t minimum);
   void give(uint64_t bytes);

@@ -15,6 +15,7 @@
 
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/server.h"
+#include "devproxy/hal/devices.h"
 #include "wire.gen.h"
 
 namespace devproxy::server {
@@ -22,7 +23,7 @@ namespace devproxy::server {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: devproxy-server --job NAME --job-dir DIR --gpu K --device soft --gpu-memory BYTES --ledger FILE "
+    "usage: devproxy-server --job NAME --job-dir DIR --gpu K --device soft|cuda --gpu-memory BYTES --ledger FILE "
     "[--lease-fd FD] [--ready-fd FD] [--chaos SEED] | --print-abi";
 
 std::optional<uint64_t> number(const char* text) {
@@ -45,7 +46,7 @@ int refuse(int ready_fd, std::string text) {
 }
 
 Status parse(int argc, char** argv, ServerConfig* config) {
-  bool have_gpu = false;
+  bool have_gpu = false, have_memory = false;
   for (int i = 1; i < argc; i++) {
     const std::string name = argv[i];
     if (i + 1 >= argc) return {kInvalidValue, name + " needs a value; " + kUsage};
@@ -69,7 +70,7 @@ Status parse(int argc, char** argv, ServerConfig* config) {
     else if (name == "--gpu")
       status = take(&config->gpu, 255), have_gpu = true;
     else if (name == "--gpu-memory")
-      status = take(&config->memory_bytes, kDeviceBytes - kGlobalsBytes);
+      status = take(&config->memory_bytes, kDeviceBytes - kGlobalsBytes), have_memory = true;
     else if (name == "--lease-fd")
       status = take(&config->lease_fd, 1 << 20);
     else if (name == "--ready-fd")
@@ -83,12 +84,9 @@ Status parse(int argc, char** argv, ServerConfig* config) {
   const struct {
     const char* name;
     bool missing;
-  } kNeeded[] = {{"--job", config->job.empty()},
-                 {"--job-dir", config->job_dir.empty()},
-                 {"--gpu", !have_gpu},
-                 {"--device", config->device.empty()},
-                 {"--gpu-memory", !config->memory_bytes},
-                 {"--ledger", config->ledger_path.empty()}};
+  } kNeeded[] = {{"--job", config->job.empty()}, {"--job-dir", config->job_dir.empty()},
+                 {"--gpu", !have_gpu},           {"--device", config->device.empty()},
+                 {"--gpu-memory", !have_memory}, {"--ledger", config->ledger_path.empty()}};
   for (const auto& needed : kNeeded)
     if (needed.missing) return {kInvalidValue, std::string(needed.name) + " is missing; " + kUsage};
   for (const int fd : {config->lease_fd, config->ready_fd}) {
@@ -115,7 +113,9 @@ int serve(int argc, char** argv) {
   sigaddset(&set, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 
-  Server server(config);
+  auto device = hal::open_device({config.device, config.gpu, config.memory_bytes, config.chaos, config.chaos_seed});
+  if (!device.ok()) return refuse(config.ready_fd, device.status().text());
+  Server server(config, std::move(*device));
   if (Status s = server.open(); !s.ok()) return refuse(config.ready_fd, s.text());
   if (config.ready_fd >= 0) {
     [[maybe_unused]] const ssize_t ignored = write(config.ready_fd, "ready\n", 6);

@@ -16,7 +16,7 @@
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/crash.h"
 #include "devproxy/csrc/transport/futex.h"
-#include "devproxy/hal/soft/soft_device.h"
+
 #include "wire.gen.h"
 
 namespace devproxy::server {
@@ -81,10 +81,7 @@ Status Server::open() {
     return {kInvalidValue, "the path " + socket_path_ + " is too long for a unix socket: choose a shorter job name"};
   std::memcpy(address.sun_path, socket_path_.c_str(), socket_path_.size() + 1);
 
-  if (config_.device != "soft")
-    return {kInvalidDevice, "device '" + config_.device + "' is not built into this server (it has: soft)"};
-  device_ = hal::soft::make_device({config_.gpu, config_.memory_bytes, config_.chaos, config_.chaos_seed});
-  auto ledger = Ledger::open(config_.ledger_path, config_.memory_bytes);
+  auto ledger = Ledger::open(config_.ledger_path, total_bytes_);
   if (!ledger.ok()) return std::move(ledger).status().with("memory ledger");
   ledger_ = std::move(*ledger);
   auto slots = SlotTable::open(config_.job_dir + "/slots");
@@ -286,7 +283,7 @@ void Server::stop_all(bool tell) {
     c.connection->remove_files();
     slots_->give(c.connection->slot());
   }
-  ledger_.reset();  // gives back what is left
+  ledger_->leave();
 }
 
 std::string Server::stats_json() const {
@@ -308,15 +305,14 @@ std::string Server::stats_json() const {
   return "{\"job\":" + json_string(config_.job) + ',' + json_number("gpu", config_.gpu) + ',' +
          json_number("pid", static_cast<uint64_t>(getpid())) + ",\"device\":" + json_string(config_.device) +
          ",\"name\":" + json_string(device_->properties().name) + ",\"uptime_s\":" + uptime +
-         ",\"chaos\":" + (config_.chaos ? "true" : "false") + ",\"memory\":{" +
-         json_number("total", config_.memory_bytes) + ',' + json_number("used", parts_.live_bytes.load()) + ',' +
-         json_number("peak", parts_.peak_bytes.load()) + "}," + json_number("clients_now", now) + ",\"totals\":{" +
-         json_number("calls", t.calls) + ',' + json_number("launches", t.launches) + ',' +
-         json_number("h2d_bytes", t.h2d_bytes) + ',' + json_number("d2h_bytes", t.d2h_bytes) + ',' +
-         json_number("d2d_bytes", t.d2d_bytes) + ',' + json_number("memset_bytes", t.memset_bytes) + ',' +
-         json_number("allocs", t.allocs) + ',' + json_number("frees", t.frees) + ',' + json_number("wakes", t.wakes) +
-         ',' + json_number("busy_us", t.busy_us) + "},\"clients\":[" + clients + "],\"sticky\":" + json_string(fault) +
-         '}';
+         ",\"chaos\":" + (config_.chaos ? "true" : "false") + ",\"memory\":{" + json_number("total", total_bytes_) +
+         ',' + json_number("used", parts_.live_bytes.load()) + ',' + json_number("peak", parts_.peak_bytes.load()) +
+         "}," + json_number("clients_now", now) + ",\"totals\":{" + json_number("calls", t.calls) + ',' +
+         json_number("launches", t.launches) + ',' + json_number("h2d_bytes", t.h2d_bytes) + ',' +
+         json_number("d2h_bytes", t.d2h_bytes) + ',' + json_number("d2d_bytes", t.d2d_bytes) + ',' +
+         json_number("memset_bytes", t.memset_bytes) + ',' + json_number("allocs", t.allocs) + ',' +
+         json_number("frees", t.frees) + ',' + json_number("wakes", t.wakes) + ',' + json_number("busy_us", t.busy_us) +
+         "},\"clients\":[" + clients + "],\"sticky\":" + json_string(fault) + '}';
 }
 
 void Server::send_stats(int socket) {

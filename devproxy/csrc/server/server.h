@@ -19,8 +19,8 @@ struct ServerConfig {
   std::string job;
   std::string job_dir;
   uint32_t gpu = 0;
-  std::string device;         // soft
-  uint64_t memory_bytes = 0;  // what the ledger may give away on this GPU
+  std::string device;         // soft or cuda
+  uint64_t memory_bytes = 0;  // what the ledger may give away on this GPU; 0: what the device has
   std::string ledger_path;
   int lease_fd = -1;  // hangs up when devproxy-run is gone; -1: live until SIGTERM
   int ready_fd = -1;
@@ -30,7 +30,10 @@ struct ServerConfig {
 
 class Server {
  public:
-  explicit Server(const ServerConfig& config) : config_(config) {}
+  Server(const ServerConfig& config, std::unique_ptr<hal::Device> device)
+      : config_(config),
+        total_bytes_(config.memory_bytes ? config.memory_bytes : device->properties().total_bytes),
+        device_(std::move(device)) {}
   // Everything that can be refused is refused here, before anybody is told "ready".
   Status open();
   // Until the job is gone or SIGTERM. Returns with every file unlinked; the caller leaves by _exit, because a kernel
@@ -67,6 +70,7 @@ class Server {
   bool anybody() const;
 
   const ServerConfig config_;
+  const uint64_t total_bytes_;
   std::string socket_path_;
   int listen_fd_ = -1, signal_fd_ = -1, wake_fd_ = -1;
   std::unique_ptr<hal::Device> device_;

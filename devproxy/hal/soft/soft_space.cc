@@ -11,15 +11,17 @@
 #include <cstring>
 #include <exception>
 #include <iterator>
+#include <utility>
 
 namespace devproxy::hal::soft {
 
 namespace {
 
-// Freed memory is given back to the host when this much of it may hold pages, or a quarter of what is live: often
-// enough that resident memory follows the job, rarely enough that steady allocation patterns never fault their pages
-// anew.
+// Freed memory is given back to the host when this much of it may hold pages, or a quarter of what is live, and it was
+// not allocated again for kIdleNs to twice that. So resident memory follows the job, and a training step that frees
+// its activations and allocates them again does not fault every page anew.
 constexpr uint64_t kIdleFloorBytes = 256u << 20;
+constexpr uint64_t kIdleNs = 2'000'000'000;
 constexpr uint64_t kPage = 4096;
 
 thread_local const char* t_running = nullptr;
@@ -110,6 +112,7 @@ SoftSpace::~SoftSpace() {
 Status SoftSpace::commit(uint64_t addr, uint64_t bytes) {
   if (!owns(addr, bytes)) return {kInvalidValue, "the range is outside the device memory of this process"};
   idle_.erase(addr, addr + bytes);
+  idle_long_.erase(addr, addr + bytes);
   live_bytes_ += bytes;
   return {};  // pages appear at first touch
 }
@@ -117,17 +120,25 @@ Status SoftSpace::commit(uint64_t addr, uint64_t bytes) {
 void SoftSpace::release(uint64_t addr, uint64_t bytes) {
   live_bytes_ -= std::min(live_bytes_, bytes);
   idle_.insert(addr, addr + bytes);
-  if (idle_.bytes() > std::max(kIdleFloorBytes, live_bytes_ / 4)) punch_idle();
+  tidy();
 }
 
-void SoftSpace::punch_idle() {
-  for (const auto& [begin, end] : idle_) {
+void SoftSpace::tidy() {
+  if (idle_.bytes() + idle_long_.bytes() <= std::max(kIdleFloorBytes, live_bytes_ / 4)) return;
+  const uint64_t now = clock_ns();
+  if (now - aged_ns_ < kIdleNs) return;
+  aged_ns_ = now;
+  punch(idle_long_);
+  idle_long_ = std::exchange(idle_, {});
+}
+
+void SoftSpace::punch(const RangeSet& ranges) {
+  for (const auto& [begin, end] : ranges) {
     const uint64_t first = (begin + kPage - 1) & ~(kPage - 1), last = end & ~(kPage - 1);
     if (first < last)
       fallocate(memory_fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first - config_.device_base),
                 static_cast<off_t>(last - first));
   }
-  idle_.clear();
 }
 
 Status SoftSpace::read(uint64_t addr, void* to, size_t bytes) {

@@ -56,11 +56,13 @@ class SoftSpace final : public Space {
 
   Status commit(uint64_t addr, uint64_t bytes) override;
   void release(uint64_t addr, uint64_t bytes) override;
+  void tidy() override;
 
   QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;
   void destroy_queue(const QueueRef& queue) override;
   uint64_t oldest_pending() override;
-  bool idle() const override { return pending_all_.load(std::memory_order_acquire) == 0; }
+  bool idle() const override { return pending() == 0; }
+  uint32_t pending() const override { return pending_all_.load(std::memory_order_acquire); }
 
   void nop(const QueueRef& queue, Ticket ticket) override;
   void copy(const QueueRef& queue, Ticket ticket, const CopyArgs& args) override;
@@ -155,7 +157,7 @@ class SoftSpace final : public Space {
   void work(const std::shared_ptr<SoftQueue>& queue);
   void chaos_delay(SoftQueue& queue);
   void reap(bool all);
-  void punch_idle();
+  void punch(const RangeSet& ranges);
   bool owns(uint64_t addr, uint64_t bytes) const {
     return addr >= config_.device_base && bytes <= config_.device_bytes &&
            addr - config_.device_base <= config_.device_bytes - bytes;
@@ -177,7 +179,8 @@ class SoftSpace final : public Space {
   // submitting thread only
   std::map<uint32_t, std::shared_ptr<SoftQueue>> queues_;  // by index
   std::vector<std::shared_ptr<SoftQueue>> leaving_;        // destroyed, worker not joined yet
-  RangeSet idle_;                                          // released, perhaps still holding pages
+  RangeSet idle_, idle_long_;                              // released, perhaps still holding pages
+  uint64_t aged_ns_ = 0;                                   // when idle_ last became idle_long_
   uint64_t live_bytes_ = 0;
 };
 

@@ -1,0 +1,27 @@
+#include "devproxy/hal/devices.h"
+
+#include "devproxy/hal/soft/soft_device.h"
+#ifdef DEVPROXY_HAL_CUDA
+#include "devproxy/hal/cuda/cuda_device.h"
+#endif
+
+namespace devproxy::hal {
+
+StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
+  if (config.kind == "soft") {
+    if (!config.memory_bytes) return Status(kInvalidValue, "a software GPU needs a memory size above 0");
+    return soft::make_device({config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed});
+  }
+  if (config.chaos) return Status(kInvalidValue, "chaos mode needs the software GPU");
+#ifdef DEVPROXY_HAL_CUDA
+  if (config.kind == "cuda") {
+    cuda::CudaConfig cuda;
+    cuda.ordinal = config.ordinal;
+    cuda.memory_bytes = config.memory_bytes;
+    return cuda::make_device(cuda);
+  }
+#endif
+  return Status(kInvalidDevice, "device '" + config.kind + "' is not built into this server");
+}
+
+}  // namespace devproxy::hal

@@ -1,0 +1,21 @@
+// Which devices this build has: the one place that knows them all.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "devproxy/hal/hal.h"
+
+namespace devproxy::hal {
+
+struct DeviceConfig {
+  std::string kind;           // soft or cuda
+  uint32_t ordinal = 0;       // of the GPU inside the job
+  uint64_t memory_bytes = 0;  // what it says that it has; 0: what it has (not on soft)
+  bool chaos = false;         // soft only: legal but unkind timing, from the seed
+  uint64_t chaos_seed = 0;
+};
+
+StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config);
+
+}  // namespace devproxy::hal

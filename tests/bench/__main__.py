@@ -1,0 +1,334 @@
+"""make bench: the table of costs. Each figure stands beside its limit, measured in the same run.
+
+    python -m tests.bench [--quick] [--only micro|steps|start]
+
+Writes build/bench.json: figures, limits, ratios, targets, machine, commit. A target of the step table counts as missed
+when the whole 95 % interval of the ratio lies above it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+OUT = BUILD / "tests"
+RESULT = BUILD / "bench.json"
+RUN = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft", "--gpu-memory", "1GiB"]
+CXX = ["g++", "-std=c++20", "-O2", "-Wall", "-Wextra", "-I", str(ROOT), "-I", str(BUILD / "gen")]
+PAIRS = 30
+STEP_TARGETS = {"resnet": 1.05, "gpt": 1.05, "lstm": 1.2, "mlp": 2.0}
+STEPS_PER_TURN = {"resnet": 2, "gpt": 4, "lstm": 6, "mlp": 100}
+
+
+@dataclass
+class Row:
+    """One line of the table. ratio is value / limit, or value itself where the limit is a time of its own."""
+
+    what: str
+    value: float
+    unit: str
+    limit: float | None
+    limit_is: str
+    ratio: float
+    target: float
+    at_least: bool = False  # bandwidths: the ratio must reach the target, not stay below it
+    low: float | None = None  # 95 % interval of the ratio
+    high: float | None = None
+    note: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Within the target; with an interval, unless all of it is above."""
+        if self.at_least:
+            return self.ratio >= self.target
+        return (self.low if self.low is not None else self.ratio) <= self.target
+
+
+def environment(shm: str) -> dict[str, str]:
+    """One compute thread, and a tmpfs folder of our own."""
+    from tests.integration.test_programs import build_kernels
+
+    kernels = build_kernels(OUT / "programs" / "kernels.so")
+    return os.environ | {
+        "DEVPROXY_SHM_DIR": shm, "TEST_KERNELS": str(kernels), "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+    }  # fmt: skip
+
+
+def build() -> tuple[Path, Path]:
+    """Compiles both micro benches; the second against the shim and the client's own connection code."""
+    from tests.integration.test_programs import cuda_include
+
+    OUT.mkdir(parents=True, exist_ok=True)
+    post, driver = OUT / "bench_post", OUT / "bench_driver"
+    client = [str(ROOT / "devproxy/csrc/client" / name) for name in ("connection.cc", "process.cc")]
+    source = ROOT / "tests" / "bench"
+    subprocess.run([*CXX, str(source / "bench_post.cc"), "-o", str(post), "-pthread"], check=True)
+    subprocess.run(
+        [
+            *CXX, "-isystem", str(cuda_include()), str(source / "bench_driver.cc"), *client, "-o", str(driver),
+            "-L", str(BUILD / "lib"), "-l:libcuda.so.1", "-pthread", "-Wl,--allow-shlib-undefined",
+        ],
+        check=True,
+    )  # fmt: skip
+    return post, driver
+
+
+def output(command: list[str], env: dict[str, str]) -> dict[str, float]:
+    """Runs a bench program and reads its line of JSON."""
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        sys.exit(f"bench: {' '.join(command)} failed:\n{done.stderr}")
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def micro(env: dict[str, str], rounds: int) -> tuple[list[Row], dict[str, float]]:
+    """Posts, round trips, copies: limits and figures in turn, the median of all rounds of each."""
+    post, driver = build()
+    limits, figures = [], []
+    for _ in range(rounds):
+        limits.append(output([str(post)], env))
+        figures.append(output([*RUN, "--", str(driver)], env))
+
+    def middle(runs: list[dict[str, float]]) -> dict[str, float]:
+        return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+
+    a, b = middle(limits), middle(figures)
+    rows = []
+
+    def row(
+        what: str,
+        key: str,
+        limit: str,
+        limit_is: str,
+        target: float,
+        note: str = "",
+        unit: str = "ns",
+    ) -> None:
+        ratio = b[key] / a[limit]
+        at_least = unit == "GB/s"
+        rows.append(Row(what, b[key], unit, a[limit], limit_is, ratio, target, at_least, note=note))
+
+    note = f"p99 {b['launch_ns_p99']:.0f} ns, {100 * b['launch_wake_share']:.2f} % woke the server"
+    row(
+        "asynchronous launch, 64 B",
+        "launch_ns_median",
+        "bare_post_ns_median",
+        "bare 64-byte post",
+        3.0,
+        note,
+    )
+    note = f"p99 {b['empty_call_awake_ns_p99']:.0f} ns; cuEventElapsedTime {b['elapsed_time_awake_ns_median']:.0f} ns"
+    row(
+        "empty synchronous call, awake",
+        "empty_call_awake_ns_median",
+        "ping_pong_ns_median",
+        "cache-line ping-pong",
+        1.5,
+        note,
+    )
+    note = f"p99 {b['empty_call_asleep_ns_p99']:.0f} ns; a launch that wakes the server {b['launch_alone_ns_median']:.0f} ns"
+    row(
+        "the same, server asleep",
+        "empty_call_asleep_ns_median",
+        "futex_answer_ns_median",
+        "futex wake and answer",
+        1.3,
+        note,
+    )
+    for way, name in (("h2d", "H2D"), ("d2h", "D2H")):
+        for kind, target in (("pageable", 0.6), ("pinned", 0.9)):
+            row(
+                f"{name} 64 MB, {kind}",
+                f"{way}_{kind}_gb_per_s",
+                "memcpy_gb_per_s",
+                "memcpy",
+                target,
+                unit="GB/s",
+            )
+    return rows, a | b
+
+
+class Worker:
+    """One side of a comparison, told when to go."""
+
+    def __init__(self, model: str, device: str, env: dict[str, str]) -> None:
+        script = [sys.executable, str(ROOT / "tests/bench/steps.py"), model, device]
+        command = [*RUN, "--", *script] if device == "cuda" else script
+        self.process = subprocess.Popen(
+            command, env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdin
+        assert self.process.stdout
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        if self.stdout.readline().strip() != "ready":
+            self.close()
+            raise RuntimeError(f"{model} does not run on {device}")
+
+    def train(self, steps: int) -> float:
+        """Seconds per step."""
+        self.stdin.write(f"{steps}\n")
+        self.stdin.flush()
+        return float(self.stdout.readline())
+
+    def close(self) -> None:
+        """Ends the process by the end of its input."""
+        self.stdin.close()
+        self.process.wait(timeout=60)
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """95 % bootstrap interval of the median; seeded."""
+    rng = random.Random(1)
+    n = len(ratios)
+    medians = sorted(statistics.median(rng.choices(ratios, k=n)) for _ in range(4000))
+    return medians[100], medians[3899]
+
+
+def steps(env: dict[str, str], model: str, pairs: int) -> Row:
+    """Interleaved turns of both processes; who begins alternates."""
+    target = STEP_TARGETS[model]
+    plain, proxied = Worker(model, "cpu", env), Worker(model, "cuda", env)
+    try:
+        n = STEPS_PER_TURN[model]
+        cpu, cuda = [], []
+        for i in range(pairs):
+            for worker in (plain, proxied) if i % 2 else (proxied, plain):
+                (cpu if worker is plain else cuda).append(worker.train(n))
+    finally:
+        plain.close()
+        proxied.close()
+    ratios = [b / a for a, b in zip(cpu, cuda, strict=True)]
+    low, high = interval(ratios)
+    value, limit = statistics.median(cuda) * 1e3, statistics.median(cpu) * 1e3
+    ratio = statistics.median(ratios)
+    return Row(
+        f"step of {model}",
+        value,
+        "ms",
+        limit,
+        "device='cpu'",
+        ratio,
+        target,
+        low=low,
+        high=high,
+        note=f"{pairs} pairs",
+    )
+
+
+def start_up(env: dict[str, str], rounds: int) -> list[Row]:
+    """What devproxy-run adds to `import torch`, and to a command that does nothing."""
+
+    def wall(command: list[str]) -> float:
+        begin = time.perf_counter()
+        subprocess.run(command, env=env, cwd=ROOT, check=True, capture_output=True)
+        return time.perf_counter() - begin
+
+    python = [sys.executable, "-c", "import torch"]
+    wall(python)
+    plain, proxied, nothing = [], [], []
+    for _ in range(rounds):
+        plain.append(wall(python))
+        proxied.append(wall([*RUN, "--", *python]))
+        nothing.append(wall([*RUN, "--", "true"]))
+    base = statistics.median(plain)
+    added = statistics.median(p - q for p, q in zip(proxied, plain, strict=True))
+    ready = statistics.median(nothing)
+    return [
+        Row("added to import torch", added, "s", base, "plain import torch", added, 0.3),
+        Row("server ready", ready, "s", None, "", ready, 3.0, note="all of `devproxy-run -- true`"),
+    ]
+
+
+def show(rows: list[Row]) -> None:
+    """The table, in the issue's order."""
+    print(f"{'what':32} {'figure':>13} {'limit':>13}  {'ratio':>7} {'target':>8}  ")
+    for r in rows:
+        limit = "" if r.limit is None else f"{r.limit:.4g} {r.unit}"
+        spread = "" if r.low is None else f" [{r.low:.3f}, {r.high:.3f}]"
+        sign = ">=" if r.at_least else "<="
+        missed = "" if r.met else f"MISSED by {100 * abs(r.ratio / r.target - 1):.0f} %"
+        facts = "; ".join(t for t in (missed, r.limit_is and f"limit: {r.limit_is}", r.note) if t)
+        print(
+            f"{r.what:32} {f'{r.value:.4g} {r.unit}':>13} {limit:>13}  {r.ratio:7.3f}{spread} {sign} {r.target:g}  {facts}"
+        )
+
+
+def commit() -> str:
+    """The commit that is measured, with a mark when files differ from it."""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    cpu = next(
+        (
+            line.split(":")[1].strip()
+            for line in open("/proc/cpuinfo")
+            if line.startswith("model name")
+        ),
+        "",
+    )
+    return {
+        "cpu": cpu, "cores": os.cpu_count(), "kernel": platform.release(), "load": os.getloadavg()[0],
+        "utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit(),
+        "command": "python -m tests.bench " + " ".join(sys.argv[1:]),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rounds; not for figures that are quoted"
+    )
+    parser.add_argument("--only", choices=["micro", "steps", "start"])
+    options = parser.parse_args()
+    facts = machine()
+    rows: list[Row] = []
+    raw: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="devproxy-bench-", dir="/dev/shm") as shm:
+        env = environment(shm)
+        if options.only in (None, "micro"):
+            rows, raw = micro(env, 1 if options.quick else 5)
+        if options.only in (None, "steps"):
+            for model in STEP_TARGETS:
+                try:
+                    rows.append(steps(env, model, 6 if options.quick else PAIRS))
+                except RuntimeError as error:
+                    print(f"not measured: {error}", file=sys.stderr)
+        if options.only in (None, "start"):
+            rows += start_up(env, 3 if options.quick else 9)
+    show(rows)
+    if facts["load"] > 0.5:
+        print(
+            f"note: the machine was not idle when this began (load {facts['load']:.1f}); figures suffer from that"
+        )
+    result = {"machine": facts, "rows": [asdict(r) | {"met": r.met} for r in rows], "raw": raw}
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written: {RESULT.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

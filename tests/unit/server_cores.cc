@@ -1,0 +1,216 @@
+// The pure cores of the server against slow models: mirror, handle table, replay log, ledger table, range set.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "devproxy/csrc/server/handle_table.h"
+#include "devproxy/csrc/server/ledger.h"
+#include "devproxy/csrc/server/memory_mirror.h"
+#include "devproxy/csrc/server/replay_log.h"
+#include "devproxy/hal/soft/range_set.h"
+
+using namespace devproxy;
+using namespace devproxy::server;
+
+#define EXPECT(condition)                                                           \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
+      std::fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #condition); \
+      std::_Exit(1);                                                                \
+    }                                                                               \
+  } while (0)
+
+namespace {
+
+using Answer = MemoryMirror::Answer;
+
+void mirror_knows_what_is_live() {
+  MemoryMirror m(1000, 2000);
+  std::vector<Range> forgotten;
+  Range freed;
+  EXPECT(m.add(1000, 100, 7, &forgotten) == Answer::kOk);
+  EXPECT(m.add(1050, 100, 0, &forgotten) == Answer::kOverlaps);
+  EXPECT(m.add(999, 10, 0, &forgotten) == Answer::kOutside);
+  EXPECT(m.add(1990, 11, 0, &forgotten) == Answer::kOutside);
+  EXPECT(m.add(1500, 0, 0, &forgotten) == Answer::kOutside);
+  EXPECT(m.add(1500, UINT64_MAX, 0, &forgotten) == Answer::kOutside);
+  EXPECT(m.add(1100, 900, 0, &forgotten) == Answer::kOk);
+  EXPECT(m.contains(1000, 100, 1) && m.contains(1099, 1, 1) && !m.contains(1050, 51, 1));  // not across two allocations
+  EXPECT(!m.contains(1050, UINT64_MAX, 1) && !m.contains(999, 1, 1) && !m.contains(2000, 1, 1));
+  EXPECT(m.remove(1001, 50, false, &freed) == Answer::kUnknown);
+  EXPECT(m.remove(1000, 50, true, &freed) == Answer::kOk && freed == (Range{1000, 100}));
+  EXPECT(m.remove(1000, 51, true, &freed) == Answer::kUnknown);
+  EXPECT(m.contains(1000, 10, 49) && !m.contains(1000, 10, 50) && m.live_bytes() == 900 && m.live_count() == 1);
+  m.retire(49, &forgotten);
+  EXPECT(forgotten.empty() && m.has_freed());
+  m.retire(50, &forgotten);
+  EXPECT(forgotten.size() == 1 && !m.has_freed() && !m.contains(1000, 10, 1));
+  EXPECT(m.first_gap(1000, 2000, 100, 4) == 1000 && m.first_gap(1000, 2000, 101, 4) == 0);
+}
+
+void mirror_agrees_with_bytes(uint32_t seed) {
+  constexpr uint64_t kBegin = 64, kEnd = 320;
+  std::mt19937 random(seed);
+  MemoryMirror m(kBegin, kEnd);
+  struct Model {
+    uint64_t bytes, freed_at;
+  };
+  std::map<uint64_t, Model> model;  // live, and freed with a position
+  for (uint64_t position = 1; position < 4000; position++) {
+    const uint64_t addr = kBegin + random() % (kEnd - kBegin), bytes = 1 + random() % 24;
+    const uint32_t what = random() % 8;
+    if (what < 4) {
+      bool overlaps = addr + bytes > kEnd;
+      std::set<uint64_t> dead;
+      for (const auto& [a, r] : model) {
+        if (a >= addr + bytes || addr >= a + r.bytes) continue;
+        if (r.freed_at)
+          dead.insert(a);
+        else
+          overlaps = true;
+      }
+      std::vector<Range> forgotten;
+      EXPECT((m.add(addr, bytes, 0, &forgotten) == Answer::kOk) == !overlaps);
+      EXPECT(forgotten.size() == (overlaps ? 0 : dead.size()));
+      if (overlaps) continue;
+      for (uint64_t a : dead) model.erase(a);
+      model[addr] = {bytes, 0};
+    } else if (what < 7 && !model.empty()) {
+      const auto it = std::next(model.begin(), static_cast<long>(random() % model.size()));
+      const bool keep = random() % 2;
+      Range freed;
+      EXPECT((m.remove(it->first, position, keep, &freed) == Answer::kOk) == !it->second.freed_at);
+      if (it->second.freed_at) continue;
+      if (keep)
+        it->second.freed_at = position;
+      else
+        model.erase(it);
+    } else {
+      const uint64_t oldest = position - std::min<uint64_t>(position, random() % 50);
+      std::vector<Range> forgotten;
+      m.retire(oldest, &forgotten);
+      EXPECT(std::erase_if(model, [&](auto& e) { return e.second.freed_at && e.second.freed_at <= oldest; }) ==
+             forgotten.size());
+    }
+    uint64_t live = 0;
+    for (const auto& [a, r] : model) live += r.freed_at ? 0 : r.bytes;
+    EXPECT(m.live_bytes() == live);
+    const uint64_t ask = position - std::min<uint64_t>(position, random() % 100);
+    bool inside = false;
+    for (const auto& [a, r] : model)
+      inside |= a <= addr && addr + bytes <= a + r.bytes && (!r.freed_at || r.freed_at > ask);
+    EXPECT(m.contains(addr, bytes, ask) == inside);
+  }
+}
+
+void handles_are_typed_and_never_stale() {
+  HandleTable<int, HandleKind::kEvent> table;
+  const VHandle a = VHandle::make(HandleKind::kEvent, 1, 0), b = VHandle::make(HandleKind::kEvent, 2, 0);
+  EXPECT(table.insert(a, 10) && !table.insert(a, 11) && table.insert(b, 20));
+  EXPECT(!table.insert(VHandle::make(HandleKind::kStream, 3, 3), 1) && !table.insert(VHandle{}, 1));
+  EXPECT(*table.find(a) == 10 && *table.find(a) == 10 && *table.find(b) == 20 && !table.find(VHandle{}));
+  EXPECT(table.erase(b) && !table.find(b) && !table.erase(b) && *table.find(a) == 10);
+  table.erase_if([](VHandle, int v) { return v == 10; });
+  EXPECT(!table.find(a) && table.size() == 0);
+}
+
+void replay_log_is_as_long_as_the_state() {
+  ReplayLog log;
+  const VHandle module = VHandle::make(HandleKind::kModule, 1, 0),
+                function = VHandle::make(HandleKind::kFunction, 1, 0), event = VHandle::make(HandleKind::kEvent, 1, 0);
+  const int one = 1, two = 2;
+  EXPECT(!log.create(function, module, 2, &one, sizeof one));  // its module does not exist
+  EXPECT(log.create(module, {}, 1, &one, sizeof one, {9, 9}) && !log.create(module, {}, 1, &one, sizeof one));
+  EXPECT(log.create(function, module, 2, &one, sizeof one) && log.create(event, {}, 3, &one, sizeof one));
+  for (int i = 0; i < 100; i++) EXPECT(log.set(event, 4, 0, &i, sizeof i));
+  EXPECT(log.set(function, 5, 1, &one, sizeof one) && log.set(function, 5, 2, &one, sizeof one) &&
+         log.set(function, 5, 1, &two, sizeof two));
+  EXPECT(!log.set(VHandle{5}, 4, 0, &one, sizeof one) && !log.destroy(VHandle{5}));
+  EXPECT(log.entries().size() == 6);
+  std::vector<uint16_t> order;
+  for (const auto& e : log.entries()) order.push_back(e.opcode);
+  EXPECT((order == std::vector<uint16_t>{1, 2, 3, 4, 5, 5}));
+  EXPECT(log.entries().back().key == 1 && log.entries().back().request[0] == 2);  // set last, so last
+  EXPECT(log.entries().front().creates && log.entries().front().bulk.size() == 2);
+  EXPECT(log.destroy(module));  // with its function and that one's attributes
+  EXPECT(log.entries().size() == 2 && !log.destroy(function));
+  EXPECT(log.create(module, {}, 1, &one, sizeof one) && log.create(function, module, 2, &one, sizeof one));
+  EXPECT(log.destroy(function) && log.destroy(module) && log.destroy(event) && log.entries().empty());
+}
+
+void ledger_never_gives_more_than_there_is(uint32_t seed) {
+  std::mt19937 random(seed);
+  constexpr uint64_t kTotal = 1000;
+  LedgerTable table;
+  std::map<uint32_t, uint64_t> model;
+  for (int step = 0; step < 3000; step++) {
+    const uint32_t pid = 1 + random() % 6;
+    const ProcessId owner{pid, 0, 100};
+    uint64_t used = 0;
+    for (const auto& [p, bytes] : model) used += bytes;
+    EXPECT(table.used() == used && used <= kTotal);
+    const uint64_t wanted = random() % 600, minimum = random() % 400;
+    switch (random() % 4) {
+      case 0:
+      case 1: {
+        const auto got = table.take(owner, wanted, minimum, kTotal);
+        EXPECT(got.has_value() == (used + minimum <= kTotal));
+        if (!got) break;
+        EXPECT(*got >= minimum && (*got >= wanted || used + wanted > kTotal));
+        model[pid] += *got;
+        break;
+      }
+      case 2:
+        table.give(owner, wanted);
+        model[pid] -= std::min(model[pid], wanted);
+        break;
+      default:
+        if (random() % 20) break;
+        table.reap([&](const ProcessId& id) { return id.pid != pid; });
+        model.erase(pid);
+    }
+  }
+}
+
+void range_set_agrees_with_bits(uint32_t seed) {
+  std::mt19937 random(seed);
+  hal::soft::RangeSet set;
+  std::vector<bool> bits(256);
+  for (int step = 0; step < 3000; step++) {
+    const uint64_t a = random() % 250, b = a + 1 + random() % std::min<uint64_t>(40, 255 - a);
+    const bool insert = random() % 2;
+    if (insert)
+      set.insert(a, b);
+    else
+      set.erase(a, b);
+    for (uint64_t i = a; i < b; i++) bits[i] = insert;
+    uint64_t bytes = 0, last_end = 0;
+    for (const auto& [begin, end] : set) {
+      EXPECT(begin < end && (last_end == 0 || begin > last_end));  // disjoint, neighbours joined
+      for (uint64_t i = begin; i < end; i++) EXPECT(bits[i]);
+      bytes += end - begin;
+      last_end = end;
+    }
+    EXPECT(bytes == set.bytes() && bytes == static_cast<uint64_t>(std::count(bits.begin(), bits.end(), true)));
+  }
+}
+
+}  // namespace
+
+int main() {
+  mirror_knows_what_is_live();
+  handles_are_typed_and_never_stale();
+  replay_log_is_as_long_as_the_state();
+  for (uint32_t seed = 1; seed <= 20; seed++) {
+    mirror_agrees_with_bytes(seed);
+    ledger_never_gives_more_than_there_is(seed);
+    range_set_agrees_with_bits(seed);
+  }
+  std::printf("ok\n");
+  return 0;
+}

@@ -1,0 +1,149 @@
+"""hal/cuda against a fake driver (tests/hal_cuda). It shows that the rules of cuda.h as written there are kept.
+
+It shows nothing about a real GPU: docs/gpu-results.md says what ran on one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "build" / "tests"
+HAL = sorted((ROOT / "devproxy" / "hal" / "cuda").glob("*.cc"))
+TEMPLATE = ROOT / "devproxy" / "hal" / "template" / "template_device.cc"
+TEST = ROOT / "tests" / "hal_cuda" / "hal_cuda_test.cc"
+FAKE = ROOT / "tests" / "hal_cuda" / "fake_libcuda.cc"
+LOG = ROOT / "devproxy" / "csrc" / "base" / "log.cc"
+FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
+
+
+def cuda_include() -> Path:
+    """Folder of cuda.h: DEVPROXY_CUDA_INCLUDE, else the PyPI package nvidia-cuda-runtime."""
+    named = os.environ.get("DEVPROXY_CUDA_INCLUDE")
+    spec = importlib.util.find_spec("nvidia")
+    places = [Path(named)] if named else []
+    places += (
+        [Path(p) / "cu13" / "include" for p in (spec.submodule_search_locations or [])]
+        if spec
+        else []
+    )
+    for place in places:
+        if (place / "cuda.h").exists():
+            return place
+    pytest.fail("cuda.h is not installed: pip install nvidia-cuda-runtime==13.0.96", pytrace=False)
+
+
+def compiled(name: str, sources: Sequence[Path], *options: str) -> Path:
+    """One object or program in build/tests, made anew when a source or header of hal changed."""
+    headers = [
+        p
+        for d in ("devproxy/hal", "devproxy/csrc/base", "tests/hal_cuda")
+        for p in (ROOT / d).rglob("*.h")
+    ]
+    key = hashlib.blake2b(digest_size=8)
+    for path in [*sources, *sorted(headers)]:
+        key.update(path.read_bytes())
+    key.update(" ".join([*FLAGS, *options]).encode())
+    out = OUT / f"{name}-{key.hexdigest()}{'.o' if '-c' in options else ''}"
+    if not out.exists():
+        OUT.mkdir(parents=True, exist_ok=True)
+        part = out.with_suffix(f".{os.getpid()}.part")
+        command = ["g++", *FLAGS, f"-I{ROOT}", "-isystem", str(cuda_include()), *options]
+        subprocess.run(
+            [*command, "-o", str(part), *map(str, sources), "-pthread", "-ldl"], check=True
+        )
+        part.rename(out)
+    return out
+
+
+def objects() -> list[Path]:
+    return [compiled(source.stem, [source], "-c") for source in [*HAL, LOG]]
+
+
+@pytest.fixture(scope="module")
+def fake_driver() -> Path:
+    return compiled("fake_libcuda.so", [FAKE], "-shared")
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return compiled("hal_cuda_test", [*objects(), TEST])
+
+
+def why_not(program: Path, driver: str) -> str:
+    """The one-line error for this driver library."""
+    run = subprocess.run([program, "--open", driver], capture_output=True, text=True, timeout=60)
+    return run.stdout
+
+
+@pytest.mark.parametrize("mode", ["", "events", "register", "events register chaos"])
+def test_whole_interface(program: Path, fake_driver: Path, mode: str) -> None:
+    """mode: how completion is seen, whether pinned memory is registered, delays between operations."""
+    run = subprocess.run(
+        [program, fake_driver, *mode.split()], capture_output=True, text=True, timeout=240
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    tests = re.findall(r'^    \{"[^"]+", test_', TEST.read_text(), re.M)
+    assert len(tests) >= 17
+    assert run.stdout.count("PASS ") == len(tests)
+
+
+def test_our_own_shim_is_refused(program: Path) -> None:
+    source = OUT / "mark.cc"
+    OUT.mkdir(parents=True, exist_ok=True)
+    source.write_text(
+        'extern "C" { __attribute__((visibility("default"))) char devproxy_abi_id[32]; }\n'
+    )
+    shim = compiled("shim.so", [source], "-shared")
+    assert "devproxy's own libcuda.so.1" in why_not(program, str(shim))
+
+
+def test_missing_symbols_are_named(program: Path) -> None:
+    source = OUT / "old.cc"
+    OUT.mkdir(parents=True, exist_ok=True)
+    source.write_text(
+        'extern "C" __attribute__((visibility("default"))) int cuInit(unsigned) { return 0; }\n'
+    )
+    text = why_not(program, str(compiled("old.so", [source], "-shared")))
+    assert "cuFuncGetParamInfo" in text and "cuMemcpy2DAsync_v2" in text and "too old" in text
+    assert "cuInit" not in text
+
+
+def test_driver_that_is_not_there(program: Path) -> None:
+    assert "cannot be opened" in why_not(program, "/nonexistent/libcuda.so.1")
+    assert "absolute path" in why_not(program, "libcuda.so.1")
+
+
+def test_fake_has_exactly_the_table(fake_driver: Path) -> None:
+    """A call that is added to driver_table.h has to be added to the fake, and what is unused goes."""
+    names = subprocess.run(
+        ["nm", "-D", "--defined-only", fake_driver], capture_output=True, text=True, check=True
+    )
+    exported = {
+        line.split()[-1] for line in names.stdout.splitlines() if re.search(r" T cu[A-Z]", line)
+    }
+    header = (ROOT / "devproxy/hal/cuda/driver_table.h").read_text()
+    plain = set(re.findall(r"X\((cu\w+)\)", header)) | set(re.findall(r'X\(\w+, "(cu\w+)"', header))
+    assert {re.sub(r"_v\d$", "", n) for n in exported} == {re.sub(r"_v\d$", "", n) for n in plain}
+
+
+def test_no_driver_call_outside_the_table() -> None:
+    """hal/cuda links no libcuda: an undefined cu* symbol would be a call beside the table."""
+    for source in HAL:
+        made = compiled(source.stem, [source], "-c")
+        symbols = subprocess.run(
+            ["nm", "-u", made], capture_output=True, text=True, check=True
+        ).stdout
+        assert re.findall(r"\bcu[A-Z]\w+", symbols) == [], source
+
+
+def test_template_compiles() -> None:
+    compiled("template_device", [TEMPLATE], "-c")

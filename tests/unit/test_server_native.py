@@ -1,0 +1,48 @@
+"""The server's pure cores and the software GPU, in C++ against models, with sanitizers."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "tests"
+SERVER = "devproxy/csrc/server"
+SOFT = "devproxy/hal/soft"
+# program -> what it is built from, and the sanitizer that looks for what it could do wrong
+PROGRAMS = {
+    "server_cores": (
+        [f"{SERVER}/{name}.cc" for name in ("memory_mirror", "replay_log", "ledger", "process_id")],
+        ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+    ),
+    "server_soft_space": (
+        [f"{SOFT}/{name}.cc" for name in ("soft_device", "soft_module", "soft_space")],
+        ["-fsanitize=thread", "-DDEVPROXY_TSAN", "-Wno-tsan"],
+    ),
+}
+HEADERS = ("csrc/base", "csrc/server", "csrc/wire", "hal", "hal/soft")
+
+
+def built(program: str) -> Path:
+    """The compiled program; compiled again when a source or header has changed."""
+    sources, sanitizer = PROGRAMS[program]
+    sources = [f"tests/unit/{program}.cc", *sources]
+    headers = [p for folder in HEADERS for p in sorted((ROOT / "devproxy" / folder).glob("*.h"))]
+    text = b"".join(p.read_bytes() for p in [*(ROOT / s for s in sources), *headers])
+    out = BUILD / f"{program}-{hashlib.blake2b(text, digest_size=8).hexdigest()}"
+    if not out.exists():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        command = ["g++", "-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        command += [*sanitizer, f"-I{ROOT}", "-o", f"{out}.part", *sources, "-ldl"]
+        subprocess.run(command, check=True, cwd=ROOT)
+        Path(f"{out}.part").rename(out)
+    return out
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_native(program: str) -> None:
+    done = subprocess.run([built(program)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
