@@ -42,7 +42,7 @@ test: build  ## all tests
 demo: build  ## an unmodified PyTorch job on a software GPU
 	$(VENV)/devproxy-run --summary -- $(PY) examples/train_gpt.py
 
-bench: build  ## the table of costs, also as JSON in docs/
+bench: build  ## the table of costs, also as JSON in build/bench.json
 	$(PY) -m tests.bench
 
 soak: build  ## long campaigns, resumable; results as JSON in docs/

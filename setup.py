@@ -54,7 +54,11 @@ setup(
     python_requires=">=3.11",
     packages=find_namespace_packages(include=["devproxy", "devproxy.*"]),
     # The torch plugin's sources travel along: it is built on the user's machine, for the user's torch.
-    package_data={"": ["*.h", "py.typed"], f"{TORCH}.client": ["*.cc"], f"{TORCH}.executor": ["*.cc"]},
+    package_data={
+        "": ["*.h", "py.typed"],
+        f"{TORCH}.client": ["*.cc"],
+        f"{TORCH}.executor": ["*.cc"],
+    },
     install_requires=["rich"],
     entry_points={
         "console_scripts": ["devproxy-run=devproxy.cli.run:main", "devproxy=devproxy.cli.ctl:main"]

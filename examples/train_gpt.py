@@ -1,6 +1,6 @@
 """Trains a small GPT, byte by byte, on the sources of Python's standard library. Plain PyTorch.
 
-    python examples/train_gpt.py --steps 60
+python examples/train_gpt.py --steps 60
 """
 
 import argparse
@@ -51,12 +51,16 @@ class Block(nn.Module):
         self.heads, self.dropout = heads, dropout
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
         shape = (batch, length, self.heads, width // self.heads)
-        q, k, v = (t.view(shape).transpose(1, 2) for t in self.qkv(self.norm1(x)).split(width, dim=2))
+        q, k, v = (
+            t.view(shape).transpose(1, 2) for t in self.qkv(self.norm1(x)).split(width, dim=2)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         y = self.out(y.transpose(1, 2).reshape(batch, length, width))
         x = x + F.dropout(y, self.dropout, self.training)
@@ -64,7 +68,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, width: int = 128, layers: int = 4, heads: int = 4, dropout: float = 0.1) -> None:
+    def __init__(
+        self, width: int = 128, layers: int = 4, heads: int = 4, dropout: float = 0.1
+    ) -> None:
         super().__init__()
         self.dropout = dropout
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
@@ -100,16 +106,23 @@ def main() -> None:
     device = torch.device(options.device)
     pieces = Pieces(read_text(), options.steps * options.batch)
     loader = DataLoader(
-        pieces, batch_size=options.batch, num_workers=options.workers, pin_memory=device.type == "cuda"
+        pieces,
+        batch_size=options.batch,
+        num_workers=options.workers,
+        pin_memory=device.type == "cuda",
     )
     model = GPT().to(device) if device.type == "cpu" else GPT().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     size = sum(p.numel() for p in model.parameters())
-    print(f"{size / 1e6:.2f} M parameters on {name}, {len(pieces.text) / 2**20:.1f} MiB of text", flush=True)
+    print(
+        f"{size / 1e6:.2f} M parameters on {name}, {len(pieces.text) / 2**20:.1f} MiB of text",
+        flush=True,
+    )
 
-    losses = []
+    losses: list[torch.Tensor] = []
     start = last = time.perf_counter()
+    printed = 0
     for step, (x, y) in enumerate(loader, 1):
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
@@ -120,11 +133,14 @@ def main() -> None:
         losses.append(loss.detach())
         if step % options.every == 0 or step == options.steps:
             value, now = loss.item(), time.perf_counter()
-            print(f"step {step:4d}  loss {value:.4f}  {(now - last) / options.every * 1e3:.1f} ms/step", flush=True)
-            last = now
+            each = (now - last) / (step - printed)
+            print(f"step {step:4d}  loss {value:.4f}  {each * 1e3:.1f} ms/step", flush=True)
+            last, printed = now, step
     total = time.perf_counter() - start
     mean = torch.stack(losses[-10:]).mean().item()
-    print(f"{options.steps} steps in {total:.1f} s ({total / options.steps * 1e3:.1f} ms/step), last losses {mean:.4f}")
+    print(
+        f"{options.steps} steps in {total:.1f} s ({total / options.steps * 1e3:.1f} ms/step), last losses {mean:.4f}"
+    )
     if device.type == "cuda":
         print(f"device memory: {torch.cuda.max_memory_allocated() / 2**20:.1f} MiB at most")
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What `make test` runs after the build: the checks of `make check`, then all tests in one pytest, whose closing line
-# is the last thing printed. A failed check does not keep the tests from running; the exit code is the first failure's.
+# What `make test` runs after the build: the checks of `make check`, then the torch tests under
+# devproxy-run, then all others, whose closing line is the last thing printed. A failed check does not keep the tests from running; the exit code is the first failure's.
 set -u
 cd "$(dirname "$0")/.."
 status=0
@@ -14,5 +14,8 @@ step .venv/bin/mypy
 step scripts/clang_format.sh --check
 step .venv/bin/python -m codegen --check
 step .venv/bin/lint-imports
-step .venv/bin/python -m pytest -m "not soak and not gpu" "$@" tests
+# The torch tests are a job like any other: run by devproxy-run, on two software GPUs.
+step .venv/bin/devproxy-run --gpus 2 --name test-torch -- \
+  .venv/bin/python -m pytest -q -m "not soak and not gpu" "$@" tests/torch
+step .venv/bin/python -m pytest -q -m "not soak and not gpu" --ignore tests/torch "$@" tests
 exit "$status"

@@ -207,7 +207,7 @@ def _run_command(
     keeper.watch(command.pid)
     code = command.wait(look, supervisor.note_exit)
     wall_s = time.monotonic() - command.started_at
-    lost = supervisor.lost()
+    lost = supervisor.lost(job)
     stragglers = command.end_stragglers(ours, supervisor.note_exit)
     if stragglers:
         say(f"ended {stragglers} process(es) that the command had left running")

@@ -16,6 +16,7 @@ from devproxy.proxy.server import Server, start
 ABI_SYMBOL = "devproxy_abi_id"
 POLL_S = 0.05
 STOP_GRACE_S = 5.0
+LEAVING_S = 5.0  # for a server that has removed its socket; writing a core file may take a while
 
 
 def client_abi(library: str) -> str:
@@ -145,9 +146,16 @@ class Supervisor:
                 return True
         return False
 
-    def lost(self) -> list[Server]:
-        """Servers that are gone although their lease still holds."""
+    def lost(self, job: runtime.JobFolder) -> list[Server]:
+        """Servers that are gone although their lease still holds.
+
+        One that crashes removes its socket before it tells the job, so that a job which ended because of it cannot be
+        taken for one that ended well: such a server is waited for.
+        """
         self._reap()
+        sockets = {s: os.path.join(job.path, f"gpu{s.gpu}.sock") for s in self.servers}
+        leaving = [server for server, path in sockets.items() if not os.path.exists(path)]
+        self.wait_gone(leaving, LEAVING_S)
         return [server for server in self.servers if server.status is not None]
 
     def _reap(self) -> None:

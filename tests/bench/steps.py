@@ -14,9 +14,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
 
-import models
 import torch
 from torch import nn
+
+import models
 
 
 def trainer(name: str, device: str) -> Any:

@@ -15,10 +15,25 @@
 namespace devproxy::client {
 namespace {
 
-// On two cores a spinning client steals from the server; a kernel launch or a small copy answers within this.
-constexpr int kSpinPauses = 600;
+// On two cores a spinning client steals from the server, so it soon sleeps. But a waker pays about 50 us for the futex
+// call on a virtual CPU that has halted: a spin shorter than that lets two sides that answer each other in 1 us fall
+// asleep in turn and stay so.
+constexpr uint64_t kSpinUs = 60;
 constexpr uint64_t kSleepUs = 100'000;  // between two looks at the socket
 constexpr uint64_t kAttachTimeoutMs = 10'000;
+
+// Spins until done() or for kSpinUs; true when done.
+template <class Done>
+bool spin(Done done) {
+  const uint64_t until = now_us() + kSpinUs;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (done()) return true;
+      RealSync::pause();
+    }
+  } while (now_us() < until);
+  return done();
+}
 
 bool read_all(int fd, void* out, size_t bytes) {
   auto* p = static_cast<uint8_t*>(out);
@@ -119,38 +134,25 @@ int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
 
 int32_t Connection::post_bytes(wire::Opcode op, const void* req, size_t req_bytes, Bulk bulk, uint32_t seq,
                                uint64_t* end) {
-  ControlPage* control = view_.control();
-  if (const int32_t e = error(); __builtin_expect(e != kOk, 0)) return e;
-  if (__builtin_expect(control->gate.load(std::memory_order_relaxed) != 0, 0))
-    if (const int32_t e = wait_at_gate(); e != kOk) return e;
-  CommandRing& ring = view_.ring();
-  const size_t payload = req_bytes + bulk.bytes;
-  const auto r = ring.reserve(sizeof(MsgHeader) + payload);
-  if (__builtin_expect(!has_space(r), 0))
-    if (const int32_t e = wait_for_space(r); e != kOk) return e;
-  uint8_t* p = ring.at(r.pos);
-  auto* head = reinterpret_cast<MsgHeader*>(p);
-  head->opcode = static_cast<uint16_t>(op);
-  head->slot = thread_slot();
-  head->payload_bytes = static_cast<uint32_t>(payload);
-  head->seq = seq;
-  memcpy(p + sizeof(MsgHeader), req, req_bytes);
-  if (bulk.bytes) memcpy(p + sizeof(MsgHeader) + req_bytes, bulk.data, bulk.bytes);
-  if (ring.publish(r)) {
-    control->wakes.fetch_add(1, std::memory_order_relaxed);
-    futex_wake(&control->doorbell.sleeping, 1);
-  }
+  CommandRing::Reservation r;
+  uint8_t* p = nullptr;
+  if (const int32_t e = begin_record(op, req_bytes + bulk.bytes, seq, &r, &p); __builtin_expect(e != kOk, 0)) return e;
+  memcpy(p, req, req_bytes);
+  if (bulk.bytes) memcpy(p + req_bytes, bulk.data, bulk.bytes);
+  end_record(r);
   if (end) *end = r.end();
   return kOk;
+}
+
+void Connection::wake_server() {
+  view_.control()->wakes.fetch_add(1, std::memory_order_relaxed);
+  futex_wake(&view_.control()->doorbell.sleeping, 1);
 }
 
 int32_t Connection::wait_for_space(const CommandRing::Reservation& r) {
   // The reservation stands whatever happens: if the server is gone nobody will ever read the ring again.
   CommandRing& ring = view_.ring();
-  for (int i = 0; i < kSpinPauses; ++i) {
-    if (ring.has_space(r)) return kOk;
-    RealSync::pause();
-  }
+  if (spin([&] { return ring.has_space(r); })) return kOk;
   for (;;) {
     const uint32_t seq = ring.space_prepare();
     if (!ring.has_space(r)) futex_wait(&view_.control()->space_seq, seq, kSleepUs);
@@ -172,7 +174,7 @@ int32_t Connection::wait_at_gate() {
 int32_t Connection::await_reply(uint16_t slot, uint32_t seq, Reply* reply) {
   ReplySlot& s = view_.replies()[slot];
   auto answered = [&] { return s.seq.load(std::memory_order_acquire) == seq; };
-  for (int i = 0; i < kSpinPauses && !answered(); ++i) RealSync::pause();
+  spin(answered);
   while (!answered()) {
     const uint32_t seen = s.seq.load(std::memory_order_acquire);
     if (seen == seq) break;
@@ -197,7 +199,7 @@ int32_t Connection::await_reply(uint16_t slot, uint32_t seq, Reply* reply) {
 int32_t Connection::wait(uint32_t stream_index, uint64_t position) {
   StreamState& s = view_.streams()[stream_index];
   auto done = [&] { return s.completed.load(std::memory_order_acquire) >= position; };
-  for (int i = 0; i < kSpinPauses && !done(); ++i) RealSync::pause();
+  if (done() || spin(done)) return error();
   while (!done()) {
     s.waiters.fetch_add(1, std::memory_order_relaxed);
     const uint32_t seq = s.wake_seq.load(std::memory_order_relaxed);

@@ -45,6 +45,20 @@ class Connection {
   [[nodiscard]] int32_t post(wire::Opcode op, const Req& req, uint64_t* end = nullptr) {
     return post_bytes(op, &req, sizeof(Req), Bulk{}, 0, end);
   }
+  // Posts a request whose inline tail of tail_bytes (<= kMaxInlineBytes) is written in place by fill(uint8_t* tail):
+  // the launch path, which packs its parameters straight into the ring.
+  template <class Req, class Fill>
+  [[nodiscard]] int32_t post_in_place(wire::Opcode op, const Req& req, size_t tail_bytes, Fill fill, uint64_t* end) {
+    CommandRing::Reservation r;
+    uint8_t* p = nullptr;
+    if (const int32_t e = begin_record(op, sizeof(Req) + tail_bytes, 0, &r, &p); __builtin_expect(e != kOk, 0))
+      return e;
+    memcpy(p, &req, sizeof(Req));
+    fill(p + sizeof(Req));
+    end_record(r);
+    *end = r.end();
+    return kOk;
+  }
   template <class Req>
   [[nodiscard]] int32_t post_bulk(wire::Opcode op, Req& req, Bulk bulk, uint64_t* end = nullptr) {
     if (__builtin_expect(bulk.bytes > kMaxInlineBytes, 0)) return post_chunked(op, req, bulk, 0, end);
@@ -105,6 +119,31 @@ class Connection {
   uint32_t last_seq(uint16_t slot) const { return view_.replies()[slot].seq.load(std::memory_order_acquire); }
 
  private:
+  // The two halves of every post. begin_record: reserves, waits for space, writes the header but its commit word;
+  // *payload is where the request goes. From its success to end_record the thread holds a reservation: no call between.
+  [[nodiscard]] int32_t begin_record(wire::Opcode op, size_t payload_bytes, uint32_t seq, CommandRing::Reservation* r,
+                                     uint8_t** payload) {
+    ControlPage* control = view_.control();
+    if (const int32_t e = error(); __builtin_expect(e != kOk, 0)) return e;
+    if (__builtin_expect(control->gate.load(std::memory_order_relaxed) != 0, 0))
+      if (const int32_t e = wait_at_gate(); e != kOk) return e;
+    CommandRing& ring = view_.ring();
+    *r = ring.reserve(sizeof(MsgHeader) + payload_bytes);
+    if (__builtin_expect(!has_space(*r), 0))
+      if (const int32_t e = wait_for_space(*r); e != kOk) return e;
+    uint8_t* p = ring.at(r->pos);
+    auto* head = reinterpret_cast<MsgHeader*>(p);
+    head->opcode = static_cast<uint16_t>(op);
+    head->slot = thread_slot();
+    head->payload_bytes = static_cast<uint32_t>(payload_bytes);
+    head->seq = seq;
+    *payload = p + sizeof(MsgHeader);
+    return kOk;
+  }
+  void end_record(const CommandRing::Reservation& r) {
+    if (__builtin_expect(view_.ring().publish(r), 0)) wake_server();
+  }
+  void wake_server();
   [[nodiscard]] int32_t post_bytes(wire::Opcode op, const void* req, size_t req_bytes, Bulk bulk, uint32_t seq,
                                    uint64_t* end);
   template <class Req>

@@ -131,8 +131,7 @@ AnyResult refuse(const ApiInfo& api, const char* reason) {
 PerThreadDefault::PerThreadDefault() : before_(t_state.per_thread_default) { t_state.per_thread_default = true; }
 PerThreadDefault::~PerThreadDefault() { t_state.per_thread_default = before_; }
 
-uint16_t thread_slot() {
-  if (__builtin_expect(t_state.slot != kNoSlot, 1)) return t_state.slot;
+uint16_t take_thread_slot() {
   Process& p = process();
   std::lock_guard lock(p.slot_mu);
   if (p.n_free > 0) {

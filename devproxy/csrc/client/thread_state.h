@@ -24,7 +24,11 @@ struct ThreadState {
 // initial-exec: the shim is preloaded, so its TLS is in the static block and an access is one instruction.
 extern constinit thread_local ThreadState t_state __attribute__((tls_model("initial-exec")));
 
+uint16_t take_thread_slot();
+
 // This thread's slot; takes one at first use, gives it back when the thread ends.
-uint16_t thread_slot();
+inline uint16_t thread_slot() {
+  return __builtin_expect(t_state.slot != kNoSlot, 1) ? t_state.slot : take_thread_slot();
+}
 
 }  // namespace devproxy::client

@@ -187,7 +187,10 @@ void Connection::reply(const Message& message, int32_t status, const void* data,
   if (bytes) std::memcpy(slot.data, data, bytes);
   slot.seq.store(message.seq, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (slot.waiting.load(std::memory_order_relaxed)) futex_wake(&slot.seq, INT_MAX);
+  if (slot.waiting.load(std::memory_order_relaxed)) {
+    woke_caller_ = true;
+    futex_wake(&slot.seq, INT_MAX);
+  }
 }
 
 void Connection::fail(const Message& message, int32_t code) {

@@ -34,10 +34,6 @@
 
 namespace devproxy::server {
 
-// The top of every device range belongs to the server: globals of modules live there. The client's allocator stays
-// below.
-inline constexpr uint64_t kGlobalsBytes = 1ull << 30;
-
 // Written by one thread each (busy_us excepted), read by the server thread.
 struct Counters {
   std::atomic<uint64_t> calls{0}, launches{0}, h2d_bytes{0}, d2h_bytes{0}, d2d_bytes{0}, memset_bytes{0}, allocs{0},
@@ -179,7 +175,8 @@ class Connection final : public hal::SpaceOwner {
   std::vector<Stream> streams_{kStreams};
   uint64_t position_ = 0;  // our own copy of the ring's head
   bool poisoned_ = false;
-  bool answered_ = false;  // the message being handled has its reply
+  bool answered_ = false;     // the message being handled has its reply
+  bool woke_caller_ = false;  // and its caller slept
   alignas(64) uint8_t inline_[kMaxInlineBytes];
   std::vector<uint8_t> gathered_;  // bulk that came in chunks
 

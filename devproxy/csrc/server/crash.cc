@@ -74,6 +74,8 @@ void on_crash(int signal, siginfo_t* info, void*) {
   if (memory) text.add(" at "), text.add_hex(reinterpret_cast<uint64_t>(info->si_addr));
   text.add(signal == SIGBUS ? "; the host may be out of memory)" : ")");
   const int32_t code = !running ? kUnknown : memory ? kIllegalAddress : kLaunchFailed;
+  // First of all: once a job knows of the fault it may end, and devproxy-run, which then finds no socket, waits for us.
+  unlink(g_socket_path);
   for (Target& target : g_targets) {
     Lifeline* lifeline = target.lifeline.load(std::memory_order_acquire);
     if (!lifeline) continue;
@@ -82,7 +84,6 @@ void on_crash(int signal, siginfo_t* info, void*) {
     unlink(target.segment_path);
     unlink(target.pinned_path);
   }
-  unlink(g_socket_path);
   text.add("\n");
   [[maybe_unused]] const ssize_t ignored1 = write(STDERR_FILENO, "devproxy-server: ", 17);
   [[maybe_unused]] const ssize_t ignored2 = write(STDERR_FILENO, text.bytes, text.n);

@@ -37,6 +37,9 @@ inline constexpr uint64_t kRangeBase = 0x2000'0000'0000;
 inline constexpr uint64_t kRangeBytes = 0x40'0000'0000;   // 256 GiB
 inline constexpr uint64_t kDeviceBytes = 0x30'0000'0000;  // 192 GiB of device addresses
 #endif
+// The top of every device range belongs to the server: globals of modules live there. The client's allocator stays
+// below.
+inline constexpr uint64_t kGlobalsBytes = 1ull << 30;
 inline constexpr uint64_t kPinnedBytes = kRangeBytes - kDeviceBytes;
 inline constexpr uint32_t kMaxSlots = 128;
 inline constexpr uint64_t range_base(uint32_t slot) { return kRangeBase + slot * kRangeBytes; }

@@ -13,9 +13,24 @@ using wire::Opcode;
 
 namespace {
 
+constexpr size_t kMaxPacked = 32764;  // bytes; CUDA's own limit for kernelParams
+
 // kernelParams has no lengths: the layout came with the function. The parameters are copied now, so the caller's
 // variables may die when the call returns.
-constexpr size_t kMaxPacked = 32764;  // bytes; CUDA's own limit for kernelParams
+void pack(const FunctionObj& f, void* const* kernelParams, uint8_t* to) {
+  size_t at = 0;
+  const module::Param* p = f.params.data();
+  for (size_t i = 0, n = f.params.size(); i < n; ++i, ++p) {
+    if (p->offset > at) memset(to + at, 0, p->offset - at);  // padding: never a former message's bytes
+    // Pointers and ints are nearly all there is; a constant length is one move.
+    switch (p->size) {
+      case 8: memcpy(to + p->offset, kernelParams[i], 8); break;
+      case 4: memcpy(to + p->offset, kernelParams[i], 4); break;
+      default: memcpy(to + p->offset, kernelParams[i], p->size);
+    }
+    at = p->offset + p->size;
+  }
+}
 
 struct Geometry {
   unsigned grid[3], block[3], shared;
@@ -46,38 +61,6 @@ CUresult launch(CUfunction hfunc, const Geometry& g, CUstream hStream, void** ke
   if (const int32_t rc = check(*f, g, *d); rc != kOk) return result(rc);
   if (const int32_t late = d->conn().take_late_error(); __builtin_expect(late != kOk, 0)) return result(late);
 
-  alignas(16) uint8_t packed[kMaxPacked];
-  client::Bulk bulk;
-  if (kernelParams) {
-    if (extra) return CUDA_ERROR_INVALID_VALUE;
-    if (f->param_bytes > sizeof(packed)) return CUDA_ERROR_INVALID_VALUE;
-    size_t at = 0;
-    for (size_t i = 0; i < f->params.size(); ++i) {
-      const module::Param& p = f->params[i];
-      if (!kernelParams[i]) return CUDA_ERROR_INVALID_VALUE;
-      if (p.offset > at) memset(packed + at, 0, p.offset - at);  // padding: never the stack's old bytes
-      memcpy(packed + p.offset, kernelParams[i], p.size);
-      at = p.offset + p.size;
-    }
-    bulk = {packed, f->param_bytes};
-  } else if (extra) {
-    const void* buffer = nullptr;
-    const size_t* bytes = nullptr;
-    for (void** e = extra; *e != CU_LAUNCH_PARAM_END; e += 2) {
-      if (*e == CU_LAUNCH_PARAM_BUFFER_POINTER) {
-        buffer = e[1];
-      } else if (*e == CU_LAUNCH_PARAM_BUFFER_SIZE) {
-        bytes = static_cast<const size_t*>(e[1]);
-      } else {
-        return CUDA_ERROR_INVALID_VALUE;
-      }
-    }
-    if (!buffer || !bytes) return CUDA_ERROR_INVALID_VALUE;
-    if (*bytes < f->param_bytes) return CUDA_ERROR_INVALID_VALUE;
-    bulk = {buffer, *bytes};
-  } else if (!f->params.empty()) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   wire::LAUNCH_req req{VHandle{value},
                        VHandle{s->handle.load(std::memory_order_relaxed)},
                        g.grid[0],
@@ -91,7 +74,31 @@ CUresult launch(CUfunction hfunc, const Geometry& g, CUstream hStream, void** ke
                        0,
                        0};
   uint64_t end = 0;
-  const int32_t rc = d->conn().post_bulk(Opcode::LAUNCH, req, bulk, &end);
+  int32_t rc;
+  if (kernelParams || (!extra && f->params.empty())) {
+    if (extra || f->param_bytes > kMaxPacked) return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < f->params.size(); ++i)
+      if (!kernelParams[i]) return CUDA_ERROR_INVALID_VALUE;
+    req.bulk_bytes = f->param_bytes;
+    rc = d->conn().post_in_place(
+        Opcode::LAUNCH, req, f->param_bytes, [&](uint8_t* to) { pack(*f, kernelParams, to); }, &end);
+  } else if (extra) {
+    const void* buffer = nullptr;
+    const size_t* bytes = nullptr;
+    for (void** e = extra; *e != CU_LAUNCH_PARAM_END; e += 2) {
+      if (*e == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+        buffer = e[1];
+      } else if (*e == CU_LAUNCH_PARAM_BUFFER_SIZE) {
+        bytes = static_cast<const size_t*>(e[1]);
+      } else {
+        return CUDA_ERROR_INVALID_VALUE;
+      }
+    }
+    if (!buffer || !bytes || *bytes < f->param_bytes) return CUDA_ERROR_INVALID_VALUE;
+    rc = d->conn().post_bulk(Opcode::LAUNCH, req, {buffer, *bytes}, &end);
+  } else {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   if (rc == kOk) s->note(end);
   return result(rc);
 }

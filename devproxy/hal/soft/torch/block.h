@@ -74,7 +74,7 @@ struct TensorHead {
   int8_t dtype;
   uint8_t flags;
   uint8_t dims;
-  uint8_t pad;
+  uint8_t pad[5];  // zero: no stray byte of the client leaves it
 };
 
 struct HostTensorHead {
@@ -82,8 +82,9 @@ struct HostTensorHead {
   int8_t dtype;
   uint8_t flags;
   uint8_t dims;
-  uint8_t pad;
+  uint8_t pad[5];
 };
+static_assert(sizeof(TensorHead) == 16 && sizeof(HostTensorHead) == 16);
 
 // The reply of kInfer. total_bytes says how much there is to say, even if the buffer was too small to hold it.
 //   ReplyHeader | kOk: u8 n_returns, values | kException: text

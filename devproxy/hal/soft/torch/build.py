@@ -24,8 +24,21 @@ ROOT = os.path.abspath(os.path.join(HERE, *[".."] * 4))
 JOBS = 2
 OLDEST, NEWEST = (2, 11), (2, 15)
 
-CORE_SOURCES = ("driver", "device", "allocator", "hooks", "forward", "kernels", "copy", "composites")
-CORE, BINDINGS, EXECUTOR = "libdevproxy_soft_torch.so", "_devproxy_soft_torch.so", "libdevproxy_soft_torch_exec.so"
+CORE_SOURCES = (
+    "driver",
+    "device",
+    "allocator",
+    "hooks",
+    "forward",
+    "kernels",
+    "copy",
+    "composites",
+)
+CORE, BINDINGS, EXECUTOR = (
+    "libdevproxy_soft_torch.so",
+    "_devproxy_soft_torch.so",
+    "libdevproxy_soft_torch_exec.so",
+)
 SOURCES = {
     CORE: [f"client/{name}.cc" for name in CORE_SOURCES],
     BINDINGS: ["client/bind.cc"],
@@ -69,20 +82,32 @@ class Torch:
 def ask_torch(python: str) -> Torch:
     """Raises BuildError where that Python has no torch, or one that this plugin does not know."""
     # Without our own environment: a torch with the plugin in it would say that it is a CUDA build.
-    env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "PYTHONPATH", "DEVPROXY_DEVICE")}
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("LD_PRELOAD", "PYTHONPATH", "DEVPROXY_DEVICE")
+    }
     try:
-        done = subprocess.run([python, "-c", ASK], capture_output=True, text=True, env=env, check=False)
+        done = subprocess.run(
+            [python, "-c", ASK], capture_output=True, text=True, env=env, check=False
+        )
     except OSError as error:
         raise BuildError(f"{python} cannot be run: {error.strerror}") from None
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise BuildError(f"{python} has no usable torch ({last}); install it: {python} -m pip install torch")
+        raise BuildError(
+            f"{python} has no usable torch ({last}); install it: {python} -m pip install torch"
+        )
     found = Torch(**json.loads(done.stdout))
     numbers = tuple(int(n) for n in found.minor.split("."))
     if not OLDEST <= numbers <= NEWEST:
-        raise BuildError(f"torch {found.version} is not supported; install torch {OLDEST} to {NEWEST}")
+        raise BuildError(
+            f"torch {found.version} is not supported; install torch {OLDEST} to {NEWEST}"
+        )
     if not os.path.isfile(os.path.join(found.include, "Python.h")):
-        raise BuildError(f"{found.include}/Python.h is missing; install that Python's development package")
+        raise BuildError(
+            f"{found.include}/Python.h is missing; install that Python's development package"
+        )
     return found
 
 
@@ -95,13 +120,21 @@ def find_cuda_include(given: str, torch: Torch) -> str:
     for folder in candidates:
         if os.path.isfile(os.path.join(folder, "cuda.h")):
             return folder
-    raise BuildError("cuda.h is missing; install it: python -m pip install nvidia-cuda-runtime==13.0.96")
+    raise BuildError(
+        "cuda.h is missing; install it: python -m pip install nvidia-cuda-runtime==13.0.96"
+    )
 
 
 def include_flags(torch: Torch, cuda_include: str) -> list[str]:
     headers = os.path.join(torch.folder, "include")
     system = [headers, os.path.join(headers, "torch", "csrc", "api", "include"), torch.include]
-    return ["-I", ROOT, "-I", cuda_include, *[word for folder in system for word in ("-isystem", folder)]]
+    return [
+        "-I",
+        ROOT,
+        "-I",
+        cuda_include,
+        *[word for folder in system for word in ("-isystem", folder)],
+    ]
 
 
 def sources_hash(torch: Torch) -> str:
@@ -134,14 +167,23 @@ def make(product: str, stamp: str, command: list[str]) -> None:
         if os.path.exists(partial):
             os.unlink(partial)
         sys.stderr.write(done.stderr)
-        raise BuildError(f"{os.path.basename(product)} could not be built (compiler output above)", 1)
+        raise BuildError(
+            f"{os.path.basename(product)} could not be built (compiler output above)", 1
+        )
     os.replace(partial, product)
     with open(product + ".stamp", "w", encoding="ascii") as file:
         file.write(stamp)
 
 
 def link_command(name: str, objects: list[str], torch: Torch, folder: str) -> list[str]:
-    command = ["g++", "-shared", *objects, f"-L{torch.lib}", f"-Wl,-rpath,{torch.lib}", "-Wl,--enable-new-dtags"]
+    command = [
+        "g++",
+        "-shared",
+        *objects,
+        f"-L{torch.lib}",
+        f"-Wl,-rpath,{torch.lib}",
+        "-Wl,--enable-new-dtags",
+    ]
     if name == BINDINGS:
         own = ["-L" + folder, "-Wl,-rpath,$ORIGIN", "-ldevproxy_soft_torch"]
         return [*command, *own, "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
@@ -156,9 +198,15 @@ def build(torch: Torch, out: str, cuda_include: str) -> list[str]:
     folder = os.path.join(out, f"torch-{torch.minor}")
     objects_dir = os.path.join(folder, "obj")
     os.makedirs(objects_dir, exist_ok=True)
-    flags = [*CXXFLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.abi)}", "-DTORCH_EXTENSION_NAME=_devproxy_soft_torch"]
+    flags = [
+        *CXXFLAGS,
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.abi)}",
+        "-DTORCH_EXTENSION_NAME=_devproxy_soft_torch",
+    ]
     if torch.cuda is not None:
-        flags.append("-DDEVPROXY_TORCH_OVERRIDE")  # the CUDA wheel has kernels of its own: see client/kernels.cc
+        flags.append(
+            "-DDEVPROXY_TORCH_OVERRIDE"
+        )  # the CUDA wheel has kernels of its own: see client/kernels.cc
     common = sources_hash(torch)
     made: list[str] = []
 
@@ -166,9 +214,13 @@ def build(torch: Torch, out: str, cuda_include: str) -> list[str]:
         path = os.path.join(HERE, source)
         product = os.path.join(objects_dir, os.path.basename(source).replace(".cc", ".o"))
         with open(path, "rb") as file:
-            stamp = hashlib.sha256(common.encode() + " ".join(flags).encode() + file.read()).hexdigest()
+            stamp = hashlib.sha256(
+                common.encode() + " ".join(flags).encode() + file.read()
+            ).hexdigest()
         if not is_current(product, stamp):
-            make(product, stamp, [compiler, *flags, *include_flags(torch, cuda_include), "-c", path])
+            make(
+                product, stamp, [compiler, *flags, *include_flags(torch, cuda_include), "-c", path]
+            )
             made.append(os.path.basename(product))
         return product
 
@@ -192,21 +244,29 @@ def build(torch: Torch, out: str, cuda_include: str) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="devproxy-build-torch", description=__doc__)
-    parser.add_argument("--python", default=sys.executable, help="the Python whose torch it is for (this one)")
+    parser = argparse.ArgumentParser(prog="devproxy build-torch", description=__doc__)
     parser.add_argument(
-        "--out", default=os.environ.get("DEVPROXY_LIB") or os.path.join(ROOT, "build", "lib"), help="folder"
+        "--python", default=sys.executable, help="the Python whose torch it is for (this one)"
+    )
+    parser.add_argument(
+        "--out",
+        default=os.environ.get("DEVPROXY_LIB") or os.path.join(ROOT, "build", "lib"),
+        help="folder",
     )
     parser.add_argument("--cuda-include", default="", help="folder of cuda.h (searched for)")
     options = parser.parse_args(argv)
     try:
         torch = ask_torch(options.python)
-        made = build(torch, os.path.abspath(options.out), find_cuda_include(options.cuda_include, torch))
+        made = build(
+            torch, os.path.abspath(options.out), find_cuda_include(options.cuda_include, torch)
+        )
     except BuildError as error:
-        print(f"devproxy-build-torch: {error}", file=sys.stderr)
+        print(f"devproxy build-torch: {error}", file=sys.stderr)
         return error.code
     where = os.path.join(options.out, f"torch-{torch.minor}")
-    print(f"devproxy-build-torch: torch {torch.version}: {', '.join(made) or 'up to date'} in {where}")
+    print(
+        f"devproxy build-torch: torch {torch.version}: {', '.join(made) or 'up to date'} in {where}"
+    )
     return 0
 
 

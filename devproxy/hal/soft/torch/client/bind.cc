@@ -211,6 +211,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return py::make_tuple(least, greatest);
   });
 
+  m.def("elapsed_ms", [](uintptr_t start, uintptr_t end, int d) {
+    TORCH_CHECK(start != 0 && end != 0, "Both events must be recorded before calculating elapsed time.");
+    bind_device(index_or_current(d));
+    float ms = 0;
+    const CUresult r =
+        driver().cuEventElapsedTime(&ms, reinterpret_cast<CUevent>(start), reinterpret_cast<CUevent>(end));
+    TORCH_CHECK(r != CUDA_ERROR_NOT_READY, "Both events must be completed before calculating elapsed time.");
+    check(r, "cuEventElapsedTime");
+    return static_cast<double>(ms);
+  });
+
   m.def("default_generator", [](int d) {
     return py::reinterpret_steal<py::object>(
         THPGenerator_initDefaultGenerator(default_generator(static_cast<DeviceIndex>(d))));

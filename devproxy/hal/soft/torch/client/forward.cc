@@ -191,7 +191,7 @@ const void* executor_image() {
     const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     struct stat st{};
     TORCH_CHECK(fd >= 0 && fstat(fd, &st) == 0, "The software GPU's kernels cannot be read: ", path, ": ",
-                strerror(errno), ". Build them: devproxy-build-torch");
+                strerror(errno), ". Build them: devproxy build-torch");
     void* p = mmap(nullptr, static_cast<size_t>(st.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
     close(fd);
     TORCH_CHECK(p != MAP_FAILED, "The software GPU's kernels cannot be mapped: ", path, ": ", strerror(errno));
@@ -214,6 +214,7 @@ CUmodule module_of(DeviceIndex device) {
 
 CUfunction find_function(DeviceIndex device, const std::string& name) {
   const CUmodule module = module_of(device);
+  bind_device(device);
   CUfunction f = nullptr;
   const CUresult r = driver().cuModuleGetFunction(&f, module, name.c_str());
   TORCH_CHECK_NOT_IMPLEMENTED(r != CUDA_ERROR_NOT_FOUND, "Could not run '", name, "' on the software GPU: no such op");
@@ -405,7 +406,7 @@ class Encoder {
     const size_t n = sizes.size();
     uint8_t* p = block.extend(sizeof(TensorHead) + 16 * n);
     const TensorHead head{address_of(t), static_cast<int8_t>(t.scalar_type()),
-                          static_cast<uint8_t>(tensor_flags(t) | extra_flags), static_cast<uint8_t>(n), 0};
+                          static_cast<uint8_t>(tensor_flags(t) | extra_flags), static_cast<uint8_t>(n), {}};
     std::memcpy(p, &head, sizeof head);
     std::memcpy(p + sizeof head, sizes.data(), 8 * n);
     std::memcpy(p + sizeof head + 8 * n, strides.data(), 8 * n);
@@ -418,7 +419,7 @@ class Encoder {
     const at::Tensor c = t.contiguous();
     block.tag(Tag::kHostTensor);
     block.put(HostTensorHead{c.nbytes(), static_cast<int8_t>(t.scalar_type()), tensor_flags(t),
-                             static_cast<uint8_t>(t.dim()), 0});
+                             static_cast<uint8_t>(t.dim()), {}});
     block.bytes(t.sizes().data(), 8 * t.sizes().size());
     block.bytes(c.const_data_ptr(), c.nbytes());
     if (!want_key) return;
@@ -490,14 +491,17 @@ thread_local bool EncoderLease::t_busy_ = false;
 // ---- infer ---------------------------------------------------------------------------------------------------------
 
 // Pinned buffers for replies: the device writes there directly, the same address on both sides, so no copy comes back.
+// Each device has its own: pinned memory belongs to the device whose context was current, and another cannot reach it.
 class ReplyBuffer {
  public:
-  ReplyBuffer(DeviceIndex device, size_t bytes) : bytes_(bytes) {
-    std::lock_guard lock(mu());
-    if (bytes <= kReplyBytes && !free().empty()) {
-      p_ = free().back();
-      free().pop_back();
-      return;
+  ReplyBuffer(DeviceIndex device, size_t bytes) : device_(device), bytes_(bytes) {
+    if (bytes <= kReplyBytes) {
+      std::lock_guard lock(mu());
+      if (!free().empty()) {
+        p_ = free().back();
+        free().pop_back();
+        return;
+      }
     }
     bind_device(device);
     check(driver().cuMemHostAlloc(&p_, bytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
@@ -520,11 +524,12 @@ class ReplyBuffer {
     static auto* const m = new std::mutex;
     return *m;
   }
-  static std::vector<void*>& free() {
-    static auto* const f = new std::vector<void*>;
-    return *f;
+  std::vector<void*>& free() {
+    static auto* const f = new std::array<std::vector<void*>, kMaxDevices>;
+    return (*f)[device_];
   }
   void* p_ = nullptr;
+  DeviceIndex device_;
   size_t bytes_;
 };
 
@@ -620,8 +625,10 @@ std::shared_ptr<const Meta> infer(OpPlan& plan, Encoder& e) {
       continue;
     }
     Reader r(reply.data() + sizeof head, head.total_bytes - sizeof head);
-    if (head.status == ReplyStatus::kException)
-      throw_from_device(head.kind, {reinterpret_cast<const char*>(r.bytes(r.left())), r.left()});
+    if (head.status == ReplyStatus::kException) {
+      const size_t length = r.left();
+      throw_from_device(head.kind, std::string(reinterpret_cast<const char*>(r.bytes(length)), length));
+    }
     return read_meta(r);
   }
 }

@@ -89,10 +89,13 @@ at::Tensor Decoder::device_tensor(bool is_output) {
     // Some out= kernels resize what they write for a while: give them storage that can, and look afterwards where
     // the result is.
     t = over_memory(p, e.span_bytes, dtype, sz, st, true);
-    written_.push_back({t, memory});
+  } else if (head.flags & (kConj | kNeg | kWritable)) {
+    t = over_memory(p, e.span_bytes, dtype, sz, st, false);  // flags belong to the tensor, `memory` has none
   }
-  if (head.flags & kConj) t._set_conj(true);
-  if (head.flags & kNeg) t._set_neg(true);
+  const bool conj = head.flags & kConj, neg = head.flags & kNeg;
+  if (writes && !is_output && !copy) written_.push_back({t, memory, conj, neg});
+  if (conj) t._set_conj(true);
+  if (neg) t._set_neg(true);
   if (head.flags & kWrappedNumber && n == 0) t.unsafeGetTensorImpl()->set_wrapped_number(true);
   return t;
 }

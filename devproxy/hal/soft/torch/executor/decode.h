@@ -17,7 +17,8 @@ namespace devproxy::softtorch {
 // A tensor that the op writes, and the device memory that must hold the result afterwards.
 struct Written {
   at::Tensor given;   // what the op got
-  at::Tensor memory;  // the device memory
+  at::Tensor memory;  // the device memory, its bits without conjugation or negation
+  bool conj, neg;     // how the client reads those bits
 };
 
 class Decoder {

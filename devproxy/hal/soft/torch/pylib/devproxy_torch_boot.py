@@ -8,15 +8,16 @@ only there: a process that never imports torch pays nothing.
 
 from __future__ import annotations
 
-import ctypes
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
+from importlib.machinery import ModuleSpec, PathFinder
+
+# Every process of a job imports this module: what is costly to import is imported where it is used.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+    from typing import Any
 
 CUDA_VERSION = "13.0"
 CORE = "libdevproxy_soft_torch.so"
@@ -25,12 +26,15 @@ CLIENT_SHIM_MARK = "cuInit"  # a process with the shim preloaded has this symbol
 
 
 def install() -> None:
-    """Puts the finder in place. Does nothing where the client shim is not loaded or it is already there."""
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        return
-    if not hasattr(ctypes.CDLL(None), CLIENT_SHIM_MARK):
-        return
-    sys.meta_path.insert(0, _Finder())
+    """Puts the finder in place, once. It does nothing before torch is imported."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def shim_is_loaded() -> bool:
+    import ctypes
+
+    return hasattr(ctypes.CDLL(None), CLIENT_SHIM_MARK)
 
 
 def plugin_dir(torch_dir: str) -> str:
@@ -46,12 +50,14 @@ def plugin_dir(torch_dir: str) -> str:
     if not os.path.isfile(os.path.join(folder, CORE)):
         raise ImportError(
             f"devproxy's plugin for torch {version} is not in {folder}; build it: "
-            f"devproxy-build-torch --python {sys.executable}"
+            f"devproxy build-torch --python {sys.executable}"
         )
     return folder
 
 
-def _load_core(spec: importlib.machinery.ModuleSpec) -> None:
+def _load_core(spec: ModuleSpec) -> None:
+    import ctypes
+
     torch_dir = os.path.dirname(str(spec.origin))
     lib = os.path.join(torch_dir, "lib")
     # torch's own order: its helper with the OpenMP runtime first, globally, then what the core is linked to.
@@ -61,10 +67,12 @@ def _load_core(spec: importlib.machinery.ModuleSpec) -> None:
 
 
 def _load_bindings(torch_dir: str) -> Any:
+    import importlib.util
+
     folder = plugin_dir(torch_dir)
     names = [n for n in sorted(os.listdir(folder)) if n.startswith(BINDINGS) and n.endswith(".so")]
     if not names:
-        raise ImportError(f"{BINDINGS}*.so is missing in {folder}; build it: devproxy-build-torch")
+        raise ImportError(f"{BINDINGS}*.so is missing in {folder}; build it: devproxy build-torch")
     spec = importlib.util.spec_from_file_location(BINDINGS, os.path.join(folder, names[0]))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -142,6 +150,10 @@ def _make_classes(C: Any, sc: Any) -> dict[str, object]:
         @property
         def cuda_event(self) -> int:
             return int(self.event_id)
+
+        def elapsed_time(self, end_event: Any) -> float:
+            device = self.device.index if self.device is not None else -1
+            return float(sc.elapsed_ms(self.cuda_event, end_event.cuda_event, device))
 
         @classmethod
         def from_ipc_handle(cls, device: object, handle: object) -> Any:
@@ -350,7 +362,7 @@ def _complete_torch_c(module: ModuleType) -> None:
 def _complete_torch_cuda(module: ModuleType) -> None:
     import torch
 
-    properties = torch._C._CudaDeviceProperties  # type: ignore[attr-defined]
+    properties = torch._C._CudaDeviceProperties
     cache: dict[int, Any] = {}
 
     def _get_device_properties(device: int) -> Any:
@@ -365,7 +377,7 @@ def _complete_torch_cuda(module: ModuleType) -> None:
 
 def _complete_torch_storage(module: ModuleType) -> None:
     """UntypedStorage(n, device='cuda'): its C++ has CUDA behind a compile-time switch."""
-    storage = module.UntypedStorage  # type: ignore[attr-defined]
+    storage = module.UntypedStorage
     plain_new = storage.__new__
 
     def __new__(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
@@ -419,18 +431,18 @@ def _complete_torch(module: ModuleType) -> None:
         setattr(torch.cuda, name, Legacy(name, (), body))
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """The module's own loader, with something to do before the module is made and after it ran."""
 
     def __init__(
         self,
         inner: Any,
-        before: Callable[[importlib.machinery.ModuleSpec], None] | None,
+        before: Callable[[ModuleSpec], None] | None,
         after: Callable[[ModuleType], None],
     ) -> None:
         self._inner, self._before, self._after = inner, before, after
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         if self._before is not None:
             self._before(spec)
         module: ModuleType | None = self._inner.create_module(spec)
@@ -444,27 +456,31 @@ class _Loader(importlib.abc.Loader):
         return getattr(self._inner, name)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    _hooks: dict[
-        str,
-        tuple[
-            Callable[[importlib.machinery.ModuleSpec], None] | None, Callable[[ModuleType], None]
-        ],
-    ] = {
+class _Finder:
+    """Stands before the other finders and wraps the loaders of five modules of torch."""
+
+    _hooks: dict[str, tuple[Callable[[ModuleSpec], None] | None, Callable[[ModuleType], None]]] = {
         "torch": (None, _complete_torch),
         "torch._C": (_load_core, _complete_torch_c),
         "torch.backends.cudnn": (None, _complete_torch_cudnn),
         "torch.cuda": (None, _complete_torch_cuda),
         "torch.storage": (None, _complete_torch_storage),
     }
+    _active: bool | None = (
+        None  # whether the client shim is in this process; asked when torch is first imported
+    )
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         hooks = self._hooks.get(name)
         if hooks is None:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if self._active is None:
+            self._active = shim_is_loaded()
+        if not self._active:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, *hooks)
+            spec.loader = _Loader(spec.loader, *hooks)  # type: ignore[assignment]
         return spec

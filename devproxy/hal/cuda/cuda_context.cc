@@ -1,0 +1,39 @@
+#include "devproxy/hal/cuda/cuda_context.h"
+
+#include <atomic>
+#include <utility>
+
+namespace devproxy::hal::cuda {
+
+namespace {
+
+std::atomic<uint64_t> g_number{0};
+thread_local uint64_t t_current = 0;  // number of the context that this thread has; 0 for none
+
+}  // namespace
+
+StatusOr<std::shared_ptr<Context>> Context::make(std::shared_ptr<const Driver> driver, CUdevice device) {
+  CUcontext handle = nullptr;
+  // cuda.h: blocking-sync makes a waiting thread sleep; on two cores a spinning one would take half of the machine.
+  Status made = driver->status(driver->create_context(&handle, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST, device),
+                               driver->create_context, "making a context for a client process");
+  if (!made.ok()) return made;
+  t_current = 0;  // cuCtxCreate made it current; whoever needs it enters
+  return std::make_shared<Context>(std::move(driver), device, handle);
+}
+
+Context::Context(std::shared_ptr<const Driver> driver, CUdevice device, CUcontext handle)
+    : driver_(std::move(driver)), device_(device), handle_(handle), number_(g_number.fetch_add(1) + 1) {}
+
+Context::~Context() {
+  (void)driver_->cuCtxDestroy(handle_);  // there is nobody left to tell
+  if (t_current == number_) t_current = 0;
+}
+
+const Driver& Context::enter() const {
+  // A failure here is the failure of the call that follows: the driver then says which.
+  if (t_current != number_ && driver_->cuCtxSetCurrent(handle_) == CUDA_SUCCESS) t_current = number_;
+  return *driver_;
+}
+
+}  // namespace devproxy::hal::cuda

@@ -1,0 +1,113 @@
+#include "devproxy/hal/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "devproxy/hal/cuda/cuda_space.h"
+
+namespace devproxy::hal::cuda {
+
+namespace {
+
+// Features that the device has and devproxy refuses: a program that asks must not be led into the refusal.
+constexpr CUdevice_attribute kMasked[] = {
+    CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY,
+    CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
+    CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
+    CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1,
+    CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1,
+    CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH,
+    CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+    CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
+    CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS,
+    CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED,
+};
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(const CudaConfig& config, std::shared_ptr<const Driver> driver)
+      : config_(config), driver_(std::move(driver)) {}
+
+  Status init() {
+    const Driver& cu = *driver_;
+    const std::string gpu = "GPU " + std::to_string(config_.ordinal);
+    Status s = cu.status(cu.cuInit(0), cu.cuInit, "starting the driver " + cu.path());
+    if (!s.ok()) return s;
+    int count = 0;
+    if (s = cu.status(cu.cuDeviceGetCount(&count), cu.cuDeviceGetCount, "counting GPUs"); !s.ok()) return s;
+    if (static_cast<int64_t>(config_.ordinal) >= count)
+      return {kInvalidDevice,
+              gpu + " does not exist: the driver shows " + std::to_string(count) + " (CUDA_VISIBLE_DEVICES)"};
+    if (s = cu.status(cu.cuDeviceGet(&device_, static_cast<int>(config_.ordinal)), cu.cuDeviceGet, gpu); !s.ok())
+      return s;
+
+    Properties& p = properties_;
+    char name[256] = "";
+    if (s = cu.status(cu.cuDeviceGetName(name, sizeof name - 1, device_), cu.cuDeviceGetName, gpu); !s.ok()) return s;
+    p.name = name;
+    CUuuid uuid{};
+    if (s = cu.status(cu.cuDeviceGetUuid(&uuid, device_), cu.cuDeviceGetUuid, gpu); !s.ok()) return s;
+    static_assert(sizeof uuid.bytes == sizeof p.uuid);
+    std::memcpy(p.uuid.data(), uuid.bytes, sizeof uuid.bytes);
+    size_t total = 0;
+    if (s = cu.status(cu.cuDeviceTotalMem(&total, device_), cu.cuDeviceTotalMem, gpu); !s.ok()) return s;
+    p.total_bytes = config_.memory_bytes ? std::min<uint64_t>(config_.memory_bytes, total) : total;
+    // An attribute that this driver does not know stays 0, which is what "no" is for all of them.
+    for (size_t i = 1; i < p.attributes.size(); i++)
+      (void)cu.cuDeviceGetAttribute(&p.attributes[i], static_cast<CUdevice_attribute>(i), device_);
+    auto attribute = [&](CUdevice_attribute which) { return p.attributes[static_cast<size_t>(which)]; };
+    p.major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    p.minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    p.pci_domain = attribute(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID);
+    p.pci_bus = attribute(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID);
+    p.pci_device = attribute(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID);
+    if (!attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) ||
+        !attribute(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING))
+      return {kNotSupported, gpu + " (" + p.name +
+                                 ") has no virtual memory management; devproxy needs it for addresses "
+                                 "that survive a migration"};
+    if (config_.marks == Marks::kAuto)
+      config_.marks =
+          attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS) ? Marks::kWriteValue : Marks::kEvents;
+    can_register_ = attribute(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED) &&
+                    attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
+    config_.register_host_window = config_.register_host_window && can_register_;
+    for (CUdevice_attribute which : kMasked) p.attributes[static_cast<size_t>(which)] = 0;
+    return {};
+  }
+
+  // kernels_see_host_window: a kernel sees only what is registered, and the window is registered piece by piece at
+  // copies, or not at all.
+  Caps caps() const override { return {3, true, false, true}; }
+  const Properties& properties() const override { return properties_; }
+  StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
+    return CudaSpace::open(config_, driver_, device_, config, owner);
+  }
+  const char* running_here() const noexcept override { return t_inside; }
+
+ private:
+  CudaConfig config_;
+  const std::shared_ptr<const Driver> driver_;
+  CUdevice device_ = 0;
+  bool can_register_ = false;
+  Properties properties_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Device>> make_device(const CudaConfig& config) {
+  auto driver = Driver::open(config.driver_path);
+  if (!driver.ok()) return std::move(driver).status();
+  auto device = std::make_unique<CudaDevice>(config, *driver);
+  if (Status s = device->init(); !s.ok()) return s;
+  return std::unique_ptr<Device>(std::move(device));
+}
+
+}  // namespace devproxy::hal::cuda

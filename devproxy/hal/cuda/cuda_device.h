@@ -1,0 +1,39 @@
+// A real NVIDIA GPU through its genuine driver. Levels 1 to 3. Written without a GPU: what has been run on one is in
+// docs/gpu-results.md, and nothing else has.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "devproxy/hal/hal.h"
+
+namespace devproxy::hal::cuda {
+
+// How a queue tells that it got somewhere; see cuda_space.h, "Completion".
+enum class Marks : uint8_t { kAuto, kWriteValue, kEvents };
+
+struct CudaConfig {
+  uint32_t ordinal = 0;       // CUDA's number of the GPU, after CUDA_VISIBLE_DEVICES
+  std::string driver_path;    // absolute path of libcuda.so.1; empty: the usual places
+  uint64_t memory_bytes = 0;  // what the device says that it has; 0: what it has
+
+  // Values to be tuned on a device; none has been.
+  Marks marks = Marks::kAuto;
+  uint32_t mark_every = 16;      // commands of one queue; 1: after each
+  uint32_t max_in_flight = 300;  // commands given to the driver and not complete; up to 3 driver operations each; the
+                                 // driver blocks near 1,024 [open]
+  uint64_t slab_bytes = 64ull << 20;         // device memory is mapped in pieces of at least this, where there is room
+  uint64_t max_handle_bytes = 1ull << 30;    // and of at most this
+  uint64_t idle_floor_bytes = 256ull << 20;  // mapped memory without allocations that is kept
+  uint64_t staging_bytes = 4ull << 20;       // of one piece of a staged copy
+  uint32_t spin_us = 20, nap_us = 50, linger_us = 1000;  // of the completion thread: spin, sleep at most, stay awake
+  uint32_t stop_wait_ms = 10'000;                        // for running commands at the end of a space
+  // Copy straight to and from the pinned window. Off: the client gives pages of freed pinned memory back with
+  // MADV_REMOVE, and a registration would keep pointing at the old ones. hal.h has no word for that yet.
+  bool register_host_window = false;
+};
+
+// kNoDevice, kNotSupported: the text says what is missing and what to do.
+StatusOr<std::unique_ptr<Device>> make_device(const CudaConfig& config);
+
+}  // namespace devproxy::hal::cuda

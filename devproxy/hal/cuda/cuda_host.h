@@ -1,0 +1,57 @@
+// Host memory that the device can reach: staging slots, completion words, and the registered parts of the pinned
+// window.
+//
+// Owner: the space, under its lock.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "devproxy/hal/cuda/cuda_context.h"
+#include "devproxy/hal/cuda/cuda_device.h"
+
+namespace devproxy::hal::cuda {
+
+class HostMemory {
+ public:
+  static constexpr uint32_t kWords = 1024;  // queues with a completion word; those behind have events
+
+  static StatusOr<std::unique_ptr<HostMemory>> make(const std::shared_ptr<Context>& context, const CudaConfig& config,
+                                                    const SpaceConfig& space);
+  HostMemory(std::shared_ptr<Context> context, const CudaConfig& config, const SpaceConfig& space);
+  ~HostMemory();
+
+  // staging_bytes of page-locked memory; nullptr where the host has none left.
+  uint8_t* take_slot();
+  void give_slot(uint8_t* slot) { free_slots_.push_back(slot); }
+
+  // nullptr where the queue must use events.
+  std::atomic<uint64_t>* word(uint32_t index) const;
+  CUdeviceptr word_device(uint32_t index) const { return words_device_ + index * kWordBytes; }
+
+  bool in_window(uint64_t addr, uint64_t bytes) const { return addr >= begin_ && addr < end_ && bytes <= end_ - addr; }
+  // How many of the `bytes` from `addr` on the device reaches in one registration; registers what is not. 0: must be
+  // staged.
+  uint64_t direct_bytes(uint64_t addr, uint64_t bytes);
+
+ private:
+  static constexpr uint64_t kWordBytes = 64;  // a line each: the device writes, the completion thread reads
+  static constexpr uint64_t kPieceBytes =
+      2ull << 20;  // registering pins the pages, so small; a driver call each, so not tiny
+
+  Status allocate();
+  Status add_slot();
+
+  const std::shared_ptr<Context> context_;
+  const CudaConfig config_;
+  const uint64_t begin_, end_;
+  uint8_t* words_ = nullptr;
+  CUdeviceptr words_device_ = 0;
+  std::vector<uint8_t*> slots_, free_slots_;
+  std::map<uint64_t, uint64_t> registered_;  // begin -> end, one cuMemHostRegister each
+  bool can_register_;
+};
+
+}  // namespace devproxy::hal::cuda

@@ -1,0 +1,40 @@
+// Modules of the real driver: cubin, fat binary or PTX.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "devproxy/hal/cuda/cuda_context.h"
+#include "devproxy/hal/hal.h"
+
+namespace devproxy::hal::cuda {
+
+class CudaModule final : public Module {
+ public:
+  static StatusOr<std::shared_ptr<CudaModule>> load(const std::shared_ptr<Context>& context, const uint8_t* image,
+                                                    size_t image_bytes);
+  CudaModule(std::shared_ptr<Context> context, CUmodule handle) : context_(std::move(context)), handle_(handle) {}
+  ~CudaModule() override;
+
+  CUmodule handle() const { return handle_; }
+  const Context& context() const { return *context_; }
+
+ private:
+  const std::shared_ptr<Context> context_;
+  const CUmodule handle_;
+};
+
+struct CudaFunction final : Function {
+  std::shared_ptr<CudaModule> module;  // stays loaded while a command may run it
+  CUfunction handle = nullptr;
+  std::string name;
+
+  static StatusOr<std::shared_ptr<CudaFunction>> get(std::shared_ptr<CudaModule> module, const std::string& name,
+                                                     FunctionInfo* info);
+};
+
+// Is the image as long as it says? The driver gets a pointer without a length and would read on. PTX is text: true.
+// The wrapper struct of a fat binary holds a pointer of the client's process and is refused. Pure.
+Status check_image(const uint8_t* image, size_t bytes, bool* is_text);
+
+}  // namespace devproxy::hal::cuda

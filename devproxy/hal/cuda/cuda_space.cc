@@ -1,0 +1,814 @@
+#include "devproxy/hal/cuda/cuda_space.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "devproxy/csrc/base/log.h"
+
+namespace devproxy::hal::cuda {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
+constexpr auto kProbeEvery = std::chrono::milliseconds(1);  // asking a silent context whether it has failed
+
+void copy_rows(const CopyArgs& a) {
+  auto* dst = reinterpret_cast<uint8_t*>(a.dst);
+  const auto* src = reinterpret_cast<const uint8_t*>(a.src);
+  for (uint64_t row = 0; row < a.height; row++)
+    std::memmove(dst + row * a.dst_pitch, src + row * a.src_pitch, a.width_bytes);
+}
+
+void fill_rows(const MemsetArgs& a) {
+  for (uint64_t row = 0; row < a.rows; row++) {
+    const uint64_t at = a.dst + row * a.pitch;
+    if (a.width == 1) std::memset(reinterpret_cast<void*>(at), static_cast<int>(a.value & 0xff), a.count);
+    if (a.width == 2) std::fill_n(reinterpret_cast<uint16_t*>(at), a.count, static_cast<uint16_t>(a.value));
+    if (a.width == 4) std::fill_n(reinterpret_cast<uint32_t*>(at), a.count, a.value);
+  }
+}
+
+uint64_t extent(const CopyArgs& a, uint64_t pitch) { return (a.height - 1) * pitch + a.width_bytes; }
+
+bool linear(const CopyArgs& a) {
+  return a.height == 1 || (a.dst_pitch == a.width_bytes && a.src_pitch == a.width_bytes);
+}
+
+}  // namespace
+
+// -- beginning and end ----------------------------------------------------------------------------------------------
+
+StatusOr<std::unique_ptr<Space>> CudaSpace::open(const CudaConfig& device, std::shared_ptr<const Driver> driver,
+                                                 CUdevice number, const SpaceConfig& config, SpaceOwner& owner) {
+  auto context = Context::make(std::move(driver), number);
+  if (!context.ok()) return std::move(context).status();
+  auto space = std::make_unique<CudaSpace>(device, config, owner, *context);
+  if (Status s = space->start(); !s.ok()) return s;
+  return std::unique_ptr<Space>(std::move(space));
+}
+
+CudaSpace::CudaSpace(const CudaConfig& device, const SpaceConfig& config, SpaceOwner& owner,
+                     std::shared_ptr<Context> context)
+    : device_(device), config_(config), owner_(owner), context_(std::move(context)) {}
+
+Status CudaSpace::start() {
+  auto memory = DeviceMemory::reserve(context_, device_, config_);
+  if (!memory.ok()) return std::move(memory).status();
+  memory_ = std::move(*memory);
+  auto host = HostMemory::make(context_, device_, config_);
+  if (!host.ok()) return std::move(host).status();
+  host_ = std::move(*host);
+  const Driver& cu = context_->enter();
+  Status s = cu.status(cu.cuStreamCreateWithPriority(&transfer_, CU_STREAM_NON_BLOCKING, 0),
+                       cu.cuStreamCreateWithPriority, "making the transfer stream");
+  for (int i = 0; i < 2 && s.ok(); i++) {
+    io_slots_[i] = host_->take_slot();
+    if (!io_slots_[i]) return {kOutOfMemory, "no page-locked host memory for dump and restore"};
+    s = cu.status(cu.cuEventCreate(&io_done_[i], CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING), cu.cuEventCreate,
+                  "making the transfer events");
+  }
+  if (!s.ok()) return s;
+  watcher_ = std::thread([this] { watch(); });
+  return {};
+}
+
+void CudaSpace::stop() {
+  {
+    std::lock_guard lock(mu_);
+    stopping_.store(true, std::memory_order_release);
+    held_.clear();
+    wake_.notify_one();
+  }
+  if (!watcher_.joinable()) return;
+  watcher_.join();
+  // What the driver has cannot be taken back. A kernel that never ends would keep the whole server here, so the wait
+  // has an end; what then happens is the driver's own way of destroying a context that works.
+  const Driver& cu = context_->enter();
+  const auto until = Clock::now() + std::chrono::milliseconds(device_.stop_wait_ms);
+  for (const auto& [index, queue] : queues_) leaving_.push_back(queue);
+  for (const CudaQueueRef& queue : leaving_) {
+    if (!queue->stream || dead_) continue;
+    while (cu.cuStreamQuery(queue->stream) == CUDA_ERROR_NOT_READY) {
+      if (Clock::now() >= until) {
+        DP_LOG(kError, kDevice, 0,
+               "stream %u still runs %u ms after its process ended; its context is destroyed under it", queue->index,
+               device_.stop_wait_ms);
+        for (const CudaQueueRef& other : leaving_)
+          for (Pending& pending : other->pending) (void)pending.job.release();  // the driver may still call them
+        break;
+      }
+      std::this_thread::sleep_for(microseconds(100));
+    }
+  }
+  // In a context that failed, streams say nothing about host functions that had begun.
+  while (jobs_running_.load(std::memory_order_acquire) && Clock::now() < until)
+    std::this_thread::sleep_for(microseconds(100));
+}
+
+CudaSpace::~CudaSpace() {
+  stop();
+  const Driver& cu = context_->enter();
+  for (const CudaQueueRef& queue : leaving_) close_queue(*queue);
+  for (CUevent event : event_pool_) (void)cu.cuEventDestroy(event);
+  for (CUevent event : io_done_)
+    if (event) (void)cu.cuEventDestroy(event);
+  if (transfer_) (void)cu.cuStreamDestroy(transfer_);
+  host_.reset();
+  memory_.reset();
+}
+
+// Precondition: the queue has no work, or nobody will ever look at it again.
+void CudaSpace::close_queue(CudaQueue& queue) {
+  const Driver& cu = context_->enter();
+  for (const auto& [sequence, event] : queue.marks) event_pool_.push_back(event);
+  queue.marks.clear();
+  if (queue.slot) host_->give_slot(std::exchange(queue.slot, nullptr));
+  if (queue.stream && queue.kind != QueueKind::kLegacy) (void)cu.cuStreamDestroy(queue.stream);
+  queue.stream = nullptr;
+}
+
+// -- queues ---------------------------------------------------------------------------------------------------------
+
+QueueRef CudaSpace::create_queue(QueueKind kind, int32_t priority, uint32_t index) {
+  const Driver& cu = context_->enter();
+  auto queue = std::make_shared<CudaQueue>();
+  queue->kind = kind;
+  queue->index = index;
+  if (kind == QueueKind::kLegacy) {
+    queue->stream = CU_STREAM_LEGACY;
+  } else {
+    // cuda.h: a priority outside the device's range is moved into it.
+    const unsigned flags = kind == QueueKind::kNonBlocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
+    queue->made = cu.status(cu.cuStreamCreateWithPriority(&queue->stream, flags, priority),
+                            cu.cuStreamCreateWithPriority, "creating stream " + std::to_string(index));
+  }
+  std::unique_lock lock(mu_);
+  queue->word = host_->word(index);
+  if (queue->word) queue->word_device = host_->word_device(index);
+  for (const CudaQueueRef& old : leaving_)  // the latest of several wins: it waited for those before it
+    if (old->index == index && (!old->pending.empty() || old->completing))
+      queue->before = old, queue->must_wait_before = true;
+  queues_[index] = queue;
+  if (!queue->made.ok()) fault(queue->made, lock);  // the client was told long ago that the stream exists
+  return queue;
+}
+
+void CudaSpace::destroy_queue(const QueueRef& ref) {
+  std::unique_lock lock(mu_);
+  const auto queue = std::static_pointer_cast<CudaQueue>(ref);
+  const auto it = queues_.find(queue->index);
+  if (it == queues_.end() || it->second != queue) return;
+  leaving_.push_back(queue);  // the driver's stream lives until its work is done, so that marks can be made and seen
+  queues_.erase(it);
+  reap();
+}
+
+void CudaSpace::reap() {
+  std::erase_if(leaving_, [&](const CudaQueueRef& queue) {
+    if (!queue->pending.empty() || queue->completing) return false;
+    close_queue(*queue);
+    return true;
+  });
+}
+
+uint64_t CudaSpace::oldest_pending() {
+  if (idle()) return UINT64_MAX;
+  uint64_t oldest = UINT64_MAX;
+  std::lock_guard lock(mu_);
+  auto visit = [&](const CudaQueue& queue) {
+    if (queue.completing)
+      oldest = std::min(oldest, queue.completing);
+    else if (!queue.pending.empty())
+      oldest = std::min(oldest, queue.pending.front().ticket.position);
+  };
+  for (const auto& [index, queue] : queues_) visit(*queue);
+  for (const CudaQueueRef& queue : leaving_) visit(*queue);
+  return oldest;
+}
+
+// -- submission -----------------------------------------------------------------------------------------------------
+
+void CudaSpace::submit(const QueueRef& ref, Command command) {
+  context_->enter();
+  std::unique_lock lock(mu_);
+  submit_locked(std::static_pointer_cast<CudaQueue>(ref), command, lock);
+}
+
+void CudaSpace::submit_locked(const CudaQueueRef& queue, Command& command, std::unique_lock<std::mutex>& lock) {
+  pending_all_.fetch_add(1, std::memory_order_relaxed);
+  if (command.event && command.action == Action::kRecord) command.event->submitted++;
+  Pending& pending = queue->pending.emplace_back();
+  pending.sequence = ++sequence_;
+  pending.ticket = command.ticket;
+  pending.last = command.last;
+  if (!std::exchange(queue->busy, true)) busy_.push_back(queue);
+  if (asleep_) asleep_ = false, wake_.notify_one();
+  if (faulted_.load(std::memory_order_relaxed)) {
+    pending.state = Pending::State::kDropped;
+  } else if (!held_.empty() || in_flight_ >= device_.max_in_flight) {
+    pending.state = Pending::State::kHeld;
+    if (command.launch.params_bytes) {
+      command.params.assign(command.launch.params, command.launch.params + command.launch.params_bytes);
+      command.launch.params = nullptr;
+    }
+    held_.push_back({queue, std::move(command), &pending});
+  } else if (Status s = issue(queue, command, pending); !s.ok()) {
+    fault(s, lock);
+  }
+}
+
+// Hands one command to the driver. A failure leaves it dropped.
+Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pending) {
+  const Driver& cu = context_->driver();
+  CudaQueue& queue = *ref;
+  pending.state = Pending::State::kDropped;
+  if (!queue.made.ok()) return queue.made;
+  if (Status s = mark_other_side(queue); !s.ok()) return s;
+  if (command.action == Action::kHostFunction || command.action == Action::kWait)
+    if (Status s = mark(queue); !s.ok()) return s;
+  if (std::exchange(queue.must_wait_before, false) && queue.before && queue.before->stream) {
+    // Both write the same word: a mark of the old queue that came behind this event could overwrite a larger number, and
+    // the watcher, if it did not look in between, would never see that one.
+    if (Status marked = mark(*queue.before); !marked.ok()) return marked;
+    CUevent event = nullptr;
+    Status s =
+        cu.status(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), cu.cuEventCreate, "ordering a stream's number");
+    if (s.ok())
+      s = cu.status(cu.cuEventRecord(event, queue.before->stream), cu.cuEventRecord, "ordering a stream's number");
+    if (s.ok())
+      s = cu.status(cu.cuStreamWaitEvent(queue.stream, event, 0), cu.cuStreamWaitEvent, "ordering a stream's number");
+    if (event) (void)cu.cuEventDestroy(event);  // cuda.h: released when it completes
+    if (!s.ok()) return s;
+  }
+
+  Status s;
+  switch (command.action) {
+    case Action::kNop: break;
+    case Action::kCopy: s = issue_copy(queue.stream, command.copy); break;
+    case Action::kStagedCopy: s = issue_staged(queue, command.copy, pending); break;
+    case Action::kHostCopy: s = issue_job(queue, pending, {this, Job::Kind::kCopyRows, command.copy, {}, 0}); break;
+    case Action::kMemset: s = issue_memset(queue.stream, command.memset); break;
+    case Action::kHostMemset: s = issue_job(queue, pending, {this, Job::Kind::kFillRows, {}, command.memset, 0}); break;
+    case Action::kHostFunction: s = issue_job(queue, pending, {this, Job::Kind::kToken, {}, {}, command.token}); break;
+    case Action::kWait:
+      s = cu.status(cu.cuStreamWaitEvent(queue.stream, command.event->handle, 0), cu.cuStreamWaitEvent,
+                    "waiting for an event");
+      break;
+    case Action::kRecord:
+      s = command.event->made;
+      if (s.ok())
+        s = cu.status(cu.cuEventRecord(command.event->handle, queue.stream), cu.cuEventRecord, "recording an event");
+      if (s.ok()) command.event->issued++;
+      pending.keeps = command.event;
+      break;
+    case Action::kLaunch: {
+      // The client's block of parameters goes on as it is; its layout is the driver's own (CudaFunction::get).
+      const LaunchArgs& a = command.launch;
+      size_t bytes = a.params_bytes;
+      const void* params = command.params.empty() ? a.params : command.params.data();
+      void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<void*>(params), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+                       CU_LAUNCH_PARAM_END};
+      s = cu.status(cu.cuLaunchKernel(command.function->handle, a.grid[0], a.grid[1], a.grid[2], a.block[0], a.block[1],
+                                      a.block[2], a.shared_bytes, queue.stream, nullptr, bytes ? extra : nullptr),
+                    cu.cuLaunchKernel, "launching '" + command.function->name + "'");
+      pending.keeps = std::move(command.function);
+      break;
+    }
+  }
+  if (!s.ok()) return s;
+  pending.state = Pending::State::kIssued;
+  queue.issued = pending.sequence;
+  in_flight_++;
+  if (command.action == Action::kRecord || ++queue.since_mark >= device_.mark_every) return mark(queue);
+  return {};
+}
+
+Status CudaSpace::issue_copy(CUstream stream, const CopyArgs& a) {
+  const Driver& cu = context_->driver();
+  if (linear(a)) {
+    const uint64_t bytes = a.width_bytes * a.height;
+    if (a.dst_device && a.src_device)
+      return cu.status(cu.cuMemcpyDtoDAsync(a.dst, a.src, bytes, stream), cu.cuMemcpyDtoDAsync,
+                       "copying on the device");
+    if (a.dst_device)
+      return cu.status(cu.cuMemcpyHtoDAsync(a.dst, reinterpret_cast<const void*>(a.src), bytes, stream),
+                       cu.cuMemcpyHtoDAsync, "copying to the device");
+    return cu.status(cu.cuMemcpyDtoHAsync(reinterpret_cast<void*>(a.dst), a.src, bytes, stream), cu.cuMemcpyDtoHAsync,
+                     "copying from the device");
+  }
+  CUDA_MEMCPY2D c{};
+  c.srcMemoryType = a.src_device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+  c.dstMemoryType = a.dst_device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+  if (a.src_device)
+    c.srcDevice = a.src;
+  else
+    c.srcHost = reinterpret_cast<const void*>(a.src);
+  if (a.dst_device)
+    c.dstDevice = a.dst;
+  else
+    c.dstHost = reinterpret_cast<void*>(a.dst);
+  c.srcPitch = a.src_pitch;
+  c.dstPitch = a.dst_pitch;
+  c.WidthInBytes = a.width_bytes;
+  c.Height = a.height;
+  return cu.status(cu.cuMemcpy2DAsync(&c, stream), cu.cuMemcpy2DAsync, "copying a rectangle");
+}
+
+// One piece that fits the queue's slot. The stream's order protects the slot: the next piece is packed behind this one.
+Status CudaSpace::issue_staged(CudaQueue& queue, const CopyArgs& a, Pending& pending) {
+  if (!queue.slot) queue.slot = host_->take_slot();
+  if (!queue.slot) return {kOutOfMemory, "staging a copy: the host has no page-locked memory left"};
+  const auto slot = reinterpret_cast<uint64_t>(queue.slot);
+  CopyArgs host = a, device = a;
+  if (a.dst_device) {
+    host.dst = device.src = slot;
+    host.dst_pitch = device.src_pitch = a.width_bytes;
+    if (Status s = issue_job(queue, pending, {this, Job::Kind::kCopyRows, host, {}, 0}); !s.ok()) return s;
+    return issue_copy(queue.stream, device);
+  }
+  device.dst = host.src = slot;
+  device.dst_pitch = host.src_pitch = a.width_bytes;
+  if (Status s = issue_copy(queue.stream, device); !s.ok()) return s;
+  return issue_job(queue, pending, {this, Job::Kind::kCopyRows, host, {}, 0});
+}
+
+Status CudaSpace::issue_job(CudaQueue& queue, Pending& pending, const Job& job) {
+  const Driver& cu = context_->driver();
+  pending.job = std::make_unique<Job>(job);
+  return cu.status(cu.cuLaunchHostFunc(queue.stream, &run_job, pending.job.get()), cu.cuLaunchHostFunc,
+                   "queueing a host function");
+}
+
+Status CudaSpace::issue_memset(CUstream stream, const MemsetArgs& a) {
+  const Driver& cu = context_->driver();
+  const auto byte = static_cast<unsigned char>(a.value);
+  const auto half = static_cast<unsigned short>(a.value);
+  const char* const doing = "setting device memory";
+  if (a.rows == 1 || a.pitch == a.count * a.width) {
+    const uint64_t n = a.count * a.rows;
+    if (a.width == 1) return cu.status(cu.cuMemsetD8Async(a.dst, byte, n, stream), cu.cuMemsetD8Async, doing);
+    if (a.width == 2) return cu.status(cu.cuMemsetD16Async(a.dst, half, n, stream), cu.cuMemsetD16Async, doing);
+    return cu.status(cu.cuMemsetD32Async(a.dst, a.value, n, stream), cu.cuMemsetD32Async, doing);
+  }
+  if (a.width == 1)
+    return cu.status(cu.cuMemsetD2D8Async(a.dst, a.pitch, byte, a.count, a.rows, stream), cu.cuMemsetD2D8Async, doing);
+  if (a.width == 2)
+    return cu.status(cu.cuMemsetD2D16Async(a.dst, a.pitch, half, a.count, a.rows, stream), cu.cuMemsetD2D16Async,
+                     doing);
+  return cu.status(cu.cuMemsetD2D32Async(a.dst, a.pitch, a.value, a.count, a.rows, stream), cu.cuMemsetD2D32Async,
+                   doing);
+}
+
+// The driver's thread; may not call the driver.
+void CudaSpace::run_job(void* cookie) {
+  Job& job = *static_cast<Job*>(cookie);
+  std::atomic<uint32_t>& running = job.space->jobs_running_;
+  running.fetch_add(1, std::memory_order_acq_rel);
+  thread_local const SpaceOwner* told = nullptr;
+  if (std::exchange(told, &job.space->owner_) != &job.space->owner_) job.space->owner_.on_thread_start();
+  switch (job.kind) {
+    case Job::Kind::kCopyRows: {
+      t_inside = "staged copy";
+      copy_rows(job.copy);
+      break;
+    }
+    case Job::Kind::kFillRows: {
+      t_inside = "memory set in host memory";
+      fill_rows(job.memset);
+      break;
+    }
+    case Job::Kind::kToken: {
+      t_inside = "host function";
+      if (!job.space->stopping_.load(std::memory_order_acquire) && !job.space->faulted_.load(std::memory_order_acquire))
+        job.space->owner_.host_function(job.token);
+      break;
+    }
+  }
+  t_inside = nullptr;
+  running.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+void CudaSpace::nop(const QueueRef& queue, Ticket ticket) {
+  Command command;
+  command.ticket = ticket;
+  submit(queue, std::move(command));
+}
+
+void CudaSpace::copy(const QueueRef& ref, Ticket ticket, const CopyArgs& args) {
+  context_->enter();
+  const auto queue = std::static_pointer_cast<CudaQueue>(ref);
+  std::unique_lock lock(mu_);
+  auto piece = [&](Action action, const CopyArgs& part, bool last) {
+    Command command;
+    command.action = action;
+    command.ticket = ticket;
+    command.last = last;
+    command.copy = part;
+    submit_locked(queue, command, lock);
+  };
+  if (faulted_.load(std::memory_order_relaxed)) return piece(Action::kCopy, args, true);  // dropped
+  if (args.dst_device && args.src_device) return piece(Action::kCopy, args, true);
+  if (!args.dst_device && !args.src_device) return piece(Action::kHostCopy, args, true);
+  const bool down = !args.dst_device;  // to the host
+  if (linear(args)) {
+    const uint64_t bytes = args.width_bytes * args.height;
+    for (uint64_t done = 0; done < bytes;) {
+      CopyArgs part = args;
+      part.dst += done, part.src += done, part.height = 1;
+      const uint64_t direct = host_->direct_bytes(down ? part.dst : part.src, bytes - done);
+      part.width_bytes = direct ? direct : std::min(bytes - done, device_.staging_bytes);
+      done += part.width_bytes;
+      piece(direct ? Action::kCopy : Action::kStagedCopy, part, done == bytes);
+    }
+    return;
+  }
+  const uint64_t host_bytes = extent(args, down ? args.dst_pitch : args.src_pitch);
+  if (host_->direct_bytes(down ? args.dst : args.src, host_bytes) == host_bytes)
+    return piece(Action::kCopy, args, true);
+  const uint64_t columns = std::min(args.width_bytes, device_.staging_bytes);
+  const uint64_t rows = std::max<uint64_t>(1, device_.staging_bytes / columns);
+  for (uint64_t y = 0; y < args.height; y += rows) {
+    for (uint64_t x = 0; x < args.width_bytes; x += columns) {
+      CopyArgs part = args;
+      part.dst += y * args.dst_pitch + x;
+      part.src += y * args.src_pitch + x;
+      part.width_bytes = std::min(columns, args.width_bytes - x);
+      part.height = std::min(rows, args.height - y);
+      piece(Action::kStagedCopy, part, y + rows >= args.height && x + columns >= args.width_bytes);
+    }
+  }
+}
+
+void CudaSpace::memset(const QueueRef& queue, Ticket ticket, const MemsetArgs& args) {
+  Command command;
+  command.action = memory_->owns(args.dst, 1) ? Action::kMemset : Action::kHostMemset;
+  command.ticket = ticket;
+  command.memset = args;
+  submit(queue, std::move(command));
+}
+
+void CudaSpace::launch(const QueueRef& queue, Ticket ticket, const FunctionRef& function, const LaunchArgs& args) {
+  Command command;
+  command.action = Action::kLaunch;
+  command.ticket = ticket;
+  command.launch = args;
+  command.function = std::static_pointer_cast<CudaFunction>(function);
+  submit(queue, std::move(command));
+}
+
+void CudaSpace::host_function(const QueueRef& queue, Ticket ticket, uint64_t token) {
+  Command command;
+  command.action = Action::kHostFunction;
+  command.ticket = ticket;
+  command.token = token;
+  submit(queue, std::move(command));
+}
+
+// -- events ---------------------------------------------------------------------------------------------------------
+
+CudaSpace::CudaEvent::~CudaEvent() {
+  if (handle) (void)context->enter().cuEventDestroy(handle);  // cuda.h: also while it is pending
+}
+
+EventRef CudaSpace::create_event(bool timed) {
+  const Driver& cu = context_->enter();
+  auto event = std::make_shared<CudaEvent>();
+  event->context = context_;
+  event->timed = timed;
+  event->made = cu.status(cu.cuEventCreate(&event->handle, timed ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING),
+                          cu.cuEventCreate, "creating an event");
+  return event;
+}
+
+void CudaSpace::record(const QueueRef& queue, Ticket ticket, const EventRef& event) {
+  Command command;
+  command.action = Action::kRecord;
+  command.ticket = ticket;
+  command.event = std::static_pointer_cast<CudaEvent>(event);
+  submit(queue, std::move(command));
+}
+
+void CudaSpace::wait(const QueueRef& queue, Ticket ticket, const EventRef& ref) {
+  auto event = std::static_pointer_cast<CudaEvent>(ref);
+  Command command;
+  command.ticket = ticket;
+  bool recorded;
+  {
+    std::lock_guard lock(mu_);
+    recorded = event->submitted != 0;
+  }
+  if (recorded) command.action = Action::kWait, command.event = std::move(event);
+  submit(queue, std::move(command));
+}
+
+StatusOr<double> CudaSpace::elapsed_ms(const EventRef& start_ref, const EventRef& end_ref) {
+  const auto& start = static_cast<const CudaEvent&>(*start_ref);
+  const auto& end = static_cast<const CudaEvent&>(*end_ref);
+  if (!start.timed || !end.timed) return Status(kInvalidHandle, "an event was created without timing");
+  {
+    std::lock_guard lock(mu_);
+    if (!start.submitted || !end.submitted) return Status(kInvalidHandle, "an event was never recorded");
+    if (faulted_.load(std::memory_order_relaxed)) return fault_;
+    if (start.issued != start.submitted || end.issued != end.submitted)
+      return Status(kNotReady, "an event has not completed");
+  }
+  const Driver& cu = context_->enter();
+  float ms = 0;
+  const CUresult r = cu.event_elapsed(&ms, start.handle, end.handle);
+  if (r == CUDA_ERROR_NOT_READY) return Status(kNotReady, "an event has not completed");
+  if (Status s = cu.status(r, cu.event_elapsed, "asking for the time between events"); !s.ok()) return s;
+  return static_cast<double>(ms);
+}
+
+// -- marks and completion -------------------------------------------------------------------------------------------
+
+Status CudaSpace::mark(CudaQueue& queue) {
+  if (queue.marked == queue.issued) return {};
+  const Driver& cu = context_->driver();
+  const char* const doing = "marking how far a stream is";
+  if (queue.word) {
+    // cuda.h: by default the write comes behind a memory barrier, so what the commands wrote to host memory is there.
+    if (Status s = cu.status(
+            cu.cuStreamWriteValue64(queue.stream, queue.word_device, queue.issued, CU_STREAM_WRITE_VALUE_DEFAULT),
+            cu.cuStreamWriteValue64, doing);
+        !s.ok())
+      return s;
+  } else {
+    CUevent event = nullptr;
+    if (event_pool_.empty()) {
+      if (Status s = cu.status(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), cu.cuEventCreate, doing); !s.ok())
+        return s;
+    } else {
+      event = event_pool_.back();
+      event_pool_.pop_back();
+    }
+    if (Status s = cu.status(cu.cuEventRecord(event, queue.stream), cu.cuEventRecord, doing); !s.ok()) {
+      event_pool_.push_back(event);
+      return s;
+    }
+    queue.marks.push_back({queue.issued, event});
+  }
+  queue.marked = queue.issued;
+  queue.since_mark = 0;
+  return {};
+}
+
+Status CudaSpace::mark_other_side(const CudaQueue& queue) {
+  if (queue.kind == QueueKind::kNonBlocking) return {};
+  const QueueKind other = queue.kind == QueueKind::kLegacy ? QueueKind::kBlocking : QueueKind::kLegacy;
+  for (const CudaQueueRef& busy : busy_)
+    if (busy->kind == other)
+      if (Status s = mark(*busy); !s.ok()) return s;
+  return {};
+}
+
+// Updates queue.reached.
+Status CudaSpace::look(CudaQueue& queue) {
+  if (queue.word) {
+    queue.reached = std::max(queue.reached, queue.word->load(std::memory_order_acquire));
+    return {};
+  }
+  const Driver& cu = context_->driver();
+  while (!queue.marks.empty()) {
+    const auto [sequence, event] = queue.marks.front();
+    const CUresult r = cu.cuEventQuery(event);
+    if (r == CUDA_ERROR_NOT_READY) return {};
+    if (Status s = cu.status(r, cu.cuEventQuery, "work on the GPU failed"); !s.ok()) return s;
+    queue.reached = sequence;
+    event_pool_.push_back(event);
+    queue.marks.pop_front();
+  }
+  return {};
+}
+
+// The first failure is told, once; nothing is executed after it. hal.h knows only execution faults, so a command that
+// the driver refuses is one too: its call returned long ago, and the ones behind it count on its effect.
+void CudaSpace::fault(const Status& why, std::unique_lock<std::mutex>& lock) {
+  const CUresult alive = context_->enter().cuStreamQuery(transfer_);
+  if (alive != CUDA_SUCCESS && alive != CUDA_ERROR_NOT_READY) dead_ = true;
+  if (faulted_.exchange(true, std::memory_order_acq_rel)) return;
+  fault_ = why;
+  for (const Held& held : held_) held.pending->state = Pending::State::kDropped;
+  held_.clear();
+  lock.unlock();
+  owner_.on_fault(why.code(), why.text().c_str());
+  lock.lock();
+  fault_told_ = true;
+  wake_.notify_one();
+}
+
+void CudaSpace::issue_held(std::unique_lock<std::mutex>& lock) {
+  while (!held_.empty() && in_flight_ < device_.max_in_flight) {
+    Held held = std::move(held_.front());
+    held_.pop_front();
+    if (Status s = issue(held.queue, held.command, *held.pending); !s.ok()) return fault(s, lock);
+  }
+}
+
+// Takes what has completed out of the queues, in order.
+void CudaSpace::collect(std::vector<Done>* done, std::unique_lock<std::mutex>& lock) {
+  Status failed;
+  for (const CudaQueueRef& queue : busy_) {
+    if (queue->before) {
+      if (!queue->before->pending.empty() || queue->before->completing) continue;
+      queue->before.reset();
+    }
+    if (!dead_)
+      if (Status s = look(*queue); !s.ok()) failed = std::move(s);
+    while (!queue->pending.empty()) {
+      Pending& front = queue->pending.front();
+      const bool issued = front.state == Pending::State::kIssued;
+      const bool over = issued ? front.sequence <= queue->reached || (dead_ && fault_told_)
+                               : front.state == Pending::State::kDropped && fault_told_;
+      if (!over) break;
+      if (issued) in_flight_--;
+      if (!queue->completing) queue->completing = front.ticket.position;
+      // Behind a fault the driver may know a job that it never ran, or that it is just running.
+      if (front.job && front.sequence > queue->reached) graveyard_.push_back(std::move(front.job));
+      done->push_back({queue, std::move(front)});
+      queue->pending.pop_front();
+    }
+  }
+  std::erase_if(busy_, [](const CudaQueueRef& queue) {
+    if (!queue->pending.empty()) return false;
+    queue->busy = false;
+    return true;
+  });
+  if (!failed.ok()) fault(failed, lock);
+}
+
+void CudaSpace::watch() {
+  owner_.on_thread_start();
+  prctl(PR_SET_TIMERSLACK, 1000);  // ns; the default of 50 us is as long as a whole nap
+  const Driver& cu = context_->enter();
+  std::vector<Done> done;
+  auto moved = Clock::now(), probed = moved;
+  uint32_t nap_us = 1;
+  std::unique_lock lock(mu_);
+  while (!stopping_.load(std::memory_order_relaxed)) {
+    collect(&done, lock);
+    if (!done.empty()) {
+      lock.unlock();
+      for (Done& d : done) {
+        if (d.pending.last) owner_.on_complete(d.queue->index, d.pending.ticket.position, d.pending.ticket.tag);
+        d.pending.keeps.reset();  // may unload a module
+        pending_all_.fetch_sub(1, std::memory_order_release);
+      }
+      lock.lock();
+      for (Done& d : done) d.queue->completing = 0;
+      done.clear();
+      issue_held(lock);
+      reap();
+      moved = probed = Clock::now();
+      nap_us = 1;
+      continue;
+    }
+    if (!faulted_.load(std::memory_order_relaxed)) issue_held(lock);
+    Status failed;
+    if (!dead_)
+      for (const CudaQueueRef& queue : busy_)
+        if (Status s = mark(*queue); !s.ok()) failed = std::move(s);
+    const auto now = Clock::now();
+    if (failed.ok() && !dead_ && !busy_.empty() && now - probed > kProbeEvery) {
+      // A context that failed writes no word any more; any call tells.
+      probed = now;
+      if (const CUresult r = cu.cuStreamQuery(transfer_); r != CUDA_ERROR_NOT_READY)
+        failed = cu.status(r, cu.cuStreamQuery, "work on the GPU failed");
+    }
+    if (!failed.ok()) {
+      fault(failed, lock);
+      continue;
+    }
+    if (busy_.empty() && now - moved > microseconds(device_.linger_us)) {
+      asleep_ = true;
+      wake_.wait(lock, [&] { return !asleep_ || stopping_.load(std::memory_order_relaxed); });
+      asleep_ = false;
+      moved = probed = Clock::now();
+      nap_us = 1;
+    } else if (now - moved < microseconds(device_.spin_us)) {
+      lock.unlock();
+      sched_yield();
+      lock.lock();
+    } else {
+      wake_.wait_for(lock, microseconds(nap_us));
+      nap_us = std::min(nap_us * 2, std::max(1u, device_.nap_us));
+    }
+  }
+}
+
+// -- modules --------------------------------------------------------------------------------------------------------
+
+// `place` is not asked: the driver chooses where a module's globals lie, and no call moves them. See get_global.
+StatusOr<ModuleRef> CudaSpace::load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal&) {
+  auto module = CudaModule::load(context_, image, image_bytes);
+  if (!module.ok()) return std::move(module).status();
+  return ModuleRef(*module);
+}
+
+StatusOr<FunctionRef> CudaSpace::get_function(const ModuleRef& module, const std::string& name, FunctionInfo* info) {
+  auto function = CudaFunction::get(std::static_pointer_cast<CudaModule>(module), name, info);
+  if (!function.ok()) return std::move(function).status();
+  return FunctionRef(*function);
+}
+
+// facts/driver-shim.md, hazard 2: the address of a global is the driver's choice, so another server may have it
+// elsewhere. The job can run with it; an image of a job that has seen it cannot be restored as it is, so it is said.
+StatusOr<Space::Global> CudaSpace::get_global(const ModuleRef& ref, const std::string& name) {
+  const auto& module = static_cast<const CudaModule&>(*ref);
+  const Driver& cu = context_->enter();
+  CUdeviceptr addr = 0;
+  size_t bytes = 0;
+  if (Status s = cu.status(cu.cuModuleGetGlobal(&addr, &bytes, module.handle(), name.c_str()), cu.cuModuleGetGlobal,
+                           "looking for global '" + name + "'");
+      !s.ok())
+    return s;
+  if (!memory_->owns(addr, bytes))
+    DP_LOG(kWarn, kModule, 0,
+           "global '%s' lies at 0x%llx, which the driver chose: outside the fixed range, so a checkpoint cannot keep "
+           "its address",
+           name.c_str(), static_cast<unsigned long long>(addr));
+  return Global{addr, bytes};
+}
+
+std::vector<Space::Global> CudaSpace::globals(const ModuleRef&) { return {}; }  // nothing was placed
+
+Status CudaSpace::set_attribute(const FunctionRef& ref, uint32_t attribute, int32_t value) {
+  const auto& function = static_cast<const CudaFunction&>(*ref);
+  const Driver& cu = context_->enter();
+  return cu.status(cu.cuFuncSetAttribute(function.handle, static_cast<CUfunction_attribute>(attribute), value),
+                   cu.cuFuncSetAttribute,
+                   "setting attribute " + std::to_string(attribute) + " of '" + function.name + "'");
+}
+
+// -- level 2 and 3 --------------------------------------------------------------------------------------------------
+
+// Two slots: while the device fills one, the host empties the other.
+Status CudaSpace::move(uint64_t addr, uint8_t* host, size_t bytes, bool to_host) {
+  if (!memory_->mapped(addr, bytes)) return {kInvalidValue, "the range is not committed device memory of this process"};
+  const Driver& cu = context_->enter();
+  std::lock_guard lock(io_mu_);
+  const size_t piece = device_.staging_bytes;
+  auto wait = [&](size_t i) {
+    return cu.status(cu.cuEventSynchronize(io_done_[i % 2]), cu.cuEventSynchronize, "moving device memory");
+  };
+  auto empty = [&](size_t i) {
+    if (Status s = wait(i); !s.ok()) return s;
+    std::memcpy(host + i * piece, io_slots_[i % 2], std::min(piece, bytes - i * piece));
+    return Status();
+  };
+  const size_t pieces = (bytes + piece - 1) / piece;
+  Status s;
+  for (size_t i = 0; i < pieces && s.ok(); i++) {
+    const size_t n = std::min(piece, bytes - i * piece);
+    uint8_t* const slot = io_slots_[i % 2];
+    if (to_host) {
+      s = cu.status(cu.cuMemcpyDtoHAsync(slot, addr + i * piece, n, transfer_), cu.cuMemcpyDtoHAsync,
+                    "reading device memory");
+    } else {
+      if (i >= 2) s = wait(i);
+      if (s.ok()) {
+        std::memcpy(slot, host + i * piece, n);
+        s = cu.status(cu.cuMemcpyHtoDAsync(addr + i * piece, slot, n, transfer_), cu.cuMemcpyHtoDAsync,
+                      "writing device memory");
+      }
+    }
+    if (s.ok()) s = cu.status(cu.cuEventRecord(io_done_[i % 2], transfer_), cu.cuEventRecord, "moving device memory");
+    if (s.ok() && to_host && i > 0) s = empty(i - 1);
+  }
+  if (s.ok() && to_host && pieces) s = empty(pieces - 1);
+  if (s.ok() && !to_host)
+    s = cu.status(cu.cuStreamSynchronize(transfer_), cu.cuStreamSynchronize, "writing device memory");
+  return s;
+}
+
+Status CudaSpace::read(uint64_t addr, void* to, size_t bytes) {
+  return move(addr, static_cast<uint8_t*>(to), bytes, true);
+}
+
+Status CudaSpace::write(uint64_t addr, const void* from, size_t bytes) {
+  return move(addr, const_cast<uint8_t*>(static_cast<const uint8_t*>(from)), bytes, false);  // only read from
+}
+
+Status CudaSpace::alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) {
+  auto& other = static_cast<CudaSpace&>(from);  // one device has one kind of space
+  std::unique_lock first((this < &other ? *this : other).io_mu_);
+  std::unique_lock<std::mutex> second;
+  if (&other != this) second = std::unique_lock((this < &other ? other : *this).io_mu_);
+  return memory_->alias(addr, bytes, *other.memory_, from_addr, transfer_, other.transfer_);
+}
+
+Status CudaSpace::unalias(uint64_t addr, size_t bytes) {
+  std::lock_guard lock(io_mu_);
+  return memory_->unalias(addr, bytes, transfer_);
+}
+
+}  // namespace devproxy::hal::cuda

@@ -1,0 +1,241 @@
+// One client process on a real GPU: its context, its memory, its queues.
+//
+// Queues are driver streams: kLegacy is CU_STREAM_LEGACY of the space's own context, kBlocking a stream with
+// CU_STREAM_DEFAULT, kNonBlocking one with CU_STREAM_NON_BLOCKING. Their order is the driver's own, so it is CUDA's.
+//
+// Completion. The driver tells nobody that a command has finished; three ways to find out were weighed:
+//   - a host function behind each command: some 10 us of host time each, and it holds the stream up meanwhile;
+//   - a thread in cuEventSynchronize: it can wait for one queue only, and if that queue waits for something which the
+//     client does when it sees another queue complete, nobody ever tells it;
+//   - marks, chosen: the stream itself writes a number into page-locked host memory (cuStreamWriteValue64), and one
+//     thread of the space, the watcher, looks at one word per busy queue. Where 64-bit memory operations are missing
+//     (attribute CAN_USE_64_BIT_STREAM_MEM_OPS), a mark is a pooled event and a look is cuEventQuery.
+// A mark costs the stream something too, so not every command gets one. It must never come so late that somebody waits
+// for a command behind it, so a queue is marked
+//   - after each event record, and before each host function and each wait for an event (the client may be asked to act
+//     before the stream goes on);
+//   - before a legacy command, if a blocking queue is unmarked, and the reverse: a mark is itself a command, and one
+//   that
+//     came later would wait for the other side, as the legacy stream's rule says;
+//   - after every mark_every commands;
+//   - by the watcher, at whatever the last command is then: that ends every burst.
+//
+// No submission blocks. The driver blocks the submitting thread when about a thousand commands are pending [open: the
+// number]. If that was the dispatch thread while a host function waits for the client's answer, which the dispatch
+// thread would have to read, nothing would ever move. So at most max_in_flight commands are the driver's; the others
+// are held here, in one order for the whole space, and the watcher hands them on.
+//
+// Host memory. An asynchronous copy from memory that the driver does not know as page-locked is copied at the call, or
+// blocks; either breaks D2H-then-H2D through one pinned buffer (facts/driver-shim.md, hazard 3). So what is not
+// registered goes through a page-locked slot of the queue, filled and emptied by host functions in stream order: right,
+// and slow.
+//
+// Who owns what
+//   mu_        queues' contents, held_, host_, every submission to the driver, the fault flags
+//   io_mu_     the transfer stream and its slots (read, write, alias)
+//   watcher    calls on_complete; nobody else does
+//   driver's callback thread   runs jobs; touches owner_, stopping_, faulted_ and the job only
+// Locks: of two spaces' io_mu_, the one at the lower address first; io_mu_ and mu_ are never held together; memory_ has
+// a leaf of its own. No owner callback runs under a lock.
+//
+// Open on a device: whether host functions of different streams run side by side (a host function that waits for a
+// staged copy of another stream would otherwise wait for ever), whether cuMemCreate, cuMemUnmap, cuModuleLoadDataEx or
+// cuMemHostAlloc wait for running work, and what a mark costs. docs/gpu-results.md has the list.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "devproxy/hal/cuda/cuda_host.h"
+#include "devproxy/hal/cuda/cuda_memory.h"
+#include "devproxy/hal/cuda/cuda_module.h"
+#include "devproxy/hal/hal.h"
+
+namespace devproxy::hal::cuda {
+
+class CudaSpace final : public Space {
+ public:
+  static StatusOr<std::unique_ptr<Space>> open(const CudaConfig& device, std::shared_ptr<const Driver> driver,
+                                               CUdevice number, const SpaceConfig& config, SpaceOwner& owner);
+  CudaSpace(const CudaConfig& device, const SpaceConfig& config, SpaceOwner& owner, std::shared_ptr<Context> context);
+  ~CudaSpace() override;
+
+  Status commit(uint64_t addr, uint64_t bytes) override { return memory_->commit(addr, bytes); }
+  void release(uint64_t addr, uint64_t bytes) override { memory_->release(addr, bytes); }
+
+  QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;
+  void destroy_queue(const QueueRef& queue) override;
+  uint64_t oldest_pending() override;
+  bool idle() const override { return pending_all_.load(std::memory_order_acquire) == 0; }
+  uint32_t pending() const override { return pending_all_.load(std::memory_order_acquire); }
+
+  void nop(const QueueRef& queue, Ticket ticket) override;
+  void copy(const QueueRef& queue, Ticket ticket, const CopyArgs& args) override;
+  void memset(const QueueRef& queue, Ticket ticket, const MemsetArgs& args) override;
+  void launch(const QueueRef& queue, Ticket ticket, const FunctionRef& function, const LaunchArgs& args) override;
+  void host_function(const QueueRef& queue, Ticket ticket, uint64_t token) override;
+
+  EventRef create_event(bool timed) override;
+  void record(const QueueRef& queue, Ticket ticket, const EventRef& event) override;
+  void wait(const QueueRef& queue, Ticket ticket, const EventRef& event) override;
+  StatusOr<double> elapsed_ms(const EventRef& start, const EventRef& end) override;
+
+  StatusOr<ModuleRef> load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal& place) override;
+  StatusOr<FunctionRef> get_function(const ModuleRef& module, const std::string& name, FunctionInfo* info) override;
+  StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) override;
+  std::vector<Global> globals(const ModuleRef& module) override;
+  Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) override;
+
+  void stop() override;
+
+  Status read(uint64_t addr, void* to, size_t bytes) override;
+  Status write(uint64_t addr, const void* from, size_t bytes) override;
+  Status alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) override;
+  Status unalias(uint64_t addr, size_t bytes) override;
+
+ private:
+  enum class Action : uint8_t {
+    kNop,
+    kCopy,
+    kStagedCopy,
+    kHostCopy,
+    kMemset,
+    kHostMemset,
+    kLaunch,
+    kRecord,
+    kWait,
+    kHostFunction
+  };
+
+  struct CudaEvent final : Event {
+    std::shared_ptr<Context> context;
+    CUevent handle = nullptr;
+    Status made;
+    bool timed = true;
+    uint64_t submitted = 0, issued = 0;  // records; under mu_
+    ~CudaEvent() override;
+  };
+
+  // What a host function of the driver does. Lives until its command has completed, so the driver may look at it.
+  struct Job {
+    CudaSpace* space = nullptr;
+    enum class Kind : uint8_t { kCopyRows, kFillRows, kToken } kind = Kind::kCopyRows;
+    CopyArgs copy;
+    MemsetArgs memset;
+    uint64_t token = 0;
+  };
+
+  struct Command {
+    Action action = Action::kNop;
+    Ticket ticket;
+    bool last = true;  // of the pieces of one copy: completes the ticket
+    CopyArgs copy;
+    MemsetArgs memset;
+    LaunchArgs launch;
+    uint64_t token = 0;
+    std::vector<uint8_t> params;  // launch.params, once the command is held
+    std::shared_ptr<CudaFunction> function;
+    std::shared_ptr<CudaEvent> event;
+  };
+
+  struct Pending {
+    enum class State : uint8_t { kHeld, kIssued, kDropped } state = State::kIssued;
+    uint64_t sequence = 0;  // of the space; grows from submission to submission; what a mark writes
+    Ticket ticket;
+    bool last = true;
+    std::shared_ptr<void> keeps;
+    std::unique_ptr<Job> job;
+  };
+
+  struct CudaQueue final : Queue {
+    QueueKind kind = QueueKind::kBlocking;
+    uint32_t index = 0;
+    // under mu_
+    CUstream stream = nullptr;
+    Status made;
+    std::deque<Pending> pending;  // grows behind, shrinks in front: a reference to an element stays good
+    uint64_t issued = 0, marked = 0, reached = 0;  // sequences
+    uint32_t since_mark = 0;
+    std::atomic<uint64_t>* word = nullptr;  // else events
+    CUdeviceptr word_device = 0;
+    std::deque<std::pair<uint64_t, CUevent>> marks;
+    uint8_t* slot = nullptr;
+    std::shared_ptr<CudaQueue> before;  // the former queue of this index, while it has work
+    bool must_wait_before = false;      // on the device, at the first command
+    uint64_t completing = 0;            // the watcher is telling the owner from this position on
+    bool busy = false;                  // in busy_
+  };
+  using CudaQueueRef = std::shared_ptr<CudaQueue>;
+
+  struct Held {
+    CudaQueueRef queue;
+    Command command;
+    Pending* pending = nullptr;
+  };
+
+  struct Done {
+    CudaQueueRef queue;
+    Pending pending;
+  };
+
+  Status start();
+  void submit(const QueueRef& queue, Command command);
+  void submit_locked(const CudaQueueRef& queue, Command& command, std::unique_lock<std::mutex>& lock);
+  Status issue(const CudaQueueRef& queue, Command& command, Pending& pending);
+  Status issue_staged(CudaQueue& queue, const CopyArgs& copy, Pending& pending);
+  Status issue_copy(CUstream stream, const CopyArgs& copy);
+  Status issue_memset(CUstream stream, const MemsetArgs& memset);
+  Status issue_job(CudaQueue& queue, Pending& pending, const Job& job);
+  Status mark(CudaQueue& queue);
+  Status mark_other_side(const CudaQueue& queue);
+  Status look(CudaQueue& queue);
+  void fault(const Status& why, std::unique_lock<std::mutex>& lock);
+  void issue_held(std::unique_lock<std::mutex>& lock);
+  void collect(std::vector<Done>* done, std::unique_lock<std::mutex>& lock);
+  void reap();
+  void watch();
+  void close_queue(CudaQueue& queue);
+  Status move(uint64_t addr, uint8_t* host, size_t bytes, bool to_host);
+  static void CUDA_CB run_job(void* job);
+
+  const CudaConfig device_;
+  const SpaceConfig config_;
+  SpaceOwner& owner_;
+  const std::shared_ptr<Context> context_;
+  std::unique_ptr<DeviceMemory> memory_;
+
+  std::atomic<uint32_t> pending_all_{0};
+  std::atomic<uint32_t> jobs_running_{0};
+  std::atomic<bool> stopping_{false}, faulted_{false};
+
+  std::mutex mu_;
+  std::condition_variable wake_;
+  bool asleep_ = false;      // the watcher must be woken
+  bool fault_told_ = false;  // only then dropped commands complete
+  bool dead_ = false;        // the context itself has failed: nothing in it will ever finish
+  Status fault_;
+  uint64_t sequence_ = 0;
+  uint32_t in_flight_ = 0;  // commands that the driver has
+  std::unique_ptr<HostMemory> host_;
+  std::deque<Held> held_;
+  std::vector<CudaQueueRef> busy_;  // with pending commands
+  std::map<uint32_t, CudaQueueRef> queues_;
+  std::vector<CudaQueueRef> leaving_;
+  std::vector<CUevent> event_pool_;
+  std::vector<std::unique_ptr<Job>> graveyard_;  // jobs that the driver may still know after a fault
+
+  std::mutex io_mu_;
+  CUstream transfer_ = nullptr;
+  uint8_t* io_slots_[2] = {};
+  CUevent io_done_[2] = {};
+
+  std::thread watcher_;
+};
+
+}  // namespace devproxy::hal::cuda

@@ -1,0 +1,22 @@
+// How a test drives the fake driver; found by dlsym in the fake's shared object.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+extern "C" {
+// The n-th next call (1: the very next) of `symbol` returns `result` and does nothing.
+void fake_fail(const char* symbol, int nth, int result);
+uint64_t fake_calls(const char* symbol);
+// Misuse so far, one line each, at most `bytes`; returns how many. Clears them.
+int fake_violations(char* text, size_t bytes);
+// Objects alive: contexts, streams, events, modules, reservations, mappings, handles, host allocations, registrations.
+int fake_alive(char* text, size_t bytes);
+void fake_set_memory(uint64_t bytes);  // of the device
+uint64_t fake_used_memory();
+void fake_set_attribute(int attribute, int value);
+void fake_set_chaos(uint64_t seed);               // delays between operations; 0: none
+void fake_hold_spin(int hold);                    // 1: kernels named spin* stay; 0: they end
+uint64_t fake_blocked();                          // submissions that had to wait for a full queue
+size_t fake_last_params(void* to, size_t bytes);  // of the kernel that ran last
+}

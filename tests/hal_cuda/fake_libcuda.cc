@@ -1,0 +1,1035 @@
+// A driver that executes on host memory and believes nothing: for tests of hal/cuda without a GPU.
+//
+// It has the exports that driver_table.h asks for, with the vendor's own declarations, so a wrong signature does not
+// compile. Device memory is real memory at the reserved addresses, streams are threads, events and the legacy stream
+// have CUDA's order, a stream blocks its submitter behind 1,024 operations, an execution fault sticks to its context.
+// Everything that cuda.h forbids and a driver may let pass is written down as a violation: host memory that is not
+// page-locked in an asynchronous call, addresses without mapping or access, objects of another context, driver calls
+// from a host function, sizes off the granularity, unmapping a part of a mapping, unloading a module whose kernel is
+// queued.
+//
+// It shows that hal/cuda keeps the rules as written there. It shows nothing about a real driver.
+#include "tests/hal_cuda/fake_control.h"
+
+#include <cuda.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+constexpr uint64_t kGranularity = 2u << 20;
+constexpr size_t kQueueDepth = 1024;
+
+struct Context {
+  std::atomic<int> sticky{0};
+};
+
+struct Stream;
+using StreamRef = std::shared_ptr<Stream>;
+
+struct Operation {
+  std::function<void()> run;
+  std::vector<std::pair<StreamRef, uint64_t>> needs;
+  CUmodule module = nullptr;
+  bool callback = false;
+};
+
+struct Stream {
+  Context* context = nullptr;
+  bool legacy = false, non_blocking = false, closing = false;
+  std::deque<Operation> operations;
+  uint64_t submitted = 0, done = 0;
+  std::thread thread;
+};
+
+struct Event {
+  Context* context = nullptr;
+  unsigned flags = 0;
+  StreamRef stream;
+  uint64_t position = 0;
+  std::shared_ptr<std::atomic<uint64_t>> time_ns;
+};
+
+struct Function {
+  CUmodule module = nullptr;
+  std::string name;
+  std::vector<std::pair<size_t, size_t>> params;
+};
+
+struct Module {
+  Context* context = nullptr;
+  std::map<std::string, std::unique_ptr<Function>> functions;
+  std::map<std::string, std::vector<uint8_t>> globals;
+  int queued = 0;
+};
+
+struct Handle {
+  int fd = -1;
+  uint64_t bytes = 0;
+  int mappings = 0;
+  bool released = false;
+};
+
+struct Mapping {
+  uint64_t bytes = 0;
+  CUmemGenericAllocationHandle handle = 0;
+  bool access = false;
+};
+
+struct Driver {
+  std::mutex mu;
+  std::condition_variable changed;
+  std::set<Context*> contexts;
+  std::map<CUstream, StreamRef> streams;
+  std::map<Context*, StreamRef> legacy;
+  std::vector<StreamRef> destroyed;
+  std::set<Event*> events;
+  std::map<Module*, std::unique_ptr<Module>> modules;
+  std::set<Function*> functions;
+  std::map<uint64_t, uint64_t> reservations;
+  std::map<uint64_t, Mapping> mappings;
+  std::map<CUmemGenericAllocationHandle, Handle> handles;
+  std::map<uint64_t, uint64_t> host_allocated, registered;
+  uint64_t memory = 8ull << 30, used = 0, next_handle = 1, blocked = 0, chaos = 0;
+  bool spin = false;
+  std::map<std::string, std::pair<int, int>> failures;  // symbol -> countdown, result
+  std::map<std::string, uint64_t> calls;
+  std::map<int, int> attributes;
+  std::vector<std::string> violations;
+  std::vector<uint8_t> last_params;
+};
+
+Driver& driver() {
+  static Driver* const one = new Driver;  // threads outlive main
+  return *one;
+}
+
+thread_local Context* t_context = nullptr;
+thread_local bool t_callback = false;
+
+void violation(const std::string& what) { driver().violations.push_back(what); }  // under mu
+
+// Begins every driver call. False: return `result`.
+bool enter(const char* symbol, CUresult* result, bool needs_context) {
+  Driver& d = driver();
+  std::lock_guard lock(d.mu);
+  d.calls[symbol]++;
+  if (t_callback) violation(std::string(symbol) + " called from a host function");
+  if (auto it = d.failures.find(symbol); it != d.failures.end() && --it->second.first == 0) {
+    *result = static_cast<CUresult>(it->second.second);
+    d.failures.erase(it);
+    return false;
+  }
+  if (!needs_context) return true;
+  if (!t_context || !d.contexts.contains(t_context)) {
+    violation(std::string(symbol) + " without a context");
+    *result = CUDA_ERROR_INVALID_CONTEXT;
+    return false;
+  }
+  if (const int sticky = t_context->sticky.load()) {
+    *result = static_cast<CUresult>(sticky);
+    return false;
+  }
+  return true;
+}
+
+#define ENTER(symbol)                                 \
+  CUresult entered = CUDA_SUCCESS;                    \
+  if (!enter(symbol, &entered, true)) return entered; \
+  Driver& d = driver();                               \
+  std::unique_lock lock(d.mu);                        \
+  (void)d
+
+#define ENTER_ANYWHERE(symbol)                         \
+  CUresult entered = CUDA_SUCCESS;                     \
+  if (!enter(symbol, &entered, false)) return entered; \
+  Driver& d = driver();                                \
+  std::unique_lock lock(d.mu);                         \
+  (void)d
+
+CUresult bad(const std::string& what, CUresult result = CUDA_ERROR_INVALID_VALUE) {
+  violation(what);
+  return result;
+}
+
+uint64_t now_ns() { return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()); }
+
+// Is every byte mapped with access? Under mu.
+bool device_range(uint64_t addr, uint64_t bytes) {
+  Driver& d = driver();
+  const uint64_t end = addr + bytes;
+  auto it = d.mappings.upper_bound(addr);
+  if (it == d.mappings.begin()) return false;
+  --it;
+  for (uint64_t at = addr; at < end; ++it) {
+    if (it == d.mappings.end() || it->first > at || it->first + it->second.bytes <= at || !it->second.access)
+      return false;
+    at = it->first + it->second.bytes;
+  }
+  return true;
+}
+
+bool within(const std::map<uint64_t, uint64_t>& blocks, uint64_t addr, uint64_t bytes) {
+  auto it = blocks.upper_bound(addr);
+  if (it == blocks.begin()) return false;
+  --it;
+  return addr + bytes <= it->first + it->second;
+}
+
+bool host_range(uint64_t addr, uint64_t bytes) {
+  return within(driver().host_allocated, addr, bytes) || within(driver().registered, addr, bytes);
+}
+
+StreamRef find_stream(CUstream handle, const char* symbol) {
+  Driver& d = driver();
+  if (handle == CU_STREAM_LEGACY || handle == nullptr) return d.legacy[t_context];
+  auto it = d.streams.find(handle);
+  if (it == d.streams.end()) return violation(std::string(symbol) + ": no such stream"), nullptr;
+  if (it->second->context != t_context) return violation(std::string(symbol) + ": stream of another context"), nullptr;
+  return it->second;
+}
+
+uint64_t pending(const Stream& stream) { return stream.submitted - stream.done; }
+
+void work(const StreamRef& stream) {
+  Driver& d = driver();
+  std::unique_lock lock(d.mu);
+  uint64_t dice = d.chaos * 2654435761u + reinterpret_cast<uintptr_t>(stream.get());
+  for (;;) {
+    d.changed.wait(lock, [&] { return stream->closing || !stream->operations.empty(); });
+    if (stream->operations.empty()) return;
+    Operation operation = std::move(stream->operations.front());
+    stream->operations.pop_front();
+    d.changed.wait(lock, [&] {
+      if (stream->context->sticky.load()) return true;
+      for (const auto& [other, position] : operation.needs)
+        if (other->done < position) return false;
+      return true;
+    });
+    const bool run = !stream->context->sticky.load();
+    const uint64_t chaos = d.chaos;
+    lock.unlock();
+    dice = dice * 6364136223846793005u + 1442695040888963407u;
+    if (chaos && (dice >> 60) == 0) std::this_thread::sleep_for(std::chrono::microseconds((dice >> 40) % 400));
+    if (run) {
+      t_callback = operation.callback;
+      operation.run();
+      t_callback = false;
+    }
+    operation.run = nullptr;
+    lock.lock();
+    if (operation.module)
+      if (auto it = d.modules.find(reinterpret_cast<Module*>(operation.module)); it != d.modules.end())
+        it->second->queued--;
+    stream->done++;
+    d.changed.notify_all();
+  }
+}
+
+// Under mu; may let it go while the stream is full.
+void push(const StreamRef& stream, std::unique_lock<std::mutex>& lock, Operation operation) {
+  Driver& d = driver();
+  if (pending(*stream) >= kQueueDepth) {
+    d.blocked++;
+    if (!d.changed.wait_for(lock, std::chrono::seconds(10), [&] { return pending(*stream) < kQueueDepth; }))
+      violation("a submission was blocked for 10 s by a full queue");
+  }
+  auto need = [&](const StreamRef& other) {
+    if (other != stream && pending(*other)) operation.needs.push_back({other, other->submitted});
+  };
+  if (stream->legacy) {
+    for (const auto& [handle, other] : d.streams)
+      if (other->context == stream->context && !other->non_blocking) need(other);
+    for (const StreamRef& other : d.destroyed)
+      if (other->context == stream->context && !other->non_blocking) need(other);
+  } else if (!stream->non_blocking) {
+    need(d.legacy[stream->context]);
+  }
+  stream->submitted++;
+  stream->operations.push_back(std::move(operation));
+  if (!stream->thread.joinable()) stream->thread = std::thread(work, stream);
+  d.changed.notify_all();
+}
+
+CUresult push_work(CUstream handle, const char* symbol, std::unique_lock<std::mutex>& lock, std::function<void()> run) {
+  const StreamRef stream = find_stream(handle, symbol);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  push(stream, lock, {std::move(run), {}, nullptr, false});
+  return CUDA_SUCCESS;
+}
+
+// An execution fault, on a stream's thread.
+void fail_context(Context* context, int result) {
+  Driver& d = driver();
+  std::lock_guard lock(d.mu);
+  int none = 0;
+  context->sticky.compare_exchange_strong(none, result);
+  d.changed.notify_all();
+}
+
+// At execution: memory may have been unmapped since.
+bool still_mapped(Context* context, uint64_t addr, uint64_t bytes) {
+  {
+    std::lock_guard lock(driver().mu);
+    if (device_range(addr, bytes)) return true;
+    violation("work touches device memory that is not mapped any more");
+  }
+  fail_context(context, CUDA_ERROR_ILLEGAL_ADDRESS);
+  return false;
+}
+
+void run_kernel(Context* context, const std::string& name, const std::vector<uint8_t>& params) {
+  Driver& d = driver();
+  if (name.starts_with("spin")) {
+    std::unique_lock lock(d.mu);
+    d.changed.wait(lock, [&] { return !d.spin || context->sticky.load(); });
+    return;
+  }
+  if (name.starts_with("fault")) return fail_context(context, CUDA_ERROR_ILLEGAL_ADDRESS);
+  if (name.starts_with("fill")) {
+    struct {
+      uint64_t to;
+      uint32_t n, value;
+    } p;
+    std::memcpy(&p, params.data(), sizeof p);
+    bool mapped;
+    {
+      std::lock_guard lock(d.mu);
+      mapped = device_range(p.to, p.n * 4ull);
+    }
+    if (!mapped) return fail_context(context, CUDA_ERROR_ILLEGAL_ADDRESS);  // the kernel's own fault
+    for (uint32_t i = 0; i < p.n; i++) reinterpret_cast<uint32_t*>(p.to)[i] = p.value + i;
+  }
+  std::lock_guard lock(d.mu);
+  d.last_params = params;
+}
+
+size_t put_text(const std::string& from, char* to, size_t bytes) {
+  if (!bytes) return 0;
+  const size_t n = std::min(from.size(), bytes - 1);
+  std::memcpy(to, from.data(), n);
+  to[n] = 0;
+  return n;
+}
+
+void map_nothing(uint64_t addr, uint64_t bytes) {
+  mmap(reinterpret_cast<void*>(addr), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
+void drop_handle(CUmemGenericAllocationHandle id) {  // under mu
+  Driver& d = driver();
+  auto it = d.handles.find(id);
+  if (it == d.handles.end() || it->second.mappings || !it->second.released) return;
+  close(it->second.fd);
+  d.used -= it->second.bytes;
+  d.handles.erase(it);
+}
+
+}  // namespace
+
+// -- control --------------------------------------------------------------------------------------------------------
+
+EXPORT void fake_fail(const char* symbol, int nth, int result) {
+  std::lock_guard lock(driver().mu);
+  driver().failures[symbol] = {nth, result};
+}
+EXPORT uint64_t fake_calls(const char* symbol) {
+  std::lock_guard lock(driver().mu);
+  return driver().calls[symbol];
+}
+EXPORT int fake_violations(char* text, size_t bytes) {
+  Driver& d = driver();
+  std::lock_guard lock(d.mu);
+  std::string all;
+  for (const std::string& v : d.violations) all += v + "\n";
+  put_text(all, text, bytes);
+  const int n = static_cast<int>(d.violations.size());
+  d.violations.clear();
+  return n;
+}
+EXPORT int fake_alive(char* text, size_t bytes) {
+  Driver& d = driver();
+  std::lock_guard lock(d.mu);
+  std::ostringstream out;
+  out << d.contexts.size() << " contexts, " << d.streams.size() << " streams, " << d.events.size() << " events, "
+      << d.modules.size() << " modules, " << d.reservations.size() << " reservations, " << d.mappings.size()
+      << " mappings, " << d.handles.size() << " handles, " << d.host_allocated.size() << " host allocations, "
+      << d.registered.size() << " registrations";
+  put_text(out.str(), text, bytes);
+  return static_cast<int>(d.contexts.size() + d.streams.size() + d.events.size() + d.modules.size() +
+                          d.reservations.size() + d.mappings.size() + d.handles.size() + d.host_allocated.size() +
+                          d.registered.size());
+}
+EXPORT void fake_set_memory(uint64_t bytes) {
+  std::lock_guard lock(driver().mu);
+  driver().memory = bytes;
+}
+EXPORT uint64_t fake_used_memory() {
+  std::lock_guard lock(driver().mu);
+  return driver().used;
+}
+EXPORT void fake_set_attribute(int attribute, int value) {
+  std::lock_guard lock(driver().mu);
+  driver().attributes[attribute] = value;
+}
+EXPORT void fake_set_chaos(uint64_t seed) {
+  std::lock_guard lock(driver().mu);
+  driver().chaos = seed;
+}
+EXPORT void fake_hold_spin(int hold) {
+  std::lock_guard lock(driver().mu);
+  driver().spin = hold != 0;
+  driver().changed.notify_all();
+}
+EXPORT uint64_t fake_blocked() {
+  std::lock_guard lock(driver().mu);
+  return driver().blocked;
+}
+EXPORT size_t fake_last_params(void* to, size_t bytes) {
+  std::lock_guard lock(driver().mu);
+  const auto& params = driver().last_params;
+  std::memcpy(to, params.data(), std::min(bytes, params.size()));
+  return params.size();
+}
+
+// -- device and context ---------------------------------------------------------------------------------------------
+
+EXPORT CUresult CUDAAPI cuInit(unsigned int flags) {
+  ENTER_ANYWHERE("cuInit");
+  return flags ? bad("cuInit: flags") : CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuDriverGetVersion(int* version) {
+  *version = 13000;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuGetErrorName(CUresult error, const char** text) {
+  static const std::map<int, const char*> kNames = {
+      {1, "CUDA_ERROR_INVALID_VALUE"},     {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {200, "CUDA_ERROR_INVALID_IMAGE"},   {500, "CUDA_ERROR_NOT_FOUND"},
+      {700, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"}};
+  auto it = kNames.find(error);
+  *text = it == kNames.end() ? "CUDA_ERROR_OF_THE_FAKE" : it->second;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuGetErrorString(CUresult error, const char** text) {
+  *text = error == CUDA_ERROR_ILLEGAL_ADDRESS ? "an illegal memory access was encountered" : "as the name says";
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuDeviceGetCount(int* count) {
+  *count = 1;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
+  *device = 7;  // not the ordinal, so that a mix-up shows
+  return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+EXPORT CUresult CUDAAPI cuDeviceGetName(char* name, int bytes, CUdevice) {
+  put_text("Fake GPU", name, static_cast<size_t>(bytes));
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice) {
+  std::memset(uuid->bytes, 0x5a, sizeof uuid->bytes);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
+  *bytes = driver().memory;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  Driver& d = driver();
+  std::lock_guard lock(d.mu);
+  if (device != 7) return bad("cuDeviceGetAttribute: not a device");
+  if (auto it = d.attributes.find(attribute); it != d.attributes.end()) return *value = it->second, CUDA_SUCCESS;
+  switch (static_cast<int>(attribute)) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
+    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY: *value = 1; break;
+    default:
+      if (attribute >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
+      *value = 0;
+  }
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext* to, unsigned int, CUdevice device) {
+  ENTER_ANYWHERE("cuCtxCreate_v2");
+  if (device != 7) return bad("cuCtxCreate: not a device", CUDA_ERROR_INVALID_DEVICE);
+  auto* context = new Context;
+  d.contexts.insert(context);
+  auto legacy = std::make_shared<Stream>();
+  legacy->context = context;
+  legacy->legacy = true;
+  d.legacy[context] = legacy;
+  t_context = context;
+  *to = reinterpret_cast<CUcontext>(context);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext handle) {
+  auto* context = reinterpret_cast<Context*>(handle);
+  Driver& d = driver();
+  std::vector<StreamRef> mine;
+  {
+    std::lock_guard lock(d.mu);
+    if (!d.contexts.erase(context)) return bad("cuCtxDestroy: no such context", CUDA_ERROR_INVALID_CONTEXT);
+    for (auto it = d.streams.begin(); it != d.streams.end();) {
+      if (it->second->context == context)
+        violation("cuCtxDestroy: a stream is left"), mine.push_back(it->second), it = d.streams.erase(it);
+      else
+        ++it;
+    }
+    std::erase_if(d.destroyed, [&](const StreamRef& s) { return s->context == context && (mine.push_back(s), true); });
+    mine.push_back(d.legacy[context]);
+    d.legacy.erase(context);
+    for (const StreamRef& stream : mine) {
+      if (pending(*stream) && !context->sticky.load()) violation("cuCtxDestroy: work is pending");
+      stream->closing = true;
+    }
+    d.changed.notify_all();
+  }
+  for (const StreamRef& stream : mine)
+    if (stream->thread.joinable()) stream->thread.join();
+  if (t_context == context) t_context = nullptr;
+  return CUDA_SUCCESS;  // the context itself stays: somebody may still hold it, and that shall show as a violation
+}
+
+EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext handle) {
+  ENTER_ANYWHERE("cuCtxSetCurrent");
+  auto* context = reinterpret_cast<Context*>(handle);
+  if (!d.contexts.contains(context)) return bad("cuCtxSetCurrent: no such context", CUDA_ERROR_INVALID_CONTEXT);
+  t_context = context;
+  return CUDA_SUCCESS;
+}
+
+// -- memory ---------------------------------------------------------------------------------------------------------
+
+EXPORT CUresult CUDAAPI cuMemGetAllocationGranularity(size_t* to, const CUmemAllocationProp* prop,
+                                                      CUmemAllocationGranularity_flags) {
+  ENTER("cuMemGetAllocationGranularity");
+  if (prop->location.id != 7) return bad("cuMemGetAllocationGranularity: not a device");
+  *to = kGranularity;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr* to, size_t bytes, size_t, CUdeviceptr wish,
+                                            unsigned long long flags) {
+  ENTER("cuMemAddressReserve");
+  if (bytes == 0 || bytes % kGranularity || wish % kGranularity || flags) return bad("cuMemAddressReserve: arguments");
+  const int protection = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* got = MAP_FAILED;
+  if (wish) got = mmap(reinterpret_cast<void*>(wish), bytes, PROT_NONE, protection | MAP_FIXED_NOREPLACE, -1, 0);
+  if (got == MAP_FAILED) {  // somewhere else, as the driver does
+    got = mmap(nullptr, bytes + kGranularity, PROT_NONE, protection, -1, 0);
+    if (got == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    const auto begin = reinterpret_cast<uint64_t>(got),
+               aligned = (begin + kGranularity - 1) / kGranularity * kGranularity;
+    if (aligned != begin) munmap(got, aligned - begin);
+    if (aligned != begin + kGranularity)
+      munmap(reinterpret_cast<void*>(aligned + bytes), begin + kGranularity - aligned);
+    got = reinterpret_cast<void*>(aligned);
+  }
+  *to = reinterpret_cast<CUdeviceptr>(got);
+  d.reservations[*to] = bytes;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuMemAddressFree(CUdeviceptr addr, size_t bytes) {
+  CUresult entered;  // whether a failed context keeps the real driver from giving addresses back is not known
+  if (!enter("cuMemAddressFree", &entered, false)) return entered;
+  Driver& d = driver();
+  std::lock_guard lock(d.mu);
+  auto it = d.reservations.find(addr);
+  if (it == d.reservations.end() || it->second != bytes) return bad("cuMemAddressFree: not a reservation");
+  auto mapped = d.mappings.lower_bound(addr);
+  if (mapped != d.mappings.end() && mapped->first < addr + bytes)
+    return bad("cuMemAddressFree: something is mapped there");
+  munmap(reinterpret_cast<void*>(addr), bytes);
+  d.reservations.erase(it);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* to, size_t bytes, const CUmemAllocationProp* prop,
+                                    unsigned long long flags) {
+  ENTER("cuMemCreate");
+  if (bytes == 0 || bytes % kGranularity || flags || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+      prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop->location.id != 7)
+    return bad("cuMemCreate: arguments");
+  if (bytes > d.memory - std::min(d.memory, d.used)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const int fd = memfd_create("fake-device-memory", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  *to = d.next_handle++;
+  d.handles[*to] = {fd, bytes, 0, false};
+  d.used += bytes;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle) {
+  CUresult entered;
+  if (!enter("cuMemRelease", &entered, false)) return entered;
+  Driver& d = driver();
+  std::lock_guard lock(d.mu);
+  auto it = d.handles.find(handle);
+  if (it == d.handles.end() || it->second.released) return bad("cuMemRelease: not a handle");
+  it->second.released = true;
+  drop_handle(handle);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr addr, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                                 unsigned long long flags) {
+  ENTER("cuMemMap");
+  auto it = d.handles.find(handle);
+  if (it == d.handles.end() || it->second.released) return bad("cuMemMap: not a handle");
+  if (addr % kGranularity || bytes % kGranularity || offset || flags || bytes != it->second.bytes)
+    return bad("cuMemMap: arguments");
+  if (!within(d.reservations, addr, bytes)) return bad("cuMemMap: addresses are not reserved");
+  auto next = d.mappings.lower_bound(addr + bytes);
+  if (next != d.mappings.begin() && std::prev(next)->first + std::prev(next)->second.bytes > addr)
+    return bad("cuMemMap: something is mapped there");
+  mmap(reinterpret_cast<void*>(addr), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, it->second.fd, 0);
+  it->second.mappings++;
+  d.mappings[addr] = {bytes, handle, false};
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr addr, size_t bytes) {
+  CUresult entered;
+  if (!enter("cuMemUnmap", &entered, false)) return entered;
+  Driver& d = driver();
+  std::lock_guard lock(d.mu);
+  auto it = d.mappings.find(addr);
+  if (it == d.mappings.end() || it->second.bytes != bytes) return bad("cuMemUnmap: not a whole mapping");
+  map_nothing(addr, bytes);
+  const auto handle = it->second.handle;
+  d.mappings.erase(it);
+  d.handles[handle].mappings--;
+  drop_handle(handle);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr addr, size_t bytes, const CUmemAccessDesc* access, size_t count) {
+  ENTER("cuMemSetAccess");
+  if (count != 1 || access->location.id != 7 || access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+    return bad("cuMemSetAccess: arguments");
+  uint64_t at = addr;
+  for (auto it = d.mappings.find(addr); at < addr + bytes; ++it) {
+    if (it == d.mappings.end() || it->first != at || at + it->second.bytes > addr + bytes)
+      return bad("cuMemSetAccess: not whole mappings");
+    it->second.access = true;
+    at += it->second.bytes;
+  }
+  mprotect(reinterpret_cast<void*>(addr), bytes, PROT_READ | PROT_WRITE);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuMemHostAlloc(void** to, size_t bytes, unsigned int) {
+  ENTER("cuMemHostAlloc");
+  *to = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (*to == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  d.host_allocated[reinterpret_cast<uint64_t>(*to)] = bytes;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuMemFreeHost(void* addr) {
+  CUresult entered;
+  if (!enter("cuMemFreeHost", &entered, false)) return entered;
+  Driver& d = driver();
+  std::lock_guard lock(d.mu);
+  auto it = d.host_allocated.find(reinterpret_cast<uint64_t>(addr));
+  if (it == d.host_allocated.end()) return bad("cuMemFreeHost: not an allocation");
+  munmap(addr, it->second);
+  d.host_allocated.erase(it);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr* to, void* addr, unsigned int flags) {
+  ENTER("cuMemHostGetDevicePointer_v2");
+  if (flags || !host_range(reinterpret_cast<uint64_t>(addr), 1)) return bad("cuMemHostGetDevicePointer: arguments");
+  *to = reinterpret_cast<CUdeviceptr>(addr);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuMemHostRegister_v2(void* addr, size_t bytes, unsigned int) {
+  ENTER("cuMemHostRegister_v2");
+  const auto begin = reinterpret_cast<uint64_t>(addr);
+  if (begin % 4096 || bytes % 4096 || !bytes) return bad("cuMemHostRegister: not whole pages");
+  auto next = d.registered.lower_bound(begin + bytes);
+  if (next != d.registered.begin() && std::prev(next)->first + std::prev(next)->second > begin)
+    return bad("cuMemHostRegister: registered already", CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+  d.registered[begin] = bytes;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuMemHostUnregister(void* addr) {
+  CUresult entered;
+  if (!enter("cuMemHostUnregister", &entered, false)) return entered;
+  std::lock_guard lock(driver().mu);
+  if (!driver().registered.erase(reinterpret_cast<uint64_t>(addr))) return bad("cuMemHostUnregister: not registered");
+  return CUDA_SUCCESS;
+}
+
+// -- streams and events ---------------------------------------------------------------------------------------------
+
+EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* to, unsigned int flags, int) {
+  ENTER("cuStreamCreateWithPriority");
+  if (flags > CU_STREAM_NON_BLOCKING) return bad("cuStreamCreateWithPriority: flags");
+  auto stream = std::make_shared<Stream>();
+  stream->context = t_context;
+  stream->non_blocking = flags == CU_STREAM_NON_BLOCKING;
+  *to = reinterpret_cast<CUstream>(stream.get());
+  d.streams[*to] = stream;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream handle) {
+  CUresult entered;
+  if (!enter("cuStreamDestroy_v2", &entered, false)) return entered;
+  Driver& d = driver();
+  std::lock_guard lock(d.mu);
+  auto it = d.streams.find(handle);
+  if (it == d.streams.end()) return bad("cuStreamDestroy: no such stream", CUDA_ERROR_INVALID_HANDLE);
+  it->second->closing = true;
+  d.destroyed.push_back(it->second);
+  d.streams.erase(it);
+  d.changed.notify_all();
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuStreamQuery(CUstream handle) {
+  ENTER("cuStreamQuery");
+  const StreamRef stream = find_stream(handle, "cuStreamQuery");
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  return pending(*stream) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
+  ENTER("cuStreamSynchronize");
+  const StreamRef stream = find_stream(handle, "cuStreamSynchronize");
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  d.changed.wait(lock, [&] { return !pending(*stream); });
+  return static_cast<CUresult>(stream->context->sticky.load());
+}
+EXPORT CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned int flags) {
+  ENTER("cuStreamWaitEvent");
+  auto* event = reinterpret_cast<Event*>(event_handle);
+  if (!d.events.contains(event) || flags) return bad("cuStreamWaitEvent: no such event", CUDA_ERROR_INVALID_HANDLE);
+  const StreamRef stream = find_stream(handle, "cuStreamWaitEvent");
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  Operation operation{[] {}, {}, nullptr, false};
+  if (event->stream) operation.needs.push_back({event->stream, event->position});
+  push(stream, lock, std::move(operation));
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr addr, cuuint64_t value,
+                                                unsigned int flags) {
+  ENTER("cuStreamWriteValue64_v2");
+  if (addr % 8 || flags || !host_range(addr, 8)) return bad("cuStreamWriteValue64: arguments");
+  return push_work(handle, "cuStreamWriteValue64", lock, [addr, value] {
+    reinterpret_cast<std::atomic<uint64_t>*>(addr)->store(value, std::memory_order_release);
+  });
+}
+EXPORT CUresult CUDAAPI cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
+  ENTER("cuLaunchHostFunc");
+  const StreamRef stream = find_stream(handle, "cuLaunchHostFunc");
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  push(stream, lock, {[function, data] { function(data); }, {}, nullptr, true});
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuEventCreate(CUevent* to, unsigned int flags) {
+  ENTER("cuEventCreate");
+  auto* event = new Event;
+  event->context = t_context;
+  event->flags = flags;
+  d.events.insert(event);
+  *to = reinterpret_cast<CUevent>(event);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuEventDestroy_v2(CUevent handle) {
+  CUresult entered;
+  if (!enter("cuEventDestroy_v2", &entered, false)) return entered;
+  auto* event = reinterpret_cast<Event*>(handle);
+  std::lock_guard lock(driver().mu);
+  if (!driver().events.erase(event)) return bad("cuEventDestroy: no such event", CUDA_ERROR_INVALID_HANDLE);
+  delete event;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuEventRecord(CUevent handle, CUstream stream_handle) {
+  ENTER("cuEventRecord");
+  auto* event = reinterpret_cast<Event*>(handle);
+  if (!d.events.contains(event) || event->context != t_context)
+    return bad("cuEventRecord: no event of this context", CUDA_ERROR_INVALID_HANDLE);
+  const StreamRef stream = find_stream(stream_handle, "cuEventRecord");
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  auto time = std::make_shared<std::atomic<uint64_t>>(0);
+  push(stream, lock, {[time] { time->store(now_ns()); }, {}, nullptr, false});
+  event->stream = stream;
+  event->position = stream->submitted;
+  event->time_ns = time;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuEventQuery(CUevent handle) {
+  ENTER("cuEventQuery");
+  auto* event = reinterpret_cast<Event*>(handle);
+  if (!d.events.contains(event)) return bad("cuEventQuery: no such event", CUDA_ERROR_INVALID_HANDLE);
+  return !event->stream || event->stream->done >= event->position ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+EXPORT CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
+  ENTER("cuEventSynchronize");
+  auto* event = reinterpret_cast<Event*>(handle);
+  if (!d.events.contains(event)) return bad("cuEventSynchronize: no such event", CUDA_ERROR_INVALID_HANDLE);
+  if (!event->stream) return CUDA_SUCCESS;
+  const StreamRef stream = event->stream;
+  const uint64_t position = event->position;
+  d.changed.wait(lock, [&] { return stream->done >= position; });
+  return static_cast<CUresult>(stream->context->sticky.load());
+}
+#undef cuEventElapsedTime
+EXPORT CUresult CUDAAPI cuEventElapsedTime(float* ms, CUevent start_handle, CUevent end_handle) {
+  ENTER("cuEventElapsedTime");
+  auto *start = reinterpret_cast<Event*>(start_handle), *end = reinterpret_cast<Event*>(end_handle);
+  if (!d.events.contains(start) || !d.events.contains(end))
+    return bad("cuEventElapsedTime: no such event", CUDA_ERROR_INVALID_HANDLE);
+  if (!start->stream || !end->stream || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
+    return CUDA_ERROR_INVALID_HANDLE;
+  const uint64_t a = start->time_ns->load(), b = end->time_ns->load();
+  if (!a || !b) return CUDA_ERROR_NOT_READY;
+  *ms = static_cast<float>((static_cast<double>(b) - static_cast<double>(a)) * 1e-6);
+  return CUDA_SUCCESS;
+}
+
+// -- copies and sets ------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct Side {
+  bool device;
+  uint64_t addr, pitch;
+};
+
+CUresult copy(const char* symbol, Side to, Side from, uint64_t width, uint64_t height, CUstream handle,
+              std::unique_lock<std::mutex>& lock) {
+  auto side = [&](const Side& s, const char* which) {
+    const uint64_t bytes = (height - 1) * s.pitch + width;
+    if (s.device ? device_range(s.addr, bytes) : host_range(s.addr, bytes)) return true;
+    violation(std::string(symbol) + ": " + which +
+              (s.device ? " is not accessible device memory" : " is not page-locked memory"));
+    return false;
+  };
+  if (!width || !height || (height > 1 && (to.pitch < width || from.pitch < width)))
+    return bad(std::string(symbol) + ": extent");
+  if (!side(to, "destination") || !side(from, "source")) return CUDA_ERROR_INVALID_VALUE;
+  Context* const context = t_context;
+  return push_work(handle, symbol, lock, [=] {
+    for (const Side& s : {to, from})
+      if (s.device && !still_mapped(context, s.addr, (height - 1) * s.pitch + width)) return;
+    for (uint64_t row = 0; row < height; row++)
+      std::memmove(reinterpret_cast<void*>(to.addr + row * to.pitch),
+                   reinterpret_cast<const void*>(from.addr + row * from.pitch), width);
+  });
+}
+
+template <class T>
+CUresult fill(const char* symbol, uint64_t addr, uint64_t pitch, T value, uint64_t count, uint64_t rows,
+              CUstream handle, std::unique_lock<std::mutex>& lock) {
+  if (!count || !rows || addr % sizeof(T) || pitch % sizeof(T)) return bad(std::string(symbol) + ": arguments");
+  const uint64_t bytes = (rows - 1) * pitch + count * sizeof(T);
+  if (!device_range(addr, bytes)) return bad(std::string(symbol) + ": not accessible device memory");
+  Context* const context = t_context;
+  return push_work(handle, symbol, lock, [=] {
+    if (!still_mapped(context, addr, bytes)) return;
+    for (uint64_t row = 0; row < rows; row++) std::fill_n(reinterpret_cast<T*>(addr + row * pitch), count, value);
+  });
+}
+
+}  // namespace
+
+EXPORT CUresult CUDAAPI cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  ENTER("cuMemcpyHtoDAsync_v2");
+  return copy("cuMemcpyHtoDAsync", {true, to, 0}, {false, reinterpret_cast<uint64_t>(from), 0}, bytes, 1, stream, lock);
+}
+EXPORT CUresult CUDAAPI cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  ENTER("cuMemcpyDtoHAsync_v2");
+  return copy("cuMemcpyDtoHAsync", {false, reinterpret_cast<uint64_t>(to), 0}, {true, from, 0}, bytes, 1, stream, lock);
+}
+EXPORT CUresult CUDAAPI cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  ENTER("cuMemcpyDtoDAsync_v2");
+  return copy("cuMemcpyDtoDAsync", {true, to, 0}, {true, from, 0}, bytes, 1, stream, lock);
+}
+EXPORT CUresult CUDAAPI cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* c, CUstream stream) {
+  ENTER("cuMemcpy2DAsync_v2");
+  auto side = [&](CUmemorytype type, const void* host, CUdeviceptr device, size_t pitch) -> Side {
+    const bool on_device = type == CU_MEMORYTYPE_DEVICE;
+    return {on_device, on_device ? device : reinterpret_cast<uint64_t>(host), pitch};
+  };
+  if (c->srcXInBytes || c->srcY || c->dstXInBytes || c->dstY) return bad("cuMemcpy2DAsync: origin");
+  return copy("cuMemcpy2DAsync", side(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstPitch),
+              side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcPitch), c->WidthInBytes, c->Height, stream, lock);
+}
+EXPORT CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, CUstream stream) {
+  ENTER("cuMemsetD8Async");
+  return fill<uint8_t>("cuMemsetD8Async", to, 0, value, n, 1, stream, lock);
+}
+EXPORT CUresult CUDAAPI cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t n, CUstream stream) {
+  ENTER("cuMemsetD16Async");
+  return fill<uint16_t>("cuMemsetD16Async", to, 0, value, n, 1, stream, lock);
+}
+EXPORT CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t n, CUstream stream) {
+  ENTER("cuMemsetD32Async");
+  return fill<uint32_t>("cuMemsetD32Async", to, 0, value, n, 1, stream, lock);
+}
+EXPORT CUresult CUDAAPI cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t n, size_t rows,
+                                          CUstream stream) {
+  ENTER("cuMemsetD2D8Async");
+  return fill<uint8_t>("cuMemsetD2D8Async", to, pitch, value, n, rows, stream, lock);
+}
+EXPORT CUresult CUDAAPI cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t n, size_t rows,
+                                           CUstream stream) {
+  ENTER("cuMemsetD2D16Async");
+  return fill<uint16_t>("cuMemsetD2D16Async", to, pitch, value, n, rows, stream, lock);
+}
+EXPORT CUresult CUDAAPI cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned int value, size_t n, size_t rows,
+                                           CUstream stream) {
+  ENTER("cuMemsetD2D32Async");
+  return fill<uint32_t>("cuMemsetD2D32Async", to, pitch, value, n, rows, stream, lock);
+}
+
+// -- modules: text, one object a line: "kernel NAME OFFSET:SIZE ..." and "global NAME BYTES"
+// ---------------------------
+
+EXPORT CUresult CUDAAPI cuModuleLoadDataEx(CUmodule* to, const void* image, unsigned int n_options,
+                                           CUjit_option* options, void** values) {
+  ENTER("cuModuleLoadDataEx");
+  std::istringstream lines(static_cast<const char*>(image));
+  auto module = std::make_unique<Module>();
+  module->context = t_context;
+  std::string line;
+  while (std::getline(lines, line)) {
+    std::istringstream words(line);
+    std::string what, name, place;
+    words >> what >> name;
+    if (what == "kernel") {
+      auto function = std::make_unique<Function>();
+      function->module = reinterpret_cast<CUmodule>(module.get());
+      function->name = name;
+      while (words >> place) {
+        const size_t colon = place.find(':');
+        function->params.push_back({std::stoul(place), std::stoul(place.substr(colon + 1))});
+      }
+      d.functions.insert(function.get());
+      module->functions[name] = std::move(function);
+    } else if (what == "global") {
+      size_t bytes = 0;
+      words >> bytes;
+      module->globals[name].resize(bytes);
+    } else if (!what.empty() && what != "//") {
+      for (unsigned i = 0; i < n_options; i++)
+        if (options[i] == CU_JIT_ERROR_LOG_BUFFER)
+          put_text("line not understood: " + line, static_cast<char*>(values[i]), 256);
+      for (auto& [n, f] : module->functions) d.functions.erase(f.get());
+      return CUDA_ERROR_INVALID_IMAGE;
+    }
+  }
+  Module* const key = module.get();
+  *to = reinterpret_cast<CUmodule>(key);
+  d.modules[key] = std::move(module);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
+  CUresult entered;
+  if (!enter("cuModuleUnload", &entered, false)) return entered;
+  Driver& d = driver();
+  std::lock_guard lock(d.mu);
+  auto it = d.modules.find(reinterpret_cast<Module*>(handle));
+  if (it == d.modules.end()) return bad("cuModuleUnload: no such module", CUDA_ERROR_INVALID_HANDLE);
+  if (it->second->queued && !it->second->context->sticky.load()) violation("cuModuleUnload: a kernel of it is queued");
+  for (auto& [name, function] : it->second->functions) d.functions.erase(function.get());
+  d.modules.erase(it);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuModuleGetFunction(CUfunction* to, CUmodule handle, const char* name) {
+  ENTER("cuModuleGetFunction");
+  auto it = d.modules.find(reinterpret_cast<Module*>(handle));
+  if (it == d.modules.end()) return bad("cuModuleGetFunction: no such module", CUDA_ERROR_INVALID_HANDLE);
+  auto function = it->second->functions.find(name);
+  if (function == it->second->functions.end()) return CUDA_ERROR_NOT_FOUND;
+  *to = reinterpret_cast<CUfunction>(function->second.get());
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr* to, size_t* bytes, CUmodule handle, const char* name) {
+  ENTER("cuModuleGetGlobal_v2");
+  auto it = d.modules.find(reinterpret_cast<Module*>(handle));
+  if (it == d.modules.end()) return bad("cuModuleGetGlobal: no such module", CUDA_ERROR_INVALID_HANDLE);
+  auto global = it->second->globals.find(name);
+  if (global == it->second->globals.end()) return CUDA_ERROR_NOT_FOUND;
+  *to = reinterpret_cast<CUdeviceptr>(global->second.data());
+  *bytes = global->second.size();
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction function) {
+  ENTER("cuFuncGetAttribute");
+  if (!d.functions.contains(reinterpret_cast<Function*>(function)))
+    return bad("cuFuncGetAttribute: no such function", CUDA_ERROR_INVALID_HANDLE);
+  *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
+           : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS            ? 40
+                                                                : 16;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int) {
+  ENTER("cuFuncSetAttribute");
+  if (!d.functions.contains(reinterpret_cast<Function*>(function)))
+    return bad("cuFuncSetAttribute: no such function", CUDA_ERROR_INVALID_HANDLE);
+  return attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+EXPORT CUresult CUDAAPI cuFuncGetParamInfo(CUfunction handle, size_t index, size_t* offset, size_t* bytes) {
+  ENTER("cuFuncGetParamInfo");
+  auto* function = reinterpret_cast<Function*>(handle);
+  if (!d.functions.contains(function)) return bad("cuFuncGetParamInfo: no such function", CUDA_ERROR_INVALID_HANDLE);
+  if (index >= function->params.size()) return CUDA_ERROR_INVALID_VALUE;
+  *offset = function->params[index].first;
+  *bytes = function->params[index].second;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuLaunchKernel(CUfunction handle, unsigned int gx, unsigned int gy, unsigned int gz,
+                                       unsigned int bx, unsigned int by, unsigned int bz, unsigned int,
+                                       CUstream stream_handle, void** params, void** extra) {
+  ENTER("cuLaunchKernel");
+  auto* function = reinterpret_cast<Function*>(handle);
+  if (!d.functions.contains(function)) return bad("cuLaunchKernel: no such function", CUDA_ERROR_INVALID_HANDLE);
+  if (!gx || !gy || !gz || !bx || !by || !bz || bx * by * bz > 1024 || params) return bad("cuLaunchKernel: arguments");
+  std::vector<uint8_t> block;
+  if (extra) {
+    if (extra[0] != CU_LAUNCH_PARAM_BUFFER_POINTER || extra[2] != CU_LAUNCH_PARAM_BUFFER_SIZE ||
+        extra[4] != CU_LAUNCH_PARAM_END)
+      return bad("cuLaunchKernel: extra");
+    const auto* bytes = static_cast<const uint8_t*>(extra[1]);
+    block.assign(bytes, bytes + *static_cast<size_t*>(extra[3]));
+  }
+  for (const auto& [offset, bytes] : function->params)
+    if (offset + bytes > block.size()) return bad("cuLaunchKernel: parameters are missing");
+  const StreamRef stream = find_stream(stream_handle, "cuLaunchKernel");
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  auto& module = *d.modules[reinterpret_cast<Module*>(function->module)];
+  if (module.context != t_context) return bad("cuLaunchKernel: function of another context", CUDA_ERROR_INVALID_HANDLE);
+  module.queued++;
+  Context* const context = t_context;
+  push(stream, lock,
+       {[context, name = function->name, block] { run_kernel(context, name, block); }, {}, function->module, false});
+  return CUDA_SUCCESS;
+}

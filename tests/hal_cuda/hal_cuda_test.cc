@@ -1,0 +1,807 @@
+// Drives hal/cuda through the whole of hal.h on the fake driver. One line per test: "PASS name" or "FAIL name: ...".
+//
+//   hal_cuda_test FAKE_DRIVER.so [events] [register] [chaos]    events: marks are events, not written words;
+//                                                               register: the pinned window is registered
+//   hal_cuda_test --open PATH                                   prints why this driver cannot be opened
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "devproxy/hal/cuda/cuda_device.h"
+#include "tests/hal_cuda/fake_control.h"
+
+using namespace devproxy;
+using namespace devproxy::hal;
+using std::chrono::steady_clock;
+
+namespace {
+
+#ifdef DEVPROXY_TSAN  // refuses most fixed addresses (facts/driver-shim.md)
+constexpr uint64_t kBase = 0x40'0000'0000, kDeviceBytes = 0x6'0000'0000, kRange = 0x8'0000'0000;
+#else
+constexpr uint64_t kBase = 0x2000'0000'0000, kDeviceBytes = 0x30'0000'0000, kRange = 0x40'0000'0000;
+#endif
+constexpr uint64_t kWindowBytes = 32u << 20, kMiB = 1u << 20;
+
+struct Fake {
+  decltype(&fake_fail) fail;
+  decltype(&fake_calls) calls;
+  decltype(&fake_violations) violations;
+  decltype(&fake_alive) alive;
+  decltype(&fake_set_memory) set_memory;
+  decltype(&fake_used_memory) used_memory;
+  decltype(&fake_set_attribute) set_attribute;
+  decltype(&fake_set_chaos) set_chaos;
+  decltype(&fake_hold_spin) hold_spin;
+  decltype(&fake_blocked) blocked;
+  decltype(&fake_last_params) last_params;
+} fake;
+
+template <class F>
+void load(void* library, const char* name, F* to) {
+  *to = reinterpret_cast<F>(dlsym(library, name));
+  if (!*to) std::fprintf(stderr, "the fake lacks %s\n", name), std::exit(2);
+}
+
+cuda::CudaConfig g_config;
+std::string g_failures;
+
+#define EXPECT(condition)                                                                                   \
+  do {                                                                                                      \
+    if (!(condition)) g_failures += std::string(" line ") + std::to_string(__LINE__) + ": " #condition ";"; \
+  } while (0)
+#define EXPECT_OK(expression)                                                                  \
+  do {                                                                                         \
+    if (const Status s_ = (expression); !s_.ok())                                              \
+      g_failures += std::string(" line ") + std::to_string(__LINE__) + ": " + s_.text() + ";"; \
+  } while (0)
+
+// What a server's connection is to a space.
+class Owner final : public SpaceOwner {
+ public:
+  void on_thread_start() noexcept override { threads++; }
+  void on_complete(uint32_t index, uint64_t position, uint32_t tag) noexcept override {
+    std::lock_guard lock(mu);
+    if (position <= completed[index]) backwards++;
+    completed[index] = position;
+    total++;
+    if (tag) tags.push_back(tag);
+    if (stopped) late++;
+    changed.notify_all();
+  }
+  void on_fault(int32_t result, const char* text) noexcept override {
+    std::lock_guard lock(mu);
+    faults++;
+    fault = result;
+    fault_text = text;
+    total_at_fault = total;
+  }
+  bool range_live(uint64_t, uint64_t, uint64_t, bool) noexcept override { return true; }
+  void host_function(uint64_t token) noexcept override {
+    host_functions++;
+    if (run) run(token);
+  }
+  bool wait(uint32_t index, uint64_t position, int ms = 10'000) {
+    std::unique_lock lock(mu);
+    return changed.wait_for(lock, std::chrono::milliseconds(ms), [&] { return completed[index] >= position; });
+  }
+  bool done(uint32_t index, uint64_t position) {
+    std::lock_guard lock(mu);
+    return completed[index] >= position;
+  }
+
+  std::mutex mu;
+  std::condition_variable changed;
+  std::map<uint32_t, uint64_t> completed;
+  std::vector<uint32_t> tags;
+  uint64_t total = 0, total_at_fault = 0;
+  int backwards = 0, faults = 0, late = 0;
+  int32_t fault = 0;
+  std::string fault_text;
+  bool stopped = false;
+  std::atomic<int> threads{0}, host_functions{0};
+  std::function<void(uint64_t)> run;
+};
+
+const char kImage[] =
+    "// a module of the fake driver\n"
+    "kernel fill 0:8 8:4 12:4\n"
+    "kernel offset 4:4 16:40\n"
+    "kernel spin\n"
+    "kernel fault\n"
+    "global table 4096\n";
+
+struct Fixture {
+  explicit Fixture(uint32_t slot = 0, cuda::CudaConfig config = g_config, Device* shared = nullptr) {
+    base = kBase + slot * kRange;
+    window_base = base + kDeviceBytes;
+    window_fd = memfd_create("window", MFD_CLOEXEC);
+    if (ftruncate(window_fd, kWindowBytes)) std::abort();
+    window = static_cast<uint8_t*>(mmap(reinterpret_cast<void*>(window_base), kWindowBytes, PROT_READ | PROT_WRITE,
+                                        MAP_SHARED | MAP_FIXED_NOREPLACE, window_fd, 0));
+    if (window == MAP_FAILED) std::abort();
+    if (!shared) {
+      auto made = cuda::make_device(config);
+      if (!made.ok()) std::fprintf(stderr, "%s\n", made.status().text().c_str()), std::exit(2);
+      own = std::move(*made);
+      shared = own.get();
+    }
+    device = shared;
+    auto opened = device->open_space({base, kDeviceBytes, window_base, kWindowBytes}, owner);
+    if (!opened.ok()) {
+      open_error = opened.status().text();
+      return;
+    }
+    space = std::move(*opened);
+    legacy = space->create_queue(QueueKind::kLegacy, 0, 0);
+  }
+  ~Fixture() {
+    fake.hold_spin(0);
+    if (space) {
+      for (auto& [index, position] : last) EXPECT(owner.wait(index, position));
+      {
+        std::lock_guard lock(owner.mu);
+        owner.stopped = true;
+      }
+      space->stop();
+    }
+    legacy.reset();
+    fill_f.reset(), spin_f.reset(), fault_f.reset(), offset_f.reset(), module.reset();
+    space.reset();
+    EXPECT(owner.backwards == 0);
+    EXPECT(owner.late == 0);
+    munmap(window, kWindowBytes);
+    close(window_fd);
+  }
+  Ticket ticket(uint32_t index, uint32_t tag = 0) {
+    last[index] = ++position * 64;
+    return {last[index], tag};
+  }
+  bool sync(uint32_t index = 0) { return owner.wait(index, last[index]); }
+  void load_module() {
+    auto loaded = space->load_module(reinterpret_cast<const uint8_t*>(kImage), sizeof kImage - 1, nullptr);
+    EXPECT_OK(loaded.status());
+    if (!loaded.ok()) return;
+    module = *loaded;
+    FunctionInfo info;
+    fill_f = *space->get_function(module, "fill", &info);
+    spin_f = *space->get_function(module, "spin", &info);
+    fault_f = *space->get_function(module, "fault", &info);
+    offset_f = *space->get_function(module, "offset", &info);
+  }
+  void fill(const QueueRef& queue, uint32_t index, uint64_t to, uint32_t n, uint32_t value) {
+    struct alignas(16) {
+      uint64_t to;
+      uint32_t n, value;
+    } p{to, n, value};
+    LaunchArgs args;
+    args.params = reinterpret_cast<const uint8_t*>(&p);
+    args.params_bytes = 16;
+    space->launch(queue, ticket(index), fill_f, args);
+  }
+  void spin(const QueueRef& queue, uint32_t index) {
+    fake.hold_spin(1);
+    space->launch(queue, ticket(index), spin_f, {});
+  }
+  CopyArgs up(uint64_t to, const void* from, uint64_t bytes) const {
+    return {to, reinterpret_cast<uint64_t>(from), 0, 0, bytes, 1, true, false};
+  }
+  CopyArgs down(void* to, uint64_t from, uint64_t bytes) const {
+    return {reinterpret_cast<uint64_t>(to), from, 0, 0, bytes, 1, false, true};
+  }
+  std::vector<uint32_t> words(uint64_t addr, size_t n) {
+    std::vector<uint32_t> out(n);
+    EXPECT_OK(space->read(addr, out.data(), n * 4));
+    return out;
+  }
+
+  uint64_t base, window_base;
+  int window_fd;
+  uint8_t* window;
+  std::unique_ptr<Device> own;
+  Device* device;
+  Owner owner;
+  std::unique_ptr<Space> space;
+  std::string open_error;
+  QueueRef legacy;
+  ModuleRef module;
+  FunctionRef fill_f, spin_f, fault_f, offset_f;
+  uint64_t position = 0;
+  std::map<uint32_t, uint64_t> last;
+};
+
+void test_properties() {
+  Fixture f;
+  const Properties& p = f.device->properties();
+  EXPECT(p.name == "Fake GPU" && p.major == 9 && p.minor == 0 && p.uuid[15] == 0x5a && p.total_bytes == 8ull << 30);
+  EXPECT(p.attributes[83] == 0);  // managed memory: the device has it, devproxy refuses it
+  const Caps caps = f.device->caps();
+  EXPECT(caps.fixed_addresses && caps.alias_pages && !caps.kernels_see_host_window);
+  EXPECT(f.device->running_here() == nullptr);
+}
+
+void test_memory() {
+  fake.set_memory(1ull << 30);
+  Fixture f;
+  const uint64_t maps = fake.calls("cuMemMap"), accesses = fake.calls("cuMemSetAccess");
+  EXPECT_OK(f.space->commit(f.base, 512));
+  EXPECT_OK(f.space->commit(f.base + 4096, 8 * kMiB));
+  EXPECT(fake.calls("cuMemMap") == maps + 1);                      // one slab serves both
+  EXPECT_OK(f.space->commit(f.base + kDeviceBytes - kMiB, kMiB));  // the high end
+  EXPECT_OK(f.space->commit(f.base + 60 * kMiB, 200 * kMiB));      // over the border of a slab
+  EXPECT(fake.calls("cuMemSetAccess") - accesses == 3);            // once per range
+  std::vector<uint8_t> data(3 * kMiB + 7), back(data.size());
+  for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<uint8_t>(i * 7);
+  EXPECT_OK(f.space->write(f.base + 62 * kMiB + 3, data.data(), data.size()));
+  EXPECT_OK(f.space->read(f.base + 62 * kMiB + 3, back.data(), back.size()));
+  EXPECT(data == back);
+  EXPECT(f.space->read(f.base + 600 * kMiB, back.data(), 1).code() == kInvalidValue);  // nothing there, so no fault
+  EXPECT(f.space->commit(f.base + kDeviceBytes, 1).code() == kInvalidValue);
+
+  // 1 GiB device: 64 + 256 + 64 are in use. 600 MiB fit only without the slabs' rounding; 700 MiB do not.
+  EXPECT(f.space->commit(f.base + 1024 * kMiB, 700 * kMiB).code() == kOutOfMemory);
+  EXPECT_OK(f.space->commit(f.base + 1024 * kMiB + 32 * kMiB, 600 * kMiB));
+  const uint64_t used = fake.used_memory();
+  f.space->release(f.base + 1024 * kMiB + 32 * kMiB, 600 * kMiB);
+  EXPECT(fake.used_memory() < used);  // above the floor, so given back
+  EXPECT_OK(f.space->commit(f.base + 2048 * kMiB, 500 * kMiB));
+  f.space->release(f.base, 512);
+  EXPECT_OK(f.space->read(f.base + 4096, back.data(), 16));  // the neighbour in the same slab still has its memory
+  fake.fail("cuMemSetAccess", 1, 999);
+  const Status broken = f.space->commit(f.base + 4096 * kMiB, kMiB);
+  EXPECT(broken.code() == 999 && broken.text().find("cuMemSetAccess") != std::string::npos);
+  EXPECT_OK(f.space->commit(f.base + 4096 * kMiB, kMiB));  // nothing of the failed attempt is left behind
+  fake.set_memory(8ull << 30);
+}
+
+void test_address_taken() {
+  void* const want = reinterpret_cast<void*>(kBase + kRange + 64 * kMiB);
+  void* const block = mmap(want, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  EXPECT(block == want);
+  {
+    Fixture f(1);
+    EXPECT(!f.space && f.open_error.find("instead of the device addresses") != std::string::npos);
+  }
+  munmap(block, 4096);
+}
+
+void test_stream_order() {
+  Fixture f;
+  f.load_module();
+  EXPECT_OK(f.space->commit(f.base, 4 * kMiB));
+  const QueueRef blocking = f.space->create_queue(QueueKind::kBlocking, 0, 1);
+  const QueueRef other = f.space->create_queue(QueueKind::kBlocking, 0, 2);
+  const QueueRef free = f.space->create_queue(QueueKind::kNonBlocking, 0, 3);
+  EXPECT(f.space->idle() && f.space->oldest_pending() == UINT64_MAX);
+
+  f.fill(f.legacy, 0, f.base, 16, 100);
+  const uint64_t before_spin = f.last[0];
+  f.spin(blocking, 1);
+  const uint64_t spin_position = f.last[1];
+  f.fill(other, 2, f.base + 4096, 16, 200);
+  f.fill(free, 3, f.base + 8192, 16, 300);
+  EXPECT(f.owner.wait(0, before_spin));  // a mark that came later would wait for the spin
+  EXPECT(f.sync(3) && f.sync(2));        // blocking streams do not wait for one another
+  // A command that was just told may still count for a moment.
+  for (int i = 0; i < 2000 && f.space->oldest_pending() != spin_position; i++) usleep(1000);
+  EXPECT(f.space->oldest_pending() == spin_position);
+  f.fill(f.legacy, 0, f.base + 64, 16, 400);  // waits for the spin
+  f.fill(other, 2, f.base + 128, 16, 500);    // waits for that
+  f.fill(free, 3, f.base + 8192, 16, 600);
+  EXPECT(f.sync(3));
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  EXPECT(!f.owner.done(1, f.last[1]) && !f.owner.done(0, f.last[0]) && !f.owner.done(2, f.last[2]) && !f.space->idle());
+  fake.hold_spin(0);
+  EXPECT(f.sync(0) && f.sync(1) && f.sync(2));
+  for (int i = 0; i < 1000 && !f.space->idle(); i++) usleep(1000);
+  EXPECT(f.space->idle());
+  EXPECT(f.words(f.base, 1)[0] == 100 && f.words(f.base + 64, 1)[0] == 400 && f.words(f.base + 128, 2)[1] == 501);
+  EXPECT(f.words(f.base + 4096, 1)[0] == 200 && f.words(f.base + 8192, 1)[0] == 600);
+}
+
+// Somebody waits for a command while a later one of the same stream does not end: its mark must not lie behind that.
+void test_marks_are_not_late() {
+  Fixture f;
+  f.load_module();
+  EXPECT_OK(f.space->commit(f.base, 4 * kMiB));
+  const QueueRef queue = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  const QueueRef second = f.space->create_queue(QueueKind::kNonBlocking, 0, 2);
+  const EventRef event = f.space->create_event(false);
+
+  f.fill(queue, 1, f.base, 16, 1);
+  f.space->record(queue, f.ticket(1), event);
+  const uint64_t recorded = f.last[1];
+  f.spin(queue, 1);
+  EXPECT(f.owner.wait(1, recorded, 2000));
+  fake.hold_spin(0);
+  EXPECT(f.sync(1));
+
+  // A host function that returns only when the client has seen what was before it.
+  f.fill(queue, 1, f.base, 16, 2);
+  const uint64_t filled = f.last[1];
+  f.owner.run = [&](uint64_t) { EXPECT(f.owner.wait(1, filled, 2000)); };
+  f.space->host_function(queue, f.ticket(1), 7);
+  EXPECT(f.sync(1) && f.owner.host_functions == 1);
+
+  // The same with a wait for another stream in place of the host function.
+  f.spin(second, 2);
+  f.space->record(second, f.ticket(2), event);
+  f.fill(queue, 1, f.base, 16, 3);
+  const uint64_t before_wait = f.last[1];
+  f.space->wait(queue, f.ticket(1), event);
+  EXPECT(f.owner.wait(1, before_wait, 2000));
+  EXPECT(!f.owner.done(1, f.last[1]));
+  fake.hold_spin(0);
+  EXPECT(f.sync(1));
+}
+
+void test_events() {
+  Fixture f;
+  f.load_module();
+  EXPECT_OK(f.space->commit(f.base, 4 * kMiB));
+  const QueueRef a = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  const QueueRef b = f.space->create_queue(QueueKind::kNonBlocking, -5, 2);
+  const EventRef start = f.space->create_event(true), end = f.space->create_event(true),
+                 untimed = f.space->create_event(false);
+  EXPECT(f.space->elapsed_ms(start, end).status().code() == kInvalidHandle);
+  f.space->wait(b, f.ticket(2), start);  // never recorded: no wait
+  EXPECT(f.sync(2));
+  f.space->record(a, f.ticket(1), start);
+  EXPECT(f.sync(1));  // so that the time begins before the spin
+  f.spin(a, 1);
+  f.space->record(a, f.ticket(1), end);
+  f.space->record(a, f.ticket(1), untimed);
+  EXPECT(f.space->elapsed_ms(start, end).status().code() == kNotReady);
+  EXPECT(f.space->elapsed_ms(start, untimed).status().code() == kInvalidHandle);
+  f.fill(a, 1, f.base, 4, 10);
+  f.space->record(a, f.ticket(1), end);  // the wait is for this one
+  f.space->wait(b, f.ticket(2), end);
+  f.fill(b, 2, f.base, 4, 20);
+  usleep(20'000);
+  EXPECT(!f.owner.done(2, f.last[2]));
+  fake.hold_spin(0);
+  EXPECT(f.sync(2) && f.words(f.base, 1)[0] == 20);
+  auto ms = f.space->elapsed_ms(start, end);
+  EXPECT_OK(ms.status());
+  EXPECT(ms.ok() && *ms >= 15 && *ms < 10'000);
+}
+
+void test_copies() {
+  auto config = g_config;
+  config.staging_bytes = 64u << 10;  // so that pieces are many
+  Fixture f(0, config);
+  EXPECT_OK(f.space->commit(f.base, 16 * kMiB));
+  const QueueRef queue = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  std::mt19937 random(1);
+  for (size_t i = 0; i < kWindowBytes; i += 4) {
+    const uint32_t word = random();
+    std::memcpy(f.window + i, &word, 4);
+  }
+  // Pinned window up, across pieces of registration; on the device; down into memory that nobody registered.
+  const size_t n = 5 * kMiB + 13;
+  f.space->copy(queue, f.ticket(1), f.up(f.base + 5, f.window + kMiB + 3, n));
+  f.space->copy(queue, f.ticket(1), {f.base + 8 * kMiB, f.base + 5, 0, 0, n, 1, true, true});
+  std::vector<uint8_t> chunk(n);
+  f.space->copy(queue, f.ticket(1, 77), f.down(chunk.data(), f.base + 8 * kMiB, n));
+  EXPECT(f.sync(1));
+  EXPECT(std::memcmp(chunk.data(), f.window + kMiB + 3, n) == 0);
+  EXPECT(f.owner.tags == std::vector<uint32_t>{77});  // once, though the copy went in pieces
+  EXPECT(f.owner.total == 3);
+
+  // One buffer down and up again: nothing may be read before the stream is there (hazard 3).
+  std::memset(f.window, 0xee, 4096);
+  f.space->memset(queue, f.ticket(1), {f.base, 0, 4096, 1, 0x11, 1});
+  f.space->copy(queue, f.ticket(1), f.down(f.window, f.base, 4096));
+  f.space->copy(queue, f.ticket(1), f.up(f.base + 4096, f.window, 4096));
+  // From the window to the window, in order too.
+  f.space->copy(queue, f.ticket(1), {f.window_base + 8192, f.window_base, 0, 0, 4096, 1, false, false});
+  EXPECT(f.sync(1));
+  EXPECT(f.words(f.base + 4096, 1)[0] == 0x11111111 && f.window[8192 + 4095] == 0x11);
+
+  // Rectangles: 200 x 300 bytes, then rows that are longer than a slot.
+  for (uint64_t width : {uint64_t{200}, uint64_t{150'000}}) {
+    const uint64_t height = width == 200 ? 300 : 5, pitch = width + 56, device_pitch = width + 312;
+    std::vector<uint8_t> out(pitch * height, 0);
+    f.space->copy(queue, f.ticket(1),
+                  {f.base, f.window_base + 16 * kMiB + 1, device_pitch, pitch, width, height, true, false});
+    f.space->copy(queue, f.ticket(1), {f.base + 4 * kMiB, f.base, pitch, device_pitch, width, height, true, true});
+    f.space->copy(
+        queue, f.ticket(1),
+        {reinterpret_cast<uint64_t>(out.data()), f.base + 4 * kMiB, pitch, pitch, width, height, false, true});
+    EXPECT(f.sync(1));
+    bool same = true, untouched = true;
+    for (uint64_t y = 0; y < height; y++) {
+      same &= std::memcmp(out.data() + y * pitch, f.window + 16 * kMiB + 1 + y * pitch, width) == 0;
+      untouched &= out[y * pitch + width] == 0;
+    }
+    EXPECT(same && untouched);
+  }
+  EXPECT((fake.calls("cuMemHostRegister_v2") != 0) == g_config.register_host_window);
+}
+
+void test_register_fails() {
+  auto config = g_config;
+  config.register_host_window = true;
+  fake.fail("cuMemHostRegister_v2", 1, 801);
+  Fixture f(0, config);
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  std::memset(f.window, 0x42, 4096);
+  f.space->copy(f.legacy, f.ticket(0), f.up(f.base, f.window, 4096));  // staged instead
+  EXPECT(f.sync() && f.words(f.base + 4092, 1)[0] == 0x42424242 && f.owner.faults == 0);
+}
+
+void test_memset() {
+  Fixture f;
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  const auto set = [&](uint64_t at, uint64_t pitch, uint64_t count, uint64_t rows, uint32_t value, uint32_t width) {
+    f.space->memset(f.legacy, f.ticket(0), {at, pitch, count, rows, value, width});
+  };
+  set(f.base, 0, 65536, 1, 0, 1);
+  set(f.base + 4, 0, 8, 1, 0x1AB, 1);  // the low byte counts
+  set(f.base + 16, 0, 4, 1, 0x12345, 2);
+  set(f.base + 32, 0, 2, 1, 0xdeadbeef, 4);
+  set(f.base + 1024, 64, 3, 4, 0x01020304, 4);
+  set(f.base + 2048, 64, 3, 4, 0x0505, 2);
+  set(f.base + 4096, 100, 3, 4, 9, 1);
+  set(f.window_base + 64, 32, 3, 2, 0x0a0b, 2);  // pinned memory, by the device's order
+  EXPECT(f.sync());
+  const auto w = f.words(f.base, 2048);
+  EXPECT(w[0] == 0 && w[1] == 0xabababab && w[2] == 0xabababab && w[3] == 0 && w[4] == 0x23452345 && w[6] == 0);
+  EXPECT(w[8] == 0xdeadbeef && w[9] == 0xdeadbeef && w[10] == 0);
+  EXPECT(w[256] == 0x01020304 && w[258] == 0x01020304 && w[259] == 0 && w[256 + 48] == 0x01020304 && w[256 + 64] == 0);
+  EXPECT(w[512] == 0x05050505 && w[513] == 0x0505 && w[1024] == 0x090909 && w[1024 + 25] == 0x090909);
+  EXPECT(f.window[64] == 0x0b && f.window[69] == 0x0a && f.window[70] == 0 && f.window[96] == 0x0b &&
+         f.window[128] == 0);
+}
+
+void test_launch_and_modules() {
+  Fixture f;
+  f.load_module();
+  FunctionInfo info;
+  auto function = f.space->get_function(f.module, "offset", &info);
+  EXPECT_OK(function.status());
+  EXPECT(info.params.size() == 2 && info.params[0].offset_bytes == 4 && info.params[1].size_bytes == 40);
+  EXPECT(info.max_threads == 1024 && info.regs == 40 && info.shared_bytes == 16);
+  EXPECT(f.space->get_function(f.module, "absent", &info).status().code() == kNotFound);
+
+  alignas(16) uint8_t block[4096], seen[4096] = {};
+  for (size_t i = 0; i < sizeof block; i++) block[i] = static_cast<uint8_t>(i * 13 + 1);  // padding too
+  LaunchArgs args;
+  args.grid[0] = 3, args.block[1] = 7;
+  args.params = block;
+  args.params_bytes = 3522;
+  f.space->launch(f.legacy, f.ticket(0), *function, args);
+  EXPECT(f.sync());
+  EXPECT(fake.last_params(seen, sizeof seen) == 3522 && std::memcmp(seen, block, 3522) == 0);
+
+  auto global = f.space->get_global(f.module, "table");
+  EXPECT_OK(global.status());
+  EXPECT(global.ok() && global->bytes == 4096 && f.space->globals(f.module).empty());
+  EXPECT(f.space->get_global(f.module, "absent").status().code() == kNotFound);
+  EXPECT_OK(f.space->set_attribute(*function, 8, 65536));
+  EXPECT(f.space->set_attribute(*function, 99, 0).code() == kInvalidValue);
+
+  auto image = [&](std::vector<uint8_t> bytes) {
+    return f.space->load_module(bytes.data(), bytes.size(), nullptr).status();
+  };
+  const std::string nonsense = "nonsense of sixteen letters and more";
+  const Status compiler = image({nonsense.begin(), nonsense.end()});
+  EXPECT(compiler.code() == kInvalidImage &&
+         compiler.text().find("compiler says: line not understood") != std::string::npos);
+  std::vector<uint8_t> fatbin = {0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0, 200, 0, 0, 0, 0, 0, 0, 0};
+  EXPECT(image(fatbin).text().find("shorter than it says") != std::string::npos);
+  std::vector<uint8_t> elf(64, 0);
+  std::memcpy(elf.data(), "\177ELF\2\1\1", 7);
+  elf[0x28] = 64, elf[0x3a] = 64, elf[0x3c] = 1;  // a section table just behind the end
+  EXPECT(image(elf).code() == kInvalidImage);
+  EXPECT(image({0xb1, 0x43, 0x62, 0x46, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}).text().find("wrapper") !=
+         std::string::npos);
+  EXPECT(image({1, 2, 3}).code() == kInvalidImage);
+
+  // The last reference goes while a kernel of the module is queued: unloading waits for it.
+  const QueueRef queue = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  f.spin(queue, 1);
+  f.spin_f.reset(), f.fill_f.reset(), f.fault_f.reset(), f.offset_f.reset(), f.module.reset();
+  function = Status(1, "");
+  usleep(10'000);
+  fake.hold_spin(0);
+  EXPECT(f.sync(1));
+}
+
+void test_submission_never_blocks() {
+  Fixture f;
+  f.load_module();
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  const QueueRef queue = f.space->create_queue(QueueKind::kBlocking, 0, 1);
+  const QueueRef free = f.space->create_queue(QueueKind::kNonBlocking, 0, 2);
+  const EventRef event = f.space->create_event(true), other = f.space->create_event(true);
+  std::atomic<bool> answered{false};
+  f.owner.run = [&](uint64_t) {
+    while (!answered) usleep(100);  // the answer comes from this very thread, after everything was submitted
+  };
+  f.space->host_function(queue, f.ticket(1), 1);
+  const uint64_t host_position = f.last[1];
+  f.space->record(free, f.ticket(2), other);
+  for (uint32_t i = 0; i < 3000; i++) {
+    f.fill(queue, 1, f.base, 4, i);
+    f.fill(f.legacy, 0, f.base + 4096, 4, i);
+  }
+  f.space->record(queue, f.ticket(1), event);
+  f.space->wait(free, f.ticket(2), event);
+  f.fill(free, 2, f.base, 4, 7);
+  EXPECT(f.space->oldest_pending() == host_position || f.space->oldest_pending() == host_position + 64);
+  EXPECT(f.space->elapsed_ms(other, event).status().code() == kNotReady);  // held, not even recorded
+  answered = true;
+  EXPECT(f.sync(1) && f.sync(0) && f.sync(2));
+  EXPECT(f.words(f.base, 1)[0] == 7 && f.words(f.base + 4096, 1)[0] == 2999);
+  EXPECT(fake.blocked() == 0);
+  EXPECT(f.owner.total == 6000 + 5);
+}
+
+void test_queue_index_is_used_again() {
+  Fixture f;
+  f.load_module();
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  QueueRef queue = f.space->create_queue(QueueKind::kNonBlocking, 0, 5);
+  f.spin(queue, 5);
+  const uint64_t old = f.last[5];
+  f.space->destroy_queue(queue);
+  queue = f.space->create_queue(QueueKind::kNonBlocking, 0, 5);
+  f.fill(queue, 5, f.base, 4, 3);
+  usleep(20'000);
+  EXPECT(!f.owner.done(5, old));
+  fake.hold_spin(0);
+  EXPECT(f.sync(5) && f.words(f.base, 1)[0] == 3);
+  for (uint32_t i = 0; i < 200; i++) {
+    f.space->destroy_queue(queue);
+    queue = f.space->create_queue(i % 2 ? QueueKind::kBlocking : QueueKind::kNonBlocking, 0, 5);
+    f.fill(queue, 5, f.base, 4, i);
+  }
+  EXPECT(f.sync(5) && f.words(f.base, 1)[0] == 199);
+}
+
+void test_execution_fault() {
+  Fixture f;
+  f.load_module();
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  const QueueRef a = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  const QueueRef b = f.space->create_queue(QueueKind::kBlocking, 0, 2);
+  const EventRef event = f.space->create_event(true);
+  f.fill(a, 1, f.base, 4, 1);
+  EXPECT(f.sync(1));
+  f.space->launch(a, f.ticket(1), f.fault_f, {});
+  for (uint32_t i = 0; i < 500; i++) f.fill(i % 2 ? a : b, i % 2 ? 1 : 2, f.base, 4, 50);
+  f.space->host_function(b, f.ticket(2), 9);
+  EXPECT(f.sync(1) && f.sync(2));  // everything completes
+  f.space->copy(f.legacy, f.ticket(0, 5), f.up(f.base, f.window, 64));
+  f.space->record(a, f.ticket(1), event);
+  EXPECT(f.sync(0) && f.sync(1));
+  EXPECT(f.owner.faults == 1 && f.owner.fault == kIllegalAddress);
+  EXPECT(f.owner.fault_text.find("CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access") != std::string::npos);
+  EXPECT(f.owner.tags == std::vector<uint32_t>{5});
+  EXPECT(f.space->elapsed_ms(event, event).status().code() == kIllegalAddress);
+  EXPECT(f.space->read(f.base, f.window, 4).code() == kIllegalAddress);
+}
+
+void test_refused_command() {
+  Fixture f;
+  f.load_module();
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  const QueueRef a = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  f.spin(a, 1);
+  fake.fail("cuLaunchKernel", 1, 701);
+  f.fill(a, 1, f.base, 4, 1);
+  f.fill(f.legacy, 0, f.base, 4, 1);  // dropped
+  EXPECT(f.sync(0));
+  EXPECT(f.owner.faults == 1 && f.owner.fault == kLaunchOutOfResources);
+  EXPECT(f.owner.fault_text.find("launching 'fill': cuLaunchKernel failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES") !=
+         std::string::npos);
+  EXPECT(!f.owner.done(1, f.last[1]));  // the spin before it still runs
+  fake.hold_spin(0);
+  EXPECT(f.sync(1));
+}
+
+void test_alias() {
+  auto made = cuda::make_device(g_config);
+  EXPECT_OK(made.status());
+  Fixture a(0, g_config, made->get());
+  Fixture b(1, g_config, made->get());
+  EXPECT_OK(a.space->commit(a.base, 32 * kMiB));
+  EXPECT_OK(b.space->commit(b.base, 32 * kMiB));
+  std::vector<uint32_t> pattern(32 * kMiB / 4);
+  for (size_t i = 0; i < pattern.size(); i++) pattern[i] = static_cast<uint32_t>(i);
+  EXPECT_OK(a.space->write(a.base, pattern.data(), 32 * kMiB));
+  for (auto& word : pattern) word = ~word;
+  EXPECT_OK(b.space->write(b.base, pattern.data(), 32 * kMiB));
+
+  EXPECT(b.space->alias(b.base + 4096, 4096, *a.space, a.base).code() == kInvalidValue);  // pages of 2 MiB here
+  EXPECT_OK(b.space->alias(b.base + 6 * kMiB, 4 * kMiB, *a.space, a.base + 2 * kMiB));
+  const auto at = [](Fixture& f, uint64_t offset) { return f.words(f.base + offset, 1)[0]; };
+  EXPECT(at(b, 6 * kMiB) == 2 * kMiB / 4 && at(b, 10 * kMiB - 4) == 6 * kMiB / 4 - 1);
+  EXPECT(at(b, 6 * kMiB - 4) == ~(6u * 1048576 / 4 - 1) && at(b, 10 * kMiB) == ~(10u * 1048576 / 4));  // the neighbours
+  EXPECT(at(a, 0) == 0 && at(a, 32 * kMiB - 4) == 32 * kMiB / 4 - 1);
+  const uint32_t mark = 0x12345678;
+  EXPECT_OK(a.space->write(a.base + 3 * kMiB, &mark, 4));
+  EXPECT(at(b, 7 * kMiB) == mark);  // one page, two addresses
+  EXPECT(a.space->alias(a.base + 16 * kMiB, 2 * kMiB, *b.space, b.base + 8 * kMiB).code() ==
+         kNotSupported);  // would cut it
+  EXPECT_OK(b.space->unalias(b.base + 6 * kMiB, 4 * kMiB));
+  EXPECT(at(b, 7 * kMiB) == mark);
+  const uint32_t second = 0x9abcdef0;
+  EXPECT_OK(a.space->write(a.base + 3 * kMiB, &second, 4));
+  EXPECT(at(b, 7 * kMiB) == mark && at(a, 3 * kMiB) == second);  // pages of its own again
+}
+
+void test_stop_with_work() {
+  std::atomic<bool> in_host{false}, leave{false};
+  Fixture f;
+  f.load_module();
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  const QueueRef a = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  f.owner.run = [&](uint64_t) {
+    in_host = true;
+    while (!leave) usleep(100);  // as the owner's: returns when the space is being stopped
+  };
+  f.space->host_function(a, f.ticket(1), 1);
+  for (uint32_t i = 0; i < 1000; i++) f.space->host_function(a, f.ticket(1), 2 + i), f.fill(a, 1, f.base, 4, i);
+  while (!in_host) usleep(100);
+  std::thread later([&] {
+    usleep(30'000);
+    leave = true;
+  });
+  f.space->stop();
+  later.join();
+  EXPECT(f.owner.host_functions == 1);  // the others were dropped
+  f.last.clear();
+}
+
+// Many commands of all kinds on several queues against a model in plain memory; each queue has a region of its own.
+void test_random_work() {
+  auto config = g_config;
+  config.staging_bytes = 16u << 10;
+  config.max_in_flight = 40;
+  config.mark_every = 5;
+  Fixture f(0, config);
+  f.load_module();
+  constexpr size_t kQueues = 4, kRegion = 256u << 10;
+  EXPECT_OK(f.space->commit(f.base, kQueues * kRegion));
+  std::vector<QueueRef> queues = {f.legacy};
+  for (uint32_t i = 1; i < kQueues; i++)
+    queues.push_back(f.space->create_queue(i % 2 ? QueueKind::kBlocking : QueueKind::kNonBlocking, 0, i));
+  // The model runs at submission: right as long as every queue keeps its order.
+  std::vector<uint8_t> device(kQueues * kRegion, 0), window(kQueues * kRegion, 0);
+  for (uint32_t q = 0; q < kQueues; q++)
+    f.space->memset(queues[q], f.ticket(q), {f.base + q * kRegion, 0, kRegion, 1, 0, 1});
+  std::mt19937 random(7);
+  std::vector<EventRef> events;
+  for (int i = 0; i < 8; i++) events.push_back(f.space->create_event(true));
+  for (int step = 0; step < 3000; step++) {
+    const uint32_t q = random() % kQueues;
+    const size_t n = 4 + random() % (step % 50 ? 5000 : 60'000) / 4 * 4;
+    const size_t x = q * kRegion + random() % ((kRegion - n) / 4) * 4,
+                 y = q * kRegion + random() % ((kRegion - n) / 4) * 4;
+    const uint32_t value = random();
+    switch (random() % 7) {
+      case 0:
+        f.space->copy(queues[q], f.ticket(q), f.up(f.base + x, f.window + y, n));
+        std::memcpy(&device[x], &window[y], n);
+        break;
+      case 1:
+        f.space->copy(queues[q], f.ticket(q), f.down(f.window + y, f.base + x, n));
+        std::memcpy(&window[y], &device[x], n);
+        break;
+      case 2:
+        f.space->memset(queues[q], f.ticket(q), {f.window_base + y, 0, n / 4, 1, value, 4});
+        for (size_t i = 0; i < n; i += 4) std::memcpy(&window[y + i], &value, 4);
+        break;
+      case 3:
+        f.fill(queues[q], q, f.base + x, static_cast<uint32_t>(n / 4), value);
+        for (uint32_t i = 0; i < n / 4; i++) {
+          const uint32_t word = value + i;
+          std::memcpy(&device[x + i * 4], &word, 4);
+        }
+        break;
+      case 4: f.space->record(queues[q], f.ticket(q), events[random() % 8]); break;
+      case 5: f.space->wait(queues[q], f.ticket(q), events[random() % 8]); break;
+      case 6: f.space->host_function(queues[q], f.ticket(q), step + 1); break;
+    }
+  }
+  for (uint32_t q = 0; q < kQueues; q++) EXPECT(f.sync(q));
+  std::vector<uint8_t> seen(device.size());
+  EXPECT_OK(f.space->read(f.base, seen.data(), seen.size()));
+  EXPECT(seen == device);
+  EXPECT(std::memcmp(f.window, window.data(), window.size()) == 0);
+  EXPECT(f.owner.faults == 0 && f.owner.total == f.position);
+}
+
+const struct {
+  const char* name;
+  void (*run)();
+} kTests[] = {
+    {"properties", test_properties},
+    {"memory", test_memory},
+    {"address taken", test_address_taken},
+    {"stream order", test_stream_order},
+    {"marks are not late", test_marks_are_not_late},
+    {"events", test_events},
+    {"copies", test_copies},
+    {"registration fails", test_register_fails},
+    {"memset", test_memset},
+    {"launch and modules", test_launch_and_modules},
+    {"submission never blocks", test_submission_never_blocks},
+    {"queue index is used again", test_queue_index_is_used_again},
+    {"execution fault", test_execution_fault},
+    {"refused command", test_refused_command},
+    {"alias", test_alias},
+    {"stop with work", test_stop_with_work},
+    {"random work", test_random_work},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 3 && std::string(argv[1]) == "--open") {
+    g_config.driver_path = argv[2];
+    const auto made = cuda::make_device(g_config);
+    std::printf("%d %s\n", made.status().code(), made.status().text().c_str());
+    return 0;
+  }
+  if (argc < 2) return 2;
+  void* const library = dlopen(argv[1], RTLD_NOW);
+  if (!library) return std::fprintf(stderr, "%s\n", dlerror()), 2;
+  load(library, "fake_fail", &fake.fail);
+  load(library, "fake_calls", &fake.calls);
+  load(library, "fake_violations", &fake.violations);
+  load(library, "fake_alive", &fake.alive);
+  load(library, "fake_set_memory", &fake.set_memory);
+  load(library, "fake_used_memory", &fake.used_memory);
+  load(library, "fake_set_attribute", &fake.set_attribute);
+  load(library, "fake_set_chaos", &fake.set_chaos);
+  load(library, "fake_hold_spin", &fake.hold_spin);
+  load(library, "fake_blocked", &fake.blocked);
+  load(library, "fake_last_params", &fake.last_params);
+  g_config.driver_path = argv[1];
+  g_config.staging_bytes = kMiB;
+  std::string only;
+  for (int i = 2; i < argc; i++) {
+    const std::string word = argv[i];
+    if (word == "events")
+      fake.set_attribute(122, 0);  // no 64-bit memory operations: chosen by the attribute
+    else if (word == "register")
+      g_config.register_host_window = true;
+    else if (word == "chaos")
+      fake.set_chaos(11);
+    else
+      only = word;
+  }
+  int failed = 0;
+  for (const auto& test : kTests) {
+    if (!only.empty() && only != test.name) continue;
+    g_failures.clear();
+    const auto begin = steady_clock::now();
+    test.run();
+    char text[4096];
+    if (fake.violations(text, sizeof text)) g_failures += std::string(" the driver was misused: ") + text;
+    if (fake.alive(text, sizeof text)) g_failures += std::string(" left behind: ") + text;
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(steady_clock::now() - begin).count();
+    if (g_failures.empty())
+      std::printf("PASS %s (%lld ms)\n", test.name, static_cast<long long>(ms));
+    else
+      std::printf("FAIL %s:%s\n", test.name, g_failures.c_str()), failed++;
+    std::fflush(stdout);
+  }
+  return failed != 0;
+}

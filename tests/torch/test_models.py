@@ -1,0 +1,64 @@
+"""Five training steps on 'cuda' against device='cpu' in a plain process: every loss, parameter, buffer and moment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import models
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+OURS = ("LD_PRELOAD", "DEVPROXY_DEVICE", "DEVPROXY_JOB_DIR", "DEVPROXY_GPUS", "PYTHONPATH")
+
+
+@pytest.fixture(scope="module")
+def cpu_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of a process that knows nothing of devproxy."""
+    out = tmp_path_factory.mktemp("cpu") / "cpu.pt"
+    env = {k: v for k, v in os.environ.items() if k not in OURS}
+    command = [
+        sys.executable,
+        os.path.join(HERE, "models.py"),
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = torch.load(out)
+    return results
+
+
+@pytest.mark.parametrize("name", list(models.MODELS))
+def test_training_is_bitwise_equal_to_the_cpu(name: str, cpu_results: dict[str, Any]) -> None:
+    theirs = models.train(name, "cuda", 5)
+    mine = cpu_results[name]
+    assert torch.equal(mine["losses"], theirs["losses"])
+    assert mine["state"].keys() == theirs["state"].keys()
+    different = [k for k, v in mine["state"].items() if not torch.equal(v, theirs["state"][k])]
+    assert not different
+
+
+def test_training_is_equal_from_run_to_run() -> None:
+    a, b = models.train("gpt-dropout", "cuda", 3), models.train("gpt-dropout", "cuda", 3)
+    assert torch.equal(a["losses"], b["losses"])
+    assert all(torch.equal(v, b["state"][k]) for k, v in a["state"].items())
+
+
+def test_example_trains(tmp_path: Path) -> None:
+    example = os.path.join(HERE, "..", "..", "examples", "train_gpt.py")
+    command = [sys.executable, example, "--steps", "12", "--every", "4", "--workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    losses = [
+        float(line.split()[3]) for line in done.stdout.splitlines() if line.startswith("step")
+    ]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0] < 6

@@ -1,0 +1,65 @@
+"""torch's own op_db against device='cpu', bit for bit, in every data type; the exceptions are listed with reasons."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("scipy", reason="op_db needs scipy")
+pytest.importorskip("expecttest", reason="op_db needs expecttest")
+
+import opdb
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SAMPLES = int(os.environ.get("DEVPROXY_OPDB_SAMPLES", "4"))
+LEAST_BITWISE = 0.97  # of the float32 ops that can be compared
+
+
+def known(dtype: str) -> dict[str, str]:
+    with open(os.path.join(HERE, "opdb_known.json"), encoding="utf-8") as file:
+        listed: dict[str, str] = json.load(file)[dtype]
+    return listed
+
+
+@pytest.mark.parametrize("dtype", list(opdb.DTYPES))
+def test_ops_equal_the_cpu_bit_for_bit(dtype: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outcomes = opdb.sweep(dtype, SAMPLES)
+    differ = {o.name: f"{o.kind}: {o.detail}" for o in outcomes if o.kind in ("different", "error")}
+    equal = [o.name for o in outcomes if o.kind == "bitwise"]
+    listed = known(dtype)
+    new = {name: why for name, why in differ.items() if name not in listed}
+    gone = [
+        n
+        for n, why in listed.items()
+        if n in equal and not why.startswith("sometimes") and SAMPLES >= 4
+    ]
+    assert not new, f"ops that differ and are not in opdb_known.json: {json.dumps(new, indent=1)}"
+    assert not gone, f"ops in opdb_known.json that have become equal; take them out: {gone}"
+    assert len(equal) > 300
+    if dtype == "float32":
+        assert len(equal) >= LEAST_BITWISE * (len(equal) + len(differ))
+
+
+def test_an_op_computes_on_the_device_only() -> None:
+    """At least one launch for each op of a small program, no copy to the host, no CPU compute kernel in the client."""
+    import _devproxy_soft_torch as plugin
+    from torch.profiler import ProfilerActivity, profile
+
+    x = torch.randn(64, 64, device="cuda", requires_grad=True)
+    (x @ x).softmax(1).sum().backward()
+    before = sum(launches for launches, _ in plugin.op_counts().values())
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        y = (x @ x).softmax(1)
+        y.sum().backward()
+    torch.cuda.synchronize()
+    assert sum(launches for launches, _ in plugin.op_counts().values()) - before >= 5
+    names = {e.key for e in seen.key_averages()}
+    assert "aten::_local_scalar_dense" not in names
+    assert not {"aten::item", "aten::cpu"} & names
+    assert y.is_cuda and x.grad is not None and x.grad.is_cuda
