@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Stands in for devproxy-server in the supervisor's unit tests. FAKE_SERVER says how it behaves.
 
-ready (default), error, die, silent, crash-later:<seconds>, other-abi
+ready (default), error, die, silent, crash:<seconds>, crash-slowly:<seconds>, other-abi
 """
 
 import json
@@ -41,6 +41,11 @@ def main() -> int:
         readable, _, _ = select.select([listener, lease], [], [], left)
         if deadline is not None and time.monotonic() >= deadline:
             print("fatal: crashed as told", file=sys.stderr, flush=True)
+            if how.startswith(
+                "crash-slowly"
+            ):  # the job can tell, and its end is noticed before ours
+                os.unlink(path)
+                time.sleep(0.5)
             os.abort()
         if lease in readable:
             os.unlink(path)

@@ -92,6 +92,14 @@ def test_exit_codes_and_output(env: dict[str, str]) -> None:
     assert run(env, "--", "sh", "-c", "kill -9 $$")[0] == 137
 
 
+def test_a_job_does_not_end_well_before_its_crashing_server_has_ended(env: dict[str, str]) -> None:
+    env |= {"FAKE_SERVER": "crash-slowly:0.1"}
+    until_gone = 'while [ -e "$DEVPROXY_JOB_DIR/gpu0.sock" ]; do sleep 0.02; done'
+    status, _, err = run(env, "--", "sh", "-c", until_gone)
+    assert status == 3
+    assert "SIGABRT) while the job ran" in err
+
+
 @pytest.mark.parametrize(
     ("how", "code", "says"),
     [
@@ -103,7 +111,8 @@ def test_exit_codes_and_output(env: dict[str, str]) -> None:
     ],
 )
 def test_a_server_that_fails(env: dict[str, str], how: str, code: int, says: str) -> None:
-    env |= {"FAKE_SERVER": how, "DEVPROXY_START_TIMEOUT_S": "0.5"}
+    # The limit is for the silent one; on a loaded machine the others may take longer to say what they have to.
+    env |= {"FAKE_SERVER": how, "DEVPROXY_START_TIMEOUT_S": "0.5" if how == "silent" else "20"}
     status, _, err = run(env, "--gpus", "2", "--", "sleep", "0.6")
     assert status == code
     assert says in err

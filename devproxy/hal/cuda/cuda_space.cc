@@ -236,8 +236,8 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
   if (command.action == Action::kHostFunction || command.action == Action::kWait)
     if (Status s = mark(queue); !s.ok()) return s;
   if (std::exchange(queue.must_wait_before, false) && queue.before && queue.before->stream) {
-    // Both write the same word: a mark of the old queue that came behind this event could overwrite a larger number, and
-    // the watcher, if it did not look in between, would never see that one.
+    // Both write the same word: a mark of the old queue that came behind this event could overwrite a larger number,
+    // and the watcher, if it did not look in between, would never see that one.
     if (Status marked = mark(*queue.before); !marked.ok()) return marked;
     CUevent event = nullptr;
     Status s =

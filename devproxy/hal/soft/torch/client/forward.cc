@@ -405,8 +405,11 @@ class Encoder {
     const auto sizes = t.sizes(), strides = t.strides();
     const size_t n = sizes.size();
     uint8_t* p = block.extend(sizeof(TensorHead) + 16 * n);
-    const TensorHead head{address_of(t), static_cast<int8_t>(t.scalar_type()),
-                          static_cast<uint8_t>(tensor_flags(t) | extra_flags), static_cast<uint8_t>(n), {}};
+    const TensorHead head{address_of(t),
+                          static_cast<int8_t>(t.scalar_type()),
+                          static_cast<uint8_t>(tensor_flags(t) | extra_flags),
+                          static_cast<uint8_t>(n),
+                          {}};
     std::memcpy(p, &head, sizeof head);
     std::memcpy(p + sizeof head, sizes.data(), 8 * n);
     std::memcpy(p + sizeof head + 8 * n, strides.data(), 8 * n);
@@ -418,8 +421,8 @@ class Encoder {
       throw_mixed_devices(device < 0 ? current_device() : device, t.device());
     const at::Tensor c = t.contiguous();
     block.tag(Tag::kHostTensor);
-    block.put(HostTensorHead{c.nbytes(), static_cast<int8_t>(t.scalar_type()), tensor_flags(t),
-                             static_cast<uint8_t>(t.dim()), {}});
+    block.put(HostTensorHead{
+        c.nbytes(), static_cast<int8_t>(t.scalar_type()), tensor_flags(t), static_cast<uint8_t>(t.dim()), {}});
     block.bytes(t.sizes().data(), 8 * t.sizes().size());
     block.bytes(c.const_data_ptr(), c.nbytes());
     if (!want_key) return;

@@ -56,8 +56,9 @@ const Tensor& resize_(const Tensor& t, at::IntArrayRef sizes, std::optional<at::
   auto* impl = t.unsafeGetTensorImpl();
   if (t.sizes() != sizes) {
     impl->set_sizes_contiguous(sizes);
-    grow_storage(impl->unsafe_storage().unsafeGetStorageImpl(), t.device().index(),
-            at::detail::computeStorageNbytesContiguous(sizes, t.itemsize(), static_cast<size_t>(t.storage_offset())));
+    grow_storage(
+        impl->unsafe_storage().unsafeGetStorageImpl(), t.device().index(),
+        at::detail::computeStorageNbytesContiguous(sizes, t.itemsize(), static_cast<size_t>(t.storage_offset())));
   }
   if (format.has_value()) {
     TORCH_CHECK(*format != at::MemoryFormat::Preserve, "Unsupported memory format", *format);
@@ -79,7 +80,7 @@ Tensor& set_storage_offset(Tensor& t, at::Storage storage, int64_t offset, at::I
   }
   if (t.numel() != 0)
     grow_storage(impl->unsafe_storage().unsafeGetStorageImpl(), t.device().index(),
-            at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize(), static_cast<size_t>(offset)));
+                 at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize(), static_cast<size_t>(offset)));
   return t;
 }
 Tensor& set_storage(Tensor& t, at::Storage storage) {
@@ -125,7 +126,14 @@ TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(to_device()); }
 // Over the ordinary CUDA wheel there are CUDA kernels already; -DDEVPROXY_TORCH_OVERRIDE puts ours over each of them
 // before the explicit ones below. (The CPU-only wheel needs nothing here.)
 #ifdef DEVPROXY_TORCH_OVERRIDE
+// That this replaces kernels is the intention and no news to the user.
+struct Quiet : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
 void override_cuda_kernels(torch::Library& m) {
+  static Quiet quiet;
+  const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op || name.name.rfind("aten::", 0) != 0 || !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) continue;
@@ -138,9 +146,16 @@ void override_cuda_kernels(torch::Library&) {}
 
 // Kernels of our own, below and in composites.cc.
 bool ours(const std::string& name) {
-  static const auto* const names = new std::unordered_set<std::string>{
-      "empty.memory_format", "empty_strided", "resize_", "copy_", "zero_", "record_stream", "_local_scalar_dense",
-      "dropout", "scaled_dot_product_attention", "_fused_sdp_choice"};
+  static const auto* const names = new std::unordered_set<std::string>{"empty.memory_format",
+                                                                       "empty_strided",
+                                                                       "resize_",
+                                                                       "copy_",
+                                                                       "zero_",
+                                                                       "record_stream",
+                                                                       "_local_scalar_dense",
+                                                                       "dropout",
+                                                                       "scaled_dot_product_attention",
+                                                                       "_fused_sdp_choice"};
   return names->count(name) != 0;
 }
 

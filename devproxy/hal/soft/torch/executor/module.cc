@@ -132,9 +132,11 @@ void put_tensor_meta(Writer& w, const at::Tensor& t) {
   if (!t.defined()) return w.tag(Tag::kUndefined);
   TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided, "the software GPU has no ", t.layout(), " tensors");
   w.tag(Tag::kTensor);
-  w.put(TensorHead{0, static_cast<int8_t>(t.scalar_type()),
+  w.put(TensorHead{0,
+                   static_cast<int8_t>(t.scalar_type()),
                    static_cast<uint8_t>((t.is_conj() ? kConj : 0) | (t.is_neg() ? kNeg : 0)),
-                   static_cast<uint8_t>(t.dim()), {}});
+                   static_cast<uint8_t>(t.dim()),
+                   {}});
   w.bytes(t.sizes().data(), 8 * t.sizes().size());
   w.bytes(t.strides().data(), 8 * t.strides().size());
 }

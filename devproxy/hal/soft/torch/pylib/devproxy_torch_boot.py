@@ -63,6 +63,11 @@ def _load_core(spec: ModuleSpec) -> None:
     # torch's own order: its helper with the OpenMP runtime first, globally, then what the core is linked to.
     for name in ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(os.path.join(lib, name), ctypes.RTLD_GLOBAL)
+    # The ordinary CUDA wheel has CUDA kernels, hooks and a device guard of its own. They register themselves when this
+    # library is loaded; the plugin's, loaded after it, take their places, so that nothing reaches NVIDIA's runtime.
+    theirs = os.path.join(lib, "libtorch_cuda.so")
+    if os.path.exists(theirs):
+        ctypes.CDLL(theirs, ctypes.RTLD_GLOBAL)
     ctypes.CDLL(os.path.join(plugin_dir(torch_dir), CORE), ctypes.RTLD_GLOBAL)
 
 
