@@ -22,17 +22,24 @@ constexpr uint64_t kSpinUs = 60;
 constexpr uint64_t kSleepUs = 100'000;  // between two looks at the socket
 constexpr uint64_t kAttachTimeoutMs = 10'000;
 
-// Spins until done() or for kSpinUs; true when done.
+// Spins until done() or for kSpinUs; true when done. Not at all when this thread has just woken the server: sleeping at
+// once leaves it this processor, and a server that has to be scheduled is no matter of a spin.
 template <class Done>
 bool spin(Done done) {
-  const uint64_t until = now_us() + kSpinUs;
-  do {
+  if (t_state.woke_server) {
+    t_state.woke_server = false;
+    return done();
+  }
+  uint64_t until = 0;  // no look at the clock before the first round: an awake server answers within it
+  for (;;) {
     for (int i = 0; i < 64; ++i) {
       if (done()) return true;
       RealSync::pause();
     }
-  } while (now_us() < until);
-  return done();
+    const uint64_t now = now_us();
+    if (until == 0) until = now + kSpinUs;
+    if (now >= until) return done();
+  }
 }
 
 bool read_all(int fd, void* out, size_t bytes) {
@@ -146,6 +153,7 @@ int32_t Connection::post_bytes(wire::Opcode op, const void* req, size_t req_byte
 
 void Connection::wake_server() {
   view_.control()->wakes.fetch_add(1, std::memory_order_relaxed);
+  t_state.woke_server = true;
   futex_wake(&view_.control()->doorbell.sleeping, 1);
 }
 
