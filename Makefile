@@ -42,6 +42,13 @@ test: build  ## all tests
 demo: build  ## an unmodified PyTorch job on a software GPU
 	$(VENV)/devproxy-run --summary -- $(PY) examples/train_gpt.py
 
+# The ordinary CUDA wheel (several GB) over the software GPU, in an environment of its own; outside CI.
+test-cuda-wheel: build  ## the torch tests with the CUDA wheel instead of the CPU wheel
+	test -x .venv-cuda/bin/pytest || { $(PYTHON) -m venv .venv-cuda && \
+	  .venv-cuda/bin/pip install -q torch===2.13.0 numpy==2.4.6 scipy expecttest pytest; }
+	$(VENV)/devproxy build-torch --python .venv-cuda/bin/python
+	$(VENV)/devproxy-run --gpus 2 -- .venv-cuda/bin/python -m pytest -q -m "not soak and not gpu" tests/torch
+
 bench: build  ## the table of costs, also as JSON in build/bench.json
 	$(PY) -m tests.bench
 
@@ -61,4 +68,4 @@ lint: setup  ## the linters alone
 clean:  ## removes build/, keeps .venv
 	rm -rf build dist *.egg-info
 
-.PHONY: help setup gen build check test demo bench soak fmt lint clean
+.PHONY: help setup gen build check test test-cuda-wheel demo bench soak fmt lint clean

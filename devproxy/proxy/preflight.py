@@ -9,7 +9,7 @@ from devproxy.errors import Refused
 from devproxy.proxy import supervisor
 
 SHIMS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2")
-PLUGIN = "libdevproxy_soft_torch.so"  # in <lib>/torch-<major.minor>/
+PLUGIN = "libdevproxy_soft_torch.so"  # in <lib>/torch-<major.minor>[-cuda]/
 # Torch versions that the plugin's sources are known to compile with.
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
 
@@ -109,6 +109,8 @@ def check_torch(program: str, command: list[str], lib: str) -> str:
             f"install torch {'.'.join(map(str, OLDEST_TORCH))} to {'.'.join(map(str, NEWEST_TORCH))}",
         )
     minor = ".".join(map(str, numbers))
+    if os.path.exists(os.path.join(torch, "lib", "libtorch_cuda.so")):
+        minor += "-cuda"  # the CUDA wheel needs a build of its own
     if not os.path.exists(os.path.join(lib, f"torch-{minor}", PLUGIN)):
         # Not a refusal: a Python program that does not use torch needs no plugin.
         return (

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.needs_no_device
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 LIB = os.environ.get("DEVPROXY_LIB") or os.path.join(ROOT, "build", "lib")
-PLUGIN = os.path.join(LIB, "torch-" + ".".join(torch.__version__.split(".")[:2]))
+KIND = "-cuda" if os.path.exists(os.path.join(torch.__path__[0], "lib", "libtorch_cuda.so")) else ""
+PLUGIN = os.path.join(LIB, "torch-" + ".".join(torch.__version__.split(".")[:2]) + KIND)
 CORE = "libdevproxy_soft_torch.so"
 ALLOWED_LIBRARIES = {
     "libtorch_cpu.so", "libtorch.so", "libtorch_python.so", "libc10.so", "libstdc++.so.6", "libm.so.6", "libgcc_s.so.1",

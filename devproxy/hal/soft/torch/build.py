@@ -1,6 +1,6 @@
 """Builds the torch plugin for one Python's torch: python -m devproxy.hal.soft.torch.build --python PY --out DIR.
 
-Makes DIR/torch-<major.minor>/ with the client's core library, its Python bindings and the executor module for the
+Makes DIR/torch-<major.minor>[-cuda]/ with the client's core library, its Python bindings and the executor module for the
 server. Each object file carries the hash of all that went into it; what has not changed is not compiled again.
 Exit codes: 0 built or up to date, 1 a compiler failed, 2 something is missing.
 """
@@ -73,6 +73,11 @@ class Torch:
     @property
     def minor(self) -> str:
         return ".".join(self.version.split(".")[:2])
+
+    @property
+    def build_name(self) -> str:
+        """Folder of the plugin's build: the CUDA wheel has one of its own (see pylib/devproxy_torch_boot.py)."""
+        return f"torch-{self.minor}" + ("-cuda" if self.cuda is not None else "")
 
     @property
     def lib(self) -> str:
@@ -195,7 +200,7 @@ def build(torch: Torch, out: str, cuda_include: str) -> list[str]:
     compiler = os.environ.get("CXX") or shutil.which("g++")
     if compiler is None:
         raise BuildError("g++ is missing; install it: apt-get install g++")
-    folder = os.path.join(out, f"torch-{torch.minor}")
+    folder = os.path.join(out, torch.build_name)
     objects_dir = os.path.join(folder, "obj")
     os.makedirs(objects_dir, exist_ok=True)
     flags = [
@@ -263,7 +268,7 @@ def main(argv: list[str] | None = None) -> int:
     except BuildError as error:
         print(f"devproxy build-torch: {error}", file=sys.stderr)
         return error.code
-    where = os.path.join(options.out, f"torch-{torch.minor}")
+    where = os.path.join(options.out, torch.build_name)
     print(
         f"devproxy build-torch: torch {torch.version}: {', '.join(made) or 'up to date'} in {where}"
     )

@@ -46,7 +46,9 @@ def plugin_dir(torch_dir: str) -> str:
     here = os.path.dirname(os.path.abspath(__file__))
     root = os.path.abspath(os.path.join(here, *[".."] * 5))
     lib = os.environ.get("DEVPROXY_LIB") or os.path.join(root, "build", "lib")
-    folder = os.path.join(lib, f"torch-{minor}")
+    # The CUDA wheel needs the build that overrides its kernels; both kinds may be installed on one machine.
+    kind = "-cuda" if os.path.exists(os.path.join(torch_dir, "lib", "libtorch_cuda.so")) else ""
+    folder = os.path.join(lib, f"torch-{minor}{kind}")
     if not os.path.isfile(os.path.join(folder, CORE)):
         raise ImportError(
             f"devproxy's plugin for torch {version} is not in {folder}; build it: "
