@@ -37,6 +37,10 @@ PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("fault", ["assert"], []),
     ("fault", ["address"], []),
     ("fault", ["crash"], []),
+    ("lost", ["poll"], []),
+    ("lost", ["wait"], []),
+    ("lost", ["post"], []),
+    ("lost", ["ask"], []),
     ("threads", [], []),
     ("fork", [], []),
     ("host_function", [], []),
@@ -145,7 +149,7 @@ def test_program(program: tuple[str, list[str], list[str]], flavour: str) -> Non
     options = ["--gpu-memory", "512MiB", *options, *FLAVOURS[flavour]]
     done = run(options, [*build_program(name), *arguments])
     # A kernel that segfaults takes its own server along: the job sees a CUDA error, and devproxy-run says the rest.
-    expected = EXIT_SERVER_LOST if arguments == ["crash"] else 0
+    expected = EXIT_SERVER_LOST if arguments == ["crash"] or name == "lost" else 0
     assert done.returncode == expected, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     assert done.stdout.splitlines()[-1].startswith("PASS "), done.stdout
 

@@ -3,7 +3,8 @@
     python tests/torch/opdb.py --dtype float32 --json out.json      under devproxy-run
 
 NaN equals only NaN, and zeros compare with their sign. A random op's CPU reference draws the numbers that the software
-GPU draws (mix.py). Ops whose result has no defined contents, or that have no CPU result, are not compared.
+GPU draws (mix.py). Ops whose result has no defined contents, or that have no CPU result, are not compared. A guarded
+sweep also watches each forward run on 'cuda' (guards.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,12 +47,13 @@ DTYPES = {
 
 @dataclass
 class Outcome:
-    """What became of one op: 'bitwise', 'different', 'error', 'no cpu result', and why."""
+    """What became of one op: 'bitwise', 'different', 'error', 'no cpu result', and why; the guards it broke."""
 
     name: str
     kind: str
     detail: str = ""
     samples: int = 0
+    broken: dict[str, str] = field(default_factory=dict)
 
 
 class TooSlow(Exception):
@@ -143,7 +145,8 @@ def gradients(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[t
     return [t for t in found if t is not None]
 
 
-def compare(op: Any, sample: Any) -> tuple[str, str]:
+def compare(op: Any, sample: Any, broken: dict[str, str] | None = None) -> tuple[str, str]:
+    """The kind of outcome and why. Where `broken` is given, the run on 'cuda' is watched and adds what it broke."""
     arguments = (sample.input, sample.args, sample.kwargs)
     mine = to_device(arguments, "cpu")
     theirs = to_device(arguments, "cuda")
@@ -163,7 +166,17 @@ def compare(op: Any, sample: Any) -> tuple[str, str]:
     except Exception as error:
         return "no cpu result", str(error).split("\n")[0][:120]
     torch.manual_seed(SEED)
-    cuda = list(tensors(op(theirs[0], *theirs[1], **theirs[2])))
+
+    def on_cuda() -> list[torch.Tensor]:
+        return list(tensors(op(theirs[0], *theirs[1], **theirs[2])))
+
+    if broken is None:
+        cuda = on_cuda()
+    else:
+        import guards  # asks the server, which only a job has
+
+        cuda, seen = guards.watch(on_cuda, tensors(theirs))
+        broken |= guards.broken(seen)
     found = difference(cpu, cuda, "result")
     if found:
         return "different", found
@@ -177,7 +190,7 @@ def compare(op: Any, sample: Any) -> tuple[str, str]:
     return ("different", found) if found else ("bitwise", "")
 
 
-def run_op(op: Any, dtype: torch.dtype, samples: int) -> Outcome:
+def run_op(op: Any, dtype: torch.dtype, samples: int, guarded: bool = False) -> Outcome:
     name = op.name + ("." + op.variant_test_name if op.variant_test_name else "")
     if op.name in NOT_COMPARED or op.name.startswith("jiterator"):
         return Outcome(name, "not compared")
@@ -192,7 +205,7 @@ def run_op(op: Any, dtype: torch.dtype, samples: int) -> Outcome:
                 break
             outcome.samples += 1
             try:
-                kind, detail = compare(op, sample)
+                kind, detail = compare(op, sample, outcome.broken if guarded else None)
             except TooSlow:
                 raise
             except Exception as error:
@@ -212,7 +225,9 @@ def run_op(op: Any, dtype: torch.dtype, samples: int) -> Outcome:
     return outcome
 
 
-def sweep(dtype_name: str, samples: int = 4, only: str = "") -> list[Outcome]:
+def sweep(
+    dtype_name: str, samples: int = 4, only: str = "", guarded: bool = False
+) -> list[Outcome]:
     """All ops that are defined for that type (for float32 also those that have only integers)."""
 
     def too_slow(*_: object) -> None:
@@ -227,7 +242,7 @@ def sweep(dtype_name: str, samples: int = 4, only: str = "") -> list[Outcome]:
                 dtype = torch.int64
             if dtype not in op.dtypes or only not in op.name:
                 continue
-            outcomes.append(run_op(op, dtype, samples))
+            outcomes.append(run_op(op, dtype, samples, guarded))
     finally:
         signal.signal(signal.SIGALRM, previous)
     return outcomes
@@ -239,15 +254,18 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--only", default="", help="ops with this in their name")
     parser.add_argument("--json", default="")
+    parser.add_argument("--guarded", action="store_true", help="watch each forward run (guards.py)")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    outcomes = sweep(options.dtype, options.samples, options.only)
+    outcomes = sweep(options.dtype, options.samples, options.only, options.guarded)
     counts: dict[str, int] = {}
     for o in outcomes:
         counts[o.kind] = counts.get(o.kind, 0) + 1
         if o.kind in ("different", "error"):
             print(f"{o.name}: {o.kind}: {o.detail}")
+        for guard, what in o.broken.items():
+            print(f"{o.name}: {guard}: {what}")
     print(options.dtype, counts)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

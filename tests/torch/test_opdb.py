@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -19,17 +20,35 @@ SAMPLES = int(os.environ.get("DEVPROXY_OPDB_SAMPLES", "4"))
 LEAST_BITWISE = 0.97  # of the float32 ops that can be compared
 
 
-def known(dtype: str) -> dict[str, str]:
+def known(part: str) -> dict[str, Any]:
     with open(os.path.join(HERE, "opdb_known.json"), encoding="utf-8") as file:
-        listed: dict[str, str] = json.load(file)[dtype]
+        listed: dict[str, Any] = json.load(file)[part]
     return listed
+
+
+def check_guards(outcomes: list[opdb.Outcome]) -> None:
+    """What each op did while it ran on 'cuda' is what the rules allow (guards.py) or what the list says."""
+    listed = known("guards")
+    new = {
+        f"{o.name}, {rule}": what
+        for o in outcomes
+        for rule, what in o.broken.items()
+        if o.name not in listed[rule]
+    }
+    assert not new, f"not in opdb_known.json, 'guards': {json.dumps(new, indent=1)}"
+    if SAMPLES >= 4:
+        seen = {(o.name, rule) for o in outcomes for rule in o.broken}
+        gone = [
+            (name, rule) for rule in listed for name in listed[rule] if (name, rule) not in seen
+        ]
+        assert not gone, f"in opdb_known.json, 'guards', and no longer so; take them out: {gone}"
 
 
 @pytest.mark.parametrize("dtype", list(opdb.DTYPES))
 def test_ops_equal_the_cpu_bit_for_bit(dtype: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        outcomes = opdb.sweep(dtype, SAMPLES)
+        outcomes = opdb.sweep(dtype, SAMPLES, guarded=dtype == "float32")
     differ = {o.name: f"{o.kind}: {o.detail}" for o in outcomes if o.kind in ("different", "error")}
     equal = [o.name for o in outcomes if o.kind == "bitwise"]
     listed = known(dtype)
@@ -44,6 +63,7 @@ def test_ops_equal_the_cpu_bit_for_bit(dtype: str) -> None:
     assert len(equal) > 300
     if dtype == "float32":
         assert len(equal) >= LEAST_BITWISE * (len(equal) + len(differ))
+        check_guards(outcomes)
 
 
 def test_an_op_computes_on_the_device_only() -> None:
