@@ -1,6 +1,7 @@
 #!/bin/sh
-# What `make test` runs after the build: the checks of `make check`, then the torch tests under
-# devproxy-run, then all others, whose closing line is the last thing printed. A failed check does not keep the tests from running; the exit code is the first failure's.
+# What `make test` runs after the build: the checks of `make check`, then the torch tests under devproxy-run, then all
+# others, whose closing line is the last thing printed. A failed check does not keep the tests from running; the exit
+# code is the first failure's.
 set -u
 cd "$(dirname "$0")/.."
 status=0
@@ -17,5 +18,7 @@ step .venv/bin/lint-imports
 # The torch tests are a job like any other: run by devproxy-run, on two software GPUs.
 step .venv/bin/devproxy-run --gpus 2 --name test-torch -- \
   .venv/bin/python -m pytest -q -m "not soak and not gpu" "$@" tests/torch
+step .venv/bin/devproxy-run --gpus 2 --chaos 11 --name test-torch-chaos -- \
+  .venv/bin/python -m pytest -q "$@" tests/torch/test_models.py tests/torch/test_api.py
 step .venv/bin/python -m pytest -q -m "not soak and not gpu" --ignore tests/torch "$@" tests
 exit "$status"

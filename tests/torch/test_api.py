@@ -786,3 +786,16 @@ def test_many_threads_use_the_device_at_once() -> None:
     for t in threads:
         t.join()
     assert not failures
+
+
+def test_another_process_that_ends_takes_nothing_along() -> None:
+    """Its executor module goes; what the module put into the server's libtorch must not go with it."""
+    code = "import torch; assert torch.ones(3, device='cuda').sum().item() == 3"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for n in range(1, 40):
+            assert (
+                torch.randn(n, 2 * n, device="cuda").t() @ torch.ones(n, n, device="cuda")
+            ).shape == (2 * n, n)
+    torch.cuda.synchronize()

@@ -192,7 +192,9 @@ def link_command(name: str, objects: list[str], torch: Torch, folder: str) -> li
     if name == BINDINGS:
         own = ["-L" + folder, "-Wl,-rpath,$ORIGIN", "-ldevproxy_soft_torch"]
         return [*command, *own, "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
-    return [*command, f"-Wl,-soname,{name}", "-Wl,-z,defs", "-ltorch_cpu", "-lc10", "-ldl"]
+    # nodelete: the executor's allocator stays in libtorch_cpu when the process that loaded it has gone.
+    flags = [f"-Wl,-soname,{name}", "-Wl,-z,defs", "-Wl,-z,nodelete"]
+    return [*command, *flags, "-ltorch_cpu", "-lc10", "-ldl"]
 
 
 def build(torch: Torch, out: str, cuda_include: str) -> list[str]:
