@@ -15,7 +15,7 @@ inline constexpr uint16_t kSharedSlot = kReplySlots - 1;  // for threads beyond 
 struct ThreadState {
   uint16_t slot = kNoSlot;
   bool per_thread_default = false;
-  bool woke_server = false;                   // by its newest post: the next wait sleeps at once, see connection.cc
+  bool woke_server = false;                   // since its last wait: the next one sleeps at once, see connection.cc
   uint32_t seq[kMaxDevices] = {};             // last sequence number of this slot, per connection
   int depth = 0;                              // contexts on the stack; the current one is the last
   uint64_t contexts[kContextStack] = {};      // VHandle values

@@ -70,6 +70,8 @@ def _load_core(spec: ModuleSpec) -> None:
     theirs = os.path.join(lib, "libtorch_cuda.so")
     if os.path.exists(theirs):
         ctypes.CDLL(theirs, ctypes.RTLD_GLOBAL)
+        # torch's own Triton versions of a few ops (bmm) are machine code of a real chip; the ATen ones take their place.
+        os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")
     ctypes.CDLL(os.path.join(plugin_dir(torch_dir), CORE), ctypes.RTLD_GLOBAL)
 
 
