@@ -6,7 +6,7 @@ import re
 
 from codegen.apis import cuda_driver
 from codegen.emit.wire import layout, request_fields
-from codegen.ops import OPS
+from codegen.ops import OPS, RETIRED
 from codegen.spec import Api, Op
 from codegen.tables import LIBRARIES, Facts, driver_table, entries, facts, resolver_rows
 
@@ -35,6 +35,8 @@ def op_faults(ops: dict[str, Op]) -> list[str]:
     for name, op in ops.items():
         if op.opcode in seen:
             out.append(f"message {name}: opcode {op.opcode:#06x} is already {seen[op.opcode]}'s")
+        if op.opcode in RETIRED:
+            out.append(f"message {name}: opcode {op.opcode:#06x} was {RETIRED[op.opcode]}'s")
         seen.setdefault(op.opcode, name)
         for fields in (request_fields(op), op.rep):
             try:

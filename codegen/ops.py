@@ -9,10 +9,13 @@ from codegen.spec import Carry, Log, Op
 
 SYNC, ASYNC, ANNOUNCE = Carry.SYNC, Carry.ASYNC, Carry.ANNOUNCE
 
+# Opcodes that messages of earlier builds had; none is used again.
+RETIRED = {0x0002: "DETACH"}
+
 OPS: dict[str, Op] = {
     # -- connection
     "NOP": Op(0x0001, SYNC),
-    "DETACH": Op(0x0002, SYNC),
+    # 0x0002 was DETACH: retired, see RETIRED
     # -- memory: the client's bidirectional allocator decides, the server keeps the mirror (design.md, Memory)
     "MEM_ALLOC": Op(
         0x0101, ANNOUNCE, {"addr": "u64", "bytes": "u64", "flags": "u32", "pad": "u32"}

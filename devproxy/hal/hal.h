@@ -187,6 +187,27 @@ class Space {
     return {kNotSupported, "this device cannot write memory for a restore (level 2)"};
   }
 
+  // Device memory as plain memory of this process, which a dump or restore may use in place of read() and write();
+  // nullptr where it is none.
+  virtual void* host_view(uint64_t addr, uint64_t bytes) {
+    (void)addr, (void)bytes;
+    return nullptr;
+  }
+  // -- level 2: events. Precondition: idle(). Times are nanoseconds of event_clock_ns(), whose zero is the space's own.
+  virtual uint64_t event_clock_ns() { return 0; }
+  // When the latest record completed; 0 where there was none.
+  virtual StatusOr<uint64_t> event_time_ns(const EventRef& event) {
+    (void)event;
+    return Status(kNotSupported, "this device cannot tell an event's time for a checkpoint (level 2)");
+  }
+  // As after a record that completed at that time, which may lie before the space began.
+  virtual Status restore_event(const EventRef& event, uint64_t time_ns) {
+    (void)event, (void)time_ns;
+    return {kNotSupported, "this device cannot restore an event (level 2)"};
+  }
+  // -- level 2: as after an execution fault of that result; the owner may be told again. The owner's thread.
+  virtual void restore_fault(int32_t result) { (void)result; }
+
   // -- level 3: [addr, addr + bytes) shows the same physical pages as [from_addr, ...) of `from`, until unalias gives
   // it pages of its own with the same contents. Page aligned. Precondition: idle().
   virtual Status alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) {

@@ -113,20 +113,27 @@ class Raw {
     if (send(fd_, &request, sizeof request, MSG_NOSIGNAL) != sizeof request || !read_all(fd_, &reply_, sizeof reply_))
       return false;
     if (reply_.status != AttachStatus::kOk) die("attach refused: %s", reply_.text);
-    const int seg = open(reply_.segment_path, O_RDWR | O_CLOEXEC);
+    const std::string dir = std::string(getenv("DEVPROXY_JOB_DIR")) + "/";
+    const int seg = open((dir + reply_.segment_name).c_str(), O_RDWR | O_CLOEXEC);
     if (seg < 0 || !view.map(seg)) die("cannot map the segment: %s", strerror(errno));
     close(seg);
+    link_ = open((dir + reply_.link_name).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    if (link_ < 0 || send(fd_, &kLinked, sizeof kLinked, MSG_NOSIGNAL) != sizeof kLinked)
+      die("cannot link: %s", strerror(errno));
+    close(fd_);
+    fd_ = -1;
     ++g_connections;
     return true;
   }
   ~Raw() {
     if (fd_ >= 0) close(fd_);
+    if (link_ >= 0) close(link_);
     view.unmap();
   }
   uint32_t slot() const { return reply_.slot; }
   uint64_t device_base() const { return range_base(reply_.slot); }
   bool hung_up() const {
-    pollfd pfd{fd_, POLLIN | POLLRDHUP, 0};
+    pollfd pfd{link_, 0, 0};
     return poll(&pfd, 1, 0) > 0;
   }
   bool poisoned() const { return view.control()->server_state.load() == static_cast<uint32_t>(ServerState::kPoisoned); }
@@ -212,7 +219,7 @@ class Raw {
   bool scribbled_ = false;  // the ring's own words are broken: no answer is owed any more
 
  private:
-  int fd_ = -1;
+  int fd_ = -1, link_ = -1;
   AttachReply reply_{};
   uint64_t pos_ = 0;
   uint32_t seq_ = 0;

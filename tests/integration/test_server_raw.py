@@ -24,6 +24,7 @@ CASES = (
     "two_servers_of_a_job",
     "bad_hellos_are_refused",
     "a_flood_behind_a_stream_fills_the_ring",
+    "cuts_under_load",
     "chaos_is_legal",
     "round_trip_time",
 )

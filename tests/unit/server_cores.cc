@@ -8,8 +8,10 @@
 #include <set>
 #include <vector>
 
+#include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/server/handle_table.h"
 #include "devproxy/csrc/server/ledger.h"
+#include "devproxy/csrc/server/live_trace.h"
 #include "devproxy/csrc/server/memory_mirror.h"
 #include "devproxy/csrc/server/replay_log.h"
 #include "devproxy/hal/soft/range_set.h"
@@ -200,9 +202,99 @@ void range_set_agrees_with_bits(uint32_t seed) {
   }
 }
 
+// A training job's allocations, as sizes over time. step() plays one step and remembers where the gradients are gone.
+struct Training {
+  LiveTrace trace;
+  uint64_t clock_us = 0, live = 0;
+  static constexpr uint64_t kMiB = 1 << 20, kLayers = 24, kParams = 200 * kMiB, kOptimizer = 400 * kMiB;
+  void change(int64_t bytes) {
+    live += static_cast<uint64_t>(bytes);
+    clock_us += 10;
+    trace.changed(live, [&] { return clock_us; });
+  }
+  void temporaries(int n) {
+    for (int i = 0; i < n; i++) change(3 * kMiB), change(-3 * static_cast<int64_t>(kMiB));
+  }
+  void start(bool optimizer) { change(kParams), optimizer ? change(kOptimizer) : void(); }
+  void step(int micro_batches = 1) {
+    uint64_t grads = 0;
+    for (int m = 0; m < micro_batches; m++) {
+      for (uint64_t i = 0; i < kLayers; i++) change(20 * kMiB), temporaries(5);
+      for (uint64_t i = 0; i < kLayers; i++) {
+        temporaries(5);
+        if (m == 0) change(kParams / kLayers), grads += kParams / kLayers;
+        change(-20 * static_cast<int64_t>(kMiB));
+      }
+    }
+    for (int i = 0; i < 8; i++) change(kParams / 8);
+    for (int i = 0; i < 8; i++) change(-static_cast<int64_t>(kParams / 8));
+    if (!optimizer_there) change(kOptimizer), optimizer_there = true;
+    for (; grads; grads -= kParams / kLayers) change(-static_cast<int64_t>(kParams / kLayers));
+  }
+  bool optimizer_there = true;
+};
+
+void trace_finds_the_point_after_zero_grad() {
+  for (const int micro_batches : {1, 8}) {
+    Training t;
+    t.start(true);
+    for (int i = 0; i < 6; i++) t.step(micro_batches);
+    const uint64_t least = Training::kParams + Training::kOptimizer;
+    t.change(20 * Training::kMiB);
+    EXPECT(t.trace.trough_bytes() == 0 || t.trace.trough_bytes() >= least);
+    t.change(-20 * static_cast<int64_t>(Training::kMiB));
+    for (int i = 0; i < 2; i++) t.step(micro_batches);
+    EXPECT(t.trace.trough_bytes() == least && t.trace.period_us() > 1000);
+    EXPECT(t.trace.at_trough(t.live) && !t.trace.at_trough(t.live + Training::kParams / Training::kLayers));
+    EXPECT(!t.trace.at_trough(least + Training::kParams));  // behind backward, with gradients
+  }
+}
+
+void trace_forgets_an_earlier_phase() {
+  Training t;
+  t.optimizer_there = false;
+  t.start(false);
+  t.temporaries(50);
+  for (int i = 0; i < 12; i++) t.step();  // the first one makes the optimizer's state
+  EXPECT(t.trace.trough_bytes() == Training::kParams + Training::kOptimizer);
+}
+
+void trace_of_constant_and_random_memory() {
+  LiveTrace constant;
+  constant.changed(1 << 30, [] { return 1; });
+  for (int i = 0; i < 1000; i++) constant.changed((1 << 30) + i % 2 * 4096, [] { return 1; });
+  EXPECT(constant.trough_bytes() == UINT64_MAX && constant.at_trough(1 << 30));  // now is as good as ever
+  // Ever rising: no value comes again, so a cut waits for its deadline.
+  LiveTrace rising;
+  for (uint64_t i = 1; i < 60; i++) {
+    rising.changed(i * (100 << 20) + (1 << 30), [] { return 1; });
+    rising.changed(i * (100 << 20), [] { return 1; });
+  }
+  EXPECT(rising.trough_bytes() == 0 && !rising.at_trough(1) && !rising.at_trough(UINT64_MAX / 2));
+}
+
+void json_keeps_numbers_and_texts() {
+  const auto v = Json::parse(R"( {"a":[1,{"b":18446744073709551615}],"s":"x\n\u00e9\"","t":true,"n":null,"m":-5} )");
+  EXPECT(v && (*v)["a"][1]["b"].u64() == UINT64_MAX && (*v)["a"][0].u64() == 1 && (*v)["m"].i64() == -5);
+  EXPECT((*v)["s"].text == "x\n\xc3\xa9\"" && (*v)["t"].truth && (*v)["nothing"]["at"]["all"].u64(7) == 7);
+  EXPECT(Json::parse(json_string("a\"\\\n\x01z"))->text == "a\"\\\n\x01z");
+  for (const char* bad : {"", "{", "[1,", "{\"a\"}", "\"", "tru", "1 2", "{\"a\":}"}) EXPECT(!Json::parse(bad));
+  EXPECT(!Json::parse(std::string(100, '[') + std::string(100, ']')));
+  for (size_t n = 0; n < 50; n++) {
+    std::vector<uint8_t> bytes(n);
+    for (size_t i = 0; i < n; i++) bytes[i] = static_cast<uint8_t>(i * 37 + n);
+    EXPECT(from_base64(base64(bytes.data(), n)) == bytes);
+  }
+  EXPECT(!from_base64("abc") && !from_base64("a*cd") && !from_base64("ab=c"));
+}
+
 }  // namespace
 
 int main() {
+  trace_finds_the_point_after_zero_grad();
+  trace_forgets_an_earlier_phase();
+  trace_of_constant_and_random_memory();
+  json_keeps_numbers_and_texts();
   mirror_knows_what_is_live();
   handles_are_typed_and_never_stale();
   replay_log_is_as_long_as_the_state();

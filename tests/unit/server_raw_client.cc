@@ -109,7 +109,7 @@ void basics() {
 
   const std::string stats = server.stats();
   EXPECT(stats.find("\"clients_now\":1") != std::string::npos && stats.find("\"sticky\":\"\"") != std::string::npos);
-  EXPECT(c.call(Opcode::DETACH, wire::DETACH_req{}) == kOk);
+  EXPECT(c.server_lives());
 }
 
 void memory_is_accounted() {
@@ -146,7 +146,7 @@ void memory_is_accounted() {
     d.credit(11 << 20);
     EXPECT(c.call(Opcode::MEM_CREDIT, wire::MEM_CREDIT_req{1, 1}) == kOutOfMemory);
   }
-  wait_gone(server, 3);
+  wait_gone(server, 4);
   c.credit(11 << 20);
 }
 
@@ -435,6 +435,61 @@ void a_flood_behind_a_stream_fills_the_ring() {
   EXPECT(c.nop() == kOk && c.view.control()->sticky_error.load() == 0);
 }
 
+void cuts_under_load() {
+  TestServer server(g_server);
+  RawClient c(server.socket_path);
+  prepare(c);
+  const uint64_t a = c.base(), b = a + 4096;
+  c.alloc(a, 4096);
+  c.alloc(b, 4096);
+  c.create_stream(stream(1), 1);
+  c.fill(kLegacyStream, a, 1024, 0);
+  c.wait(0, c.fill(kLegacyStream, b, 1024, 0));
+  std::atomic<bool> done{false};
+  std::atomic<int> cuts{0};
+  std::thread coordinator([&] {
+    RawControl control(server.socket_path);
+    const std::string dir = server.dir() + "/staging";
+    EXPECT(mkdir(dir.c_str(), 0700) == 0);
+    while (!done.load()) {
+      EXPECT(control.ok("{\"op\":\"cut\",\"wait_ms\":0,\"drain_ms\":5000}"));
+      EXPECT(!control.ok("{\"op\":\"cut\"}"));  // it is parked
+      EXPECT(control.ok("{\"op\":\"can_dump\"}"));
+      if (cuts % 4 == 0) {
+        EXPECT(control.ok("{\"op\":\"dump\",\"dir\":\"" + dir + "\"}"));
+        EXPECT(control.ok("{\"op\":\"dump_shared\",\"dir\":\"" + dir + "\"}"));
+      }
+      EXPECT(control.ok("{\"op\":\"resume\"}"));
+      EXPECT(!control.ok("{\"op\":\"dump\",\"dir\":\"" + dir + "\"}") && !control.ok("{\"op\":\"leave\"}"));
+      EXPECT(!control.ok("nonsense") && !control.ok("{\"op\":\"nonsense\"}"));
+      cuts++;
+      usleep(1000);
+    }
+  });
+  int n = 0;
+  for (const uint64_t until = now_us() + 1'500'000; now_us() < until; n++) {
+    add(c, kLegacyStream, a, a, 1024, 1);
+    const uint64_t p = add(c, stream(1), b, b, 1024, 2);
+    c.alloc(a + (1 << 20), 65536);
+    c.free(a + (1 << 20));
+    if (n % 16 == 0) {
+      const uint64_t token = static_cast<uint64_t>(n) + 1;
+      c.post(Opcode::HOST_FUNC, wire::HOST_FUNC_req{stream(1), token});
+      HostFuncEntry& entry = c.view.control()->hostfuncs[token % kHostFuncs];
+      const uint64_t late = now_us() + kTimeoutUs;
+      while (entry.token.load() != token) EXPECT(now_us() < late);
+      entry.token.store(0);
+      c.post(Opcode::HOST_FUNC_DONE, wire::HOST_FUNC_DONE_req{token});
+      c.wait(1, p);
+    }
+  }
+  EXPECT(value_at(c, a) == n);
+  done = true;
+  coordinator.join();
+  EXPECT(value_at(c, b) == 2 * n && cuts > 20);
+  EXPECT(c.nop() == kOk && c.take_late_error() == 0);
+}
+
 void chaos_is_legal() {
   for (const char* seed : {"1", "2", "3"}) {
     TestServer server(g_server, {"--chaos", seed});
@@ -502,6 +557,7 @@ int main(int argc, char** argv) {
       {"two_servers_of_a_job", two_servers_of_a_job},
       {"bad_hellos_are_refused", bad_hellos_are_refused},
       {"a_flood_behind_a_stream_fills_the_ring", a_flood_behind_a_stream_fills_the_ring},
+      {"cuts_under_load", cuts_under_load},
       {"chaos_is_legal", chaos_is_legal},
       {"round_trip_time", round_trip_time},
   };

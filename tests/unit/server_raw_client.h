@@ -57,12 +57,16 @@ class RawClient {
     EXPECT(recv(socket_, &attached, sizeof attached, MSG_WAITALL) == sizeof attached);
     if (attached.status != AttachStatus::kOk) std::fprintf(stderr, "attach: %s\n", attached.text);
     EXPECT(attached.status == AttachStatus::kOk);
-    const int segment = open(attached.segment_path, O_RDWR | O_CLOEXEC);
+    const std::string dir = socket_path.substr(0, socket_path.rfind('/') + 1);
+    const int segment = open((dir + attached.segment_name).c_str(), O_RDWR | O_CLOEXEC);
     EXPECT(segment >= 0 && view.map(segment));
     close(segment);
     EXPECT(view.control()->magic == kSegmentMagic && view.control()->slot == attached.slot);
+    link_ = open((dir + attached.link_name).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    EXPECT(link_ >= 0 && send(socket_, &kLinked, sizeof kLinked, 0) == sizeof kLinked);
+    close(socket_);
     if (!use_pinned) return;
-    const int pinned = open(attached.pinned_path, O_RDWR | O_CLOEXEC);
+    const int pinned = open((dir + attached.pinned_name).c_str(), O_RDWR | O_CLOEXEC);
     void* want = reinterpret_cast<void*>(pinned_base());
     EXPECT(mmap(want, kPinnedBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE, pinned,
                 0) == want);
@@ -72,7 +76,7 @@ class RawClient {
   ~RawClient() {
     if (pinned_) munmap(reinterpret_cast<void*>(pinned_base()), kPinnedBytes);
     view.unmap();
-    close(socket_);
+    hang_up();
   }
 
   uint64_t base() const { return range_base(attached.slot); }
@@ -174,15 +178,52 @@ class RawClient {
   void create_stream(VHandle stream, uint32_t flags = 0) {
     post(wire::Opcode::STREAM_CREATE, wire::STREAM_CREATE_req{stream, flags, 0});
   }
-  void hang_up() { shutdown(socket_, SHUT_RDWR); }
+  void hang_up() {
+    if (link_ >= 0) close(link_);
+    link_ = -1;
+  }
+  bool server_lives() const {
+    pollfd link{link_, 0, 0};
+    return poll(&link, 1, 0) == 0;
+  }
 
   AttachReply attached{};
   SegmentView view;
 
  private:
-  int socket_ = -1;
+  int socket_ = -1, link_ = -1;
   uint32_t seq_ = 0;
   bool pinned_ = false;
+};
+
+// The coordinator's end of a control channel.
+class RawControl {
+ public:
+  explicit RawControl(const std::string& socket_path) {
+    socket_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::snprintf(address.sun_path, sizeof address.sun_path, "%s", socket_path.c_str());
+    EXPECT(connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+    AttachRequest hello{};
+    hello.magic = kAttachMagic;
+    hello.kind = AttachKind::kControl;
+    EXPECT(send(socket_, &hello, sizeof hello, 0) == sizeof hello);
+  }
+  ~RawControl() { close(socket_); }
+  std::string ask(const std::string& json) {
+    auto length = static_cast<uint32_t>(json.size());
+    EXPECT(send(socket_, &length, sizeof length, 0) == sizeof length);
+    EXPECT(send(socket_, json.data(), json.size(), 0) == static_cast<ssize_t>(json.size()));
+    EXPECT(recv(socket_, &length, sizeof length, MSG_WAITALL) == sizeof length && length < 1 << 20);
+    std::string text(length, 0);
+    EXPECT(recv(socket_, text.data(), length, MSG_WAITALL) == static_cast<ssize_t>(length));
+    return text;
+  }
+  bool ok(const std::string& json) { return ask(json).starts_with("{\"ok\":true"); }
+
+ private:
+  int socket_ = -1;
 };
 
 // A server of its own in a folder of its own; both go with it.

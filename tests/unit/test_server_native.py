@@ -15,7 +15,14 @@ SOFT = "devproxy/hal/soft"
 # program -> what it is built from, and the sanitizer that looks for what it could do wrong
 PROGRAMS = {
     "server_cores": (
-        [f"{SERVER}/{name}.cc" for name in ("memory_mirror", "replay_log", "ledger", "process_id")],
+        [
+            "devproxy/csrc/base/json.cc",
+            *(
+                f"{SERVER}/{name}.cc"
+                for name in ("memory_mirror", "replay_log", "ledger", "process_id")
+            ),
+            f"{SERVER}/live_trace.cc",
+        ],
         ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
     ),
     "server_soft_space": (

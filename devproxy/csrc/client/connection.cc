@@ -19,8 +19,9 @@ namespace {
 // call on a virtual CPU that has halted: a spin shorter than that lets two sides that answer each other in 1 us fall
 // asleep in turn and stay so.
 constexpr uint64_t kSpinUs = 60;
-constexpr uint64_t kSleepUs = 100'000;  // between two looks at the socket
-constexpr uint64_t kAttachTimeoutMs = 10'000;
+constexpr uint64_t kSleepUs = 100'000;    // between two looks at the link
+constexpr int kAttachTimeoutMs = 60'000;  // a server that writes a dump answers nobody meanwhile
+constexpr uint64_t kAttachAgainUs = 10'000'000;
 
 // Spins until done() or for kSpinUs; true when done. Not at all when this thread has just woken the server: sleeping at
 // once leaves it this processor, and a server that has to be scheduled is no matter of a spin.
@@ -42,20 +43,33 @@ bool spin(Done done) {
   }
 }
 
-bool read_all(int fd, void* out, size_t bytes) {
-  auto* p = static_cast<uint8_t*>(out);
-  while (bytes) {
+enum class Asked { kAnswered, kHungUp, kSilent };
+
+// Says hello and reads the answer.
+Asked ask(int fd, AttachReply* reply) {
+  AttachRequest req{kAttachMagic, AttachKind::kClient, {}, static_cast<uint32_t>(getpid()), 0xffffffffu};
+  memcpy(req.abi_id, wire::kAbiId, sizeof(req.abi_id));
+  if (send(fd, &req, sizeof(req), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(req))) return Asked::kHungUp;
+  auto* p = reinterpret_cast<uint8_t*>(reply);
+  for (size_t left = sizeof(*reply); left;) {
     pollfd pfd{fd, POLLIN, 0};
     const int ready = poll(&pfd, 1, kAttachTimeoutMs);
     if (ready < 0 && errno == EINTR) continue;
-    if (ready <= 0) return false;
-    const ssize_t n = read(fd, p, bytes);
+    if (ready <= 0) return Asked::kSilent;
+    const ssize_t n = read(fd, p, left);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
+    if (n <= 0) return Asked::kHungUp;
     p += n;
-    bytes -= static_cast<size_t>(n);
+    left -= static_cast<size_t>(n);
   }
-  return true;
+  return reply->magic == kAttachMagic ? Asked::kAnswered : Asked::kSilent;
+}
+
+int open_in(const char* job_dir, const char* name, int flags) {
+  char path[512];
+  const int n = snprintf(path, sizeof(path), "%s/%s", job_dir, name);
+  if (n < 0 || static_cast<size_t>(n) >= sizeof(path) || strchr(name, '/')) return errno = ENAMETOOLONG, -1;
+  return open(path, flags | O_CLOEXEC);
 }
 
 uint64_t coarse_us() {
@@ -78,21 +92,26 @@ int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
     log(Level::kError, "attach: the job folder's name is too long for a socket: %s", job_dir);
     return kDeviceUnavailable;
   }
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&addr), sizeof(addr)) != 0) {
-    log(Level::kError, "attach: no device-proxy server of GPU %d at %s: %s; is the job still run by devproxy-run?",
-        device, addr.sun_path, strerror(errno));
-    if (fd >= 0) close(fd);
-    return kDeviceUnavailable;
-  }
-  AttachRequest req{kAttachMagic, AttachKind::kClient, {}, static_cast<uint32_t>(getpid()), 0xffffffffu};
-  memcpy(req.abi_id, wire::kAbiId, sizeof(req.abi_id));
   AttachReply reply{};
-  if (send(fd, &req, sizeof(req), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(req)) ||
-      !read_all(fd, &reply, sizeof(reply)) || reply.magic != kAttachMagic) {
-    log(Level::kError, "attach: the server of GPU %d did not answer", device);
+  int fd = -1;
+  // A server that hands its clients over hangs up on whoever it has not answered yet: its successor listens already.
+  const uint64_t until = now_us() + kAttachAgainUs;
+  for (Asked asked = Asked::kHungUp; asked == Asked::kHungUp;) {
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&addr), sizeof(addr)) != 0) {
+      log(Level::kError, "attach: no device-proxy server of GPU %d at %s: %s; is the job still run by devproxy-run?",
+          device, addr.sun_path, strerror(errno));
+      if (fd >= 0) close(fd);
+      return kDeviceUnavailable;
+    }
+    asked = ask(fd, &reply);
+    if (asked == Asked::kAnswered) break;
     close(fd);
-    return kDeviceUnavailable;
+    if (asked == Asked::kSilent || now_us() > until) {
+      log(Level::kError, "attach: the server of GPU %d did not answer", device);
+      return kDeviceUnavailable;
+    }
+    usleep(10'000);
   }
   if (reply.status != AttachStatus::kOk) {
     reply.text[sizeof(reply.text) - 1] = 0;
@@ -104,10 +123,12 @@ int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
     close(fd);
     return reply.status == AttachStatus::kNoMemory ? kOutOfMemory : kDeviceUnavailable;
   }
-  const int seg = open(reply.segment_path, O_RDWR | O_CLOEXEC);
+  reply.segment_name[sizeof(reply.segment_name) - 1] = reply.pinned_name[sizeof(reply.pinned_name) - 1] =
+      reply.link_name[sizeof(reply.link_name) - 1] = 0;
+  const int seg = open_in(job_dir, reply.segment_name, O_RDWR);
   const bool mapped = seg >= 0 && view_.map(seg);
   if (seg >= 0) close(seg);
-  const int pin = open(reply.pinned_path, O_RDWR | O_CLOEXEC);
+  const int pin = open_in(job_dir, reply.pinned_name, O_RDWR);
   const auto base = reinterpret_cast<void*>(range_base(reply.slot));
   // The job holds the addresses of device memory, never the memory: PROT_NONE from the first moment.
   const bool reserved =
@@ -126,13 +147,23 @@ int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
     close(fd);
     return kDeviceUnavailable;
   }
-  if (view_.control()->magic != kSegmentMagic) {
-    log(Level::kError, "attach: the segment of GPU %d has a wrong magic number", device);
+  // Opened for writing it blocks no one, since the server holds the read end from before its answer.
+  const int link = open_in(job_dir, reply.link_name, O_WRONLY | O_NONBLOCK);
+  const bool linked = link >= 0 && view_.control()->magic == kSegmentMagic &&
+                      send(fd, &kLinked, sizeof(kLinked), MSG_NOSIGNAL) == sizeof(kLinked);
+  if (!linked) {
+    log(Level::kError, "attach: cannot link to the server of GPU %d: %s", device,
+        link < 0 ? strerror(errno) : "it hung up, or its segment has a wrong magic number");
+    munmap(base, kDeviceBytes);
+    munmap(pinned, kPinnedBytes);
+    view_.unmap();
+    if (link >= 0) close(link);
     close(fd);
     return kDeviceUnavailable;
   }
+  close(fd);
   device_ = ordinal;
-  socket_ = fd;
+  link_ = link;
   slot_ = reply.slot;
   props_ = reply.props;
   props_.name[sizeof(props_.name) - 1] = 0;
@@ -168,15 +199,6 @@ int32_t Connection::wait_for_space(const CommandRing::Reservation& r) {
     if (ring.has_space(r)) return kOk;
     if (!check_alive()) return error();
   }
-}
-
-int32_t Connection::wait_at_gate() {
-  auto& gate = view_.control()->gate;
-  while (gate.load(std::memory_order_acquire) != 0) {
-    futex_wait(&gate, 1, kSleepUs);
-    if (!check_alive()) return error();
-  }
-  return kOk;
 }
 
 int32_t Connection::await_reply(uint16_t slot, uint32_t seq, Reply* reply) {
@@ -290,10 +312,9 @@ bool Connection::check_alive() {
   const auto state = static_cast<ServerState>(view_.control()->server_state.load(std::memory_order_acquire));
   if (state == ServerState::kPoisoned) return false;
   last_look_us_.store(coarse_us(), std::memory_order_relaxed);
-  pollfd pfd{socket_, POLLIN | POLLRDHUP, 0};
+  pollfd pfd{link_, 0, 0};  // pipe(7): POLLERR when nobody holds the read end
   const int n = poll(&pfd, 1, 0);
   if (state != ServerState::kGone && (n == 0 || (n < 0 && errno == EINTR))) return true;
-  if (state != ServerState::kGone && !(pfd.revents & (POLLHUP | POLLRDHUP | POLLERR | POLLNVAL))) return true;
   if (!lost_.exchange(true)) {
     const int32_t sticky = view_.control()->sticky_error.load(std::memory_order_acquire);
     log(Level::kError, "the device-proxy server of GPU %d is gone%s%s; this job's device state is lost", device_,
@@ -326,8 +347,8 @@ int32_t Connection::take_late_error() {
 }
 
 void Connection::close_in_child() {
-  if (socket_ >= 0) close(socket_);
-  socket_ = -1;
+  if (link_ >= 0) close(link_);
+  link_ = -1;
 }
 
 }  // namespace devproxy::client

@@ -1,7 +1,7 @@
 // One client process's connection to the device-proxy server of one GPU.
 //
 // Threads: every member is used by any thread of the job. The ring and the reply slots need no lock; a reply slot has
-// one owning thread. `alive` is the only socket use after attach.
+// one owning thread. After attach the only descriptor is the link, and check_alive its only use.
 #pragma once
 
 #include <atomic>
@@ -100,7 +100,7 @@ class Connection {
     if (__builtin_expect(lost_.load(std::memory_order_relaxed), 0)) return lost_result();
     return view_.control()->sticky_error.load(std::memory_order_relaxed);
   }
-  // Like error(), and looks at the socket when the last look is older than 100 ms: for calls that only poll.
+  // Like error(), and looks at the link when the last look is older than 100 ms: for calls that only poll.
   int32_t error_now_and_then();
   // Text behind the sticky error, or behind the loss of the server; empty when there is none.
   const char* error_text() const;
@@ -123,10 +123,7 @@ class Connection {
   // *payload is where the request goes. From its success to end_record the thread holds a reservation: no call between.
   [[nodiscard]] int32_t begin_record(wire::Opcode op, size_t payload_bytes, uint32_t seq, CommandRing::Reservation* r,
                                      uint8_t** payload) {
-    ControlPage* control = view_.control();
     if (const int32_t e = error(); __builtin_expect(e != kOk, 0)) return e;
-    if (__builtin_expect(control->gate.load(std::memory_order_relaxed) != 0, 0))
-      if (const int32_t e = wait_at_gate(); e != kOk) return e;
     CommandRing& ring = view_.ring();
     *r = ring.reserve(sizeof(MsgHeader) + payload_bytes);
     if (__builtin_expect(!has_space(*r), 0))
@@ -174,13 +171,12 @@ class Connection {
     return view_.ring().has_space(r);
   }
   [[nodiscard]] int32_t wait_for_space(const CommandRing::Reservation& r);
-  [[nodiscard]] int32_t wait_at_gate();
   int32_t lost_result() const;
-  bool check_alive();  // asks the socket; marks the connection lost when it hung up
+  bool check_alive();  // asks the link; marks the connection lost when no server holds its other end
 
   SegmentView view_;
   int device_ = -1;
-  int socket_ = -1;
+  int link_ = -1;  // write end of the FIFO that the server reads
   uint32_t slot_ = 0;
   std::atomic<bool> lost_{false};
   std::atomic<uint64_t> last_look_us_{0};

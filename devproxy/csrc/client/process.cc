@@ -19,6 +19,9 @@
 extern "C" {
 __attribute__((visibility("default"))) extern const std::array<uint8_t, 32> devproxy_abi_id;
 const std::array<uint8_t, 32> devproxy_abi_id = std::to_array(devproxy::wire::kAbiId);
+// Called by the job's import hook after each optimizer step: counts it for checkpoints by steps. 1 when it was counted,
+// 0 where this process has no device. Attaches nothing; any time, any thread.
+__attribute__((visibility("default"))) int devproxy_step(void);
 }
 
 namespace devproxy::client {
@@ -216,4 +219,17 @@ Place place_of(uint64_t addr) {
   return {};
 }
 
+static bool count_step() {
+  if (detail::g_init_state != 1) return false;  // 2: a forked child, which has no segment
+  for (int i = 0; i < device_count(); ++i) {
+    Connection* c = attached(i);
+    if (!c) continue;
+    c->control()->steps.fetch_add(1, std::memory_order_relaxed);
+    return true;
+  }
+  return false;
+}
+
 }  // namespace devproxy::client
+
+int devproxy_step(void) { return devproxy::client::count_step() ? 1 : 0; }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,27 +42,46 @@ std::unique_ptr<Connection> Connection::make(ServerParts& parts, const Peer& pee
     return nullptr;
   }
   connection->slot_ = *slot;
-  Status status = connection->open_files();
-  if (status.ok()) status = connection->open_memory();
+  connection->name_files();
+  Status status = connection->make_files();
+  if (status.ok()) status = connection->open_files();
+  if (status.ok()) {
+    ControlPage* control = connection->view_.control();
+    control->magic = kSegmentMagic;
+    control->slot = *slot;
+    std::memcpy(control->abi_id, wire::kAbiId, sizeof control->abi_id);
+    control->server_state.store(static_cast<uint32_t>(ServerState::kRunning), std::memory_order_release);
+    status = connection->open_memory();
+  }
   if (!status.ok()) {
     reply->status = AttachStatus::kNoMemory;
     std::snprintf(reply->text, sizeof reply->text, "%s", status.text().c_str());
     return nullptr;
   }
+  connection->own();
   connection->fill_reply(reply);
   return connection;
 }
 
-Status Connection::open_files() {
+namespace {
+
+struct Closer {
+  int fd;
+  ~Closer() { close(fd); }
+};
+
+}  // namespace
+
+void Connection::name_files() {
   const std::string stem = parts_.job_dir + "/gpu" + std::to_string(parts_.gpu) + "-" + std::to_string(peer_.number);
   segment_path_ = stem + ".seg";
   pinned_path_ = stem + ".pinned";
+  link_path_ = stem + ".link";
+}
+
+Status Connection::make_files() {
   const int segment = make_file(segment_path_);
   if (segment < 0) return Status::from_errno(kOutOfMemory, "making " + segment_path_);
-  struct Closer {
-    int fd;
-    ~Closer() { close(fd); }
-  };
   const Closer close_segment{segment};
   // The pages of everything but the chunks now: on a full /dev/shm this is an error, later it would be a SIGBUS.
   const int no_space = ftruncate(segment, kSegmentBytes) != 0 ? errno : posix_fallocate(segment, 0, kChunksOffset);
@@ -70,19 +90,29 @@ Status Connection::open_files() {
     return Status::from_errno(kOutOfMemory, "making the shared segment in " + parts_.job_dir +
                                                 " (make /dev/shm larger; in a container --shm-size)");
   }
-  if (!view_.map(segment)) return Status::from_errno(kOutOfMemory, "mapping the shared segment");
-  lifeline_ = std::make_unique<Lifeline>(view_);
-  ControlPage* control = view_.control();
-  control->magic = kSegmentMagic;
-  control->slot = slot_;
-  std::memcpy(control->abi_id, wire::kAbiId, sizeof control->abi_id);
-  control->server_state.store(static_cast<uint32_t>(ServerState::kRunning), std::memory_order_release);
-
   const int pinned = make_file(pinned_path_);
   if (pinned < 0) return Status::from_errno(kOutOfMemory, "making " + pinned_path_);
   const Closer close_pinned{pinned};
   if (ftruncate(pinned, static_cast<off_t>(kPinnedBytes)) != 0)
     return Status::from_errno(kOutOfMemory, "sizing the pinned window");
+  unlink(link_path_.c_str());
+  if (mkfifo(link_path_.c_str(), 0600) != 0) return Status::from_errno(kOutOfMemory, "making " + link_path_);
+  return {};
+}
+
+Status Connection::open_files() {
+  const int segment = ::open(segment_path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (segment < 0) return Status::from_errno(kFileNotFound, "opening " + segment_path_);
+  const Closer close_segment{segment};
+  struct stat info;
+  if (fstat(segment, &info) != 0 || static_cast<uint64_t>(info.st_size) != kSegmentBytes)
+    return {kInvalidValue, segment_path_ + " has another size than a segment of this build"};
+  if (!view_.map(segment)) return Status::from_errno(kOutOfMemory, "mapping the shared segment");
+  lifeline_ = std::make_unique<Lifeline>(view_);
+
+  const int pinned = ::open(pinned_path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (pinned < 0) return Status::from_errno(kFileNotFound, "opening " + pinned_path_);
+  const Closer close_pinned{pinned};
   void* const want = reinterpret_cast<void*>(pinned_begin());
   void* const got =
       mmap(want, kPinnedBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE, pinned, 0);
@@ -93,6 +123,11 @@ Status Connection::open_files() {
   }
   pinned_mapped_ = true;
   madvise(want, kPinnedBytes, MADV_DONTDUMP);
+
+  // Non-blocking: no writer is awaited. poll() says POLLHUP only when a writer has been there since (pipe(7); the
+  // kernel compares the count of writers at open), so before the client opens its end the link is quiet.
+  link_ = ::open(link_path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
+  if (link_ < 0) return Status::from_errno(kFileNotFound, "opening " + link_path_);
   return {};
 }
 
@@ -103,15 +138,24 @@ Status Connection::open_memory() {
   streams_[0] = {kLegacyStream, space_->create_queue(hal::QueueKind::kLegacy, 0, 0)};
   device_mirror = MemoryMirror(device_begin(), device_begin() + kDeviceBytes);
   pinned_mirror = MemoryMirror(pinned_begin(), pinned_begin() + kPinnedBytes);
-  register_for_crash(slot_, lifeline_.get(), segment_path_.c_str(), pinned_path_.c_str());
   return {};
+}
+
+void Connection::own() {
+  keep_files_ = false;
+  parts_.slots->adopt(slot_);
+  register_for_crash(slot_, lifeline_.get(), segment_path_.c_str(), pinned_path_.c_str(), link_path_.c_str());
 }
 
 void Connection::fill_reply(AttachReply* reply) const {
   reply->status = AttachStatus::kOk;
   reply->slot = slot_;
-  std::snprintf(reply->segment_path, sizeof reply->segment_path, "%s", segment_path_.c_str());
-  std::snprintf(reply->pinned_path, sizeof reply->pinned_path, "%s", pinned_path_.c_str());
+  auto name = [](const std::string& path, auto& to) {
+    std::snprintf(to, sizeof to, "%s", path.substr(path.rfind('/') + 1).c_str());
+  };
+  name(segment_path_, reply->segment_name);
+  name(pinned_path_, reply->pinned_name);
+  name(link_path_, reply->link_name);
   const hal::Properties& from = parts_.device->properties();
   DeviceProps& to = reply->props;
   std::snprintf(to.name, sizeof to.name, "%s", from.name.c_str());
@@ -130,15 +174,43 @@ void Connection::start() {
 }
 
 void Connection::request_stop() {
-  stop_.store(true, std::memory_order_seq_cst);
+  attention_.fetch_or(kStop, std::memory_order_seq_cst);
   {
     std::lock_guard lock(host_mu_);
     host_wake_.notify_all();
   }
-  // The dispatch thread looks at stop_ at least every 100 ms; this makes it look now.
-  if (!finished() && view_.mapped()) {
-    view_.control()->doorbell.sleeping.store(0, std::memory_order_relaxed);
-    futex_wake(&view_.control()->doorbell.sleeping, 1);
+  {
+    std::lock_guard lock(park_mu_);
+    park_wake_.notify_all();
+  }
+  call_dispatch_thread();
+}
+
+// The dispatch thread looks at attention_ at least every 100 ms; this makes it look now.
+void Connection::call_dispatch_thread() {
+  if (finished() || !view_.mapped()) return;
+  view_.control()->doorbell.sleeping.store(0, std::memory_order_relaxed);
+  futex_wake(&view_.control()->doorbell.sleeping, 1);
+}
+
+void Connection::request_cut(uint64_t until_us) {
+  {
+    std::lock_guard lock(park_mu_);
+    cut_number_++;
+  }
+  resumed_ = false;
+  cut_until_us_.store(until_us, std::memory_order_relaxed);
+  cut_asked_us_.store(now_us(), std::memory_order_relaxed);
+  attention_.fetch_or(kCut, std::memory_order_seq_cst);
+  call_dispatch_thread();
+}
+
+void Connection::resume() {
+  resumed_ = true;
+  {
+    std::lock_guard lock(park_mu_);
+    attention_.fetch_and(~kCut, std::memory_order_seq_cst);
+    park_wake_.notify_all();
   }
 }
 
@@ -147,8 +219,10 @@ void Connection::join() {
 }
 
 void Connection::remove_files() const {
+  if (keep_files_) return;
   if (!segment_path_.empty()) unlink(segment_path_.c_str());
   if (!pinned_path_.empty()) unlink(pinned_path_.c_str());
+  if (!link_path_.empty()) unlink(link_path_.c_str());
 }
 
 // Gives everything back; also what a half-made connection has.
@@ -166,12 +240,14 @@ void Connection::tear_down() {
   remove_files();
   if (pinned_mapped_) munmap(reinterpret_cast<void*>(pinned_begin()), kPinnedBytes);
   pinned_mapped_ = false;
-  if (slot_ != SlotTable::kAny) parts_.slots->give(slot_);
+  if (slot_ != SlotTable::kAny && !keep_files_) parts_.slots->give(slot_);
 }
 
 Connection::~Connection() {
+  if (thread_.joinable()) request_stop();  // a restore that failed after this client was back
   join();
   if (!finished()) tear_down();
+  if (link_ >= 0) close(link_);
   view_.unmap();
 }
 
@@ -179,7 +255,10 @@ Connection::~Connection() {
 
 void Connection::reply(const Message& message, int32_t status, const void* data, size_t bytes) {
   answered_ = true;
-  if (message.seq == 0) return;
+  if (message.seq == 0) {
+    if (replaying_) replay_status_ = status;
+    return;
+  }
   ReplySlot& slot = view_.replies()[message.slot];
   bytes = std::min(bytes, sizeof slot.data);
   slot.status = status;
@@ -195,7 +274,7 @@ void Connection::reply(const Message& message, int32_t status, const void* data,
 
 void Connection::fail(const Message& message, int32_t code) {
   DP_LOG(kDebug, kConnection, number(), "%s fails late with %d", message.info->name, code);
-  if (message.seq) return reply(message, code);
+  if (message.seq || replaying_) return reply(message, code);  // a thread's late error is the job's, not a replay's
   int32_t none = 0;
   view_.replies()[message.slot].late_error.compare_exchange_strong(none, code, std::memory_order_release);
 }
@@ -216,6 +295,9 @@ void Connection::poison(const char* text) {
   DP_LOG(kError, kConnection, number(), "pid=%u poisoned: %s", peer_.pid, text);
   lifeline_->fault(kUnknown, text);
   lifeline_->end(ServerState::kPoisoned);
+  // What waits in streams completes unexecuted: nobody will answer a host function any more.
+  if (space_) space_->restore_fault(kUnknown);
+  end_host_functions();
 }
 
 hal::QueueRef* Connection::queue_of(VHandle stream) {
@@ -230,6 +312,7 @@ bool Connection::create_stream(VHandle stream, uint32_t flags, int32_t priority)
   if (entry.queue) return false;
   const auto kind = flags & kNonBlockingFlag ? hal::QueueKind::kNonBlocking : hal::QueueKind::kBlocking;
   entry = {stream, space_->create_queue(kind, priority, stream.index())};
+  Counters::add(counters_.streams, 1);
   return true;
 }
 
@@ -237,6 +320,7 @@ bool Connection::destroy_stream(VHandle stream) {
   if (stream.index() == 0 || !queue_of(stream)) return false;
   space_->destroy_queue(streams_[stream.index()].queue);
   streams_[stream.index()] = {};
+  Counters::add(counters_.streams, UINT64_MAX);
   return true;
 }
 
@@ -249,6 +333,14 @@ void Connection::count_memory(int64_t change_bytes) {
   const uint64_t all = parts_.live_bytes.fetch_add(change, std::memory_order_relaxed) + change;
   uint64_t peak = parts_.peak_bytes.load(std::memory_order_relaxed);
   while (all > peak && !parts_.peak_bytes.compare_exchange_weak(peak, all, std::memory_order_relaxed)) {}
+}
+
+void Connection::trace_memory() {
+  trace_.changed(client_bytes, [this] {
+    counters_.trough_bytes.store(trace_.trough_bytes(), std::memory_order_relaxed);
+    counters_.period_us.store(trace_.period_us(), std::memory_order_relaxed);
+    return now_us();
+  });
 }
 
 std::vector<uint8_t> Connection::take_bulk(const Message& message) {
@@ -280,6 +372,19 @@ void Connection::on_complete(uint32_t queue_index, uint64_t position, uint32_t t
 void Connection::on_fault(int32_t result, const char* text) noexcept {
   DP_LOG(kWarn, kLaunch, number(), "pid=%u execution fault %d: %s", peer_.pid, result, text);
   lifeline_->fault(result, text);
+  end_host_functions();
+}
+
+// After a fault the client posts nothing more, so no host function will be said to be done: those who wait for one go
+// on.
+void Connection::end_host_functions() {
+  std::lock_guard lock(host_mu_);
+  host_wake_.notify_all();
+}
+
+size_t Connection::host_functions_out() {
+  std::lock_guard lock(host_mu_);
+  return host_functions_.size();
 }
 
 bool Connection::range_live(uint64_t addr, uint64_t bytes, uint64_t position, bool on_submitter) noexcept {
@@ -295,13 +400,13 @@ void Connection::host_function(uint64_t token) noexcept {
   HostFuncEntry& entry = view_.control()->hostfuncs[token % kHostFuncs];
   // The entry is taken while the client has not yet looked at the function of kHostFuncs tokens ago: rare, so polled.
   for (uint64_t empty = 0; !entry.token.compare_exchange_weak(empty, token, std::memory_order_release); empty = 0) {
-    if (stop_.load(std::memory_order_relaxed)) return;
+    if (stopping() || lifeline_->faulted()) return;
     usleep(100);
   }
   view_.control()->hostfunc_seq.fetch_add(1, std::memory_order_release);
   futex_wake(&view_.control()->hostfunc_seq, INT_MAX);
   std::unique_lock lock(host_mu_);
-  host_wake_.wait(lock, [&] { return !host_functions_.contains(token) || stop_.load(std::memory_order_relaxed); });
+  host_wake_.wait(lock, [&] { return !host_functions_.contains(token) || stopping() || lifeline_->faulted(); });
 }
 
 }  // namespace devproxy::server

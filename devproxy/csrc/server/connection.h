@@ -3,8 +3,8 @@
 // Who owns what
 //   dispatch thread   everything below "dispatch thread only"; the consuming side of the ring; all calls into the Space
 //   device threads    call the SpaceOwner methods: they touch the lifeline, mirrors_mu_ and host_mu_ only
-//   server thread     makes it, asks it to stop, joins it, reads the counters
-// Locks: mirrors_mu_ and host_mu_ are leaves; none is taken under another.
+//   server thread     makes it, asks it to stop, joins it, reads the counters; while parked() it may read everything
+// Locks: mirrors_mu_, host_mu_ and park_mu_ are leaves; none is taken under another.
 //
 // The mirrors are written by the dispatch thread under mirrors_mu_ and read by it without (nobody else writes); device
 // threads read them under a shared lock. So the common case, a kernel that runs on the dispatch thread, takes no lock.
@@ -21,9 +21,11 @@
 #include <thread>
 #include <vector>
 
+#include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/server/handle_table.h"
 #include "devproxy/csrc/server/ledger.h"
 #include "devproxy/csrc/server/lifeline.h"
+#include "devproxy/csrc/server/live_trace.h"
 #include "devproxy/csrc/server/memory_mirror.h"
 #include "devproxy/csrc/server/message.h"
 #include "devproxy/csrc/server/replay_log.h"
@@ -38,7 +40,9 @@ namespace devproxy::server {
 struct Counters {
   std::atomic<uint64_t> calls{0}, launches{0}, h2d_bytes{0}, d2h_bytes{0}, d2d_bytes{0}, memset_bytes{0}, allocs{0},
       frees{0}, busy_us{0}, live_bytes{0}, peak_bytes{0};
-  static void add(std::atomic<uint64_t>& counter, uint64_t n) {  // one writer: no locked instruction
+  std::atomic<uint64_t> modules{0}, streams{0}, events{0}, pinned_bytes{0};  // now
+  std::atomic<uint64_t> trough_bytes{UINT64_MAX}, period_us{0};              // as LiveTrace says
+  static void add(std::atomic<uint64_t>& counter, uint64_t n) {              // one writer: no locked instruction
     counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
   }
 };
@@ -51,7 +55,7 @@ struct ServerParts {
   Ledger* ledger = nullptr;
   SlotTable* slots = nullptr;
   std::atomic<uint64_t> live_bytes{0}, peak_bytes{0};  // of all clients
-  std::function<void()> connection_finished;           // called by a dispatch thread as the last thing
+  std::function<void()> wake;  // the server thread: a connection has parked, or finished as its last act
 };
 
 class Connection final : public hal::SpaceOwner {
@@ -63,6 +67,11 @@ class Connection final : public hal::SpaceOwner {
   };
   // Makes files, mappings and the space; the answer for the client is in `reply` either way.
   static std::unique_ptr<Connection> make(ServerParts& parts, const Peer& peer, AttachReply* reply);
+  // The same from a dump in `dir`. client: the client's object in the state file.
+  // shared: the client's object in the shared file, nullptr for a handover. An empty pointer: the client has gone
+  // meanwhile. Its start() parks at once.
+  static StatusOr<std::unique_ptr<Connection>> restore(ServerParts& parts, const Json& client, const Json* shared,
+                                                       const std::string& dir);
   ~Connection() override;
 
   void start();
@@ -72,11 +81,41 @@ class Connection final : public hal::SpaceOwner {
   void join();
   // Any thread, any time: for a connection whose kernel does not end.
   void remove_files() const;
+  // The files and the slot belong to a successor or predecessor: this connection's end leaves them.
+  void keep_files() { keep_files_ = true; }
+  // The read end of the link: polls as hung up when the client is gone. Open as long as the connection lives.
+  int link() const { return link_; }
+
+  // -- the cut; server thread. The argument is at the top of dispatch.cc.
+  // Stops the consumption of the ring at the first boundary where that is possible; from until_us (now_us()) on at any
+  // such boundary, before that only at least live bytes.
+  void request_cut(uint64_t until_us);
+  void resume();
+  bool parked() const {
+    return cut_number_ != 0 && parked_number_.load(std::memory_order_acquire) == cut_number_ && !resumed_;
+  }
+  // Moves while the connection comes nearer to parking.
+  uint64_t cut_progress() const {
+    return counters_.calls.load(std::memory_order_relaxed) + drained_.load(std::memory_order_relaxed);
+  }
+  struct CutFacts {
+    uint64_t live_bytes = 0, trough_bytes = 0, waited_us = 0, drained_us = 0;
+  };
+  const CutFacts& cut_facts() const { return cut_facts_; }  // Precondition: parked()
+  size_t host_functions_out();
+  bool faulted() const { return lifeline_->faulted(); }
+  // The client's object of the state file. Precondition: parked().
+  StatusOr<std::string> state_json();
+  // Takes its place in the crash handler's list and the slot table, again or for the first time.
+  void own();
 
   const Peer& peer() const { return peer_; }
   uint32_t slot() const { return slot_; }
   const Counters& counters() const { return counters_; }
   uint64_t wakes() const { return view_.control()->wakes.load(std::memory_order_relaxed); }
+  uint64_t steps() const { return view_.control()->steps.load(std::memory_order_relaxed); }
+  const std::string& segment_path() const { return segment_path_; }
+  const std::string& pinned_path() const { return pinned_path_; }
   Lifeline& lifeline() { return *lifeline_; }
 
   // -- for handlers; dispatch thread only -----------------------------------------------------------------------------
@@ -85,6 +124,7 @@ class Connection final : public hal::SpaceOwner {
   ServerParts& parts() { return parts_; }
   Counters& counting() { return counters_; }
   uint64_t number() const { return peer_.number; }
+  uint64_t position() const { return position_; }
   uint64_t device_begin() const { return range_base(slot_); }
   uint64_t globals_begin() const { return range_base(slot_) + kDeviceBytes - kGlobalsBytes; }
   uint64_t pinned_begin() const { return range_base(slot_) + kDeviceBytes; }
@@ -125,6 +165,8 @@ class Connection final : public hal::SpaceOwner {
   uint64_t client_bytes = 0;   // of that, allocated
   uint64_t globals_bytes = 0;  // of modules, taken from the ledger beside the credit
   void count_memory(int64_t change_bytes);
+  void trace_memory();                                     // after an allocation or release of the client's
+  std::vector<uint64_t> replayed_globals;                  // during a replay: where the next globals lie, in order
   std::vector<uint8_t> take_bulk(const Message& message);  // for keeping; may be called once per message
 
   bool add_host_function(uint64_t token);     // false: it is already there
@@ -140,8 +182,11 @@ class Connection final : public hal::SpaceOwner {
 
  private:
   Connection(ServerParts& parts, const Peer& peer);
+  void name_files();
+  Status make_files();
   Status open_files();
   Status open_memory();
+  void end_host_functions();
   void fill_reply(AttachReply* reply) const;
 
   // dispatch.cc
@@ -149,6 +194,12 @@ class Connection final : public hal::SpaceOwner {
   void dispatch();
   bool wait_for_work();
   void throttle();
+  bool cut_ready();
+  void park();
+  Status restore_memory(const Json& client);
+  Status restore_objects(const Json& client);
+  Status restore_contents(const Json& client, const std::string& path);
+  Status replay_entry(const Json& entry);
 
   bool consume(uint32_t record_bytes);
   bool fetch_bulk(Message& message, const uint8_t* inline_bytes, uint32_t inline_length);
@@ -157,14 +208,28 @@ class Connection final : public hal::SpaceOwner {
   ServerParts& parts_;
   const Peer peer_;
   uint32_t slot_ = SlotTable::kAny;
-  std::string segment_path_, pinned_path_;
+  std::string segment_path_, pinned_path_, link_path_;
+  int link_ = -1;
+  bool keep_files_ = false;
   bool pinned_mapped_ = false;
   SegmentView view_;
   std::unique_ptr<Lifeline> lifeline_;
   Counters counters_;
 
   std::thread thread_;
-  std::atomic<bool> stop_{false}, finished_{false};
+  static constexpr uint32_t kStop = 1, kCut = 2;
+  std::atomic<uint32_t> attention_{0};  // what the dispatch thread shall look at: one load per message
+  std::atomic<bool> finished_{false};
+  bool stopping() const { return attention_.load(std::memory_order_relaxed) & kStop; }
+  void call_dispatch_thread();
+
+  std::mutex park_mu_;
+  std::condition_variable park_wake_;
+  uint64_t cut_number_ = 0;  // server thread writes, under park_mu_
+  bool resumed_ = false;     // server thread only
+  std::atomic<uint64_t> cut_until_us_{0}, cut_asked_us_{0};
+  std::atomic<uint64_t> parked_number_{0}, drained_{0};
+  CutFacts cut_facts_;  // dispatch thread writes, before parked_number_
 
   // dispatch thread only
   std::unique_ptr<hal::Space> space_;
@@ -175,6 +240,9 @@ class Connection final : public hal::SpaceOwner {
   std::vector<Stream> streams_{kStreams};
   uint64_t position_ = 0;  // our own copy of the ring's head
   bool poisoned_ = false;
+  LiveTrace trace_;
+  bool replaying_ = false;
+  int32_t replay_status_ = kOk;
   bool answered_ = false;     // the message being handled has its reply
   bool woke_caller_ = false;  // and its caller slept
   alignas(64) uint8_t inline_[kMaxInlineBytes];

@@ -22,6 +22,7 @@ struct Target {
   std::atomic<Lifeline*> lifeline{nullptr};
   char segment_path[256];
   char pinned_path[256];
+  char link_path[256];
 };
 Target g_targets[kMaxSlots];
 const hal::Device* g_device = nullptr;
@@ -83,6 +84,7 @@ void on_crash(int signal, siginfo_t* info, void*) {
     lifeline->end(ServerState::kGone);
     unlink(target.segment_path);
     unlink(target.pinned_path);
+    unlink(target.link_path);
   }
   text.add("\n");
   [[maybe_unused]] const ssize_t ignored1 = write(STDERR_FILENO, "devproxy-server: ", 17);
@@ -124,10 +126,12 @@ void prepare_thread_for_crash() {
   sigaltstack(&stack, nullptr);
 }
 
-void register_for_crash(uint32_t slot, Lifeline* lifeline, const char* segment_path, const char* pinned_path) {
+void register_for_crash(uint32_t slot, Lifeline* lifeline, const char* segment_path, const char* pinned_path,
+                        const char* link_path) {
   Target& target = g_targets[slot];
   std::snprintf(target.segment_path, sizeof target.segment_path, "%s", segment_path);
   std::snprintf(target.pinned_path, sizeof target.pinned_path, "%s", pinned_path);
+  std::snprintf(target.link_path, sizeof target.link_path, "%s", link_path);
   target.lifeline.store(lifeline, std::memory_order_release);
 }
 

@@ -14,7 +14,8 @@ void install_crash_handler(const hal::Device* device, const char* socket_path);
 void prepare_thread_for_crash();
 
 // Precondition: slot < kMaxSlots; the paths are copied.
-void register_for_crash(uint32_t slot, Lifeline* lifeline, const char* segment_path, const char* pinned_path);
+void register_for_crash(uint32_t slot, Lifeline* lifeline, const char* segment_path, const char* pinned_path,
+                        const char* link_path);
 void forget_for_crash(uint32_t slot);
 
 }  // namespace devproxy::server

@@ -2,6 +2,33 @@
 //
 // Every byte of a message is read once, into private memory, and checked there; the client may write on meanwhile.
 // The lines are given back after the handler has returned, so a bug that hangs a handler shows as a full ring.
+//
+// The cut. The server thread asks (request_cut), the dispatch thread stops at a message boundary, waits until the space
+// is idle, and parks: it holds the ring, but takes nothing out of it. Then everything that the server has of this
+// client stands still, and the server thread may read it: parked_number_ (release, acquire) hands it over, resume()
+// under park_mu_ hands it back. The device threads are asleep, since nothing is pending. No thread of the client takes
+// part, and none has to: what it posts stays in the ring, which is state of the job like its heap.
+//
+// Interleavings that worried us
+//   1. The client posts during the cut. Records published or half written lie between head and tail; whoever stores the
+//      segment while the process is frozen stores them too. A full ring makes the client wait for space as ever.
+//   2. A caller sleeps for an answer, or for a completion. Its message was either consumed, then it is answered and
+//      complete before the drain ends, or it lies in the ring, and the caller sleeps until somebody goes on with it. It
+//      looks at the link every 100 ms, so the end of a parked server reaches it like that of any other.
+//   3. A host function is out. It may need a lock whose holder waits for an answer of ours, and its HOST_FUNC_DONE
+//   comes
+//      through the ring. So a cut consumes on until none is out. A client with a sticky error posts nothing any more,
+//      HOST_FUNC_DONE included: then it is not waited for (Connection::end_host_functions).
+//   4. A free was announced, and a command in a stream still used the memory. After the drain none does, so park()
+//      retires every freed range: a dump has live ranges only.
+//   5. A client attaches during the cut: its connection is made with the cut already asked for, and parks at once.
+//   6. The client goes while parked: the server thread, which alone reads the parked state, is the one who sees it and
+//      calls request_stop; so no dump is in progress. kStop ends the wait, and tear_down is as ever.
+//   7. resume() races with a stop: both only change bits of attention_; the loop looks at kStop first.
+//   8. A resume and a new cut before the thread has woken: the number of the cut has changed, so it leaves its wait and
+//      parks again under the new number. parked() compares numbers, so the old park is not taken for the new one.
+//   9. The server gives up waiting for the drain (a kernel that does not end): it resumes, park() sees that no cut is
+//      asked for, and the loop goes on. Nothing was lost, since nothing had been taken.
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,10 +57,12 @@ constexpr uint64_t kSpinUs = 30;
 // waking it, and so on for ever: 46-57 us for each of a row of synchronous calls that cost 180-560 ns awake.
 constexpr uint64_t kSpinAfterWakeUs = 120;
 constexpr uint64_t kSleepUs = 100'000;
+constexpr uint64_t kSleepInCutUs = 1'000;  // a cut waits for the clock, or for a host function to end
+constexpr uint64_t kDrainLookUs = 50;
 // Commands that wait in streams; each is some 300 bytes and its parameters.
 constexpr uint32_t kMaxPending = 1u << 16, kMaxPendingEver = 1u << 20;
 
-void nop(Connection&, const Message&) {}  // answered with success; so is DETACH: the socket's end says the rest
+void nop(Connection&, const Message&) {}  // answered with success
 
 struct Row {
   wire::Opcode opcode;
@@ -41,7 +70,6 @@ struct Row {
 };
 constexpr Row kRows[] = {
     {wire::Opcode::NOP, nop},
-    {wire::Opcode::DETACH, nop},
     {wire::Opcode::MEM_ALLOC, memory::mem_alloc},
     {wire::Opcode::MEM_FREE, memory::mem_free},
     {wire::Opcode::MEM_CREDIT, memory::mem_credit},
@@ -100,24 +128,37 @@ void Connection::run() {
     std::snprintf(text, sizeof text, "devproxy-server failed internally: %s", e.what());
     poison(text);
   }
-  while (!stop_.load(std::memory_order_relaxed)) wait_for_work();  // poisoned: until the client goes
+  while (!stopping()) {  // poisoned: until the client goes
+    if (attention_.load(std::memory_order_relaxed) & kCut)
+      park();
+    else
+      wait_for_work();
+  }
   tear_down();
   finished_.store(true, std::memory_order_release);
-  parts_.connection_finished();
+  parts_.wake();
 }
 
 void Connection::dispatch() {
   CommandRing& ring = view_.ring();
   uint64_t busy_since = now_us();
-  while (!stop_.load(std::memory_order_relaxed) && !poisoned_) {
+  while (!poisoned_) {
+    if (attention_.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+      if (stopping()) return;
+      if (cut_ready()) {
+        counters_.busy_us.fetch_add(now_us() - busy_since, std::memory_order_relaxed);
+        park();
+        busy_since = now_us();
+        continue;
+      }
+    }
     const uint32_t bytes = ring.peek();
     if (bytes == 0) {
       // The next message of a caller that was just answered comes within this; the clock is only read after it.
       for (int i = 0; i < 64 && ring.peek() == 0; i++) RealSync::pause();
       if (ring.peek() != 0) continue;
       counters_.busy_us.fetch_add(now_us() - busy_since, std::memory_order_relaxed);
-      while (!wait_for_work())
-        if (stop_.load(std::memory_order_relaxed)) return;
+      while (!wait_for_work() && attention_.load(std::memory_order_relaxed) == 0) {}
       busy_since = now_us();
       continue;
     }
@@ -130,10 +171,50 @@ void Connection::dispatch() {
   }
 }
 
+// May the dispatch thread park at this boundary? Only it changes host_functions_, so it reads them without the lock.
+bool Connection::cut_ready() {
+  if (!(attention_.load(std::memory_order_relaxed) & kCut)) return false;
+  if (!host_functions_.empty() && !lifeline_->faulted()) return false;
+  return now_us() >= cut_until_us_.load(std::memory_order_relaxed) || trace_.at_trough(client_bytes);
+}
+
+// Drains what was submitted, says that it is parked, and waits there. Returns when there is no cut any more, or a stop.
+void Connection::park() {
+  uint64_t number;
+  {
+    std::lock_guard lock(park_mu_);
+    number = cut_number_;
+  }
+  const uint64_t began = now_us(), asked = cut_asked_us_.load(std::memory_order_relaxed);
+  uint32_t pending = space_->pending();
+  while (!space_->idle()) {
+    if (attention_.load(std::memory_order_relaxed) != kCut) return;  // a stop, or the server has lost patience
+    const uint32_t now = space_->pending();
+    if (now != pending) drained_.fetch_add(1, std::memory_order_relaxed);
+    pending = now;
+    usleep(kDrainLookUs);
+  }
+  // Nothing that was submitted can still use what was freed.
+  std::vector<Range> forgotten, window;
+  {
+    auto lock = change_mirrors();
+    device_mirror.retire(UINT64_MAX, &forgotten);
+    pinned_mirror.retire(UINT64_MAX, &window);
+  }
+  for (const Range& range : forgotten) space_->release(range.addr, range.bytes);
+  cut_facts_ = {counters_.live_bytes.load(std::memory_order_relaxed), trace_.trough_bytes(),
+                began > asked ? began - asked : 0, now_us() - began};
+  parked_number_.store(number, std::memory_order_release);
+  parts_.wake();
+  std::unique_lock lock(park_mu_);
+  park_wake_.wait(lock, [&] { return attention_.load(std::memory_order_relaxed) != kCut || cut_number_ != number; });
+}
+
 // Streams are far behind: lets the ring fill up, and with it the client wait, until they have caught up. Not while a
 // host function is out: its end comes through the ring.
 void Connection::throttle() {
-  while (space_->pending() > kMaxPending / 2 && !stop_.load(std::memory_order_relaxed)) {
+  while (space_->pending() > kMaxPending / 2 && !stopping()) {
+    if ((attention_.load(std::memory_order_relaxed) & kCut) && cut_ready()) return;
     {
       std::lock_guard lock(host_mu_);
       if (!host_functions_.empty()) break;
@@ -153,12 +234,13 @@ bool Connection::wait_for_work() {
         if (ring.peek() != 0) return true;
         RealSync::pause();
       }
-    } while (now_us() < until && !stop_.load(std::memory_order_relaxed));
+    } while (now_us() < until && attention_.load(std::memory_order_relaxed) == 0);
     woke_caller_ = false;
   }
   ring.sleep_prepare();
-  if ((poisoned_ || ring.peek() == 0) && !stop_.load(std::memory_order_seq_cst))
-    futex_wait(&view_.control()->doorbell.sleeping, 1, kSleepUs);
+  const uint32_t attention = attention_.load(std::memory_order_seq_cst);
+  if ((poisoned_ || ring.peek() == 0) && !(attention & kStop) && !(poisoned_ && attention))
+    futex_wait(&view_.control()->doorbell.sleeping, 1, attention ? kSleepInCutUs : kSleepUs);
   ring.sleep_done();
   if (ring.peek() == 0) space_->tidy();
   return !poisoned_ && ring.peek() != 0;
@@ -197,7 +279,7 @@ bool Connection::consume(uint32_t record_bytes) {
   if (!wrong) {
     Counters::add(counters_.calls, 1);
     answered_ = woke_caller_ = false;
-    if (message.info->is_sync && lifeline_->faulted() && head.opcode != static_cast<uint16_t>(wire::Opcode::DETACH)) {
+    if (message.info->is_sync && lifeline_->faulted()) {
       reply(message, lifeline_->fault_code());
     } else {
       kHandlers.of[wire::kOpIndex[head.opcode]](*this, message);

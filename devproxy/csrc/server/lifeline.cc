@@ -44,6 +44,15 @@ void Lifeline::fault(int32_t result, const char* text) noexcept {
   fault_code_.store(result, std::memory_order_release);
 }
 
+void Lifeline::restore(int32_t result, const char* text, bool ended) noexcept {
+  ended_.store(ended, std::memory_order_relaxed);
+  if (!result || fault_claimed_.exchange(true)) return;
+  size_t n = 0;
+  for (; text[n] && n + 1 < sizeof fault_text_; n++) fault_text_[n] = text[n];
+  fault_text_[n] = 0;
+  fault_code_.store(result, std::memory_order_release);
+}
+
 void Lifeline::end(ServerState state) noexcept {
   ended_.store(true, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -20,6 +20,9 @@ class Lifeline {
   void release_chunk(uint32_t index) noexcept;
   // An execution fault, or the server's end as one: the first text and code stay.
   void fault(int32_t result, const char* text) noexcept;
+  // What an earlier server of this client had told it; the segment says it already.
+  void restore(int32_t result, const char* text, bool ended) noexcept;
+  bool ended() const noexcept { return ended_.load(std::memory_order_relaxed); }
   bool faulted() const noexcept { return fault_code_.load(std::memory_order_acquire) != 0; }
   int32_t fault_code() const noexcept { return fault_code_.load(std::memory_order_acquire); }
   const char* fault_text() const noexcept { return faulted() ? fault_text_ : ""; }

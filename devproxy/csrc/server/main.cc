@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 
+#include "devproxy/csrc/base/fault.h"
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/server.h"
 #include "devproxy/hal/devices.h"
@@ -24,7 +25,8 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: devproxy-server --job NAME --job-dir DIR --gpu K --device soft|cuda --gpu-memory BYTES --ledger FILE "
-    "[--lease-fd FD] [--ready-fd FD] [--chaos SEED] | --print-abi";
+    "[--physical-gpu P] [--restore DIR [--restore-shared]] [--lease-fd FD] [--ready-fd FD] [--chaos SEED] | "
+    "--print-abi";
 
 std::optional<uint64_t> number(const char* text) {
   if (*text < '0' || *text > '9') return std::nullopt;
@@ -46,9 +48,13 @@ int refuse(int ready_fd, std::string text) {
 }
 
 Status parse(int argc, char** argv, ServerConfig* config) {
-  bool have_gpu = false, have_memory = false;
+  bool have_gpu = false, have_memory = false, have_physical = false;
   for (int i = 1; i < argc; i++) {
     const std::string name = argv[i];
+    if (name == "--restore-shared") {
+      config->restore_shared = true;
+      continue;
+    }
     if (i + 1 >= argc) return {kInvalidValue, name + " needs a value; " + kUsage};
     const char* value = argv[++i];
     auto take = [&](auto* to, uint64_t limit) -> Status {
@@ -69,6 +75,10 @@ Status parse(int argc, char** argv, ServerConfig* config) {
       config->ledger_path = value;
     else if (name == "--gpu")
       status = take(&config->gpu, 255), have_gpu = true;
+    else if (name == "--physical-gpu")
+      status = take(&config->physical_gpu, 255), have_physical = true;
+    else if (name == "--restore")
+      config->restore_dir = value;
     else if (name == "--gpu-memory")
       status = take(&config->memory_bytes, kDeviceBytes - kGlobalsBytes), have_memory = true;
     else if (name == "--lease-fd")
@@ -89,6 +99,9 @@ Status parse(int argc, char** argv, ServerConfig* config) {
                  {"--gpu-memory", !have_memory}, {"--ledger", config->ledger_path.empty()}};
   for (const auto& needed : kNeeded)
     if (needed.missing) return {kInvalidValue, std::string(needed.name) + " is missing; " + kUsage};
+  if (!have_physical) config->physical_gpu = config->gpu;
+  if (config->restore_shared && config->restore_dir.empty())
+    return {kInvalidValue, "--restore-shared needs --restore DIR"};
   for (const int fd : {config->lease_fd, config->ready_fd}) {
     if (fd < 0) continue;
     if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0)
@@ -102,6 +115,8 @@ int serve(int argc, char** argv) {
   if (Status s = parse(argc, argv, &config); !s.ok()) return refuse(config.ready_fd, s.text());
   log::init(std::getenv("DEVPROXY_LOG"), ("gpu=" + std::to_string(config.gpu)).c_str());
 
+  if (Status s = fault::init(std::getenv("DEVPROXY_FAULT")); !s.ok()) return refuse(config.ready_fd, s.text());
+
   // Before any thread: all of them inherit the mask. SIGTERM comes as a descriptor. SIGINT and SIGHUP are the job's to
   // handle (Ctrl-C reaches the whole terminal group); the lease tells this server when the job is gone.
   umask(077);
@@ -113,7 +128,8 @@ int serve(int argc, char** argv) {
   sigaddset(&set, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 
-  auto device = hal::open_device({config.device, config.gpu, config.memory_bytes, config.chaos, config.chaos_seed});
+  auto device =
+      hal::open_device({config.device, config.physical_gpu, config.memory_bytes, config.chaos, config.chaos_seed});
   if (!device.ok()) return refuse(config.ready_fd, device.status().text());
   Server server(config, std::move(*device));
   if (Status s = server.open(); !s.ok()) return refuse(config.ready_fd, s.text());

@@ -13,8 +13,10 @@
 #include <cstdio>
 #include <cstring>
 
+#include "devproxy/csrc/base/fault.h"
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/crash.h"
+#include "devproxy/csrc/server/dump.h"
 #include "devproxy/csrc/transport/futex.h"
 
 #include "wire.gen.h"
@@ -25,42 +27,13 @@ namespace {
 
 constexpr uint64_t kHelloUs = 5'000'000;  // a peer that says nothing is dropped
 constexpr uint64_t kLeaveUs = 2'000'000;  // how long a kernel may hold up the end
+constexpr int kCutLookMs = 20;
 
 std::string hex(const uint8_t* bytes, size_t n) {
   std::string text;
   char two[3];
   for (size_t i = 0; i < n; i++) std::snprintf(two, sizeof two, "%02x", bytes[i]), text += two;
   return text;
-}
-
-std::string json_string(const std::string& s) {
-  std::string out = "\"";
-  for (const char c : s) {
-    if (c == '"' || c == '\\') {
-      out += '\\', out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char escape[8];
-      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
-      out += escape;
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
-
-std::string json_number(const char* name, uint64_t value) {
-  return '"' + std::string(name) + "\":" + std::to_string(value);
-}
-
-// Fixed structs and short texts into an empty socket buffer: one send, and a peer that is gone is not waited for.
-void send_all(int socket, const void* data, size_t bytes) {
-  const auto* at = static_cast<const uint8_t*>(data);
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t n = send(socket, at + done, bytes - done, MSG_NOSIGNAL);
-    if (n <= 0 && errno != EINTR) return;
-    if (n > 0) done += static_cast<size_t>(n);
-  }
 }
 
 }  // namespace
@@ -75,11 +48,9 @@ Status Server::open() {
   if (folder.st_mode & 077)
     return {kNotPermitted, "job folder " + config_.job_dir + " is open to others: chmod 700 it"};
   socket_path_ = config_.job_dir + "/gpu" + std::to_string(config_.gpu) + ".sock";
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (socket_path_.size() >= sizeof address.sun_path)
+  // With room for what listen_here() appends.
+  if (socket_path_.size() + 16 >= sizeof sockaddr_un::sun_path)
     return {kInvalidValue, "the path " + socket_path_ + " is too long for a unix socket: choose a shorter job name"};
-  std::memcpy(address.sun_path, socket_path_.c_str(), socket_path_.size() + 1);
 
   auto ledger = Ledger::open(config_.ledger_path, total_bytes_);
   if (!ledger.ok()) return std::move(ledger).status().with("memory ledger");
@@ -88,39 +59,135 @@ Status Server::open() {
   if (!slots.ok()) return std::move(slots).status().with("slot table");
   slots_ = std::move(*slots);
 
-  listen_fd_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (listen_fd_ < 0) return Status::from_errno(kUnknown, "making a socket");
-  // A socket that somebody still answers is another server's; one that nobody answers was left by a kill.
-  if (connect(listen_fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0)
-    return {kDeviceUnavailable, "another server already listens on " + socket_path_};
-  unlink(socket_path_.c_str());
-  if (bind(listen_fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
-    return Status::from_errno(kNotPermitted, "binding " + socket_path_);
-  if (chmod(socket_path_.c_str(), 0600) != 0 || listen(listen_fd_, 64) != 0)
-    return Status::from_errno(kNotPermitted, "listening on " + socket_path_);
-
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (signal_fd_ < 0 || wake_fd_ < 0) return Status::from_errno(kUnknown, "making descriptors");
-  install_crash_handler(device_.get(), socket_path_.c_str());
-
   parts_.job_dir = config_.job_dir;
   parts_.gpu = config_.gpu;
   parts_.device = device_.get();
   parts_.ledger = ledger_.get();
   parts_.slots = slots_.get();
-  parts_.connection_finished = [this] {
+  parts_.wake = [this] {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t ignored = write(wake_fd_, &one, sizeof one);
   };
+  // Before anybody can attach: a restored server has its clients first.
+  if (!config_.restore_dir.empty())
+    if (Status s = restore(); !s.ok()) return std::move(s).with("restore from " + config_.restore_dir);
+  if (Status s = listen_here(); !s.ok()) return s;
+  install_crash_handler(device_.get(), socket_path_.c_str());
   return {};
 }
 
+// Binds under a name of its own, then renames: whoever connects finds the old socket or the new one, never none. A
+// handover takes the name from a living predecessor, which keeps answering those that it has accepted.
+Status Server::listen_here() {
+  struct stat there;
+  if (socket_inode_ && lstat(socket_path_.c_str(), &there) == 0 && there.st_ino == socket_inode_) return {};
+  auto address_of = [](const std::string& path) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    return address;
+  };
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return Status::from_errno(kUnknown, "making a socket");
+  // A socket that somebody still answers is another server's; one that nobody answers was left by a kill.
+  sockaddr_un address = address_of(socket_path_);
+  if (config_.restore_dir.empty() && !socket_inode_ &&
+      connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
+    close(fd);
+    return {kDeviceUnavailable, "another server already listens on " + socket_path_};
+  }
+  const std::string own = socket_path_ + "." + std::to_string(getpid());
+  address = address_of(own);
+  unlink(own.c_str());
+  Status s;
+  if (bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
+    s = Status::from_errno(kNotPermitted, "binding " + own);
+  else if (chmod(own.c_str(), 0600) != 0 || listen(fd, 64) != 0 || lstat(own.c_str(), &there) != 0 ||
+           rename(own.c_str(), socket_path_.c_str()) != 0)
+    s = Status::from_errno(kNotPermitted, "listening on " + socket_path_);
+  if (!s.ok()) {
+    unlink(own.c_str());
+    close(fd);
+    return s;
+  }
+  if (listen_fd_ >= 0) close(listen_fd_);
+  listen_fd_ = fd;
+  socket_inode_ = there.st_ino;
+  return {};
+}
+
+void Server::unlink_socket() const {
+  struct stat there;
+  if (lstat(socket_path_.c_str(), &there) == 0 && there.st_ino == socket_inode_) unlink(socket_path_.c_str());
+}
+
+std::string Server::abi_hex() { return hex(wire::kAbiId, sizeof wire::kAbiId); }
+
+Status Server::restore() {
+  const std::string stem = config_.restore_dir + "/gpu" + std::to_string(config_.gpu);
+  auto text = read_file(stem + ".state.json");
+  if (!text.ok()) return std::move(text).status();
+  const auto state = Json::parse(*text);
+  if (!state) return {kInvalidImage, stem + ".state.json is damaged"};
+  if ((*state)["version"].u64() != kStateVersion)
+    return {kInvalidImage, "the state has format version " + (*state)["version"].text + ", this server reads " +
+                               std::to_string(kStateVersion)};
+  if ((*state)["abi"].text != abi_hex())
+    return {kInvalidImage, "the state is of another build (ABI " + (*state)["abi"].text.substr(0, 16) +
+                               ", this server " + abi_hex().substr(0, 16) +
+                               "): restore with the build that the image carries"};
+  if ((*state)["device"].text != config_.device)
+    return {kInvalidDevice,
+            "the state is of a '" + (*state)["device"].text + "' device, this one is '" + config_.device + "'"};
+  Json shared;
+  if (config_.restore_shared) {
+    auto shared_text = read_file(stem + ".shared.json");
+    if (!shared_text.ok()) return std::move(shared_text).status();
+    auto parsed = Json::parse(*shared_text);
+    if (!parsed || (*parsed)["version"].u64() != kStateVersion)
+      return {kInvalidImage, stem + ".shared.json is damaged, or of another format version"};
+    shared = std::move(*parsed);
+  }
+  if (Status s = DP_FAULT(server_restore_start); !s.ok()) return s;
+  for (const Json& client : (*state)["clients"].items) {
+    const Json* files = nullptr;
+    for (const Json& one : shared["clients"].items)
+      if (one["number"].u64() == client["number"].u64()) files = &one;
+    if (config_.restore_shared && !files)
+      return {kInvalidImage, "the shared memory of client " + client["number"].text + " is missing"};
+    auto connection = Connection::restore(parts_, client, files, config_.restore_dir);
+    if (!connection.ok()) return std::move(connection).status();
+    if (!*connection) {
+      DP_LOG(kInfo, kServer, client["number"].u64(), "the client has gone during the handover");
+      continue;
+    }
+    (*connection)->start();
+    clients_.push_back({-1, true, std::move(*connection)});
+  }
+  next_number_ = (*state)["next_number"].u64(1);
+  last_fault_ = (*state)["last_fault"].text;
+  started_us_ -= (*state)["uptime_us"].u64();
+  const Json& gone = (*state)["gone"];
+  gone_.calls = gone["calls"].u64(), gone_.launches = gone["launches"].u64(), gone_.h2d_bytes = gone["h2d_bytes"].u64();
+  gone_.d2h_bytes = gone["d2h_bytes"].u64(), gone_.d2d_bytes = gone["d2d_bytes"].u64();
+  gone_.memset_bytes = gone["memset_bytes"].u64(), gone_.allocs = gone["allocs"].u64();
+  gone_.frees = gone["frees"].u64(), gone_.wakes = gone["wakes"].u64(), gone_.busy_us = gone["busy_us"].u64();
+  gone_.steps = gone["steps"].u64();
+  parts_.peak_bytes = std::max(parts_.peak_bytes.load(), gone["peak_bytes"].u64());
+  phase_ = Phase::kParked;
+  borrowed_ = true;
+  if (Status s = all_parked(); !s.ok()) return s;
+  return DP_FAULT(server_restore_end);
+}
+
 bool Server::anybody() const {
-  return std::any_of(clients_.begin(), clients_.end(), [](const Client& c) { return c.socket >= 0; });
+  return std::any_of(clients_.begin(), clients_.end(), [](const Client& c) { return c.here; });
 }
 
 void Server::run() {
@@ -133,12 +200,19 @@ void Server::run() {
     const size_t first_hello = fds.size();
     for (const Hello& h : hellos_) fds.push_back({h.socket, POLLIN, 0});
     const size_t first_client = fds.size();
-    for (const Client& c : clients_) fds.push_back({c.socket, POLLIN | POLLRDHUP, 0});
-    if (poll(fds.data(), fds.size(), hellos_.empty() ? -1 : 1000) < 0 && errno != EINTR) break;
+    for (const Client& c : clients_)
+      if (c.here && c.socket >= 0)
+        fds.push_back({c.socket, POLLIN | POLLRDHUP, 0});
+      else if (c.here)
+        fds.push_back({c.connection->link(), 0, 0});
+    const size_t first_control = fds.size();
+    for (const auto& control : controls_) fds.push_back({control->socket(), POLLIN, 0});
+    const int timeout_ms = phase_ == Phase::kCutting ? kCutLookMs : hellos_.empty() ? -1 : 1000;
+    if (poll(fds.data(), fds.size(), timeout_ms) < 0 && errno != EINTR) break;
 
     if (fds[1].revents) {
       DP_LOG(kInfo, kServer, 0, "SIGTERM: leaving");
-      return stop_all(true);
+      return borrowed_ ? leave_files() : stop_all(true);
     }
     if (fds[2].revents) {
       uint64_t count;
@@ -150,19 +224,12 @@ void Server::run() {
       const ssize_t n = read(config_.lease_fd, &byte, 1);  // end-of-file leaves errno as it was
       if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN)) lease_ended = true;
     }
-    // Before accept_all and reap change the vectors: the clients that poll saw, by socket.
-    for (size_t i = first_client; i < fds.size(); i++) {
-      if (!fds[i].revents) continue;
-      char byte;
-      if (recv(fds[i].fd, &byte, 1, MSG_DONTWAIT) > 0) continue;  // clients say nothing after the hello
-      for (Client& c : clients_) {
-        if (c.socket != fds[i].fd || c.socket < 0) continue;
-        DP_LOG(kInfo, kServer, c.connection->peer().number, "pid=%u hung up", c.connection->peer().pid);
-        close(c.socket);
-        c.socket = -1;
-        c.connection->request_stop();
-      }
-    }
+    // Before accept_all and reap change the vectors: the clients that poll saw, by descriptor.
+    look_at_clients({fds.begin() + static_cast<std::ptrdiff_t>(first_client),
+                     fds.begin() + static_cast<std::ptrdiff_t>(first_control)});
+    std::vector<ControlPeer*> called;
+    for (size_t i = 0; i < controls_.size(); i++)
+      if (fds[first_control + i].revents) called.push_back(controls_[i].get());
     std::vector<Hello> waiting;
     for (size_t i = 0; i < hellos_.size(); i++) {
       Hello& hello = hellos_[i];
@@ -174,11 +241,69 @@ void Server::run() {
     }
     hellos_ = std::move(waiting);
     if (fds[0].revents) accept_all();
+    for (ControlPeer* peer : called) {
+      if (peer->receive()) {
+        serve_control(*peer);
+        if (leaving_) return;
+        continue;
+      }
+      // A coordinator that is gone must not leave the job standing. A restored server has a predecessor that does the
+      // same, and two must not go on: its lease decides.
+      if (peer == cut_peer_ && !borrowed_) {
+        DP_LOG(kWarn, kServer, 0, "the coordinator hung up during a cut: going on");
+        cut_peer_ = nullptr;
+        resume();
+      }
+      if (peer == cut_peer_) cut_peer_ = nullptr;
+      std::erase_if(controls_, [&](const auto& c) { return c.get() == peer; });
+    }
+    look_at_cut();
+    if (lease_ended && borrowed_) {
+      DP_LOG(kInfo, kServer, 0, "the coordinator is gone before this server was told to go on: leaving");
+      return leave_files();
+    }
     if (lease_ended && !anybody()) {
       DP_LOG(kInfo, kServer, 0, "the job is gone: leaving");
       return stop_all(false);
     }
   }
+}
+
+void Server::look_at_clients(const std::vector<pollfd>& fds) {
+  for (const pollfd& fd : fds) {
+    if (!fd.revents) continue;
+    for (Client& c : clients_) {
+      if (!c.here || fd.fd != (c.socket >= 0 ? c.socket : c.connection->link())) continue;
+      uint8_t byte = 0;
+      if (c.socket >= 0) {
+        const ssize_t n = recv(c.socket, &byte, 1, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) break;
+        close(c.socket);
+        c.socket = -1;
+        if (n == 1 && byte == kLinked) break;  // from now on its link speaks for it
+      }
+      DP_LOG(kInfo, kServer, c.connection->peer().number, "pid=%u hung up", c.connection->peer().pid);
+      c.here = false;
+      c.connection->request_stop();
+      break;
+    }
+  }
+}
+
+void Server::take_hellos() {
+  accept_all();
+  std::erase_if(hellos_, [this](Hello& hello) {
+    pollfd fd{hello.socket, POLLIN, 0};
+    if (poll(&fd, 1, 0) <= 0 || read_hello(hello)) return false;
+    if (hello.socket >= 0) close(hello.socket);
+    return true;
+  });
+}
+
+// Ends this server alone: what the clients have stays as it is.
+void Server::leave_files() {
+  unlink_socket();
+  ledger_->leave();
 }
 
 void Server::accept_all() {
@@ -210,6 +335,10 @@ bool Server::read_hello(Hello& hello) {
   } else if (hello.request.kind == AttachKind::kStats) {
     send_stats(hello.socket);
     return false;
+  } else if (hello.request.kind == AttachKind::kControl) {
+    controls_.push_back(std::make_unique<ControlPeer>(hello.socket));
+    hello.socket = -1;
+    return false;
   } else if (hello.request.kind != AttachKind::kClient) {
     std::snprintf(reply.text, sizeof reply.text, "unknown kind %u of attach request",
                   static_cast<unsigned>(hello.request.kind));
@@ -235,9 +364,10 @@ void Server::attach(int socket, const AttachRequest& request, uint32_t pid) {
   std::memcpy(reply.abi_id, wire::kAbiId, sizeof reply.abi_id);
   auto connection = Connection::make(parts_, {next_number_++, pid, request.wanted_slot}, &reply);
   if (connection) {
+    if (phase_ != Phase::kRunning) connection->request_cut(0);
     connection->start();
     DP_LOG(kInfo, kServer, connection->peer().number, "pid=%u attached, slot %u", pid, connection->slot());
-    clients_.push_back({socket, std::move(connection)});
+    clients_.push_back({socket, true, std::move(connection)});
   } else {
     DP_LOG(kWarn, kServer, 0, "pid=%u refused: %s", pid, reply.text);
   }
@@ -251,7 +381,7 @@ void Server::Totals::add(const Connection& connection) {
   calls += get(n.calls), launches += get(n.launches);
   h2d_bytes += get(n.h2d_bytes), d2h_bytes += get(n.d2h_bytes), d2d_bytes += get(n.d2d_bytes);
   memset_bytes += get(n.memset_bytes), allocs += get(n.allocs), frees += get(n.frees);
-  wakes += connection.wakes(), busy_us += get(n.busy_us);
+  wakes += connection.wakes(), busy_us += get(n.busy_us), steps += connection.steps();
 }
 
 void Server::reap() {
@@ -268,9 +398,9 @@ void Server::reap() {
 // tell: somebody may still be connected. Either way files are gone when it returns, threads as far as possible.
 void Server::stop_all(bool tell) {
   if (listen_fd_ >= 0) close(listen_fd_);
-  unlink(socket_path_.c_str());
+  unlink_socket();
   for (Client& c : clients_) {
-    if (tell && c.socket >= 0) c.connection->lifeline().end(ServerState::kGone);
+    if (tell && c.here) c.connection->lifeline().end(ServerState::kGone);
     c.connection->request_stop();
   }
   const uint64_t until = now_us() + kLeaveUs;
@@ -293,7 +423,7 @@ std::string Server::stats_json() const {
   for (const Client& c : clients_) {
     t.add(*c.connection);
     if (fault.empty()) fault = c.connection->lifeline().fault_text();
-    if (c.socket < 0) continue;
+    if (!c.here) continue;
     const Counters& n = c.connection->counters();
     clients += (now++ ? ",{" : "{") + json_number("pid", c.connection->peer().pid) + ',' +
                json_number("slot", c.connection->slot()) + ',' + json_number("calls", n.calls) + ',' +

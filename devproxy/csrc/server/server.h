@@ -3,24 +3,30 @@
 // Threads: one server thread (run()), which owns everything here, and one dispatch thread per connection.
 #pragma once
 
+#include <poll.h>
 #include <sys/types.h>
 
 #include <atomic>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/csrc/server/connection.h"
+#include "devproxy/csrc/server/control.h"
 
 namespace devproxy::server {
 
 struct ServerConfig {
   std::string job;
   std::string job_dir;
-  uint32_t gpu = 0;
-  std::string device;         // soft or cuda
-  uint64_t memory_bytes = 0;  // what the ledger may give away on this GPU; 0: what the device has
+  uint32_t gpu = 0;             // the job's ordinal: names of files, what kernels are told
+  uint32_t physical_gpu = 0;    // of the machine: the device
+  std::string restore_dir;      // begin with the state in it, parked
+  bool restore_shared = false;  // make and fill the shared files too; else they are there (handover)
+  std::string device;           // soft or cuda
+  uint64_t memory_bytes = 0;    // what the ledger may give away on this GPU; 0: what the device has
   std::string ledger_path;
   int lease_fd = -1;  // hangs up when devproxy-run is gone; -1: live until SIGTERM
   int ready_fd = -1;
@@ -51,23 +57,46 @@ class Server {
     AttachRequest request{};
   };
   struct Client {
-    int socket = -1;  // -1: hung up; the connection is still giving things back
+    int socket = -1;   // until the client has linked
+    bool here = true;  // false: hung up; the connection is still giving things back
     std::unique_ptr<Connection> connection;
   };
   struct Totals {
     uint64_t calls = 0, launches = 0, h2d_bytes = 0, d2h_bytes = 0, d2d_bytes = 0, memset_bytes = 0, allocs = 0,
-             frees = 0, wakes = 0, busy_us = 0;
+             frees = 0, wakes = 0, busy_us = 0, steps = 0;
     void add(const Connection& connection);
   };
 
   void accept_all();
+  void take_hellos();
   bool read_hello(Hello& hello);  // false: done with it, one way or the other
   void attach(int socket, const AttachRequest& request, uint32_t pid);
   void send_stats(int socket);
   std::string stats_json() const;
   void reap();
   void stop_all(bool tell);
+  void leave_files();
   bool anybody() const;
+  void look_at_clients(const std::vector<pollfd>& fds);
+  Status listen_here();  // the name of the socket is ours, if it was not
+  void unlink_socket() const;
+  Status restore();
+  static std::string abi_hex();
+
+  // control.cc
+  void serve_control(ControlPeer& peer);
+  std::string refused(const std::string& why) const;
+  std::string can_dump();
+  void begin_cut(ControlPeer& peer, const Json& request);
+  void look_at_cut();
+  void fail_cut(const std::string& why);
+  Status all_parked();
+  Status dump_client(const Client& c, const std::string& dir, uint64_t* bytes);
+  Status write_state(const std::string& dir);
+  std::string dump(const std::string& dir);
+  std::string dump_shared(const std::string& dir);
+  std::string resume();
+  std::string leave();
 
   const ServerConfig config_;
   const uint64_t total_bytes_;
@@ -83,6 +112,17 @@ class Server {
   std::string last_fault_;  // of any client, for the stats
   uint64_t next_number_ = 1;
   uint64_t started_us_ = 0;
+  ino_t socket_inode_ = 0;  // of what we bound: a successor renames its own socket over it
+
+  enum class Phase { kRunning, kCutting, kParked };
+  Phase phase_ = Phase::kRunning;
+  // Restored and not resumed yet: clients, files and slots are still the predecessor's. Such a server ends in silence.
+  bool borrowed_ = false;
+  bool leaving_ = false;
+  std::vector<std::unique_ptr<ControlPeer>> controls_;
+  ControlPeer* cut_peer_ = nullptr;  // who asked for the cut; when it hangs up the server goes on by itself
+  uint64_t cut_until_us_ = 0, cut_patience_us_ = 0, cut_progress_ = 0, cut_progress_us_ = 0;
+  std::set<uint64_t> dumped_;  // numbers of the clients whose device memory is in the last dump
 };
 
 }  // namespace devproxy::server

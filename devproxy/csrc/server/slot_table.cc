@@ -37,6 +37,13 @@ std::optional<uint32_t> SlotTable::take(uint32_t wanted) {
   });
 }
 
+void SlotTable::adopt(uint32_t slot) {
+  change([&](Table& table) {
+    if (slot < kMaxSlots) table.servers[slot] = self_;
+    return 0;
+  });
+}
+
 void SlotTable::give(uint32_t slot) {
   change([&](Table& table) {
     if (slot < kMaxSlots && table.servers[slot] == self_) table.servers[slot] = {};

@@ -24,6 +24,8 @@ class SlotTable {
   // wanted: kAny, or the slot of a restored process.
   std::optional<uint32_t> take(uint32_t wanted);
   void give(uint32_t slot);
+  // The slot is this server's from now on, whoever had it: the process in it moves between servers.
+  void adopt(uint32_t slot);
 
  private:
   struct Table {

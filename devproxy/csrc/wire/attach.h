@@ -1,7 +1,10 @@
 // What client and server say over the unix socket DEVPROXY_JOB_DIR/gpu<K>.sock. Fixed structs, one each way.
 //
-// The socket stays open as the liveness link: when it hangs up, the other side is gone. Everything else travels in
-// the segment.
+// Attach: the client connects, says hello, is answered, maps the files, opens the link, says kLinked, and closes the
+// socket: a job's process holds no socket to a server, because a process with a socket to the outside could not be
+// dumped. The link is a FIFO in the job folder that no byte ever travels through: the client holds its write end, the
+// server its read end. The client sees POLLERR when no server is left, the server POLLHUP when its client is gone.
+// A socket that hangs up before kLinked is a client that went in the middle.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +13,11 @@ namespace devproxy {
 
 inline constexpr uint32_t kAttachMagic = 0x41505044;  // "DPPA"
 
-enum class AttachKind : uint32_t { kClient = 1, kStats = 2 };  // kStats: the answer is a uint32_t length and JSON text
+// kStats: the answer is a uint32_t length and JSON text. kControl: the socket stays open, and each request and each
+// answer is a uint32_t length and JSON text (server/control.h); the request's abi_id and slot are not looked at.
+enum class AttachKind : uint32_t { kClient = 1, kStats = 2, kControl = 3 };
+
+inline constexpr uint8_t kLinked = 1;  // the client's last byte on the socket
 
 struct AttachRequest {
   uint32_t magic;
@@ -37,8 +44,10 @@ struct AttachReply {
   AttachStatus status;
   char text[256];  // why not, for the user
   uint8_t abi_id[32];
-  char segment_path[256];  // mode 0600, in the job's folder
-  char pinned_path[256];   // the pinned window's file, kPinnedBytes long, sparse
+  // Names in the job's folder, mode 0600. Not paths: the job sees the folder at another place than the server.
+  char segment_name[64];
+  char pinned_name[64];  // the pinned window's file, kPinnedBytes long, sparse
+  char link_name[64];    // the FIFO
   uint32_t slot;
   uint32_t reserved;
   DeviceProps props;

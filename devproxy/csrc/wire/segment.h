@@ -1,8 +1,9 @@
 // The shared-memory segment between one client process and one device-proxy server.
 //
-// One file on tmpfs, mode 0600, made by the server at attach, mapped by both. Nothing in it is a pointer: CRIU
-// keeps nothing of a named shared mapping, so after a restore the file is made anew and the client goes on from
-// its own state. The server trusts no byte of it: every field that it reads is read once into a local and checked.
+// One file on tmpfs, mode 0600, made by the server at attach, mapped by both. Nothing in it is a pointer, and its bytes
+// are state of the job like the process's own memory: at a checkpoint they are stored while the process is frozen
+// (CRIU keeps nothing of a named shared mapping), and a restore writes them back before the process runs again.
+// The server trusts no byte of it: every field that it reads is read once into a local and checked.
 #pragma once
 
 #include <atomic>
@@ -84,8 +85,8 @@ struct ControlPage {
   std::atomic<uint32_t> server_state;  // ServerState
   std::atomic<int32_t> sticky_error;   // CUresult of an execution fault; never cleared
   char sticky_text[240];               // NUL-terminated, written before sticky_error
-  std::atomic<uint32_t> gate;          // 0 open; 1 closed by the coordinator (checkpoint)
   std::atomic<uint64_t> wakes;         // how often a producer had to wake the server
+  std::atomic<uint64_t> steps;         // optimizer steps, counted by the job's import hook (devproxy_step)
   Doorbell doorbell;
   RingCounter tail;                     // producers reserve here
   RingCounter head;                     // consumer releases here

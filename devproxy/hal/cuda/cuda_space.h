@@ -96,6 +96,10 @@ class CudaSpace final : public Space {
 
   Status read(uint64_t addr, void* to, size_t bytes) override;
   Status write(uint64_t addr, const void* from, size_t bytes) override;
+  uint64_t event_clock_ns() override;
+  StatusOr<uint64_t> event_time_ns(const EventRef& event) override;
+  Status restore_event(const EventRef& event, uint64_t time_ns) override;
+  void restore_fault(int32_t result) override;
   Status alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) override;
   Status unalias(uint64_t addr, size_t bytes) override;
 
@@ -119,6 +123,7 @@ class CudaSpace final : public Space {
     Status made;
     bool timed = true;
     uint64_t submitted = 0, issued = 0;  // records; under mu_
+    uint64_t restored_ns = 0;            // of event_clock_ns(); 0: the handle knows. Under mu_
     ~CudaEvent() override;
   };
 

@@ -432,7 +432,22 @@ StatusOr<double> SoftSpace::elapsed_ms(const EventRef& start_ref, const EventRef
   const uint64_t a = start.last->time_ns.load(std::memory_order_acquire);
   const uint64_t b = end.last->time_ns.load(std::memory_order_acquire);
   if (!a || !b) return Status(kNotReady, "an event has not completed");
-  return (static_cast<double>(b) - static_cast<double>(a)) * 1e-6;
+  return static_cast<double>(static_cast<int64_t>(b - a)) * 1e-6;  // exact, also where a restore has moved both
+}
+
+uint64_t SoftSpace::event_clock_ns() { return clock_ns(); }
+
+StatusOr<uint64_t> SoftSpace::event_time_ns(const EventRef& ref) {
+  const auto& event = static_cast<const SoftEvent&>(*ref);
+  return event.last ? event.last->time_ns.load(std::memory_order_acquire) : 0;
+}
+
+Status SoftSpace::restore_event(const EventRef& ref, uint64_t time_ns) {
+  auto& event = static_cast<SoftEvent&>(*ref);
+  event.last = std::make_shared<Record>();
+  event.last->queue = queues_.at(0);  // any queue: position 0 has always been reached
+  event.last->time_ns.store(time_ns, std::memory_order_release);
+  return {};
 }
 
 // -- execution ------------------------------------------------------------------------------------------------------

@@ -85,6 +85,13 @@ class SoftSpace final : public Space {
 
   Status read(uint64_t addr, void* to, size_t bytes) override;
   Status write(uint64_t addr, const void* from, size_t bytes) override;
+  void* host_view(uint64_t addr, uint64_t bytes) override {
+    return owns(addr, bytes) ? reinterpret_cast<void*>(addr) : nullptr;
+  }
+  uint64_t event_clock_ns() override;
+  StatusOr<uint64_t> event_time_ns(const EventRef& event) override;
+  Status restore_event(const EventRef& event, uint64_t time_ns) override;
+  void restore_fault(int32_t) override { faulted_.store(true, std::memory_order_release); }
   Status alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) override;
   Status unalias(uint64_t addr, size_t bytes) override;
 

@@ -9,6 +9,7 @@ void host_alloc(Connection& c, const Message& m) {
   std::vector<Range> forgotten;
   auto lock = c.change_mirrors();
   if (c.pinned_mirror.add(r.addr, r.bytes, 0, &forgotten) != MemoryMirror::Answer::kOk) c.fail(m, kInvalidValue);
+  c.counting().pinned_bytes.store(c.pinned_mirror.live_bytes(), std::memory_order_relaxed);
 }
 
 void host_free(Connection& c, const Message& m) {
@@ -20,6 +21,7 @@ void host_free(Connection& c, const Message& m) {
   auto lock = c.change_mirrors();
   if (c.pinned_mirror.remove(r.addr, m.end, !idle, &freed) != MemoryMirror::Answer::kOk) c.fail(m, kInvalidValue);
   if (oldest) c.pinned_mirror.retire(oldest, &forgotten);
+  c.counting().pinned_bytes.store(c.pinned_mirror.live_bytes(), std::memory_order_relaxed);
 }
 
 }  // namespace devproxy::server::hostmem

@@ -69,6 +69,7 @@ void mem_alloc(Connection& c, const Message& m) {
   c.client_bytes += r.bytes;
   c.count_memory(static_cast<int64_t>(r.bytes));
   Counters::add(c.counting().allocs, 1);
+  c.trace_memory();
   if (Status s = c.space().commit(r.addr, r.bytes); !s.ok()) c.fail(m, s.code());
 }
 
@@ -89,6 +90,7 @@ void mem_free(Connection& c, const Message& m) {
   c.client_bytes -= freed.bytes;
   c.count_memory(-static_cast<int64_t>(freed.bytes));
   Counters::add(c.counting().frees, 1);
+  c.trace_memory();
   if (idle) c.space().release(freed.addr, freed.bytes);
   release_all(c, forgotten);
 }

@@ -15,8 +15,13 @@ constexpr uint64_t kGlobalAlign = 256;
 // Device memory for one global, from the server's piece at the top of the range; 0 where there is none.
 uint64_t place_global(Connection& c, uint64_t bytes) {
   if (bytes == 0 || bytes > kGlobalsBytes) return 0;
-  const uint64_t addr =
-      c.device_mirror.first_gap(c.globals_begin(), c.globals_begin() + kGlobalsBytes, bytes, kGlobalAlign);
+  uint64_t addr;
+  if (c.replayed_globals.empty()) {
+    addr = c.device_mirror.first_gap(c.globals_begin(), c.globals_begin() + kGlobalsBytes, bytes, kGlobalAlign);
+  } else {
+    addr = c.replayed_globals.front();
+    c.replayed_globals.erase(c.replayed_globals.begin());
+  }
   if (!addr || !c.parts().ledger->take(bytes, bytes)) return 0;
   std::vector<Range> forgotten;
   {
@@ -69,6 +74,7 @@ void module_load(Connection& c, const Message& m) {
   if (!c.modules.insert(r.module, {*loaded}) ||
       !c.replay.create(r.module, {}, m.info->opcode, &r, sizeof r, c.take_bulk(m)))
     return c.reply(m, kInvalidHandle);
+  c.counting().modules.store(c.modules.size(), std::memory_order_relaxed);
   const wire::MODULE_LOAD_rep rep{};
   c.reply(m, kOk, &rep, sizeof rep);
 }
@@ -79,7 +85,8 @@ void module_unload(Connection& c, const Message& m) {
   if (!object) return c.fail(m, kInvalidHandle);
   for (const auto& global : c.space().globals(object->module)) drop_global(c, global.addr, m.end);
   c.functions.erase_if([&](VHandle, const Connection::FunctionObject& f) { return f.module == r.module; });
-  if (!c.modules.erase(r.module) || !c.replay.destroy(r.module)) c.fail(m, kInvalidHandle);
+  if (!c.modules.erase(r.module) || !c.replay.destroy(r.module)) return c.fail(m, kInvalidHandle);
+  c.counting().modules.store(c.modules.size(), std::memory_order_relaxed);
 }
 
 void function_get(Connection& c, const Message& m) {

@@ -45,12 +45,14 @@ void event_create(Connection& c, const Message& m) {
   const auto& r = m.as<wire::EVENT_CREATE_req>();
   if (!c.events.insert(r.event, c.space().create_event(!(r.flags & kDisableTiming))) ||
       !c.replay.create(r.event, {}, m.info->opcode, &r, sizeof r))
-    c.fail(m, kInvalidHandle);
+    return c.fail(m, kInvalidHandle);
+  c.counting().events.store(c.events.size(), std::memory_order_relaxed);
 }
 
 void event_destroy(Connection& c, const Message& m) {
   const auto& r = m.as<wire::EVENT_DESTROY_req>();
-  if (!c.events.erase(r.event) || !c.replay.destroy(r.event)) c.fail(m, kInvalidHandle);
+  if (!c.events.erase(r.event) || !c.replay.destroy(r.event)) return c.fail(m, kInvalidHandle);
+  c.counting().events.store(c.events.size(), std::memory_order_relaxed);
 }
 
 void event_record(Connection& c, const Message& m) {

@@ -1,0 +1,354 @@
+#include "devproxy/csrc/server/control.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "devproxy/csrc/base/fault.h"
+#include "devproxy/csrc/base/json.h"
+#include "devproxy/csrc/base/log.h"
+#include "devproxy/csrc/server/dump.h"
+#include "devproxy/csrc/server/server.h"
+#include "devproxy/csrc/transport/futex.h"
+
+namespace devproxy::server {
+
+namespace {
+
+constexpr uint64_t kAutoWaitMaxUs = 30'000'000;
+constexpr uint64_t kOverlapPatience = 20;  // times drain_ms, for host functions of which one is always out
+constexpr uint64_t kStragglerUs = 2'000'000;
+
+std::string seconds(uint64_t us) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.6f", static_cast<double>(us) * 1e-6);
+  return text;
+}
+
+std::string plain(uint64_t trough) { return std::to_string(trough == UINT64_MAX ? 0 : trough); }
+
+}  // namespace
+
+ControlPeer::~ControlPeer() { close(socket_); }
+
+bool ControlPeer::receive() {
+  char block[4096];
+  const ssize_t n = recv(socket_, block, sizeof block, MSG_DONTWAIT);
+  if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
+  in_.append(block, static_cast<size_t>(n));
+  uint32_t length = 0;
+  if (in_.size() >= sizeof length) std::memcpy(&length, in_.data(), sizeof length);
+  return length <= kMaxControlBytes;
+}
+
+std::optional<std::string> ControlPeer::request() {
+  uint32_t length;
+  if (in_.size() < sizeof length) return std::nullopt;
+  std::memcpy(&length, in_.data(), sizeof length);
+  if (in_.size() - sizeof length < length) return std::nullopt;
+  std::string text = in_.substr(sizeof length, length);
+  in_.erase(0, sizeof length + length);
+  return text;
+}
+
+void ControlPeer::answer(const std::string& json) const {
+  const auto length = static_cast<uint32_t>(json.size());
+  send_all(socket_, &length, sizeof length);
+  send_all(socket_, json.data(), json.size());
+}
+
+void send_all(int socket, const void* data, size_t bytes) {
+  const auto* at = static_cast<const uint8_t*>(data);
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t n = send(socket, at + done, bytes - done, MSG_NOSIGNAL);
+    if (n <= 0 && errno != EINTR) return;
+    if (n > 0) done += static_cast<size_t>(n);
+  }
+}
+
+// -- the server's half ------------------------------------------------------------------------------------------------
+
+std::string Server::refused(const std::string& why) const {
+  return "{\"ok\":false,\"error\":" + json_string("GPU " + std::to_string(config_.gpu) + ": " + why) + ",\"state\":\"" +
+         (phase_ == Phase::kParked ? "parked" : "running") + "\"}";
+}
+
+// All requests that have arrived. False when the peer has gone, or the server leaves.
+void Server::serve_control(ControlPeer& peer) {
+  while (auto text = peer.request()) {
+    const auto request = Json::parse(*text);
+    if (!request || !request->is(Json::Kind::kObject)) {
+      peer.answer(refused("a control request is not JSON"));
+      continue;
+    }
+    const std::string& op = (*request)["op"].text;
+    if (op == "cut") {
+      begin_cut(peer, *request);
+    } else if (op == "can_dump") {
+      peer.answer(can_dump());
+    } else if (op == "dump") {
+      peer.answer(dump((*request)["dir"].text));
+    } else if (op == "dump_shared") {
+      peer.answer(dump_shared((*request)["dir"].text));
+    } else if (op == "resume") {
+      peer.answer(resume());
+    } else if (op == "steps") {
+      uint64_t steps = gone_.steps;
+      for (const Client& c : clients_) steps += c.connection->steps();
+      peer.answer("{\"ok\":true," + json_number("steps", steps) + "}");
+    } else if (op == "leave") {
+      peer.answer(leave());
+      if (leaving_) return;
+    } else {
+      peer.answer(refused("unknown control request '" + op + "'"));
+    }
+  }
+}
+
+std::string Server::can_dump() {
+  std::string clients, refusals;
+  auto refuse = [&](const std::string& why) { refusals += (refusals.empty() ? "" : ",") + json_string(why); };
+  const int level = device_->caps().level;
+  if (level < 2)
+    refuse("the device '" + config_.device + "' of GPU " + std::to_string(config_.gpu) +
+           " cannot be dumped: it has level " + std::to_string(level) + ", a checkpoint needs 2");
+  for (const Client& c : clients_) {
+    if (!c.here) continue;
+    const Counters& n = c.connection->counters();
+    clients += (clients.empty() ? "{" : ",{") + json_number("number", c.connection->number()) + ',' +
+               json_number("pid", c.connection->peer().pid) + ',' + json_number("slot", c.connection->slot()) + ',' +
+               json_number("live_bytes", n.live_bytes) + ',' + json_number("pinned_bytes", n.pinned_bytes) + ',' +
+               json_number("modules", n.modules) + ',' + json_number("streams", n.streams) + ',' +
+               json_number("events", n.events) + ',' +
+               json_number("host_functions", c.connection->host_functions_out()) +
+               ",\"trough_bytes\":" + plain(n.trough_bytes) + ',' + json_number("period_us", n.period_us) +
+               ",\"faulted\":" + (c.connection->faulted() ? "true" : "false") + '}';
+  }
+  return "{\"ok\":true," + json_number("level", static_cast<uint64_t>(level)) + ",\"clients\":[" + clients +
+         "],\"refusals\":[" + refusals + "]}";
+}
+
+void Server::begin_cut(ControlPeer& peer, const Json& request) {
+  if (phase_ != Phase::kRunning)
+    return peer.answer(refused(phase_ == Phase::kParked ? "it is parked already" : "a cut is under way already"));
+  if (device_->caps().level < 2) return peer.answer(refused("the device '" + config_.device + "' cannot be dumped"));
+  const int64_t wait_ms = request["wait_ms"].i64();
+  uint64_t wait_us = static_cast<uint64_t>(wait_ms) * 1000;
+  if (wait_ms < 0) {  // two periods, as far as they are known
+    wait_us = 0;
+    for (const Client& c : clients_) wait_us = std::max<uint64_t>(wait_us, 2 * c.connection->counters().period_us);
+    wait_us = std::min(wait_us, kAutoWaitMaxUs);
+  }
+  phase_ = Phase::kCutting;
+  cut_peer_ = &peer;
+  cut_until_us_ = now_us() + wait_us;
+  cut_patience_us_ = std::max<uint64_t>(1, request["drain_ms"].u64(10'000)) * 1000;
+  cut_progress_ = 0;
+  cut_progress_us_ = cut_until_us_;
+  DP_LOG(kInfo, kServer, 0, "cut: waiting up to %lu ms for least live bytes",
+         static_cast<unsigned long>(wait_us / 1000));
+  for (Client& c : clients_)
+    if (c.here) c.connection->request_cut(cut_until_us_);
+  look_at_cut();
+}
+
+// Called whenever a connection has woken the server thread, and every few milliseconds during a cut.
+void Server::look_at_cut() {
+  if (phase_ != Phase::kCutting) return;
+  uint64_t progress = 0;
+  const Client* waits_for = nullptr;
+  for (const Client& c : clients_) {
+    if (!c.here) continue;
+    progress += c.connection->cut_progress();
+    if (!c.connection->parked()) waits_for = &c;
+  }
+  const uint64_t now = now_us();
+  if (!waits_for) {
+    Status fault = DP_FAULT(server_cut_parked);
+    if (!fault.ok()) return fail_cut(fault.text());
+    phase_ = Phase::kParked;
+    dumped_.clear();
+    Connection::CutFacts sum;
+    for (const Client& c : clients_) {
+      if (!c.here) continue;
+      const Connection::CutFacts& f = c.connection->cut_facts();
+      sum.live_bytes += f.live_bytes;
+      sum.trough_bytes += f.trough_bytes == UINT64_MAX ? f.live_bytes : f.trough_bytes;
+      sum.waited_us = std::max(sum.waited_us, f.waited_us);
+      sum.drained_us = std::max(sum.drained_us, f.drained_us);
+    }
+    DP_LOG(kInfo, kServer, 0, "parked: live_bytes=%lu waited_us=%lu drained_us=%lu",
+           static_cast<unsigned long>(sum.live_bytes), static_cast<unsigned long>(sum.waited_us),
+           static_cast<unsigned long>(sum.drained_us));
+    if (cut_peer_)
+      cut_peer_->answer("{\"ok\":true," + json_number("live_bytes", sum.live_bytes) + ',' +
+                        json_number("trough_bytes", sum.trough_bytes) + ',' + json_number("waited_us", sum.waited_us) +
+                        ',' + json_number("drained_us", sum.drained_us) + '}');
+    return;
+  }
+  if (now < cut_until_us_) return;
+  if (progress != cut_progress_) cut_progress_us_ = std::max(cut_progress_us_, now);
+  cut_progress_ = progress;
+  const size_t out = waits_for->connection->host_functions_out();
+  const bool overlap = out != 0 && now > cut_until_us_ + kOverlapPatience * cut_patience_us_;
+  if (now <= cut_progress_us_ + cut_patience_us_ && !overlap) return;
+  const std::string who = "client " + std::to_string(waits_for->connection->number()) + " (pid " +
+                          std::to_string(waits_for->connection->peer().pid) + ")";
+  if (out)
+    return fail_cut(who + " has " + std::to_string(out) + " host functions that do not return" +
+                    (overlap ? ", or always one more" : "") + ": try again, or end them");
+  fail_cut("a kernel or copy of " + who + " does not end: try again, or with a longer drain time");
+}
+
+void Server::fail_cut(const std::string& why) {
+  for (Client& c : clients_) c.connection->resume();
+  phase_ = Phase::kRunning;
+  DP_LOG(kWarn, kServer, 0, "cut given up: %s", why.c_str());
+  if (cut_peer_) cut_peer_->answer(refused(why + "; the job runs on"));
+  cut_peer_ = nullptr;
+}
+
+// A client that attached while the server was parked parks on its own.
+Status Server::all_parked() {
+  if (phase_ != Phase::kParked) return {kIllegalState, "it is not parked: cut first"};
+  const uint64_t until = now_us() + kStragglerUs;
+  for (const Client& c : clients_)
+    while (c.here && !c.connection->parked() && !c.connection->finished()) {
+      if (now_us() > until) return {kNotReady, "a client that has just attached has not parked yet: try again"};
+      usleep(100);
+    }
+  return {};
+}
+
+Status Server::dump_client(const Client& c, const std::string& dir, uint64_t* bytes) {
+  const std::string path =
+      dir + "/gpu" + std::to_string(config_.gpu) + "-" + std::to_string(c.connection->number()) + ".dev";
+  if (Status s = server::dump_device(*c.connection, path, bytes); !s.ok()) return s;
+  dumped_.insert(c.connection->number());
+  return {};
+}
+
+Status Server::write_state(const std::string& dir) {
+  std::string clients;
+  for (const Client& c : clients_) {
+    if (!c.here) continue;
+    auto client = c.connection->state_json();
+    if (!client.ok()) return std::move(client).status();
+    clients += (clients.empty() ? "" : ",") + *client;
+  }
+  const Totals& t = gone_;
+  const std::string text =
+      "{" + json_number("version", kStateVersion) + ",\"abi\":" + json_string(abi_hex()) + ',' +
+      json_number("gpu", config_.gpu) + ",\"device\":" + json_string(config_.device) + ',' +
+      json_number("memory_bytes", total_bytes_) + ',' + json_number("next_number", next_number_) + ',' +
+      json_number("uptime_us", now_us() - started_us_) + ",\"last_fault\":" + json_string(last_fault_) + ",\"gone\":{" +
+      json_number("calls", t.calls) + ',' + json_number("launches", t.launches) + ',' +
+      json_number("h2d_bytes", t.h2d_bytes) + ',' + json_number("d2h_bytes", t.d2h_bytes) + ',' +
+      json_number("d2d_bytes", t.d2d_bytes) + ',' + json_number("memset_bytes", t.memset_bytes) + ',' +
+      json_number("allocs", t.allocs) + ',' + json_number("frees", t.frees) + ',' + json_number("wakes", t.wakes) +
+      ',' + json_number("busy_us", t.busy_us) + ',' + json_number("steps", t.steps) + ',' +
+      json_number("peak_bytes", parts_.peak_bytes) + "},\"clients\":[" + clients + "]}";
+  return write_file(dir + "/gpu" + std::to_string(config_.gpu) + ".state.json", text);
+}
+
+std::string Server::dump(const std::string& dir) {
+  const uint64_t began = now_us();
+  uint64_t total = 0;
+  std::string clients;
+  Status s = all_parked();
+  if (s.ok()) s = DP_FAULT(server_dump_start);
+  dumped_.clear();
+  for (const Client& c : clients_) {
+    if (!c.here || !s.ok()) continue;
+    uint64_t bytes = 0;
+    s = dump_client(c, dir, &bytes);
+    clients += (clients.empty() ? "{" : ",{") + json_number("number", c.connection->number()) + ',' +
+               json_number("bytes", bytes) + '}';
+    total += bytes;
+  }
+  if (s.ok()) s = write_state(dir);
+  if (s.ok()) s = DP_FAULT(server_dump_end);
+  if (!s.ok()) {
+    dumped_.clear();
+    return refused("dump to " + dir + " failed: " + s.text());
+  }
+  const uint64_t us = now_us() - began;
+  DP_LOG(kInfo, kServer, 0, "dumped: bytes=%lu us=%lu", static_cast<unsigned long>(total),
+         static_cast<unsigned long>(us));
+  return "{\"ok\":true," + json_number("device_bytes", total) + ",\"seconds\":" + seconds(us) + ",\"clients\":[" +
+         clients + "]}";
+}
+
+std::string Server::dump_shared(const std::string& dir) {
+  const uint64_t began = now_us();
+  uint64_t total = 0;
+  std::string clients;
+  Status s = all_parked();
+  if (s.ok() && dumped_.empty() && anybody()) s = {kIllegalState, "dump first: there is no state of these clients"};
+  bool changed = false;
+  size_t here = 0;
+  for (const Client& c : clients_) {
+    if (!c.here || !s.ok()) continue;
+    here++;
+    uint64_t bytes = 0;
+    if (!dumped_.contains(c.connection->number())) {  // attached since the dump
+      s = dump_client(c, dir, &bytes);
+      changed = true;
+    }
+    std::string json;
+    if (s.ok()) s = server::dump_shared(*c.connection, dir, &json, &bytes);
+    clients += (clients.empty() ? "" : ",") + json;
+    total += bytes;
+  }
+  // Whoever came or went between the dump and the freeze: the state is that of the frozen tree.
+  if (s.ok() && (changed || here != dumped_.size())) s = write_state(dir);
+  if (s.ok())
+    s = write_file(dir + "/gpu" + std::to_string(config_.gpu) + ".shared.json",
+                   "{" + json_number("version", kStateVersion) + ",\"clients\":[" + clients + "]}");
+  if (!s.ok()) return refused("dump of shared memory to " + dir + " failed: " + s.text());
+  return "{\"ok\":true," + json_number("shared_bytes", total) + ",\"seconds\":" + seconds(now_us() - began) + '}';
+}
+
+std::string Server::resume() {
+  if (phase_ == Phase::kCutting) {
+    fail_cut("it was told to resume");
+    return "{\"ok\":true}";
+  }
+  if (phase_ != Phase::kParked) return refused("it is not parked");
+  Status s = listen_here();  // a successor that did not take over has the socket's name
+  if (!s.ok()) return refused(s.text());
+  for (Client& c : clients_) {
+    if (!c.here) continue;
+    c.connection->own();
+    c.connection->resume();
+    s = DP_FAULT(server_resume);  // "error": the others must go on all the same
+  }
+  phase_ = Phase::kRunning;
+  borrowed_ = false;
+  cut_peer_ = nullptr;
+  dumped_.clear();
+  DP_LOG(kInfo, kServer, 0, "resumed");
+  return s.ok() ? "{\"ok\":true}" : refused(s.text() + "; the job runs on");
+}
+
+std::string Server::leave() {
+  if (phase_ != Phase::kParked) return refused("only a parked server leaves: cut and dump first");
+  if (!borrowed_) {
+    take_hellos();  // whoever knocks now belongs to this server
+    for (const Client& c : clients_)
+      if (c.here && !dumped_.contains(c.connection->number()))
+        return refused("client " + std::to_string(c.connection->number()) + " (pid " +
+                       std::to_string(c.connection->peer().pid) +
+                       ") attached after the dump: its device state would be lost");
+  }
+  leaving_ = true;
+  ledger_->leave();
+  DP_LOG(kInfo, kServer, 0, "leaving to a successor");
+  return "{\"ok\":true}";
+}
+
+}  // namespace devproxy::server

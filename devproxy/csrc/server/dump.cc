@@ -1,0 +1,249 @@
+#include "devproxy/csrc/server/dump.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+
+#include "devproxy/csrc/base/fault.h"
+
+namespace devproxy::server {
+
+namespace {
+
+constexpr uint64_t kPieceBytes = 16u << 20;
+
+struct File {
+  int fd = -1;
+  File(const std::string& path, int flags) : fd(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, 0600)) {}
+  ~File() {
+    if (fd >= 0) close(fd);
+  }
+};
+
+std::string pair_json(uint64_t a, uint64_t b) { return '[' + std::to_string(a) + ',' + std::to_string(b) + ']'; }
+
+// Where a sparse file holds pages.
+Status data_extents(const std::string& path, std::vector<Range>* extents) {
+  const File file(path, O_RDONLY);
+  if (file.fd < 0) return Status::from_errno(kFileNotFound, "opening " + path);
+  for (off_t at = 0;;) {
+    const off_t data = lseek(file.fd, at, SEEK_DATA);
+    if (data < 0 && errno == ENXIO) return {};
+    const off_t hole = data < 0 ? -1 : lseek(file.fd, data, SEEK_HOLE);
+    if (hole < 0) return Status::from_errno(kUnknown, "looking for the used parts of " + path);
+    extents->push_back({static_cast<uint64_t>(data), static_cast<uint64_t>(hole - data)});
+    at = hole;
+  }
+}
+
+Status dump_pieces(const std::string& path, const std::vector<Piece>& pieces,
+                   const std::function<Status(int fd, const Piece&)>& write) {
+  const File file(path, O_WRONLY | O_CREAT | O_TRUNC);
+  if (file.fd < 0) return Status::from_errno(kFileNotFound, "making " + path);
+  return copy_pieces(pieces, [&](const Piece& p) { return write(file.fd, p); }).with("writing " + path);
+}
+
+}  // namespace
+
+Status write_all(int fd, const void* from, uint64_t bytes, uint64_t offset) {
+  const auto* at = static_cast<const uint8_t*>(from);
+  for (uint64_t done = 0; done < bytes;) {
+    const ssize_t n = pwrite(fd, at + done, bytes - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return Status::from_errno(kOutOfMemory, "writing");
+    done += static_cast<uint64_t>(n);
+  }
+  return {};
+}
+
+Status read_all(int fd, void* to, uint64_t bytes, uint64_t offset) {
+  auto* at = static_cast<uint8_t*>(to);
+  for (uint64_t done = 0; done < bytes;) {
+    const ssize_t n = pread(fd, at + done, bytes - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Status::from_errno(kUnknown, "reading");
+    if (n == 0) return {kInvalidImage, "the file is shorter than its table says"};
+    done += static_cast<uint64_t>(n);
+  }
+  return {};
+}
+
+Status copy_pieces(const std::vector<Piece>& pieces, const std::function<Status(const Piece&)>& copy) {
+  std::vector<Piece> small;
+  for (const Piece& p : pieces)
+    for (uint64_t done = 0; done < p.bytes; done += kPieceBytes)
+      small.push_back({p.addr + done, p.offset + done, std::min(kPieceBytes, p.bytes - done)});
+  std::atomic<size_t> next{0};
+  std::mutex mu;
+  Status first;
+  auto work = [&] {
+    for (size_t i; (i = next.fetch_add(1)) < small.size();) {
+      Status s = copy(small[i]);
+      if (s.ok()) continue;
+      std::lock_guard lock(mu);
+      if (first.ok()) first = std::move(s);
+      next = small.size();
+    }
+  };
+  std::thread helper;
+  if (small.size() > 1) helper = std::thread(work);
+  work();
+  if (helper.joinable()) helper.join();
+  return first;
+}
+
+Status write_file(const std::string& path, const std::string& text) {
+  const std::string part = path + ".part";
+  {
+    const File file(part, O_WRONLY | O_CREAT | O_TRUNC);
+    if (file.fd < 0) return Status::from_errno(kFileNotFound, "making " + part);
+    if (Status s = write_all(file.fd, text.data(), text.size(), 0); !s.ok()) return std::move(s).with(part);
+  }
+  if (rename(part.c_str(), path.c_str()) != 0) return Status::from_errno(kUnknown, "renaming " + part);
+  return {};
+}
+
+StatusOr<std::string> read_file(const std::string& path) {
+  const File file(path, O_RDONLY);
+  struct stat info;
+  if (file.fd < 0 || fstat(file.fd, &info) != 0) return Status::from_errno(kFileNotFound, "opening " + path);
+  std::string text(static_cast<size_t>(info.st_size), 0);
+  if (Status s = read_all(file.fd, text.data(), text.size(), 0); !s.ok()) return std::move(s).with(path);
+  return text;
+}
+
+std::vector<Piece> device_pieces(const Connection& connection) {
+  std::vector<Piece> pieces;
+  uint64_t offset = 0;
+  connection.device_mirror.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
+    pieces.push_back({addr, offset, bytes});
+    offset += bytes;
+  });
+  return pieces;
+}
+
+Status dump_device(Connection& connection, const std::string& path, uint64_t* bytes) {
+  const std::vector<Piece> pieces = device_pieces(connection);
+  *bytes = pieces.empty() ? 0 : pieces.back().offset + pieces.back().bytes;
+  return dump_pieces(path, pieces, [&](int fd, const Piece& p) -> Status {
+    if (Status s = DP_FAULT(server_dump_mid); !s.ok()) return s;
+    if (const void* view = connection.space().host_view(p.addr, p.bytes)) return write_all(fd, view, p.bytes, p.offset);
+    std::vector<uint8_t> bounce(p.bytes);
+    if (Status s = connection.space().read(p.addr, bounce.data(), p.bytes); !s.ok()) return s;
+    return write_all(fd, bounce.data(), p.bytes, p.offset);
+  });
+}
+
+Status dump_shared(Connection& connection, const std::string& dir, std::string* json, uint64_t* bytes) {
+  const std::string stem = "gpu" + std::to_string(connection.parts().gpu) + "-" + std::to_string(connection.number());
+  const SegmentView& view = connection.view();
+  const ControlPage* control = view.control();
+
+  // The segment: everything before the ring, the ring from head to tail (a record that is reserved and half written
+  // belongs to a thread that will go on writing it), the chunks in use. The other lines of the ring are as good as new:
+  // the first word of each is 0.
+  std::vector<Range> used = {{0, kRingOffset}};
+  const uint64_t head = connection.position();
+  const uint64_t in_ring = std::min<uint64_t>(control->tail.value.load(std::memory_order_acquire) - head, kRingBytes);
+  const uint64_t first = head % kRingBytes, before_end = std::min<uint64_t>(in_ring, kRingBytes - first);
+  if (before_end) used.push_back({kRingOffset + first, before_end});
+  if (in_ring > before_end) used.push_back({kRingOffset, in_ring - before_end});
+  for (uint32_t i = 0; i < kChunks; i++)
+    if (control->chunk_busy[i].load(std::memory_order_acquire))
+      used.push_back({kChunksOffset + i * kChunkBytes, kChunkBytes});
+  // Chunks that have pages: the client relies on it, so a restore gives them pages again.
+  std::vector<Range> pages, window;
+  if (Status s = data_extents(connection.segment_path(), &pages); !s.ok()) return s;
+  // The whole window by what has pages, not by the mirror: the client may use memory whose HOST_ALLOC is still unread.
+  if (Status s = data_extents(connection.pinned_path(), &window); !s.ok()) return s;
+
+  const File segment(connection.segment_path(), O_RDONLY);
+  if (segment.fd < 0) return Status::from_errno(kFileNotFound, "opening " + connection.segment_path());
+  std::string seg_json, pin_json, page_json;
+  std::vector<Piece> seg_pieces, pin_pieces;
+  uint64_t offset = 0;
+  for (const Range& r : used) {
+    seg_json += (offset ? "," : "") + pair_json(r.addr, r.bytes);
+    seg_pieces.push_back({r.addr, offset, r.bytes});
+    offset += r.bytes;
+  }
+  const uint64_t seg_bytes = offset;
+  offset = 0;
+  for (const Range& r : window) {
+    pin_json += (offset ? "," : "") + pair_json(r.addr, r.bytes);
+    pin_pieces.push_back({connection.pinned_begin() + r.addr, offset, r.bytes});
+    offset += r.bytes;
+  }
+  for (const Range& r : pages) page_json += (page_json.empty() ? "" : ",") + pair_json(r.addr, r.bytes);
+  Status s = dump_pieces(dir + "/" + stem + ".seg", seg_pieces, [&](int fd, const Piece& p) -> Status {
+    std::vector<uint8_t> bounce(p.bytes);
+    if (Status r = read_all(segment.fd, bounce.data(), p.bytes, p.addr); !r.ok()) return r;
+    return write_all(fd, bounce.data(), p.bytes, p.offset);
+  });
+  if (s.ok()) s = DP_FAULT(server_shared_mid);
+  if (s.ok())
+    s = dump_pieces(dir + "/" + stem + ".pin", pin_pieces, [&](int fd, const Piece& p) {
+      return write_all(fd, reinterpret_cast<const void*>(p.addr), p.bytes, p.offset);
+    });
+  if (!s.ok()) return s;
+  *bytes = seg_bytes + offset;
+  *json = "{" + json_number("number", connection.number()) + ",\"segment\":{" + json_number("bytes", seg_bytes) +
+          ",\"extents\":[" + seg_json + "],\"pages\":[" + page_json + "]},\"pinned\":{" + json_number("bytes", offset) +
+          ",\"extents\":[" + pin_json + "]}}";
+  return {};
+}
+
+StatusOr<std::string> Connection::state_json() {
+  std::string device, pinned, events_text, log, tokens;
+  uint64_t offset = 0;  // as device_pieces() places them
+  device_mirror.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t flags) {
+    device += (device.empty() ? "{" : ",{") + json_number("addr", addr) + ',' + json_number("bytes", bytes) + ',' +
+              json_number("flags", flags) + ',' + json_number("offset", offset) + '}';
+    offset += bytes;
+  });
+  pinned_mirror.for_each_live(
+      [&](uint64_t addr, uint64_t bytes, uint32_t) { pinned += (pinned.empty() ? "" : ",") + pair_json(addr, bytes); });
+  Status failed;
+  events.for_each([&](VHandle handle, const hal::EventRef& event) {
+    auto time = space_->event_time_ns(event);
+    if (!time.ok()) failed = time.status();
+    if (time.ok() && *time) events_text += (events_text.empty() ? "" : ",") + pair_json(handle.value, *time);
+  });
+  if (!failed.ok()) return std::move(failed).with("reading the events of client " + std::to_string(number()));
+  for (const ReplayLog::Entry& e : replay.entries()) {
+    log += (log.empty() ? "{" : ",{") + json_number("opcode", e.opcode) + ',' + json_number("handle", e.handle.value) +
+           ',' + json_number("key", e.key) + ",\"request\":\"" + base64(e.request.data(), e.request.size()) + '"';
+    if (!e.bulk.empty()) log += ",\"bulk\":\"" + base64(e.bulk.data(), e.bulk.size()) + '"';
+    if (const ModuleObject* module = e.creates ? modules.find(e.handle) : nullptr) {
+      std::string globals;
+      for (const auto& global : space_->globals(module->module))
+        globals += (globals.empty() ? "" : ",") + std::to_string(global.addr);
+      log += ",\"globals\":[" + globals + "]";
+    }
+    log += '}';
+  }
+  for (const uint64_t token : host_functions_) tokens += (tokens.empty() ? "" : ",") + std::to_string(token);
+  const Counters& n = counters_;
+  return "{" + json_number("number", number()) + ',' + json_number("pid", peer_.pid) + ',' +
+         json_number("slot", slot_) + ',' + json_number("position", position_) + ',' +
+         json_number("credit_bytes", credit_bytes) + ',' + json_number("client_bytes", client_bytes) + ',' +
+         json_number("globals_bytes", globals_bytes) + ",\"device\":[" + device + "],\"pinned\":[" + pinned +
+         "],\"events\":[" + events_text + "]," + json_number("event_clock_ns", space_->event_clock_ns()) +
+         ",\"log\":[" + log + "],\"host_functions\":[" + tokens + "],\"fault\":{" +
+         json_number("code", static_cast<uint64_t>(lifeline_->fault_code())) +
+         ",\"text\":" + json_string(lifeline_->fault_text()) + ",\"ended\":" + (lifeline_->ended() ? "true" : "false") +
+         ",\"poisoned\":" + (poisoned_ ? "true" : "false") + "},\"counters\":{" + json_number("calls", n.calls) + ',' +
+         json_number("launches", n.launches) + ',' + json_number("h2d_bytes", n.h2d_bytes) + ',' +
+         json_number("d2h_bytes", n.d2h_bytes) + ',' + json_number("d2d_bytes", n.d2d_bytes) + ',' +
+         json_number("memset_bytes", n.memset_bytes) + ',' + json_number("allocs", n.allocs) + ',' +
+         json_number("frees", n.frees) + ',' + json_number("busy_us", n.busy_us) + ',' +
+         json_number("peak_bytes", n.peak_bytes) + "}}";
+}
+
+}  // namespace devproxy::server

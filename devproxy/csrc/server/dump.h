@@ -1,0 +1,49 @@
+// A server's state on disk: what `dump` and `dump_shared` write and `--restore` reads.
+//
+//   gpuK.state.json    the server and each client: handles, addresses, replay log, counters (format version
+//   kStateVersion) gpuK-N.dev         the live device ranges of client N, back to back in address order; the table is
+//   in the state gpuK.shared.json   for each client the extents of the two files below: [offset in the job's file,
+//   bytes] gpuK-N.seg         the used parts of its segment, gpuK-N.pin: those of its pinned window, back to back
+//
+// Precondition of everything that reads a connection here: parked(). No hashing and no compression: the job stands
+// still meanwhile.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "devproxy/csrc/base/status.h"
+#include "devproxy/csrc/server/connection.h"
+
+namespace devproxy::server {
+
+inline constexpr uint64_t kStateVersion = 1;
+
+// Some bytes of a file, and where they are or go in memory.
+struct Piece {
+  uint64_t addr = 0, offset = 0, bytes = 0;
+};
+// Calls `copy` for pieces of at most 16 MiB, on two threads: one does not fill the memory's bandwidth. The first error
+// ends it.
+Status copy_pieces(const std::vector<Piece>& pieces, const std::function<Status(const Piece&)>& copy);
+Status write_all(int fd, const void* from, uint64_t bytes, uint64_t offset);
+Status read_all(int fd, void* to, uint64_t bytes, uint64_t offset);
+
+// The client's live device ranges, one behind the other in the file, in address order.
+std::vector<Piece> device_pieces(const Connection& connection);
+
+Status dump_device(Connection& connection, const std::string& path, uint64_t* bytes);
+// json: the client's object of gpuK.shared.json. Precondition: the client's process is frozen.
+Status dump_shared(Connection& connection, const std::string& dir, std::string* json, uint64_t* bytes);
+// Writes the file and its name in one go: a reader sees all of it or none.
+Status write_file(const std::string& path, const std::string& text);
+StatusOr<std::string> read_file(const std::string& path);
+
+// restore.cc: fills the segment and pinned window that have just been made.
+// stem: DIR/gpuK-N.
+Status fill_shared(const Json& client, const std::string& stem, const std::string& segment_path,
+                   const std::string& pinned_path);
+
+}  // namespace devproxy::server

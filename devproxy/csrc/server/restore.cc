@@ -1,0 +1,234 @@
+// A client from a dump: its memory at its addresses, its handles with their numbers, its place in the ring. What the
+// job could ask afterwards is answered as before; what it cannot see (queues, descriptors) is made anew.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "devproxy/csrc/base/fault.h"
+#include "devproxy/csrc/base/log.h"
+#include "devproxy/csrc/server/dump.h"
+#include "devproxy/csrc/server/handlers.h"
+
+namespace devproxy::server {
+
+namespace {
+
+struct File {
+  int fd = -1;
+  File(const std::string& path, int flags) : fd(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW)) {}
+  ~File() {
+    if (fd >= 0) close(fd);
+  }
+};
+
+struct Row {
+  wire::Opcode opcode;
+  Handler handler;
+};
+// What can be in a replay log, but for EVENT_RECORD.
+constexpr Row kReplayed[] = {
+    {wire::Opcode::STREAM_CREATE, sync::stream_create},
+    {wire::Opcode::EVENT_CREATE, sync::event_create},
+    {wire::Opcode::MODULE_LOAD, module::module_load},
+    {wire::Opcode::FUNCTION_GET, module::function_get},
+    {wire::Opcode::FUNCTION_SET_ATTR, module::function_set_attr},
+};
+
+// The extents of one of the job's files, from the bytes in the dump; `pages` get pages, whatever they hold.
+Status fill(const Json& about, const std::string& from_path, const std::string& to_path) {
+  const File from(from_path, O_RDONLY), to(to_path, O_RDWR);
+  if (from.fd < 0) return Status::from_errno(kFileNotFound, "opening " + from_path);
+  if (to.fd < 0) return Status::from_errno(kFileNotFound, "opening " + to_path);
+  std::vector<Piece> pieces;
+  uint64_t offset = 0;
+  auto pages = [&](const Json& extent) -> Status {
+    errno = posix_fallocate(to.fd, static_cast<off_t>(extent[0].u64()), static_cast<off_t>(extent[1].u64()));
+    return errno ? Status::from_errno(kOutOfMemory, "making room in " + to_path + " (make /dev/shm larger)") : Status();
+  };
+  for (const Json& extent : about["pages"].items)
+    if (Status s = pages(extent); !s.ok()) return s;
+  for (const Json& extent : about["extents"].items) {
+    if (Status s = pages(extent); !s.ok()) return s;
+    pieces.push_back({extent[0].u64(), offset, extent[1].u64()});
+    offset += extent[1].u64();
+  }
+  return copy_pieces(pieces,
+                     [&](const Piece& p) -> Status {
+                       std::vector<uint8_t> bounce(p.bytes);
+                       if (Status s = read_all(from.fd, bounce.data(), p.bytes, p.offset); !s.ok()) return s;
+                       return write_all(to.fd, bounce.data(), p.bytes, p.addr);
+                     })
+      .with("filling " + to_path + " from " + from_path);
+}
+
+}  // namespace
+
+Status fill_shared(const Json& client, const std::string& stem, const std::string& segment_path,
+                   const std::string& pinned_path) {
+  if (Status s = fill(client["segment"], stem + ".seg", segment_path); !s.ok()) return s;
+  return fill(client["pinned"], stem + ".pin", pinned_path);
+}
+
+StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, const Json& client, const Json* shared,
+                                                          const std::string& dir) {
+  const Peer peer{client["number"].u64(), static_cast<uint32_t>(client["pid"].u64()),
+                  static_cast<uint32_t>(client["slot"].u64(SlotTable::kAny))};
+  const std::string who = "client " + std::to_string(peer.number) + " (pid " + std::to_string(peer.pid) + ")";
+  if (peer.number == 0 || peer.wanted_slot >= kMaxSlots) return Status(kInvalidImage, "the state names no such " + who);
+  std::unique_ptr<Connection> c(new Connection(parts, peer));
+  // In a handover the files are the predecessor's until this server is told to go on: own() in resume.
+  c->keep_files_ = !shared;
+  c->slot_ = peer.wanted_slot;
+  c->name_files();
+  const std::string stem = dir + "/gpu" + std::to_string(parts.gpu) + "-" + std::to_string(peer.number);
+  Status s;
+  if (shared) {
+    s = c->make_files();
+    if (s.ok()) s = fill_shared(*shared, stem, c->segment_path_, c->pinned_path_);
+  } else if (access(c->link_path_.c_str(), F_OK) != 0) {
+    return std::unique_ptr<Connection>();
+  }
+  if (s.ok()) s = c->open_files();
+  if (s.ok() && !shared) {
+    // No writer is left: the client went, and poll() would never say so to a reader that came later.
+    char byte;
+    if (read(c->link_, &byte, 1) == 0) return std::unique_ptr<Connection>();
+  }
+  if (s.ok()) {
+    c->view_.ring().own();
+    if (c->view_.control()->magic != kSegmentMagic || c->view_.ring().head() != client["position"].u64())
+      s = {kInvalidImage, "the segment " + c->segment_path_ + " does not belong to this state"};
+    c->position_ = c->view_.ring().head();
+  }
+  if (s.ok()) s = c->open_memory();
+  if (s.ok()) s = c->restore_memory(client);
+  if (s.ok()) s = c->restore_objects(client);
+  if (s.ok()) s = DP_FAULT(server_restore_mid);
+  if (s.ok()) s = c->restore_contents(client, stem + ".dev");
+  if (!s.ok()) return std::move(s).with("restoring " + who);
+  parts.slots->adopt(c->slot_);  // not own(): until this server goes on, its crash is nobody's business
+  c->request_cut(0);
+  return c;
+}
+
+Status Connection::restore_memory(const Json& client) {
+  const uint64_t credit = client["credit_bytes"].u64(), globals = client["globals_bytes"].u64();
+  // The globals are taken one by one when their modules are loaded; whether all fits is asked here, at once.
+  if (!parts_.ledger->take(credit + globals, credit + globals)) {
+    const uint64_t total = parts_.ledger->total_bytes(), used = parts_.ledger->used_bytes();
+    return {kOutOfMemory, "GPU " + std::to_string(parts_.gpu) + " has " +
+                              std::to_string(total > used ? total - used : 0) + " of " + std::to_string(total) +
+                              " bytes free, the client needs " + std::to_string(credit + globals)};
+  }
+  parts_.ledger->give(globals);
+  credit_bytes = credit;
+  std::vector<Range> forgotten;
+  for (const Json& range : client["device"].items) {
+    const uint64_t addr = range["addr"].u64(), bytes = range["bytes"].u64();
+    if (addr >= globals_begin()) continue;  // comes with its module
+    if (device_mirror.add(addr, bytes, static_cast<uint32_t>(range["flags"].u64()), &forgotten) !=
+        MemoryMirror::Answer::kOk)
+      return {kInvalidImage, "the state's device ranges overlap or lie outside"};
+    if (Status s = space_->commit(addr, bytes); !s.ok()) return s;
+    client_bytes += bytes;
+    count_memory(static_cast<int64_t>(bytes));
+  }
+  for (const Json& range : client["pinned"].items)
+    if (pinned_mirror.add(range[0].u64(), range[1].u64(), 0, &forgotten) != MemoryMirror::Answer::kOk)
+      return {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
+  if (client_bytes != client["client_bytes"].u64() || client_bytes > credit_bytes)
+    return {kInvalidImage, "the state's device ranges do not add up to its count"};
+  counters_.pinned_bytes.store(pinned_mirror.live_bytes(), std::memory_order_relaxed);
+  return {};
+}
+
+Status Connection::restore_objects(const Json& client) {
+  replaying_ = true;
+  for (const Json& entry : client["log"].items)
+    if (Status s = replay_entry(entry); !s.ok()) return s;
+  replaying_ = false;
+  if (globals_bytes != client["globals_bytes"].u64())
+    return {kInvalidImage, "the modules' globals take other memory than before"};
+  // Times move with the clock, so that one event before the dump and one after the restore are as far apart as the job
+  // ran in between.
+  const uint64_t shift = space_->event_clock_ns() - client["event_clock_ns"].u64();
+  for (const Json& recorded : client["events"].items) {
+    const hal::EventRef* event = events.find(VHandle{recorded[0].u64()});
+    if (!event) return {kInvalidImage, "the state has a time for an event that does not exist"};
+    const uint64_t time = recorded[1].u64() + shift;
+    if (Status s = space_->restore_event(*event, time ? time : 1); !s.ok()) return s;
+  }
+  const Json& fault = client["fault"];
+  lifeline_->restore(static_cast<int32_t>(fault["code"].i64()), fault["text"].text.c_str(), fault["ended"].truth);
+  poisoned_ = fault["poisoned"].truth;
+  if (faulted()) space_->restore_fault(lifeline_->fault_code());
+  {
+    std::lock_guard lock(host_mu_);
+    for (const Json& token : client["host_functions"].items) host_functions_.insert(token.u64());
+  }
+  Counters& n = counters_;
+  const Json& was = client["counters"];
+  n.calls = was["calls"].u64(), n.launches = was["launches"].u64(), n.h2d_bytes = was["h2d_bytes"].u64();
+  n.d2h_bytes = was["d2h_bytes"].u64(), n.d2d_bytes = was["d2d_bytes"].u64();
+  n.memset_bytes = was["memset_bytes"].u64(), n.allocs = was["allocs"].u64(), n.frees = was["frees"].u64();
+  n.busy_us = was["busy_us"].u64();
+  n.peak_bytes = std::max(n.live_bytes.load(), was["peak_bytes"].u64());
+  return {};
+}
+
+Status Connection::replay_entry(const Json& entry) {
+  const auto request = from_base64(entry["request"].text), bulk = from_base64(entry["bulk"].text);
+  const auto opcode = static_cast<uint16_t>(entry["opcode"].u64());
+  Message message;
+  message.info = wire::op_info(opcode);
+  const std::string what =
+      std::string(message.info ? message.info->name : "a message") + " v" + std::to_string(entry["handle"].u64());
+  if (!message.info || !request || !bulk || request->size() != message.info->req_bytes)
+    return {kInvalidImage, "the replay log's " + what + " is damaged"};
+  message.end = position_;
+  std::memset(message.request, 0, sizeof message.request);
+  std::memcpy(message.request, request->data(), request->size());
+  message.bulk = bulk->data();
+  message.bulk_bytes = bulk->size();
+  // The record itself was done; its stream may be gone. The event's time comes from the state.
+  if (opcode == static_cast<uint16_t>(wire::Opcode::EVENT_RECORD)) {
+    const auto& r = message.as<wire::EVENT_RECORD_req>();
+    if (!replay.set(r.event, opcode, 0, &r, sizeof r)) return {kInvalidImage, "replaying " + what + ": no such event"};
+    return {};
+  }
+  for (const Row& row : kReplayed) {
+    if (static_cast<uint16_t>(row.opcode) != opcode) continue;
+    replay_status_ = kOk;
+    replayed_globals.clear();
+    for (const Json& addr : entry["globals"].items) replayed_globals.push_back(addr.u64());
+    row.handler(*this, message);
+    if (replay_status_ == kOk && replayed_globals.empty()) return {};
+    return {replay_status_ ? replay_status_ : static_cast<int32_t>(kInvalidImage),
+            "replaying " + what + " failed with result " + std::to_string(replay_status_) +
+                " (the reason is in the server's log)"};
+  }
+  return {kInvalidImage, "the replay log has " + what + ", which no replay makes"};
+}
+
+Status Connection::restore_contents(const Json& client, const std::string& path) {
+  const File file(path, O_RDONLY);
+  if (file.fd < 0) return Status::from_errno(kFileNotFound, "opening " + path);
+  std::vector<Piece> pieces;
+  for (const Json& range : client["device"].items) {
+    pieces.push_back({range["addr"].u64(), range["offset"].u64(), range["bytes"].u64()});
+    if (!device_mirror.contains(pieces.back().addr, pieces.back().bytes, position_))
+      return {kInvalidImage, "the state has device memory that no object owns"};
+  }
+  return copy_pieces(pieces,
+                     [&](const Piece& p) -> Status {
+                       if (void* view = space_->host_view(p.addr, p.bytes))
+                         return read_all(file.fd, view, p.bytes, p.offset);
+                       std::vector<uint8_t> bounce(p.bytes);
+                       if (Status s = read_all(file.fd, bounce.data(), p.bytes, p.offset); !s.ok()) return s;
+                       return space_->write(p.addr, bounce.data(), p.bytes);
+                     })
+      .with("filling device memory from " + path);
+}
+
+}  // namespace devproxy::server

@@ -1,0 +1,136 @@
+"""The coordinator's end of a device-proxy server's control channel (docs/protocol.md)."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from devproxy.errors import DevproxyError
+
+_MAGIC = 0x41505044  # csrc/wire/attach.h: kAttachMagic
+_KIND_CONTROL = 3  # AttachKind::kControl
+_HELLO = struct.Struct("<II32sII")  # AttachRequest
+_MAX_ANSWER_BYTES = 1 << 28
+
+
+class ServerError(DevproxyError):
+    """The server answered that it could not. state is what its clients are in: "running" or "parked"."""
+
+    def __init__(self, what: str, state: str) -> None:
+        super().__init__(what, "")
+        self.state = state
+
+
+class ServerGone(DevproxyError):
+    """The server hung up, or nobody answers on its socket."""
+
+
+class ControlChannel:
+    """One open channel to the server of one GPU. Not for several threads at once.
+
+    A server that is parked goes on by itself when the channel that cut it is closed.
+    """
+
+    def __init__(self, job_dir: str, gpu: int, abi: bytes = b"", connect_s: float = 10.0) -> None:
+        """Connects to job_dir/gpu<gpu>.sock. abi: 32 bytes, for information. Raises ServerGone."""
+        self.gpu = gpu
+        self.path = f"{job_dir}/gpu{gpu}.sock"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            self._socket.settimeout(connect_s)
+            self._socket.connect(self.path)
+            self._socket.sendall(_HELLO.pack(_MAGIC, _KIND_CONTROL, abi.ljust(32, b"\0"), 0, 0))
+        except OSError as error:
+            self._socket.close()
+            raise ServerGone(
+                f"the server of GPU {gpu} cannot be reached at {self.path}: {error}",
+                "see the server's log in the job folder",
+            ) from None
+
+    def __enter__(self) -> ControlChannel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def request(self, op: str, timeout_s: float | None, **arguments: Any) -> dict[str, Any]:
+        """Sends one request and waits for its answer. Raises ServerError, ServerGone (also after timeout_s)."""
+        text = json.dumps({"op": op, **arguments}).encode()
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.sendall(struct.pack("<I", len(text)) + text)
+            (length,) = struct.unpack("<I", self._read(4))
+            if length > _MAX_ANSWER_BYTES:
+                raise OSError(f"an answer of {length} bytes")
+            answer = json.loads(self._read(length))
+        except (OSError, ValueError) as error:
+            raise ServerGone(
+                f"the server of GPU {self.gpu} did not answer '{op}': {error}",
+                "see the server's log in the job folder",
+            ) from None
+        if not isinstance(answer, dict) or not answer.get("ok"):
+            raise ServerError(str(answer.get("error")), str(answer.get("state", "running")))
+        return answer
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            part = self._socket.recv(min(count - len(data), 1 << 20))
+            if not part:
+                raise OSError("it hung up")
+            data += part
+        return bytes(data)
+
+    def can_dump(self) -> dict[str, Any]:
+        """Level, clients and what stands in the way. Changes nothing."""
+        return self.request("can_dump", 30)
+
+    def cut(self, wait_ms: int = 0, drain_ms: int = 10_000) -> dict[str, Any]:
+        """Parks all clients. wait_ms: how long to wait for least live bytes; -1: two periods of the job's rhythm.
+
+        drain_ms: patience without progress; then ServerError, and the job runs on.
+        """
+        # The server's own limits end the wait; this one is for a server that hangs.
+        limit_s = max(wait_ms, 30_000) / 1000 + 25 * drain_ms / 1000 + 30
+        return self.request("cut", limit_s, wait_ms=wait_ms, drain_ms=drain_ms)
+
+    def dump(self, folder: str) -> dict[str, Any]:
+        """Device memory and state into the folder. Parked."""
+        return self.request("dump", None, dir=folder)
+
+    def dump_shared(self, folder: str) -> dict[str, Any]:
+        """Segments and pinned windows into the same folder. Parked, and the job's processes frozen."""
+        return self.request("dump_shared", None, dir=folder)
+
+    def resume(self) -> None:
+        self.request("resume", 60)
+
+    def leave(self) -> None:
+        """Parked: the server exits; its successor or the image has the clients."""
+        self.request("leave", 60)
+
+    def steps(self) -> int:
+        """Optimizer steps counted by all clients so far."""
+        return int(self.request("steps", 30)["steps"])
+
+
+@contextmanager
+def parked(
+    channel: ControlChannel, wait_ms: int = 0, drain_ms: int = 10_000
+) -> Iterator[dict[str, Any]]:
+    """The block runs while all clients of the server stand still."""
+    facts = channel.cut(wait_ms, drain_ms)
+    try:
+        yield facts
+    finally:
+        channel.resume()

@@ -1,0 +1,554 @@
+"""Cuts, handovers and restores of real servers under real programs, without CRIU: the job's process lives on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devproxy.proxy.control_channel import ControlChannel, ServerError, ServerGone
+from tests.integration.test_programs import BUILD, LIB, build_kernels, build_program
+
+MEMORY_BYTES = 1 << 30
+
+
+class OneServer:
+    """A devproxy-server in a job folder, with its lease held here."""
+
+    def __init__(
+        self, folder: Path, *more: str, ledger: str = "ledger", env: dict[str, str] | None = None
+    ) -> None:
+        self.folder = folder
+        lease_read, self.lease = os.pipe()
+        ready_read, ready_write = os.pipe()
+        command = [
+            LIB / "devproxy-server",
+            "--job",
+            "cut",
+            "--job-dir",
+            folder,
+            "--gpu",
+            "0",
+            "--device",
+            "soft",
+        ]
+        command += [
+            "--gpu-memory",
+            str(MEMORY_BYTES),
+            "--ledger",
+            folder / ledger,
+            "--lease-fd",
+            str(lease_read),
+        ]
+        command += ["--ready-fd", str(ready_write), *more]
+        self.process = subprocess.Popen(
+            [str(c) for c in command], pass_fds=(lease_read, ready_write), env=os.environ | (env or {}),
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        os.close(lease_read)
+        os.close(ready_write)
+        with os.fdopen(ready_read) as ready:
+            self.ready = ready.read().strip()
+
+    def control(self) -> ControlChannel:
+        return ControlChannel(str(self.folder), 0)
+
+    def end(self) -> None:
+        if self.lease >= 0:
+            os.close(self.lease)
+        self.lease = -1
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self.process.stderr:
+            self.process.stderr.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="devproxy-test-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def servers(folder: Path) -> Iterator[list[OneServer]]:
+    """The servers of the test; the first one runs."""
+    first = OneServer(folder)
+    assert first.ready == "ready"
+    all_servers = [first]
+    yield all_servers
+    for server in all_servers:
+        server.end()
+
+
+def job(folder: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
+    env = os.environ | {
+        "DEVPROXY_JOB_DIR": str(folder),
+        "DEVPROXY_GPUS": "1",
+        "LD_LIBRARY_PATH": str(LIB),
+        "TEST_KERNELS": str(build_kernels(BUILD / "kernels.so")),
+    }
+    return subprocess.Popen(
+        [*build_program(name), *arguments], env=env, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def passed(process: subprocess.Popen[str], seconds: float = 90) -> str:
+    out, _ = process.communicate(timeout=seconds)
+    assert process.returncode == 0, out
+    assert out.splitlines()[-1].startswith("PASS "), out
+    return out
+
+
+def until_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+
+
+def staging(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.mkdir()
+    return path
+
+
+def move(servers: list[OneServer], number: int) -> None:
+    """The clients of the last server go on with a new one, which then is the last."""
+    old = servers[-1]
+    into = staging(old.folder, f"staging{number}")
+    with old.control() as control:
+        control.cut()
+        control.dump(str(into))
+        new = OneServer(old.folder, "--restore", str(into), ledger=f"ledger{number}")
+        servers.append(new)
+        assert new.ready == "ready", new.ready
+        with new.control() as control_new:
+            assert control_new.can_dump()["clients"]
+            control.leave()
+            assert old.process.wait(10) == 0
+            control_new.resume()
+    shutil.rmtree(into)
+
+
+STRESS = [
+    "threads", "host_function", "ordering", "pinned", "streams", "events", "copies", "launch", "module", "memset",
+    "pool", "pointers", "errors",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRESS)
+def test_cut_and_resume_at_random_times(name: str, servers: list[OneServer]) -> None:
+    dice = random.Random(name)
+    cuts = 0
+    with servers[0].control() as control:
+        for _ in range(6):
+            process = job(servers[0].folder, name)
+            while process.poll() is None:
+                control.cut(wait_ms=dice.choice([0, 0, 0, 5]))
+                cuts += 1
+                time.sleep(dice.choice([0, 0.001, 0.01]))
+                control.resume()
+                time.sleep(dice.random() * 0.005)
+            passed(process)
+    assert cuts >= 6
+
+
+def test_chain_under_cuts_and_dumps(servers: list[OneServer]) -> None:
+    process = job(servers[0].folder, "cut", "chain", "3")
+    into = staging(servers[0].folder, "staging")
+    dumps = 0
+    with servers[0].control() as control:
+        while process.poll() is None:
+            control.cut()
+            answer = control.dump(str(into))
+            control.dump_shared(str(into))
+            dumps += answer["device_bytes"] > 0
+            control.resume()
+            time.sleep(0.01)
+    passed(process)
+    assert dumps >= 10
+
+
+@pytest.mark.parametrize("name", ["threads", "host_function", "ordering", "pinned", "cut"])
+def test_handover_in_the_middle(name: str, servers: list[OneServer]) -> None:
+    process = job(servers[0].folder, name, *(["chain", "4"] if name == "cut" else []))
+    moves = 0
+    deadline = time.monotonic() + 20
+    while process.poll() is None and time.monotonic() < deadline:
+        with servers[-1].control() as control:
+            there = bool(control.can_dump()["clients"])
+        if not there:
+            time.sleep(0.002)
+            continue
+        if process.poll() is None:
+            try:
+                move(servers, moves + 1)
+            except AssertionError:
+                if process.poll() is None:
+                    raise
+                break  # the program ended in the middle of the move
+            moves += 1
+            time.sleep(0.05)
+    passed(process)
+    assert moves >= (3 if name == "cut" else 1)
+
+
+@pytest.mark.parametrize("case", ["state", "fault"])
+def test_everything_observable_moves(case: str, servers: list[OneServer]) -> None:
+    process = job(servers[0].folder, "cut", case)
+    until_ready(process)
+    for number in range(1, 4):
+        move(servers, number)
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    passed(process)
+
+
+def test_killed_server_comes_back_from_its_dump(servers: list[OneServer]) -> None:
+    """The client is stopped meanwhile, as CRIU would have it: no server holds its link for a moment."""
+    folder = servers[0].folder
+    process = job(folder, "cut", "state")
+    until_ready(process)
+    into = staging(folder, "staging")
+    with servers[0].control() as control:
+        control.cut()
+        process.send_signal(signal.SIGSTOP)
+        control.dump(str(into))
+        control.dump_shared(str(into))
+        servers[0].process.kill()
+        servers[0].process.wait()
+    servers.append(OneServer(folder, "--restore", str(into)))
+    # The writer is still there, so the client is taken for living.
+    assert servers[-1].ready == "ready", servers[-1].ready
+    with servers[-1].control() as control:
+        control.resume()
+    process.send_signal(signal.SIGCONT)
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    passed(process)
+
+
+def normal(state: dict[str, object]) -> dict[str, object]:
+    """A state without what the clock changes."""
+    state = json.loads(json.dumps(state))
+    state.pop("uptime_us")
+    for client in state["clients"]:
+        now = client.pop("event_clock_ns")
+        # The same distance to the clock: only the time between reading both is lost.
+        client["events"] = [[handle, round((now - t) / 1e9)] for handle, t in client["events"]]
+        client["counters"].pop("busy_us")
+    return state
+
+
+def test_restore_from_an_image_is_the_same_state(servers: list[OneServer]) -> None:
+    """dump -> restore into an empty folder -> dump: the same bytes."""
+    folder = servers[0].folder
+    process = job(folder, "cut", "state")
+    until_ready(process)
+    first, second = staging(folder, "first"), staging(folder, "second")
+    with servers[0].control() as control:
+        control.cut()
+        process.send_signal(signal.SIGSTOP)
+        control.dump(str(first))
+        shared = control.dump_shared(str(first))
+        assert shared["shared_bytes"] > 1 << 20
+        elsewhere = staging(folder, "elsewhere")
+        elsewhere.chmod(0o700)
+        other = OneServer(
+            elsewhere, "--restore", str(first), "--restore-shared", "--physical-gpu", "3"
+        )
+        servers.append(other)
+        assert other.ready == "ready", other.ready
+        with other.control() as control_other:
+            control_other.dump(str(second))
+            control_other.dump_shared(str(second))
+    names = sorted(p.name for p in first.iterdir())
+    assert names == sorted(p.name for p in second.iterdir())
+    assert len(names) == 5
+    for name in names:
+        a, b = (first / name).read_bytes(), (second / name).read_bytes()
+        if name.endswith("state.json"):
+            assert normal(json.loads(a)) == normal(json.loads(b))
+        elif not name.endswith("shared.json"):
+            assert a == b, name
+    process.kill()
+    process.wait()
+
+
+def test_restore_is_refused_where_memory_is_short(servers: list[OneServer]) -> None:
+    folder = servers[0].folder
+    process = job(folder, "cut", "state")
+    until_ready(process)
+    into = staging(folder, "staging")
+    with servers[0].control() as control:
+        control.cut()
+        control.dump(str(into))
+        refused = OneServer(
+            folder, "--restore", str(into), "--gpu-memory", "4096", ledger="ledger2"
+        )
+        servers.append(refused)
+        assert refused.process.wait(10) == 2
+        assert "bytes free, the client needs" in refused.ready
+        control.resume()  # the job does not notice
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    passed(process)
+
+
+def test_a_callback_that_needs_a_lock_of_a_waiting_thread(servers: list[OneServer]) -> None:
+    process = job(servers[0].folder, "cut", "lock", "3")
+    cuts = 0
+    with servers[0].control() as control:
+        while process.poll() is None:
+            control.cut()
+            clients = control.can_dump()["clients"]
+            assert all(c["host_functions"] == 0 for c in clients)
+            control.resume()
+            cuts += 1
+            time.sleep(0.003)
+    passed(process)
+    assert cuts >= 10
+
+
+def test_a_killed_parked_server_is_noticed(servers: list[OneServer]) -> None:
+    process = job(servers[0].folder, "cut", "lost")
+    until_ready(process)
+    assert process.stdin is not None
+    with servers[0].control() as control:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        time.sleep(0.05)
+        control.cut()
+        time.sleep(0.2)
+        killed = time.monotonic()
+        servers[0].process.kill()
+    passed(process)
+    assert time.monotonic() - killed < 5
+
+
+def test_a_coordinator_that_hangs_up_leaves_the_job_running(servers: list[OneServer]) -> None:
+    process = job(servers[0].folder, "cut", "chain", "1")
+    time.sleep(0.3)
+    with servers[0].control() as control:
+        control.cut()
+    passed(process, 20)
+
+
+def test_clients_attach_and_leave_during_a_cut(servers: list[OneServer]) -> None:
+    with servers[0].control() as control:
+        control.cut()
+        process = job(servers[0].folder, "cut", "chain", "1")
+        deadline = time.monotonic() + 10
+        while not control.can_dump()["clients"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert process.poll() is None
+        into = staging(servers[0].folder, "staging")
+        control.dump(str(into))
+        second = job(servers[0].folder, "cut", "lost")
+        while len(control.can_dump()["clients"]) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(ServerError, match="attached after the dump") as error:
+            control.leave()
+        assert error.value.state == "parked"
+        control.dump_shared(str(into))  # takes the late one in
+        state = json.loads((into / "gpu0.state.json").read_text())
+        assert [c["number"] for c in state["clients"]] == [1, 2]
+        second.kill()
+        second.wait()
+        while len(control.can_dump()["clients"]) > 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        control.dump_shared(str(into))
+        state = json.loads((into / "gpu0.state.json").read_text())
+        assert [c["number"] for c in state["clients"]] == [1]
+        control.resume()
+    passed(process)
+
+
+def test_a_cut_that_cannot_be_is_given_up(servers: list[OneServer]) -> None:
+    process = job(servers[0].folder, "cut", "busy")  # a kernel of 2 s
+    until_ready(process)
+    with servers[0].control() as control:
+        with pytest.raises(ServerError, match="does not end") as error:
+            control.cut(drain_ms=100)
+        assert error.value.state == "running"
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        passed(process)
+        control.cut()
+        control.resume()
+
+
+POINTS = {
+    "server_cut_parked": "cut",
+    "server_dump_start": "dump",
+    "server_dump_mid": "dump",
+    "server_dump_end": "dump",
+    "server_shared_mid": "dump_shared",
+    "server_resume": "resume",
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_fault_points_of_the_dump(point: str, folder: Path) -> None:
+    """With "error" the verb says so and the job runs on; with "abort" the server is gone."""
+    into = staging(folder, "staging")
+    server = OneServer(folder, env={"DEVPROXY_FAULT": f"{point}:1:error"})
+    try:
+        process = job(folder, "cut", "chain", "1")
+        with server.control() as control:
+            while not control.can_dump()["clients"]:
+                time.sleep(0.01)
+            time.sleep(0.1)
+            with pytest.raises(ServerError, match=f"fault point {point}"):
+                control.cut()
+                control.dump(str(into))
+                control.dump_shared(str(into))
+                control.resume()
+        passed(process, 30)
+    finally:
+        server.end()
+    server = OneServer(folder, env={"DEVPROXY_FAULT": f"{point}:1:abort"})
+    try:
+        process = job(folder, "cut", "lost")
+        until_ready(process)
+        with server.control() as control, pytest.raises(ServerGone):
+            control.cut()
+            control.dump(str(into))
+            control.dump_shared(str(into))
+            control.resume()
+        assert server.process.wait(5) == -signal.SIGKILL
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        passed(process, 20)
+    finally:
+        server.end()
+
+
+@pytest.mark.parametrize("mode", ["error", "abort"])
+@pytest.mark.parametrize(
+    "point", ["server_restore_start", "server_restore_mid", "server_restore_end"]
+)
+def test_fault_points_of_the_restore(point: str, mode: str, servers: list[OneServer]) -> None:
+    """The successor fails, the predecessor goes on: nobody notices."""
+    folder = servers[0].folder
+    process = job(folder, "cut", "chain", "1")
+    into = staging(folder, "staging")
+    with servers[0].control() as control:
+        while not control.can_dump()["clients"]:
+            time.sleep(0.01)
+        control.cut()
+        control.dump(str(into))
+        env = {"DEVPROXY_FAULT": f"{point}:1:{mode}"}
+        failed = OneServer(folder, "--restore", str(into), ledger="ledger2", env=env)
+        servers.append(failed)
+        assert failed.process.wait(10) == (2 if mode == "error" else -signal.SIGKILL)
+        assert failed.ready != "ready"
+        control.resume()
+    passed(process)
+
+
+def test_a_successor_that_is_not_wanted_goes_in_silence(servers: list[OneServer]) -> None:
+    """Restored, listening, then ended: the predecessor takes its name back and goes on."""
+    folder = servers[0].folder
+    process = job(folder, "cut", "chain", "2")
+    into = staging(folder, "staging")
+    with servers[0].control() as control:
+        while not control.can_dump()["clients"]:
+            time.sleep(0.01)
+        control.cut()
+        control.dump(str(into))
+        successor = OneServer(folder, "--restore", str(into), ledger="ledger2")
+        servers.append(successor)
+        assert successor.ready == "ready"
+        successor.process.terminate()
+        assert successor.process.wait(10) == 0
+        control.resume()
+    with servers[0].control() as control:  # by the name
+        assert control.can_dump()["clients"]
+    passed(process)
+
+
+def test_steps_are_counted(servers: list[OneServer]) -> None:
+    """devproxy_step() of libcuda.so.1, from a job's process, before and after it has a device."""
+    script = (
+        "import ctypes, sys\n"
+        "cu = ctypes.CDLL('libcuda.so.1')\n"
+        "print(cu.devproxy_step())\n"
+        "n = ctypes.c_size_t(); m = ctypes.c_size_t(); c = ctypes.c_void_p()\n"
+        "assert cu.cuInit(0) == 0 and cu.devproxy_step() == 0\n"
+        "assert cu.cuDevicePrimaryCtxRetain(ctypes.byref(c), 0) == 0 and cu.cuCtxSetCurrent(c) == 0\n"
+        "assert cu.cuMemGetInfo_v2(ctypes.byref(n), ctypes.byref(m)) == 0\n"
+        "print(sum(cu.devproxy_step() for _ in range(5)), flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    env = os.environ | {
+        "DEVPROXY_JOB_DIR": str(servers[0].folder),
+        "DEVPROXY_GPUS": "1",
+        "LD_LIBRARY_PATH": str(LIB),
+    }
+    process = subprocess.Popen(
+        ["python3", "-c", script], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == "0\n"
+    assert process.stdout.readline() == "5\n"
+    with servers[0].control() as control:
+        assert control.steps() == 5
+        process.communicate("\n")
+        deadline = time.monotonic() + 5
+        while control.can_dump()["clients"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert control.steps() == 5  # a client that has gone still counts
+
+
+def test_a_dump_runs_at_memory_speed(servers: list[OneServer]) -> None:
+    """Prints the rate; fails only where something is badly wrong."""
+    folder = servers[0].folder
+    script = (
+        "import ctypes, sys\n"
+        "cu = ctypes.CDLL('libcuda.so.1'); c = ctypes.c_void_p(); p = ctypes.c_uint64()\n"
+        "assert cu.cuInit(0) == 0\n"
+        "assert cu.cuDevicePrimaryCtxRetain(ctypes.byref(c), 0) == 0 and cu.cuCtxSetCurrent(c) == 0\n"
+        "assert cu.cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(768 << 20)) == 0\n"
+        "assert cu.cuMemsetD32_v2(p, 7, ctypes.c_size_t(192 << 20)) == 0\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+    )
+    env = os.environ | {
+        "DEVPROXY_JOB_DIR": str(folder),
+        "DEVPROXY_GPUS": "1",
+        "LD_LIBRARY_PATH": str(LIB),
+    }
+    process = subprocess.Popen(
+        ["python3", "-c", script], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    until_ready(process)
+    into = staging(folder, "staging")
+    with servers[0].control() as control:
+        control.cut()
+        answer = control.dump(str(into))
+        control.resume()
+    assert answer["device_bytes"] >= 768 << 20
+    print(
+        f"dump: {answer['device_bytes'] / 2**30 / answer['seconds']:.2f} GiB/s, {answer['seconds']:.3f} s"
+    )
+    assert answer["seconds"] < 5
+    process.communicate("\n")
