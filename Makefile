@@ -20,10 +20,15 @@ build/.system: scripts/install_system.sh
 
 setup: .venv/.ready  ## system packages and .venv
 
-gen: setup  ## everything that is generated, into build/gen
+gen: setup  ## everything that is generated: build/gen, devproxy/control/_pb
 	$(PY) -m codegen --out build/gen
+	scripts/gen_proto.sh $(PY)
 
-build: setup  ## client libraries, server and the torch plugin, into build/lib
+criu: build/.system  ## CRIU with pycriu, into build/criu
+	@scripts/install_criu.sh
+
+build: setup  ## client libraries, server and the torch plugin, into build/lib; CRIU for checkpoints
+	@scripts/install_criu.sh || echo "build: going on without CRIU: jobs run, checkpoints are refused (make criu)"
 	@PYTHON=$(PY) scripts/build.sh
 	@$(VENV)/devproxy build-torch
 
@@ -39,8 +44,8 @@ check: build  ## format, lint, types, layers, generated files, unit tests
 test: build  ## all tests
 	scripts/test.sh
 
-demo: build  ## an unmodified PyTorch job on a software GPU
-	$(VENV)/devproxy-run --summary -- $(PY) examples/train_gpt.py
+demo: build  ## an unmodified PyTorch job: trained, killed with -9 in the middle, restored, compared
+	$(PY) scripts/demo.py
 
 # The ordinary CUDA wheel (several GB) over the software GPU, in an environment of its own; outside CI.
 test-cuda-wheel: build  ## the torch tests with the CUDA wheel instead of the CPU wheel
@@ -68,4 +73,4 @@ lint: setup  ## the linters alone
 clean:  ## removes build/, keeps .venv
 	rm -rf build dist *.egg-info
 
-.PHONY: help setup gen build check test test-cuda-wheel demo bench soak fmt lint clean
+.PHONY: help setup gen criu build check test test-cuda-wheel demo bench soak fmt lint clean

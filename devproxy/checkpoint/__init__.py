@@ -1,0 +1,1 @@
+"""Checkpoint and restore: the host state, the device state, the files of a job, and the store of images."""

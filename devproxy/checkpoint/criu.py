@@ -1,0 +1,426 @@
+"""CRIU, driven over its RPC (`criu swrk`): dumps and restores the job's process tree.
+
+What CRIU is told, and why (version 4.2.1, images/rpc.proto and criu/cr-service.c):
+- All mounts of the job's namespace but /proc, devpts and the job folder are the host's: `mnt[]` binds them from the
+  host again. The job folder's mount has the key `jobdir`, so that a restore may bind another folder there.
+- The tree is a session of its own below devproxy-init (no shell_job); it is no cgroup's owner (cgroups are left alone).
+- The network is not locked: between dump and restore on one host nobody answers for the job, and locking needs iptables.
+- post-dump comes while the tasks are still frozen and all images are written (cr_dump_finish: the tasks are let go
+  after the notification was answered); answering "no" to it lets the tree go on and the dump fail.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from devproxy.errors import DevproxyError, Refused
+
+OLDEST = (4, 2)
+JOB_DIR_KEY = "jobdir"
+_LOG_LEVEL = 4  # CRIU's "debug": the steps, without every page
+_GHOST_LIMIT_BYTES = 1 << 30  # largest deleted file that is open and goes into an image
+_TIMEOUT_S = 600  # for freezing a tree; CRIU's own 10 s is short for a loaded machine
+_REPLY_BYTES = 1 << 16
+_LEAVE_S = 30  # for `criu swrk` to end after its answer
+_HARMLESS = ("RLIMIT_NOFILE",)
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class CriuError(DevproxyError):
+    """CRIU could not do it. line: the first real error line of its log."""
+
+    def __init__(self, stage: str, line: str, log: str) -> None:
+        self.stage = stage
+        self.line = line
+        self.log = log
+        state = "what runs of it goes on" if stage == "dump" else "nothing of it runs"
+        super().__init__(
+            f"CRIU cannot {stage} the job's processes: {line}", f"{state}; CRIU's log is {log}"
+        )
+
+
+@dataclass(frozen=True)
+class DumpFacts:
+    """frozen_s: how long no task of the tree ran (includes on_frozen). dump_s: the whole call."""
+
+    frozen_s: float
+    dump_s: float
+
+
+@dataclass(frozen=True)
+class Criu:
+    """One CRIU: the program, the folder that holds the package pycriu, and the version."""
+
+    program: str
+    pycriu_dir: str
+    version: tuple[int, ...]
+
+    def dump(
+        self,
+        root_pid: int,
+        images_dir: str,
+        *,
+        mount_at: str,
+        on_frozen: Callable[[], None],
+        leave_running: bool,
+        tcp: str = "close",
+        work_log: str = "",
+        timeout_s: int = _TIMEOUT_S,
+    ) -> DumpFacts:
+        """Writes the images of the tree below root_pid (devproxy-init) into images_dir, which must be there.
+
+        mount_at: where the tree sees its job folder. on_frozen is called when all images are written and no task runs;
+        what it raises is raised here, after the tree has been let go on. leave_running False: the tree is killed.
+        tcp: "established" keeps connections (of the tree with itself), "close" gives the tree closed ones.
+        work_log: CRIU's log, made anew. Raises CriuError; then the tree goes on.
+        """
+        started = time.monotonic()
+        log = os.path.abspath(work_log or os.path.join(images_dir, "dump.log"))
+        fields = self._common(tcp, log) | {
+            "pid": root_pid,
+            "leave_running": leave_running,
+            "timeout": timeout_s,
+            "external": ["mnt[]", f"mnt[{mount_at}]:{JOB_DIR_KEY}"],
+        }
+
+        def notified(script: str) -> None:
+            if script == "post-dump":
+                on_frozen()
+
+        with _Worker(self, "dump", images_dir, fields) as worker:
+            worker.ask(notified)
+        return DumpFacts(_frozen_s(os.path.dirname(log)), time.monotonic() - started)
+
+    def restore(
+        self,
+        images_dir: str,
+        *,
+        job_dir: str,
+        mount_at: str,
+        inherit_fds: dict[str, int] | None = None,
+        tcp: str = "close",
+        log: str = "",
+    ) -> int:
+        """Restores a tree; returns the process id of its root, which is a child of the calling process.
+
+        job_dir: the folder to bind at mount_at, where the tree has always seen its job folder; it must hold every FIFO and every mapped file
+        that the tree has open. A FIFO's reader must be there already: a restored task that writes into one without a
+        reader gets SIGPIPE. inherit_fds: {"pipe:[inode]": descriptor to use instead}.
+        Raises CriuError; then nothing of the tree is left.
+        """
+        os.makedirs(mount_at, mode=0o700, exist_ok=True)
+        fds = inherit_fds or {}
+        fields = self._common(tcp, log or os.path.join(images_dir, "restore.log")) | {
+            # criu.proto: rst_sibling makes the root a child of whoever started `swrk`, not of swrk.
+            "rst_sibling": True,
+            "root": "/",
+            "external": ["mnt[]", f"mnt[{JOB_DIR_KEY}]:{job_dir}"],
+        }
+        made: list[int] = []
+
+        def notified(script: str, pid: int = 0) -> None:
+            if pid:
+                made[:] = [pid]
+
+        with _Worker(self, "restore", images_dir, fields, fds) as worker:
+            try:
+                answer = worker.ask(notified)
+            except BaseException:
+                _bury(made)
+                raise
+            return int(answer.restore.pid)
+
+    def check(self) -> str:
+        """What `criu check` complains of, or nothing."""
+        try:
+            done = subprocess.run(
+                [self.program, "check"], capture_output=True, text=True, timeout=30,
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as error:
+            return str(error)
+        if done.returncode == 0:
+            return ""
+        return first_error(done.stderr) or f"criu check ended with {done.returncode}"
+
+    def _common(self, tcp: str, log: str) -> dict[str, Any]:
+        return {
+            "log_level": _LOG_LEVEL,
+            "log_file": log,
+            "notify_scripts": True,
+            "file_locks": True,
+            "link_remap": True,
+            "ghost_limit": _GHOST_LIMIT_BYTES,
+            "manage_cgroups_mode": self._rpc.IGNORE,
+            "network_lock": self._rpc.SKIP,
+            "tcp_established": tcp == "established",
+            "tcp_close": tcp == "close",
+        }
+
+    @cached_property
+    def _rpc(self) -> Any:
+        """The generated messages. Only this module of pycriu: the package itself imports all image formats."""
+        import importlib.util
+
+        name = "devproxy_criu_rpc_pb2"
+        if name not in sys.modules:
+            path = os.path.join(self.pycriu_dir, "pycriu", "rpc_pb2.py")
+            spec = importlib.util.spec_from_file_location(name, path)
+            if spec is None or spec.loader is None:
+                raise Refused(f"{path} cannot be imported", "run scripts/install_criu.sh")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            sys.modules[name] = module
+        return sys.modules[name]
+
+
+class _Worker:
+    """One `criu swrk`: one request, the notifications in between, one answer."""
+
+    def __init__(
+        self,
+        criu: Criu,
+        stage: str,
+        images_dir: str,
+        fields: dict[str, Any],
+        inherit: dict[str, int] | None = None,
+    ) -> None:
+        self._criu, self._stage = criu, stage
+        self._log = fields["log_file"]
+        self._rpc = criu._rpc
+        self._fields = fields
+        self._images_dir = images_dir
+        self._inherit = dict(inherit or {})
+
+    def __enter__(self) -> _Worker:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._open: list[int] = []
+        try:
+            self._images = self._keep(os.open(self._images_dir, os.O_RDONLY | os.O_DIRECTORY))
+            folder, self._log_name = os.path.split(os.path.abspath(self._log))
+            self._work = self._keep(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+            # Above 2, where the worker has streams of its own.
+            for key, fd in self._inherit.items():
+                self._inherit[key] = self._keep(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10))
+            with suppress(FileNotFoundError):
+                os.unlink(self._log)
+            self._pid = self._spawn([theirs.fileno(), *self._open])
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            theirs.close()
+        return self
+
+    def _keep(self, fd: int) -> int:
+        self._open.append(fd)
+        return fd
+
+    def _spawn(self, fds: list[int]) -> int:
+        """Not subprocess: our caller blocks signals (SIGCHLD among them), and CRIU needs to get them."""
+        null = [(os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_RDWR, 0) for n in range(3)]
+        # posix_spawn_file_actions_adddup2(3): onto itself means that it stays open over the exec.
+        stay = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds]
+        # A session of its own: a Ctrl-C at our terminal must not end it in the middle.
+        return os.posix_spawn(
+            self._criu.program, [self._criu.program, "swrk", str(fds[0])], dict(os.environ),
+            file_actions=[*null, *stay], setsigmask=[], setsigdef=[signal.SIGCHLD, signal.SIGPIPE],
+            setsid=True,
+        )  # fmt: skip
+
+    def __exit__(self, *_: object) -> None:
+        self._ours.close()
+        end = time.monotonic() + _LEAVE_S
+        while not self._gone():
+            if time.monotonic() > end:
+                os.kill(self._pid, signal.SIGKILL)
+                end = float("inf")
+            time.sleep(0.001)
+        self._close()
+
+    def _gone(self) -> bool:
+        try:
+            return os.waitpid(self._pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            return True  # our caller reaps all children
+
+    def _close(self) -> None:
+        self._ours.close()
+        for fd in self._open:
+            os.close(fd)
+
+    def ask(self, notified: Callable[..., None]) -> Any:
+        request = self._rpc.criu_req()
+        request.type = self._rpc.DUMP if self._stage == "dump" else self._rpc.RESTORE
+        options = request.opts
+        options.images_dir_fd = self._images
+        options.work_dir_fd = self._work
+        for name, value in (self._fields | {"log_file": self._log_name}).items():
+            if isinstance(value, list):
+                getattr(options, name).extend(value)
+            else:
+                setattr(options, name, value)
+        for key, fd in self._inherit.items():
+            options.inherit_fd.add(key=key, fd=fd)
+        self._send(request)
+        raised: BaseException | None = None
+        while True:
+            answer = self._receive()
+            if answer.type != self._rpc.NOTIFY:
+                break
+            reply = self._rpc.criu_req(type=self._rpc.NOTIFY, notify_success=True)
+            if raised is None:
+                try:
+                    if answer.notify.HasField("pid"):
+                        notified(answer.notify.script, answer.notify.pid)
+                    else:
+                        notified(answer.notify.script)
+                except BaseException as error:
+                    raised = error
+            reply.notify_success = raised is None
+            self._send(reply)
+        if raised is not None:
+            raise raised
+        if not answer.success:
+            raise self._failure(answer.cr_errmsg or os.strerror(answer.cr_errno or 0))
+        return answer
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._ours.send(message.SerializeToString())
+        except OSError as error:
+            raise self._failure(f"criu swrk is gone: {error.strerror}") from None
+
+    def _receive(self) -> Any:
+        data = self._ours.recv(_REPLY_BYTES)
+        if not data:
+            raise self._failure("criu swrk ended before it had answered")
+        return self._rpc.criu_resp.FromString(data)
+
+    def _failure(self, otherwise: str) -> CriuError:
+        try:
+            text = Path(self._log).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            text = ""
+        return CriuError(self._stage, first_error(text) or otherwise, self._log)
+
+
+def first_error(log: str) -> str:
+    """The first error line of a log that says why: "(00.1)  Error (criu/x.c:1): text" gives "text"."""
+    for line in log.splitlines():
+        _, found, text = line.partition("Error (")
+        if found and not any(word in line for word in _HARMLESS):
+            return text.partition("): ")[2].strip() or text.strip()
+    return ""
+
+
+def _bury(pids: list[int]) -> None:
+    """A restore that failed: CRIU has killed the tree; its root may be ours to reap."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def _frozen_s(folder: str) -> float:
+    """From stats-dump, which CRIU leaves in its work folder: two magic words, a size, and one stats_entry, whose
+    field 1 is the dump's entry, whose field 2 is frozen_time in us (images/stats.proto)."""
+    try:
+        with open(os.path.join(folder, "stats-dump"), "rb") as file:
+            data = file.read()
+    except OSError:
+        return 0.0
+    dump = _fields(data[12:]).get(1)
+    frozen_us = _fields(dump).get(2, 0) if isinstance(dump, bytes) else 0
+    return frozen_us / 1e6 if isinstance(frozen_us, int) else 0.0
+
+
+def _fields(data: bytes) -> dict[int, int | bytes]:
+    """A protobuf message, one level: field number -> number, or bytes. Enough for stats-dump."""
+
+    def number(at: int) -> tuple[int, int]:
+        value = shift = 0
+        while True:
+            byte = data[at]
+            value |= (byte & 127) << shift
+            at, shift = at + 1, shift + 7
+            if byte < 128:
+                return value, at
+
+    found: dict[int, int | bytes] = {}
+    at = 0
+    with suppress(IndexError):
+        while at < len(data):
+            key, at = number(at)
+            if key & 7 == 0:
+                found[key >> 3], at = number(at)
+            elif key & 7 == 2:
+                size, at = number(at)
+                found[key >> 3] = data[at : at + size]
+                at += size
+            else:
+                break
+    return found
+
+
+def _version(program: str) -> tuple[int, ...]:
+    try:
+        done = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=20,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    match = re.search(r"Version:\s*(\d+(?:\.\d+)*)", done.stdout)
+    return tuple(int(part) for part in match[1].split(".")) if match else ()
+
+
+def _candidates() -> Iterator[tuple[str, list[str]]]:
+    """(program, folders that may hold pycriu), best first."""
+    system = ["/usr/lib/python3/dist-packages", *sys.path]
+    named = os.environ.get("DEVPROXY_CRIU")
+    if named:
+        beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(named))), "lib")
+        yield named, [beside, *system]
+        return
+    built = _ROOT / "build" / "criu"
+    yield str(built / "sbin" / "criu"), [str(built / "lib")]
+    path = shutil.which("criu") or shutil.which("criu", path="/usr/sbin:/usr/local/sbin")
+    if path:
+        yield path, [*system, str(built / "lib")]
+
+
+def find() -> Criu:
+    """$DEVPROXY_CRIU, else the one in build/criu, else the one in PATH. Raises Refused."""
+    found = "none is here"
+    for program, folders in _candidates():
+        version = _version(program)
+        if not version:
+            continue
+        text = ".".join(map(str, version))
+        if version < OLDEST:
+            found = f"{program} is {text}"
+            continue
+        for folder in folders:
+            if os.path.exists(os.path.join(folder, "pycriu", "rpc_pb2.py")):
+                return Criu(program, folder, version)
+        found = f"{program} ({text}) has no pycriu"
+    raise Refused(
+        f"CRIU {'.'.join(map(str, OLDEST))} or later is needed, and {found}",
+        "run scripts/install_criu.sh (make criu)",
+    )

@@ -1,0 +1,34 @@
+"""What a test may need of the machine. A missing feature fails the test, unless the environment says that it is known."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from devproxy.checkpoint import criu
+from devproxy.cli import doctor
+from devproxy.errors import Refused
+
+MAY_BE_MISSING = "DEVPROXY_TEST_WITHOUT"  # names of features, separated by commas
+
+
+def _missing(feature: str, why: str) -> None:
+    if feature in os.environ.get(MAY_BE_MISSING, "").split(","):
+        pytest.skip(f"{feature}: {why}")
+    pytest.fail(f"{feature}: {why} (or set {MAY_BE_MISSING}={feature})", pytrace=False)
+
+
+def require_namespaces() -> None:
+    finding = doctor.namespaces()
+    if not finding.ok:
+        _missing("namespaces", f"{finding.found}; {finding.remedy}")
+
+
+def require_criu() -> criu.Criu:
+    require_namespaces()
+    try:
+        return criu.find()
+    except Refused as error:
+        _missing("criu", str(error))
+        raise
