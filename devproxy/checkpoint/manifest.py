@@ -1,0 +1,119 @@
+"""The manifest of an image: what makes it an image, and so written last.
+
+Three lines that are one JSON text, so that any tool can read it and no reader has to guess where it ends:
+
+    {"authentication":"HMAC-SHA256 of format and line 2","body_bytes":N,"checksum":"BLAKE3 of line 2","format":1,"body":
+    {...}
+    }
+
+The body is canonical JSON: sorted keys, no spaces, UTF-8. References to chunks stand under keys named "chunks", as lists
+of [hash, raw bytes]; that rule is all that the store knows of the rest of the body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from devproxy.checkpoint.chunker import ChunkRef, digest
+from devproxy.checkpoint.errors import (
+    TruncatedManifest,
+    UnknownFormat,
+    WrongAuthentication,
+    WrongChecksum,
+)
+
+FORMAT = 1
+READABLE = (1,)
+_HEAD_LIMIT = 512
+
+
+def canonical(body: object) -> bytes:
+    text = json.dumps(
+        body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return text.encode()
+
+
+def _authentication(key: bytes, version: int, body: bytes) -> str:
+    return hmac.new(key, b"devproxy image %d\n" % version + body, hashlib.sha256).hexdigest()
+
+
+def encode(body: dict[str, Any], key: bytes) -> bytes:
+    data = canonical(body)
+    line = _head(FORMAT, len(data), digest(data).hex(), _authentication(key, FORMAT, data))
+    return line + b"\n" + data + b"\n}\n"
+
+
+def _head(version: int, body_bytes: int, checksum: str, authentication: str) -> bytes:
+    head = {
+        "format": version,
+        "body_bytes": body_bytes,
+        "checksum": checksum,
+        "authentication": authentication,
+    }
+    return canonical(head)[:-1] + b',"body":'
+
+
+def decode(image_id: str, data: bytes, key: bytes | None, key_file: str = "") -> dict[str, Any]:
+    """The body. key None: not authenticated (gc only asks what is referenced).
+
+    Raises TruncatedManifest, UnknownFormat, WrongChecksum or WrongAuthentication, found in that order.
+    """
+    line, newline, rest = data.partition(b"\n")
+    if not newline:
+        if len(data) > _HEAD_LIMIT:
+            raise WrongChecksum(image_id, "its first line is none of ours")
+        raise TruncatedManifest(image_id, len(data), None)
+    try:
+        head = json.loads(line + b"null}")
+        version = head["format"]
+    except (ValueError, KeyError, TypeError):
+        raise WrongChecksum(image_id, "its first line cannot be read") from None
+    if type(version) is not int or version not in READABLE:
+        raise UnknownFormat(image_id, version)
+    try:
+        size, checksum, signature = (
+            int(head["body_bytes"]),
+            str(head["checksum"]),
+            str(head["authentication"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise WrongChecksum(image_id, "its first line cannot be read") from None
+    if line != _head(version, size, checksum, signature):
+        raise WrongChecksum(image_id, "its first line is not as it was written")
+    want = len(line) + 1 + size + len(b"\n}\n")
+    if len(data) < want:
+        raise TruncatedManifest(image_id, len(data), want)
+    body = rest[:size]
+    if size < 0 or rest[size:] != b"\n}\n" or digest(body).hex() != checksum:
+        raise WrongChecksum(image_id)
+    if key is not None:
+        mine = _authentication(key, version, body).encode()
+        if not hmac.compare_digest(mine, signature.encode(errors="replace")):
+            raise WrongAuthentication(image_id, key_file)
+    try:
+        value = json.loads(body)
+    except ValueError:
+        raise WrongChecksum(image_id, "its body is not JSON") from None
+    if not isinstance(value, dict):
+        raise WrongChecksum(image_id, "its body is not an object")
+    return value
+
+
+def chunk_lists(value: object, path: str = "") -> Iterator[tuple[str, list[ChunkRef]]]:
+    """(label, references) of every list of chunks in a body. The label is what a user knows the object by."""
+    if isinstance(value, dict):
+        name = value.get("path") or value.get("name")
+        label = f"{path}:{name}" if isinstance(name, str) else path
+        for key, item in value.items():
+            if key == "chunks" and isinstance(item, list):
+                yield label or "the image", [(str(ref[0]), int(ref[1])) for ref in item]
+            else:
+                yield from chunk_lists(item, f"{label}.{key}" if label else str(key))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from chunk_lists(item, f"{path}[{number}]")

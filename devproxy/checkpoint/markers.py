@@ -1,0 +1,183 @@
+"""Markers of running uploads and of a running gc. gc.py says how they keep the two apart.
+
+uploads/<id>.json   who writes, since when, last heartbeat     written before the list of packs is read
+uploads/<id>.pins   the packs that the upload may rely on      written once, after the list was read
+gc/<id>.json        the packs that a gc is about to remove
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from devproxy.checkpoint.backend import Backend
+from devproxy.checkpoint.errors import StoreError
+
+UPLOADS = "uploads"
+TOMBSTONES = "gc"
+HEARTBEAT_S = 10.0
+# Far more than a heartbeat, a slow request and the difference of two hosts' clocks together.
+ABANDONED_S = 600.0
+
+
+def new_id() -> str:
+    return os.urandom(8).hex()
+
+
+def identity() -> dict[str, Any]:
+    """This process, as another one of the same boot and pid namespace can look it up."""
+    facts: dict[str, Any] = {"host": os.uname().nodename, "pid": os.getpid()}
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            facts["boot"] = file.read().strip()
+        facts["pid_namespace"] = os.stat("/proc/self/ns/pid").st_ino
+        facts["started_ticks"] = _started_ticks(os.getpid())
+    except OSError:
+        pass
+    return facts
+
+
+def _started_ticks(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        return int(file.read().rpartition(")")[2].split()[19])
+
+
+_MINE = ("boot", "pid_namespace")
+
+
+def is_alive(marker: dict[str, Any], now: float, abandoned_s: float) -> bool:
+    """Whether its writer may still work. A process that can be looked up is looked up; else its heartbeat decides."""
+    mine = identity()
+    if all(key in marker and marker[key] == mine.get(key) for key in _MINE):
+        try:
+            if _started_ticks(int(marker["pid"])) != marker.get("started_ticks"):
+                return False
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        except (OSError, ValueError, KeyError):
+            pass
+    try:
+        return now - float(marker["heartbeat"]) < abandoned_s
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A marker as gc reads it. pins None: the upload has not chosen its packs yet."""
+
+    id: str
+    alive: bool
+    pins: frozenset[str] | None
+
+
+def read_all(backend: Backend, folder: str, abandoned_s: float) -> list[Seen]:
+    names = {entry.name for entry in backend.list(folder)}
+    now = time.time()
+    seen: list[Seen] = []
+    for name in sorted(names):
+        if not name.endswith(".json"):
+            continue
+        uid = name.removesuffix(".json")
+        try:
+            marker = json.loads(backend.read(f"{folder}/{name}"))
+        except FileNotFoundError:
+            continue  # ended since
+        except ValueError:
+            marker = {}
+        alive = isinstance(marker, dict) and is_alive(marker, now, abandoned_s)
+        pins: frozenset[str] | None = None
+        try:
+            pins = frozenset(json.loads(backend.read(f"{folder}/{uid}.pins")))
+        except (FileNotFoundError, ValueError):
+            pass
+        seen.append(Seen(uid, alive, pins))
+    return seen
+
+
+def remove(backend: Backend, folder: str, uid: str) -> None:
+    # The pins last: without the marker they mean nothing, without them the marker blocks every gc.
+    backend.remove(f"{folder}/{uid}.json")
+    backend.remove(f"{folder}/{uid}.pins")
+
+
+class Marker:
+    """Says that this process is at work, until end(). A thread renews the heartbeat."""
+
+    def __init__(self, backend: Backend, folder: str, what: dict[str, Any]) -> None:
+        self.id = new_id()
+        self._backend, self._folder = backend, folder
+        self._facts = {**identity(), **what, "started": time.time()}
+        self._end = threading.Event()
+        self._mu = threading.Lock()
+        self._beat_began = 0.0
+        self._beat(_clock())
+        self._thread = threading.Thread(target=self._run, name="devproxy-heartbeat", daemon=True)
+        self._thread.start()
+
+    def update(self, **facts: Any) -> None:
+        with self._mu:
+            self._facts.update(facts)
+        self._beat(_clock())
+
+    def pin(self, packs: list[str]) -> None:
+        """Once: from here on no gc removes these packs while the marker lives."""
+        data = json.dumps(sorted(packs)).encode()
+        self._backend.write(f"{self._folder}/{self.id}.pins", data, stage="mark the upload")
+
+    def exists(self) -> bool:
+        """Whether no gc can have taken this upload for dead."""
+        return _clock() - self._beat_began < ABANDONED_S / 2 and self._on_disk()
+
+    def _on_disk(self) -> bool:
+        try:
+            self._backend.read(f"{self._folder}/{self.id}.json")
+            return True
+        except FileNotFoundError:
+            return False
+
+    def end(self) -> None:
+        """Removes the marker. Errors are left to gc: a marker of the dead is removed there."""
+        self._stop()
+        with contextlib.suppress(StoreError):
+            remove(self._backend, self._folder, self.id)
+
+    def _stop(self) -> None:
+        self._end.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _beat(self, began: float) -> None:
+        with self._mu:
+            data = json.dumps({**self._facts, "heartbeat": time.time()}).encode()
+            self._backend.write(f"{self._folder}/{self.id}.json", data, stage="mark the upload")
+            self._beat_began = began
+
+    def _run(self) -> None:
+        while not self._end.wait(HEARTBEAT_S):
+            _quietly(self._renew)
+
+    def _renew(self) -> None:
+        # A marker that a gc removed must stay removed. If this thread sleeps between the look and the write for so long
+        # that a gc comes in between, the marker comes back; then the beat began too long ago, and exists() says no.
+        began = _clock()
+        if self._on_disk():
+            self._beat(began)
+
+
+def _clock() -> float:
+    """Seconds that also count while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _quietly(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except StoreError:
+        pass  # the store is gone for now: the upload itself will say so, with the object

@@ -1,0 +1,201 @@
+"""CRIU's images in the store: small images as they are, pages cut by virtual address.
+
+pages-N.img is the present pages of a process back to back, in the order of its pagemap. One page more or less shifts
+everything behind it, so chunks at fixed places of the file would find nothing again in the next image. A chunk here is
+the present pages inside one aligned window of the address space; put together in order they are the file again.
+
+pagemap-*.img, read here without pycriu: two u32 magics, then length-prefixed protobuf messages, first pagemap_head
+{pages_id = 1}, then pagemap_entry {vaddr = 1, compat_nr_pages = 2, in_parent = 3, flags = 4, nr_pages = 5} (CRIU 4.2,
+images/pagemap.proto; older writers have only field 2). PE_PRESENT is flag 4 (criu/include/pagemap.h).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from devproxy.checkpoint.chunker import KIB, ChunkRef, cut
+from devproxy.checkpoint.writer import Writer, mapped
+from devproxy.errors import DevproxyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PAGE_BYTES = 4096
+# Measured on two dumps of a training loop, 254 MB, 5 s apart: new in the second with windows of 4, 16, 32, 64, 128 KiB
+# 10.0, 11.0, 11.8, 13.2, 15.3 % (the model lay in host memory); putting the first took 2.8, 1.0, 0.6, 0.5, 0.5 s.
+WINDOW_BYTES = 32 * KIB
+_PE_PARENT, _PE_PRESENT = 1, 4
+_U32 = struct.Struct("<I")
+# The first magic of image files that have one magic only (v1) would not be this one.
+_IMG_COMMON_MAGIC = 0x54564319
+
+
+class PagemapError(DevproxyError):
+    """A pagemap of CRIU cannot be understood."""
+
+    def __init__(self, path: str, cause: str) -> None:
+        super().__init__(
+            f"CRIU's image {os.path.basename(path)} cannot be understood: {cause}", "use CRIU 4.2"
+        )
+
+
+class Fetcher(Protocol):
+    def fetch_file(
+        self,
+        refs: Iterable[ChunkRef],
+        to: str | IO[bytes],
+        *,
+        name: str = "",
+        older: str | None = None,
+    ) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Pages in a row: address and bytes."""
+
+    vaddr: int
+    bytes: int
+
+
+def read_pagemap(path: str) -> tuple[int, list[Run]]:
+    """(pages id, the runs that lie in pages-<id>.img, in order). Raises PagemapError and OSError."""
+    with open(path, "rb") as file:
+        data = file.read()
+    start = 8 if data[:4] == _U32.pack(_IMG_COMMON_MAGIC) else 4
+    pages_id: int | None = None
+    runs: list[Run] = []
+    for message in _messages(path, data, start):
+        fields = _fields(path, message)
+        if pages_id is None:
+            pages_id = fields.get(1, 0)
+            continue
+        flags = fields.get(4)
+        present = flags & _PE_PRESENT if flags is not None else not fields.get(3, 0)
+        if not present or (flags or 0) & _PE_PARENT:
+            continue
+        runs.append(Run(fields.get(1, 0), (fields.get(5) or fields.get(2, 0)) * PAGE_BYTES))
+    if pages_id is None:
+        raise PagemapError(path, "it has no head")
+    return pages_id, runs
+
+
+def _messages(path: str, data: bytes, start: int) -> Iterator[bytes]:
+    while start < len(data):
+        if start + 4 > len(data):
+            raise PagemapError(path, "it ends in the middle of an entry")
+        (size,) = _U32.unpack_from(data, start)
+        if start + 4 + size > len(data):
+            raise PagemapError(path, "it ends in the middle of an entry")
+        yield data[start + 4 : start + 4 + size]
+        start += 4 + size
+
+
+def _fields(path: str, message: bytes) -> dict[int, int]:
+    """The integer fields of a protobuf message by number. Others are stepped over."""
+    found: dict[int, int] = {}
+    at = 0
+    try:
+        while at < len(message):
+            tag, at = _varint(message, at)
+            kind = tag & 7
+            if kind == 0:
+                found[tag >> 3], at = _varint(message, at)
+            elif kind == 1:
+                at += 8
+            elif kind == 2:
+                size, at = _varint(message, at)
+                at += size
+            elif kind == 5:
+                at += 4
+            else:
+                raise PagemapError(path, f"field of kind {kind}")
+    except IndexError:
+        raise PagemapError(path, "an entry is cut off") from None
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def windows(runs: list[Run], window_bytes: int = WINDOW_BYTES) -> Iterator[int]:
+    """Bytes of each chunk of a pages file: what its runs have in one aligned window after the other."""
+    current, size = -1, 0
+    for run in runs:
+        address, left = run.vaddr, run.bytes
+        while left:
+            window = address // window_bytes
+            if window != current and size:
+                yield size
+                size = 0
+            current = window
+            part = min(left, (window + 1) * window_bytes - address)
+            size += part
+            address += part
+            left -= part
+    if size:
+        yield size
+
+
+def put_pages(
+    writer: Writer, images_dir: str, window_bytes: int = WINDOW_BYTES
+) -> list[dict[str, Any]]:
+    """All files of a CRIU dump: [{"name", "bytes", "chunks"}], by name. Raises StoreError, PagemapError, OSError.
+
+    A pages file whose size is not what its pagemap says (a pre-dump chain, a later CRIU) is cut by file offset: right,
+    only deduplicated less.
+    """
+    with os.scandir(images_dir) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+    layout: dict[str, list[Run]] = {}
+    for name in names:
+        if name.startswith("pagemap-") and name.endswith(".img"):
+            pages_id, runs = read_pagemap(os.path.join(images_dir, name))
+            layout[f"pages-{pages_id}.img"] = runs
+    found: list[dict[str, Any]] = []
+    for name in names:
+        path = os.path.join(images_dir, name)
+        size = os.stat(path).st_size
+        runs = layout.get(name, [])
+        if size and runs and sum(run.bytes for run in runs) == size:
+            chunks = _put_windows(writer, path, size, list(windows(runs, window_bytes)))
+        else:
+            chunks = writer.put_file(path, kind="host")
+        found.append({"name": name, "bytes": size, "chunks": chunks})
+    return found
+
+
+def _put_windows(writer: Writer, path: str, size: int, sizes: list[int]) -> list[ChunkRef]:
+    def pieces(view: memoryview) -> Iterator[memoryview]:
+        start = 0
+        for part in sizes:
+            yield from cut(view[start : start + part], part)
+            start += part
+
+    with open(path, "rb") as file, mapped(file.fileno(), size) as view:
+        return writer.put_views(pieces(view), kind="host")
+
+
+def get_pages(
+    store: Fetcher, section: list[dict[str, Any]], images_dir: str, older: str | None = None
+) -> None:
+    """Writes the files of a dump back. Raises as Store.fetch_file."""
+    os.makedirs(images_dir, mode=0o700, exist_ok=True)
+    for row in section:
+        name = str(row["name"])
+        if os.path.basename(name) != name or name in ("", ".", ".."):
+            raise PagemapError(name, "its name in the manifest is a path")
+        refs = [(str(chunk), int(size)) for chunk, size in row["chunks"]]
+        store.fetch_file(refs, os.path.join(images_dir, name), name=f"CRIU's {name}", older=older)

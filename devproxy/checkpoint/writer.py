@@ -1,0 +1,443 @@
+"""One upload: from bytes to an image.
+
+Two threads hash and compress, the caller's thread appends to the pack, a fourth syncs packs that are full and writes
+their indices. A pack with its index is known to every later upload, so one that broke goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any
+
+from blake3 import blake3
+
+from devproxy import fault
+from devproxy.checkpoint import manifest as manifests
+from devproxy.checkpoint.backend import ObjectWriter, named
+from devproxy.checkpoint.chunker import (
+    CHUNK_BYTES,
+    KINDS,
+    ZERO,
+    ChunkRef,
+    Encoded,
+    Kind,
+    batches,
+    compress,
+    cut,
+    digest,
+    is_zero,
+)
+from devproxy.checkpoint.errors import MissingChunk, StoreError, UploadLost
+from devproxy.checkpoint.markers import UPLOADS, Marker
+from devproxy.checkpoint.packs import (
+    PACK_BYTES,
+    Location,
+    Record,
+    encode_index,
+    index_name,
+    pack_name,
+)
+from devproxy.errors import Refused
+
+if TYPE_CHECKING:
+    from devproxy.checkpoint.store import Image, Store
+
+_WORKERS = 2
+_WINDOW = 24  # batches of 1 MiB under way
+_PACKS_SYNCING = 2
+
+
+@dataclass
+class KindCount:
+    """Bytes of one kind. raw = new + deduplicated + zero; stored is what new takes after compression."""
+
+    raw: int = 0
+    new: int = 0
+    deduplicated: int = 0
+    zero: int = 0
+    stored: int = 0
+
+
+@dataclass
+class _Pack:
+    pack: str
+    object: ObjectWriter
+    records: list[Record] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RangeChunks:
+    """One buffer of a device dump: its place in the file, the BLAKE3 of its content, its chunks."""
+
+    offset: int
+    bytes: int
+    hash: str
+    chunks: list[ChunkRef]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "offset": self.offset,
+            "bytes": self.bytes,
+            "hash": self.hash,
+            "chunks": self.chunks,
+        }
+
+
+class Writer:
+    """Made by Store.writer(). A context manager: leaving it without commit() gives the upload up.
+
+    put_* may be called from several threads. Every error of the store is a StoreError; what was stored until then
+    serves the next try.
+    """
+
+    def __init__(self, store: Store, image_id: str) -> None:
+        self.image_id = image_id
+        self.counts: dict[str, KindCount] = {kind: KindCount() for kind in KINDS}
+        self._store = store
+        self._backend = store.backend
+        self._mu = threading.Lock()  # the open pack, _new, counts
+        self._new: dict[bytes, int] = {}  # chunks of this upload -> raw bytes
+        self._pack: _Pack | None = None
+        self._pack_number = 0
+        self._packs: list[str] = []
+        self._relied_on: set[str] = set()
+        self._syncing: deque[Future[None]] = deque()
+        self._done = False
+        # The order of these three is the upload's half of the agreement with gc (gc.py).
+        self._marker = Marker(self._backend, UPLOADS, {"image": image_id})
+        try:
+            self._known: dict[bytes, Location] = store.known_chunks(self._marker)
+        except BaseException:
+            self._marker.end()
+            raise
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="devproxy-hash")
+        self._io = ThreadPoolExecutor(1, thread_name_prefix="devproxy-pack")
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+    # ---- what goes in ----
+
+    def put_file(self, path: str, *, kind: Kind) -> list[ChunkRef]:
+        """The chunks of a file, in order. Raises StoreError, and OSError when the file cannot be read.
+
+        Device dumps, segments and CRIU's images are ours and stand still: they are mapped. Other files are read,
+        because a map of a file that its owner truncates kills the reader.
+        """
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if kind in ("file", "build") or not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return self.put_stream(file, kind=kind)
+            if size == 0:
+                return []
+            with mapped(file.fileno(), size) as view:
+                return self.put_views(cut(view, CHUNK_BYTES[kind]), kind=kind)
+
+    def put_bytes(self, data: bytes | memoryview, *, kind: Kind) -> list[ChunkRef]:
+        return self.put_views(cut(memoryview(data).cast("B"), CHUNK_BYTES[kind]), kind=kind)
+
+    def put_stream(self, stream: IO[bytes], *, kind: Kind) -> list[ChunkRef]:
+        return self.put_views(_read_chunks(stream, CHUNK_BYTES[kind]), kind=kind)
+
+    def put_ranges(
+        self, path: str, ranges: Iterable[tuple[int, int]], *, kind: Kind = "device"
+    ) -> list[RangeChunks]:
+        """One entry per (offset, bytes) of the file, each cut from its own start, with a hash of its whole content."""
+        wanted = list(ranges)
+        if not wanted:
+            return []
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            for offset, length in wanted:
+                if offset < 0 or length < 0 or offset + length > size:
+                    raise StoreError(
+                        "cut", f"{path} at {offset}+{length}", f"the file has {size} bytes"
+                    )
+            if size == 0:
+                return [RangeChunks(offset, 0, digest(b"").hex(), []) for offset, _ in wanted]
+            with mapped(file.fileno(), size) as view:
+                return self._put_ranges(view, wanted, kind)
+
+    def _put_ranges(
+        self, view: memoryview, wanted: list[tuple[int, int]], kind: Kind
+    ) -> list[RangeChunks]:
+        chunk_bytes = CHUNK_BYTES[kind]
+        counts = [-(-length // chunk_bytes) for _, length in wanted]
+        hashes: list[Future[str]] = []
+
+        def pieces() -> Iterator[memoryview]:
+            for offset, length in wanted:
+                part = view[offset : offset + length]
+                hashes.append(self._pool.submit(_whole_hash, part))
+                yield from cut(part, chunk_bytes)
+
+        try:
+            refs = self.put_views(pieces(), kind=kind)
+            found: list[RangeChunks] = []
+            start = 0
+            for (offset, length), count, whole in zip(wanted, counts, hashes, strict=True):
+                found.append(
+                    RangeChunks(offset, length, whole.result(), refs[start : start + count])
+                )
+                start += count
+            return found
+        finally:
+            for whole in hashes:  # none may look at the map after it is closed
+                whole.cancel() or whole.exception()
+
+    def put_views(self, views: Iterable[memoryview], *, kind: Kind) -> list[ChunkRef]:
+        """Chunks as the caller cut them (pages.py). The memory must stay as it is until this returns."""
+        if self._done:
+            raise StoreError("put", f"image {self.image_id}", "the upload has ended")
+        refs: list[ChunkRef] = []
+        window: deque[Future[list[Encoded]]] = deque()
+        try:
+            for batch in batches(view for view in views if len(view)):
+                window.append(self._pool.submit(self._encode, batch))
+                if len(window) >= _WINDOW:
+                    self._take(window.popleft().result(), kind, refs)
+            while window:
+                self._take(window.popleft().result(), kind, refs)
+        finally:
+            for future in window:
+                future.cancel() or future.exception()
+        return refs
+
+    # ---- threads of the pool ----
+
+    def _encode(self, batch: list[memoryview]) -> list[Encoded]:
+        done: list[Encoded] = []
+        for view in batch:
+            hashed = digest(view)
+            if is_zero(view, hashed):
+                done.append(Encoded(hashed, len(view), 0, None, zero=True))
+            elif hashed in self._known or hashed in self._new:
+                done.append(Encoded(hashed, len(view), 0, None))
+            else:
+                codec, body = compress(view)
+                done.append(Encoded(hashed, len(view), codec, body))
+        return done
+
+    # ---- the caller's thread ----
+
+    def _take(self, chunks: list[Encoded], kind: Kind, refs: list[ChunkRef]) -> None:
+        with self._mu:
+            count = self.counts[kind]
+            for chunk in chunks:
+                count.raw += chunk.raw_bytes
+                if chunk.zero:
+                    count.zero += chunk.raw_bytes
+                    refs.append((ZERO, chunk.raw_bytes))
+                    continue
+                refs.append((chunk.digest.hex(), chunk.raw_bytes))
+                if where := self._known.get(chunk.digest):
+                    self._relied_on.add(where.pack)
+                    count.deduplicated += chunk.raw_bytes
+                elif chunk.digest in self._new:
+                    count.deduplicated += chunk.raw_bytes
+                else:
+                    assert (
+                        chunk.body is not None
+                    )  # _new only grows, and grows before a pool thread can see it
+                    self._append(chunk.digest, chunk.raw_bytes, chunk.codec, chunk.body)
+                    count.new += chunk.raw_bytes
+                    count.stored += len(chunk.body)
+
+    def append_body(self, location: Location, hashed: bytes, body: bytes) -> None:
+        """For gc: a body that is stored already moves to a new pack as it is."""
+        with self._mu:
+            if hashed not in self._new:
+                self._append(hashed, location.raw_bytes, location.codec, body)
+
+    def _append(self, hashed: bytes, raw_bytes: int, codec: int, body: bytes | memoryview) -> None:
+        if self._pack is None:
+            pack = f"{self._marker.id}.{self._pack_number:05d}"
+            self._pack_number += 1
+            self._pack = _Pack(
+                pack, self._backend.new_object(pack_name(pack), stage="write a pack")
+            )
+        target = self._pack.object
+        offset = target.size
+        with named("write a pack", f"{pack_name(self._pack.pack)} in store {self._store.url}"):
+            fault.point("store_pack_write")
+            target.append(body)
+        self._pack.records.append(Record(hashed, offset, len(body), raw_bytes, codec))
+        self._new[hashed] = raw_bytes
+        if target.size >= PACK_BYTES:
+            self._close_pack()
+
+    def _close_pack(self) -> None:
+        pack, self._pack = self._pack, None
+        if pack is None:
+            return
+        self._packs.append(pack.pack)
+        self._syncing.append(self._io.submit(self._finish, pack))
+        while len(self._syncing) > _PACKS_SYNCING:
+            self._syncing.popleft().result()
+
+    def _finish(self, pack: _Pack) -> None:
+        pack_bytes = pack.object.size
+        try:
+            pack.object.finish()
+        except BaseException:
+            pack.object.abandon()
+            raise
+        name = index_name(pack.pack)
+        with named("write an index", f"{name} in store {self._store.url}"):
+            fault.point("store_index_write")
+            self._backend.write(
+                name, encode_index(pack_bytes, pack.records), stage="write an index", durable=True
+            )
+
+    def flush(self) -> None:
+        """Blocks until everything that was put is on the disk, under an index. Raises StoreError."""
+        with self._mu:
+            self._close_pack()
+            while self._syncing:
+                self._syncing.popleft().result()
+            if self._packs:
+                self._backend.sync("packs")
+
+    # ---- the end ----
+
+    def sizes(self) -> dict[str, Any]:
+        """Bytes so far: raw per kind, and new, deduplicated and stored in all; per_kind has it all."""
+        with self._mu:
+            per_kind = {kind: dict(vars(count)) for kind, count in self.counts.items()}
+        total: dict[str, Any] = {kind: row["raw"] for kind, row in per_kind.items()}
+        for name in ("new", "deduplicated", "zero", "stored"):
+            total[name] = sum(row[name] for row in per_kind.values())
+        total["per_kind"] = per_kind
+        return total
+
+    def commit(self, manifest: dict[str, Any]) -> Image:
+        """Makes the image: from the manifest's rename on it is whole. `manifest` brings job, job_id and epoch.
+
+        Raises StaleJob when the job was restored elsewhere, UploadLost when a gc took this upload for dead, and
+        StoreError; then there is no image, and those before are as they were.
+        """
+        self.flush()
+        body = {
+            "created": time.time(),
+            **manifest,
+            "format": manifests.FORMAT,
+            "image": self.image_id,
+            "sizes": self.sizes(),
+        }
+        self._check_references(body)
+        job_id, epoch = body.get("job_id"), body.get("epoch")
+        self._check_still_ours(job_id, epoch)
+        name = f"images/{self.image_id}/manifest.json"
+        label = f"{name} in store {self._store.url}"
+        with named("write the manifest", label):
+            fault.point("store_manifest_write")
+            data = manifests.encode(body, self._store.key)
+            self._backend.write(name, data, stage="write the manifest", durable=True)
+        with named("end the upload", label):
+            fault.point("store_after_manifest")
+        try:
+            # A gc or a restore that began while the manifest was on its way has not seen it: look again.
+            self._check_still_ours(job_id, epoch)
+        except BaseException:
+            with contextlib.suppress(StoreError):
+                self._backend.remove(name)
+            raise
+        self._close()
+        return self._store.summary(body)
+
+    def _check_references(self, body: dict[str, Any]) -> None:
+        for label, refs in manifests.chunk_lists(body):
+            for name, _ in refs:
+                if name == ZERO:
+                    continue
+                hashed = bytes.fromhex(name)
+                if hashed in self._new:
+                    continue
+                where = self._known.get(hashed)
+                if where is None:
+                    raise MissingChunk(name, label, why="it was never put")
+                self._relied_on.add(where.pack)
+
+    def _check_still_ours(self, job_id: object, epoch: object) -> None:
+        if isinstance(job_id, str) and isinstance(epoch, int):
+            self._store.check_epoch(job_id, epoch)
+        if not self._marker.exists():
+            raise UploadLost(self.image_id, "a gc took this upload for dead")
+        there = {entry.name for entry in self._backend.list("packs")}
+        for pack in sorted(self._relied_on.union(self._packs)):
+            if f"{pack}.pack" not in there or f"{pack}.idx" not in there:
+                raise UploadLost(self.image_id, f"pack {pack} was removed meanwhile")
+
+    def abort(self) -> None:
+        """Gives the upload up; finished packs stay until the next gc. No effect after commit()."""
+        if self._done:
+            return
+        with self._mu:
+            pack, self._pack = self._pack, None
+        self._close()
+        if pack is not None:
+            pack.object.abandon()
+
+    def _close(self) -> None:
+        self._done = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._io.shutdown(wait=True)
+        self._marker.end()
+
+    @property
+    def upload_id(self) -> str:
+        return self._marker.id
+
+
+@contextlib.contextmanager
+def mapped(fd: int, size: int) -> Iterator[memoryview]:
+    """A read-only map of the file. Every slice of it must be gone at the end: they are released with it."""
+    area = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+    try:
+        area.madvise(mmap.MADV_SEQUENTIAL)
+        yield memoryview(area)
+    finally:
+        # Slices may live on in a traceback; closing would raise then, and the last of them unmaps anyway.
+        with contextlib.suppress(BufferError):
+            area.close()
+
+
+def _whole_hash(view: memoryview) -> str:
+    return blake3(view).hexdigest()
+
+
+def _read_chunks(stream: IO[bytes], chunk_bytes: int) -> Iterator[memoryview]:
+    while True:
+        parts: list[bytes] = []
+        have = 0
+        while have < chunk_bytes:
+            data = stream.read(chunk_bytes - have)
+            if not data:
+                break
+            parts.append(data)
+            have += len(data)
+        if not have:
+            return
+        yield memoryview(b"".join(parts) if len(parts) > 1 else parts[0])
+
+
+def check_image_id(image_id: str) -> None:
+    """Raises Refused for an id that cannot be a folder's name."""
+    if (
+        not image_id
+        or image_id.startswith(".")
+        or not all(c.isalnum() or c in "-_.:" for c in image_id)
+    ):
+        raise Refused(f"image id {image_id!r} cannot be used", "letters, digits and - _ . : only")
