@@ -1,0 +1,163 @@
+"""devproxy.checkpoint.files without the library: what it reads, decides and refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from devproxy.checkpoint import files
+from devproxy.checkpoint.files import FileEntry, FilesTracker, Mounts
+from devproxy.errors import DevproxyError, Refused
+
+MOUNTINFO = r"""
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw
+30 22 0:40 / /home rw - nfs4 server:/home rw
+31 30 0:41 / /home/local\040disk rw - ext4 /dev/sdb rw
+32 22 0:42 / /mnt/s rw - fuse.sshfs x rw
+33 22 0:43 / /mnt/over rw - ext4 x rw
+34 33 0:44 / /mnt/over rw - lustre x rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "shared"),
+    [
+        ("/etc/x", False),
+        ("/home/u/x", True),
+        ("/homework/x", False),
+        ("/home/local disk/a/b", False),
+        ("/mnt/s/x", True),
+        ("/mnt/over/x", True),
+    ],
+)
+def test_shared_file_systems(path: str, shared: bool) -> None:
+    assert Mounts(MOUNTINFO).shared(path) is shared
+
+
+def test_this_machine_has_mounts() -> None:
+    assert Mounts().type_of("/proc/self") == "proc"
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[[], FilesTracker]:
+    (tmp_path / "job").mkdir()
+    return lambda: FilesTracker(str(tmp_path / "job"), str(tmp_path / "state"), job_id="j")
+
+
+def journal(tmp_path: Path, text: str) -> None:
+    with open(tmp_path / "job" / files.JOURNAL, "a") as file:
+        file.write(text)
+
+
+def test_journal_lines(tmp_path: Path, make: Callable[[], FilesTracker]) -> None:
+    journal(
+        tmp_path, "C 0 0 /a b\nW 1 2 /new\\x0aline\nnonsense\nW 1\nM 1 2 /m\nR 1 2 /only\nC 0 0 /ha"
+    )
+    tracker = make()
+    assert tracker.changed() == ["/a b", "/m", "/new\nline"]
+    journal(tmp_path, "lf\n")
+    assert tracker.changed() == ["/a b", "/half", "/m", "/new\nline"]
+
+
+def test_made_and_gone_is_forgotten_but_not_at_once(
+    tmp_path: Path, make: Callable[[], FilesTracker]
+) -> None:
+    journal(tmp_path, f"C 0 0 {tmp_path}/x\nW 1 2 {tmp_path}/y\n")
+    tracker = make()
+    tracker.note_state()
+    assert f"{tmp_path}/x" in tracker.changed()
+    tracker.note_state()
+    assert tracker.changed() == [f"{tmp_path}/y"]
+
+
+def test_state_survives_the_supervisor(tmp_path: Path, make: Callable[[], FilesTracker]) -> None:
+    (tmp_path / "x").write_text("1")
+    journal(tmp_path, f"C 0 0 {tmp_path}/x\n")
+    make().note_state()
+    os.unlink(tmp_path / "job" / files.JOURNAL)  # a reboot
+    assert make().changed() == [f"{tmp_path}/x"]
+
+
+def test_state_of_another_version_is_refused(
+    tmp_path: Path, make: Callable[[], FilesTracker]
+) -> None:
+    make().note_state()
+    path = tmp_path / "state" / "jobs" / "j.files.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
+    with pytest.raises(Refused, match="version 99"):
+        make()
+
+
+def test_entry_goes_through_the_manifest() -> None:
+    entry = FileEntry(
+        "/\udcff", "present", "C", 1, 2, 3, 0o644, mapped=True, staged="/s", refs=["r"]
+    )
+    back = FileEntry.from_dict(json.loads(json.dumps(entry.to_dict())) | {"later": 1})
+    entry.staged = ""
+    assert back == entry
+
+
+def test_a_young_file_is_copied_again() -> None:
+    old = FileEntry(
+        "/a", "present", "C", 1, 2, 3, mtime_ns=10**12, ctime_ns=10**12, taken_ns=10**12 + 10**6
+    )
+    assert not files._unchanged(old, old)
+    old.taken_ns += files.YOUNG_NS
+    assert files._unchanged(old, old)
+    old.mapped = True
+    assert not files._unchanged(old, old)
+
+
+def test_copies_keep_holes(tmp_path: Path) -> None:
+    with open(tmp_path / "a", "wb") as file:
+        file.seek(64 << 20)
+        file.write(b"end")
+    files._copy_file(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+    assert (tmp_path / "b").stat().st_blocks * 512 < 1 << 20
+
+
+def test_content_of_another_size_is_refused(
+    tmp_path: Path, make: Callable[[], FilesTracker]
+) -> None:
+    path = tmp_path / "x"
+    path.write_text("12")
+    entry = FileEntry(str(path), "present", "C", size=1, mode=0o600)
+    with pytest.raises(DevproxyError, match="is 3 bytes, it should be 1"):
+        make().put_back([entry], lambda e, p: Path(p).write_text("abc"), print, image_time=0)
+    assert path.read_text() == "12"
+    assert os.listdir(tmp_path).count("x") == 1
+    assert not [n for n in os.listdir(tmp_path) if n.startswith(files._TEMPORARY)]
+
+
+def test_without_any_state_what_is_there_is_kept(
+    tmp_path: Path, make: Callable[[], FilesTracker]
+) -> None:
+    """Another host, or the state folder is lost: nobody knows whose it is."""
+    path = tmp_path / "x"
+    path.write_text("12")
+    entry = FileEntry(str(path), "present", "C", size=3, mode=0o600)
+    said: list[str] = []
+    done = make().put_back(
+        [entry], lambda e, p: Path(p).write_text("abc"), said.append, image_time=0
+    )
+    assert path.read_text() == "abc"
+    assert [Path(p).read_text() for p in done.kept] == ["12"]
+    assert len(said) == 1
+
+
+def test_first_change_after_the_image_without_a_copy_is_said(
+    tmp_path: Path, make: Callable[[], FilesTracker]
+) -> None:
+    (tmp_path / "x").write_text("1")
+    journal(tmp_path, f"W 1 2 {tmp_path}/x\n")
+    said: list[str] = []
+    done = make().put_back(
+        [FileEntry("", "mark", "?")], lambda e, p: None, said.append, image_time=0
+    )
+    assert done.not_rolled_back == [f"{tmp_path}/x"]
+    assert len(said) == 1 and "stays as it is" in said[0]
