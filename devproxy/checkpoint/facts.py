@@ -1,0 +1,406 @@
+"""Facts of the host and of the job for an image's manifest, and what they forbid at restore.
+
+A process comes back with the code it had: addresses inside of libraries, functions that were chosen by the CPU's abilities
+when it started (glibc's ifuncs, oneDNN's and ATen's kernels). So a restore needs the same files and at least the same
+instructions; otherwise it would crash later, far from the cause.
+
+Read while the job runs, from /proc and files; nothing is imported, nothing of the job is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import devproxy
+from devproxy import proctree
+from devproxy.errors import Refused
+from devproxy.proxy import elf
+
+# Variables that decide how many threads a library uses, and with them the order of sums.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "OMP_PROC_BIND",
+    "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA",
+)  # fmt: skip
+# What glibc, ATen, oneDNN, MKL, NumPy and OpenSSL choose code by, as /proc/cpuinfo spells it; on ARM it lists "Features".
+_ISA = re.compile(
+    r"(sse|ssse3|avx|amx|fma|f16c|bmi|popcnt|movbe|aes|vaes|sha|gfni|pclmul|vpclmul|adx|rdrand|rdseed|erms|fsrm|xsave|"
+    r"cx16|abm|rtm|pku|ospke|fsgsbase|sve|asimd|sme$|sme\d|neon|crc32|atomics|fphp|bf16|i8mm|lrcpc|dcpop)"
+)
+_NOT_FILES = ("/dev/", "/memfd:", "/SYSV", "/proc/", "/sys/", "/secretmem", "/anon_hugepage", "/[")
+_PT_NOTE, _NT_GNU_BUILD_ID = 4, 3
+_NOTE_BYTES_MAX = 64 << 10
+
+_build_ids: dict[tuple[int, int, int, int], str] = {}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One difference between the image's host or files and those here. refuse: a restore would not be safe."""
+
+    what: str
+    why: str
+    remedy: str
+    refuse: bool
+
+    @property
+    def text(self) -> str:
+        """One line for the user."""
+        line = f"{self.what}: {self.why}"
+        return f"{line}; {self.remedy}" if self.remedy else line
+
+
+def collect(root_pid: int, build_dir: str, *, job_dir: str = "") -> dict[str, Any]:
+    """Everything for the manifest; JSON. root_pid: first process of the job's tree, as we see it.
+
+    build_dir: the copy of devproxy's files that the job runs from; images carry it, so its files are marked and not compared.
+    """
+    host = host_facts()
+    processes, files = [], _Files(build_dir, job_dir)
+    for pid in [root_pid, *proctree.descendants(root_pid)]:
+        facts = _process_facts(pid, files)
+        if facts is not None:
+            processes.append(facts)
+    return host | {
+        "devproxy": devproxy.__version__,
+        "abi": client_abi(build_dir),
+        "processes": processes,
+        "files": sorted(files.found.values(), key=lambda f: str(f["path"])),
+    }
+
+
+def host_facts() -> dict[str, Any]:
+    """The machine and the user, as they are now."""
+    name = os.uname()
+    model, flags = _cpu()
+    return {
+        "kernel": name.release,
+        "machine": name.machine,
+        "hostname": name.nodename,
+        "boot_id": _line("/proc/sys/kernel/random/boot_id"),
+        "distribution": _distribution(),
+        "cpu": {"model": model, "flags": flags, "count": len(os.sched_getaffinity(0))},
+        "page_bytes": os.sysconf("SC_PAGE_SIZE"),
+        # Nothing on the software GPU: the job's process has no driver of NVIDIA's, only the servers may have one.
+        "driver": _line("/proc/driver/nvidia/version") or None,
+        "user": {"uid": os.getuid(), "name": _user_name(os.getuid())},
+    }
+
+
+def client_abi(build_dir: str) -> str:
+    """The ABI id of the client library in that build, in hex; "" where there is none."""
+    for path in (f"{build_dir}/lib/libcuda.so.1", f"{build_dir}/libcuda.so.1"):
+        if os.path.exists(path):
+            try:
+                return (elf.exported_bytes(path, "devproxy_abi_id", 32) or b"").hex()
+            except Refused:
+                return ""
+    return ""
+
+
+def check_restore(
+    image: dict[str, Any], *, now: dict[str, Any] | None = None, root: str = "/"
+) -> list[Finding]:
+    """What speaks against restoring an image with the facts `image` here. now: host_facts() unless given.
+
+    Files that the image carries (devproxy's build) or that the job itself wrote (mapped shared and writable) are not
+    compared: they are put back before.
+    """
+    here = host_facts() if now is None else now
+    found: list[Finding] = []
+    _check_user(image, here, found)
+    _check_cpu(image, here, found)
+    if image["page_bytes"] != here["page_bytes"]:
+        what = f"pages of {here['page_bytes']} bytes here, {image['page_bytes']} in the image"
+        found.append(Finding(what, "memory cannot be mapped as it was", "use another host", True))
+    if image.get("boot_id") and here.get("boot_id") and image["boot_id"] != here["boot_id"]:
+        what = "the machine was started anew, or it is another one"
+        found.append(Finding(what, "time.monotonic() will jump in the job", "", False))
+    _check_files(image, root, found)
+    return found
+
+
+def _check_user(image: dict[str, Any], here: dict[str, Any], found: list[Finding]) -> None:
+    was, now = image["user"], here["user"]
+    if was["uid"] != now["uid"]:
+        found.append(
+            Finding(
+                f"the image was made by uid {was['uid']} ({was['name']}), this is uid {now['uid']} ({now['name']})",
+                "processes can only be restored by the user they had",
+                f"restore it as {was['name'] or was['uid']}",
+                True,
+            )
+        )
+
+
+def _check_cpu(image: dict[str, Any], here: dict[str, Any], found: list[Finding]) -> None:
+    was, now = image["cpu"], here["cpu"]
+    if image["machine"] != here["machine"]:
+        what = f"the image is of {image['machine']}, this host is {here['machine']}"
+        found.append(Finding(what, "its code cannot run here", "use another host", True))
+        return
+    lacking = sorted(set(was["flags"]) - set(now["flags"]))
+    if lacking:
+        found.append(
+            Finding(
+                f"this CPU ({now['model']}) lacks {' '.join(lacking)}",
+                f"libraries of the job chose their code for {was['model']} when they were loaded",
+                "restore on a host that has these, or start the job with ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA set",
+                True,
+            )
+        )
+    if now["count"] < was["count"]:
+        threads = max((p["threads"] for p in image.get("processes", [])), default=0)
+        omp = {p["environment"].get("OMP_NUM_THREADS") for p in image.get("processes", [])} - {None}
+        said = f", OMP_NUM_THREADS={'/'.join(sorted(map(str, omp)))}" if omp else ""
+        found.append(
+            Finding(
+                f"{now['count']} CPUs here, {was['count']} where the image was made",
+                f"the job keeps its {threads} threads{said}: it will be slower, and what chooses its number of threads anew may"
+                " sum in another order",
+                "",
+                False,
+            )
+        )
+
+
+def _check_files(image: dict[str, Any], root: str, found: list[Finding]) -> None:
+    torch_of = {p["torch"]["folder"]: p["torch"] for p in image["processes"] if p.get("torch")}
+    changed_torch = set()
+    for folder, torch in torch_of.items():
+        now = torch_version(os.path.join(root, folder.lstrip("/")))
+        if now != torch["version"]:
+            changed_torch.add(folder)
+            what = f"torch {now or 'gone'} in {folder}, {torch['version']} in the image"
+            why = "the job has the image's torch in memory and would go on with other files"
+            found.append(Finding(what, why, f"install torch {torch['version']} there", True))
+    for file in image["files"]:
+        path = file["path"]
+        if file["carried"] or file["written"]:
+            continue
+        if any(path.startswith(f"{folder}/") for folder in changed_torch):
+            continue  # one line says it
+        found += _check_file(file, os.path.join(root, path.lstrip("/")))
+
+
+def _check_file(file: dict[str, Any], path: str) -> list[Finding]:
+    try:
+        info = os.stat(path)
+    except OSError as error:
+        what = f"{file['path']} is gone" if not os.path.lexists(path) else f"{path}: {error}"
+        return [Finding(what, "the job has it mapped", "put it back as it was", True)]
+    if file["build_id"]:
+        here = build_id(path, info)
+        if here != file["build_id"]:
+            what = f"{file['path']} has build id {here or 'none'}, {file['build_id']} in the image"
+            why = "the job has code of the old one in memory"
+            return [Finding(what, why, "put back the package that it belongs to", True)]
+    if info.st_size != file["bytes"]:
+        what = f"{file['path']} has {info.st_size} bytes, {file['bytes']} in the image"
+        return [Finding(what, "the job has it mapped", "put it back as it was", True)]
+    if not file["build_id"] and info.st_mtime_ns != file["mtime_ns"]:
+        what = f"{file['path']} has been written since"
+        return [
+            Finding(what, "the job has it mapped, and it has no build id to compare", "", False)
+        ]
+    return []
+
+
+# --- processes and their files ---
+
+
+class _Files:
+    """Mapped files of all processes, each once."""
+
+    def __init__(self, build_dir: str, job_dir: str) -> None:
+        self.found: dict[str, dict[str, Any]] = {}
+        self._carried = build_dir.rstrip("/") + "/" if build_dir else "\0"
+        self._job = job_dir.rstrip("/") + "/" if job_dir else "\0"
+
+    def add(self, root: str, path: str, written: bool) -> None:
+        if known := self.found.get(path):
+            known["written"] = known["written"] or written
+            return
+        if path.startswith(self._job):
+            return
+        try:
+            info = os.stat(root + path)
+        except OSError:
+            return  # deleted, or hidden: the check of the tree speaks about it
+        self.found[path] = {
+            "path": path,
+            "bytes": info.st_size,
+            "mtime_ns": info.st_mtime_ns,
+            "build_id": build_id(root + path, info),
+            "carried": path.startswith(self._carried),
+            "written": written,
+        }
+
+
+def _process_facts(pid: int, files: _Files) -> dict[str, Any] | None:
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            maps = file.read()
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environment = file.read().split(b"\0")
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as text:
+            status = dict(line.split(":", 1) for line in text.read().splitlines() if ":" in line)
+        executable = os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return None  # it ended while we looked
+    root = f"/proc/{pid}/root"
+    paths: dict[str, bool] = {executable: False}
+    for line in maps.splitlines():
+        at = line.find(b" /")
+        if at < 0:
+            continue
+        path = line[at + 1 :].decode(errors="surrogateescape")
+        mode = line[line.index(b" ") + 1 :][:4]
+        if path.startswith(_NOT_FILES) or path.endswith(" (deleted)"):
+            continue
+        paths[path] = paths.get(path, False) or (mode[1:2] == b"w" and mode[3:4] == b"s")
+    for path, written in paths.items():
+        files.add(root, path, written)
+    wanted = dict(e.decode(errors="replace").split("=", 1) for e in environment if b"=" in e)
+    return {
+        "pid": int(status.get("NSpid", str(pid)).split()[-1]),
+        "name": status["Name"].strip(),
+        "executable": executable,
+        "threads": int(status["Threads"]),
+        "environment": {name: wanted[name] for name in THREAD_VARIABLES if name in wanted},
+        "python": _python_version(root, executable, paths),
+        "torch": _torch(root, paths),
+    }
+
+
+def _torch(root: str, paths: dict[str, bool]) -> dict[str, str] | None:
+    for path in paths:
+        if path.endswith(("/torch/lib/libtorch_cpu.so", "/torch/lib/libtorch.so")):
+            folder = os.path.dirname(os.path.dirname(path))
+            return {"folder": folder, "version": torch_version(root + folder)}
+    return None
+
+
+def torch_version(folder: str) -> str:
+    """ "2.13.0+cpu" out of torch/version.py; "" where it is not there."""
+    try:
+        with open(f"{folder}/version.py", encoding="utf-8") as file:
+            found = re.search(r"^__version__ *(?::[^=]*)?= *['\"]([^'\"]+)", file.read(), re.M)
+    except OSError:
+        return ""
+    return found.group(1) if found else ""
+
+
+def _python_version(root: str, executable: str, paths: dict[str, bool]) -> str:
+    """ "3.11.7" where the headers are installed beside it, else "3.11"; "" for what is no Python."""
+    names = [executable, *(p for p in paths if "/libpython3" in p)]
+    for path in names:
+        found = re.search(r"python(3\.\d+)", os.path.basename(path))
+        if not found:
+            continue
+        prefix = os.path.dirname(os.path.dirname(path))
+        try:
+            with open(f"{root}{prefix}/include/python{found.group(1)}/patchlevel.h") as file:
+                exact = re.search(r'PY_VERSION\s+"([^"]+)"', file.read())
+        except OSError:
+            exact = None
+        return exact.group(1) if exact else found.group(1)
+    return ""
+
+
+def build_id(path: str, info: os.stat_result) -> str:
+    """The GNU build id of an ELF file in hex; "" for one without, and for every other file."""
+    key = (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size)
+    if (known := _build_ids.get(key)) is None:
+        known = _build_ids[key] = _read_build_id(path)
+    return known
+
+
+def _read_build_id(path: str) -> str:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            head = file.read(4096)
+            if head[:6] != b"\x7fELF\x02\x01":
+                return ""
+            start, size, count = _program_headers(head)
+            table = head[start : start + size * count]
+            if len(table) < size * count:
+                table = os.pread(file.fileno(), size * count, start)
+            for i in range(count):
+                kind, _, offset, _, _, in_file = struct.unpack_from("<IIQQQQ", table, i * size)
+                if kind == _PT_NOTE:
+                    note = os.pread(file.fileno(), min(in_file, _NOTE_BYTES_MAX), offset)
+                    if found := _find_note(note):
+                        return found
+    except (OSError, struct.error):
+        pass
+    return ""
+
+
+def _program_headers(head: bytes) -> tuple[int, int, int]:
+    """Offset, size of one, number (elf.h, Elf64_Ehdr)."""
+    (start,) = struct.unpack_from("<Q", head, 32)
+    size, count = struct.unpack_from("<HH", head, 54)
+    return start, size, count
+
+
+def _find_note(note: bytes) -> str:
+    at = 0
+    while at + 12 <= len(note):
+        name_size, size, kind = struct.unpack_from("<III", note, at)
+        name_at = at + 12
+        data_at = name_at + ((name_size + 3) & ~3)
+        if kind == _NT_GNU_BUILD_ID and note[name_at : name_at + name_size] == b"GNU\0":
+            return note[data_at : data_at + size].hex()
+        at = data_at + ((size + 3) & ~3)
+    return ""
+
+
+# --- the host ---
+
+
+def _line(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readline().strip()
+    except OSError:
+        return ""
+
+
+def _distribution() -> str:
+    try:
+        with open("/etc/os-release", encoding="utf-8") as file:
+            found = re.search(r'^PRETTY_NAME="?([^"\n]*)', file.read(), re.M)
+    except OSError:
+        return ""
+    return found.group(1) if found else ""
+
+
+def _cpu() -> tuple[str, list[str]]:
+    """Model and ISA flags of the first processor."""
+    model, flags = "", []
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                name = name.strip()
+                if not name:
+                    break  # the other processors
+                if name in ("model name", "CPU implementer") and not model:
+                    model = value.strip()
+                elif name in ("flags", "Features"):
+                    flags = sorted(flag for flag in value.split() if _ISA.match(flag))
+    except OSError:
+        pass
+    return model, flags
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""

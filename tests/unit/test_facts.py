@@ -1,0 +1,101 @@
+"""Facts of a running process, and what they say when the host or its files have changed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from devproxy.checkpoint import facts
+
+
+@pytest.fixture(scope="module")
+def image():
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import json, ctypes; print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "3"},
+    )
+    assert child.stdout
+    child.stdout.readline()
+    yield facts.collect(child.pid, "/no/build")
+    child.communicate(b"\n")
+
+
+def texts(image: dict, now: dict | None = None, refuse: bool = True) -> list[str]:
+    return [f.text for f in facts.check_restore(image, now=now) if f.refuse == refuse]
+
+
+def test_facts_are_json_and_fit_here(image) -> None:
+    assert json.loads(json.dumps(image)) == image
+    process = image["processes"][0]
+    assert process["python"].startswith(".".join(map(str, sys.version_info[:2])))
+    assert process["environment"]["OMP_NUM_THREADS"] == "3"
+    assert facts.check_restore(image) == []
+
+
+def test_build_id_is_that_of_readelf(image) -> None:
+    checked = 0
+    for file in image["files"]:
+        if file["build_id"] and checked < 3:
+            notes = subprocess.run(["readelf", "-n", file["path"]], capture_output=True, text=True)
+            assert file["build_id"] in notes.stdout
+            checked += 1
+    assert checked == 3
+
+
+def test_missing_cpu_flags_are_named(image) -> None:
+    other = copy.deepcopy(image)
+    other["cpu"]["flags"] = [*image["cpu"]["flags"], "amx_bf16"]
+    assert "amx_bf16" in texts(other)[0]
+
+
+def test_other_user_page_size_and_machine(image) -> None:
+    now = facts.host_facts()
+    assert texts(image, now | {"user": {"uid": 12345, "name": "ann"}})
+    assert texts(image, now | {"page_bytes": 65536})
+    assert texts(image, now | {"machine": "aarch64"})
+
+
+def test_fewer_cpus_and_another_boot_only_warn(image) -> None:
+    now = facts.host_facts()
+    now["boot_id"] = "other"
+    now["cpu"]["count"] = 0
+    assert texts(image, now) == []
+    warnings = " ".join(texts(image, now, refuse=False))
+    assert "OMP_NUM_THREADS=3" in warnings
+    assert "monotonic" in warnings
+
+
+def test_changed_files_are_named(image, tmp_path: Path) -> None:
+    other = copy.deepcopy(image)
+    first, second, third = [f for f in other["files"] if f["build_id"]][:3]
+    first["build_id"] = "00" * 20
+    second["path"] = str(tmp_path / "gone.so")
+    third["bytes"] += 1
+    found = " ".join(texts(other))
+    assert first["path"] in found and "build id" in found
+    assert "gone.so is gone" in found
+    assert third["path"] in found
+    for file in (first, second, third):
+        file["carried"] = True
+    assert texts(other) == []
+
+
+def test_other_torch_is_one_line(image, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.14.0+cpu'\n")
+    other = copy.deepcopy(image)
+    other["processes"][0]["torch"] = {"folder": str(tmp_path / "torch"), "version": "2.13.0+cpu"}
+    other["files"].append(
+        {"path": str(tmp_path / "torch/lib/x.so"), "bytes": 1, "mtime_ns": 1, "build_id": "aa", "carried": False,
+         "written": False}
+    )  # fmt: skip
+    (line,) = texts(other)
+    assert "2.14.0" in line and "2.13.0" in line
