@@ -9,6 +9,10 @@
 | DEVPROXY_SERVER | user | another server program, instead of the one in DEVPROXY_LIB |
 | DEVPROXY_SHM_DIR | user | a tmpfs to use instead of /dev/shm |
 | DEVPROXY_START_TIMEOUT_S | user | seconds until a server that is not ready counts as failed (30) |
+| DEVPROXY_STATE_DIR | user | what outlives jobs: builds, logs, the default store (/var/tmp/devproxy-<uid>) |
+| DEVPROXY_KEY_FILE | user | the key that authenticates images (~/.config/devproxy/image.key) |
+| DEVPROXY_JOB_ID | devproxy-run, for the job | names the job's processes, also those that leave its tree |
+| DEVPROXY_DAEMON_IDLE_S | tests | seconds without job and call after which devproxyd leaves (10) |
 | DEVPROXY_SYSROOT | tests | folder that stands in for / when the machine's devices are looked for |
 
 DEVPROXY_LOG and DEVPROXY_STRICT are read by the client library and the server.
@@ -25,7 +29,9 @@ GPUS = "DEVPROXY_GPUS"
 DEVICE = "DEVPROXY_DEVICE"
 LIB = "DEVPROXY_LIB"
 # What a nested devproxy-run, and a server, must not inherit from the job around it.
-OF_THE_JOB = (JOB_DIR, GPUS, DEVICE)
+OF_THE_JOB = (JOB_DIR, GPUS, DEVICE, "DEVPROXY_JOB_ID")
+JOB_ID = "DEVPROXY_JOB_ID"
+DAEMON_IDLE_S = "DEVPROXY_DAEMON_IDLE_S"
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
 
@@ -40,12 +46,27 @@ def lib_dir() -> str:
     return os.path.join(os.path.dirname(PACKAGE_DIR), "build", "lib")
 
 
-def server_path() -> str:
-    return os.environ.get("DEVPROXY_SERVER") or os.path.join(lib_dir(), "devproxy-server")
+def server_path(lib: str = "") -> str:
+    return os.environ.get("DEVPROXY_SERVER") or os.path.join(lib or lib_dir(), "devproxy-server")
+
+
+def pylib_dir() -> str:
+    """The Python part of the soft device's torch plugin, as installed."""
+    return os.path.join(PACKAGE_DIR, "hal", "soft", "torch", "pylib")
+
+
+def job_pylib_dir(build: str) -> str:
+    """The same in a job's build."""
+    return os.path.join(build, "pylib")
 
 
 def shm_dir() -> str:
     return os.environ.get("DEVPROXY_SHM_DIR") or "/dev/shm"
+
+
+def state_dir() -> str:
+    """What outlives jobs and reboots: builds, logs, the default store."""
+    return os.environ.get("DEVPROXY_STATE_DIR") or f"/var/tmp/devproxy-{os.getuid()}"
 
 
 def sysroot() -> str:

@@ -39,3 +39,45 @@ class CommandNotExecutable(DevproxyError):
 
 class ServerUnreachable(DevproxyError):
     """A server does not answer on its socket."""
+
+
+class OperationFailed(DevproxyError):
+    """A verb failed in the middle. stage: where; object: what was in the way; state: of the job, now."""
+
+    verb = "operation"
+
+    def __init__(
+        self, stage: str, what: str, remedy: str = "", state: str = "", object: str = ""
+    ) -> None:
+        super().__init__(what, remedy)
+        self.stage = " ".join(stage.split())
+        self.state = " ".join(state.split())
+        self.object = " ".join(object.split())
+
+    def __str__(self) -> str:
+        stage = f"{self.verb} failed at {self.stage}: " if self.stage else ""
+        where = f" [{self.object}]" if self.object and self.object not in self.what else ""
+        remedy = f": {self.remedy}" if self.remedy else ""
+        state = f" (the job: {self.state})" if self.state else ""
+        return f"{stage}{self.what}{where}{remedy}{state}"
+
+
+class CheckpointError(OperationFailed):
+    verb = "checkpoint"
+
+
+class RestoreError(OperationFailed):
+    verb = "restore"
+
+
+class MigrateError(OperationFailed):
+    verb = "migrate"
+
+
+# How an error travels: the first class that fits gives the gRPC status code. The caller gets the same class again.
+GRPC_CODES: tuple[tuple[type[DevproxyError], str], ...] = (
+    (OperationFailed, "ABORTED"),
+    (ServerUnreachable, "UNAVAILABLE"),
+    (Refused, "FAILED_PRECONDITION"),
+    (DevproxyError, "INTERNAL"),
+)

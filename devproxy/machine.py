@@ -34,6 +34,20 @@ def parse_size(text: str) -> int:
     return int(value)
 
 
+def parse_duration_ms(text: str) -> int:
+    """Milliseconds of "500ms", "2s" or "0". Raises Refused."""
+    body = text.strip().lower()
+    for suffix, factor in (("ms", 1.0), ("s", 1000.0), ("", 1.0)):
+        if body.endswith(suffix):
+            try:
+                value = float(body[: len(body) - len(suffix)]) * factor
+            except ValueError:
+                continue
+            if 0 <= value < 86_400_000 and (suffix or value == 0):
+                return int(value)
+    raise Refused(f"{text!r} is not a time", "write it like 500ms or 2s")
+
+
 def show_bytes(count: int) -> str:
     """ "1.5 GiB": for people."""
     value = float(count)

@@ -34,6 +34,12 @@ def _children(pid: int) -> list[int] | None:
     return found
 
 
+def children(pid: int) -> list[int]:
+    """Its living children, oldest first as far as the kernel says."""
+    found = _children(pid)
+    return _all_children().get(pid, []) if found is None else found
+
+
 def _all_children() -> dict[int, list[int]]:
     table: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
@@ -76,3 +82,17 @@ def with_environment(mark: bytes) -> list[int]:
         if b"\0" + mark in text:
             found.append(int(name))
     return found
+
+
+def mapping(folder: str) -> bool:
+    """Does a living process map a file below that folder? Processes that we may not look at do not count."""
+    mark = f" {folder}/".encode()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/maps", "rb") as file:
+                    if mark in file.read():
+                        return True
+            except OSError:
+                pass
+    return False

@@ -2,6 +2,9 @@
 
     devproxy-<uid>/        0700, ours, not a link
       .lock                flock: held while job folders are made or removed
+      .job/                empty; each job sees its own folder here
+      .devproxyd.lock      flock: held for life by devproxyd
+      .devproxyd.sock      where it serves
       ledger-*             device memory accounting, shared by the servers of one GPU; goes with the last job
       <job>/               0700
         lock               flock: held for life by devproxy-run and, by inheritance, by each of its servers
@@ -9,7 +12,7 @@
         gpu<K>.{sock,log}  gpu<K>-<n>.{seg,pinned}  slots      the server's
 
 A folder whose `lock` can be taken belongs to nobody that lives, and is removed by whoever starts or ends next.
-Locks: .lock < <job>/lock; the second is only ever tried, never waited for, while the first is held.
+Locks: .lock < <job>/lock, .devproxyd.lock; the second is only ever tried, never waited for, while the first is held.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from devproxy.errors import Refused
 
 JOB_NAME_LIMIT = 64
 SOCKET_PATH_LIMIT = 107  # unix(7): sun_path, less its NUL
+MOUNT_NAME = ".job"  # where every job sees its own folder, by a mount of its own
+DAEMON_LOCK = ".devproxyd.lock"
+DAEMON_SOCKET = ".devproxyd.sock"
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -220,11 +226,61 @@ def sweep() -> None:
         if root is None:
             return
         if not _sweep(root):
+            _sweep_daemon(root)
             _unlink(os.path.join(root, ".lock"))
+            try:
+                os.rmdir(os.path.join(root, MOUNT_NAME))
+            except OSError:
+                pass  # it was never made
             try:
                 os.rmdir(root)
             except OSError:
-                pass  # something of the user's is in there
+                pass  # a daemon, or something of the user's, is in there
+
+
+def daemon_socket() -> str:
+    return os.path.join(root_path(), DAEMON_SOCKET)
+
+
+def take_daemon_lock() -> int | None:
+    """The descriptor that makes the caller this user's devproxyd, or None: another one lives. Makes the root."""
+    with _root_locked(create=True) as root:
+        assert root is not None
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(os.path.join(root, DAEMON_LOCK), flags, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return fd
+
+
+def give_daemon_lock_back(fd: int) -> None:
+    """The daemon is over: removes its files, and the root with them when no job lives."""
+    with _root_locked(create=False) as root:
+        if root is not None:
+            _unlink(os.path.join(root, DAEMON_SOCKET))
+            _unlink(os.path.join(root, DAEMON_LOCK))
+    os.close(fd)
+    sweep()
+
+
+def _sweep_daemon(root: str) -> None:
+    """Removes what a killed daemon left. Needs the root's lock, so no daemon is starting meanwhile."""
+    path = os.path.join(root, DAEMON_LOCK)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _unlink(os.path.join(root, DAEMON_SOCKET))
+        _unlink(path)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(fd)
 
 
 def wait_until_dead(path: str) -> None:

@@ -4,6 +4,7 @@ python examples/train_gpt.py --steps 60
 """
 
 import argparse
+import hashlib
 import os
 import sysconfig
 import time
@@ -102,6 +103,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10, help="steps between two lines of output")
     options = parser.parse_args()
 
+    run = os.urandom(4).hex()  # tells this process from every other one
     torch.manual_seed(1337)
     device = torch.device(options.device)
     pieces = Pieces(read_text(), options.steps * options.batch)
@@ -116,7 +118,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     size = sum(p.numel() for p in model.parameters())
     print(
-        f"{size / 1e6:.2f} M parameters on {name}, {len(pieces.text) / 2**20:.1f} MiB of text",
+        f"run {run}: {size / 1e6:.2f} M parameters on {name}, {len(pieces.text) / 2**20:.1f} MiB of text",
         flush=True,
     )
 
@@ -134,13 +136,19 @@ def main() -> None:
         if step % options.every == 0 or step == options.steps:
             value, now = loss.item(), time.perf_counter()
             each = (now - last) / (step - printed)
-            print(f"step {step:4d}  loss {value:.4f}  {each * 1e3:.1f} ms/step", flush=True)
+            print(
+                f"run {run}  step {step:4d}  loss {value:.6f}  {each * 1e3:.1f} ms/step", flush=True
+            )
             last, printed = now, step
     total = time.perf_counter() - start
     mean = torch.stack(losses[-10:]).mean().item()
     print(
         f"{options.steps} steps in {total:.1f} s ({total / options.steps * 1e3:.1f} ms/step), last losses {mean:.4f}"
     )
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    print(f"parameters sha256 {digest.hexdigest()[:32]}")
     if device.type == "cuda":
         print(f"device memory: {torch.cuda.max_memory_allocated() / 2**20:.1f} MiB at most")
 

@@ -25,4 +25,5 @@ if [ ! -e build/cmake/build.ninja ] || [ "$(cat build/cmake/.configuration 2>/de
     -DDEVPROXY_PYTHON="$python" -DDEVPROXY_CUDA_INCLUDE="$include"
   echo "$configuration" > build/cmake/.configuration
 fi
+scripts/gen_proto.sh "$python"
 cmake --build build/cmake -j "${JOBS:-$(nproc)}"

@@ -10,6 +10,10 @@ import time
 from typing import Any, NoReturn
 
 from devproxy import __version__, config, layout, runtime
+from devproxy.cli import verbs as job_verbs
+from devproxy.cli.table import show_table
+from devproxy.control import client
+from devproxy.control import coordinator_api as api
 from devproxy.errors import DevproxyError, Refused, ServerUnreachable
 from devproxy.log import say
 from devproxy.machine import show_bytes
@@ -28,21 +32,24 @@ def _abi() -> bytes:
         return bytes(layout.ABI_BYTES)
 
 
+# Phases in which a job has no servers to ask.
+WITHOUT_SERVERS = (api.STARTING, api.SUSPENDED, api.RESTORING, api.GONE)
+
+
 def job_facts(name: str, path: str, alive: bool) -> dict[str, Any]:
-    """What devproxy-run wrote in job.json, and whether the job lives."""
-    facts: dict[str, Any] = {"job": name, "alive": alive, "gpus": 0, "device": "?", "command": []}
-    try:
-        with open(os.path.join(path, "job.json"), encoding="utf-8") as file:
-            facts |= json.load(file)
-    except (OSError, ValueError):
-        facts["starting"] = alive
-    return facts
+    """What devproxy-run wrote in job.json, whether the job lives, and what its coordinator says."""
+    facts: dict[str, Any] = {"job": name, "alive": alive, "gpus": [], "device": "?", "command": []}
+    facts |= client.job_file(path)
+    # asdict would copy a list of arguments that may be long; this is the same, and flat.
+    return facts | vars(client.agent_status(name, path, alive))
 
 
 def ask_servers(facts: dict[str, Any], path: str, abi: bytes) -> list[dict[str, Any]]:
     """Statistics of each GPU's server, or {"gpu", "lost"} where it does not answer."""
     answers: list[dict[str, Any]] = []
-    for gpu in range(int(facts["gpus"])):
+    if facts["phase"] in WITHOUT_SERVERS:
+        return answers
+    for gpu in range(len(facts["gpus"])):
         try:
             answers.append(stats.query(path, gpu, abi))
         except ServerUnreachable as error:
@@ -66,20 +73,6 @@ def _dump(value: object) -> int:
     return 0
 
 
-def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    # A pipe has no width: a table cut at 80 columns would lose what a script looks for.
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
-
-
 def ps(arguments: argparse.Namespace) -> int:
     """One line per job."""
     jobs = all_jobs()
@@ -93,43 +86,59 @@ def ps(arguments: argparse.Namespace) -> int:
         answered = [s for s in job["servers"] if "lost" not in s]
         used = sum(s.get("memory", {}).get("used", 0) for s in answered)
         total = sum(s.get("memory", {}).get("total", 0) for s in answered)
-        age_s = time.time() - job["started_unix_s"] if "started_unix_s" in job else 0
+        age_s = time.time() - job["started_unix_s"] if job["started_unix_s"] else 0
         rows.append(
             [
                 job["job"],
                 str(job.get("pid", "?")),
                 _state(job),
-                f"{job['gpus']} {job['device']}",
+                f"{len(job['gpus'])} {job['device']}",
                 str(sum(s.get("clients_now", 0) for s in answered)),
                 f"{show_bytes(used)} / {show_bytes(total)}",
+                str(job["images"]),
                 f"{age_s:.0f} s",
                 " ".join(job["command"])[:60],
             ]
         )
-    _table("", ["JOB", "PID", "STATE", "GPUS", "CLIENTS", "MEMORY", "AGE", "COMMAND"], rows)
+    show_table(
+        "", ["JOB", "PID", "STATE", "GPUS", "CLIENTS", "MEMORY", "IMAGES", "AGE", "COMMAND"], rows
+    )
     return 0
 
 
 def _state(job: dict[str, Any]) -> str:
     if not job["alive"]:
         return "dead"
-    if job.get("starting"):
-        return "starting"
-    return "server lost" if any("lost" in s for s in job["servers"]) else "running"
+    lost = any("lost" in s for s in job["servers"])
+    return "server lost" if lost else str(job["phase"])
 
 
 def status(arguments: argparse.Namespace) -> int:
     """One job, all that its servers say."""
-    found = next((j for j in runtime.list_jobs() if j[0] == arguments.job), None)
-    if found is None:
-        raise Refused(f"there is no job {arguments.job!r}", "see: devproxy ps")
-    name, path, alive = found
+    if arguments.job:
+        found = next((j for j in runtime.list_jobs() if j[0] == arguments.job), None)
+        if found is None:
+            raise Refused(f"there is no job {arguments.job!r}", "see: devproxy ps")
+        name, path, alive = found
+    else:
+        name, path = client.find_job("")
+        alive = True
     facts = job_facts(name, path, alive)
     facts["servers"] = ask_servers(facts, path, _abi()) if alive else []
     if arguments.json:
         return _dump(facts)
     print(f"job {name}, {_state(facts)}, devproxy-run is process {facts.get('pid', '?')}")
     print(f"command: {' '.join(facts['command'])}")
+    print(f"GPUs of this machine: {', '.join(str(gpu) for gpu in facts['gpus']) or 'none'}")
+    if facts["checkpointable"]:
+        last = f", the last one {facts['last_image']}" if facts["last_image"] else ""
+        print(f"images: {facts['images']}{last}; optimizer steps: {facts['steps']}")
+        if facts["next_checkpoint_unix_s"]:
+            print(f"next image in {facts['next_checkpoint_unix_s'] - time.time():.0f} s")
+    else:
+        print(f"no checkpoints: {facts['why_not']}")
+    if facts["last_error"]:
+        print(f"last error: {facts['last_error']}")
     for server in facts["servers"]:
         if "lost" in server:
             print(f"GPU {server['gpu']}: {server['lost']}")
@@ -156,10 +165,10 @@ def _print_server(server: dict[str, Any]) -> None:
         rows.append([key, shown])
     if server.get("sticky"):
         rows.append(["sticky error", str(server["sticky"])])
-    _table(f"GPU {server.get('gpu', '?')}", ["", ""], rows)
+    show_table(f"GPU {server.get('gpu', '?')}", ["", ""], rows)
     clients = server.get("clients", [])
     if clients:
-        _table(
+        show_table(
             "",
             ["CLIENT", "SLOT", "CALLS", "LAUNCHES", "LIVE", "PEAK"],
             [
@@ -184,7 +193,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _dump([finding._asdict() for finding in findings])
     else:
-        _table(
+        show_table(
             "",
             ["", "WHAT", "FOUND", "TO MEND IT"],
             [[f.mark(), f.what, f.found, f.remedy if not f.ok else ""] for f in findings],
@@ -208,8 +217,16 @@ def build_torch(arguments: argparse.Namespace) -> int:
     return int(builder.main(argv))
 
 
+class _Parser(argparse.ArgumentParser):
+    """Bad input is one line and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        say(f"{message}: see {self.prog} --help", "devproxy")
+        sys.exit(2)
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="devproxy", description=__doc__)
+    top = _Parser(prog="devproxy", description=__doc__)
     top.add_argument("--version", action="version", version=f"devproxy {__version__}")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
 
@@ -220,7 +237,10 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     verb("ps", ps, "the jobs of this user")
-    verb("status", status, "one job in detail").add_argument("job", metavar="JOB")
+    verb("status", status, "one job in detail").add_argument(
+        "job", metavar="JOB", nargs="?", default="", help="may be left out when one job lives"
+    )
+    job_verbs.add_to(verb)
     verb("doctor", doctor, "what this machine lacks, and what mends it").add_argument(
         "--python", default=sys.executable, help="the Python whose torch is looked at"
     )
@@ -237,7 +257,9 @@ def main() -> NoReturn:
         code = int(arguments.run(arguments))
     except DevproxyError as error:
         if arguments.json:
-            print(json.dumps({"error": error.what, "remedy": error.remedy}), file=sys.stderr)
+            facts = {"error": error.what, "remedy": error.remedy}
+            facts |= {n: v for n in ("stage", "object", "state") if (v := getattr(error, n, ""))}
+            print(json.dumps(facts), file=sys.stderr)
         else:
             say(str(error), "devproxy")
         code = error.exit_code

@@ -10,12 +10,12 @@ import sys
 from typing import NamedTuple
 
 from devproxy import config, layout, machine, runtime
+from devproxy.checkpoint import criu
 from devproxy.errors import Refused
 from devproxy.proxy import preflight, supervisor
 
 CAP_SYS_ADMIN = 21
 CAP_CHECKPOINT_RESTORE = 40
-OLDEST_CRIU = (4, 2)
 
 
 class Finding(NamedTuple):
@@ -41,7 +41,7 @@ def examine(python: str) -> list[Finding]:
     ]
     findings += [_shm(), _runtime_folder(), _memory(), _huge_pages()]
     findings += [_outputs(), *_torch(python)]
-    findings += [_nvidia(), _criu(), _namespaces()]
+    findings += [_nvidia(), _criu(), namespaces()]
     return findings
 
 
@@ -185,21 +185,23 @@ def _nvidia() -> Finding:
 
 
 def _criu() -> Finding:
-    path = shutil.which("criu")
-    text = _first_line([path, "--version"]) if path else ""
-    numbers = tuple(
-        int(part) for part in text.removeprefix("Version:").strip().split(".") if part.isdigit()
-    )
-    return Finding(
-        "CRIU 4.2 or later (for checkpoints, which are not built yet)",
-        numbers >= OLDEST_CRIU,
-        False,
-        text or "not found",
-        "apt-get install criu, or build it from source where that one is older",
-    )
+    what = f"CRIU {'.'.join(map(str, criu.OLDEST))} or later (for checkpoints)"
+    try:
+        found = criu.find()
+    except Refused as error:
+        return Finding(what, False, False, error.what, error.remedy)
+    text = f"{'.'.join(map(str, found.version))} in {found.program}"
+    complaint = found.check()
+    if complaint:
+        return Finding(
+            what, False, False, f"{text}; criu check: {complaint}",
+            "run as root, on a kernel that has what it misses (CONFIG_CHECKPOINT_RESTORE)",
+        )  # fmt: skip
+    return Finding(what, True, False, text)
 
 
-def _namespaces() -> Finding:
+def namespaces() -> Finding:
+    """May we make the namespaces that a job is stored in? The capability alone does not say: a container may forbid."""
     capabilities = 0
     with open("/proc/self/status", encoding="utf-8") as file:
         for line in file:
@@ -207,10 +209,28 @@ def _namespaces() -> Finding:
                 capabilities = int(line.split()[1], 16)
     admin = bool(capabilities >> CAP_SYS_ADMIN & 1)
     restore = bool(capabilities >> CAP_CHECKPOINT_RESTORE & 1)
+    found = f"CAP_SYS_ADMIN {'yes' if admin else 'no'}, CAP_CHECKPOINT_RESTORE {'yes' if restore else 'no'}"
+    possible = admin and _can_unshare()
+    if admin:
+        found += f", namespaces {'can be made' if possible else 'are forbidden'}"
     return Finding(
         "privileges for namespaces and CRIU (for checkpoints)",
-        admin and restore,
+        possible and restore,
         False,
-        f"CAP_SYS_ADMIN {'yes' if admin else 'no'}, CAP_CHECKPOINT_RESTORE {'yes' if restore else 'no'}",
-        "run as root, or give it: setpriv --ambient-caps +sys_admin,+checkpoint_restore",
+        found,
+        "allow unshare and mount in this container (docker: --privileged)"
+        if admin
+        else "run as root, or give it: setpriv --ambient-caps +sys_admin,+checkpoint_restore",
     )
+
+
+def _can_unshare() -> bool:
+    command = ["unshare", "--pid", "--mount", "--fork", "--mount-proc", "true"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, timeout=20,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0

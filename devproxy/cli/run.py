@@ -9,10 +9,13 @@ import os
 import sys
 import time
 
-from devproxy import config, machine, proctree, runtime
-from devproxy.cli import command as cmd
+from devproxy import config, machine, proctree, runtime, state
+from devproxy.control import job as jobs
+from devproxy.control import spec as specs
+from devproxy.control import stdio, tree
 from devproxy.errors import EXIT_REFUSED, EXIT_SERVER_LOST, DevproxyError, Refused
 from devproxy.log import say
+from devproxy.proxy import command as cmd
 from devproxy.proxy import janitor, preflight
 from devproxy.proxy.proof import Proof
 from devproxy.proxy.supervisor import Supervisor
@@ -27,6 +30,7 @@ Runs an unmodified command behind a device proxy: its GPU work happens in a serv
 
   --device auto|soft|cuda  auto (the default) takes the software GPU where no NVIDIA device is
   --gpus N                 number of GPUs, one server each (1)
+  --gpu ID[,ID...]         which GPUs of the machine, instead of the first N
   --gpu-memory SIZE        memory of each software GPU, as 512MiB or 4GiB (4GiB, or what can be spared)
   --name JOB               the job's name in `devproxy ps` (made from the command)
   --chaos SEED             software GPU: delay and reorder legally, to show ordering bugs
@@ -34,10 +38,32 @@ Runs an unmodified command behind a device proxy: its GPU work happens in a serv
   --json                   the summary, or the error, as one line of JSON on stderr
   --version, --help
 
+Checkpoints (devproxy checkpoint, suspend, restore, migrate):
+  --store URL              where images go: a folder, or file:// or s3:// (a folder of yours under /var/tmp)
+  --checkpoint-every T     an image every 30s, 10m or 50steps (of the optimizer)
+  --keep N                 how many images of this job to keep (3)
+  --cut-wait TIME          how long an image waits for the moment of least device memory, as 500ms; 0 takes it at once
+  --files-max SIZE         larger files that the job writes are listed in images, not kept (1GiB)
+  --strict                 no image while a connection to the outside would be lost by it
+  --plain                  no namespaces around the job; then it cannot be checkpointed
+
 Exit code: the command's; 128+N when signal N ended it; 126, 127 as a shell gives them; 2 when nothing was started;
 3 when the command ended well but a server had died under it.
 """
 MOST_GPUS = 64
+VALUED = (
+    "--device",
+    "--gpus",
+    "--gpu",
+    "--gpu-memory",
+    "--name",
+    "--chaos",
+    "--store",
+    "--checkpoint-every",
+    "--keep",
+    "--files-max",
+    "--cut-wait",
+)
 
 
 class Options:
@@ -46,11 +72,19 @@ class Options:
     def __init__(self) -> None:
         self.device = "auto"
         self.gpus = 1
+        self.on: list[int] = []
         self.gpu_memory_bytes: int | None = None
         self.name = ""
         self.chaos: int | None = None
         self.summary = False
         self.json = False
+        self.store = ""
+        self.every = ""
+        self.keep = 3
+        self.files_max_bytes = machine.GIB
+        self.cut_wait_ms: int | None = None
+        self.strict = False
+        self.plain = False
         self.command: list[str] = []
 
 
@@ -65,9 +99,9 @@ def parse(argv: list[str]) -> Options:
             options.command = rest
             break
         name, equals, value = word.partition("=")
-        if name in ("--summary", "--json") and not equals:
+        if name in ("--summary", "--json", "--strict", "--plain") and not equals:
             setattr(options, name[2:], True)
-        elif name in ("--device", "--gpus", "--gpu-memory", "--name", "--chaos"):
+        elif name in VALUED:
             if not equals:
                 if not rest or rest[0] == "--":
                     raise Refused(f"{name} needs a value", "see: devproxy-run --help")
@@ -94,6 +128,20 @@ def _set(options: Options, name: str, value: str) -> None:
         options.gpus = _number(name, value, 1, MOST_GPUS)
     elif name == "--chaos":
         options.chaos = _number(name, value, 0, (1 << 64) - 1)
+    elif name == "--gpu":
+        options.on = jobs.check_gpus(value, MOST_GPUS)
+        options.gpus = len(options.on)
+    elif name == "--store":
+        options.store = value
+    elif name == "--checkpoint-every":
+        specs.parse_every(value)
+        options.every = value
+    elif name == "--keep":
+        options.keep = _number(name, value, 1, 1 << 20)
+    elif name == "--files-max":
+        options.files_max_bytes = machine.parse_size(value)
+    elif name == "--cut-wait":
+        options.cut_wait_ms = machine.parse_duration_ms(value)
     elif name == "--gpu-memory":
         options.gpu_memory_bytes = machine.parse_size(value)
     else:
@@ -106,109 +154,100 @@ def _number(name: str, text: str, least: int, most: int) -> int:
     return int(text)
 
 
-def job_environment(
-    job: runtime.JobFolder, options: Options, device: str, lib: str
-) -> dict[str, str]:
-    """What the command gets on top of our own environment."""
-    env = dict(os.environ)
-    shims = [os.path.join(lib, name) for name in preflight.SHIMS]
-    preload = [path for path in shims if os.path.exists(path)]
-    around = env.get("LD_PRELOAD", "").replace(" ", ":").split(":")
-    env["LD_PRELOAD"] = ":".join(preload + [p for p in around if p and p not in preload])
-    env[config.JOB_DIR] = job.path
-    env[config.GPUS] = str(options.gpus)
-    env[config.DEVICE] = device
-    env[config.LIB] = lib
-    # Triton links -l:libcuda.so.1 and a dropped LD_PRELOAD still finds ours (facts: driver shim).
-    env["TRITON_LIBCUDA_PATH"] = lib
-    _prepend(env, "LD_LIBRARY_PATH", lib)
-    if device == "soft":
-        _prepend(
-            env, "PYTHONPATH", os.path.join(config.PACKAGE_DIR, "hal", "soft", "torch", "pylib")
-        )
-    return env
-
-
-def _prepend(env: dict[str, str], variable: str, folder: str) -> None:
-    rest = [p for p in env.get(variable, "").split(":") if p and p != folder]
-    env[variable] = ":".join([folder, *rest])
-
-
-def write_job_file(
-    job: runtime.JobFolder, options: Options, device: str, memory_bytes: int
-) -> None:
-    """job.json, for `devproxy ps`: written under another name first, so that nobody reads half of it."""
-    import json
-
-    facts = {
-        "job": job.name,
-        "pid": os.getpid(),
-        "command": options.command,
-        "device": device,
-        "gpus": options.gpus,
-        "gpu_memory_bytes": memory_bytes,
-        "chaos": options.chaos,
-        "started_unix_s": round(time.time(), 3),
-    }
-    path = os.path.join(job.path, "job.json")
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        json.dump(facts, file)
-    os.rename(path + ".new", path)
-
-
 def run(options: Options) -> int:
     """Refuse early, servers, command, end. Returns the exit code; raises DevproxyError when nothing was started."""
     program = cmd.find_program(options.command[0])
     plan = preflight.check(
         options.device, options.gpus, options.gpu_memory_bytes, program, options.command
     )
+    plain = options.plain or not tree.may_make_namespaces()
+    if plain and options.every:
+        raise Refused(
+            "--checkpoint-every needs the job in namespaces of its own, and "
+            + ("--plain was given" if options.plain else "this user may not make them"),
+            "see: devproxy doctor",
+        )
+    build = state.ensure_build(plan.lib, config.pylib_dir())
     mask = cmd.block_signals()
-    job = runtime.create_job(options.name or runtime.default_job_name(options.command[0]))
-    keeper = janitor.start(job)
+    folder = runtime.create_job(options.name or runtime.default_job_name(options.command[0]))
+    spec = make_spec(options, plan, folder.name, program, build, plain)
+    keeper = janitor.start(folder, spec.job_id)
     supervisor = Supervisor()
+    lib = state.build_path(build)
+    server = config.server_path(lib)
     try:
         supervisor.start_all(
-            plan.server, job, options.gpus, plan.device, plan.gpu_memory_bytes, options.chaos
+            server, folder, spec.gpus, spec.device, spec.gpu_memory_bytes, spec.chaos
         )
         cmd.become_subreaper()
-        write_job_file(job, options, plan.device, plan.gpu_memory_bytes)
+        specs.write_job_file(folder.path, spec, os.getpid())
         supervisor.wait_ready(plan.start_timeout_s, cmd.check_interrupted)
         for line in plan.note.splitlines():
             say(line)
-        return _run_command(options, plan, job, supervisor, keeper, program, mask)
+        job = jobs.Job(spec, folder, supervisor, keeper, stdio.Stdio(folder.path), lib, server)
+        return _run_command(options, job, mask)
     finally:
         supervisor.stop()
         keeper.dismiss()
-        runtime.remove_job(job)
+        runtime.remove_job(folder)
 
 
-def _run_command(
-    options: Options,
-    plan: preflight.Plan,
-    job: runtime.JobFolder,
-    supervisor: Supervisor,
-    keeper: janitor.Janitor,
-    program: str,
-    mask: set[int],
-) -> int:
-    ours = frozenset([keeper.pid, *(server.pid for server in supervisor.servers)])
+def make_spec(
+    options: Options, plan: preflight.Plan, name: str, program: str, build: str, plain: bool
+) -> specs.JobSpec:
+    """What the job is, for job.json and for images."""
+    return specs.JobSpec(
+        job=name,
+        job_id=os.urandom(8).hex(),
+        command=options.command,
+        program=program,
+        cwd=os.getcwd(),
+        device=plan.device,
+        gpus=options.on or list(range(options.gpus)),
+        gpu_memory_bytes=plan.gpu_memory_bytes,
+        chaos=options.chaos,
+        build=build,
+        abi=plan.abi,
+        store=options.store or state.default_store(),
+        every=options.every,
+        keep=options.keep,
+        files_max_bytes=options.files_max_bytes,
+        cut_wait_ms=options.cut_wait_ms,
+        strict=options.strict,
+        plain=plain,
+        started_unix_s=round(time.time(), 3),
+    )
+
+
+def _run_command(options: Options, job: jobs.Job, mask: set[int]) -> int:
+    supervisor = job.supervisor
+
+    def ours() -> frozenset[int]:
+        return frozenset([job.keeper.pid, *(server.pid for server in supervisor.servers)])
+
     proof = Proof([server.pid for server in supervisor.servers])
 
     def look() -> float | None:
         if not options.summary:
             return None
-        if command is not None:
-            proof.look(proctree.descendants(os.getpid(), ours))
+        if job.root is not None:
+            proof.server_pids = [server.pid for server in supervisor.servers]
+            proof.look([job.root, *proctree.descendants(job.root)])
         return proof.pause_s()
 
-    command: cmd.Command | None = None
-    env = job_environment(job, options, plan.device, plan.lib)
-    command = cmd.Command(program, options.command, env, mask)
-    keeper.watch(command.pid)
-    code = command.wait(look, supervisor.note_exit)
-    wall_s = time.monotonic() - command.started_at
-    lost = supervisor.lost(job)
-    stragglers = command.end_stragglers(ours, supervisor.note_exit)
+    mount_at = job.folder.path
+    if not job.spec.plain:
+        mount_at = tree.prepare_mount_point(runtime.root_path())
+    env = jobs.job_environment(job.spec, job.lib, config.job_pylib_dir(job.lib), mount_at)
+    if job.spec.plain:
+        job.start_plain(env, mask)
+    else:
+        job.start_tree(env, mask, mount_at)
+    jobs.start_agent(job)
+    code = job.wait(look)
+    wall_s = time.monotonic() - job.started_at
+    lost = supervisor.lost(job.folder)
+    stragglers = job.end(ours())
     if stragglers:
         say(f"ended {stragglers} process(es) that the command had left running")
     for server in lost:
@@ -220,19 +259,12 @@ def _run_command(
     if lost and code == 0:
         code = EXIT_SERVER_LOST
     if options.summary:
-        _say_summary(options, plan, job, supervisor, proof, wall_s, code)
+        _say_summary(options, job, proof, wall_s, code)
+    jobs.stop_agent(job)
     return code
 
 
-def _say_summary(
-    options: Options,
-    plan: preflight.Plan,
-    job: runtime.JobFolder,
-    supervisor: Supervisor,
-    proof: Proof,
-    wall_s: float,
-    code: int,
-) -> None:
+def _say_summary(options: Options, job: jobs.Job, proof: Proof, wall_s: float, code: int) -> None:
     import json
 
     from devproxy.cli import summary
@@ -240,12 +272,12 @@ def _say_summary(
     from devproxy.proxy import stats
 
     gpus: list[dict[str, Any]] = []
-    for server in supervisor.servers:
+    for server in job.supervisor.servers:
         try:
-            gpus.append(stats.query(job.path, server.gpu, bytes.fromhex(plan.abi)))
+            gpus.append(stats.query(job.folder.path, server.gpu, bytes.fromhex(job.spec.abi)))
         except ServerUnreachable as error:
             gpus.append({"gpu": server.gpu, "lost": str(error)})
-    facts = summary.build(job.name, plan.device, wall_s, code, gpus, proof.as_json())
+    facts = summary.build(job.spec.job, job.spec.device, wall_s, code, gpus, proof.as_json())
     if options.json:
         sys.stderr.write(json.dumps(facts) + "\n")
         return
@@ -288,6 +320,9 @@ def _main(argv: list[str]) -> int:
 
 def main() -> NoReturn:
     """Entry point of devproxy-run."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass  # a closed standard stream: its number must not become one of our own files
+    os.close(fd)
     try:
         code = _main(sys.argv[1:])
     except KeyboardInterrupt:  # before the signals were blocked: nothing runs yet

@@ -48,8 +48,9 @@ class Janitor:
             pass  # somebody killed it: then only the next start sweeps
 
 
-def start(job: runtime.JobFolder) -> Janitor:
-    """Forks it. Precondition: this process has one thread."""
+def start(job: runtime.JobFolder, job_id: str) -> Janitor:
+    """Forks it. job_id: the mark in the environment of the job's processes; empty after a restore, where the tree's
+    environment may be another living job's. Precondition: this process has one thread."""
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid:
@@ -58,13 +59,13 @@ def start(job: runtime.JobFolder) -> Janitor:
     status = 0
     try:
         _detach(keep=read_fd)
-        _serve(job, read_fd)
+        _serve(job, job_id, read_fd)
     except BaseException:  # a fork must never return into devproxy-run's own code
         status = 1
     os._exit(status)
 
 
-def _serve(job: runtime.JobFolder, pipe: int) -> None:
+def _serve(job: runtime.JobFolder, job_id: str, pipe: int) -> None:
     command: tuple[int, int | None] | None = None
     while message := os.read(pipe, 4):
         if message == NORMAL_END:
@@ -73,7 +74,8 @@ def _serve(job: runtime.JobFolder, pipe: int) -> None:
         command = (pid, _pidfd(pid))
     if command:
         _kill_tree(*command)
-    _kill_marked(job)
+    if job_id:
+        _kill_marked(job_id)
     runtime.wait_until_dead(job.path)
     runtime.sweep()
 
@@ -120,12 +122,12 @@ def _kill_tree(root_pid: int, root: int | None) -> None:
             _kill(handle)
 
 
-def _kill_marked(job: runtime.JobFolder) -> None:
-    """Whoever has the job's folder in its environment: what left the tree, and what we were not told of in time.
+def _kill_marked(job_id: str) -> None:
+    """Whoever has the job's id in its environment: what left the tree, and what we were not told of in time.
 
     devproxy-run can be killed between the command's start and its message to us.
     """
-    mark = f"{config.JOB_DIR}={job.path}\0".encode()
+    mark = f"{config.JOB_ID}={job_id}\0".encode()
     for _ in range(PASSES):
         handles = [_pidfd(pid) for pid in proctree.with_environment(mark)]
         for handle in handles:

@@ -71,38 +71,56 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.servers: list[Server] = []
+        self._gone: list[Server] = []  # dismissed ones, whose end may still have to be reaped
         self._lease_read, self._lease_write = os.pipe()
 
     def start_all(
         self,
         program: str,
         job: runtime.JobFolder,
-        gpus: int,
+        gpus: list[int],
         device: str,
         gpu_memory_bytes: int,
         chaos: int | None,
-    ) -> None:
-        """Starts one server per GPU; wait_ready then waits for all of them at once."""
-        for gpu in range(gpus):
+        more: tuple[str, ...] = (),
+    ) -> list[Server]:
+        """Starts one server for each of the job's GPUs, on the machine's GPUs that are named; wait_ready then waits
+        for all of them at once. more: further arguments (--restore DIR). Returns the new servers."""
+        fresh = []
+        for gpu, physical in enumerate(gpus):
             arguments = ["--job", job.name, "--job-dir", job.path, "--device", device]
-            arguments += ["--gpu-memory", str(gpu_memory_bytes)]
-            arguments += ["--ledger", runtime.ledger_path(job, device, gpu)]
+            arguments += ["--gpu-memory", str(gpu_memory_bytes), "--physical-gpu", str(physical)]
+            arguments += ["--ledger", runtime.ledger_path(job, device, physical), *more]
             if chaos is not None:
                 arguments += ["--chaos", str(chaos)]
             log_path = os.path.join(job.path, f"gpu{gpu}.log")
-            self.servers.append(
-                start(program, arguments, gpu, self._lease_read, job.lock_fd, log_path)
-            )
-        os.close(self._lease_read)
-        self._lease_read = -1
+            fresh.append(start(program, arguments, gpu, self._lease_read, job.lock_fd, log_path))
+        self.servers += fresh
+        return fresh
 
-    def wait_ready(self, timeout_s: float, interrupted: Callable[[], None]) -> None:
-        """Returns when every server listens. `interrupted` is called often, and may raise.
+    def dismiss(self, servers: Iterable[Server], grace_s: float = STOP_GRACE_S) -> None:
+        """These are not the job's any more: they were told to leave, or have failed. Waits, then kills."""
+        leaving = list(servers)
+        self.servers = [server for server in self.servers if server not in leaving]
+        self._gone += leaving
+        if not self.wait_gone(leaving, grace_s):
+            for server in leaving:
+                if server.status is None:
+                    os.kill(server.pid, signal.SIGKILL)
+            self.wait_gone(leaving, grace_s)
+
+    def wait_ready(
+        self,
+        timeout_s: float,
+        interrupted: Callable[[], None],
+        servers: Iterable[Server] | None = None,
+    ) -> None:
+        """Returns when every server (of these) listens. `interrupted` is called often, and may raise.
 
         Raises Refused with the server's own line when one fails, or when timeout_s have passed.
         """
         deadline = time.monotonic() + timeout_s
-        waiting = {server.ready_fd: server for server in self.servers}
+        waiting = {s.ready_fd: s for s in (self.servers if servers is None else servers)}
         texts = dict.fromkeys(waiting, b"")
         poll = select.poll()
         for fd in waiting:
@@ -140,7 +158,7 @@ class Supervisor:
 
     def note_exit(self, pid: int, wait_status: int) -> bool:
         """Takes the end of a reaped child; False when it was none of our servers."""
-        for server in self.servers:
+        for server in [*self.servers, *self._gone]:
             if server.pid == pid and server.status is None:
                 server.status = os.waitstatus_to_exitcode(wait_status)
                 return True
@@ -159,7 +177,7 @@ class Supervisor:
         return [server for server in self.servers if server.status is not None]
 
     def _reap(self) -> None:
-        for server in self.servers:
+        for server in [*self.servers, *self._gone]:
             if server.status is None:
                 try:
                     pid, status = os.waitpid(server.pid, os.WNOHANG)

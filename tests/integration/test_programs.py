@@ -23,7 +23,7 @@ LIB = ROOT / "build" / "lib"
 
 EXIT_SERVER_LOST = 3  # devproxy-run: the command ended well, but a server had died under it
 
-# program, its arguments, devproxy-run's options
+# program, its arguments, devproxy-run's options; --plain where it must see the server among the processes
 PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("context", [], []),
     ("streams", [], []),
@@ -37,10 +37,10 @@ PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("fault", ["assert"], []),
     ("fault", ["address"], []),
     ("fault", ["crash"], []),
-    ("lost", ["poll"], []),
-    ("lost", ["wait"], []),
-    ("lost", ["post"], []),
-    ("lost", ["ask"], []),
+    ("lost", ["poll"], ["--plain"]),
+    ("lost", ["wait"], ["--plain"]),
+    ("lost", ["post"], ["--plain"]),
+    ("lost", ["ask"], ["--plain"]),
     ("threads", [], []),
     ("fork", [], []),
     ("host_function", [], []),

@@ -57,8 +57,6 @@ def test_example_trains(tmp_path: Path) -> None:
     command = [sys.executable, example, "--steps", "12", "--every", "4", "--workers", "1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    losses = [
-        float(line.split()[3]) for line in done.stdout.splitlines() if line.startswith("step")
-    ]
+    losses = [float(line.split()[5]) for line in done.stdout.splitlines() if "  step " in line]
     assert len(losses) == 3
     assert losses[-1] < losses[0] < 6

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devproxy.cli.run import job_environment, parse
+from devproxy.cli.run import parse
+from devproxy.control.job import job_environment
+from devproxy.control.spec import JobSpec, parse_every
 from devproxy.errors import Refused
-from devproxy.runtime import JobFolder
 
 
 def test_all_options() -> None:
@@ -38,6 +39,13 @@ def test_all_options() -> None:
         ("--chaos -1 -- a", "number from 0"),
         ("--frobnicate -- a", "unknown option"),
         ("--summary=1 -- a", "unknown option"),
+        ("--gpu 0,x -- a", "no list of GPUs"),
+        ("--gpu 1,1 -- a", "twice"),
+        ("--checkpoint-every soon -- a", "no interval"),
+        ("--checkpoint-every 0steps -- a", "no interval"),
+        ("--keep 0 -- a", "number from 1"),
+        ("--cut-wait -1 -- a", "not a time"),
+        ("--files-max 0 -- a", "not a memory size"),
     ],
 )
 def test_bad_lines(line: str, says: str) -> None:
@@ -64,17 +72,35 @@ def test_environment(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_PRELOAD", f"/x/libfoo.so {lib}/libcuda.so.1")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/y")
     monkeypatch.setenv("PYTHONPATH", "/z")
-    env = job_environment(
-        JobFolder("j", "/shm/j", -1), parse(["--gpus", "3", "--", "a"]), "soft", lib
-    )
+    spec = JobSpec(
+        job="j", job_id="1234", command=["a"], program="/a", cwd="/", device="soft", gpus=[0, 1, 2],
+        gpu_memory_bytes=1, build="b", abi="00", store="/s",
+    )  # fmt: skip
+    env = job_environment(spec, lib, "/build/pylib", "/shm/.job")
     assert (
         env["LD_PRELOAD"] == f"{lib}/libcuda.so.1:/x/libfoo.so"
     )  # only what exists, once, ours first
     assert env["LD_LIBRARY_PATH"] == f"{lib}:/y"
     assert env["TRITON_LIBCUDA_PATH"] == lib
-    assert env["PYTHONPATH"].endswith("hal/soft/torch/pylib:/z")
+    assert env["PYTHONPATH"] == "/build/pylib:/z"
+    assert env["DEVPROXY_JOB_ID"] == "1234"
     assert (env["DEVPROXY_JOB_DIR"], env["DEVPROXY_GPUS"], env["DEVPROXY_DEVICE"]) == (
-        "/shm/j",
+        "/shm/.job",
         "3",
         "soft",
     )
+
+
+def test_checkpoint_options() -> None:
+    o = parse("--gpu 3,1 --store /s --checkpoint-every 50steps --keep 2 --cut-wait 2s -- a".split())
+    assert (o.on, o.gpus, o.store, o.keep, o.cut_wait_ms) == ([3, 1], 2, "/s", 2, 2000)
+    assert parse_every(o.every) == (0.0, 50)
+    assert [parse_every(t)[0] for t in ("30s", "10m", "1h", "500ms")] == [30, 600, 3600, 0.5]
+
+
+def test_spec_travels() -> None:
+    spec = JobSpec(
+        job="j", job_id="1", command=["a", "b"], program="/a", cwd="/", device="soft", gpus=[2],
+        gpu_memory_bytes=1, chaos=3, build="b", abi="00", store="/s", every="30s", keep=5,
+    )  # fmt: skip
+    assert JobSpec(**spec.as_json()).as_json() == spec.as_json()

@@ -37,6 +37,8 @@ PASSED_ON = frozenset(
     }
 )
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+# What devproxy-init passes on to the command.
+FORWARDED = PASSED_ON | {signal.SIGTSTP}
 WATCHED = PASSED_ON | {signal.SIGTSTP, signal.SIGCHLD}
 STRAGGLER_GRACE_S = 1.0
 TERM_GRACE_S = 3.0

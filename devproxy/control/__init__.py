@@ -1,0 +1,1 @@
+"""Job control: the coordinator's interface, the agent's and the daemon's gRPC services, and their client."""

@@ -1,0 +1,401 @@
+"""Talks to devproxyd, starting it where it is absent, and to jobs' agents. What failed there is raised here again.
+
+Light to import: gRPC is loaded by the first call.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from devproxy import __version__, config, runtime
+from devproxy.control.coordinator_api import GONE, ImageFacts, JobStatus, Report
+from devproxy.errors import DevproxyError, Refused
+
+if TYPE_CHECKING:
+    from devproxy.control._pb import job_pb2 as pb
+    from devproxy.control.quiet_grpc import grpc
+
+AGENT_SOCKET = "agent.sock"
+START_TIMEOUT_S = 20.0
+ANSWER_TIMEOUT_S = 5.0
+LEAVE_TIMEOUT_S = 2.0
+# What a starting daemon tells.
+READY = b"ready"
+BUSY = b"busy"
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a long operation ended well."""
+
+    image: ImageFacts | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    job: JobStatus | None = None
+
+
+def listens(path: str) -> bool:
+    """Does a process listen on that unix socket?"""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(ANSWER_TIMEOUT_S)
+        try:
+            link.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def start_daemon(timeout_s: float) -> str:
+    """Starts devproxyd detached; returns when it serves or has ended. Returns what it complained about, or ""."""
+    reader, writer = os.pipe()
+    try:
+        daemon = [sys.executable, "-m", "devproxy.control.daemon", "--told", str(writer)]
+        with _no_subreaper():
+            # The shell ends at once and leaves an orphan: in no way a part of the job that a supervisor around us
+            # runs, and whose stragglers it ends.
+            subprocess.run(
+                ["/bin/sh", "-c", '"$@" &', "sh", *daemon],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=own_environment(os.environ),
+                start_new_session=True,
+                pass_fds=[writer],
+                check=False,
+            )
+    finally:
+        os.close(writer)
+    told = b""
+    deadline = time.monotonic() + timeout_s
+    try:
+        while True:
+            readable, _, _ = select.select([reader], [], [], max(0, deadline - time.monotonic()))
+            if not readable:
+                return "it does not get ready"
+            piece = os.read(reader, 4096)
+            if not piece:
+                break
+            told += piece
+    finally:
+        os.close(reader)
+    if not told:
+        return "it ended while it started"
+    return "" if told in (READY, BUSY) else told.decode(errors="replace")
+
+
+@contextmanager
+def _no_subreaper() -> Iterator[None]:
+    """Orphans made in here go to the host's init, and not to us where we are a job's supervisor.
+
+    For the 2 ms that this takes, the job's own orphans would go there, too; in a namespace of its own it has none.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    is_subreaper = ctypes.c_int()
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(is_subreaper), 0, 0, 0)
+    if is_subreaper.value:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    try:
+        yield
+    finally:
+        if is_subreaper.value:
+            libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def own_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """For a process of ours, without what a job around us was given: it is no part of that job."""
+    env = {k: v for k, v in given.items() if k not in (*config.OF_THE_JOB, "LD_PRELOAD")}
+    home = os.path.dirname(config.PACKAGE_DIR)
+    if os.path.basename(home) != "site-packages":  # a checkout: -m finds it wherever it starts
+        rest = [p for p in env.get("PYTHONPATH", "").split(":") if p and p != home]
+        env["PYTHONPATH"] = ":".join([home, *rest])
+    return env
+
+
+def ensure_daemon(timeout_s: float = START_TIMEOUT_S) -> str:
+    """The socket of a devproxyd that answers, started if need be. Raises DevproxyError when none can be had.
+
+    A daemon of another version is asked to leave; one that has calls to finish may stay, and then serves us.
+    """
+    path = runtime.daemon_socket()
+    deadline = time.monotonic() + timeout_s
+    asked_to_leave = False
+    last = "it did not start"
+    while True:
+        if listens(path):
+            try:
+                info = ping(path)
+            except DevproxyError as error:
+                last = error.what
+            else:
+                if info == __version__ or asked_to_leave:
+                    return path
+                asked_to_leave = True
+                _leave(path)
+        else:
+            if complaint := start_daemon(max(1.0, deadline - time.monotonic())):
+                raise DevproxyError(
+                    f"devproxyd cannot start: {complaint}", "jobs are not harmed by it"
+                )
+            if listens(path):
+                continue
+        if time.monotonic() > deadline:
+            raise DevproxyError(
+                f"devproxyd does not answer on {path} ({last})",
+                "see its log devproxyd.log in the state folder's logs; jobs are not harmed by it",
+            )
+        time.sleep(0.05)
+
+
+def ping(path: str) -> str:
+    """The version of the daemon on that socket."""
+    from devproxy.control._pb import job_pb2 as pb
+
+    with _daemon(path) as stub:
+        return str(stub.Ping(pb.Empty(), timeout=ANSWER_TIMEOUT_S).version)
+
+
+def _leave(path: str) -> None:
+    """Asks the daemon to end and waits a little for it."""
+    from devproxy.control._pb import job_pb2 as pb
+
+    try:
+        with _daemon(path) as stub:
+            stub.Leave(pb.Empty(), timeout=ANSWER_TIMEOUT_S)
+    except DevproxyError:
+        pass
+    deadline = time.monotonic() + LEAVE_TIMEOUT_S
+    while listens(path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+@contextmanager
+def _daemon(path: str) -> Iterator[Any]:
+    from devproxy.control import messages
+    from devproxy.control._pb import job_pb2_grpc
+
+    with messages.open_channel(path) as channel, translated("devproxyd"):
+        yield job_pb2_grpc.DevproxyStub(channel)
+
+
+@contextmanager
+def translated(who: str) -> Iterator[None]:
+    """Turns gRPC's error into ours: the one that the other side gave, or what happened to the connection."""
+    from devproxy.control import messages
+    from devproxy.control.quiet_grpc import grpc
+
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise messages.carried_error(error) or _broken(error, who) from None
+
+
+def _broken(error: grpc.RpcError, who: str) -> DevproxyError:
+    from devproxy.control.quiet_grpc import grpc
+
+    code = error.code() if isinstance(error, grpc.Call) else None
+    details = (error.details() if isinstance(error, grpc.Call) else "") or str(error)
+    if code == grpc.StatusCode.UNAVAILABLE:
+        return DevproxyError(
+            f"{who} went away during the call",
+            "an operation under way goes on in the job's own supervisor; see: devproxy status",
+        )
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DevproxyError(f"{who} does not answer", "is it stopped? see: devproxy ps")
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        return DevproxyError(f"{who} is older and does not know this verb", "restart the job")
+    return DevproxyError(f"{who}: {details}", f"gRPC status {code.name if code else '?'}")
+
+
+class Client:
+    """The verbs, through devproxyd. Every method raises what the job's coordinator raised, or DevproxyError."""
+
+    def __init__(self) -> None:
+        self._path = ensure_daemon()
+
+    def list_jobs(self) -> list[JobStatus]:
+        from devproxy.control import messages
+        from devproxy.control._pb import job_pb2 as pb
+
+        with _daemon(self._path) as stub:
+            answer = stub.ListJobs(pb.Empty(), timeout=2 * ANSWER_TIMEOUT_S)
+        return [messages.status_from_pb(job) for job in answer.jobs]
+
+    def status(self, job: str) -> JobStatus:
+        from devproxy.control import messages
+        from devproxy.control._pb import job_pb2 as pb
+
+        with _daemon(self._path) as stub:
+            return messages.status_from_pb(
+                stub.Status(pb.JobRequest(job=job), timeout=2 * ANSWER_TIMEOUT_S)
+            )
+
+    def checkpoint(
+        self, job: str, *, cut_wait_ms: int | None, strict: bool, report: Report
+    ) -> Result:
+        from devproxy.control._pb import job_pb2 as pb
+
+        request = pb.CheckpointRequest(job=job, cut_wait_ms=cut_wait_ms, strict=strict)
+        return self._follow(lambda stub: stub.Checkpoint(request), report)
+
+    def suspend(self, job: str, *, cut_wait_ms: int | None, strict: bool, report: Report) -> Result:
+        from devproxy.control._pb import job_pb2 as pb
+
+        request = pb.CheckpointRequest(job=job, cut_wait_ms=cut_wait_ms, strict=strict)
+        return self._follow(lambda stub: stub.Suspend(request), report)
+
+    def resume(self, job: str, *, gpus: list[int], report: Report) -> Result:
+        from devproxy.control._pb import job_pb2 as pb
+
+        request = pb.ResumeRequest(job=job, gpus=gpus)
+        return self._follow(lambda stub: stub.Resume(request), report)
+
+    def migrate(self, job: str, *, to: list[int], report: Report) -> Result:
+        from devproxy.control._pb import job_pb2 as pb
+
+        request = pb.MigrateRequest(job=job, to=to)
+        return self._follow(lambda stub: stub.Migrate(request), report)
+
+    def watch(self, job: str, report: Report) -> Result:
+        """The operation under way in the job, or the last one."""
+        from devproxy.control._pb import job_pb2 as pb
+
+        return self._follow(lambda stub: stub.Watch(pb.JobRequest(job=job)), report)
+
+    def restore(self, request: pb.RestoreRequest, report: Report) -> Iterator[Result]:
+        """The result when the job runs again; with request.wait another one when it has ended."""
+        with _daemon(self._path) as stub:
+            events = stub.Restore(request)
+            yield follow(events, report)
+            if request.wait:
+                yield follow(events, report)
+
+    def kill(self, job: str, signal: int) -> None:
+        from devproxy.control._pb import job_pb2 as pb
+
+        with _daemon(self._path) as stub:
+            stub.Kill(pb.KillRequest(job=job, signal=signal), timeout=2 * ANSWER_TIMEOUT_S)
+
+    def logs(self, job: str, *, offset: int, follow: bool) -> Iterator[bytes]:
+        from devproxy.control._pb import job_pb2 as pb
+
+        with _daemon(self._path) as stub:
+            request = pb.LogsRequest(job=job, offset=offset, follow=follow)
+            for chunk in stub.Logs(request):
+                yield chunk.data
+
+    def _follow(self, call: Callable[[Any], Iterator[pb.Event]], report: Report) -> Result:
+        with _daemon(self._path) as stub:
+            return follow(call(stub), report)
+
+
+def follow(events: Iterator[pb.Event], report: Report) -> Result:
+    """Reports the progress and returns the result. Raises DevproxyError when the stream ends without one."""
+    from devproxy.control import messages
+
+    for event in events:
+        if event.HasField("progress"):
+            report(messages.progress_from_pb(event.progress))
+            continue
+        result = event.result
+        return Result(
+            image=messages.image_from_pb(result.image) if result.HasField("image") else None,
+            facts=json.loads(result.facts_json) if result.facts_json else {},
+            job=messages.status_from_pb(result.job) if result.HasField("job") else None,
+        )
+    raise DevproxyError("the operation's end was not told", "see: devproxy status")
+
+
+# -- a job's own agent ----------------------------------------------------------------------------------------------
+
+
+def agent_status(name: str, path: str, alive: bool) -> JobStatus:
+    """What the job's agent says, or what its folder says where no agent answers. Does not raise for a lost job."""
+    if not alive:
+        return _from_folder(name, path, GONE, "the job is dead")
+    if not os.path.exists(os.path.join(path, AGENT_SOCKET)):
+        return _from_folder(name, path, "", "its supervisor has no control socket (yet)")
+    try:
+        return ask_agent(path)
+    except DevproxyError as error:
+        return _from_folder(name, path, "", error.what)
+
+
+def ask_agent(path: str, timeout_s: float = 2.0) -> JobStatus:
+    """Raises DevproxyError."""
+    from devproxy.control import messages
+    from devproxy.control._pb import job_pb2 as pb
+
+    with agent(path) as stub:
+        return messages.status_from_pb(stub.Status(pb.Empty(), timeout=timeout_s))
+
+
+@contextmanager
+def agent(path: str) -> Iterator[Any]:
+    """The stub of the agent of that job folder."""
+    from devproxy.control import messages
+    from devproxy.control._pb import job_pb2_grpc
+
+    socket_path = os.path.join(path, AGENT_SOCKET)
+    who = f"the supervisor of job {os.path.basename(path)!r}"
+    with messages.open_channel(socket_path) as channel, translated(who):
+        yield job_pb2_grpc.JobAgentStub(channel)
+
+
+def job_file(path: str) -> dict[str, Any]:
+    """job.json, or nothing where it is not there (yet)."""
+    try:
+        with open(os.path.join(path, "job.json"), encoding="utf-8") as file:
+            facts = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _from_folder(name: str, path: str, phase: str, why: str) -> JobStatus:
+    facts = job_file(path)
+    gpus = facts.get("gpus", [])
+    return JobStatus(
+        job=name,
+        job_id=str(facts.get("job_id", "")),
+        phase=phase or ("running" if facts else "starting"),
+        device=str(facts.get("device", "?")),
+        gpus=list(range(gpus)) if isinstance(gpus, int) else list(gpus),
+        pid=int(facts.get("pid", 0)),
+        command=list(facts.get("command", [])),
+        started_unix_s=float(facts.get("started_unix_s", 0.0)),
+        checkpointable=False,
+        why_not=why,
+    )
+
+
+def find_job(name: str) -> tuple[str, str]:
+    """(name, folder) of a living job; of the only one where name is empty. Raises Refused."""
+    jobs = runtime.list_jobs()
+    living = [(n, path) for n, path, alive in jobs if alive]
+    if not name:
+        if len(living) == 1:
+            return living[0]
+        if not living:
+            raise Refused("no job lives", "start one with devproxy-run, or: devproxy restore IMAGE")
+        names = ", ".join(n for n, _ in living)
+        raise Refused(f"there are {len(living)} jobs: {names}", "name one")
+    for n, path in living:
+        if n == name:
+            return n, path
+    if any(n == name for n, _, _ in jobs):
+        raise Refused(f"job {name!r} is dead", f"bring it back: devproxy restore {name}")
+    raise Refused(f"there is no job {name!r}", "see: devproxy ps")

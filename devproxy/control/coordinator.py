@@ -1,0 +1,660 @@
+"""The coordinator of one job: the only writer of its phase.
+
+A checkpoint, in order: refuse early, cut, dump (device beside host), thaw, store, finish. The job stands still from the
+cut to the thaw; everything that can wait (hashing, compressing, uploading) comes after it. A suspend stores while the
+tree is still frozen, so that nothing is ended before its image is whole.
+
+Threads: verbs come from the service's threads and from periodic(); _verb lets one of them through at a time. Phase is
+written under it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from devproxy import fault, machine, state
+from devproxy.checkpoint import criu, dumpable, facts, image, store
+from devproxy.checkpoint.files import FanotifyWatch, FileEntry, FilesTracker
+from devproxy.control import coordinator_api as api
+from devproxy.control import restore
+from devproxy.control.job import Job
+from devproxy.control.spec import parse_every
+from devproxy.errors import CheckpointError, DevproxyError, MigrateError, Refused
+from devproxy.log import say
+from devproxy.proxy.control_channel import ControlChannel
+from devproxy.proxy.server import Server
+
+DRAIN_MS = 10_000  # without progress
+LEARNT_WAIT = -1  # for the server: two periods of its allocation trace
+NOTE_S = 2.0  # how often the state of the job's files is noted
+STEP_POLL_S = 0.1
+MARGIN_BYTES = 256 << 20
+
+
+class _Operation:
+    """One image on its way."""
+
+    def __init__(self, verb: str, leave: bool, strict: bool, wait_ms: int, report: api.Report):
+        self.verb = verb
+        self.leave = leave
+        self.strict = strict
+        self.wait_ms = wait_ms
+        self.stage = "refuse_early"
+        self.stages: dict[str, float] = {}
+        self.warnings: list[str] = []
+        self.started = time.monotonic()
+        self.stood_still_from: float | None = None
+        self.still_s = 0.0
+        self.freeze_s = 0.0
+        self.dumped_device_s = 0.0
+        self.parked: list[ControlChannel] = []
+        self.relays_paused = False
+        self.staging = ""
+        self.host_facts: dict[str, Any] = {}
+        self.tcp: dict[str, Any] = {}
+        self.parts: image.Parts | None = None
+        self.facts: api.ImageFacts | None = None
+        self._report = report
+
+    def say(self, text: str, done: int = 0, total: int = 0) -> None:
+        self._report(api.Progress(self.stage, text, done, total))
+
+    @contextmanager
+    def at(self, stage: str, text: str) -> Iterator[None]:
+        """Names the stage for errors, and adds its time."""
+        self.stage = stage
+        self.say(text)
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stages[stage] = self.stages.get(stage, 0.0) + time.monotonic() - begin
+
+
+class JobCoordinator:
+    """See coordinator_api.Coordinator."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._verb = threading.Lock()
+        self._verb_name = ""
+        self._ended = threading.Event()
+        self._opened: store.Store | None = None
+        self._last_image = ""
+        self._images = 0
+        self._last_error = ""
+        self._epoch: int | None = None
+        self._next_unix_s: float | None = None
+        self._previous_files: list[FileEntry] = []
+        self._suspended_image = ""
+        self._steps = 0
+        self.tracker = FilesTracker(job.folder.path, state.state_dir(), job_id=job.spec.job_id)
+        self._watch = FanotifyWatch(self.tracker, lambda: job.root or 0, lambda text: None)
+
+    def adopt(self, image_id: str, epoch: int, files: list[FileEntry]) -> None:
+        """After a restore: what the image says is where this job goes on."""
+        self._last_image, self._epoch, self._previous_files = image_id, epoch, files
+        self.tracker.adopt(files)
+
+    # -- facts --------------------------------------------------------------------------------------------------
+
+    def status(self) -> api.JobStatus:
+        job, spec = self._job, self._job.spec
+        return api.JobStatus(
+            job=spec.job,
+            job_id=spec.job_id,
+            phase=job.phase,
+            device=spec.device,
+            gpus=spec.gpus,
+            pid=os.getpid(),
+            command=spec.command,
+            started_unix_s=spec.started_unix_s,
+            images=self._images,
+            last_image=self._last_image,
+            last_error=self._last_error,
+            next_checkpoint_unix_s=self._next_unix_s,
+            checkpointable=not self._why_not(),
+            why_not=self._why_not(),
+            steps=self._steps,
+        )
+
+    def _why_not(self) -> str:
+        if self._job.spec.plain:
+            return "the job runs without namespaces (--plain, or no privilege for them)"
+        return ""
+
+    # -- verbs --------------------------------------------------------------------------------------------------
+
+    def checkpoint(
+        self, *, cut_wait_ms: int | None, strict: bool, report: api.Report
+    ) -> api.ImageFacts:
+        with self._one_verb("checkpoint", {api.RUNNING}):
+            return self._take_image("checkpoint", False, cut_wait_ms, strict, report)
+
+    def suspend(
+        self, *, strict: bool, cut_wait_ms: int | None, report: api.Report
+    ) -> api.ImageFacts:
+        with self._one_verb("suspend", {api.RUNNING}):
+            return self._take_image("suspend", True, cut_wait_ms, strict, report)
+
+    def resume(self, *, gpus: list[int] | None, report: api.Report) -> None:
+        with self._one_verb("resume", {api.SUSPENDED}):
+            job = self._job
+            if gpus is not None and len(gpus) != len(job.spec.gpus):
+                raise Refused(
+                    f"job {job.spec.job} has {len(job.spec.gpus)} GPU(s), {len(gpus)} given",
+                    "name as many; the job is still suspended",
+                )
+            job.phase = api.RESTORING
+            try:
+                job.spec.gpus = gpus or job.spec.gpus
+                restore.into(job, self._store(), self._suspended_image, report, put_files=True)
+            except BaseException:
+                job.phase = api.SUSPENDED
+                raise
+            job.phase = api.RUNNING
+
+    def migrate(self, *, to: list[int], report: api.Report) -> dict[str, Any]:
+        with self._one_verb("migrate", {api.RUNNING}):
+            return self._migrate(to, report)
+
+    def kill(self, number: int) -> None:
+        self._job.send(number)
+
+    def follow_log(self, offset: int) -> Iterator[bytes]:
+        path = state.log_path(self._job.spec.job)
+        if not os.path.exists(path):
+            return
+        with open(path, "rb") as log:
+            log.seek(offset)
+            while True:
+                piece = log.read(1 << 16)
+                if piece:
+                    yield piece
+                elif self._ended.wait(0.1):
+                    return
+                else:
+                    yield b""  # a reader that went away is noticed
+
+    def end(self) -> None:
+        """The job has ended. A verb that still runs fails on its own, since its servers and tree are gone."""
+        self._ended.set()
+        self._watch.stop()
+        self.tracker.note_state(ended=True)
+
+    @contextmanager
+    def _one_verb(self, name: str, phases: set[str]) -> Iterator[None]:
+        spec = self._job.spec
+        if not self._verb.acquire(blocking=False):
+            raise Refused(
+                f"{name} of job {spec.job}: a {self._verb_name} of it is under way",
+                "try again when that has ended; the job continues",
+            )
+        try:
+            if self._job.phase not in phases:
+                raise Refused(
+                    f"{name} of job {spec.job}: the job is {self._job.phase}",
+                    f"it can be done while the job is {' or '.join(sorted(phases))}",
+                )
+            if why := self._why_not():
+                raise Refused(f"{name} of job {spec.job}: {why}", "see: devproxy doctor")
+            self._verb_name = name
+            yield
+        except DevproxyError as error:
+            self._last_error = str(error)
+            raise
+        finally:
+            self._verb.release()
+
+    def _store(self) -> store.Store:
+        if self._opened is None:
+            self._opened = store.Store.open(self._job.spec.store)
+        return self._opened
+
+    # -- an image -----------------------------------------------------------------------------------------------
+
+    def _take_image(
+        self, verb: str, leave: bool, wait_ms: int | None, strict: bool, report: api.Report
+    ) -> api.ImageFacts:
+        if wait_ms is None:
+            wait_ms = self._job.spec.cut_wait_ms
+        op = _Operation(
+            verb,
+            leave,
+            strict or self._job.spec.strict,
+            LEARNT_WAIT if wait_ms is None else wait_ms,
+            report,
+        )
+        error: BaseException | None = None
+        try:
+            self._refuse_early(op)
+            self._cut(op)
+            self._dump(op)
+            if not leave:
+                self._thaw(op)
+                self._store_image(op)
+            else:
+                self._leave(op)
+        except BaseException as caught:
+            error = caught
+        return self._finish(op, error)
+
+    def _refuse_early(self, op: _Operation) -> None:
+        """Nothing has stopped yet. Everything that can be known to be in the way is named here."""
+        job = self._job
+        with op.at("refuse_early", "looking for what cannot be stored"):
+            fault.point("refuse_early")
+            criu.find()
+            if job.root is None:
+                raise Refused(f"job {job.spec.job} has no processes any more")
+            known = {job.stdio.stdin_pipe} if job.stdio.stdin_pipe else set()
+            verdict = dumpable.check_tree(
+                job.root, job.folder.path, strict=op.strict, known_pipes=known
+            )
+            op.warnings += [warning.text for warning in verdict.warnings]
+            if verdict.refusals:
+                raise Refused(
+                    "; ".join(obstacle.text for obstacle in verdict.refusals[:5]),
+                    "the job continues",
+                )
+            op.tcp = {"tcp": verdict.tcp, "inside_tcp": verdict.inside_tcp}
+            device_bytes = 0
+            for server in job.supervisor.servers:
+                answer = self._ask(server, "can_dump")
+                if answer["refusals"]:
+                    raise Refused(
+                        f"GPU {server.gpu}: {'; '.join(answer['refusals'])}", "the job continues"
+                    )
+                device_bytes += sum(c["live_bytes"] + c["pinned_bytes"] for c in answer["clients"])
+            host_bytes = image.resident_bytes(job.root)
+            op.host_facts = facts.collect(job.root, job.lib, job_dir=restore.mount_point())
+            op.staging = self._make_staging(device_bytes + host_bytes)
+            if self._epoch is None:
+                self._epoch = self._store().take_epoch(job.spec.job_id)
+            self._store().check_epoch(job.spec.job_id, self._epoch)
+
+    def _make_staging(self, need_bytes: int) -> str:
+        """In memory where there is plenty of it, else on disk."""
+        path = os.path.join(self._job.folder.path, "staging")
+        available = machine.available_memory_bytes()
+        space = shutil.disk_usage(self._job.folder.path).free
+        if min(available // 2, space) < need_bytes + MARGIN_BYTES:
+            path = os.path.join(state.subfolder("staging"), self._job.spec.job_id)
+            if shutil.disk_usage(os.path.dirname(path)).free < need_bytes + MARGIN_BYTES:
+                raise Refused(
+                    f"neither memory nor {os.path.dirname(path)} has room for"
+                    f" {machine.show_bytes(need_bytes)} of this job's state",
+                    "free some, or set DEVPROXY_STATE_DIR; the job continues",
+                )
+        shutil.rmtree(path, ignore_errors=True)
+        os.makedirs(os.path.join(path, "criu"), mode=0o700)
+        os.makedirs(os.path.join(path, "files"), mode=0o700)
+        return path
+
+    def _cut(self, op: _Operation) -> None:
+        """The servers stop between two messages and drain; then our relays stop."""
+        job = self._job
+        job.phase = api.CUTTING
+        with op.at("cut", "waiting for the moment of least device memory"):
+            channels = [self._channel(server) for server in job.supervisor.servers]
+            op.parked = channels
+            fault.point("cut")
+            # All at once: each learns its own least, and none should wait for another's.
+            answers = _all([partial(c.cut, op.wait_ms, DRAIN_MS) for c in channels])
+            op.stood_still_from = (
+                time.monotonic() - max((a["drained_us"] for a in answers), default=0) / 1e6
+            )
+            op.stages["cut_wait"] = max((a["waited_us"] for a in answers), default=0) / 1e6
+            op.relays_paused = True
+            job.stdio.prepare()
+        job.phase = api.QUIESCED
+        fault.point("quiesced")
+
+    def _dump(self, op: _Operation) -> None:
+        """Device memory is copied while CRIU writes the tree; what both share follows while the tree is frozen."""
+        job = self._job
+        assert job.root is not None or op.leave
+        failed: list[BaseException] = []
+
+        def copy_device() -> None:
+            begin = time.monotonic()
+            try:
+                _all([partial(c.dump, op.staging) for c in op.parked])
+            except BaseException as error:
+                failed.append(error)
+            op.dumped_device_s = time.monotonic() - begin
+
+        device = threading.Thread(target=copy_device, name="dump-device")
+
+        def while_frozen() -> None:
+            device.join()
+            if failed:
+                op.stage = "device"
+                raise failed[0]
+            with op.at("shared", "copying what the job shares with its servers"):
+                for channel in op.parked:
+                    channel.dump_shared(op.staging)
+            with op.at("files", "copying the files that the job wrote"):
+                fault.point("frozen")
+                entries = self.tracker.snapshot(
+                    os.path.join(op.staging, "files"),
+                    previous=self._previous_files,
+                    files_max=job.spec.files_max_bytes,
+                )
+            op.parts = image.Parts(op.staging, entries, job.stdio.describe(), op.host_facts)
+            if op.leave:
+                self._store_image(op)
+                job.expect_end()
+
+        root = job.root
+        if root is None:
+            raise CheckpointError("host", "the job has ended", "", "the job has ended")
+        with op.at("host", "writing the processes"):
+            device.start()
+            try:
+                dumped = criu.find().dump(
+                    root,
+                    os.path.join(op.staging, "criu"),
+                    on_frozen=while_frozen,
+                    leave_running=not op.leave,
+                    tcp=op.tcp["tcp"],
+                    mount_at=restore.mount_point(),
+                    work_log=os.path.join(op.staging, "criu-dump.log"),
+                )
+            finally:
+                device.join()
+            op.freeze_s = dumped.frozen_s
+            op.stages["device"] = op.dumped_device_s
+        job.phase = api.DUMPED
+
+    def _thaw(self, op: _Operation) -> None:
+        self._go_on(op)
+        self._job.phase = api.COMMITTING
+
+    def _go_on(self, op: _Operation) -> None:
+        """The servers and relays go on, as far as they were stopped."""
+        for channel in op.parked:
+            try:
+                channel.resume()
+            except (OSError, DevproxyError) as error:
+                op.warnings.append(f"a server did not go on: {error}")
+            channel.close()
+        op.parked = []
+        if op.relays_paused:
+            self._job.stdio.go_on()
+            op.relays_paused = False
+        if op.stood_still_from is not None:
+            op.still_s = time.monotonic() - op.stood_still_from
+            op.stood_still_from = None
+
+    def _store_image(self, op: _Operation) -> None:
+        """Hash, compress, upload; the manifest is the last thing written."""
+        job = self._job
+        assert op.parts is not None
+        assert self._epoch is not None
+        opened = self._store()
+        with opened.writer(image.new_id(job.spec.job)) as writer:
+            with op.at("upload", "storing"):
+                image.put(
+                    writer,
+                    op.parts,
+                    job.spec.build,
+                    lambda done, total: op.say("storing", done, total),
+                )
+            with op.at("commit", "writing the manifest"):
+                fault.point("before_commit")
+                costs = {
+                    "still_s": op.still_s,
+                    "freeze_s": op.freeze_s,
+                    "total_s": time.monotonic() - op.started,
+                    "stages": op.stages,
+                }
+                body = image.manifest(
+                    op.parts,
+                    spec=job.spec.as_json(),
+                    epoch=self._epoch,
+                    criu=op.tcp,
+                    costs=costs,
+                    warnings=op.warnings,
+                )
+                summary = writer.commit(body)
+                sizes = writer.sizes()
+        op.facts = api.ImageFacts(
+            id=summary.id,
+            job=job.spec.job,
+            job_id=job.spec.job_id,
+            created_unix_s=summary.created,
+            device_bytes=sizes["device"],
+            host_bytes=sizes["host"],
+            shared_bytes=sizes["shared"],
+            files_bytes=sizes["file"],
+            new_bytes=sizes["new"],
+            deduplicated_bytes=sizes["deduplicated"],
+            stored_bytes=sizes["stored"],
+            still_s=op.still_s,
+            freeze_s=op.freeze_s,
+            total_s=time.monotonic() - op.started,
+            stages=op.stages,
+            warnings=op.warnings,
+            store=job.spec.store,
+        )
+        self._previous_files = op.parts.files
+        self._last_image = op.facts.id
+        self._images += 1
+        try:
+            self._store().prune(job.spec.job_id, keep=job.spec.keep)
+        except (OSError, DevproxyError) as error:
+            op.warnings.append(f"old images were not removed: {error}")
+
+    def _leave(self, op: _Operation) -> None:
+        """After a suspend's commit: the tree is gone, the servers go, their files too."""
+        job = self._job
+        with op.at("leave", "ending the servers"):
+            if not job.wait_tree_gone(10):
+                raise CheckpointError("leave", "the job's processes did not end", "", "unknown")
+            for channel in op.parked:
+                channel.leave()
+                channel.close()
+            op.parked = []
+            job.supervisor.dismiss(list(job.supervisor.servers))
+            job.stdio.discard_input()
+            restore.remove_shared(job.folder.path)
+            job.stdio.go_on()
+            op.relays_paused = False
+            self._suspended_image = self._last_image
+        if op.stood_still_from is not None:
+            op.still_s = time.monotonic() - op.stood_still_from
+
+    def _finish(self, op: _Operation, error: BaseException | None) -> api.ImageFacts:
+        """Decides how the operation ends.
+
+        no error                    checkpoint: the job runs on. suspend: it is suspended, its image whole.
+        error before the commit     everything that was stopped goes on; the image does not exist.
+        error after it (suspend)    the image is whole and stays; the job runs on where its tree still lives.
+        the job ended meanwhile     said; the last image stands.
+        """
+        job = self._job
+        self._go_on(op)
+        if op.staging:
+            shutil.rmtree(op.staging, ignore_errors=True)
+        if error is None:
+            assert op.facts is not None
+            job.phase = api.SUSPENDED if op.leave else api.RUNNING
+            self._last_error = ""
+            return op.facts
+        if op.leave:
+            job.expect_no_end()
+        alive = job.root is not None
+        if alive and job.phase not in (api.ENDING, api.GONE):
+            job.phase = api.RUNNING
+        now = "the job continues" if alive else "the job has ended"
+        if op.facts is not None:
+            now += f"; image {op.facts.id} is whole"
+        elif self._last_image:
+            now += f"; its last whole image is {self._last_image}"
+        if isinstance(error, Refused) and op.stage == "refuse_early":
+            raise error
+        if not isinstance(error, Exception):
+            raise error
+        what = (
+            error.what if isinstance(error, DevproxyError) else f"{type(error).__name__}: {error}"
+        )
+        remedy = error.remedy if isinstance(error, DevproxyError) else ""
+        raise CheckpointError(op.stage, what, remedy, now) from error
+
+    # -- migrate ------------------------------------------------------------------------------------------------
+
+    def _migrate(self, to: list[int], report: api.Report) -> dict[str, Any]:
+        """A fresh server takes over from each old one; the job's processes are not touched."""
+        job, spec = self._job, self._job.spec
+        if len(to) != len(spec.gpus) or len(set(to)) != len(to):
+            raise Refused(
+                f"job {spec.job} has {len(spec.gpus)} GPU(s): --to needs as many, each once",
+                "the job continues",
+            )
+        op = _Operation("migrate", False, False, 0, report)
+        old = list(job.supervisor.servers)
+        fresh: list[Server] = []
+        handed_over = False
+        error: BaseException | None = None
+        try:
+            op.staging = self._make_staging(self._device_bytes(old))
+            job.phase = api.CUTTING
+            with op.at("cut", "stopping the servers between two messages"):
+                op.parked = [self._channel(server) for server in old]
+                answers = _all([partial(c.cut, 0, DRAIN_MS) for c in op.parked])
+                drained_s = max((a["drained_us"] for a in answers), default=0) / 1e6
+                op.stood_still_from = time.monotonic() - drained_s
+            job.phase = api.QUIESCED
+            with op.at("device", "copying device memory"):
+                _all([partial(c.dump, op.staging) for c in op.parked])
+            with op.at("restore", f"starting servers on GPU {', '.join(map(str, to))}"):
+                fault.point("migrate_start")
+                fresh = restore.start_servers(job, to, ("--restore", op.staging))
+                channels = [self._channel(server) for server in fresh]
+            with op.at("hand_over", "the new servers take over"):
+                fault.point("migrate_hand_over")
+                for channel in op.parked:
+                    channel.leave()
+                    channel.close()
+                handed_over = True
+                op.parked = channels
+                job.supervisor.dismiss(old)
+                spec.gpus = to
+        except BaseException as caught:
+            error = caught
+        if error is not None and not handed_over and fresh:
+            job.supervisor.dismiss(fresh)
+        self._go_on(op)
+        shutil.rmtree(op.staging, ignore_errors=True)
+        job.phase = api.RUNNING if job.root is not None else job.phase
+        if error is None:
+            return {
+                "gpus": to,
+                "still_s": op.still_s,
+                **{f"{k}_s": v for k, v in op.stages.items()},
+            }
+        if isinstance(error, DevproxyError):
+            state_now = "the job continues on its old GPU" if not handed_over else "see its status"
+            raise MigrateError(op.stage, error.what, error.remedy, state_now) from error
+        raise error
+
+    def _device_bytes(self, servers: list[Server]) -> int:
+        total = 0
+        for server in servers:
+            answer = self._ask(server, "can_dump")
+            if answer["refusals"]:
+                raise Refused(
+                    f"GPU {server.gpu}: {'; '.join(answer['refusals'])}", "the job continues"
+                )
+            total += sum(c["live_bytes"] for c in answer["clients"])
+        return total
+
+    # -- servers ------------------------------------------------------------------------------------------------
+
+    def _channel(self, server: Server) -> ControlChannel:
+        return ControlChannel(self._job.folder.path, server.gpu, bytes.fromhex(self._job.spec.abi))
+
+    def _ask(self, server: Server, op: str) -> dict[str, Any]:
+        with self._channel(server) as channel:
+            answer: dict[str, Any] = getattr(channel, op)()
+            return answer
+
+    # -- periodic -----------------------------------------------------------------------------------------------
+
+    def periodic(self) -> None:
+        """Until the job ends: notes the state of its files, counts its steps, takes images when they are due."""
+        spec = self._job.spec
+        seconds, steps = parse_every(spec.every) if spec.every else (0.0, 0)
+        self._watch.start()
+        next_note = time.monotonic() + NOTE_S
+        next_image = time.monotonic() + seconds
+        last_steps = 0
+        channel: ControlChannel | None = None
+        while not self._ended.wait(STEP_POLL_S if steps else 0.5):
+            now = time.monotonic()
+            if now >= next_note:
+                self.tracker.note_state()
+                self._watch.refresh()
+                next_note = now + NOTE_S
+            if self._job.phase != api.RUNNING:
+                channel = None
+                continue
+            if steps:
+                try:
+                    if channel is None:
+                        channel = self._channel(self._job.supervisor.servers[0])
+                    self._steps = channel.steps()
+                except (OSError, DevproxyError, IndexError):
+                    channel = None
+                if self._steps // steps > last_steps // steps:
+                    last_steps = self._steps
+                    self._due()
+            elif seconds:
+                self._next_unix_s = time.time() + next_image - now
+                if now >= next_image:
+                    next_image = now + seconds
+                    self._due()
+
+    def _due(self) -> None:
+        try:
+            facts = self.checkpoint(cut_wait_ms=None, strict=False, report=lambda _: None)
+        except DevproxyError as error:
+            if not self._ended.is_set() and self._job.root is not None:
+                say(f"no image now: {error}")
+            return
+        except OSError as error:
+            say(f"no image now: {error}; the job continues")
+            return
+        for warning in facts.warnings:
+            say(warning)
+
+
+def _all(actions: list[Callable[[], dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Runs them side by side; raises the first failure after all have ended."""
+    if len(actions) == 1:
+        return [actions[0]()]
+    results: list[dict[str, Any]] = [{} for _ in actions]
+    failures: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            results[number] = actions[number]()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(actions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results

@@ -1,0 +1,123 @@
+"""What the control services and the CLI know of a job: the coordinator's verbs and the facts they answer.
+
+No third-party import here: the supervisor loads this module while a job starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+# The phases of a job, as JobStatus.phase says them. The coordinator is their only writer.
+STARTING = "starting"
+RUNNING = "running"
+CUTTING = "cutting"  # the servers stop at a message boundary
+QUIESCED = "quiesced"  # nothing is outstanding; the job stands still
+DUMPED = "dumped"  # device and host state are in the staging folder
+COMMITTING = "committing"  # the job runs again; chunks and the manifest go to the store
+SUSPENDED = "suspended"
+RESTORING = "restoring"
+ENDING = "ending"
+GONE = "gone"
+PHASES = (
+    STARTING,
+    RUNNING,
+    CUTTING,
+    QUIESCED,
+    DUMPED,
+    COMMITTING,
+    SUSPENDED,
+    RESTORING,
+    ENDING,
+    GONE,
+)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One line of news about a long operation. total_bytes == 0: the size is not known (yet)."""
+
+    stage: str  # refuse_early cut device host files upload commit restore ...
+    text: str
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """One image: what it holds, what it cost. Times in seconds, sizes in bytes before compression unless said."""
+
+    id: str
+    job: str
+    job_id: str
+    created_unix_s: float
+    device_bytes: int = 0
+    host_bytes: int = 0
+    shared_bytes: int = 0  # segments and pinned windows
+    files_bytes: int = 0
+    new_bytes: int = 0  # of chunks that the store did not have
+    deduplicated_bytes: int = 0  # of chunks that it had
+    stored_bytes: int = 0  # written to the store, compressed
+    still_s: float = 0.0  # the job stood still
+    freeze_s: float = 0.0  # CRIU's part of it
+    total_s: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    whole: bool = True
+    store: str = ""
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """One job now. gpus[k] is the machine's GPU behind the job's ordinal k."""
+
+    job: str
+    job_id: str
+    phase: str
+    device: str
+    gpus: list[int]
+    pid: int
+    command: list[str]
+    started_unix_s: float
+    images: int = 0
+    last_image: str = ""
+    last_error: str = ""
+    next_checkpoint_unix_s: float | None = None
+    checkpointable: bool = True
+    why_not: str = ""
+    steps: int = 0
+
+
+class Coordinator(Protocol):
+    """The only writer of a job's phase. Called from many threads; it serialises the verbs itself.
+
+    Each verb raises a DevproxyError; one that failed in the middle an OperationFailed, which says the stage and the
+    state that the job is in now.
+    """
+
+    def status(self) -> JobStatus: ...
+
+    def checkpoint(
+        self, *, cut_wait_ms: int | None, strict: bool, report: Report
+    ) -> ImageFacts: ...
+
+    def suspend(self, *, strict: bool, cut_wait_ms: int | None, report: Report) -> ImageFacts: ...
+
+    def resume(self, *, gpus: list[int] | None, report: Report) -> None: ...
+
+    def migrate(self, *, to: list[int], report: Report) -> dict[str, Any]:
+        """Answers what a summary shows: times in seconds (…_s) and sizes (…_bytes)."""
+        ...
+
+    def kill(self, signal: int) -> None: ...
+
+    def follow_log(self, offset: int) -> Iterator[bytes]:
+        """The job's output from that byte on; goes on until the job has ended.
+
+        Yields b"" at least once a second while there is nothing new: a reader that went away is noticed then.
+        """
+        ...

@@ -1,0 +1,510 @@
+"""devproxyd: one per user and host. Finds jobs through their folders, forwards verbs to their agents, starts agents.
+
+It keeps no state: killed at any moment it harms no job, and the next one finds the same jobs. It leaves when no job has
+lived and no call has run for IDLE_S.
+
+Threads: one per call, daemon threads; the main thread looks for the end. Locks: Calls._lock, a leaf.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from devproxy import __version__, config, runtime, state
+from devproxy.control import client
+from devproxy.control.client import BUSY, READY
+from devproxy.control.coordinator_api import RESTORING, STARTING
+from devproxy.errors import DevproxyError, Refused, RestoreError
+
+if TYPE_CHECKING:
+    from devproxy.control._pb import job_pb2 as pb
+    from devproxy.control.quiet_grpc import grpc
+
+IDLE_S = 10.0
+LOOK_S = 0.2
+LOOK_FOR_JOBS_S = 1.0
+LOG_LIMIT_BYTES = 1 << 20
+# Imports, and a state folder on a slow disk; from there on the agent's own news count.
+AGENT_START_S = 120.0
+
+
+def log(text: str) -> None:
+    """One line with a time, on stderr, which is the log unless --foreground."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%S")
+    try:
+        sys.stderr.write(f"{now} devproxyd[{os.getpid()}]: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass
+
+
+class Calls:
+    """The calls under way, and since when there is nothing to do."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._idle_since = time.monotonic()
+        self.leave_asked = False
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with self._lock:
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._idle_since = time.monotonic()
+
+    def busy(self) -> None:
+        """A job lives."""
+        with self._lock:
+            self._idle_since = time.monotonic()
+
+    def should_leave(self, idle_s: float) -> bool:
+        with self._lock:
+            if self._running:
+                return False
+            return self.leave_asked or time.monotonic() - self._idle_since >= idle_s
+
+
+@dataclass(frozen=True)
+class Started:
+    """A detached agent that restores a job. log_start: size of its log before."""
+
+    process: subprocess.Popen[bytes]
+    spec_path: str
+    log_path: str
+    log_start: int
+
+
+class Agents:
+    """The detached agents that this daemon started. They outlive it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._started: dict[str, Started] = {}
+
+    def start(self, request: pb.RestoreRequest) -> Started:
+        """Raises Refused where that job lives or is being restored."""
+        name = request.name
+        log_path = state.log_path(name)
+        with self._lock:
+            self._reap()
+            if name in self._started or any(n == name and a for n, _, a in runtime.list_jobs()):
+                raise Refused(
+                    f"job {name!r} lives", "end it first (devproxy kill), or give another --name"
+                )
+            spec = {
+                "image": request.image,
+                "store": request.store,
+                "name": name,
+                "gpus": list(request.gpus),
+                "output": request.output or None,
+                "strict": request.strict,
+            }
+            path = os.path.join(state.subfolder("restores"), f"{name}-{time.time_ns()}.json")
+            _write_private(path, json.dumps(spec))
+            start = os.path.getsize(log_path) if os.path.exists(log_path) else 0
+            with open(log_path, "ab") as output:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "devproxy.control.agent", "--restore", path],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd=request.cwd if os.path.isdir(request.cwd) else "/",
+                    env=client.own_environment(dict(request.environment) or os.environ),
+                    start_new_session=True,
+                )
+            started = Started(process, path, log_path, start)
+            self._started[name] = started
+        log(f"restore image={request.image} job={name} agent={process.pid}")
+        return started
+
+    def reap(self) -> None:
+        with self._lock:
+            self._reap()
+
+    def _reap(self) -> None:
+        for name, started in list(self._started.items()):
+            if started.process.poll() is not None:
+                code = started.process.returncode
+                log(f"agent of job={name} pid={started.process.pid} ended code={code}")
+                _unlink(started.spec_path)
+                del self._started[name]
+
+
+def _write_private(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _last_words(path: str, start: int) -> str:
+    """The last line that was written to the log from that byte on."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(start, os.path.getsize(path) - 4096))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _watch_restore(
+    name: str, started: Started, context: grpc.ServicerContext
+) -> Iterator[pb.Event]:
+    """The agent's news about its restore. A caller that leaves changes nothing for the agent."""
+    path = os.path.join(runtime.root_path(), name, client.AGENT_SOCKET)
+    stage = "start"
+    deadline = time.monotonic() + AGENT_START_S
+    while context.is_active():
+        if started.process.poll() is not None:
+            raise _agent_ended(stage, started)
+        if client.listens(path):
+            deadline = time.monotonic() + AGENT_START_S
+            for event in _agent_news(path, stage, started, context):
+                if event.HasField("progress"):
+                    stage = event.progress.stage
+                yield event
+                if event.HasField("result"):
+                    return
+        if time.monotonic() > deadline:
+            pid = started.process.pid
+            raise RestoreError(
+                stage,
+                f"the agent (process {pid}) does not get ready",
+                f"see {started.log_path}; end it: kill {pid}",
+                "starting",
+            )
+        time.sleep(0.05)
+
+
+def _agent_news(
+    path: str, stage: str, started: Started, context: grpc.ServicerContext
+) -> Iterator[pb.Event]:
+    """What the agent says; nothing where it has not begun, or is ending."""
+    from devproxy.control import messages
+    from devproxy.control._pb import job_pb2 as pb
+    from devproxy.control._pb import job_pb2_grpc
+    from devproxy.control.quiet_grpc import grpc
+
+    with messages.open_channel(path) as channel:
+        stub = job_pb2_grpc.JobAgentStub(channel)
+        try:
+            stream = stub.Watch(pb.Empty())
+            context.add_callback(stream.cancel)
+            yield from stream
+        except grpc.RpcError as error:
+            if carried := messages.carried_error(error):
+                raise carried from None
+            code = error.code() if isinstance(error, grpc.Call) else None
+            if code == grpc.StatusCode.UNAVAILABLE:  # it is ending; how, its exit code says
+                try:
+                    started.process.wait(5)
+                except subprocess.TimeoutExpired:
+                    pass
+            elif code == grpc.StatusCode.NOT_FOUND:  # it has not begun, or did not say when
+                job = stub.Status(pb.Empty(), timeout=client.ANSWER_TIMEOUT_S)
+                if job.phase not in (STARTING, RESTORING):
+                    yield pb.Event(result=pb.Result(job=job))
+            elif code != grpc.StatusCode.CANCELLED:
+                raise RestoreError(stage, f"the agent says {error}") from None
+
+
+def _agent_ended(stage: str, started: Started) -> DevproxyError:
+    """It left word beside its orders (agent.py), or else said something in its log."""
+    code = started.process.returncode
+    try:
+        with open(started.spec_path + ".failed", encoding="utf-8") as file:
+            facts = json.load(file)
+        os.unlink(started.spec_path + ".failed")
+        if code == Refused.exit_code:
+            return Refused(facts["error"], facts["remedy"])
+        return RestoreError(facts["stage"], facts["error"], facts["remedy"], "nothing of it runs")
+    except (OSError, ValueError, KeyError):
+        pass
+    words = _last_words(started.log_path, started.log_start)
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    said = f"; its last words: {words}" if words else ""
+    return RestoreError(
+        stage, f"the agent {how}{said}", f"see {started.log_path}", "nothing of it runs"
+    )
+
+
+class Service:
+    """The verbs of the service Devproxy."""
+
+    def __init__(self) -> None:
+        self.calls = Calls()
+        self.agents = Agents()
+
+    def Ping(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.DaemonInfo:
+        from devproxy.control._pb import job_pb2 as pb
+
+        with self.calls.running():
+            return pb.DaemonInfo(version=__version__, pid=os.getpid())
+
+    def Leave(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.Empty:
+        from devproxy.control._pb import job_pb2 as pb
+
+        with self.calls.running():
+            self.calls.leave_asked = True
+            return pb.Empty()
+
+    def ListJobs(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.JobList:
+        from devproxy.control import messages
+        from devproxy.control._pb import job_pb2 as pb
+
+        with self._call("list", "", context):
+            jobs = runtime.list_jobs()
+            with futures.ThreadPoolExecutor(8) as pool:  # one that hangs delays no other
+                found = pool.map(lambda job: client.agent_status(*job), jobs)
+            return pb.JobList(jobs=[messages.status_to_pb(status) for status in found])
+
+    def Status(self, request: pb.JobRequest, context: grpc.ServicerContext) -> pb.JobStatus:
+        from devproxy.control import messages
+
+        with self._call("status", request.job, context):
+            name, path = client.find_job(request.job)
+            return messages.status_to_pb(client.agent_status(name, path, True))
+
+    def Checkpoint(
+        self, request: pb.CheckpointRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.Event]:
+        return self._forward("checkpoint", request, lambda s: s.Checkpoint(request), context)
+
+    def Suspend(
+        self, request: pb.CheckpointRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.Event]:
+        return self._forward("suspend", request, lambda s: s.Suspend(request), context)
+
+    def Resume(
+        self, request: pb.ResumeRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.Event]:
+        return self._forward("resume", request, lambda s: s.Resume(request), context)
+
+    def Migrate(
+        self, request: pb.MigrateRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.Event]:
+        return self._forward("migrate", request, lambda s: s.Migrate(request), context)
+
+    def Watch(self, request: pb.JobRequest, context: grpc.ServicerContext) -> Iterator[pb.Event]:
+        from devproxy.control._pb import job_pb2 as pb
+
+        return self._forward("watch", request, lambda s: s.Watch(pb.Empty()), context)
+
+    def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogChunk]:
+        return self._forward("logs", request, lambda s: s.Logs(request), context)
+
+    def Kill(self, request: pb.KillRequest, context: grpc.ServicerContext) -> pb.Empty:
+        from devproxy.control._pb import job_pb2 as pb
+
+        with self._call("kill", request.job, context):
+            _, path = client.find_job(request.job)
+            with client.agent(path) as stub:
+                stub.Kill(request, timeout=client.ANSWER_TIMEOUT_S)
+            return pb.Empty()
+
+    def Restore(
+        self, request: pb.RestoreRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.Event]:
+        from devproxy.control._pb import job_pb2 as pb
+
+        with self._call("restore", request.name, context):
+            runtime.check_job_name(request.name)
+            started = self.agents.start(request)
+            yield from _watch_restore(request.name, started, context)
+            while request.wait and context.is_active():
+                code = started.process.poll()
+                if code is not None:
+                    code = 128 - code if code < 0 else code
+                    yield pb.Event(result=pb.Result(facts_json=json.dumps({"exit_code": code})))
+                    return
+                time.sleep(LOOK_S)
+
+    @contextmanager
+    def _call(self, verb: str, job: str, context: grpc.ServicerContext) -> Iterator[None]:
+        """Counts the call; an error ends it with its details."""
+        from devproxy.control import messages
+
+        with self.calls.running():
+            try:
+                yield
+            except Exception as error:
+                if not context.is_active():
+                    return  # the caller has left, or has all it wanted: nobody to tell
+                if isinstance(error, DevproxyError):
+                    log(f"{verb} job={job or '-'} failed: {error}")
+                else:
+                    import traceback
+
+                    log(f"{verb} job={job or '-'}: {traceback.format_exc()}")
+                messages.abort(context, error)
+
+    def _forward(
+        self,
+        verb: str,
+        request: Any,
+        call: Callable[[Any], Any],
+        context: grpc.ServicerContext,
+    ) -> Iterator[Any]:
+        """The agent's stream, as it comes. When our caller leaves, the agent's call ends; its operation does not."""
+
+        with self._call(verb, request.job, context):
+            name, path = client.find_job(request.job)
+            if not os.path.exists(os.path.join(path, client.AGENT_SOCKET)):
+                raise Refused(
+                    f"job {name!r} has no control socket",
+                    "it is starting, or runs under an older devproxy; see: devproxy status",
+                )
+            if verb not in ("logs", "watch"):
+                log(f"{verb} job={name}")
+            with client.agent(path) as stub:
+                stream = call(stub)
+                context.add_callback(stream.cancel)
+                yield from stream
+
+
+def idle_s() -> float:
+    """Seconds with neither job nor call after which the daemon leaves."""
+    try:
+        return max(0.0, float(os.environ.get(config.DAEMON_IDLE_S) or IDLE_S))
+    except ValueError:
+        return IDLE_S
+
+
+def run(tell: Callable[[bytes], None]) -> int:
+    """Serves until there is nothing left to do. tell(READY) when it serves, tell(BUSY) when another one does."""
+    lock = runtime.take_daemon_lock()
+    if lock is None:
+        tell(BUSY)
+        return 0
+    # A plain list: a handler that sets an Event may find its lock held by the wait that it interrupts.
+    told_to_end: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: told_to_end.append(number))
+    try:
+        from devproxy.control import agent_service
+        from devproxy.control._pb import job_pb2_grpc
+
+        service = Service()
+        server = agent_service.make_server(
+            runtime.daemon_socket(),
+            lambda s: job_pb2_grpc.add_DevproxyServicer_to_server(service, s),
+        )
+        log(f"serves version={__version__} root={runtime.root_path()}")
+        tell(READY)
+        why = _serve(service, told_to_end)
+        log(f"leaves: {why}")
+        server.stop(1.0).wait()
+    finally:
+        runtime.give_daemon_lock_back(lock)
+    return 0
+
+
+def _serve(service: Service, told_to_end: list[int]) -> str:
+    """Returns why it ends."""
+    idle = idle_s()
+    next_look = 0.0
+    while not told_to_end:
+        time.sleep(min(LOOK_S, idle or LOOK_S))
+        if time.monotonic() >= next_look:
+            service.agents.reap()
+            if any(alive for _, _, alive in runtime.list_jobs()):
+                service.calls.busy()
+            next_look = time.monotonic() + min(LOOK_FOR_JOBS_S, idle)
+        if service.calls.should_leave(idle):
+            return "asked to" if service.calls.leave_asked else f"nothing to do for {idle:g} s"
+    return f"signal {told_to_end[0]}"
+
+
+def _open_log() -> int:
+    """The log, begun anew when it is long."""
+    path = os.path.join(state.subfolder("logs"), "devproxyd.log")
+    try:
+        if os.path.getsize(path) > LOG_LIMIT_BYTES:
+            os.replace(path, path + ".1")
+    except FileNotFoundError:
+        pass
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _teller(told_fd: int) -> Callable[[bytes], None]:
+    """The way to tell our starter how it goes, once."""
+    os.set_inheritable(told_fd, False)
+    told = False
+
+    def tell(text: bytes) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            os.write(told_fd, text)
+            os.close(told_fd)
+
+    return tell
+
+
+def _detach() -> None:
+    """Takes the log for stdout and stderr. The rest client.start_daemon has done."""
+    # What a supervisor blocks is handed down to us.
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    log_fd = _open_log()
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    os.close(log_fd)
+
+
+def main() -> NoReturn:
+    """Entry point of devproxyd."""
+    parser = argparse.ArgumentParser(prog="devproxyd", description="Serves this user's jobs.")
+    parser.add_argument("--version", action="version", version=f"devproxy {__version__}")
+    parser.add_argument("--foreground", action="store_true", help="stay here, say on stderr")
+    parser.add_argument("--told", type=int, help=argparse.SUPPRESS)  # by client.start_daemon
+    arguments = parser.parse_args()
+    code = 0
+    tell: Callable[[bytes], None] = _say_foreground
+    try:
+        if arguments.told is not None:
+            tell = _teller(arguments.told)
+            _detach()
+        elif not arguments.foreground:
+            client.ensure_daemon()
+            sys.exit(0)
+        code = run(tell)
+    except (DevproxyError, OSError) as error:
+        log(f"cannot serve: {error}")
+        tell(str(error).encode())
+        code = error.exit_code if isinstance(error, DevproxyError) else 1
+    sys.stdout.flush()
+    os._exit(code)  # threads of calls that were cut off may hang about
+
+
+def _say_foreground(text: bytes) -> None:
+    if text == BUSY:
+        log("another devproxyd serves this user")
+
+
+if __name__ == "__main__":
+    main()

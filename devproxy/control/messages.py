@@ -1,0 +1,153 @@
+"""Between the wire and the rest: facts and errors to and from protobuf messages, addresses of sockets."""
+
+from __future__ import annotations
+
+import dataclasses
+import urllib.parse
+from typing import Any, NoReturn
+
+from devproxy import errors
+from devproxy.control._pb import job_pb2 as pb
+from devproxy.control.coordinator_api import ImageFacts, JobStatus, Progress
+from devproxy.control.quiet_grpc import grpc
+from devproxy.errors import DevproxyError, OperationFailed
+
+ERROR_KEY = "devproxy-error-bin"
+# gRPC refuses metadata above 8 KiB.
+LONGEST_TEXT = 2000
+LONGEST_FIELD = 400
+CHANNEL_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    # Two daemons, or two agents, must never share a socket.
+    ("grpc.so_reuseport", 0),
+]
+
+
+def address(socket_path: str) -> str:
+    """gRPC's name of a unix socket. It reads the path as part of a URI."""
+    return "unix:" + urllib.parse.quote(socket_path)
+
+
+def open_channel(socket_path: str) -> grpc.Channel:
+    # A subchannel of its own: a socket that was replaced must not meet a connection to the one before.
+    options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.insecure_channel(address(socket_path), options=options)
+
+
+# -- facts ----------------------------------------------------------------------------------------------------------
+
+
+def progress_to_pb(progress: Progress) -> pb.Progress:
+    return pb.Progress(**dataclasses.asdict(progress))
+
+
+def progress_from_pb(message: pb.Progress) -> Progress:
+    return Progress(message.stage, message.text, message.done_bytes, message.total_bytes)
+
+
+def image_to_pb(facts: ImageFacts) -> pb.ImageFacts:
+    values = dataclasses.asdict(facts)
+    stages = [pb.StageTime(stage=name, seconds=s) for name, s in values.pop("stages").items()]
+    return pb.ImageFacts(**values, stages=stages)
+
+
+def image_from_pb(message: pb.ImageFacts) -> ImageFacts:
+    values = {f.name: getattr(message, f.name) for f in dataclasses.fields(ImageFacts)}
+    values["stages"] = {stage.stage: stage.seconds for stage in message.stages}
+    values["warnings"] = list(message.warnings)
+    return ImageFacts(**values)
+
+
+def status_to_pb(status: JobStatus) -> pb.JobStatus:
+    return pb.JobStatus(**dataclasses.asdict(status))
+
+
+def status_from_pb(message: pb.JobStatus) -> JobStatus:
+    values: dict[str, Any] = {
+        f.name: getattr(message, f.name) for f in dataclasses.fields(JobStatus)
+    }
+    values["gpus"] = list(message.gpus)
+    values["command"] = list(message.command)
+    if not message.HasField("next_checkpoint_unix_s"):
+        values["next_checkpoint_unix_s"] = None
+    return JobStatus(**values)
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+
+
+def _known_class(error: BaseException) -> type[DevproxyError]:
+    """The class of devproxy/errors.py that this error is: what the other side can make again."""
+    for cls in type(error).__mro__:
+        if cls.__module__ == errors.__name__ and issubclass(cls, DevproxyError):
+            return cls
+    return DevproxyError
+
+
+def error_to_pb(error: BaseException) -> pb.ErrorInfo:
+    """Any exception; one that is not ours is a bug, and says its class."""
+    if isinstance(error, DevproxyError):
+        what, remedy, exit_code = error.what, error.remedy, error.exit_code
+    else:
+        what = " ".join(f"internal error: {type(error).__name__}: {error}".split())
+        remedy, exit_code = "see the log; report it", 1
+
+    def field(name: str) -> str:
+        return str(getattr(error, name, "") or "")[:LONGEST_FIELD]
+
+    return pb.ErrorInfo(
+        kind=_known_class(error).__name__,
+        what=what[:LONGEST_TEXT],
+        remedy=remedy[:LONGEST_TEXT],
+        stage=field("stage"),
+        object=field("object"),
+        state=field("state"),
+        exit_code=exit_code,
+    )
+
+
+def error_from_pb(info: pb.ErrorInfo) -> DevproxyError:
+    """The same error on this side. A class that a newer devproxy knows becomes a plain DevproxyError."""
+    found = getattr(errors, info.kind, None)
+    cls = found if isinstance(found, type) and issubclass(found, DevproxyError) else DevproxyError
+
+    error: DevproxyError
+    if issubclass(cls, OperationFailed):
+        error = cls(info.stage, info.what, info.remedy, info.state, info.object)
+    else:
+        error = cls(info.what, info.remedy)
+        for name in ("stage", "object", "state"):
+            if value := getattr(info, name):
+                setattr(error, name, value)
+    error.exit_code = info.exit_code or error.exit_code
+    return error
+
+
+def grpc_code(error: BaseException) -> grpc.StatusCode:
+    for cls, code in errors.GRPC_CODES:
+        if isinstance(error, cls):
+            return grpc.StatusCode[code]
+    return grpc.StatusCode.INTERNAL
+
+
+def abort(context: grpc.ServicerContext, error: BaseException) -> NoReturn:
+    """Ends the call with the error, whole."""
+    info = error_to_pb(error)
+    context.set_trailing_metadata(((ERROR_KEY, info.SerializeToString()),))
+    text = str(error) if isinstance(error, DevproxyError) else info.what
+    context.abort(grpc_code(error), text[:LONGEST_TEXT])
+    raise AssertionError("abort returned")
+
+
+def carried_error(error: grpc.RpcError) -> DevproxyError | None:
+    """The error that the other side gave, or None where the transport itself failed."""
+    metadata: Any = error.trailing_metadata() if isinstance(error, grpc.Call) else None
+    for key, value in metadata or ():
+        if key == ERROR_KEY:
+            info = pb.ErrorInfo()
+            info.ParseFromString(value if isinstance(value, bytes) else value.encode("latin-1"))
+            return error_from_pb(info)
+    return None

@@ -1,0 +1,81 @@
+"""What a job is: everything that devproxy-run was told, and what a restore needs of it. Travels in job.json and in images."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from devproxy.errors import Refused
+
+TYPE_CHECKING = False  # typing itself costs every start 10 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+GIB = 1 << 30
+
+
+class JobSpec:
+    """Plain data. A plain class: importing dataclasses costs devproxy-run 10 ms."""
+
+    def __init__(self, **given: Any) -> None:
+        self.job: str = given["job"]
+        self.job_id: str = given["job_id"]
+        self.command: list[str] = list(given["command"])
+        self.program: str = given["program"]
+        self.cwd: str = given["cwd"]
+        self.device: str = given["device"]
+        self.gpus: list[int] = list(given["gpus"])  # [k]: the machine's GPU behind the job's GPU k
+        self.gpu_memory_bytes: int = given["gpu_memory_bytes"]
+        self.chaos: int | None = given.get("chaos")
+        self.build: str = given["build"]
+        self.abi: str = given["abi"]
+        self.store: str = given["store"]
+        self.every: str = given.get("every", "")  # "30s", "50steps", or nothing
+        self.keep: int = given.get("keep", 3)
+        self.files_max_bytes: int = given.get("files_max_bytes", GIB)
+        self.cut_wait_ms: int | None = given.get("cut_wait_ms")
+        self.strict: bool = given.get("strict", False)
+        self.plain: bool = given.get("plain", False)
+        self.started_unix_s: float = given.get("started_unix_s", 0.0)
+        self.uid: int = given.get("uid", os.getuid())
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def write_job_file(job_dir: str, spec: JobSpec, pid: int) -> None:
+    """job.json, for `devproxy ps`: written under another name first, so that nobody reads half of it."""
+    path = os.path.join(job_dir, "job.json")
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        json.dump(spec.as_json() | {"pid": pid}, file)
+    os.rename(path + ".new", path)
+
+
+def read_job_file(job_dir: str) -> dict[str, Any]:
+    """Raises OSError or ValueError where there is none that can be read."""
+    with open(os.path.join(job_dir, "job.json"), encoding="utf-8") as file:
+        facts = json.load(file)
+    if not isinstance(facts, dict):
+        raise ValueError("job.json is not an object")
+    return facts
+
+
+def parse_every(text: str) -> tuple[float, int]:
+    """("30s" -> (30.0, 0); "5m" -> (300.0, 0); "50steps" -> (0.0, 50)). Raises Refused."""
+    body = text.strip().lower()
+    for suffix in ("steps", "step"):
+        if body.endswith(suffix):
+            number = body[: -len(suffix)].strip()
+            if number.isascii() and number.isdigit() and 0 < int(number) < 1 << 31:
+                return 0.0, int(number)
+    for suffix, factor in (("ms", 0.001), ("s", 1.0), ("min", 60.0), ("m", 60.0), ("h", 3600.0)):
+        if body.endswith(suffix):
+            try:
+                value = float(body[: -len(suffix)]) * factor
+            except ValueError:
+                continue
+            if 0.05 <= value < 1e7:
+                return value, 0
+    raise Refused(
+        f"--checkpoint-every {text!r} is no interval", "write it like 30s, 10m or 50steps"
+    )

@@ -1,0 +1,174 @@
+"""Checkpoint, restore, suspend, resume, migrate of a training job, from outside: the same numbers, each step once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import pytest
+
+from tests.checkpoint.world import SUBJECTS, World
+
+STEPS = 60
+GPT = (
+    sys.executable,
+    str(SUBJECTS / "gpt.py"),
+    "--steps",
+    str(STEPS),
+    "--seconds-per-step",
+    "0.05",
+)
+RESNET = (
+    sys.executable,
+    str(SUBJECTS / "resnet.py"),
+    "--steps",
+    "30",
+    "--seconds-per-step",
+    "0.05",
+)
+
+SLOW = (sys.executable, str(SUBJECTS / "resnet.py"), "--steps", "30", "--seconds-per-step", "0.3")
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[tuple[str, ...], list[str]]:
+    return {}
+
+
+def expected(undisturbed: dict[tuple[str, ...], list[str]], command: tuple[str, ...]) -> list[str]:
+    """The digest of a run that nobody disturbs; made once per command."""
+    if command not in undisturbed:
+        world = World()
+        try:
+            job = world.run(*command, name="alone", log="alone")
+            assert job.wait(200) == 0, world.tail("alone")
+            undisturbed[command] = world.digest("alone")
+            assert len(undisturbed[command]) == 1
+        finally:
+            world.close()
+    return undisturbed[command]
+
+
+def check_whole(
+    world: World, command: tuple[str, ...], steps: int, undisturbed, log: str = "log"
+) -> None:
+    """The proof: one nonce, each step once and in order, and the digest of an undisturbed run."""
+    assert len(world.nonces(log)) == 1, world.tail(log)
+    assert world.steps(log) == list(range(world.steps(log)[0], world.steps(log)[0] + steps)), (
+        world.tail(log)
+    )
+    assert world.digest(log) == expected(undisturbed, command)
+
+
+def test_a_checkpoint_does_not_disturb(world: World, undisturbed) -> None:
+    job = world.run(*GPT)
+    world.wait_step(5)
+    for _ in range(2):
+        facts = world.ctl_json("checkpoint", "j")
+        assert facts["device_bytes"] > 1 << 20
+        assert facts["still_s"] < 20
+    assert job.wait(120) == 0, world.tail()
+    check_whole(world, GPT, STEPS, undisturbed)
+    assert [image["whole"] for image in world.images()] == [True, True]
+
+
+def test_restore_after_everything_was_killed(world: World, undisturbed) -> None:
+    world.run(*GPT)
+    world.wait_step(10)
+    facts = world.ctl_json("checkpoint", "j")
+    at_cut = max(world.steps())
+    world.wait_step(at_cut + 8)
+    assert world.kill_everything() >= 4
+    world.ctl("restore", str(facts["id"]), "--store", str(world.store), "--output", "log")
+    world.wait_end()
+    check_whole(world, GPT, STEPS, undisturbed)
+
+
+def test_a_restart_would_be_noticed(world: World, undisturbed) -> None:
+    """The same proof fails when the job is started again instead of restored."""
+    world.run(*GPT)
+    world.wait_step(10)
+    world.kill_everything()
+    world.run(*GPT)
+    world.wait_end()
+    with pytest.raises(AssertionError):
+        check_whole(world, GPT, STEPS, undisturbed)
+
+
+def test_suspend_and_resume(world: World, undisturbed) -> None:
+    job = world.run(*GPT)
+    world.wait_step(10)
+    world.ctl("suspend", "j")
+    assert not [
+        p
+        for p in world.processes()
+        if "gpt.py" in " ".join(p.cmdline()[:4]) and "run" not in " ".join(p.cmdline())
+    ]
+    assert not [p for p in world.processes() if "devproxy-server" in p.cmdline()[0]]
+    before = world.steps()
+    world.ctl("resume", "j")
+    assert job.wait(120) == 0, world.tail()
+    assert world.steps()[: len(before)] == before
+    check_whole(world, GPT, STEPS, undisturbed)
+
+
+def test_migrate_to_another_gpu(world: World, undisturbed) -> None:
+    job = world.run(*GPT)
+    world.wait_step(10)
+    world.ctl("migrate", "j", "--to", "3")
+    status = world.ctl_json("status", "j")
+    assert status["gpus"] == [3] or status.get("placement") == [3], status
+    world.ctl("migrate", "j", "--to", "1")
+    assert job.wait(120) == 0, world.tail()
+    check_whole(world, GPT, STEPS, undisturbed)
+
+
+def test_restore_on_another_gpu_under_another_name(world: World, undisturbed) -> None:
+    job = world.run(*GPT)
+    world.wait_step(10)
+    facts = world.ctl_json("checkpoint", "j")
+    refused = world.ctl("restore", str(facts["id"]), "--store", str(world.store), check=False)
+    assert refused.returncode == 2
+    assert "--name" in refused.stderr
+    world.ctl(
+        "restore",
+        str(facts["id"]),
+        "--store",
+        str(world.store),
+        "--gpu",
+        "2",
+        "--name",
+        "twin",
+        "--output",
+        "twin",
+    )
+    assert job.wait(120) == 0
+    world.wait_end(log="twin")
+    check_whole(world, GPT, STEPS, undisturbed)
+    twin = world.steps("twin")
+    assert twin == list(range(twin[0], STEPS + world.steps()[0])), world.tail("twin")
+    assert world.nonces("twin") == world.nonces()
+    assert world.digest("twin") == world.digest()
+
+
+def test_periodic_images_and_keep(world: World, undisturbed) -> None:
+    job = world.run(*SLOW, options=("--checkpoint-every", "8steps", "--keep", "2"))
+    assert job.wait(180) == 0, world.tail()
+    images = world.images()
+    assert len(images) == 2, images
+    check_whole(world, SLOW, 30, undisturbed)
+
+
+def test_killed_in_the_middle_of_periodic_images(world: World, undisturbed) -> None:
+    world.run(*RESNET, options=("--checkpoint-every", "500ms"))
+    world.wait_step(20)
+    world.kill_everything()
+    world.ctl("restore", "j", "--store", str(world.store), "--output", "log", "--wait")
+    check_whole(world, RESNET, 30, undisturbed)
+
+
+def test_kill(world: World) -> None:
+    job = world.run(*GPT)
+    world.wait_step(3)
+    world.ctl("kill", "j", "--signal", "15")
+    assert job.wait(30) == 128 + signal.SIGTERM

@@ -1,0 +1,93 @@
+"""The whole life of a job whose images lie in an S3 store: moto's server on 127.0.0.1."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.checkpoint.world import SUBJECTS, World
+
+STEPS = 40
+GPT = (
+    sys.executable,
+    str(SUBJECTS / "gpt.py"),
+    *("--steps", str(STEPS), "--seconds-per-step", "0.1"),
+)
+BUCKET = "images"
+
+
+@pytest.fixture
+def s3() -> Iterator[World]:
+    """A world whose store is s3://images/prefix."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1",
+    }
+    world = World(**settings)
+    world.store = f"s3://{BUCKET}/prefix"  # type: ignore[assignment]
+    import boto3
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=settings["AWS_ENDPOINT_URL"],
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        region_name="us-east-1",
+    )
+    client.create_bucket(Bucket=BUCKET)
+    try:
+        yield world
+    finally:
+        world.close()
+        server.stop()
+
+
+def test_the_whole_life(s3: World) -> None:
+    alone = World()
+    try:
+        assert alone.run(*GPT).wait(200) == 0, alone.tail()
+        digest = alone.digest()
+    finally:
+        alone.close()
+
+    s3.run(*GPT, options=("--keep", "2"))
+    s3.wait_step(6)
+    first = s3.ctl_json("checkpoint", "j")
+    s3.wait_step(max(s3.steps()) + 2)
+    second = s3.ctl_json("checkpoint", "j")
+    assert second["new_bytes"] < first["new_bytes"]  # type: ignore[operator]
+    s3.wait_step(max(s3.steps()) + 2)
+    third = s3.ctl_json("checkpoint", "j")
+    assert [i["id"] for i in s3.images()] == [second["id"], third["id"]]
+    assert all(i["whole"] for i in s3.images())
+    s3.wait_step(max(s3.steps()) + 3)
+    s3.kill_everything()
+
+    s3.ctl("restore", "j", "--store", str(s3.store), "--output", "log")
+    s3.wait_step(max(s3.steps()) + 2)
+    s3.ctl("suspend", "j")
+    s3.ctl("resume", "j")
+    s3.wait_end()
+    assert len(s3.nonces()) == 1, s3.tail()
+    assert s3.steps() == list(range(1, STEPS + 1)), s3.tail()
+    assert s3.digest() == digest
+
+    before = s3.images()
+    assert len(before) == 2
+    s3.ctl("images", "gc", "--store", str(s3.store))
+    assert s3.images() == before
+    verified = s3.ctl("images", "--store", str(s3.store), "--json")
+    assert all(i["whole"] for i in json.loads(verified.stdout))
+    assert os.path.basename(str(s3.store)) == "prefix"

@@ -1,0 +1,68 @@
+"""Each kind of program: an image in the middle, kill -9 of everything, restore; then what an undisturbed run prints.
+
+The subjects check themselves; their digest must not depend on what was done to them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from tests.checkpoint.world import SUBJECTS, World
+
+
+@dataclass(frozen=True)
+class Subject:
+    script: str
+    arguments: tuple[str, ...] = ()
+    steps: int = 30
+    at: int = 6
+    seconds: str = "0.1"
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return (
+            sys.executable,
+            str(SUBJECTS / self.script),
+            *("--steps", str(self.steps), "--seconds-per-step", self.seconds),
+            *self.arguments,
+        )
+
+
+SUBJECTS_TO_TRY = [
+    Subject("gpt.py", ("--workers", "2")),
+    Subject("rng.py"),
+    Subject("files.py"),
+    Subject("waits.py"),
+    Subject("hostfunc.py"),
+    Subject("pipes.py"),
+    Subject("psutil_check.py"),
+    Subject("signals.py"),
+    Subject("gloo.py"),
+    Subject("compiled.py", steps=14, at=4, seconds="0.3"),
+]
+
+
+@pytest.mark.parametrize("subject", SUBJECTS_TO_TRY, ids=lambda s: s.script.removesuffix(".py"))
+def test_killed_and_restored(world: World, subject: Subject) -> None:
+    other = World()
+    try:
+        assert other.run(*subject.command).wait(200) == 0, other.tail()
+        (digest,) = other.digest()
+    finally:
+        other.close()
+
+    world.run(*subject.command)
+    world.wait_step(subject.at)
+    world.ctl("checkpoint", "j")
+    cut = max(world.steps())
+    world.wait_step(min(cut + 3, subject.steps - 2))
+    world.kill_everything()
+    world.ctl("restore", "j", "--store", str(world.store), "--output", "log", "--wait")
+    assert len(world.nonces()) == 1, world.tail()
+    assert world.steps() == list(range(1, subject.steps + 1)), world.tail()
+    assert world.digest() == [digest], world.tail()
+    assert len(re.findall(r"^start ", world.text(), re.M)) == 1

@@ -1,0 +1,464 @@
+"""devproxyd and `devproxy` from the outside, over unix sockets, with supervisors that pretend (tests/fake_agent.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from devproxy import __version__
+from tests import fake_agent
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 15) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.fixture
+def env(shm_dir: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Where sitecustomize.py makes every agent that devproxyd starts a fake one. At the end nothing has stayed."""
+    (tmp_path / "sitecustomize.py").write_text(
+        fake_agent.FINDER.replace("{path!r}", repr(fake_agent.__file__))
+    )
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DEVPROXY_")}
+    env |= {
+        "DEVPROXY_SHM_DIR": str(shm_dir),
+        "DEVPROXY_STATE_DIR": str(tmp_path / "state"),
+        "DEVPROXY_KEY_FILE": str(tmp_path / "key"),
+        "DEVPROXY_DAEMON_IDLE_S": "0.5",
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+    }
+    yield env
+    for process in ours(shm_dir):
+        if "fake_agent" in cmdline(process) or "control.agent" in cmdline(process):
+            process.kill()
+    assert wait_for(lambda: not ours(shm_dir)), [cmdline(p) for p in ours(shm_dir)]
+
+
+def cmdline(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def ours(shm_dir: Path) -> list[psutil.Process]:
+    """Processes of this test, by the runtime folder in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("DEVPROXY_SHM_DIR") == str(shm_dir):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [p for p in found if p.pid != os.getpid() and p.is_running()]
+
+
+def daemons(shm_dir: Path) -> list[psutil.Process]:
+    return [p for p in ours(shm_dir) if "devproxy.control.daemon" in cmdline(p)]
+
+
+@pytest.fixture
+def job(env: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """job("name", pace_s=0.1): a supervisor that serves its socket."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(name: str = "j", pace_s: float = 0.0) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fake_agent", name],
+            env=env | {"PACE_S": str(pace_s)},
+            stdout=-1,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        return process
+
+    yield begin
+    for process in started:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def line(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "devproxy.cli.ctl", *arguments]
+
+
+def ctl(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        line(*arguments), env=env, capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+
+
+def done(shm_dir: Path, name: str = "j") -> list[str]:
+    path = shm_dir / f"devproxy-{os.getuid()}" / name / "done"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def one_line_error(result: subprocess.CompletedProcess[str], code: int, says: str) -> None:
+    assert (result.returncode, result.stdout) == (code, ""), result
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+# --- verbs, all the way: command, daemon, agent ---
+
+
+def test_the_life_of_a_job(job, env: dict[str, str], shm_dir: Path) -> None:
+    job()
+    result = ctl(env, "checkpoint", "j", "--json", "--cut-wait", "500ms", "--progress", "json")
+    assert result.returncode == 0, result.stderr
+    image = json.loads(result.stdout)
+    assert result.stdout.count("\n") == 1
+    assert (image["id"], image["phase"], image["still_s"]) == ("j-1", "running", 0.25)
+    news = [json.loads(text) for text in result.stderr.splitlines()]
+    assert list(dict.fromkeys(n["stage"] for n in news)) == ["cut", "device", "upload", "commit"]
+    assert done(shm_dir) == ["checkpoint 500"]
+
+    assert json.loads(ctl(env, "suspend", "--json").stdout)["phase"] == "suspended"  # the only job
+    one_line_error(ctl(env, "migrate", "x", "--to", "1"), 2, "there is no job 'x'")
+    assert json.loads(ctl(env, "resume", "j", "--gpu", "4", "--json").stdout)["gpus"] == [4]
+    moved = json.loads(ctl(env, "migrate", "j", "--to", "1,2", "--json").stdout)
+    assert (moved["gpus"], moved["device_bytes"]) == ([1, 2], 1 << 20)
+    jobs = json.loads(ctl(env, "ps", "--json").stdout)
+    assert [(j["job"], j["phase"], j["images"], j["gpus"]) for j in jobs] == [
+        ("j", "running", 2, [1, 2])
+    ]
+    assert "j-2" in ctl(env, "status").stdout
+    assert len(daemons(shm_dir)) == 1  # for all of them, while the job lives
+    result = ctl(env, "kill", "j", "--signal", "USR1", "--json")
+    assert json.loads(result.stdout) == {"job": "j", "signal": int(signal.SIGUSR1)}
+    # The job has ended, and with it the daemon.
+    assert wait_for(lambda: not list(shm_dir.iterdir())), list(shm_dir.rglob("*"))
+
+
+def test_the_summary_for_people(job, env: dict[str, str]) -> None:
+    job()
+    result = ctl(env, "checkpoint")
+    assert result.returncode == 0
+    for text in ("image", "j-1", "stage device", "5.0 GiB", "deduplicated", "stood still"):
+        assert text in result.stdout, result.stdout
+    assert "devproxy: checkpoint: upload: upload of j\n" in result.stderr
+    assert "warning: a TCP connection to outside was closed" in result.stderr
+    moved = ctl(env, "migrate", "--to", "1").stdout
+    assert "0.500 s" in moved
+    assert "1.0 MiB" in moved
+
+
+def test_bars_on_a_terminal(job, env: dict[str, str]) -> None:
+    job(pace_s=0.1)
+    main, side = pty.openpty()
+    process = subprocess.Popen(line("checkpoint"), env=env, stdout=side, stderr=side, cwd=ROOT)
+    os.close(side)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(main, 65536)
+        except OSError:
+            break
+    os.close(main)
+    assert process.wait(20) == 0
+    assert "━".encode() in shown
+    assert b"device of j" in shown
+
+
+def test_failures_and_refusals(job, env: dict[str, str]) -> None:
+    job()
+    result = ctl(env, "checkpoint", "--cut-wait", f"{fake_agent.FAIL}ms", "--progress", "none")
+    one_line_error(result, 1, "checkpoint failed at device: the server of GPU 0 ended [gpu0]")
+    assert "(the job: running)" in result.stderr
+    result = ctl(env, "checkpoint", "--cut-wait", f"{fake_agent.FAIL}ms", "--json")
+    error = json.loads(result.stderr)
+    assert (error["stage"], error["object"], error["state"]) == ("device", "gpu0", "running")
+    one_line_error(ctl(env, "checkpoint", "--strict"), 2, "fd 7, a TCP connection: close it")
+    one_line_error(
+        ctl(env, "checkpoint", "--cut-wait", f"{fake_agent.BUG}ms", "--progress", "none"),
+        1,
+        "ValueError: a bug",
+    )
+    one_line_error(ctl(env, "resume"), 2, "suspend it first")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["checkpoint"], "no job lives"),
+        (["checkpoint", "j"], "there is no job 'j'"),
+        (["checkpoint", "j", "--cut-wait", "soon"], "not a time"),
+        (["migrate", "j"], "--to"),
+        (["migrate", "j", "--to", "a"], "not a GPU"),
+        (["resume", "j", "--gpu", "1,1"], "twice"),
+        (["kill", "j", "--signal", "X"], "no signal"),
+        (["restore", "x"], "no images yet"),
+        (["restore", "x", "--store", "/nowhere"], "there is no store /nowhere"),
+        (["restore", "x", "--name", "../y"], "not a job name"),
+        (["restore", "x", "--attach", "--wait"], "--attach"),
+        (["images", "--store", "/nowhere"], "there is no store"),
+        (["logs", "j"], "has no log"),
+        (["logs", "../j"], "not a job name"),
+        (["images", "what"], "invalid choice"),
+        (["what"], "invalid choice"),
+    ],
+)
+def test_bad_input(env: dict[str, str], shm_dir: Path, arguments: list[str], says: str) -> None:
+    one_line_error(ctl(env, *arguments), 2, says)
+    assert daemons(shm_dir) == []  # nothing was started for it
+
+
+def test_logs_are_followed(job, env: dict[str, str], tmp_path: Path, shm_dir: Path) -> None:
+    process = job()
+    (tmp_path / "state" / "logs").mkdir(parents=True)
+    (tmp_path / "state" / "logs" / "j.log").write_text("one\n")
+    assert ctl(env, "logs").stdout == "one\n"
+    reader = subprocess.Popen(line("logs", "-f"), env=env, stdout=-1, text=True, cwd=ROOT)
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "one\n"  # from the file; what follows, from the agent
+    assert reader.stdout.readline() == "two\n"
+    process.terminate()
+    assert reader.communicate(timeout=20)[0] == "three\n"
+    assert reader.returncode == 0
+
+
+# --- restore ---
+
+
+@pytest.fixture
+def store(env: dict[str, str], tmp_path: Path) -> str:
+    """A store with whole images; their names say what the fake agent does with them."""
+    body = """
+import sys
+from devproxy.checkpoint.store import Store
+store = Store.open(sys.argv[1])
+for job in ("good", "silent", "refused", "broken"):
+    with store.writer(job + "-1") as writer:
+        refs = writer.put_bytes(job.encode() * 99, kind="host")
+        writer.commit({"job": job, "job_id": "id-" + job, "epoch": store.take_epoch("id-" + job)})
+"""
+    url = str(tmp_path / "images")
+    subprocess.run([sys.executable, "-c", body, url], env=env, check=True, cwd=ROOT)
+    return url
+
+
+def test_images(env: dict[str, str], store: str) -> None:
+    listed = json.loads(ctl(env, "images", "--store", store, "--json").stdout)
+    assert {i["id"] for i in listed} == {"good-1", "silent-1", "refused-1", "broken-1"}
+    assert all(i["whole"] for i in listed)
+    result = ctl(env, "images", "--store", f"file://{store}", "--verify")
+    assert (result.returncode, result.stdout.count("yes")) == (0, 4)
+    assert ctl(env, "images", "gc", "--store", store).returncode == 0
+    assert "removed_packs" in json.loads(
+        ctl(env, "images", "gc", "--store", store, "--json").stdout
+    )
+    assert ctl(env, "images").stdout == "no images\n"
+    manifest = Path(store, "images", "good-1", "manifest.json")
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    result = ctl(env, "images", "--store", store, "--verify")
+    assert (result.returncode, result.stdout.count("no: ")) == (1, 1)
+    one_line_error(ctl(env, "restore", "good-1", "--store", store), 2, "image good-1 is not whole")
+
+
+@pytest.mark.parametrize("image", ["good", "good-1", "silent-"])
+def test_restore(
+    env: dict[str, str], store: str, shm_dir: Path, image: str, tmp_path: Path
+) -> None:
+    result = ctl(
+        env, "restore", image, "--store", store, "--gpu", "3", "--name", "again",
+        "--output", str(tmp_path / "out"), "--json",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    if image.startswith("good"):
+        (words,) = done(shm_dir, "again")
+        spec = json.loads(words.removeprefix("restored "))
+        assert (spec["image"], spec["gpus"], spec["name"]) == ("good-1", [3], "again")
+        assert (spec["store"].removeprefix("file://"), spec["output"]) == (
+            store,
+            str(tmp_path / "out"),
+        )
+    else:  # an agent that says nothing while it restores
+        assert answer["phase"] == "running"
+    one_line_error(
+        ctl(env, "restore", image, "--store", store, "--name", "again"), 2, "job 'again' lives"
+    )
+    (agent,) = [p for p in ours(shm_dir) if "control.agent" in cmdline(p)]
+    (keeper,) = daemons(shm_dir)
+    keeper.kill()  # its agents are their own masters
+    assert wait_for(lambda: not keeper.is_running())
+    assert json.loads(ctl(env, "checkpoint", "again", "--json").stdout)["id"] == "again-1"
+    agent.terminate()
+    assert wait_for(lambda: not agent.is_running())
+
+
+def test_restore_shows_its_stages_and_waits(env: dict[str, str], store: str, shm_dir: Path) -> None:
+    process = subprocess.Popen(
+        line("restore", "good-1", "--store", store, "--wait"),
+        env=env | {"PACE_S": "0.05"}, stdout=-1, stderr=-1, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert wait_for(lambda: done(shm_dir, "good"))
+    time.sleep(0.3)
+    assert process.poll() is None
+    ctl(env, "kill", "good")
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 7, err  # the job's
+    assert "restore: fetch: fetch of good" in err
+
+
+def test_restore_that_fails(env: dict[str, str], store: str, tmp_path: Path) -> None:
+    none = ["--progress", "none", "--store", store]
+    one_line_error(ctl(env, "restore", "refused-1", *none), 2, "no CRIU: install it")
+    result = ctl(env, "restore", "broken-1", *none)
+    one_line_error(result, 1, "its last words: Traceback: something broke")
+    assert "nothing of it runs" in result.stderr
+    assert wait_for(lambda: not list((tmp_path / "state" / "restores").iterdir()))
+
+
+# --- the daemon's own life ---
+
+
+def test_it_comes_once_and_leaves(job, env: dict[str, str], shm_dir: Path) -> None:
+    process = job()
+    callers = [
+        subprocess.Popen(line("kill", "j", "--signal", "CONT"), env=env, cwd=ROOT) for _ in range(1)
+    ]
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "devproxy.control.daemon", "--foreground"], env=env, stderr=-1
+        )
+        for _ in range(3)
+    ]
+    assert [c.wait(30) for c in callers] == [0]
+    ended = [r.communicate(timeout=30)[1] for r in racers]
+    assert [r.returncode for r in racers] == [0, 0, 0]
+    assert sum(b"serves version" in e for e in ended) <= 1
+    assert sum(b"another devproxyd serves" in e for e in ended) >= 2
+    process.wait(20)
+    assert wait_for(lambda: not list(shm_dir.iterdir())), list(shm_dir.rglob("*"))
+    assert daemons(shm_dir) == []
+
+
+def test_it_stays_while_a_job_lives(job, env: dict[str, str], shm_dir: Path) -> None:
+    process = job()
+    ctl(env, "checkpoint")
+    time.sleep(1.5)
+    assert len(daemons(shm_dir)) == 1
+    (keeper,) = daemons(shm_dir)
+    assert keeper.ppid() != os.getpid()
+    assert keeper.terminal() is None
+    root = shm_dir / f"devproxy-{os.getuid()}"
+    assert (root / ".devproxyd.sock").stat().st_mode & 0o777 == 0o600
+    assert root.stat().st_mode & 0o777 == 0o700
+    process.terminate()
+    assert wait_for(lambda: not daemons(shm_dir))
+    log = Path(env["DEVPROXY_STATE_DIR"], "logs", "devproxyd.log").read_text()
+    assert "leaves: nothing to do for 0.5 s" in log
+    assert "checkpoint job=j" in log
+
+
+def test_what_a_dead_daemon_left_is_no_obstacle(job, env: dict[str, str], shm_dir: Path) -> None:
+    job()
+    root = shm_dir / f"devproxy-{os.getuid()}"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(root / ".devproxyd.sock"))
+    (root / ".devproxyd.lock").touch()
+    assert ctl(env, "checkpoint").returncode == 0
+
+
+def test_it_is_killed_in_the_middle(job, env: dict[str, str], shm_dir: Path) -> None:
+    job(pace_s=0.25)
+    command = subprocess.Popen(
+        line("checkpoint", "--cut-wait", "77ms"),
+        env=env, stdout=-1, stderr=-1, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert command.stderr is not None
+    assert "cut" in command.stderr.readline()
+    (keeper,) = daemons(shm_dir)
+    keeper.kill()
+    _, err = command.communicate(timeout=20)
+    assert command.returncode == 1
+    assert "devproxyd went away during the call: an operation under way goes on" in err
+    watched = ctl(env, "watch", "--json")  # through a new daemon
+    assert json.loads(watched.stdout)["id"] == "j-1"
+    assert done(shm_dir) == ["checkpoint 77"]
+
+
+def test_the_command_is_interrupted(job, env: dict[str, str], shm_dir: Path) -> None:
+    job(pace_s=0.1)
+    command = subprocess.Popen(
+        line("checkpoint", "--cut-wait", "78ms"),
+        env=env, stdout=-1, stderr=-1, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert command.stderr is not None
+    assert "cut" in command.stderr.readline()
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate(timeout=20)
+    assert command.returncode == 130
+    assert "the checkpoint of job j goes on; see: devproxy watch j" in err
+    assert wait_for(lambda: done(shm_dir) == ["checkpoint 78"])
+
+
+def test_the_supervisor_is_killed_in_the_middle(job, env: dict[str, str]) -> None:
+    job()
+    result = ctl(
+        env, "checkpoint", "--cut-wait", f"{fake_agent.KILLED}ms", "--progress", "none"
+    )  # fmt: skip
+    one_line_error(result, 1, "the supervisor of job 'j' went away during the call")
+    one_line_error(ctl(env, "checkpoint", "j"), 2, "job 'j' is dead: bring it back")
+
+
+def test_one_that_hangs_delays_no_other(job, env: dict[str, str]) -> None:
+    process = job("stuck")
+    job("fine")
+    process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    jobs = {j["job"]: j for j in json.loads(ctl(env, "ps", "--json").stdout)}
+    assert time.monotonic() - began < 20
+    assert "does not answer" in jobs["stuck"]["why_not"]
+    assert jobs["fine"]["checkpointable"]
+    assert ctl(env, "checkpoint", "fine").returncode == 0
+    process.send_signal(signal.SIGCONT)
+
+
+def test_a_daemon_of_another_version_makes_room(job, env: dict[str, str], tmp_path: Path) -> None:
+    job()
+    other = (
+        "import devproxy; devproxy.__version__ = '0.0.1'\n"
+        "from devproxy.control import daemon; import sys; sys.argv = ['devproxyd', '--foreground']\n"
+        "daemon.main()"
+    )
+    old = subprocess.Popen([sys.executable, "-c", other], env=env, cwd=ROOT, stderr=-1, text=True)
+    assert old.stderr is not None
+    assert "serves version=0.0.1" in old.stderr.readline()
+    assert ctl(env, "checkpoint").returncode == 0
+    _, err = old.communicate(timeout=20)
+    assert "leaves: asked to" in err
+    log = Path(env["DEVPROXY_STATE_DIR"], "logs", "devproxyd.log").read_text()
+    assert f"serves version={__version__}" in log
+
+
+def test_it_cannot_start(job, env: dict[str, str], tmp_path: Path) -> None:
+    job()
+    (tmp_path / "file").touch()
+    result = ctl(
+        env | {"DEVPROXY_STATE_DIR": str(tmp_path / "file")}, "checkpoint", "--progress", "none"
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert "the state folder" in result.stderr
+    assert result.stderr.count("\n") == 1

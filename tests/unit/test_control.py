@@ -1,0 +1,397 @@
+"""The control services in one process: messages, errors with their details, long operations, what the CLI is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from devproxy import errors, runtime
+from devproxy.cli import progress, verbs
+from devproxy.control import agent_service, client, daemon, messages
+from devproxy.control import coordinator_api as api
+from devproxy.control._pb import job_pb2 as pb
+from devproxy.errors import CheckpointError, DevproxyError, Refused, RestoreError
+from tests.fake_agent import BUG, FAIL, FakeCoordinator
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="devproxy-test-") as path:  # short: sockets are in it
+        monkeypatch.setenv("DEVPROXY_SHM_DIR", path)
+        yield path
+
+
+@pytest.fixture
+def fake(folder: str) -> Iterator[FakeCoordinator]:
+    coordinator = FakeCoordinator("j", folder)
+    handle = agent_service.serve(coordinator, os.path.join(folder, "agent.sock"))
+    yield coordinator
+    coordinator.ended.set()
+    handle.stop(0.1)
+
+
+def checkpoint(folder: str, news: list[api.Progress], **request: Any) -> client.Result:
+    with client.agent(folder) as stub:
+        return client.follow(stub.Checkpoint(pb.CheckpointRequest(**request)), news.append)
+
+
+# --- messages ---
+
+
+def test_facts_travel_whole() -> None:
+    status = FakeCoordinator("j", "/").status()
+    assert messages.status_from_pb(messages.status_to_pb(status)) == status
+    due = dataclasses.replace(status, next_checkpoint_unix_s=0.0, checkpointable=False, why_not="x")
+    assert messages.status_from_pb(messages.status_to_pb(due)) == due
+    image = api.ImageFacts("i", "j", "id", 1.5, 1 << 40, warnings=["a", "ü"], stages={"cut": 0.5})
+    assert messages.image_from_pb(messages.image_to_pb(image)) == image
+    news = api.Progress("device", "5 of 7", 5, 7)
+    assert messages.progress_from_pb(messages.progress_to_pb(news)) == news
+
+
+class OfAnother(Refused):
+    """A class that the other side does not know, with a constructor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__("not this", "do that")
+
+
+@pytest.mark.parametrize(
+    ("error", "becomes"),
+    [
+        (Refused("no", "do"), Refused),
+        (OfAnother(), Refused),
+        (CheckpointError("cut", "it ended", "see", "running", "gpu0"), CheckpointError),
+        (RestoreError("fetch", "gone"), RestoreError),
+        (DevproxyError("x" * 5000, "ü" * 5000), DevproxyError),
+        (ZeroDivisionError("a bug"), DevproxyError),
+    ],
+)
+def test_errors_travel_whole(error: Exception, becomes: type) -> None:
+    back = messages.error_from_pb(messages.error_to_pb(error))
+    assert type(back) is becomes
+    if isinstance(error, DevproxyError) and len(str(error)) < 2000:
+        assert str(back) == str(error)
+        assert back.exit_code == error.exit_code
+        for name in ("stage", "object", "state"):
+            assert getattr(back, name, "") == getattr(error, name, "")
+    if isinstance(error, ZeroDivisionError):
+        assert "ZeroDivisionError: a bug" in str(back)
+
+
+def test_an_error_of_a_newer_version() -> None:
+    for kind in ("SomethingNew", "GRPC_CODES", "annotations"):
+        back = messages.error_from_pb(pb.ErrorInfo(kind=kind, what="w", exit_code=4))
+        assert (type(back), back.what, back.exit_code) == (DevproxyError, "w", 4)
+
+
+def test_every_error_has_a_code() -> None:
+    ours = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, Exception)]
+    order = [cls for cls, _ in errors.GRPC_CODES]
+    for cls in ours:
+        assert any(issubclass(cls, known) for known in order), cls
+    # A class below another one in the tree stands before it.
+    for i, above in enumerate(order):
+        assert not any(issubclass(below, above) for below in order[i + 1 :]), above
+
+
+# --- the service ---
+
+
+def test_a_checkpoint(fake: FakeCoordinator, folder: str) -> None:
+    news: list[api.Progress] = []
+    result = checkpoint(folder, news, cut_wait_ms=0)
+    assert result.image is not None
+    assert result.image.device_bytes == 5 << 30
+    assert result.image.stages == {"cut": 0.1, "device": 0.2}
+    assert result.job is not None
+    assert (result.job.phase, result.job.images) == ("running", 1)
+    assert list(dict.fromkeys(n.stage for n in news)) == ["cut", "device", "upload", "commit"]
+    assert news[-1].done_bytes == news[-1].total_bytes
+    checkpoint(folder, news)
+    assert Path(folder, "done").read_text() == "checkpoint 0\ncheckpoint None\n"
+    assert os.stat(os.path.join(folder, "agent.sock")).st_mode & 0o777 == 0o600
+
+
+def test_a_failure_says_all(fake: FakeCoordinator, folder: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint(folder, [], cut_wait_ms=FAIL)
+    error = caught.value
+    assert (error.stage, error.object, error.state) == ("device", "gpu0", "running")
+    assert str(error) == (
+        "checkpoint failed at device: the server of GPU 0 ended [gpu0]: see gpu0.log (the job: running)"
+    )
+    with pytest.raises(Refused, match="fd 7"):
+        checkpoint(folder, [], strict=True)
+    with pytest.raises(DevproxyError, match="internal error: ValueError: a bug"):
+        checkpoint(folder, [], cut_wait_ms=BUG)
+    assert checkpoint(folder, []).image is not None  # and it serves on
+
+
+def test_the_other_verbs(fake: FakeCoordinator, folder: str) -> None:
+    with client.agent(folder) as stub:
+        result = client.follow(stub.Suspend(pb.CheckpointRequest()), lambda _: None)
+        assert result.job is not None
+        assert result.job.phase == "suspended"
+        result = client.follow(stub.Resume(pb.ResumeRequest(gpus=[3])), lambda _: None)
+        assert result.job is not None
+        assert (result.job.phase, result.job.gpus) == ("running", [3])
+        result = client.follow(stub.Migrate(pb.MigrateRequest(to=[1, 2])), lambda _: None)
+        assert result.facts == {"still_s": 0.5, "device_bytes": 1 << 20}
+        assert client.ask_agent(folder).gpus == [1, 2]
+    with pytest.raises(Refused, match="suspend it first"), client.agent(folder) as stub:
+        client.follow(stub.Resume(pb.ResumeRequest()), lambda _: None)
+    with pytest.raises(Refused, match="no signal 99"), client.agent(folder) as stub:
+        stub.Kill(pb.KillRequest(signal=99))
+
+
+def test_logs(fake: FakeCoordinator, folder: str) -> None:
+    with client.agent(folder) as stub:
+        assert [c.data for c in stub.Logs(pb.LogsRequest(offset=4))][0] == b"two\n"
+        following = stub.Logs(pb.LogsRequest(offset=0, follow=True))
+        assert next(following).data == b"one\ntwo\n"
+        fake.ended.set()
+        assert b"".join(c.data for c in following) == b"three\n"
+
+
+def test_a_caller_that_leaves_ends_nothing(fake: FakeCoordinator, folder: str) -> None:
+    fake.pace_s = 0.1
+    with client.agent(folder) as stub:
+        stream = stub.Checkpoint(pb.CheckpointRequest(cut_wait_ms=1))
+        next(stream)
+        stream.cancel()
+    with pytest.raises(Refused, match="under way"):  # it runs, and hides nothing:
+        checkpoint(folder, [])
+    news: list[api.Progress] = []
+    with client.agent(folder) as stub:
+        result = client.follow(stub.Watch(pb.Empty()), news.append)
+    assert result.image is not None
+    assert result.image.id == "j-1"
+    assert news[0].stage == "cut"
+    assert news[-1].stage == "commit"
+
+
+def test_watchers_of_an_operation_that_no_call_began(folder: str) -> None:
+    coordinator = FakeCoordinator("j", folder)
+    handle = agent_service.serve(coordinator, os.path.join(folder, "agent.sock"))
+    with pytest.raises(DevproxyError, match="no operation so far"), client.agent(folder) as stub:
+        client.follow(stub.Watch(pb.Empty()), lambda _: None)
+    caught: list[BaseException] = []
+
+    def watch() -> None:
+        try:
+            with client.agent(folder) as stub:
+                client.follow(stub.Watch(pb.Empty()), lambda _: None)
+        except DevproxyError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=watch)
+    with pytest.raises(RestoreError), handle.operation("restore") as report:
+        report(api.Progress("fetch", "chunks"))
+        thread.start()
+        time.sleep(0.3)
+        raise RestoreError("fetch", "a chunk is damaged")
+    handle.stop()  # at once, as an agent that ends: the watcher hears it still
+    thread.join(10)
+    assert [str(e) for e in caught] == ["restore failed at fetch: a chunk is damaged"]
+    assert not os.path.exists(handle.socket_path)
+
+
+def test_a_socket_that_cannot_be_made(folder: str) -> None:
+    with pytest.raises(Refused, match="control socket"):
+        agent_service.serve(FakeCoordinator("j", folder), f"{folder}/missing/agent.sock")
+
+
+def test_a_path_with_odd_characters(folder: str) -> None:
+    odd = os.path.join(folder, "a%41 #?ü")
+    os.mkdir(odd)
+    handle = agent_service.serve(FakeCoordinator("j", odd), os.path.join(odd, "agent.sock"))
+    assert client.ask_agent(odd).job == "j"
+    handle.stop(0)
+
+
+def test_a_process_may_fork_beside_the_service(fake: FakeCoordinator, folder: str) -> None:
+    """devproxy-run starts processes while calls are under way."""
+    fake.pace_s = 0.05
+    with client.agent(folder) as stub:
+        stream = stub.Checkpoint(pb.CheckpointRequest())
+        next(stream)
+        for _ in range(3):
+            if (pid := os.fork()) == 0:
+                os._exit(3)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        assert client.follow(stream, lambda _: None).image is not None
+
+
+# --- a job's folder without an agent ---
+
+
+def test_jobs_without_an_agent(folder: str) -> None:
+    job = runtime.create_job("plain")
+    assert client.agent_status("plain", job.path, True).phase == "starting"
+    Path(job.path, "job.json").write_text('{"gpus": 2, "device": "soft", "pid": 5}')
+    status = client.agent_status("plain", job.path, True)
+    assert (status.phase, status.gpus, status.checkpointable) == ("running", [0, 1], False)
+    Path(job.path, "agent.sock").touch()  # of an agent that died
+    assert "went away" in client.agent_status("plain", job.path, True).why_not
+    assert client.agent_status("plain", job.path, False).phase == "gone"
+    assert client.find_job("") == ("plain", job.path)
+    other = runtime.create_job("other")
+    with pytest.raises(Refused, match="there are 2 jobs: other, plain"):
+        client.find_job("")
+    runtime.remove_job(other)
+    runtime.remove_job(job)
+    with pytest.raises(Refused, match="no job lives"):
+        client.find_job("")
+    with pytest.raises(Refused, match="there is no job 'plain'"):
+        client.find_job("plain")
+
+
+# --- the daemon's lock and its files in the runtime folder ---
+
+
+def test_the_daemons_files_are_respected(folder: str) -> None:
+    lock = runtime.take_daemon_lock()
+    assert lock is not None
+    assert runtime.take_daemon_lock() is None
+    runtime.remove_job(runtime.create_job("j"))  # the last job
+    root = Path(runtime.root_path())
+    assert sorted(p.name for p in root.iterdir()) == [".devproxyd.lock"]
+    Path(runtime.daemon_socket()).touch()
+    runtime.give_daemon_lock_back(lock)
+    assert not root.exists()
+
+
+def test_what_a_killed_daemon_left_is_swept(folder: str) -> None:
+    lock = runtime.take_daemon_lock()
+    assert lock is not None
+    Path(runtime.daemon_socket()).touch()
+    os.close(lock)
+    runtime.sweep()
+    assert os.listdir(folder) == []
+
+
+def test_when_the_daemon_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    calls = daemon.Calls()
+    assert not calls.should_leave(10)
+    now += 9
+    calls.busy()
+    now += 9
+    assert not calls.should_leave(10)
+    with calls.running():
+        calls.leave_asked = True
+        now += 100
+        assert not calls.should_leave(10)
+    assert calls.should_leave(10)
+    calls.leave_asked = False
+    assert not calls.should_leave(10)
+    now += 10
+    assert calls.should_leave(10)
+
+
+# --- the command line ---
+
+
+def test_gpus() -> None:
+    assert verbs.parse_gpus(None) == []
+    assert verbs.parse_gpus(["0,2", "3"]) == [0, 2, 3]
+    for bad in (["0,,1"], ["x"], ["-1"], ["0", "0"], ["9999"], [""], ["²"]):
+        with pytest.raises(Refused):
+            verbs.parse_gpus(bad)
+
+
+def test_cut_wait() -> None:
+    for text, milliseconds in (("500ms", 500), ("2s", 2000), ("0", 0), ("0.5s", 500), ("0ms", 0)):
+        assert verbs.parse_wait_ms(text) == milliseconds
+    assert verbs.parse_wait_ms(None) is None
+    for bad in ("5", "-1s", "nan", "nans", "infs", "1e99s", "ms", "", "soon"):
+        with pytest.raises(Refused):
+            verbs.parse_wait_ms(bad)
+
+
+def test_signals() -> None:
+    assert [verbs.parse_signal(s) for s in ("9", "KILL", "sigterm")] == [9, 9, 15]
+    for bad in ("0", "99", "-9", "SIG", "x", ""):
+        with pytest.raises(Refused):
+            verbs.parse_signal(bad)
+
+
+class FakeStore:
+    url = "file:///s"
+
+    def __init__(self, *given: tuple[str, str, bool]) -> None:
+        self._images = [
+            SimpleNamespace(id=i, job=j, whole=w, problem="" if w else "a chunk is damaged")
+            for i, j, w in given
+        ]
+
+    def images(self) -> list[Any]:
+        return self._images
+
+    def older_whole(self, image_id: str) -> str | None:
+        del image_id
+        return next((i.id for i in self._images if i.whole), None)
+
+
+def test_which_image_is_meant() -> None:
+    store: Any = FakeStore(
+        ("a-1", "a", True), ("a-2", "a", True), ("b-17", "b", True), ("a-3", "a", False)
+    )
+    for text, image in (("a-1", "a-1"), ("a", "a-2"), ("latest", "b-17"), ("b-", "b-17")):
+        assert verbs.find_image(store, text).id == image
+    with pytest.raises(Refused, match="not whole: a chunk is damaged: use an older one: .* a-1"):
+        verbs.find_image(store, "a-3")
+    with pytest.raises(Refused, match="beginning of 2 images: a-1, a-2"):
+        verbs.find_image(store, "a-")
+    for nothing in ("c", "a-9"):
+        with pytest.raises(Refused, match="no whole image"):
+            verbs.find_image(store, nothing)
+    with pytest.raises(Refused, match="no whole image"):
+        verbs.find_image(FakeStore(), "latest")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", progress.MODES)
+def test_progress_is_shown(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.Show(mode, "checkpoint") as show:
+        for stage, done, total in (
+            ("cut", 0, 0),
+            ("device", 1, 4),
+            ("host", 0, 0),
+            ("device", 4, 4),
+        ):
+            show(api.Progress(stage, f"[red]{stage}[/]", done, total))
+    out, err = capsys.readouterr()
+    assert out == ""
+    if mode == "json":
+        assert err.count("\n") == 4
+    if mode in ("auto", "lines"):  # no terminal here
+        assert err.splitlines() == [
+            f"devproxy: checkpoint: {stage}: [red]{stage}[/]" for stage in ("cut", "device", "host")
+        ]
+
+
+# --- what a job's start must not pay for ---
+
+
+@pytest.mark.parametrize(
+    "imports", ["devproxy.cli.run", "devproxy.control.coordinator_api, devproxy.control.client"]
+)
+def test_nothing_heavy_is_imported(imports: str) -> None:
+    body = f"import sys, {imports}; print([m for m in ('grpc', 'google.protobuf', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", body], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
