@@ -62,7 +62,15 @@ setup(
         f"{TORCH}.client": ["*.cc"],
         f"{TORCH}.executor": ["*.cc"],
     },
-    install_requires=["rich", "grpcio>=1.85.1", "protobuf>=7.35.1,<9"],
+    install_requires=[
+        "rich",
+        "grpcio>=1.85.1",
+        "protobuf>=7.35.1,<9",
+        "blake3>=1",
+        "zstandard>=0.23",
+        "fsspec",
+    ],
+    extras_require={"s3": ["s3fs"]},
     entry_points={
         "console_scripts": [
             "devproxy-run=devproxy.cli.run:main",

@@ -58,7 +58,8 @@ class OperationFailed(DevproxyError):
         stage = f"{self.verb} failed at {self.stage}: " if self.stage else ""
         where = f" [{self.object}]" if self.object and self.object not in self.what else ""
         remedy = f": {self.remedy}" if self.remedy else ""
-        state = f" (the job: {self.state})" if self.state else ""
+        who = "" if "job" in self.state else "the job: "
+        state = f" ({who}{self.state})" if self.state else ""
         return f"{stage}{self.what}{where}{remedy}{state}"
 
 

@@ -141,3 +141,23 @@ def find_nvidia(root: str = "/") -> str | None:
         ).startswith("0x03"):
             return f"PCI device {function}"
     return None
+
+
+# Where distributions and container runtimes put the driver's library; the server looks in the same places
+# (hal/cuda/driver_table.cc, compared by tests/unit/test_preflight.py).
+CUDA_DRIVER_PLACES = (
+    f"/usr/lib/{os.uname().machine}-linux-gnu/libcuda.so.1",
+    "/usr/lib64/libcuda.so.1",
+    "/usr/local/nvidia/lib64/libcuda.so.1",
+    "/usr/lib/wsl/lib/libcuda.so.1",
+    "/run/opengl-driver/lib/libcuda.so.1",
+    "/usr/lib/libcuda.so.1",
+)
+
+
+def find_cuda_driver(named: str, root: str = "/") -> str | None:
+    """Path of the driver's library: the named one, else the first of the usual places; None where it is not there."""
+    for place in (named,) if named else CUDA_DRIVER_PLACES:
+        if os.path.isabs(place) and os.path.exists(os.path.join(root, place.lstrip("/"))):
+            return place
+    return None

@@ -29,6 +29,7 @@ from devproxy.errors import Refused
 
 JOB_NAME_LIMIT = 64
 SOCKET_PATH_LIMIT = 107  # unix(7): sun_path, less its NUL
+JOURNAL = "files.journal"  # csrc/hostlib
 MOUNT_NAME = ".job"  # where every job sees its own folder, by a mount of its own
 DAEMON_LOCK = ".devproxyd.lock"
 DAEMON_SOCKET = ".devproxyd.sock"
@@ -179,6 +180,7 @@ def _sweep(root: str) -> list[str]:
         if is_alive(path):
             living.append(name)
         else:
+            _bury(path)
             _remove_tree(path)
     if not living:
         with os.scandir(root) as entries:
@@ -186,6 +188,28 @@ def _sweep(root: str) -> list[str]:
                 if entry.name.startswith("ledger-"):
                     _unlink(entry.path)
     return living
+
+
+def _bury(path: str) -> None:
+    """What a killed job changed in its last seconds is only in its folder; a restore needs it to take it back. And an
+    image on its way that was too large for memory lies on disk."""
+    staging = os.path.join(config.state_dir(), "staging")
+    if not os.path.exists(os.path.join(path, JOURNAL)) and not os.path.isdir(staging):
+        return
+    import shutil
+
+    from devproxy import state
+    from devproxy.checkpoint.files import FilesTracker
+    from devproxy.control.spec import read_job_file
+    from devproxy.errors import DevproxyError
+
+    try:
+        job_id = check_job_name(read_job_file(path)["job_id"])
+        for name in (job_id, f"{job_id}-files"):
+            shutil.rmtree(os.path.join(staging, name), ignore_errors=True)
+        FilesTracker(path, state.state_dir(), job_id=job_id).absorb()
+    except (OSError, ValueError, KeyError, DevproxyError):
+        pass  # no job.json, or no room: the image's own list remains
 
 
 def create_job(name: str) -> JobFolder:
@@ -216,6 +240,7 @@ def remove_job(job: JobFolder) -> None:
 
     A server that still lives keeps the folder: then the next sweep removes it.
     """
+    _unlink(os.path.join(job.path, JOURNAL))  # an end of its own: whoever needed it has read it
     os.close(job.lock_fd)
     sweep()
 

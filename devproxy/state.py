@@ -11,15 +11,19 @@ CRIU restores a mapped file by its path, and refuses one that has changed.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
+import stat
 import time
 
 from devproxy import config
 from devproxy.errors import Refused
 
 BUILD_KEEP_S = 24 * 3600.0
+COPY_TRIES = 10
+COPY_AGAIN_S = 0.5
 # Of the library folder, what a job needs: everything but these.
 NOT_COPIED = (".pyi",)
 PYLIB = "pylib"
@@ -81,17 +85,26 @@ def _files(folder: str) -> list[tuple[str, os.stat_result]]:
     return sorted(found)
 
 
-def build_files(build_id: str) -> list[str]:
+def build_files(folder: str) -> list[str]:
     """Names of the files in a build, relative to its folder."""
-    return [name for name, _ in _files(build_path(build_id))]
+    return [name for name, _ in _files(folder)]
 
 
 def ensure_build(lib: str, pylib: str) -> str:
     """Copies the library folder and the Python part of the plugin; returns the build's id.
 
     The id is a hash over names, sizes and times, so that nothing is read when the copy is there already.
-    Raises OSError where the copy cannot be made; nothing half-made stays.
+    Raises OSError where the copy cannot be made, Refused where the files change all the time; nothing half-made stays.
     """
+    for _ in range(COPY_TRIES):
+        if build_id := _try_build(lib, pylib):
+            return build_id
+        time.sleep(COPY_AGAIN_S)
+    raise Refused(f"the files in {lib} change while they are copied", "wait until they are built")
+
+
+def _try_build(lib: str, pylib: str) -> str:
+    """The build's id; empty where somebody replaced a file in the middle: the copy would be a mixture."""
     parts = [(lib, "", _files(lib)), (pylib, PYLIB, _files(pylib))]
     digest = hashlib.sha256()
     for _, prefix, files in parts:
@@ -107,10 +120,19 @@ def ensure_build(lib: str, pylib: str) -> str:
     temporary = f"{target}.{os.getpid()}"
     try:
         for source, prefix, files in parts:
-            for name, _ in files:
+            for name, info in files:
                 to = os.path.join(temporary, prefix, name)
                 os.makedirs(os.path.dirname(to), mode=0o700, exist_ok=True)
-                shutil.copy2(os.path.join(source, name), to)
+                try:
+                    shutil.copy2(os.path.join(source, name), to)
+                except FileNotFoundError:
+                    return ""
+                now = os.stat(os.path.join(source, name))
+                if any(
+                    (i.st_size, i.st_mtime_ns) != (info.st_size, info.st_mtime_ns)
+                    for i in (now, os.stat(to))
+                ):
+                    return ""
         try:
             os.rename(temporary, target)
         except OSError:
@@ -119,6 +141,27 @@ def ensure_build(lib: str, pylib: str) -> str:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return build_id
+
+
+def take_over_build(path: str) -> None:
+    """Makes the folder above a build that an image brings, which may have been made under another state folder.
+
+    A job finds devproxy's files where they were when it started. Raises Refused where that place is not ours.
+    """
+    above = os.path.dirname(os.path.dirname(path))
+    try:
+        os.makedirs(above, mode=0o700, exist_ok=True)
+        info = os.lstat(above)
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, "it is somebody else's")
+        if info.st_mode & 0o077:
+            os.chmod(above, 0o700)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise Refused(
+            f"the job has devproxy's files at {path}, which cannot be made here: {error.strerror}",
+            f"make {above} usable for you",
+        ) from None
 
 
 def _prune(builds: str) -> None:

@@ -189,6 +189,14 @@ def fuzz(seed: int) -> dict[str, int]:
     return {"messages": 50_000}
 
 
+def random_kills(seed: int) -> dict[str, int]:
+    """See tests/fault/random_kills.py."""
+    sys.path.insert(0, str(ROOT))
+    from tests.fault import random_kills as kills
+
+    return kills.run(seed)
+
+
 CAMPAIGNS = [
     Campaign(
         "kill-cycles",
@@ -200,6 +208,12 @@ CAMPAIGNS = [
         "ring-threads", "three producers on a small ring, every byte checked", 10, ring_threads
     ),
     Campaign("ring-kills", "a producer process killed at random moments", 10, ring_kills),
+    Campaign(
+        "random-kills",
+        "kill -9 of any process of a job with periodic images, half of them between cut and commit; restored, bitwise right",
+        200,
+        random_kills,
+    ),
     Campaign("fuzz", "hostile messages against the sanitized server", 20, fuzz),
 ]
 

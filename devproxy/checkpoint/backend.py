@@ -68,6 +68,10 @@ class Backend(Protocol):
         """May be shorter at the end. Raises FileNotFoundError, or StoreError."""
         ...
 
+    def view_range(self, name: str, offset: int, length: int) -> memoryview:
+        """read_range without a copy: good until this thread reads from a backend again."""
+        ...
+
     def write(self, name: str, data: bytes, *, stage: str, durable: bool = False) -> None: ...
     def create(self, name: str, data: bytes, *, stage: str) -> bool:
         """Makes an object that did not exist; False when it does. Two callers never both get True."""
@@ -176,6 +180,9 @@ class LocalBackend:
             return file.read()
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
+        return bytes(self.view_range(name, offset, length))
+
+    def view_range(self, name: str, offset: int, length: int) -> memoryview:
         with named("read", f"{name} in store {self.url}"):
             if length >= _DIRECT_FROM:
                 direct = _read_direct(self._path(name), offset, length)
@@ -189,7 +196,7 @@ class LocalBackend:
                     if not more:
                         break
                     data += more
-                return data
+                return memoryview(data)
             finally:
                 os.close(fd)
 
@@ -302,8 +309,8 @@ class _Aligned(threading.local):
 _aligned = _Aligned()
 
 
-def _read_direct(path: str, offset: int, length: int) -> bytes | None:
-    """Past the page cache. None where the file system does not do that."""
+def _read_direct(path: str, offset: int, length: int) -> memoryview | None:
+    """Past the page cache, into this thread's buffer. None where the file system does not do that."""
     if not 0 < length <= _DIRECT_BYTES:
         return None
     try:
@@ -315,16 +322,16 @@ def _read_direct(path: str, offset: int, length: int) -> bytes | None:
     try:
         start = offset // _ALIGN * _ALIGN
         size = -(-(offset + length - start) // _ALIGN) * _ALIGN
-        with memoryview(_aligned.area) as area, area[:size] as target:
-            try:
-                have = os.preadv(fd, [target], start)
-            except OSError as error:
-                if error.errno == errno.EINVAL:
-                    return None
-                raise
-            if have < offset + length - start:
-                return None  # short: the plain way decides whether the file ends here
-            return bytes(target[offset - start : offset - start + length])
+        area = memoryview(_aligned.area)
+        try:
+            have = os.preadv(fd, [area[:size]], start)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return None
+            raise
+        if have < offset + length - start:
+            return None  # short: the plain way decides whether the file ends here
+        return area[offset - start : offset - start + length]
     finally:
         os.close(fd)
 
@@ -497,6 +504,9 @@ class FsspecBackend:
     def read_range(self, name: str, offset: int, length: int) -> bytes:
         with named("read", f"{name} in store {self.url}"):
             return bytes(self.fs.cat_file(self._path(name), start=offset, end=offset + length))
+
+    def view_range(self, name: str, offset: int, length: int) -> memoryview:
+        return memoryview(self.read_range(name, offset, length))
 
     def write(self, name: str, data: bytes, *, stage: str, durable: bool = False) -> None:
         del durable  # a put that was answered is durable

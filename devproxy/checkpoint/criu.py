@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -35,6 +36,7 @@ _LOG_LEVEL = 4  # CRIU's "debug": the steps, without every page
 _GHOST_LIMIT_BYTES = 1 << 30  # largest deleted file that is open and goes into an image
 _TIMEOUT_S = 600  # for freezing a tree; CRIU's own 10 s is short for a loaded machine
 _REPLY_BYTES = 1 << 16
+_LOOK_MS = 200
 _LEAVE_S = 30  # for `criu swrk` to end after its answer
 _HARMLESS = ("RLIMIT_NOFILE",)
 _ROOT = Path(__file__).resolve().parents[2]
@@ -77,14 +79,15 @@ class Criu:
         mount_at: str,
         on_frozen: Callable[[], None],
         leave_running: bool,
+        on_freeze: Callable[[], None] = lambda: None,
         tcp: str = "close",
         work_log: str = "",
         timeout_s: int = _TIMEOUT_S,
     ) -> DumpFacts:
         """Writes the images of the tree below root_pid (devproxy-init) into images_dir, which must be there.
 
-        mount_at: where the tree sees its job folder. on_frozen is called when all images are written and no task runs;
-        what it raises is raised here, after the tree has been let go on. leave_running False: the tree is killed.
+        mount_at: where the tree sees its job folder. on_freeze is called right before tasks are stopped, on_frozen when
+        all images are written and no task runs; what they raise is raised here, after the tree has been let go on. leave_running False: the tree is killed.
         tcp: "established" keeps connections (of the tree with itself), "close" gives the tree closed ones.
         work_log: CRIU's log, made anew. Raises CriuError; then the tree goes on.
         """
@@ -98,7 +101,9 @@ class Criu:
         }
 
         def notified(script: str) -> None:
-            if script == "post-dump":
+            if script == "pre-dump":
+                on_freeze()
+            elif script == "post-dump":
                 on_frozen()
 
         with _Worker(self, "dump", images_dir, fields) as worker:
@@ -114,12 +119,14 @@ class Criu:
         inherit_fds: dict[str, int] | None = None,
         tcp: str = "close",
         log: str = "",
+        on_root: Callable[[int], None] = lambda pid: None,
     ) -> int:
         """Restores a tree; returns the process id of its root, which is a child of the calling process.
 
         job_dir: the folder to bind at mount_at, where the tree has always seen its job folder; it must hold every FIFO and every mapped file
         that the tree has open. A FIFO's reader must be there already: a restored task that writes into one without a
-        reader gets SIGPIPE. inherit_fds: {"pipe:[inode]": descriptor to use instead}.
+        reader gets SIGPIPE. inherit_fds: {"pipe:[inode]": descriptor to use instead}. on_root is told the root's process id
+        before the tree runs.
         Raises CriuError; then nothing of the tree is left.
         """
         os.makedirs(mount_at, mode=0o700, exist_ok=True)
@@ -135,6 +142,7 @@ class Criu:
         def notified(script: str, pid: int = 0) -> None:
             if pid:
                 made[:] = [pid]
+                on_root(pid)
 
         with _Worker(self, "restore", images_dir, fields, fds) as worker:
             try:
@@ -252,6 +260,11 @@ class _Worker:
             time.sleep(0.001)
         self._close()
 
+    def _kill_helpers(self) -> None:
+        """Whatever the worker has started is in its session."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+
     def _gone(self) -> bool:
         try:
             return os.waitpid(self._pid, os.WNOHANG)[0] != 0
@@ -306,8 +319,19 @@ class _Worker:
             raise self._failure(f"criu swrk is gone: {error.strerror}") from None
 
     def _receive(self) -> Any:
-        data = self._ours.recv(_REPLY_BYTES)
+        poll = select.poll()
+        poll.register(self._ours, select.POLLIN)
+        while not poll.poll(_LOOK_MS):
+            # The socket alone does not tell: helpers that a killed CRIU leaves hold its end open.
+            if self._gone() and not poll.poll(0):
+                self._kill_helpers()
+                raise self._failure("criu swrk was killed")
+        try:
+            data = self._ours.recv(_REPLY_BYTES)
+        except ConnectionError:  # it was killed with our last message unread
+            data = b""
         if not data:
+            self._kill_helpers()
             raise self._failure("criu swrk ended before it had answered")
         return self._rpc.criu_resp.FromString(data)
 

@@ -13,6 +13,7 @@ import os
 import pwd
 import re
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,7 @@ def collect(root_pid: int, build_dir: str, *, job_dir: str = "") -> dict[str, An
         "devproxy": devproxy.__version__,
         "abi": client_abi(build_dir),
         "processes": processes,
+        "mounts": _mounts(root_pid, job_dir),
         "files": sorted(files.found.values(), key=lambda f: str(f["path"])),
     }
 
@@ -103,12 +105,16 @@ def client_abi(build_dir: str) -> str:
 
 
 def check_restore(
-    image: dict[str, Any], *, now: dict[str, Any] | None = None, root: str = "/"
+    image: dict[str, Any],
+    *,
+    now: dict[str, Any] | None = None,
+    root: str = "/",
+    put_back: Collection[str] = (),
 ) -> list[Finding]:
     """What speaks against restoring an image with the facts `image` here. now: host_facts() unless given.
 
-    Files that the image carries (devproxy's build) or that the job itself wrote (mapped shared and writable) are not
-    compared: they are put back before.
+    Files that the image carries (devproxy's build) or that the job itself wrote (mapped shared and writable, or among
+    the paths put_back) are not compared: they are put back before.
     """
     here = host_facts() if now is None else now
     found: list[Finding] = []
@@ -120,7 +126,7 @@ def check_restore(
     if image.get("boot_id") and here.get("boot_id") and image["boot_id"] != here["boot_id"]:
         what = "the machine was started anew, or it is another one"
         found.append(Finding(what, "time.monotonic() will jump in the job", "", False))
-    _check_files(image, root, found)
+    _check_files(image, root, put_back, found)
     return found
 
 
@@ -168,7 +174,9 @@ def _check_cpu(image: dict[str, Any], here: dict[str, Any], found: list[Finding]
         )
 
 
-def _check_files(image: dict[str, Any], root: str, found: list[Finding]) -> None:
+def _check_files(
+    image: dict[str, Any], root: str, put_back: Collection[str], found: list[Finding]
+) -> None:
     torch_of = {p["torch"]["folder"]: p["torch"] for p in image["processes"] if p.get("torch")}
     changed_torch = set()
     for folder, torch in torch_of.items():
@@ -180,7 +188,7 @@ def _check_files(image: dict[str, Any], root: str, found: list[Finding]) -> None
             found.append(Finding(what, why, f"install torch {torch['version']} there", True))
     for file in image["files"]:
         path = file["path"]
-        if file["carried"] or file["written"]:
+        if file["carried"] or file["written"] or path in put_back:
             continue
         if any(path.startswith(f"{folder}/") for folder in changed_torch):
             continue  # one line says it
@@ -239,6 +247,20 @@ class _Files:
             "carried": path.startswith(self._carried),
             "written": written,
         }
+
+
+def _mounts(root_pid: int, job_dir: str) -> list[list[Any]]:
+    """[path, is a folder] of each mount that the tree sees: CRIU asks for all of these places at a restore."""
+    found: dict[str, list[Any]] = {}
+    try:
+        with open(f"/proc/{root_pid}/mountinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                path = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), line.split()[4])
+                if path != job_dir and not path.startswith(("/proc", "/sys", "/dev/pts")):
+                    found[path] = [path, os.path.isdir(f"/proc/{root_pid}/root{path}")]
+    except OSError:
+        pass
+    return [found[path] for path in sorted(found)]
 
 
 def _process_facts(pid: int, files: _Files) -> dict[str, Any] | None:

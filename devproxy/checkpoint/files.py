@@ -669,6 +669,24 @@ class FilesTracker:
             for path, track in self._tracks.items():
                 self._mark(path, track)
 
+    def would_change(self, entries: Iterable[FileEntry]) -> list[str]:
+        """Paths that put_back would touch now, sorted. Changes nothing."""
+        with self._mu:
+            self._poll()
+            plan = _Restore(self, list(entries), lambda entry, path: None, lambda text: None, 0)
+            return plan.would_change()
+
+    def absorb(self) -> None:
+        """What the journal of a dead job has, into the state folder: its job folder is about to go."""
+        with self._mu:
+            try:
+                last_ns = os.stat(os.path.join(self.job_dir, JOURNAL)).st_mtime_ns
+            except FileNotFoundError:
+                return
+            if not self._ended:
+                self._poll()
+                self._save(max(self._alive_ns, last_ns))
+
     def forget(self) -> None:
         """The job and its images are gone: nothing of it stays in the state folder but what was replaced."""
         with self._mu:
@@ -747,6 +765,27 @@ class _Restore:
                 f"{self._replaced_dir}"
             )
         return self.done
+
+    def would_change(self) -> list[str]:
+        if self.renames_at_cut is not None and len(self.tracker._renames) > self.renames_at_cut:
+            return sorted({new for _, new in self.tracker._renames[self.renames_at_cut :]})
+        found = []
+        for entry in self.wanted.values():
+            st = _lstat(entry.path)
+            if entry.kind == "absent":
+                differs = st is not None
+            elif entry.kind == "directory":
+                differs = st is None or not stat.S_ISDIR(st.st_mode)
+            elif entry.kind in ("present", "symlink"):
+                differs = not self._identity(entry)
+            else:
+                differs = False
+            if differs:
+                found.append(entry.path)
+        for path, track in self.tracker._tracks.items():
+            if path not in self.wanted and (track.first != "C" or _lstat(path) is not None):
+                found.append(path)
+        return sorted(found)
 
     def _guarded(self, step: Callable[[FileEntry], None], entry: FileEntry) -> None:
         try:

@@ -17,11 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from devproxy import __version__, proctree, state
+from devproxy import __version__, proctree, runtime, state
 from devproxy.checkpoint import pages
 from devproxy.checkpoint.files import FileEntry
 from devproxy.checkpoint.store import Store
-from devproxy.checkpoint.writer import Writer
+from devproxy.checkpoint.writer import Writer, check_image_id
+from devproxy.errors import DevproxyError, Refused
 
 NOT_STORED = (".log",)
 
@@ -64,8 +65,8 @@ def staged_bytes(staging: str) -> int:
     return total
 
 
-def put(writer: Writer, parts: Parts, build_id: str, report: Callable[[int, int], None]) -> None:
-    """Everything of the staging folder and the build into chunks. Raises StoreError or OSError."""
+def put(writer: Writer, parts: Parts, build: str, report: Callable[[int, int], None]) -> None:
+    """Everything of the staging folder and of the build's folder into chunks. Raises StoreError or OSError."""
     total = staged_bytes(parts.staging)
     done = 0
 
@@ -98,7 +99,7 @@ def put(writer: Writer, parts: Parts, build_id: str, report: Callable[[int, int]
         if entry.staged:
             entry.refs = writer.put_file(entry.staged, kind="file")
             note(os.path.getsize(entry.staged))
-    parts.body["build"] = _put_build(writer, build_id)
+    parts.body["build"] = _put_build(writer, build)
 
 
 def _device_dumps(state_file: str) -> list[tuple[str, list[tuple[int, int]]]]:
@@ -114,10 +115,9 @@ def _device_dumps(state_file: str) -> list[tuple[str, list[tuple[int, int]]]]:
     ]
 
 
-def _put_build(writer: Writer, build_id: str) -> dict[str, Any]:
+def _put_build(writer: Writer, folder: str) -> dict[str, Any]:
     files: dict[str, Any] = {}
-    folder = state.build_path(build_id)
-    for name in state.build_files(build_id):
+    for name in state.build_files(folder):
         path = os.path.join(folder, name)
         info = os.stat(path)
         files[name] = {
@@ -125,7 +125,61 @@ def _put_build(writer: Writer, build_id: str) -> dict[str, Any]:
             "mode": info.st_mode & 0o777,
             "mtime_ns": info.st_mtime_ns,
         }
-    return {"id": build_id, "files": files}
+    # The job maps these files at this place: a restore needs them there.
+    return {"id": os.path.basename(folder), "path": folder, "files": files}
+
+
+_FIFOS = ("stdout.fifo", "stderr.fifo", "tty.out")
+
+
+def check(body: dict[str, Any], image_id: str) -> None:
+    """Everything in a manifest that becomes part of a path. It is signed; but a key may have signed nonsense, and a
+    signed manifest may have been put under another image's name. Raises DevproxyError."""
+    try:
+        problem = _problem(body, image_id)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = f"a field is missing or none of ours ({type(error).__name__}: {error})"
+    except Refused as error:
+        problem = error.what
+    if problem:
+        raise DevproxyError(
+            f"the manifest of image {image_id} cannot be used: {problem}",
+            "restore another image: devproxy images",
+        )
+
+
+def _problem(body: dict[str, Any], image_id: str) -> str:
+    if body["image"] != image_id:
+        return f"it is that of image {body['image']}"
+    spec, build = body["spec"], body["build"]
+    runtime.check_job_name(body["job"])
+    check_image_id(body["job_id"])
+    if spec["job_id"] != body["job_id"] or spec["build"] != build["id"]:
+        return "it contradicts itself"
+    check_image_id(build["id"])
+    path = build.get("path") or state.build_path(build["id"])
+    if not _absolute(path) or path.split("/")[-2:] != ["builds", build["id"]]:
+        return f"{path!r} is no place for a build"
+    flat = [*body["shared"], *body["device"], *(file["name"] for file in body["host"])]
+    for name in flat:
+        if "/" in name or name in ("", ".", "..") or "\0" in name:
+            return f"{name!r} is not a file name"
+    for name in build["files"]:
+        if _absolute(name) or os.path.normpath(name) != name or name.split("/")[0] in ("..", "."):
+            return f"{name!r} is not a file of a build"
+    for entry in body["files"]:
+        if entry["kind"] != "mark" and not _absolute(entry["path"]):
+            return f"{entry['path']!r} is not an absolute path"
+    for mode in body["stdio"]["modes"]:
+        if mode.partition(":")[0] not in ("null", "tty", "fd", "path", "fifo") or (
+            mode.startswith("fifo:") and mode[5:] not in _FIFOS
+        ):
+            return f"{mode!r} is no stream"
+    return ""
+
+
+def _absolute(path: str) -> bool:
+    return os.path.isabs(path) and os.path.normpath(path) == path and "\0" not in path
 
 
 def manifest(
@@ -169,25 +223,40 @@ def file_entries(body: dict[str, Any]) -> list[FileEntry]:
     ]
 
 
-def fetch(
-    store: Store, body: dict[str, Any], staging: str, report: Callable[[int, int], None]
-) -> None:
-    """The staging folder again, as it was at the cut. Every chunk is checked. Raises StoreError."""
-    image_id = body["image"]
-    total = sum(int(body["sizes"][kind]) for kind in ("device", "shared", "host"))
-    done = 0
+class Fetch:
+    """The staging folder again, as it was at the cut, in two halves: servers can start while the host's is on its way.
 
-    def get(name: str, refs: list[Any]) -> None:
-        nonlocal done
-        to = os.path.join(staging, name)
-        os.makedirs(os.path.dirname(to), mode=0o700, exist_ok=True)
-        store.fetch_file(refs, to, name=f"image {image_id}: {name}")
-        done += sum(int(ref[1]) for ref in refs)
-        report(done, total)
+    Every chunk is checked. Both raise StoreError and OSError.
+    """
 
-    for name, entry in body["shared"].items():
-        get(name, entry["chunks"])
-    for name, buffers in body["device"].items():
-        get(name, [ref for buffer in buffers for ref in buffer["chunks"]])
-    for file in body["host"]:
-        get(os.path.join("criu", file["name"]), file["chunks"])
+    def __init__(
+        self, store: Store, body: dict[str, Any], staging: str, report: Callable[[int, int], None]
+    ) -> None:
+        self._store, self._body, self._staging, self._report = store, body, staging, report
+        self._total = sum(int(body["sizes"][kind]) for kind in ("device", "shared", "host"))
+        self._done = 0
+
+    def device(self) -> None:
+        """What servers need: their state, device memory, what they share with the job."""
+        body = self._body
+        files = [(name, entry["chunks"]) for name, entry in body["shared"].items()]
+        for name, buffers in body["device"].items():
+            files.append((name, [ref for buffer in buffers for ref in buffer["chunks"]]))
+        self._get(files)
+
+    def host(self) -> None:
+        """What CRIU needs."""
+        host = self._body["host"]
+        self._get([(os.path.join("criu", file["name"]), file["chunks"]) for file in host])
+
+    def _get(self, files: list[tuple[str, list[Any]]]) -> None:
+        wanted = []
+        for name, refs in files:
+            to = os.path.join(self._staging, name)
+            os.makedirs(os.path.dirname(to), mode=0o700, exist_ok=True)
+            wanted.append((refs, to, f"image {self._body['image']}: {name}"))
+        self._store.fetch_files(wanted, progress=self._note)
+
+    def _note(self, size: int) -> None:
+        self._done += size
+        self._report(self._done, self._total)

@@ -138,6 +138,24 @@ def internet_sockets(pid: int, inodes: set[int]) -> dict[int, InternetSocket]:
     return found
 
 
+def established(pairs: list[list[str]]) -> list[str]:
+    """Those of the pairs (local, remote) that are living connections in our network namespace, as "local -> remote"."""
+    wanted = {(local, remote) for local, remote in pairs}
+    found = []
+    for protocol in ("tcp", "tcp6") if wanted else ():
+        try:
+            with open(f"/proc/self/net/{protocol}", encoding="ascii") as file:
+                lines = file.readlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            ends = _address(words[1]), _address(words[2])
+            if int(words[3], 16) == ESTABLISHED and ends in wanted:
+                found.append(" -> ".join(ends))
+    return found
+
+
 def unread_netlink(pid: int, inodes: set[int]) -> set[int]:
     """Those of `inodes` that are netlink sockets with messages that nobody has read."""
     found = set()

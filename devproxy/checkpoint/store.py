@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import IO, Any
+from functools import partial
+from typing import IO, Any, NamedTuple
 
 from devproxy import fault
 from devproxy.checkpoint import gc as collector
@@ -35,8 +36,9 @@ from devproxy.checkpoint.packs import Location, PackIndex
 from devproxy.checkpoint.writer import Writer, check_image_id
 from devproxy.errors import Refused
 
-_READERS = 2
+_READERS = 4  # two that compute while two wait for the disk
 _READ_BYTES = 4 * MIB  # one request: neighbours in a pack are read together
+_Put = Callable[[int, bytes | memoryview], None]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,16 @@ class Image:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class _Wanted(NamedTuple):
+    """A chunk on its way to its place. name: of the part that it belongs to, for errors."""
+
+    digest: bytes
+    bytes: int
+    offset: int
+    put: _Put
+    name: str
 
 
 class Store:
@@ -267,23 +279,35 @@ class Store:
         until then stays: the caller's file is no good.
         """
         wanted = list(refs)
-        total = sum(size for _, size in wanted)
-        if not isinstance(to, str):
-            self._fetch_in_order(wanted, to, name, older, progress)
-            return total
-        fd = os.open(to, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        if isinstance(to, str):
+            return self.fetch_files([(wanted, to, name)], older=older, progress=progress)
+        self._fetch_in_order(wanted, to, name, older, progress)
+        return sum(size for _, size in wanted)
+
+    def fetch_files(
+        self,
+        files: Iterable[tuple[Iterable[ChunkRef], str, str]],
+        *,
+        older: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """fetch_file for many at once: (refs, path, name) each. Read in the order of the packs. The bytes of all."""
+        fds: list[int] = []
+        parts: list[tuple[list[ChunkRef], _Put, str]] = []
+        total = 0
         try:
-            os.ftruncate(fd, total)  # zero chunks stay holes
-
-            def put(offset: int, data: bytes | memoryview) -> None:
-                view = memoryview(data)
-                while len(view):
-                    done = os.pwrite(fd, view, offset)
-                    view, offset = view[done:], offset + done
-
-            self._fetch(wanted, put, name, older, progress)
+            for refs, path, name in files:
+                wanted = list(refs)
+                size = sum(size for _, size in wanted)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                fds.append(fd)
+                os.ftruncate(fd, size)  # zero chunks stay holes
+                parts.append((wanted, partial(_write_at, fd), name))
+                total += size
+            self._fetch_parts(parts, older, progress)
         finally:
-            os.close(fd)
+            for fd in fds:
+                os.close(fd)
         return total
 
     def fetch_into(
@@ -344,76 +368,95 @@ class Store:
     def _fetch(
         self,
         refs: Iterable[ChunkRef],
-        put: Callable[[int, bytes | memoryview], None],
+        put: _Put,
         name: str = "",
         older: str | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """put(offset, data) is called from several threads, once per chunk that is not zero, in any order."""
-        wanted: list[tuple[bytes, int, int]] = []  # hash, raw bytes, offset in the target
-        offset = 0
-        for chunk, size in refs:
-            if chunk != ZERO:
-                wanted.append((_digest_of(chunk), size, offset))
-            offset += size
+        """put(offset, data) is called from several threads, for all that is not zero, in pieces of any size and order."""
+        self._fetch_parts([(refs, put, name)], older, progress)
+
+    def _fetch_parts(
+        self,
+        parts: Iterable[tuple[Iterable[ChunkRef], _Put, str]],
+        older: str | None,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        """Several _fetch with one pool. The memory that put is given is good until it returns."""
+        wanted: list[_Wanted] = []
+        for refs, put, name in parts:
+            offset = 0
+            for chunk, size in refs:
+                if chunk != ZERO:
+                    wanted.append(
+                        _Wanted(_named_digest(chunk, name, older), size, offset, put, name)
+                    )
+                offset += size
         if not wanted:
             return
-        try:
-            places = self._places(wanted)
-            runs = _runs(wanted, places)
-            with ThreadPoolExecutor(_READERS, thread_name_prefix="devproxy-fetch") as pool:
-                futures: list[Future[int]] = [pool.submit(self._read_run, run, put) for run in runs]
-                try:
-                    for future in futures:
-                        done = future.result()
-                        if progress:
-                            progress(done)
-                finally:
-                    for future in futures:
-                        future.cancel()
-        except ChunkError as error:
-            raise error.about(name, older) from None
+        runs = _runs(wanted, self._places(wanted, older))
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="devproxy-fetch") as pool:
+            futures: list[Future[int]] = [pool.submit(self._read_run, run, older) for run in runs]
+            try:
+                for future in futures:
+                    done = future.result()
+                    if progress:
+                        progress(done)
+            finally:
+                for future in futures:
+                    future.cancel()
 
-    def _places(self, wanted: list[tuple[bytes, int, int]]) -> list[Location]:
+    def _places(self, wanted: list[_Wanted], older: str | None) -> list[Location]:
         merged = self._lookup()
-        if any(hashed not in merged for hashed, _, _ in wanted):
+        if any(chunk.digest not in merged for chunk in wanted):
             self._refresh()  # written since by another process
             merged = self._lookup()
         places: list[Location] = []
-        for hashed, size, _ in wanted:
-            options = merged.get(hashed)
+        for chunk in wanted:
+            options = merged.get(chunk.digest)
             if not options:
-                raise MissingChunk(hashed.hex(), why=self._why_missing())
-            if options[0].raw_bytes != size:
-                raise DamagedChunk(hashed.hex(), pack=options[0].pack)
+                why = self._why_missing()
+                raise MissingChunk(chunk.digest.hex(), why=why).about(chunk.name, older)
+            if options[0].raw_bytes != chunk.bytes:
+                error = DamagedChunk(chunk.digest.hex(), pack=options[0].pack)
+                raise error.about(chunk.name, older)
             places.append(options[0])
         return places
 
-    def _read_run(
-        self,
-        run: list[tuple[bytes, int, int, Location]],
-        put: Callable[[int, bytes | memoryview], None],
-    ) -> int:
+    def _read_run(self, run: list[tuple[_Wanted, Location]], older: str | None) -> int:
         """Reads neighbours of one pack with one request, checks each, hands them on. Raw bytes handled."""
-        first, last = run[0][3], run[-1][3]
+        first, last = run[0][1], run[-1][1]
         start, end = first.offset, last.offset + last.stored_bytes
         with named("read a chunk", f"{packs.pack_name(first.pack)} in store {self.url}"):
             fault.point("store_read_chunk")
             try:
-                data = memoryview(
-                    self.backend.read_range(packs.pack_name(first.pack), start, end - start)
-                )
+                data = self.backend.view_range(packs.pack_name(first.pack), start, end - start)
             except FileNotFoundError:
                 data = memoryview(b"")  # repacked, or lost: the other places decide
-        total = 0
-        for hashed, size, offset, where in run:
-            body = data[where.offset - start : where.offset - start + where.stored_bytes]
-            raw = decompress(where.codec, body, size) if len(body) == where.stored_bytes else None
-            if raw is None or digest(raw) != hashed:
-                raw = self._read_elsewhere(hashed, size, where)
-            put(offset, raw)
-            total += size
-        return total
+        bad: list[tuple[_Wanted, Location]] = []
+        put: _Put = _nowhere
+        to = begin = stop = 0  # raw neighbours that are good and not handed on yet
+        for chunk, where in run:
+            at = where.offset - start
+            body = data[at : at + where.stored_bytes]
+            whole = len(body) == where.stored_bytes
+            raw = decompress(where.codec, body, chunk.bytes) if whole else None
+            if raw is None or digest(raw) != chunk.digest:
+                bad.append((chunk, where))
+            elif raw is not body:
+                chunk.put(chunk.offset, raw)
+            elif chunk.put is put and at == stop and chunk.offset == to + stop - begin:
+                stop += chunk.bytes
+            else:
+                put(to, data[begin:stop])
+                put, to, begin, stop = chunk.put, chunk.offset, at, at + chunk.bytes
+        put(to, data[begin:stop])
+        for chunk, where in bad:  # last: reading again takes the buffer that `data` lies in
+            try:
+                chunk.put(chunk.offset, self._read_elsewhere(chunk.digest, chunk.bytes, where))
+            except ChunkError as error:
+                raise error.about(chunk.name, older) from None
+        return sum(chunk.bytes for chunk, _ in run)
 
     def _read_elsewhere(self, hashed: bytes, size: int, bad: Location) -> bytes | memoryview:
         """Another copy of the chunk, in another pack. Raises DamagedChunk or MissingChunk."""
@@ -527,22 +570,32 @@ def _digest_of(chunk: str) -> bytes:
     return hashed
 
 
-def _runs(
-    wanted: list[tuple[bytes, int, int]], places: list[Location]
-) -> list[list[tuple[bytes, int, int, Location]]]:
+def _named_digest(chunk: str, name: str, older: str | None) -> bytes:
+    try:
+        return _digest_of(chunk)
+    except ChunkError as error:
+        raise error.about(name, older) from None
+
+
+def _nowhere(offset: int, data: bytes | memoryview) -> None:
+    del offset, data
+
+
+def _write_at(fd: int, offset: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while len(view):
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done
+
+
+def _runs(wanted: list[_Wanted], places: list[Location]) -> list[list[tuple[_Wanted, Location]]]:
     """Groups chunks that lie side by side in a pack, up to a request's size."""
-    rows = sorted(
-        (
-            (hashed, size, offset, where)
-            for (hashed, size, offset), where in zip(wanted, places, strict=True)
-        ),
-        key=lambda row: (row[3].pack, row[3].offset),
-    )
-    runs: list[list[tuple[bytes, int, int, Location]]] = []
+    rows = sorted(zip(wanted, places, strict=True), key=lambda row: (row[1].pack, row[1].offset))
+    runs: list[list[tuple[_Wanted, Location]]] = []
     for row in rows:
-        where = row[3]
+        where = row[1]
         if runs:
-            first, last = runs[-1][0][3], runs[-1][-1][3]
+            first, last = runs[-1][0][1], runs[-1][-1][1]
             near = last.pack == where.pack and where.offset <= last.offset + last.stored_bytes
             # The same chunk twice, as a run of equal pages has it, is read once.
             if near and where.offset + where.stored_bytes - first.offset <= _READ_BYTES:

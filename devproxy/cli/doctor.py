@@ -179,7 +179,7 @@ def _nvidia() -> Finding:
         "NVIDIA device",
         False,
         False,
-        f"{device}, not usable by this build",
+        f"{device}: --device cuda is experimental, never seen working on a GPU",
         "use --device soft",
     )
 

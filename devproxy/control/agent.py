@@ -17,7 +17,7 @@ from devproxy import runtime
 from devproxy.control import agent_service, client, restore
 from devproxy.control.coordinator import JobCoordinator
 from devproxy.control.job import Job, stop_agent
-from devproxy.errors import DevproxyError
+from devproxy.errors import DevproxyError, RestoreError
 from devproxy.log import say
 from devproxy.proxy import command as cmd
 from devproxy.proxy import janitor
@@ -47,6 +47,10 @@ def serve(job: Job) -> Agent:
     """Starts the service of a running job, and devproxyd where there is none."""
     agent = Agent(job, JobCoordinator(job))
     agent.begin()
+    if job.spec.plain:
+        # Nothing to route to it but what a CLI asks, which starts one itself; and to start one from here, an orphan
+        # of the job could slip away for an instant.
+        return agent
     try:
         client.ensure_daemon()
     except DevproxyError as error:
@@ -88,7 +92,10 @@ def main() -> NoReturn:
         with open(sys.argv[2], encoding="utf-8") as file:
             spec = json.load(file)
         code = run_foreground(spec)
-    except DevproxyError as error:
+    except (DevproxyError, OSError) as caught:
+        error = caught
+        if isinstance(error, OSError):
+            error = RestoreError("start", f"{type(error).__name__}: {error}")
         say(str(error))
         _leave_word(sys.argv[2], error)
         sys.exit(error.exit_code)

@@ -322,6 +322,16 @@ def follow(events: Iterator[pb.Event], report: Report) -> Result:
 # -- a job's own agent ----------------------------------------------------------------------------------------------
 
 
+def wait_for_agent(path: str, timeout_s: float = 5.0) -> bool:
+    """A job that has just been started has none for the first half second. False: there is none."""
+    deadline = time.monotonic() + timeout_s
+    while not os.path.exists(os.path.join(path, AGENT_SOCKET)):
+        if time.monotonic() > deadline or not runtime.is_alive(path):
+            return False
+        time.sleep(0.02)
+    return True
+
+
 def agent_status(name: str, path: str, alive: bool) -> JobStatus:
     """What the job's agent says, or what its folder says where no agent answers. Does not raise for a lost job."""
     if not alive:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,16 +27,33 @@ from devproxy.control import coordinator_api as api
 from devproxy.control import restore
 from devproxy.control.job import Job
 from devproxy.control.spec import parse_every
-from devproxy.errors import CheckpointError, DevproxyError, MigrateError, Refused
+from devproxy.errors import CheckpointError, DevproxyError, MigrateError, Refused, RestoreError
 from devproxy.log import say
 from devproxy.proxy.control_channel import ControlChannel
 from devproxy.proxy.server import Server
+from devproxy.proxy.supervisor import STOP_GRACE_S
 
 DRAIN_MS = 10_000  # without progress
 LEARNT_WAIT = -1  # for the server: two periods of its allocation trace
 NOTE_S = 2.0  # how often the state of the job's files is noted
 STEP_POLL_S = 0.1
+DYING_S = 1.0  # between a server's hanging up and its end
+TREE_ENDS_S = 5.0  # CRIU kills it as its last act
 MARGIN_BYTES = 256 << 20
+
+fault.register("refuse_early", "nothing has stopped yet")
+fault.register("cut", "before the servers are told to stop")
+fault.register("quiesced", "servers and relays have stopped")
+fault.register("device", "before device memory is copied, beside CRIU")
+fault.register("frozen", "CRIU has written its images, the tree is frozen")
+fault.register("thaw", "the tree runs again, servers and relays do not")
+fault.register("upload", "before the first chunk goes into the store")
+fault.register("before_commit", "all chunks are in the store, the manifest is not")
+fault.register("after_commit", "the image is whole, the coordinator has not noted it")
+fault.register("prune", "before old images are removed")
+fault.register("suspend_leave", "the image is whole, the tree has ended, the servers have not")
+fault.register("migrate_start", "device memory is copied, the new servers are not started")
+fault.register("migrate_hand_over", "the new servers are ready, the old ones have not left")
 
 
 class _Operation:
@@ -56,7 +74,9 @@ class _Operation:
         self.dumped_device_s = 0.0
         self.parked: list[ControlChannel] = []
         self.relays_paused = False
+        self.ends_tree = False  # a suspend whose image is whole: CRIU ends the tree
         self.staging = ""
+        self.files_dir = ""
         self.host_facts: dict[str, Any] = {}
         self.tcp: dict[str, Any] = {}
         self.parts: image.Parts | None = None
@@ -93,15 +113,20 @@ class JobCoordinator:
         self._epoch: int | None = None
         self._next_unix_s: float | None = None
         self._previous_files: list[FileEntry] = []
+        self._began = False
         self._suspended_image = ""
         self._steps = 0
         self.tracker = FilesTracker(job.folder.path, state.state_dir(), job_id=job.spec.job_id)
         self._watch = FanotifyWatch(self.tracker, lambda: job.root or 0, lambda text: None)
 
-    def adopt(self, image_id: str, epoch: int, files: list[FileEntry]) -> None:
-        """After a restore: what the image says is where this job goes on."""
-        self._last_image, self._epoch, self._previous_files = image_id, epoch, files
+    def adopt(self, image_id: str, files: list[FileEntry]) -> None:
+        """Before a restored process runs: what the image says is where this job goes on."""
+        self._last_image, self._previous_files = image_id, files
         self.tracker.adopt(files)
+
+    def take_epoch(self) -> None:
+        """From here on the job is this one, and images of another that claims to be it are refused."""
+        self._epoch = self._store().take_epoch(self._job.spec.job_id)
 
     # -- facts --------------------------------------------------------------------------------------------------
 
@@ -152,13 +177,27 @@ class JobCoordinator:
                     f"job {job.spec.job} has {len(job.spec.gpus)} GPU(s), {len(gpus)} given",
                     "name as many; the job is still suspended",
                 )
+            if self._epoch is not None:
+                self._store().check_epoch(job.spec.job_id, self._epoch)
             job.phase = api.RESTORING
+            before = job.spec.gpus
             try:
-                job.spec.gpus = gpus or job.spec.gpus
-                restore.into(job, self._store(), self._suspended_image, report, put_files=True)
-            except BaseException:
+                job.spec.gpus = gpus or before
+                restore.into(
+                    job,
+                    self._store(),
+                    self._suspended_image,
+                    report,
+                    put_files=True,
+                    ready=self.tracker.adopt,
+                )
+            except BaseException as error:
+                job.spec.gpus = before
                 job.phase = api.SUSPENDED
+                if isinstance(error, RestoreError):
+                    error.state = "it is still suspended"
                 raise
+            self._suspended_image = ""
             job.phase = api.RUNNING
 
     def migrate(self, *, to: list[int], report: api.Report) -> dict[str, Any]:
@@ -174,20 +213,30 @@ class JobCoordinator:
             return
         with open(path, "rb") as log:
             log.seek(offset)
+            ended = False
             while True:
                 piece = log.read(1 << 16)
                 if piece:
                     yield piece
-                elif self._ended.wait(0.1):
+                elif ended:
                     return
                 else:
+                    ended = self._ended.wait(0.1)  # what was written until then is still read
                     yield b""  # a reader that went away is noticed
 
     def end(self) -> None:
         """The job has ended. A verb that still runs fails on its own, since its servers and tree are gone."""
         self._ended.set()
         self._watch.stop()
-        self.tracker.note_state(ended=True)
+        # A restore that failed has not written the files as they are now; nor has a job that sleeps.
+        if self._began and not self._suspended_image:
+            try:
+                if self._last_image:
+                    self.tracker.note_state(ended=True)
+                else:
+                    self.tracker.forget()
+            except (OSError, DevproxyError) as error:
+                say(f"the state of the job's files cannot be kept: {error}")
 
     @contextmanager
     def _one_verb(self, name: str, phases: set[str]) -> Iterator[None]:
@@ -244,7 +293,18 @@ class JobCoordinator:
                 self._leave(op)
         except BaseException as caught:
             error = caught
+            if op.ends_tree and self._job.wait_tree_gone(TREE_ENDS_S):
+                error = self._suspended_all_the_same(op, caught)
         return self._finish(op, error)
+
+    def _suspended_all_the_same(self, op: _Operation, why: BaseException) -> BaseException | None:
+        """The image is whole and the tree has ended: whatever failed in between, the job is suspended."""
+        op.warnings.append(f"{op.stage}: {why}")
+        try:
+            self._leave(op)
+        except BaseException as error:
+            return error
+        return None
 
     def _refuse_early(self, op: _Operation) -> None:
         """Nothing has stopped yet. Everything that can be known to be in the way is named here."""
@@ -264,7 +324,11 @@ class JobCoordinator:
                     "; ".join(obstacle.text for obstacle in verdict.refusals[:5]),
                     "the job continues",
                 )
-            op.tcp = {"tcp": verdict.tcp, "inside_tcp": verdict.inside_tcp}
+            op.tcp = {
+                "tcp": verdict.tcp,
+                "inside_tcp": verdict.inside_tcp,
+                "outside_tcp": [(one.local, one.remote) for one in verdict.outside_tcp],
+            }
             device_bytes = 0
             for server in job.supervisor.servers:
                 answer = self._ask(server, "can_dump")
@@ -276,6 +340,7 @@ class JobCoordinator:
             host_bytes = image.resident_bytes(job.root)
             op.host_facts = facts.collect(job.root, job.lib, job_dir=restore.mount_point())
             op.staging = self._make_staging(device_bytes + host_bytes)
+            op.files_dir = self._make_files_dir(op.staging)
             if self._epoch is None:
                 self._epoch = self._store().take_epoch(job.spec.job_id)
             self._store().check_epoch(job.spec.job_id, self._epoch)
@@ -295,8 +360,29 @@ class JobCoordinator:
                 )
         shutil.rmtree(path, ignore_errors=True)
         os.makedirs(os.path.join(path, "criu"), mode=0o700)
-        os.makedirs(os.path.join(path, "files"), mode=0o700)
         return path
+
+    def _make_files_dir(self, staging: str) -> str:
+        """For copies of the job's files, which may be many times its memory: then on disk."""
+        total = 0
+        for path in self.tracker.changed():
+            try:
+                size = os.lstat(path).st_size
+            except OSError:
+                continue
+            total += size if size <= self._job.spec.files_max_bytes else 0
+        folder = os.path.join(staging, "files")
+        if total > MARGIN_BYTES:
+            folder = os.path.join(state.subfolder("staging"), f"{self._job.spec.job_id}-files")
+            if shutil.disk_usage(os.path.dirname(folder)).free < total + MARGIN_BYTES:
+                raise Refused(
+                    f"{os.path.dirname(folder)} has no room for copies of"
+                    f" {machine.show_bytes(total)} of files that the job wrote",
+                    "free some, or start the job with a smaller --files-max; the job continues",
+                )
+            shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return folder
 
     def _cut(self, op: _Operation) -> None:
         """The servers stop between two messages and drain; then our relays stop."""
@@ -326,6 +412,7 @@ class JobCoordinator:
         def copy_device() -> None:
             begin = time.monotonic()
             try:
+                fault.point("device")
                 _all([partial(c.dump, op.staging) for c in op.parked])
             except BaseException as error:
                 failed.append(error)
@@ -334,24 +421,27 @@ class JobCoordinator:
         device = threading.Thread(target=copy_device, name="dump-device")
 
         def while_frozen() -> None:
+            begin = time.monotonic()
             device.join()
             if failed:
                 op.stage = "device"
                 raise failed[0]
+            fault.point("frozen")
             with op.at("shared", "copying what the job shares with its servers"):
                 for channel in op.parked:
                     channel.dump_shared(op.staging)
             with op.at("files", "copying the files that the job wrote"):
-                fault.point("frozen")
                 entries = self.tracker.snapshot(
-                    os.path.join(op.staging, "files"),
+                    op.files_dir,
                     previous=self._previous_files,
                     files_max=job.spec.files_max_bytes,
                 )
             op.parts = image.Parts(op.staging, entries, job.stdio.describe(), op.host_facts)
+            op.stages["while_frozen"] = time.monotonic() - begin  # what is not CRIU's own
             if op.leave:
                 self._store_image(op)
                 job.expect_end()
+                op.ends_tree = True
 
         root = job.root
         if root is None:
@@ -362,6 +452,7 @@ class JobCoordinator:
                 dumped = criu.find().dump(
                     root,
                     os.path.join(op.staging, "criu"),
+                    on_freeze=job.stdio.make_room,
                     on_frozen=while_frozen,
                     leave_running=not op.leave,
                     tcp=op.tcp["tcp"],
@@ -375,6 +466,8 @@ class JobCoordinator:
         job.phase = api.DUMPED
 
     def _thaw(self, op: _Operation) -> None:
+        op.stage = "thaw"
+        fault.point("thaw")
         self._go_on(op)
         self._job.phase = api.COMMITTING
 
@@ -385,6 +478,8 @@ class JobCoordinator:
                 channel.resume()
             except (OSError, DevproxyError) as error:
                 op.warnings.append(f"a server did not go on: {error}")
+                same = [s for s in self._job.supervisor.servers if s.gpu == channel.gpu]
+                self._job.supervisor.wait_gone(same, DYING_S)
             channel.close()
         op.parked = []
         if op.relays_paused:
@@ -399,13 +494,15 @@ class JobCoordinator:
         job = self._job
         assert op.parts is not None
         assert self._epoch is not None
+        op.stage = "upload"
         opened = self._store()
         with opened.writer(image.new_id(job.spec.job)) as writer:
             with op.at("upload", "storing"):
+                fault.point("upload")
                 image.put(
                     writer,
                     op.parts,
-                    job.spec.build,
+                    job.lib,
                     lambda done, total: op.say("storing", done, total),
                 )
             with op.at("commit", "writing the manifest"):
@@ -448,7 +545,10 @@ class JobCoordinator:
         self._previous_files = op.parts.files
         self._last_image = op.facts.id
         self._images += 1
+        op.stage = "after the commit"
+        fault.point("after_commit")
         try:
+            fault.point("prune")
             self._store().prune(job.spec.job_id, keep=job.spec.keep)
         except (OSError, DevproxyError) as error:
             op.warnings.append(f"old images were not removed: {error}")
@@ -459,16 +559,23 @@ class JobCoordinator:
         with op.at("leave", "ending the servers"):
             if not job.wait_tree_gone(10):
                 raise CheckpointError("leave", "the job's processes did not end", "", "unknown")
+            self._suspended_image = self._last_image
+            grace_s = STOP_GRACE_S
+            try:
+                fault.point("suspend_leave")
+                for channel in op.parked:
+                    channel.leave()
+            except (OSError, DevproxyError) as error:
+                grace_s = 0.0  # the image has all that they hold
+                op.warnings.append(f"a server did not leave and was killed: {error}")
             for channel in op.parked:
-                channel.leave()
                 channel.close()
             op.parked = []
-            job.supervisor.dismiss(list(job.supervisor.servers))
+            job.supervisor.dismiss(list(job.supervisor.servers), grace_s)
             job.stdio.discard_input()
             restore.remove_shared(job.folder.path)
             job.stdio.go_on()
             op.relays_paused = False
-            self._suspended_image = self._last_image
         if op.stood_still_from is not None:
             op.still_s = time.monotonic() - op.stood_still_from
 
@@ -482,19 +589,27 @@ class JobCoordinator:
         """
         job = self._job
         self._go_on(op)
-        if op.staging:
-            shutil.rmtree(op.staging, ignore_errors=True)
+        for folder in (op.files_dir, op.staging):
+            if folder:
+                shutil.rmtree(folder, ignore_errors=True)
+        if error is None and not op.leave and (gone := self._lost_servers()):
+            error = CheckpointError("thaw", gone, "restore the job from its image")
         if error is None:
             assert op.facts is not None
-            job.phase = api.SUSPENDED if op.leave else api.RUNNING
+            if job.phase not in (api.ENDING, api.GONE):
+                job.phase = api.SUSPENDED if op.leave else api.RUNNING
             self._last_error = ""
             return op.facts
+        self._previous_files = []  # should it have been these that could not be found in the store
         if op.leave:
             job.expect_no_end()
         alive = job.root is not None
+        lost = self._lost_servers() if alive else ""
         if alive and job.phase not in (api.ENDING, api.GONE):
             job.phase = api.RUNNING
         now = "the job continues" if alive else "the job has ended"
+        if lost:
+            now = f"{lost}, so the job ends"
         if op.facts is not None:
             now += f"; image {op.facts.id} is whole"
         elif self._last_image:
@@ -503,10 +618,7 @@ class JobCoordinator:
             raise error
         if not isinstance(error, Exception):
             raise error
-        what = (
-            error.what if isinstance(error, DevproxyError) else f"{type(error).__name__}: {error}"
-        )
-        remedy = error.remedy if isinstance(error, DevproxyError) else ""
+        what, remedy = _words(error)
         raise CheckpointError(op.stage, what, remedy, now) from error
 
     # -- migrate ------------------------------------------------------------------------------------------------
@@ -541,11 +653,17 @@ class JobCoordinator:
                 channels = [self._channel(server) for server in fresh]
             with op.at("hand_over", "the new servers take over"):
                 fault.point("migrate_hand_over")
-                for channel in op.parked:
-                    channel.leave()
-                    channel.close()
                 handed_over = True
-                op.parked = channels
+                leaving, op.parked = op.parked, channels
+                for channel, server in zip(leaving, old, strict=True):
+                    try:
+                        channel.leave()
+                    except (OSError, DevproxyError) as refusal:  # the new one has all that it held
+                        say(f"GPU {channel.gpu}: the old server did not leave: {refusal}")
+                        if server.status is None:  # it would go on when we hang up
+                            os.kill(server.pid, signal.SIGKILL)
+                for channel in leaving:
+                    channel.close()
                 job.supervisor.dismiss(old)
                 spec.gpus = to
         except BaseException as caught:
@@ -555,16 +673,31 @@ class JobCoordinator:
         self._go_on(op)
         shutil.rmtree(op.staging, ignore_errors=True)
         job.phase = api.RUNNING if job.root is not None else job.phase
+        if error is None and (gone := self._lost_servers()):
+            error = MigrateError(op.stage, gone, "restore the job from its last image")
         if error is None:
             return {
                 "gpus": to,
                 "still_s": op.still_s,
                 **{f"{k}_s": v for k, v in op.stages.items()},
             }
-        if isinstance(error, DevproxyError):
-            state_now = "the job continues on its old GPU" if not handed_over else "see its status"
-            raise MigrateError(op.stage, error.what, error.remedy, state_now) from error
-        raise error
+        if isinstance(error, Refused) and op.stage == "refuse_early":
+            raise error
+        if not isinstance(error, Exception):
+            raise error
+        lost = self._lost_servers()
+        state_now = "the job continues on its old GPU" if not handed_over else "see its status"
+        if job.root is None:
+            state_now = "the job has ended"
+        elif lost:
+            state_now = f"{lost}, so the job ends"
+        what, remedy = _words(error)
+        raise MigrateError(op.stage, what, remedy, state_now) from error
+
+    def _lost_servers(self) -> str:
+        """Which servers have ended under the job, and how; "" for none."""
+        lost = self._job.supervisor.lost(self._job.folder)
+        return ", ".join(f"the server of GPU {s.gpu} {s.how_it_ended()}" for s in lost)
 
     def _device_bytes(self, servers: list[Server]) -> int:
         total = 0
@@ -593,17 +726,26 @@ class JobCoordinator:
         """Until the job ends: notes the state of its files, counts its steps, takes images when they are due."""
         spec = self._job.spec
         seconds, steps = parse_every(spec.every) if spec.every else (0.0, 0)
+        self._began = True
         self._watch.start()
         next_note = time.monotonic() + NOTE_S
         next_image = time.monotonic() + seconds
         last_steps = 0
+        said = False
         channel: ControlChannel | None = None
         while not self._ended.wait(STEP_POLL_S if steps else 0.5):
             now = time.monotonic()
-            if now >= next_note:
-                self.tracker.note_state()
-                self._watch.refresh()
+            if (
+                now >= next_note and self._job.root is not None
+            ):  # without processes it changes nothing
                 next_note = now + NOTE_S
+                try:
+                    self.tracker.note_state()
+                    self._watch.refresh()
+                except (OSError, DevproxyError) as error:
+                    if not said:
+                        say(f"the state of the job's files cannot be noted: {error}")
+                    said = True
             if self._job.phase != api.RUNNING:
                 channel = None
                 continue
@@ -635,6 +777,13 @@ class JobCoordinator:
             return
         for warning in facts.warnings:
             say(warning)
+
+
+def _words(error: Exception) -> tuple[str, str]:
+    """What failed, and what to do."""
+    if isinstance(error, DevproxyError):
+        return error.what, error.remedy
+    return f"{type(error).__name__}: {error}", ""
 
 
 def _all(actions: list[Callable[[], dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -374,7 +374,7 @@ class Service:
 
         with self._call(verb, request.job, context):
             name, path = client.find_job(request.job)
-            if not os.path.exists(os.path.join(path, client.AGENT_SOCKET)):
+            if not client.wait_for_agent(path):
                 raise Refused(
                     f"job {name!r} has no control socket",
                     "it is starting, or runs under an older devproxy; see: devproxy status",

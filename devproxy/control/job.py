@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from devproxy.control.agent import Agent
 
+RESTORE_ENDS_S = 60.0
+GIVEN_UP_S = 2.0  # for output that nobody takes, after a signal that ended the job
 SHIMS = ("libdevproxy_host.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2")
 
 
@@ -67,10 +69,13 @@ class Job:
         self._expect_end = False
         self._tree_gone = threading.Event()
         self._we_stopped_it = False
+        self._told_to_end = False
         self._plain: cmd.Command | None = None
-        self._strangers: dict[
-            int, int
-        ] = {}  # children reaped that we did not know, and how they ended
+        # While a restore goes on: children reaped that we did not know, and how they ended. Not always: a number
+        # comes back some day, and would be taken for a root that has ended.
+        self._strangers: dict[int, int] | None = None
+        self._has_root = threading.Event()  # no restore goes on
+        self._has_root.set()
         self._main = threading.main_thread().ident or 0
 
     # -- start --------------------------------------------------------------------------------------------------
@@ -123,12 +128,27 @@ class Job:
     def wait_tree_gone(self, timeout_s: float) -> bool:
         return self._tree_gone.wait(timeout_s)
 
+    def await_root(self) -> None:
+        """A restore begins: restored() or no_root() follows."""
+        with self._lock:
+            self._strangers = {}
+        self._has_root.clear()
+
+    def no_root(self) -> None:
+        """The restore has failed."""
+        with self._lock:
+            self._strangers = None
+        self._has_root.set()
+
     def restored(self, root: int) -> None:
         """A tree runs, and this process is its root's parent."""
         with self._lock:
             self._expect_end = False
-            status = self._strangers.pop(root, None)  # it ended before it had a name here
+            # It may have ended before it had a name here.
+            status = self._strangers.pop(root, None) if self._strangers else None
+            self._strangers = None
             self.root = None if status is not None else root
+        self._has_root.set()
         if status is not None:
             self._note_end(status)
             self._wake()
@@ -146,8 +166,10 @@ class Job:
         """A signal for the job's main process; SIGKILL for the whole tree. Without a tree an ending signal ends the job."""
         with self._lock:
             root = self.root
+        ends = number in cmd.ENDING or number == signal.SIGKILL
+        self._told_to_end |= ends
         if root is None:
-            if number in cmd.ENDING or number == signal.SIGKILL:
+            if ends:
                 self.end_now(128 + number)
             return
         if self._plain or number in cmd.FORWARDED or number == signal.SIGKILL:
@@ -195,7 +217,7 @@ class Job:
                 expected = self._expect_end
                 if is_root:
                     self.root = None
-                elif not self.supervisor.note_exit(pid, status):
+                elif not self.supervisor.note_exit(pid, status) and self._strangers is not None:
                     self._strangers[pid] = status
             if not is_root:
                 continue
@@ -245,7 +267,18 @@ class Job:
         """After wait(): what the command left running ends with it. Returns how many processes had to be told."""
         if self._plain:
             return self._plain.end_stragglers(ours, self.supervisor.note_exit)
-        self.stdio.finish()
+        # Killed while it was being restored: the tree that is about to run belongs to nobody.
+        self._has_root.wait(RESTORE_ENDS_S)
+        with self._lock:
+            root = self.root
+        if root is not None:
+            tree.kill_tree(root)
+            try:
+                os.waitpid(root, 0)
+            except ChildProcessError:
+                pass
+        # Who was told to end must not wait for a reader that does not read.
+        self.stdio.finish(GIVEN_UP_S if self._told_to_end else None)
         return self.stragglers
 
 

@@ -12,10 +12,14 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from devproxy import config, fault, machine, runtime, state
 from devproxy.checkpoint import criu, facts, files, image, netdiag, store
+from devproxy.checkpoint.errors import ImageError
 from devproxy.control import coordinator_api as api
 from devproxy.control.coordinator_api import Progress, Report
 from devproxy.control.job import Job
@@ -28,8 +32,45 @@ from devproxy.proxy.janitor import Janitor
 from devproxy.proxy.server import Server
 from devproxy.proxy.supervisor import Supervisor
 
-OLD_JOURNALS = "old-journals"
+fault.register("restore_fetch", "the manifest is read, nothing is fetched")
+fault.register("restore_files", "all is fetched, the job's files are not put back")
+fault.register("restore_device", "the files are back, no server is started")
+fault.register("restore_host", "the servers have the device state, the processes are not restored")
+fault.register("restore_go_on", "processes and servers are back, the servers stand still")
+
 SHARED_SUFFIXES = (".seg", ".pinned", ".link")
+
+
+class Times:
+    """How long the parts of a restore took, in seconds. They overlap."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._parts: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self._parts[part] = time.monotonic() - begin
+
+    def facts(self) -> dict[str, Any]:
+        parts = {f"{name}_s": round(seconds, 4) for name, seconds in self._parts.items()}
+        return parts | {"restore_s": round(time.monotonic() - self._begin, 4)}
+
+
+@contextmanager
+def _beside(action: Callable[[], None], times: Times, part: str) -> Iterator[Future[None]]:
+    """Runs the action in a thread while the block runs. The end of both is waited for, however the block ends."""
+
+    def timed() -> None:
+        with times(part):
+            action()
+
+    with ThreadPoolExecutor(1, thread_name_prefix=part) as pool:
+        yield pool.submit(timed)
 
 
 class _AgentClass(Protocol):
@@ -46,41 +87,38 @@ def make_folder(spec: dict[str, Any]) -> runtime.JobFolder:
     opened = store.Store.open(spec["store"])
     manifest = opened.read_manifest(spec["image"])
     name = spec.get("name") or manifest["job"]
-    if not spec.get("name"):
-        for other, path, alive in runtime.list_jobs():
-            try:
-                same = alive and read_job_file(path).get("job_id") == manifest["job_id"]
-            except (OSError, ValueError):
-                same = False
-            if same:
-                raise Refused(
-                    f"image {spec['image']} is of job {other!r}, which is running",
-                    "end it first (devproxy kill), or restore under another name: --name NEW",
-                )
-    kept = keep_journals(manifest["job_id"])
-    folder = runtime.create_job(name)
-    if kept:
-        os.rename(kept, os.path.join(folder.path, OLD_JOURNALS))
-    return folder
+    image.check(manifest, spec["image"])
+    other, _ = _living(manifest["job_id"])
+    if other and name == manifest["job"]:
+        raise Refused(
+            f"image {spec['image']} is of job {other!r}, which is running",
+            "end it first (devproxy kill), or restore under another name: --name NEW",
+        )
+    return runtime.create_job(name)
 
 
-def keep_journals(job_id: str) -> str:
-    """What a killed job noted of its files, out of its folder, which the next start removes. Empty: there is nothing."""
-    for _, path, alive in runtime.list_jobs():
-        names = [n for n in os.listdir(path) if n.startswith("files.journal")]
+def _living(job_id: str) -> tuple[str, str]:
+    """(name, folder) of the job with that id if it lives on this host, else empty ones."""
+    for name, path, alive in runtime.list_jobs():
         try:
-            if alive or not names or read_job_file(path).get("job_id") != job_id:
-                continue
+            if alive and read_job_file(path).get("job_id") == job_id:
+                return name, path
         except (OSError, ValueError):
-            continue
-        to = os.path.join(runtime.root_path(), f".journals-{os.getpid()}")
-        os.mkdir(to, 0o700)
-        for name in names:
-            os.rename(
-                os.path.join(path, name), os.path.join(to, name)
-            )  # the tracker knows them by inode
-        return to
-    return ""
+            pass
+    return "", ""
+
+
+def _check_beside(name: str, folder: str, manifest: dict[str, Any]) -> None:
+    """A second copy beside the living job `name`: its files cannot be taken back under its feet."""
+    tracker = files.FilesTracker(folder, state.state_dir(), job_id=manifest["job_id"])
+    changed = tracker.would_change(image.file_entries(manifest))
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise Refused(
+            f"job {name!r}, of which image {manifest['image']} is, runs and has changed files since:"
+            f" {', '.join(changed[:3])}{more}",
+            "end it first (devproxy kill): the image needs them as they were",
+        )
 
 
 def bring_back(
@@ -91,6 +129,7 @@ def bring_back(
 
     opened = store.Store.open(request["store"])
     manifest = opened.read_manifest(request["image"])
+    image.check(manifest, request["image"])
     spec = JobSpec(**manifest["spec"])
     image_job_id = spec.job_id
     spec.store = request["store"]
@@ -98,6 +137,9 @@ def bring_back(
     spec.started_unix_s = round(time.time(), 3)
     if request.get("name") and request["name"] != manifest["job"]:
         spec.job_id = os.urandom(8).hex()  # a job of its own from here on
+    original, original_dir = _living(image_job_id)
+    if original:
+        _check_beside(original, original_dir, manifest)
     if request.get("gpus"):
         if len(request["gpus"]) != len(spec.gpus):
             raise Refused(
@@ -113,17 +155,25 @@ def bring_back(
     job = Job(spec, folder, supervisor, keeper, stdio, lib, config.server_path(lib))
     job.phase = api.RESTORING
     try:
-        epoch = opened.take_epoch(spec.job_id)
         write_job_file(folder.path, spec, os.getpid())
         stdio.open(manifest["stdio"])
         coordinator = JobCoordinator(job)
         agent = agent_class(job, coordinator)
         try:
-            with agent.operation("restore") as report:
-                entries = into(
-                    job, opened, request["image"], report, put_files=True, image_job_id=image_job_id
+            times = Times()
+            with agent.operation("restore", times.facts) as report:
+                into(
+                    job,
+                    opened,
+                    request["image"],
+                    report,
+                    put_files=not original,
+                    image_job_id=image_job_id,
+                    times=times,
+                    ready=lambda entries: coordinator.adopt(request["image"], entries),
                 )
-                coordinator.adopt(request["image"], epoch, entries)
+                # Not before it runs: a restore that fails must not make a job that lives elsewhere stale.
+                coordinator.take_epoch()
                 _cut_back(manifest, request.get("output"), descriptors[1])
                 job.begin_streams()
                 job.phase = api.RUNNING
@@ -171,10 +221,11 @@ def _cut_back(manifest: dict[str, Any], output: str | None, fd: int) -> None:
 def ensure_build(opened: store.Store, manifest: dict[str, Any], image_id: str) -> str:
     """The folder with the devproxy files that the image was made with; fetched where it is not there any more."""
     build = manifest["build"]
-    path = state.build_path(build["id"])
+    path: str = build.get("path") or state.build_path(build["id"])
+    state.take_over_build(path)
     if os.path.isdir(path):
+        os.utime(path)  # so that no start takes it for unused
         return path
-    state.subfolder("builds")
     temporary = f"{path}.{os.getpid()}"
     try:
         for name, entry in build["files"].items():
@@ -183,7 +234,11 @@ def ensure_build(opened: store.Store, manifest: dict[str, Any], image_id: str) -
             opened.fetch_file(entry["chunks"], to, name=f"image {image_id}: build file {name}")
             os.chmod(to, entry["mode"])
             os.utime(to, ns=(entry["mtime_ns"], entry["mtime_ns"]))
-        os.rename(temporary, path)
+        try:
+            os.rename(temporary, path)
+        except OSError:
+            if not os.path.isdir(path):  # else another restore was quicker
+                raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return path
@@ -197,8 +252,10 @@ def into(
     *,
     put_files: bool,
     image_job_id: str = "",
-) -> list[files.FileEntry]:
-    """Servers and processes of the image into this job. Returns the image's file entries.
+    times: Times | None = None,
+    ready: Callable[[list[files.FileEntry]], None] = lambda entries: None,
+) -> None:
+    """Servers and processes of the image into this job. `ready` is called with the image's files before a process runs.
 
     Precondition: no server and no process of the job lives; its FIFOs exist; its streams are paused or not begun.
     """
@@ -207,50 +264,77 @@ def into(
     staging = ""
     started: list[Server] = []
     root: int | None = None
+    times = times or Times()
     try:
         report(Progress("restore", "reading the manifest"))
         manifest = opened.read_manifest(image_id)
-        findings = facts.check_restore(manifest["facts"])
+        image.check(manifest, image_id)
+        entries = image.file_entries(manifest)
+        findings = facts.check_restore(
+            manifest["facts"], put_back={e.path for e in entries if not e.listed_only}
+        )
         refusals = [finding.text for finding in findings if finding.refuse]
         for finding in findings:
             if not finding.refuse:
                 say(finding.text)
+        # destroy_tcp below must not reach connections that live: a twin of a running job would end that one's.
+        refusals += [
+            f"the connection {ends} is inside of the image and of a running job too"
+            for ends in netdiag.established(manifest["criu"].get("inside_tcp", []))
+        ]
         if refusals:
             raise Refused("; ".join(refusals[:5]))
         stage = "fetch"
+        fault.point("restore_fetch")
         staging = _staging(job, manifest)
-        image.fetch(
+        fetch = image.Fetch(
             opened,
             manifest,
             staging,
             lambda done, total: report(Progress("restore", "fetching", done, total)),
         )
-        entries = image.file_entries(manifest)
+        with times("fetch_device"):
+            fetch.device()
+            ensure_build(opened, manifest, image_id)
+        stage = "device"
+        fault.point("restore_device")
+        remove_shared(job.folder.path)
+        # Servers fill device memory while the rest is fetched.
+        with _beside(fetch.host, times, "fetch_host") as host, times("servers"):
+            started = start_servers(job, spec.gpus, ("--restore", staging, "--restore-shared"))
+        stage = "fetch"
+        host.result()
         if put_files:
             stage = "files"
             report(Progress("restore", "putting the job's files back"))
             fault.point("restore_files")
-            put_back(job, opened, manifest, entries, image_job_id or spec.job_id)
-        stage = "device"
-        report(Progress("restore", "starting servers"))
-        fault.point("restore_device")
-        remove_shared(job.folder.path)
-        started = start_servers(job, spec.gpus, ("--restore", staging, "--restore-shared"))
+            with times("files"):
+                put_back(job, opened, manifest, entries, image_job_id or spec.job_id)
         stage = "host"
         report(Progress("restore", "restoring the processes"))
         fault.point("restore_host")
         _forget_end(job.folder.path)
+        _make_mount_points(manifest["facts"])
+        ready(entries)
+        job.await_root()
         for local, remote in manifest["criu"].get("inside_tcp", []):
             netdiag.destroy_tcp(local, remote)  # in TIME_WAIT after a kill, it would keep the port
-        root = criu.find().restore(
-            os.path.join(staging, "criu"),
-            job_dir=job.folder.path,
-            mount_at=mount_point(),
-            inherit_fds=_inherited(manifest),
-            tcp=manifest["criu"]["tcp"],
-            log=os.path.join(staging, "criu-restore.log"),
-        )
+        with times("processes"):
+            root = criu.find().restore(
+                os.path.join(staging, "criu"),
+                job_dir=job.folder.path,
+                mount_at=mount_point(),
+                inherit_fds=_inherited(manifest),
+                tcp=manifest["criu"]["tcp"],
+                log=os.path.join(staging, "criu-restore.log"),
+                on_root=job.keeper.watch,  # should we be killed now, it ends with us
+            )
         stage = "go on"
+        fault.point("restore_go_on")
+        if manifest["criu"]["tcp"] == "established":
+            # CRIU keeps all connections or none; those that lead outside have lost their other end.
+            for local, remote in manifest["criu"].get("outside_tcp", []):
+                netdiag.destroy_tcp(local, remote)
         for server in started:
             with ControlChannel(job.folder.path, server.gpu, bytes.fromhex(spec.abi)) as channel:
                 channel.resume()
@@ -258,20 +342,35 @@ def into(
         job.stdio.restored()
         if job.stdio.terminal:
             job.send(signal.SIGWINCH)  # this one may have another size
-        return entries
     except BaseException as error:
+        job.no_root()
         if root is not None:
             os.kill(root, 9)
         if staging:
             _keep_log(staging, spec.job)
         if started:
             job.supervisor.dismiss(started, grace_s=0.5)
-        if isinstance(error, Refused | RestoreError) or not isinstance(error, DevproxyError):
+        if isinstance(error, RestoreError) or not isinstance(error, Exception):
             raise
-        raise RestoreError(stage, error.what, error.remedy, "nothing of it runs") from error
+        if isinstance(error, Refused) and stage == "manifest":
+            raise  # nothing was begun
+        raise _failure(stage, error, opened, image_id) from error
     finally:
         if staging:
             shutil.rmtree(staging, ignore_errors=True)
+
+
+def _failure(stage: str, error: Exception, opened: store.Store, image_id: str) -> RestoreError:
+    """With the image to use instead, where this one is no good."""
+    what = error.what if isinstance(error, DevproxyError) else f"{type(error).__name__}: {error}"
+    remedy = error.remedy if isinstance(error, DevproxyError) else ""
+    if isinstance(error, ImageError):
+        try:
+            older = opened.older_whole(image_id)
+        except (DevproxyError, OSError):
+            older = None
+        remedy = f"use the older whole image: {older}" if older else "there is no older whole image"
+    return RestoreError(stage, what, remedy, "nothing of it runs")
 
 
 def put_back(
@@ -287,15 +386,7 @@ def put_back(
     def fetch(entry: files.FileEntry, to: str) -> None:
         opened.fetch_file(entry.refs, to, name=f"image {manifest['image']}: file {entry.path}")
 
-    old = os.path.join(job.folder.path, OLD_JOURNALS)
-    done = tracker.put_back(
-        entries,
-        fetch,
-        say,
-        image_time=manifest["created"],
-        old_job_dir=old if os.path.isdir(old) else "",
-    )
-    shutil.rmtree(old, ignore_errors=True)
+    done = tracker.put_back(entries, fetch, say, image_time=manifest["created"])
     for path in done.not_rolled_back:
         say(f"{path} is not part of the image and stays as it is")
 
@@ -329,6 +420,23 @@ def _inherited(manifest: dict[str, Any]) -> dict[str, int]:
     read_end, write_end = os.pipe()
     os.close(write_end)
     return {f"pipe:[{inode}]": read_end}
+
+
+def _make_mount_points(was: dict[str, Any]) -> None:
+    """A file system that the job saw and that is not mounted any more: CRIU is content with an empty place."""
+    for path, is_folder in was.get("mounts", []):
+        if os.path.lexists(path):
+            continue
+        try:
+            os.makedirs(path if is_folder else os.path.dirname(path), exist_ok=True)
+            if not is_folder:
+                os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise DevproxyError(
+                f"{path}, where a file system was mounted when the job started, cannot be made: {error.strerror}",
+                "mount it again",
+            ) from None
+        say(f"{path} was a mounted file system when the job started; now it is an empty place")
 
 
 def _forget_end(job_dir: str) -> None:

@@ -10,8 +10,9 @@ restore.
 
 A freeze interrupts a write() that waits for room, which then returns short if part of it is in the FIFO already
 (pipe_write in the kernel's fs/pipe.c); Python's unbuffered streams lose the rest (TextIOWrapper over FileIO). So from the
-cut to the freeze nobody shall have to wait for room: the FIFOs are large, and the relays read on into memory, whether
-our side takes anything or not.
+start of the freeze on the relays read into memory, whether our side takes anything or not, so that hardly anybody has to
+wait for room; and a write that was cut short all the same goes on after it (hostlib/write.c), which knows of the freeze
+from the file `freeze`.
 
 Threads: one per output stream, which owns its FIFO, its leftover and its counter while it runs; while it is paused they
 belong to whoever paused it. One more for terminal input.
@@ -26,6 +27,7 @@ import select
 import signal
 import stat
 import threading
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 16
 FIFO_BYTES = 1 << 20  # what /proc/sys/fs/pipe-max-size lets everybody have
-COLLECT_BYTES = 32 << 20  # in memory at most, from the cut to the freeze
+# While a tree is being frozen, which takes some ms: what a program can write in that time.
+FREEZE_FIFO_BYTES = 64 << 20
+COLLECT_BYTES = 32 << 20
 INPUT_LOOK_MS = 200  # how soon a terminal that is ours again is noticed
 NO_WRITER_MS = 50  # a FIFO without a writer would be "ready" all the time; a restored tree's first byte waits this long
 
@@ -49,10 +53,7 @@ class Output:
         self.fd = fd
         self._out, self._out_is_ours = _never_blocks(fd)
         self._fifo = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            fcntl.fcntl(self._fifo, fcntl.F_SETPIPE_SZ, FIFO_BYTES)
-        except OSError:
-            pass  # this user has too many of them already
+        self._resize(FIFO_BYTES)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._lock = threading.Condition()
         self._want_pause = False
@@ -66,8 +67,9 @@ class Output:
         self._thread = threading.Thread(target=self._run, name=f"relay-{self.name}", daemon=True)
         self._thread.start()
 
-    def collect(self) -> None:
-        """From now on reads ahead of what our side takes."""
+    def make_room(self) -> None:
+        """Whoever waits for room in the FIFO gets it, and from now on we read ahead of what our side takes."""
+        self._resize(FREEZE_FIFO_BYTES)
         with self._lock:
             self._collecting = True
         self._wake()
@@ -82,14 +84,15 @@ class Output:
                 self._lock.wait(0.1)
 
     def go_on(self) -> None:
+        self._resize(FIFO_BYTES)
         with self._lock:
             self._want_pause = False
             self._collecting = False
             self._lock.notify_all()
         self._wake()
 
-    def finish(self) -> None:
-        """The job has ended: copies what is left, as long as our side takes it or until a signal asks us to end.
+    def finish(self, timeout_s: float | None) -> None:
+        """The job has ended: copies what is left. None: however long our side takes, or until a signal asks us to end.
 
         Precondition: main thread; the ending signals are blocked.
         """
@@ -98,16 +101,23 @@ class Output:
             self._want_pause = False
             self._lock.notify_all()
         self._wake()
-        while self._alive():
-            assert self._thread
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._thread and self._thread.is_alive():
             self._thread.join(0.05)
-            if self._alive() and signal.sigpending() & _ENDING:
+            if signal.sigpending() & _ENDING or (end is not None and time.monotonic() > end):
                 return
 
     def absorb(self) -> None:
         """Takes what is in the FIFO to what is not delivered yet. Precondition: paused, and no writer runs."""
         while piece := self._read():
             self.leftover += piece
+        self._resize(FIFO_BYTES)
+
+    def _resize(self, size: int) -> None:
+        try:
+            fcntl.fcntl(self._fifo, fcntl.F_SETPIPE_SZ, size)
+        except OSError:
+            pass  # more than this user may have, or less than is in it: it keeps its size
 
     def _alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
@@ -390,6 +400,8 @@ class Stdio:
             self._output(name, self._fds[number], states)
         if "tty" in self.modes:
             self._open_terminal(kinds, states)
+        if earlier:
+            self._number_freeze()  # the one that this job comes out of
         os.mkfifo(os.path.join(self.job_dir, "init.events"), 0o600)
 
     def _output(self, name: str, fd: int, states: dict[str, Any]) -> None:
@@ -452,11 +464,22 @@ class Stdio:
             self.terminal.start()
 
     def prepare(self) -> None:
-        """The cut: no input from here on. Output is read on, so that the freeze finds nobody in the middle of a write."""
+        """The cut: no input from here on."""
         if self.terminal:
             self.terminal.pause()
+
+    def _number_freeze(self) -> None:
+        fd = os.open(
+            os.path.join(self.job_dir, "freeze"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        os.write(fd, os.urandom(8))
+        os.close(fd)
+
+    def make_room(self) -> None:
+        """Right before the freeze, which shall find nobody in the middle of a write."""
+        self._number_freeze()
         for output in self.outputs:
-            output.collect()
+            output.make_room()
 
     def go_on(self) -> None:
         for output in self.outputs:
@@ -496,9 +519,9 @@ class Stdio:
             outputs.append(entry)
         return {"modes": self.modes, "outputs": outputs, "stdin_pipe": self.stdin_pipe}
 
-    def finish(self) -> None:
+    def finish(self, timeout_s: float | None = None) -> None:
         """The job has ended. See Output.finish."""
         for output in self.outputs:
-            output.finish()
+            output.finish(timeout_s)
         if self.terminal:
             self.terminal.finish()

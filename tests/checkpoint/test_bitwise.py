@@ -117,7 +117,7 @@ def test_many_cuts_with_chaos(world: World, undisturbed: dict[str, Any]) -> None
     job = world.run(*RUN, options=options)
     assert job.wait(240) == 0, world.tail()
     check_same(world, undisturbed)
-    assert len(world.images()) == 3
+    assert len(world.images()) in (3, 4)  # the job may end between a commit and its pruning
 
 
 def test_moving_all_the_time(world: World, undisturbed: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ def test_killed_again_and_again(world: World, undisturbed: dict[str, Any]) -> No
     options = ("--checkpoint-every", "500ms", "--chaos", "5")
     world.run(*RUN, options=options)
     for round_number, step in enumerate((12, 24, 36)):
-        world.wait(lambda: len(world.images()) > 0, what="an image")
+        world.wait(lambda: list(world.store.glob("images/*/manifest.json")), what="an image")
         world.wait_step(step)
         world.kill_everything()
         world.ctl(

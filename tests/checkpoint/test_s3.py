@@ -12,11 +12,11 @@ from moto.server import ThreadedMotoServer
 
 from tests.checkpoint.world import SUBJECTS, World
 
-STEPS = 40
+STEPS = 60
 GPT = (
     sys.executable,
     str(SUBJECTS / "gpt.py"),
-    *("--steps", str(STEPS), "--seconds-per-step", "0.1"),
+    *("--steps", str(STEPS), "--seconds-per-step", "0.3"),
 )
 BUCKET = "images"
 

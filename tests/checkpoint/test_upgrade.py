@@ -20,11 +20,11 @@ from devproxy.proxy.supervisor import client_abi, server_abi
 from tests.checkpoint.world import SUBJECTS, World
 from tests.conftest import LIB
 
-STEPS = 40
+STEPS = 50
 GPT = (
     sys.executable,
     str(SUBJECTS / "gpt.py"),
-    *("--steps", str(STEPS), "--seconds-per-step", "0.1"),
+    *("--steps", str(STEPS), "--seconds-per-step", "0.2"),
 )
 
 

@@ -37,6 +37,7 @@ class World:
             "DEVPROXY_DAEMON_IDLE_S": "0.5",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "",
         } | env
         self.jobs: list[subprocess.Popen[bytes]] = []
 
@@ -105,7 +106,7 @@ class World:
         return [int(n) for n in re.findall(r"^\S+ step (\d+)\b", self.text(log), re.M)]
 
     def nonces(self, log: str = "log") -> set[str]:
-        return set(re.findall(r"^(\S+) step \d+ ", self.text(log), re.M))
+        return set(re.findall(r"^(\S+) step \d+\b", self.text(log), re.M))
 
     def digest(self, log: str = "log") -> list[str]:
         return re.findall(r"digest (\S+)", self.text(log))

@@ -117,12 +117,16 @@ def children(job: subprocess.Popen[str], name: str) -> list[psutil.Process]:
 # --- exit codes ---
 
 
+in_both = pytest.mark.parametrize("how", [[], ["--plain"]], ids=["namespaces", "plain"])
+
+
+@in_both
 @pytest.mark.parametrize(
     ("script", "code"),
     [("exit 0", 0), ("exit 7", 7), ("exit 255", 255), ("kill -9 $$", 137), ("kill -TERM $$", 143)],
 )
-def test_exit_code(run_job, script: str, code: int) -> None:
-    assert run_job("sh", "-c", script).returncode == code
+def test_exit_code(run_job, script: str, code: int, how: list[str]) -> None:
+    assert run_job("sh", "-c", script, options=how).returncode == code
 
 
 def test_command_not_found(run_job, tmp_path: Path) -> None:
@@ -162,8 +166,9 @@ def test_no_descriptor_of_ours_reaches_the_command(run_job) -> None:
     assert done.stdout.split() == ["['0',", "'1',", "'2',", "'3']"]  # 3 is the listing itself
 
 
-def test_closed_stdio(job_env: dict[str, str]) -> None:
-    line = " ".join([*RUN, "--", "true"])
+@in_both
+def test_closed_stdio(job_env: dict[str, str], how: list[str]) -> None:
+    line = " ".join([*RUN, *how, "--", "true"])
     assert subprocess.run(["sh", "-c", f"{line} <&- >&- 2>&-"], env=job_env).returncode == 0
 
 
@@ -228,8 +233,9 @@ def test_terminal(job_env: dict[str, str], tmp_path: Path) -> None:
 # --- signals ---
 
 
+@in_both
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"])
-def test_signal_is_passed_on_once(start, name: str) -> None:
+def test_signal_is_passed_on_once(start, name: str, how: list[str]) -> None:
     body = f"""
 import signal, sys, time
 hits = []
@@ -239,24 +245,26 @@ while not hits: time.sleep(0.02)
 time.sleep(0.2)
 sys.exit(40 + len(hits))
 """
-    job = start("--", sys.executable, "-c", body)
+    job = start(*how, "--", sys.executable, "-c", body)
     assert job.stdout.readline() == "up\n"
     job.send_signal(getattr(signal, f"SIG{name}"))
     assert job.wait(20) == 41
 
 
-def test_signal_to_the_whole_group_arrives_once(start) -> None:
+@in_both
+def test_signal_to_the_whole_group_arrives_once(start, how: list[str]) -> None:
     body = COUNT_INT.replace("SIGINT", "SIGTERM")
-    job = start("--", sys.executable, "-c", body, start_new_session=True)
+    job = start(*how, "--", sys.executable, "-c", body, start_new_session=True)
     assert "begun" in job.stdout.readline()
     os.killpg(job.pid, signal.SIGTERM)  # what `timeout` does
     assert "interrupted 1" in job.stdout.readline()
     assert job.wait(20) == 9
 
 
-def test_stop_and_continue(start) -> None:
+@in_both
+def test_stop_and_continue(start, how: list[str]) -> None:
     job = start(
-        "--", sys.executable, "-c", "import time; print('up', flush=True); time.sleep(1000)"
+        *how, "--", sys.executable, "-c", "import time; print('up', flush=True); time.sleep(1000)"
     )
     job.stdout.readline()
     (command,) = children(job, "time.sleep(1000)")
@@ -414,7 +422,7 @@ def refused(done: subprocess.CompletedProcess[str], says: str) -> None:
     ("options", "says"),
     [
         (["--device", "tpu"], "unknown device"),
-        (["--device", "cuda"], "no CUDA device layer"),
+        (["--device", "cuda"], "no NVIDIA device is here"),
         (["--gpu-memory", "2000TiB"], "not a memory size"),
         (["--gpu-memory", "100TiB"], "more memory than"),
         (["--gpu-memory", "1MiB"], "too small for a GPU"),

@@ -1,4 +1,7 @@
-"""A few MB of device memory with known contents, changed and checked in each step. No torch: it starts in 50 ms. Only with a driver."""
+"""A few MB of device memory with known contents, changed and checked in each step, and a file. No torch: it starts in 50 ms.
+
+Only with a driver. It appends each step's number to cheap.txt in its folder.
+"""
 
 import ctypes
 
@@ -30,7 +33,7 @@ def main() -> None:
     state = 12345
     digest = Digest()
     steps = Steps(o)
-    for _ in steps:
+    for step in steps:
         state = (state * 1103515245 + 12345) & 0x7FFFFFFF
         which = state % parts
         held[which] = state
@@ -41,10 +44,14 @@ def main() -> None:
         for number, value in enumerate(held):
             at = number * part
             check(
-                back[at] == value and back[at + part - 1] == value and back[at + part // 2] == value,
+                back[at] == value
+                and back[at + part - 1] == value
+                and back[at + part // 2] == value,
                 f"part {number} holds {back[at]}, not {value}",
             )
         digest.add("state", state)
+        with open("cheap.txt", "a") as file:
+            file.write(f"{step}\n")
         steps.say(f"state {state}")
     digest.add("memory", bytes(back))
     call("cuMemFree_v2", memory)

@@ -198,7 +198,7 @@ class Connection final : public hal::SpaceOwner {
   void park();
   Status restore_memory(const Json& client);
   Status restore_objects(const Json& client);
-  Status restore_contents(const Json& client, const std::string& path);
+  Status restore_contents(const Json& client, const std::string& path, bool use_up);
   Status replay_entry(const Json& entry);
 
   bool consume(uint32_t record_bytes);

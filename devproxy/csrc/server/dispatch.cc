@@ -16,9 +16,8 @@
 //      complete before the drain ends, or it lies in the ring, and the caller sleeps until somebody goes on with it. It
 //      looks at the link every 100 ms, so the end of a parked server reaches it like that of any other.
 //   3. A host function is out. It may need a lock whose holder waits for an answer of ours, and its HOST_FUNC_DONE
-//   comes
-//      through the ring. So a cut consumes on until none is out. A client with a sticky error posts nothing any more,
-//      HOST_FUNC_DONE included: then it is not waited for (Connection::end_host_functions).
+//      comes through the ring. So a cut consumes on until none is out. A client with a sticky error posts nothing any
+//      more, HOST_FUNC_DONE included: then it is not waited for (Connection::end_host_functions).
 //   4. A free was announced, and a command in a stream still used the memory. After the drain none does, so park()
 //      retires every freed range: a dump has live ranges only.
 //   5. A client attaches during the cut: its connection is made with the cut already asked for, and parks at once.

@@ -1,8 +1,12 @@
 // A client from a dump: its memory at its addresses, its handles with their numbers, its place in the ring. What the
 // job could ask afterwards is answered as before; what it cannot see (queues, descriptors) is made anew.
 #include <fcntl.h>
+#include <linux/falloc.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "devproxy/csrc/base/fault.h"
@@ -21,6 +25,8 @@ struct File {
     if (fd >= 0) close(fd);
   }
 };
+
+constexpr uint64_t kUsedUpBytes = 2u << 20;
 
 struct Row {
   wire::Opcode opcode;
@@ -105,7 +111,7 @@ StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, co
   if (s.ok()) s = c->restore_memory(client);
   if (s.ok()) s = c->restore_objects(client);
   if (s.ok()) s = DP_FAULT(server_restore_mid);
-  if (s.ok()) s = c->restore_contents(client, stem + ".dev");
+  if (s.ok()) s = c->restore_contents(client, stem + ".dev", shared != nullptr);
   if (!s.ok()) return std::move(s).with("restoring " + who);
   parts.slots->adopt(c->slot_);  // not own(): until this server goes on, its crash is nobody's business
   c->request_cut(0);
@@ -211,22 +217,37 @@ Status Connection::replay_entry(const Json& entry) {
   return {kInvalidImage, "the replay log has " + what + ", which no replay makes"};
 }
 
-Status Connection::restore_contents(const Json& client, const std::string& path) {
-  const File file(path, O_RDONLY);
+// use_up: what has been read of a file in memory is freed at once, so that a restore never needs memory for two copies
+// of the device's (and the kernel has the pages at hand for the next piece). Not in a handover: the file is what a
+// second successor would start from.
+Status Connection::restore_contents(const Json& client, const std::string& path, bool use_up) {
+  const File file(path, use_up ? O_RDWR : O_RDONLY);
   if (file.fd < 0) return Status::from_errno(kFileNotFound, "opening " + path);
+  struct statfs system;
+  use_up = use_up && fstatfs(file.fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
   std::vector<Piece> pieces;
   for (const Json& range : client["device"].items) {
     pieces.push_back({range["addr"].u64(), range["offset"].u64(), range["bytes"].u64()});
     if (!device_mirror.contains(pieces.back().addr, pieces.back().bytes, position_))
       return {kInvalidImage, "the state has device memory that no object owns"};
   }
+  auto read_piece = [&](const Piece& p) -> Status {
+    if (void* view = space_->host_view(p.addr, p.bytes)) return read_all(file.fd, view, p.bytes, p.offset);
+    std::vector<uint8_t> bounce(p.bytes);
+    if (Status s = read_all(file.fd, bounce.data(), p.bytes, p.offset); !s.ok()) return s;
+    return space_->write(p.addr, bounce.data(), p.bytes);
+  };
   return copy_pieces(pieces,
                      [&](const Piece& p) -> Status {
-                       if (void* view = space_->host_view(p.addr, p.bytes))
-                         return read_all(file.fd, view, p.bytes, p.offset);
-                       std::vector<uint8_t> bounce(p.bytes);
-                       if (Status s = read_all(file.fd, bounce.data(), p.bytes, p.offset); !s.ok()) return s;
-                       return space_->write(p.addr, bounce.data(), p.bytes);
+                       Piece part = p;
+                       for (uint64_t done = 0; done < p.bytes; done += part.bytes) {
+                         part = {p.addr + done, p.offset + done, std::min(kUsedUpBytes, p.bytes - done)};
+                         if (Status s = read_piece(part); !s.ok()) return s;
+                         if (use_up)
+                           fallocate(file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                     static_cast<off_t>(part.offset), static_cast<off_t>(part.bytes));
+                       }
+                       return {};
                      })
       .with("filling device memory from " + path);
 }

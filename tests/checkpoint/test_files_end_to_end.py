@@ -1,0 +1,328 @@
+"""The files that a job wrote, through an image, kill -9 of everything and a restore."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.world import SUBJECTS, World
+
+STEPS = 40
+FILES = (
+    sys.executable,
+    str(SUBJECTS / "files.py"),
+    *("--steps", str(STEPS), "--seconds-per-step", "0.3"),
+)
+
+# Relative paths, another working folder in the middle, a file above the limit, one that comes after the cut, records
+# of which none may be torn: each is written whole, in one write.
+WRITER = """
+import os, sys, time
+steps, nonce = int(sys.argv[1]), os.urandom(8).hex()
+os.makedirs("out", exist_ok=True)
+log = open("out/log.txt", "a", buffering=1)
+with open("out/large.bin", "wb") as f:
+    f.write(b"a" * (3 << 20))
+for step in range(1, steps + 1):
+    if step == 3:
+        os.makedirs("out/deeper", exist_ok=True)
+        os.chdir("out/deeper")
+    where = "." if step >= 3 else "out/deeper"
+    os.makedirs(where, exist_ok=True)
+    with open(os.path.join(where, f"made-{step}.txt"), "w") as f:
+        f.write(str(step))
+    with open(os.path.join(where, "last.tmp"), "w") as f:
+        f.write(f"{step:08d}" * 1000)
+    os.rename(os.path.join(where, "last.tmp"), os.path.join(where, "last.txt"))
+    log.write(f"step {step}\\n")
+    print(nonce, "step", step, "", flush=True)
+    time.sleep(0.3)
+print(nonce, "digest", open("/proc/self/cwd/last.txt").read()[:8], open("../log.txt").read().count("step"), flush=True)
+"""
+
+# As fast as it can, and each record whole: what an image holds of it is a prefix, and all files agree.
+FLOOD = """
+import os, sys, time
+nonce, end = os.urandom(8).hex(), time.monotonic() + float(sys.argv[1])
+a, b = open("a.bin", "wb", buffering=0), open("b.bin", "wb", buffering=0)
+pair = os.open("pair.bin", os.O_RDWR | os.O_CREAT)
+n = said = 0
+while time.monotonic() < end:
+    n += 1
+    record = n.to_bytes(8, "little") * 512
+    a.write(record)
+    b.write(record)
+    os.pwrite(pair, record, 0)
+    os.pwrite(pair, record, 4096)
+    if n % 50 == 0:
+        said += 1
+        print(nonce, "step", said, "", flush=True)
+        time.sleep(0.02)
+for name in ("a.bin", "b.bin"):
+    data = open(name, "rb").read()
+    assert len(data) == 4096 * n, (name, len(data), n)
+    for i in range(n):
+        assert data[4096 * i : 4096 * (i + 1)] == (i + 1).to_bytes(8, "little") * 512, (name, i)
+assert open("pair.bin", "rb").read() == n.to_bytes(8, "little") * 1024
+print(nonce, "digest whole", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def digest() -> list[str]:
+    alone = World()
+    try:
+        assert alone.run(*FILES).wait(120) == 0, alone.tail()
+        return alone.digest()
+    finally:
+        alone.close()
+
+
+def checkpoint(world: World) -> tuple[str, int]:
+    """(image, the last step that is surely in it)"""
+    facts = world.ctl_json("checkpoint", "j")
+    return str(facts["id"]), max(world.steps())
+
+
+def restore(world: World, image: str) -> str:
+    done = world.ctl("restore", image, "--store", str(world.store), "--output", "log", "--wait")
+    return done.stdout + done.stderr + world.text()
+
+
+def check_whole(world: World, steps: int) -> None:
+    assert "FAILED" not in world.text(), world.tail()
+    assert len(world.nonces()) == 1, world.tail()
+    assert world.steps() == list(range(1, steps + 1)), world.tail()
+
+
+def said_anywhere(world: World) -> str:
+    logs = (world.home / "state" / "logs").glob("*")
+    return world.text() + "".join(p.read_text(errors="replace") for p in logs if p.is_file())
+
+
+def test_somebody_else_edits_a_file_meanwhile(world: World, digest: list[str]) -> None:
+    world.run(*FILES)
+    world.wait_step(8)
+    image, at = checkpoint(world)
+    world.wait_step(at + 5)
+    time.sleep(
+        2.5
+    )  # what changes in the job's last moments can be anybody's: then it is kept elsewhere
+    world.kill_everything()
+    out = world.home / "files-out"
+    time.sleep(6.5)
+    (out / "state.txt").write_text("somebody else's words")
+    (out / "theirs.txt").write_text("not the job's")
+    restore(world, image)
+    check_whole(world, STEPS)
+    assert world.digest() != digest  # theirs.txt is in the folder that the digest is over ...
+    kept = [p for p in out.iterdir() if ".devproxy-kept-" in p.name]
+    assert [p.name.split(".devproxy-kept-")[0] for p in kept] == ["state.txt"], list(out.iterdir())
+    assert kept[0].read_text() == "somebody else's words"
+    assert (out / "theirs.txt").read_text() == "not the job's"
+    assert "state.txt was changed by somebody else" in said_anywhere(world)
+    base = sqlite3.connect(out / "runs.db")
+    assert base.execute("pragma integrity_check").fetchone() == ("ok",)
+    assert base.execute("select count(*) from losses").fetchone() == (STEPS,)
+    base.close()
+
+
+def test_rolled_back_and_the_same_at_the_end(world: World, digest: list[str]) -> None:
+    world.run(*FILES)
+    world.wait_step(8)
+    image, at = checkpoint(world)
+    world.wait_step(at + 6)
+    world.kill_everything()
+    restore(world, image)
+    check_whole(world, STEPS)
+    assert world.digest() == digest
+    assert not [p for p in (world.home / "files-out").iterdir() if "devproxy" in p.name]
+
+
+def test_the_older_of_two_images(world: World, digest: list[str]) -> None:
+    world.run(*FILES)
+    world.wait_step(5)
+    older, _ = checkpoint(world)
+    world.wait_step(max(world.steps()) + 4)
+    newer, at = checkpoint(world)
+    assert older != newer
+    world.wait_step(at + 4)
+    world.kill_everything()
+    restore(world, older)
+    check_whole(world, STEPS)
+    assert world.digest() == digest
+
+
+def test_the_newer_then_the_older(world: World, digest: list[str]) -> None:
+    """Back and further back: the second restore starts from what the first one left."""
+    world.run(*FILES)
+    world.wait_step(5)
+    older, _ = checkpoint(world)
+    world.wait_step(max(world.steps()) + 4)
+    newer, at = checkpoint(world)
+    world.wait_step(at + 3)
+    world.kill_everything()
+    world.ctl("restore", newer, "--store", str(world.store), "--output", "log")
+    world.wait_step(at + 3)
+    world.kill_everything()
+    restore(world, older)
+    check_whole(world, STEPS)
+    assert world.digest() == digest
+
+
+def test_suspended_and_edited(world: World, digest: list[str]) -> None:
+    """While a job is suspended its files are not its own: an edit is kept, the job goes on with what it had."""
+    job = world.run(*FILES)
+    world.wait_step(8)
+    world.ctl("suspend", "j")
+    state = world.home / "files-out" / "state.txt"
+    was = state.read_text()
+    time.sleep(7)  # the supervisor notes the files every two seconds
+    state.write_text("somebody else's words, while it slept")
+    time.sleep(5)
+    world.ctl("resume", "j")
+    assert job.wait(120) == 0, world.tail()
+    check_whole(world, STEPS)
+    kept = [p for p in state.parent.iterdir() if ".devproxy-kept-" in p.name]
+    assert [p.read_text() for p in kept] == ["somebody else's words, while it slept"], was
+
+
+def test_a_failed_restore_takes_no_edit_for_the_jobs(world: World) -> None:
+    world.run(*FILES)
+    world.wait_step(8)
+    image, at = checkpoint(world)
+    world.wait_step(at + 3)
+    world.kill_everything()
+    time.sleep(6.5)
+    state = world.home / "files-out" / "state.txt"
+    state.write_text("somebody else's words")
+    failed = world.ctl(
+        *("restore", image, "--store", str(world.store), "--output", "log"),
+        check=False,
+        DEVPROXY_FAULT="restore_files",
+    )
+    assert failed.returncode != 0
+    assert state.read_text() == "somebody else's words"
+    world.wait(lambda: not world.processes(), what="the end of the failed restore")
+    restore(world, image)
+    check_whole(world, STEPS)
+    kept = [p for p in state.parent.iterdir() if ".devproxy-kept-" in p.name]
+    assert [p.read_text() for p in kept] == ["somebody else's words"]
+
+
+def test_relative_paths_a_large_file_and_one_made_after_the_cut(world: World) -> None:
+    world.run(sys.executable, "-c", WRITER, "30", options=("--files-max", "1MiB"))
+    world.wait_step(8)
+    image, at = checkpoint(world)
+    world.wait_step(at + 6)
+    late = world.home / "out" / "deeper" / f"made-{max(world.steps()) - 1}.txt"
+    assert late.exists()
+    world.kill_everything()
+    with open(world.home / "out" / "large.bin", "ab") as large:
+        large.write(b"more")
+    world.ctl("restore", image, "--store", str(world.store), "--output", "log")
+    assert max(world.steps()) < int(late.stem.removeprefix("made-")), world.tail()
+    assert not late.exists() or late.stat().st_mtime > time.time() - 5
+    assert "large.bin" in said_anywhere(world)
+    world.wait_end()
+    check_whole(world, 30)
+    assert f"digest {30:08d} 30" in world.text()
+    assert os.path.getsize(world.home / "out" / "large.bin") == (3 << 20) + 4
+    assert (world.home / "out" / "log.txt").read_text().count("\n") == 30
+    assert sorted(p.name for p in (world.home / "out" / "deeper").glob("made-*")) == sorted(
+        f"made-{n}.txt" for n in range(1, 31)
+    )
+
+
+def test_no_snapshot_is_torn(world: World) -> None:
+    """Images one after the other while the job writes as fast as it can; each of them comes back and checks itself."""
+    options = ("--checkpoint-every", "700ms", "--keep", "100")
+    world.run(sys.executable, "-c", FLOOD, "8", options=options)
+    world.wait(
+        lambda: len(list(world.store.glob("images/*/manifest.json"))) >= 3, what="three images"
+    )
+    world.kill_everything()
+    images = [str(image["id"]) for image in world.images()]
+    for image in (images[-1], images[0], images[1]):
+        text = restore(world, image)
+        assert "digest whole" in text, text[-2000:]
+        assert len(world.nonces()) == 1
+        steps = world.steps()
+        assert steps == list(range(1, len(steps) + 1))
+        world.wait(lambda: not world.processes(), what="its end")
+    assert Path(world.home / "a.bin").stat().st_size > 0
+
+
+# A file that the job wrote and maps without writing through the map; replaced after the cut, as np.load(mmap_mode="r")
+# of something that is saved anew would have it.
+MAPPED = """
+import mmap, os, sys, time
+nonce, maps = os.urandom(8).hex(), []
+for step in range(1, int(sys.argv[1]) + 1):
+    if step % 8 == 1:
+        with open("data.tmp", "wb") as f:
+            f.write(bytes([step]) * 8192)
+        os.rename("data.tmp", "data.bin")
+        with open("data.bin", "rb") as f:
+            maps.append((step, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)))
+            maps = maps[-1:]
+    assert maps[-1][1][:] == bytes([maps[-1][0]]) * 8192
+    print(nonce, "step", step, flush=True)
+    time.sleep(0.2)
+print(nonce, "digest whole", flush=True)
+"""
+
+
+def test_a_mapped_file_of_the_jobs_own_is_put_back_first(world: World) -> None:
+    world.run(sys.executable, "-c", MAPPED, "40")
+    world.wait_step(3)
+    image, at = checkpoint(world)
+    world.wait_step(max(at + 8, 18))
+    world.kill_everything()
+    (world.home / "data.bin").unlink()
+    assert "digest whole" in restore(world, image)
+    check_whole(world, 40)
+
+
+def test_no_second_copy_while_the_first_goes_on_writing(world: World) -> None:
+    """Its files would be taken back under the feet of the living job."""
+    job = world.run(*FILES)
+    world.wait_step(5)
+    image, at = checkpoint(world)
+    world.wait_step(at + 2)
+    refused = world.ctl(
+        *("restore", image, "--store", str(world.store), "--name", "twin", "--output", "twin"),
+        check=False,
+    )
+    assert refused.returncode == 2, refused.stderr
+    assert "files-out/" in refused.stderr
+    assert "'j'" in refused.stderr
+    assert job.wait(60) == 0, world.tail()
+    check_whole(world, STEPS)
+    assert not [p for p in (world.home / "files-out").iterdir() if "devproxy" in p.name]
+
+
+def test_what_only_the_supervisor_noted_when_it_alone_is_killed(world: World) -> None:
+    """devproxy-run dies, its janitor ends the job and removes its folder: the last writes are taken back all the same."""
+    run = world.run(sys.executable, "-c", WRITER, "30")
+    world.wait_step(5)
+    image, at = checkpoint(world)
+    world.wait_step(at + 4)
+    run.kill()
+    run.wait(10)
+    world.wait(lambda: not world.processes(), what="the end of the job")
+    assert not list(world.shm.glob("devproxy-*/j"))
+    last = max(world.steps())
+    late = world.home / "out" / "deeper" / f"made-{last}.txt"
+    assert late.exists()
+    world.ctl("restore", image, "--store", str(world.store), "--output", "log")
+    assert max(world.steps()) < last
+    assert not late.exists() or max(world.steps()) + 1 >= last
+    world.wait_end()
+    check_whole(world, 30)
+    assert (world.home / "out" / "log.txt").read_text().count("\n") == 30

@@ -1,0 +1,183 @@
+"""One run of the campaign `random-kills`: a job with periodic images, one kill -9, and what a user does then.
+
+The seed gives the program, the victim and the moment. Every second run is aimed between the cut and the commit: the
+staging folder and the store show how far an image is, and the kill follows at a random moment of that stage. After it
+the job is restored from its last whole image unless it goes on by itself, and it must end with one nonce, each step
+once, and the digest of an undisturbed run; the image must not be older than one interval and one checkpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.checkpoint.world import SUBJECTS
+from tests.fault.scene import Scene
+
+INTERVAL_S = 0.7
+# The periodic thread looks twice a second; the rest is for a loaded machine.
+LATE_S = 1.5
+VICTIMS = ("main", "server", "devproxy-run", "janitor", "daemon", "criu", "everything")
+
+# How far an image on its way is, by what can be seen from outside: stage -> what is there by then.
+STAGES: dict[str, Callable[[Scene], bool]] = {
+    "staged": lambda w: (w.folder / "staging").exists(),
+    "device": lambda w: bool(list(w.folder.glob("staging/*.dev"))),
+    "host": lambda w: bool(list(w.folder.glob("staging/criu/*.img"))),
+    "shared": lambda w: bool(list(w.folder.glob("staging/*.shared.json"))),
+    "upload": lambda w: bool(list(w.store.glob("uploads/*"))),
+    "commit": lambda w: (
+        (w.folder / "staging").exists()
+        and bool(list(w.store.glob("uploads/*")))
+        and bool(list(w.folder.glob("staging/*.shared.json")))
+    ),
+}
+
+
+def command(script: str, steps: int, seconds: str) -> tuple[str, ...]:
+    program = str(SUBJECTS / script)
+    return (sys.executable, program, "--steps", str(steps), "--seconds-per-step", seconds)
+
+
+CHEAP = command("cheap.py", 220, "0.02")
+GPT = command("gpt.py", 60, "0.1")
+
+
+@functools.cache
+def undisturbed(line: tuple[str, ...]) -> str:
+    world = Scene()
+    try:
+        assert world.run(*line, name="alone").wait(200) == 0, world.tail()
+        (digest,) = world.digest()
+        return digest
+    finally:
+        world.close()
+
+
+def victims(world: Scene, who: str) -> list[int]:
+    """Process ids; none for criu and everything, which are looked for at the moment itself."""
+    found = []
+    for process in world.others() if who != "daemon" else world.processes():
+        try:
+            line = process.cmdline()
+        except psutil.Error:
+            continue
+        program = os.path.basename(line[0]) if line else ""
+        if {
+            "server": program == "devproxy-server",
+            "janitor": program == "devproxy-janitor",
+            "daemon": "devproxy.control.daemon" in line,
+            "devproxy-run": process.pid == world.jobs[0].pid,
+            "main": len(line) > 1 and line[1].startswith(str(SUBJECTS)),
+        }.get(who):
+            found.append(process.pid)
+    return found
+
+
+def criu_of(world: Scene) -> list[int]:
+    """It is a child of devproxy-run, and lives for a tenth of a second: /proc in whole would take too long."""
+    found = []
+    for path in Path(f"/proc/{world.jobs[0].pid}/task").glob("*/children"):
+        try:
+            for pid in path.read_text().split():
+                if Path(f"/proc/{pid}/comm").read_text() == "criu\n":
+                    found.append(int(pid))
+        except OSError:
+            pass
+    return found
+
+
+def run(seed: int) -> dict[str, int]:
+    """Raises AssertionError where the promise is broken. Returns what was done, to add up."""
+    dice = random.Random(seed)
+    line = GPT if seed % 8 == 0 else CHEAP
+    who = VICTIMS[seed % len(VICTIMS)]
+    aimed = seed % 2 == 1 or who == "criu"
+    stage = dice.choice(list(STAGES)) if aimed else "anywhere"
+    stage = "criu" if who == "criu" else stage
+    digest = undisturbed(line)
+    world = Scene()
+    try:
+        world.run(*line, options=("--checkpoint-every", f"{round(INTERVAL_S * 1000)}ms"))
+        world.wait(lambda: any(i["whole"] for i in world.images()), 60, "the first image")
+        targets = victims(world, who)  # found beforehand: looking takes as long as a stage
+        if who == "criu":
+            world.wait(lambda: targets.extend(criu_of(world)) or targets, 30, "criu")
+            time.sleep(dice.random() * 0.02)
+            while not any(map(psutil.pid_exists, targets)) and not world.digest():
+                targets = criu_of(world)  # it was faster: the next image's, at once
+        elif aimed:
+            # Not the image that is already there: the next one on its way.
+            reached = STAGES[stage]
+            world.wait(lambda: not (world.folder / "staging").exists(), 20, "no staging")
+            world.wait(lambda: reached(world) or world.digest(), 30, stage)
+            time.sleep(dice.random() * 0.02)
+        else:
+            time.sleep(dice.random() * 1.0)
+        killed = 0
+        in_the_middle = (world.folder / "staging").exists()
+        at = time.time()
+        if who == "everything":
+            killed = world.kill_everything()
+        else:
+            for pid in targets:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
+                except ProcessLookupError:
+                    pass  # it was faster
+        outcome = after(world, at)
+        check(world, digest)
+    except BaseException as error:
+        error.add_note(f"seed {seed}: {who} at {stage}")
+        raise
+    finally:
+        world.close()
+    return {
+        f"killed_{who.replace('-', '_')}": int(killed > 0),
+        f"stage_{stage}": int(killed > 0),
+        "between_cut_and_commit": int(in_the_middle and killed > 0),
+        "kills": int(killed > 0),
+        "nobody_to_kill": int(killed == 0),
+        outcome: 1,
+        "gpt_runs": int(line is GPT),
+    }
+
+
+def after(world: Scene, killed_at: float) -> str:
+    """What a user does: looks whether the job still runs, and restores it where it does not."""
+    job = world.jobs[0]
+    alive_until = time.monotonic() + 1.5
+    while time.monotonic() < alive_until and job.poll() is None and not world.digest():
+        time.sleep(0.05)
+    if job.poll() is None or world.digest():
+        world.wait(lambda: job.poll() is not None, 60, "the job's end")
+        if world.digest():
+            return "went_on"
+    world.wait(lambda: not world.others(), 20, f"the end of {world.others()}")
+    whole = [i for i in world.images() if i["whole"]]
+    assert whole, world.images()
+    made = json.loads(world.manifest_path(str(whole[-1]["id"])).read_text())["body"]
+    age = killed_at - float(made["created"])
+    assert age < INTERVAL_S + float(made["costs"]["total_s"]) + LATE_S, (
+        f"the image is {age:.1f} s old"
+    )
+    words = ["restore", "j", "--store", str(world.store), "--output", "log", "--wait"]
+    world.ctl(*words, timeout_s=200)
+    return "restored"
+
+
+def check(world: Scene, digest: str) -> None:
+    steps = world.steps()
+    assert steps == list(range(1, len(steps) + 1)), world.tail()
+    assert len(world.nonces()) == 1, world.tail()
+    assert world.digest() == [digest], world.tail()
