@@ -57,6 +57,12 @@ test-cuda-wheel: build  ## the torch tests with the CUDA wheel instead of the CP
 bench: build  ## the table of costs, also as JSON in build/bench.json
 	$(PY) -m tests.bench
 
+gpu-bundle: build  ## what a machine with a GPU and no network needs, into build/gpu-bundle (docs/gpu-results.md)
+	$(PY) scripts/gpu_bundle.py
+
+gpu-check:  ## on that machine: all stages, their results in $OUT (or build/gpu-check)
+	$(PYTHON) scripts/gpu_check.py
+
 soak: build  ## long campaigns, resumable; results as JSON in docs/
 	$(PY) scripts/soak.py
 
@@ -73,4 +79,4 @@ lint: setup  ## the linters alone
 clean:  ## removes build/, keeps .venv
 	rm -rf build dist *.egg-info
 
-.PHONY: help setup gen criu build check test test-cuda-wheel demo bench soak fmt lint clean
+.PHONY: help setup gen criu build check test test-cuda-wheel demo bench gpu-bundle gpu-check soak fmt lint clean

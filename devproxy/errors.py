@@ -67,6 +67,10 @@ class CheckpointError(OperationFailed):
     verb = "checkpoint"
 
 
+class SuspendError(CheckpointError):
+    verb = "suspend"
+
+
 class RestoreError(OperationFailed):
     verb = "restore"
 

@@ -1103,8 +1103,10 @@ class FanotifyWatch:
             )
             return False
         self._wake = os.pipe()
-        self._thread = threading.Thread(target=self._loop, name="devproxy-fanotify", daemon=True)
-        self._thread.start()
+        # stop() may come from another thread at any moment: it joins only what has been started.
+        thread = threading.Thread(target=self._loop, name="devproxy-fanotify", daemon=True)
+        thread.start()
+        self._thread = thread
         self.refresh()
         return True
 

@@ -211,7 +211,7 @@ def _broken(error: grpc.RpcError, who: str) -> DevproxyError:
     if code == grpc.StatusCode.UNAVAILABLE:
         return DevproxyError(
             f"{who} went away during the call",
-            "an operation under way goes on in the job's own supervisor; see: devproxy status",
+            "the job has ended, or devproxyd has: then the operation goes on; see: devproxy status",
         )
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return DevproxyError(f"{who} does not answer", "is it stopped? see: devproxy ps")

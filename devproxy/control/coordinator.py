@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,14 @@ from devproxy.control import coordinator_api as api
 from devproxy.control import restore
 from devproxy.control.job import Job
 from devproxy.control.spec import parse_every
-from devproxy.errors import CheckpointError, DevproxyError, MigrateError, Refused, RestoreError
+from devproxy.errors import (
+    CheckpointError,
+    DevproxyError,
+    MigrateError,
+    Refused,
+    RestoreError,
+    SuspendError,
+)
 from devproxy.log import say
 from devproxy.proxy.control_channel import ControlChannel
 from devproxy.proxy.server import Server
@@ -406,7 +414,6 @@ class JobCoordinator:
     def _dump(self, op: _Operation) -> None:
         """Device memory is copied while CRIU writes the tree; what both share follows while the tree is frozen."""
         job = self._job
-        assert job.root is not None or op.leave
         failed: list[BaseException] = []
 
         def copy_device() -> None:
@@ -599,7 +606,8 @@ class JobCoordinator:
             if job.phase not in (api.ENDING, api.GONE):
                 job.phase = api.SUSPENDED if op.leave else api.RUNNING
             self._last_error = ""
-            return op.facts
+            # A suspend's were made while the tree was still frozen.
+            return replace(op.facts, still_s=op.still_s, freeze_s=op.freeze_s, stages=op.stages)
         self._previous_files = []  # should it have been these that could not be found in the store
         if op.leave:
             job.expect_no_end()
@@ -619,7 +627,8 @@ class JobCoordinator:
         if not isinstance(error, Exception):
             raise error
         what, remedy = _words(error)
-        raise CheckpointError(op.stage, what, remedy, now) from error
+        failed = SuspendError if op.leave else CheckpointError
+        raise failed(op.stage, what, remedy, now) from error
 
     # -- migrate ------------------------------------------------------------------------------------------------
 

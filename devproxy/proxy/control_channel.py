@@ -15,6 +15,7 @@ _MAGIC = 0x41505044  # csrc/wire/attach.h: kAttachMagic
 _KIND_CONTROL = 3  # AttachKind::kControl
 _HELLO = struct.Struct("<II32sII")  # AttachRequest
 _MAX_ANSWER_BYTES = 1 << 28
+_DUMP_LIMIT_S = 1800.0  # a server that hangs must not hold its job for ever
 
 
 class ServerError(DevproxyError):
@@ -106,11 +107,11 @@ class ControlChannel:
 
     def dump(self, folder: str) -> dict[str, Any]:
         """Device memory and state into the folder. Parked."""
-        return self.request("dump", None, dir=folder)
+        return self.request("dump", _DUMP_LIMIT_S, dir=folder)
 
     def dump_shared(self, folder: str) -> dict[str, Any]:
         """Segments and pinned windows into the same folder. Parked, and the job's processes frozen."""
-        return self.request("dump_shared", None, dir=folder)
+        return self.request("dump_shared", _DUMP_LIMIT_S, dir=folder)
 
     def resume(self) -> None:
         self.request("resume", 60)

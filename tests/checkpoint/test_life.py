@@ -16,7 +16,7 @@ GPT = (
     "--steps",
     str(STEPS),
     "--seconds-per-step",
-    "0.15",
+    "0.25",
 )
 RESNET = (
     sys.executable,
@@ -24,7 +24,7 @@ RESNET = (
     "--steps",
     "30",
     "--seconds-per-step",
-    "0.15",
+    "0.25",
 )
 
 SLOW = (sys.executable, str(SUBJECTS / "resnet.py"), "--steps", "30", "--seconds-per-step", "0.3")

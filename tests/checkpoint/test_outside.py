@@ -328,7 +328,7 @@ open("mine", "w").write("begun")
 for n in range(1, 61):
     print(n, flush=True)
     with open("mine", "a") as file: file.write(f" {n}")
-    time.sleep(0.03)
+    time.sleep(0.15)
 """
     job = world.run(sys.executable, "-c", script)
     wait_count(world, 10)

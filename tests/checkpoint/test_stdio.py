@@ -330,7 +330,7 @@ while True:
 
 
 def test_input_from_a_file(world: World) -> None:
-    (world.home / "input").write_text("".join(f"{n}\n" for n in range(1, 151)))
+    (world.home / "input").write_text("".join(f"{n}\n" for n in range(1, 601)))
     with open(world.home / "input") as file, open(world.home / "log", "wb") as out:
         file.readline()
         os.lseek(file.fileno(), 2, os.SEEK_SET)  # somebody has read the first line
@@ -343,7 +343,7 @@ def test_input_from_a_file(world: World) -> None:
     world.wait(lambda: "\n60\n" in world.text())
     world.kill_everything()
     restore(world, "--output", "log", "--wait")
-    assert numbers(world.text()) == list(range(2, 151))
+    assert numbers(world.text()) == list(range(2, 601))
     assert world.text().endswith("end of input\n")
 
 

@@ -20,7 +20,7 @@ class Subject:
     arguments: tuple[str, ...] = ()
     steps: int = 30
     at: int = 6
-    seconds: str = "0.1"
+    seconds: str = "0.3"
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ SUBJECTS_TO_TRY = [
     Subject("psutil_check.py"),
     Subject("signals.py"),
     Subject("gloo.py"),
-    Subject("compiled.py", steps=14, at=4, seconds="0.3"),
+    Subject("compiled.py", steps=14, at=4, seconds="0.6"),
 ]
 
 
