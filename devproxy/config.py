@@ -12,10 +12,11 @@
 | DEVPROXY_STATE_DIR | user | what outlives jobs: builds, logs, the default store (/var/tmp/devproxy-<uid>) |
 | DEVPROXY_KEY_FILE | user | the key that authenticates images (~/.config/devproxy/image.key) |
 | DEVPROXY_JOB_ID | devproxy-run, for the job | names the job's processes, also those that leave its tree |
+| DEVPROXY_CUDA_DRIVER | user | absolute path of NVIDIA's libcuda.so.1 for --device cuda, instead of the usual places |
 | DEVPROXY_DAEMON_IDLE_S | tests | seconds without job and call after which devproxyd leaves (10) |
 | DEVPROXY_SYSROOT | tests | folder that stands in for / when the machine's devices are looked for |
 
-DEVPROXY_LOG and DEVPROXY_STRICT are read by the client library and the server.
+DEVPROXY_LOG and DEVPROXY_STRICT are read by the client library and the server, DEVPROXY_CUDA_DRIVER by the server too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ LIB = "DEVPROXY_LIB"
 OF_THE_JOB = (JOB_DIR, GPUS, DEVICE, "DEVPROXY_JOB_ID")
 JOB_ID = "DEVPROXY_JOB_ID"
 DAEMON_IDLE_S = "DEVPROXY_DAEMON_IDLE_S"
+CUDA_DRIVER = "DEVPROXY_CUDA_DRIVER"  # the server reads it too (hal/devices.cc)
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
 
@@ -67,6 +69,11 @@ def shm_dir() -> str:
 def state_dir() -> str:
     """What outlives jobs and reboots: builds, logs, the default store."""
     return os.environ.get("DEVPROXY_STATE_DIR") or f"/var/tmp/devproxy-{os.getuid()}"
+
+
+def cuda_driver() -> str:
+    """The driver library that the user named, or nothing."""
+    return os.environ.get(CUDA_DRIVER) or ""
 
 
 def sysroot() -> str:

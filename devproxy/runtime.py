@@ -21,7 +21,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from devproxy import config
@@ -34,6 +34,10 @@ MOUNT_NAME = ".job"  # where every job sees its own folder, by a mount of its ow
 DAEMON_LOCK = ".devproxyd.lock"
 DAEMON_SOCKET = ".devproxyd.sock"
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+# What is saved of a dead job's folder before it is removed (control/burial.py, set by whoever sweeps).
+before_removal: Callable[[str], None] | None = None
 
 
 class JobFolder:
@@ -180,7 +184,8 @@ def _sweep(root: str) -> list[str]:
         if is_alive(path):
             living.append(name)
         else:
-            _bury(path)
+            if before_removal:
+                before_removal(path)
             _remove_tree(path)
     if not living:
         with os.scandir(root) as entries:
@@ -188,28 +193,6 @@ def _sweep(root: str) -> list[str]:
                 if entry.name.startswith("ledger-"):
                     _unlink(entry.path)
     return living
-
-
-def _bury(path: str) -> None:
-    """What a killed job changed in its last seconds is only in its folder; a restore needs it to take it back. And an
-    image on its way that was too large for memory lies on disk."""
-    staging = os.path.join(config.state_dir(), "staging")
-    if not os.path.exists(os.path.join(path, JOURNAL)) and not os.path.isdir(staging):
-        return
-    import shutil
-
-    from devproxy import state
-    from devproxy.checkpoint.files import FilesTracker
-    from devproxy.control.spec import read_job_file
-    from devproxy.errors import DevproxyError
-
-    try:
-        job_id = check_job_name(read_job_file(path)["job_id"])
-        for name in (job_id, f"{job_id}-files"):
-            shutil.rmtree(os.path.join(staging, name), ignore_errors=True)
-        FilesTracker(path, state.state_dir(), job_id=job_id).absorb()
-    except (OSError, ValueError, KeyError, DevproxyError):
-        pass  # no job.json, or no room: the image's own list remains
 
 
 def create_job(name: str) -> JobFolder:

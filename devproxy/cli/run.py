@@ -10,9 +10,9 @@ import sys
 import time
 
 from devproxy import config, machine, proctree, runtime, state
+from devproxy.control import burial, stdio, tree
 from devproxy.control import job as jobs
 from devproxy.control import spec as specs
-from devproxy.control import stdio, tree
 from devproxy.errors import EXIT_REFUSED, EXIT_SERVER_LOST, DevproxyError, Refused
 from devproxy.log import say
 from devproxy.proxy import command as cmd
@@ -156,6 +156,7 @@ def _number(name: str, text: str, least: int, most: int) -> int:
 
 def run(options: Options) -> int:
     """Refuse early, servers, command, end. Returns the exit code; raises DevproxyError when nothing was started."""
+    burial.install()
     program = cmd.find_program(options.command[0])
     plan = preflight.check(
         options.device, options.gpus, options.gpu_memory_bytes, program, options.command

@@ -14,7 +14,7 @@ import threading
 from typing import Any, NoReturn
 
 from devproxy import runtime
-from devproxy.control import agent_service, client, restore
+from devproxy.control import agent_service, burial, client, restore
 from devproxy.control.coordinator import JobCoordinator
 from devproxy.control.job import Job, stop_agent
 from devproxy.errors import DevproxyError, RestoreError
@@ -60,6 +60,7 @@ def serve(job: Job) -> Agent:
 
 def run_foreground(spec: dict[str, Any]) -> int:
     """Restores a job and is its supervisor until it ends. Returns the exit code; raises DevproxyError."""
+    burial.install()
     mask = cmd.block_signals()
     del mask  # the restored processes have their own
     cmd.become_subreaper()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from devproxy import __version__, config, runtime, state
-from devproxy.control import client
+from devproxy.control import burial, client
 from devproxy.control.client import BUSY, READY
 from devproxy.control.coordinator_api import RESTORING, STARTING
 from devproxy.errors import DevproxyError, Refused, RestoreError
@@ -397,6 +397,7 @@ def idle_s() -> float:
 
 def run(tell: Callable[[bytes], None]) -> int:
     """Serves until there is nothing left to do. tell(READY) when it serves, tell(BUSY) when another one does."""
+    burial.install()
     lock = runtime.take_daemon_lock()
     if lock is None:
         tell(BUSY)

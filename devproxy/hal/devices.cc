@@ -1,5 +1,7 @@
 #include "devproxy/hal/devices.h"
 
+#include <cstdlib>
+
 #include "devproxy/hal/soft/soft_device.h"
 #ifdef DEVPROXY_HAL_CUDA
 #include "devproxy/hal/cuda/cuda_device.h"
@@ -18,6 +20,7 @@ StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
     cuda::CudaConfig cuda;
     cuda.ordinal = config.ordinal;
     cuda.memory_bytes = config.memory_bytes;
+    if (const char* path = std::getenv("DEVPROXY_CUDA_DRIVER")) cuda.driver_path = path;
     return cuda::make_device(cuda);
   }
 #endif

@@ -43,13 +43,17 @@ def check(
     device, note = choose_device(device)
     lib, server = config.lib_dir(), config.server_path()
     check_outputs(lib, server)
-    memory = machine.gpu_memory_bytes(
-        gpu_memory_bytes, gpus, machine.available_memory_bytes(config.sysroot())
-    )
+    if device == "cuda":
+        memory = gpu_memory_bytes or 0  # 0: what the GPU has; none of it is the host's
+    else:
+        memory = machine.gpu_memory_bytes(
+            gpu_memory_bytes, gpus, machine.available_memory_bytes(config.sysroot())
+        )
     machine.check_shm(config.shm_dir(), gpus * layout.SEGMENT_BYTES)
     timeout_s = config.start_timeout_s()
     abi = supervisor.check_same_abi(server, os.path.join(lib, SHIMS[0]))
-    warning = check_torch(program, command, lib)
+    # The plugin belongs to the software GPU.
+    warning = check_torch(program, command, lib) if device == "soft" else ""
     note = "\n".join(filter(None, (note, warning)))
     return Plan(device, memory, server, lib, abi, note, timeout_s)
 
@@ -60,16 +64,32 @@ def choose_device(wanted: str) -> tuple[str, str]:
         return "soft", ""
     nvidia = machine.find_nvidia(config.sysroot())
     if wanted == "cuda":
-        seen = f" ({nvidia} is there)" if nvidia else ""
-        raise Refused(
-            f"--device cuda: this build has no CUDA device layer yet{seen}", "use --device soft"
-        )
+        return "cuda", check_cuda(nvidia)
     if nvidia:
         raise Refused(
-            f"an NVIDIA device is there ({nvidia}), but this build has no CUDA device layer to use it with",
-            "choose the software GPU: --device soft",
+            f"an NVIDIA device is there ({nvidia}), and devproxy has never been seen working on one",
+            "choose the software GPU: --device soft; or try the real one, experimental: --device cuda",
         )
     return "soft", "no NVIDIA device here: the GPU is simulated by software (--device soft)"
+
+
+def check_cuda(nvidia: str | None) -> str:
+    """The line for the user who asked for the real GPU. Raises Refused without a device, or without NVIDIA's driver.
+
+    Looks at files only. The server opens the driver itself, and refuses devproxy's own libcuda.so.1 wherever it finds it.
+    """
+    if not nvidia:
+        raise Refused("--device cuda: no NVIDIA device is here", "use --device soft")
+    driver = machine.find_cuda_driver(config.cuda_driver(), config.sysroot())
+    if not driver:
+        raise Refused(
+            f"--device cuda: {nvidia} is there, but {config.cuda_driver() or 'the NVIDIA driver library libcuda.so.1'} is not",
+            f"install the driver, give the container its libraries, or name the file by {config.CUDA_DRIVER}",
+        )
+    return (
+        f"--device cuda is experimental: it has never been seen working on a GPU"
+        f" (docs/gpu-results.md); the driver is {driver}"
+    )
 
 
 def check_outputs(lib: str, server: str) -> None:

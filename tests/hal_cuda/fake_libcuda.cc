@@ -916,7 +916,13 @@ EXPORT CUresult CUDAAPI cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigne
 EXPORT CUresult CUDAAPI cuModuleLoadDataEx(CUmodule* to, const void* image, unsigned int n_options,
                                            CUjit_option* options, void** values) {
   ENTER("cuModuleLoadDataEx");
-  std::istringstream lines(static_cast<const char*>(image));
+  const char* text = static_cast<const char*>(image);
+  if (std::memcmp(text, "\x50\xed\x55\xba", 4) == 0) {  // a fat binary: its header, then what we read
+    uint16_t head = 0;
+    std::memcpy(&head, text + 6, sizeof head);
+    text += head;
+  }
+  std::istringstream lines(text);
   auto module = std::make_unique<Module>();
   module->context = t_context;
   std::string line;

@@ -85,9 +85,11 @@ int main(void) {
     }
     free(big);
   }
-  /* extra blocks from bytes to megabytes */
-  {
-    CUfunction sum = kernel(mod, "sum_extra");
+  /* extra blocks from bytes to megabytes: a kernel of the software GPU takes those, none of a real one does */
+  CUfunction sum_extra;
+  if (cuModuleGetFunction(&sum_extra, mod, "sum_extra") != CUDA_SUCCESS) {
+    printf("launch: these kernels have no sum_extra; extra blocks of any length were not tried\n");
+  } else {
     const size_t sizes[] = {8, 100, 32764, 65536, 65544, 300001, 524288, 524289, 1u << 20, 5u << 20, 9000003};
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; ++k) {
       const size_t n = sizes[k];
@@ -95,7 +97,7 @@ int main(void) {
       uint64_t want = 0, got[2] = {0, 0};
       memcpy(block, &p, 8);
       for (size_t i = 8; i < n; ++i) block[i] = (uint8_t)(i * 13 + k), want += (uint64_t)block[i] * (i % 251 + 1);
-      CHECK(launch_extra(sum, s, block, n));
+      CHECK(launch_extra(sum_extra, s, block, n));
       memset(block, 0, n);
       free(block);
       CHECK(cuStreamSynchronize(s));

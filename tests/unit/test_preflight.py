@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from devproxy import config, machine
 from devproxy.errors import Refused
 from devproxy.proxy import preflight
 
@@ -60,13 +65,84 @@ def test_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device, note = preflight.choose_device("auto")
     assert device == "soft"
     assert "simulated" in note
-    with pytest.raises(Refused, match="no CUDA device layer"):
+    with pytest.raises(Refused, match="no NVIDIA device is here"):
         preflight.choose_device("cuda")
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
     with pytest.raises(Refused, match="an NVIDIA device is there"):
         preflight.choose_device("auto")
     assert preflight.choose_device("soft") == ("soft", "")
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root with an NVIDIA device and no driver library."""
+    monkeypatch.setenv("DEVPROXY_SYSROOT", str(tmp_path))
+    monkeypatch.delenv(config.CUDA_DRIVER, raising=False)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    return tmp_path
+
+
+def put(root: Path, place: str) -> None:
+    path = root / place.lstrip("/")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def test_cuda_needs_the_driver(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Refused, match=r"libcuda\.so\.1 is not: .*DEVPROXY_CUDA_DRIVER") as refusal:
+        preflight.choose_device("cuda")
+    assert refusal.value.exit_code == 2
+    monkeypatch.setenv(config.CUDA_DRIVER, "/opt/libcuda.so.1")
+    put(gpu, machine.CUDA_DRIVER_PLACES[0])  # the named one counts, and no other
+    with pytest.raises(Refused, match=r"but /opt/libcuda\.so\.1 is not"):
+        preflight.choose_device("cuda")
+    put(gpu, "/opt/libcuda.so.1")
+    device, note = preflight.choose_device("cuda")
+    assert device == "cuda"
+    assert note.endswith("/opt/libcuda.so.1")
+
+
+@pytest.mark.parametrize("place", machine.CUDA_DRIVER_PLACES)
+def test_cuda_says_that_it_is_experimental(gpu: Path, place: str) -> None:
+    put(gpu, place)
+    device, note = preflight.choose_device("cuda")
+    assert device == "cuda"
+    assert "experimental: it has never been seen working on a GPU" in note
+    assert note.endswith(place)
+    assert "\n" not in note
+    with pytest.raises(Refused, match="never been seen working on one"):  # only when asked for
+        preflight.choose_device("auto")
+
+
+def test_the_server_looks_for_the_driver_in_the_same_places() -> None:
+    source = (Path(__file__).resolve().parents[2] / "devproxy/hal/cuda/driver_table.cc").read_text()
+    places = re.findall(r'"(/\S+libcuda\.so\.1)"', source)
+    others = {p for p in places if "-linux-gnu" in p and os.uname().machine not in p}
+    assert [p for p in places if p not in others] == list(machine.CUDA_DRIVER_PLACES)
+
+
+def test_cuda_on_a_machine_without_a_driver() -> None:
+    """devproxy-run as a whole: exit code 2, one line, nothing started. The server itself refuses the same way."""
+    bare = {k: v for k, v in os.environ.items() if not k.startswith("DEVPROXY_")}
+    run = [sys.executable, "-m", "devproxy.cli.run", "--device", "cuda", "--", "true"]
+    done = subprocess.run(
+        run, env=bare | {"DEVPROXY_SYSROOT": "/nonexistent"}, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "--device cuda: no NVIDIA device is here" in done.stderr
+
+
+def test_the_server_never_takes_our_shim_for_the_driver(tmp_path: Path) -> None:
+    lib = config.lib_dir()
+    server = [config.server_path(), "--job", "j", "--job-dir", str(tmp_path), "--gpu", "0"]
+    server += ["--device", "cuda", "--gpu-memory", "0", "--ledger", str(tmp_path / "ledger")]
+    named = {config.CUDA_DRIVER: os.path.join(lib, preflight.SHIMS[0])}
+    done = subprocess.run(server, env=os.environ | named, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "devproxy's own libcuda.so.1, not the NVIDIA driver" in done.stderr
 
 
 def test_outputs(tmp_path: Path) -> None:

@@ -50,9 +50,17 @@ std::unordered_map<uint64_t, Kernel*>& kernels() {
   return *m;
 }
 
-// Length of an image that comes as a bare pointer (cuModuleLoadData has no size): ELF says its own, PTX ends in NUL.
+// Length of an image that comes as a bare pointer (cuModuleLoadData has no size): ELF and fat binary say their own, PTX
+// ends in NUL.
 size_t image_bytes(const void* image) {
   const auto* p = static_cast<const unsigned char*>(image);
+  if (memcmp(p, "\x50\xed\x55\xba", 4) == 0) {  // magic, u16 version, u16 bytes of this header, u64 bytes behind it
+    uint16_t head = 0;
+    uint64_t behind = 0;
+    memcpy(&head, p + 6, sizeof head);
+    memcpy(&behind, p + 8, sizeof behind);
+    return head + behind;
+  }
   if (memcmp(p, ELFMAG, SELFMAG) != 0) return strlen(static_cast<const char*>(image)) + 1;
   const auto* h = static_cast<const Elf64_Ehdr*>(image);
   // The section table is usually last, but a segment may reach further.

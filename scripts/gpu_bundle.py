@@ -1,0 +1,352 @@
+"""Prepares build/gpu-bundle: everything that scripts/gpu_check.py needs on a bare machine with a GPU and no network.
+
+    python scripts/gpu_bundle.py [--out DIR] [--without wheels,criu,kernels]
+
+Runs on a machine without a GPU, after `make build`. It needs nvcc 13.0 for the kernels (not for anything else), and pip
+for the wheels of the device's Python. The bundle:
+
+    manifest.json        versions, commit, what each binary needs of the device; size and sha256 of every file
+    gpu_check.py         the check itself, standard library only
+    lib/                 client libraries, devproxy-server, devproxy-init, without debug information
+    py/                  the Python side of devproxy
+    wheels/, spare/      what it imports, for cp312; spare ones are used where the device's Python has none
+    programs/            tests/programs compiled, tests/gpu, tests/subjects
+    kernels/             tests/gpu/kernels.cu as cubin, PTX and fat binary
+    criu/, sys/          CRIU with its libraries; C++ runtime, for a device without one
+
+A bundle above 60 MB is refused: 64 MiB is what travels to the device, the checkout included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_BYTES = 60_000_000
+DEVICE_PYTHON = "3.12"  # of the lent machines' image, 'cuda'
+CUBIN_ARCH = "sm_90"  # H100, H200; other GPUs compile the PTX
+LIBRARIES = (
+    "libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2", "libdevproxy_host.so",
+    "devproxy-server", "devproxy-init",
+)  # fmt: skip
+# What devproxy imports at run time. The device's own grpcio and protobuf may be older than our generated code.
+PACKAGES = (
+    "grpcio", "protobuf", "typing_extensions", "rich", "markdown-it-py", "mdurl", "Pygments", "blake3",
+    "zstandard",
+)  # fmt: skip
+# Only where the device's Python has none, and only as long as there is room.
+SPARE_PACKAGES = ("cuda-bindings", "cuda-pathfinder")
+PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (39, 35, 34, 31, 28, 27, 26, 24, 17)] + [
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+]
+
+
+class Refused(Exception):
+    """Something is missing here; the text says what, and what to do."""
+
+
+def output(*command: str | Path) -> str:
+    """stdout of a command, or Refused with what it said."""
+    try:
+        done = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=ROOT)
+    except OSError as error:
+        raise Refused(f"{command[0]}: {error.strerror}") from None
+    if done.returncode:
+        raise Refused(f"{' '.join(map(str, command))[:300]}: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def copy(source: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, to)
+
+
+def copy_tree(source: Path, to: Path, *patterns: str) -> None:
+    for pattern in patterns:
+        for path in sorted(source.rglob(pattern)):
+            if path.is_file() and "__pycache__" not in path.parts:
+                copy(path, to / path.relative_to(source))
+
+
+# -- the parts ------------------------------------------------------------------------------------------------------
+
+
+def add_libraries(out: Path) -> None:
+    for name in LIBRARIES:
+        built = ROOT / "build" / "lib" / name
+        if not built.exists():
+            raise Refused(f"{built} is not there: make build")
+        copy(built, out / "lib" / name)
+        output("strip", "--strip-debug", out / "lib" / name)
+
+
+def add_python(out: Path) -> None:
+    if not (ROOT / "devproxy/control/_pb/job_pb2.py").exists():
+        raise Refused("devproxy/control/_pb is not there: make build")
+    copy_tree(ROOT / "devproxy", out / "py" / "devproxy", "*.py", "py.typed")
+    copy(ROOT / "scripts" / "gpu_check.py", out / "gpu_check.py")
+
+
+def cuda_include() -> Path:
+    for header in Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/include/cuda.h"):
+        return header.parent
+    raise Refused("cuda.h is missing: pip install --no-deps -r requirements/headers.txt")
+
+
+def add_programs(out: Path) -> None:
+    """The driver-API suite, linked against the shim's SONAME: natively the loader finds the genuine driver instead."""
+    programs = out / "programs"
+    programs.mkdir(parents=True)
+    sources = sorted((ROOT / "tests/programs").glob("*.c")) + [ROOT / "tests/gpu/cost.c"]
+    for source in sources:
+        if source.stem in ("kernels", "cut"):  # of the software GPU; driven by test_cut.py
+            continue
+        output(
+            "gcc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-I", cuda_include(), source,
+            "-o", programs / source.stem, "-L", ROOT / "build/lib", "-l:libcuda.so.1", "-pthread",
+            "-Wl,--allow-shlib-undefined",
+        )  # fmt: skip
+    for folder in ("tests/programs", "tests/gpu", "tests/subjects"):
+        for source in sorted((ROOT / folder).glob("*.py")):
+            copy(source, programs / source.name)
+
+
+def add_kernels(out: Path) -> str:
+    """Returns nvcc's version."""
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    version = output(nvcc, "--version")
+    if "release 13.0" not in version:
+        raise Refused(f"{nvcc} is not of CUDA 13.0: {version.strip().splitlines()[-1]}")
+    source, kernels = ROOT / "tests/gpu/kernels.cu", out / "kernels"
+    kernels.mkdir(parents=True)
+    output(nvcc, "-O2", "-cubin", f"-arch={CUBIN_ARCH}", "-o", kernels / "kernels.cubin", source)
+    output(nvcc, "-O2", "-ptx", "-arch=compute_75", "-o", kernels / "kernels.ptx", source)
+    output(nvcc, "-O2", "-fatbin", f"-arch={CUBIN_ARCH}", "-o", kernels / "kernels.fatbin", source)
+    return version.strip().splitlines()[-1]
+
+
+def pip_download(folder: Path, requirements: list[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    platforms = [word for name in PLATFORMS for word in ("--platform", name)]
+    output(
+        sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps",
+        "--only-binary=:all:", "--python-version", DEVICE_PYTHON, "--implementation", "cp",
+        *platforms, "-d", folder, *requirements,
+    )  # fmt: skip
+
+
+def wheels(names: tuple[str, ...]) -> list[Path]:
+    """Wheels for the device's Python, in the versions that are installed here; kept in build/gpu-wheels."""
+    kept, found = ROOT / "build" / "gpu-wheels", []
+    for name in names:
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise Refused(f"{name} is not installed here: make setup") from None
+        start = re.compile(re.escape(f"{name}-{version}-").replace(r"\-", "[-_]"), re.I)
+        have = [p for p in kept.glob("*.whl") if start.match(p.name)]
+        if not have:
+            pip_download(kept, [f"{name}=={version}"])
+            have = [p for p in kept.glob("*.whl") if start.match(p.name)]
+        found += have[:1]
+    return found
+
+
+def add_wheels(out: Path) -> list[str]:
+    """Returns what is in it, by file name."""
+    names = []
+    for folder, packages in (("wheels", PACKAGES), ("spare", SPARE_PACKAGES)):
+        for wheel in wheels(packages):
+            if folder == "spare" and size_of(out) + wheel.stat().st_size > LIMIT_BYTES:
+                print(f"gpu_bundle: no room for {wheel.name}", file=sys.stderr)
+                continue
+            copy(wheel, out / folder / wheel.name)
+            names.append(wheel.name)
+    return names
+
+
+def libraries_of(program: Path) -> dict[str, Path]:
+    """SONAME -> file of every library that the loader gives it here."""
+    found = {}
+    for line in output("ldd", program).splitlines():
+        if match := re.match(r"\s*(\S+) => (/\S+)", line):
+            found[match[1]] = Path(match[2])
+    return found
+
+
+CRIU_WRAPPER = """#!/bin/sh
+# CRIU with the libraries it came with. The C library is always the machine's own.
+here=$(cd "$(dirname "$0")" && pwd)
+LD_LIBRARY_PATH=$here/../libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export LD_LIBRARY_PATH
+exec "$here/criu.bin" "$@"
+"""
+
+
+def add_criu(out: Path) -> str:
+    """Returns its version."""
+    built = ROOT / "build" / "criu"
+    if not (built / ".ready").exists():
+        raise Refused("build/criu is not there: make criu")
+    criu = out / "criu"
+    copy((built / "sbin" / "criu").resolve(), criu / "sbin" / "criu.bin")
+    output("strip", "--strip-debug", criu / "sbin" / "criu.bin")
+    (criu / "sbin" / "criu").write_text(CRIU_WRAPPER)
+    (criu / "sbin" / "criu").chmod(0o755)
+    for name, path in libraries_of(criu / "sbin" / "criu.bin").items():
+        if not name.startswith(("libc.so", "libm.so", "libpthread", "libdl", "ld-linux")):
+            copy(path.resolve(), criu / "libs" / name)
+    copy_tree((built / "lib" / "pycriu").resolve(), criu / "lib" / "pycriu", "*.py")
+    return (built / ".ready").read_text().strip()
+
+
+def add_runtime(out: Path) -> None:
+    """libstdc++ and libgcc_s as they are here. gpu_check uses them only where the device's loader finds none."""
+    for name, path in libraries_of(out / "lib" / "devproxy-server").items():
+        if name.startswith(("libstdc++", "libgcc_s")):
+            copy(path.resolve(), out / "sys" / name)
+
+
+# -- the manifest ---------------------------------------------------------------------------------------------------
+
+
+def size_of(folder: Path) -> int:
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+
+
+def needs_of(path: Path) -> dict[str, Any]:
+    """Of an ELF file: its DT_NEEDED, and the newest version of each library's symbols that it asks for."""
+    dynamic = output("readelf", "-dW", path)
+    newest: dict[str, tuple[int, ...]] = {}
+    for name, version in re.findall(
+        r"\b(GLIBC|GLIBCXX|CXXABI)_([\d.]+)", output("readelf", "-VW", path)
+    ):
+        numbers = tuple(int(n) for n in version.split("."))
+        newest[name] = max(newest.get(name, ()), numbers)
+    return {
+        "libraries": re.findall(r"\(NEEDED\).*\[(.+?)\]", dynamic),
+        "newest": {k: ".".join(map(str, v)) for k, v in sorted(newest.items())},
+    }
+
+
+def suite() -> list[Any]:
+    """Programs of the driver-API suite: name, arguments, devproxy-run's options."""
+    sys.path.insert(0, str(ROOT))
+    from tests.integration.test_programs import PROGRAMS
+
+    return [list(program) for program in PROGRAMS]
+
+
+def driver_symbols() -> list[str]:
+    """The driver calls of hal/cuda, by the names that the header's macros choose."""
+    header = (ROOT / "devproxy/hal/cuda/driver_table.h").read_text()
+    plain = re.findall(r"X\((cu\w+)\)", header)
+    text = "#include <cuda.h>\n" + "".join(f"SYMBOL {name}\n" for name in plain)
+    done = subprocess.run(
+        ["gcc", "-E", "-P", "-I", str(cuda_include()), "-"],
+        input=text, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return re.findall(r"^SYMBOL (\w+)", done.stdout, re.M) + re.findall(
+        r'X\(\w+, "(cu\w+)"', header
+    )
+
+
+def manifest(out: Path, extra: dict[str, Any]) -> dict[str, Any]:
+    files, needs = {}, {}
+    for path in sorted(p for p in out.rglob("*") if p.is_file()):
+        data, name = path.read_bytes(), str(path.relative_to(out))
+        files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        if data[:4] == b"\x7fELF" and data[18:20] == b"\x3e\x00":
+            needs[name] = needs_of(path)
+    newest = max(
+        (n["newest"].get("GLIBC", "0") for n in needs.values()),
+        key=lambda v: tuple(int(x) for x in v.split(".")),
+    )
+    return {
+        "commit": output("git", "rev-parse", "HEAD").strip(),
+        "changed": len(output("git", "status", "--porcelain").splitlines()),
+        "made_unix_s": int(time.time()),
+        "made_on": platform.platform(),
+        "python": DEVICE_PYTHON,
+        "gcc": output("gcc", "--version").splitlines()[0],
+        "abi": output(out / "lib" / "devproxy-server", "--print-abi").strip(),
+        "needs_glibc": newest,
+        "driver_symbols": driver_symbols(),
+        "programs": suite(),
+        **extra,
+        "needs": needs,
+        "files": files,
+    }
+
+
+def check_size(total: int, files: dict[str, Any]) -> None:
+    if total <= LIMIT_BYTES:
+        return
+    largest = sorted(files.items(), key=lambda item: -item[1]["bytes"])[:5]
+    raise Refused(
+        f"the bundle has {total / 1e6:.1f} MB, more than {LIMIT_BYTES / 1e6:.0f} MB; largest: "
+        + ", ".join(f"{name} {facts['bytes'] / 1e6:.1f} MB" for name, facts in largest)
+    )
+
+
+def build(out: Path, without: set[str]) -> dict[str, Any]:
+    """The whole bundle, made beside `out` and put in its place when it is whole."""
+    fresh = out.with_name(f"{out.name}.{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    try:
+        extra: dict[str, Any] = {"without": sorted(without)}
+        add_libraries(fresh)
+        add_python(fresh)
+        add_programs(fresh)
+        add_runtime(fresh)
+        if "kernels" not in without:
+            extra["nvcc"] = add_kernels(fresh)
+        if "criu" not in without:
+            extra["criu"] = add_criu(fresh)
+        if "wheels" not in without:
+            extra["wheels"] = add_wheels(fresh)
+        made = manifest(fresh, extra)
+        (fresh / "manifest.json").write_text(json.dumps(made, indent=1) + "\n")
+        total = size_of(fresh)
+        check_size(total, made["files"])
+        shutil.rmtree(out, ignore_errors=True)
+        fresh.rename(out)
+        return made | {"bytes": total}
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-bundle")
+    parser.add_argument("--without", default="", help="parts to leave out: wheels,criu,kernels")
+    options = parser.parse_args()
+    try:
+        made = build(options.out.resolve(), set(filter(None, options.without.split(","))))
+    except Refused as refusal:
+        print(f"gpu_bundle: {refusal}", file=sys.stderr)
+        return 2
+    print(
+        f"{options.out}: {len(made['files'])} files, {made['bytes'] / 1e6:.1f} MB, commit {made['commit'][:10]}"
+        f"{' and changes' if made['changed'] else ''}; needs glibc {made['needs_glibc']}, Python {DEVICE_PYTHON}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1709 @@
+"""Everything that is to be found out on a GPU, in one command: stages from the cheapest fact to the whole job.
+
+    python3 gpu_check.py [--out DIR] [--driver PATH] [--limit SECONDS] [--only STAGE,...] [--list]
+
+Standard library only, Python 3.10 or later, no network. It lies in the bundle that scripts/gpu_bundle.py makes, or is
+given one by --bundle. Each stage is a process of its own with a time limit: when one hangs or dies, its figures so far
+are kept and the next one begins. DIR ($OUT, else build/gpu-check) gets
+
+    gpu-check.json    `stages`: name, status (ok, failed, refused, not_run), seconds, figures, text; written after each
+    gpu-check.log     what they said
+
+failed: something was wrong, or hung, or died. refused: something that the stage needs is not here, named in its text.
+not_run: no time was left, or it was not asked for. Exit code 0 only if every stage that ran is ok.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import ctypes
+import gzip
+import hashlib
+import importlib.util
+import json
+import mmap
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+U32 = ctypes.c_uint32
+U64 = ctypes.c_uint64
+INT = ctypes.c_int
+SIZE = ctypes.c_size_t
+PTR = ctypes.c_void_p
+MIB, GIB = 1 << 20, 1 << 30
+TOTAL_LIMIT_S = 525.0  # the device tool ends a command after 600 s; its start is not counted
+OK, FAILED, REFUSED, NOT_RUN = "ok", "failed", "refused", "not_run"
+EXIT_OF = {OK: 0, FAILED: 1, REFUSED: 3}
+
+# devproxy's layout of device addresses (csrc/wire/segment.h; compared by tests/integration/test_gpu_check.py).
+RANGE_BASE, RANGE_BYTES, DEVICE_BYTES, SLOTS = 0x2000_0000_0000, 0x40_0000_0000, 0x30_0000_0000, 128
+
+# Where the driver's library is; as in devproxy/machine.py.
+DRIVER_PLACES = (
+    f"/usr/lib/{os.uname().machine}-linux-gnu/libcuda.so.1",
+    "/usr/lib64/libcuda.so.1",
+    "/usr/local/nvidia/lib64/libcuda.so.1",
+    "/usr/lib/wsl/lib/libcuda.so.1",
+    "/run/opengl-driver/lib/libcuda.so.1",
+    "/usr/lib/libcuda.so.1",
+)
+
+
+class Refused(Exception):
+    """Something that the stage needs is not here; the text names it."""
+
+
+class Failed(Exception):
+    """Something is not as it must be."""
+
+
+# -- the campaign: processes, limits, results -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stage:
+    """limit_s: after that it is ended. least_s: with less time left it is not begun."""
+
+    name: str
+    limit_s: float
+    least_s: float
+    run: Callable[[Setup, Report], None] | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a stage knows of the machine. work: a folder for this campaign alone."""
+
+    bundle: Path
+    work: Path
+    driver: str
+    sysroot: str = ""  # tests: where devproxy looks for the device
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.bundle / "manifest.json").read_text())
+        return found
+
+    def _env(self, libraries: Sequence[str], python: Sequence[str]) -> dict[str, str]:
+        """Ours without devproxy's variables, and with these folders before those of the user."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith("DEVPROXY_")}
+        # The driver opens its own parts (the PTX compiler) by name: its folder, where the loader may not know it.
+        beside = os.path.dirname(self.driver) if self.driver.startswith("/usr/local") else ""
+        libraries = [*libraries, env.get("LD_LIBRARY_PATH", ""), beside]
+        python = [
+            *python,
+            str(self.bundle / "programs"),
+            str(self.work / "spare"),
+            env.get("PYTHONPATH", ""),
+        ]
+        return env | {
+            "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
+            "PYTHONPATH": ":".join(filter(None, python)),
+            "TEST_KERNELS": str(self.kernels()),
+        }
+
+    def native_env(self) -> dict[str, str]:
+        """Where `libcuda.so.1` is the genuine driver, under that very name."""
+        return self._env([str(self.work / "native")], [])
+
+    def proxied_env(self) -> dict[str, str]:
+        """For devproxy-run and devproxy: our Python side, a runtime folder and a state folder of this campaign."""
+        without_runtime = (self.work / "runtime").exists()  # the device has no C++ runtime
+        libraries = [str(self.bundle / "sys")] if without_runtime else []
+        return self._env(libraries, [str(self.bundle / "py"), str(self.work / "site")]) | {
+            "DEVPROXY_LIB": str(self.bundle / "lib"),
+            "DEVPROXY_CUDA_DRIVER": self.driver,
+            "DEVPROXY_SHM_DIR": str(self.shm()),
+            "DEVPROXY_STATE_DIR": str(self.work / "state"),
+            "DEVPROXY_KEY_FILE": str(self.work / "key"),
+            "DEVPROXY_DAEMON_IDLE_S": "1",
+            "DEVPROXY_CRIU": str(self.bundle / "criu" / "sbin" / "criu"),
+            "DEVPROXY_SYSROOT": self.sysroot,
+        }
+
+    def shm(self) -> Path:
+        """The runtime folder. Made by the campaign, in /dev/shm."""
+        return Path((self.work / "shm").read_text())
+
+    def kernels(self, form: str = "cubin") -> Path:
+        return self.bundle / "kernels" / f"kernels.{form}"
+
+
+class Report:
+    """The figures of one stage, on disk after each: what is known survives the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.figures: dict[str, Any] = {}
+        self.text: list[str] = []
+        self.status = ""
+        self.lock = threading.Lock()
+
+    def put(self, name: str, value: Any) -> None:
+        with self.lock:
+            self.figures[name] = value
+            self.save()
+        print(f"   {name}: {json.dumps(value)[:1500]}", flush=True)
+
+    def say(self, text: str) -> None:
+        with self.lock:
+            self.text.append(text)
+            self.save()
+        print(f"   {text}", flush=True)
+
+    def end(self, status: str, text: str = "") -> None:
+        if text:
+            self.say(text)
+        self.status = status
+        self.save()
+
+    def save(self) -> None:
+        facts = {"status": self.status, "figures": self.figures, "text": "\n".join(self.text)}
+        write_whole(self.path, json.dumps(facts))
+
+
+def write_whole(path: Path, text: str) -> None:
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    fresh.write_text(text)
+    fresh.rename(path)
+
+
+def descendants(of: int) -> list[int]:
+    """Our processes' processes, also those that left their session; `of` adopts them (subreaper)."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = (path / "stat").read_text().rsplit(")", 1)[1].split()
+            if fields[0] != "Z":
+                parents.setdefault(int(fields[1]), []).append(int(path.name))
+    found, todo = [], [of]
+    while todo:
+        children = parents.get(todo.pop(), [])
+        found += children
+        todo += children
+    return found
+
+
+def become_subreaper() -> None:
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def end_descendants(patience_s: float = 5.0) -> list[int]:
+    """Ends everything that a stage left behind. Returns what is still there: a process inside the driver may stay."""
+    deadline = time.monotonic() + patience_s
+    while left := descendants(os.getpid()):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+    return []
+
+
+def run_stage(
+    stage: Stage, command: Sequence[str], report: Path, log: Path, limit_s: float
+) -> dict[str, Any]:
+    """One stage in a process of its own. Whatever happens to that, there is a result."""
+    begin, hung = time.monotonic(), False
+    with open(log, "ab") as out:
+        out.write(f"== {stage.name} (at most {limit_s:.0f} s)\n".encode())
+        out.flush()
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            hung, code = True, -signal.SIGKILL
+    left = end_descendants()
+    process.poll()  # a process that the driver does not let go stays behind
+    try:
+        facts = json.loads(report.read_text())
+    except (OSError, ValueError):
+        facts = {"status": "", "figures": {}, "text": ""}
+    texts = [facts["text"]] if facts["text"] else []
+    status = facts["status"]
+    if hung:
+        status = FAILED
+        texts.append(f"no end after {limit_s:.0f} s; killed")
+    elif code < 0:
+        status = FAILED
+        texts.append(f"ended by signal {-code} ({signal.Signals(-code).name})")
+    elif not status or code != EXIT_OF[status]:
+        status = FAILED
+        texts.append(f"ended with exit code {code} and no result")
+    if left:
+        texts.append(f"processes that could not be ended: {left}")
+    return {
+        "name": stage.name,
+        "status": status,
+        "seconds": round(time.monotonic() - begin, 2),
+        "figures": facts["figures"],
+        "text": "\n".join(texts),
+    }
+
+
+def campaign(
+    stages: Sequence[Stage],
+    command_of: Callable[[Stage, Path], Sequence[str]],
+    out: Path,
+    work: Path,
+    about: dict[str, Any],
+    limit_s: float = TOTAL_LIMIT_S,
+    only: frozenset[str] = frozenset(),
+) -> list[dict[str, Any]]:
+    """Runs the stages in their order; the JSON is whole after each."""
+    deadline = time.monotonic() + limit_s
+    log, results = out / "gpu-check.log", []
+    for stage in stages:
+        left_s = deadline - time.monotonic()
+        report = work / f"report-{stage.name}.json"
+        if only and stage.name not in only:
+            result = not_run(stage, "not asked for")
+        elif left_s < stage.least_s:
+            result = not_run(
+                stage, f"{max(0, left_s):.0f} s are left, and it needs {stage.least_s:.0f}"
+            )
+        else:
+            limit = min(stage.limit_s, left_s)
+            result = run_stage(stage, command_of(stage, report), report, log, limit)
+        results.append(result)
+        line = (
+            f"{result['status']:8} {stage.name:18} {result['seconds']:7.2f} s  "
+            + (result["text"].replace("\n", " | ")[:160])
+        )
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(f"-- {line}\n")
+        print(line.rstrip(), flush=True)
+        write_whole(
+            out / "gpu-check.json", json.dumps(about | {"stages": results}, indent=1) + "\n"
+        )
+    return results
+
+
+def not_run(stage: Stage, why: str) -> dict[str, Any]:
+    return {"name": stage.name, "status": NOT_RUN, "seconds": 0.0, "figures": {}, "text": why}
+
+
+def run_here(stage: Stage, setup: Setup, report: Report) -> int:
+    """The inside of a stage's process."""
+    assert stage.run
+    try:
+        stage.run(setup, report)
+        report.end(OK)
+    except Refused as refusal:
+        report.end(REFUSED, str(refusal))
+    except Failed as failure:
+        report.end(FAILED, str(failure))
+    except BaseException as error:
+        traceback.print_exc()
+        report.end(FAILED, f"{type(error).__name__}: {error}")
+    sys.stdout.flush()
+    # Not by way of the interpreter's end: a driver's own clean-up may hang, and the result is on disk.
+    os._exit(EXIT_OF[report.status])
+
+
+STAGES: list[Stage] = []
+
+
+def stage(limit_s: float, least_s: float = 5.0) -> Callable[[Any], Any]:
+    def add(run: Callable[[Setup, Report], None]) -> Callable[[Setup, Report], None]:
+        STAGES.append(Stage(run.__name__, limit_s, least_s, run))
+        return run
+
+    return add
+
+
+# -- what stages share ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Done:
+    """How a program ended. code: 124 when it was killed because it did not."""
+
+    code: int
+    seconds: float
+    out: str
+    err: str
+
+    def brief(self) -> str:
+        lines = [line for line in (self.err or self.out).strip().splitlines() if line.strip()]
+        return " | ".join(lines[-3:])[:400]
+
+
+def run(
+    command: Sequence[str], env: dict[str, str], limit_s: float, cwd: Path | None = None
+) -> Done:
+    begin = time.monotonic()
+    if not shutil.which(command[0]):
+        return Done(127, 0.0, "", f"{command[0]} is not here")
+    process = subprocess.Popen(
+        command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=limit_s)
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        try:
+            out, err = process.communicate(timeout=3)
+        except subprocess.TimeoutExpired:
+            out, err = "", ""
+        code, err = 124, f"{err}\nno end after {limit_s:.0f} s"
+    return Done(code, round(time.monotonic() - begin, 2), out, err)
+
+
+def devproxy_run(*options: str) -> list[str]:
+    return [sys.executable, "-m", "devproxy.cli.run", "--device", "cuda", *options, "--"]
+
+
+class Driver:
+    """The genuine driver by ctypes: no numbers without a width, every result looked at."""
+
+    def __init__(self, path: str) -> None:
+        if not path:
+            raise Refused(
+                "no libcuda.so.1 here: the NVIDIA driver's library is in none of its places"
+            )
+        try:
+            self.library = ctypes.CDLL(path)
+        except OSError as error:
+            raise Refused(f"the driver {path} cannot be opened: {error}") from None
+
+    def has(self, name: str) -> bool:
+        return hasattr(self.library, name)
+
+    def result(self, name: str, *arguments: Any) -> int:
+        try:
+            function = getattr(self.library, name)
+        except AttributeError:
+            raise Refused(f"the driver has no {name}") from None
+        return int(function(*arguments))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        if code := self.result(name, *arguments):
+            raise Failed(f"{name}: {self.text(code)}")
+
+    def text(self, code: int) -> str:
+        name = ctypes.c_char_p()
+        self.library.cuGetErrorName(INT(code), ctypes.byref(name))
+        return f"{code} {name.value.decode() if name.value else '(no name)'}"
+
+
+class Location(ctypes.Structure):
+    _fields_ = [("type", INT), ("id", INT)]
+
+
+class AllocationFlags(ctypes.Structure):
+    _fields_ = [("compression", ctypes.c_ubyte), ("rdma", ctypes.c_ubyte), ("usage", ctypes.c_ushort), ("reserved", ctypes.c_ubyte * 4)]  # fmt: skip
+
+
+class AllocationProp(ctypes.Structure):
+    _fields_ = [("type", INT), ("handle_types", INT), ("location", Location), ("win32", PTR), ("flags", AllocationFlags)]  # fmt: skip
+
+
+class AccessDesc(ctypes.Structure):
+    _fields_ = [("location", Location), ("flags", INT)]
+
+
+class Gpu(Driver):
+    """A context on device 0, made as hal/cuda makes it, and the calls that the stages share."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.call("cuInit", U32(0))
+        self.device, self.context = INT(), PTR()
+        self.call("cuDeviceGet", ctypes.byref(self.device), INT(0))
+        # CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST
+        self.call("cuCtxCreate_v2", ctypes.byref(self.context), U32(4 | 8), self.device)
+        self.prop = AllocationProp(type=1, location=Location(1, self.device.value))
+
+    def granularity(self) -> int:
+        found = SIZE()
+        self.call("cuMemGetAllocationGranularity", ctypes.byref(found), ctypes.byref(self.prop), INT(0))  # fmt: skip
+        return found.value
+
+    def reserve(self, size: int, at: int = 0) -> tuple[int, int]:
+        """Result and address."""
+        got = U64()
+        code = self.result("cuMemAddressReserve", ctypes.byref(got), SIZE(size), SIZE(0), U64(at), U64(0))  # fmt: skip
+        return code, got.value
+
+    def unreserve(self, at: int, size: int) -> None:
+        self.call("cuMemAddressFree", U64(at), SIZE(size))
+
+    def create(self, size: int) -> int:
+        handle = U64()
+        self.call("cuMemCreate", ctypes.byref(handle), SIZE(size), ctypes.byref(self.prop), U64(0))
+        return handle.value
+
+    def map(self, at: int, size: int, handle: int) -> None:
+        self.call("cuMemMap", U64(at), SIZE(size), SIZE(0), U64(handle), U64(0))
+
+    def allow(self, at: int, size: int) -> None:
+        access = AccessDesc(Location(1, self.device.value), 3)
+        self.call("cuMemSetAccess", U64(at), SIZE(size), ctypes.byref(access), SIZE(1))
+
+    def unmap(self, at: int, size: int) -> None:
+        self.call("cuMemUnmap", U64(at), SIZE(size))
+
+    def release(self, handle: int) -> None:
+        self.call("cuMemRelease", U64(handle))
+
+    def memory(self, size: int, at: int = 0) -> int:
+        """Mapped memory of its own reservation; stays until the process ends."""
+        code, base = self.reserve(size, at)
+        if code:
+            raise Failed(f"cuMemAddressReserve of {size >> 20} MiB: {self.text(code)}")
+        self.map(base, size, self.create(size))
+        self.allow(base, size)
+        return base
+
+    def stream(self) -> PTR:
+        made = PTR()
+        self.call("cuStreamCreateWithPriority", ctypes.byref(made), U32(1), INT(0))
+        return made
+
+    def wait(self, stream: PTR) -> None:
+        self.call("cuStreamSynchronize", stream)
+
+    def pinned(self, size: int, flags: int = 0) -> int:
+        at = PTR()
+        self.call("cuMemHostAlloc", ctypes.byref(at), SIZE(size), U32(flags))
+        return at.value or 0
+
+    def load(self, image: bytes) -> PTR:
+        module = PTR()
+        # PTX ends in a NUL; behind a cubin it does no harm
+        code = self.result("cuModuleLoadDataEx", ctypes.byref(module), image + b"\0", U32(0), None, None)  # fmt: skip
+        if code:
+            raise Failed(f"cuModuleLoadDataEx of {len(image)} bytes: {self.text(code)}")
+        return module
+
+    def function(self, module: PTR, name: str) -> PTR:
+        found = PTR()
+        self.call("cuModuleGetFunction", ctypes.byref(found), module, name.encode())
+        return found
+
+    def global_of(self, module: PTR, name: str) -> tuple[int, int]:
+        """Address and size."""
+        at, size = U64(), SIZE()
+        self.call("cuModuleGetGlobal_v2", ctypes.byref(at), ctypes.byref(size), module, name.encode())  # fmt: skip
+        return at.value, size.value
+
+    def launch(self, function: PTR, stream: PTR | None, *values: Any, grid: int = 1, block: int = 1) -> None:  # fmt: skip
+        pointers = (PTR * max(1, len(values)))(*[ctypes.addressof(v) for v in values])
+        self.call(
+            "cuLaunchKernel", function, U32(grid), U32(1), U32(1), U32(block), U32(1), U32(1), U32(0),
+            stream, pointers, None,
+        )  # fmt: skip
+
+    def to_host(self, to: int, at: int, size: int, stream: PTR) -> None:
+        self.call("cuMemcpyDtoHAsync_v2", PTR(to), U64(at), SIZE(size), stream)
+
+    def to_device(self, at: int, source: int, size: int, stream: PTR) -> None:
+        self.call("cuMemcpyHtoDAsync_v2", U64(at), PTR(source), SIZE(size), stream)
+
+    def words(self, at: int, count: int) -> list[int]:
+        """What device memory holds, by way of page-locked memory."""
+        stream, host = self.stream(), self.pinned(count * 4)
+        self.to_host(host, at, count * 4, stream)
+        self.wait(stream)
+        return list((U32 * count).from_address(host))
+
+
+def kernels(setup: Setup, form: str = "cubin") -> bytes:
+    path = setup.kernels(form)
+    if not path.exists():
+        raise Refused(f"{path.name} is not in the bundle (made without nvcc)")
+    return path.read_bytes()
+
+
+def in_us(work: Callable[[], Any], times: int = 20) -> dict[str, float]:
+    took = []
+    for _ in range(times):
+        begin = time.perf_counter_ns()
+        work()
+        took.append((time.perf_counter_ns() - begin) / 1e3)
+    return spread(took)
+
+
+def spread(took: list[float]) -> dict[str, float]:
+    return {
+        "median": round(statistics.median(took), 2),
+        "least": round(min(took), 2),
+        "most": round(max(took), 2),
+    }
+
+
+def digest_of(text: str) -> str | None:
+    found = re.search(r"digest (\S+)", text)
+    return found[1] if found else None
+
+
+def train(setup: Setup, steps: int, *more: str) -> list[str]:
+    return [
+        sys.executable,
+        str(setup.bundle / "programs" / "train.py"),
+        "--steps",
+        str(steps),
+        *more,
+    ]
+
+
+class Laps:
+    """Times of things that are done one behind the other, several times over."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.took: dict[str, list[float]] = {}
+
+    def begin(self) -> None:
+        self.at = time.perf_counter_ns()
+
+    def end(self, what: str) -> None:
+        self.took.setdefault(what, []).append((time.perf_counter_ns() - self.at) / 1e3)
+        self.begin()
+
+    def medians_us(self) -> dict[str, float]:
+        return {what: round(statistics.median(took), 1) for what, took in self.took.items()}
+
+
+def read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def host_map(fd: int, size: int) -> tuple[int, mmap.mmap]:
+    """A shared mapping and its address."""
+    view = mmap.mmap(fd, size)
+    return ctypes.addressof((ctypes.c_char * size).from_buffer(view)), view
+
+
+# -- the machine ------------------------------------------------------------------------------------------------------
+
+
+@stage(30)
+def prepare(setup: Setup, report: Report) -> None:
+    """Is the bundle whole, and which of its parts does this machine take?"""
+    facts = setup.manifest
+    wrong = [
+        name
+        for name, want in facts["files"].items()
+        if not (setup.bundle / name).is_file()
+        or hashlib.sha256((setup.bundle / name).read_bytes()).hexdigest() != want["sha256"]
+    ]
+    report.put("files", len(facts["files"]))
+    if wrong:
+        report.put("changed_files", wrong[:20])
+    made_for = facts["python"] == ".".join(map(str, sys.version_info[:2]))
+    if not made_for:
+        report.say(f"the wheels are for Python {facts['python']}, not for this one: left out")
+    for wheel in (setup.bundle / "wheels").glob("*.whl"):
+        if made_for:
+            unpack(wheel, setup.work / "site")
+    for wheel in (setup.bundle / "spare").glob("*.whl"):
+        name = wheel.name.split("-")[0]
+        if made_for and not has_module(name.replace("_", ".")):
+            unpack(wheel, setup.work / "spare")
+            report.say(f"{name} is not here: taken from the bundle")
+    missing = {}
+    for name in ("devproxy-server", "devproxy-init", "libcuda.so.1", "libdevproxy_host.so"):
+        done = run(["ldd", str(setup.bundle / "lib" / name)], dict(os.environ), 10)
+        lost = re.findall(r"(\S+) => not found|(version `\S+' not found)", done.out + done.err)
+        if lost:
+            missing[name] = [a or b for a, b in lost]
+    if missing:
+        report.put("missing_libraries", missing)
+        (setup.work / "runtime").touch()
+    server = run([str(setup.bundle / "lib" / "devproxy-server"), "--print-abi"], setup.proxied_env(), 10)  # fmt: skip
+    report.put("server_starts", server.code == 0)
+    with_devproxy = run([*devproxy_run()[:3], "--version"], setup.proxied_env(), 20)
+    report.put("devproxy", with_devproxy.out.strip() or with_devproxy.brief())
+    service = "import devproxy.control.agent_service, blake3, zstandard, rich"
+    imports = run([sys.executable, "-c", service], setup.proxied_env(), 30)
+    report.put("imports", imports.code == 0 or imports.brief())
+    if wrong:
+        raise Failed(f"{len(wrong)} files are not as the manifest says: {', '.join(wrong[:5])}")
+    if server.code or with_devproxy.code or imports.code:
+        raise Failed("devproxy does not start here: " + (server.err or with_devproxy.err or imports.err)[-600:])  # fmt: skip
+
+
+def unpack(wheel: Path, to: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(to)
+
+
+def has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+@stage(30)
+def machine(setup: Setup, report: Report) -> None:
+    """What is here: kernel, limits, tools, packages."""
+    report.put("uname", list(os.uname())[2:])
+    report.put("os", re.findall(r'PRETTY_NAME="(.*)"', read("/etc/os-release") or ""))
+    report.put("libc", os.confstr("CS_GNU_LIBC_VERSION"))
+    report.put("python", sys.version)
+    report.put("uid", os.getuid())
+    report.put("cpus", len(os.sched_getaffinity(0)))
+    status = read("/proc/self/status") or ""
+    report.put("capabilities", re.findall(r"^Cap(?:Eff|Bnd):\s*(\w+)", status, re.M))
+    report.put("meminfo", re.findall(r"^(Mem\w+|Hugepagesize|HugePages_Total):\s*(.*)", read("/proc/meminfo") or "", re.M))  # fmt: skip
+    free = {}
+    for what, place in (("/dev/shm", "/dev/shm"), ("work", str(setup.work))):
+        with contextlib.suppress(OSError):
+            found = os.statvfs(place)
+            free[what] = found.f_bavail * found.f_frsize >> 20
+    report.put("free_MiB", free)
+    report.put("memlock", re.findall(r"Max locked memory\s+(\S+)\s+(\S+)", read("/proc/self/limits") or ""))  # fmt: skip
+    report.put("nvidia_nodes", sorted(map(str, Path("/dev").glob("nvidia*"))))
+    report.put("nvidia_kernel_driver", read("/proc/driver/nvidia/version"))
+    report.put("driver_library", [setup.driver, os.path.realpath(setup.driver)] if setup.driver else None)  # fmt: skip
+    report.put("beside_it", sorted(p.name for p in Path(setup.driver).resolve().parent.glob("lib*nv*.so*"))[:60] if setup.driver else None)  # fmt: skip
+    report.put("yama_ptrace_scope", read("/proc/sys/kernel/yama/ptrace_scope"))
+    report.put("mmap_min_addr, overcommit", [read("/proc/sys/vm/mmap_min_addr"), read("/proc/sys/vm/overcommit_memory")])  # fmt: skip
+    with contextlib.suppress(OSError), gzip.open("/proc/config.gz", "rt") as config:
+        wanted = re.compile(r"CHECKPOINT_RESTORE|USERFAULTFD|SOFT_DIRTY|_DIAG|NAMESPACES|_NS=|MEMFD|KCMP")  # fmt: skip
+        report.put("kernel_config", [line.strip() for line in config if wanted.search(line)])
+    tools = (
+        "nvidia-smi",
+        "nvcc",
+        "gcc",
+        "g++",
+        "ldd",
+        "unshare",
+        "criu",
+        "cuda-checkpoint",
+        "make",
+    )
+    report.put("tools", {t: shutil.which(t) for t in tools})
+    import importlib.metadata as metadata
+
+    versions = {}
+    for package in ("torch", "numpy", "numba", "numba-cuda", "cuda-bindings", "triton", "nvidia-ml-py", "grpcio", "protobuf", "psutil"):  # fmt: skip
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    report.put("packages", versions)
+    if shutil.which("nvidia-smi"):
+        fields = "name,driver_version,memory.total,memory.used,pcie.link.gen.current,pcie.link.width.current,compute_mode,persistence_mode,ecc.mode.current"
+        smi = run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv"], dict(os.environ), 20)
+        report.put("nvidia_smi", smi.out.strip().splitlines() or smi.brief())
+
+
+@stage(20)
+def driver(setup: Setup, report: Report) -> None:
+    """The driver: version, device, the calls that hal/cuda makes, the attributes that it asks for."""
+    gpu = Gpu(setup.driver)
+    version, name, total = INT(), ctypes.create_string_buffer(200), SIZE()
+    gpu.call("cuDriverGetVersion", ctypes.byref(version))
+    gpu.call("cuDeviceGetName", name, INT(199), gpu.device)
+    gpu.call("cuDeviceTotalMem_v2", ctypes.byref(total), gpu.device)
+    report.put("cuda_version", version.value)
+    report.put("name", name.value.decode())
+    report.put("total_bytes", total.value)
+    attributes = {
+        "compute_major": 75, "compute_minor": 76, "multiprocessors": 16, "unified_addressing": 41,
+        "virtual_memory_management": 102, "64_bit_stream_mem_ops": 93, "host_register_supported": 99,
+        "host_pointer_for_registered_mem": 91, "concurrent_kernels": 31, "async_engines": 40,
+        "compute_preemption": 90, "gpu_direct_rdma_with_vmm": 110, "host_numa_vmm": 141,
+    }  # fmt: skip
+    values, value = {}, INT()
+    for text, number in attributes.items():
+        code = gpu.result("cuDeviceGetAttribute", ctypes.byref(value), INT(number), gpu.device)
+        values[text] = value.value if code == 0 else gpu.text(code)
+    report.put("attributes", values)
+    missing = [s for s in setup.manifest["driver_symbols"] if not gpu.has(s)]
+    report.put("driver_table", {"asked": len(setup.manifest["driver_symbols"]), "missing": missing})
+    extra = ("cuKernelGetParamInfo", "cuCtxCreate_v4", "cuMemcpyBatchAsync", "cuCheckpointProcessLock")  # fmt: skip
+    report.put("also_there", {s: gpu.has(s) for s in extra})
+    if missing:
+        raise Failed(f"the driver lacks {', '.join(missing)}")
+
+
+# -- a. address ranges, VMM cost, aliasing ----------------------------------------------------------------------------
+
+
+@stage(25)
+def a_ranges(setup: Setup, report: Report) -> None:
+    """Can every slot's 192 GiB be reserved at the address that devproxy gives it?"""
+    gpu = Gpu(setup.driver)
+    code, got = gpu.reserve(DEVICE_BYTES, RANGE_BASE)
+    report.put("slot_0", {"result": code, "wished": hex(RANGE_BASE), "got": hex(got)})
+    if code == 0:
+        report.put("reserve_us", in_us(lambda: gpu.unreserve(gpu.reserve(DEVICE_BYTES)[1], DEVICE_BYTES), 5))  # fmt: skip
+    held, others = ([got] if code == 0 and got == RANGE_BASE else []), []
+    for slot in range(1, SLOTS):
+        wish = RANGE_BASE + slot * RANGE_BYTES
+        result, at = gpu.reserve(DEVICE_BYTES, wish)
+        if result or at != wish:
+            others.append([slot, result, hex(at)])
+            if result:
+                break
+        if result == 0:
+            held.append(at)
+    report.put("slots_as_wished", len(held) - len([o for o in others if o[1] == 0]))
+    report.put("slots_otherwise", others[:10])
+    # The pinned window lies in the same process, right behind the device range.
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = U64
+    libc.mmap.argtypes = [U64, SIZE, INT, INT, INT, ctypes.c_long]
+    window = libc.mmap(RANGE_BASE + DEVICE_BYTES, RANGE_BYTES - DEVICE_BYTES, 0, 0x100022 | 0x4000, -1, 0)  # fmt: skip
+    report.put("pinned_window_beside_it", hex(window))
+    taken = libc.mmap(RANGE_BASE + SLOTS * RANGE_BYTES, 1 << 30, 0, 0x100022 | 0x4000, -1, 0)
+    result, at = gpu.reserve(DEVICE_BYTES, RANGE_BASE + SLOTS * RANGE_BYTES)
+    report.put("where_host_memory_lies", {"host": hex(taken), "result": result, "got": hex(at)})
+    for at in held:
+        gpu.unreserve(at, DEVICE_BYTES)
+    found = {}
+    for base in (0x10_0000_0000, 0x40_0000_0000, 0x1000_0000_0000, 0x3000_0000_0000, 0x4000_0000_0000, 0x5000_0000_0000, 0x6000_0000_0000, 0x7000_0000_0000):  # fmt: skip
+        result, at = gpu.reserve(DEVICE_BYTES, base)
+        found[hex(base)] = hex(at) if result == 0 else gpu.text(result)
+        if result == 0:
+            gpu.unreserve(at, DEVICE_BYTES)
+    report.put("other_bases", found)
+    sizes = {}
+    for bits in (38, 40, 42, 44, 45, 46, 47):
+        result, at = gpu.reserve(1 << bits)
+        sizes[f"2^{bits}"] = hex(at) if result == 0 else gpu.text(result)
+        if result == 0:
+            gpu.unreserve(at, 1 << bits)
+    report.put("sizes", sizes)
+    if not held or held[0] != RANGE_BASE or others:
+        raise Failed("not every slot gets the addresses that it needs")
+
+
+@stage(40)
+def a_vmm_cost(setup: Setup, report: Report) -> None:
+    """create, map, SetAccess, unmap, release by the size of a handle, and of many small ones in one range."""
+    gpu = Gpu(setup.driver)
+    report.put("granularity", gpu.granularity())
+    code, base = gpu.reserve(DEVICE_BYTES, RANGE_BASE)
+    if code:
+        raise Failed(f"cuMemAddressReserve: {gpu.text(code)}")
+    for size_mib in (2, 16, 64, 128, 1024):
+        size, laps = size_mib * MIB, Laps()
+        for _ in range(7):
+            laps.begin()
+            handle = gpu.create(size)
+            laps.end("create")
+            gpu.map(base, size, handle)
+            laps.end("map")
+            gpu.allow(base, size)
+            laps.end("access")
+            gpu.unmap(base, size)
+            laps.end("unmap")
+            gpu.release(handle)
+            laps.end("release")
+        report.put(f"{size_mib}MiB_us", laps.medians_us())
+    many, piece = 256, 2 * MIB
+    handles = [gpu.create(piece) for _ in range(many)]
+    begin = time.perf_counter()
+    for n, handle in enumerate(handles):
+        gpu.map(base + n * piece, piece, handle)
+    mapped = time.perf_counter()
+    gpu.allow(base, many * piece)
+    allowed = time.perf_counter()
+    for n in range(many):
+        gpu.unmap(base + n * piece, piece)
+    ended = time.perf_counter()
+    each = {"map": mapped - begin, "access_once": allowed - mapped, "unmap": ended - allowed}
+    report.put("256_handles_of_2MiB_us", {k: round(v * 1e6, 1) for k, v in each.items()})
+
+
+@stage(25)
+def a_alias(setup: Setup, report: Report) -> None:
+    """One handle at two addresses, in one context and in two; memory survives being mapped anew."""
+    gpu = Gpu(setup.driver)
+    size = 64 * MIB
+    _, first = gpu.reserve(size)
+    _, second = gpu.reserve(size)
+    handle = gpu.create(size)
+    for at in (first, second):
+        gpu.map(at, size, handle)
+        gpu.allow(at, size)
+    stream = gpu.stream()
+    gpu.call("cuMemsetD32Async", U64(first), U32(7), SIZE(size // 4), stream)
+    gpu.wait(stream)
+    report.put("seen_at_both", gpu.words(second + size - 64, 16) == [7] * 16)
+    gpu.unmap(first, size)
+    report.put("one_unmapped", gpu.words(second, 4) == [7] * 4)
+    gpu.map(first, size, handle)
+    gpu.allow(first, size)
+    report.put("mapped_anew", gpu.words(first, 4) == [7] * 4)
+    other = PTR()
+    gpu.call("cuCtxCreate_v2", ctypes.byref(other), U32(4 | 8), gpu.device)
+    _, third = gpu.reserve(size)
+    gpu.map(third, size, handle)
+    gpu.allow(third, size)
+    report.put("in_another_context", gpu.words(third, 4) == [7] * 4)
+    report.put("first_address_from_the_other_context", gpu.words(first, 4) == [7] * 4)
+    stream = gpu.stream()
+    gpu.call("cuMemsetD32Async", U64(third), U32(9), SIZE(size // 4), stream)
+    gpu.wait(stream)
+    gpu.call("cuCtxSetCurrent", gpu.context)
+    report.put("written_by_the_other", gpu.words(first, 4) == [9] * 4)
+    half = gpu.result("cuMemUnmap", U64(first), SIZE(size // 2))
+    report.put("unmap_of_a_half", gpu.text(half))
+    if not all(v for v in report.figures.values() if isinstance(v, bool)):
+        raise Failed("aliases do not show the same memory")
+
+
+# -- b. modules, order, faults ----------------------------------------------------------------------------------------
+
+# Offset and size of each parameter, as a C compiler lays them out (tests/programs/kernels.c).
+LAYOUTS = {
+    "fill": [(0, 8), (8, 4), (16, 8)],
+    "saxpy": [(0, 4), (8, 8), (16, 8), (24, 8)],
+    "mixed": [(0, 1), (8, 8), (16, 2), (24, 8), (32, 1), (36, 4)],
+    "noop64": [(8 * i, 8) for i in range(8)],
+    "sum_struct": [(0, 8), (8, 32756)],
+    "crash": [],
+}
+
+
+def layout(gpu: Driver, function: PTR, call: str) -> list[tuple[int, int]]:
+    """Until the driver says that there are no more. What it says then is in the last element where it is not INVALID_VALUE."""
+    found: list[tuple[int, int]] = []
+    offset, size = SIZE(), SIZE()
+    for i in range(100):
+        code = gpu.result(call, function, SIZE(i), ctypes.byref(offset), ctypes.byref(size))
+        if code:
+            return found if code == 1 else [*found, (-code, -code)]
+        found.append((offset.value, size.value))
+    return found
+
+
+@stage(25)
+def b_layouts(setup: Setup, report: Report) -> None:
+    """Parameter layouts of functions and kernels, from cubin and from PTX, against C's."""
+    gpu, wrong = Gpu(setup.driver), []
+    for form in ("cubin", "ptx", "fatbin"):
+        try:
+            begin = time.perf_counter()
+            module = gpu.load(kernels(setup, form))
+            report.put(f"load_{form}_ms", round((time.perf_counter() - begin) * 1e3, 2))
+        except (Refused, Failed) as why:
+            report.say(f"{form}: {why}")
+            wrong.append(form)
+            continue
+        for name, want in LAYOUTS.items():
+            got = layout(gpu, gpu.function(module, name), "cuFuncGetParamInfo")
+            if got != want:
+                wrong.append(f"{form} {name}")
+                report.put(f"{form} {name}", got)
+    report.put("functions_checked", len(LAYOUTS))
+    library, kernel = PTR(), PTR()
+    image = kernels(setup) + b"\0"
+    gpu.call("cuLibraryLoadData", ctypes.byref(library), image, None, None, U32(0), None, None, U32(0))  # fmt: skip
+    for name, want in LAYOUTS.items():
+        gpu.call("cuLibraryGetKernel", ctypes.byref(kernel), library, name.encode())
+        got = layout(gpu, kernel, "cuKernelGetParamInfo")
+        if got != want:
+            wrong.append(f"kernel {name}")
+            report.put(f"kernel {name}", got)
+    if wrong:
+        raise Failed(f"not as a C compiler lays them out: {', '.join(wrong)}")
+
+
+@stage(30)
+def b_modules(setup: Setup, report: Report) -> None:
+    """Load, unload, load again: handles, contents and addresses of globals; loading beside a running kernel."""
+    gpu, image = Gpu(setup.driver), kernels(setup)
+    device = gpu.memory(64 * MIB, RANGE_BASE)
+
+    def facts(module: PTR) -> dict[str, Any]:
+        at, size = gpu.global_of(module, "table")
+        return {
+            "module": hex(module.value or 0),
+            "fill": hex(gpu.function(module, "fill").value or 0),
+            "table": hex(at),
+            "bytes": size,
+            "zeroes": hex(gpu.global_of(module, "zeroes")[0]),
+        }
+
+    first, second = gpu.load(image), gpu.load(image)
+    report.put("two_loads", [facts(first), facts(second)])
+    at, _ = gpu.global_of(first, "table")
+    initial = gpu.words(at, 4)
+    report.put("initial_table", initial)
+    inside = RANGE_BASE <= at < RANGE_BASE + SLOTS * RANGE_BYTES
+    report.put("globals_inside_devproxys_ranges", inside)
+    gpu.launch(gpu.function(first, "bump_table"), None, U32(5), block=4)
+    gpu.call("cuStreamSynchronize", None)
+    report.put("table_after_a_kernel", gpu.words(at, 4))
+    stream, host = gpu.stream(), gpu.pinned(16)
+    (U32 * 4).from_address(host)[:] = [1, 2, 3, 4]
+    gpu.to_device(at, host, 16, stream)
+    gpu.wait(stream)
+    report.put("table_can_be_written", gpu.words(at, 4) == [1, 2, 3, 4])
+    again = []
+    for _ in range(3):
+        gpu.call("cuModuleUnload", first)
+        first = gpu.load(image)
+        again.append(facts(first))
+    report.put("loaded_again", again)
+    report.put("table_after_reload", gpu.words(gpu.global_of(first, "table")[0], 4))
+    report.put("same_address_after_reload", all(a["table"] == hex(at) for a in again))
+    report.put("load_us", in_us(lambda: gpu.load(image), 10))
+    # While a kernel runs: does the call wait for it? 300 ms is far more than any load.
+    slow, fill, running = gpu.function(first, "slow"), gpu.function(second, "fill"), gpu.stream()
+    gpu.launch(fill, running, U64(device), U32(1), U64(16))
+    gpu.wait(running)
+    figures = {}
+    for name, work in (
+        ("load", lambda: gpu.load(image)),
+        ("load_and_first_launch", lambda: gpu.launch(gpu.function(gpu.load(image), "fill"), stream, U64(device), U32(2), U64(16))),
+        ("cuMemCreate_64MiB", lambda: gpu.create(64 * MIB)),
+        ("map_and_access", lambda: gpu.memory(64 * MIB)),
+        ("cuMemHostAlloc_4MiB", lambda: gpu.pinned(4 * MIB)),
+        ("unload", lambda: gpu.call("cuModuleUnload", gpu.load(image))),
+    ):  # fmt: skip
+        gpu.launch(slow, running, U64(300_000))
+        begin = time.perf_counter()
+        work()
+        figures[name] = round((time.perf_counter() - begin) * 1e3, 2)
+        gpu.wait(running)
+    spare = gpu.memory(64 * MIB)
+    gpu.launch(slow, running, U64(300_000))
+    begin = time.perf_counter()
+    gpu.unmap(spare, 64 * MIB)
+    figures["cuMemUnmap_64MiB"] = round((time.perf_counter() - begin) * 1e3, 2)
+    gpu.wait(running)
+    report.put("ms_beside_a_kernel_of_300_ms", figures)
+    report.put("waits_for_it", [name for name, ms in figures.items() if ms > 200])
+    if initial != [11, 22, 33, 44]:
+        raise Failed(f"the table begins as {initial}")
+
+
+@stage(30)
+def b_order(setup: Setup, report: Report) -> None:
+    """Completion words, events, the legacy stream's rule, the depth of a queue."""
+    gpu = Gpu(setup.driver)
+    module = gpu.load(kernels(setup))
+    slow, fill = gpu.function(module, "slow"), gpu.function(module, "fill")
+    noop, device = gpu.function(module, "noop64"), gpu.memory(64 * MIB, RANGE_BASE)
+    stream, legacy = gpu.stream(), PTR(1)  # CU_STREAM_LEGACY
+    host = gpu.pinned(4 * MIB, 2)  # CU_MEMHOSTALLOC_DEVICEMAP
+    word, word_device = U64.from_address(host), U64()
+    gpu.call("cuMemHostGetDevicePointer_v2", ctypes.byref(word_device), PTR(host), U32(0))
+    report.put("host_memory_same_address_on_device", word_device.value == host)
+
+    def write(value: int, to: PTR) -> None:
+        gpu.call("cuStreamWriteValue64_v2", to, word_device, U64(value), U32(0))
+
+    def until(value: int, limit_s: float = 2.0) -> None:
+        deadline = time.perf_counter() + limit_s
+        while word.value != value:
+            if time.perf_counter() > deadline:
+                raise Failed(f"the completion word stays at {word.value}, not {value}")
+
+    numbers = iter(range(1, 1 << 30))
+
+    def one(to: PTR) -> None:
+        value = next(numbers)
+        write(value, to)
+        until(value)
+
+    report.put("written_word_us", in_us(lambda: one(stream), 500))
+    report.put("written_word_legacy_us", in_us(lambda: one(legacy), 500))
+
+    def launch_and_word() -> None:
+        gpu.launch(noop, stream, *[U64(0)] * 8)
+        one(stream)
+
+    report.put("launch_and_word_us", in_us(launch_and_word, 500))
+    event = PTR()
+    gpu.call("cuEventCreate", ctypes.byref(event), U32(2))
+
+    def launch_and_event() -> None:
+        gpu.launch(noop, stream, *[U64(0)] * 8)
+        gpu.call("cuEventRecord", event, stream)
+        while gpu.result("cuEventQuery", event) == 600:
+            pass
+
+    report.put("launch_and_event_us", in_us(launch_and_event, 500))
+    # Is what a copy wrote visible before the word behind it? The last word of the copy is looked at, 200 times.
+    late, size = 0, 1 * MIB
+    last = ctypes.c_uint32.from_address(host + MIB + size - 4)
+    for n in range(1, 201):
+        gpu.launch(fill, stream, U64(device), U32(n), U64(size // 4), grid=64, block=256)
+        gpu.to_host(host + MIB, device, size, stream)
+        one(stream)
+        late += last.value != n
+    report.put("copies_not_visible_at_their_word", late)
+    # The legacy stream waits for blocking streams, and they for it; a non-blocking one does not.
+    blocking = PTR()
+    gpu.call("cuStreamCreateWithPriority", ctypes.byref(blocking), U32(0), INT(0))
+    gpu.launch(slow, blocking, U64(50_000))
+    begin = time.perf_counter()
+    one(legacy)
+    report.put("legacy_waited_for_blocking_ms", round((time.perf_counter() - begin) * 1e3, 1))
+    gpu.launch(slow, legacy, U64(50_000))
+    begin = time.perf_counter()
+    one(blocking)
+    report.put("blocking_waited_for_legacy_ms", round((time.perf_counter() - begin) * 1e3, 1))
+    gpu.launch(slow, legacy, U64(50_000))
+    begin = time.perf_counter()
+    one(stream)
+    report.put("non_blocking_waited_ms", round((time.perf_counter() - begin) * 1e3, 1))
+    gpu.wait(legacy)
+    # Behind a kernel of half a second: the first submission that takes long shows the queue's depth.
+    gpu.launch(slow, stream, U64(500_000))
+    depth, begun = 0, time.perf_counter()
+    while depth < 20_000 and time.perf_counter() - begun < 0.4:
+        begin = time.perf_counter()
+        gpu.launch(noop, stream, *[U64(0)] * 8)
+        if time.perf_counter() - begin > 0.02:
+            break
+        depth += 1
+    report.put("launches_until_the_driver_blocks", depth)
+    gpu.wait(stream)
+    if late or report.figures["legacy_waited_for_blocking_ms"] < 40:
+        raise Failed("the order is not the one that hal/cuda relies on")
+
+
+@stage(30)
+def b_faults(setup: Setup, report: Report) -> None:
+    """A kernel that faults: which calls say so, and does another context of the process live on?"""
+    gpu = Gpu(setup.driver)
+    other, image = PTR(), kernels(setup)
+    gpu.call("cuCtxCreate_v2", ctypes.byref(other), U32(4 | 8), gpu.device)
+    other_stream, other_fill = gpu.stream(), gpu.function(gpu.load(image), "fill")
+    other_memory = gpu.memory(2 * MIB)
+    gpu.call("cuCtxSetCurrent", gpu.context)
+    module, stream, second = gpu.load(image), gpu.stream(), gpu.stream()
+    at, event = gpu.memory(2 * MIB), PTR()
+    gpu.call("cuEventCreate", ctypes.byref(event), U32(2))
+    host = gpu.pinned(4096)
+    gpu.launch(gpu.function(module, "crash"), stream)
+    found = {"synchronize": gpu.text(gpu.result("cuStreamSynchronize", stream))}
+    handle, got = U64(), PTR()
+    free, total = SIZE(), SIZE()
+    asked: list[tuple[str, tuple[Any, ...]]] = [
+        ("cuStreamQuery", (second,)),
+        ("cuEventRecord", (event, second)),
+        ("cuEventQuery", (event,)),
+        ("cuMemcpyDtoHAsync_v2", (PTR(host), U64(at), SIZE(64), second)),
+        ("cuMemsetD32Async", (U64(at), U32(1), SIZE(16), second)),
+        ("cuMemGetInfo_v2", (ctypes.byref(free), ctypes.byref(total))),
+        ("cuModuleLoadDataEx", (ctypes.byref(got), image, U32(0), None, None)),
+        ("cuMemCreate", (ctypes.byref(handle), SIZE(2 * MIB), ctypes.byref(gpu.prop), U64(0))),
+        ("cuMemUnmap", (U64(at), SIZE(2 * MIB))),
+        ("cuMemHostAlloc", (ctypes.byref(got), SIZE(4096), U32(0))),
+        ("cuStreamDestroy_v2", (second,)),
+    ]
+    for name, arguments in asked:
+        found[name] = gpu.text(gpu.result(name, *arguments)) if gpu.has(name) else "not there"
+    report.put("after_the_fault", found)
+    report.put("set_other_current", gpu.text(gpu.result("cuCtxSetCurrent", other)))
+    try:
+        gpu.launch(other_fill, other_stream, U64(other_memory), U32(3), U64(16))
+        code = gpu.result("cuStreamSynchronize", other_stream)
+        report.put("other_context", gpu.text(code) if code else "lives on")
+    except Failed as dead:
+        report.put("other_context", str(dead))
+    report.put("destroy", gpu.text(gpu.result("cuCtxDestroy_v2", gpu.context)))
+    new = PTR()
+    report.put("a_new_context", gpu.text(gpu.result("cuCtxCreate_v2", ctypes.byref(new), U32(12), gpu.device)))  # fmt: skip
+
+
+# -- c. programs, natively and through the proxy ------------------------------------------------------------------------
+
+FIRST = """
+import ctypes
+cu = ctypes.CDLL("libcuda.so.1")
+assert cu.cuInit(0) == 0
+d, c, m = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+name = ctypes.create_string_buffer(200)
+assert cu.cuDeviceGet(ctypes.byref(d), 0) == 0
+assert cu.cuDeviceGetName(name, 200, d) == 0
+assert cu.cuDevicePrimaryCtxRetain(ctypes.byref(c), d) == 0
+assert cu.cuCtxSetCurrent(c) == 0
+r = cu.cuMemAlloc_v2(ctypes.byref(m), ctypes.c_size_t(1 << 20))
+assert r == 0, r
+r = cu.cuMemsetD32_v2(m, ctypes.c_uint32(0xABCD), ctypes.c_size_t(1 << 18))
+assert r == 0, r
+back = (ctypes.c_uint32 * 4)()
+r = cu.cuMemcpyDtoH_v2(back, ctypes.c_uint64(m.value + (1 << 20) - 16), ctypes.c_size_t(16))
+assert r == 0, r
+assert list(back) == [0xABCD] * 4, list(back)
+print("FIRST", name.value.decode(), hex(m.value), getattr(cu, "devproxy_abi_id", None) is not None)
+"""
+
+
+@stage(60)
+def c_first(setup: Setup, report: Report) -> None:
+    """The first words through the proxy: a context, a buffer, a fill, a copy back. Natively, plain, in namespaces."""
+    command = [sys.executable, "-c", FIRST]
+    ways = {
+        "native": (command, setup.native_env()),
+        "plain": ([*devproxy_run("--plain"), *command], setup.proxied_env()),
+        "namespaces": ([*devproxy_run(), *command], setup.proxied_env()),
+    }
+    for way, (line, env) in ways.items():
+        done = run(line, env, 25)
+        report.put(way, {"code": done.code, "seconds": done.seconds, "said": done.out.strip()[-300:] or done.brief()})  # fmt: skip
+        if done.code:
+            report.say(f"{way}: {done.err.strip()[-1500:]}")
+    bad = [way for way in ways if report.figures[way]["code"]]
+    if bad:
+        raise Failed(f"did not work: {', '.join(bad)}")
+
+
+@stage(150, least_s=20)
+def c_programs(setup: Setup, report: Report) -> None:
+    """The driver-API suite: whatever passes natively must pass through the proxy, plain and in namespaces."""
+    programs = [[*p, "cubin"] for p in setup.manifest["programs"] if "third_party" not in p[0]]
+    # Images come in other forms too: the same programs, where there are such.
+    for form in ("ptx", "fatbin"):
+        if setup.kernels(form).exists():
+            several = [
+                p for p in setup.manifest["programs"] if p[0] in ("module", "ctypes_driver.py")
+            ]
+            programs += [[*p, form] for p in several]
+    differ: list[str] = []
+
+    def command(name: str, arguments: list[str]) -> list[str]:
+        path = str(setup.bundle / "programs" / name)
+        return [*([sys.executable] if name.endswith(".py") else []), path, *arguments]
+
+    def one(program: list[Any]) -> None:
+        name, arguments, options, form = program
+        line = command(name, arguments)
+        passed = {}
+        needs_proxy = name == "lost"  # it kills its server
+        ways = [] if needs_proxy else [("native", line, setup.native_env())]
+        ways.append(("plain", [*devproxy_run("--plain", *[o for o in options if o != "--plain"]), *line], setup.proxied_env()))  # fmt: skip
+        if "--plain" not in options:
+            ways.append(("namespaces", [*devproxy_run(*options), *line], setup.proxied_env()))
+        codes: dict[str, Any] = {}
+        for way, full, env in ways:
+            done = run(full, env | {"TEST_KERNELS": str(setup.kernels(form))}, 20)
+            good = 3 if needs_proxy else 0
+            passed[way] = done.code == good and "PASS " in done.out
+            codes[way] = "pass" if passed[way] else f"{done.code}: {done.brief()}"
+        title = " ".join([name, *arguments, *([form] if form != "cubin" else [])])
+        report.put(title, codes)
+        if passed.pop("native", True) and not all(passed.values()):
+            differ.append(title)
+
+    alone = [
+        p for p in programs if p[0] == "out_of_memory"
+    ]  # it counts the bytes of the whole device
+    with concurrent.futures.ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) // 2))) as pool:
+        list(pool.map(one, [p for p in programs if p not in alone]))
+    for program in alone:
+        one(program)
+    counts = {
+        way: sum(1 for codes in report.figures.values() if codes.get(way) == "pass")
+        for way in ("native", "plain", "namespaces")
+    }
+    report.put("passed", counts | {"of": len(programs)})
+    if differ:
+        raise Failed("must pass through the proxy, and do not: " + ", ".join(differ))
+    if not counts["native"]:
+        raise Failed("no program passes natively: nothing was compared")
+
+
+THIRD_PARTY = (
+    ("third_party_cuda_bindings.py", "cuda.bindings"),
+    ("numba_program.py", "numba.cuda"),
+)
+
+
+@stage(90, least_s=15)
+def c_third_party(setup: Setup, report: Report) -> None:
+    """Clients that nobody here wrote: cuda-bindings and numba-cuda, natively and through the proxy."""
+    differ, missing = [], []
+    for name, module in THIRD_PARTY:
+        there = run([sys.executable, "-c", f"import {module}"], setup.native_env(), 30)
+        if there.code:
+            missing.append(module)
+            report.put(name, f"{module} cannot be imported: {there.brief()}")
+            continue
+        line, codes = [sys.executable, str(setup.bundle / "programs" / name)], {}
+        for way, full, env in (
+            ("native", line, setup.native_env()),
+            ("plain", [*devproxy_run("--plain"), *line], setup.proxied_env()),
+            ("namespaces", [*devproxy_run(), *line], setup.proxied_env()),
+        ):
+            done = run(full, env, 30)
+            passed = done.code == 0 and "PASS " in done.out
+            codes[way] = "pass" if passed else f"{done.code}: {done.brief()}"
+            if way != "native" and os.path.realpath(setup.driver) in done.out:
+                passed, codes[way] = False, "went past the proxy, to the driver itself"
+            if not passed:
+                report.say(f"{name} {way}: {done.err.strip()[-800:]}")
+        report.put(name, codes)
+        if codes["native"] == "pass" and set(codes.values()) != {"pass"}:
+            differ.append(name)
+    if differ:
+        raise Failed("pass natively and not through the proxy: " + ", ".join(differ))
+    if len(missing) == len(THIRD_PARTY):
+        raise Refused(f"none of these is here: {', '.join(missing)}")
+    if not any(isinstance(c, dict) and c["native"] == "pass" for c in report.figures.values()):
+        raise Failed("none passes natively: nothing was compared")
+
+
+@stage(60, least_s=15)
+def c_training(setup: Setup, report: Report) -> None:
+    """A training program: bit for bit the same through the proxy, its step's time, and two of them on one GPU."""
+    wrong = []
+    for size, rows, steps in (("launch_bound", 1, 2000), ("usual", 4096, 100)):
+        line = train(setup, steps, "--rows", str(rows))
+        step, digests = {}, {}
+        for way, full, env in (
+            ("native", line, setup.native_env()),
+            ("plain", [*devproxy_run("--plain"), *line], setup.proxied_env()),
+        ):
+            done = run(full, env, 25)
+            found = re.search(r"median step ([\d.]+) us", done.out)
+            if done.code or not found:
+                raise Failed(f"{size}, {way}: {done.code}: {done.brief()}")
+            step[way], digests[way] = float(found[1]), digest_of(done.out)
+        ratio = round(step["plain"] / step["native"], 3)
+        report.put(size, {"step_us": step, "ratio": ratio, "digests": digests})
+        if digests["native"] != digests["plain"]:
+            wrong.append(size)
+    line = [*devproxy_run("--plain"), *train(setup, 500)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: run(line, setup.proxied_env(), 30), range(2)))
+    alone = run(train(setup, 500), setup.native_env(), 25)
+    digests = {"native": digest_of(alone.out), **{f"of_two_{n}": digest_of(one.out) for n, one in enumerate(both)}}  # fmt: skip
+    report.put("two_at_once", digests)
+    if len(set(digests.values())) != 1 or None in digests.values():
+        wrong.append("two at once")
+    if wrong:
+        raise Failed(f"not the native numbers: {', '.join(wrong)}")
+
+
+# -- d. cost ------------------------------------------------------------------------------------------------------------
+
+
+@stage(90, least_s=20)
+def d_cost(setup: Setup, report: Report) -> None:
+    """What calls cost at the client, native and proxied in turn: medians of three runs each, and their ratio."""
+    program = str(setup.bundle / "programs" / "cost")
+    ways = {
+        "native": ([program], setup.native_env()),
+        "proxied": ([*devproxy_run("--plain"), program], setup.proxied_env()),
+    }
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    for turn in range(3):
+        for way, (line, env) in ways.items():
+            done = run(line, env, 30)
+            if done.code:
+                report.say(f"{way}, run {turn}: {done.code}: {done.err.strip()[-800:]}")
+                if turn == 0 and way == "proxied":
+                    raise Failed("the program does not run through the proxy")
+                continue
+            found[way].append(json.loads(done.out.splitlines()[0]))
+            report.put(f"{way}_runs", found[way])
+    if not found["native"] or not found["proxied"]:
+        raise Failed("no pair of runs to compare")
+    table = {}
+    for name in found["native"][0]:
+        native, proxied = (
+            statistics.median(one[name] for one in found[way]) for way in ("native", "proxied")
+        )
+        ratio = round(proxied / native, 3) if native else 0.0
+        table[name] = {"native": native, "proxied": proxied, "ratio": ratio}
+    report.put("medians", table)
+    launch = table["launch_async_us"]
+    report.put("launch_target_met", launch["proxied"] <= launch["native"])
+
+
+# -- e. host memory, dump and load --------------------------------------------------------------------------------------
+
+
+@stage(50, least_s=10)
+def e_host_memory(setup: Setup, report: Report) -> None:
+    """Registering shared memory: from memfd and tmpfs, by size, cost of it, and with pages taken away underneath."""
+    gpu = Gpu(setup.driver)
+    stream, device = gpu.stream(), gpu.memory(256 * MIB)
+
+    def moved(host: int, size: int) -> dict[str, float]:
+        figures = {}
+        for way, copy in (("h2d", gpu.to_device), ("d2h", lambda a, b, n, s: gpu.to_host(b, a, n, s))):  # fmt: skip
+            took = []
+            for _ in range(5):
+                begin = time.perf_counter()
+                copy(device, host, size, stream)
+                gpu.wait(stream)
+                took.append(time.perf_counter() - begin)
+            figures[f"{way}_GBps"] = round(size / statistics.median(took) / 1e9, 2)
+        return figures
+
+    size = 256 * MIB
+    host = gpu.pinned(size)
+    ctypes.memset(host, 1, size)
+    report.put("driver_allocated", moved(host, size))
+    for kind in ("memfd", "tmpfs"):
+        if kind == "memfd":
+            fd = os.memfd_create("gpu-check")
+        else:
+            fd = os.open(setup.shm() / "registered", os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(fd, GIB)
+        at, _view = host_map(fd, GIB)
+        figures: dict[str, Any] = {}
+        for size_mib in (2, 64, 256, 1024):
+            ctypes.memset(at, 2, min(size_mib * MIB, 256 * MIB))
+            begin = time.perf_counter()
+            code = gpu.result("cuMemHostRegister_v2", PTR(at), SIZE(size_mib * MIB), U32(2))
+            took = time.perf_counter() - begin
+            figures[f"{size_mib}MiB"] = gpu.text(code) if code else {"register_ms": round(took * 1e3, 2)}  # fmt: skip
+            if code:
+                continue
+            pointer = U64()
+            code = gpu.result(
+                "cuMemHostGetDevicePointer_v2", ctypes.byref(pointer), PTR(at), U32(0)
+            )
+            figures[f"{size_mib}MiB"]["same_address"] = (
+                gpu.text(code) if code else pointer.value == at
+            )
+            if size_mib == 256:
+                figures["256MiB"] |= moved(at, size)
+                ctypes.memset(at, 3, size)
+                gpu.to_device(device, at, size, stream)
+                gpu.wait(stream)
+                figures["256MiB"]["content"] = gpu.words(device + size - 16, 4) == [0x03030303] * 4
+            begin = time.perf_counter()
+            gpu.call("cuMemHostUnregister", PTR(at))
+            figures[f"{size_mib}MiB"]["unregister_ms"] = round(
+                (time.perf_counter() - begin) * 1e3, 2
+            )
+        report.put(kind, figures)
+        # The client gives pages of freed pinned memory back (MADV_REMOVE): what does a registration show then?
+        if gpu.result("cuMemHostRegister_v2", PTR(at), SIZE(2 * MIB), U32(2)) == 0:
+            removed = ctypes.CDLL(None, use_errno=True).madvise(PTR(at), SIZE(2 * MIB), 9)
+            ctypes.memset(at, 4, 2 * MIB)
+            gpu.to_device(device, at, 2 * MIB, stream)
+            gpu.wait(stream)
+            report.put(f"{kind}_after_MADV_REMOVE", {"madvise": removed, "device_sees_new_pages": gpu.words(device, 1) == [0x04040404]})  # fmt: skip
+            gpu.call("cuMemHostUnregister", PTR(at))
+        os.close(fd)
+
+
+@stage(50, least_s=10)
+def e_dump(setup: Setup, report: Report) -> None:
+    """Device memory out and in as hal/cuda does it: staged through page-locked pieces, two in flight, into a memfd."""
+    gpu = Gpu(setup.driver)
+    total = 1 * GIB
+    device, stream = gpu.memory(total, RANGE_BASE), gpu.stream()
+    gpu.call("cuMemsetD32Async", U64(device), U32(0x01020304), SIZE(total // 4), stream)
+    gpu.wait(stream)
+    fd = os.memfd_create("gpu-check")
+    os.ftruncate(fd, total)
+    at, _view = host_map(fd, total)
+    ctypes.memset(at, 0, total)
+    raw = gpu.pinned(64 * MIB)
+
+    def raw_rate(out: bool) -> float:
+        took = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            for n in range(8):
+                (gpu.to_host if out else lambda h, d, s, t: gpu.to_device(d, h, s, t))(raw, device + n * 64 * MIB, 64 * MIB, stream)  # fmt: skip
+            gpu.wait(stream)
+            took.append(time.perf_counter() - begin)
+        return round(512 * MIB / statistics.median(took) / 1e9, 2)
+
+    rates = {"out": raw_rate(True), "in": raw_rate(False)}
+    report.put("pcie_GBps", rates)
+    for piece_mib in (1, 4, 16):
+        piece, streams = piece_mib * MIB, (gpu.stream(), gpu.stream())
+        slots = (gpu.pinned(piece), gpu.pinned(piece))
+        figures = {}
+        for way in ("out", "in"):
+            begin = time.perf_counter()
+            for n in range(total // piece):
+                slot, lane, offset = slots[n % 2], streams[n % 2], n * piece
+                gpu.wait(lane)
+                if way == "out":
+                    if n >= 2:
+                        ctypes.memmove(at + offset - 2 * piece, slot, piece)
+                    gpu.to_host(slot, device + offset, piece, lane)
+                else:
+                    ctypes.memmove(slot, at + offset, piece)
+                    gpu.to_device(device + offset, slot, piece, lane)
+            for n in (total // piece, total // piece + 1):
+                gpu.wait(streams[n % 2])
+                if way == "out":
+                    ctypes.memmove(at + (n - 2) * piece, slots[n % 2], piece)
+            figures[f"{way}_GBps"] = round(total / (time.perf_counter() - begin) / 1e9, 2)
+        figures["of_pcie_out"] = round(figures["out_GBps"] / rates["out"], 2)
+        figures["of_pcie_in"] = round(figures["in_GBps"] / rates["in"], 2)
+        report.put(f"staged_{piece_mib}MiB", figures)
+    same = all(U32.from_address(at + o).value == 0x01020304 for o in range(0, total, 4093 * 4))
+    report.put("content", same)
+    code = gpu.result("cuMemHostRegister_v2", PTR(at), SIZE(total), U32(0))
+    if code == 0:
+        begin = time.perf_counter()
+        gpu.to_host(at, device, total, stream)
+        gpu.wait(stream)
+        report.put("straight_into_a_registered_memfd_GBps", round(total / (time.perf_counter() - begin) / 1e9, 2))  # fmt: skip
+    else:
+        report.put("straight_into_a_registered_memfd_GBps", gpu.text(code))
+    if not same:
+        raise Failed("what came out is not what was in device memory")
+
+
+# -- f. checkpoints -----------------------------------------------------------------------------------------------------
+
+
+@stage(25)
+def f_criu(setup: Setup, report: Report) -> None:
+    """Is CRIU usable here, by its own check and by `devproxy doctor`?"""
+    criu = setup.bundle / "criu" / "sbin" / "criu"
+    if not criu.exists():
+        raise Refused("the bundle was made without CRIU")
+    report.put("version", run([str(criu), "--version"], dict(os.environ), 10).out.strip().splitlines()[:2])  # fmt: skip
+    plain = run([str(criu), "check"], dict(os.environ), 15)
+    report.put("check", {"code": plain.code, "said": (plain.out + plain.err).strip()[-1500:]})
+    every = run([str(criu), "check", "--all"], dict(os.environ), 15)
+    report.put("check_all", {"code": every.code, "said": (every.out + every.err).strip()[-1500:]})
+    doctor = run([sys.executable, "-m", "devproxy.cli.ctl", "doctor"], setup.proxied_env(), 30)
+    report.put("doctor", {"code": doctor.code, "said": (doctor.out + doctor.err).strip()[-3000:]})
+    if plain.code:
+        raise Failed("criu check: " + plain.brief())
+
+
+def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Failed(f"waited {limit_s:.0f} s for {what}")
+        time.sleep(0.02)
+
+
+def steps_in(path: Path) -> int:
+    text = path.read_text(errors="replace") if path.exists() else ""
+    return max(map(int, re.findall(r" step (\d+) ", text)), default=0)
+
+
+@stage(60, least_s=15)
+def f_cuda_checkpoint(setup: Setup, report: Report) -> None:
+    """The driver's own checkpoints (cuCheckpointProcess*) of the training program, running natively."""
+    control = Driver(setup.driver)
+    control.call("cuInit", U32(0))
+    names = ("Lock", "Checkpoint", "GetState", "Restore", "Unlock")
+    there = {n: control.has(f"cuCheckpointProcess{n}") for n in names}
+    report.put("api", there)
+    report.put("cuda-checkpoint", shutil.which("cuda-checkpoint"))
+    if not all(there.values()):
+        raise Refused("the driver has no cuCheckpointProcess*")
+    log = setup.work / "native-train.log"
+    with open(log, "wb") as out:
+        line = train(setup, 150, "--seconds-per-step", "0.02", "--ballast-mib", "1024")
+        job = subprocess.Popen(line, env=setup.native_env(), stdout=out, stderr=out, start_new_session=True)  # fmt: skip
+    wait_for(lambda: steps_in(log) >= 20 or job.poll() is not None, 20, "the training program's steps")  # fmt: skip
+    if job.poll() is not None:
+        raise Failed(f"the training program ended natively: {log.read_text()[-600:]}")
+    zeros, state = (U64 * 8)(), INT(-1)
+    lock = (U32 * 16)(10_000)
+    for name, arguments in (("Lock", lock), ("Checkpoint", zeros), ("Restore", zeros), ("Unlock", zeros)):  # fmt: skip
+        begin = time.perf_counter()
+        code = control.result(f"cuCheckpointProcess{name}", INT(job.pid), arguments)
+        report.put(name, {"result": control.text(code), "ms": round((time.perf_counter() - begin) * 1e3, 1)})  # fmt: skip
+        control.result("cuCheckpointProcessGetState", INT(job.pid), ctypes.byref(state))
+        report.put(f"state_after_{name}", state.value)
+        if code:
+            raise Failed(f"cuCheckpointProcess{name}: {control.text(code)}")
+    if job.wait(20):
+        raise Failed(f"the training program ended with {job.returncode}: {log.read_text()[-600:]}")
+    report.put("digest", digest_of(log.read_text()))
+
+
+@stage(150, least_s=40)
+def f_checkpoint(setup: Setup, report: Report) -> None:
+    """The whole job: training through the proxy equal to native; checkpoint, kill -9 of everything, restore, equal."""
+    options = ["--seconds-per-step", "0.02", "--ballast-mib", "1024"]
+    native = run(train(setup, 150, *options), setup.native_env(), 30)
+    report.put("native", {"code": native.code, "digest": digest_of(native.out), "seconds": native.seconds})  # fmt: skip
+    if native.code:
+        raise Failed(f"the training program does not run natively: {native.brief()}")
+    proxied = run([*devproxy_run("--plain"), *train(setup, 150, *options)], setup.proxied_env(), 40)
+    report.put("proxied", {"code": proxied.code, "digest": digest_of(proxied.out), "seconds": proxied.seconds})  # fmt: skip
+    if proxied.code or digest_of(proxied.out) != digest_of(native.out):
+        raise Failed(f"the proxied run is not the native one: {proxied.brief()}")
+    env, log, store = setup.proxied_env(), setup.work / "job.log", setup.work / "store"
+    ctl = [sys.executable, "-m", "devproxy.cli.ctl"]
+    with open(log, "wb") as out:
+        line = [*devproxy_run("--name", "gpucheck", "--store", str(store)), *train(setup, 150, *options)]  # fmt: skip
+        job = subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
+    wait_for(lambda: steps_in(log) >= 30 or job.poll() is not None, 30, "step 30")
+    if job.poll() is not None:
+        raise Failed(f"the job ended with {job.returncode}: {log.read_text()[-800:]}")
+    begin = time.perf_counter()
+    image = run([*ctl, "checkpoint", "gpucheck", "--json"], env, 60)
+    facts = json.loads(image.out) if image.code == 0 else image.brief()
+    report.put("checkpoint", {"code": image.code, "s": round(time.perf_counter() - begin, 2), "facts": facts})  # fmt: skip
+    if image.code:
+        raise Failed(f"devproxy checkpoint: {(image.out + image.err)[-1500:]}")
+    wait_for(lambda: steps_in(log) >= 60, 30, "step 60")
+    report.put("killed", kill_marked(f"DEVPROXY_SHM_DIR={setup.shm()}".encode()))
+    at = steps_in(log)
+    begin = time.perf_counter()
+    restore = run([*ctl, "restore", "gpucheck", "--store", str(store), "--output", str(log), "--wait"], env, 60)  # fmt: skip
+    report.put("restore", {"code": restore.code, "s": round(time.perf_counter() - begin, 2), "killed_at_step": at, "said": (restore.out + restore.err)[-600:]})  # fmt: skip
+    if restore.code:
+        raise Failed(f"devproxy restore: {(restore.out + restore.err)[-1500:]}")
+    wait_for(lambda: digest_of(log.read_text()), 30, "the digest")
+    nonces = set(re.findall(r"^(\w+) step ", log.read_text(), re.M))
+    report.put("digest_after_restore", digest_of(log.read_text()))
+    report.put("one_process_throughout", len(nonces) == 1)
+    if digest_of(log.read_text()) != digest_of(native.out) or len(nonces) != 1:
+        raise Failed("the restored run is not the native one")
+
+
+def kill_marked(mark: bytes) -> int:
+    """kill -9 of every process of this campaign's runtime folder but ourselves. Returns how many."""
+    killed: set[int] = set()
+    for _ in range(100):
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if int(path.name) != os.getpid() and mark in (path / "environ").read_bytes():
+                    found.append(int(path.name))
+        if not found:
+            break
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.05)
+    return len(killed)
+
+
+# -- the command line -----------------------------------------------------------------------------------------------------
+
+
+def find_driver(named: str) -> str:
+    """An absolute path, or nothing: then each stage that needs the driver is refused."""
+    for place in (named,) if named else DRIVER_PLACES:
+        if os.path.exists(place):
+            return os.path.abspath(place)
+    if named:
+        return ""
+    # Where the loader itself finds it: ask a process that is not this one.
+    code = 'import ctypes; ctypes.CDLL("libcuda.so.1"); print([l.split()[-1] for l in open("/proc/self/maps") if "libcuda.so" in l][0])'
+    done = run([sys.executable, "-c", code], dict(os.environ), 20)
+    return done.out.strip() if done.code == 0 else ""
+
+
+@contextlib.contextmanager
+def workplace(driver: str) -> Iterator[Path]:
+    """The campaign's folders: on disk, and one in /dev/shm."""
+    work = Path(tempfile.mkdtemp(prefix="gpu-check-"))
+    shm = Path(tempfile.mkdtemp(prefix="gpu-check-", dir="/dev/shm"))
+    try:
+        (work / "shm").write_text(str(shm))
+        (work / "native").mkdir()
+        if driver:
+            (work / "native" / "libcuda.so.1").symlink_to(driver)
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(shm, ignore_errors=True)
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    here = Path(__file__).resolve().parent
+    beside = here if (here / "manifest.json").exists() else here.parent / "build" / "gpu-bundle"
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--bundle", type=Path, default=beside)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or here.parent / "gpu-check" if beside == here else here.parent / "build" / "gpu-check"))  # fmt: skip
+    parser.add_argument("--driver", default="", help="the genuine libcuda.so.1")
+    parser.add_argument("--limit", type=float, default=TOTAL_LIMIT_S, help="seconds for everything")
+    parser.add_argument("--only", default="", help="names of stages, separated by commas")
+    parser.add_argument("--list", action="store_true", help="names the stages")
+    parser.add_argument("--stage", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--sysroot", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    options = parse(argv)
+    if options.list:
+        for one in STAGES:
+            print(f"{one.name:18} {one.limit_s:4.0f} s  {(one.run.__doc__ or '').strip()}")
+        return 0
+    bundle = options.bundle.resolve()
+    if options.stage:
+        one = next(s for s in STAGES if s.name == options.stage)
+        return run_here(
+            one,
+            Setup(bundle, options.work, options.driver, options.sysroot),
+            Report(options.report),
+        )
+    if not (bundle / "manifest.json").exists():
+        print(f"gpu_check: no bundle at {bundle}: make gpu-bundle", file=sys.stderr)
+        return 2
+    only = frozenset(filter(None, options.only.split(",")))
+    if unknown := only - {s.name for s in STAGES}:
+        print(f"gpu_check: no stage {', '.join(sorted(unknown))}: --list", file=sys.stderr)
+        return 2
+    if any(name[:2] in ("c_", "d_", "f_") for name in only):
+        only |= {"prepare"}  # the proxy needs what it unpacks
+    begin = time.monotonic()
+    become_subreaper()
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "gpu-check.log").write_bytes(b"")
+    driver_path = find_driver(options.driver)
+    facts = json.loads((bundle / "manifest.json").read_text())
+    about = {
+        "command": " ".join([os.path.basename(sys.executable), *sys.argv]),
+        "begun_unix_s": int(time.time()),
+        "driver": driver_path,
+        "bundle": {k: v for k, v in facts.items() if k not in ("files", "needs", "driver_symbols")},
+    }
+    with workplace(driver_path) as work:
+
+        def command_of(one: Stage, report: Path) -> list[str]:
+            return [
+                sys.executable, os.path.abspath(__file__), "--stage", one.name, "--bundle", str(bundle),
+                "--driver", driver_path, "--work", str(work), "--report", str(report), "--sysroot", options.sysroot,
+            ]  # fmt: skip
+
+        limit_s = options.limit - (time.monotonic() - begin)
+        results = campaign(STAGES, command_of, options.out, work, about, limit_s, only)
+    counts = {s: sum(r["status"] == s for r in results) for s in (OK, FAILED, REFUSED, NOT_RUN)}
+    print(f"{counts} in {time.monotonic() - begin:.0f} s: {options.out / 'gpu-check.json'}")
+    return 0 if counts[FAILED] == counts[REFUSED] == 0 and counts[OK] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,289 @@
+"""The machinery of scripts/gpu_check.py, over the fake driver of tests/hal_cuda: limits, results, order, names.
+
+What the fake cannot do is failed or refused by name there, and that is right. Nothing here says anything about a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from devproxy import layout, machine
+from tests.integration.test_programs import build_program
+from tests.unit.test_hal_cuda import FAKE, compiled
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "gpu_check.py"
+
+
+def load_script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+gpu_check: Any = load_script(SCRIPT)
+gpu_bundle: Any = load_script(ROOT / "scripts" / "gpu_bundle.py")
+
+
+@pytest.fixture(scope="module")
+def fake() -> Path:
+    return compiled("fake_libcuda.so", [FAKE], "-shared")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As gpu_bundle.py makes it, of this checkout's own files; the kernels are in the fake's language."""
+    made = tmp_path_factory.mktemp("bundle")
+    (made / "lib").symlink_to(ROOT / "build" / "lib")
+    (made / "py").mkdir()
+    (made / "py" / "devproxy").symlink_to(ROOT / "devproxy")
+    (made / "programs").mkdir()
+    suite = [["memset", [], []], ["pointers", [], []], ["lost", ["ask"], ["--plain"]]]
+    for name in ("memset", "pointers", "lost"):
+        (made / "programs" / name).symlink_to(build_program(name)[0])
+    for source in [*(ROOT / "tests/gpu").glob("*.py"), *(ROOT / "tests/subjects").glob("c*.py")]:
+        (made / "programs" / source.name).symlink_to(source)
+    (made / "kernels").mkdir()
+    slots = {n: " ".join(f"{o}:{s}" for o, s in p) for n, p in gpu_check.LAYOUTS.items()}
+    text = "".join(f"kernel {name} {params}\n" for name, params in slots.items())
+    text += "kernel slow 0:8\nglobal table 16\nglobal zeroes 4096\n"
+    for form in ("cubin", "ptx"):
+        (made / "kernels" / f"kernels.{form}").write_text(text)
+    files = {
+        f"kernels/kernels.{form}": {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+        for form in ("cubin", "ptx")
+    }
+    facts = {"files": files, "python": "none", "programs": suite, "commit": "none"}
+    facts["driver_symbols"] = gpu_bundle.driver_symbols()
+    (made / "manifest.json").write_text(json.dumps(facts))
+    return made
+
+
+def as_root(tmp_path: Path, fake: Path) -> Path:
+    """A folder where devproxy sees an NVIDIA device, and the fake as its driver."""
+    for path in (tmp_path / "root/dev/nvidia0", tmp_path / "root" / str(fake).lstrip("/")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return tmp_path / "root"
+
+
+def check(bundle: Path, out: Path, *options: str) -> tuple[int, dict[str, dict[str, Any]], str]:
+    """Exit code, results by stage, the log."""
+    line = [sys.executable, str(SCRIPT), "--bundle", str(bundle), "--out", str(out), *options]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=100)
+    assert "Traceback" not in done.stderr, done.stderr
+    results = json.loads((out / "gpu-check.json").read_text())["stages"]
+    return done.returncode, {r["name"]: r for r in results}, (out / "gpu-check.log").read_text()
+
+
+def test_dry_run(bundle: Path, fake: Path, tmp_path: Path) -> None:
+    """Every stage on the fake. The address stages pass; what a fake cannot do is named; the proxied half works."""
+    root = as_root(tmp_path, fake)
+    names = [stage.name for stage in gpu_check.STAGES]
+    dry = [n for n in names if not n.startswith("e_")]  # those move gigabytes
+    out = tmp_path / "out"
+    options = ["--driver", str(fake), "--sysroot", str(root), "--only", ",".join(dry)]
+    code, results, log = check(bundle, out, *options)
+    assert code == 1
+    assert list(results) == names
+    status = {name: result["status"] for name, result in results.items()}
+    for name in ("prepare", "machine", "driver", "a_ranges", "a_vmm_cost", "a_alias"):
+        assert status[name] == "ok", results[name]
+    assert status["e_dump"] == "not_run"
+    assert "not asked for" in results["e_dump"]["text"]
+    assert results["a_ranges"]["figures"]["slots_as_wished"] == layout.MAX_SLOTS
+    assert "the driver has no cuLibraryLoadData" in results["b_layouts"]["text"]
+    assert status["b_layouts"] == "refused"
+    assert "cuCheckpointProcess" in results["f_cuda_checkpoint"]["text"]
+    assert status["f_cuda_checkpoint"] == "refused"
+    # Through the proxy the fake is a driver like another; natively it has not the calls that programs make.
+    first = results["c_first"]["figures"]
+    assert first["native"]["code"] != 0
+    assert first["plain"]["code"] == 0, log
+    assert "Fake GPU" in first["plain"]["said"]
+    assert results["c_programs"]["figures"]["memset"]["plain"] == "pass", log
+    assert results["c_programs"]["figures"]["lost ask"] == {"plain": "pass"}
+    assert results["c_programs"]["figures"]["passed"]["native"] == 0
+    assert "nothing was compared" in results["c_programs"]["text"]
+    assert "does not run natively" in results["f_checkpoint"]["text"]
+    for name, result in results.items():
+        assert result["status"] in ("ok", "failed", "refused", "not_run")
+        assert result["text"] or result["status"] == "ok", name
+
+
+def test_without_a_driver(bundle: Path, tmp_path: Path) -> None:
+    options = ["--driver", "/nonexistent/libcuda.so.1", "--only", "driver,a_ranges,b_order,e_dump"]
+    code, results, _ = check(bundle, tmp_path, *options)
+    assert code == 1
+    for name in ("driver", "a_ranges", "b_order", "e_dump"):
+        assert results[name]["status"] == "refused"
+        assert "no libcuda.so.1 here" in results[name]["text"]
+
+
+FAT_BINARY = """
+import ctypes, struct
+cuda = ctypes.CDLL("libcuda.so.1")
+context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+text = b"kernel far_behind_the_first_nul 0:8\\n\\0"
+image = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(text)) + text
+assert cuda.cuModuleLoadData(ctypes.byref(module), image) == 0
+assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"far_behind_the_first_nul") == 0
+"""
+
+
+def test_a_bare_fat_binary_goes_through_whole(fake: Path, tmp_path: Path) -> None:
+    """cuModuleLoadData is given no length, and a fat binary has zeros in its header."""
+    done = subprocess.run(
+        [sys.executable, "-m", "devproxy.cli.run", "--device", "cuda", "--plain", "--",
+         sys.executable, "-c", FAT_BINARY],
+        env=os.environ | {"DEVPROXY_SYSROOT": str(as_root(tmp_path, fake)), "DEVPROXY_CUDA_DRIVER": str(fake)},
+        capture_output=True, text=True, timeout=60, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+# -- stages that go wrong ---------------------------------------------------------------------------------------------
+
+FIGURE = """
+import json, os, signal, subprocess, sys, time
+def say(status="", **figures):
+    open(sys.argv[1], "w").write(json.dumps({"status": status, "figures": figures, "text": ""}))
+"""
+BODIES = {
+    "good": "say('ok', n=1)",
+    "hangs": "say(n=2); signal.pthread_sigmask(signal.SIG_BLOCK, [2, 15]); time.sleep(600)",
+    "crashes": "say(n=3); os.kill(os.getpid(), signal.SIGSEGV)",
+    "leaves": "subprocess.Popen(['sleep', '601'], start_new_session=True); say('ok', n=4)",
+    "lies": "say('ok', n=5); sys.exit(7)",
+    "silent": "pass",
+    "refuses": "say('refused'); sys.exit(3)",
+    "last": "say('ok', n=6)",
+}
+
+
+def campaign(tmp_path: Path, bodies: dict[str, str], limit_s: float = 60) -> list[dict[str, Any]]:
+    """In a process of its own, since the campaign ends whatever is below its process."""
+    program = (
+        "import importlib.util, json, pathlib, sys\n"
+        f"spec = importlib.util.spec_from_file_location('gpu_check', {str(SCRIPT)!r})\n"
+        "g = importlib.util.module_from_spec(spec); sys.modules['gpu_check'] = g\n"
+        "spec.loader.exec_module(g)\n"
+        "g.become_subreaper()\n"
+        f"bodies, figure = {bodies!r}, {FIGURE!r}\n"
+        "out = pathlib.Path(sys.argv[1])\n"
+        "stages = [g.Stage(n, 1.0, 0.5) for n in bodies]\n"
+        "command = lambda s, r: [sys.executable, '-c', figure + bodies[s.name], str(r)]\n"
+        f"g.campaign(stages, command, out, out, {{'about': 1}}, {limit_s})\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
+    found = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert found["about"] == 1
+    stages: list[dict[str, Any]] = found["stages"]
+    return stages
+
+
+def running(*words: str) -> bool:
+    want = "\0".join(words).encode()
+    found = False
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found = found or want in path.read_bytes()
+        except OSError:
+            pass
+    return found
+
+
+def test_each_stage_reports_whatever_the_others_do(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    results = {r["name"]: r for r in campaign(tmp_path, BODIES)}
+    assert list(results) == list(BODIES)
+    assert {n: r["status"] for n, r in results.items()} == {
+        "good": "ok", "hangs": "failed", "crashes": "failed", "leaves": "ok", "lies": "failed",
+        "silent": "failed", "refuses": "refused", "last": "ok",
+    }  # fmt: skip
+    assert results["hangs"]["figures"] == {"n": 2}  # what was known before
+    assert "no end after 1 s; killed" in results["hangs"]["text"]
+    assert results["crashes"]["figures"] == {"n": 3}
+    assert "SIGSEGV" in results["crashes"]["text"]
+    assert "exit code 7" in results["lies"]["text"]
+    assert "no result" in results["silent"]["text"]
+    assert not running("sleep", "601")
+    assert time.monotonic() - begin < 10
+    log = (tmp_path / "gpu-check.log").read_text()
+    assert "-- failed   hangs" in log
+    assert "-- ok       last" in log
+
+
+def test_stages_that_no_time_is_left_for(tmp_path: Path) -> None:
+    bodies = {"hangs": BODIES["hangs"], "late": BODIES["good"]}
+    first, late = campaign(tmp_path, bodies, limit_s=1.2)
+    assert first["status"] == "failed"
+    assert late["status"] == "not_run"
+    assert "s are left, and it needs" in late["text"]
+
+
+# -- facts that are said twice, because the script stands alone ----------------------------------------------------------
+
+
+def test_the_script_knows_devproxys_layout() -> None:
+    ours = (layout.RANGE_BASE, layout.RANGE_BYTES, layout.DEVICE_BYTES, layout.MAX_SLOTS)
+    script = (gpu_check.RANGE_BASE, gpu_check.RANGE_BYTES, gpu_check.DEVICE_BYTES, gpu_check.SLOTS)
+    assert script == ours
+    assert gpu_check.DRIVER_PLACES == machine.CUDA_DRIVER_PLACES
+
+
+def test_the_limits_fit_the_device_tool() -> None:
+    assert gpu_check.TOTAL_LIMIT_S < 540
+    assert all(s.least_s <= s.limit_s for s in gpu_check.STAGES)
+    assert [s.name[0] for s in gpu_check.STAGES[3:]] == sorted(
+        s.name[0] for s in gpu_check.STAGES[3:]
+    )
+
+
+def test_the_real_kernels_have_the_suites_entry_points() -> None:
+    """tests/gpu/kernels.cu against tests/programs/kernels.c, by their texts: no compiler of CUDA's is needed."""
+    import re
+
+    soft = (ROOT / "tests/programs/kernels.c").read_text()
+    wanted = set(re.findall(r'^    \{"(\w+)",', soft, re.M)) - {"table", "zeroes", "sum_extra"}
+    real = (ROOT / "tests/gpu/kernels.cu").read_text()
+    there = set(re.findall(r"^ENTRY (?:__launch_bounds__\(\d+\) )?(\w+)\(", real, re.M))
+    assert wanted - there == set()
+    assert {"fill", "saxpy", "sum_struct", "mixed"} <= wanted
+
+
+def test_the_bundle_is_what_its_manifest_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = gpu_bundle.build(tmp_path / "bundle", {"wheels", "criu", "kernels"})
+    there: Sequence[Path] = [p for p in (tmp_path / "bundle").rglob("*") if p.is_file()]
+    assert {str(p.relative_to(tmp_path / "bundle")) for p in there} == set(made["files"]) | {
+        "manifest.json"
+    }
+    assert made["files"]["lib/devproxy-server"]["bytes"] < 8_000_000  # without debug information
+    assert "libstdc++.so.6" in made["needs"]["lib/devproxy-server"]["libraries"]
+    assert made["needs"]["lib/devproxy-init"]["libraries"] == []  # static
+    assert "cuMemcpyHtoDAsync_v2" in made["driver_symbols"]
+    assert "cuCtxCreate_v2" in made["driver_symbols"]
+    monkeypatch.setattr(gpu_bundle, "LIMIT_BYTES", 1_000_000)
+    with pytest.raises(gpu_bundle.Refused, match=r"more than 1 MB; largest: sys/libstdc"):
+        gpu_bundle.check_size(made["bytes"], made["files"])
