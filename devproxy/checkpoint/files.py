@@ -352,6 +352,12 @@ class FilesTracker:
         with self._mu:
             return path in self._tracks
 
+    def tracked_by_now(self, path: str) -> bool:
+        """Also what the journal has got since it was read last."""
+        with self._mu:
+            self._poll()
+            return path in self._tracks
+
     def mention(self, path: str, first: str = "?") -> None:
         """A file of the job that did not come through the journal."""
         with self._mu:
@@ -1090,6 +1096,7 @@ class FanotifyWatch:
         self._wake = (-1, -1)
         self._thread: threading.Thread | None = None
         self._devices: set[int] = set()
+        self._space_of, self._space = 0, 0  # the tree's root, and the inode of its PID namespace
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._lost = False
 
@@ -1186,18 +1193,23 @@ class FanotifyWatch:
             ):
                 self._tracker.changed()  # the journal may have it by now; its record says more
                 self._tracker.mention(path)
-        elif known or (path in self._tracker.changed()):
+        elif known or self._tracker.tracked_by_now(path):
             self._tracker.somebody_else(path, time.time_ns(), sure=inside is False)
 
     def _inside(self, pid: int) -> bool | None:
-        """None: it is gone, nobody knows."""
+        """None: it is gone, nobody knows. A job has a PID namespace of its own (nested ones cannot be dumped anyway)."""
         root = self._root_pid()
-        while pid > 1:
-            if pid == root:
-                return True
-            try:
+        try:
+            if root != self._space_of:
+                self._space = os.stat(f"/proc/{root}/ns/pid").st_ino
+                self._space_of = root
+            if self._space != os.stat("/proc/self/ns/pid").st_ino:
+                return os.stat(f"/proc/{pid}/ns/pid").st_ino == self._space
+            while pid > 1:
+                if pid == root:
+                    return True
                 with open(f"/proc/{pid}/stat", "rb") as file:
                     pid = int(file.read().rsplit(b")", 1)[1].split()[1])
-            except (OSError, IndexError, ValueError):
-                return None
+        except (OSError, IndexError, ValueError):
+            return None
         return False

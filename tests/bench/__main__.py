@@ -1,6 +1,6 @@
 """make bench: the table of costs. Each figure stands beside its limit, measured in the same run.
 
-    python -m tests.bench [--quick] [--only micro|steps|start]
+    python -m tests.bench [--quick] [--docs] [--only micro|steps|start|checkpoints]
 
 Writes build/bench.json: figures, limits, ratios, targets, machine, commit. A target of the step table counts as missed
 when the whole 95 % interval of the ratio lies above it.
@@ -13,49 +13,28 @@ import datetime
 import json
 import os
 import platform
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from tests.bench.checkpoints import checkpoints
+from tests.bench.table import Row, interval, put_into, text
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 OUT = BUILD / "tests"
 RESULT = BUILD / "bench.json"
+DOCS = ROOT / "docs"
 RUN = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft", "--gpu-memory", "1GiB"]
 CXX = ["g++", "-std=c++20", "-O2", "-Wall", "-Wextra", "-I", str(ROOT), "-I", str(BUILD / "gen")]
 PAIRS = 30
 STEP_TARGETS = {"resnet": 1.05, "gpt": 1.05, "lstm": 1.2, "mlp": 2.0}
 STEPS_PER_TURN = {"resnet": 2, "gpt": 4, "lstm": 6, "mlp": 100}
-
-
-@dataclass
-class Row:
-    """One line of the table. ratio is value / limit, or value itself where the limit is a time of its own."""
-
-    what: str
-    value: float
-    unit: str
-    limit: float | None
-    limit_is: str
-    ratio: float
-    target: float
-    at_least: bool = False  # bandwidths: the ratio must reach the target, not stay below it
-    low: float | None = None  # 95 % interval of the ratio
-    high: float | None = None
-    note: str = ""
-
-    @property
-    def met(self) -> bool:
-        """Within the target; with an interval, unless all of it is above."""
-        if self.at_least:
-            return self.ratio >= self.target
-        return (self.low if self.low is not None else self.ratio) <= self.target
 
 
 def environment(shm: str) -> dict[str, str]:
@@ -192,14 +171,6 @@ class Worker:
         self.process.wait(timeout=60)
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """95 % bootstrap interval of the median; seeded."""
-    rng = random.Random(1)
-    n = len(ratios)
-    medians = sorted(statistics.median(rng.choices(ratios, k=n)) for _ in range(4000))
-    return medians[100], medians[3899]
-
-
 def steps(env: dict[str, str], model: str, pairs: int) -> Row:
     """Interleaved turns of both processes; who begins alternates."""
     target = STEP_TARGETS[model]
@@ -255,20 +226,6 @@ def start_up(env: dict[str, str], rounds: int) -> list[Row]:
     ]
 
 
-def show(rows: list[Row]) -> None:
-    """The table, in the issue's order."""
-    print(f"{'what':32} {'figure':>13} {'limit':>13}  {'ratio':>7} {'target':>8}  ")
-    for r in rows:
-        limit = "" if r.limit is None else f"{r.limit:.4g} {r.unit}"
-        spread = "" if r.low is None else f" [{r.low:.3f}, {r.high:.3f}]"
-        sign = ">=" if r.at_least else "<="
-        missed = "" if r.met else f"MISSED by {100 * abs(r.ratio / r.target - 1):.0f} %"
-        facts = "; ".join(t for t in (missed, r.limit_is and f"limit: {r.limit_is}", r.note) if t)
-        print(
-            f"{r.what:32} {f'{r.value:.4g} {r.unit}':>13} {limit:>13}  {r.ratio:7.3f}{spread} {sign} {r.target:g}  {facts}"
-        )
-
-
 def commit() -> str:
     """The commit that is measured, with a mark when files differ from it."""
     done = subprocess.run(
@@ -302,15 +259,21 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="fewer rounds; not for figures that are quoted"
     )
-    parser.add_argument("--only", choices=["micro", "steps", "start"])
+    parser.add_argument("--only", choices=["micro", "steps", "start", "checkpoints"])
+    parser.add_argument(
+        "--docs",
+        action="store_true",
+        help="into docs/bench.json and the table in docs/bench.md too",
+    )
     options = parser.parse_args()
     facts = machine()
     rows: list[Row] = []
-    raw: dict[str, float] = {}
+    raw: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="devproxy-bench-", dir="/dev/shm") as shm:
         env = environment(shm)
         if options.only in (None, "micro"):
-            rows, raw = micro(env, 1 if options.quick else 5)
+            rows, figures = micro(env, 1 if options.quick else 5)
+            raw |= figures
         if options.only in (None, "steps"):
             for model in STEP_TARGETS:
                 try:
@@ -319,15 +282,36 @@ def main() -> None:
                     print(f"not measured: {error}", file=sys.stderr)
         if options.only in (None, "start"):
             rows += start_up(env, 3 if options.quick else 9)
-    show(rows)
+    if options.only in (None, "checkpoints"):
+        rows += checkpoints(options.quick, raw)
+    print(text(rows), end="")
     if facts["load"] > 0.5:
         print(
             f"note: the machine was not idle when this began (load {facts['load']:.1f}); figures suffer from that"
         )
     result = {"machine": facts, "rows": [asdict(r) | {"met": r.met} for r in rows], "raw": raw}
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written: {RESULT.relative_to(ROOT)}")
+    write(RESULT, result)
+    if options.docs:
+        into_docs(result)
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written: {path.relative_to(ROOT)}")
+
+
+def into_docs(result: dict[str, Any]) -> None:
+    """The run into docs/: all of it, or, of one section (--only), beside the others, which keep their own facts."""
+    path, page = DOCS / "bench.json", DOCS / "bench.md"
+    before = json.loads(path.read_text())
+    names = {row["what"] for row in result["rows"]}
+    kept = [row for row in before["rows"] if row["what"] not in names]
+    rows = [row | {"machine": row.get("machine", before["machine"])} for row in kept]
+    write(path, result | {"rows": rows + result["rows"], "raw": before["raw"] | result["raw"]})
+    fields = Row.__dataclass_fields__
+    table = [Row(**{k: v for k, v in row.items() if k in fields}) for row in rows + result["rows"]]
+    page.write_text(put_into(page.read_text(), table))
 
 
 if __name__ == "__main__":
