@@ -21,7 +21,7 @@ step .venv/bin/devproxy-run --gpus 2 --name test-torch -- \
 step .venv/bin/devproxy-run --gpus 2 --chaos 11 --name test-torch-chaos -- \
   .venv/bin/python -m pytest -q "$@" tests/torch/test_models.py tests/torch/test_api.py
 # Whole lives of jobs, mostly waiting for each other's steps: several at a time.
-step .venv/bin/python -m pytest -q -n 4 -m "not soak and not gpu" "$@" tests/checkpoint tests/fault
+step .venv/bin/python -m pytest -q -n 3 --durations 12 -m "not soak and not gpu" "$@" tests/checkpoint tests/fault
 step .venv/bin/python -m pytest -q -m "not soak and not gpu" --ignore tests/torch --ignore tests/checkpoint \
   --ignore tests/fault "$@" tests
 exit "$status"

@@ -33,8 +33,10 @@ from devproxy.proxy.server import Server
 from devproxy.proxy.supervisor import Supervisor
 
 fault.register("restore_fetch", "the manifest is read, nothing is fetched")
-fault.register("restore_files", "all is fetched, the job's files are not put back")
-fault.register("restore_device", "the files are back, no server is started")
+fault.register(
+    "restore_files", "all is fetched, the servers are there, the job's files are not put back"
+)
+fault.register("restore_device", "device state is fetched, no server is started")
 fault.register("restore_host", "the servers have the device state, the processes are not restored")
 fault.register("restore_go_on", "processes and servers are back, the servers stand still")
 

@@ -34,7 +34,7 @@ class World:
             "DEVPROXY_SHM_DIR": str(self.shm),
             "DEVPROXY_STATE_DIR": str(self.home / "state"),
             "DEVPROXY_KEY_FILE": str(self.home / "key"),
-            "DEVPROXY_DAEMON_IDLE_S": "0.5",
+            "DEVPROXY_DAEMON_IDLE_S": "2",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "",
