@@ -17,7 +17,7 @@ from devproxy import runtime
 from devproxy.control import agent_service, burial, client, restore
 from devproxy.control.coordinator import JobCoordinator
 from devproxy.control.job import Job, stop_agent
-from devproxy.errors import DevproxyError, RestoreError
+from devproxy.errors import EXIT_SERVER_LOST, DevproxyError, RestoreError
 from devproxy.log import say
 from devproxy.proxy import command as cmd
 from devproxy.proxy import janitor
@@ -75,7 +75,7 @@ def run_foreground(spec: dict[str, Any]) -> int:
             job.end(frozenset())
             for server in lost:
                 say(f"the server of GPU {server.gpu} {server.how_it_ended()} while the job ran")
-            return code if code or not lost else 3
+            return code if code or not lost else EXIT_SERVER_LOST
         finally:
             stop_agent(job)
             job.supervisor.stop()

@@ -13,7 +13,6 @@ import json
 import os
 import signal as signals
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -146,11 +145,6 @@ class Operations:
 
         threading.Thread(target=run, name=verb, daemon=True).start()
         return operation
-
-    def wait_idle(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while self._running and time.monotonic() < deadline:
-            time.sleep(0.02)
 
 
 class Agent(job_pb2_grpc.JobAgentServicer):  # type: ignore[misc, unused-ignore]

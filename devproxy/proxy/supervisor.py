@@ -214,10 +214,3 @@ class Supervisor:
             if server.status is None:
                 os.kill(server.pid, signal.SIGKILL)
         self.wait_gone(self.servers, grace_s)
-
-    def close_in_child(self) -> None:
-        """In a forked child that must not hold the lease."""
-        for fd in (self._lease_read, self._lease_write):
-            if fd >= 0:
-                os.close(fd)
-        self._lease_read = self._lease_write = -1
