@@ -9,6 +9,7 @@ import pytest
 from devproxy.checkpoint import criu
 from devproxy.cli import doctor
 from devproxy.errors import Refused
+from tests.cudart import build as cudart
 
 MAY_BE_MISSING = "DEVPROXY_TEST_WITHOUT"  # names of features, separated by commas
 
@@ -32,3 +33,13 @@ def require_criu() -> criu.Criu:
     except Refused as error:
         _missing("criu", str(error))
         raise
+
+
+def require_nvcc() -> str:
+    """Its path. The toolkit of CUDA 13.0: the programs of tests/cudart ask for its architectures and its runtime."""
+    if not (nvcc := cudart.find_nvcc()):
+        _missing(
+            "nvcc", "neither on PATH nor in /usr/local/cuda/bin; install the CUDA toolkit 13.0"
+        )
+        raise AssertionError
+    return nvcc
