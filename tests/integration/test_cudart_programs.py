@@ -7,7 +7,6 @@ whole, natively and through the proxy.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,23 +47,22 @@ def built(nvcc: str) -> dict[str, Path]:
 
 
 def over_the_recording_device(
-    shm: Path, command: list[str], *options: str, seconds: float = 100, **env: str
+    env: dict[str, str], command: list[str], *options: str, seconds: float = 100
 ) -> subprocess.CompletedProcess[str]:
-    shm.mkdir(exist_ok=True)
     return subprocess.run(
         [sys.executable, "-m", "devproxy.cli.run", "--device", "record", *options, "--", *command],
         capture_output=True, text=True, errors="replace", timeout=seconds, cwd=ROOT,
-        env=os.environ | {"DEVPROXY_TEST_NO_KERNELS": "1", "DEVPROXY_SHM_DIR": str(shm)} | env,
+        env=env | {"DEVPROXY_TEST_NO_KERNELS": "1"},
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("run", RUNS, ids=title)
 def test_program_without_kernels(
-    run: tuple[cudart.Program, tuple[str, ...]], built: dict[str, Path], shm: Path
+    run: tuple[cudart.Program, tuple[str, ...]], built: dict[str, Path], job_env: dict[str, str]
 ) -> None:
     """Every call's result and every copy, or the refusal that is known."""
     program, arguments = run
-    done = over_the_recording_device(shm, [str(built[program.name]), *arguments])
+    done = over_the_recording_device(job_env, [str(built[program.name]), *arguments])
     said = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     if refusal := REFUSALS.get(title(run)):
         assert done.returncode == 1, f"it is no longer refused: take it out of REFUSALS\n{said}"
@@ -82,11 +80,13 @@ def test_every_exception_names_a_program() -> None:
     assert len(titles) == len(RUNS)
 
 
-def test_a_program_without_the_shared_runtime_is_refused(nvcc: str, shm: Path) -> None:
+def test_a_program_without_the_shared_runtime_is_refused(
+    nvcc: str, job_env: dict[str, str]
+) -> None:
     """NVIDIA's own runtime, linked in, cannot run on our driver shim: said before it starts, with the remedy."""
     one = next(one for one in cudart.programs() if one.name == "templates")
     static = cudart.build(nvcc, cudart.version_of(nvcc), one, BUILD, "-cudart", "static")
-    done = over_the_recording_device(shm, [str(static)])
+    done = over_the_recording_device(job_env, [str(static)])
     assert done.returncode != 0
     assert "-cudart shared" in done.stderr, done.stderr
     assert "ok templates" not in done.stdout
