@@ -1,5 +1,6 @@
 // One kernel for several architectures in one fat binary: the best that this device can run is chosen.
-// build: -gencode arch=compute_75,code=sm_75 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
+// build: -gencode arch=compute_75,code=sm_75 -gencode arch=compute_80,code=sm_80
+// build: -gencode arch=compute_90,code=[sm_90,compute_90]
 #include "check.cuh"
 
 __global__ void which(int* out) {

@@ -26,7 +26,8 @@ static void two_dimensions() {
   CHECK(cudaMemcpy2DToArray(first, 0, 0, sent.data(), kRow, kRow, kHeight, cudaMemcpyHostToDevice));
   CHECK(cudaMemcpy2DArrayToArray(second, 0, 0, first, 0, 0, kRow, kHeight, cudaMemcpyDeviceToDevice));
   // Four texels in row 3 go elsewhere on the way.
-  CHECK(cudaMemcpy2DToArrayAsync(second, 8 * sizeof(uint2), 3, sent.data(), kRow, 4 * sizeof(uint2), 1, cudaMemcpyHostToDevice, 0));
+  CHECK(cudaMemcpy2DToArrayAsync(second, 8 * sizeof(uint2), 3, sent.data(), kRow, 4 * sizeof(uint2), 1,
+                                 cudaMemcpyHostToDevice, 0));
   CHECK(cudaMemcpy2DFromArray(got.data(), kRow, second, 0, 0, kRow, kHeight, cudaMemcpyDeviceToHost));
   for (uint32_t i = 0; i < got.size(); ++i) {
     const bool replaced = i / kWidth == 3 && i % kWidth >= 8 && i % kWidth < 12;

@@ -1,9 +1,10 @@
 // What the programs of this folder share: checks that name the line and the runtime's error, and buffers.
 //
-// A program includes only the vendor's headers and is linked to the shared runtime, so it runs unchanged on a real driver.
-// It prints `ok <name>` and exits with 0 when every check held, 1 with what differed, 3 with `not here: <what>` where the
-// machine lacks something that the program is about. With DEVPROXY_TEST_NO_KERNELS (the recording device: calls are
-// checked, copies are real, no kernel is executed) values that a kernel makes are not compared, and the last line says so.
+// A program includes only the vendor's headers and is linked to the shared runtime, so it runs unchanged on a real
+// driver. It prints `ok <name>` and exits with 0 when every check held, 1 with what differed, 3 with `not here: <what>`
+// where the machine lacks something that the program is about. With DEVPROXY_TEST_NO_KERNELS (the recording device:
+// calls are checked, copies are real, no kernel is executed) values that a kernel makes are not compared, and the last
+// line says so.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,11 +31,11 @@
 #define LAUNCHED() CHECK(cudaGetLastError())
 
 // The call fails with just this, and it is the thread's last error, once.
-#define EXPECT_ERROR(call, wanted)                 \
-  do {                                             \
-    EXPECT_RESULT(call, wanted);                   \
-    EXPECT_RESULT(cudaPeekAtLastError(), wanted);  \
-    EXPECT_RESULT(cudaGetLastError(), wanted);     \
+#define EXPECT_ERROR(call, wanted)                  \
+  do {                                              \
+    EXPECT_RESULT(call, wanted);                    \
+    EXPECT_RESULT(cudaPeekAtLastError(), wanted);   \
+    EXPECT_RESULT(cudaGetLastError(), wanted);      \
     EXPECT_RESULT(cudaGetLastError(), cudaSuccess); \
   } while (0)
 
@@ -62,13 +63,13 @@ inline bool kernels_run() {
 }
 
 // Of what a kernel makes.
-#define EXPECT_MADE(condition)              \
-  do {                                      \
-    if (kernels_run()) EXPECT(condition);   \
+#define EXPECT_MADE(condition)            \
+  do {                                    \
+    if (kernels_run()) EXPECT(condition); \
   } while (0)
-#define EXPECT_MADE_EQ(a, b)                \
-  do {                                      \
-    if (kernels_run()) EXPECT_EQ(a, b);     \
+#define EXPECT_MADE_EQ(a, b)            \
+  do {                                  \
+    if (kernels_run()) EXPECT_EQ(a, b); \
   } while (0)
 
 // What a buffer holds once a kernel has written it; without kernels, what was there before.
@@ -120,14 +121,15 @@ std::vector<T> back(const T* memory, size_t count) {
   return values;
 }
 
-#define EXPECT_ALL(values, wanted)                                                                            \
-  do {                                                                                                        \
-    for (size_t i_ = 0; i_ < (values).size(); ++i_)                                                           \
-      if ((values)[i_] != (wanted)) {                                                                         \
-        fprintf(stderr, "%s:%d: %s[%zu] of %zu is %lld, expected %lld\n", __FILE__, __LINE__, #values, i_,     \
-                (values).size(), (long long)(values)[i_], (long long)(wanted));                               \
-        exit(1);                                                                                              \
-      }                                                                                                       \
+#define EXPECT_ALL(values, wanted)                                                                         \
+  do {                                                                                                     \
+    const auto& all_ = (values);                                                                           \
+    for (size_t i_ = 0; i_ < all_.size(); ++i_)                                                            \
+      if (all_[i_] != (wanted)) {                                                                          \
+        fprintf(stderr, "%s:%d: %s[%zu] of %zu is %lld, expected %lld\n", __FILE__, __LINE__, #values, i_, \
+                all_.size(), (long long)all_[i_], (long long)(wanted));                                    \
+        exit(1);                                                                                           \
+      }                                                                                                    \
   } while (0)
 
 inline int attribute(cudaDeviceAttr which) {

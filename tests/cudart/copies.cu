@@ -27,7 +27,8 @@ static void round_trip(size_t count, size_t offset, cudaMemcpyKind to, cudaMemcp
 }
 
 static void sizes_and_kinds() {
-  for (size_t count : {size_t{0}, size_t{1}, size_t{3}, size_t{64}, size_t{4096}, size_t{65535}, size_t{65536}, size_t{1048593}})
+  for (size_t count :
+       {size_t{0}, size_t{1}, size_t{3}, size_t{64}, size_t{4096}, size_t{65535}, size_t{65536}, size_t{1048593}})
     for (size_t offset : {size_t{0}, size_t{1}, size_t{250}}) {
       round_trip(count, offset, cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice, cudaMemcpyDeviceToHost);
       round_trip(count, offset, cudaMemcpyDefault, cudaMemcpyDefault, cudaMemcpyDefault);
@@ -36,7 +37,8 @@ static void sizes_and_kinds() {
   std::vector<uint8_t> got(1000);
   CHECK(cudaMemcpy(got.data(), sent.data(), 1000, cudaMemcpyHostToHost));
   EXPECT(got == sent);
-  EXPECT_ERROR(cudaMemcpy(got.data(), sent.data(), 1000, static_cast<cudaMemcpyKind>(99)), cudaErrorInvalidMemcpyDirection);
+  EXPECT_ERROR(cudaMemcpy(got.data(), sent.data(), 1000, static_cast<cudaMemcpyKind>(99)),
+               cudaErrorInvalidMemcpyDirection);
 }
 
 // A pageable source may be changed as soon as the call returns; a pinned one is read when the stream gets there.

@@ -56,11 +56,15 @@ int main() {
   CHECK(cudaMallocHost(&host, 4 << 20));
   static Block block;
   asynchronous("launch_async", s, [&] { return nothing<<<1, 1, 0, s>>>(), cudaGetLastError(); });
-  asynchronous("launch_async_8_parameters", s, [&] { return eight<<<1, 1, 0, s>>>(1, 2, 3, 4, 5, 6, 7, 8), cudaGetLastError(); });
+  asynchronous("launch_async_8_parameters", s,
+               [&] { return eight<<<1, 1, 0, s>>>(1, 2, 3, 4, 5, 6, 7, 8), cudaGetLastError(); });
   asynchronous("launch_async_1716_bytes", s, [&] { return large<<<1, 1, 0, s>>>(block), cudaGetLastError(); });
   asynchronous("event_record", s, [&] { return cudaEventRecord(e, s); });
   asynchronous("memset_4KiB", s, [&] { return cudaMemsetAsync(memory, 0, 4096, s); });
-  asynchronous("get_device", s, [&] { int number; return cudaGetDevice(&number); });
+  asynchronous("get_device", s, [&] {
+    int number;
+    return cudaGetDevice(&number);
+  });
   asynchronous("stream_query_idle", s, [&] { return cudaStreamQuery(s); });
   each("launch_and_synchronize", 500, [&] {
     nothing<<<1, 1, 0, s>>>();

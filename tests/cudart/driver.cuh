@@ -5,13 +5,13 @@
 
 #include "check.cuh"
 
-#define EXPECT_CU(call, wanted)                                                                                     \
-  do {                                                                                                              \
-    const int result_ = (call);                                                                                     \
-    if (result_ != (wanted)) {                                                                                      \
-      fprintf(stderr, "%s:%d: %s = %d, expected %d\n", __FILE__, __LINE__, #call, result_, (int)(wanted));          \
-      exit(1);                                                                                                      \
-    }                                                                                                               \
+#define EXPECT_CU(call, wanted)                                                                            \
+  do {                                                                                                     \
+    const int result_ = (call);                                                                            \
+    if (result_ != (wanted)) {                                                                             \
+      fprintf(stderr, "%s:%d: %s = %d, expected %d\n", __FILE__, __LINE__, #call, result_, (int)(wanted)); \
+      exit(1);                                                                                             \
+    }                                                                                                      \
   } while (0)
 #define CHECK_CU(call) EXPECT_CU(call, CUDA_SUCCESS)
 

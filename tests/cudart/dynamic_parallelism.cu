@@ -4,7 +4,9 @@
 
 constexpr int kParents = 16, kEach = 64;
 
-__global__ void child(uint32_t* words, uint32_t parent) { words[parent * kEach + threadIdx.x] += parent * 100 + threadIdx.x; }
+__global__ void child(uint32_t* words, uint32_t parent) {
+  words[parent * kEach + threadIdx.x] += parent * 100 + threadIdx.x;
+}
 
 __global__ void last(uint32_t* words, uint32_t* sum) {
   uint32_t all = 0;

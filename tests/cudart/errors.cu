@@ -1,4 +1,5 @@
-// What goes wrong is said with the right error, stays the thread's last error until it is asked for, and harms nothing else.
+// What goes wrong is said with the right error, stays the thread's last error until it is asked for, and harms nothing
+// else.
 #include <thread>
 
 #include "check.cuh"

@@ -1,4 +1,5 @@
-// PTX within a kernel: arithmetic with carry, permutation of bytes, special registers, loads with a cache hint, a predicate.
+// PTX within a kernel: arithmetic with carry, permutation of bytes, special registers, loads with a cache hint, a
+// predicate.
 #include "check.cuh"
 
 constexpr int kThreads = 128;
@@ -50,7 +51,7 @@ int main() {
     EXPECT_EQ(o.hinted, in[i]);
     EXPECT_EQ(o.chosen, i > 60 ? 111 : 222);
     EXPECT_EQ(o.warp_size, 32);
-    EXPECT_EQ(o.wide, (unsigned long long)(a) * b + 5);
+    EXPECT_EQ(o.wide, (unsigned long long)(a)*b + 5);
   }
   CHECK(cudaFree(input));
   CHECK(cudaFree(out));

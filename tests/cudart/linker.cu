@@ -1,4 +1,5 @@
-// The driver's linker: two pieces of PTX, one calling the other's function, become one image that is loaded and launched.
+// The driver's linker: two pieces of PTX, one calling the other's function, become one image that is loaded and
+// launched.
 #include "driver.cuh"
 
 static const char kCaller[] = R"(

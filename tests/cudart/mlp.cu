@@ -1,8 +1,9 @@
 // A whole training program without a math library: three layers, squared error, SGD or Adam, in our own kernels. Every
 // sum has one order, so two runs are equal bit for bit.
 //
-// A subject like those of tests/subjects (common.py says what that is): it prints a nonce, each step's loss and at the end
-// a digest of losses and parameters. Options, each with a number: --steps, --seconds-per-step, --rows, --width, --adam,
+// A subject like those of tests/subjects (common.py says what that is): it prints a nonce, each step's loss and at the
+// end a digest of losses and parameters. Options, each with a number: --steps, --seconds-per-step, --rows, --width,
+// --adam,
 // --ballast-mib.
 // run: --steps 60
 // run: --steps 60 --rows 1 --width 32 --adam 1
@@ -21,7 +22,8 @@ enum class Then { kNothing, kBias, kBiasTanh, kSlopeOfTanh };
 // c = op(a) op(b), where op transposes or not: c is m x n, the sum is over k. Then, of each element: with bias[column],
 // its tanh, or its product with 1 - h^2 (the slope of tanh where its value is h).
 template <bool kTransposeA, bool kTransposeB, Then kThen>
-__global__ void matmul(const float* a, const float* b, float* c, int m, int n, int k, const float* bias, const float* h) {
+__global__ void matmul(const float* a, const float* b, float* c, int m, int n, int k, const float* bias,
+                       const float* h) {
   __shared__ float part_a[kTile][kTile + 1], part_b[kTile][kTile + 1];
   const int x = threadIdx.x, y = threadIdx.y, row = blockIdx.y * kTile + y, column = blockIdx.x * kTile + x;
   float sum = 0;
@@ -203,7 +205,8 @@ class Network {
 
   // Of a layer's weights and biases, from its input and the slopes of its output.
   void slopes_of(int layer, const float* in, const float* slope, int inputs, int outputs) {
-    multiply<true, false, Then::kNothing>(in, slope, slopes_ + weights_[layer], inputs, outputs, o_.rows, nullptr, nullptr);
+    multiply<true, false, Then::kNothing>(in, slope, slopes_ + weights_[layer], inputs, outputs, o_.rows, nullptr,
+                                          nullptr);
     sum_rows<<<(outputs + 63) / 64, 64, 0, stream_>>>(slope, slopes_ + biases_[layer], o_.rows, outputs);
     LAUNCHED();
   }
@@ -252,6 +255,7 @@ int main(int count, char** words) {
   std::sort(took_us.begin(), took_us.end());
   if (!took_us.empty()) printf("median step %.1f us\n", took_us[took_us.size() / 2]);
   EXPECT_MADE(o.steps < 50 || last < 0.9f * first);
-  printf("%s digest %016llx%016llx\n%s done\n", nonce, (unsigned long long)digest.a, (unsigned long long)digest.b, nonce);
+  printf("%s digest %016llx%016llx\n%s done\n", nonce, (unsigned long long)digest.a, (unsigned long long)digest.b,
+         nonce);
   return ok("mlp");
 }

@@ -29,8 +29,9 @@ int main() {
     if (!found) fprintf(stderr, "libnvrtc has no %s\n", name), exit(1);
     return found;
   };
-  auto create = reinterpret_cast<int (*)(Program*, const char*, const char*, int, const char* const*, const char* const*)>(
-      find("nvrtcCreateProgram"));
+  auto create =
+      reinterpret_cast<int (*)(Program*, const char*, const char*, int, const char* const*, const char* const*)>(
+          find("nvrtcCreateProgram"));
   auto compile = reinterpret_cast<int (*)(Program, int, const char* const*)>(find("nvrtcCompileProgram"));
   auto destroy = reinterpret_cast<int (*)(Program*)>(find("nvrtcDestroyProgram"));
   using Size = int (*)(Program, size_t*);

@@ -44,7 +44,8 @@ int main() {
   EXPECT_EQ(a.maxDynamicSharedSizeBytes, most_shared);
   CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, dynamic, 64, most_shared));
   EXPECT_EQ(blocks, 1);
-  CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&blocks, dynamic, 64, shared_per_sm / 4, cudaOccupancyDefault));
+  CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&blocks, dynamic, 64, shared_per_sm / 4,
+                                                               cudaOccupancyDefault));
   EXPECT(blocks >= 3 && blocks <= 4);  // each block also has a little for the system
   int grid = 0, block = 0;
   CHECK(cudaOccupancyMaxPotentialBlockSize(&grid, &block, plain, size_t{0}, 0));

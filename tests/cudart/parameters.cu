@@ -28,8 +28,8 @@ __global__ void mixed(char a, double* out, short b, Inner c, float d, Wide e, bo
   out[0] = a + b + c.c + c.s + c.d + d + e.four.x + e.four.w + e.two[1] + (f ? 1 : 0) + double(g) + h;
 }
 
-__global__ void many(int* out, int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k, int l, int m,
-                     int n, int o, int p, int q, int r, int s, int t) {
+__global__ void many(int* out, int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k, int l,
+                     int m, int n, int o, int p, int q, int r, int s, int t) {
   const int all[] = {a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t};
   for (int x = 0; x < 20; ++x) out[x] = all[x];
 }

@@ -40,7 +40,8 @@ int main() {
       char line[200];
       snprintf(line, sizeof line, "thread %d of block %d: number 7, half 3.50, said once each\n", thread, block);
       if (kernels_run() && count(line) != 1) {
-        fprintf(stderr, "of the kernel's output, this is there %zu times: %s; all of it: %s\n", count(line), line, said.c_str());
+        fprintf(stderr, "of the kernel's output, this is there %zu times: %s; all of it: %s\n", count(line), line,
+                said.c_str());
         return 1;
       }
     }

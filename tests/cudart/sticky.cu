@@ -1,4 +1,5 @@
-// A kernel that touches what is not there: every call of the process says so from then on, and the process can end well.
+// A kernel that touches what is not there: every call of the process says so from then on, and the process can end
+// well.
 #include "check.cuh"
 
 __global__ void astray(volatile int* nowhere) { *nowhere = 1; }

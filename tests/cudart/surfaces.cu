@@ -14,8 +14,7 @@ __global__ void transpose(cudaSurfaceObject_t surface, uint32_t* out) {
 }
 
 __global__ void fetch(cudaTextureObject_t texture, uint32_t* out) {
-  for (int i = here(); i < kWidth * kHeight; i += threads())
-    out[i] = tex2D<uint32_t>(texture, i % kWidth, i / kWidth);
+  for (int i = here(); i < kWidth * kHeight; i += threads()) out[i] = tex2D<uint32_t>(texture, i % kWidth, i / kWidth);
 }
 
 int main() {

@@ -1,5 +1,5 @@
-// Device and constant variables: what they begin with, their address and size, copies to and from them, kernels that use
-// them. Their addresses are the driver's choice, and a kernel that is given one must find the same variable there.
+// Device and constant variables: what they begin with, their address and size, copies to and from them, kernels that
+// use them. Their addresses are the driver's choice, and a kernel that is given one must find the same variable there.
 #include "check.cuh"
 
 __device__ uint32_t counters[256] = {1, 2, 3};
@@ -42,8 +42,7 @@ int main() {
   use<<<1, 256>>>(out);
   LAUNCHED();
   const std::vector<uint32_t> got = back(out, 256);
-  for (uint32_t i = 0; i < 256; ++i)
-    EXPECT_EQ(got[i], made(i * (i % 64 == 2 ? 1 : 2 * (i % 64) + 1) + 25, 0u));
+  for (uint32_t i = 0; i < 256; ++i) EXPECT_EQ(got[i], made(i * (i % 64 == 2 ? 1 : 2 * (i % 64) + 1) + 25, 0u));
   uint32_t after[256], through[256];
   CHECK(cudaMemcpyFromSymbolAsync(after, counters, sizeof after, 0, cudaMemcpyDeviceToHost, 0));
   CHECK(cudaDeviceSynchronize());

@@ -1,5 +1,5 @@
-// Virtual memory management by the driver API: a range that grows in place, one handle at two addresses, and kernels and
-// copies of the runtime on it.
+// Virtual memory management by the driver API: a range that grows in place, one handle at two addresses, and kernels
+// and copies of the runtime on it.
 #include "driver.cuh"
 
 __global__ void number(uint32_t* words, size_t count, uint32_t from) {
@@ -50,7 +50,8 @@ int main() {
   number<<<32, 128>>>(words, count, 7);  // across all three
   LAUNCHED();
   got = back(words, count);
-  for (size_t i = 0; i < count; ++i) EXPECT_EQ(got[i], made(uint32_t(i) + 7, 0x01010101u * uint32_t(i / (piece / 4) + 1)));
+  for (size_t i = 0; i < count; ++i)
+    EXPECT_EQ(got[i], made(uint32_t(i) + 7, 0x01010101u * uint32_t(i / (piece / 4) + 1)));
   // The middle piece at another address: what is written there is seen here.
   CHECK_CU(p_cuMemMap(alias, piece, 0, handles[1], 0));
   CHECK_CU(p_cuMemSetAccess(alias, piece, &access, 1));
