@@ -6,7 +6,7 @@ namespace devproxy::server::launch {
 
 namespace {
 
-constexpr uint32_t kMaxSharedBytes = 101376;  // of the device's properties: MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+constexpr size_t kMaxSharedOptin = 97;  // cuda.h: CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 
 }  // namespace
 
@@ -18,7 +18,8 @@ void launch(Connection& c, const Message& m) {
   uint64_t threads;
   if (__builtin_mul_overflow(uint64_t{r.block_x} * r.block_y, uint64_t{r.block_z}, &threads) || threads == 0 ||
       threads > object->max_threads || r.grid_x == 0 || r.grid_y == 0 || r.grid_z == 0 ||
-      r.shared_bytes > kMaxSharedBytes || m.bulk_bytes < object->params_bytes)
+      r.shared_bytes > static_cast<uint32_t>(c.parts().device->properties().attributes[kMaxSharedOptin]) ||
+      m.bulk_bytes < object->params_bytes)
     return c.refuse(m, r.stream, kInvalidValue);
   Counters::add(c.counting().launches, 1);
   c.space().launch(
