@@ -31,6 +31,11 @@ int main() {
   memset(host, 0xFF, kCount * 4);
   int called = 0;
 
+  // Loaded before: what loading does within a capture is not what this is about.
+  affine<<<1, 32, 0, s>>>(a, 0, 0);
+  sum_of<<<1, 32, 0, s>>>(out, a, b);
+  LAUNCHED();
+  CHECK(cudaStreamSynchronize(s));
   EXPECT_EQ(capturing(s), cudaStreamCaptureStatusNone);
   CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
   EXPECT_EQ(capturing(s), cudaStreamCaptureStatusActive);

@@ -21,9 +21,27 @@ BUILD = ROOT / "build" / "tests" / "cudart"
 
 # What is not there yet, or never will be: title of the program -> what it says then, word for word. A program that
 # passes or fails with another text makes its test fail: this table is the list of what is missing.
-REFUSALS: dict[str, str] = {}
+ARRAYS = "CUDA arrays, textures and surfaces are not supported yet; use linear memory"
+GRAPHS = "CUDA graphs and stream capture are not supported yet; run without graph capture"
+REFUSALS: dict[str, str] = {
+    "arrays": f"cudaMallocArray is refused: {ARRAYS}",
+    "capture": f"cudaStreamBeginCapture is refused: {GRAPHS}",
+    "clusters": "cudaOccupancyMaxActiveClusters is refused: unchecked",
+    "cooperative": "this device cannot tell how many blocks of a kernel run at once",
+    "graphs": f"cudaGraphCreate is refused: {GRAPHS}",
+    "launch_attributes": "this device cannot tell how many blocks of a kernel run at once",
+    "linker": "cuLinkCreate_v2 is refused: run-time linking needs NVIDIA's compiler",
+    "managed": "cudaMallocManaged is refused: managed memory faults in the job process, where there is no device",
+    "mapped": "cuMemHostGetDevicePointer is refused for memory of cuMemHostRegister",
+    "pool": "cudaMemPoolCreate is refused: only a device's default memory pool exists",
+    "surfaces": f"cudaMallocArray is refused: {ARRAYS}",
+    "textures": f"cudaCreateTextureObject is refused: {ARRAYS}",
+}
 # What the machine lacks: title -> what the program says (exit code 3).
-NOT_HERE: dict[str, str] = {"nvrtc": "libnvrtc.so.13"}
+NOT_HERE: dict[str, str] = {
+    "nvrtc": "libnvrtc.so.13",
+    "virtual_memory": "virtual memory management",  # by the device's own attribute
+}
 
 RUNS = [(one, run) for one in cudart.programs() for run in one.runs]
 
