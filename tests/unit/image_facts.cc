@@ -3,7 +3,8 @@
 //   image_facts facts FILE ARCH        facts for a device of that architecture (90), as JSON
 //   image_facts entries FILE           the entries of a fat binary, as JSON
 //   image_facts fuzz FILE SEED COUNT   COUNT damaged copies: cut, flipped bits, changed numbers; prints how they ended
-//   image_facts scan FILE ARCH         every fat binary in the file (a library's .nv_fatbin); prints counts and refusals
+//   image_facts scan FILE ARCH         every fat binary in the file (a library's .nv_fatbin); prints counts and
+//   refusals
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
