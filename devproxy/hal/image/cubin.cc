@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <map>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "devproxy/hal/image/bytes.h"
 #include "devproxy/hal/image/image.h"
@@ -238,6 +239,7 @@ class Cubin {
         if (facts_.arch.major >= 9 && shared >= kSystemShared) shared -= kSystemShared;
         k.shared_bytes = static_cast<uint32_t>(std::min<uint64_t>(shared, UINT32_MAX));
       } else if (s.type == kInfoType && s.name != ".nv.info") {
+        if (!described_.insert(kernel->second).second) return bad("kernel " + k.name + " is described twice");
         if (Status done = kernel_attributes(s.bytes, &k); !done.ok()) return done;
       }
     }
@@ -348,6 +350,7 @@ class Cubin {
   Bytes symbols_, names_, wide_;
   std::unordered_map<uint32_t, size_t> kernel_of_text_;
   std::unordered_map<uint64_t, size_t> kernel_of_symbol_;
+  std::unordered_set<size_t> described_;
   std::vector<Place> places_;
   Facts facts_;
 };
