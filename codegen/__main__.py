@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from codegen import check
-from codegen.emit import client, dispatch, docs, format, library, resolve, wire
+from codegen.apis.mathlibs import SHIMS
+from codegen.emit import client, dispatch, docs, format, library, mathlibs, resolve, wire
 
 ROOT = Path(__file__).parent.parent
 COMMAND = "python3 -m codegen --out build/gen"
@@ -41,7 +42,12 @@ def outputs() -> dict[str, str]:
         "nccl_decl.gen.h": library.emit_declarations("nccl"),
         "nccl_client.gen.cc": library.emit_client("nccl"),
     }
-    return {name: f"// Made by: {COMMAND}\n{text}" for name, text in texts.items()}
+    for soname, shim in SHIMS.items():
+        texts[f"{soname}.gen.c"] = mathlibs.emit_source(soname, shim)
+    out = {name: f"// Made by: {COMMAND}\n{text}" for name, text in texts.items()}
+    for soname in SHIMS:
+        out[f"{soname}.map"] = f"# Made by: {COMMAND}\n{mathlibs.emit_map(soname)}"
+    return out
 
 
 def write(path: Path, text: str) -> bool:

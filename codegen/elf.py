@@ -62,7 +62,8 @@ class _Reader:
                 soname = self.text(DYNAMIC, value)
         nodes = self.needed_nodes() | self.defined_nodes()
         versions = [v for (v,) in struct.iter_unpack("<H", self.bytes_of(VERSYM))]
-        imports, exports = [], []
+        imports: list[Symbol] = []
+        exports: list[Symbol] = []
         for number, entry in enumerate(struct.iter_unpack("<IBBHQQ", self.bytes_of(DYNSYM))):
             name_at, info, _, section, _, _ = entry
             if name_at == 0 or info >> 4 == 0:  # no name, or local

@@ -27,6 +27,11 @@ COPY_AGAIN_S = 0.5
 # Of the library folder, what a job needs: everything but these.
 NOT_COPIED = (".pyi",)
 PYLIB = "pylib"
+# Other names of files in a build. Links, not copies: the loader takes a second file for a second library.
+LINKS = {
+    # numba-cuda and others open this name first; it is no SONAME, so the preloaded shim does not answer to it.
+    "libcuda.so": "libcuda.so.1",
+}
 
 
 def state_dir() -> str:
@@ -80,7 +85,7 @@ def _files(folder: str) -> list[tuple[str, os.stat_result]]:
                 if entry.is_dir():
                     if entry.name != "__pycache__":
                         todo.append(name)
-                elif entry.is_file() and not name.endswith(NOT_COPIED):
+                elif entry.is_file(follow_symlinks=False) and not name.endswith(NOT_COPIED):
                     found.append((name, entry.stat()))
     return sorted(found)
 
@@ -106,7 +111,7 @@ def ensure_build(lib: str, pylib: str) -> str:
 def _try_build(lib: str, pylib: str) -> str:
     """The build's id; empty where somebody replaced a file in the middle: the copy would be a mixture."""
     parts = [(lib, "", _files(lib)), (pylib, PYLIB, _files(pylib))]
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(repr(LINKS).encode())
     for _, prefix, files in parts:
         for name, info in files:
             digest.update(f"{prefix}/{name} {info.st_size} {info.st_mtime_ns}\n".encode())
@@ -133,6 +138,7 @@ def _try_build(lib: str, pylib: str) -> str:
                     for i in (now, os.stat(to))
                 ):
                     return ""
+        make_links(temporary)
         try:
             os.rename(temporary, target)
         except OSError:
@@ -141,6 +147,13 @@ def _try_build(lib: str, pylib: str) -> str:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return build_id
+
+
+def make_links(folder: str) -> None:
+    """The other names of a new build's files. Images do not carry them: whoever makes a build's folder makes them."""
+    for link, name in LINKS.items():
+        if os.path.exists(os.path.join(folder, name)):
+            os.symlink(name, os.path.join(folder, link))
 
 
 def take_over_build(path: str) -> None:

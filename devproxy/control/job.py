@@ -23,6 +23,7 @@ from devproxy.control.spec import JobSpec
 from devproxy.errors import Refused
 from devproxy.log import say
 from devproxy.proxy import command as cmd
+from devproxy.proxy import preflight
 from devproxy.proxy.janitor import Janitor
 from devproxy.proxy.supervisor import Supervisor
 
@@ -285,7 +286,8 @@ class Job:
 def job_environment(spec: JobSpec, lib: str, pylib: str, job_dir: str) -> dict[str, str]:
     """What the command gets on top of our own environment. job_dir: as the job sees its folder."""
     env = dict(os.environ)
-    preload = [p for p in (os.path.join(lib, name) for name in SHIMS) if os.path.exists(p)]
+    names = [*SHIMS, *preflight.refused_libraries(spec.device, spec.program)]
+    preload = [p for p in (os.path.join(lib, name) for name in names) if os.path.exists(p)]
     around = env.get("LD_PRELOAD", "").replace(" ", ":").split(":")
     env["LD_PRELOAD"] = ":".join(preload + [p for p in around if p and p not in preload])
     env[config.JOB_DIR] = job_dir
