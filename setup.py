@@ -70,6 +70,7 @@ setup(
         "blake3>=1",
         "zstandard>=0.23",
         "fsspec",
+        "nvidia-ml-py>=13",
     ],
     extras_require={"s3": ["s3fs"]},
     entry_points={

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from codegen.tables import LIBRARIES, Export, driver_exports, library_exports, library_of, status
+from codegen.apis.mathlibs import SHIMS
+from codegen.tables import (
+    LIBRARIES,
+    Export,
+    driver_exports,
+    library_exports,
+    library_of,
+    shim_exports,
+    status,
+)
 
 WORDS = {
     "local": "answered in the job's process, nothing is sent",
@@ -100,4 +109,21 @@ def emit() -> str:
             "",
             ", ".join(e.name for e in refused),
         ]
+    out += [
+        "",
+        "# NVIDIA's libraries above the driver",
+        "",
+        "Each has a CUDA runtime of NVIDIA's inside, which does not run over devproxy's driver. A job on NVIDIA's kernels whose",
+        "Python has PyTorch's CUDA wheel finds these in their place, with every function that torch 2.11 to 2.15 imports: a",
+        "call returns the library's own result for what it cannot do, and says once which function it was.",
+        "",
+        "| library | refused | result | answered |",
+        "|---|---|---|---|",
+    ]
+    for soname, shim in SHIMS.items():
+        shimmed = shim_exports(soname)
+        told = [e.name for e in shimmed if e.answer]
+        out.append(
+            f"| {soname} | {len(shimmed) - len(told)} functions | {shim.status} ({shim.refused}) | {', '.join(told)} |"
+        )
     return "\n".join(out) + "\n"
