@@ -8,7 +8,8 @@ from pathlib import Path
 
 from codegen import check
 from codegen.apis.mathlibs import SHIMS
-from codegen.emit import client, dispatch, docs, format, library, mathlibs, resolve, wire
+from codegen.emit import client, dispatch, docs, format, library, mathlibs, resolve, runtime, wire
+from codegen.tables import RUNTIMES
 
 ROOT = Path(__file__).parent.parent
 COMMAND = "python3 -m codegen --out build/gen"
@@ -19,7 +20,7 @@ SUPPORT = ROOT / "docs/support.md"
 def segment_headers() -> str:
     """The text of the headers that are part of the ABI id."""
     folder = ROOT / "devproxy/csrc/wire"
-    return "".join((folder / name).read_text() for name in ("segment.h", "attach.h"))
+    return "".join((folder / name).read_text() for name in ("segment.h", "attach.h", "launch.h"))
 
 
 def results() -> dict[str, tuple[int, str]]:
@@ -42,11 +43,15 @@ def outputs() -> dict[str, str]:
         "nccl_decl.gen.h": library.emit_declarations("nccl"),
         "nccl_client.gen.cc": library.emit_client("nccl"),
     }
+    for stem in RUNTIMES:
+        texts |= runtime.emit_all(stem)
     for soname, shim in SHIMS.items():
         texts[f"{soname}.gen.c"] = mathlibs.emit_source(soname, shim)
     out = {name: f"// Made by: {COMMAND}\n{text}" for name, text in texts.items()}
-    for soname in SHIMS:
-        out[f"{soname}.map"] = f"# Made by: {COMMAND}\n{mathlibs.emit_map(soname)}"
+    maps = {f"{stem}/exports.map": runtime.emit_exports(stem) for stem in RUNTIMES}
+    maps |= {f"{soname}.map": mathlibs.emit_map(soname) for soname in SHIMS}
+    for name, text in maps.items():  # a version script, which has comments of its own
+        out[name] = f"/* Made by: {COMMAND} */\n{text}"
     return out
 
 

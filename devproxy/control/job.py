@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 RESTORE_ENDS_S = 60.0
 GIVEN_UP_S = 2.0  # for output that nobody takes, after a signal that ended the job
-SHIMS = ("libdevproxy_host.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2")
+HOST_LIBRARY = "libdevproxy_host.so"
 
 
 class Job:
@@ -286,7 +286,11 @@ class Job:
 def job_environment(spec: JobSpec, lib: str, pylib: str, job_dir: str) -> dict[str, str]:
     """What the command gets on top of our own environment. job_dir: as the job sees its folder."""
     env = dict(os.environ)
-    names = [*SHIMS, *preflight.refused_libraries(spec.device, spec.program)]
+    names = (
+        HOST_LIBRARY,
+        *preflight.shims(spec.device),
+        *preflight.refused_libraries(spec.device, spec.program),
+    )
     preload = [p for p in (os.path.join(lib, name) for name in names) if os.path.exists(p)]
     around = env.get("LD_PRELOAD", "").replace(" ", ":").split(":")
     env["LD_PRELOAD"] = ":".join(preload + [p for p in around if p and p not in preload])

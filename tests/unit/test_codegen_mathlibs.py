@@ -51,7 +51,7 @@ def test_every_library_of_the_wheel_is_replaced_or_host_only(version: str) -> No
 
 
 @pytest.mark.parametrize("version", versions())
-@pytest.mark.parametrize("soname", ["libcuda.so.1", "libnccl.so.2", *SHIMS])
+@pytest.mark.parametrize("soname", [*OURS, *SHIMS])
 def test_every_imported_symbol_is_exported_with_its_version_node(version: str, soname: str) -> None:
     exports = {(s.name, s.version) for s in elf.read(built(soname)).exports}
     nodes = {node for _, node in exports} - {""}

@@ -117,6 +117,20 @@ def test_missing_symbols_are_named(program: Path) -> None:
     assert "cuInit" not in text
 
 
+def test_what_a_driver_may_lack_is_no_reason_to_refuse_it(program: Path) -> None:
+    """A call that is optional (driver_table.h) is missed when it is used, not at the start."""
+    optional = re.search(
+        r"#define DP_CUDA_OPTIONAL_CALLS\(X\)((?:.*\\\n)*.*)",
+        (ROOT / "devproxy/hal/cuda/driver_table.h").read_text(),
+    )
+    assert optional
+    names = re.findall(r"X\((cu\w+)\)", optional[1])
+    assert "cuLaunchKernelEx" in names
+    source = OUT / "old.cc"
+    text = why_not(program, str(compiled("old.so", [source], "-shared")))
+    assert not [name for name in names if re.search(rf"\b{name}\b", text)]
+
+
 def test_driver_that_is_not_there(program: Path) -> None:
     assert "cannot be opened" in why_not(program, "/nonexistent/libcuda.so.1")
     assert "absolute path" in why_not(program, "libcuda.so.1")

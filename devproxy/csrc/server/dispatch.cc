@@ -94,6 +94,8 @@ constexpr Row kRows[] = {
     {wire::Opcode::MODULE_GLOBAL, module::module_global},
     {wire::Opcode::FUNCTION_SET_ATTR, module::function_set_attr},
     {wire::Opcode::LAUNCH, launch::launch},
+    {wire::Opcode::LAUNCH_EX, launch::launch_ex},
+    {wire::Opcode::OCCUPANCY, launch::occupancy},
 };
 
 // The rows in the order of wire::kOps. A message without a row, or a request that Message cannot hold, does not

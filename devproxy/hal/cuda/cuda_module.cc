@@ -100,6 +100,13 @@ StatusOr<std::shared_ptr<CudaFunction>> CudaFunction::get(std::shared_ptr<CudaMo
       return s;
     *wanted.to = static_cast<uint32_t>(value);
   }
+  // All that it knows; what it does not is INVALID_VALUE.
+  info->attributes.assign(CU_FUNC_ATTRIBUTE_MAX, kNoAttribute);
+  for (int i = 0; i < CU_FUNC_ATTRIBUTE_MAX; i++) {
+    int value = 0;
+    if (cu.cuFuncGetAttribute(&value, static_cast<CUfunction_attribute>(i), function->handle) == CUDA_SUCCESS)
+      info->attributes[static_cast<size_t>(i)] = value;
+  }
   // Offsets are the driver's: parameter 0 may not lie at 0. The end of the list is an error by design (cuda.h).
   info->params.clear();
   for (size_t i = 0; i < kMaxParams; i++) {

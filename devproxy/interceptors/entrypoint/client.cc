@@ -46,7 +46,7 @@ constexpr uint8_t kRuntimeTables[][16] = {
 };
 constexpr int kMaxNamed = 16;
 constexpr uint16_t kFirstId = 0xfff0;  // client::refuse speaks once per id: one for each file
-constexpr int kPathShown = 512;  // of client::log's line
+constexpr int kPathShown = 512;        // of client::log's line
 
 // The file whose code called this library.
 struct Caller {

@@ -97,20 +97,32 @@ int32_t get_function(DeviceState* d, uint64_t module, const char* name, uint64_t
   req.module = VHandle{module};
   req.function = VHandle{value};
   wire::FUNCTION_GET_rep rep{};
-  Param params[64];
-  client::Reply reply{&rep, sizeof(rep), params, sizeof(params)};
+  uint8_t tail[sizeof(ReplySlot::data)];
+  client::Reply reply{&rep, sizeof(rep), tail, sizeof(tail)};
   const int32_t rc = d->conn().call_bulk(Opcode::FUNCTION_GET, req, {name, strlen(name) + 1}, &reply);
   if (rc == kOk) {
+    const size_t n_attributes = std::min<size_t>(rep.n_attributes, reply.tail_got / sizeof(int32_t));
+    for (int i = 0; i < FunctionObj::kAttributes; ++i) {
+      int32_t value = FunctionObj::kNoAttribute;
+      if (static_cast<size_t>(i) < n_attributes) memcpy(&value, tail + i * sizeof(int32_t), sizeof(value));
+      f->attributes[i] = value;
+    }
+    const uint8_t* const params = tail + n_attributes * sizeof(int32_t);
+    const size_t n_params =
+        std::min<size_t>(rep.n_params, (reply.tail_got - n_attributes * sizeof(int32_t)) / sizeof(Param));
+    f->occupancy.answers.clear();
     f->name = name;
     f->module = module;
     f->device = d->ordinal();
     f->max_threads = rep.max_threads;
     f->shared_bytes = rep.shared_bytes;
     f->regs = rep.regs;
-    f->params.assign(params, params + std::min<size_t>(rep.n_params, reply.tail_got / sizeof(Param)));
+    f->params.resize(n_params);
+    if (n_params) memcpy(f->params.data(), params, n_params * sizeof(Param));
     f->param_bytes = 0;
     for (const Param& p : f->params) f->param_bytes = std::max(f->param_bytes, p.offset + p.size);
-    f->max_dynamic_shared = 49152;
+    const int32_t dynamic = f->attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES];
+    f->max_dynamic_shared = dynamic == FunctionObj::kNoAttribute ? 49152 : dynamic;
   }
   functions().publish(value);
   if (rc != kOk) {
