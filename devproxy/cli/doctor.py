@@ -177,7 +177,8 @@ def _torch(python: str) -> list[Finding]:
 def _nvidia() -> list[Finding]:
     device = machine.find_nvidia(config.sysroot())
     if device is None:
-        return [Finding("NVIDIA device", True, False, "none: jobs run on the software GPU")]
+        none = "none: jobs run on the software GPU (--device soft), or are only recorded (--device record)"
+        return [Finding("NVIDIA device", True, False, none)]
     experimental = Finding(
         "NVIDIA device",
         False,
