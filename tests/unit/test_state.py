@@ -37,6 +37,18 @@ def test_another_name_of_a_file_is_a_link_and_no_file_of_the_build(
     assert config.job_pylib_dir(str(path)) == str(path / "pylib")
 
 
+def test_the_runtime_is_mapped_under_a_name_that_torch_does_not_look_for(
+    folders: tuple[Path, Path],
+) -> None:
+    lib, pylib = folders
+    (lib / "libcudart.so.13").write_text("runtime")
+    path = Path(state.build_path(state.ensure_build(str(lib), str(pylib))))
+    assert "libcudart.so" not in str((path / "libcudart.so.13").resolve())
+    assert (path / "libcudart.so.13").read_text() == "runtime"
+    assert "libcudart-13.so" in state.build_files(str(path))
+    assert not (path / "libcudart.so.12").is_symlink()
+
+
 def test_a_link_without_its_file_is_not_made(folders: tuple[Path, Path]) -> None:
     lib, pylib = folders
     (lib / "libcuda.so.1").unlink()
