@@ -22,6 +22,7 @@ TEMPLATE = ROOT / "devproxy" / "hal" / "template" / "template_device.cc"
 TEST = ROOT / "tests" / "hal_cuda" / "hal_cuda_test.cc"
 FAKE = ROOT / "tests" / "hal_cuda" / "fake_libcuda.cc"
 LOG = ROOT / "devproxy" / "csrc" / "base" / "log.cc"
+WHOLE = ROOT / "devproxy" / "hal" / "image" / "whole.cc"
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
 
 
@@ -65,7 +66,7 @@ def compiled(name: str, sources: Sequence[Path], *options: str) -> Path:
 
 
 def objects() -> list[Path]:
-    return [compiled(source.stem, [source], "-c") for source in [*HAL, LOG]]
+    return [compiled(source.stem, [source], "-c") for source in [*HAL, WHOLE, LOG]]
 
 
 @pytest.fixture(scope="module")
