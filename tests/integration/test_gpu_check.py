@@ -140,7 +140,7 @@ def test_dry_run(bundle: Path, fake: Path, tmp_path: Path) -> None:
     assert "nothing was compared" in results["c_programs"]["text"]
     runs = results["c_cudart"]["figures"]
     assert runs["passes"] == {"native": "pass", "proxied": "pass"}, log
-    assert runs["is_refused"] == {"native": "pass", "proxied": "refused: cudaX: because"}
+    assert runs["is_refused"] == {"native": "pass", "proxied": "refused: cudaX is refused: because"}
     assert runs["is_absent"]["proxied"] == "not here: libnvrtc.so.13"
     assert runs["counted"] == {
         "of": 5, "native": 3, "proxied": {"pass": 1, "refused": 1, "not here": 1},
