@@ -18,7 +18,9 @@ SUPPORT = ROOT / "docs/support.md"
 def segment_headers() -> str:
     """The text of the headers that are part of the ABI id."""
     folder = ROOT / "devproxy/csrc/wire"
-    return "".join((folder / name).read_text() for name in ("segment.h", "attach.h"))
+    return "".join(
+        (folder / name).read_text() for name in ("segment.h", "attach.h", "graph_step.h")
+    )
 
 
 def results() -> dict[str, tuple[int, str]]:

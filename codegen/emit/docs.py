@@ -23,6 +23,7 @@ FIRST = (
     "stream",
     "event",
     "launch",
+    "graph",
     "entrypoint",
 )
 

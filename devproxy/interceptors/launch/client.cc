@@ -1,8 +1,10 @@
 // Launches: everything that can be checked without the device is checked here; then one message, nobody waits.
 #include <string.h>
 
+#include "devproxy/interceptors/launch/client.h"
+
 #include "devproxy/interceptors/client_common.h"
-#include "devproxy/interceptors/module/client.h"
+#include "devproxy/interceptors/graph/client.h"
 
 namespace devproxy::sa::launch {
 
@@ -32,9 +34,26 @@ void pack(const FunctionObj& f, void* const* kernelParams, uint8_t* to) {
   }
 }
 
-struct Geometry {
-  unsigned grid[3], block[3], shared;
-};
+// The block of `extra`, verbatim; false where it is malformed or shorter than the parameters.
+bool block_of(const FunctionObj& f, void** extra, const void** data, size_t* bytes) {
+  const void* buffer = nullptr;
+  const size_t* length = nullptr;
+  for (void** e = extra; *e != CU_LAUNCH_PARAM_END; e += 2) {
+    if (*e == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+      buffer = e[1];
+    } else if (*e == CU_LAUNCH_PARAM_BUFFER_SIZE) {
+      length = static_cast<const size_t*>(e[1]);
+    } else {
+      return false;
+    }
+  }
+  if (!buffer || !length || *length < f.param_bytes) return false;
+  *data = buffer;
+  *bytes = *length;
+  return true;
+}
+
+}  // namespace
 
 int32_t check(const FunctionObj& f, const Geometry& g, const DeviceState& d) {
   for (int i = 0; i < 3; ++i)
@@ -51,6 +70,25 @@ int32_t check(const FunctionObj& f, const Geometry& g, const DeviceState& d) {
   return kOk;
 }
 
+int32_t parameter_block(const FunctionObj& f, void* const* kernelParams, void** extra, std::vector<uint8_t>* block) {
+  if (kernelParams || (!extra && f.params.empty())) {
+    if (extra || f.param_bytes > kMaxPacked) return kInvalidValue;
+    for (size_t i = 0; i < f.params.size(); ++i)
+      if (!kernelParams[i]) return kInvalidValue;
+    block->resize(f.param_bytes);
+    pack(f, kernelParams, block->data());
+    return kOk;
+  }
+  const void* data = nullptr;
+  size_t bytes = 0;
+  if (!extra || !block_of(f, extra, &data, &bytes)) return kInvalidValue;
+  const auto* p = static_cast<const uint8_t*>(data);
+  block->assign(p, p + bytes);
+  return kOk;
+}
+
+namespace {
+
 CUresult launch(CUfunction hfunc, const Geometry& g, CUstream hStream, void** kernelParams, void** extra) {
   uint64_t value = 0;
   int32_t error = kOk;
@@ -59,6 +97,10 @@ CUresult launch(CUfunction hfunc, const Geometry& g, CUstream hStream, void** ke
   DP_STREAM(hStream, s, d);
   if (d->ordinal() != f->device) return CUDA_ERROR_INVALID_HANDLE;
   if (const int32_t rc = check(*f, g, *d); rc != kOk) return result(rc);
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_kernel(s, hfunc, g, kernelParams, extra, &rc)) return rc;
+  }
   if (const int32_t late = d->conn().take_late_error(); __builtin_expect(late != kOk, 0)) return result(late);
 
   wire::LAUNCH_req req{VHandle{value},
@@ -83,19 +125,10 @@ CUresult launch(CUfunction hfunc, const Geometry& g, CUstream hStream, void** ke
     rc = d->conn().post_in_place(
         Opcode::LAUNCH, req, f->param_bytes, [&](uint8_t* to) { pack(*f, kernelParams, to); }, &end);
   } else if (extra) {
-    const void* buffer = nullptr;
-    const size_t* bytes = nullptr;
-    for (void** e = extra; *e != CU_LAUNCH_PARAM_END; e += 2) {
-      if (*e == CU_LAUNCH_PARAM_BUFFER_POINTER) {
-        buffer = e[1];
-      } else if (*e == CU_LAUNCH_PARAM_BUFFER_SIZE) {
-        bytes = static_cast<const size_t*>(e[1]);
-      } else {
-        return CUDA_ERROR_INVALID_VALUE;
-      }
-    }
-    if (!buffer || !bytes || *bytes < f->param_bytes) return CUDA_ERROR_INVALID_VALUE;
-    rc = d->conn().post_bulk(Opcode::LAUNCH, req, {buffer, *bytes}, &end);
+    const void* data = nullptr;
+    size_t bytes = 0;
+    if (!block_of(*f, extra, &data, &bytes)) return CUDA_ERROR_INVALID_VALUE;
+    rc = d->conn().post_bulk(Opcode::LAUNCH, req, {data, bytes}, &end);
   } else {
     return CUDA_ERROR_INVALID_VALUE;
   }
