@@ -24,11 +24,15 @@ gen: setup  ## everything that is generated: build/gen, devproxy/control/_pb
 	$(PY) -m codegen --out build/gen
 	scripts/gen_proto.sh $(PY)
 
+criu-if-possible: build/.system
+	@scripts/install_criu.sh || echo "build: going on without CRIU: jobs run, checkpoints are refused (make criu)"
+
 criu: build/.system  ## CRIU with pycriu, into build/criu
 	@scripts/install_criu.sh
 
-build: setup  ## client libraries, server and the torch plugin, into build/lib; CRIU for checkpoints
-	@scripts/install_criu.sh || echo "build: going on without CRIU: jobs run, checkpoints are refused (make criu)"
+# CRIU compiles while pip fetches.
+build: build/.system  ## client libraries, server and the torch plugin, into build/lib; CRIU for checkpoints
+	@$(MAKE) -s --no-print-directory -j2 -Otarget setup criu-if-possible
 	@PYTHON=$(PY) scripts/build.sh
 	@$(VENV)/devproxy build-torch
 
@@ -79,4 +83,4 @@ lint: setup  ## the linters alone
 clean:  ## removes build/, keeps .venv
 	rm -rf build dist *.egg-info
 
-.PHONY: help setup gen criu build check test test-cuda-wheel demo bench gpu-bundle gpu-check soak fmt lint clean
+.PHONY: help setup gen criu criu-if-possible build check test test-cuda-wheel demo bench gpu-bundle gpu-check soak fmt lint clean

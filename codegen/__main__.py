@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from codegen import check
-from codegen.emit import client, dispatch, docs, format, library, resolve, wire
+from codegen.emit import client, dispatch, docs, format, library, resolve, runtime, wire
+from codegen.tables import RUNTIMES
 
 ROOT = Path(__file__).parent.parent
 COMMAND = "python3 -m codegen --out build/gen"
@@ -18,9 +19,8 @@ SUPPORT = ROOT / "docs/support.md"
 def segment_headers() -> str:
     """The text of the headers that are part of the ABI id."""
     folder = ROOT / "devproxy/csrc/wire"
-    return "".join(
-        (folder / name).read_text() for name in ("segment.h", "attach.h", "graph_step.h")
-    )
+    names = ("segment.h", "attach.h", "launch.h", "graph_step.h")
+    return "".join((folder / name).read_text() for name in names)
 
 
 def results() -> dict[str, tuple[int, str]]:
@@ -43,7 +43,12 @@ def outputs() -> dict[str, str]:
         "nccl_decl.gen.h": library.emit_declarations("nccl"),
         "nccl_client.gen.cc": library.emit_client("nccl"),
     }
-    return {name: f"// Made by: {COMMAND}\n{text}" for name, text in texts.items()}
+    for stem in RUNTIMES:
+        texts |= runtime.emit_all(stem)
+    out = {name: f"// Made by: {COMMAND}\n{text}" for name, text in texts.items()}
+    for stem in RUNTIMES:  # a version script, which has comments of its own
+        out[f"{stem}/exports.map"] = f"/* Made by: {COMMAND} */\n{runtime.emit_exports(stem)}"
+    return out
 
 
 def write(path: Path, text: str) -> bool:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import re
 
-from codegen.apis import cuda_driver
+from codegen.apis import cuda_driver, cudart
 from codegen.emit.wire import layout, request_fields
 from codegen.ops import OPS, RETIRED
 from codegen.spec import Api, Op
-from codegen.tables import LIBRARIES, Facts, driver_table, entries, facts, resolver_rows
+from codegen.tables import (
+    LIBRARIES,
+    RUNTIMES,
+    Facts,
+    driver_table,
+    entries,
+    facts,
+    resolver_rows,
+    runtime_facts,
+    runtime_table,
+)
 
 # Names of csrc/base/result.h -> the vendor's, where the words differ.
 RESULT_NAMES = {
     "kOk": "CUDA_SUCCESS",
     "kInvalidImage": "CUDA_ERROR_INVALID_IMAGE",
+    "kNoBinaryForGpu": "CUDA_ERROR_NO_BINARY_FOR_GPU",
     "kLaunchOutOfResources": "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
 }
 
@@ -88,7 +99,15 @@ def table_faults() -> list[str]:
     out = op_faults(OPS) + api_faults(driver_table(), facts("cuda"), OPS) + resolver_faults()
     for stem, module in LIBRARIES.items():
         out += api_faults(entries(module), facts(stem), OPS)
-    for title, (pattern, _) in cuda_driver.FAMILIES.items():
+    for stem in RUNTIMES:
+        out += api_faults(runtime_table(stem), runtime_facts(stem), OPS)
+    known = {name for stem in RUNTIMES for name in runtime_facts(stem).functions}
+    out += [
+        f"{name}: no major of this library declares such a function"
+        for name in entries(*cudart.CHAPTERS)
+        if name not in known
+    ]
+    for title, (pattern, _) in (cuda_driver.FAMILIES | cudart.FAMILIES).items():
         try:
             re.compile(pattern)
         except re.error as fault:

@@ -1,9 +1,10 @@
 """Vendor header -> codegen/ir/*.json: names and types only, no vendor text. Run by hand for a new toolkit:
 
-    python -m codegen.headers --include DIR [--nccl DIR] --out codegen/ir
+    python -m codegen.headers --include DIR [--nccl DIR] [--cudart DIR]... --out codegen/ir
 
 DIR is the include folder of the PyPI packages nvidia-cuda-runtime and nvidia-nvml-dev; --nccl names the folder of
-nccl.h (nvidia-nccl-cu13). Needs pycparser and gcc; nothing else of codegen does.
+nccl.h (nvidia-nccl-cu13), each --cudart that of one major's cuda_runtime_api.h. Needs pycparser and gcc; nothing else
+of codegen does.
 """
 
 from __future__ import annotations
@@ -49,6 +50,24 @@ STUBS = {
     "cuda_fp16.h": "typedef struct {unsigned short x;} half;",
     "cuda_bf16.h": "typedef struct {unsigned short x;} nv_bfloat16;",
     "cuda_fp8.h": "",
+    # What cuda_runtime_api.h takes from the compiler's own folder: words for nvcc, nothing for names and types.
+    "crt/host_defines.h": "\n".join(
+        f"#define {word}"
+        for word in (
+            "CUDARTAPI",
+            "CUDARTAPI_CDECL",
+            "CUDA_CB",
+            "__host__",
+            "__device__",
+            "__cudart_builtin__",
+            "__device_builtin__",
+            "__device_builtin_texture_type__",
+            "__device_builtin_surface_type__",
+            "__align__(n)",
+            "__builtin_align__(n)",
+            "__CUDA_DEPRECATED",
+        )
+    ),
 }
 
 CUDA_MODES: dict[str, tuple[str, ...]] = {
@@ -68,6 +87,14 @@ TYPEDEF_HEADERS = (
 )
 PFN = re.compile(r"^PFN_(\w+?)_v(\d+)(_ptds|_ptsz)?$")
 SUFFIX = re.compile(r"^(\w+?)(?:_v(\d+))?$")
+CUDART_MODES = ((), ("CUDA_API_PER_THREAD_DEFAULT_STREAM",))
+CUDART_HEADERS = (
+    "cuda_runtime_api.h",
+    "cuda_gl_interop.h",
+    "cuda_vdpau_interop.h",
+)
+DEVICE_RUNTIME = "cudaCDP"  # functions of device code
+CUDART_ENUMS = ("cudaError",)  # whose names the library gives out as text
 
 
 @dataclass
@@ -82,6 +109,7 @@ class Header:
     pointers: dict[str, tuple[str, list[list[str]]]] = field(
         default_factory=dict
     )  # typedef of a function pointer
+    enums: dict[str, list[list[str | int]]] = field(default_factory=dict)  # tag -> name, value
 
 
 def preprocess(text: str, include: Path, defines: tuple[str, ...]) -> str:
@@ -145,12 +173,25 @@ def struct_fields(node: c_ast.Struct) -> list[list[str]] | None:
     return rows
 
 
+def enumerators(node: c_ast.Enum) -> list[list[str | int]]:
+    """[name, value] of an enum whose values are all written as numbers."""
+    rows: list[list[str | int]] = []
+    for e in node.values.enumerators if node.values else []:
+        if not isinstance(e.value, c_ast.Constant):
+            return []
+        rows.append([e.name, int(e.value.value, 0)])
+    return rows
+
+
 def read(text: str, include: Path, defines: tuple[str, ...] = ()) -> Header:
     """Parse one header text (usually '#include <x.h>')."""
     out = Header()
     for node in c_parser.CParser().parse(preprocess(text, include, defines)).ext:
         if isinstance(node, c_ast.Decl) and isinstance(node.type, c_ast.FuncDecl):
             out.functions[node.name] = (type_text(node.type.type), parameters(node.type))
+        elif isinstance(node, c_ast.Decl) and isinstance(node.type, c_ast.Enum):
+            if node.type.name in CUDART_ENUMS:
+                out.enums[node.type.name] = enumerators(node.type)
         elif isinstance(node, c_ast.Typedef):
             kind = node.type
             if isinstance(kind, c_ast.PtrDecl) and isinstance(kind.type, c_ast.FuncDecl):
@@ -325,12 +366,39 @@ def library(
     )
 
 
+def cudart(include: Path, out: Path) -> None:
+    """ir/cudart-<version>.json of one major's runtime API."""
+    match = re.search(
+        r"#define CUDART_VERSION\s+(\d+)", Path(include, "cuda_runtime_api.h").read_text()
+    )
+    if not match:
+        raise SystemExit(f"{include}/cuda_runtime_api.h does not define CUDART_VERSION")
+    toolkit = f"{int(match[1]) // 1000}.{int(match[1]) % 1000 // 10}"
+    functions: dict[str, list[object]] = {}
+    enums: dict[str, object] = {}
+    for header in CUDART_HEADERS:
+        for defines in CUDART_MODES:
+            found = read(f"{PRELUDE}#include <{header}>", include, defines)
+            enums |= found.enums
+            for name, (result, params) in found.functions.items():
+                if name.startswith("cuda") and not name.startswith(DEVICE_RUNTIME):
+                    functions.setdefault(name, [result, params, header])
+    dump(
+        out / f"cudart-{toolkit}.json",
+        f"toolkit {toolkit}",
+        {"functions": dict(functions), "enums": enums, "typedefs": {}},
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m codegen.headers", description=__doc__)
     parser.add_argument(
         "--include", type=Path, required=True, help="folder of cuda.h, cudaTypedefs.h and nvml.h"
     )
     parser.add_argument("--nccl", type=Path, help="folder of nccl.h")
+    parser.add_argument(
+        "--cudart", type=Path, action="append", default=[], help="folder of cuda_runtime_api.h"
+    )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -341,6 +409,8 @@ def main() -> int:
         )
     if args.nccl:
         library("nccl.h", "nccl", "nccl", args.nccl, args.out, ())
+    for folder in args.cudart:
+        cudart(folder, args.out)
     return 0
 
 

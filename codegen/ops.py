@@ -118,12 +118,19 @@ OPS: dict[str, Op] = {
         handle="module",
     ),
     "MODULE_UNLOAD": Op(0x0402, ANNOUNCE, {"module": "module"}, log=Log.DESTROY, handle="module"),
-    # bulk in: the name; the reply's tail: n_params pairs
+    # bulk in: the name; the reply's tail: n_attributes values (i32) by CUfunction_attribute, then n_params pairs
     "FUNCTION_GET": Op(
         0x0403,
         SYNC,
         {"module": "module", "function": "function"},
-        {"n_params": "u32", "max_threads": "u32", "shared_bytes": "u32", "regs": "u32"},
+        {
+            "n_params": "u32",
+            "max_threads": "u32",
+            "shared_bytes": "u32",
+            "regs": "u32",
+            "n_attributes": "u32",
+            "pad": "u32",
+        },
         bulk="in",
         log=Log.CREATE,
         handle="function",
@@ -133,7 +140,7 @@ OPS: dict[str, Op] = {
     ),
     "FUNCTION_SET_ATTR": Op(
         0x0405,
-        ANNOUNCE,
+        SYNC,
         {"function": "function", "attr": "u32", "value": "i32"},
         log=Log.SET,
         handle="function",
@@ -156,6 +163,44 @@ OPS: dict[str, Op] = {
         },
         bulk="in",
         stream="stream",
+    ),
+    # the same with launch attributes. bulk in: n_attributes records (hal.h, LaunchAttribute), then the block
+    "LAUNCH_EX": Op(
+        0x0511,
+        ASYNC,
+        {
+            "function": "function",
+            "stream": "stream",
+            "grid_x": "u32",
+            "grid_y": "u32",
+            "grid_z": "u32",
+            "block_x": "u32",
+            "block_y": "u32",
+            "block_z": "u32",
+            "shared_bytes": "u32",
+            "n_attributes": "u32",
+        },
+        bulk="in",
+        stream="stream",
+    ),
+    # -- what only some devices have. kind: hal.h, OccupancyQuery; bulk in: launch attributes, as with LAUNCH_EX
+    "OCCUPANCY": Op(
+        0x0601,
+        SYNC,
+        {
+            "function": "function",
+            "kind": "u32",
+            "flags": "u32",
+            "shared_bytes": "u64",
+            "grid_x": "u32",
+            "grid_y": "u32",
+            "grid_z": "u32",
+            "block_x": "u32",
+            "block_y": "u32",
+            "block_z": "u32",
+        },
+        {"value": "i64"},
+        bulk="in",
     ),
     # -- graphs: what was instantiated, as the list of messages that a launch stands for (csrc/wire/graph_step.h)
     # Logged without its bulk: updates change the steps in place, so a dump asks the graph itself for them.

@@ -70,6 +70,9 @@ class Api:
     ops: the wire messages it may send, the usual one first; empty means that it never leaves the client.
     waits: it returns only when the device has come to a point; with ops empty that is seen in the segment's counters.
     checked: who read the header's page, when, for which toolkit. Empty: the stub refuses.
+    enters: of a runtime library's function. "driver": the driver is initialised first; "context": the thread's device has
+    its primary context current first, as that library does it lazily. Empty: neither.
+    records: of a runtime library's function. Its failure becomes the thread's last error.
     """
 
     client_sa: str
@@ -78,6 +81,8 @@ class Api:
     needs_init: bool = True
     checked: str = ""
     waits: bool = False
+    enters: str = ""
+    records: bool = True
 
 
 @dataclass(frozen=True)
@@ -100,4 +105,27 @@ class Library:
     refused: int
     invalid: int
     reason: str
+    also: tuple[str, ...] = ()
+
+
+Declared = tuple[str, tuple[tuple[str, str], ...]]  # result, (type, name) of each parameter
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One major version of a library above the driver, answered in the job's process by calls of the driver's exports.
+
+    Compiled with its own header; hooks, tables of names and stubs of all majors share one folder of interceptors. soname
+    is also its symbols' version node. result: the type whose failures are recorded; invalid, refused: its codes for a
+    null pointer and for a refused call. names: the enum whose names it gives out as text. declared: functions that no
+    header declares for C, also: those of which even the types are unknown (refused).
+    """
+
+    soname: str
+    header: str
+    result: str
+    refused: int
+    invalid: int
+    names: str
+    declared: dict[str, Declared] = field(default_factory=dict)
     also: tuple[str, ...] = ()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from codegen.apis import cuda_driver, nccl, nvml
+from codegen.apis import cuda_driver, cudart, nccl, nvml
 from codegen.ops import OPS
-from codegen.spec import Api, Carry, Library
+from codegen.spec import Api, Carry, Library, Runtime
 
 IR = Path(__file__).parent / "ir"
 FORM = re.compile(r"^(?P<base>\w+?)(?P<version>_v\d+)?(?P<form>_pt[ds][sz])?$")
@@ -37,6 +37,7 @@ class Facts:
     typedefs: dict[str, str]
     structs: dict[str, list[list[str]]]
     versions: dict[str, list[tuple[int, str, str]]]
+    enums: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,10 @@ class Export:
 
 @cache
 def facts(stem: str) -> Facts:
-    """Read codegen/ir/<stem>-*.json; with several toolkits the newest wins."""
+    """Read codegen/ir/<stem>-*.json, or <stem>.*.json where the stem names a major; of several toolkits the newest."""
     newest = max(
-        IR.glob(f"{stem}-*.json"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)]
+        IR.glob(f"{stem}[-.]*.json"),
+        key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)],
     )
     raw = json.loads(newest.read_text())
     functions = {
@@ -70,7 +72,8 @@ def facts(stem: str) -> Facts:
         k: [(v, form, export) for v, form, export in rows]
         for k, rows in raw.get("versions", {}).items()
     }
-    return Facts(raw["source"], functions, raw["typedefs"], raw.get("structs", {}), versions)
+    enums = {tag: [(n, v) for n, v in rows] for tag, rows in raw.get("enums", {}).items()}
+    return Facts(raw["source"], functions, raw["typedefs"], raw.get("structs", {}), versions, enums)
 
 
 def canonical(kind: str, typedefs: dict[str, str]) -> str:
@@ -190,6 +193,51 @@ def library_exports(stem: str) -> tuple[Export, ...]:
             out.append(Export(name, stem, table[target], target))
         else:
             out.append(Export(name, stem, reason=library.reason))
+    return tuple(out)
+
+
+RUNTIMES: dict[str, Runtime] = cudart.MAJORS
+
+
+@cache
+def runtime_facts(stem: str) -> Facts:
+    """The header's facts and the functions that it does not declare."""
+    known = facts(stem)
+    declared = {
+        name: Function(name, result, params, "")
+        for name, (result, params) in RUNTIMES[stem].declared.items()
+    }
+    return replace(known, functions=known.functions | declared)
+
+
+def runtime_table(stem: str) -> dict[str, Api]:
+    """The entries of a runtime library that this major has, in table order."""
+    known = runtime_facts(stem).functions
+    return {name: api for name, api in entries(*cudart.CHAPTERS).items() if name in known}
+
+
+@cache
+def runtime_exports(stem: str) -> tuple[Export, ...]:
+    """Every symbol of one major of a runtime library, sorted by name."""
+    known, table, chapters = (
+        runtime_facts(stem),
+        runtime_table(stem),
+        chapter_names(*cudart.CHAPTERS),
+    )
+    out = []
+    for name in sorted({*known.functions, *RUNTIMES[stem].also}):
+        target = answered(name, table, known)
+        if target and table[target].checked:
+            form = split(name)[2]
+            out.append(Export(name, chapters[target], table[target], target, form != ""))
+            continue
+        base = split(name)[0]
+        family, reason = "unchecked", UNCHECKED
+        for title, (pattern, refused) in cudart.FAMILIES.items():
+            if re.fullmatch(pattern, base):
+                family, reason = title, refused.reason
+                break
+        out.append(Export(name, family, reason=reason))
     return tuple(out)
 
 

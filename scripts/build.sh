@@ -11,7 +11,7 @@ case $python in
 esac
 include=$("$python" - <<'EOF'
 import glob, sysconfig
-found = glob.glob(sysconfig.get_path("purelib") + "/nvidia/*/include/cuda.h")
+found = glob.glob(sysconfig.get_path("purelib") + "/nvidia/cu13/include/cuda.h")
 print(found[0][: -len("/cuda.h")] if found else "")
 EOF
 )
@@ -19,6 +19,7 @@ EOF
   echo "build.sh: $python has no CUDA headers; run: $python -m pip install --no-deps -r requirements/headers.txt" >&2
   exit 2
 }
+scripts/cuda_headers.sh "$python"
 configuration="$python $include"
 if [ ! -e build/cmake/build.ninja ] || [ "$(cat build/cmake/.configuration 2>/dev/null)" != "$configuration" ]; then
   cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \

@@ -39,7 +39,7 @@ LIMIT_BYTES = 60_000_000
 DEVICE_PYTHON = "3.12"  # of the lent machines' image, 'cuda'
 CUBIN_ARCH = "sm_90"  # H100, H200; other GPUs compile the PTX
 LIBRARIES = (
-    "libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2", "libdevproxy_host.so",
+    "libcuda.so.1", "libcudart.so.13", "libcudart.so.12", "libnvidia-ml.so.1", "libnccl.so.2", "libdevproxy_host.so",
     "devproxy-server", "devproxy-init",
 )  # fmt: skip
 # What devproxy imports at run time. The device's own grpcio and protobuf may be older than our generated code.

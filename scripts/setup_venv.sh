@@ -14,5 +14,6 @@ pip="env PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install -q --re
 $pip -c requirements/constraints.txt -r requirements/build.txt -r requirements/runtime.txt \
   -r requirements/torch.txt -r requirements/dev.txt
 $pip --no-deps -r requirements/headers.txt
+scripts/cuda_headers.sh .venv/bin/python
 # compat: a plain .pth file, where the default mode costs every start of this Python an import hook.
 $pip --no-deps --no-build-isolation --config-settings editable_mode=compat -e .

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-from codegen.tables import LIBRARIES, Export, driver_exports, library_exports, library_of, status
+from codegen.apis import cudart
+from codegen.tables import (
+    LIBRARIES,
+    RUNTIMES,
+    Export,
+    driver_exports,
+    library_exports,
+    library_of,
+    runtime_exports,
+    status,
+)
 
 WORDS = {
     "local": "answered in the job's process, nothing is sent",
@@ -45,17 +55,56 @@ def counts(exports: tuple[Export, ...]) -> str:
     return ", ".join(f"{found[word]} {word}" for word in WORDS if found[word])
 
 
+def refused_rows(exports: tuple[Export, ...], heading: str) -> list[str]:
+    """The refused functions by family: one reason for all of a family, or a table."""
+    families: dict[str, list[Export]] = {}
+    for export in exports:
+        if export.api is None:
+            families.setdefault(export.family, []).append(export)
+    out = []
+    for family, refused in sorted(families.items()):
+        reasons = {e.reason for e in refused}
+        out += ["", f"{heading} {family}", ""]
+        if len(reasons) == 1:
+            out += [f"{reasons.pop()}.", "", ", ".join(e.name for e in refused)]
+        else:
+            out += [
+                "| function | why |",
+                "|---|---|",
+                *(f"| {e.name} | {e.reason} |" for e in refused),
+            ]
+    return out
+
+
+def runtime_rows(stem: str) -> list[str]:
+    """One major of a runtime library: what is answered, by chapter, and what is refused."""
+    exports, soname = runtime_exports(stem), RUNTIMES[stem].soname
+    out = ["", f"# {soname}: answered", "", "| chapter | functions |", "|---|---|"]
+    for chapter in (module.__name__.rsplit(".", 1)[1] for module in cudart.CHAPTERS):
+        names = [
+            e.name + (" (waits)" if status(e) == "sync" else "")
+            for e in exports
+            if e.api is not None and e.family == chapter
+        ]
+        if names:
+            out.append(f"| {chapter} | {', '.join(names)} |")
+    return [*out, "", f"# {soname}: refused", *refused_rows(exports, "##")]
+
+
 def emit() -> str:
     driver = driver_exports()
     out = [
         "<!-- Made by: python3 -m codegen --out build/gen -->",
         "# What is supported",
         "",
-        "Every function of the driver API, of NVML and of NCCL is exported. What nobody has checked is refused by name,",
-        "never guessed.",
+        "Every function of the driver API, of the runtime API, of NVML and of NCCL is exported. What nobody has checked is",
+        "refused by name, never guessed.",
         "",
         f"- libcuda.so.1: {len(driver)} functions: {counts(driver)}",
     ]
+    for stem in RUNTIMES:
+        runtime = runtime_exports(stem)
+        out.append(f"- {RUNTIMES[stem].soname}: {len(runtime)} functions: {counts(runtime)}")
     for stem, module in LIBRARIES.items():
         exports = library_exports(stem)
         out.append(f"- {library_of(module).soname}: {len(exports)} functions: {counts(exports)}")
@@ -73,17 +122,9 @@ def emit() -> str:
         out += ["", f"## {family}", "", "| function | status | |", "|---|---|---|"]
         out += [row(e) for e in families.pop(family, [])]
     out += ["", "# libcuda.so.1: refused"]
-    for family, refused in sorted(families.items()):
-        reasons = {e.reason for e in refused}
-        out += ["", f"## {family}", ""]
-        if len(reasons) == 1:
-            out += [f"{reasons.pop()}.", "", ", ".join(e.name for e in refused)]
-        else:
-            out += [
-                "| function | why |",
-                "|---|---|",
-                *(f"| {e.name} | {e.reason} |" for e in refused),
-            ]
+    out += refused_rows(driver, "##")
+    for stem in RUNTIMES:
+        out += runtime_rows(stem)
     for stem, module in LIBRARIES.items():
         exports = library_exports(stem)
         refused = [e for e in exports if e.api is None]

@@ -26,7 +26,7 @@ def _abi() -> bytes:
 
     try:
         return bytes.fromhex(
-            supervisor.client_abi(os.path.join(config.lib_dir(), preflight.SHIMS[0]))
+            supervisor.client_abi(os.path.join(config.lib_dir(), preflight.DRIVER_SHIM))
         )
     except Refused:
         return bytes(layout.ABI_BYTES)

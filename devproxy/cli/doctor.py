@@ -137,7 +137,9 @@ def _outputs() -> Finding:
     lib = config.lib_dir()
     try:
         preflight.check_outputs(lib, config.server_path())
-        abi = supervisor.check_same_abi(config.server_path(), os.path.join(lib, preflight.SHIMS[0]))
+        abi = supervisor.check_same_abi(
+            config.server_path(), os.path.join(lib, preflight.DRIVER_SHIM)
+        )
     except Refused as error:
         return Finding("client and server are built", False, True, error.what, error.remedy)
     return Finding("client and server are built", True, True, f"{lib}, ABI {abi[:16]}")
@@ -174,7 +176,12 @@ def _torch(python: str) -> list[Finding]:
 def _nvidia() -> Finding:
     device = machine.find_nvidia(config.sysroot())
     if device is None:
-        return Finding("NVIDIA device", True, False, "none: jobs run on the software GPU")
+        return Finding(
+            "NVIDIA device",
+            True,
+            False,
+            "none: jobs run on the software GPU (--device soft), or are only recorded (--device record)",
+        )
     return Finding(
         "NVIDIA device",
         False,

@@ -408,4 +408,7 @@ def find_job(name: str) -> tuple[str, str]:
             return n, path
     if any(n == name for n, _, _ in jobs):
         raise Refused(f"job {name!r} is dead", f"bring it back: devproxy restore {name}")
-    raise Refused(f"there is no job {name!r}", "see: devproxy ps")
+    # A dead job's folder goes as soon as somebody sweeps, so this may be one of those as well.
+    raise Refused(
+        f"there is no job {name!r}", f"see: devproxy ps; if it died: devproxy restore {name}"
+    )

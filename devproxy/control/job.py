@@ -23,6 +23,7 @@ from devproxy.control.spec import JobSpec
 from devproxy.errors import Refused
 from devproxy.log import say
 from devproxy.proxy import command as cmd
+from devproxy.proxy import preflight
 from devproxy.proxy.janitor import Janitor
 from devproxy.proxy.supervisor import Supervisor
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 RESTORE_ENDS_S = 60.0
 GIVEN_UP_S = 2.0  # for output that nobody takes, after a signal that ended the job
-SHIMS = ("libdevproxy_host.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2")
+HOST_LIBRARY = "libdevproxy_host.so"
 
 
 class Job:
@@ -285,7 +286,8 @@ class Job:
 def job_environment(spec: JobSpec, lib: str, pylib: str, job_dir: str) -> dict[str, str]:
     """What the command gets on top of our own environment. job_dir: as the job sees its folder."""
     env = dict(os.environ)
-    preload = [p for p in (os.path.join(lib, name) for name in SHIMS) if os.path.exists(p)]
+    names = (HOST_LIBRARY, *preflight.shims(spec.device))
+    preload = [p for p in (os.path.join(lib, name) for name in names) if os.path.exists(p)]
     around = env.get("LD_PRELOAD", "").replace(" ", ":").split(":")
     env["LD_PRELOAD"] = ":".join(preload + [p for p in around if p and p not in preload])
     env[config.JOB_DIR] = job_dir

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "devproxy/csrc/base/status.h"
+#include "devproxy/csrc/wire/launch.h"
 
 namespace devproxy::hal {
 
@@ -68,7 +69,8 @@ enum class QueueKind : uint8_t { kLegacy, kBlocking, kNonBlocking };
 // Names one command. position grows from submission to submission over all queues of a space.
 struct Ticket {
   uint64_t position = 0;
-  uint32_t tag = 0;  // handed back in on_complete
+  uint32_t tag = 0;     // handed back in on_complete
+  uint32_t caller = 0;  // handed back in on_refused
 };
 
 // A rectangle of bytes; height 1 is a plain copy. An address is a device address where *_device is set, else a pointer
@@ -91,6 +93,18 @@ struct LaunchArgs {
   uint32_t shared_bytes = 0;
   const uint8_t* params = nullptr;  // 16-byte aligned; only read during the call
   size_t params_bytes = 0;
+  const LaunchAttribute* attributes = nullptr;  // only read during the call
+  size_t n_attributes = 0;
+};
+
+// What a device can tell about how much of a kernel it can run at once.
+struct OccupancyQuery {
+  OccupancyKind kind = OccupancyKind::kActiveBlocks;
+  uint32_t flags = 0;  // of cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
+  uint64_t shared_bytes = 0;
+  uint32_t grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
+  const LaunchAttribute* attributes = nullptr;
+  size_t n_attributes = 0;
 };
 
 struct ParamPlace {
@@ -100,7 +114,10 @@ struct ParamPlace {
 struct FunctionInfo {
   uint32_t max_threads = 0, shared_bytes = 0, regs = 0;
   std::vector<ParamPlace> params;  // empty where the function takes one opaque block
+  // By CUfunction_attribute; kNoAttribute where the device does not know it. Empty: it knows no more than the above.
+  std::vector<int32_t> attributes;
 };
+inline constexpr int32_t kNoAttribute = INT32_MIN;
 
 // What a Space tells and asks. Every method may be called from several device threads at once and must not block,
 // host_function excepted.
@@ -113,6 +130,12 @@ class SpaceOwner {
   virtual void on_complete(uint32_t queue_index, uint64_t position, uint32_t tag) noexcept = 0;
   // An execution fault. From now on the space executes nothing, but completes everything.
   virtual void on_fault(int32_t result, const char* text) noexcept = 0;
+  // The device would not take a command, which is no fault: it completes unexecuted and the space goes on. Called
+  // inside a submission or on a device thread, with the device's locks held: must not call the space.
+  virtual void on_refused(uint32_t caller, int32_t result, const char* text) noexcept {
+    (void)caller;
+    on_fault(result, text);
+  }
   // Is [addr, addr + bytes) inside one allocation that was live for the command at `position`? on_submitter: the caller
   // is the dispatch thread inside a submission.
   virtual bool range_live(uint64_t addr, uint64_t bytes, uint64_t position, bool on_submitter) noexcept = 0;
@@ -172,6 +195,10 @@ class Space {
   virtual StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) = 0;
   virtual std::vector<Global> globals(const ModuleRef& module) = 0;  // those that `place` placed
   virtual Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) = 0;
+  virtual StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) {
+    (void)function, (void)query;
+    return Status(kNotSupported, "this device cannot tell how many blocks of a kernel run at once");
+  }
 
   // Ends every queue: commands that run finish, the others are dropped without completion. Nothing may be submitted
   // afterwards. Blocks until the device threads are gone.

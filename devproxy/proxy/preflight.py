@@ -8,10 +8,25 @@ from devproxy import config, layout, machine
 from devproxy.errors import Refused
 from devproxy.proxy import supervisor
 
-SHIMS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2")
+DRIVER_SHIM = "libcuda.so.1"
+SHIMS = (DRIVER_SHIM, "libnvidia-ml.so.1", "libnccl.so.2")
+# Behind the driver, which they call; the newest first, since a program that asks for a name without a version gets the
+# first. Not on the software GPU: the CUDA wheel's own runtime is loaded there and never called (docs/design.md).
+RUNTIME_SHIMS = ("libcudart.so.13", "libcudart.so.12")
 PLUGIN = "libdevproxy_soft_torch.so"  # in <lib>/torch-<major.minor>[-cuda]/
 # Torch versions that the plugin's sources are known to compile with.
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
+RECORD_NOTE = (
+    "--device record executes no kernel, so every result is meaningless:"
+    " it is for finding out what a program asks of a GPU (DEVPROXY_RECORD=FILE)"
+)
+
+
+def shims(device: str) -> tuple[str, ...]:
+    """The vendor's libraries that a job on this kind of device finds replaced, in the order of their preloading."""
+    if device == "soft":
+        return SHIMS
+    return (DRIVER_SHIM, *RUNTIME_SHIMS, *SHIMS[1:])
 
 
 class Plan:
@@ -51,7 +66,7 @@ def check(
         )
     machine.check_shm(config.shm_dir(), gpus * layout.SEGMENT_BYTES)
     timeout_s = config.start_timeout_s()
-    abi = supervisor.check_same_abi(server, os.path.join(lib, SHIMS[0]))
+    abi = supervisor.check_same_abi(server, os.path.join(lib, DRIVER_SHIM))
     # The plugin belongs to the software GPU.
     warning = check_torch(program, command, lib) if device == "soft" else ""
     note = "\n".join(filter(None, (note, warning)))
@@ -62,6 +77,8 @@ def choose_device(wanted: str) -> tuple[str, str]:
     """(device, line for the user). Raises Refused where an NVIDIA device is there that we cannot use."""
     if wanted == "soft":
         return "soft", ""
+    if wanted == "record":
+        return "record", RECORD_NOTE
     nvidia = machine.find_nvidia(config.sysroot())
     if wanted == "cuda":
         return "cuda", check_cuda(nvidia)
@@ -93,7 +110,7 @@ def check_cuda(nvidia: str | None) -> str:
 
 
 def check_outputs(lib: str, server: str) -> None:
-    for path in (server, os.path.join(lib, SHIMS[0])):
+    for path in (server, os.path.join(lib, DRIVER_SHIM)):
         if not os.path.isfile(path):
             raise Refused(f"{path} is not there", "build devproxy: make build")
     if not os.access(server, os.X_OK):

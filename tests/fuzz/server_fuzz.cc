@@ -29,6 +29,7 @@
 #include "devproxy/csrc/transport/futex.h"
 #include "devproxy/csrc/transport/segment_view.h"
 #include "devproxy/csrc/wire/attach.h"
+#include "devproxy/csrc/wire/launch.h"
 #include "dispatch.gen.h"
 #include "wire.gen.h"
 
@@ -562,9 +563,45 @@ class Attacker {
       r.bulk_bytes = static_cast<uint32_t>(maybe_evil((n - 1) * kChunkBytes + 1 + below(kChunkBytes), 2));
       return Raw::record(Opcode::LAUNCH, r, index, n * 2);
     }
+    if (chance(20)) return attributes(r, params);
     r.bulk_bytes = static_cast<uint32_t>(maybe_evil(params.size(), 2));
     r.bulk_chunks = 0;
     return Raw::record(Opcode::LAUNCH, r, params.data(), params.size());
+  }
+
+  // The same launch with a list of attributes in front, or a question about it.
+  Raw::Record attributes(const wire::LAUNCH_req& like, const std::vector<uint8_t>& params) {
+    std::vector<uint8_t> bulk;
+    const auto n = static_cast<uint32_t>(below(4));
+    for (uint32_t i = 0; i < n; i++) {
+      LaunchAttribute a;
+      a.id = static_cast<uint32_t>(maybe_evil(below(18), 3));
+      for (auto& byte : a.value) byte = static_cast<uint8_t>(rnd());
+      const auto* from = reinterpret_cast<const uint8_t*>(&a);
+      bulk.insert(bulk.end(), from, from + sizeof a);
+    }
+    if (chance(40)) {
+      wire::OCCUPANCY_req q{};
+      q.function = like.function, q.kind = static_cast<uint32_t>(maybe_evil(below(4), 3));
+      q.flags = static_cast<uint32_t>(rnd()), q.shared_bytes = maybe_evil(below(1 << 16), 5);
+      q.grid_x = like.grid_x, q.block_x = like.block_x;
+      q.bulk_bytes = static_cast<uint32_t>(maybe_evil(bulk.size(), 3));
+      return with_seq(Raw::record(Opcode::OCCUPANCY, q, bulk.data(), bulk.size()));
+    }
+    bulk.insert(bulk.end(), params.begin(), params.begin() + static_cast<long>(std::min<size_t>(params.size(), 4096)));
+    const wire::LAUNCH_EX_req r{like.function,
+                                like.stream,
+                                like.grid_x,
+                                like.grid_y,
+                                like.grid_z,
+                                like.block_x,
+                                like.block_y,
+                                like.block_z,
+                                like.shared_bytes,
+                                static_cast<uint32_t>(maybe_evil(n, 3)),
+                                static_cast<uint32_t>(maybe_evil(bulk.size(), 2)),
+                                0};
+    return Raw::record(Opcode::LAUNCH_EX, r, bulk.data(), bulk.size());
   }
 
   Raw::Record with_seq(Raw::Record r) {

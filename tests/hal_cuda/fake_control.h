@@ -15,8 +15,10 @@ int fake_alive(char* text, size_t bytes);
 void fake_set_memory(uint64_t bytes);  // of the device
 uint64_t fake_used_memory();
 void fake_set_attribute(int attribute, int value);
-void fake_set_chaos(uint64_t seed);               // delays between operations; 0: none
-void fake_hold_spin(int hold);                    // 1: kernels named spin* stay; 0: they end
-uint64_t fake_blocked();                          // submissions that had to wait for a full queue
+void fake_set_chaos(uint64_t seed);  // delays between operations; 0: none
+void fake_hold_spin(int hold);       // 1: kernels named spin* stay; 0: they end
+uint64_t fake_blocked();             // submissions that had to wait for a full queue
+// Of the launch that came last: ids and the first four bytes of the values, at most n; returns how many it had.
+size_t fake_last_attributes(uint32_t* ids, uint32_t* first_words, size_t n);
 size_t fake_last_params(void* to, size_t bytes);  // of the kernel that ran last
 }

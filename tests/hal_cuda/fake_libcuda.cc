@@ -116,6 +116,7 @@ struct Driver {
   std::map<int, int> attributes;
   std::vector<std::string> violations;
   std::vector<uint8_t> last_params;
+  std::vector<CUlaunchAttribute> last_attributes;
 };
 
 Driver& driver() {
@@ -404,6 +405,15 @@ EXPORT uint64_t fake_blocked() {
   std::lock_guard lock(driver().mu);
   return driver().blocked;
 }
+EXPORT size_t fake_last_attributes(uint32_t* ids, uint32_t* first_words, size_t n) {
+  std::lock_guard lock(driver().mu);
+  const auto& list = driver().last_attributes;
+  for (size_t i = 0; i < std::min(n, list.size()); i++) {
+    ids[i] = list[i].id;
+    std::memcpy(first_words + i, &list[i].value, sizeof *first_words);
+  }
+  return list.size();
+}
 EXPORT size_t fake_last_params(void* to, size_t bytes) {
   std::lock_guard lock(driver().mu);
   const auto& params = driver().last_params;
@@ -467,6 +477,8 @@ EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attr
     case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
     case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
+    case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
     case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY: *value = 1; break;
     default:
       if (attribute >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
@@ -992,8 +1004,11 @@ EXPORT CUresult CUDAAPI cuFuncGetAttribute(int* value, CUfunction_attribute attr
   ENTER("cuFuncGetAttribute");
   if (!d.functions.contains(reinterpret_cast<Function*>(function)))
     return bad("cuFuncGetAttribute: no such function", CUDA_ERROR_INVALID_HANDLE);
+  if (attribute >= CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE)
+    return CUDA_ERROR_INVALID_VALUE;  // a driver that does not know the last one
   *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
            : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS            ? 40
+           : attribute == CU_FUNC_ATTRIBUTE_BINARY_VERSION      ? 90
                                                                 : 16;
   return CUDA_SUCCESS;
 }
@@ -1012,30 +1027,91 @@ EXPORT CUresult CUDAAPI cuFuncGetParamInfo(CUfunction handle, size_t index, size
   *bytes = function->params[index].second;
   return CUDA_SUCCESS;
 }
-EXPORT CUresult CUDAAPI cuLaunchKernel(CUfunction handle, unsigned int gx, unsigned int gy, unsigned int gz,
-                                       unsigned int bx, unsigned int by, unsigned int bz, unsigned int,
-                                       CUstream stream_handle, void** params, void** extra) {
-  ENTER("cuLaunchKernel");
+namespace {
+
+// A launch, after the exports have made it one form. attributes: what the driver keeps of them.
+CUresult launch(const char* symbol, CUfunction handle, const CUlaunchConfig& c, void** params, void** extra,
+                std::unique_lock<std::mutex>& lock) {
+  Driver& d = driver();
   auto* function = reinterpret_cast<Function*>(handle);
-  if (!d.functions.contains(function)) return bad("cuLaunchKernel: no such function", CUDA_ERROR_INVALID_HANDLE);
-  if (!gx || !gy || !gz || !bx || !by || !bz || bx * by * bz > 1024 || params) return bad("cuLaunchKernel: arguments");
+  const std::string name = symbol;
+  if (!d.functions.contains(function)) return bad(name + ": no such function", CUDA_ERROR_INVALID_HANDLE);
+  if (!c.gridDimX || !c.gridDimY || !c.gridDimZ || !c.blockDimX || !c.blockDimY || !c.blockDimZ ||
+      c.blockDimX * c.blockDimY * c.blockDimZ > 1024 || params)
+    return bad(name + ": arguments");
+  d.last_attributes.assign(c.attrs, c.attrs + c.numAttrs);
+  for (const CUlaunchAttribute& a : d.last_attributes) {
+    if (a.id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) continue;
+    if (!a.value.clusterDim.x || c.gridDimX % a.value.clusterDim.x) return bad(name + ": cluster does not divide");
+    if (a.value.clusterDim.x > 4) return CUDA_ERROR_INVALID_CLUSTER_SIZE;  // this fake's own limit: a late refusal
+  }
   std::vector<uint8_t> block;
   if (extra) {
     if (extra[0] != CU_LAUNCH_PARAM_BUFFER_POINTER || extra[2] != CU_LAUNCH_PARAM_BUFFER_SIZE ||
         extra[4] != CU_LAUNCH_PARAM_END)
-      return bad("cuLaunchKernel: extra");
+      return bad(name + ": extra");
     const auto* bytes = static_cast<const uint8_t*>(extra[1]);
     block.assign(bytes, bytes + *static_cast<size_t*>(extra[3]));
   }
   for (const auto& [offset, bytes] : function->params)
-    if (offset + bytes > block.size()) return bad("cuLaunchKernel: parameters are missing");
-  const StreamRef stream = find_stream(stream_handle, "cuLaunchKernel");
+    if (offset + bytes > block.size()) return bad(name + ": parameters are missing");
+  const StreamRef stream = find_stream(c.hStream, symbol);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   auto& module = *d.modules[reinterpret_cast<Module*>(function->module)];
-  if (module.context != t_context) return bad("cuLaunchKernel: function of another context", CUDA_ERROR_INVALID_HANDLE);
+  if (module.context != t_context) return bad(name + ": function of another context", CUDA_ERROR_INVALID_HANDLE);
   module.queued++;
   Context* const context = t_context;
-  push(stream, lock,
-       {[context, name = function->name, block] { run_kernel(context, name, block); }, {}, function->module, false});
+  push(
+      stream, lock,
+      {[context, kernel = function->name, block] { run_kernel(context, kernel, block); }, {}, function->module, false});
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+EXPORT CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz,
+                                       unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
+                                       CUstream stream, void** params, void** extra) {
+  ENTER("cuLaunchKernel");
+  return launch("cuLaunchKernel", function, {gx, gy, gz, bx, by, bz, shared, stream, nullptr, 0}, params, extra, lock);
+}
+EXPORT CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params,
+                                         void** extra) {
+  ENTER("cuLaunchKernelEx");
+  if (!config->numAttrs) violation("cuLaunchKernelEx: no attributes, so cuLaunchKernel would have done");
+  return launch("cuLaunchKernelEx", function, *config, params, extra, lock);
+}
+
+// -- occupancy: numbers that depend on every argument ---------------------------------------------------------------
+
+EXPORT CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, CUfunction function,
+                                                                             int threads, size_t shared,
+                                                                             unsigned int flags) {
+  ENTER("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags");
+  if (!d.functions.contains(reinterpret_cast<Function*>(function)) || threads <= 0)
+    return bad("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags: arguments");
+  *blocks = 2048 / threads - static_cast<int>(shared / 1024) - static_cast<int>(flags);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuOccupancyAvailableDynamicSMemPerBlock(size_t* bytes, CUfunction function, int blocks,
+                                                                int threads) {
+  ENTER("cuOccupancyAvailableDynamicSMemPerBlock");
+  if (!d.functions.contains(reinterpret_cast<Function*>(function)) || blocks <= 0 || threads <= 0)
+    return bad("cuOccupancyAvailableDynamicSMemPerBlock: arguments");
+  *bytes = (200u << 10) / static_cast<unsigned>(blocks) + static_cast<unsigned>(threads);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuOccupancyMaxActiveClusters(int* clusters, CUfunction function, const CUlaunchConfig* c) {
+  ENTER("cuOccupancyMaxActiveClusters");
+  if (!d.functions.contains(reinterpret_cast<Function*>(function)) || c->numAttrs != 1)
+    return bad("cuOccupancyMaxActiveClusters: arguments");
+  *clusters = static_cast<int>(132 / c->attrs[0].value.clusterDim.x);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuOccupancyMaxPotentialClusterSize(int* blocks, CUfunction function, const CUlaunchConfig* c) {
+  ENTER("cuOccupancyMaxPotentialClusterSize");
+  if (!d.functions.contains(reinterpret_cast<Function*>(function)) || !c->blockDimX)
+    return bad("cuOccupancyMaxPotentialClusterSize: arguments");
+  *blocks = 8;
   return CUDA_SUCCESS;
 }

@@ -48,6 +48,7 @@ struct Fake {
   decltype(&fake_hold_spin) hold_spin;
   decltype(&fake_blocked) blocked;
   decltype(&fake_last_params) last_params;
+  decltype(&fake_last_attributes) last_attributes;
 } fake;
 
 template <class F>
@@ -89,6 +90,10 @@ class Owner final : public SpaceOwner {
     fault_text = text;
     total_at_fault = total;
   }
+  void on_refused(uint32_t caller, int32_t result, const char* text) noexcept override {
+    std::lock_guard lock(mu);
+    refused.push_back({caller, result, text});
+  }
   bool range_live(uint64_t, uint64_t, uint64_t, bool) noexcept override { return true; }
   void host_function(uint64_t token) noexcept override {
     host_functions++;
@@ -111,6 +116,12 @@ class Owner final : public SpaceOwner {
   int backwards = 0, faults = 0, late = 0;
   int32_t fault = 0;
   std::string fault_text;
+  struct Refusal {
+    uint32_t caller;
+    int32_t result;
+    std::string text;
+  };
+  std::vector<Refusal> refused;
   bool stopped = false;
   std::atomic<int> threads{0}, host_functions{0};
   std::function<void(uint64_t)> run;
@@ -602,16 +613,115 @@ void test_refused_command() {
   EXPECT_OK(f.space->commit(f.base, kMiB));
   const QueueRef a = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
   f.spin(a, 1);
+  // A launch that the driver does not take is that call's error; what follows runs.
   fake.fail("cuLaunchKernel", 1, 701);
   f.fill(a, 1, f.base, 4, 1);
-  f.fill(f.legacy, 0, f.base, 4, 1);  // dropped
+  f.fill(f.legacy, 0, f.base, 4, 7);
   EXPECT(f.sync(0));
-  EXPECT(f.owner.faults == 1 && f.owner.fault == kLaunchOutOfResources);
-  EXPECT(f.owner.fault_text.find("launching 'fill': cuLaunchKernel failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES") !=
+  EXPECT(f.words(f.base, 4)[3] == 10);
+  EXPECT(f.owner.faults == 0 && f.owner.refused.size() == 1 && f.owner.refused[0].result == kLaunchOutOfResources);
+  EXPECT(f.owner.refused[0].text.find("launching 'fill': cuLaunchKernel failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES") !=
          std::string::npos);
-  EXPECT(!f.owner.done(1, f.last[1]));  // the spin before it still runs
+  EXPECT(!f.owner.done(1, f.last[1]));  // it completes in its stream's order: the spin before it still runs
   fake.hold_spin(0);
   EXPECT(f.sync(1));
+
+  // Another command that the driver refuses ends the process's work: the ones behind it count on its effect.
+  f.spin(a, 1);
+  fake.fail("cuMemsetD8Async", 1, 1);
+  f.space->memset(a, f.ticket(1), {f.base, 0, 16, 1, 0, 1});
+  f.fill(f.legacy, 0, f.base, 4, 1);  // dropped
+  EXPECT(f.sync(0));
+  EXPECT(f.owner.faults == 1 && f.owner.fault == kInvalidValue);
+  EXPECT(f.owner.fault_text.find("cuMemsetD8Async failed: CUDA_ERROR_INVALID_VALUE") != std::string::npos);
+  EXPECT(!f.owner.done(1, f.last[1]));
+  fake.hold_spin(0);
+  EXPECT(f.sync(1));
+}
+
+LaunchAttribute attribute(uint32_t id, uint32_t first_word) {
+  LaunchAttribute a;
+  a.id = id;
+  std::memcpy(a.value, &first_word, sizeof first_word);
+  return a;
+}
+
+void test_launch_attributes() {
+  Fixture f;
+  f.load_module();
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  const LaunchAttribute list[] = {attribute(kLaunchCooperative, 1), attribute(kLaunchClusterDimension, 2),
+                                  attribute(kLaunchPriority, 0xfffffffd)};
+  struct alignas(16) {
+    uint64_t to;
+    uint32_t n, value;
+  } p{f.base, 8, 5};
+  LaunchArgs args;
+  args.grid[0] = 8;
+  args.params = reinterpret_cast<const uint8_t*>(&p);
+  args.params_bytes = 16;
+  args.attributes = list;
+  args.n_attributes = 3;
+  const uint64_t plain = fake.calls("cuLaunchKernel");
+  f.space->launch(f.legacy, f.ticket(0), f.fill_f, args);
+  EXPECT(f.sync());
+  EXPECT(f.words(f.base, 8)[7] == 12);
+  EXPECT(fake.calls("cuLaunchKernel") == plain);
+  uint32_t ids[4], words[4];
+  EXPECT(fake.last_attributes(ids, words, 4) == 3);
+  EXPECT(ids[0] == 2 && words[0] == 1 && ids[1] == 4 && words[1] == 2 && ids[2] == 8 && words[2] == 0xfffffffd);
+
+  // Held behind others, the attributes and parameters of a command are its own copies.
+  auto config = g_config;
+  config.max_in_flight = 2;
+  {
+    Fixture held(1, config);
+    held.load_module();
+    EXPECT_OK(held.space->commit(held.base, kMiB));
+    const QueueRef a = held.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+    for (int i = 0; i < 3; i++) held.spin(a, 1);
+    LaunchAttribute mine = attribute(kLaunchClusterDimension, 4);
+    p = {held.base, 8, 9};
+    args.attributes = &mine;
+    args.n_attributes = 1;
+    held.space->launch(a, held.ticket(1), held.fill_f, args);
+    mine = attribute(99, 99);
+    p = {};
+    fake.hold_spin(0);
+    EXPECT(held.sync(1));
+    EXPECT(held.words(held.base, 1)[0] == 9);
+    EXPECT(fake.last_attributes(ids, words, 4) == 1 && ids[0] == 4 && words[0] == 4);
+  }
+
+  // What only the driver can find is an error of that launch, told to its caller.
+  const LaunchAttribute large = attribute(kLaunchClusterDimension, 8);
+  p = {f.base, 8, 1};
+  args.attributes = &large;
+  args.n_attributes = 1;
+  Ticket ticket = f.ticket(0);
+  ticket.caller = 3;
+  f.space->launch(f.legacy, ticket, f.fill_f, args);
+  EXPECT(f.sync());
+  EXPECT(f.owner.faults == 0 && f.owner.refused.size() == 1);
+  EXPECT(f.owner.refused.at(0).caller == 3 && f.owner.refused.at(0).result == kInvalidClusterSize);
+  EXPECT(f.words(f.base, 1)[0] == 5);
+
+  // Occupancy is the driver's answer.
+  OccupancyQuery q;
+  q.block[0] = 256, q.shared_bytes = 2048, q.flags = 1;
+  EXPECT(*f.space->occupancy(f.fill_f, q) == 5);
+  q.kind = OccupancyKind::kAvailableShared, q.grid[0] = 4;
+  EXPECT(*f.space->occupancy(f.fill_f, q) == (50 << 10) + 256);
+  q.kind = OccupancyKind::kActiveClusters, q.attributes = list + 1, q.n_attributes = 1;
+  EXPECT(*f.space->occupancy(f.fill_f, q) == 66);
+  q.kind = OccupancyKind::kMaxClusterSize;
+  EXPECT(*f.space->occupancy(f.fill_f, q) == 8);
+
+  // All attributes of a function, and what this driver does not know.
+  FunctionInfo info;
+  EXPECT_OK(f.space->get_function(f.module, "fill", &info).status());
+  EXPECT(info.attributes.size() == 16 && info.attributes[0] == 1024 && info.attributes[4] == 40 &&
+         info.attributes[6] == 90 && info.attributes[15] == kNoAttribute);
 }
 
 void test_alias() {
@@ -745,6 +855,7 @@ const struct {
     {"queue index is used again", test_queue_index_is_used_again},
     {"execution fault", test_execution_fault},
     {"refused command", test_refused_command},
+    {"launch attributes", test_launch_attributes},
     {"alias", test_alias},
     {"stop with work", test_stop_with_work},
     {"random work", test_random_work},
@@ -773,6 +884,7 @@ int main(int argc, char** argv) {
   load(library, "fake_hold_spin", &fake.hold_spin);
   load(library, "fake_blocked", &fake.blocked);
   load(library, "fake_last_params", &fake.last_params);
+  load(library, "fake_last_attributes", &fake.last_attributes);
   g_config.driver_path = argv[1];
   g_config.staging_bytes = kMiB;
   std::string only;

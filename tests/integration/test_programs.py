@@ -33,6 +33,7 @@ PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("memset", [], []),
     ("module", [], []),
     ("launch", [], []),
+    ("attributes", [], []),
     ("errors", [], []),
     ("fault", ["assert"], []),
     ("fault", ["address"], []),

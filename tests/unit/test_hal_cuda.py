@@ -22,6 +22,7 @@ TEMPLATE = ROOT / "devproxy" / "hal" / "template" / "template_device.cc"
 TEST = ROOT / "tests" / "hal_cuda" / "hal_cuda_test.cc"
 FAKE = ROOT / "tests" / "hal_cuda" / "fake_libcuda.cc"
 LOG = ROOT / "devproxy" / "csrc" / "base" / "log.cc"
+WHOLE = ROOT / "devproxy" / "hal" / "image" / "whole.cc"
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
 
 
@@ -65,7 +66,7 @@ def compiled(name: str, sources: Sequence[Path], *options: str) -> Path:
 
 
 def objects() -> list[Path]:
-    return [compiled(source.stem, [source], "-c") for source in [*HAL, LOG]]
+    return [compiled(source.stem, [source], "-c") for source in [*HAL, WHOLE, LOG]]
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,20 @@ def test_missing_symbols_are_named(program: Path) -> None:
     text = why_not(program, str(compiled("old.so", [source], "-shared")))
     assert "cuFuncGetParamInfo" in text and "cuMemcpy2DAsync_v2" in text and "too old" in text
     assert "cuInit" not in text
+
+
+def test_what_a_driver_may_lack_is_no_reason_to_refuse_it(program: Path) -> None:
+    """A call that is optional (driver_table.h) is missed when it is used, not at the start."""
+    optional = re.search(
+        r"#define DP_CUDA_OPTIONAL_CALLS\(X\)((?:.*\\\n)*.*)",
+        (ROOT / "devproxy/hal/cuda/driver_table.h").read_text(),
+    )
+    assert optional
+    names = re.findall(r"X\((cu\w+)\)", optional[1])
+    assert "cuLaunchKernelEx" in names
+    source = OUT / "old.cc"
+    text = why_not(program, str(compiled("old.so", [source], "-shared")))
+    assert not [name for name in names if re.search(rf"\b{name}\b", text)]
 
 
 def test_driver_that_is_not_there(program: Path) -> None:

@@ -139,7 +139,7 @@ def test_the_server_never_takes_our_shim_for_the_driver(tmp_path: Path) -> None:
     lib = config.lib_dir()
     server = [config.server_path(), "--job", "j", "--job-dir", str(tmp_path), "--gpu", "0"]
     server += ["--device", "cuda", "--gpu-memory", "0", "--ledger", str(tmp_path / "ledger")]
-    named = {config.CUDA_DRIVER: os.path.join(lib, preflight.SHIMS[0])}
+    named = {config.CUDA_DRIVER: os.path.join(lib, preflight.DRIVER_SHIM)}
     done = subprocess.run(server, env=os.environ | named, capture_output=True, text=True)
     assert done.returncode == 2
     assert "devproxy's own libcuda.so.1, not the NVIDIA driver" in done.stderr

@@ -16,10 +16,36 @@ cuFuncGetName = Api(client_sa="launch", nonnull=("name",), checked=CHECKED)
 # paramSize may be null.
 cuFuncGetParamInfo = Api(client_sa="launch", nonnull=("paramOffset",), checked=CHECKED)
 cuLaunchKernel = Api(client_sa="launch", ops=("LAUNCH",), checked=CHECKED)
-cuLaunchKernelEx = Api(client_sa="launch", nonnull=("config",), ops=("LAUNCH",), checked=CHECKED)
+cuLaunchKernelEx = Api(
+    client_sa="launch", nonnull=("config",), ops=("LAUNCH", "LAUNCH_EX"), checked=CHECKED
+)
+# A grid that does not fit the device at once is found here, with OCCUPANCY, so that the call itself returns it.
+cuLaunchCooperativeKernel = Api(client_sa="launch", ops=("LAUNCH_EX", "OCCUPANCY"), checked=CHECKED)
+# The device's own answers, asked once for each question.
 cuOccupancyMaxActiveBlocksPerMultiprocessor = Api(
-    client_sa="launch", nonnull=("numBlocks",), checked=CHECKED
+    client_sa="launch", nonnull=("numBlocks",), ops=("OCCUPANCY",), checked=CHECKED
 )
 cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags = Api(
-    client_sa="launch", nonnull=("numBlocks",), checked=CHECKED
+    client_sa="launch", nonnull=("numBlocks",), ops=("OCCUPANCY",), checked=CHECKED
+)
+cuOccupancyMaxPotentialBlockSize = Api(
+    client_sa="launch",
+    nonnull=("minGridSize", "blockSize"),
+    ops=("OCCUPANCY",),
+    checked=CHECKED,
+)
+cuOccupancyMaxPotentialBlockSizeWithFlags = Api(
+    client_sa="launch",
+    nonnull=("minGridSize", "blockSize"),
+    ops=("OCCUPANCY",),
+    checked=CHECKED,
+)
+cuOccupancyAvailableDynamicSMemPerBlock = Api(
+    client_sa="launch", nonnull=("dynamicSmemSize",), ops=("OCCUPANCY",), checked=CHECKED
+)
+cuOccupancyMaxActiveClusters = Api(
+    client_sa="launch", nonnull=("numClusters", "config"), ops=("OCCUPANCY",), checked=CHECKED
+)
+cuOccupancyMaxPotentialClusterSize = Api(
+    client_sa="launch", nonnull=("clusterSize", "config"), ops=("OCCUPANCY",), checked=CHECKED
 )

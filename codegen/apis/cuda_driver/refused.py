@@ -106,8 +106,8 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
         Refused("NVIDIA's profiler attaches to the device-proxy server, not to the job"),
     ),
     "cooperative launches": (
-        r"cuLaunchCooperative\w+|cuOccupancyMaxActiveClusters|cuOccupancyMaxPotentialClusterSize",
-        Refused("cooperative and cluster launches are not supported yet"),
+        r"cuLaunchCooperative\w+",
+        Refused("a launch on several devices at once needs them under one driver"),
     ),
     "launches of CUDA 3": (
         r"cuParamSet\w+|cuLaunch|cuLaunchGrid(Async)?|cuFuncSet(BlockShape|SharedSize|SharedMemConfig)",

@@ -17,6 +17,7 @@ enum Result : int32_t {
   kInvalidDevice = 101,
   kInvalidImage = 200,
   kInvalidContext = 201,
+  kNoBinaryForGpu = 209,
   kInvalidSource = 300,
   kFileNotFound = 301,
   kInvalidHandle = 400,
@@ -31,14 +32,16 @@ enum Result : int32_t {
   kHostMemoryAlreadyRegistered = 712,
   kHostMemoryNotRegistered = 713,
   kLaunchFailed = 719,
+  kCooperativeLaunchTooLarge = 720,
   kNotPermitted = 800,
   kNotSupported = 801,
+  kInvalidClusterSize = 912,
   kUnknown = 999,
 };
 
 // Execution faults stick: every later call of the context returns them.
 constexpr bool is_execution_fault(int32_t r) {
-  return r >= 700 && r <= 720 && r != 701 && r != 708 && r != 709 && r != 712 && r != 713;
+  return r >= 700 && r <= 719 && r != 701 && r != 708 && r != 709 && r != 712 && r != 713;
 }
 
 }  // namespace devproxy

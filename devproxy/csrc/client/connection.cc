@@ -215,6 +215,10 @@ int32_t Connection::await_reply(uint16_t slot, uint32_t seq, Reply* reply) {
     if (!answered() && !check_alive() && !answered()) return error();
   }
   const int32_t status = s.status;
+  if (status == kNotSupported && s.bytes > 0 && s.bytes <= sizeof(s.data)) {  // a refusal has a name
+    s.data[s.bytes - 1] = 0;
+    log(Level::kWarn, "refused by the device of GPU %d: %s", device_, reinterpret_cast<const char*>(s.data));
+  }
   if (reply && status == kOk) {
     const size_t got = s.bytes <= sizeof(s.data) ? s.bytes : sizeof(s.data);
     if (got < reply->rep_bytes) return kUnknown;

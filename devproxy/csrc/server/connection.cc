@@ -280,6 +280,12 @@ void Connection::fail(const Message& message, int32_t code) {
   view_.replies()[message.slot].late_error.compare_exchange_strong(none, code, std::memory_order_release);
 }
 
+void Connection::fail(const Message& message, const Status& why) {
+  DP_LOG(kWarn, kDevice, number(), "%s: %s", message.info->name, why.text().c_str());
+  if (message.seq) return reply(message, why.code(), why.text().c_str(), why.text().size() + 1);
+  fail(message, why.code());
+}
+
 void Connection::refuse(const Message& message, VHandle stream, int32_t code, uint32_t chunk_tag) {
   fail(message, code);
   // Also a command on a stream that does not exist completes, or somebody would wait for it. Where its index now
@@ -374,6 +380,13 @@ void Connection::on_fault(int32_t result, const char* text) noexcept {
   DP_LOG(kWarn, kLaunch, number(), "pid=%u execution fault %d: %s", peer_.pid, result, text);
   lifeline_->fault(result, text);
   end_host_functions();
+}
+
+void Connection::on_refused(uint32_t caller, int32_t result, const char* text) noexcept {
+  DP_LOG(kWarn, kLaunch, number(), "pid=%u the device refused a command: %s", peer_.pid, text);
+  int32_t none = 0;
+  if (caller < kReplySlots)
+    view_.replies()[caller].late_error.compare_exchange_strong(none, result, std::memory_order_release);
 }
 
 // After a fault the client posts nothing more, so no host function will be said to be done: those who wait for one go

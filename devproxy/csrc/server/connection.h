@@ -135,6 +135,9 @@ class Connection final : public hal::SpaceOwner {
   void reply(const Message& message, int32_t status, const void* data = nullptr, size_t bytes = 0);
   // A failure of this message that is not an execution fault.
   void fail(const Message& message, int32_t code);
+  // The same where the device says why: a caller that waits gets the text, and says it where the code alone would not
+  // do.
+  void fail(const Message& message, const Status& why);
   // The same for a command: it completes in its stream, unexecuted. chunk_tag: as in hal::Ticket.
   void refuse(const Message& message, VHandle stream, int32_t code, uint32_t chunk_tag = 0);
   // The client breaks the protocol: it is told, and nothing of it is looked at any more.
@@ -180,6 +183,7 @@ class Connection final : public hal::SpaceOwner {
   void on_thread_start() noexcept override;
   void on_complete(uint32_t queue_index, uint64_t position, uint32_t tag) noexcept override;
   void on_fault(int32_t result, const char* text) noexcept override;
+  void on_refused(uint32_t caller, int32_t result, const char* text) noexcept override;
   bool range_live(uint64_t addr, uint64_t bytes, uint64_t position, bool on_submitter) noexcept override;
   void host_function(uint64_t token) noexcept override;
 

@@ -94,6 +94,8 @@ constexpr Row kRows[] = {
     {wire::Opcode::MODULE_GLOBAL, module::module_global},
     {wire::Opcode::FUNCTION_SET_ATTR, module::function_set_attr},
     {wire::Opcode::LAUNCH, launch::launch},
+    {wire::Opcode::LAUNCH_EX, launch::launch_ex},
+    {wire::Opcode::OCCUPANCY, launch::occupancy},
     {wire::Opcode::GRAPH_CREATE, graph::graph_create},
     {wire::Opcode::GRAPH_LAUNCH, graph::graph_launch},
     {wire::Opcode::GRAPH_UPDATE, graph::graph_update},

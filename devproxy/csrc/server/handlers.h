@@ -52,6 +52,8 @@ void function_set_attr(Connection&, const Message&);
 
 namespace launch {
 void launch(Connection&, const Message&);
+void launch_ex(Connection&, const Message&);
+void occupancy(Connection&, const Message&);
 }  // namespace launch
 
 namespace graph {

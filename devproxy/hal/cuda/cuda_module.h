@@ -33,8 +33,4 @@ struct CudaFunction final : Function {
                                                      FunctionInfo* info);
 };
 
-// Is the image as long as it says? The driver gets a pointer without a length and would read on. PTX is text: true.
-// The wrapper struct of a fat binary holds a pointer of the client's process and is refused. Pure.
-Status check_image(const uint8_t* image, size_t bytes, bool* is_text);
-
 }  // namespace devproxy::hal::cuda

@@ -39,6 +39,30 @@ void fill_rows(const MemsetArgs& a) {
 
 uint64_t extent(const CopyArgs& a, uint64_t pitch) { return (a.height - 1) * pitch + a.width_bytes; }
 
+std::vector<CUlaunchAttribute> driver_attributes(const LaunchAttribute* list, size_t n) {
+  std::vector<CUlaunchAttribute> out(n);
+  for (size_t i = 0; i < n; i++) {
+    out[i].id = static_cast<CUlaunchAttributeID>(list[i].id);
+    static_assert(sizeof out[i].value == sizeof list[i].value);
+    std::memcpy(&out[i].value, list[i].value, sizeof out[i].value);
+  }
+  return out;
+}
+
+CUlaunchConfig launch_config(const uint32_t (&grid)[3], const uint32_t (&block)[3], uint64_t shared_bytes,
+                             CUstream stream, std::vector<CUlaunchAttribute>* attributes) {
+  return {grid[0],
+          grid[1],
+          grid[2],
+          block[0],
+          block[1],
+          block[2],
+          static_cast<unsigned>(shared_bytes),
+          stream,
+          attributes->data(),
+          static_cast<unsigned>(attributes->size())};
+}
+
 bool linear(const CopyArgs& a) {
   return a.height == 1 || (a.dst_pitch == a.width_bytes && a.src_pitch == a.width_bytes);
 }
@@ -270,19 +294,16 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
       if (s.ok()) command.event->issued++;
       pending.keeps = command.event;
       break;
-    case Action::kLaunch: {
-      // The client's block of parameters goes on as it is; its layout is the driver's own (CudaFunction::get).
-      const LaunchArgs& a = command.launch;
-      size_t bytes = a.params_bytes;
-      const void* params = command.params.empty() ? a.params : command.params.data();
-      void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<void*>(params), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
-                       CU_LAUNCH_PARAM_END};
-      s = cu.status(cu.cuLaunchKernel(command.function->handle, a.grid[0], a.grid[1], a.grid[2], a.block[0], a.block[1],
-                                      a.block[2], a.shared_bytes, queue.stream, nullptr, bytes ? extra : nullptr),
-                    cu.cuLaunchKernel, "launching '" + command.function->name + "'");
+    case Action::kLaunch:
+      s = issue_launch(queue, command);
+      // A launch that the driver does not take (too many resources, a cluster that does not fit) is an error of that
+      // one call, not of the context, as long as that lives. The command completes unexecuted.
+      if (!s.ok() && !is_execution_fault(s.code()) && alive()) {
+        owner_.on_refused(command.ticket.caller, s.code(), s.text().c_str());
+        s = {};
+      }
       pending.keeps = std::move(command.function);
       break;
-    }
   }
   if (!s.ok()) return s;
   pending.state = Pending::State::kIssued;
@@ -290,6 +311,32 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
   in_flight_++;
   if (command.action == Action::kRecord || ++queue.since_mark >= device_.mark_every) return mark(queue);
   return {};
+}
+
+// The client's block of parameters goes on as it is; its layout is the driver's own (CudaFunction::get).
+Status CudaSpace::issue_launch(CudaQueue& queue, const Command& command) {
+  const Driver& cu = context_->driver();
+  const LaunchArgs& a = command.launch;
+  size_t bytes = a.params_bytes;
+  const void* params = command.params.empty() ? a.params : command.params.data();
+  void* block[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<void*>(params), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+                   CU_LAUNCH_PARAM_END};
+  void** const extra = bytes ? block : nullptr;
+  const CUfunction function = command.function->handle;
+  if (command.attributes.empty())
+    return cu.status(cu.cuLaunchKernel(function, a.grid[0], a.grid[1], a.grid[2], a.block[0], a.block[1], a.block[2],
+                                       a.shared_bytes, queue.stream, nullptr, extra),
+                     cu.cuLaunchKernel, "launching '" + command.function->name + "'");
+  auto attributes = command.attributes;
+  const CUlaunchConfig config = launch_config(a.grid, a.block, a.shared_bytes, queue.stream, &attributes);
+  return cu.status(cu.cuLaunchKernelEx(&config, function, nullptr, extra), cu.cuLaunchKernelEx,
+                   "launching '" + command.function->name + "' with attributes");
+}
+
+// Does the context still take calls?
+bool CudaSpace::alive() const {
+  const CUresult r = context_->driver().cuStreamQuery(transfer_);
+  return r == CUDA_SUCCESS || r == CUDA_ERROR_NOT_READY;
 }
 
 Status CudaSpace::issue_copy(CUstream stream, const CopyArgs& a) {
@@ -461,6 +508,7 @@ void CudaSpace::launch(const QueueRef& queue, Ticket ticket, const FunctionRef& 
   command.action = Action::kLaunch;
   command.ticket = ticket;
   command.launch = args;
+  command.attributes = driver_attributes(args.attributes, args.n_attributes);
   command.function = std::static_pointer_cast<CudaFunction>(function);
   submit(queue, std::move(command));
 }
@@ -645,8 +693,8 @@ Status CudaSpace::look(CudaQueue& queue) {
 // The first failure is told, once; nothing is executed after it. hal.h knows only execution faults, so a command that
 // the driver refuses is one too: its call returned long ago, and the ones behind it count on its effect.
 void CudaSpace::fault(const Status& why, std::unique_lock<std::mutex>& lock) {
-  const CUresult alive = context_->enter().cuStreamQuery(transfer_);
-  if (alive != CUDA_SUCCESS && alive != CUDA_ERROR_NOT_READY) dead_ = true;
+  context_->enter();
+  if (!alive()) dead_ = true;
   if (faulted_.exchange(true, std::memory_order_acq_rel)) return;
   fault_ = why;
   for (const Held& held : held_) held.pending->state = Pending::State::kDropped;
@@ -799,6 +847,39 @@ Status CudaSpace::set_attribute(const FunctionRef& ref, uint32_t attribute, int3
   return cu.status(cu.cuFuncSetAttribute(function.handle, static_cast<CUfunction_attribute>(attribute), value),
                    cu.cuFuncSetAttribute,
                    "setting attribute " + std::to_string(attribute) + " of '" + function.name + "'");
+}
+
+StatusOr<int64_t> CudaSpace::occupancy(const FunctionRef& ref, const OccupancyQuery& query) {
+  const auto& function = static_cast<const CudaFunction&>(*ref);
+  const Driver& cu = context_->enter();
+  const std::string doing = "asking how much of '" + function.name + "' runs at once";
+  auto attributes = driver_attributes(query.attributes, query.n_attributes);
+  const CUlaunchConfig config = launch_config(query.grid, query.block, query.shared_bytes, nullptr, &attributes);
+  const int threads = static_cast<int>(query.block[0]), blocks = static_cast<int>(query.grid[0]);
+  int count = 0;
+  size_t bytes = 0;
+  Status s;
+  switch (query.kind) {
+    case OccupancyKind::kActiveBlocks:
+      s = cu.status(cu.cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&count, function.handle, threads,
+                                                                            query.shared_bytes, query.flags),
+                    cu.cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, doing);
+      break;
+    case OccupancyKind::kAvailableShared:
+      s = cu.status(cu.cuOccupancyAvailableDynamicSMemPerBlock(&bytes, function.handle, blocks, threads),
+                    cu.cuOccupancyAvailableDynamicSMemPerBlock, doing);
+      break;
+    case OccupancyKind::kActiveClusters:
+      s = cu.status(cu.cuOccupancyMaxActiveClusters(&count, function.handle, &config), cu.cuOccupancyMaxActiveClusters,
+                    doing);
+      break;
+    case OccupancyKind::kMaxClusterSize:
+      s = cu.status(cu.cuOccupancyMaxPotentialClusterSize(&count, function.handle, &config),
+                    cu.cuOccupancyMaxPotentialClusterSize, doing);
+      break;
+  }
+  if (!s.ok()) return s;
+  return query.kind == OccupancyKind::kAvailableShared ? static_cast<int64_t>(bytes) : int64_t{count};
 }
 
 // -- level 2 and 3 --------------------------------------------------------------------------------------------------

@@ -91,6 +91,7 @@ class CudaSpace final : public Space {
   StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) override;
   std::vector<Global> globals(const ModuleRef& module) override;
   Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) override;
+  StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) override;
 
   void stop() override;
 
@@ -144,7 +145,8 @@ class CudaSpace final : public Space {
     MemsetArgs memset;
     LaunchArgs launch;
     uint64_t token = 0;
-    std::vector<uint8_t> params;  // launch.params, once the command is held
+    std::vector<uint8_t> params;                // launch.params, once the command is held
+    std::vector<CUlaunchAttribute> attributes;  // of the launch
     std::shared_ptr<CudaFunction> function;
     std::shared_ptr<CudaEvent> event;
   };
@@ -194,6 +196,7 @@ class CudaSpace final : public Space {
   void submit_locked(const CudaQueueRef& queue, Command& command, std::unique_lock<std::mutex>& lock);
   Status issue(const CudaQueueRef& queue, Command& command, Pending& pending);
   Status issue_staged(CudaQueue& queue, const CopyArgs& copy, Pending& pending);
+  Status issue_launch(CudaQueue& queue, const Command& command);
   Status issue_copy(CUstream stream, const CopyArgs& copy);
   Status issue_memset(CUstream stream, const MemsetArgs& memset);
   Status issue_job(CudaQueue& queue, Pending& pending, const Job& job);
@@ -201,6 +204,7 @@ class CudaSpace final : public Space {
   Status mark_other_side(const CudaQueue& queue);
   Status look(CudaQueue& queue);
   void fault(const Status& why, std::unique_lock<std::mutex>& lock);
+  bool alive() const;
   void issue_held(std::unique_lock<std::mutex>& lock);
   void collect(std::vector<Done>* done, std::unique_lock<std::mutex>& lock);
   void reap();

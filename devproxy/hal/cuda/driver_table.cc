@@ -77,6 +77,10 @@ StatusOr<std::shared_ptr<const Driver>> Driver::open(const std::string& path) {
 #define DP_RESOLVE(name) resolve(driver->library_, driver->name, DP_EXPANDED_STRING(name), &missing);
   DP_CUDA_CALLS(DP_RESOLVE)
 #undef DP_RESOLVE
+  std::string lacks;  // nobody's concern before it is used
+#define DP_RESOLVE(name) resolve(driver->library_, driver->name, DP_EXPANDED_STRING(name), &lacks);
+  DP_CUDA_OPTIONAL_CALLS(DP_RESOLVE)
+#undef DP_RESOLVE
 #define DP_RESOLVE(field, symbol, type) resolve(driver->library_, driver->field, symbol, &missing);
   DP_CUDA_PINNED_CALLS(DP_RESOLVE)
 #undef DP_RESOLVE

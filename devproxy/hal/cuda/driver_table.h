@@ -28,6 +28,12 @@ namespace devproxy::hal::cuda {
   X(cuFuncSetAttribute) X(cuFuncGetParamInfo) X(cuLaunchKernel)
 // clang-format on
 
+// X(name): what a driver may lack. The server starts without it, and who uses it is refused by name.
+#define DP_CUDA_OPTIONAL_CALLS(X)                                                                    \
+  X(cuLaunchKernelEx)                                                                                \
+  X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) X(cuOccupancyAvailableDynamicSMemPerBlock) \
+      X(cuOccupancyMaxActiveClusters) X(cuOccupancyMaxPotentialClusterSize)
+
 // X(field, symbol, signature): here an older version is wanted than the header's, because it does the same and every
 // driver since CUDA 12.4 (cuFuncGetParamInfo) has it.
 #define DP_CUDA_PINNED_CALLS(X)                                                         \
@@ -43,7 +49,9 @@ template <class... P>
 struct Entry<CUresult (*)(P...)> {
   CUresult (*function)(P...) = nullptr;
   const char* symbol = nullptr;
+  // CUDA_ERROR_NOT_SUPPORTED where this driver lacks it; status() then says so.
   CUresult operator()(P... args) const {
+    if (!function) return CUDA_ERROR_NOT_SUPPORTED;
     const char* const outer = t_inside;
     t_inside = symbol;
     const CUresult result = function(args...);
@@ -63,6 +71,7 @@ class Driver {
 
 #define DP_FIELD(name) Entry<decltype(&::name)> name;
   DP_CUDA_CALLS(DP_FIELD)
+  DP_CUDA_OPTIONAL_CALLS(DP_FIELD)
 #undef DP_FIELD
 #define DP_FIELD(field, symbol, type) Entry<type> field;
   DP_CUDA_PINNED_CALLS(DP_FIELD)
@@ -75,6 +84,8 @@ class Driver {
   template <class F>
   Status status(CUresult result, const Entry<F>& entry, const std::string& doing) const {
     if (result == CUDA_SUCCESS) return {};
+    if (!entry.function)
+      return {kNotSupported, doing + ": the driver has no " + entry.symbol + ": it is too old for this"};
     return {static_cast<int32_t>(result), doing + ": " + entry.symbol + " failed: " + text(result)};
   }
 

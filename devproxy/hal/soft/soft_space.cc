@@ -24,6 +24,11 @@ constexpr uint64_t kIdleFloorBytes = 256u << 20;
 constexpr uint64_t kIdleNs = 2'000'000'000;
 constexpr uint64_t kPage = 4096;
 
+// As soft_device.cc says them to programs.
+constexpr int32_t kSharedPerBlock = 49152, kSharedPerBlockOptin = 101376;
+constexpr uint32_t kThreadsPerMultiprocessor = 2048, kSharedPerMultiprocessor = 167936;
+constexpr uint32_t kLastPlainAttribute = 9;  // CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT; clusters follow
+
 thread_local const char* t_running = nullptr;
 
 struct Running {
@@ -535,6 +540,26 @@ StatusOr<FunctionRef> SoftSpace::get_function(const ModuleRef& ref, const std::s
   info->regs = 32;
   info->params.clear();
   for (uint32_t i = 0; i < entry.n_params; i++) info->params.push_back({entry.params[i].offset, entry.params[i].size});
+  // By CUfunction_attribute: threads, static shared, constant, local, registers, PTX and binary version, cache mode,
+  // dynamic shared, carve-out (-1: the default), then those of clusters, which there are none of.
+  const int32_t dynamic =
+      kSharedPerBlock - static_cast<int32_t>(std::min<uint32_t>(entry.shared_bytes, kSharedPerBlock));
+  info->attributes = {static_cast<int32_t>(info->max_threads),
+                      static_cast<int32_t>(info->shared_bytes),
+                      0,
+                      0,
+                      static_cast<int32_t>(info->regs),
+                      80,
+                      80,
+                      0,
+                      dynamic,
+                      -1,
+                      0,
+                      0,
+                      0,
+                      0,
+                      0,
+                      0};
   function->module = std::move(module);
   function->name = name;
   return FunctionRef(function);
@@ -552,6 +577,34 @@ std::vector<Space::Global> SoftSpace::globals(const ModuleRef& ref) {
   return all;
 }
 
-Status SoftSpace::set_attribute(const FunctionRef&, uint32_t, int32_t) { return {}; }  // hints; nothing to tune here
+Status SoftSpace::set_attribute(const FunctionRef&, uint32_t attribute, int32_t) {
+  if (attribute > kLastPlainAttribute)
+    return {kNotSupported, "the software GPU has no thread block clusters, so no attributes of them"};
+  return {};  // hints; nothing to tune here
+}
+
+// A kernel here is one function call for the whole grid, so any grid runs at once, also a cooperative one. The answers
+// are those of the chip that the device's attributes describe, so that a program sizes its grids as it would there.
+StatusOr<int64_t> SoftSpace::occupancy(const FunctionRef& ref, const OccupancyQuery& query) {
+  const devproxy_soft_function& entry = static_cast<const SoftFunction&>(*ref).entry;
+  const uint32_t most = entry.max_threads ? entry.max_threads : 1024;
+  switch (query.kind) {
+    case OccupancyKind::kActiveBlocks: {
+      int64_t blocks = query.block[0] > most ? 0 : kThreadsPerMultiprocessor / query.block[0];
+      if (const uint64_t wanted = query.shared_bytes + entry.shared_bytes)
+        blocks = std::min(blocks, static_cast<int64_t>(kSharedPerMultiprocessor / wanted));
+      return blocks;
+    }
+    case OccupancyKind::kAvailableShared: {
+      if (query.block[0] > most || uint64_t{query.block[0]} * query.grid[0] > kThreadsPerMultiprocessor)
+        return Status(kInvalidValue, "so many blocks do not fit a multiprocessor");
+      const int64_t each = std::min<int64_t>(kSharedPerMultiprocessor / query.grid[0], kSharedPerBlockOptin);
+      return std::max<int64_t>(0, each - entry.shared_bytes);
+    }
+    case OccupancyKind::kActiveClusters:
+    case OccupancyKind::kMaxClusterSize: break;
+  }
+  return Status(kNotSupported, "the software GPU has no thread block clusters");
+}
 
 }  // namespace devproxy::hal::soft

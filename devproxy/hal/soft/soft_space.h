@@ -80,6 +80,7 @@ class SoftSpace final : public Space {
   StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) override;
   std::vector<Global> globals(const ModuleRef& module) override;
   Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) override;
+  StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) override;
 
   void stop() override;
 

@@ -239,7 +239,7 @@ int32_t fill_kernel(Node* n, const CUDA_KERNEL_NODE_PARAMS& p) {
   uint64_t function = 0;
   int32_t error = kOk;
   // What a launch may name as CUfunction: a function, or a kernel of a library.
-  const module::FunctionObj* f = module::function_of(p.func ? bits(p.func) : bits(p.kern), &function, &error);
+  module::FunctionObj* f = module::function_of(p.func ? bits(p.func) : bits(p.kern), &function, &error);
   if (!f) return error;
   if (p.kernelParams && p.extra) return kInvalidValue;
   DeviceState* d = client::device_state(f->device, &error);
@@ -249,6 +249,12 @@ int32_t fill_kernel(Node* n, const CUDA_KERNEL_NODE_PARAMS& p) {
   if (const int32_t rc = launch::check(*f, g, *d); rc != kOk) return rc;
   Kernel& k = n->kernel;
   if (const int32_t rc = launch::parameter_block(*f, p.kernelParams, p.extra, &k.block); rc != kOk) return rc;
+  k.travelling.clear();
+  if (!k.attributes.empty())
+    if (const int32_t rc = launch::attributes(f, function, g, k.attributes.data(),
+                                              static_cast<unsigned>(k.attributes.size()), &k.travelling);
+        rc != kOk)
+      return rc;
   k.given = p;
   k.function = function;
   k.geometry = g;
@@ -467,11 +473,14 @@ CUresult add(CUgraphNode* out, CUgraph hGraph, const CUgraphNode* dependencies, 
 template <class Fill>
 CUresult set_params(CUgraphNode hNode, CUgraphNodeType type, Fill fill) {
   Node fresh;
+  {
+    std::lock_guard lock(mu());
+    if (const Node* n = node_of(hNode)) fresh.kernel.attributes = n->kernel.attributes;  // they stay
+  }
   if (const int32_t rc = fill(&fresh); rc != kOk) return result(rc);
   std::lock_guard lock(mu());
   Node* n = node_of(hNode);
   if (!n || n->type != type || fresh.type != type) return CUDA_ERROR_INVALID_VALUE;
-  fresh.kernel.attributes = n->kernel.attributes;
   copy_payload(n, fresh);
   return CUDA_SUCCESS;
 }
@@ -663,25 +672,44 @@ CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph* phGraph) {
   return with_node(hNode, CU_GRAPH_NODE_TYPE_GRAPH, [&](const Node* n) { *phGraph = handle_of(n->child.get()); });
 }
 
-// Attributes of kernel nodes: what steers scheduling is kept and otherwise ignored, as in cuLaunchKernelEx; what
-// changes the meaning of a launch is refused.
-CUresult cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue* value) {
-  const bool hint = attr == CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW || attr == CU_LAUNCH_ATTRIBUTE_PRIORITY ||
-                    attr == CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE ||
-                    (attr == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && value->cooperative == 0);
-  if (static_cast<unsigned>(attr) > kLastAttribute) return CUDA_ERROR_INVALID_VALUE;
-  if (!hint) {
-    log(client::Level::kWarn, "cuGraphKernelNodeSetAttribute refuses launch attribute %d", static_cast<int>(attr));
-    return CUDA_ERROR_NOT_SUPPORTED;
+// Attributes of kernel nodes: taken or refused as cuLaunchKernelEx would with the node's shape.
+namespace {
+CUresult set_attributes(CUgraphNode hNode, const std::vector<CUlaunchAttribute>& changed, bool all) {
+  std::vector<CUlaunchAttribute> wanted;
+  uint64_t function = 0;
+  launch::Geometry g{};
+  if (const CUresult rc = with_node(hNode, CU_GRAPH_NODE_TYPE_KERNEL,
+                                    [&](const Node* n) {
+                                      if (!all) wanted = n->kernel.attributes;
+                                      function = n->kernel.function;
+                                      g = n->kernel.geometry;
+                                    });
+      rc != CUDA_SUCCESS)
+    return rc;
+  for (const CUlaunchAttribute& a : changed) {
+    std::erase_if(wanted, [&](const CUlaunchAttribute& old) { return old.id == a.id; });
+    wanted.push_back(a);
   }
+  module::FunctionObj* f = module::functions().get(function);
+  if (!f) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<LaunchAttribute> travelling;
+  if (const int32_t rc =
+          launch::attributes(f, function, g, wanted.data(), static_cast<unsigned>(wanted.size()), &travelling);
+      rc != kOk)
+    return result(rc);
   return with_node(hNode, CU_GRAPH_NODE_TYPE_KERNEL, [&](Node* n) {
-    auto& all = n->kernel.attributes;
-    std::erase_if(all, [&](const CUlaunchAttribute& a) { return a.id == attr; });
-    CUlaunchAttribute a{};
-    a.id = attr;
-    a.value = *value;
-    all.push_back(a);
+    n->kernel.attributes = std::move(wanted);
+    n->kernel.travelling = std::move(travelling);
   });
+}
+}  // namespace
+
+CUresult cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue* value) {
+  if (static_cast<unsigned>(attr) > kLastAttribute) return CUDA_ERROR_INVALID_VALUE;
+  CUlaunchAttribute a{};
+  a.id = attr;
+  a.value = *value;
+  return set_attributes(hNode, {a}, false);
 }
 CUresult cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, CUkernelNodeAttrValue* value_out) {
   if (static_cast<unsigned>(attr) > kLastAttribute) return CUDA_ERROR_INVALID_VALUE;
@@ -692,12 +720,9 @@ CUresult cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID att
   });
 }
 CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src) {
-  std::lock_guard lock(mu());
-  Node *to = node_of(dst), *from = node_of(src);
-  if (!to || !from || to->type != CU_GRAPH_NODE_TYPE_KERNEL || from->type != CU_GRAPH_NODE_TYPE_KERNEL)
-    return CUDA_ERROR_INVALID_VALUE;
-  to->kernel.attributes = from->kernel.attributes;
-  return CUDA_SUCCESS;
+  std::vector<CUlaunchAttribute> from;
+  const CUresult rc = with_node(src, CU_GRAPH_NODE_TYPE_KERNEL, [&](const Node* n) { from = n->kernel.attributes; });
+  return rc == CUDA_SUCCESS ? set_attributes(dst, from, true) : rc;
 }
 
 // -- structure ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ inline bool capturing() { return __builtin_expect(g_captures.load(std::memory_or
 
 // A command on a stream. True: it is over, captured as a node or refused, and *rc is its result.
 [[nodiscard]] bool capture_kernel(client::StreamObj* s, CUfunction f, const launch::Geometry& g, void** kernelParams,
-                                  void** extra, CUresult* rc);
+                                  void** extra, const CUlaunchConfig* config, CUresult* rc);
 [[nodiscard]] bool capture_copy(client::StreamObj* s, const CUDA_MEMCPY3D& p, CUresult* rc);
 [[nodiscard]] bool capture_memset(client::StreamObj* s, const CUDA_MEMSET_NODE_PARAMS& p, CUresult* rc);
 [[nodiscard]] bool capture_host(client::StreamObj* s, CUhostFn fn, void* data, CUresult* rc);

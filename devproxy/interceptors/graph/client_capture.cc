@@ -220,7 +220,7 @@ CUresult begin(CUstream hStream, CUgraph hGraph, const CUgraphNode* dependencies
 // -- commands -------------------------------------------------------------------------------------------------------
 
 bool capture_kernel(StreamObj* s, CUfunction f, const launch::Geometry& g, void** kernelParams, void** extra,
-                    CUresult* rc) {
+                    const CUlaunchConfig* config, CUresult* rc) {
   return capture_node(
       s,
       [&](Node* n) {
@@ -231,6 +231,10 @@ bool capture_kernel(StreamObj* s, CUfunction f, const launch::Geometry& g, void*
         p.sharedMemBytes = g.shared;
         p.kernelParams = kernelParams;
         p.extra = extra;
+        if (config && config->numAttrs) {
+          if (!config->attrs) return static_cast<int32_t>(kInvalidValue);
+          n->kernel.attributes.assign(config->attrs, config->attrs + config->numAttrs);
+        }
         return fill_kernel(n, p);
       },
       rc);

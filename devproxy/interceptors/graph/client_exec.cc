@@ -168,20 +168,40 @@ void compile(Node* n, int device, uint64_t staging) {
   if (!n->enabled) return;
   switch (n->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
-      const launch::Geometry& g = n->kernel.geometry;
-      const wire::LAUNCH_req req{VHandle{n->kernel.function},
-                                 {},
-                                 g.grid[0],
-                                 g.grid[1],
-                                 g.grid[2],
-                                 g.block[0],
-                                 g.block[1],
-                                 g.block[2],
-                                 g.shared,
-                                 0,
-                                 static_cast<uint32_t>(n->kernel.block.size()),
-                                 0};
-      return steps.add(Opcode::LAUNCH, req, n->kernel.block.data(), n->kernel.block.size());
+      const Kernel& k = n->kernel;
+      const launch::Geometry& g = k.geometry;
+      const size_t before = k.travelling.size() * sizeof(LaunchAttribute);
+      std::vector<uint8_t> bulk(before + k.block.size());
+      std::copy(k.block.begin(), k.block.end(), bulk.begin() + static_cast<std::ptrdiff_t>(before));
+      if (before == 0) {
+        const wire::LAUNCH_req req{VHandle{k.function},
+                                   {},
+                                   g.grid[0],
+                                   g.grid[1],
+                                   g.grid[2],
+                                   g.block[0],
+                                   g.block[1],
+                                   g.block[2],
+                                   g.shared,
+                                   0,
+                                   static_cast<uint32_t>(bulk.size()),
+                                   0};
+        return steps.add(Opcode::LAUNCH, req, bulk.data(), bulk.size());
+      }
+      memcpy(bulk.data(), k.travelling.data(), before);
+      const wire::LAUNCH_EX_req req{VHandle{k.function},
+                                    {},
+                                    g.grid[0],
+                                    g.grid[1],
+                                    g.grid[2],
+                                    g.block[0],
+                                    g.block[1],
+                                    g.block[2],
+                                    g.shared,
+                                    static_cast<uint32_t>(k.travelling.size()),
+                                    static_cast<uint32_t>(bulk.size()),
+                                    0};
+      return steps.add(Opcode::LAUNCH_EX, req, bulk.data(), bulk.size());
     }
     case CU_GRAPH_NODE_TYPE_MEMCPY: return add_copy(&steps, copy_of(*n, device), staging);
     case CU_GRAPH_NODE_TYPE_MEMSET: {
@@ -531,20 +551,21 @@ void become(Node* to, const Node& from) {
 template <class Fill, class Check>
 CUresult update(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeType type, Fill fill, Check check) {
   Node fresh;
-  if (const int32_t rc = fill(&fresh); rc != kOk) return result(rc);
   std::shared_ptr<Exec> x;
   {
     std::lock_guard lock(mu());
     x = exec_of(hGraphExec);
     const Node* n = node_of(hNode);
-    if (!x || !n || n->type != type || fresh.type != type) return CUDA_ERROR_INVALID_VALUE;
+    if (!x || !n || n->type != type) return CUDA_ERROR_INVALID_VALUE;
+    fresh.kernel.attributes = n->kernel.attributes;  // they stay
   }
+  if (const int32_t rc = fill(&fresh); rc != kOk) return result(rc);
+  if (fresh.type != type) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(x->mu);
   const auto ours = x->by_origin.find(bits(hNode));
   if (x->gone || ours == x->by_origin.end() || ours->second->type != type) return CUDA_ERROR_INVALID_VALUE;
   Node* n = ours->second;
   if (may_become(*n, fresh) != CU_GRAPH_EXEC_UPDATE_SUCCESS || !check(*n, fresh)) return CUDA_ERROR_INVALID_VALUE;
-  fresh.kernel.attributes = n->kernel.attributes;
   become(n, fresh);
   return result(resend(x.get(), {n}));
 }

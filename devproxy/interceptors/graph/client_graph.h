@@ -48,6 +48,7 @@ struct Kernel {
   size_t block_bytes = 0;
   void* extra[5] = {};
   std::vector<CUlaunchAttribute> attributes;
+  std::vector<LaunchAttribute> travelling;  // of those, what the device gets
 };
 
 struct Node {
@@ -124,7 +125,7 @@ std::unique_ptr<Graph> new_graph();
 void register_graph(Graph* g);  // handles for it, its nodes and its child graphs
 void forget_graph(Graph* g);    // and those handles are gone
 std::unique_ptr<Graph> clone(const Graph& g);
-// Fills in a node; what can be checked is checked here.
+// Fills in a node; what can be checked is checked here. fill_kernel takes the node's attributes into account.
 int32_t fill_kernel(Node* n, const CUDA_KERNEL_NODE_PARAMS& p);
 int32_t fill_copy(Node* n, const CUDA_MEMCPY3D& p, CUcontext ctx);
 int32_t fill_memset(Node* n, const CUDA_MEMSET_NODE_PARAMS& p, CUcontext ctx);

@@ -2,7 +2,11 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "devproxy/csrc/client/device_state.h"
@@ -13,6 +17,13 @@ struct Param {
   uint32_t offset, size;
 };
 
+// What was asked of the device about a function, and its answers: they hold until an attribute is set.
+struct OccupancyCache {
+  using Question = std::tuple<uint32_t, uint32_t, uint64_t, std::string>;  // kind, flags, shared bytes, the rest
+  std::mutex mu;
+  std::map<Question, int64_t> answers;
+};
+
 struct FunctionObj {
   std::string name;
   uint64_t module = 0;
@@ -21,6 +32,11 @@ struct FunctionObj {
   uint32_t param_bytes = 0;  // end of the last parameter
   std::vector<Param> params;
   std::atomic<int32_t> max_dynamic_shared{49152};
+  // By CUfunction_attribute, from the device, and what the job set since; kNoAttribute where the device knows none.
+  static constexpr int kAttributes = 16;
+  static constexpr int32_t kNoAttribute = INT32_MIN;
+  std::atomic<int32_t> attributes[kAttributes];
+  OccupancyCache occupancy;
 };
 
 using FunctionMap = client::HandleMap<FunctionObj, HandleKind::kFunction>;

@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t kMaxNameBytes = 4096;
 constexpr uint64_t kGlobalAlign = 256;
+constexpr size_t kSharedAttributes = 16;  // CU_FUNC_ATTRIBUTE_MAX
 
 // Device memory for one global, from the server's piece at the top of the range; 0 where there is none.
 uint64_t place_global(Connection& c, uint64_t bytes) {
@@ -100,13 +101,29 @@ void function_get(Connection& c, const Message& m) {
   auto function = c.space().get_function(object->module, name, &info);
   if (!function.ok()) return c.reply(m, function.status().code());
 
-  struct {
-    wire::FUNCTION_GET_rep fixed;
-    hal::ParamPlace params[(sizeof ReplySlot::data - sizeof(wire::FUNCTION_GET_rep)) / sizeof(hal::ParamPlace)];
-  } rep{};
-  if (info.params.size() > std::size(rep.params)) return c.reply(m, kInvalidImage);
-  rep.fixed = {static_cast<uint32_t>(info.params.size()), info.max_threads, info.shared_bytes, info.regs};
-  std::copy(info.params.begin(), info.params.end(), rep.params);
+  if (info.attributes.empty()) {  // cuda.h: the first numbers of CUfunction_attribute
+    info.attributes.assign(kSharedAttributes, hal::kNoAttribute);
+    info.attributes[0] = static_cast<int32_t>(info.max_threads);
+    info.attributes[1] = static_cast<int32_t>(info.shared_bytes);
+    info.attributes[4] = static_cast<int32_t>(info.regs);
+  }
+  const wire::FUNCTION_GET_rep fixed{static_cast<uint32_t>(info.params.size()),
+                                     info.max_threads,
+                                     info.shared_bytes,
+                                     info.regs,
+                                     static_cast<uint32_t>(info.attributes.size()),
+                                     0};
+  std::vector<uint8_t> rep(sizeof fixed + info.attributes.size() * sizeof(int32_t) +
+                           info.params.size() * sizeof(hal::ParamPlace));
+  if (rep.size() > sizeof ReplySlot::data) return c.reply(m, kInvalidImage);
+  uint8_t* to = rep.data();
+  auto put = [&](const void* from, size_t bytes) {
+    if (bytes) std::memcpy(to, from, bytes);
+    to += bytes;
+  };
+  put(&fixed, sizeof fixed);
+  put(info.attributes.data(), info.attributes.size() * sizeof(int32_t));
+  put(info.params.data(), info.params.size() * sizeof(hal::ParamPlace));
   uint32_t params_bytes = 0;
   for (const hal::ParamPlace& p : info.params) {
     uint32_t end;
@@ -116,7 +133,7 @@ void function_get(Connection& c, const Message& m) {
   if (!c.functions.insert(r.function, {*function, r.module, info.max_threads, params_bytes}) ||
       !c.replay.create(r.function, r.module, m.info->opcode, &r, sizeof r, c.take_bulk(m)))
     return c.reply(m, kInvalidHandle);
-  c.reply(m, kOk, &rep, sizeof rep.fixed + info.params.size() * sizeof(hal::ParamPlace));
+  c.reply(m, kOk, rep.data(), rep.size());
 }
 
 void module_global(Connection& c, const Message& m) {
@@ -134,8 +151,9 @@ void module_global(Connection& c, const Message& m) {
 void function_set_attr(Connection& c, const Message& m) {
   const auto& r = m.as<wire::FUNCTION_SET_ATTR_req>();
   auto* object = c.functions.find(r.function);
-  if (!object || !c.replay.set(r.function, m.info->opcode, r.attr, &r, sizeof r)) return c.fail(m, kInvalidHandle);
-  if (Status s = c.space().set_attribute(object->function, r.attr, r.value); !s.ok()) c.fail(m, s.code());
+  if (!object) return c.fail(m, kInvalidHandle);
+  if (Status s = c.space().set_attribute(object->function, r.attr, r.value); !s.ok()) return c.fail(m, s);
+  if (!c.replay.set(r.function, m.info->opcode, r.attr, &r, sizeof r)) c.fail(m, kInvalidHandle);
 }
 
 }  // namespace devproxy::server::module

@@ -1,0 +1,69 @@
+"""cuda_runtime_api.h "Memory Management": linear memory, pinned memory, variables of device code.
+
+An address of the runtime is the driver's. A copy names its direction; cudaMemcpyDefault leaves it to the addresses.
+"""
+
+from codegen.spec import Api
+
+CHECKED = "2026-11 toolkit 13.0 and 12.9"
+
+cudaMalloc = Api(client_sa="cudart.memory", enters="context", nonnull=("devPtr",), checked=CHECKED)
+cudaMallocHost = Api(client_sa="cudart.memory", enters="context", nonnull=("ptr",), checked=CHECKED)
+cudaMallocPitch = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("devPtr", "pitch"), checked=CHECKED
+)
+# cudaFree(0) is the usual way to say: initialise the device.
+cudaFree = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaFreeHost = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaHostAlloc = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("pHost",), checked=CHECKED
+)
+cudaHostRegister = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("ptr",), checked=CHECKED
+)
+cudaHostUnregister = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaHostGetDevicePointer = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("pDevice",), checked=CHECKED
+)
+cudaHostGetFlags = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("pFlags",), checked=CHECKED
+)
+cudaMalloc3D = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("pitchedDevPtr",), checked=CHECKED
+)
+cudaMemcpy3D = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("p",), waits=True, checked=CHECKED
+)
+cudaMemcpy3DAsync = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("p",), checked=CHECKED
+)
+cudaMemcpy3DPeer = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("p",), waits=True, checked=CHECKED
+)
+cudaMemcpy3DPeerAsync = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("p",), checked=CHECKED
+)
+# Either pointer may be null.
+cudaMemGetInfo = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemcpy = Api(client_sa="cudart.memory", enters="context", waits=True, checked=CHECKED)
+cudaMemcpyPeer = Api(client_sa="cudart.memory", enters="context", waits=True, checked=CHECKED)
+cudaMemcpy2D = Api(client_sa="cudart.memory", enters="context", waits=True, checked=CHECKED)
+cudaMemcpyToSymbol = Api(client_sa="cudart.memory", enters="context", waits=True, checked=CHECKED)
+cudaMemcpyFromSymbol = Api(client_sa="cudart.memory", enters="context", waits=True, checked=CHECKED)
+cudaMemcpyAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemcpyPeerAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemcpy2DAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemcpyToSymbolAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemcpyFromSymbolAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemset = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemset2D = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemset3D = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemsetAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemset2DAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemset3DAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaGetSymbolAddress = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("devPtr",), checked=CHECKED
+)
+cudaGetSymbolSize = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("size",), checked=CHECKED
+)

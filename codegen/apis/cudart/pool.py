@@ -1,0 +1,20 @@
+"""cuda_runtime_api.h "Stream Ordered Memory Allocator"."""
+
+from codegen.spec import Api
+
+CHECKED = "2026-11 toolkit 13.0 and 12.9"
+
+cudaMallocAsync = Api(
+    client_sa="cudart.pool", enters="context", nonnull=("devPtr",), checked=CHECKED
+)
+cudaFreeAsync = Api(client_sa="cudart.pool", enters="context", checked=CHECKED)
+cudaMemPoolTrimTo = Api(client_sa="cudart.pool", enters="context", checked=CHECKED)
+cudaMemPoolSetAttribute = Api(
+    client_sa="cudart.pool", enters="context", nonnull=("value",), checked=CHECKED
+)
+cudaMemPoolGetAttribute = Api(
+    client_sa="cudart.pool", enters="context", nonnull=("value",), checked=CHECKED
+)
+cudaMallocFromPoolAsync = Api(
+    client_sa="cudart.pool", enters="context", nonnull=("ptr",), checked=CHECKED
+)

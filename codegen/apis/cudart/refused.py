@@ -1,0 +1,56 @@
+"""Functions of the runtime API that are refused by name, by family. What no pattern names is "unchecked"."""
+
+from codegen.apis.cuda_driver.refused import FAMILIES as DRIVER
+from codegen.spec import Refused
+
+# title: (regular expression over the whole symbol without its version and thread suffix, Refused)
+FAMILIES: dict[str, tuple[str, Refused]] = {
+    "managed memory": (
+        r"cudaMallocManaged|cudaMemAdvise|cudaMemPrefetch\w*|cudaMemDiscard\w*|cudaMemRangeGetAttributes?"
+        r"|cudaStreamAttachMemAsync|cudaLibraryGetManaged",
+        Refused(
+            "managed memory faults in the job process, where there is no device; use cudaMalloc and explicit copies"
+        ),
+    ),
+    "inter-process handles": (
+        r"cudaIpc\w+|cudaMemPool(Export|Import)\w+",
+        DRIVER["inter-process handles"][1],
+    ),
+    "graphics interop": (
+        r"cudaGL\w+|cudaGraphics\w+|cudaEGL\w+|cudaVDPAU\w+|cudaEventCreateFromEGLSync"
+        r"|cudaDeviceGetNvSciSyncAttributes",
+        DRIVER["graphics interop"][1],
+    ),
+    "external memory and semaphores": (
+        r"cudaImportExternal\w+|cudaExternalMemory\w+|cudaDestroyExternal\w+|cuda(Signal|Wait)ExternalSemaphores\w*",
+        DRIVER["external memory and semaphores"][1],
+    ),
+    "graphs": (
+        r"cudaGraph\w*|cudaStreamBeginCapture\w*|cudaStreamEndCapture|cudaStreamUpdateCaptureDependencies"
+        r"|cudaUserObject\w+|cudaDevice(Get|Set)GraphMemAttribute|cudaDeviceGraphMemTrim",
+        Refused("CUDA graphs are answered by the driver API only, not yet by the runtime library"),
+    ),
+    "textures and arrays": (
+        r"cuda\w*Mipmapped\w*|cuda\w*Array\w*|cuda\w*TextureObject\w*|cuda\w*SurfaceObject\w*|cudaGetChannelDesc"
+        r"|cudaDeviceGetTexture1DLinearMaxWidth",
+        DRIVER["textures and arrays"][1],
+    ),
+    "memory pools": (
+        r"cudaMemPool(Create|Destroy|SetAccess|GetAccess)|cudaMem(GetDefault|Get|Set)MemPool",
+        DRIVER["memory pools"][1],
+    ),
+    "batched copies": (r"cudaMemcpy(3D)?BatchAsync", DRIVER["batched copies"][1]),
+    "cooperative launches": (
+        r"cudaLaunchCooperativeKernelMultiDevice",
+        Refused("removed in CUDA 13: launch one cooperative kernel per device"),
+    ),
+    "logs": (r"cudaLogs\w+", DRIVER["core dumps and logs"][1]),
+    "private tables": (
+        r"cudaGetExportTable|__cuda\w+",
+        Refused("an undocumented entry point of NVIDIA's own libraries"),
+    ),
+    "valid devices": (
+        r"cudaSetValidDevices",
+        Refused("choose a device by cudaSetDevice or CUDA_VISIBLE_DEVICES"),
+    ),
+}

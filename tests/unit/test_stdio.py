@@ -1,0 +1,90 @@
+"""The relay of a job's output: each byte once, also those that are in the FIFO when the job is frozen."""
+
+from __future__ import annotations
+
+import os
+import select
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devproxy.control.stdio import Stdio
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+def opened(folder: Path, name: str, fds: tuple[int, int, int], earlier: object = None) -> Stdio:
+    job = folder / name
+    job.mkdir()
+    stdio = Stdio(str(job), fds)
+    stdio.open(earlier)  # type: ignore[arg-type]
+    return stdio
+
+
+def take(fd: int) -> bytes:
+    """What arrives within 5 s; nothing is an error, not a hang."""
+    assert select.select([fd], [], [], 5.0)[0], "nothing was relayed"
+    return os.read(fd, 65536)
+
+
+def test_bytes_in_the_fifo_at_the_freeze_are_in_the_image_and_arrive_once(folder: Path) -> None:
+    """The relay read for the last time before the job was frozen, and the job wrote between the two."""
+    null = os.open(os.devnull, os.O_RDWR)
+    read_end, write_end = os.pipe()
+    first = opened(folder, "first", (null, write_end, null))
+    (output,) = first.outputs
+    job = os.open(output.path, os.O_WRONLY)
+    first.start()
+    os.write(job, b"relayed ")
+    assert take(read_end) == b"relayed "
+    output.pause()  # its thread reads nothing from here on
+    os.write(job, b"left in the fifo")
+    facts = first.describe()
+    assert facts["outputs"][0]["delivered"] == len(b"relayed ")
+
+    second = opened(folder, "second", (null, write_end, null), facts)
+    second.start()
+    assert take(read_end) == b"left in the fifo"
+    # What was stored is not relayed once more when the first job goes on beside its image.
+    first.go_on()
+    assert take(read_end) == b"left in the fifo"
+    os.set_blocking(read_end, False)
+    for stdio in (first, second):
+        os.close(os.open(stdio.outputs[0].path, os.O_WRONLY))
+        stdio.finish(2.0)
+    with pytest.raises(BlockingIOError):
+        os.read(read_end, 100)
+    for fd in (null, read_end, write_end, job):
+        os.close(fd)
+
+
+def test_a_stream_that_nobody_reads_is_stored_whole(folder: Path) -> None:
+    """Our side takes nothing: what the relay had read and what is in the FIFO are both in the image, in order."""
+    null = os.open(os.devnull, os.O_RDWR)
+    read_end, write_end = os.pipe()
+    first = opened(folder, "first", (null, write_end, null))
+    (output,) = first.outputs
+    job = os.open(output.path, os.O_WRONLY | os.O_NONBLOCK)
+    first.start()
+    text = b"".join(b"%07d\n" % n for n in range(60_000))
+    sent = 0
+    while sent < len(text):
+        try:
+            sent += os.write(job, text[sent : sent + 65536])
+        except BlockingIOError:
+            break
+    facts = first.describe()
+    second = opened(folder, "second", (null, write_end, null), facts)
+    second.start()
+    got = b""
+    while len(got) < sent:
+        got += take(read_end)
+    assert got == text[:sent]
+    for fd in (null, job):
+        os.close(fd)
