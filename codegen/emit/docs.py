@@ -33,6 +33,7 @@ FIRST = (
     "stream",
     "event",
     "launch",
+    "graph",
     "entrypoint",
 )
 

@@ -260,6 +260,7 @@ StreamObj* DeviceState::create_stream(uint32_t flags, int32_t priority, uint64_t
   s.priority = priority;
   s.context = context;
   s.id = stream_serial_;
+  s.capture.store(0, std::memory_order_relaxed);
   s.handle.store(handle.value, std::memory_order_release);
   return &s;
 }
