@@ -20,7 +20,8 @@ SUPPORT = ROOT / "docs/support.md"
 def segment_headers() -> str:
     """The text of the headers that are part of the ABI id."""
     folder = ROOT / "devproxy/csrc/wire"
-    return "".join((folder / name).read_text() for name in ("segment.h", "attach.h", "launch.h"))
+    names = ("segment.h", "attach.h", "launch.h", "graph_step.h")
+    return "".join((folder / name).read_text() for name in names)
 
 
 def results() -> dict[str, tuple[int, str]]:

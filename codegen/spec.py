@@ -20,6 +20,7 @@ class Kind(Enum):
     EVENT = "event"
     MODULE = "module"
     FUNCTION = "function"
+    GRAPH = "graph"
 
 
 class Carry(Enum):

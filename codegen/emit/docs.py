@@ -35,6 +35,7 @@ FIRST = (
     "stream",
     "event",
     "launch",
+    "graph",
     "entrypoint",
 )
 

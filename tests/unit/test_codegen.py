@@ -157,7 +157,7 @@ def test_an_unchecked_entry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("inter-process handles", "cuIpcOpenMemHandle_v2"),
         ("graphics interop", "cuGraphicsGLRegisterBuffer"),
         ("graphics interop", "cuVDPAUCtxCreate_v2"),
-        ("graphs", "cuStreamBeginCapture_v2_ptsz"),
+        ("conditional graph nodes", "cuGraphConditionalHandleCreate"),
         ("green contexts", "cuGreenCtxCreate"),
         ("textures and arrays", "cuMemcpyHtoA_v2"),
         ("virtual memory management", "cuMemMap"),
