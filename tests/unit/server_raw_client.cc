@@ -67,7 +67,7 @@ void basics() {
   std::vector<uint8_t> tail;
   EXPECT(c.function(kModule, kBad, "no such thing", &tail) == kNotFound);
   EXPECT(c.function(kModule, kBad, "add", &tail) == kOk);
-  EXPECT(tail.size() == sizeof(wire::FUNCTION_GET_rep) + 4 * 8);
+  EXPECT(tail.size() == sizeof(wire::FUNCTION_GET_rep) + 16 * 4 + 4 * 8);  // attributes, parameters
 
   const uint64_t a = c.base(), b = c.base() + (1 << 20);
   c.alloc(a, 4096);
