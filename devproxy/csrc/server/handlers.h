@@ -43,6 +43,7 @@ void event_elapsed(Connection&, const Message&);
 }  // namespace sync
 
 namespace module {
+void image_put(Connection&, const Message&);
 void module_load(Connection&, const Message&);
 void module_unload(Connection&, const Message&);
 void function_get(Connection&, const Message&);
