@@ -131,9 +131,7 @@ def build_nvcc(name: str, flavour: str, sources: list[str]) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
         fresh = out.with_name(f"{out.name}.{os.getpid()}")
         command = [nvcc, *USUAL, *BUILDS[flavour], "-o", fresh, *(NVCC / s for s in sources)]
-        done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         fresh.rename(out)
     return out
