@@ -202,4 +202,21 @@ OPS: dict[str, Op] = {
         {"value": "i64"},
         bulk="in",
     ),
+    # -- graphs: what was instantiated, as the list of messages that a launch stands for (csrc/wire/graph_step.h)
+    # Logged without its bulk: updates change the steps in place, so a dump asks the graph itself for them.
+    "GRAPH_CREATE": Op(0x0701, SYNC, {"graph": "graph"}, bulk="in", log=Log.CREATE, handle="graph"),
+    # token: of the first HOST_FUNC step; the others count on from it. bulk in: as many bytes of nothing as the steps
+    # need ring positions beside the request (docs/protocol.md, Graphs)
+    "GRAPH_LAUNCH": Op(
+        0x0702,
+        ASYNC,
+        {"graph": "graph", "stream": "stream", "token": "u64"},
+        bulk="in",
+        stream="stream",
+    ),
+    # bulk in: the steps that take the place of steps first .. first + count
+    "GRAPH_UPDATE": Op(
+        0x0703, ANNOUNCE, {"graph": "graph", "first": "u32", "count": "u32"}, bulk="in"
+    ),
+    "GRAPH_DESTROY": Op(0x0704, ANNOUNCE, {"graph": "graph"}, log=Log.DESTROY, handle="graph"),
 }

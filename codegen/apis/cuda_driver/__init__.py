@@ -5,6 +5,7 @@ from codegen.apis.cuda_driver import (
     device,
     entrypoint,
     event,
+    graph,
     hostmem,
     init,
     launch,
@@ -14,6 +15,18 @@ from codegen.apis.cuda_driver import (
 )
 from codegen.apis.cuda_driver.refused import FAMILIES
 
-CHAPTERS = (init, device, context, module, memory, hostmem, stream, event, launch, entrypoint)
+CHAPTERS = (
+    init,
+    device,
+    context,
+    module,
+    memory,
+    hostmem,
+    stream,
+    event,
+    launch,
+    graph,
+    entrypoint,
+)
 
 __all__ = ["CHAPTERS", "FAMILIES"]

@@ -17,12 +17,12 @@ constexpr size_t kPendingBeforeReclaim = 64;
 std::atomic<DeviceState*> g_states[kMaxDevices];
 std::mutex g_states_mu;
 
+}  // namespace
+
 uint64_t next_buffer_id() {
   static std::atomic<uint64_t> id{1};
   return id.fetch_add(1, std::memory_order_relaxed);
 }
-
-}  // namespace
 
 EventMap& events() {
   static auto* m = new EventMap;  // never destroyed: threads outlive static destruction
@@ -260,6 +260,7 @@ StreamObj* DeviceState::create_stream(uint32_t flags, int32_t priority, uint64_t
   s.priority = priority;
   s.context = context;
   s.id = stream_serial_;
+  s.capture.store(0, std::memory_order_relaxed);
   s.handle.store(handle.value, std::memory_order_release);
   return &s;
 }

@@ -26,7 +26,8 @@ struct ContextObj {
 
 struct StreamObj {
   std::atomic<uint64_t> handle{0};
-  std::atomic<uint64_t> last{0};  // ring position behind the newest command posted on it
+  std::atomic<uint64_t> last{0};     // ring position behind the newest command posted on it
+  std::atomic<uint64_t> capture{0};  // id of the capture sequence that it is part of (interceptors/graph); 0: none
   uint64_t context = 0;
   uint64_t id = 0;
   uint32_t flags = 0;
@@ -47,6 +48,7 @@ struct EventObj {
   // record sees the old pair or the new one.
   std::atomic<uint64_t> record{0};
   static constexpr int kIndexShift = 54;
+  std::atomic<uint64_t> capture{0};  // id of the capture sequence that it was last recorded in; 0: in none
 };
 
 struct Allocation {
@@ -130,6 +132,9 @@ class DeviceState {
   std::vector<uint32_t> free_streams_;
   uint64_t stream_serial_ = 0;
 };
+
+// Names an allocation, or a variable, for as long as the process lives: CU_POINTER_ATTRIBUTE_BUFFER_ID.
+uint64_t next_buffer_id();
 
 using EventMap = HandleMap<EventObj, HandleKind::kEvent>;
 using ContextMap = HandleMap<ContextObj, HandleKind::kContext>;

@@ -96,6 +96,10 @@ constexpr Row kRows[] = {
     {wire::Opcode::LAUNCH, launch::launch},
     {wire::Opcode::LAUNCH_EX, launch::launch_ex},
     {wire::Opcode::OCCUPANCY, launch::occupancy},
+    {wire::Opcode::GRAPH_CREATE, graph::graph_create},
+    {wire::Opcode::GRAPH_LAUNCH, graph::graph_launch},
+    {wire::Opcode::GRAPH_UPDATE, graph::graph_update},
+    {wire::Opcode::GRAPH_DESTROY, graph::graph_destroy},
 };
 
 // The rows in the order of wire::kOps. A message without a row, or a request that Message cannot hold, does not
@@ -118,6 +122,8 @@ consteval HandlerTable make_handlers() {
 constexpr HandlerTable kHandlers = make_handlers();
 
 }  // namespace
+
+Handler handler_of(const wire::OpInfo& info) { return kHandlers.of[wire::kOpIndex[info.opcode]]; }
 
 void Connection::run() {
   prepare_thread_for_crash();

@@ -11,6 +11,9 @@ namespace devproxy::server {
 
 using Handler = void (*)(Connection&, const Message&);
 
+// The handler of a message.
+Handler handler_of(const wire::OpInfo& info);
+
 namespace memory {
 void mem_alloc(Connection&, const Message&);
 void mem_free(Connection&, const Message&);
@@ -52,5 +55,12 @@ void launch(Connection&, const Message&);
 void launch_ex(Connection&, const Message&);
 void occupancy(Connection&, const Message&);
 }  // namespace launch
+
+namespace graph {
+void graph_create(Connection&, const Message&);
+void graph_update(Connection&, const Message&);
+void graph_destroy(Connection&, const Message&);
+void graph_launch(Connection&, const Message&);
+}  // namespace graph
 
 }  // namespace devproxy::server

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "devproxy/interceptors/client_common.h"
+#include "devproxy/interceptors/graph/client.h"
 
 namespace devproxy::sa::context {
 
@@ -303,6 +304,7 @@ CUresult cuCtxGetId(CUcontext ctx, unsigned long long* ctxId) {
 
 CUresult cuCtxSynchronize() {
   DP_CURRENT(d);
+  DP_NOT_IN_CAPTURE(d);
   return result(d->wait_all());
 }
 
@@ -310,7 +312,9 @@ CUresult cuCtxSynchronize_v2(CUcontext ctx) {
   if (!ctx) return context::cuCtxSynchronize();
   const ContextObj* c = contexts().get(bits(ctx));
   if (!c) return CUDA_ERROR_INVALID_CONTEXT;
-  return result(client::device_state_if_attached(c->device)->wait_all());
+  DeviceState* d = client::device_state_if_attached(c->device);
+  DP_NOT_IN_CAPTURE(d);
+  return result(d->wait_all());
 }
 
 // Limits and cache preferences are hints to a real chip; the values read back are those set.

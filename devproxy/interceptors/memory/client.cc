@@ -1,10 +1,14 @@
 // Device memory and copies. The client's allocator chooses addresses and tells the server in ring order; a copy is a
 // command on a stream between two places: device, pinned window, or a staging chunk for everything else.
+#include "devproxy/interceptors/memory/client.h"
+
 #include <string.h>
 
 #include <algorithm>
 
+#include "devproxy/csrc/client/variables.h"
 #include "devproxy/interceptors/client_common.h"
+#include "devproxy/interceptors/graph/client.h"
 #include "devproxy/interceptors/hostmem/client.h"
 
 namespace devproxy::sa::memory {
@@ -124,8 +128,18 @@ bool live(DeviceState* d, uint64_t addr, uint64_t bytes) {
   Allocation a;
   if (d->find(addr, &base, &a)) return bytes <= a.bytes - (addr - base);
   if (d->find_pinned(addr, &base, &a)) return bytes <= a.bytes - (addr - base);
-  // Above the client's half the server keeps module globals; it checks those itself.
-  return d->conn().is_device(addr) && addr >= d->conn().device_base() + kDeviceBytes / 2;
+  client::Variable v;
+  return client::find_variable(addr, &v) && bytes <= v.bytes - (addr - v.addr);
+}
+
+// An allocation, or a module's variable, around addr.
+bool find_device(DeviceState* d, uint64_t addr, uint64_t* base, Allocation* out) {
+  if (d->find(addr, base, out)) return true;
+  client::Variable v;
+  if (!client::find_variable(addr, &v)) return false;
+  *base = v.addr;
+  *out = Allocation{v.bytes, v.bytes, false, v.id, d->primary.load()};
+  return true;
 }
 
 // A device-visible side (device memory or pinned) must be live; the driver answers INVALID_VALUE too.
@@ -248,6 +262,8 @@ int32_t fill(DeviceState* d, StreamObj* s, uint64_t dst, uint64_t pitch, uint32_
 
 }  // namespace
 
+bool known(uint64_t addr, uint64_t bytes) { return valid_side(addr, bytes); }
+
 // -- allocation -----------------------------------------------------------------------------------------------------
 
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
@@ -264,6 +280,7 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
 CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
   if (bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
   DP_CURRENT(d);
+  DP_SAFE();
   int32_t error = kOk;
   *dptr = d->allocate(bytesize, nullptr, false, &error);
   return result(error);
@@ -288,6 +305,7 @@ CUresult cuMemFree_v2(CUdeviceptr dptr) {
   uint64_t base;
   Allocation a;
   if (!d->find(dptr, &base, &a) || base != dptr) return CUDA_ERROR_INVALID_VALUE;
+  DP_SAFE();
   // As the driver does: the range may be in use by any stream until all have come this far.
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
   return result(d->free(dptr, nullptr));
@@ -299,7 +317,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdeviceptr 
   DeviceState* d = client::device_state_if_attached(p.device);
   uint64_t base;
   Allocation a;
-  if (!(p.pinned ? d->find_pinned(dptr, &base, &a) : d->find(dptr, &base, &a))) return CUDA_ERROR_NOT_FOUND;
+  if (!(p.pinned ? d->find_pinned(dptr, &base, &a) : find_device(d, dptr, &base, &a))) return CUDA_ERROR_NOT_FOUND;
   if (pbase) *pbase = base;
   if (psize) *psize = a.wanted;
   return CUDA_SUCCESS;
@@ -307,6 +325,10 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdeviceptr 
 
 CUresult cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
   DP_STREAM(hStream, s, d);
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_alloc(s, d, dptr, bytesize, &rc)) return rc;
+  }
   if (bytesize == 0) {
     *dptr = 0;
     return CUDA_SUCCESS;
@@ -319,6 +341,10 @@ CUresult cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
 CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
   if (dptr == 0) return CUDA_SUCCESS;
   DP_STREAM(hStream, s, d);
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_free(s, d, dptr, &rc)) return rc;
+  }
   const Place p = place_of(dptr);
   if (p.device < 0 || p.pinned) return CUDA_ERROR_INVALID_VALUE;
   if (p.device != d->ordinal()) {
@@ -384,12 +410,38 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void
 namespace {
 CUresult copy_now(uint64_t dst, uint64_t src, size_t bytes, Direction direction) {
   DP_STREAM(CUstream{nullptr}, s, d);
+  DP_NOT_IN_CAPTURE(s);
   // A synchronous copy is a legacy-stream copy: all earlier work of blocking streams comes first, which the server's
   // stream rule keeps; towards the host only D2H and pinned copies must be waited for (cuda.h, API synchronization).
   return result(dispatch_copy(d, s, dst, src, bytes, direction, true));
 }
+// A run of bytes as a node of a graph holds it.
+CUDA_MEMCPY3D copy_1d(uint64_t dst, uint64_t src, size_t bytes, Direction direction) {
+  CUDA_MEMCPY3D p{};
+  p.srcMemoryType = direction == kHtoD  ? CU_MEMORYTYPE_HOST
+                    : direction == kAny ? CU_MEMORYTYPE_UNIFIED
+                                        : CU_MEMORYTYPE_DEVICE;
+  p.dstMemoryType = direction == kDtoH  ? CU_MEMORYTYPE_HOST
+                    : direction == kAny ? CU_MEMORYTYPE_UNIFIED
+                                        : CU_MEMORYTYPE_DEVICE;
+  if (direction == kHtoD)
+    p.srcHost = reinterpret_cast<const void*>(src);
+  else
+    p.srcDevice = src;
+  if (direction == kDtoH)
+    p.dstHost = reinterpret_cast<void*>(dst);
+  else
+    p.dstDevice = dst;
+  p.WidthInBytes = bytes;
+  p.Height = p.Depth = 1;
+  return p;
+}
 CUresult copy_async(uint64_t dst, uint64_t src, size_t bytes, Direction direction, CUstream hStream) {
   DP_STREAM(hStream, s, d);
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_copy(s, copy_1d(dst, src, bytes, direction), &rc)) return rc;
+  }
   return result(dispatch_copy(d, s, dst, src, bytes, direction, false));
 }
 uint64_t address(const void* p) { return reinterpret_cast<uint64_t>(p); }
@@ -504,8 +556,26 @@ int32_t copy_rows(DeviceState* d, StreamObj* s, Side dst, Side src, uint64_t wid
   return kOk;
 }
 
+// A rectangle as a node of a graph holds it.
+CUDA_MEMCPY3D as_3d(const CUDA_MEMCPY2D& p) {
+  CUDA_MEMCPY3D out{};
+  out.srcXInBytes = p.srcXInBytes, out.srcY = p.srcY, out.srcMemoryType = p.srcMemoryType;
+  out.srcHost = p.srcHost, out.srcDevice = p.srcDevice, out.srcArray = p.srcArray, out.srcPitch = p.srcPitch;
+  out.dstXInBytes = p.dstXInBytes, out.dstY = p.dstY, out.dstMemoryType = p.dstMemoryType;
+  out.dstHost = p.dstHost, out.dstDevice = p.dstDevice, out.dstArray = p.dstArray, out.dstPitch = p.dstPitch;
+  out.WidthInBytes = p.WidthInBytes, out.Height = p.Height, out.Depth = 1;
+  return out;
+}
+
+// False where the copy is over: captured, or an error of the capture.
+bool outside_capture(StreamObj* s, const CUDA_MEMCPY3D& p, bool wait, CUresult* rc) {
+  if (!graph::capturing()) return true;
+  return wait ? !graph::prohibited(s, rc) : !graph::capture_copy(s, p, rc);
+}
+
 CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream hStream, bool wait) {
   DP_STREAM(hStream, s, d);
+  if (CUresult rc = CUDA_SUCCESS; !outside_capture(s, as_3d(*p), wait, &rc)) return rc;
   Side dst, src;
   if (!side(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcPitch, p->srcXInBytes, p->srcY, p->WidthInBytes, &src) ||
       !side(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstPitch, p->dstXInBytes, p->dstY, p->WidthInBytes, &dst))
@@ -516,6 +586,7 @@ CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream hStream, bool wait) {
 CUresult copy_3d(const CUDA_MEMCPY3D* p, CUstream hStream, bool wait) {
   if (p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
   DP_STREAM(hStream, s, d);
+  if (CUresult rc = CUDA_SUCCESS; !outside_capture(s, *p, wait, &rc)) return rc;
   Side dst, src;
   if (!side(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcPitch, p->srcXInBytes, p->srcY, p->WidthInBytes, &src) ||
       !side(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstPitch, p->dstXInBytes, p->dstY, p->WidthInBytes, &dst))
@@ -548,6 +619,10 @@ namespace {
 CUresult set(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t width, size_t count, size_t rows,
              CUstream hStream) {
   DP_STREAM(hStream, s, d);
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_memset(s, {dst, pitch, value, width, count, rows}, &rc)) return rc;
+  }
   return result(fill(d, s, dst, pitch, value, width, count, rows, false));
 }
 }  // namespace
@@ -587,7 +662,7 @@ CUresult attribute(void* data, CUpointer_attribute attr, uint64_t ptr) {
   DeviceState* d = p.device >= 0 ? client::device_state_if_attached(p.device) : nullptr;
   uint64_t base = 0;
   Allocation a;
-  const bool found = d && (p.pinned ? d->find_pinned(ptr, &base, &a) : d->find(ptr, &base, &a));
+  const bool found = d && (p.pinned ? d->find_pinned(ptr, &base, &a) : find_device(d, ptr, &base, &a));
   if (!found && !hostmem::is_registered(ptr)) return CUDA_ERROR_INVALID_VALUE;
   switch (attr) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
