@@ -194,6 +194,16 @@ class Space {
   };
   virtual StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) = 0;
   virtual std::vector<Global> globals(const ModuleRef& module) = 0;  // those that `place` placed
+  // The module's other variables, where the device put them: outside of the space's range. They are memory like any
+  // other, for copies, read() and write(). A module whose variables cannot be listed says why.
+  struct Variable {
+    std::string name;
+    uint64_t addr = 0, bytes = 0;
+  };
+  virtual StatusOr<std::vector<Variable>> variables(const ModuleRef& module) {
+    (void)module;
+    return std::vector<Variable>{};
+  }
   virtual Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) = 0;
   virtual StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) {
     (void)function, (void)query;

@@ -16,7 +16,7 @@ from tests.checkpoint.world import SUBJECTS, World
 from tests.integration.needs import require_criu
 from tests.unit.test_hal_cuda import FAKE, compiled
 
-CHEAP = (sys.executable, str(SUBJECTS / "cheap.py"), "--steps", "60", "--seconds-per-step", "0.02")
+CHEAP = (sys.executable, str(SUBJECTS / "cheap.py"), "--steps", "60", "--seconds-per-step", "0.1")
 
 
 @pytest.fixture
@@ -46,3 +46,46 @@ def test_checkpoint_kill_restore(world: World) -> None:
     assert world.digest() == world.digest("soft.log")
     assert len(world.nonces()) == 1
     assert set(world.steps()) == set(range(1, 61))
+
+
+VARIABLES = (
+    sys.executable,
+    str(SUBJECTS / "variables.py"),
+    *("--steps", "60", "--seconds-per-step", "0.1"),
+)
+
+
+def survive(world: World, *command: str, after: str) -> None:
+    """Runs to an image, ends everything, and lets the next driver put variables where `after` says."""
+    place = world.home / "globals-at"
+    place.write_text("7e0000000000")
+    world.env["FAKE_GLOBALS_AT"] = str(place)
+    world.run(*command, options=("--device", "cuda"))
+    world.wait_step(10)
+    world.ctl("checkpoint", "j")
+    world.wait_step(20)
+    assert world.kill_everything()
+    place.write_text(after)
+
+
+def test_variables_of_a_module_keep_their_contents_where_they_lie_elsewhere(world: World) -> None:
+    survive(world, *VARIABLES, after="7e1200000000")
+    world.ctl("restore", "j", "--store", str(world.store), "--output", "log", "--wait")
+    world.wait_end()
+    assert set(world.steps()) == set(range(1, 61))
+
+
+def test_a_variable_whose_address_the_job_knows_comes_back_where_it_was(world: World) -> None:
+    survive(world, *VARIABLES, "--ask", "1", after="7e0000000000")
+    world.ctl("restore", "j", "--store", str(world.store), "--output", "log", "--wait")
+    world.wait_end()
+    assert set(world.steps()) == set(range(1, 61))
+
+
+def test_a_variable_whose_address_the_job_knows_must_not_move(world: World) -> None:
+    survive(world, *VARIABLES, "--ask", "1", after="7e1200000000")
+    done = world.ctl(
+        "restore", "j", "--store", str(world.store), "--output", "log", "--wait", check=False
+    )
+    assert done.returncode == 1
+    assert "variable 'table'" in done.stderr and "lies at 0x7e12" in done.stderr, done.stderr

@@ -78,7 +78,7 @@ struct Function {
 struct Module {
   Context* context = nullptr;
   std::map<std::string, std::unique_ptr<Function>> functions;
-  std::map<std::string, std::vector<uint8_t>> globals;
+  std::map<std::string, std::pair<uint64_t, uint64_t>> globals;  // address, bytes
   int queued = 0;
 };
 
@@ -174,10 +174,13 @@ CUresult bad(const std::string& what, CUresult result = CUDA_ERROR_INVALID_VALUE
 
 uint64_t now_ns() { return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()); }
 
-// Is every byte mapped with access? Under mu.
+// Is every byte mapped with access, or in one variable of a module? Under mu.
 bool device_range(uint64_t addr, uint64_t bytes) {
   Driver& d = driver();
   const uint64_t end = addr + bytes;
+  for (const auto& [key, module] : d.modules)
+    for (const auto& [name, place] : module->globals)
+      if (addr >= place.first && end <= place.first + place.second) return true;
   auto it = d.mappings.upper_bound(addr);
   if (it == d.mappings.begin()) return false;
   --it;
@@ -298,8 +301,39 @@ bool still_mapped(Context* context, uint64_t addr, uint64_t bytes) {
   return false;
 }
 
-void run_kernel(Context* context, const std::string& name, const std::vector<uint8_t>& params) {
+// Where a driver puts variables: nobody knows. FAKE_GLOBALS_AT, a file with an address in it, decides here, so that a
+// test can let a second process put them at the same place, or at another. Under mu.
+uint64_t place_global(uint64_t bytes) {
+  static uint64_t next = [] {
+    unsigned long long at = 0;
+    if (const char* path = std::getenv("FAKE_GLOBALS_AT"))
+      if (FILE* file = std::fopen(path, "r")) {
+        if (std::fscanf(file, "%llx", &at) != 1) at = 0;
+        std::fclose(file);
+      }
+    return at;
+  }();
+  const uint64_t room = (bytes + 4095) / 4096 * 4096;
+  void* const got = mmap(reinterpret_cast<void*>(next), room, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | (next ? MAP_FIXED_NOREPLACE : 0), -1, 0);
+  if (next) next += room;
+  return reinterpret_cast<uint64_t>(got);
+}
+
+void drop_globals(Module& module) {
+  for (const auto& [name, place] : module.globals)
+    munmap(reinterpret_cast<void*>(place.first), (place.second + 4095) / 4096 * 4096);
+}
+
+void run_kernel(Context* context, const std::string& name, const std::vector<uint8_t>& params, uint64_t counter) {
   Driver& d = driver();
+  if (name.starts_with("bump")) ++*reinterpret_cast<uint32_t*>(counter);
+  if (name.starts_with("peek")) {
+    uint64_t to;
+    std::memcpy(&to, params.data(), sizeof to);
+    if (!still_mapped(context, to, 4)) return;
+    *reinterpret_cast<uint32_t*>(to) = *reinterpret_cast<uint32_t*>(counter);
+  }
   if (name.starts_with("spin")) {
     std::unique_lock lock(d.mu);
     d.changed.wait(lock, [&] { return !d.spin || context->sticky.load(); });
@@ -471,6 +505,18 @@ EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attr
   if (auto it = d.attributes.find(attribute); it != d.attributes.end()) return *value = it->second, CUDA_SUCCESS;
   switch (static_cast<int>(attribute)) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X:
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y: *value = 1024; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z: *value = 64; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X: *value = 0x7fffffff; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y:
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z: *value = 65535; break;
+    case CU_DEVICE_ATTRIBUTE_WARP_SIZE: *value = 32; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: *value = 49152; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 232448; break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
@@ -922,8 +968,69 @@ EXPORT CUresult CUDAAPI cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigne
   return fill<uint32_t>("cuMemsetD2D32Async", to, pitch, value, n, rows, stream, lock);
 }
 
-// -- modules: text, one object a line: "kernel NAME OFFSET:SIZE ..." and "global NAME BYTES"
-// ---------------------------
+// -- modules: text, one object a line: "kernel NAME OFFSET:SIZE ..." and "global NAME BYTES"; or PTX, of which only the
+// declarations are read ---------------------------------------------------------------------------------------------
+
+namespace {
+
+size_t type_bytes(const std::string& type) {  // ".u32"
+  const size_t digit = type.find_first_of("0123456789");
+  return digit == std::string::npos ? 0 : std::stoul(type.substr(digit)) / 8;
+}
+
+// Simple declarations with at most one initial value, as tests write them.
+void read_ptx(const std::string& text, Module* module, std::set<Function*>* functions) {
+  std::string plain;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) plain += line.substr(0, line.find("//")) + '\n';
+  for (char& c : plain)
+    if (c == ',' || c == '(' || c == ')') c = ' ';
+  std::istringstream words(plain);
+  std::string word, type;
+  Function* open = nullptr;
+  while (words >> word) {
+    if (word == ".entry") {
+      auto function = std::make_unique<Function>();
+      words >> function->name;
+      function->module = reinterpret_cast<CUmodule>(module);
+      open = function.get();
+      functions->insert(open);
+      module->functions[open->name] = std::move(function);
+    } else if (word == ".param" && open) {
+      words >> type;
+      const size_t bytes = type_bytes(type);
+      size_t at = open->params.empty() ? 0 : open->params.back().first + open->params.back().second;
+      at = (at + bytes - 1) / bytes * bytes;
+      open->params.push_back({at, bytes});
+    } else if (word[0] == '{') {
+      open = nullptr;
+    } else if (word == ".global" || word == ".const") {
+      std::string name, equals;
+      uint32_t initial = 0;
+      while (words >> word && word[0] == '.') {
+        if (word == ".align")
+          words >> equals;
+        else
+          type = word;
+      }
+      name = word;
+      uint64_t bytes = type_bytes(type);
+      if (const size_t bracket = name.find('['); bracket != std::string::npos) {
+        bytes *= std::stoul(name.substr(bracket + 1));
+        name.resize(bracket);
+      } else if (name.back() == ';') {
+        name.pop_back();
+      } else {
+        words >> equals >> initial;
+      }
+      const uint64_t at = place_global(bytes);
+      module->globals[name] = {at, bytes};
+      std::memcpy(reinterpret_cast<void*>(at), &initial, std::min<size_t>(bytes, sizeof initial));
+    }
+  }
+}
+
+}  // namespace
 
 EXPORT CUresult CUDAAPI cuModuleLoadDataEx(CUmodule* to, const void* image, unsigned int n_options,
                                            CUjit_option* options, void** values) {
@@ -938,7 +1045,9 @@ EXPORT CUresult CUDAAPI cuModuleLoadDataEx(CUmodule* to, const void* image, unsi
   auto module = std::make_unique<Module>();
   module->context = t_context;
   std::string line;
-  while (std::getline(lines, line)) {
+  const bool ptx = std::string(text).find(".version") != std::string::npos;
+  if (ptx) read_ptx(text, module.get(), &d.functions);
+  while (!ptx && std::getline(lines, line)) {
     std::istringstream words(line);
     std::string what, name, place;
     words >> what >> name;
@@ -955,12 +1064,13 @@ EXPORT CUresult CUDAAPI cuModuleLoadDataEx(CUmodule* to, const void* image, unsi
     } else if (what == "global") {
       size_t bytes = 0;
       words >> bytes;
-      module->globals[name].resize(bytes);
+      module->globals[name] = {place_global(bytes), bytes};
     } else if (!what.empty() && what != "//") {
       for (unsigned i = 0; i < n_options; i++)
         if (options[i] == CU_JIT_ERROR_LOG_BUFFER)
           put_text("line not understood: " + line, static_cast<char*>(values[i]), 256);
       for (auto& [n, f] : module->functions) d.functions.erase(f.get());
+      drop_globals(*module);
       return CUDA_ERROR_INVALID_IMAGE;
     }
   }
@@ -978,6 +1088,7 @@ EXPORT CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
   if (it == d.modules.end()) return bad("cuModuleUnload: no such module", CUDA_ERROR_INVALID_HANDLE);
   if (it->second->queued && !it->second->context->sticky.load()) violation("cuModuleUnload: a kernel of it is queued");
   for (auto& [name, function] : it->second->functions) d.functions.erase(function.get());
+  drop_globals(*it->second);
   d.modules.erase(it);
   return CUDA_SUCCESS;
 }
@@ -996,8 +1107,8 @@ EXPORT CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr* to, size_t* bytes, CUm
   if (it == d.modules.end()) return bad("cuModuleGetGlobal: no such module", CUDA_ERROR_INVALID_HANDLE);
   auto global = it->second->globals.find(name);
   if (global == it->second->globals.end()) return CUDA_ERROR_NOT_FOUND;
-  *to = reinterpret_cast<CUdeviceptr>(global->second.data());
-  *bytes = global->second.size();
+  *to = global->second.first;
+  *bytes = global->second.second;
   return CUDA_SUCCESS;
 }
 EXPORT CUresult CUDAAPI cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction function) {
@@ -1061,9 +1172,12 @@ CUresult launch(const char* symbol, CUfunction handle, const CUlaunchConfig& c, 
   if (module.context != t_context) return bad(name + ": function of another context", CUDA_ERROR_INVALID_HANDLE);
   module.queued++;
   Context* const context = t_context;
-  push(
-      stream, lock,
-      {[context, kernel = function->name, block] { run_kernel(context, kernel, block); }, {}, function->module, false});
+  const uint64_t counter = module.globals.contains("counter") ? module.globals["counter"].first : 0;
+  push(stream, lock,
+       {[context, kernel = function->name, block, counter] { run_kernel(context, kernel, block, counter); },
+        {},
+        function->module,
+        false});
   return CUDA_SUCCESS;
 }
 

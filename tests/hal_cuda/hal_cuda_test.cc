@@ -532,6 +532,55 @@ void test_launch_and_modules() {
   EXPECT(f.sync(1));
 }
 
+// Variables lie where the driver put them: they are memory, and their contents can be read and written.
+void test_variables() {
+  Fixture f;
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  const char image[] =
+      ".version 7.0\n.target sm_70\n.address_size 64\n"
+      "// .global .u32 no_variable;\n"
+      ".visible .global .align 4 .u32 counter = 5;\n"
+      ".extern .global .u32 elsewhere;\n"
+      ".const .align 16 .b8 table[4096];\n"
+      ".visible .entry bump() { .reg .b32 %r<2>; ld.global.u32 %r1, [counter]; ret; }\n"
+      ".visible .entry peek(.param .u64 p) { ret; }\n";
+  auto module = f.space->load_module(reinterpret_cast<const uint8_t*>(image), sizeof image - 1, nullptr);
+  EXPECT_OK(module.status());
+  auto variables = f.space->variables(*module);
+  EXPECT_OK(variables.status());
+  EXPECT(variables->size() == 2 && variables->at(0).name == "counter" && variables->at(1).name == "table");
+  EXPECT(variables->at(0).bytes == 4 && variables->at(1).bytes == 4096);
+  const uint64_t counter = variables->at(0).addr, table = variables->at(1).addr;
+  auto global = f.space->get_global(*module, "table");
+  EXPECT(global.ok() && global->addr == table && global->bytes == 4096);
+  EXPECT(table < f.base || table >= f.base + kRange);
+
+  FunctionInfo info;
+  auto bump = f.space->get_function(*module, "bump", &info);
+  EXPECT_OK(bump.status());
+  f.space->launch(f.legacy, f.ticket(0), *bump, {});
+  f.space->launch(f.legacy, f.ticket(0), *bump, {});
+  EXPECT(f.sync());
+  EXPECT(f.words(counter, 1)[0] == 7);
+  f.space->memset(f.legacy, f.ticket(0), {table, 0, 1024, 1, 9, 4});
+  f.space->copy(f.legacy, f.ticket(0), {f.base, table, 0, 0, 4096, 1, true, true});
+  f.space->copy(f.legacy, f.ticket(0), f.down(f.window, table + 100, 100));
+  EXPECT(f.sync());
+  EXPECT(f.words(f.base, 1024)[1023] == 9 && f.window[0] == 9);
+  const uint32_t word = 77;
+  EXPECT_OK(f.space->write(counter, &word, 4));
+  EXPECT(f.words(counter, 1)[0] == 77);
+  EXPECT(f.space->write(table + 4095, &word, 2).code() == kInvalidValue);
+  const uint64_t gone = table;
+  bump = FunctionRef();
+  module = ModuleRef();
+  EXPECT(f.space->read(gone, f.window, 1).code() == kInvalidValue);
+
+  // What devproxy does not read is loaded all the same, and says that it was not read.
+  f.load_module();
+  EXPECT(f.space->variables(f.module).status().code() == kNotSupported);
+}
+
 void test_submission_never_blocks() {
   Fixture f;
   f.load_module();
@@ -851,6 +900,7 @@ const struct {
     {"registration fails", test_register_fails},
     {"memset", test_memset},
     {"launch and modules", test_launch_and_modules},
+    {"variables", test_variables},
     {"submission never blocks", test_submission_never_blocks},
     {"queue index is used again", test_queue_index_is_used_again},
     {"execution fault", test_execution_fault},

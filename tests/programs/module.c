@@ -73,6 +73,20 @@ int main(void) {
   expect_device_words(global, 0, 1024);
   EXPECT_RESULT(cuModuleGetGlobal(&global, &bytes, file, "no_such_global"), CUDA_ERROR_NOT_FOUND);
 
+  /* a global is device memory as any other, but nobody's to free, and no longer than it is */
+  CUdeviceptr base = 0;
+  unsigned type = 0;
+  CHECK(cuMemGetAddressRange(&base, &size, global + 100));
+  EXPECT(base == global);
+  EXPECT_EQ(size, 4096);
+  CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, global + 4095));
+  EXPECT_EQ(type, CU_MEMORYTYPE_DEVICE);
+  CHECK(cuMemsetD32(global, 7, 1024));
+  CHECK(cuMemcpyDtoD(p, global, 4096));
+  expect_device_words(p, 7, 1024);
+  EXPECT_RESULT(cuMemsetD32(global, 7, 1025), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuMemFree(global), CUDA_ERROR_INVALID_VALUE);
+
   CHECK(cuModuleUnload(image));
   EXPECT_RESULT(cuModuleUnload(image), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_RESULT(cuModuleGetFunction(&g, image, "fill"), CUDA_ERROR_INVALID_HANDLE);

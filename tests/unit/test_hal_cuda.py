@@ -22,7 +22,8 @@ TEMPLATE = ROOT / "devproxy" / "hal" / "template" / "template_device.cc"
 TEST = ROOT / "tests" / "hal_cuda" / "hal_cuda_test.cc"
 FAKE = ROOT / "tests" / "hal_cuda" / "fake_libcuda.cc"
 LOG = ROOT / "devproxy" / "csrc" / "base" / "log.cc"
-WHOLE = ROOT / "devproxy" / "hal" / "image" / "whole.cc"
+IMAGE = sorted((ROOT / "devproxy" / "hal" / "image").glob("*.cc"))
+LIBRARIES = ["-pthread", "-ldl", "-llz4", "-lzstd"]
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
 
 
@@ -58,15 +59,13 @@ def compiled(name: str, sources: Sequence[Path], *options: str) -> Path:
         OUT.mkdir(parents=True, exist_ok=True)
         part = out.with_suffix(f".{os.getpid()}.part")
         command = ["g++", *FLAGS, f"-I{ROOT}", "-isystem", str(cuda_include()), *options]
-        subprocess.run(
-            [*command, "-o", str(part), *map(str, sources), "-pthread", "-ldl"], check=True
-        )
+        subprocess.run([*command, "-o", str(part), *map(str, sources), *LIBRARIES], check=True)
         part.rename(out)
     return out
 
 
 def objects() -> list[Path]:
-    return [compiled(source.stem, [source], "-c") for source in [*HAL, WHOLE, LOG]]
+    return [compiled(source.stem, [source], "-c") for source in [*HAL, *IMAGE, LOG]]
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ constexpr size_t kPendingBeforeReclaim = 64;
 std::atomic<DeviceState*> g_states[kMaxDevices];
 std::mutex g_states_mu;
 
+}  // namespace
+
 uint64_t next_buffer_id() {
   static std::atomic<uint64_t> id{1};
   return id.fetch_add(1, std::memory_order_relaxed);
 }
-
-}  // namespace
 
 EventMap& events() {
   static auto* m = new EventMap;  // never destroyed: threads outlive static destruction
@@ -329,8 +329,10 @@ pthread_key_t per_thread_key() {
     pthread_key_create(&k, [](void*) {
       for (int d = 0; d < kMaxDevices; ++d) {
         DeviceState* s = device_state_if_attached(d);
-        if (s && t_state.default_stream[d])
-          static_cast<void>(s->destroy_stream(s->stream_at(static_cast<uint16_t>(t_state.default_stream[d]))));
+        const uint64_t handle = t_state.default_stream[d];
+        // The end of a context takes its streams along; the place may be another stream's by now.
+        StreamObj* own = s && handle ? s->stream_at(static_cast<uint16_t>(handle)) : nullptr;
+        if (own && own->handle.load() == handle) static_cast<void>(s->destroy_stream(own));
         t_state.default_stream[d] = 0;
       }
     });
@@ -341,7 +343,11 @@ pthread_key_t per_thread_key() {
 
 StreamObj* per_thread_stream(DeviceState* d, int32_t* error) {
   uint64_t& handle = t_state.default_stream[d->ordinal()];
-  if (handle) return d->stream_at(static_cast<uint16_t>(handle));
+  if (handle) {
+    StreamObj* s = d->stream_at(static_cast<uint16_t>(handle));
+    if (s->handle.load(std::memory_order_acquire) == handle) return s;
+    // Gone with its context (cuDevicePrimaryCtxReset): the thread gets another.
+  }
   StreamObj* s = d->create_stream(0, 0, current_context(), error);  // a blocking stream, as CUDA's is
   if (!s) return nullptr;
   handle = s->handle.load();

@@ -133,6 +133,9 @@ class DeviceState {
   uint64_t stream_serial_ = 0;
 };
 
+// Names an allocation, or a variable, for as long as the process lives: CU_POINTER_ATTRIBUTE_BUFFER_ID.
+uint64_t next_buffer_id();
+
 using EventMap = HandleMap<EventObj, HandleKind::kEvent>;
 using ContextMap = HandleMap<ContextObj, HandleKind::kContext>;
 EventMap& events();

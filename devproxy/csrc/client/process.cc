@@ -14,6 +14,7 @@
 
 #include "devproxy/csrc/client/log.h"
 #include "devproxy/csrc/client/stub.h"
+#include "devproxy/csrc/client/variables.h"
 
 // Read by devproxy-run, to refuse a server of another build before anything starts.
 extern "C" {
@@ -208,7 +209,10 @@ Connection* device(int ordinal, int32_t* error) {
 }
 
 Place place_of(uint64_t addr) {
-  if (addr < kRangeBase || addr >= kRangeBase + kMaxSlots * kRangeBytes) return {};
+  if (addr < kRangeBase || addr >= kRangeBase + kMaxSlots * kRangeBytes) {
+    Variable v;
+    return find_variable(addr, &v) ? Place{v.device, false} : Place{};
+  }
   Process& p = process();
   for (int i = 0; i < p.count; ++i) {
     Connection* c = p.devices[i].load(std::memory_order_acquire);

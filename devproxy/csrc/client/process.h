@@ -19,7 +19,7 @@ Connection* device(int ordinal, int32_t* error);
 // The connection if it is attached already, else nullptr.
 Connection* attached(int ordinal);
 
-// The device whose device range or pinned window holds addr; -1 for plain host memory.
+// The device whose device range, pinned window or module variable holds addr; -1 for plain host memory.
 struct Place {
   int device = -1;
   bool pinned = false;

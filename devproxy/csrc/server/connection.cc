@@ -355,6 +355,30 @@ std::vector<uint8_t> Connection::take_bulk(const Message& message) {
   return {message.bulk, message.bulk + message.bulk_bytes};
 }
 
+bool Connection::in_variable(uint64_t addr, uint64_t bytes) const {
+  auto it = variables.upper_bound(addr);
+  if (it == variables.begin()) return false;
+  --it;
+  const uint64_t offset = addr - it->first;
+  return offset <= it->second.bytes && bytes <= it->second.bytes - offset;
+}
+
+void Connection::set_undumpable(VHandle handle, std::string why) {
+  std::lock_guard lock(undumpable_mu_);
+  if (why.empty())
+    undumpable_.erase(handle);
+  else
+    undumpable_[handle] = std::move(why);
+}
+
+std::string Connection::undumpable() {
+  std::lock_guard lock(undumpable_mu_);
+  if (undumpable_.empty()) return {};
+  return "client " + std::to_string(number()) + " (pid " + std::to_string(peer_.pid) +
+         "): " + undumpable_.begin()->second +
+         (undumpable_.size() > 1 ? " (and " + std::to_string(undumpable_.size() - 1) + " more)" : "");
+}
+
 bool Connection::add_host_function(uint64_t token) {
   std::lock_guard lock(host_mu_);
   return host_functions_.insert(token).second;

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -105,6 +106,8 @@ class Connection final : public hal::SpaceOwner {
   const CutFacts& cut_facts() const { return cut_facts_; }  // Precondition: parked()
   size_t host_functions_out();
   bool faulted() const { return lifeline_->faulted(); }
+  // Why this client cannot be dumped now; empty where it can. Any thread.
+  std::string undumpable();
   // The client's object of the state file. Precondition: parked().
   StatusOr<std::string> state_json();
   // Takes its place in the crash handler's list and the slot table, again or for the first time.
@@ -151,6 +154,7 @@ class Connection final : public hal::SpaceOwner {
 
   struct ModuleObject {
     hal::ModuleRef module;
+    std::string unlisted;  // why its variables are not known, so that it cannot be dumped; empty where they are
   };
   struct FunctionObject {
     hal::FunctionRef function;
@@ -171,12 +175,27 @@ class Connection final : public hal::SpaceOwner {
   uint64_t client_bytes = 0;   // of that, allocated
   uint64_t globals_bytes = 0;  // of modules, taken from the ledger beside the credit
   void count_memory(int64_t change_bytes);
-  void trace_memory();                                     // after an allocation or release of the client's
+  void trace_memory();  // after an allocation or release of the client's
+  // Variables of modules that lie where the device put them, by address: live memory outside of the range. given: the
+  // job was told the address, so it must be the same after a restore.
+  struct VariableObject {
+    uint64_t bytes = 0;
+    VHandle module;
+    std::string name;
+    bool given = false;
+  };
+  std::map<uint64_t, VariableObject> variables;
+  bool in_variable(uint64_t addr, uint64_t bytes) const;
+  // Is [addr, addr + bytes) device memory that is live for a command at `position`?
+  bool in_device(uint64_t addr, uint64_t bytes, uint64_t position) const {
+    return device_mirror.contains(addr, bytes, position) || in_variable(addr, bytes);
+  }
   std::vector<uint64_t> replayed_globals;                  // during a replay: where the next globals lie, in order
   std::vector<uint8_t> take_bulk(const Message& message);  // for keeping; may be called once per message
 
-  bool add_host_function(uint64_t token);     // false: it is already there
-  bool finish_host_function(uint64_t token);  // false: it is not
+  void set_undumpable(VHandle handle, std::string why);  // an empty text: it can be again
+  bool add_host_function(uint64_t token);                // false: it is already there
+  bool finish_host_function(uint64_t token);             // false: it is not
 
   // -- hal::SpaceOwner; any device thread -----------------------------------------------------------------------------
 
@@ -206,6 +225,7 @@ class Connection final : public hal::SpaceOwner {
   Status restore_memory(const Json& client);
   Status restore_objects(const Json& client);
   Status restore_contents(const Json& client, const std::string& path, bool use_up);
+  Status place_variable(const Json& saved, uint64_t* addr);
   Status replay_entry(const Json& entry);
 
   bool consume(uint32_t record_bytes);
@@ -256,6 +276,9 @@ class Connection final : public hal::SpaceOwner {
   std::vector<uint8_t> gathered_;  // bulk that came in chunks
 
   std::shared_mutex mirrors_mu_;
+  std::mutex undumpable_mu_;  // a leaf
+  std::map<VHandle, std::string, bool (*)(const VHandle&, const VHandle&)> undumpable_{
+      [](const VHandle& a, const VHandle& b) { return a.value < b.value; }};
   std::mutex host_mu_;
   std::condition_variable host_wake_;
   std::set<uint64_t> host_functions_;  // posted to the stream, not done yet

@@ -118,6 +118,7 @@ std::string Server::can_dump() {
            " cannot be dumped: it has level " + std::to_string(level) + ", a checkpoint needs 2");
   for (const Client& c : clients_) {
     if (!c.here) continue;
+    if (const std::string why = c.connection->undumpable(); !why.empty()) refuse(why);
     const Counters& n = c.connection->counters();
     clients += (clients.empty() ? "{" : ",{") + json_number("number", c.connection->number()) + ',' +
                json_number("pid", c.connection->peer().pid) + ',' + json_number("slot", c.connection->slot()) + ',' +

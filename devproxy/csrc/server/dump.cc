@@ -125,6 +125,10 @@ std::vector<Piece> device_pieces(const Connection& connection) {
     pieces.push_back({addr, offset, bytes});
     offset += bytes;
   });
+  for (const auto& [addr, variable] : connection.variables) {
+    pieces.push_back({addr, offset, variable.bytes});
+    offset += variable.bytes;
+  }
   return pieces;
 }
 
@@ -200,6 +204,7 @@ Status dump_shared(Connection& connection, const std::string& dir, std::string* 
 }
 
 StatusOr<std::string> Connection::state_json() {
+  if (std::string why = undumpable(); !why.empty()) return Status(kNotSupported, std::move(why));
   std::string device, pinned, events_text, log, tokens;
   uint64_t offset = 0;  // as device_pieces() places them
   device_mirror.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t flags) {
@@ -207,6 +212,12 @@ StatusOr<std::string> Connection::state_json() {
               json_number("flags", flags) + ',' + json_number("offset", offset) + '}';
     offset += bytes;
   });
+  for (const auto& [addr, v] : variables) {
+    device += (device.empty() ? "{" : ",{") + json_number("addr", addr) + ',' + json_number("bytes", v.bytes) + ',' +
+              json_number("offset", offset) + ',' + json_number("module", v.module.value) +
+              ",\"name\":" + json_string(v.name) + ",\"given\":" + (v.given ? "true" : "false") + '}';
+    offset += v.bytes;
+  }
   pinned_mirror.for_each_live(
       [&](uint64_t addr, uint64_t bytes, uint32_t) { pinned += (pinned.empty() ? "" : ",") + pair_json(addr, bytes); });
   Status failed;

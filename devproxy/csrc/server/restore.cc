@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "devproxy/csrc/base/fault.h"
@@ -133,7 +134,7 @@ Status Connection::restore_memory(const Json& client) {
   std::vector<Range> forgotten;
   for (const Json& range : client["device"].items) {
     const uint64_t addr = range["addr"].u64(), bytes = range["bytes"].u64();
-    if (addr >= globals_begin()) continue;  // comes with its module
+    if (addr >= globals_begin() || range["module"].u64()) continue;  // comes with its module
     if (device_mirror.add(addr, bytes, static_cast<uint32_t>(range["flags"].u64()), &forgotten) !=
         MemoryMirror::Answer::kOk)
       return {kInvalidImage, "the state's device ranges overlap or lie outside"};
@@ -218,6 +219,28 @@ Status Connection::replay_entry(const Json& entry) {
   return {kInvalidImage, "the replay log has " + what + ", which no replay makes"};
 }
 
+// Where a module's variable lies now. The driver chose again; kernels find it by themselves, the job does not.
+Status Connection::place_variable(const Json& saved, uint64_t* addr) {
+  const std::string& name = saved["name"].text;
+  const uint64_t was = saved["addr"].u64();
+  for (auto& [now, variable] : variables) {
+    if (variable.module.value != saved["module"].u64() || variable.name != name) continue;
+    if (variable.bytes != saved["bytes"].u64())
+      return {kInvalidImage, "the module's variable '" + name + "' has another size than before"};
+    if (saved["given"].truth && now != was) {
+      char text[64];
+      std::snprintf(text, sizeof text, "0x%llx and lies at 0x%llx now", static_cast<unsigned long long>(was),
+                    static_cast<unsigned long long>(now));
+      return {kNotSupported, "the job was told that its module's variable '" + name + "' lies at " + text +
+                                 ": the driver chose another place, and the job cannot be told; nothing of it runs"};
+    }
+    variable.given = variable.given || saved["given"].truth;
+    *addr = now;
+    return {};
+  }
+  return {kInvalidImage, "the module has no variable '" + name + "' any more"};
+}
+
 // use_up: what has been read of a file in memory is freed at once, so that a restore never needs memory for two copies
 // of the device's (and the kernel has the pages at hand for the next piece). Not in a handover: the file is what a
 // second successor would start from.
@@ -228,9 +251,12 @@ Status Connection::restore_contents(const Json& client, const std::string& path,
   use_up = use_up && fstatfs(file.fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
   std::vector<Piece> pieces;
   for (const Json& range : client["device"].items) {
-    pieces.push_back({range["addr"].u64(), range["offset"].u64(), range["bytes"].u64()});
-    if (!device_mirror.contains(pieces.back().addr, pieces.back().bytes, position_))
+    Piece piece{range["addr"].u64(), range["offset"].u64(), range["bytes"].u64()};
+    if (range["module"].u64())
+      if (Status s = place_variable(range, &piece.addr); !s.ok()) return s;
+    if (!in_device(piece.addr, piece.bytes, position_))
       return {kInvalidImage, "the state has device memory that no object owns"};
+    pieces.push_back(piece);
   }
   auto read_piece = [&](const Piece& p) -> Status {
     if (void* view = space_->host_view(p.addr, p.bytes)) return read_all(file.fd, view, p.bytes, p.offset);

@@ -30,7 +30,39 @@ StatusOr<std::shared_ptr<CudaModule>> CudaModule::load(const std::shared_ptr<Con
   Status s = cu.status(cu.cuModuleLoadDataEx(&handle, image, 2, options, values), cu.cuModuleLoadDataEx,
                        "loading a module image of " + std::to_string(image_bytes) + " bytes");
   if (!s.ok()) return log[0] ? Status(s.code(), s.text() + "; the driver's compiler says: " + log) : s;
-  return std::make_shared<CudaModule>(context, handle);
+  auto module = std::make_shared<CudaModule>(context, handle);
+  if (s = module->find_variables(image, image_bytes); !s.ok()) return s;
+  return module;
+}
+
+// Where the driver put each variable that the image names. One that it does not know was dropped by its compiler.
+Status CudaModule::find_variables(const uint8_t* image, size_t image_bytes) {
+  const Driver& cu = context_->enter();
+  int major = 0, minor = 0;
+  (void)cu.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, context_->device());
+  (void)cu.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, context_->device());
+  const image::Arch device{static_cast<uint32_t>(major), static_cast<uint32_t>(minor), 0};
+  auto facts = image::parse_for(image, image_bytes, device);
+  if (!facts.ok()) {
+    unlisted_ = {kNotSupported, facts.status().text()};  // the driver took it, so the image is not at fault
+    return {};
+  }
+  for (const image::Global& global : facts->globals) {
+    const std::string& name = global.name;
+    CUdeviceptr addr = 0;
+    size_t bytes = 0;
+    const CUresult r = cu.cuModuleGetGlobal(&addr, &bytes, handle_, name.c_str());
+    if (r == CUDA_ERROR_NOT_FOUND) continue;
+    if (Status s = cu.status(r, cu.cuModuleGetGlobal, "looking for variable '" + name + "'"); !s.ok()) return s;
+    if (bytes) variables_.push_back({name, addr, bytes});
+  }
+  return {};
+}
+
+bool CudaModule::has(uint64_t addr, uint64_t bytes) const {
+  for (const Space::Variable& v : variables_)
+    if (addr >= v.addr && addr - v.addr <= v.bytes && bytes <= v.bytes - (addr - v.addr)) return true;
+  return false;
 }
 
 CudaModule::~CudaModule() { (void)context_->enter().cuModuleUnload(handle_); }

@@ -17,11 +17,19 @@ class CudaModule final : public Module {
   ~CudaModule() override;
 
   CUmodule handle() const { return handle_; }
+  // Where its variables lie, found when it was loaded; or why they cannot be listed.
+  const std::vector<Space::Variable>& variables() const { return variables_; }
+  const Status& unlisted() const { return unlisted_; }
+  bool has(uint64_t addr, uint64_t bytes) const;
   const Context& context() const { return *context_; }
 
  private:
   const std::shared_ptr<Context> context_;
+  Status find_variables(const uint8_t* image, size_t image_bytes);
+
   const CUmodule handle_;
+  std::vector<Space::Variable> variables_;
+  Status unlisted_;
 };
 
 struct CudaFunction final : Function {

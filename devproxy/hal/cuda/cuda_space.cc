@@ -497,7 +497,7 @@ void CudaSpace::copy(const QueueRef& ref, Ticket ticket, const CopyArgs& args) {
 
 void CudaSpace::memset(const QueueRef& queue, Ticket ticket, const MemsetArgs& args) {
   Command command;
-  command.action = memory_->owns(args.dst, 1) ? Action::kMemset : Action::kHostMemset;
+  command.action = host_->in_window(args.dst, 1) ? Action::kHostMemset : Action::kMemset;
   command.ticket = ticket;
   command.memset = args;
   submit(queue, std::move(command));
@@ -807,10 +807,13 @@ void CudaSpace::watch() {
 
 // -- modules --------------------------------------------------------------------------------------------------------
 
-// `place` is not asked: the driver chooses where a module's globals lie, and no call moves them. See get_global.
+// `place` is not asked: the driver chooses where a module's variables lie, and no call moves them. See variables().
 StatusOr<ModuleRef> CudaSpace::load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal&) {
   auto module = CudaModule::load(context_, image, image_bytes);
   if (!module.ok()) return std::move(module).status();
+  std::lock_guard lock(modules_mu_);
+  std::erase_if(modules_, [](const std::weak_ptr<CudaModule>& m) { return m.expired(); });
+  modules_.push_back(*module);
   return ModuleRef(*module);
 }
 
@@ -820,8 +823,8 @@ StatusOr<FunctionRef> CudaSpace::get_function(const ModuleRef& module, const std
   return FunctionRef(*function);
 }
 
-// facts/driver-shim.md, hazard 2: the address of a global is the driver's choice, so another server may have it
-// elsewhere. The job can run with it; an image of a job that has seen it cannot be restored as it is, so it is said.
+// facts/driver-shim.md, hazard 2: the address of a variable is the driver's choice, so another server may have it
+// elsewhere. Kernels find it there; a job that was told the first address is refused by the restore.
 StatusOr<Space::Global> CudaSpace::get_global(const ModuleRef& ref, const std::string& name) {
   const auto& module = static_cast<const CudaModule&>(*ref);
   const Driver& cu = context_->enter();
@@ -831,15 +834,24 @@ StatusOr<Space::Global> CudaSpace::get_global(const ModuleRef& ref, const std::s
                            "looking for global '" + name + "'");
       !s.ok())
     return s;
-  if (!memory_->owns(addr, bytes))
-    DP_LOG(kWarn, kModule, 0,
-           "global '%s' lies at 0x%llx, which the driver chose: outside the fixed range, so a checkpoint cannot keep "
-           "its address",
-           name.c_str(), static_cast<unsigned long long>(addr));
   return Global{addr, bytes};
 }
 
 std::vector<Space::Global> CudaSpace::globals(const ModuleRef&) { return {}; }  // nothing was placed
+
+StatusOr<std::vector<Space::Variable>> CudaSpace::variables(const ModuleRef& ref) {
+  const auto& module = static_cast<const CudaModule&>(*ref);
+  if (!module.unlisted().ok()) return Status(module.unlisted());
+  return std::vector<Variable>(module.variables());
+}
+
+bool CudaSpace::in_variable(uint64_t addr, uint64_t bytes) {
+  std::lock_guard lock(modules_mu_);
+  return std::any_of(modules_.begin(), modules_.end(), [&](const std::weak_ptr<CudaModule>& m) {
+    const auto module = m.lock();
+    return module && module->has(addr, bytes);
+  });
+}
 
 Status CudaSpace::set_attribute(const FunctionRef& ref, uint32_t attribute, int32_t value) {
   const auto& function = static_cast<const CudaFunction&>(*ref);
@@ -886,7 +898,8 @@ StatusOr<int64_t> CudaSpace::occupancy(const FunctionRef& ref, const OccupancyQu
 
 // Two slots: while the device fills one, the host empties the other.
 Status CudaSpace::move(uint64_t addr, uint8_t* host, size_t bytes, bool to_host) {
-  if (!memory_->mapped(addr, bytes)) return {kInvalidValue, "the range is not committed device memory of this process"};
+  if (!memory_->mapped(addr, bytes) && !in_variable(addr, bytes))
+    return {kInvalidValue, "the range is not committed device memory of this process"};
   const Driver& cu = context_->enter();
   std::lock_guard lock(io_mu_);
   const size_t piece = device_.staging_bytes;

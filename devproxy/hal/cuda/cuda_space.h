@@ -90,6 +90,7 @@ class CudaSpace final : public Space {
   StatusOr<FunctionRef> get_function(const ModuleRef& module, const std::string& name, FunctionInfo* info) override;
   StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) override;
   std::vector<Global> globals(const ModuleRef& module) override;
+  StatusOr<std::vector<Variable>> variables(const ModuleRef& module) override;
   Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) override;
   StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) override;
 
@@ -210,6 +211,7 @@ class CudaSpace final : public Space {
   void reap();
   void watch();
   void close_queue(CudaQueue& queue);
+  bool in_variable(uint64_t addr, uint64_t bytes);
   Status move(uint64_t addr, uint8_t* host, size_t bytes, bool to_host);
   static void CUDA_CB run_job(void* job);
 
@@ -243,6 +245,9 @@ class CudaSpace final : public Space {
   CUstream transfer_ = nullptr;
   uint8_t* io_slots_[2] = {};
   CUevent io_done_[2] = {};
+
+  std::mutex modules_mu_;  // a leaf
+  std::vector<std::weak_ptr<CudaModule>> modules_;
 
   std::thread watcher_;
 };

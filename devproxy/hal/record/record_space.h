@@ -53,6 +53,8 @@ class RecordSpace final : public Space {
   std::vector<Global> globals(const ModuleRef& module) override;
   Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) override;
 
+  StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) override;
+
   void stop() override;
 
   Status read(uint64_t addr, void* to, size_t bytes) override { return inner_->read(addr, to, bytes); }

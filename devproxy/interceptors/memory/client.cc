@@ -1,11 +1,12 @@
 // Device memory and copies. The client's allocator chooses addresses and tells the server in ring order; a copy is a
 // command on a stream between two places: device, pinned window, or a staging chunk for everything else.
+#include "devproxy/interceptors/memory/client.h"
+
 #include <string.h>
 
 #include <algorithm>
 
-#include "devproxy/interceptors/memory/client.h"
-
+#include "devproxy/csrc/client/variables.h"
 #include "devproxy/interceptors/client_common.h"
 #include "devproxy/interceptors/graph/client.h"
 #include "devproxy/interceptors/hostmem/client.h"
@@ -127,8 +128,18 @@ bool live(DeviceState* d, uint64_t addr, uint64_t bytes) {
   Allocation a;
   if (d->find(addr, &base, &a)) return bytes <= a.bytes - (addr - base);
   if (d->find_pinned(addr, &base, &a)) return bytes <= a.bytes - (addr - base);
-  // Above the client's half the server keeps module globals; it checks those itself.
-  return d->conn().is_device(addr) && addr >= d->conn().device_base() + kDeviceBytes / 2;
+  client::Variable v;
+  return client::find_variable(addr, &v) && bytes <= v.bytes - (addr - v.addr);
+}
+
+// An allocation, or a module's variable, around addr.
+bool find_device(DeviceState* d, uint64_t addr, uint64_t* base, Allocation* out) {
+  if (d->find(addr, base, out)) return true;
+  client::Variable v;
+  if (!client::find_variable(addr, &v)) return false;
+  *base = v.addr;
+  *out = Allocation{v.bytes, v.bytes, false, v.id, d->primary.load()};
+  return true;
 }
 
 // A device-visible side (device memory or pinned) must be live; the driver answers INVALID_VALUE too.
@@ -306,7 +317,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdeviceptr 
   DeviceState* d = client::device_state_if_attached(p.device);
   uint64_t base;
   Allocation a;
-  if (!(p.pinned ? d->find_pinned(dptr, &base, &a) : d->find(dptr, &base, &a))) return CUDA_ERROR_NOT_FOUND;
+  if (!(p.pinned ? d->find_pinned(dptr, &base, &a) : find_device(d, dptr, &base, &a))) return CUDA_ERROR_NOT_FOUND;
   if (pbase) *pbase = base;
   if (psize) *psize = a.wanted;
   return CUDA_SUCCESS;
@@ -651,7 +662,7 @@ CUresult attribute(void* data, CUpointer_attribute attr, uint64_t ptr) {
   DeviceState* d = p.device >= 0 ? client::device_state_if_attached(p.device) : nullptr;
   uint64_t base = 0;
   Allocation a;
-  const bool found = d && (p.pinned ? d->find_pinned(ptr, &base, &a) : d->find(ptr, &base, &a));
+  const bool found = d && (p.pinned ? d->find_pinned(ptr, &base, &a) : find_device(d, ptr, &base, &a));
   if (!found && !hostmem::is_registered(ptr)) return CUDA_ERROR_INVALID_VALUE;
   switch (attr) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:

@@ -21,7 +21,7 @@ bool extent(uint64_t width, uint64_t pitch, uint64_t rows, uint64_t* bytes) {
 // One side of a copy: where it is in this process; false where the client has nothing there.
 bool resolve(Connection& c, const Message& m, uint8_t space, uint64_t place, uint64_t bytes, uint64_t* addr) {
   *addr = place;
-  if (space == kDevice) return c.device_mirror.contains(place, bytes, m.end);
+  if (space == kDevice) return c.in_device(place, bytes, m.end);
   if (space == kPinned) return c.pinned_mirror.contains(place, bytes, m.end);
   const uint64_t chunks_bytes = kChunkBytes * kChunks;
   if (space != kChunk || place > chunks_bytes || bytes > chunks_bytes - place) return false;
@@ -135,7 +135,7 @@ void memset(Connection& c, const Message& m) {
   if ((r.width != 1 && r.width != 2 && r.width != 4) || r.dst % r.width != 0 ||
       (r.rows > 1 && r.pitch % r.width != 0) || __builtin_mul_overflow(r.count, uint64_t{r.width}, &width_bytes) ||
       !extent(width_bytes, r.pitch, r.rows, &bytes) ||
-      !(c.device_mirror.contains(r.dst, bytes, m.end) || c.pinned_mirror.contains(r.dst, bytes, m.end)))
+      !(c.in_device(r.dst, bytes, m.end) || c.pinned_mirror.contains(r.dst, bytes, m.end)))
     return c.refuse(m, r.stream, kInvalidValue);
   Counters::add(c.counting().memset_bytes, width_bytes * r.rows);
   c.space().memset(*queue, {m.end, 0}, {r.dst, r.pitch, r.count, r.rows, r.value, r.width});

@@ -11,6 +11,7 @@
 
 #include <unordered_map>
 
+#include "devproxy/csrc/client/variables.h"
 #include "devproxy/interceptors/client_common.h"
 
 namespace devproxy::sa::module {
@@ -255,6 +256,7 @@ CUresult cuModuleUnload(CUmodule hmod) {
     if (f.module == bits(hmod)) dead.push_back(value);
   });
   for (const uint64_t value : dead) functions().remove(value);
+  client::drop_variables(bits(hmod));
   modules().remove(bits(hmod));
   return result(rc);
 }
@@ -275,9 +277,14 @@ int32_t get_global(DeviceState* d, uint64_t module, const char* name, CUdevicept
   wire::MODULE_GLOBAL_rep rep{};
   client::Reply reply{&rep, sizeof(rep)};
   const int32_t rc = d->conn().call_bulk(Opcode::MODULE_GLOBAL, req, {name, strlen(name) + 1}, &reply);
-  if (rc == kOk && dptr) *dptr = rep.addr;
-  if (rc == kOk && bytes) *bytes = rep.bytes;
-  return rc;
+  if (rc != kOk) return rc;
+  if (const int32_t added =
+          client::add_variable(d->ordinal(), module, rep.addr, rep.bytes, d->conn().is_device(rep.addr));
+      added != kOk)
+    return added;
+  if (dptr) *dptr = rep.addr;
+  if (bytes) *bytes = rep.bytes;
+  return kOk;
 }
 }  // namespace
 
@@ -348,6 +355,7 @@ CUresult cuLibraryUnload(CUlibrary library) {
     if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
     const int32_t rc = d->conn().post(Opcode::MODULE_UNLOAD, wire::MODULE_UNLOAD_req{VHandle{l->modules[i]}});
     if (rc != kOk) return result(rc);
+    client::drop_variables(l->modules[i]);
     modules().remove(l->modules[i]);
   }
   for (auto it = kernels().begin(); it != kernels().end();) {

@@ -48,6 +48,19 @@ void drop_global(Connection& c, uint64_t addr, uint64_t position) {
   c.count_memory(-static_cast<int64_t>(freed.bytes));
 }
 
+// The variables that the device placed. One that is listed is dumped, whether anybody ever asks for it or not, since
+// kernels write to it.
+void note_variables(Connection& c, VHandle module, Connection::ModuleObject& object) {
+  auto found = c.space().variables(object.module);
+  if (!found.ok()) {
+    object.unlisted = found.status().text();
+    c.set_undumpable(module, "the variables of one of its modules cannot be listed, so their contents would be lost: " +
+                                 object.unlisted);
+    return;
+  }
+  for (const auto& v : *found) c.variables[v.addr] = {v.bytes, module, v.name, false};
+}
+
 // The name in the bulk data; false where it is no name.
 bool name_of(const Message& m, std::string* name) {
   if (m.bulk_bytes == 0 || m.bulk_bytes > kMaxNameBytes) return false;
@@ -72,9 +85,10 @@ void module_load(Connection& c, const Message& m) {
     DP_LOG(kWarn, kModule, c.number(), "module of %zu bytes refused: %s", m.bulk_bytes, loaded.status().text().c_str());
     return c.reply(m, loaded.status().code());
   }
-  if (!c.modules.insert(r.module, {*loaded}) ||
+  if (!c.modules.insert(r.module, {*loaded, {}}) ||
       !c.replay.create(r.module, {}, m.info->opcode, &r, sizeof r, c.take_bulk(m)))
     return c.reply(m, kInvalidHandle);
+  note_variables(c, r.module, *c.modules.find(r.module));
   c.counting().modules.store(c.modules.size(), std::memory_order_relaxed);
   const wire::MODULE_LOAD_rep rep{};
   c.reply(m, kOk, &rep, sizeof rep);
@@ -85,6 +99,8 @@ void module_unload(Connection& c, const Message& m) {
   auto* object = c.modules.find(r.module);
   if (!object) return c.fail(m, kInvalidHandle);
   for (const auto& global : c.space().globals(object->module)) drop_global(c, global.addr, m.end);
+  std::erase_if(c.variables, [&](const auto& item) { return item.second.module == r.module; });
+  c.set_undumpable(r.module, {});
   c.functions.erase_if([&](VHandle, const Connection::FunctionObject& f) { return f.module == r.module; });
   if (!c.modules.erase(r.module) || !c.replay.destroy(r.module)) return c.fail(m, kInvalidHandle);
   c.counting().modules.store(c.modules.size(), std::memory_order_relaxed);
@@ -143,7 +159,12 @@ void module_global(Connection& c, const Message& m) {
   std::string name;
   if (!name_of(m, &name)) return c.reply(m, kInvalidValue);
   auto global = c.space().get_global(object->module, name);
-  if (!global.ok()) return c.reply(m, global.status().code());
+  if (!global.ok()) return c.fail(m, global.status());
+  const bool placed = c.device_mirror.contains(global->addr, global->bytes, m.end);
+  if (!placed && global->bytes) {
+    Connection::VariableObject& v = c.variables[global->addr];
+    v = {global->bytes, r.module, name, true};
+  }
   const wire::MODULE_GLOBAL_rep rep{global->addr, global->bytes};
   c.reply(m, kOk, &rep, sizeof rep);
 }
