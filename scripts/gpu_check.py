@@ -1864,7 +1864,7 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
     line = subjects(setup)[subject]
     if missing := missing_of(subject, line, setup):
         raise Refused(missing)
-    line += ["--steps", "150", "--seconds-per-step", "0.02", "--ballast-mib", "1024"]
+    line += ["--steps", "400", "--ballast-mib", "1024"]
     name = f"gpucheck-{subject}"
     native = run(line, setup.native_env(), 30)
     report.put("native", {"code": native.code, "digest": digest_of(native.out), "seconds": native.seconds})  # fmt: skip
@@ -1877,7 +1877,12 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
     env, log, store = setup.proxied_env(), setup.work / f"{name}.log", setup.work / f"{name}.store"
     ctl = [sys.executable, "-m", "devproxy.cli.ctl"]
     with open(log, "wb") as out:
-        whole = [*devproxy_run("--name", name, "--store", str(store)), *line]
+        whole = [
+            *devproxy_run("--name", name, "--store", str(store)),
+            *line,
+            "--seconds-per-step",
+            "0.03",
+        ]
         job = subprocess.Popen(whole, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
     wait_for(lambda: steps_in(log) >= 30 or job.poll() is not None, 30, "step 30")
     if job.poll() is not None:
@@ -1897,7 +1902,7 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
     if restore.code:
         raise Failed(f"devproxy restore: {(restore.out + restore.err)[-1500:]}")
     wait_for(lambda: digest_of(log.read_text()), 30, "the digest")
-    nonces = set(re.findall(r"^(\w+) step ", log.read_text(), re.M))
+    nonces = set(re.findall(r"^(\w+) step \d+ ", log.read_text(), re.M))
     report.put("digest_after_restore", digest_of(log.read_text()))
     report.put("one_process_throughout", len(nonces) == 1)
     if digest_of(log.read_text()) != digest_of(native.out) or len(nonces) != 1:
