@@ -438,7 +438,7 @@ def test_clients_attach_and_leave_during_a_cut(servers: list[OneServer]) -> None
 
 
 def test_a_cut_that_cannot_be_is_given_up(servers: list[OneServer]) -> None:
-    process = job(servers[0].folder, "cut", "busy")  # a kernel of 2 s
+    process = job(servers[0].folder, "cut", "busy")  # a kernel of 6 s
     until_ready(process)
     with servers[0].control() as control:
         with pytest.raises(ServerError, match="does not end") as error:
