@@ -112,7 +112,7 @@ OPS: dict[str, Op] = {
         0x0401,
         SYNC,
         {"module": "module"},
-        {"n_functions": "u32", "pad": "u32"},
+        {"n_functions": "u32", "prints": "u32"},
         bulk="in",
         log=Log.CREATE,
         handle="module",
@@ -201,5 +201,13 @@ OPS: dict[str, Op] = {
         },
         {"value": "i64"},
         bulk="in",
+    ),
+    # CUlimit of the process's context on this device
+    "SET_LIMIT": Op(0x0602, SYNC, {"limit": "u32", "pad": "u32", "value": "u64"}),
+    "GET_LIMIT": Op(0x0603, SYNC, {"limit": "u32", "pad": "u32"}, {"value": "u64"}),
+    # what kernels printed: the reply's tail is out_bytes of stdout, then err_bytes of stderr; more: ask again. It is
+    # answered also after an execution fault
+    "OUTPUT": Op(
+        0x0604, SYNC, {}, {"out_bytes": "u32", "err_bytes": "u32", "more": "u32", "pad": "u32"}
     ),
 }

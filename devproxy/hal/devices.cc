@@ -20,6 +20,7 @@ StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
     cuda::CudaConfig cuda;
     cuda.ordinal = config.ordinal;
     cuda.memory_bytes = config.memory_bytes;
+    cuda.capture_output = true;
     if (const char* path = std::getenv("DEVPROXY_CUDA_DRIVER")) cuda.driver_path = path;
     return cuda::make_device(cuda);
   }

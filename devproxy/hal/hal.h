@@ -210,6 +210,25 @@ class Space {
     return Status(kNotSupported, "this device cannot tell how many blocks of a kernel run at once");
   }
 
+  // Does a kernel of the module print? True where that is not known.
+  virtual bool prints(const ModuleRef& module) {
+    (void)module;
+    return false;
+  }
+  // Appends what kernels printed and what they said when an assertion failed, of work that has completed; nothing where
+  // a device has no such thing. Also after a fault. Any thread, but not beside itself.
+  virtual void take_output(std::string* out, std::string* err) { (void)out, (void)err; }
+
+  // -- level 1: limits, by CUlimit. The result is the vendor's.
+  virtual Status set_limit(uint32_t limit, uint64_t value) {
+    (void)limit, (void)value;
+    return {kNotSupported, "this device has no limits to set"};
+  }
+  virtual StatusOr<uint64_t> get_limit(uint32_t limit) {
+    (void)limit;
+    return Status(kNotSupported, "this device has no limits");
+  }
+
   // Ends every queue: commands that run finish, the others are dropped without completion. Nothing may be submitted
   // afterwards. Blocks until the device threads are gone.
   virtual void stop() = 0;

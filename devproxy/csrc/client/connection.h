@@ -123,7 +123,8 @@ class Connection {
   // *payload is where the request goes. From its success to end_record the thread holds a reservation: no call between.
   [[nodiscard]] int32_t begin_record(wire::Opcode op, size_t payload_bytes, uint32_t seq, CommandRing::Reservation* r,
                                      uint8_t** payload) {
-    if (const int32_t e = error(); __builtin_expect(e != kOk, 0)) return e;
+    if (const int32_t e = error(); __builtin_expect(e != kOk, 0))
+      if (!t_state.past_fault || lost_.load(std::memory_order_relaxed)) return e;
     CommandRing& ring = view_.ring();
     *r = ring.reserve(sizeof(MsgHeader) + payload_bytes);
     if (__builtin_expect(!has_space(*r), 0))

@@ -39,6 +39,12 @@ void event_record(Connection&, const Message&);
 void event_elapsed(Connection&, const Message&);
 }  // namespace sync
 
+namespace context {
+void set_limit(Connection&, const Message&);
+void get_limit(Connection&, const Message&);
+void output(Connection&, const Message&);
+}  // namespace context
+
 namespace module {
 void module_load(Connection&, const Message&);
 void module_unload(Connection&, const Message&);

@@ -151,6 +151,15 @@ Status Connection::restore_memory(const Json& client) {
 }
 
 Status Connection::restore_objects(const Json& client) {
+  // First: the heap of kernels cannot grow once one has used it (cuda.h, cuCtxSetLimit).
+  for (const Json& limit : client["limits"].items) {
+    const auto number = static_cast<uint32_t>(limit[0].u64());
+    if (Status s = space_->set_limit(number, limit[1].u64()); !s.ok())
+      return std::move(s).with("setting limit " + std::to_string(number) + " again");
+    limits[number] = limit[1].u64();
+  }
+  for (const auto& [name, text] : {std::pair{"output", &output_text}, std::pair{"errors", &error_text}})
+    if (const auto bytes = from_base64(client[name].text)) text->assign(bytes->begin(), bytes->end());
   replaying_ = true;
   for (const Json& entry : client["log"].items)
     if (Status s = replay_entry(entry); !s.ok()) return s;

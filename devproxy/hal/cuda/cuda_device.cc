@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "devproxy/hal/cuda/cuda_space.h"
+#include "devproxy/hal/cuda/output.h"
 
 namespace devproxy::hal::cuda {
 
@@ -105,6 +106,7 @@ class CudaDevice final : public Device {
 StatusOr<std::unique_ptr<Device>> make_device(const CudaConfig& config) {
   auto driver = Driver::open(config.driver_path);
   if (!driver.ok()) return std::move(driver).status();
+  if (config.capture_output) static_cast<void>(Output::capture());  // without it nothing but their text is lost
   auto device = std::make_unique<CudaDevice>(config, *driver);
   if (Status s = device->init(); !s.ok()) return s;
   return std::unique_ptr<Device>(std::move(device));

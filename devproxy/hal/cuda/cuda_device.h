@@ -31,6 +31,7 @@ struct CudaConfig {
   // Copy straight to and from the pinned window. Off: the client gives pages of freed pinned memory back with
   // MADV_REMOVE, and a registration would keep pointing at the old ones. hal.h has no word for that yet.
   bool register_host_window = false;
+  bool capture_output = false;  // this process's stdout is for what kernels print (output.h)
 };
 
 // kNoDevice, kNotSupported: the text says what is missing and what to do.

@@ -91,6 +91,7 @@ Status CudaModule::find_variables(const uint8_t* image, size_t image_bytes) {
     unlisted_ = std::move(facts).status();
     return {};
   }
+  prints_ = facts->prints;
   for (const std::string& name : facts->variables) {
     CUdeviceptr addr = 0;
     size_t bytes = 0;

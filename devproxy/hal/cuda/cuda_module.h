@@ -20,6 +20,7 @@ class CudaModule final : public Module {
   // Where its variables lie, found when it was loaded; or why they cannot be listed.
   const std::vector<Space::Variable>& variables() const { return variables_; }
   const Status& unlisted() const { return unlisted_; }
+  bool prints() const { return prints_; }
   bool has(uint64_t addr, uint64_t bytes) const;
   const Context& context() const { return *context_; }
 
@@ -30,6 +31,7 @@ class CudaModule final : public Module {
   const CUmodule handle_;
   std::vector<Space::Variable> variables_;
   Status unlisted_;
+  bool prints_ = true;
 };
 
 struct CudaFunction final : Function {

@@ -50,6 +50,7 @@ StatusOr<ModuleFacts> facts_of(const uint8_t* image, size_t bytes, int32_t, int3
     return Status(kNotSupported, "its image is no PTX, and devproxy does not read others yet");
   ModuleFacts facts;
   ptx_variables(text, &facts.variables);
+  facts.prints = text.find("vprintf") != std::string_view::npos;
   return facts;
 }
 

@@ -12,6 +12,7 @@ namespace devproxy::hal::cuda {
 
 struct ModuleFacts {
   std::vector<std::string> variables;  // __device__ and __constant__ ones, by the names that the driver knows
+  bool prints = false;                 // some kernel calls printf
 };
 
 // major, minor: the device's, since a fat binary may hold code for several. A failure says what is not understood; the

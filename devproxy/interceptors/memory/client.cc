@@ -114,6 +114,7 @@ int32_t stage_out(DeviceState* d, StreamObj* s, void* dst, uint64_t src, uint64_
     --count;
     if (first != kOk) bytes = 0;
   }
+  d->flush_output();
   if (first == kOk) first = d->conn().take_late_error();
   return first;
 }

@@ -90,7 +90,9 @@ void module_load(Connection& c, const Message& m) {
     return c.reply(m, kInvalidHandle);
   note_variables(c, r.module, *c.modules.find(r.module));
   c.counting().modules.store(c.modules.size(), std::memory_order_relaxed);
-  const wire::MODULE_LOAD_rep rep{};
+  const bool prints = c.space().prints(c.modules.find(r.module)->module);
+  c.any_prints = c.any_prints || prints;
+  const wire::MODULE_LOAD_rep rep{0, prints};
   c.reply(m, kOk, &rep, sizeof rep);
 }
 
