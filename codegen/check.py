@@ -24,6 +24,7 @@ from codegen.tables import (
 RESULT_NAMES = {
     "kOk": "CUDA_SUCCESS",
     "kInvalidImage": "CUDA_ERROR_INVALID_IMAGE",
+    "kNoBinaryForGpu": "CUDA_ERROR_NO_BINARY_FOR_GPU",
     "kLaunchOutOfResources": "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
 }
 

@@ -4,7 +4,7 @@
 |---|---|---|
 | DEVPROXY_JOB_DIR | devproxy-run, for the job | folder of the job: sockets and segments |
 | DEVPROXY_GPUS | devproxy-run, for the job | number of GPUs, 1 or more |
-| DEVPROXY_DEVICE | devproxy-run, for the job | soft or cuda |
+| DEVPROXY_DEVICE | devproxy-run, for the job | soft, record or cuda |
 | DEVPROXY_LIB | user, then devproxy-run for the job | folder of the client libraries and the server |
 | DEVPROXY_SERVER | user | another server program, instead of the one in DEVPROXY_LIB |
 | DEVPROXY_SHM_DIR | user | a tmpfs to use instead of /dev/shm |
@@ -13,10 +13,11 @@
 | DEVPROXY_KEY_FILE | user | the key that authenticates images (~/.config/devproxy/image.key) |
 | DEVPROXY_JOB_ID | devproxy-run, for the job | names the job's processes, also those that leave its tree |
 | DEVPROXY_CUDA_DRIVER | user | absolute path of NVIDIA's libcuda.so.1 for --device cuda, instead of the usual places |
+| DEVPROXY_RECORD | user | with --device record: the file to which each server appends one JSON line per call; with several GPUs FILE.gpu0, FILE.gpu1 |
 | DEVPROXY_DAEMON_IDLE_S | tests | seconds without job and call after which devproxyd leaves (10) |
 | DEVPROXY_SYSROOT | tests | folder that stands in for / when the machine's devices are looked for |
 
-DEVPROXY_LOG and DEVPROXY_STRICT are read by the client library and the server, DEVPROXY_CUDA_DRIVER by the server too.
+DEVPROXY_LOG and DEVPROXY_STRICT are read by the client library and the server, DEVPROXY_CUDA_DRIVER and DEVPROXY_RECORD by the server too.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ OF_THE_JOB = (JOB_DIR, GPUS, DEVICE, "DEVPROXY_JOB_ID")
 JOB_ID = "DEVPROXY_JOB_ID"
 DAEMON_IDLE_S = "DEVPROXY_DAEMON_IDLE_S"
 CUDA_DRIVER = "DEVPROXY_CUDA_DRIVER"  # the server reads it too (hal/devices.cc)
+RECORD = "DEVPROXY_RECORD"  # each server gets its own (hal/devices.cc)
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
 
@@ -74,6 +76,14 @@ def state_dir() -> str:
 def cuda_driver() -> str:
     """The driver library that the user named, or nothing."""
     return os.environ.get(CUDA_DRIVER) or ""
+
+
+def record_path(gpu: int, gpus: int) -> str:
+    """Where the server of that GPU writes its record, or nothing. Absolute: a server has a folder of its own."""
+    path = os.environ.get(RECORD)
+    if not path:
+        return ""
+    return os.path.abspath(path) + (f".gpu{gpu}" if gpus > 1 else "")
 
 
 def sysroot() -> str:

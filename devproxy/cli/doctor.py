@@ -176,7 +176,12 @@ def _torch(python: str) -> list[Finding]:
 def _nvidia() -> Finding:
     device = machine.find_nvidia(config.sysroot())
     if device is None:
-        return Finding("NVIDIA device", True, False, "none: jobs run on the software GPU")
+        return Finding(
+            "NVIDIA device",
+            True,
+            False,
+            "none: jobs run on the software GPU (--device soft), or are only recorded (--device record)",
+        )
     return Finding(
         "NVIDIA device",
         False,

@@ -29,6 +29,7 @@ USAGE = """usage: devproxy-run [options] -- COMMAND [ARGUMENT...]
 Runs an unmodified command behind a device proxy: its GPU work happens in a server process.
 
   --device auto|soft|cuda  auto (the default) takes the software GPU where no NVIDIA device is
+  --device record          executes no kernel; writes what the command asks of a GPU into DEVPROXY_RECORD=FILE
   --gpus N                 number of GPUs, one server each (1)
   --gpu ID[,ID...]         which GPUs of the machine, instead of the first N
   --gpu-memory SIZE        memory of each software GPU, as 512MiB or 4GiB (4GiB, or what can be spared)
@@ -121,8 +122,8 @@ def parse(argv: list[str]) -> Options:
 
 def _set(options: Options, name: str, value: str) -> None:
     if name == "--device":
-        if value not in ("auto", "soft", "cuda"):
-            raise Refused(f"unknown device {value!r}", "use --device auto, soft or cuda")
+        if value not in ("auto", "soft", "record", "cuda"):
+            raise Refused(f"unknown device {value!r}", "use --device auto, soft, record or cuda")
         options.device = value
     elif name == "--gpus":
         options.gpus = _number(name, value, 1, MOST_GPUS)

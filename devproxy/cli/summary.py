@@ -28,7 +28,7 @@ def build(
 
 def lines(summary: dict[str, Any]) -> list[str]:
     """The same for people, one line each."""
-    simulated = " simulated" if summary["device"] == "soft" else ""
+    simulated = {"soft": " simulated", "record": " recording"}.get(summary["device"], "")
     out = [
         f"job {summary['job']} ran {summary['wall_s']:.1f} s on {len(summary['gpus'])}{simulated} GPU(s),"
         f" exit code {summary['exit_code']}"

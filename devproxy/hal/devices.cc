@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 
+#include "devproxy/hal/record/record_device.h"
 #include "devproxy/hal/soft/soft_device.h"
 #ifdef DEVPROXY_HAL_CUDA
 #include "devproxy/hal/cuda/cuda_device.h"
@@ -13,6 +14,12 @@ StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
   if (config.kind == "soft") {
     if (!config.memory_bytes) return Status(kInvalidValue, "a software GPU needs a memory size above 0");
     return soft::make_device({config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed});
+  }
+  if (config.kind == "record") {
+    if (!config.memory_bytes) return Status(kInvalidValue, "a recording GPU needs a memory size above 0");
+    const char* path = std::getenv("DEVPROXY_RECORD");
+    return record::make_device(
+        {config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed, path ? path : ""});
   }
   if (config.chaos) return Status(kInvalidValue, "chaos mode needs the software GPU");
 #ifdef DEVPROXY_HAL_CUDA

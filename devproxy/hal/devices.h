@@ -9,10 +9,10 @@
 namespace devproxy::hal {
 
 struct DeviceConfig {
-  std::string kind;           // soft or cuda
+  std::string kind;           // soft, record or cuda
   uint32_t ordinal = 0;       // of the GPU inside the job
-  uint64_t memory_bytes = 0;  // what it says that it has; 0: what it has (not on soft)
-  bool chaos = false;         // soft only: legal but unkind timing, from the seed
+  uint64_t memory_bytes = 0;  // what it says that it has; 0: what it has (cuda only)
+  bool chaos = false;         // soft and record: legal but unkind timing, from the seed
   uint64_t chaos_seed = 0;
 };
 

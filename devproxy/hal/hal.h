@@ -116,6 +116,7 @@ struct FunctionInfo {
   std::vector<ParamPlace> params;  // empty where the function takes one opaque block
   // By CUfunction_attribute; kNoAttribute where the device does not know it. Empty: it knows no more than the above.
   std::vector<int32_t> attributes;
+  bool uses_heap = false;  // it calls malloc: the device's heap, which no dump holds
 };
 inline constexpr int32_t kNoAttribute = INT32_MIN;
 

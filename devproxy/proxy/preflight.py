@@ -16,6 +16,10 @@ RUNTIME_SHIMS = ("libcudart.so.13", "libcudart.so.12")
 PLUGIN = "libdevproxy_soft_torch.so"  # in <lib>/torch-<major.minor>[-cuda]/
 # Torch versions that the plugin's sources are known to compile with.
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
+RECORD_NOTE = (
+    "--device record executes no kernel, so every result is meaningless:"
+    " it is for finding out what a program asks of a GPU (DEVPROXY_RECORD=FILE)"
+)
 
 
 def shims(device: str) -> tuple[str, ...]:
@@ -73,6 +77,8 @@ def choose_device(wanted: str) -> tuple[str, str]:
     """(device, line for the user). Raises Refused where an NVIDIA device is there that we cannot use."""
     if wanted == "soft":
         return "soft", ""
+    if wanted == "record":
+        return "record", RECORD_NOTE
     nvidia = machine.find_nvidia(config.sysroot())
     if wanted == "cuda":
         return "cuda", check_cuda(nvidia)

@@ -50,14 +50,17 @@ def signal_name(number: int) -> str:
         return f"SIG{number}"
 
 
-def environment(lib_dir: str) -> dict[str, str]:
-    """Ours, without what belongs to a job around us: a server never sits on the shim itself."""
+def environment(lib_dir: str, record: str = "") -> dict[str, str]:
+    """Ours, without what belongs to a job around us: a server never sits on the shim itself. record: config.record_path."""
     env = {k: v for k, v in os.environ.items() if k not in config.OF_THE_JOB}
     for variable in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
         parts = [p for p in env.pop(variable, "").replace(" ", ":").split(":") if p]
         kept = [p for p in parts if p != lib_dir and os.path.dirname(p) != lib_dir]
         if kept:
             env[variable] = ":".join(kept)
+    env.pop(config.RECORD, None)
+    if record:
+        env[config.RECORD] = record
     # The kernels' OpenMP threads share the cores with the job. Left alone they spin for milliseconds at each barrier,
     # which a busy machine pays for tenfold.
     if "OMP_WAIT_POLICY" not in env:
@@ -79,7 +82,13 @@ def inherited_descriptors() -> list[int]:
 
 
 def start(
-    program: str, arguments: list[str], gpu: int, lease_fd: int, lock_fd: int, log_path: str
+    program: str,
+    arguments: list[str],
+    gpu: int,
+    lease_fd: int,
+    lock_fd: int,
+    log_path: str,
+    record: str = "",
 ) -> Server:
     """Starts the server in a session of its own, so that the terminal's signals do not reach it.
 
@@ -109,7 +118,7 @@ def start(
         pid = os.posix_spawn(
             program,
             command,
-            environment(os.path.dirname(program)),
+            environment(os.path.dirname(program), record),
             file_actions=[
                 *((os.POSIX_SPAWN_CLOSE, fd) for fd in inherited_descriptors()),
                 *((os.POSIX_SPAWN_DUP2, source, target) for source, target in targets),

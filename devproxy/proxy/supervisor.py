@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 
-from devproxy import layout, runtime
+from devproxy import config, layout, runtime
 from devproxy.errors import Refused
 from devproxy.proxy import elf
 from devproxy.proxy.server import Server, start
@@ -94,7 +94,10 @@ class Supervisor:
             if chaos is not None:
                 arguments += ["--chaos", str(chaos)]
             log_path = os.path.join(job.path, f"gpu{gpu}.log")
-            fresh.append(start(program, arguments, gpu, self._lease_read, job.lock_fd, log_path))
+            record = config.record_path(gpu, len(gpus))
+            fresh.append(
+                start(program, arguments, gpu, self._lease_read, job.lock_fd, log_path, record)
+            )
         self.servers += fresh
         return fresh
 

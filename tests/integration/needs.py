@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 
@@ -32,3 +33,12 @@ def require_criu() -> criu.Criu:
     except Refused as error:
         _missing("criu", str(error))
         raise
+
+
+def require_nvcc() -> str:
+    """nvcc of CUDA 13: on PATH, or where its installer puts it."""
+    found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if not found:
+        _missing("nvcc", "no nvcc on PATH or in /usr/local/cuda/bin")
+        raise AssertionError
+    return found

@@ -22,6 +22,8 @@ TEMPLATE = ROOT / "devproxy" / "hal" / "template" / "template_device.cc"
 TEST = ROOT / "tests" / "hal_cuda" / "hal_cuda_test.cc"
 FAKE = ROOT / "tests" / "hal_cuda" / "fake_libcuda.cc"
 LOG = ROOT / "devproxy" / "csrc" / "base" / "log.cc"
+IMAGE = sorted((ROOT / "devproxy" / "hal" / "image").glob("*.cc"))
+PACKING = ["-Wl,--as-needed", "-llz4", "-lzstd"]  # of fat binaries (hal/image)
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
 
 
@@ -58,14 +60,15 @@ def compiled(name: str, sources: Sequence[Path], *options: str) -> Path:
         part = out.with_suffix(f".{os.getpid()}.part")
         command = ["g++", *FLAGS, f"-I{ROOT}", "-isystem", str(cuda_include()), *options]
         subprocess.run(
-            [*command, "-o", str(part), *map(str, sources), "-pthread", "-ldl"], check=True
+            [*command, "-o", str(part), *map(str, sources), "-pthread", "-ldl", *PACKING],
+            check=True,
         )
         part.rename(out)
     return out
 
 
 def objects() -> list[Path]:
-    return [compiled(source.stem, [source], "-c") for source in [*HAL, LOG]]
+    return [compiled(source.stem, [source], "-c") for source in [*HAL, *IMAGE, LOG]]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ enum Result : int32_t {
   kInvalidDevice = 101,
   kInvalidImage = 200,
   kInvalidContext = 201,
+  kNoBinaryForGpu = 209,
   kUnsupportedLimit = 215,
   kInvalidSource = 300,
   kFileNotFound = 301,

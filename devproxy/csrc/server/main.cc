@@ -24,7 +24,8 @@ namespace devproxy::server {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: devproxy-server --job NAME --job-dir DIR --gpu K --device soft|cuda --gpu-memory BYTES --ledger FILE "
+    "usage: devproxy-server --job NAME --job-dir DIR --gpu K --device soft|record|cuda --gpu-memory BYTES --ledger "
+    "FILE "
     "[--physical-gpu P] [--restore DIR [--restore-shared]] [--lease-fd FD] [--ready-fd FD] [--chaos SEED] | "
     "--print-abi";
 

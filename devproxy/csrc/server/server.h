@@ -25,7 +25,7 @@ struct ServerConfig {
   uint32_t physical_gpu = 0;    // of the machine: the device
   std::string restore_dir;      // begin with the state in it, parked
   bool restore_shared = false;  // make and fill the shared files too; else they are there (handover)
-  std::string device;           // soft or cuda
+  std::string device;           // soft, record or cuda
   uint64_t memory_bytes = 0;    // what the ledger may give away on this GPU; 0: what the device has
   std::string ledger_path;
   int lease_fd = -1;  // hangs up when devproxy-run is gone; -1: live until SIGTERM

@@ -1,72 +1,35 @@
 #include "devproxy/hal/cuda/cuda_module.h"
 
-#include <elf.h>
-
-#include <cstring>
 #include <utility>
 
-#include "devproxy/hal/cuda/module_facts.h"
+#include "devproxy/hal/image/image.h"
 
 namespace devproxy::hal::cuda {
 
 namespace {
 
-constexpr uint32_t kFatbinMagic = 0xBA55ED50, kWrapperMagic = 0x466243B1;
 constexpr size_t kMaxParams = 8192;  // more than 32,764 bytes of parameters can be; ends a loop over a broken driver
-
-template <class T>
-T at(const uint8_t* image, size_t offset) {
-  T value;
-  std::memcpy(&value, image + offset, sizeof value);
-  return value;
-}
-
-bool inside(uint64_t offset, uint64_t bytes, uint64_t total) { return offset <= total && bytes <= total - offset; }
 
 }  // namespace
 
-Status check_image(const uint8_t* image, size_t bytes, bool* is_text) {
-  *is_text = false;
-  const Status bad(kInvalidImage, "the module image is shorter than it says: a truncated cubin or fat binary");
-  if (bytes < 16)
-    return {kInvalidImage,
-            "the module image has " + std::to_string(bytes) + " bytes: neither cubin, fat binary nor PTX"};
-  const auto magic = at<uint32_t>(image, 0);
-  if (magic == kWrapperMagic)
-    return {kInvalidImage,
-            "the module image is a fat binary's wrapper, which only points to one: send what it points to"};
-  if (magic == kFatbinMagic) {
-    // Magic, version (u16), bytes of this header (u16), bytes behind the header (u64).
-    return inside(at<uint16_t>(image, 6), at<uint64_t>(image, 8), bytes) ? Status() : bad;
-  }
-  if (std::memcmp(image, ELFMAG, SELFMAG) == 0) {
-    if (bytes < sizeof(Elf64_Ehdr)) return bad;
-    const auto head = at<Elf64_Ehdr>(image, 0);
-    if (head.e_ident[EI_CLASS] != ELFCLASS64 || (head.e_shnum && head.e_shentsize != sizeof(Elf64_Shdr)) ||
-        !inside(head.e_shoff, uint64_t{head.e_shnum} * sizeof(Elf64_Shdr), bytes) ||
-        (head.e_phnum && head.e_phentsize != sizeof(Elf64_Phdr)) ||
-        !inside(head.e_phoff, uint64_t{head.e_phnum} * sizeof(Elf64_Phdr), bytes))
-      return bad;
-    for (uint32_t i = 0; i < head.e_shnum; i++) {
-      const auto section = at<Elf64_Shdr>(image, head.e_shoff + i * sizeof(Elf64_Shdr));
-      if (section.sh_type != SHT_NOBITS && !inside(section.sh_offset, section.sh_size, bytes)) return bad;
-    }
-    return {};
-  }
-  *is_text = true;
-  return {};
-}
-
 StatusOr<std::shared_ptr<CudaModule>> CudaModule::load(const std::shared_ptr<Context>& context, const uint8_t* image,
                                                        size_t image_bytes) {
-  bool is_text = false;
-  if (Status s = check_image(image, image_bytes, &is_text); !s.ok()) return s;
+  auto form = image::check_whole(image, image_bytes);
+  if (!form.ok()) return std::move(form).status();
   std::string text;
-  if (is_text) {  // the driver reads PTX up to a NUL
+  if (*form == image::Form::kText) {  // the driver reads PTX up to a NUL
     text.assign(reinterpret_cast<const char*>(image), image_bytes);
     image = reinterpret_cast<const uint8_t*>(text.c_str());
   }
   const Driver& cu = context->enter();
+  int major = 0, minor = 0;
+  (void)cu.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, context->device());
+  (void)cu.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, context->device());
+  auto facts = facts_of(image, image_bytes, static_cast<uint32_t>(major), static_cast<uint32_t>(minor));
+  if (facts.ok() && !facts->managed.empty())
+    return Status(kNotSupported,
+                  "the module has the managed variable '" + facts->managed +
+                      "', which the job would touch where there is no device; use __device__ and copies");
   char log[4096] = "";
   CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
   // cuda.h: a number is passed in the pointer itself.
@@ -76,23 +39,19 @@ StatusOr<std::shared_ptr<CudaModule>> CudaModule::load(const std::shared_ptr<Con
                        "loading a module image of " + std::to_string(image_bytes) + " bytes");
   if (!s.ok()) return log[0] ? Status(s.code(), s.text() + "; the driver's compiler says: " + log) : s;
   auto module = std::make_shared<CudaModule>(context, handle);
-  if (s = module->find_variables(image, image_bytes); !s.ok()) return s;
+  if (s = module->take(std::move(facts)); !s.ok()) return s;
   return module;
 }
 
-// Where the driver put each variable that the image names. One that it does not know was dropped by its compiler.
-Status CudaModule::find_variables(const uint8_t* image, size_t image_bytes) {
-  const Driver& cu = context_->enter();
-  int major = 0, minor = 0;
-  (void)cu.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, context_->device());
-  (void)cu.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, context_->device());
-  auto facts = facts_of(image, image_bytes, major, minor);
+// What the image said, and where the driver put each variable. One that it does not know was dropped by its compiler.
+Status CudaModule::take(StatusOr<ModuleFacts> facts) {
   if (!facts.ok()) {
     unlisted_ = std::move(facts).status();
     return {};
   }
-  prints_ = facts->prints;
-  for (const std::string& name : facts->variables) {
+  facts_ = std::move(*facts);
+  const Driver& cu = context_->enter();
+  for (const std::string& name : facts_.variables) {
     CUdeviceptr addr = 0;
     size_t bytes = 0;
     const CUresult r = cu.cuModuleGetGlobal(&addr, &bytes, handle_, name.c_str());
@@ -140,6 +99,7 @@ StatusOr<std::shared_ptr<CudaFunction>> CudaFunction::get(std::shared_ptr<CudaMo
     if (cu.cuFuncGetAttribute(&value, static_cast<CUfunction_attribute>(i), function->handle) == CUDA_SUCCESS)
       info->attributes[static_cast<size_t>(i)] = value;
   }
+  info->uses_heap = module->facts().heap_kernels.contains(name);
   // Offsets are the driver's: parameter 0 may not lie at 0. The end of the list is an error by design (cuda.h).
   info->params.clear();
   for (size_t i = 0; i < kMaxParams; i++) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "devproxy/hal/cuda/cuda_context.h"
+#include "devproxy/hal/cuda/module_facts.h"
 #include "devproxy/hal/hal.h"
 
 namespace devproxy::hal::cuda {
@@ -20,18 +21,19 @@ class CudaModule final : public Module {
   // Where its variables lie, found when it was loaded; or why they cannot be listed.
   const std::vector<Space::Variable>& variables() const { return variables_; }
   const Status& unlisted() const { return unlisted_; }
-  bool prints() const { return prints_; }
+  const ModuleFacts& facts() const { return facts_; }
+  bool prints() const { return facts_.prints || !unlisted_.ok(); }
   bool has(uint64_t addr, uint64_t bytes) const;
   const Context& context() const { return *context_; }
 
  private:
   const std::shared_ptr<Context> context_;
-  Status find_variables(const uint8_t* image, size_t image_bytes);
+  Status take(StatusOr<ModuleFacts> facts);
 
   const CUmodule handle_;
   std::vector<Space::Variable> variables_;
   Status unlisted_;
-  bool prints_ = true;
+  ModuleFacts facts_;
 };
 
 struct CudaFunction final : Function {
@@ -42,9 +44,5 @@ struct CudaFunction final : Function {
   static StatusOr<std::shared_ptr<CudaFunction>> get(std::shared_ptr<CudaModule> module, const std::string& name,
                                                      FunctionInfo* info);
 };
-
-// Is the image as long as it says? The driver gets a pointer without a length and would read on. PTX is text: true.
-// The wrapper struct of a fat binary holds a pointer of the client's process and is refused. Pure.
-Status check_image(const uint8_t* image, size_t bytes, bool* is_text);
 
 }  // namespace devproxy::hal::cuda

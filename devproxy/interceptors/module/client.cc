@@ -51,6 +51,20 @@ std::unordered_map<uint64_t, Kernel*>& kernels() {
   return *m;
 }
 
+// The image that the caller means. What nvcc puts into a program (.nvFatBinSegment) is a wrapper that points to it:
+// magic, version, and at 8 the fat binary; in version 2, of relocatable device code, at 16 the linked one.
+const void* unwrap(const void* image) {
+  struct {
+    uint32_t magic, version;
+    const void* data[2];
+  } wrapper;
+  constexpr uint32_t kWrapperMagic = 0x466243b1;
+  memcpy(&wrapper.magic, image, sizeof wrapper.magic);
+  if (wrapper.magic != kWrapperMagic) return image;
+  memcpy(&wrapper, image, sizeof wrapper);
+  return wrapper.data[wrapper.version >= 2 && wrapper.data[1] ? 1 : 0];
+}
+
 // Length of an image that comes as a bare pointer (cuModuleLoadData has no size): ELF and fat binary say their own, PTX
 // ends in NUL.
 size_t image_bytes(const void* image) {
@@ -64,9 +78,13 @@ size_t image_bytes(const void* image) {
   }
   if (memcmp(p, ELFMAG, SELFMAG) != 0) return strlen(static_cast<const char*>(image)) + 1;
   const auto* h = static_cast<const Elf64_Ehdr*>(image);
-  // The section table is usually last, but a segment may reach further.
+  // The section table is usually last, but a segment or section may reach further.
   size_t end = h->e_shoff + static_cast<size_t>(h->e_shnum) * h->e_shentsize;
+  const auto* sh = reinterpret_cast<const Elf64_Shdr*>(p + h->e_shoff);
+  for (int i = 0; h->e_shoff && i < h->e_shnum; ++i)
+    if (sh[i].sh_type != SHT_NOBITS) end = std::max<size_t>(end, sh[i].sh_offset + sh[i].sh_size);
   const auto* ph = reinterpret_cast<const Elf64_Phdr*>(p + h->e_phoff);
+  end = std::max<size_t>(end, h->e_phoff + static_cast<size_t>(h->e_phnum) * h->e_phentsize);
   for (int i = 0; i < h->e_phnum; ++i) end = std::max<size_t>(end, ph[i].p_offset + ph[i].p_filesz);
   return end;
 }
@@ -124,7 +142,9 @@ int32_t get_function(DeviceState* d, uint64_t module, const char* name, uint64_t
     f->param_bytes = 0;
     for (const Param& p : f->params) f->param_bytes = std::max(f->param_bytes, p.offset + p.size);
     const int32_t dynamic = f->attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES];
-    f->max_dynamic_shared = dynamic == FunctionObj::kNoAttribute ? 49152 : dynamic;
+    f->max_dynamic_shared = dynamic == FunctionObj::kNoAttribute
+                                ? 49152 - static_cast<int>(std::min<uint32_t>(49152, rep.shared_bytes))
+                                : dynamic;  // until it opts in
   }
   functions().publish(value);
   if (rc != kOk) {
@@ -211,6 +231,8 @@ CUresult cuModuleLoad(CUmodule* module, const char* fname) {
 CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   DP_CURRENT(d);
   uint64_t value = 0;
+  image = unwrap(image);
+  if (!image) return CUDA_ERROR_INVALID_IMAGE;
   const int32_t rc = load(d, image, image_bytes(image), false, &value);
   if (rc == kOk) *module = handle<CUmodule>(value);
   return result(rc);
@@ -313,7 +335,8 @@ Kernel* kernel_of(uint64_t value) {
 
 CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, void**, unsigned int, CUlibraryOption*,
                            void**, unsigned int) {
-  return make_library(library, code, image_bytes(code));
+  code = unwrap(code);
+  return code ? make_library(library, code, image_bytes(code)) : CUDA_ERROR_INVALID_IMAGE;
 }
 
 CUresult cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, CUjit_option*, void**, unsigned int,
