@@ -205,6 +205,8 @@ OPS: dict[str, Op] = {
     # CUlimit of the process's context on this device
     "SET_LIMIT": Op(0x0602, SYNC, {"limit": "u32", "pad": "u32", "value": "u64"}),
     "GET_LIMIT": Op(0x0603, SYNC, {"limit": "u32", "pad": "u32"}, {"value": "u64"}),
+    # by which address kernels reach pinned memory: bytes from addr on, inside of one allocation
+    "HOST_DEVICE_ADDRESS": Op(0x0605, SYNC, {"addr": "u64", "bytes": "u64"}, {"addr": "u64"}),
     # what kernels printed: the reply's tail is out_bytes of stdout, then err_bytes of stderr; more: ask again. It is
     # answered also after an execution fault
     "OUTPUT": Op(

@@ -27,7 +27,8 @@ struct Caps {
   int level = 1;                 // 1 run, 2 dump and restore, 3 splice
   bool fixed_addresses = false;  // memory appears at addresses that the caller chose; devproxy needs it
   bool kernels_see_host_window = false;
-  bool alias_pages = false;  // level 3: one physical page at two addresses
+  bool keeps_host_pages = false;  // it remembers pages of the window: freed ones must not be given back to the machine
+  bool alias_pages = false;       // level 3: one physical page at two addresses
 };
 
 struct Properties {
@@ -161,6 +162,14 @@ class Space {
   virtual void release(uint64_t addr, uint64_t bytes) = 0;
   // The submitter has nothing to do just now: a good moment for what can wait.
   virtual void tidy() {}
+
+  // A part of the pinned window is in use from now on.
+  virtual void host_allocated(uint64_t addr, uint64_t bytes) { (void)addr, (void)bytes; }
+  // By which address kernels reach it. Precondition: it is in use.
+  virtual StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t bytes) {
+    (void)addr, (void)bytes;
+    return Status(kNotSupported, "kernels of this device do not see host memory");
+  }
 
   // -- level 1: queues. index: what on_complete says. A destroyed queue still completes what was submitted to it, and
   // a new queue of the same index starts after that.

@@ -108,3 +108,17 @@ def test_a_failed_assertion_is_an_error_and_a_line(world: World) -> None:
     world.run(*build_program("printing"), "claim", options=("--device", "cuda")).wait(60)
     assert world.text().count("Assertion `1 == 2` failed.") == 1, world.tail()
     assert "PASS printing" in world.text()
+
+
+@pytest.mark.parametrize("on", ["1", "0"])
+def test_mapped_host_memory_works_where_it_is_registered_and_is_refused_elsewhere(
+    world: World, on: str
+) -> None:
+    world.env["TEST_KERNELS"] = str(SUBJECTS / "variables.ptx")
+    world.env["DEVPROXY_CUDA_REGISTER_WINDOW"] = on
+    words = () if on == "1" else ("refused",)
+    world.run(*build_program("mapped"), *words, options=("--device", "cuda")).wait(60)
+    assert "PASS mapped" in world.text(), world.tail()
+    if on == "0":
+        assert "refuses CU_MEMHOSTALLOC_DEVICEMAP" in world.text()
+        assert "DEVPROXY_CUDA_REGISTER_WINDOW=1" in world.text()

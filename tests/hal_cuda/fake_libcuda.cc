@@ -347,7 +347,11 @@ void run_kernel(Context* context, const std::string& name, const std::vector<uin
   if (name.starts_with("peek")) {
     uint64_t to;
     std::memcpy(&to, params.data(), sizeof to);
-    if (!still_mapped(context, to, 4)) return;
+    {
+      std::lock_guard lock(d.mu);
+      if (!device_range(to, 4) && !within(d.registered, to, 4)) to = 0;
+    }
+    if (!to) return fail_context(context, CUDA_ERROR_ILLEGAL_ADDRESS);
     *reinterpret_cast<uint32_t*>(to) = *reinterpret_cast<uint32_t*>(counter);
   }
   if (name.starts_with("spin")) {
@@ -539,6 +543,7 @@ EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attr
     case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
     case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
     case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
     case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY: *value = 1; break;

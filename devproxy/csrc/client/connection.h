@@ -110,6 +110,7 @@ class Connection {
   ControlPage* control() const { return view_.control(); }
   const DeviceProps& props() const { return props_; }
   uint32_t slot() const { return slot_; }
+  bool keeps_host_pages() const { return keeps_host_pages_; }
   uint64_t device_base() const { return range_base(slot_); }
   uint64_t pinned_base() const { return range_base(slot_) + kDeviceBytes; }
   bool is_device(uint64_t addr) const { return addr - device_base() < kDeviceBytes; }
@@ -179,6 +180,7 @@ class Connection {
   int device_ = -1;
   int link_ = -1;  // write end of the FIFO that the server reads
   uint32_t slot_ = 0;
+  bool keeps_host_pages_ = false;
   std::atomic<bool> lost_{false};
   std::atomic<uint64_t> last_look_us_{0};
   // The newest head that any thread has seen: most posts need not touch the line that the server writes. Stored with

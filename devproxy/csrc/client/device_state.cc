@@ -216,7 +216,7 @@ int32_t DeviceState::free_pinned(uint64_t addr) {
   pinned_live_.erase(it);
   const int32_t rc = conn_->post(wire::Opcode::HOST_FREE, wire::HOST_FREE_req{addr});
   // Gives the pages back to the machine; the file stays as long as the window is mapped.
-  if (bytes >= 1u << 20) madvise(reinterpret_cast<void*>(addr), bytes, MADV_REMOVE);
+  if (bytes >= 1u << 20 && !conn_->keeps_host_pages()) madvise(reinterpret_cast<void*>(addr), bytes, MADV_REMOVE);
   pinned_alloc_.give(addr, bytes);
   return rc;
 }

@@ -98,6 +98,7 @@ constexpr Row kRows[] = {
     {wire::Opcode::OCCUPANCY, launch::occupancy},
     {wire::Opcode::SET_LIMIT, context::set_limit},
     {wire::Opcode::GET_LIMIT, context::get_limit},
+    {wire::Opcode::HOST_DEVICE_ADDRESS, hostmem::host_device_address},
     {wire::Opcode::OUTPUT, context::output},
 };
 

@@ -25,6 +25,7 @@ void memset(Connection&, const Message&);
 namespace hostmem {
 void host_alloc(Connection&, const Message&);
 void host_free(Connection&, const Message&);
+void host_device_address(Connection&, const Message&);
 }  // namespace hostmem
 
 namespace sync {

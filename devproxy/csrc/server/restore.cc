@@ -141,9 +141,11 @@ Status Connection::restore_memory(const Json& client) {
     client_bytes += bytes;
     count_memory(static_cast<int64_t>(bytes));
   }
-  for (const Json& range : client["pinned"].items)
+  for (const Json& range : client["pinned"].items) {
     if (pinned_mirror.add(range[0].u64(), range[1].u64(), 0, &forgotten) != MemoryMirror::Answer::kOk)
       return {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
+    space_->host_allocated(range[0].u64(), range[1].u64());
+  }
   if (client_bytes != client["client_bytes"].u64() || client_bytes > credit_bytes)
     return {kInvalidImage, "the state's device ranges do not add up to its count"};
   counters_.pinned_bytes.store(pinned_mirror.live_bytes(), std::memory_order_relaxed);

@@ -81,6 +81,7 @@ class SoftSpace final : public Space {
   std::vector<Global> globals(const ModuleRef& module) override;
   Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) override;
   StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) override;
+  StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t) override { return addr; }  // one address space
   Status set_limit(uint32_t limit, uint64_t value) override;
   StatusOr<uint64_t> get_limit(uint32_t limit) override;
 
