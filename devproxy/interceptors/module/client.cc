@@ -104,6 +104,7 @@ int32_t load(DeviceState* d, const void* image, size_t bytes, bool of_library, u
     modules().remove(value);
     return rc;
   }
+  if (rep.prints) d->note_printing();
   *out = value;
   return kOk;
 }
