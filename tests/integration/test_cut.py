@@ -277,7 +277,7 @@ def test_restore_from_an_image_is_the_same_state(servers: list[OneServer]) -> No
             control_other.dump_shared(str(second))
     names = sorted(dumped)
     assert names == sorted(p.name for p in second.iterdir())
-    assert len(names) == 5
+    assert len(names) == 6
     for name in names:
         a, b = dumped[name], (second / name).read_bytes()
         if name.endswith("state.json"):

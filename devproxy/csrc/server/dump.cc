@@ -147,7 +147,9 @@ Status dump_device(Connection& connection, const std::string& path, uint64_t* by
 StatusOr<std::string> dump_images(ImageStore& store, const std::string& path) {
   std::string table;
   std::vector<Piece> pieces;
-  const std::vector<ImageStore::Ref> images = store.all();
+  std::vector<ImageStore::Ref> images = store.all();
+  // One order, so that the next dump's file begins with the same chunks.
+  std::sort(images.begin(), images.end(), [](const auto& a, const auto& b) { return a->hash.low < b->hash.low; });
   uint64_t offset = 0;
   for (const auto& image : images) {
     table += (table.empty() ? "[" : ",[") + std::to_string(image->hash.low) + ',' + std::to_string(image->hash.high) +
