@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cudart_decl.gen.h"
+#include "devproxy/interceptors/cudart/copies.h"
 #include "devproxy/interceptors/cudart/registration.h"
 #include "devproxy/interceptors/cudart/stub.h"
 
@@ -112,19 +113,31 @@ cudaError_t run_3d(const CUDA_MEMCPY3D& c, CUstream stream, bool wait) {
 
 bool is_empty(const cudaExtent& extent) { return extent.width == 0 || extent.height == 0 || extent.depth == 0; }
 
-cudaError_t copy_3d(const cudaMemcpy3DParms& p, CUstream stream, bool wait) {
+}  // namespace
+
+cudaError_t describe(const cudaMemcpy3DParms& p, CUDA_MEMCPY3D* c) {
   if (!is_kind(p.kind)) return cudaErrorInvalidMemcpyDirection;
   // driver_types.h: each side is an array or a pitched pointer, not both.
   if ((p.srcArray != nullptr) == (p.srcPtr.ptr != nullptr) || (p.dstArray != nullptr) == (p.dstPtr.ptr != nullptr))
     return cudaErrorInvalidValue;
   if (p.srcArray != nullptr || p.dstArray != nullptr)
     return refuse("cudaMemcpy3D of an array", "CUDA arrays are not supported yet; use linear memory");
-  if (is_empty(p.extent)) return cudaSuccess;
+  return describe(p.srcPtr, p.srcPos, p.dstPtr, p.dstPos, p.extent, sides_of(p.kind), c);
+}
+
+cudaError_t describe(void* dst, const void* src, size_t count, cudaMemcpyKind kind, CUDA_MEMCPY3D* c) {
+  if (!is_kind(kind)) return cudaErrorInvalidMemcpyDirection;
+  const cudaPitchedPtr from{const_cast<void*>(src), count, count, 1}, to{dst, count, count, 1};
+  return describe(from, {}, to, {}, {count, 1, 1}, sides_of(kind), c);
+}
+
+namespace {
+
+cudaError_t copy_3d(const cudaMemcpy3DParms& p, CUstream stream, bool wait) {
   CUDA_MEMCPY3D c;
-  if (const cudaError_t rc = describe(p.srcPtr, p.srcPos, p.dstPtr, p.dstPos, p.extent, sides_of(p.kind), &c);
-      rc != cudaSuccess)
-    return rc;
-  return run_3d(c, stream, wait);
+  const cudaError_t rc = memory::describe(p, &c);
+  if (is_empty(p.extent) && (rc == cudaSuccess || rc == cudaErrorInvalidPitchValue)) return cudaSuccess;
+  return rc == cudaSuccess ? run_3d(c, stream, wait) : rc;
 }
 
 cudaError_t copy_3d_peer(const cudaMemcpy3DPeerParms& p, CUstream stream, bool wait) {
@@ -320,6 +333,15 @@ cudaError_t cudaMemset3D(cudaPitchedPtr pitchedDevPtr, int value, cudaExtent ext
 
 cudaError_t cudaMemset3DAsync(cudaPitchedPtr pitchedDevPtr, int value, cudaExtent extent, cudaStream_t stream) {
   return set_3d(pitchedDevPtr, value, extent, stream_of(stream), false);
+}
+
+cudaError_t address_of_symbol(const void* symbol, size_t count, size_t offset, bool to, cudaMemcpyKind kind,
+                              void** out) {
+  if (!(to ? is_kind_to_symbol(kind) : is_kind_from_symbol(kind))) return cudaErrorInvalidMemcpyDirection;
+  char* at = nullptr;
+  const cudaError_t rc = symbol_address(symbol, count, offset, &at);
+  *out = at;
+  return rc;
 }
 
 // -- variables of device code -----------------------------------------------------------------------------------------
