@@ -149,7 +149,7 @@ OPS: dict[str, Op] = {
         0x0412,
         SYNC,
         {"module": "module", "hash_low": "u64", "hash_high": "u64", "bytes": "u64"},
-        {"known": "u32", "pad": "u32"},
+        {"known": "u32", "prints": "u32"},
         log=Log.CREATE,
         handle="module",
     ),
@@ -209,6 +209,16 @@ OPS: dict[str, Op] = {
         },
         {"value": "i64"},
         bulk="in",
+    ),
+    # CUlimit of the process's context on this device
+    "SET_LIMIT": Op(0x0602, SYNC, {"limit": "u32", "pad": "u32", "value": "u64"}),
+    "GET_LIMIT": Op(0x0603, SYNC, {"limit": "u32", "pad": "u32"}, {"value": "u64"}),
+    # by which address kernels reach pinned memory: bytes from addr on, inside of one allocation
+    "HOST_DEVICE_ADDRESS": Op(0x0605, SYNC, {"addr": "u64", "bytes": "u64"}, {"addr": "u64"}),
+    # what kernels printed: the reply's tail is out_bytes of stdout, then err_bytes of stderr; more: ask again. It is
+    # answered also after an execution fault
+    "OUTPUT": Op(
+        0x0604, SYNC, {}, {"out_bytes": "u32", "err_bytes": "u32", "more": "u32", "pad": "u32"}
     ),
     # -- graphs: what was instantiated, as the list of messages that a launch stands for (csrc/wire/graph_step.h)
     # Logged without its bulk: updates change the steps in place, so a dump asks the graph itself for them.

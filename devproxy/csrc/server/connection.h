@@ -194,6 +194,11 @@ class Connection final : public hal::SpaceOwner {
   bool in_device(uint64_t addr, uint64_t bytes, uint64_t position) const {
     return device_mirror.contains(addr, bytes, position) || in_variable(addr, bytes);
   }
+  std::map<uint32_t, uint64_t> limits;  // those that the job set
+  // What kernels printed and nobody has asked for yet.
+  std::string output_text, error_text;
+  bool any_prints = false;  // some module's kernels do, or may
+  void gather_output() { space_->take_output(&output_text, &error_text); }
   std::vector<uint64_t> replayed_globals;                  // during a replay: where the next globals lie, in order
   std::vector<uint8_t> take_bulk(const Message& message);  // for keeping; may be called once per message
 

@@ -26,6 +26,10 @@ struct File {
   }
 };
 
+std::string json_bytes(const std::string& text) {
+  return '"' + base64(reinterpret_cast<const uint8_t*>(text.data()), text.size()) + '"';
+}
+
 std::string pair_json(uint64_t a, uint64_t b) { return '[' + std::to_string(a) + ',' + std::to_string(b) + ']'; }
 
 // Where a sparse file holds pages.
@@ -147,7 +151,9 @@ Status dump_device(Connection& connection, const std::string& path, uint64_t* by
 StatusOr<std::string> dump_images(ImageStore& store, const std::string& path) {
   std::string table;
   std::vector<Piece> pieces;
-  const std::vector<ImageStore::Ref> images = store.all();
+  std::vector<ImageStore::Ref> images = store.all();
+  // One order, so that the next dump's file begins with the same chunks.
+  std::sort(images.begin(), images.end(), [](const auto& a, const auto& b) { return a->hash.low < b->hash.low; });
   uint64_t offset = 0;
   for (const auto& image : images) {
     table += (table.empty() ? "[" : ",[") + std::to_string(image->hash.low) + ',' + std::to_string(image->hash.high) +
@@ -242,7 +248,10 @@ Status dump_shared(Connection& connection, const std::string& dir, std::string* 
 
 StatusOr<std::string> Connection::state_json() {
   if (std::string why = undumpable(); !why.empty()) return Status(kNotSupported, std::move(why));
-  std::string device, pinned, events_text, log, tokens;
+  // The driver's own buffer dies with its context; the text goes on.
+  if (any_prints) gather_output();
+  std::string device, pinned, events_text, log, tokens, limits_text;
+  for (const auto& [limit, value] : limits) limits_text += (limits_text.empty() ? "" : ",") + pair_json(limit, value);
   uint64_t offset = 0;  // as device_pieces() places them
   device_mirror.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t flags) {
     device += (device.empty() ? "{" : ",{") + json_number("addr", addr) + ',' + json_number("bytes", bytes) + ',' +
@@ -286,8 +295,9 @@ StatusOr<std::string> Connection::state_json() {
          json_number("credit_bytes", credit_bytes) + ',' + json_number("client_bytes", client_bytes) + ',' +
          json_number("globals_bytes", globals_bytes) + ",\"device\":[" + device + "],\"pinned\":[" + pinned +
          "],\"events\":[" + events_text + "]," + json_number("event_clock_ns", space_->event_clock_ns()) +
-         ",\"log\":[" + log + "],\"host_functions\":[" + tokens + "],\"fault\":{" +
-         json_number("code", static_cast<uint64_t>(lifeline_->fault_code())) +
+         ",\"limits\":[" + limits_text + "],\"output\":" + json_bytes(output_text) +
+         ",\"errors\":" + json_bytes(error_text) + ",\"log\":[" + log + "],\"host_functions\":[" + tokens +
+         "],\"fault\":{" + json_number("code", static_cast<uint64_t>(lifeline_->fault_code())) +
          ",\"text\":" + json_string(lifeline_->fault_text()) + ",\"ended\":" + (lifeline_->ended() ? "true" : "false") +
          ",\"poisoned\":" + (poisoned_ ? "true" : "false") + "},\"counters\":{" + json_number("calls", n.calls) + ',' +
          json_number("launches", n.launches) + ',' + json_number("h2d_bytes", n.h2d_bytes) + ',' +

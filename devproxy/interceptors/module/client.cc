@@ -116,12 +116,14 @@ int32_t load_image(DeviceState* d, VHandle module, const void* image, size_t byt
   wire::MODULE_LOAD_rep rep{};
   client::Reply reply{&rep, sizeof(rep)};
   int32_t rc = d->conn().call(Opcode::MODULE_LOAD, req, &reply);
+  if (rep.prints) d->note_printing();
   if (rc != kOk || rep.known) return rc;
   std::lock_guard lock(g_upload_mu);
   // More than once where the server was replaced in the middle, by a migration or a restore.
   for (int attempt = 0; attempt < 4; ++attempt) {
     if ((rc = put_image(d, image, bytes, hash)) != kOk) return rc;
     rc = d->conn().call(Opcode::MODULE_LOAD, req, &reply);
+    if (rep.prints) d->note_printing();
     if (rc != kOk || rep.known) return rc;
   }
   client::log(client::Level::kError, "a module image of %zu bytes changed while it was being loaded", bytes);

@@ -115,7 +115,10 @@ void module_load(Connection& c, const Message& m) {
     return c.reply(m, kInvalidHandle);
   note_variables(c, r.module, *c.modules.find(r.module));
   c.counting().modules.store(c.modules.size(), std::memory_order_relaxed);
+  const bool prints = c.space().prints(c.modules.find(r.module)->module);
+  c.any_prints = c.any_prints || prints;
   rep.known = 1;
+  rep.prints = prints;
   c.reply(m, kOk, &rep, sizeof rep);
 }
 
@@ -126,7 +129,11 @@ void module_unload(Connection& c, const Message& m) {
   for (const auto& global : c.space().globals(object->module)) drop_global(c, global.addr, m.end);
   std::erase_if(c.variables, [&](const auto& item) { return item.second.module == r.module; });
   c.set_undumpable(r.module, {});
-  c.functions.erase_if([&](VHandle, const Connection::FunctionObject& f) { return f.module == r.module; });
+  c.functions.erase_if([&](VHandle function, const Connection::FunctionObject& f) {
+    if (f.module != r.module) return false;
+    c.set_undumpable(function, {});
+    return true;
+  });
   if (!c.modules.erase(r.module) || !c.replay.destroy(r.module)) return c.fail(m, kInvalidHandle);
   c.counting().modules.store(c.modules.size(), std::memory_order_relaxed);
 }
@@ -174,6 +181,10 @@ void function_get(Connection& c, const Message& m) {
   if (!c.functions.insert(r.function, {*function, r.module, info.max_threads, params_bytes}) ||
       !c.replay.create(r.function, r.module, m.info->opcode, &r, sizeof r, c.take_bulk(m)))
     return c.reply(m, kInvalidHandle);
+  if (info.uses_heap)
+    c.set_undumpable(
+        r.function,
+        "its kernel '" + name + "' allocates with malloc() on the device, and a checkpoint does not hold that heap");
   c.reply(m, kOk, rep.data(), rep.size());
 }
 
