@@ -30,6 +30,7 @@
 #include "devproxy/csrc/transport/futex.h"
 #include "devproxy/csrc/transport/segment_view.h"
 #include "devproxy/csrc/wire/attach.h"
+#include "devproxy/csrc/wire/graph_step.h"
 #include "devproxy/csrc/wire/launch.h"
 #include "dispatch.gen.h"
 #include "wire.gen.h"
@@ -395,7 +396,77 @@ class Attacker {
     return maybe_evil(piece(*space == 1 ? pinned() : block(), bytes));
   }
 
+  // A few messages as they would stand in a graph, or something like it.
+  std::vector<uint8_t> graph_steps() {
+    std::vector<uint8_t> out;
+    const auto append = [&](const void* from, size_t bytes) {
+      const auto* p = static_cast<const uint8_t*>(from);
+      out.insert(out.end(), p, p + bytes);
+      if (!chance(1)) out.resize(wire::graph_step_round(out.size()));
+    };
+    for (uint64_t n = below(6); n > 0; --n) {
+      const Raw::Record step = generate_command();
+      const wire::OpInfo* info = wire::op_info(step.opcode);
+      const size_t bulk = std::min<size_t>(step.payload.size() - info->req_bytes, 4096);
+      const wire::GraphStepHead head{static_cast<uint16_t>(chance(98) ? step.opcode : rnd()),
+                                     static_cast<uint16_t>(maybe_evil(info->req_bytes, 1)),
+                                     static_cast<uint32_t>(maybe_evil(bulk, 1)), 0};
+      append(&head, sizeof head);
+      append(step.payload.data(), info->req_bytes);
+      append(step.payload.data() + info->req_bytes, bulk);
+    }
+    return out;
+  }
+
+  Raw::Record graph_message() {
+    const VHandle graph = handle(graphs_, HandleKind::kGraph);
+    switch (below(8)) {
+      case 0:
+      case 1: {
+        const auto fresh = VHandle::make(HandleKind::kGraph, ++serial_, 0);
+        const std::vector<uint8_t> steps = graph_steps();
+        graphs_.push_back(fresh);
+        const wire::GRAPH_CREATE_req r{fresh, static_cast<uint32_t>(maybe_evil(steps.size(), 2)), 0};
+        return with_seq(Raw::record(Opcode::GRAPH_CREATE, r, steps.data(), steps.size()));
+      }
+      case 2: {
+        const std::vector<uint8_t> steps = graph_steps();
+        const wire::GRAPH_UPDATE_req r{graph, static_cast<uint32_t>(maybe_evil(below(3))),
+                                       static_cast<uint32_t>(maybe_evil(below(3))),
+                                       static_cast<uint32_t>(maybe_evil(steps.size(), 2)), 0};
+        return Raw::record(Opcode::GRAPH_UPDATE, r, steps.data(), steps.size());
+      }
+      case 3: return Raw::record(Opcode::GRAPH_DESTROY, wire::GRAPH_DESTROY_req{graph});
+      default: {
+        const std::vector<uint8_t> room(below(40));
+        const wire::GRAPH_LAUNCH_req r{graph, stream(), rnd(), static_cast<uint32_t>(maybe_evil(room.size(), 2)), 0};
+        return Raw::record(Opcode::GRAPH_LAUNCH, r, room.data(), room.size());
+      }
+    }
+  }
+
+  Raw::Record context_message() {
+    const auto pad = static_cast<uint32_t>(rnd());
+    switch (below(4)) {
+      case 0: return with_seq(Raw::record(Opcode::SET_LIMIT, wire::SET_LIMIT_req{pad % 16, pad, evil()}));
+      case 1: return with_seq(Raw::record(Opcode::GET_LIMIT, wire::GET_LIMIT_req{pad % 16, pad}));
+      case 2: {
+        uint64_t bytes = 0;
+        const uint64_t addr = piece(pinned(), &bytes);
+        return with_seq(Raw::record(Opcode::HOST_DEVICE_ADDRESS,
+                                    wire::HOST_DEVICE_ADDRESS_req{maybe_evil(addr), maybe_evil(bytes)}));
+      }
+      default: return with_seq(Raw::record(Opcode::OUTPUT, wire::OUTPUT_req{}));
+    }
+  }
+
   Raw::Record generate() {
+    if (chance(5)) return graph_message();
+    if (chance(2)) return context_message();
+    return generate_command();
+  }
+
+  Raw::Record generate_command() {
     const auto pad = static_cast<uint32_t>(rnd());
     switch (below(27)) {
       case 0:
@@ -636,7 +707,7 @@ class Attacker {
     if (chance(1) && chance(60)) {
       switch (below(5)) {
         case 0: r.payload_bytes = static_cast<uint32_t>(evil()); break;
-        case 1: r.opcode = static_cast<uint16_t>(chance(50) ? rnd() : below(0x520)); break;
+        case 1: r.opcode = static_cast<uint16_t>(chance(50) ? rnd() : below(0x720)); break;
         case 2: r.slot = static_cast<uint16_t>(rnd()); break;
         case 3: r.commit = static_cast<uint32_t>(chance(50) ? evil() : below(1 << 20) * 64); break;
         default: {  // nothing but noise
@@ -715,7 +786,7 @@ class Attacker {
   Raw c_;
   const Canary& canary_;
   std::vector<Block> blocks_, pinned_;
-  std::vector<VHandle> streams_, events_, modules_, functions_;
+  std::vector<VHandle> streams_, events_, modules_, functions_, graphs_;
   bool used_[kBlocks] = {};
   uint64_t serial_ = 0, token_ = 0;
   ImageHash put_hash_{};  // of the last image that was put
