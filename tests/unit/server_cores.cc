@@ -6,10 +6,12 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/server/handle_table.h"
+#include "devproxy/csrc/server/image_store.h"
 #include "devproxy/csrc/server/ledger.h"
 #include "devproxy/csrc/server/live_trace.h"
 #include "devproxy/csrc/server/memory_mirror.h"
@@ -288,9 +290,39 @@ void json_keeps_numbers_and_texts() {
   EXPECT(!from_base64("abc") && !from_base64("a*cd") && !from_base64("ab=c"));
 }
 
+// Threads put, find and drop few images: whoever finds one finds its bytes, there is never a second one of a hash, and
+// in the end there is none.
+void images_live_as_long_as_somebody_holds_them() {
+  ImageStore store;
+  auto work = [&](uint32_t seed) {
+    std::mt19937 random(seed);
+    ImageUpload upload;
+    std::vector<ImageStore::Ref> held(4);
+    for (int i = 0; i < 20000; i++) {
+      const std::vector<uint8_t> bytes(100 + random() % 3, static_cast<uint8_t>(random() % 3));
+      const ImageHash hash = image_hash(bytes.data(), bytes.size());
+      ImageStore::Ref& place = held[random() % held.size()];
+      place = store.find(hash);
+      if (!place) {
+        const size_t first = random() % bytes.size();
+        if (first) EXPECT(!upload.piece(store, hash, bytes.size(), 0, bytes.data(), first));
+        place = upload.piece(store, hash, bytes.size(), first, bytes.data() + first, bytes.size() - first);
+      }
+      EXPECT(place && place->hash == hash && place->bytes == bytes);
+      if (const ImageStore::Ref again = store.find(hash)) EXPECT(again == place);
+      if (random() % 2) place.reset();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (uint32_t seed = 1; seed <= 4; seed++) threads.emplace_back(work, seed);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT(store.all().empty());
+}
+
 }  // namespace
 
 int main() {
+  images_live_as_long_as_somebody_holds_them();
   trace_finds_the_point_after_zero_grad();
   trace_forgets_an_earlier_phase();
   trace_of_constant_and_random_memory();

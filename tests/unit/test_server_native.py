@@ -19,7 +19,7 @@ PROGRAMS = {
             "devproxy/csrc/base/json.cc",
             *(
                 f"{SERVER}/{name}.cc"
-                for name in ("memory_mirror", "replay_log", "ledger", "process_id")
+                for name in ("memory_mirror", "replay_log", "ledger", "process_id", "image_store")
             ),
             f"{SERVER}/live_trace.cc",
         ],

@@ -74,6 +74,11 @@ void RecordSpace::tidy() {
   inner_->tidy();
 }
 
+void RecordSpace::host_allocated(uint64_t addr, uint64_t bytes) {
+  line("host_alloc", [&](Line& l) { l.add("addr", addr).add("bytes", bytes); });
+  inner_->host_allocated(addr, bytes);
+}
+
 // -- queues and commands --------------------------------------------------------------------------------------------
 
 QueueRef RecordSpace::create_queue(QueueKind kind, int32_t priority, uint32_t index) {
@@ -302,6 +307,11 @@ StatusOr<int64_t> RecordSpace::occupancy(const FunctionRef& ref, const Occupancy
     if (answer.ok()) l.add("answer", *answer);
   });
   return answer;
+}
+
+Status RecordSpace::set_limit(uint32_t limit, uint64_t value) {
+  line("set_limit", [&](Line& l) { l.add("limit", limit).add("value", value); });
+  return inner_->set_limit(limit, value);
 }
 
 void RecordSpace::stop() {
