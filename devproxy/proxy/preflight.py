@@ -198,6 +198,8 @@ def find_torch(program: str) -> str | None:
     """The torch folder of that Python, as its installation scheme has it."""
     places = [os.path.dirname(os.path.dirname(os.path.abspath(program)))]
     places.append(os.path.dirname(os.path.dirname(os.path.realpath(program))))
+    if "/usr" in places:
+        places.append("/usr/local")  # where Debian's Python puts what pip installs
     for prefix in places:
         lib = os.path.join(prefix, "lib")
         try:

@@ -171,6 +171,20 @@ def test_libraries_that_refuse_come_with_a_cuda_wheel_on_a_device_of_nvidia(tmp_
     assert preflight.cuda_wheel("cuda", bare) == ([], "")
 
 
+def test_debians_python_has_what_pip_installs_in_a_place_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = []
+
+    def look(path: str) -> list[str]:
+        looked.append(path)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "listdir", look)
+    assert preflight.find_torch("/usr/bin/python3-of-nobody") is None
+    assert "/usr/lib" in looked and looked[-1] == "/usr/local/lib"
+
+
 def test_a_shell_script_in_an_activated_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

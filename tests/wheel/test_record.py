@@ -10,9 +10,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from tests.integration.needs import require_criu
 
 ROOT = Path(__file__).resolve().parents[2]
 POINT4 = ROOT / "tests/wheel/point4.py"
@@ -134,3 +137,68 @@ if __name__ == "__main__":
     finally:
         script.unlink()
     assert done.stdout == "[0, 0]\n", done.stderr
+
+
+LOOP = """
+import os, time, torch
+from torch import nn
+x, p = torch.arange(100000.0), torch.arange(1000.0).pin_memory()
+d, s = x.cuda(), torch.cuda.Stream()
+w = nn.Embedding(64, 128).cuda()
+o = torch.optim.AdamW(w.parameters())
+for n in range(150):
+    o.zero_grad()
+    w(torch.randint(0, 64, (8,), device="cuda")).sum().backward()
+    o.step()
+    assert torch.equal(d.cpu(), x)
+    with torch.cuda.stream(s):
+        q = p.cuda(non_blocking=True)
+    s.synchronize()
+    assert torch.equal(q.cpu(), p)
+    print("step", n, flush=True)
+    time.sleep(0.05)
+print("done", flush=True)
+"""
+
+
+def test_a_job_is_suspended_and_resumed(job_env: dict[str, str], tmp_path: Path) -> None:
+    """Everything ends and comes back: the process by CRIU, the device's memory, streams, modules and pinned window by us."""
+    require_criu()
+    env = job_env | {
+        "DEVPROXY_STATE_DIR": str(tmp_path / "state"),
+        "DEVPROXY_KEY_FILE": str(tmp_path / "key"),
+    }
+    log = tmp_path / "job.log"
+
+    def control(*words: str) -> None:
+        line = [sys.executable, "-m", "devproxy.cli.ctl", *words]
+        done = subprocess.run(
+            line, env=env, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    def wait_for_step(step: int) -> None:
+        deadline = time.monotonic() + 120
+        while f"step {step}\n" not in log.read_text():
+            assert time.monotonic() < deadline and job.poll() is None, log.read_text()[-3000:]
+            time.sleep(0.1)
+
+    options = ["--device", "record", "--name", "wheel", "--store", str(tmp_path / "store")]
+    with open(log, "wb") as out:
+        line = [sys.executable, "-m", "devproxy.cli.run", *options, "--", PYTHON, "-c", LOOP]
+        job = subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        wait_for_step(10)
+        control("suspend", "wheel")
+        at = log.read_text().count("step ")
+        time.sleep(1)
+        assert log.read_text().count("step ") == at < 150
+        control("resume", "wheel")
+        assert job.wait(120) == 0, log.read_text()[-3000:]
+    finally:
+        if job.poll() is None:
+            job.terminate()
+            job.wait(30)
+    steps = re.findall(r"^step (\d+)$", log.read_text(), re.MULTILINE)
+    assert steps == [str(n) for n in range(150)]
+    assert "done\n" in log.read_text()

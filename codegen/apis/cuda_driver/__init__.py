@@ -9,6 +9,7 @@ from codegen.apis.cuda_driver import (
     hostmem,
     init,
     launch,
+    logs,
     memory,
     module,
     stream,
@@ -26,6 +27,7 @@ CHAPTERS = (
     event,
     launch,
     graph,
+    logs,
     entrypoint,
 )
 

@@ -118,6 +118,7 @@ int32_t stage_out(DeviceState* d, StreamObj* s, void* dst, uint64_t src, uint64_
     --count;
     if (first != kOk) bytes = 0;
   }
+  d->flush_output();
   if (first == kOk) first = d->conn().take_late_error();
   return first;
 }
@@ -645,7 +646,8 @@ CUresult attribute(void* data, CUpointer_attribute attr, uint64_t ptr) {
       *static_cast<unsigned*>(data) = found && !p.pinned ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-      if (!found) return CUDA_ERROR_INVALID_VALUE;
+      if (!found || (p.pinned && !d->conn().props().attributes[CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY]))
+        return CUDA_ERROR_INVALID_VALUE;
       *static_cast<CUdeviceptr*>(data) = ptr;
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
