@@ -24,12 +24,9 @@ BUILD = ROOT / "build" / "tests" / "cudart"
 ARRAYS = "CUDA arrays, textures and surfaces are not supported yet; use linear memory"
 REFUSALS: dict[str, str] = {
     "arrays": f"cudaMallocArray is refused: {ARRAYS}",
-    "clusters": "cudaOccupancyMaxActiveClusters is refused: unchecked",
     "linker": "cuLinkCreate_v2 is refused: run-time linking needs NVIDIA's compiler",
     "managed": "cudaMallocManaged is refused: managed memory faults in the job process, where there is no device",
     "mapped": "cuMemHostGetDevicePointer is refused for memory of cuMemHostRegister",
-    "occupancy": "cudaOccupancyAvailableDynamicSMemPerBlock is refused: unchecked",
-    "pool": "cudaMemPoolCreate is refused: only a device's default memory pool exists",
     "surfaces": f"cudaMallocArray is refused: {ARRAYS}",
     "textures": f"cudaCreateTextureObject is refused: {ARRAYS}",
 }

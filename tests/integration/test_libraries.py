@@ -41,6 +41,9 @@ m = n.nvmlDeviceGetMemoryInfo(h)
 print(0 < m.free <= m.total, m.used == m.total - m.free)
 print(n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2).total == m.total)
 print(n.nvmlDeviceGetCudaComputeCapability(h)[0] > 0)
+place = n.nvmlDeviceGetPciInfo(h).busId
+print(n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByPciBusId(place)))
+print(n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(h))))
 try:
     n.nvmlDeviceGetTemperature(h, 0)
 except n.NVMLError_NotSupported as e:
@@ -55,6 +58,8 @@ n.nvmlShutdown()
         "True True",
         "True",
         "True",
+        "1",
+        "1",
         "Not Supported",
     ]
     assert done.stderr.count("nvmlDeviceGetTemperature refused") == 1
