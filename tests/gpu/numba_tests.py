@@ -44,6 +44,7 @@ class Lines(unittest.TestResult):
 
 def main(arguments: list[str]) -> None:
     if arguments[0] == "--list":
+        importlib.import_module("numba.cuda.testing")  # what each of them needs, pytest among it
         package = importlib.import_module(arguments[1])
         for module in pkgutil.iter_modules(package.__path__):
             if module.name.startswith("test_"):

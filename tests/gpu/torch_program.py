@@ -292,6 +292,7 @@ def main(names: list[str]) -> None:
         if names and name not in names:
             continue
         digest = Digest()
+        print(f"chapter {name} begins", file=sys.stderr, flush=True)
         try:
             run(digest)
             torch.cuda.synchronize()

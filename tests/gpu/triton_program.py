@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import triton
 import triton.language as tl
@@ -39,27 +41,32 @@ def product(a, b, c, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(c + rows[:, None] * n + columns[None, :], total)
 
 
+EXECUTED = "DEVPROXY_TEST_NO_KERNELS" not in os.environ  # set where no kernel is executed
+
+
 def main() -> None:
     generator, digest = torch.Generator().manual_seed(3), Digest()
     x, y = (torch.randn(100_003, generator=generator).cuda() for _ in range(2))
     out = torch.empty_like(x)
     add[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), BLOCK=1024)
-    assert torch.equal(out, x + y)
+    assert not EXECUTED or torch.equal(out, x + y)
     digest.add("sum", out)
     rows = torch.randn(77, 781, generator=generator).cuda()
     soft = torch.empty_like(rows)
     softmax[(77,)](rows, soft, 781, BLOCK=1024, num_warps=8)
-    torch.testing.assert_close(soft, rows.softmax(1))
+    if EXECUTED:
+        torch.testing.assert_close(soft, rows.softmax(1))
     digest.add("softmax", soft)
     a, b = (torch.randn(256, 256, generator=generator).half() for _ in range(2))
     c = torch.empty(256, 256, device="cuda")
     product[(4, 4)](a.cuda(), b.cuda(), c, 256, BLOCK=64)
-    torch.testing.assert_close(c.cpu(), a.float() @ b.float(), atol=1e-2, rtol=1e-2)
+    if EXECUTED:
+        torch.testing.assert_close(c.cpu(), a.float() @ b.float(), atol=1e-2, rtol=1e-2)
     digest.add("product", c)
     with open("/proc/self/maps") as maps:
         print("mapped:", *sorted({line.split()[-1] for line in maps if "libcuda" in line}))
     digest.finish()
-    print("PASS triton_program")
+    print("PASS triton_program" + ("" if EXECUTED else " (without kernels)"))
 
 
 if __name__ == "__main__":

@@ -240,7 +240,7 @@ void test_properties() {
   EXPECT(p.name == "Fake GPU" && p.major == 9 && p.minor == 0 && p.uuid[15] == 0x5a && p.total_bytes == 8ull << 30);
   EXPECT(p.attributes[83] == 0);  // managed memory: the device has it, devproxy refuses it
   const Caps caps = f.device->caps();
-  EXPECT(caps.fixed_addresses && caps.alias_pages && !caps.kernels_see_host_window);
+  EXPECT(caps.fixed_addresses && caps.alias_pages && caps.kernels_see_host_window == g_config.register_host_window);
   EXPECT(f.device->running_here() == nullptr);
 }
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from devproxy import layout, machine
+from tests.integration.needs import require_nvcc
 from tests.integration.test_programs import build_program
 from tests.unit.test_hal_cuda import FAKE, compiled
 
@@ -140,7 +141,7 @@ def test_dry_run(bundle: Path, fake: Path, tmp_path: Path) -> None:
     assert "nothing was compared" in results["c_programs"]["text"]
     runs = results["c_cudart"]["figures"]
     assert runs["passes"] == {"native": "pass", "proxied": "pass"}, log
-    assert runs["is_refused"] == {"native": "pass", "proxied": "refused: cudaX: because"}
+    assert runs["is_refused"] == {"native": "pass", "proxied": "refused: cudaX is refused: because"}
     assert runs["is_absent"]["proxied"] == "not here: libnvrtc.so.13"
     assert runs["counted"] == {
         "of": 5, "native": 3, "proxied": {"pass": 1, "refused": 1, "not here": 1},
@@ -324,3 +325,27 @@ def test_the_bundle_is_what_its_manifest_says(
     monkeypatch.setattr(gpu_bundle, "LIMIT_BYTES", 1_000_000)
     with pytest.raises(gpu_bundle.Refused, match=r"more than 1 MB; largest: sys/libstdc"):
         gpu_bundle.check_size(made["bytes"], made["files"])
+
+
+def test_the_bundles_programs_run_with_its_libraries(
+    tmp_path: Path, job_env: dict[str, str]
+) -> None:
+    """What travels is whole: a program of the runtime, from the bundle alone, over the recording device."""
+    require_nvcc()
+    made = gpu_bundle.build(tmp_path / "bundle", {"wheels", "criu"})
+    assert made["bytes"] < 30_000_000  # wheels and CRIU are the larger half
+    assert ["assert", ["text"]] in made["cudart"]
+    assert {"mlp", "cost"} <= {name for name, _ in made["cudart"]}
+    for library in ("libcuda.so.1", "libcudart.so.13", "refused/libcublas.so.13"):
+        assert f"lib/{library}" in made["files"]
+    where = {
+        "DEVPROXY_LIB": str(tmp_path / "bundle" / "lib"),
+        "PYTHONPATH": str(tmp_path / "bundle" / "py"),
+        "DEVPROXY_TEST_NO_KERNELS": "1",
+    }
+    program = tmp_path / "bundle" / "programs" / "cudart" / "graphs"
+    done = subprocess.run(
+        [sys.executable, "-m", "devproxy.cli.run", "--device", "record", "--", str(program)],
+        env=job_env | where, capture_output=True, text=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "ok graphs (without kernels)\n"), done.stderr
