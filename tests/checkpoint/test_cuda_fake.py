@@ -18,8 +18,6 @@ from tests.integration.needs import require_criu
 from tests.integration.test_programs import build_program
 from tests.unit.test_hal_cuda import FAKE, compiled
 
-CHEAP = (sys.executable, str(SUBJECTS / "cheap.py"), "--steps", "60", "--seconds-per-step", "0.1")
-
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
@@ -34,10 +32,14 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def test_checkpoint_kill_restore(world: World) -> None:
-    world.run(*CHEAP, name="soft", log="soft.log").wait(60)
+@pytest.mark.parametrize("subject", ["cheap", "graphs"])
+def test_checkpoint_kill_restore(subject: str, world: World) -> None:
+    """graphs: a device that knows nothing of graphs executes them, by the messages that they are."""
+    script = str(SUBJECTS / f"{subject}.py")
+    command = (sys.executable, script, "--steps", "60", "--seconds-per-step", "0.1")
+    world.run(*command, name="soft", log="soft.log").wait(60)
     assert world.digest("soft.log")
-    world.run(*CHEAP, options=("--device", "cuda"))
+    world.run(*command, options=("--device", "cuda"))
     world.wait_step(10)
     assert "--device cuda is experimental" in world.text()
     world.ctl("checkpoint", "j")

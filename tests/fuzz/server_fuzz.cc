@@ -396,55 +396,6 @@ class Attacker {
     return maybe_evil(piece(*space == 1 ? pinned() : block(), bytes));
   }
 
-  // A few messages as they would stand in a graph, or something like it.
-  std::vector<uint8_t> graph_steps() {
-    std::vector<uint8_t> out;
-    const auto append = [&](const void* from, size_t bytes) {
-      const auto* p = static_cast<const uint8_t*>(from);
-      out.insert(out.end(), p, p + bytes);
-      if (!chance(1)) out.resize(wire::graph_step_round(out.size()));
-    };
-    for (uint64_t n = below(6); n > 0; --n) {
-      const Raw::Record step = generate_command();
-      const wire::OpInfo* info = wire::op_info(step.opcode);
-      const size_t bulk = std::min<size_t>(step.payload.size() - info->req_bytes, 4096);
-      const wire::GraphStepHead head{static_cast<uint16_t>(chance(98) ? step.opcode : rnd()),
-                                     static_cast<uint16_t>(maybe_evil(info->req_bytes, 1)),
-                                     static_cast<uint32_t>(maybe_evil(bulk, 1)), 0};
-      append(&head, sizeof head);
-      append(step.payload.data(), info->req_bytes);
-      append(step.payload.data() + info->req_bytes, bulk);
-    }
-    return out;
-  }
-
-  Raw::Record graph_message() {
-    const VHandle graph = handle(graphs_, HandleKind::kGraph);
-    switch (below(8)) {
-      case 0:
-      case 1: {
-        const auto fresh = VHandle::make(HandleKind::kGraph, ++serial_, 0);
-        const std::vector<uint8_t> steps = graph_steps();
-        graphs_.push_back(fresh);
-        const wire::GRAPH_CREATE_req r{fresh, static_cast<uint32_t>(maybe_evil(steps.size(), 2)), 0};
-        return with_seq(Raw::record(Opcode::GRAPH_CREATE, r, steps.data(), steps.size()));
-      }
-      case 2: {
-        const std::vector<uint8_t> steps = graph_steps();
-        const wire::GRAPH_UPDATE_req r{graph, static_cast<uint32_t>(maybe_evil(below(3))),
-                                       static_cast<uint32_t>(maybe_evil(below(3))),
-                                       static_cast<uint32_t>(maybe_evil(steps.size(), 2)), 0};
-        return Raw::record(Opcode::GRAPH_UPDATE, r, steps.data(), steps.size());
-      }
-      case 3: return Raw::record(Opcode::GRAPH_DESTROY, wire::GRAPH_DESTROY_req{graph});
-      default: {
-        const std::vector<uint8_t> room(below(40));
-        const wire::GRAPH_LAUNCH_req r{graph, stream(), rnd(), static_cast<uint32_t>(maybe_evil(room.size(), 2)), 0};
-        return Raw::record(Opcode::GRAPH_LAUNCH, r, room.data(), room.size());
-      }
-    }
-  }
-
   Raw::Record context_message() {
     const auto pad = static_cast<uint32_t>(rnd());
     switch (below(4)) {
@@ -461,14 +412,9 @@ class Attacker {
   }
 
   Raw::Record generate() {
-    if (chance(5)) return graph_message();
     if (chance(2)) return context_message();
-    return generate_command();
-  }
-
-  Raw::Record generate_command() {
     const auto pad = static_cast<uint32_t>(rnd());
-    switch (below(27)) {
+    switch (below(28)) {
       case 0:
       case 1:
       case 2: {
@@ -583,7 +529,79 @@ class Attacker {
         return Raw::record(Opcode::FUNCTION_SET_ATTR,
                            wire::FUNCTION_SET_ATTR_req{handle(functions_, HandleKind::kFunction),
                                                        static_cast<uint32_t>(below(12)), static_cast<int32_t>(evil())});
+      case 25: return graph();
       default: return launch();
+    }
+  }
+
+  // Steps made of our own messages, mostly of those that may be steps, and sometimes bent.
+  std::vector<uint8_t> steps() {
+    std::vector<uint8_t> out;
+    auto append = [&](const void* from, size_t n) {
+      const auto* p = static_cast<const uint8_t*>(from);
+      out.insert(out.end(), p, p + n);
+      out.resize(wire::graph_step_round(out.size()));
+    };
+    in_graph_ = true;
+    for (uint64_t n = below(10); n > 0; n--) {
+      Raw::Record r = generate();
+      const wire::OpInfo* info = wire::op_info(r.opcode);
+      if (chance(95) && (!info || info->stream_offset < 0 || info->is_sync)) continue;
+      const size_t request = info && info->req_bytes <= r.payload.size() ? info->req_bytes : r.payload.size();
+      size_t bulk = r.payload.size() - request;
+      if (bulk > 4096) bulk = 4096;
+      const wire::GraphStepHead head{static_cast<uint16_t>(maybe_evil(r.opcode, 1)),
+                                     static_cast<uint16_t>(maybe_evil(request, 1)),
+                                     static_cast<uint32_t>(maybe_evil(bulk, 1)), 0};
+      append(&head, sizeof head);
+      append(r.payload.data(), request);
+      append(r.payload.data() + request, bulk);
+    }
+    in_graph_ = false;
+    if (chance(3)) out.resize(below(out.size() + 1));
+    return out;
+  }
+
+  Raw::Record graph() {
+    if (in_graph_) {
+      wire::GRAPH_LAUNCH_req nested{};
+      nested.graph = handle(graphs_, HandleKind::kGraph);
+      return Raw::record(Opcode::GRAPH_LAUNCH, nested);
+    }
+    switch (below(8)) {
+      case 0:
+      case 1: {
+        const std::vector<uint8_t> bulk = steps();
+        wire::GRAPH_CREATE_req r{};
+        r.graph = VHandle::make(HandleKind::kGraph, ++serial_, 0);
+        if (graphs_.size() < 32) graphs_.push_back(r.graph);
+        if (chance(4)) r.graph = {evil()};
+        r.bulk_bytes = static_cast<uint32_t>(maybe_evil(bulk.size(), 1));
+        return with_seq(Raw::record(Opcode::GRAPH_CREATE, r, bulk.data(), bulk.size()));
+      }
+      case 2: {
+        const std::vector<uint8_t> bulk = steps();
+        wire::GRAPH_UPDATE_req r{};
+        r.graph = handle(graphs_, HandleKind::kGraph);
+        r.first = static_cast<uint32_t>(maybe_evil(below(8)));
+        r.count = static_cast<uint32_t>(maybe_evil(below(4)));
+        r.bulk_bytes = static_cast<uint32_t>(maybe_evil(bulk.size(), 1));
+        return Raw::record(Opcode::GRAPH_UPDATE, r, bulk.data(), bulk.size());
+      }
+      case 3:
+        if (chance(40))
+          return Raw::record(Opcode::GRAPH_DESTROY, wire::GRAPH_DESTROY_req{handle(graphs_, HandleKind::kGraph)});
+        [[fallthrough]];
+      default: {
+        const std::vector<uint8_t> filling(chance(70) ? 64 : below(200));
+        wire::GRAPH_LAUNCH_req r{};
+        r.graph = handle(graphs_, HandleKind::kGraph);
+        r.stream = stream();
+        r.token = maybe_evil(token_ + 1);
+        token_ += 10;
+        r.bulk_bytes = static_cast<uint32_t>(maybe_evil(filling.size(), 2));
+        return Raw::record(Opcode::GRAPH_LAUNCH, r, filling.data(), filling.size());
+      }
     }
   }
 
@@ -787,6 +805,7 @@ class Attacker {
   const Canary& canary_;
   std::vector<Block> blocks_, pinned_;
   std::vector<VHandle> streams_, events_, modules_, functions_, graphs_;
+  bool in_graph_ = false;  // making the steps of one
   bool used_[kBlocks] = {};
   uint64_t serial_ = 0, token_ = 0;
   ImageHash put_hash_{};  // of the last image that was put

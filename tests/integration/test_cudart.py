@@ -121,6 +121,7 @@ BUILDS = {
         "-compress-mode=size",
     ],
     "foreign": ["-gencode", "arch=compute_80,code=sm_80"],
+    "library": ["-arch=sm_90", "-shared", "-Xcompiler", "-fPIC"],
 }
 
 
@@ -138,13 +139,15 @@ def build_nvcc(name: str, flavour: str, sources: list[str]) -> Path:
     return out
 
 
-def record(command: list[str], log: Path) -> tuple[subprocess.CompletedProcess[str], list[Any]]:
+def record(
+    command: list[str], log: Path, **env: str
+) -> tuple[subprocess.CompletedProcess[str], list[Any]]:
     """A run on the recording GPU, and what reached the device."""
     with tempfile.TemporaryDirectory(prefix="devproxy-test-", dir="/dev/shm") as shm:
         done = subprocess.run(
             [*devproxy_run(), "--device", "record", "--gpu-memory", "256MiB", "--", *command],
             capture_output=True, text=True, timeout=120, cwd=ROOT, errors="replace",
-            env=os.environ | {"DEVPROXY_SHM_DIR": shm, "DEVPROXY_RECORD": str(log)},
+            env=os.environ | {"DEVPROXY_SHM_DIR": shm, "DEVPROXY_RECORD": str(log)} | env,
         )  # fmt: skip
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     return done, rows
@@ -162,7 +165,7 @@ UNITS = ["units.cu", "units_other.cu"]
 ADD = "_Z3addPfPKfi"
 
 
-@pytest.mark.parametrize("flavour", [f for f in BUILDS if f not in ("foreign", "ptx")])
+@pytest.mark.parametrize("flavour", [f for f in BUILDS if f not in ("foreign", "library", "ptx")])
 def test_what_nvcc_compiled_launches(flavour: str, tmp_path: Path) -> None:
     done, rows = record([str(build_nvcc("units", flavour, UNITS))], tmp_path / "record")
     assert done.returncode == 0, done.stderr
@@ -194,6 +197,21 @@ def test_a_managed_variable_is_refused_by_name(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "__managed__ variable number is refused" in done.stderr
     assert launches(rows) == []
+
+
+def test_a_closed_library_takes_its_device_code_along(tmp_path: Path) -> None:
+    plugin = build_nvcc("plugin", "library", ["plugin.cu"])
+    program = build_nvcc("plugins", "plain", ["plugins.cu"])
+    log = tmp_path / "record"
+    done, rows = record([str(program), str(plugin)], log, DEVPROXY_TRACE="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "PASS plugins"
+    shapes = [(row[0], row[2][0]) for row in launches(rows)]
+    own, other = ("_Z14of_the_programPi", 3), ("_Z11of_a_pluginPi", 7)
+    assert shapes == [own, other, other, other, own]
+    # Loaded anew each time it was opened, unloaded each time; the program's own is left to the end of the process.
+    assert len([r for r in rows if r["op"] == "load_module"]) == 4
+    assert done.stderr.count("call cuLibraryUnload\n") == 3
 
 
 def test_the_runtime_is_preloaded_where_kernels_are_real() -> None:

@@ -128,6 +128,8 @@ static void entry_points() {
   EXPECT(cuCtxGetCurrent(&same) == CUDA_SUCCESS && same == context);
   CHECK(cudaGetDriverEntryPointByVersion("cuNoSuchThing", &f, CUDART_VERSION, cudaEnableDefault, &status));
   EXPECT(f == nullptr && status == cudaDriverEntryPointSymbolNotFound);
+  CHECK(cudaGetDriverEntryPointByVersion("cuNoSuchThing", &f, CUDART_VERSION, cudaEnableDefault, nullptr));
+  EXPECT(f == nullptr);
 }
 
 static void reset() {

@@ -205,9 +205,12 @@ bool is_kind_from_symbol(cudaMemcpyKind kind) {
 
 // -- allocation -------------------------------------------------------------------------------------------------------
 
+// A failure leaves the caller's pointer as it was; no bytes are a null pointer.
 cudaError_t cudaMalloc(void** devPtr, size_t size) {
-  *devPtr = nullptr;
-  if (size == 0) return cudaSuccess;
+  if (size == 0) {
+    *devPtr = nullptr;
+    return cudaSuccess;
+  }
   CUdeviceptr at = 0;
   const CUresult rc = cuMemAlloc(&at, size);
   if (rc == CUDA_SUCCESS) *devPtr = reinterpret_cast<void*>(at);
@@ -215,9 +218,11 @@ cudaError_t cudaMalloc(void** devPtr, size_t size) {
 }
 
 cudaError_t cudaMallocPitch(void** devPtr, size_t* pitch, size_t width, size_t height) {
-  *devPtr = nullptr;
-  *pitch = 0;
-  if (width == 0 || height == 0) return cudaSuccess;
+  if (width == 0 || height == 0) {
+    *devPtr = nullptr;
+    *pitch = 0;
+    return cudaSuccess;
+  }
   CUdeviceptr at = 0;
   // The largest element keeps every smaller one's rows aligned as well.
   const CUresult rc = cuMemAllocPitch(&at, pitch, width, height, 16);
@@ -234,11 +239,12 @@ cudaError_t cudaMalloc3D(cudaPitchedPtr* pitchedDevPtr, cudaExtent extent) {
 cudaError_t cudaFree(void* devPtr) { return devPtr == nullptr ? cudaSuccess : result(cuMemFree(address(devPtr))); }
 
 cudaError_t cudaHostAlloc(void** pHost, size_t size, unsigned int flags) {
-  *pHost = nullptr;
   if (flags & ~static_cast<unsigned>(cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined))
     return cudaErrorInvalidValue;
-  if (size == 0) return cudaSuccess;
-  return result(cuMemHostAlloc(pHost, size, flags));
+  void* at = nullptr;
+  const CUresult rc = size == 0 ? CUDA_SUCCESS : cuMemHostAlloc(&at, size, flags);
+  if (rc == CUDA_SUCCESS) *pHost = at;
+  return result(rc);
 }
 
 cudaError_t cudaMallocHost(void** ptr, size_t size) { return memory::cudaHostAlloc(ptr, size, cudaHostAllocDefault); }
@@ -254,7 +260,7 @@ cudaError_t cudaHostUnregister(void* ptr) { return result(cuMemHostUnregister(pt
 cudaError_t cudaHostGetDevicePointer(void** pDevice, void* pHost, unsigned int flags) {
   CUdeviceptr at = 0;
   const CUresult rc = cuMemHostGetDevicePointer(&at, pHost, flags);
-  *pDevice = rc == CUDA_SUCCESS ? reinterpret_cast<void*>(at) : nullptr;
+  if (rc == CUDA_SUCCESS) *pDevice = reinterpret_cast<void*>(at);
   return result(rc);
 }
 
@@ -349,7 +355,7 @@ cudaError_t address_of_symbol(const void* symbol, size_t count, size_t offset, b
 cudaError_t cudaGetSymbolAddress(void** devPtr, const void* symbol) {
   char* at = nullptr;
   const cudaError_t rc = symbol_address(symbol, 0, 0, &at);
-  *devPtr = at;
+  if (rc == cudaSuccess) *devPtr = at;
   return rc;
 }
 
@@ -446,14 +452,14 @@ cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* memPool, int device) {
 cudaError_t cudaMallocAsync(void** devPtr, size_t size, cudaStream_t hStream) {
   CUdeviceptr at = 0;
   const CUresult rc = cuMemAllocAsync(&at, size, stream_of(hStream));
-  *devPtr = rc == CUDA_SUCCESS ? reinterpret_cast<void*>(at) : nullptr;
+  if (rc == CUDA_SUCCESS) *devPtr = reinterpret_cast<void*>(at);
   return result(rc);
 }
 
 cudaError_t cudaMallocFromPoolAsync(void** ptr, size_t size, cudaMemPool_t memPool, cudaStream_t stream) {
   CUdeviceptr at = 0;
   const CUresult rc = cuMemAllocFromPoolAsync(&at, size, memPool, stream_of(stream));
-  *ptr = rc == CUDA_SUCCESS ? reinterpret_cast<void*>(at) : nullptr;
+  if (rc == CUDA_SUCCESS) *ptr = reinterpret_cast<void*>(at);
   return result(rc);
 }
 
