@@ -84,8 +84,9 @@ def build(nvcc: str, version: str, one: Program, to: Path, *more: str) -> Path:
         return out
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = out.with_name(f"{out.name}.{os.getpid()}")  # another test run may build the same
-    command = [nvcc, *options, *map(str, one.sources), "-o", str(fresh)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    # From its own folder: what a program says of a line then names no place of this machine.
+    command = [nvcc, *options, *(source.name for source in one.sources), "-o", str(fresh.resolve())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=HERE)
     if done.returncode:
         raise Failed(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     fresh.rename(out)
