@@ -13,11 +13,13 @@
 | DEVPROXY_KEY_FILE | user | the key that authenticates images (~/.config/devproxy/image.key) |
 | DEVPROXY_JOB_ID | devproxy-run, for the job | names the job's processes, also those that leave its tree |
 | DEVPROXY_CUDA_DRIVER | user | absolute path of NVIDIA's libcuda.so.1 for --device cuda, instead of the usual places |
+| DEVPROXY_CUDA_REGISTER_WINDOW | user | 1: --device cuda registers pinned memory with the driver, so that kernels see it and copies go straight; never seen on a GPU |
 | DEVPROXY_RECORD | user | with --device record: the file to which each server appends one JSON line per call; with several GPUs FILE.gpu0, FILE.gpu1 |
 | DEVPROXY_DAEMON_IDLE_S | tests | seconds without job and call after which devproxyd leaves (10) |
 | DEVPROXY_SYSROOT | tests | folder that stands in for / when the machine's devices are looked for |
 
-DEVPROXY_LOG and DEVPROXY_STRICT are read by the client library and the server, DEVPROXY_CUDA_DRIVER and DEVPROXY_RECORD by the server too.
+DEVPROXY_LOG and DEVPROXY_STRICT are read by the client library and the server, DEVPROXY_CUDA_DRIVER, DEVPROXY_CUDA_REGISTER_WINDOW
+and DEVPROXY_RECORD by the server too.
 """
 
 from __future__ import annotations

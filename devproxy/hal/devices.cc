@@ -27,6 +27,8 @@ StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
     cuda::CudaConfig cuda;
     cuda.ordinal = config.ordinal;
     cuda.memory_bytes = config.memory_bytes;
+    cuda.capture_output = true;
+    if (const char* on = std::getenv("DEVPROXY_CUDA_REGISTER_WINDOW")) cuda.register_host_window = on[0] == '1';
     if (const char* path = std::getenv("DEVPROXY_CUDA_DRIVER")) cuda.driver_path = path;
     return cuda::make_device(cuda);
   }

@@ -27,7 +27,8 @@ struct Caps {
   int level = 1;                 // 1 run, 2 dump and restore, 3 splice
   bool fixed_addresses = false;  // memory appears at addresses that the caller chose; devproxy needs it
   bool kernels_see_host_window = false;
-  bool alias_pages = false;  // level 3: one physical page at two addresses
+  bool keeps_host_pages = false;  // it remembers pages of the window: freed ones must not be given back to the machine
+  bool alias_pages = false;       // level 3: one physical page at two addresses
 };
 
 struct Properties {
@@ -116,6 +117,7 @@ struct FunctionInfo {
   std::vector<ParamPlace> params;  // empty where the function takes one opaque block
   // By CUfunction_attribute; kNoAttribute where the device does not know it. Empty: it knows no more than the above.
   std::vector<int32_t> attributes;
+  bool uses_heap = false;  // it calls malloc: the device's heap, which no dump holds
 };
 inline constexpr int32_t kNoAttribute = INT32_MIN;
 
@@ -160,6 +162,14 @@ class Space {
   virtual void release(uint64_t addr, uint64_t bytes) = 0;
   // The submitter has nothing to do just now: a good moment for what can wait.
   virtual void tidy() {}
+
+  // A part of the pinned window is in use from now on.
+  virtual void host_allocated(uint64_t addr, uint64_t bytes) { (void)addr, (void)bytes; }
+  // By which address kernels reach it. Precondition: it is in use.
+  virtual StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t bytes) {
+    (void)addr, (void)bytes;
+    return Status(kNotSupported, "kernels of this device do not see host memory");
+  }
 
   // -- level 1: queues. index: what on_complete says. A destroyed queue still completes what was submitted to it, and
   // a new queue of the same index starts after that.
@@ -208,6 +218,25 @@ class Space {
   virtual StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) {
     (void)function, (void)query;
     return Status(kNotSupported, "this device cannot tell how many blocks of a kernel run at once");
+  }
+
+  // Does a kernel of the module print? True where that is not known.
+  virtual bool prints(const ModuleRef& module) {
+    (void)module;
+    return false;
+  }
+  // Appends what kernels printed and what they said when an assertion failed, of work that has completed; nothing where
+  // a device has no such thing. Also after a fault. Any thread, but not beside itself.
+  virtual void take_output(std::string* out, std::string* err) { (void)out, (void)err; }
+
+  // -- level 1: limits, by CUlimit. The result is the vendor's.
+  virtual Status set_limit(uint32_t limit, uint64_t value) {
+    (void)limit, (void)value;
+    return {kNotSupported, "this device has no limits to set"};
+  }
+  virtual StatusOr<uint64_t> get_limit(uint32_t limit) {
+    (void)limit;
+    return Status(kNotSupported, "this device has no limits");
   }
 
   // Ends every queue: commands that run finish, the others are dropped without completion. Nothing may be submitted

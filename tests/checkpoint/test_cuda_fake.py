@@ -6,14 +6,16 @@ a real driver.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.world import SUBJECTS, World
+from tests.checkpoint.world import ROOT, SUBJECTS, World
 from tests.integration.needs import require_criu
+from tests.integration.test_programs import build_program
 from tests.unit.test_hal_cuda import FAKE, compiled
 
 CHEAP = (sys.executable, str(SUBJECTS / "cheap.py"), "--steps", "60", "--seconds-per-step", "0.1")
@@ -89,3 +91,34 @@ def test_a_variable_whose_address_the_job_knows_must_not_move(world: World) -> N
     )
     assert done.returncode == 1
     assert "variable 'table'" in done.stderr and "lies at 0x7e12" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--plain",)], ids=["namespaces", "plain"])
+def test_what_kernels_print_reaches_stdout_in_order(world: World, options: tuple[str, ...]) -> None:
+    """Through a pipe's block buffer, where a driver's text and the program's own share stdio's order."""
+    world.env["TEST_KERNELS"] = str(ROOT / "tests/programs/printing.ptx")
+    world.run(*build_program("printing"), options=("--device", "cuda", *options)).wait(60)
+    lines = re.findall(r"^(?:host|kernel) (\d+)$", world.text(), re.M)
+    assert [int(n) for n in lines] == list(range(1, 1001)), world.tail()
+    assert "PASS printing" in world.text()
+
+
+def test_a_failed_assertion_is_an_error_and_a_line(world: World) -> None:
+    world.env["TEST_KERNELS"] = str(ROOT / "tests/programs/printing.ptx")
+    world.run(*build_program("printing"), "claim", options=("--device", "cuda")).wait(60)
+    assert world.text().count("Assertion `1 == 2` failed.") == 1, world.tail()
+    assert "PASS printing" in world.text()
+
+
+@pytest.mark.parametrize("on", ["1", "0"])
+def test_mapped_host_memory_works_where_it_is_registered_and_is_refused_elsewhere(
+    world: World, on: str
+) -> None:
+    world.env["TEST_KERNELS"] = str(SUBJECTS / "variables.ptx")
+    world.env["DEVPROXY_CUDA_REGISTER_WINDOW"] = on
+    words = () if on == "1" else ("refused",)
+    world.run(*build_program("mapped"), *words, options=("--device", "cuda")).wait(60)
+    assert "PASS mapped" in world.text(), world.tail()
+    if on == "0":
+        assert "refuses CU_MEMHOSTALLOC_DEVICEMAP" in world.text()
+        assert "DEVPROXY_CUDA_REGISTER_WINDOW=1" in world.text()

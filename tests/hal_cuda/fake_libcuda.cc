@@ -41,6 +41,9 @@ constexpr size_t kQueueDepth = 1024;
 
 struct Context {
   std::atomic<int> sticky{0};
+  std::string out, err;  // what kernels said; written when somebody synchronises. Under mu
+  std::map<int, size_t> limits = {
+      {CU_LIMIT_STACK_SIZE, 1024}, {CU_LIMIT_PRINTF_FIFO_SIZE, 1 << 20}, {CU_LIMIT_MALLOC_HEAP_SIZE, 8 << 20}};
 };
 
 struct Stream;
@@ -328,10 +331,27 @@ void drop_globals(Module& module) {
 void run_kernel(Context* context, const std::string& name, const std::vector<uint8_t>& params, uint64_t counter) {
   Driver& d = driver();
   if (name.starts_with("bump")) ++*reinterpret_cast<uint32_t*>(counter);
+  if (name.starts_with("say")) {
+    uint32_t number;
+    std::memcpy(&number, params.data(), sizeof number);
+    std::lock_guard lock(d.mu);
+    context->out += "kernel " + std::to_string(number) + "\n";
+  }
+  if (name.starts_with("claim")) {
+    {
+      std::lock_guard lock(d.mu);
+      context->err += "claim.cu:7: void claim(): block: [0,0,0], thread: [0,0,0] Assertion `1 == 2` failed.\n";
+    }
+    return fail_context(context, CUDA_ERROR_ASSERT);
+  }
   if (name.starts_with("peek")) {
     uint64_t to;
     std::memcpy(&to, params.data(), sizeof to);
-    if (!still_mapped(context, to, 4)) return;
+    {
+      std::lock_guard lock(d.mu);
+      if (!device_range(to, 4) && !within(d.registered, to, 4)) to = 0;
+    }
+    if (!to) return fail_context(context, CUDA_ERROR_ILLEGAL_ADDRESS);
     *reinterpret_cast<uint32_t*>(to) = *reinterpret_cast<uint32_t*>(counter);
   }
   if (name.starts_with("spin")) {
@@ -523,6 +543,7 @@ EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attr
     case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
     case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
     case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
     case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY: *value = 1; break;
@@ -573,6 +594,49 @@ EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext handle) {
     if (stream->thread.joinable()) stream->thread.join();
   if (t_context == context) t_context = nullptr;
   return CUDA_SUCCESS;  // the context itself stays: somebody may still hold it, and that shall show as a violation
+}
+
+namespace {
+
+// As the driver's: through this process's stdio, at a synchronisation. Under mu.
+void write_output(Context& context) {
+  std::fputs(context.out.c_str(), stdout);
+  std::fputs(context.err.c_str(), stderr);
+  context.out.clear();
+  context.err.clear();
+}
+
+}  // namespace
+
+EXPORT CUresult CUDAAPI cuCtxSynchronize() {
+  if (Context* const context = t_context) {
+    Driver& d = driver();
+    std::unique_lock lock(d.mu);
+    d.changed.wait(lock, [&] {
+      if (context->sticky.load()) return true;
+      for (const auto& [handle, stream] : d.streams)
+        if (stream->context == context && pending(*stream)) return false;
+      return !pending(*d.legacy[context]);
+    });
+    write_output(*context);
+  }
+  ENTER("cuCtxSynchronize");
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, size_t value) {
+  ENTER("cuCtxSetLimit");
+  auto it = t_context->limits.find(limit);
+  if (it == t_context->limits.end()) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+  it->second = limit == CU_LIMIT_STACK_SIZE ? (value + 15) / 16 * 16 : value;  // a driver rounds
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuCtxGetLimit(size_t* value, CUlimit limit) {
+  ENTER("cuCtxGetLimit");
+  auto it = t_context->limits.find(limit);
+  if (it == t_context->limits.end()) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+  *value = it->second;
+  return CUDA_SUCCESS;
 }
 
 EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext handle) {
@@ -782,6 +846,7 @@ EXPORT CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
   const StreamRef stream = find_stream(handle, "cuStreamSynchronize");
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   d.changed.wait(lock, [&] { return !pending(*stream); });
+  write_output(*stream->context);
   return static_cast<CUresult>(stream->context->sticky.load());
 }
 EXPORT CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned int flags) {

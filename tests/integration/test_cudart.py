@@ -26,6 +26,7 @@ HEADERS = ROOT / "build" / "headers"
 MAJORS = ("12", "13")
 PROGRAMS = sorted(path.stem for path in SOURCES.glob("*.cc"))
 FLAVOURS = {"default": [], "chaos": ["--chaos", "7"]}
+OPTIONS = {"devices": ["--gpus", "2"]}
 
 
 def build(name: str, major: str) -> Path:
@@ -50,7 +51,7 @@ def build(name: str, major: str) -> Path:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str, major: str, flavour: str) -> None:
     """The program's own checks hold, and its last line says so."""
-    options = ["--gpu-memory", "512MiB", *FLAVOURS[flavour]]
+    options = ["--gpu-memory", "512MiB", *OPTIONS.get(name, []), *FLAVOURS[flavour]]
     done = run(options, [str(build(name, major))])
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     assert done.stdout.splitlines()[-1] == f"PASS {name}"

@@ -27,7 +27,6 @@ REFUSALS: dict[str, str] = {
     "linker": "cuLinkCreate_v2 is refused: run-time linking needs NVIDIA's compiler",
     "managed": "cudaMallocManaged is refused: managed memory faults in the job process, where there is no device",
     "mapped": "cuMemHostGetDevicePointer is refused for memory of cuMemHostRegister",
-    "pool": "cudaMemPoolCreate is refused: only a device's default memory pool exists",
     "surfaces": f"cudaMallocArray is refused: {ARRAYS}",
     "textures": f"cudaCreateTextureObject is refused: {ARRAYS}",
 }

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -302,7 +302,7 @@ def test_restore_from_an_image_is_the_same_state(servers: list[OneServer]) -> No
             control_other.dump_shared(str(second))
     names = sorted(dumped)
     assert names == sorted(p.name for p in second.iterdir())
-    assert len(names) == 5
+    assert len(names) == 6
     for name in names:
         a, b = dumped[name], (second / name).read_bytes()
         if name.endswith("state.json"):
@@ -358,6 +358,61 @@ def test_restore_is_refused_where_memory_is_short(servers: list[OneServer]) -> N
         assert refused.process.wait(10) == 2
         assert "bytes free, the client needs" in refused.ready
         control.resume()  # the job does not notice
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    passed(process)
+
+
+def spoil_version(into: Path) -> None:
+    state = into / "gpu0.state.json"
+    state.write_text(state.read_text().replace('"version":2', '"version":1', 1))
+
+
+def spoil_image(into: Path) -> None:
+    images = bytearray((into / "gpu0.images").read_bytes())
+    images[len(images) // 2] ^= 1
+    (into / "gpu0.images").write_bytes(images)
+
+
+def cut_image(into: Path) -> None:
+    os.truncate(into / "gpu0.images", 1000)
+
+
+def forget_image(into: Path) -> None:
+    state = json.loads((into / "gpu0.state.json").read_text())
+    assert (
+        len(state["images"]) == 1 and state["images"][0][2] == (into / "gpu0.images").stat().st_size
+    )
+    (into / "gpu0.state.json").write_text(json.dumps(state | {"images": []}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (spoil_version, "the state has format version 1, this server reads 2"),
+        (spoil_image, "a module image has another content than the state says"),
+        (cut_image, "the file is shorter than its table says"),
+        (forget_image, "its image is not in the state"),
+    ],
+)
+def test_restore_is_refused_where_the_state_is_not_ours(
+    servers: list[OneServer], spoil: Callable[[Path], None], why: str
+) -> None:
+    """An older format, and images that are not what the replay log names: by name, and the job does not notice."""
+    folder = servers[0].folder
+    process = job(folder, "cut", "state")
+    until_ready(process)
+    into = staging(folder, "staging")
+    with servers[0].control() as control:
+        control.cut()
+        control.dump(str(into))
+        spoil(into)
+        refused = OneServer(folder, "--restore", str(into), ledger="ledger2")
+        servers.append(refused)
+        assert refused.process.wait(10) == 2
+        assert why in refused.ready
+        control.resume()
     assert process.stdin is not None
     process.stdin.write("go\n")
     process.stdin.flush()

@@ -48,6 +48,7 @@ PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("out_of_memory", [], ["--gpu-memory", "256MiB"]),
     ("pointers", [], []),
     ("pinned", [], []),
+    ("mapped", [], []),
     ("pool", [], []),
     ("race", ["sync"], []),
     ("peer", [], ["--gpus", "2"]),

@@ -7,7 +7,9 @@ CHECKED = "2026-11 toolkit 13.0"
 cuMemAllocHost_v2 = Api(client_sa="hostmem", nonnull=("pp",), ops=("HOST_ALLOC",), checked=CHECKED)
 cuMemFreeHost = Api(client_sa="hostmem", ops=("HOST_FREE",), checked=CHECKED)
 cuMemHostAlloc = Api(client_sa="hostmem", nonnull=("pp",), ops=("HOST_ALLOC",), checked=CHECKED)
-cuMemHostGetDevicePointer_v2 = Api(client_sa="hostmem", nonnull=("pdptr",), checked=CHECKED)
+cuMemHostGetDevicePointer_v2 = Api(
+    client_sa="hostmem", nonnull=("pdptr",), ops=("HOST_DEVICE_ADDRESS",), checked=CHECKED
+)
 cuMemHostGetFlags = Api(client_sa="hostmem", nonnull=("pFlags",), checked=CHECKED)
 # Memory outside the window is only noted: its copies are staged, so the server never learns of it.
 cuMemHostRegister_v2 = Api(client_sa="hostmem", nonnull=("p",), checked=CHECKED)

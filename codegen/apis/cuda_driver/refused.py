@@ -73,10 +73,6 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
             "device address ranges belong to the client's allocator; cuMemMap is not supported yet, use cuMemAlloc"
         ),
     ),
-    "memory pools": (
-        r"cuMemPool\w+|cuMemGetMemPool|cuMemGetDefaultMemPool|cuMemSetMemPool",
-        Refused("only a device's default memory pool exists"),
-    ),
     "multicast": (r"cuMulticast\w+", Refused("multicast objects need peer GPUs under one driver")),
     "tensor maps": (r"cuTensorMap\w+", Refused("tensor maps are not supported yet")),
     "external memory and semaphores": (

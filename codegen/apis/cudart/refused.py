@@ -42,10 +42,6 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
         r"|cudaDeviceGetTexture1DLinearMaxWidth",
         DRIVER["textures and arrays"][1],
     ),
-    "memory pools": (
-        r"cudaMemPool(Create|Destroy|SetAccess|GetAccess)|cudaMem(GetDefault|Get|Set)MemPool",
-        DRIVER["memory pools"][1],
-    ),
     "batched copies": (r"cudaMemcpy(3D)?BatchAsync", DRIVER["batched copies"][1]),
     "cooperative launches": (
         r"cudaLaunchCooperativeKernelMultiDevice",

@@ -18,6 +18,7 @@ enum Result : int32_t {
   kInvalidImage = 200,
   kInvalidContext = 201,
   kNoBinaryForGpu = 209,
+  kUnsupportedLimit = 215,
   kInvalidSource = 300,
   kFileNotFound = 301,
   kInvalidHandle = 400,

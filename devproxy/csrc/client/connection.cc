@@ -165,6 +165,7 @@ int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
   device_ = ordinal;
   link_ = link;
   slot_ = reply.slot;
+  keeps_host_pages_ = (reply.flags & kKeepsHostPages) != 0;
   props_ = reply.props;
   props_.name[sizeof(props_.name) - 1] = 0;
   return kOk;

@@ -110,6 +110,7 @@ class Connection {
   ControlPage* control() const { return view_.control(); }
   const DeviceProps& props() const { return props_; }
   uint32_t slot() const { return slot_; }
+  bool keeps_host_pages() const { return keeps_host_pages_; }
   uint64_t device_base() const { return range_base(slot_); }
   uint64_t pinned_base() const { return range_base(slot_) + kDeviceBytes; }
   bool is_device(uint64_t addr) const { return addr - device_base() < kDeviceBytes; }
@@ -123,7 +124,8 @@ class Connection {
   // *payload is where the request goes. From its success to end_record the thread holds a reservation: no call between.
   [[nodiscard]] int32_t begin_record(wire::Opcode op, size_t payload_bytes, uint32_t seq, CommandRing::Reservation* r,
                                      uint8_t** payload) {
-    if (const int32_t e = error(); __builtin_expect(e != kOk, 0)) return e;
+    if (const int32_t e = error(); __builtin_expect(e != kOk, 0))
+      if (!t_state.past_fault || lost_.load(std::memory_order_relaxed)) return e;
     CommandRing& ring = view_.ring();
     *r = ring.reserve(sizeof(MsgHeader) + payload_bytes);
     if (__builtin_expect(!has_space(*r), 0))
@@ -178,6 +180,7 @@ class Connection {
   int device_ = -1;
   int link_ = -1;  // write end of the FIFO that the server reads
   uint32_t slot_ = 0;
+  bool keeps_host_pages_ = false;
   std::atomic<bool> lost_{false};
   std::atomic<uint64_t> last_look_us_{0};
   // The newest head that any thread has seen: most posts need not touch the line that the server writes. Stored with

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -215,7 +216,7 @@ int32_t DeviceState::free_pinned(uint64_t addr) {
   pinned_live_.erase(it);
   const int32_t rc = conn_->post(wire::Opcode::HOST_FREE, wire::HOST_FREE_req{addr});
   // Gives the pages back to the machine; the file stays as long as the window is mapped.
-  if (bytes >= 1u << 20) madvise(reinterpret_cast<void*>(addr), bytes, MADV_REMOVE);
+  if (bytes >= 1u << 20 && !conn_->keeps_host_pages()) madvise(reinterpret_cast<void*>(addr), bytes, MADV_REMOVE);
   pinned_alloc_.give(addr, bytes);
   return rc;
 }
@@ -277,6 +278,7 @@ int32_t DeviceState::destroy_stream(StreamObj* s) {
 int32_t DeviceState::wait_stream(const StreamObj& s) {
   if (const int32_t late = conn_->take_late_error(); late != kOk) return late;
   const int32_t rc = conn_->wait(s.index, s.last.load(std::memory_order_acquire));
+  flush_output();
   if (rc != kOk) return rc;
   return conn_->take_late_error();
 }
@@ -290,7 +292,27 @@ int32_t DeviceState::wait_all() {
     if (first == kOk) first = rc;
   }
   if (first == kOk) first = conn_->error_now_and_then();
+  flush_output();
   return first != kOk ? first : conn_->take_late_error();
+}
+
+// -- what kernels print ---------------------------------------------------------------------------------------------
+
+void DeviceState::fetch_output() {
+  if (!ran_.exchange(false, std::memory_order_relaxed) && assertion_said_.exchange(true)) return;
+  if (conn_->error() == kAssert) assertion_said_.store(true);
+  t_state.past_fault = true;
+  for (bool more = true; more;) {
+    uint8_t text[sizeof(ReplySlot::data)];
+    wire::OUTPUT_rep rep{};
+    Reply reply{&rep, sizeof(rep), text, sizeof(text)};
+    if (conn_->call(wire::Opcode::OUTPUT, wire::OUTPUT_req{}, &reply) != kOk) break;  // its own caller will hear of it
+    if (rep.out_bytes > reply.tail_got || rep.err_bytes > reply.tail_got - rep.out_bytes) break;
+    if (rep.out_bytes) fwrite(text, 1, rep.out_bytes, stdout);
+    if (rep.err_bytes) fwrite(text + rep.out_bytes, 1, rep.err_bytes, stderr);
+    more = rep.more != 0;
+  }
+  t_state.past_fault = false;
 }
 
 // -- look-ups -------------------------------------------------------------------------------------------------------

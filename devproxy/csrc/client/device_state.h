@@ -96,6 +96,17 @@ class DeviceState {
   [[nodiscard]] int32_t wait_stream(const StreamObj& s);
   [[nodiscard]] int32_t wait_all();
 
+  // -- what kernels print. A module that does is loaded; a kernel was launched.
+  void note_printing() { prints_.store(true, std::memory_order_relaxed); }
+  void note_launch() {
+    if (__builtin_expect(prints_.load(std::memory_order_relaxed), 0)) ran_.store(true, std::memory_order_relaxed);
+  }
+  // Text of kernels that have completed goes to this process's own stdout, as the driver's would: behind what the
+  // program itself has printed so far. Called where CUDA synchronises. Costs nothing where no kernel prints.
+  void flush_output() {
+    if (__builtin_expect(ran_.load(std::memory_order_relaxed) || conn_->error() == kAssert, 0)) fetch_output();
+  }
+
   std::atomic<int> primary_refs{0};
   std::atomic<uint64_t> primary{0};  // VHandle of the primary context, made at the first retain, then for ever
   std::atomic<uint32_t> primary_flags{0};
@@ -113,6 +124,9 @@ class DeviceState {
   void reclaim();                  // finished pending runs go back to the allocator. mu held
   int32_t credit(uint64_t bytes);  // makes sure that `bytes` more may live. mu held
   void give_back_credit();         // mu held
+  void fetch_output();
+
+  std::atomic<bool> prints_{false}, ran_{false}, assertion_said_{false};
 
   Connection* conn_;
   int ordinal_;

@@ -15,6 +15,7 @@ inline constexpr uint16_t kSharedSlot = kReplySlots - 1;  // for threads beyond 
 struct ThreadState {
   uint16_t slot = kNoSlot;
   bool per_thread_default = false;
+  bool past_fault = false;                    // inside of a call that is answered also after an execution fault
   bool woke_server = false;                   // since its last wait: the next one sleeps at once, see connection.cc
   uint32_t seq[kMaxDevices] = {};             // last sequence number of this slot, per connection
   int depth = 0;                              // contexts on the stack; the current one is the last

@@ -150,6 +150,7 @@ void Connection::own() {
 void Connection::fill_reply(AttachReply* reply) const {
   reply->status = AttachStatus::kOk;
   reply->slot = slot_;
+  reply->flags = parts_.device->caps().keeps_host_pages ? kKeepsHostPages : 0;
   auto name = [](const std::string& path, auto& to) {
     std::snprintf(to, sizeof to, "%s", path.substr(path.rfind('/') + 1).c_str());
   };

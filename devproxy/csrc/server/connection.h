@@ -24,6 +24,7 @@
 
 #include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/server/handle_table.h"
+#include "devproxy/csrc/server/image_store.h"
 #include "devproxy/csrc/server/ledger.h"
 #include "devproxy/csrc/server/lifeline.h"
 #include "devproxy/csrc/server/live_trace.h"
@@ -56,6 +57,7 @@ struct ServerParts {
   hal::Device* device = nullptr;
   Ledger* ledger = nullptr;
   SlotTable* slots = nullptr;
+  ImageStore images;
   std::atomic<uint64_t> live_bytes{0}, peak_bytes{0};  // of all clients
   std::function<void()> wake;  // the server thread: a connection has parked, or finished as its last act
 };
@@ -167,6 +169,8 @@ class Connection final : public hal::SpaceOwner {
   HandleTable<FunctionObject, HandleKind::kFunction> functions;
   HandleTable<StoredGraph, HandleKind::kGraph> graphs;
   ReplayLog replay;
+  ImageUpload upload;
+  ImageStore::Ref uploaded;  // whole, and not loaded yet
 
   MemoryMirror device_mirror, pinned_mirror;
   // Changes a mirror: the lock that device threads read under.
@@ -190,6 +194,11 @@ class Connection final : public hal::SpaceOwner {
   bool in_device(uint64_t addr, uint64_t bytes, uint64_t position) const {
     return device_mirror.contains(addr, bytes, position) || in_variable(addr, bytes);
   }
+  std::map<uint32_t, uint64_t> limits;  // those that the job set
+  // What kernels printed and nobody has asked for yet.
+  std::string output_text, error_text;
+  bool any_prints = false;  // some module's kernels do, or may
+  void gather_output() { space_->take_output(&output_text, &error_text); }
   std::vector<uint64_t> replayed_globals;                  // during a replay: where the next globals lie, in order
   std::vector<uint8_t> take_bulk(const Message& message);  // for keeping; may be called once per message
 

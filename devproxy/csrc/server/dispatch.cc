@@ -88,6 +88,7 @@ constexpr Row kRows[] = {
     {wire::Opcode::EVENT_DESTROY, sync::event_destroy},
     {wire::Opcode::EVENT_RECORD, sync::event_record},
     {wire::Opcode::EVENT_ELAPSED, sync::event_elapsed},
+    {wire::Opcode::IMAGE_PUT, module::image_put},
     {wire::Opcode::MODULE_LOAD, module::module_load},
     {wire::Opcode::MODULE_UNLOAD, module::module_unload},
     {wire::Opcode::FUNCTION_GET, module::function_get},
@@ -100,6 +101,10 @@ constexpr Row kRows[] = {
     {wire::Opcode::GRAPH_LAUNCH, graph::graph_launch},
     {wire::Opcode::GRAPH_UPDATE, graph::graph_update},
     {wire::Opcode::GRAPH_DESTROY, graph::graph_destroy},
+    {wire::Opcode::SET_LIMIT, context::set_limit},
+    {wire::Opcode::GET_LIMIT, context::get_limit},
+    {wire::Opcode::HOST_DEVICE_ADDRESS, hostmem::host_device_address},
+    {wire::Opcode::OUTPUT, context::output},
 };
 
 // The rows in the order of wire::kOps. A message without a row, or a request that Message cannot hold, does not
@@ -286,7 +291,9 @@ bool Connection::consume(uint32_t record_bytes) {
   if (!wrong) {
     Counters::add(counters_.calls, 1);
     answered_ = woke_caller_ = false;
-    if (message.info->is_sync && lifeline_->faulted()) {
+    // What kernels said before a fault is for the job to read.
+    const bool always = head.opcode == static_cast<uint16_t>(wire::Opcode::OUTPUT);
+    if (message.info->is_sync && lifeline_->faulted() && !always) {
       reply(message, lifeline_->fault_code());
     } else {
       kHandlers.of[wire::kOpIndex[head.opcode]](*this, message);

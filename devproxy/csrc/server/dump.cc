@@ -26,6 +26,10 @@ struct File {
   }
 };
 
+std::string json_bytes(const std::string& text) {
+  return '"' + base64(reinterpret_cast<const uint8_t*>(text.data()), text.size()) + '"';
+}
+
 std::string pair_json(uint64_t a, uint64_t b) { return '[' + std::to_string(a) + ',' + std::to_string(b) + ']'; }
 
 // Where a sparse file holds pages.
@@ -144,6 +148,45 @@ Status dump_device(Connection& connection, const std::string& path, uint64_t* by
   });
 }
 
+StatusOr<std::string> dump_images(ImageStore& store, const std::string& path) {
+  std::string table;
+  std::vector<Piece> pieces;
+  std::vector<ImageStore::Ref> images = store.all();
+  // One order, so that the next dump's file begins with the same chunks.
+  std::sort(images.begin(), images.end(), [](const auto& a, const auto& b) { return a->hash.low < b->hash.low; });
+  uint64_t offset = 0;
+  for (const auto& image : images) {
+    table += (table.empty() ? "[" : ",[") + std::to_string(image->hash.low) + ',' + std::to_string(image->hash.high) +
+             ',' + std::to_string(image->bytes.size()) + ']';
+    pieces.push_back({reinterpret_cast<uint64_t>(image->bytes.data()), offset, image->bytes.size()});
+    offset += image->bytes.size();
+  }
+  Status s = dump_pieces(path, pieces, [](int fd, const Piece& p) {
+    return write_all(fd, reinterpret_cast<const void*>(p.addr), p.bytes, p.offset);
+  });
+  if (!s.ok()) return s;
+  return "[" + table + "]";
+}
+
+StatusOr<std::vector<ImageStore::Ref>> restore_images(ImageStore& store, const Json& table, const std::string& path) {
+  std::vector<ImageStore::Ref> images;
+  const File file(path, O_RDONLY);
+  if (file.fd < 0) return Status::from_errno(kFileNotFound, "opening " + path);
+  uint64_t offset = 0;
+  for (const Json& row : table.items) {
+    const ImageHash hash{row[0].u64(), row[1].u64()};
+    if (row[2].u64() > kMaxImageBytes)
+      return Status(kInvalidImage, path + ": the state claims an image of impossible length");
+    std::vector<uint8_t> bytes(row[2].u64());
+    if (Status s = read_all(file.fd, bytes.data(), bytes.size(), offset); !s.ok()) return std::move(s).with(path);
+    offset += bytes.size();
+    if (image_hash(bytes.data(), bytes.size()) != hash)
+      return Status(kInvalidImage, path + ": a module image has another content than the state says");
+    images.push_back(store.put(hash, std::move(bytes)));
+  }
+  return images;
+}
+
 Status dump_shared(Connection& connection, const std::string& dir, std::string* json, uint64_t* bytes) {
   const std::string stem = "gpu" + std::to_string(connection.parts().gpu) + "-" + std::to_string(connection.number());
   const SegmentView& view = connection.view();
@@ -205,7 +248,10 @@ Status dump_shared(Connection& connection, const std::string& dir, std::string* 
 
 StatusOr<std::string> Connection::state_json() {
   if (std::string why = undumpable(); !why.empty()) return Status(kNotSupported, std::move(why));
-  std::string device, pinned, events_text, log, tokens;
+  // The driver's own buffer dies with its context; the text goes on.
+  if (any_prints) gather_output();
+  std::string device, pinned, events_text, log, tokens, limits_text;
+  for (const auto& [limit, value] : limits) limits_text += (limits_text.empty() ? "" : ",") + pair_json(limit, value);
   uint64_t offset = 0;  // as device_pieces() places them
   device_mirror.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t flags) {
     device += (device.empty() ? "{" : ",{") + json_number("addr", addr) + ',' + json_number("bytes", bytes) + ',' +
@@ -249,8 +295,9 @@ StatusOr<std::string> Connection::state_json() {
          json_number("credit_bytes", credit_bytes) + ',' + json_number("client_bytes", client_bytes) + ',' +
          json_number("globals_bytes", globals_bytes) + ",\"device\":[" + device + "],\"pinned\":[" + pinned +
          "],\"events\":[" + events_text + "]," + json_number("event_clock_ns", space_->event_clock_ns()) +
-         ",\"log\":[" + log + "],\"host_functions\":[" + tokens + "],\"fault\":{" +
-         json_number("code", static_cast<uint64_t>(lifeline_->fault_code())) +
+         ",\"limits\":[" + limits_text + "],\"output\":" + json_bytes(output_text) +
+         ",\"errors\":" + json_bytes(error_text) + ",\"log\":[" + log + "],\"host_functions\":[" + tokens +
+         "],\"fault\":{" + json_number("code", static_cast<uint64_t>(lifeline_->fault_code())) +
          ",\"text\":" + json_string(lifeline_->fault_text()) + ",\"ended\":" + (lifeline_->ended() ? "true" : "false") +
          ",\"poisoned\":" + (poisoned_ ? "true" : "false") + "},\"counters\":{" + json_number("calls", n.calls) + ',' +
          json_number("launches", n.launches) + ',' + json_number("h2d_bytes", n.h2d_bytes) + ',' +

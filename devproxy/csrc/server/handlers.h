@@ -28,6 +28,7 @@ void memset(Connection&, const Message&);
 namespace hostmem {
 void host_alloc(Connection&, const Message&);
 void host_free(Connection&, const Message&);
+void host_device_address(Connection&, const Message&);
 }  // namespace hostmem
 
 namespace sync {
@@ -42,7 +43,14 @@ void event_record(Connection&, const Message&);
 void event_elapsed(Connection&, const Message&);
 }  // namespace sync
 
+namespace context {
+void set_limit(Connection&, const Message&);
+void get_limit(Connection&, const Message&);
+void output(Connection&, const Message&);
+}  // namespace context
+
 namespace module {
+void image_put(Connection&, const Message&);
 void module_load(Connection&, const Message&);
 void module_unload(Connection&, const Message&);
 void function_get(Connection&, const Message&);

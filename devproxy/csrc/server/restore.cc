@@ -142,9 +142,11 @@ Status Connection::restore_memory(const Json& client) {
     client_bytes += bytes;
     count_memory(static_cast<int64_t>(bytes));
   }
-  for (const Json& range : client["pinned"].items)
+  for (const Json& range : client["pinned"].items) {
     if (pinned_mirror.add(range[0].u64(), range[1].u64(), 0, &forgotten) != MemoryMirror::Answer::kOk)
       return {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
+    space_->host_allocated(range[0].u64(), range[1].u64());
+  }
   if (client_bytes != client["client_bytes"].u64() || client_bytes > credit_bytes)
     return {kInvalidImage, "the state's device ranges do not add up to its count"};
   counters_.pinned_bytes.store(pinned_mirror.live_bytes(), std::memory_order_relaxed);
@@ -152,6 +154,15 @@ Status Connection::restore_memory(const Json& client) {
 }
 
 Status Connection::restore_objects(const Json& client) {
+  // First: the heap of kernels cannot grow once one has used it (cuda.h, cuCtxSetLimit).
+  for (const Json& limit : client["limits"].items) {
+    const auto number = static_cast<uint32_t>(limit[0].u64());
+    if (Status s = space_->set_limit(number, limit[1].u64()); !s.ok())
+      return std::move(s).with("setting limit " + std::to_string(number) + " again");
+    limits[number] = limit[1].u64();
+  }
+  for (const auto& [name, text] : {std::pair{"output", &output_text}, std::pair{"errors", &error_text}})
+    if (const auto bytes = from_base64(client[name].text)) text->assign(bytes->begin(), bytes->end());
   replaying_ = true;
   for (const Json& entry : client["log"].items)
     if (Status s = replay_entry(entry); !s.ok()) return s;
@@ -211,6 +222,9 @@ Status Connection::replay_entry(const Json& entry) {
     replayed_globals.clear();
     for (const Json& addr : entry["globals"].items) replayed_globals.push_back(addr.u64());
     row.handler(*this, message);
+    if (opcode == static_cast<uint16_t>(wire::Opcode::MODULE_LOAD) && replay_status_ == kOk &&
+        !modules.find(VHandle{entry["handle"].u64()}))
+      return {kInvalidImage, "replaying " + what + ": its image is not in the state"};
     if (replay_status_ == kOk && replayed_globals.empty()) return {};
     return {replay_status_ ? replay_status_ : static_cast<int32_t>(kInvalidImage),
             "replaying " + what + " failed with result " + std::to_string(replay_status_) +

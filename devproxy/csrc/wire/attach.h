@@ -27,6 +27,9 @@ struct AttachRequest {
   uint32_t wanted_slot;  // 0xffffffff: any; else the slot that the restored process already lives in
 };
 
+// The device remembers pages of the pinned window: the client must not give freed ones back to the machine.
+inline constexpr uint32_t kKeepsHostPages = 1;
+
 enum class AttachStatus : uint32_t { kOk = 0, kAbiDiffers = 1, kNoSlot = 2, kNoMemory = 3, kRefused = 4 };
 
 // Facts of the device that the client answers without a message.
@@ -49,7 +52,7 @@ struct AttachReply {
   char pinned_name[64];  // the pinned window's file, kPinnedBytes long, sparse
   char link_name[64];    // the FIFO
   uint32_t slot;
-  uint32_t reserved;
+  uint32_t flags;  // kKeepsHostPages
   DeviceProps props;
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "devproxy/hal/cuda/cuda_space.h"
+#include "devproxy/hal/cuda/output.h"
 
 namespace devproxy::hal::cuda {
 
@@ -79,13 +80,12 @@ class CudaDevice final : public Device {
     can_register_ = attribute(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED) &&
                     attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
     config_.register_host_window = config_.register_host_window && can_register_;
+    if (!config_.register_host_window) p.attributes[CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY] = 0;
     for (CUdevice_attribute which : kMasked) p.attributes[static_cast<size_t>(which)] = 0;
     return {};
   }
 
-  // kernels_see_host_window: a kernel sees only what is registered, and the window is registered piece by piece at
-  // copies, or not at all.
-  Caps caps() const override { return {3, true, false, true}; }
+  Caps caps() const override { return {3, true, config_.register_host_window, config_.register_host_window, true}; }
   const Properties& properties() const override { return properties_; }
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
     return CudaSpace::open(config_, driver_, device_, config, owner);
@@ -105,6 +105,7 @@ class CudaDevice final : public Device {
 StatusOr<std::unique_ptr<Device>> make_device(const CudaConfig& config) {
   auto driver = Driver::open(config.driver_path);
   if (!driver.ok()) return std::move(driver).status();
+  if (config.capture_output) static_cast<void>(Output::capture());  // without it nothing but their text is lost
   auto device = std::make_unique<CudaDevice>(config, *driver);
   if (Status s = device->init(); !s.ok()) return s;
   return std::unique_ptr<Device>(std::move(device));

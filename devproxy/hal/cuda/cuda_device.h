@@ -28,9 +28,10 @@ struct CudaConfig {
   uint64_t staging_bytes = 4ull << 20;       // of one piece of a staged copy
   uint32_t spin_us = 20, nap_us = 50, linger_us = 1000;  // of the completion thread: spin, sleep at most, stay awake
   uint32_t stop_wait_ms = 10'000;                        // for running commands at the end of a space
-  // Copy straight to and from the pinned window. Off: the client gives pages of freed pinned memory back with
-  // MADV_REMOVE, and a registration would keep pointing at the old ones. hal.h has no word for that yet.
+  // The pinned window is registered with the driver: copies go straight, kernels see it, and the client keeps the pages
+  // of what it frees, since a registration would go on pointing at them. Off until it was seen working on a device.
   bool register_host_window = false;
+  bool capture_output = false;  // this process's stdout is for what kernels print (output.h)
 };
 
 // kNoDevice, kNotSupported: the text says what is missing and what to do.

@@ -22,6 +22,14 @@ StatusOr<std::shared_ptr<CudaModule>> CudaModule::load(const std::shared_ptr<Con
     image = reinterpret_cast<const uint8_t*>(text.c_str());
   }
   const Driver& cu = context->enter();
+  int major = 0, minor = 0;
+  (void)cu.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, context->device());
+  (void)cu.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, context->device());
+  auto facts = facts_of(image, image_bytes, static_cast<uint32_t>(major), static_cast<uint32_t>(minor));
+  if (facts.ok() && !facts->managed.empty())
+    return Status(kNotSupported,
+                  "the module has the managed variable '" + facts->managed +
+                      "', which the job would touch where there is no device; use __device__ and copies");
   char log[4096] = "";
   CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
   // cuda.h: a number is passed in the pointer itself.
@@ -31,24 +39,19 @@ StatusOr<std::shared_ptr<CudaModule>> CudaModule::load(const std::shared_ptr<Con
                        "loading a module image of " + std::to_string(image_bytes) + " bytes");
   if (!s.ok()) return log[0] ? Status(s.code(), s.text() + "; the driver's compiler says: " + log) : s;
   auto module = std::make_shared<CudaModule>(context, handle);
-  if (s = module->find_variables(image, image_bytes); !s.ok()) return s;
+  if (s = module->take(std::move(facts)); !s.ok()) return s;
   return module;
 }
 
-// Where the driver put each variable that the image names. One that it does not know was dropped by its compiler.
-Status CudaModule::find_variables(const uint8_t* image, size_t image_bytes) {
-  const Driver& cu = context_->enter();
-  int major = 0, minor = 0;
-  (void)cu.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, context_->device());
-  (void)cu.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, context_->device());
-  const image::Arch device{static_cast<uint32_t>(major), static_cast<uint32_t>(minor), 0};
-  auto facts = image::parse_for(image, image_bytes, device);
+// What the image said, and where the driver put each variable. One that it does not know was dropped by its compiler.
+Status CudaModule::take(StatusOr<ModuleFacts> facts) {
   if (!facts.ok()) {
     unlisted_ = {kNotSupported, facts.status().text()};  // the driver took it, so the image is not at fault
     return {};
   }
-  for (const image::Global& global : facts->globals) {
-    const std::string& name = global.name;
+  facts_ = std::move(*facts);
+  const Driver& cu = context_->enter();
+  for (const std::string& name : facts_.variables) {
     CUdeviceptr addr = 0;
     size_t bytes = 0;
     const CUresult r = cu.cuModuleGetGlobal(&addr, &bytes, handle_, name.c_str());
@@ -96,6 +99,7 @@ StatusOr<std::shared_ptr<CudaFunction>> CudaFunction::get(std::shared_ptr<CudaMo
     if (cu.cuFuncGetAttribute(&value, static_cast<CUfunction_attribute>(i), function->handle) == CUDA_SUCCESS)
       info->attributes[static_cast<size_t>(i)] = value;
   }
+  info->uses_heap = module->facts().heap_kernels.contains(name);
   // Offsets are the driver's: parameter 0 may not lie at 0. The end of the list is an error by design (cuda.h).
   info->params.clear();
   for (size_t i = 0; i < kMaxParams; i++) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "devproxy/hal/cuda/cuda_context.h"
+#include "devproxy/hal/cuda/module_facts.h"
 #include "devproxy/hal/hal.h"
 
 namespace devproxy::hal::cuda {
@@ -20,16 +21,19 @@ class CudaModule final : public Module {
   // Where its variables lie, found when it was loaded; or why they cannot be listed.
   const std::vector<Space::Variable>& variables() const { return variables_; }
   const Status& unlisted() const { return unlisted_; }
+  const ModuleFacts& facts() const { return facts_; }
+  bool prints() const { return facts_.prints || !unlisted_.ok(); }
   bool has(uint64_t addr, uint64_t bytes) const;
   const Context& context() const { return *context_; }
 
  private:
   const std::shared_ptr<Context> context_;
-  Status find_variables(const uint8_t* image, size_t image_bytes);
+  Status take(StatusOr<ModuleFacts> facts);
 
   const CUmodule handle_;
   std::vector<Space::Variable> variables_;
   Status unlisted_;
+  ModuleFacts facts_;
 };
 
 struct CudaFunction final : Function {

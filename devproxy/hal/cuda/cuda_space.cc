@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "devproxy/csrc/base/log.h"
+#include "devproxy/hal/cuda/output.h"
 
 namespace devproxy::hal::cuda {
 
@@ -843,6 +844,69 @@ StatusOr<std::vector<Space::Variable>> CudaSpace::variables(const ModuleRef& ref
   const auto& module = static_cast<const CudaModule&>(*ref);
   if (!module.unlisted().ok()) return Status(module.unlisted());
   return std::vector<Variable>(module.variables());
+}
+
+bool CudaSpace::prints(const ModuleRef& ref) { return static_cast<const CudaModule&>(*ref).prints(); }
+
+// The driver writes what kernels printed when it synchronises. The whole context, where it has nothing to do, so that
+// this cannot wait for somebody whom the dispatch thread would have to serve; else an idle stream of ours [open: does
+// that write it too].
+void CudaSpace::take_output(std::string* out, std::string* err) {
+  const Driver& cu = context_->enter();
+  if (idle())
+    (void)cu.cuCtxSynchronize();  // after a fault it fails, and writes what an assertion said
+  else
+    (void)cu.cuStreamSynchronize(transfer_);
+  Output::take(out, err);
+}
+
+// Kernels reach what is registered, so it is registered when the client has it, whether it asks for an address or not.
+void CudaSpace::host_allocated(uint64_t addr, uint64_t bytes) {
+  if (!device_.register_host_window) return;
+  context_->enter();
+  std::lock_guard lock(mu_);
+  for (uint64_t done = 0, n; done < bytes && (n = host_->direct_bytes(addr + done, bytes - done)) != 0;) done += n;
+}
+
+StatusOr<uint64_t> CudaSpace::host_device_address(uint64_t addr, uint64_t bytes) {
+  if (!device_.register_host_window)
+    return Status(
+        kNotSupported,
+        "host memory is not registered with the driver, so kernels do not see it (DEVPROXY_CUDA_REGISTER_WINDOW=1 "
+        "in devproxy-run's environment registers it)");
+  const Driver& cu = context_->enter();
+  std::lock_guard lock(mu_);
+  for (uint64_t done = 0; done < bytes;) {
+    const uint64_t n = host_->direct_bytes(addr + done, bytes - done);
+    if (!n) return Status(kNotSupported, "the driver did not register the pinned window, so kernels do not see it");
+    done += n;
+  }
+  CUdeviceptr device = 0;
+  if (Status s = cu.status(cu.cuMemHostGetDevicePointer(&device, reinterpret_cast<void*>(addr), 0),
+                           cu.cuMemHostGetDevicePointer, "asking by which address kernels see host memory");
+      !s.ok())
+    return s;
+  if (device != addr)
+    return Status(kNotSupported,
+                  "the driver shows host memory to kernels at another address, which would not survive a "
+                  "migration");
+  return uint64_t{device};
+}
+
+Status CudaSpace::set_limit(uint32_t limit, uint64_t value) {
+  const Driver& cu = context_->enter();
+  return cu.status(cu.cuCtxSetLimit(static_cast<CUlimit>(limit), value), cu.cuCtxSetLimit,
+                   "setting limit " + std::to_string(limit) + " to " + std::to_string(value));
+}
+
+StatusOr<uint64_t> CudaSpace::get_limit(uint32_t limit) {
+  const Driver& cu = context_->enter();
+  size_t value = 0;
+  if (Status s = cu.status(cu.cuCtxGetLimit(&value, static_cast<CUlimit>(limit)), cu.cuCtxGetLimit,
+                           "asking for limit " + std::to_string(limit));
+      !s.ok())
+    return s;
+  return uint64_t{value};
 }
 
 bool CudaSpace::in_variable(uint64_t addr, uint64_t bytes) {

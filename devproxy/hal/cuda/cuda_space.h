@@ -91,6 +91,12 @@ class CudaSpace final : public Space {
   StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) override;
   std::vector<Global> globals(const ModuleRef& module) override;
   StatusOr<std::vector<Variable>> variables(const ModuleRef& module) override;
+  bool prints(const ModuleRef& module) override;
+  void take_output(std::string* out, std::string* err) override;
+  void host_allocated(uint64_t addr, uint64_t bytes) override;
+  StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t bytes) override;
+  Status set_limit(uint32_t limit, uint64_t value) override;
+  StatusOr<uint64_t> get_limit(uint32_t limit) override;
   Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) override;
   StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) override;
 

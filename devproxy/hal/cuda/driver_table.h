@@ -29,10 +29,12 @@ namespace devproxy::hal::cuda {
 // clang-format on
 
 // X(name): what a driver may lack. The server starts without it, and who uses it is refused by name.
-#define DP_CUDA_OPTIONAL_CALLS(X)                         \
-  X(cuLaunchKernelEx)                                     \
-  X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) \
-  X(cuOccupancyAvailableDynamicSMemPerBlock) X(cuOccupancyMaxActiveClusters) X(cuOccupancyMaxPotentialClusterSize)
+// clang-format off
+#define DP_CUDA_OPTIONAL_CALLS(X) \
+  X(cuLaunchKernelEx) X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) \
+  X(cuOccupancyAvailableDynamicSMemPerBlock) X(cuOccupancyMaxActiveClusters) X(cuOccupancyMaxPotentialClusterSize) \
+  X(cuCtxSetLimit) X(cuCtxGetLimit) X(cuCtxSynchronize)
+// clang-format on
 
 // X(field, symbol, signature): here an older version is wanted than the header's, because it does the same and every
 // driver since CUDA 12.4 (cuFuncGetParamInfo) has it.

@@ -54,6 +54,11 @@ class RecordSpace final : public Space {
   Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) override;
 
   StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) override;
+  Status set_limit(uint32_t limit, uint64_t value) override { return inner_->set_limit(limit, value); }
+  StatusOr<uint64_t> get_limit(uint32_t limit) override { return inner_->get_limit(limit); }
+  StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t bytes) override {
+    return inner_->host_device_address(addr, bytes);
+  }
 
   void stop() override;
 

@@ -583,6 +583,19 @@ Status SoftSpace::set_attribute(const FunctionRef&, uint32_t attribute, int32_t)
   return {};  // hints; nothing to tune here
 }
 
+// Nothing here has such a limit; what is read back is what was set.
+Status SoftSpace::set_limit(uint32_t limit, uint64_t value) {
+  if (limit >= std::size(limits_)) return {kUnsupportedLimit, "the software GPU has no limit " + std::to_string(limit)};
+  limits_[limit] = value;
+  return {};
+}
+
+StatusOr<uint64_t> SoftSpace::get_limit(uint32_t limit) {
+  if (limit >= std::size(limits_))
+    return Status(kUnsupportedLimit, "the software GPU has no limit " + std::to_string(limit));
+  return limits_[limit];
+}
+
 // A kernel here is one function call for the whole grid, so any grid runs at once, also a cooperative one. The answers
 // are those of the chip that the device's attributes describe, so that a program sizes its grids as it would there.
 StatusOr<int64_t> SoftSpace::occupancy(const FunctionRef& ref, const OccupancyQuery& query) {

@@ -81,6 +81,9 @@ class SoftSpace final : public Space {
   std::vector<Global> globals(const ModuleRef& module) override;
   Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) override;
   StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) override;
+  StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t) override { return addr; }  // one address space
+  Status set_limit(uint32_t limit, uint64_t value) override;
+  StatusOr<uint64_t> get_limit(uint32_t limit) override;
 
   void stop() override;
 
@@ -190,6 +193,8 @@ class SoftSpace final : public Space {
   RangeSet idle_, idle_long_;                              // released, perhaps still holding pages
   uint64_t aged_ns_ = 0;                                   // when idle_ last became idle_long_
   uint64_t live_bytes_ = 0;
+  // By CUlimit, as a chip has them at first: stack, printf, malloc, depth, pending launches, L2 fetch, persisting L2.
+  uint64_t limits_[7] = {1024, 1 << 20, 8 << 20, 2, 2048, 128, 0};
 };
 
 }  // namespace devproxy::hal::soft

@@ -124,7 +124,7 @@ class TemplateDevice final : public Device {
     properties_.name = "devproxy template device";
     properties_.total_bytes = config.memory_bytes;
   }
-  Caps caps() const override { return {1, true, false, false}; }
+  Caps caps() const override { return {1, true, false, false, false}; }
   const Properties& properties() const override { return properties_; }
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
     void* const want = reinterpret_cast<void*>(config.device_base);

@@ -317,24 +317,27 @@ CUresult cuCtxSynchronize_v2(CUcontext ctx) {
   return result(d->wait_all());
 }
 
-// Limits and cache preferences are hints to a real chip; the values read back are those set.
+// A cache preference is a hint to a real chip; the value read back is the one set.
 namespace {
-std::atomic<size_t> g_limits[CU_LIMIT_MAX] = {1024, 1048576, 8388608, 2, 2048, 128, 0};
 std::atomic<int> g_cache_config{CU_FUNC_CACHE_PREFER_NONE};
 }  // namespace
 
 CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
   DP_CURRENT(d);
   if (static_cast<unsigned>(limit) >= CU_LIMIT_MAX) return CUDA_ERROR_UNSUPPORTED_LIMIT;
-  g_limits[limit] = value;
-  return CUDA_SUCCESS;
+  const wire::SET_LIMIT_req req{static_cast<uint32_t>(limit), 0, value};
+  return result(d->conn().call(wire::Opcode::SET_LIMIT, req));
 }
 
 CUresult cuCtxGetLimit(size_t* pvalue, CUlimit limit) {
   DP_CURRENT(d);
   if (static_cast<unsigned>(limit) >= CU_LIMIT_MAX) return CUDA_ERROR_UNSUPPORTED_LIMIT;
-  *pvalue = g_limits[limit];
-  return CUDA_SUCCESS;
+  wire::GET_LIMIT_rep rep{};
+  client::Reply reply{&rep, sizeof(rep)};
+  const int32_t rc =
+      d->conn().call(wire::Opcode::GET_LIMIT, wire::GET_LIMIT_req{static_cast<uint32_t>(limit), 0}, &reply);
+  if (rc == kOk) *pvalue = rep.value;
+  return result(rc);
 }
 
 CUresult cuCtxGetCacheConfig(CUfunc_cache* pconfig) {

@@ -474,4 +474,57 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t memPool, cudaMemPoolAttr attr,
   return result(cuMemPoolGetAttribute(memPool, static_cast<CUmemPool_attribute>(attr), value));
 }
 
+namespace {
+CUmemLocation drivers_location(const cudaMemLocation& location) {
+  return {.type = static_cast<CUmemLocationType>(location.type), .id = location.id};
+}
+}  // namespace
+
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* memPool, const cudaMemPoolProps* poolProps) {
+  CUmemPoolProps wanted{};
+  wanted.allocType = static_cast<CUmemAllocationType>(poolProps->allocType);
+  wanted.handleTypes = static_cast<CUmemAllocationHandleType>(poolProps->handleTypes);
+  wanted.location = drivers_location(poolProps->location);
+  wanted.maxSize = poolProps->maxSize;
+  wanted.usage = poolProps->usage;
+  return result(cuMemPoolCreate(memPool, &wanted));
+}
+
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t memPool) { return result(cuMemPoolDestroy(memPool)); }
+
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t memPool, const cudaMemAccessDesc* descList, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    CUmemAccessDesc one{};
+    one.location = drivers_location(descList[i].location);
+    one.flags = static_cast<CUmemAccess_flags>(descList[i].flags);
+    if (const CUresult rc = cuMemPoolSetAccess(memPool, &one, 1); rc != CUDA_SUCCESS) return result(rc);
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolGetAccess(cudaMemAccessFlags* flags, cudaMemPool_t memPool, cudaMemLocation* location) {
+  CUmemAccess_flags found = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  CUmemLocation where = drivers_location(*location);
+  const CUresult rc = cuMemPoolGetAccess(&found, memPool, &where);
+  *flags = static_cast<cudaMemAccessFlags>(found);
+  return result(rc);
+}
+
+#if CUDART_VERSION >= 13000
+cudaError_t cudaMemGetDefaultMemPool(cudaMemPool_t* memPool, cudaMemLocation* location, cudaMemAllocationType type) {
+  CUmemLocation where = drivers_location(*location);
+  return result(cuMemGetDefaultMemPool(memPool, &where, static_cast<CUmemAllocationType>(type)));
+}
+
+cudaError_t cudaMemGetMemPool(cudaMemPool_t* memPool, cudaMemLocation* location, cudaMemAllocationType type) {
+  CUmemLocation where = drivers_location(*location);
+  return result(cuMemGetMemPool(memPool, &where, static_cast<CUmemAllocationType>(type)));
+}
+
+cudaError_t cudaMemSetMemPool(cudaMemLocation* location, cudaMemAllocationType type, cudaMemPool_t memPool) {
+  CUmemLocation where = drivers_location(*location);
+  return result(cuMemSetMemPool(&where, static_cast<CUmemAllocationType>(type), memPool));
+}
+#endif
+
 }  // namespace devproxy::sa::cudart::pool

@@ -18,6 +18,7 @@ std::map<uint64_t, uint64_t>& registered() {
   static auto* m = new std::map<uint64_t, uint64_t>;
   return *m;
 }
+bool can_map(DeviceState* d) { return d->conn().props().attributes[CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY] != 0; }
 }  // namespace
 
 bool is_registered(uint64_t addr) {
@@ -34,6 +35,12 @@ CUresult cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
   if (bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
   DP_CURRENT(d);
   DP_SAFE();
+  if ((Flags & CU_MEMHOSTALLOC_DEVICEMAP) && !can_map(d)) {
+    client::log(client::Level::kWarn,
+                "cuMemHostAlloc refuses CU_MEMHOSTALLOC_DEVICEMAP: kernels of this device do not see host memory "
+                "(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY is 0); use copies");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   int32_t error = kOk;
   const uint64_t addr = d->allocate_pinned(bytesize, &error);
   *pp = reinterpret_cast<void*>(addr);
@@ -58,8 +65,16 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int 
   const auto addr = reinterpret_cast<uint64_t>(p);
   const client::Place place = client::place_of(addr);
   if (place.pinned) {
-    *pdptr = addr;  // the same address on both sides
-    return CUDA_SUCCESS;
+    DeviceState* d = client::device_state_if_attached(place.device);
+    uint64_t base = 0;
+    Allocation a;
+    if (!d->find_pinned(addr, &base, &a)) return CUDA_ERROR_INVALID_VALUE;
+    wire::HOST_DEVICE_ADDRESS_rep rep{};
+    client::Reply reply{&rep, sizeof(rep)};
+    const wire::HOST_DEVICE_ADDRESS_req req{addr, a.bytes - (addr - base)};
+    const int32_t rc = d->conn().call(wire::Opcode::HOST_DEVICE_ADDRESS, req, &reply);
+    if (rc == kOk) *pdptr = rep.addr;
+    return result(rc);
   }
   if (is_registered(addr)) {
     client::log(client::Level::kWarn,

@@ -7,9 +7,22 @@ namespace devproxy::server::hostmem {
 void host_alloc(Connection& c, const Message& m) {
   const auto& r = m.as<wire::HOST_ALLOC_req>();
   std::vector<Range> forgotten;
-  auto lock = c.change_mirrors();
-  if (c.pinned_mirror.add(r.addr, r.bytes, 0, &forgotten) != MemoryMirror::Answer::kOk) c.fail(m, kInvalidValue);
-  c.counting().pinned_bytes.store(c.pinned_mirror.live_bytes(), std::memory_order_relaxed);
+  {
+    auto lock = c.change_mirrors();
+    if (c.pinned_mirror.add(r.addr, r.bytes, 0, &forgotten) != MemoryMirror::Answer::kOk)
+      return c.fail(m, kInvalidValue);
+    c.counting().pinned_bytes.store(c.pinned_mirror.live_bytes(), std::memory_order_relaxed);
+  }
+  c.space().host_allocated(r.addr, r.bytes);
+}
+
+void host_device_address(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::HOST_DEVICE_ADDRESS_req>();
+  if (r.bytes == 0 || !c.pinned_mirror.contains(r.addr, r.bytes, m.end)) return c.reply(m, kInvalidValue);
+  auto addr = c.space().host_device_address(r.addr, r.bytes);
+  if (!addr.ok()) return c.fail(m, addr.status());
+  const wire::HOST_DEVICE_ADDRESS_rep rep{*addr};
+  c.reply(m, kOk, &rep, sizeof rep);
 }
 
 void host_free(Connection& c, const Message& m) {

@@ -282,6 +282,7 @@ CUresult launch_ex(const FunctionObj& f, uint64_t value, const Geometry& g, Devi
   uint64_t end = 0;
   const int32_t rc = d->conn().post_bulk(Opcode::LAUNCH_EX, req, {bulk.data(), bulk.size()}, &end);
   if (rc == kOk) s->note(end);
+  d->note_launch();
   return result(rc);
 }
 
@@ -337,6 +338,7 @@ CUresult launch(CUfunction hfunc, const Geometry& g, CUstream hStream, void** ke
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (rc == kOk) s->note(end);
+  d->note_launch();
   return result(rc);
 }
 

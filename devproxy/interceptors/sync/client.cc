@@ -215,7 +215,9 @@ CUresult cuEventSynchronize(CUevent hEvent) {
   DeviceState* d = client::device_state_if_attached(e->device);
   const Recorded r = recorded(*e);
   if (r.position == 0) return result(d->conn().error());
-  return result(d->conn().wait(r.index, r.position));
+  const int32_t rc = d->conn().wait(r.index, r.position);
+  d->flush_output();
+  return result(rc);
 }
 
 CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) {

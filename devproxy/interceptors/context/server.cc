@@ -1,0 +1,42 @@
+// Limits and what kernels print, the server's half.
+#include <algorithm>
+#include <cstring>
+
+#include "devproxy/csrc/server/handlers.h"
+
+namespace devproxy::server::context {
+
+void set_limit(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::SET_LIMIT_req>();
+  if (Status s = c.space().set_limit(r.limit, r.value); !s.ok()) return c.fail(m, s);
+  c.limits[r.limit] = r.value;
+}
+
+void get_limit(Connection& c, const Message& m) {
+  auto value = c.space().get_limit(m.as<wire::GET_LIMIT_req>().limit);
+  if (!value.ok()) return c.fail(m, value.status());
+  const wire::GET_LIMIT_rep rep{*value};
+  c.reply(m, kOk, &rep, sizeof rep);
+}
+
+// As much as a reply holds; the rest stays here for the next question.
+void output(Connection& c, const Message& m) {
+  c.gather_output();
+  uint8_t reply[sizeof ReplySlot::data];
+  wire::OUTPUT_rep rep{};
+  size_t at = sizeof rep;
+  auto put = [&](std::string& from) {
+    const size_t n = std::min(from.size(), sizeof reply - at);
+    if (n) std::memcpy(reply + at, from.data(), n);
+    at += n;
+    from.erase(0, n);
+    return static_cast<uint32_t>(n);
+  };
+  rep.out_bytes = put(c.output_text);
+  rep.err_bytes = c.output_text.empty() ? put(c.error_text) : 0;
+  rep.more = !c.output_text.empty() || !c.error_text.empty();
+  std::memcpy(reply, &rep, sizeof rep);
+  c.reply(m, kOk, reply, at);
+}
+
+}  // namespace devproxy::server::context
