@@ -413,6 +413,33 @@ def mixed_precision() -> None:
     torch.cuda.synchronize()
 
 
+@part
+def graphs() -> None:
+    x = torch.linspace(-1, 1, 1000).cuda()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        y = (x * 2).exp()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = (x * 2).exp()
+    for n in range(3):
+        x.copy_(torch.full((1000,), float(n)))
+        graph.replay()
+        same(y, torch.full((1000,), float(n) * 2).exp())
+    torch.cuda.synchronize()
+
+
+@part
+def inductor() -> None:
+    """Kernels that Triton compiles here, without a GPU if need be, and launches by its own launcher."""
+    x, y = torch.randn(64, 64), torch.randn(64, 64)
+    compiled = torch.compile(lambda a, b: (a * b + a).relu().sum(1))
+    same(compiled(x.cuda(), y.cuda()), (x * y + x).relu().sum(1), rtol=1e-3, atol=1e-3)
+    torch.cuda.synchronize()
+
+
 # -- what is refused, by name ---------------------------------------------------------------------------------------------
 
 

@@ -60,7 +60,8 @@ def test_every_part_is_accepted(
     record = tmp_path / "record.jsonl"
     wanted = all_parts()
     if flavour:
-        wanted -= {"allocator"}  # it is about the cache
+        # The one is about the cache, and without it the other allocates while it captures, which CUDA forbids.
+        wanted -= {"allocator", "graphs"}
     done = run(
         job_env | flavour | {"DEVPROXY_RECORD": str(record)},
         str(POINT4),
