@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from codegen import check
-from codegen.emit import client, dispatch, docs, format, library, resolve, runtime, wire
+from codegen.apis.mathlibs import SHIMS
+from codegen.emit import client, dispatch, docs, format, library, mathlibs, resolve, runtime, wire
 from codegen.tables import RUNTIMES
 
 ROOT = Path(__file__).parent.parent
@@ -19,7 +20,8 @@ SUPPORT = ROOT / "docs/support.md"
 def segment_headers() -> str:
     """The text of the headers that are part of the ABI id."""
     folder = ROOT / "devproxy/csrc/wire"
-    return "".join((folder / name).read_text() for name in ("segment.h", "attach.h", "launch.h"))
+    names = ("segment.h", "attach.h", "launch.h", "link.h", "graph_step.h")
+    return "".join((folder / name).read_text() for name in names)
 
 
 def results() -> dict[str, tuple[int, str]]:
@@ -44,9 +46,13 @@ def outputs() -> dict[str, str]:
     }
     for stem in RUNTIMES:
         texts |= runtime.emit_all(stem)
+    for soname, shim in SHIMS.items():
+        texts[f"{soname}.gen.c"] = mathlibs.emit_source(soname, shim)
     out = {name: f"// Made by: {COMMAND}\n{text}" for name, text in texts.items()}
-    for stem in RUNTIMES:  # a version script, which has comments of its own
-        out[f"{stem}/exports.map"] = f"/* Made by: {COMMAND} */\n{runtime.emit_exports(stem)}"
+    maps = {f"{stem}/exports.map": runtime.emit_exports(stem) for stem in RUNTIMES}
+    maps |= {f"{soname}.map": mathlibs.emit_map(soname) for soname in SHIMS}
+    for name, text in maps.items():  # a version script, which has comments of its own
+        out[name] = f"/* Made by: {COMMAND} */\n{text}"
     return out
 
 

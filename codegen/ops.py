@@ -207,9 +207,43 @@ OPS: dict[str, Op] = {
     "GET_LIMIT": Op(0x0603, SYNC, {"limit": "u32", "pad": "u32"}, {"value": "u64"}),
     # by which address kernels reach pinned memory: bytes from addr on, inside of one allocation
     "HOST_DEVICE_ADDRESS": Op(0x0605, SYNC, {"addr": "u64", "bytes": "u64"}, {"addr": "u64"}),
+    # functions of their arguments, which travel as bulk (csrc/wire/link.h). LINK's tail: info_bytes of the driver's log,
+    # then error_bytes of its errors; the image is fetched by parts into a chunk of the client's
+    "TENSOR_MAP": Op(0x0606, SYNC, {}, bulk="in"),
+    "LINK": Op(
+        0x0607,
+        SYNC,
+        {},
+        {
+            "result": "i32",
+            "info_bytes": "u32",
+            "image_bytes": "u64",
+            "error_bytes": "u32",
+            "pad": "u32",
+        },
+        bulk="in",
+    ),
+    "LINK_FETCH": Op(0x0608, SYNC, {"offset": "u64", "chunk": "u32", "bytes": "u32"}),
     # what kernels printed: the reply's tail is out_bytes of stdout, then err_bytes of stderr; more: ask again. It is
     # answered also after an execution fault
     "OUTPUT": Op(
         0x0604, SYNC, {}, {"out_bytes": "u32", "err_bytes": "u32", "more": "u32", "pad": "u32"}
     ),
+    # -- graphs: what was instantiated, as the list of messages that a launch stands for (csrc/wire/graph_step.h)
+    # Logged without its bulk: updates change the steps in place, so a dump asks the graph itself for them.
+    "GRAPH_CREATE": Op(0x0701, SYNC, {"graph": "graph"}, bulk="in", log=Log.CREATE, handle="graph"),
+    # token: of the first HOST_FUNC step; the others count on from it. bulk in: as many bytes of nothing as the steps
+    # need ring positions beside the request (docs/protocol.md, Graphs)
+    "GRAPH_LAUNCH": Op(
+        0x0702,
+        ASYNC,
+        {"graph": "graph", "stream": "stream", "token": "u64"},
+        bulk="in",
+        stream="stream",
+    ),
+    # bulk in: the steps that take the place of steps first .. first + count
+    "GRAPH_UPDATE": Op(
+        0x0703, ANNOUNCE, {"graph": "graph", "first": "u32", "count": "u32"}, bulk="in"
+    ),
+    "GRAPH_DESTROY": Op(0x0704, ANNOUNCE, {"graph": "graph"}, log=Log.DESTROY, handle="graph"),
 }

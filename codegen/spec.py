@@ -20,6 +20,7 @@ class Kind(Enum):
     EVENT = "event"
     MODULE = "module"
     FUNCTION = "function"
+    GRAPH = "graph"
 
 
 class Carry(Enum):
@@ -105,6 +106,38 @@ class Library:
     invalid: int
     reason: str
     also: tuple[str, ...] = ()
+
+
+class Answer(Enum):
+    """How a function of a Shim that only tells something is answered; the C signature that it has."""
+
+    NUMBER = "size_t f(void)"
+    NUMBER_TO = "status f(int*)"
+    PROPERTY = "status f(int which, int*)"  # libraryPropertyType: 0 major, 1 minor, 2 patch
+    TEXT = "const char* f(status)"
+    TEXT_TO = "status f(status, const char**)"
+    TEXT_INTO = "void f(char*, size_t)"
+
+
+@dataclass(frozen=True)
+class Shim:
+    """A library of the vendor that the job finds under its SONAME and that refuses every call by name.
+
+    Its functions are those that torch's wheels import (codegen/ir/wheels), and `also`. status, refused: the library's
+    own result for what it cannot do, as named in `header`. version: what it says it is. answers: functions that only
+    tell something, with the number that they tell. returns: a refusal of another kind, as of a function that gives a
+    pointer. node: the version node where no wheel imports a function and so says it.
+    """
+
+    what: str
+    status: str
+    refused: int
+    header: str
+    version: tuple[int, int, int]
+    answers: dict[str, tuple[Answer, int]] = field(default_factory=dict)
+    returns: dict[str, int] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+    node: str = ""
 
 
 Declared = tuple[str, tuple[tuple[str, str], ...]]  # result, (type, name) of each parameter

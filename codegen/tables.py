@@ -10,8 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 from codegen.apis import cuda_driver, cudart, nccl, nvml
+from codegen.apis.mathlibs import SHIMS
 from codegen.ops import OPS
-from codegen.spec import Api, Carry, Library, Runtime
+from codegen.spec import Answer, Api, Carry, Library, Runtime
 
 IR = Path(__file__).parent / "ir"
 FORM = re.compile(r"^(?P<base>\w+?)(?P<version>_v\d+)?(?P<form>_pt[ds][sz])?$")
@@ -194,6 +195,46 @@ def library_exports(stem: str) -> tuple[Export, ...]:
         else:
             out.append(Export(name, stem, reason=library.reason))
     return tuple(out)
+
+
+@cache
+def wheel_imports() -> dict[str, dict[str, dict[str, tuple[str, ...]]]]:
+    """What torch's wheels import: torch version -> SONAME -> version node ("" where symbols have none) -> names."""
+    out: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
+    for path in sorted((IR / "wheels").glob("torch-*.json")):
+        out[path.stem.removeprefix("torch-")] = {
+            soname: {node: tuple(names) for node, names in found["nodes"].items()}
+            for soname, found in json.loads(path.read_text())["libraries"].items()
+        }
+    return out
+
+
+@dataclass(frozen=True)
+class ShimExport:
+    """One symbol of a library of codegen/apis/mathlibs. answer: None where it is refused."""
+
+    name: str
+    answer: tuple[Answer, int] | None
+
+
+def shim_node(soname: str) -> str:
+    """The version node of a library's symbols, as the wheels have it; the entry's own where they import none."""
+    found = {
+        node for wheel in wheel_imports().values() for node in wheel.get(soname, {}) if node
+    } or {SHIMS[soname].node}
+    if len(found) != 1:
+        raise ValueError(f"{soname} has several version nodes: {', '.join(sorted(found))}")
+    return found.pop()
+
+
+@cache
+def shim_exports(soname: str) -> tuple[ShimExport, ...]:
+    """Every symbol of one library, sorted by name."""
+    shim = SHIMS[soname]
+    names = set(shim.also) | set(shim.answers)
+    for wheel in wheel_imports().values():
+        names |= {name for found in wheel.get(soname, {}).values() for name in found}
+    return tuple(ShimExport(name, shim.answers.get(name)) for name in sorted(names))
 
 
 RUNTIMES: dict[str, Runtime] = cudart.MAJORS

@@ -27,6 +27,16 @@ COPY_AGAIN_S = 0.5
 # Of the library folder, what a job needs: everything but these.
 NOT_COPIED = (".pyi",)
 PYLIB = "pylib"
+# Names under which a build keeps a file of the library folder. PyTorch looks for the text "libcudart.so" among its
+# process's mappings, and where it finds that, loads all of NVIDIA's libraries beside it by their paths (torch 2.13,
+# _load_global_deps); a mapping is listed by the file's own name.
+KEPT_AS = {"libcudart.so.12": "libcudart-12.so", "libcudart.so.13": "libcudart-13.so"}
+# Other names of files in a build. Links, not copies: the loader takes a second file for a second library.
+LINKS = {
+    # numba-cuda and others open this name first; it is no SONAME, so the preloaded shim does not answer to it.
+    "libcuda.so": "libcuda.so.1",
+    **KEPT_AS,
+}
 
 
 def state_dir() -> str:
@@ -80,7 +90,7 @@ def _files(folder: str) -> list[tuple[str, os.stat_result]]:
                 if entry.is_dir():
                     if entry.name != "__pycache__":
                         todo.append(name)
-                elif entry.is_file() and not name.endswith(NOT_COPIED):
+                elif entry.is_file(follow_symlinks=False) and not name.endswith(NOT_COPIED):
                     found.append((name, entry.stat()))
     return sorted(found)
 
@@ -106,7 +116,7 @@ def ensure_build(lib: str, pylib: str) -> str:
 def _try_build(lib: str, pylib: str) -> str:
     """The build's id; empty where somebody replaced a file in the middle: the copy would be a mixture."""
     parts = [(lib, "", _files(lib)), (pylib, PYLIB, _files(pylib))]
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(repr((KEPT_AS, LINKS)).encode())
     for _, prefix, files in parts:
         for name, info in files:
             digest.update(f"{prefix}/{name} {info.st_size} {info.st_mtime_ns}\n".encode())
@@ -121,7 +131,7 @@ def _try_build(lib: str, pylib: str) -> str:
     try:
         for source, prefix, files in parts:
             for name, info in files:
-                to = os.path.join(temporary, prefix, name)
+                to = os.path.join(temporary, prefix, KEPT_AS.get(name, name))
                 os.makedirs(os.path.dirname(to), mode=0o700, exist_ok=True)
                 try:
                     shutil.copy2(os.path.join(source, name), to)
@@ -133,6 +143,7 @@ def _try_build(lib: str, pylib: str) -> str:
                     for i in (now, os.stat(to))
                 ):
                     return ""
+        make_links(temporary)
         try:
             os.rename(temporary, target)
         except OSError:
@@ -141,6 +152,13 @@ def _try_build(lib: str, pylib: str) -> str:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return build_id
+
+
+def make_links(folder: str) -> None:
+    """The other names of a new build's files. Images do not carry them: whoever makes a build's folder makes them."""
+    for link, name in LINKS.items():
+        if os.path.exists(os.path.join(folder, name)):
+            os.symlink(name, os.path.join(folder, link))
 
 
 def take_over_build(path: str) -> None:

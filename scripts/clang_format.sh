@@ -4,5 +4,5 @@ set -eu
 cd "$(dirname "$0")/.."
 mode=-i
 [ "${1:-}" != --check ] || mode="--dry-run -Werror"
-find devproxy tests -name '*.gen.*' -prune -o \( -name '*.cc' -o -name '*.h' -o -name '*.c' -o -name '*.cpp' \) -print0 |
+find devproxy tests -name '*.gen.*' -prune -o \( -name '*.cc' -o -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
   xargs -0 -r -P 2 -n 8 .venv/bin/clang-format $mode

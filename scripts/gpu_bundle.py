@@ -11,6 +11,8 @@ for the wheels of the device's Python. The bundle:
     py/                  the Python side of devproxy
     wheels/, spare/      what it imports, for cp312; spare ones are used where the device's Python has none
     programs/            tests/programs compiled, tests/gpu, tests/subjects
+    programs/cudart/     tests/cudart compiled, with the shared runtime
+    cudart/              NVIDIA's libcudart as a wheel, for the native runs on a device that has none
     kernels/             tests/gpu/kernels.cu as cubin, PTX and fat binary
     criu/, sys/          CRIU with its libraries; C++ runtime, for a device without one
 
@@ -47,6 +49,7 @@ PACKAGES = (
     "grpcio", "protobuf", "typing_extensions", "rich", "markdown-it-py", "mdurl", "Pygments", "blake3",
     "zstandard",
 )  # fmt: skip
+RUNTIME = "nvidia-cuda-runtime"
 # Only where the device's Python has none, and only as long as there is room.
 SPARE_PACKAGES = ("cuda-bindings", "cuda-pathfinder")
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (39, 35, 34, 31, 28, 27, 26, 24, 17)] + [
@@ -86,12 +89,20 @@ def copy_tree(source: Path, to: Path, *patterns: str) -> None:
 
 
 def add_libraries(out: Path) -> None:
+    """All that a job on a GPU may need of build/lib; not the plugins of the software GPU, which have folders by torch."""
+    built = ROOT / "build" / "lib"
     for name in LIBRARIES:
-        built = ROOT / "build" / "lib" / name
-        if not built.exists():
-            raise Refused(f"{built} is not there: make build")
-        copy(built, out / "lib" / name)
-        output("strip", "--strip-debug", out / "lib" / name)
+        if not (built / name).exists():
+            raise Refused(f"{built / name} is not there: make build")
+    for path in sorted([*built.glob("*"), *(built / "refused").glob("*")]):
+        to = out / "lib" / path.relative_to(built)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():
+            to.symlink_to(os.readlink(path))
+        elif path.is_file():
+            copy(path, to)
+            if path.read_bytes()[:4] == b"\x7fELF":
+                output("strip", "--strip-debug", to)
 
 
 def add_python(out: Path) -> None:
@@ -125,12 +136,34 @@ def add_programs(out: Path) -> None:
             copy(source, programs / source.name)
 
 
-def add_kernels(out: Path) -> str:
-    """Returns nvcc's version."""
+def nvcc_of_13() -> tuple[str, str]:
+    """nvcc and its version."""
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     version = output(nvcc, "--version")
     if "release 13.0" not in version:
         raise Refused(f"{nvcc} is not of CUDA 13.0: {version.strip().splitlines()[-1]}")
+    return nvcc, version
+
+
+def add_cudart_programs(out: Path) -> list[list[Any]]:
+    """tests/cudart, whose programs run unchanged over NVIDIA's runtime and over ours. Returns the runs: name, arguments."""
+    sys.path.insert(0, str(ROOT))
+    from tests.cudart import build as cudart
+
+    nvcc, _ = nvcc_of_13()
+    every = cudart.programs()
+    try:
+        made = cudart.build_all(nvcc, every, ROOT / "build" / "tests" / "cudart")
+    except cudart.Failed as failure:
+        raise Refused(str(failure)) from None
+    for name, binary in made.items():
+        copy(binary, out / "programs" / "cudart" / name)
+    return [[one.name, list(run)] for one in every for run in one.runs]
+
+
+def add_kernels(out: Path) -> str:
+    """Returns nvcc's version."""
+    nvcc, version = nvcc_of_13()
     source, kernels = ROOT / "tests/gpu/kernels.cu", out / "kernels"
     kernels.mkdir(parents=True)
     output(nvcc, "-O2", "-cubin", f"-arch={CUBIN_ARCH}", "-o", kernels / "kernels.cubin", source)
@@ -169,7 +202,8 @@ def wheels(names: tuple[str, ...]) -> list[Path]:
 def add_wheels(out: Path) -> list[str]:
     """Returns what is in it, by file name."""
     names = []
-    for folder, packages in (("wheels", PACKAGES), ("spare", SPARE_PACKAGES)):
+    folders = (("wheels", PACKAGES), ("cudart", (RUNTIME,)), ("spare", SPARE_PACKAGES))
+    for folder, packages in folders:
         for wheel in wheels(packages):
             if folder == "spare" and size_of(out) + wheel.stat().st_size > LIMIT_BYTES:
                 print(f"gpu_bundle: no room for {wheel.name}", file=sys.stderr)
@@ -225,7 +259,7 @@ def add_runtime(out: Path) -> None:
 
 
 def size_of(folder: Path) -> int:
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    return sum(p.lstat().st_size for p in folder.rglob("*") if p.is_file())
 
 
 def needs_of(path: Path) -> dict[str, Any]:
@@ -267,7 +301,7 @@ def driver_symbols() -> list[str]:
 
 def manifest(out: Path, extra: dict[str, Any]) -> dict[str, Any]:
     files, needs = {}, {}
-    for path in sorted(p for p in out.rglob("*") if p.is_file()):
+    for path in sorted(p for p in out.rglob("*") if p.is_file() and not p.is_symlink()):
         data, name = path.read_bytes(), str(path.relative_to(out))
         files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         if data[:4] == b"\x7fELF" and data[18:20] == b"\x3e\x00":
@@ -316,6 +350,7 @@ def build(out: Path, without: set[str]) -> dict[str, Any]:
         add_runtime(fresh)
         if "kernels" not in without:
             extra["nvcc"] = add_kernels(fresh)
+            extra["cudart"] = add_cudart_programs(fresh)
         if "criu" not in without:
             extra["criu"] = add_criu(fresh)
         if "wheels" not in without:

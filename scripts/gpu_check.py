@@ -119,13 +119,16 @@ class Setup:
         }
 
     def native_env(self) -> dict[str, str]:
-        """Where `libcuda.so.1` is the genuine driver, under that very name."""
-        return self._env([str(self.work / "native")], [])
+        """Where `libcuda.so.1` and `libcudart.so.13` are the genuine ones, under these very names."""
+        return self._env([str(self.work / "native"), str(self.work / "compilers")], []) | {
+            "TRITON_LIBCUDA_PATH": str(self.work / "native")
+        }
 
     def proxied_env(self) -> dict[str, str]:
         """For devproxy-run and devproxy: our Python side, a runtime folder and a state folder of this campaign."""
         without_runtime = (self.work / "runtime").exists()  # the device has no C++ runtime
         libraries = [str(self.bundle / "sys")] if without_runtime else []
+        libraries.append(str(self.work / "compilers"))
         return self._env(libraries, [str(self.bundle / "py"), str(self.work / "site")]) | {
             "DEVPROXY_LIB": str(self.bundle / "lib"),
             "DEVPROXY_CUDA_DRIVER": self.driver,
@@ -135,6 +138,8 @@ class Setup:
             "DEVPROXY_DAEMON_IDLE_S": "1",
             "DEVPROXY_CRIU": str(self.bundle / "criu" / "sbin" / "criu"),
             "DEVPROXY_SYSROOT": self.sysroot,
+            # Triton links its launcher to the file in this folder; that it is the preloaded one, its name says.
+            "TRITON_LIBCUDA_PATH": str(self.work / "shim"),
         }
 
     def shm(self) -> Path:
@@ -534,6 +539,16 @@ class Gpu(Driver):
         return list((U32 * count).from_address(host))
 
 
+# As csrc/client and interceptors/cudart say it, once per call's name, on stderr.
+REFUSAL = re.compile(r"(\w[\w ]*) is refused: (.*?)(?: \((?:CUDA_ERROR|cuda\w+)|$)", re.M)
+
+
+def refusal_in(text: str) -> str:
+    """The first call that was refused by name and why, or nothing."""
+    found = REFUSAL.search(text)
+    return f"{found[1]}: {found[2]}"[:300] if found else ""
+
+
 def kernels(setup: Setup, form: str = "cubin") -> bytes:
     path = setup.kernels(form)
     if not path.exists():
@@ -644,6 +659,8 @@ def prepare(setup: Setup, report: Report) -> None:
     report.put("server_starts", server.code == 0)
     with_devproxy = run([*devproxy_run()[:3], "--version"], setup.proxied_env(), 20)
     report.put("devproxy", with_devproxy.out.strip() or with_devproxy.brief())
+    report.put("genuine_cudart", find_cudart(setup))
+    report.put("compilers", find_compilers(setup))
     service = "import devproxy.control.agent_service, blake3, zstandard, rich"
     imports = run([sys.executable, "-c", service], setup.proxied_env(), 30)
     report.put("imports", imports.code == 0 or imports.brief())
@@ -651,6 +668,39 @@ def prepare(setup: Setup, report: Report) -> None:
         raise Failed(f"{len(wrong)} files are not as the manifest says: {', '.join(wrong[:5])}")
     if server.code or with_devproxy.code or imports.code:
         raise Failed("devproxy does not start here: " + (server.err or with_devproxy.err or imports.err)[-600:])  # fmt: skip
+
+
+def package_folders() -> list[Path]:
+    """Where CUDA's own packages put their libraries (nvidia/cu13/lib, nvidia/cuda_runtime/lib), in this Python."""
+    import site
+
+    roots = {*sys.path, *site.getsitepackages(), site.getusersitepackages()}
+    return sorted({f for root in roots if root for f in Path(root).glob("nvidia/*/lib")})
+
+
+def find_cudart(setup: Setup) -> str | None:
+    """NVIDIA's runtime for native runs: this machine's, else the bundle's. Put beside the genuine driver."""
+    places = [*package_folders(), Path("/usr/local/cuda/lib64")]
+    found = [f / "libcudart.so.13" for f in places if (f / "libcudart.so.13").exists()]
+    if not found:
+        for wheel in (setup.bundle / "cudart").glob("*.whl"):
+            unpack(wheel, setup.work / "cudart")
+        found = sorted((setup.work / "cudart").rglob("libcudart.so.13"))
+    if not found:
+        return None
+    (setup.work / "native" / "libcudart.so.13").symlink_to(found[0])
+    return str(found[0])
+
+
+def find_compilers(setup: Setup) -> list[str]:
+    """libnvrtc and libnvJitLink, which need no device: the same for native and proxied runs."""
+    folder = setup.work / "compilers"
+    folder.mkdir()
+    for place in [*package_folders(), Path("/usr/local/cuda/lib64")]:
+        for path in [*place.glob("libnvrtc*.so*"), *place.glob("libnvJitLink.so*")]:
+            if not (folder / path.name).exists():
+                (folder / path.name).symlink_to(path.resolve())
+    return sorted(p.name for p in folder.iterdir())
 
 
 def unpack(wheel: Path, to: Path) -> None:
@@ -1233,6 +1283,65 @@ def c_programs(setup: Setup, report: Report) -> None:
         raise Failed("no program passes natively: nothing was compared")
 
 
+# What a program finds under these names: a file of ours through the proxy, NVIDIA's natively.
+WHICH = """
+import ctypes
+for name in ("libcuda.so.1", "libcudart.so.13"):
+    ctypes.CDLL(name)
+print(*sorted({line.split()[-1] for line in open("/proc/self/maps") if "libcuda" in line}))
+"""
+
+
+@stage(110, least_s=20)
+def c_cudart(setup: Setup, report: Report) -> None:
+    """Programs of the CUDA runtime: whatever passes natively passes through the proxy, or is refused by name."""
+    folder = setup.bundle / "programs" / "cudart"
+    if not folder.exists():
+        raise Refused("the programs are not in the bundle (made without nvcc)")
+    ways = {
+        "native": ([], setup.native_env()),
+        "proxied": (devproxy_run("--plain"), setup.proxied_env()),
+    }
+    for way, (prefix, env) in ways.items():
+        done = run([*prefix, sys.executable, "-c", WHICH], env, 30)
+        report.put(f"libraries, {way}", done.out.split() if done.code == 0 else done.brief())
+    runs = [
+        r for r in setup.manifest["cudart"] if r[0] not in ("cost", "mlp")
+    ]  # theirs: d_cost, c_training
+    differ, counts = [], {"pass": 0, "refused": 0, "not here": 0}
+
+    def verdict(name: str, done: Done) -> str:
+        if done.code == 0 and done.out.splitlines()[-1:] == [f"ok {name}"]:
+            return "pass"
+        if done.code == 3 and "not here: " in done.out:
+            return done.out.strip().splitlines()[-1]
+        return f"{done.code}: {done.brief()}"
+
+    def one(program: list[Any]) -> None:
+        name, arguments = program
+        line, said = [str(folder / name), *arguments], {}
+        for way, (prefix, env) in ways.items():
+            done = run([*prefix, *line], env, 25)
+            said[way] = verdict(name, done)
+            if way == "proxied" and said[way] != "pass" and (refused := refusal_in(done.err)):
+                said[way] = f"refused: {refused}"
+        report.put(" ".join([name, *arguments]), said)
+        with report.lock:
+            for word in counts:
+                counts[word] += said["proxied"].startswith(word)
+            if said["native"] == "pass" and not said["proxied"].startswith(("pass", "refused")):
+                differ.append(" ".join([name, *arguments]))
+
+    with concurrent.futures.ThreadPoolExecutor(max(1, min(6, (os.cpu_count() or 2) // 2))) as pool:
+        list(pool.map(one, runs))
+    native = sum(1 for v in report.figures.values() if isinstance(v, dict) and v.get("native") == "pass")  # fmt: skip
+    report.put("counted", {"of": len(runs), "native": native, "proxied": counts})
+    if differ:
+        raise Failed("pass natively, and neither pass nor are refused by name: " + ", ".join(differ))  # fmt: skip
+    if not native:
+        raise Failed("no program passes natively: nothing was compared")
+
+
 THIRD_PARTY = (
     ("third_party_cuda_bindings.py", "cuda.bindings"),
     ("numba_program.py", "numba.cuda"),
@@ -1273,72 +1382,266 @@ def c_third_party(setup: Setup, report: Report) -> None:
         raise Failed("none passes natively: nothing was compared")
 
 
-@stage(60, least_s=15)
+def subjects(setup: Setup) -> dict[str, list[str]]:
+    """Whole training programs, each a command: on the driver API, on the runtime (CUDA C++), on numba-cuda."""
+    programs = setup.bundle / "programs"
+    return {
+        "driver": [sys.executable, str(programs / "train.py")],
+        "cudart": [str(programs / "cudart" / "mlp")],
+        "numba": [sys.executable, str(programs / "train_numba.py")],
+    }
+
+
+def missing_of(subject: str, line: list[str], setup: Setup) -> str:
+    """What it needs and is not here."""
+    if subject == "numba":
+        there = run([sys.executable, "-c", "import numba.cuda"], setup.native_env(), 30)
+        return f"numba.cuda cannot be imported: {there.brief()}" if there.code else ""
+    return "" if os.path.exists(line[-1]) else f"{line[-1]} is not in the bundle"
+
+
+# Options of a step that is bound by launches, and of one of the usual size.
+SIZES = {
+    "driver": {
+        "launch_bound": ["--rows", "1", "--steps", "2000"],
+        "usual": ["--rows", "4096", "--steps", "100"],
+    },
+    "cudart": {
+        "launch_bound": ["--rows", "1", "--width", "64", "--adam", "1", "--steps", "4000"],
+        "usual": ["--rows", "2048", "--width", "1024", "--adam", "1", "--steps", "150"],
+    },
+    "numba": {
+        "launch_bound": ["--rows", "1", "--adam", "1", "--steps", "1000"],
+        "usual": ["--rows", "512", "--width", "256", "--adam", "1", "--steps", "150"],
+    },
+}
+STEP_TARGETS = {"launch_bound": 1.05, "usual": 1.01}  # of the native time
+TURNS = {"driver": 1, "cudart": 2, "numba": 1}
+
+
+@stage(120, least_s=25)
 def c_training(setup: Setup, report: Report) -> None:
-    """A training program: bit for bit the same through the proxy, its step's time, and two of them on one GPU."""
-    wrong = []
-    for size, rows, steps in (("launch_bound", 1, 2000), ("usual", 4096, 100)):
-        line = train(setup, steps, "--rows", str(rows))
-        step, digests = {}, {}
-        for way, full, env in (
-            ("native", line, setup.native_env()),
-            ("plain", [*devproxy_run("--plain"), *line], setup.proxied_env()),
-        ):
-            done = run(full, env, 25)
-            found = re.search(r"median step ([\d.]+) us", done.out)
-            if done.code or not found:
-                raise Failed(f"{size}, {way}: {done.code}: {done.brief()}")
-            step[way], digests[way] = float(found[1]), digest_of(done.out)
-        ratio = round(step["plain"] / step["native"], 3)
-        report.put(size, {"step_us": step, "ratio": ratio, "digests": digests})
-        if digests["native"] != digests["plain"]:
-            wrong.append(size)
-    line = [*devproxy_run("--plain"), *train(setup, 500)]
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda _: run(line, setup.proxied_env(), 30), range(2)))
-    alone = run(train(setup, 500), setup.native_env(), 25)
-    digests = {"native": digest_of(alone.out), **{f"of_two_{n}": digest_of(one.out) for n, one in enumerate(both)}}  # fmt: skip
-    report.put("two_at_once", digests)
-    if len(set(digests.values())) != 1 or None in digests.values():
-        wrong.append("two at once")
+    """Training programs: bit for bit the same through the proxy, their steps' times, and two at once on one GPU."""
+    wrong, compared = [], 0
+    for subject, line in subjects(setup).items():
+        if missing := missing_of(subject, line, setup):
+            report.put(subject, missing)
+            continue
+        try:
+            wrong += compare_training(setup, report, subject, line)
+            compared += 1
+        except Failed as failure:
+            wrong.append(str(failure))
     if wrong:
-        raise Failed(f"not the native numbers: {', '.join(wrong)}")
+        raise Failed("; ".join(wrong))
+    if not compared:
+        raise Refused("none of the training programs is here")
+
+
+def compare_training(setup: Setup, report: Report, subject: str, line: list[str]) -> list[str]:
+    """What was not as it is natively. Raises Failed when a run of it ends badly."""
+    wrong = []
+    ways = {
+        "native": ([], setup.native_env()),
+        "plain": (devproxy_run("--plain"), setup.proxied_env()),
+    }
+    for size, options in SIZES[subject].items():
+        steps: dict[str, list[float]] = {way: [] for way in ways}
+        digests: dict[str, set[str | None]] = {way: set() for way in ways}
+        for _ in range(TURNS[subject]):
+            for way, (prefix, env) in ways.items():
+                done = run([*prefix, *line, *options], env, 30)
+                found = re.search(r"median step ([\d.]+) us", done.out)
+                if done.code or not found:
+                    said = refusal_in(done.err) or done.brief()
+                    raise Failed(f"{subject}, {size}, {way}: {done.code}: {said}")
+                steps[way].append(float(found[1]))
+                digests[way].add(digest_of(done.out))
+        native, plain = (min(steps[way]) for way in ("native", "plain"))
+        ratio = round(plain / native, 3)
+        report.put(f"{subject} {size}", {
+            "step_us": steps, "ratio": ratio, "target_met": ratio <= STEP_TARGETS[size],
+            "digests": {way: sorted(map(str, some)) for way, some in digests.items()},
+        })  # fmt: skip
+        if digests["native"] != digests["plain"] or len(digests["native"]) != 1:
+            wrong.append(f"{subject} {size} has other numbers")
+    more = ["--steps", "300"]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        prefix, env = ways["plain"]
+        both = list(pool.map(lambda _: run([*prefix, *line, *more], env, 40), range(2)))
+    alone = run([*line, *more], setup.native_env(), 30)
+    together = {"native": digest_of(alone.out), **{f"of_two_{n}": digest_of(one.out) for n, one in enumerate(both)}}  # fmt: skip
+    report.put(f"{subject} two_at_once", together)
+    if len(set(together.values())) != 1 or None in together.values():
+        wrong.append(f"two of {subject} at once: " + "; ".join(one.brief() for one in both if one.code))  # fmt: skip
+    return wrong
+
+
+@stage(60, least_s=15)
+def c_triton(setup: Setup, report: Report) -> None:
+    """Triton kernels by Triton's own launcher, which is compiled there: natively and through the proxy, bit for bit."""
+    need = run([sys.executable, "-c", "import torch, triton"], setup.native_env(), 40)
+    if need.code:
+        raise Refused(f"Triton or PyTorch cannot be imported: {need.brief()}")
+    if not shutil.which("gcc") and not shutil.which("cc"):
+        raise Refused("Triton's launcher needs a C compiler, and none is here")
+    line = [sys.executable, str(setup.bundle / "programs" / "triton_program.py")]
+    digests: dict[str, str | None] = {}
+    for way, prefix, env in (
+        ("native", [], setup.native_env()),
+        ("plain", devproxy_run("--plain"), setup.proxied_env()),
+    ):
+        cache = {"TRITON_CACHE_DIR": str(setup.work / f"triton-{way}")}
+        done = run([*prefix, *line], env | cache, 45)
+        passed = done.code == 0 and "PASS triton_program" in done.out
+        digests[way] = digest_of(done.out) if passed else None
+        refused = refusal_in(done.err)
+        report.put(way, "pass" if passed else f"refused: {refused}" if refused else f"{done.code}: {done.brief()}")  # fmt: skip
+        if not passed:
+            report.say(f"{way}: {done.err.strip()[-1500:]}")
+            if way == "native":
+                raise Failed("it does not run natively: nothing was compared")
+        if way != "native" and os.path.realpath(setup.driver) in done.out:
+            raise Failed("it went past the proxy, to the driver itself")
+    report.put("digests", digests)
+    if digests["plain"] != digests["native"]:
+        raise Failed("not the native numbers, or none")
+
+
+@stage(100, least_s=30)
+def c_torch(setup: Setup, report: Report) -> None:
+    """PyTorch's unmodified wheel: each chapter has the native numbers; what needs a math library is refused by name."""
+    need = run([sys.executable, "-c", "import torch; assert torch.version.cuda"], setup.native_env(), 40)  # fmt: skip
+    if need.code:
+        raise Refused(f"no PyTorch with CUDA can be imported: {need.brief()}")
+    line = [sys.executable, str(setup.bundle / "programs" / "torch_program.py")]
+    results: dict[str, dict[str, str]] = {}
+    refused = ""
+    # Twice natively: a chapter whose own numbers are not the same twice cannot be compared.
+    for way, prefix, env in (
+        ("native", [], setup.native_env()),
+        ("native_again", [], setup.native_env()),
+        ("plain", devproxy_run("--plain"), setup.proxied_env()),
+    ):
+        done = run([*prefix, *line], env, 60)
+        found = re.findall(r"^chapter (\w+) (digest \w+|error .*)$", done.out, re.M)
+        results[way] = dict(found)
+        whole = done.code == 0 and "\nDONE" in done.out
+        report.put(f"run, {way}", {"code": done.code, "seconds": done.seconds, "chapters": len(found), "whole": whole})  # fmt: skip
+        if not whole:
+            report.say(f"{way}: {done.err.strip()[-1500:]}")
+        if way == "plain":
+            refused = "\n".join(line for line in done.err.splitlines() if "is refused" in line)
+            report.put("refusals", refused.splitlines()[:40])
+            if os.path.realpath(setup.driver) in done.out:
+                raise Failed("it went past the proxy, to the driver itself")
+    native, again, plain = (results[way] for way in ("native", "native_again", "plain"))
+    if not any(value.startswith("digest") for value in native.values()):
+        raise Failed("no chapter runs natively: nothing was compared")
+    wrong = []
+    for name, want in native.items():
+        got = plain.get(name, "not reached")
+        if want.startswith("error"):
+            verdict = f"does not run natively: {want}"
+        elif got == want:
+            verdict = "equal"
+        elif name == "matmul" and got.startswith("error") and "cublas" in (got + refused).lower():
+            verdict = f"refused by name: {got}"
+        elif want != again.get(name):
+            verdict = "not the same twice natively: not compared"
+        else:
+            verdict = f"differs: {got}"
+            wrong.append(name)
+        report.put(name, verdict)
+    if wrong:
+        raise Failed("not the native numbers: " + ", ".join(wrong))
+
+
+NUMBA_TESTS = "numba.cuda.tests.cudadrv"
+# Managed memory beyond the card's can hang a lent GPU; the others look at the machine and not at the driver.
+NUMBA_LEFT_OUT = ("test_managed_alloc", "test_detect", "test_is_fp16")
+
+
+@stage(90, least_s=30)
+def c_numba_tests(setup: Setup, report: Report) -> None:
+    """numba-cuda's own tests of its driver layer, by name: what passes natively passes through the proxy, or is refused."""
+    program = str(setup.bundle / "programs" / "numba_tests.py")
+    names = run([sys.executable, program, "--list", NUMBA_TESTS], setup.native_env(), 40)
+    if names.code or not names.out.split():
+        raise Refused(f"numba-cuda's tests are not here: {names.brief()}")
+    modules = [m for m in names.out.split() if m.rsplit(".", 1)[1] not in NUMBA_LEFT_OUT]
+    report.put("left_out", NUMBA_LEFT_OUT)
+    results: dict[str, dict[str, str]] = {"native": {}, "plain": {}}
+    broken: dict[str, str] = {}
+    ways = {
+        "native": ([], setup.native_env()),
+        "plain": (devproxy_run("--plain"), setup.proxied_env()),
+    }
+
+    def one(job: tuple[str, str]) -> None:
+        module, way = job
+        prefix, env = ways[way]
+        done = run([*prefix, sys.executable, program, module], env, 35)
+        with report.lock:
+            results[way].update(re.findall(r"^test (\S+) (.*)$", done.out, re.M))
+            if "\nDONE" not in f"\n{done.out}":
+                broken[f"{module} {way}"] = f"{done.code}: {done.brief()}"
+
+    with concurrent.futures.ThreadPoolExecutor(max(1, min(6, (os.cpu_count() or 2) // 2))) as pool:
+        list(pool.map(one, [(m, w) for m in modules for w in ways]))
+    native, plain = results["native"], results["plain"]
+    passed = {name for name, how in native.items() if how == "ok"}
+    differ = {n: plain.get(n, "not reached") for n in sorted(passed) if plain.get(n) != "ok"}
+    refused = {n: how for n, how in differ.items() if "NOT_SUPPORTED" in how}
+    others = {n: how for n, how in differ.items() if n not in refused}
+    report.put("counted", {"modules": len(modules), "native_ok": len(passed), "also_ok": len(passed) - len(differ), "refused": len(refused), "otherwise": len(others)})  # fmt: skip
+    report.put("broken_modules", broken)
+    report.put("refused", refused)
+    report.put("otherwise", others)
+    if others:
+        raise Failed(f"{len(others)} tests pass natively, and neither pass nor are refused: " + ", ".join(list(others)[:20]))  # fmt: skip
+    if not passed:
+        raise Failed("no test passes natively: nothing was compared")
 
 
 # -- d. cost ------------------------------------------------------------------------------------------------------------
 
 
-@stage(90, least_s=20)
+@stage(110, least_s=20)
 def d_cost(setup: Setup, report: Report) -> None:
     """What calls cost at the client, native and proxied in turn: medians of three runs each, and their ratio."""
-    program = str(setup.bundle / "programs" / "cost")
-    ways = {
-        "native": ([program], setup.native_env()),
-        "proxied": ([*devproxy_run("--plain"), program], setup.proxied_env()),
-    }
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-    for turn in range(3):
-        for way, (line, env) in ways.items():
-            done = run(line, env, 30)
-            if done.code:
-                report.say(f"{way}, run {turn}: {done.code}: {done.err.strip()[-800:]}")
-                if turn == 0 and way == "proxied":
-                    raise Failed("the program does not run through the proxy")
-                continue
-            found[way].append(json.loads(done.out.splitlines()[0]))
-            report.put(f"{way}_runs", found[way])
-    if not found["native"] or not found["proxied"]:
-        raise Failed("no pair of runs to compare")
+    programs = [str(setup.bundle / "programs" / "cost")]
+    of_runtime = setup.bundle / "programs" / "cudart" / "cost"
+    if of_runtime.exists():
+        programs.append(str(of_runtime))
+    ways = {"native": ([], setup.native_env()), "proxied": (devproxy_run("--plain"), setup.proxied_env())}  # fmt: skip
     table = {}
-    for name in found["native"][0]:
-        native, proxied = (
-            statistics.median(one[name] for one in found[way]) for way in ("native", "proxied")
-        )
-        ratio = round(proxied / native, 3) if native else 0.0
-        table[name] = {"native": native, "proxied": proxied, "ratio": ratio}
-    report.put("medians", table)
+    for program in programs:
+        found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+        title = os.path.relpath(program, setup.bundle / "programs")
+        for turn in range(3):
+            for way, (prefix, env) in ways.items():
+                done = run([*prefix, program], env, 30)
+                if done.code:
+                    report.say(f"{title}, {way}, run {turn}: {done.code}: {done.err.strip()[-800:]}")  # fmt: skip
+                    if turn == 0 and way == "proxied":
+                        raise Failed(f"{title} does not run through the proxy")
+                    continue
+                found[way].append(json.loads(done.out.splitlines()[0]))
+                report.put(f"{title}, {way}, runs", found[way])
+        if not found["native"] or not found["proxied"]:
+            raise Failed(f"{title}: no pair of runs to compare")
+        for name in found["native"][0]:
+            native, proxied = (
+                statistics.median(one[name] for one in found[way]) for way in ("native", "proxied")
+            )
+            ratio = round(proxied / native, 3) if native else 0.0
+            table[name] = {"native": native, "proxied": proxied, "ratio": ratio}
+        report.put("medians", table)
     launch = table["launch_async_us"]
     report.put("launch_target_met", launch["proxied"] <= launch["native"])
+    if launch := table.get("cudart_launch_async_us", {}):
+        report.put("cudart_launch_target_met", launch["proxied"] <= launch["native"])
 
 
 # -- e. host memory, dump and load --------------------------------------------------------------------------------------
@@ -1542,28 +1845,42 @@ def f_cuda_checkpoint(setup: Setup, report: Report) -> None:
     report.put("digest", digest_of(log.read_text()))
 
 
-@stage(150, least_s=40)
+@stage(110, least_s=40)
 def f_checkpoint(setup: Setup, report: Report) -> None:
     """The whole job: training through the proxy equal to native; checkpoint, kill -9 of everything, restore, equal."""
-    options = ["--seconds-per-step", "0.02", "--ballast-mib", "1024"]
-    native = run(train(setup, 150, *options), setup.native_env(), 30)
+    checkpoint_of(setup, report, "driver")
+
+
+@stage(110, least_s=40)
+def f_checkpoint_cudart(setup: Setup, report: Report) -> None:
+    """The same with a training program in CUDA C++, on the runtime."""
+    checkpoint_of(setup, report, "cudart")
+
+
+def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
+    line = subjects(setup)[subject]
+    if missing := missing_of(subject, line, setup):
+        raise Refused(missing)
+    line += ["--steps", "150", "--seconds-per-step", "0.02", "--ballast-mib", "1024"]
+    name = f"gpucheck-{subject}"
+    native = run(line, setup.native_env(), 30)
     report.put("native", {"code": native.code, "digest": digest_of(native.out), "seconds": native.seconds})  # fmt: skip
     if native.code:
         raise Failed(f"the training program does not run natively: {native.brief()}")
-    proxied = run([*devproxy_run("--plain"), *train(setup, 150, *options)], setup.proxied_env(), 40)
+    proxied = run([*devproxy_run("--plain"), *line], setup.proxied_env(), 40)
     report.put("proxied", {"code": proxied.code, "digest": digest_of(proxied.out), "seconds": proxied.seconds})  # fmt: skip
     if proxied.code or digest_of(proxied.out) != digest_of(native.out):
         raise Failed(f"the proxied run is not the native one: {proxied.brief()}")
-    env, log, store = setup.proxied_env(), setup.work / "job.log", setup.work / "store"
+    env, log, store = setup.proxied_env(), setup.work / f"{name}.log", setup.work / f"{name}.store"
     ctl = [sys.executable, "-m", "devproxy.cli.ctl"]
     with open(log, "wb") as out:
-        line = [*devproxy_run("--name", "gpucheck", "--store", str(store)), *train(setup, 150, *options)]  # fmt: skip
-        job = subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
+        whole = [*devproxy_run("--name", name, "--store", str(store)), *line]
+        job = subprocess.Popen(whole, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
     wait_for(lambda: steps_in(log) >= 30 or job.poll() is not None, 30, "step 30")
     if job.poll() is not None:
         raise Failed(f"the job ended with {job.returncode}: {log.read_text()[-800:]}")
     begin = time.perf_counter()
-    image = run([*ctl, "checkpoint", "gpucheck", "--json"], env, 60)
+    image = run([*ctl, "checkpoint", name, "--json"], env, 60)
     facts = json.loads(image.out) if image.code == 0 else image.brief()
     report.put("checkpoint", {"code": image.code, "s": round(time.perf_counter() - begin, 2), "facts": facts})  # fmt: skip
     if image.code:
@@ -1572,7 +1889,7 @@ def f_checkpoint(setup: Setup, report: Report) -> None:
     report.put("killed", kill_marked(f"DEVPROXY_SHM_DIR={setup.shm()}".encode()))
     at = steps_in(log)
     begin = time.perf_counter()
-    restore = run([*ctl, "restore", "gpucheck", "--store", str(store), "--output", str(log), "--wait"], env, 60)  # fmt: skip
+    restore = run([*ctl, "restore", name, "--store", str(store), "--output", str(log), "--wait"], env, 60)  # fmt: skip
     report.put("restore", {"code": restore.code, "s": round(time.perf_counter() - begin, 2), "killed_at_step": at, "said": (restore.out + restore.err)[-600:]})  # fmt: skip
     if restore.code:
         raise Failed(f"devproxy restore: {(restore.out + restore.err)[-1500:]}")
@@ -1623,15 +1940,18 @@ def find_driver(named: str) -> str:
 
 
 @contextlib.contextmanager
-def workplace(driver: str) -> Iterator[Path]:
+def workplace(driver: str, bundle: Path) -> Iterator[Path]:
     """The campaign's folders: on disk, and one in /dev/shm."""
     work = Path(tempfile.mkdtemp(prefix="gpu-check-"))
     shm = Path(tempfile.mkdtemp(prefix="gpu-check-", dir="/dev/shm"))
     try:
         (work / "shm").write_text(str(shm))
         (work / "native").mkdir()
-        if driver:
-            (work / "native" / "libcuda.so.1").symlink_to(driver)
+        (work / "shim").mkdir()
+        for name in ("libcuda.so.1", "libcuda.so"):
+            if driver:
+                (work / "native" / name).symlink_to(driver)
+            (work / "shim" / name).symlink_to(bundle / "lib" / "libcuda.so.1")
         yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -1690,7 +2010,7 @@ def main(argv: list[str]) -> int:
         "driver": driver_path,
         "bundle": {k: v for k, v in facts.items() if k not in ("files", "needs", "driver_symbols")},
     }
-    with workplace(driver_path) as work:
+    with workplace(driver_path, bundle) as work:
 
         def command_of(one: Stage, report: Path) -> list[str]:
             return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from codegen.apis import cudart
+from codegen.apis.mathlibs import SHIMS
 from codegen.tables import (
     LIBRARIES,
     RUNTIMES,
@@ -13,6 +14,7 @@ from codegen.tables import (
     library_exports,
     library_of,
     runtime_exports,
+    shim_exports,
     status,
 )
 
@@ -33,6 +35,7 @@ FIRST = (
     "stream",
     "event",
     "launch",
+    "graph",
     "entrypoint",
 )
 
@@ -141,4 +144,21 @@ def emit() -> str:
             "",
             ", ".join(e.name for e in refused),
         ]
+    out += [
+        "",
+        "# NVIDIA's libraries above the driver",
+        "",
+        "Each has a CUDA runtime of NVIDIA's inside, which does not run over devproxy's driver. A job on NVIDIA's kernels whose",
+        "Python has PyTorch's CUDA wheel finds these in their place, with every function that torch 2.11 to 2.15 imports: a",
+        "call returns the library's own result for what it cannot do, and says once which function it was.",
+        "",
+        "| library | refused | result | answered |",
+        "|---|---|---|---|",
+    ]
+    for soname, shim in SHIMS.items():
+        shimmed = shim_exports(soname)
+        told = [e.name for e in shimmed if e.answer]
+        out.append(
+            f"| {soname} | {len(shimmed) - len(told)} functions | {shim.status} ({shim.refused}) | {', '.join(told)} |"
+        )
     return "\n".join(out) + "\n"

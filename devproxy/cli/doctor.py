@@ -12,6 +12,7 @@ from typing import NamedTuple
 from devproxy import config, layout, machine, runtime
 from devproxy.checkpoint import criu
 from devproxy.errors import Refused
+from devproxy.hal import nvml
 from devproxy.proxy import preflight, supervisor
 
 CAP_SYS_ADMIN = 21
@@ -41,7 +42,7 @@ def examine(python: str) -> list[Finding]:
     ]
     findings += [_shm(), _runtime_folder(), _memory(), _huge_pages()]
     findings += [_outputs(), *_torch(python)]
-    findings += [_nvidia(), _criu(), namespaces()]
+    findings += [*_nvidia(), _criu(), namespaces()]
     return findings
 
 
@@ -173,22 +174,48 @@ def _torch(python: str) -> list[Finding]:
     ]
 
 
-def _nvidia() -> Finding:
+def _nvidia() -> list[Finding]:
     device = machine.find_nvidia(config.sysroot())
     if device is None:
-        return Finding(
-            "NVIDIA device",
-            True,
-            False,
-            "none: jobs run on the software GPU (--device soft), or are only recorded (--device record)",
-        )
-    return Finding(
+        none = "none: jobs run on the software GPU (--device soft), or are only recorded (--device record)"
+        return [Finding("NVIDIA device", True, False, none)]
+    experimental = Finding(
         "NVIDIA device",
         False,
         False,
         f"{device}: --device cuda is experimental, never seen working on a GPU",
         "use --device soft",
     )
+    return [
+        experimental,
+        *_health(machine.find_cuda_driver(config.cuda_driver(), config.sysroot())),
+    ]
+
+
+def _health(driver: str | None) -> list[Finding]:
+    """One line for each GPU, and one for how they are connected."""
+    what = "health of the GPUs"
+    try:
+        found = nvml.read(driver or "")
+    except Refused as error:
+        return [Finding(what, False, False, error.what, error.remedy)]
+    findings = []
+    for gpu in found.gpus:
+        facts = [gpu.name or "GPU", gpu.bus, f"{gpu.temperature_c} C" if gpu.temperature_c else ""]
+        if gpu.memory_bytes is not None and gpu.memory_used_bytes is not None:
+            used, total = gpu.memory_used_bytes, gpu.memory_bytes
+            facts.append(f"{machine.show_bytes(used)} of {machine.show_bytes(total)} used")
+        ill = nvml.problems(gpu)
+        findings.append(
+            Finding(
+                f"GPU {gpu.index}", not ill, False, ", ".join(filter(None, facts)), "; ".join(ill)
+            )
+        )
+    if found.levels or found.links:
+        pairs = [f"{i}-{j} {word}" for (i, j), word in found.levels.items()]
+        pairs += [f"{i}-{j} {count} NVLinks" for (i, j), count in found.links.items()]
+        findings.append(Finding("paths between the GPUs", True, False, ", ".join(pairs)))
+    return findings
 
 
 def _criu() -> Finding:

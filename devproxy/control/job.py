@@ -286,7 +286,11 @@ class Job:
 def job_environment(spec: JobSpec, lib: str, pylib: str, job_dir: str) -> dict[str, str]:
     """What the command gets on top of our own environment. job_dir: as the job sees its folder."""
     env = dict(os.environ)
-    names = (HOST_LIBRARY, *preflight.shims(spec.device))
+    names = (
+        HOST_LIBRARY,
+        *preflight.shims(spec.device),
+        *preflight.refused_libraries(spec.device, spec.program),
+    )
     preload = [p for p in (os.path.join(lib, name) for name in names) if os.path.exists(p)]
     around = env.get("LD_PRELOAD", "").replace(" ", ":").split(":")
     env["LD_PRELOAD"] = ":".join(preload + [p for p in around if p and p not in preload])

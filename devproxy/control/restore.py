@@ -236,6 +236,7 @@ def ensure_build(opened: store.Store, manifest: dict[str, Any], image_id: str) -
             opened.fetch_file(entry["chunks"], to, name=f"image {image_id}: build file {name}")
             os.chmod(to, entry["mode"])
             os.utime(to, ns=(entry["mtime_ns"], entry["mtime_ns"]))
+        state.make_links(temporary)
         try:
             os.rename(temporary, path)
         except OSError:

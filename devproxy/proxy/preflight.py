@@ -13,6 +13,14 @@ SHIMS = (DRIVER_SHIM, "libnvidia-ml.so.1", "libnccl.so.2")
 # Behind the driver, which they call; the newest first, since a program that asks for a name without a version gets the
 # first. Not on the software GPU: the CUDA wheel's own runtime is loaded there and never called (docs/design.md).
 RUNTIME_SHIMS = ("libcudart.so.13", "libcudart.so.12")
+# NVIDIA's libraries that the CUDA wheel of a major version links, and that refuse every call by name until devproxy
+# carries them (codegen/apis/mathlibs); in <lib>/refused/. For jobs whose kernels are NVIDIA's.
+REFUSED = {
+    "13": (
+        "libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9", "libcufft.so.12", "libcurand.so.10", "libcusolver.so.12",
+        "libcusparse.so.12", "libcusparseLt.so.0", "libcufile.so.0", "libcupti.so.13", "libnvshmem_host.so.3",
+    ),
+}  # fmt: skip
 PLUGIN = "libdevproxy_soft_torch.so"  # in <lib>/torch-<major.minor>[-cuda]/
 # Torch versions that the plugin's sources are known to compile with.
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
@@ -157,10 +165,25 @@ def check_torch(program: str, command: list[str], lib: str) -> str:
     return ""
 
 
+def refused_libraries(device: str, program: str) -> list[str]:
+    """What to preload besides the shims, relative to the library folder: a process pays for each. Looks at files only.
+
+    Only where the command's Python has torch as a CUDA wheel: elsewhere such a library is the user's own, whose first
+    call asks the driver shim for what it has not, and is told so by name (interceptors/entrypoint).
+    """
+    torch = find_torch(program) if device in ("cuda", "record") else None
+    if torch is None:
+        return []
+    major = torch_cuda(torch).partition(".")[0]
+    return [os.path.join("refused", name) for name in REFUSED.get(major, ())]
+
+
 def find_torch(program: str) -> str | None:
     """The torch folder of that Python, as its installation scheme has it."""
     places = [os.path.dirname(os.path.dirname(os.path.abspath(program)))]
     places.append(os.path.dirname(os.path.dirname(os.path.realpath(program))))
+    if environment := os.environ.get("VIRTUAL_ENV"):  # the command is a shell script, for example
+        places.append(environment)
     for prefix in places:
         lib = os.path.join(prefix, "lib")
         try:
@@ -182,3 +205,13 @@ def torch_version(torch: str) -> str:
             if line.startswith("__version__"):
                 return line.split("=", 1)[1].strip().strip("'\"")
     return "unknown"
+
+
+def torch_cuda(torch: str) -> str:
+    """ "13.0" of a CUDA wheel, out of torch/version.py; "" for others."""
+    with open(os.path.join(torch, "version.py"), encoding="utf-8") as file:
+        for line in file:
+            name, equals, value = line.partition("=")
+            if equals and name.partition(":")[0].strip() == "cuda":
+                return value.strip().strip("'\"").replace("None", "")
+    return ""

@@ -18,7 +18,7 @@ from tests.integration.needs import require_criu
 from tests.integration.test_programs import build_program
 from tests.unit.test_hal_cuda import FAKE, compiled
 
-CHEAP = (sys.executable, str(SUBJECTS / "cheap.py"), "--steps", "60", "--seconds-per-step", "0.02")
+CHEAP = (sys.executable, str(SUBJECTS / "cheap.py"), "--steps", "60", "--seconds-per-step", "0.1")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_checkpoint_kill_restore(world: World) -> None:
 VARIABLES = (
     sys.executable,
     str(SUBJECTS / "variables.py"),
-    *("--steps", "60", "--seconds-per-step", "0.02"),
+    *("--steps", "60", "--seconds-per-step", "0.1"),
 )
 
 
@@ -122,3 +122,9 @@ def test_mapped_host_memory_works_where_it_is_registered_and_is_refused_elsewher
     if on == "0":
         assert "refuses CU_MEMHOSTALLOC_DEVICEMAP" in world.text()
         assert "DEVPROXY_CUDA_REGISTER_WINDOW=1" in world.text()
+
+
+def test_linking_and_tensor_maps_are_the_drivers(world: World) -> None:
+    world.env["TEST_KERNELS"] = str(SUBJECTS / "variables.ptx")
+    world.run(*build_program("linking"), "fake", options=("--device", "cuda")).wait(60)
+    assert "PASS linking" in world.text(), world.tail()

@@ -30,6 +30,7 @@
 #include "devproxy/csrc/transport/segment_view.h"
 #include "devproxy/csrc/wire/attach.h"
 #include "devproxy/csrc/wire/launch.h"
+#include "devproxy/csrc/wire/link.h"
 #include "dispatch.gen.h"
 #include "wire.gen.h"
 
@@ -507,7 +508,35 @@ class Attacker {
     }
   }
 
+  // Limits, output, linking, tensor maps, addresses of pinned memory: all of them are answered.
+  Raw::Record feature_message() {
+    std::vector<uint8_t> bulk(chance(50) ? sizeof(TensorMapArgs) : below(400));
+    for (auto& b : bulk) b = static_cast<uint8_t>(chance(70) ? below(3) : rnd());
+    const auto n = static_cast<uint32_t>(maybe_evil(bulk.size(), 5));
+    const auto chunks = static_cast<uint32_t>(chance(98) ? 0 : evil());
+    switch (below(7)) {
+      case 0:
+        return with_seq(Raw::record(Opcode::SET_LIMIT,
+                                    wire::SET_LIMIT_req{static_cast<uint32_t>(maybe_evil(below(10))), 0, evil()}));
+      case 1:
+        return with_seq(
+            Raw::record(Opcode::GET_LIMIT, wire::GET_LIMIT_req{static_cast<uint32_t>(maybe_evil(below(10))), 0}));
+      case 2: return with_seq(Raw::record(Opcode::OUTPUT, wire::OUTPUT_req{}));
+      case 3:
+        return with_seq(Raw::record(Opcode::HOST_DEVICE_ADDRESS,
+                                    wire::HOST_DEVICE_ADDRESS_req{maybe_evil(pinned().addr), maybe_evil(below(4096))}));
+      case 4:
+        return with_seq(Raw::record(Opcode::TENSOR_MAP, wire::TENSOR_MAP_req{n, chunks}, bulk.data(), bulk.size()));
+      case 5: return with_seq(Raw::record(Opcode::LINK, wire::LINK_req{n, chunks}, bulk.data(), bulk.size()));
+      default:
+        return with_seq(Raw::record(
+            Opcode::LINK_FETCH, wire::LINK_FETCH_req{maybe_evil(0), static_cast<uint32_t>(maybe_evil(below(kChunks))),
+                                                     static_cast<uint32_t>(maybe_evil(0, 30))}));
+    }
+  }
+
   Raw::Record module_message() {
+    if (chance(25)) return feature_message();
     std::vector<uint8_t> text(below(200));
     for (auto& b : text) b = static_cast<uint8_t>(rnd());
     const auto n = static_cast<uint32_t>(maybe_evil(text.size()));

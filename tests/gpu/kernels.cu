@@ -1,12 +1,12 @@
-// The driver-API suite's kernels for a real GPU: the same entry points, parameters and results as tests/programs/kernels.c,
-// and those that the stages of scripts/gpu_check.py need. The suite launches most of them with one thread; each is right
-// with any number of them.
+// The driver-API suite's kernels for a real GPU: the same entry points, parameters and results as
+// tests/programs/kernels.c, and those that the stages of scripts/gpu_check.py need. The suite launches most of them
+// with one thread; each is right with any number of them.
 //
 // nvcc -cubin -arch=sm_90 kernels.cu, nvcc -ptx -arch=compute_90 kernels.cu (scripts/gpu_bundle.py)
 #include <stdint.h>
 
 #define ENTRY extern "C" __global__ void
-#define EACH(i, count)                                                                     \
+#define EACH(i, count)                                                                         \
   for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x, all_ = (count); i < all_; \
        i += (uint64_t)gridDim.x * blockDim.x)
 
@@ -27,11 +27,10 @@ __device__ static void busy(uint64_t us) {
   while (now_ns() - begin < us * 1000) __nanosleep(200);
 }
 
-// -- as in tests/programs/kernels.c ------------------------------------------------------------------------------------
+// -- as in tests/programs/kernels.c
+// ------------------------------------------------------------------------------------
 
-ENTRY fill(uint32_t* dst, uint32_t value, uint64_t count) {
-  EACH(i, count) dst[i] = value;
-}
+ENTRY fill(uint32_t* dst, uint32_t value, uint64_t count) { EACH(i, count) dst[i] = value; }
 
 ENTRY slow_fill(uint32_t* dst, uint32_t value, uint64_t count, uint64_t us) {
   busy(us);
@@ -43,9 +42,7 @@ ENTRY saxpy(float a, const float* x, float* y, uint64_t count) {
   EACH(i, count) y[i] = __fadd_rn(__fmul_rn(a, x[i]), y[i]);
 }
 
-ENTRY copy_words(uint32_t* dst, const uint32_t* src, uint64_t count) {
-  EACH(i, count) dst[i] = src[i];
-}
+ENTRY copy_words(uint32_t* dst, const uint32_t* src, uint64_t count) { EACH(i, count) dst[i] = src[i]; }
 
 ENTRY affine(uint32_t* words, uint32_t factor, uint32_t add, uint64_t count) {
   EACH(i, count) words[i] = words[i] * factor + add;
@@ -87,7 +84,8 @@ ENTRY sum_struct(uint64_t* out, const __grid_constant__ Big big) {
 
 ENTRY mixed(uint8_t a, double* out, uint16_t b, double c, uint8_t d, uint32_t e) { *out = a + b + c + d + e; }
 
-// -- for gpu_check ------------------------------------------------------------------------------------------------------
+// -- for gpu_check
+// ------------------------------------------------------------------------------------------------------
 
 // Waits for *gate (host memory) to be not 0, at most `us` microseconds. out, where it is not null: how it ended.
 ENTRY spin(const volatile uint32_t* gate, uint64_t us, uint32_t* out) {
@@ -105,8 +103,8 @@ ENTRY bump_table(uint32_t by) {
   if (threadIdx.x < 4) table[threadIdx.x] += by + settings[threadIdx.x] * 0;
 }
 
-// -- a training step in three kernels: y = tanh(x W1) w2, squared error, plain gradient descent. Every sum has one order,
-// so two runs are equal bit for bit.
+// -- a training step in three kernels: y = tanh(x W1) w2, squared error, plain gradient descent. Every sum has one
+// order, so two runs are equal bit for bit.
 
 #define HIDDEN 64
 #define INPUTS 32

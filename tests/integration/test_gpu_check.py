@@ -46,6 +46,18 @@ def fake() -> Path:
     return compiled("fake_libcuda.so", [FAKE], "-shared")
 
 
+# In the place of tests/cudart's programs: how each ends, natively and where our libraries are preloaded.
+PROXIED = 'case "$LD_PRELOAD" in *libcuda.so.1*) '
+STAND_INS = {
+    "passes": "echo ok passes",
+    "is_refused": f"{PROXIED}echo 'devproxy: cudaX is refused: because (cudaErrorNotSupported)' >&2; exit 1;; esac; echo ok is_refused",
+    "differs": f"{PROXIED}echo other numbers >&2; exit 1;; esac; echo ok differs",
+    "is_absent": "echo not here: libnvrtc.so.13; exit 3",
+    "fails": "echo no device >&2; exit 1",
+    "mlp": 'case "$*" in *ballast*) exit 1;; esac; echo median step 10.5 us; echo x digest "$(echo "$@" | md5sum | cut -c1-8)"',
+}
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As gpu_bundle.py makes it, of this checkout's own files; the kernels are in the fake's language."""
@@ -59,6 +71,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (made / "programs" / name).symlink_to(build_program(name)[0])
     for source in [*(ROOT / "tests/gpu").glob("*.py"), *(ROOT / "tests/subjects").glob("c*.py")]:
         (made / "programs" / source.name).symlink_to(source)
+    (made / "programs" / "cudart").mkdir()
+    for name, text in STAND_INS.items():
+        (made / "programs" / "cudart" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (made / "programs" / "cudart" / name).chmod(0o755)
     (made / "kernels").mkdir()
     slots = {n: " ".join(f"{o}:{s}" for o, s in p) for n, p in gpu_check.LAYOUTS.items()}
     text = "".join(f"kernel {name} {params}\n" for name, params in slots.items())
@@ -70,6 +86,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for form in ("cubin", "ptx")
     }
     facts = {"files": files, "python": "none", "programs": suite, "commit": "none"}
+    facts["cudart"] = [[name, []] for name in STAND_INS]
     facts["driver_symbols"] = gpu_bundle.driver_symbols()
     (made / "manifest.json").write_text(json.dumps(facts))
     return made
@@ -121,7 +138,26 @@ def test_dry_run(bundle: Path, fake: Path, tmp_path: Path) -> None:
     assert results["c_programs"]["figures"]["lost ask"] == {"plain": "pass"}
     assert results["c_programs"]["figures"]["passed"]["native"] == 0
     assert "nothing was compared" in results["c_programs"]["text"]
-    assert "does not run natively" in results["f_checkpoint"]["text"]
+    runs = results["c_cudart"]["figures"]
+    assert runs["passes"] == {"native": "pass", "proxied": "pass"}, log
+    assert runs["is_refused"] == {"native": "pass", "proxied": "refused: cudaX: because"}
+    assert runs["is_absent"]["proxied"] == "not here: libnvrtc.so.13"
+    assert runs["counted"] == {
+        "of": 5, "native": 3, "proxied": {"pass": 1, "refused": 1, "not here": 1},
+    }  # fmt: skip
+    assert results["c_cudart"]["text"].endswith("nor are refused by name: differs")
+    training = results["c_training"]["figures"]
+    assert training["cudart launch_bound"]["ratio"] == 1.0, log
+    assert (
+        training["cudart usual"]["digests"]["native"]
+        == training["cudart usual"]["digests"]["plain"]
+    )
+    assert len(set(training["cudart two_at_once"].values())) == 1
+    assert "driver, launch_bound, native" in results["c_training"]["text"]
+    for name in ("c_triton", "c_torch", "c_numba_tests"):
+        assert status[name] == "refused", results[name]
+    for name in ("f_checkpoint", "f_checkpoint_cudart"):
+        assert "does not run natively" in results[name]["text"]
     for name, result in results.items():
         assert result["status"] in ("ok", "failed", "refused", "not_run")
         assert result["text"] or result["status"] == "ok", name
@@ -275,7 +311,8 @@ def test_the_bundle_is_what_its_manifest_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = gpu_bundle.build(tmp_path / "bundle", {"wheels", "criu", "kernels"})
-    there: Sequence[Path] = [p for p in (tmp_path / "bundle").rglob("*") if p.is_file()]
+    every = (tmp_path / "bundle").rglob("*")
+    there: Sequence[Path] = [p for p in every if p.is_file() and not p.is_symlink()]
     assert {str(p.relative_to(tmp_path / "bundle")) for p in there} == set(made["files"]) | {
         "manifest.json"
     }

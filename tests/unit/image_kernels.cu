@@ -1,5 +1,5 @@
-// What test_image.py knows of these kernels, it knows from gcc (layout of the same parameters as a struct), from ptxas -v
-// (registers, shared memory, stack) and from readelf (variables), not from hal/image.
+// What test_image.py knows of these kernels, it knows from gcc (layout of the same parameters as a struct), from ptxas
+// -v (registers, shared memory, stack) and from readelf (variables), not from hal/image.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +35,8 @@ __device__ float matrix[2][3] = {{1.5f}, {-2.5f, 3}};
 __device__ signed char bytes[5] = {-1, 2, -3, 4, -5};
 __device__ long long wide = -2;
 
-__global__ void mixed(uint8_t a, uint64_t* out, uint16_t b, double c, Odd d, uint32_t e, V16 f, uint8_t g, V64 h, char i) {
+__global__ void mixed(uint8_t a, uint64_t* out, uint16_t b, double c, Odd d, uint32_t e, V16 f, uint8_t g, V64 h,
+                      char i) {
   __shared__ uint32_t s[100];
   s[threadIdx.x] = a;
   __syncthreads();

@@ -157,7 +157,7 @@ def test_an_unchecked_entry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("inter-process handles", "cuIpcOpenMemHandle_v2"),
         ("graphics interop", "cuGraphicsGLRegisterBuffer"),
         ("graphics interop", "cuVDPAUCtxCreate_v2"),
-        ("graphs", "cuStreamBeginCapture_v2_ptsz"),
+        ("conditional graph nodes", "cuGraphConditionalHandleCreate"),
         ("green contexts", "cuGreenCtxCreate"),
         ("textures and arrays", "cuMemcpyHtoA_v2"),
         ("virtual memory management", "cuMemMap"),
@@ -239,6 +239,36 @@ def test_resolver_takes_the_newest_version_that_is_not_above(
 def test_everything_that_torch_asked_for_resolves() -> None:
     assert len(requests()) == 459
     assert [request for request in requests() if not tables.resolve(*request)] == []
+
+
+# Of the requests, what cudaTypedefs.h does not have: headers of their own (cudaGL.h, cudaEGL.h, cudaVDPAU.h,
+# cudaProfiler.h). A driver finds them on any machine, and so does ours: a refused export.
+OUTSIDE_CUDA_TYPEDEFS = (
+    r"cu(GL|Graphics(GL|EGL|VDPAU)|EGL|VDPAU|Profiler)\w+|cuGraphicsResourceGetMappedEglFrame"
+)
+
+
+def test_names_of_graphics_and_profiler_resolve_to_refused_exports() -> None:
+    exports = {e.name: e for e in tables.driver_exports()}
+    found = sorted({r[0] for r in requests() if re.fullmatch(OUTSIDE_CUDA_TYPEDEFS, r[0])})
+    assert len(found) == 30
+    for name, version, per_thread in requests():
+        export = exports[tables.resolve(name, version, per_thread)]
+        if name in found:
+            assert (export.api, export.family) == (
+                None,
+                "profiler" if "Profiler" in name else "graphics interop",
+            )
+
+
+def test_per_thread_requests_give_the_per_thread_form_where_there_is_one() -> None:
+    exports = {e.name for e in tables.driver_exports()}
+    wanted = [r for r in requests() if r[2]]
+    assert len(wanted) > 70
+    for name, version, _ in wanted:
+        plain, own = tables.resolve(name, version, False), tables.resolve(name, version, True)
+        forms = {f"{plain}_ptds", f"{plain}_ptsz"} & exports
+        assert own in (forms or {plain}), name
 
 
 def test_the_library_resolves_as_the_model_does() -> None:

@@ -25,6 +25,13 @@ def install_torch(prefix: Path, version: str) -> str:
     return str(prefix / "bin/python3")
 
 
+def install_cuda_torch(prefix: Path, cuda: str) -> str:
+    python = install_torch(prefix, "2.13.0+cu130")
+    version = prefix / "lib/python3.11/site-packages/torch/version.py"
+    version.write_text(version.read_text() + f"debug = False\ncuda: Optional[str] = {cuda}\n")
+    return python
+
+
 def check(python: str, lib: Path, command: str = "python3") -> str:
     return preflight.check_torch(python, [command], str(lib))
 
@@ -143,6 +150,33 @@ def test_the_server_never_takes_our_shim_for_the_driver(tmp_path: Path) -> None:
     done = subprocess.run(server, env=os.environ | named, capture_output=True, text=True)
     assert done.returncode == 2
     assert "devproxy's own libcuda.so.1, not the NVIDIA driver" in done.stderr
+
+
+def test_libraries_that_refuse_come_with_a_cuda_wheel_on_a_device_of_nvidia(tmp_path: Path) -> None:
+    python = install_cuda_torch(tmp_path / "cuda", "'13.0'")
+    wanted = [f"refused/{name}" for name in preflight.REFUSED["13"]]
+    assert len(wanted) == 11
+    assert preflight.refused_libraries("cuda", python) == wanted
+    assert preflight.refused_libraries("record", python) == wanted
+    assert preflight.refused_libraries("soft", python) == []
+    torchrun = tmp_path / "cuda/bin/torchrun"
+    assert preflight.refused_libraries("cuda", str(torchrun)) == wanted
+    other = install_cuda_torch(tmp_path / "older", "'12.8'")
+    assert preflight.refused_libraries("cuda", other) == []
+    for name, cuda in (("cpu", "None"), ("rocm", "''")):
+        assert preflight.refused_libraries("cuda", install_cuda_torch(tmp_path / name, cuda)) == []
+    assert preflight.refused_libraries("cuda", install_torch(tmp_path / "bare", "2.13.0")) == []
+
+
+def test_a_shell_script_in_an_activated_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_cuda_torch(tmp_path / "cuda", "'13.0'")
+    script = tmp_path / "bin/train.sh"
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    assert preflight.refused_libraries("cuda", str(script)) == []
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "cuda"))
+    assert len(preflight.refused_libraries("cuda", str(script))) == 11
 
 
 def test_outputs(tmp_path: Path) -> None:

@@ -5,15 +5,32 @@ from codegen.apis.cuda_driver import (
     device,
     entrypoint,
     event,
+    graph,
     hostmem,
     init,
     launch,
+    link,
     memory,
     module,
     stream,
+    vmm,
 )
 from codegen.apis.cuda_driver.refused import FAMILIES
 
-CHAPTERS = (init, device, context, module, memory, hostmem, stream, event, launch, entrypoint)
+CHAPTERS = (
+    init,
+    device,
+    context,
+    module,
+    memory,
+    hostmem,
+    stream,
+    event,
+    launch,
+    graph,
+    entrypoint,
+    vmm,
+    link,
+)
 
 __all__ = ["CHAPTERS", "FAMILIES"]

@@ -41,10 +41,25 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
             "devproxy checkpoints whole jobs; the state of one process in the driver is not enough"
         ),
     ),
-    "graphs": (
-        r"cuGraph\w*|cuStreamBeginCapture\w*|cuStreamEndCapture|cuStreamUpdateCaptureDependencies|cuUserObject\w+"
-        r"|cuDevice(Get|Set)GraphMemAttribute|cuDeviceGraphMemTrim",
-        Refused("CUDA graphs and stream capture are not supported yet; run without graph capture"),
+    "graph memory nodes": (
+        r"cuGraph(Add)?Mem(Alloc|Free)Node\w*|cuDevice(Get|Set)GraphMemAttribute|cuDeviceGraphMemTrim",
+        Refused(
+            "memory that a graph allocates by itself is not supported yet; allocate it before the capture"
+        ),
+    ),
+    "graph memory operations": (
+        r"cuGraph(Add|Exec)?BatchMemOpNode\w*",
+        Refused("waiting on device memory from a graph is not supported yet; use events"),
+    ),
+    "graph external semaphores": (
+        r"cuGraph(Add|Exec)?ExternalSemaphores\w*",
+        Refused("semaphores of other APIs are not known to the device-proxy server"),
+    ),
+    "conditional graph nodes": (
+        r"cuGraphConditional\w*",
+        Refused(
+            "a conditional node's value lives on the device; decide on the host which graph to launch"
+        ),
     ),
     "textures and arrays": (
         r"cuArray\w+|cuMipmappedArray\w+|cuTex\w+|cuSurf\w+|cuModuleGet(Tex|Surf)Ref|cuParamSetTexRef|cuMemMapArray\w*"
@@ -54,16 +69,14 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
     "virtual memory management": (
         r"cuMemAddress\w+|cuMemCreate|cuMemMap|cuMemUnmap|cuMemRelease|cuMemSetAccess|cuMemGetAccess"
         r"|cuMemGetAllocation\w+|cuMemRetainAllocationHandle|cuMemGetHandleForAddressRange",
-        Refused(
-            "device address ranges belong to the client's allocator; cuMemMap is not supported yet, use cuMemAlloc"
-        ),
+        Refused("device address ranges are this job's own and are not handed to other libraries"),
     ),
     "memory pools": (
         r"cuMemPool\w+|cuMemGetMemPool|cuMemGetDefaultMemPool|cuMemSetMemPool",
         Refused("only a device's default memory pool exists"),
     ),
     "multicast": (r"cuMulticast\w+", Refused("multicast objects need peer GPUs under one driver")),
-    "tensor maps": (r"cuTensorMap\w+", Refused("tensor maps are not supported yet")),
+    "tensor maps": (r"cuTensorMap\w+", Refused("only tiled and im2col tensor maps are encoded")),
     "external memory and semaphores": (
         r"cuImportExternal\w+|cuExternal\w+|cuDestroyExternal\w+|cuSignalExternal\w+|cuWaitExternal\w+",
         Refused("memory and semaphores of other APIs are not known to the device-proxy server"),

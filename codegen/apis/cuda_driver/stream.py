@@ -23,11 +23,6 @@ cuStreamWaitEvent = Api(client_sa="sync", ops=("STREAM_WAIT_EVENT",), checked=CH
 cuStreamAddCallback = Api(
     client_sa="sync", nonnull=("callback",), ops=("HOST_FUNC", "HOST_FUNC_DONE"), checked=CHECKED
 )
-# Capture is refused, so the answer of these four is always "not capturing".
-cuThreadExchangeStreamCaptureMode = Api(client_sa="sync", nonnull=("mode",), checked=CHECKED)
-cuStreamIsCapturing = Api(client_sa="sync", nonnull=("captureStatus",), checked=CHECKED)
-cuStreamGetCaptureInfo_v2 = Api(client_sa="sync", nonnull=("captureStatus_out",), checked=CHECKED)
-cuStreamGetCaptureInfo_v3 = Api(client_sa="sync", nonnull=("captureStatus_out",), checked=CHECKED)
 cuStreamQuery = Api(client_sa="sync", checked=CHECKED)
 cuStreamSynchronize = Api(client_sa="sync", waits=True, checked=CHECKED)
 cuStreamDestroy_v2 = Api(client_sa="sync", ops=("STREAM_DESTROY",), checked=CHECKED)

@@ -145,10 +145,42 @@ bool DeviceState::find(uint64_t addr, uint64_t* base, Allocation* out) {
   auto it = live_.upper_bound(addr);
   if (it == live_.begin()) return false;
   --it;
-  if (addr - it->first >= it->second.bytes) return false;
+  if (addr - it->first >= it->second.bytes || it->second.hidden) return false;
   *base = it->first;
   *out = it->second;
   return true;
+}
+
+int32_t DeviceState::take_credit(uint64_t bytes) {
+  std::lock_guard lock(mu_);
+  if (bytes > kDeviceBytes) return kOutOfMemory;
+  const int32_t rc = credit(bytes);
+  if (rc == kOk) used_ += bytes;
+  return rc;
+}
+
+void DeviceState::return_credit(uint64_t bytes) {
+  std::lock_guard lock(mu_);
+  used_ -= bytes;
+  give_back_credit();
+}
+
+int32_t DeviceState::place(uint64_t addr, uint64_t bytes) {
+  std::lock_guard lock(mu_);
+  const int32_t rc = conn_->post(wire::Opcode::MEM_ALLOC, wire::MEM_ALLOC_req{addr, bytes, kPieceFlag, 0});
+  if (rc == kOk) live_[addr] = {bytes, bytes, false, next_buffer_id(), 0, true, false};
+  return rc;
+}
+
+int32_t DeviceState::unplace(uint64_t addr) {
+  std::lock_guard lock(mu_);
+  if (!live_.erase(addr)) return kInvalidValue;
+  return conn_->post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr});
+}
+
+void DeviceState::set_hidden(uint64_t addr, bool hidden) {
+  std::lock_guard lock(mu_);
+  if (const auto it = live_.find(addr); it != live_.end()) it->second.hidden = hidden;
 }
 
 void DeviceState::end_context(uint64_t context) {
@@ -261,6 +293,7 @@ StreamObj* DeviceState::create_stream(uint32_t flags, int32_t priority, uint64_t
   s.priority = priority;
   s.context = context;
   s.id = stream_serial_;
+  s.capture.store(0, std::memory_order_relaxed);
   s.handle.store(handle.value, std::memory_order_release);
   return &s;
 }
@@ -350,8 +383,10 @@ pthread_key_t per_thread_key() {
     pthread_key_create(&k, [](void*) {
       for (int d = 0; d < kMaxDevices; ++d) {
         DeviceState* s = device_state_if_attached(d);
-        if (s && t_state.default_stream[d])
-          static_cast<void>(s->destroy_stream(s->stream_at(static_cast<uint16_t>(t_state.default_stream[d]))));
+        const uint64_t handle = t_state.default_stream[d];
+        // The end of a context takes its streams along; the place may be another stream's by now.
+        StreamObj* own = s && handle ? s->stream_at(static_cast<uint16_t>(handle)) : nullptr;
+        if (own && own->handle.load() == handle) static_cast<void>(s->destroy_stream(own));
         t_state.default_stream[d] = 0;
       }
     });
@@ -362,7 +397,11 @@ pthread_key_t per_thread_key() {
 
 StreamObj* per_thread_stream(DeviceState* d, int32_t* error) {
   uint64_t& handle = t_state.default_stream[d->ordinal()];
-  if (handle) return d->stream_at(static_cast<uint16_t>(handle));
+  if (handle) {
+    StreamObj* s = d->stream_at(static_cast<uint16_t>(handle));
+    if (s->handle.load(std::memory_order_acquire) == handle) return s;
+    // Gone with its context (cuDevicePrimaryCtxReset): the thread gets another.
+  }
   StreamObj* s = d->create_stream(0, 0, current_context(), error);  // a blocking stream, as CUDA's is
   if (!s) return nullptr;
   handle = s->handle.load();

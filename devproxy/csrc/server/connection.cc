@@ -229,6 +229,7 @@ void Connection::remove_files() const {
 // Gives everything back; also what a half-made connection has.
 void Connection::tear_down() {
   if (space_) space_->stop();
+  graphs.clear();
   functions.clear();
   modules.clear();
   events.clear();

@@ -31,6 +31,7 @@
 #include "devproxy/csrc/server/message.h"
 #include "devproxy/csrc/server/replay_log.h"
 #include "devproxy/csrc/server/slot_table.h"
+#include "devproxy/csrc/server/stored_graph.h"
 #include "devproxy/csrc/transport/segment_view.h"
 #include "devproxy/csrc/wire/attach.h"
 #include "devproxy/hal/hal.h"
@@ -144,6 +145,7 @@ class Connection final : public hal::SpaceOwner {
   void refuse(const Message& message, VHandle stream, int32_t code, uint32_t chunk_tag = 0);
   // The client breaks the protocol: it is told, and nothing of it is looked at any more.
   void poison(const char* text);
+  bool poisoned() const { return poisoned_; }
 
   // nullptr where the stream does not exist.
   hal::QueueRef* queue_of(VHandle stream);
@@ -163,6 +165,7 @@ class Connection final : public hal::SpaceOwner {
   HandleTable<hal::EventRef, HandleKind::kEvent> events;
   HandleTable<ModuleObject, HandleKind::kModule> modules;
   HandleTable<FunctionObject, HandleKind::kFunction> functions;
+  HandleTable<StoredGraph, HandleKind::kGraph> graphs;
   ReplayLog replay;
 
   MemoryMirror device_mirror, pinned_mirror;
@@ -187,6 +190,7 @@ class Connection final : public hal::SpaceOwner {
   bool in_device(uint64_t addr, uint64_t bytes, uint64_t position) const {
     return device_mirror.contains(addr, bytes, position) || in_variable(addr, bytes);
   }
+  std::vector<uint8_t> link_image;      // linked last, until it was fetched
   std::map<uint32_t, uint64_t> limits;  // those that the job set
   // What kernels printed and nobody has asked for yet.
   std::string output_text, error_text;

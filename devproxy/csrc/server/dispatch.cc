@@ -100,6 +100,13 @@ constexpr Row kRows[] = {
     {wire::Opcode::GET_LIMIT, context::get_limit},
     {wire::Opcode::HOST_DEVICE_ADDRESS, hostmem::host_device_address},
     {wire::Opcode::OUTPUT, context::output},
+    {wire::Opcode::TENSOR_MAP, link::tensor_map},
+    {wire::Opcode::LINK, link::link},
+    {wire::Opcode::LINK_FETCH, link::link_fetch},
+    {wire::Opcode::GRAPH_CREATE, graph::graph_create},
+    {wire::Opcode::GRAPH_LAUNCH, graph::graph_launch},
+    {wire::Opcode::GRAPH_UPDATE, graph::graph_update},
+    {wire::Opcode::GRAPH_DESTROY, graph::graph_destroy},
 };
 
 // The rows in the order of wire::kOps. A message without a row, or a request that Message cannot hold, does not
@@ -122,6 +129,8 @@ consteval HandlerTable make_handlers() {
 constexpr HandlerTable kHandlers = make_handlers();
 
 }  // namespace
+
+Handler handler_of(const wire::OpInfo& info) { return kHandlers.of[wire::kOpIndex[info.opcode]]; }
 
 void Connection::run() {
   prepare_thread_for_crash();

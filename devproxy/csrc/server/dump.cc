@@ -237,7 +237,10 @@ StatusOr<std::string> Connection::state_json() {
   for (const ReplayLog::Entry& e : replay.entries()) {
     log += (log.empty() ? "{" : ",{") + json_number("opcode", e.opcode) + ',' + json_number("handle", e.handle.value) +
            ',' + json_number("key", e.key) + ",\"request\":\"" + base64(e.request.data(), e.request.size()) + '"';
-    if (!e.bulk.empty()) log += ",\"bulk\":\"" + base64(e.bulk.data(), e.bulk.size()) + '"';
+    std::vector<uint8_t> now;  // a graph's steps change in place, so they are asked of the graph
+    if (const StoredGraph* graph = e.creates ? graphs.find(e.handle) : nullptr) now = graph->encoded();
+    const std::vector<uint8_t>& bulk = now.empty() ? e.bulk : now;
+    if (!bulk.empty()) log += ",\"bulk\":\"" + base64(bulk.data(), bulk.size()) + '"';
     if (const ModuleObject* module = e.creates ? modules.find(e.handle) : nullptr) {
       std::string globals;
       for (const auto& global : space_->globals(module->module))

@@ -11,6 +11,9 @@ namespace devproxy::server {
 
 using Handler = void (*)(Connection&, const Message&);
 
+// The handler of a message.
+Handler handler_of(const wire::OpInfo& info);
+
 namespace memory {
 void mem_alloc(Connection&, const Message&);
 void mem_free(Connection&, const Message&);
@@ -54,10 +57,23 @@ void module_global(Connection&, const Message&);
 void function_set_attr(Connection&, const Message&);
 }  // namespace module
 
+namespace link {
+void link(Connection&, const Message&);
+void link_fetch(Connection&, const Message&);
+void tensor_map(Connection&, const Message&);
+}  // namespace link
+
 namespace launch {
 void launch(Connection&, const Message&);
 void launch_ex(Connection&, const Message&);
 void occupancy(Connection&, const Message&);
 }  // namespace launch
+
+namespace graph {
+void graph_create(Connection&, const Message&);
+void graph_update(Connection&, const Message&);
+void graph_destroy(Connection&, const Message&);
+void graph_launch(Connection&, const Message&);
+}  // namespace graph
 
 }  // namespace devproxy::server

@@ -40,6 +40,7 @@ constexpr Row kReplayed[] = {
     {wire::Opcode::MODULE_LOAD, module::module_load},
     {wire::Opcode::FUNCTION_GET, module::function_get},
     {wire::Opcode::FUNCTION_SET_ATTR, module::function_set_attr},
+    {wire::Opcode::GRAPH_CREATE, graph::graph_create},
 };
 
 // The extents of one of the job's files, from the bytes in the dump; `pages` get pages, whatever they hold.

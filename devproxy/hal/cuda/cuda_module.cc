@@ -46,7 +46,7 @@ StatusOr<std::shared_ptr<CudaModule>> CudaModule::load(const std::shared_ptr<Con
 // What the image said, and where the driver put each variable. One that it does not know was dropped by its compiler.
 Status CudaModule::take(StatusOr<ModuleFacts> facts) {
   if (!facts.ok()) {
-    unlisted_ = std::move(facts).status();
+    unlisted_ = {kNotSupported, facts.status().text()};  // the driver took it, so the image is not at fault
     return {};
   }
   facts_ = std::move(*facts);

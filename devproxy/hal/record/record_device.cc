@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <utility>
 
 #include "devproxy/hal/record/record_space.h"

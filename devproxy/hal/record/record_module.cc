@@ -1,6 +1,7 @@
 #include "devproxy/hal/record/record_module.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace devproxy::hal::record {
@@ -8,8 +9,22 @@ namespace devproxy::hal::record {
 namespace {
 
 // cuda.h: CU_DEVICE_ATTRIBUTE_*
-constexpr size_t kMaxThreadsPerBlock = 1, kMaxBlockDimX = 2, kMaxGridDimX = 5;
+constexpr size_t kMaxThreadsPerBlock = 1, kMaxBlockDimX = 2, kMaxGridDimX = 5, kMultiprocessors = 16,
+                 kThreadsPerMultiprocessor = 39, kSharedPerMultiprocessor = 81, kBlocksPerMultiprocessor = 106,
+                 kSystemSharedPerBlock = 111;
 constexpr uint32_t kZeroesBytes = 1 << 16;
+// Registers are given to a warp in units of 256, warps to the four parts of a multiprocessor (CUDA programming guide,
+// "Compute Capabilities").
+constexpr uint32_t kRegisters = 65536, kRegisterUnit = 256, kWarp = 32, kParts = 4;
+constexpr uint64_t kSharedUnit = 128;
+constexpr uint64_t kPortableClusterBlocks = 8, kMostClusterBlocks = 16;
+
+// Warps that a multiprocessor has registers for; 0 registers: nobody knows, so no limit.
+uint32_t warps_by_registers(uint32_t regs) {
+  if (regs == 0) return UINT32_MAX / kWarp;
+  const uint32_t of_warp = (std::min(regs, 255u) * kWarp + kRegisterUnit - 1) / kRegisterUnit * kRegisterUnit;
+  return kRegisters / kParts / of_warp * kParts;
+}
 
 }  // namespace
 
@@ -51,13 +66,50 @@ const image::Kernel* RecordModule::kernel(const std::string& name) const {
   return it == kernels_.end() ? nullptr : &facts_.kernels[it->second];
 }
 
-uint32_t threads_by_registers(uint32_t regs) {
-  // Registers are given to a warp in units of 256, warps to the four parts of a multiprocessor (CUDA programming guide,
-  // "Compute Capabilities").
-  constexpr uint32_t kRegisters = 65536, kUnit = 256, kWarp = 32, kMost = 1024;
-  if (regs == 0) return kMost;
-  const uint32_t of_warp = (std::min(regs, 255u) * kWarp + kUnit - 1) / kUnit * kUnit;
-  return std::min(kMost, kRegisters / of_warp / 4 * 4 * kWarp);
+uint32_t threads_by_registers(uint32_t regs) { return std::min<uint32_t>(1024, warps_by_registers(regs) * kWarp); }
+
+uint32_t active_blocks(const RecordFunction& f, uint64_t threads, uint64_t dynamic_shared,
+                       const std::array<int32_t, 256>& attributes) {
+  const auto limit = [&](size_t attribute) { return static_cast<uint64_t>(attributes[attribute]); };
+  if (threads == 0 || threads > f.max_threads || dynamic_shared > f.max_dynamic_shared) return 0;
+  const uint64_t warps = (threads + kWarp - 1) / kWarp;
+  uint64_t blocks = std::min(limit(kBlocksPerMultiprocessor), limit(kThreadsPerMultiprocessor) / (warps * kWarp));
+  blocks = std::min(blocks, warps_by_registers(f.kernel.regs) / warps);
+  const uint64_t shared = f.kernel.shared_bytes + dynamic_shared + limit(kSystemSharedPerBlock);
+  blocks = std::min(blocks, limit(kSharedPerMultiprocessor) / ((shared + kSharedUnit - 1) / kSharedUnit * kSharedUnit));
+  return static_cast<uint32_t>(blocks);
+}
+
+std::vector<int32_t> function_attributes(const RecordFunction& f, const image::Facts& facts) {
+  const image::Kernel& k = f.kernel;
+  const auto version = static_cast<int32_t>(facts.arch.major * 10 + facts.arch.minor);
+  const auto number = [](uint64_t n) { return static_cast<int32_t>(std::min<uint64_t>(n, INT32_MAX)); };
+  // Threads, static shared, constant, local, registers, PTX and binary version, cache mode, dynamic shared, carve-out
+  // (-1: the default), cluster: must be set, width, height, depth, any size allowed, scheduling.
+  return {number(f.max_threads),
+          number(k.shared_bytes),
+          number(k.const_bytes),
+          number(k.local_bytes),
+          number(k.regs ? k.regs : 32),  // PTX: no compiler has chosen; a number that programs can divide by
+          version,
+          version,
+          0,
+          number(f.max_dynamic_shared),
+          -1,
+          k.needs_cluster && k.cluster[0] == 0,
+          number(k.cluster[0]),
+          number(k.cluster[1]),
+          number(k.cluster[2]),
+          0,
+          0};
+}
+
+uint64_t cluster_of(const RecordFunction& f, const LaunchAttribute* attributes, size_t n, uint32_t (*size)[3]) {
+  std::copy_n(f.kernel.cluster, 3, *size);
+  for (size_t i = 0; i < n; i++)
+    if (attributes[i].id == kLaunchClusterDimension) std::memcpy(*size, attributes[i].value, sizeof *size);
+  for (uint32_t& dimension : *size) dimension = std::max(dimension, 1u);
+  return uint64_t{(*size)[0]} * (*size)[1] * (*size)[2];
 }
 
 std::string why_not(const RecordFunction& f, const LaunchArgs& args, const std::array<int32_t, 256>& attributes) {
@@ -65,6 +117,16 @@ std::string why_not(const RecordFunction& f, const LaunchArgs& args, const std::
   const auto limit = [&](size_t attribute) { return static_cast<uint32_t>(attributes[attribute]); };
   if (f.module.expired()) return "its module was unloaded";
   const image::Kernel& k = f.kernel;
+  uint32_t cluster[3];
+  bool cooperative = false, named_cluster = k.cluster[0] != 0;
+  const uint64_t cluster_blocks = cluster_of(f, args.attributes, args.n_attributes, &cluster);
+  for (size_t i = 0; i < args.n_attributes; i++) {
+    cooperative |= args.attributes[i].id == kLaunchCooperative;
+    named_cluster |= args.attributes[i].id == kLaunchClusterDimension;
+  }
+  if (k.needs_cluster && !named_cluster) return "the kernel needs a cluster size, and the launch has none";
+  if (cluster_blocks > (f.any_cluster ? kMostClusterBlocks : kPortableClusterBlocks))
+    return "its cluster has " + text(cluster_blocks) + " blocks, more than the function may have";
   for (size_t i = 0; i < 3; i++) {
     if (args.grid[i] == 0 || args.grid[i] > limit(kMaxGridDimX + i))
       return "dimension " + text(i) + " of its grid is " + text(args.grid[i]) + ", the limit is " +
@@ -75,9 +137,12 @@ std::string why_not(const RecordFunction& f, const LaunchArgs& args, const std::
     if (k.block[i] && args.block[i] != k.block[i])
       return "dimension " + text(i) + " of its block is " + text(args.block[i]) + ", the kernel requires " +
              text(k.block[i]);
-    if (k.cluster[i] && args.grid[i] % k.cluster[i])
-      return "dimension " + text(i) + " of its grid is " + text(args.grid[i]) +
-             ", no multiple of the kernel's cluster, " + text(k.cluster[i]);
+    if (args.grid[i] % cluster[i])
+      return "dimension " + text(i) + " of its grid is " + text(args.grid[i]) + ", no multiple of its cluster's, " +
+             text(cluster[i]);
+    if (k.cluster[i] && cluster[i] != k.cluster[i])
+      return "dimension " + text(i) + " of its cluster is " + text(cluster[i]) + ", the kernel requires " +
+             text(k.cluster[i]);
   }
   const uint64_t threads = uint64_t{args.block[0]} * args.block[1] * args.block[2];
   if (threads > limit(kMaxThreadsPerBlock) || threads > f.max_threads)
@@ -89,6 +154,11 @@ std::string why_not(const RecordFunction& f, const LaunchArgs& args, const std::
   if (uint64_t{args.shared_bytes} + k.shared_bytes > limit(kSharedOptinAttribute))
     return "it asks for " + text(uint64_t{args.shared_bytes} + k.shared_bytes) +
            " bytes of shared memory, the limit is " + text(limit(kSharedOptinAttribute));
+  if (const uint64_t blocks = uint64_t{args.grid[0]} * args.grid[1] * args.grid[2]; cooperative) {
+    const uint64_t most = uint64_t{active_blocks(f, threads, args.shared_bytes, attributes)} * limit(kMultiprocessors);
+    if (blocks > most)
+      return "it is cooperative and has " + text(blocks) + " blocks, of which " + text(most) + " can run at once";
+  }
   // A block that came whole (`extra`) may end in the padding of a C struct.
   bool fits = args.params_bytes == k.params_bytes;
   for (uint64_t align = 4; align <= 128; align *= 2)

@@ -42,11 +42,19 @@ struct RecordFunction final : Function {
   image::Kernel kernel;
   uint32_t max_threads = 0;         // per block, by the image and by registers
   uint32_t max_dynamic_shared = 0;  // what the program may ask for: 48 KB, or what it opted in to
+  bool any_cluster = false;         // it opted in to clusters that not every chip takes
   uint64_t module_id = 0;
 };
 
 // Threads of a block that a device of 64 K registers can hold, 1024 at most.
 uint32_t threads_by_registers(uint32_t regs);
+// Blocks of that many threads that one multiprocessor holds at once: by threads, registers and shared memory.
+uint32_t active_blocks(const RecordFunction& function, uint64_t threads, uint64_t dynamic_shared,
+                       const std::array<int32_t, 256>& attributes);
+// By CUfunction_attribute.
+std::vector<int32_t> function_attributes(const RecordFunction& function, const image::Facts& facts);
+// Blocks of one cluster of a launch, as its attributes or its image say it; 1 for none.
+uint64_t cluster_of(const RecordFunction& function, const LaunchAttribute* attributes, size_t n, uint32_t (*size)[3]);
 // Why a launch cannot be; empty where it can. attributes: the device's.
 std::string why_not(const RecordFunction& function, const LaunchArgs& args, const std::array<int32_t, 256>& attributes);
 

@@ -1,13 +1,19 @@
 #include "devproxy/hal/record/record_space.h"
 
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
 #include "devproxy/csrc/base/json.h"
 
 namespace devproxy::hal::record {
 
 namespace {
 
-constexpr uint32_t kMaxDynamicShared = 8;  // cuda.h: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-constexpr size_t kNamesShown = 4096;       // in a line of load_module
+// cuda.h: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+constexpr uint32_t kMaxDynamicShared = 8, kAnyCluster = 14;
+constexpr size_t kMultiprocessors = 16, kSharedPerMultiprocessor = 81, kSystemSharedPerBlock = 111;  // of a device
+constexpr size_t kNamesShown = 4096;  // in a line of load_module
 
 // FNV-1a: tells images of one record apart, no more.
 std::string digest(const uint8_t* bytes, size_t n) {
@@ -16,6 +22,22 @@ std::string digest(const uint8_t* bytes, size_t n) {
   char text[17];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
   return text;
+}
+
+// By the numbers of cuda.h; with a cluster's size, which is what readers want to know.
+std::string attributes_text(const LaunchAttribute* list, size_t n) {
+  std::string text;
+  for (size_t i = 0; i < n; i++) {
+    text += (text.empty() ? "{\"id\":" : ",{\"id\":") + std::to_string(list[i].id);
+    if (list[i].id == kLaunchClusterDimension || list[i].id == kLaunchPreferredClusterDimension) {
+      uint32_t size[3];
+      std::memcpy(size, list[i].value, sizeof size);
+      text +=
+          ",\"size\":[" + std::to_string(size[0]) + ',' + std::to_string(size[1]) + ',' + std::to_string(size[2]) + ']';
+    }
+    text += '}';
+  }
+  return '[' + text + ']';
 }
 
 const char* kind_of(const CopyArgs& args) {
@@ -101,6 +123,7 @@ void RecordSpace::launch(const QueueRef& queue, Ticket ticket, const FunctionRef
     l.add("stream", index_of(queue)).add("function", function.kernel.name).add("module", function.module_id);
     l.add("grid", args.grid).add("block", args.block).add("shared", args.shared_bytes);
     l.add("params", uint64_t{args.params_bytes});
+    if (args.n_attributes) l.raw("attributes", attributes_text(args.attributes, args.n_attributes));
     if (!wrong.empty()) l.add("refused", wrong);
   });
   if (wrong.empty() || faulted_) return inner_->nop(queue, ticket);
@@ -197,7 +220,8 @@ StatusOr<FunctionRef> RecordSpace::get_function(const ModuleRef& ref, const std:
   function->max_dynamic_shared = kSharedWithoutOptin - std::min(kSharedWithoutOptin, kernel->shared_bytes);
   info->max_threads = function->max_threads;
   info->shared_bytes = kernel->shared_bytes;
-  info->regs = kernel->regs ? kernel->regs : 32;  // PTX: no compiler has chosen; a number that programs can divide by
+  info->attributes = function_attributes(*function, module->facts());
+  info->regs = static_cast<uint32_t>(info->attributes[4]);
   info->params.clear();
   for (const image::Param& p : kernel->params) info->params.push_back({p.offset_bytes, p.size_bytes});
   return FunctionRef(function);
@@ -239,7 +263,45 @@ Status RecordSpace::set_attribute(const FunctionRef& ref, uint32_t attribute, in
     return {kInvalidValue, "function '" + function.kernel.name + "' cannot have " + std::to_string(value) +
                                " bytes of dynamic shared memory"};
   if (attribute == kMaxDynamicShared) function.max_dynamic_shared = static_cast<uint32_t>(value);
+  if (attribute == kAnyCluster) function.any_cluster = value != 0;
   return {};
+}
+
+// As the chip's documents have it: 48 K of shared memory more or less is what programs size their grids by. Clusters
+// are counted as if they could lie anywhere; a real chip has fewer places for large ones.
+StatusOr<int64_t> RecordSpace::occupancy(const FunctionRef& ref, const OccupancyQuery& query) {
+  const auto& function = static_cast<const RecordFunction&>(*ref);
+  const auto& attributes = properties_.attributes;
+  const uint64_t threads = uint64_t{query.block[0]} * query.block[1] * query.block[2];
+  StatusOr<int64_t> answer = int64_t{0};
+  uint32_t cluster[3];
+  const auto cluster_blocks =
+      static_cast<int64_t>(cluster_of(function, query.attributes, query.n_attributes, &cluster));
+  switch (query.kind) {
+    case OccupancyKind::kActiveBlocks: answer = active_blocks(function, threads, query.shared_bytes, attributes); break;
+    case OccupancyKind::kAvailableShared: {
+      if (query.grid[0] == 0 || active_blocks(function, threads, 0, attributes) < query.grid[0]) {
+        answer = Status(kInvalidValue, "so many blocks do not fit a multiprocessor");
+        break;
+      }
+      const int64_t each = attributes[kSharedPerMultiprocessor] / static_cast<int64_t>(query.grid[0]) / 128 * 128 -
+                           attributes[kSystemSharedPerBlock];
+      const int64_t most = std::min<int64_t>(each, attributes[kSharedOptinAttribute]);
+      answer = std::max<int64_t>(0, most - function.kernel.shared_bytes);
+      break;
+    }
+    case OccupancyKind::kActiveClusters:
+      answer = int64_t{active_blocks(function, threads, query.shared_bytes, attributes)} *
+               attributes[kMultiprocessors] / cluster_blocks;
+      break;
+    case OccupancyKind::kMaxClusterSize: answer = int64_t{function.any_cluster ? 16 : 8}; break;
+  }
+  line("occupancy", [&](Line& l) {
+    l.add("function", function.kernel.name).add("kind", static_cast<uint32_t>(query.kind)).add("threads", threads);
+    l.add("shared", query.shared_bytes);
+    if (answer.ok()) l.add("answer", *answer);
+  });
+  return answer;
 }
 
 void RecordSpace::stop() {

@@ -58,6 +58,7 @@ class RecordSpace final : public Space {
   StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t bytes) override {
     return inner_->host_device_address(addr, bytes);
   }
+  StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) override;
 
   void stop() override;
 

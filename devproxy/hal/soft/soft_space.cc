@@ -609,7 +609,8 @@ StatusOr<int64_t> SoftSpace::occupancy(const FunctionRef& ref, const OccupancyQu
       return blocks;
     }
     case OccupancyKind::kAvailableShared: {
-      if (query.block[0] > most || uint64_t{query.block[0]} * query.grid[0] > kThreadsPerMultiprocessor)
+      if (query.grid[0] == 0 || query.block[0] > most ||
+          uint64_t{query.block[0]} * query.grid[0] > kThreadsPerMultiprocessor)
         return Status(kInvalidValue, "so many blocks do not fit a multiprocessor");
       const int64_t each = std::min<int64_t>(kSharedPerMultiprocessor / query.grid[0], kSharedPerBlockOptin);
       return std::max<int64_t>(0, each - entry.shared_bytes);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "devproxy/interceptors/client_common.h"
+#include "devproxy/interceptors/graph/client.h"
 
 namespace devproxy::sa::context {
 
@@ -203,9 +204,14 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) {
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   DeviceState* d;
   if (const CUresult rc = device_of(dev, &d); rc != CUDA_SUCCESS) return rc;
-  client::log(client::Level::kWarn,
-              "cuDevicePrimaryCtxReset is refused: it would free what the job still names; the job's end frees it");
-  return CUDA_ERROR_NOT_SUPPORTED;
+  const uint64_t ctx = d->primary.load(std::memory_order_acquire);
+  if (!ctx) return CUDA_SUCCESS;
+  // cuda.h: everything made in it is gone, and who retained it still has to release it. The handle stays, as after a
+  // release; a fault stays too, because it is the server's address space that is broken.
+  if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
+  d->end_context(ctx);
+  d->primary_flags = 0;
+  return CUDA_SUCCESS;
 }
 
 // -- contexts -------------------------------------------------------------------------------------------------------
@@ -298,6 +304,7 @@ CUresult cuCtxGetId(CUcontext ctx, unsigned long long* ctxId) {
 
 CUresult cuCtxSynchronize() {
   DP_CURRENT(d);
+  DP_NOT_IN_CAPTURE(d);
   return result(d->wait_all());
 }
 
@@ -305,7 +312,9 @@ CUresult cuCtxSynchronize_v2(CUcontext ctx) {
   if (!ctx) return context::cuCtxSynchronize();
   const ContextObj* c = contexts().get(bits(ctx));
   if (!c) return CUDA_ERROR_INVALID_CONTEXT;
-  return result(client::device_state_if_attached(c->device)->wait_all());
+  DeviceState* d = client::device_state_if_attached(c->device);
+  DP_NOT_IN_CAPTURE(d);
+  return result(d->wait_all());
 }
 
 // A cache preference is a hint to a real chip; the value read back is the one set.

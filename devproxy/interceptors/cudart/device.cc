@@ -117,11 +117,11 @@ cudaError_t cudaGetDeviceFlags(unsigned int* flags) {
 
 cudaError_t cudaDeviceReset() {
   const int device = current_device();
-  CUcontext context = nullptr;
-  if (cuCtxGetCurrent(&context) == CUDA_SUCCESS && context != nullptr)
-    if (const CUresult rc = cuCtxSynchronize(); rc != CUDA_SUCCESS) return result(rc);
-  const std::lock_guard lock(g_primary_mu);
-  if (g_primary[device].load(std::memory_order_acquire) == nullptr) return cudaSuccess;  // nothing was made
+  if (device >= kMaxDevices || g_primary[device].load(std::memory_order_acquire) == nullptr) return cudaSuccess;
+  if (const cudaError_t rc = make_current(device); rc != cudaSuccess) return rc;
+  if (const CUresult rc = cuCtxSynchronize(); rc != CUDA_SUCCESS) return result(rc);
+  // Device code goes as well, and comes back at its next use, as before the first.
+  if (const cudaError_t rc = unload_all(); rc != cudaSuccess) return rc;
   return result(cuDevicePrimaryCtxReset(device));
 }
 

@@ -123,21 +123,28 @@ cudaError_t load_address(Variable* variable, int device, CUdeviceptr* out) {
   return cudaSuccess;
 }
 
-void forget_loaded() {
+cudaError_t unload_all() {
   const std::lock_guard lock(g_load_mu);
+  CUresult first = CUDA_SUCCESS;
+  const auto unload = [&first](Module* module) {
+    const CUlibrary library = module->library.exchange(nullptr);
+    const CUresult rc = library != nullptr ? cuLibraryUnload(library) : CUDA_SUCCESS;
+    if (first == CUDA_SUCCESS) first = rc;
+  };
   const std::lock_guard registry(g_registry_mu);
-  g_kernels.for_each([](const void*, Kernel* k) {
-    LoadedKernel* loaded = k->loaded.load();
-    if (loaded == nullptr) return;
-    loaded->kernel = nullptr;
-    for (auto& f : loaded->functions) f.store(nullptr);
-    k->module->library.store(nullptr);
+  g_kernels.for_each([&](const void*, Kernel* k) {
+    if (LoadedKernel* loaded = k->loaded.load()) {
+      loaded->kernel = nullptr;
+      for (auto& f : loaded->functions) f.store(nullptr);
+    }
+    unload(k->module);
   });
-  g_variables.for_each([](const void*, Variable* v) {
+  g_variables.for_each([&](const void*, Variable* v) {
     if (LoadedVariable* loaded = v->loaded.load())
       for (auto& a : loaded->addresses) a.store(0);
-    v->module->library.store(nullptr);
+    unload(v->module);
   });
+  return result(first);
 }
 
 namespace registration {

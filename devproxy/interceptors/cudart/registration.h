@@ -144,7 +144,7 @@ inline cudaError_t function_of(const void* symbol, int device, CUfunction* out) 
   return cudaErrorInvalidDeviceFunction;
 }
 
-// After cudaDeviceReset: what was loaded is gone from the driver, and is loaded again at its next use.
-void forget_loaded();
+// Unloads every module; each is loaded again at its next use.
+cudaError_t unload_all();
 
 }  // namespace devproxy::sa::cudart

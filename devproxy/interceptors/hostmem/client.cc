@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "devproxy/interceptors/client_common.h"
+#include "devproxy/interceptors/graph/client.h"
 #include "devproxy/interceptors/hostmem/client.h"
 
 namespace devproxy::sa::hostmem {
@@ -39,6 +40,7 @@ CUresult cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
                 "(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY is 0); use copies");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
+  DP_SAFE();
   int32_t error = kOk;
   const uint64_t addr = d->allocate_pinned(bytesize, &error);
   *pp = reinterpret_cast<void*>(addr);
@@ -52,6 +54,7 @@ CUresult cuMemFreeHost(void* p) {
   const client::Place place = client::place_of(reinterpret_cast<uint64_t>(p));
   if (!place.pinned) return CUDA_ERROR_INVALID_VALUE;
   DeviceState* d = client::device_state_if_attached(place.device);
+  DP_SAFE();
   // As the driver does: nothing may still copy through it.
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
   return result(d->free_pinned(reinterpret_cast<uint64_t>(p)));

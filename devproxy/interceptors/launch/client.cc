@@ -1,4 +1,6 @@
 // Launches: everything that can be checked without the device is checked here; then one message, nobody waits.
+#include "devproxy/interceptors/launch/client.h"
+
 #include <string.h>
 
 #include <algorithm>
@@ -8,7 +10,7 @@
 
 #include "devproxy/csrc/wire/launch.h"
 #include "devproxy/interceptors/client_common.h"
-#include "devproxy/interceptors/module/client.h"
+#include "devproxy/interceptors/graph/client.h"
 
 namespace devproxy::sa::launch {
 
@@ -38,9 +40,7 @@ void pack(const FunctionObj& f, void* const* kernelParams, uint8_t* to) {
   }
 }
 
-struct Geometry {
-  unsigned grid[3], block[3], shared;
-};
+}  // namespace
 
 int32_t check(const FunctionObj& f, const Geometry& g, const DeviceState& d) {
   for (int i = 0; i < 3; ++i)
@@ -56,6 +56,8 @@ int32_t check(const FunctionObj& f, const Geometry& g, const DeviceState& d) {
   if (g.shared > static_cast<unsigned>(f.max_dynamic_shared.load(std::memory_order_relaxed))) return kInvalidValue;
   return kOk;
 }
+
+namespace {
 
 // The attributes of one launch that travel.
 struct Attributes {
@@ -222,24 +224,49 @@ bool block_of(const FunctionObj& f, void** extra, client::Bulk* out) {
   return true;
 }
 
+}  // namespace
+
+int32_t parameter_block(const FunctionObj& f, void* const* kernelParams, void** extra, std::vector<uint8_t>* block) {
+  if (kernelParams || (!extra && f.params.empty())) {
+    if (extra || f.param_bytes > kMaxPacked) return kInvalidValue;
+    for (size_t i = 0; i < f.params.size(); ++i)
+      if (!kernelParams[i]) return kInvalidValue;
+    block->resize(f.param_bytes);
+    pack(f, kernelParams, block->data());
+    return kOk;
+  }
+  client::Bulk own;
+  if (!extra || !block_of(f, extra, &own)) return kInvalidValue;
+  const auto* from = static_cast<const uint8_t*>(own.data);
+  block->assign(from, from + own.bytes);
+  return kOk;
+}
+
+int32_t attributes(FunctionObj* f, uint64_t handle, const Geometry& g, const CUlaunchAttribute* list, unsigned n,
+                   std::vector<LaunchAttribute>* out) {
+  DeviceState* d = client::device_state_if_attached(f->device);
+  CUlaunchConfig config{};
+  config.gridDimX = g.grid[0], config.gridDimY = g.grid[1], config.gridDimZ = g.grid[2];
+  config.attrs = const_cast<CUlaunchAttribute*>(list);
+  config.numAttrs = n;
+  Attributes taken;
+  if (const CUresult rc = take_attributes(*f, *d, config, &taken); rc != CUDA_SUCCESS) return rc;
+  if (taken.cooperative)
+    if (const int32_t rc = check_cooperative(f, handle, *d, g); rc != kOk) return rc;
+  out->assign(taken.list, taken.list + taken.n);
+  return kOk;
+}
+
+namespace {
+
 // A launch with attributes: they travel in front of the parameters.
 CUresult launch_ex(const FunctionObj& f, uint64_t value, const Geometry& g, DeviceState* d, StreamObj* s,
                    const Attributes& attributes, void** kernelParams, void** extra) {
   if (const int32_t late = d->conn().take_late_error(); late != kOk) return result(late);
-  std::vector<uint8_t> bulk(attributes.bytes());
+  std::vector<uint8_t> bulk(attributes.bytes()), block;
   memcpy(bulk.data(), attributes.list, attributes.bytes());
-  if (kernelParams || (!extra && f.params.empty())) {
-    if (extra || f.param_bytes > kMaxPacked) return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < f.params.size(); ++i)
-      if (!kernelParams[i]) return CUDA_ERROR_INVALID_VALUE;
-    bulk.resize(attributes.bytes() + f.param_bytes);
-    pack(f, kernelParams, bulk.data() + attributes.bytes());
-  } else {
-    client::Bulk block;
-    if (!extra || !block_of(f, extra, &block)) return CUDA_ERROR_INVALID_VALUE;
-    const auto* from = static_cast<const uint8_t*>(block.data);
-    bulk.insert(bulk.end(), from, from + block.bytes);
-  }
+  if (const int32_t rc = parameter_block(f, kernelParams, extra, &block); rc != kOk) return result(rc);
+  bulk.insert(bulk.end(), block.begin(), block.end());
   wire::LAUNCH_EX_req req{VHandle{value},
                           VHandle{s->handle.load(std::memory_order_relaxed)},
                           g.grid[0],
@@ -269,6 +296,10 @@ CUresult launch(CUfunction hfunc, const Geometry& g, CUstream hStream, void** ke
   DP_STREAM(hStream, s, d);
   if (d->ordinal() != f->device) return CUDA_ERROR_INVALID_HANDLE;
   if (const int32_t rc = check(*f, g, *d); rc != kOk) return result(rc);
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_kernel(s, hfunc, g, kernelParams, extra, config, &rc)) return rc;
+  }
   if (__builtin_expect(config != nullptr && config->numAttrs != 0, 0)) {
     Attributes attributes;
     if (const CUresult rc = take_attributes(*f, *d, *config, &attributes); rc != CUDA_SUCCESS) return rc;

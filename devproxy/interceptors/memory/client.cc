@@ -1,11 +1,14 @@
 // Device memory and copies. The client's allocator chooses addresses and tells the server in ring order; a copy is a
 // command on a stream between two places: device, pinned window, or a staging chunk for everything else.
+#include "devproxy/interceptors/memory/client.h"
+
 #include <string.h>
 
 #include <algorithm>
 
 #include "devproxy/csrc/client/variables.h"
 #include "devproxy/interceptors/client_common.h"
+#include "devproxy/interceptors/graph/client.h"
 #include "devproxy/interceptors/hostmem/client.h"
 
 namespace devproxy::sa::memory {
@@ -124,7 +127,14 @@ enum Direction { kHtoD, kDtoH, kDtoD, kAny };
 bool live(DeviceState* d, uint64_t addr, uint64_t bytes) {
   uint64_t base;
   Allocation a;
-  if (d->find(addr, &base, &a)) return bytes <= a.bytes - (addr - base);
+  while (d->find(addr, &base, &a)) {
+    const uint64_t here = a.bytes - (addr - base);
+    if (bytes <= here) return true;
+    if (!a.piece) return false;
+    addr += here;
+    bytes -= here;
+  }
+  if (a.piece) return false;  // it began in pieces and ends beyond them
   if (d->find_pinned(addr, &base, &a)) return bytes <= a.bytes - (addr - base);
   client::Variable v;
   return client::find_variable(addr, &v) && bytes <= v.bytes - (addr - v.addr);
@@ -136,7 +146,7 @@ bool find_device(DeviceState* d, uint64_t addr, uint64_t* base, Allocation* out)
   client::Variable v;
   if (!client::find_variable(addr, &v)) return false;
   *base = v.addr;
-  *out = Allocation{v.bytes, v.bytes, false, v.id, d->primary.load()};
+  *out = Allocation{v.bytes, v.bytes, false, v.id, d->primary.load(), false, false};
   return true;
 }
 
@@ -260,6 +270,8 @@ int32_t fill(DeviceState* d, StreamObj* s, uint64_t dst, uint64_t pitch, uint32_
 
 }  // namespace
 
+bool known(uint64_t addr, uint64_t bytes) { return valid_side(addr, bytes); }
+
 // -- allocation -----------------------------------------------------------------------------------------------------
 
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
@@ -276,6 +288,7 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
 CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
   if (bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
   DP_CURRENT(d);
+  DP_SAFE();
   int32_t error = kOk;
   *dptr = d->allocate(bytesize, nullptr, false, &error);
   return result(error);
@@ -299,7 +312,8 @@ CUresult cuMemFree_v2(CUdeviceptr dptr) {
   DeviceState* d = client::device_state_if_attached(p.device);
   uint64_t base;
   Allocation a;
-  if (!d->find(dptr, &base, &a) || base != dptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!d->find(dptr, &base, &a) || base != dptr || a.piece) return CUDA_ERROR_INVALID_VALUE;
+  DP_SAFE();
   // As the driver does: the range may be in use by any stream until all have come this far.
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
   return result(d->free(dptr, nullptr));
@@ -319,6 +333,10 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdeviceptr 
 
 CUresult cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
   DP_STREAM(hStream, s, d);
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_alloc(s, d, dptr, bytesize, &rc)) return rc;
+  }
   if (bytesize == 0) {
     *dptr = 0;
     return CUDA_SUCCESS;
@@ -331,6 +349,10 @@ CUresult cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
 CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
   if (dptr == 0) return CUDA_SUCCESS;
   DP_STREAM(hStream, s, d);
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_free(s, d, dptr, &rc)) return rc;
+  }
   const Place p = place_of(dptr);
   if (p.device < 0 || p.pinned) return CUDA_ERROR_INVALID_VALUE;
   if (p.device != d->ordinal()) {
@@ -396,12 +418,38 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void
 namespace {
 CUresult copy_now(uint64_t dst, uint64_t src, size_t bytes, Direction direction) {
   DP_STREAM(CUstream{nullptr}, s, d);
+  DP_NOT_IN_CAPTURE(s);
   // A synchronous copy is a legacy-stream copy: all earlier work of blocking streams comes first, which the server's
   // stream rule keeps; towards the host only D2H and pinned copies must be waited for (cuda.h, API synchronization).
   return result(dispatch_copy(d, s, dst, src, bytes, direction, true));
 }
+// A run of bytes as a node of a graph holds it.
+CUDA_MEMCPY3D copy_1d(uint64_t dst, uint64_t src, size_t bytes, Direction direction) {
+  CUDA_MEMCPY3D p{};
+  p.srcMemoryType = direction == kHtoD  ? CU_MEMORYTYPE_HOST
+                    : direction == kAny ? CU_MEMORYTYPE_UNIFIED
+                                        : CU_MEMORYTYPE_DEVICE;
+  p.dstMemoryType = direction == kDtoH  ? CU_MEMORYTYPE_HOST
+                    : direction == kAny ? CU_MEMORYTYPE_UNIFIED
+                                        : CU_MEMORYTYPE_DEVICE;
+  if (direction == kHtoD)
+    p.srcHost = reinterpret_cast<const void*>(src);
+  else
+    p.srcDevice = src;
+  if (direction == kDtoH)
+    p.dstHost = reinterpret_cast<void*>(dst);
+  else
+    p.dstDevice = dst;
+  p.WidthInBytes = bytes;
+  p.Height = p.Depth = 1;
+  return p;
+}
 CUresult copy_async(uint64_t dst, uint64_t src, size_t bytes, Direction direction, CUstream hStream) {
   DP_STREAM(hStream, s, d);
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_copy(s, copy_1d(dst, src, bytes, direction), &rc)) return rc;
+  }
   return result(dispatch_copy(d, s, dst, src, bytes, direction, false));
 }
 uint64_t address(const void* p) { return reinterpret_cast<uint64_t>(p); }
@@ -516,8 +564,26 @@ int32_t copy_rows(DeviceState* d, StreamObj* s, Side dst, Side src, uint64_t wid
   return kOk;
 }
 
+// A rectangle as a node of a graph holds it.
+CUDA_MEMCPY3D as_3d(const CUDA_MEMCPY2D& p) {
+  CUDA_MEMCPY3D out{};
+  out.srcXInBytes = p.srcXInBytes, out.srcY = p.srcY, out.srcMemoryType = p.srcMemoryType;
+  out.srcHost = p.srcHost, out.srcDevice = p.srcDevice, out.srcArray = p.srcArray, out.srcPitch = p.srcPitch;
+  out.dstXInBytes = p.dstXInBytes, out.dstY = p.dstY, out.dstMemoryType = p.dstMemoryType;
+  out.dstHost = p.dstHost, out.dstDevice = p.dstDevice, out.dstArray = p.dstArray, out.dstPitch = p.dstPitch;
+  out.WidthInBytes = p.WidthInBytes, out.Height = p.Height, out.Depth = 1;
+  return out;
+}
+
+// False where the copy is over: captured, or an error of the capture.
+bool outside_capture(StreamObj* s, const CUDA_MEMCPY3D& p, bool wait, CUresult* rc) {
+  if (!graph::capturing()) return true;
+  return wait ? !graph::prohibited(s, rc) : !graph::capture_copy(s, p, rc);
+}
+
 CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream hStream, bool wait) {
   DP_STREAM(hStream, s, d);
+  if (CUresult rc = CUDA_SUCCESS; !outside_capture(s, as_3d(*p), wait, &rc)) return rc;
   Side dst, src;
   if (!side(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcPitch, p->srcXInBytes, p->srcY, p->WidthInBytes, &src) ||
       !side(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstPitch, p->dstXInBytes, p->dstY, p->WidthInBytes, &dst))
@@ -528,6 +594,7 @@ CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream hStream, bool wait) {
 CUresult copy_3d(const CUDA_MEMCPY3D* p, CUstream hStream, bool wait) {
   if (p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
   DP_STREAM(hStream, s, d);
+  if (CUresult rc = CUDA_SUCCESS; !outside_capture(s, *p, wait, &rc)) return rc;
   Side dst, src;
   if (!side(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcPitch, p->srcXInBytes, p->srcY, p->WidthInBytes, &src) ||
       !side(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstPitch, p->dstXInBytes, p->dstY, p->WidthInBytes, &dst))
@@ -560,6 +627,10 @@ namespace {
 CUresult set(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t width, size_t count, size_t rows,
              CUstream hStream) {
   DP_STREAM(hStream, s, d);
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_memset(s, {dst, pitch, value, width, count, rows}, &rc)) return rc;
+  }
   return result(fill(d, s, dst, pitch, value, width, count, rows, false));
 }
 }  // namespace

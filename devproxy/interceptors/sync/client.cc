@@ -4,7 +4,10 @@
 
 #include <unordered_map>
 
+#include "devproxy/interceptors/sync/client.h"
+
 #include "devproxy/interceptors/client_common.h"
+#include "devproxy/interceptors/graph/client.h"
 
 namespace devproxy::sa::sync {
 
@@ -62,6 +65,7 @@ CUresult cuStreamCreate(CUstream* phStream, unsigned int Flags) {
 CUresult cuStreamDestroy_v2(CUstream hStream) {
   if (bits(hStream) <= 2) return CUDA_ERROR_INVALID_HANDLE;
   DP_STREAM(hStream, s, d);
+  if (graph::capturing()) graph::stream_destroyed(s);
   return result(d->destroy_stream(s));  // cuda.h: returns at once; what is queued still runs
 }
 
@@ -97,6 +101,7 @@ CUresult cuStreamGetDevice(CUstream hStream, CUdevice* device) {
 
 CUresult cuStreamQuery(CUstream hStream) {
   DP_STREAM(hStream, s, d);
+  DP_NOT_IN_CAPTURE(s);
   if (d->idle(*s)) {
     const int32_t e = d->conn().error();
     return result(e != kOk ? e : d->conn().take_late_error());
@@ -107,37 +112,8 @@ CUresult cuStreamQuery(CUstream hStream) {
 
 CUresult cuStreamSynchronize(CUstream hStream) {
   DP_STREAM(hStream, s, d);
+  DP_NOT_IN_CAPTURE(s);
   return result(wait(d, s));
-}
-
-CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureStatus) {
-  DP_STREAM(hStream, s, d);
-  *captureStatus = CU_STREAM_CAPTURE_STATUS_NONE;  // capture is refused, so no stream ever captures
-  return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
-                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
-                                   size_t* numDependencies_out) {
-  if (id_out) *id_out = 0;
-  if (graph_out) *graph_out = nullptr;
-  if (dependencies_out) *dependencies_out = nullptr;
-  if (numDependencies_out) *numDependencies_out = 0;
-  return sync::cuStreamIsCapturing(hStream, captureStatus_out);
-}
-
-CUresult cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
-                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
-                                   const CUgraphEdgeData** edgeData_out, size_t* numDependencies_out) {
-  if (edgeData_out) *edgeData_out = nullptr;
-  return sync::cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out, dependencies_out,
-                                         numDependencies_out);
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  static thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  std::swap(*mode, current);
-  return CUDA_SUCCESS;
 }
 
 // -- events ---------------------------------------------------------------------------------------------------------
@@ -155,6 +131,7 @@ CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags) {
   e->device = d->ordinal();
   e->flags = Flags;
   e->record.store(0);
+  e->capture.store(0, std::memory_order_relaxed);
   const int32_t rc = d->conn().post(Opcode::EVENT_CREATE, wire::EVENT_CREATE_req{VHandle{value}, Flags, 0});
   events().publish(value);
   if (rc != kOk) {
@@ -169,9 +146,15 @@ CUresult cuEventDestroy_v2(CUevent hEvent) {
   EventObj* e = events().get(bits(hEvent));
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
   DeviceState* d = client::device_state_if_attached(e->device);
+  if (e->capture.load(std::memory_order_relaxed)) graph::event_destroyed(bits(hEvent));
   const int32_t rc = d->conn().post(Opcode::EVENT_DESTROY, wire::EVENT_DESTROY_req{VHandle{bits(hEvent)}});
   events().remove(bits(hEvent));
   return result(rc);
+}
+
+void set_record(EventObj* e, const StreamObj* s, uint64_t end) {
+  e->capture.store(0, std::memory_order_relaxed);
+  e->record.store(static_cast<uint64_t>(s->index) << EventObj::kIndexShift | end, std::memory_order_release);
 }
 
 CUresult cuEventRecord(CUevent hEvent, CUstream hStream) {
@@ -179,17 +162,26 @@ CUresult cuEventRecord(CUevent hEvent, CUstream hStream) {
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
   DP_STREAM(hStream, s, d);
   if (d->ordinal() != e->device) return CUDA_ERROR_INVALID_HANDLE;  // cuda.h: event and stream are of one context
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_record(s, hEvent, false, &rc)) return rc;
+  }
   uint64_t end = 0;
   const wire::EVENT_RECORD_req req{VHandle{bits(hEvent)}, vhandle(s)};
   const int32_t rc = command(d, s, Opcode::EVENT_RECORD, req, &end);
-  if (rc == kOk)
-    e->record.store(static_cast<uint64_t>(s->index) << EventObj::kIndexShift | end, std::memory_order_release);
+  if (rc == kOk) set_record(e, s, end);
   return result(rc);
 }
 
 CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags) {
-  if (flags & ~1u) return CUDA_ERROR_INVALID_VALUE;  // CU_EVENT_RECORD_EXTERNAL means something in a capture only
-  return sync::cuEventRecord(hEvent, hStream);
+  if (flags == CU_EVENT_RECORD_DEFAULT) return sync::cuEventRecord(hEvent, hStream);
+  if (flags != CU_EVENT_RECORD_EXTERNAL || !graph::capturing()) return CUDA_ERROR_INVALID_VALUE;  // outside a capture
+  EventObj* e = events().get(bits(hEvent));
+  if (!e) return CUDA_ERROR_INVALID_HANDLE;
+  DP_STREAM(hStream, s, d);
+  if (d->ordinal() != e->device) return CUDA_ERROR_INVALID_HANDLE;
+  CUresult rc = CUDA_SUCCESS;
+  return graph::capture_record(s, hEvent, true, &rc) ? rc : CUDA_ERROR_INVALID_VALUE;
 }
 
 namespace {
@@ -206,6 +198,8 @@ Recorded recorded(const EventObj& e) {
 CUresult cuEventQuery(CUevent hEvent) {
   EventObj* e = events().get(bits(hEvent));
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
+  DP_EVENT_OUTSIDE(e);
+  DP_SAFE();
   DeviceState* d = client::device_state_if_attached(e->device);
   const Recorded r = recorded(*e);
   if (r.position == 0 || d->conn().completed(r.index, r.position)) return result(d->conn().error());
@@ -216,6 +210,8 @@ CUresult cuEventQuery(CUevent hEvent) {
 CUresult cuEventSynchronize(CUevent hEvent) {
   EventObj* e = events().get(bits(hEvent));
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
+  DP_EVENT_OUTSIDE(e);
+  DP_SAFE();
   DeviceState* d = client::device_state_if_attached(e->device);
   const Recorded r = recorded(*e);
   if (r.position == 0) return result(d->conn().error());
@@ -229,6 +225,12 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
   EventObj* e = events().get(bits(hEvent));
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
   DP_STREAM(hStream, s, d);
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_wait(s, hEvent, Flags == CU_EVENT_WAIT_EXTERNAL, &rc)) return rc;
+  }
+  if (Flags == CU_EVENT_WAIT_EXTERNAL) return CUDA_ERROR_INVALID_VALUE;  // cuda.h: invalid outside of a capture
+  DP_EVENT_OUTSIDE(e);
   const Recorded r = recorded(*e);
   if (r.position == 0) return CUDA_SUCCESS;
   if (e->device != d->ordinal()) {
@@ -245,6 +247,8 @@ CUresult elapsed(double* ms, CUevent hStart, CUevent hEnd) {
   EventObj* a = events().get(bits(hStart));
   EventObj* b = events().get(bits(hEnd));
   if (!a || !b || a->device != b->device) return CUDA_ERROR_INVALID_HANDLE;
+  DP_EVENT_OUTSIDE(a);
+  DP_EVENT_OUTSIDE(b);
   if ((a->flags | b->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
   const Recorded ra = recorded(*a), rb = recorded(*b);
   if (ra.position == 0 || rb.position == 0) return CUDA_ERROR_INVALID_HANDLE;
@@ -279,34 +283,33 @@ CUresult cuEventElapsedTime_v2(float* pMilliseconds, CUevent hStart, CUevent hEn
 
 namespace {
 
-struct HostCall {
-  CUhostFn fn = nullptr;
-  CUstreamCallback callback = nullptr;
-  void* data = nullptr;
-  CUstream stream = nullptr;
-};
-
 class HostFunctions {
  public:
   explicit HostFunctions(DeviceState* d) : d_(d) {}
 
-  int32_t post(StreamObj* s, const HostCall& call) {
+  // post_with(token) posts the message that has the calls run, numbered from token.
+  template <class Post>
+  int32_t post(const HostCall* calls, size_t n, Post post_with) {
     std::lock_guard lock(mu_);
     // Token t goes through entry t % kHostFuncs; the server waits for the entry, which the loop below empties before
     // it runs the function, so any number may be under way.
-    const uint64_t token = ++next_;
-    calls_[token] = call;
+    const uint64_t token = next_ + 1;
+    next_ += n;
+    for (size_t i = 0; i < n; ++i) calls_[token + i] = calls[i];
+    int32_t rc = kOk;
     if (!started_) {
-      started_ = true;
       pthread_t t;
-      if (pthread_create(&t, nullptr, &HostFunctions::run, this) != 0) {
-        started_ = false;
-        calls_.erase(token);
-        return kOutOfMemory;
+      if (pthread_create(&t, nullptr, &HostFunctions::run, this) == 0) {
+        started_ = true;
+        pthread_detach(t);
+      } else {
+        rc = kOutOfMemory;
       }
-      pthread_detach(t);
     }
-    return command(d_, s, Opcode::HOST_FUNC, wire::HOST_FUNC_req{vhandle(s), token});
+    if (rc == kOk) rc = post_with(token);
+    if (rc != kOk)
+      for (size_t i = 0; i < n; ++i) calls_.erase(token + i);
+    return rc;
   }
 
  private:
@@ -340,6 +343,7 @@ class HostFunctions {
           std::lock_guard lock(mu_);
           calls_.erase(token);
         }
+        call.keep.reset();
         if (d_->conn().post(Opcode::HOST_FUNC_DONE, wire::HOST_FUNC_DONE_req{token}) != kOk) return;
       }
       if (!any) {
@@ -368,16 +372,37 @@ HostFunctions& host_functions(DeviceState* d) {
 
 }  // namespace
 
+int32_t post_host_calls(DeviceState* d, const HostCall* calls, size_t n,
+                        const std::function<int32_t(uint64_t token)>& post) {
+  return host_functions(d).post(calls, n, post);
+}
+
+namespace {
+CUresult post_host_call(DeviceState* d, StreamObj* s, const HostCall& call) {
+  return result(host_functions(d).post(&call, 1, [&](uint64_t token) {
+    return command(d, s, Opcode::HOST_FUNC, wire::HOST_FUNC_req{vhandle(s), token});
+  }));
+}
+}  // namespace
+
 CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {
   if (!fn) return CUDA_ERROR_INVALID_VALUE;
   DP_STREAM(hStream, s, d);
-  return result(host_functions(d).post(s, HostCall{fn, nullptr, userData, hStream}));
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_host(s, fn, userData, &rc)) return rc;
+  }
+  return post_host_call(d, s, HostCall{fn, nullptr, userData, hStream, nullptr});
 }
 
 CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void* userData, unsigned int flags) {
   if (flags != 0 || !callback) return CUDA_ERROR_INVALID_VALUE;
   DP_STREAM(hStream, s, d);
-  return result(host_functions(d).post(s, HostCall{nullptr, callback, userData, hStream}));
+  if (graph::capturing()) {  // cuda.h: "not supported with cuStreamBeginCapture"
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_unsupported(s, &rc)) return rc;
+  }
+  return post_host_call(d, s, HostCall{nullptr, callback, userData, hStream, nullptr});
 }
 
 }  // namespace devproxy::sa::sync

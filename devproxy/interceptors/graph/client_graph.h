@@ -1,0 +1,159 @@
+// Graphs, nodes and executable graphs as the client keeps them: plain process memory, so an open capture and every
+// graph travel in the process image.
+//
+// Locks: mu() guards every graph and node, the captures and the tables of handles; Exec::mu, taken after it or alone,
+// keeps the launches of one executable graph in the order of their messages. mu() is never held over a message.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "devproxy/csrc/wire/graph_step.h"
+#include "devproxy/interceptors/client_common.h"
+#include "devproxy/interceptors/launch/client.h"
+#include "devproxy/interceptors/sync/client.h"
+
+namespace devproxy::sa::graph {
+
+struct Graph;
+struct Node;
+
+// A user object: a count, and what to call when it is 0. mu() guards it.
+struct UserObject {
+  uint64_t handle = 0, count = 0;
+  CUhostFn destroy = nullptr;
+  void* data = nullptr;
+};
+void retain(UserObject* o, uint64_t count);
+void release(UserObject* o, uint64_t count);  // has the destructor called by the reaper at 0
+
+// Calls `then` on the reaper's thread when the stream has completed `position`.
+void when_complete(client::DeviceState* d, uint32_t stream_index, uint64_t position, std::shared_ptr<void> then);
+
+struct Edge {
+  Node* node;
+  CUgraphEdgeData data;
+};
+
+struct Kernel {
+  CUDA_KERNEL_NODE_PARAMS given{};  // its kernelParams and extra point to what follows
+  uint64_t function = 0;            // the function's own handle on its device
+  launch::Geometry geometry{};
+  std::vector<uint8_t> block;  // the parameters as a launch sends them
+  std::vector<void*> pointers;
+  size_t block_bytes = 0;
+  void* extra[5] = {};
+  std::vector<CUlaunchAttribute> attributes;
+  std::vector<LaunchAttribute> travelling;  // of those, what the device gets
+};
+
+struct Node {
+  uint64_t handle = 0;
+  Graph* graph = nullptr;
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  uint64_t origin = 0;  // of a clone: the node that it was made from
+  int device = -1;      // on which it runs; -1: any
+  std::vector<Edge> dependencies;
+  std::vector<Node*> dependents;
+
+  Kernel kernel;
+  CUDA_MEMCPY3D copy{};
+  CUDA_MEMSET_NODE_PARAMS set{};
+  CUcontext ctx = nullptr;
+  CUDA_HOST_NODE_PARAMS host{};
+  CUevent event = nullptr;
+  std::unique_ptr<Graph> child;
+
+  // of a node in an Exec: what it is on the server
+  bool enabled = true;
+  size_t first_step = 0, n_steps = 0;
+  std::vector<uint8_t> steps;
+  std::vector<sync::HostCall> calls;
+  std::vector<uint64_t> records;  // events, in the order of its EVENT_RECORD steps
+  uint64_t staging_bytes = 0;
+};
+
+struct Graph {
+  uint64_t handle = 0;
+  Node* inside = nullptr;                    // the node whose child it is
+  uint64_t origin = 0;                       // of a clone: the graph that it was made from
+  uint64_t capture = 0;                      // id of the capture that adds to it; 0: none
+  std::vector<std::unique_ptr<Node>> nodes;  // in the order in which they were added
+  std::map<UserObject*, uint64_t> objects;
+  ~Graph();
+};
+
+// Pinned memory through which an executable graph copies from and to pageable memory.
+struct Staging {
+  client::DeviceState* d = nullptr;
+  uint64_t addr = 0, bytes = 0;
+  ~Staging();
+};
+
+struct Exec {
+  uint64_t handle = 0;
+  client::DeviceState* d = nullptr;
+  uint64_t flags = 0;
+  std::unique_ptr<Graph> image;                   // a clone of what was instantiated, brought up to date
+  std::vector<Node*> order;                       // its nodes and those of its child graphs, as they run
+  std::unordered_map<uint64_t, Node*> by_origin;  // the caller's node -> ours
+  std::shared_ptr<Staging> staging;
+
+  std::mutex mu;  // guards what follows, and the order of messages about this graph
+  bool gone = false;
+  std::vector<sync::HostCall> calls;  // of all steps, in their order
+  std::vector<uint64_t> records;
+  uint32_t last_stream = 0;
+  uint64_t last_end = 0;
+};
+
+std::mutex& mu();
+
+// Look-ups; mu() held. nullptr where there is none.
+Graph* graph_of(CUgraph h);
+Node* node_of(CUgraphNode h);
+std::shared_ptr<Exec> exec_of(CUgraphExec h);
+inline CUgraph handle_of(const Graph* g) { return handle<CUgraph>(g->handle); }
+inline CUgraphNode handle_of(const Node* n) { return handle<CUgraphNode>(n->handle); }
+
+// mu() held.
+std::unique_ptr<Graph> new_graph();
+void register_graph(Graph* g);  // handles for it, its nodes and its child graphs
+void forget_graph(Graph* g);    // and those handles are gone
+std::unique_ptr<Graph> clone(const Graph& g);
+// Fills in a node; what can be checked is checked here. fill_kernel takes the node's attributes into account.
+int32_t fill_kernel(Node* n, const CUDA_KERNEL_NODE_PARAMS& p);
+int32_t fill_copy(Node* n, const CUDA_MEMCPY3D& p, CUcontext ctx);
+int32_t fill_memset(Node* n, const CUDA_MEMSET_NODE_PARAMS& p, CUcontext ctx);
+int32_t fill_host(Node* n, const CUDA_HOST_NODE_PARAMS& p);
+int32_t fill_event(Node* n, CUgraphNodeType type, CUevent event);
+int32_t fill_child(Node* n, const Graph& child);
+int32_t fill_any(Node* n, const CUgraphNodeParams& p);
+// Adds a filled node; the dependencies are nodes of the graph, each once.
+int32_t add_node(Graph* g, std::unique_ptr<Node> n, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
+                 size_t count, CUgraphNode* out);
+bool valid_edge_data(const CUgraphEdgeData& data, const Node& from, const Node& to);
+inline bool is_default(const CUgraphEdgeData& e) { return e.from_port == 0 && e.to_port == 0 && e.type == 0; }
+// An order that the edges allow, with the nodes of child graphs in the place of their nodes; false where there is a
+// cycle, and *at is a node on it.
+bool linear_order(const Graph& g, std::vector<Node*>* order, Node** at);
+
+// A launch of the executable graph on `s`, where capturing(): true when it is over, with *rc.
+[[nodiscard]] bool capture_graph(client::StreamObj* s, const std::shared_ptr<Exec>& x, CUresult* rc);
+
+inline CUDA_KERNEL_NODE_PARAMS newer(const CUDA_KERNEL_NODE_PARAMS_v1& p) {
+  return {p.func,      p.gridDimX,       p.gridDimY,     p.gridDimZ, p.blockDimX, p.blockDimY,
+          p.blockDimZ, p.sharedMemBytes, p.kernelParams, p.extra,    nullptr,     nullptr};
+}
+
+// One side of a copy, down to addresses; false where it is no linear memory.
+struct Side {
+  uint64_t addr = 0, pitch = 0, slice = 0;
+};
+bool sides(const CUDA_MEMCPY3D& p, Side* dst, Side* src);
+
+}  // namespace devproxy::sa::graph
