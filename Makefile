@@ -51,12 +51,19 @@ test: build  ## all tests
 demo: build  ## an unmodified PyTorch job: trained, killed with -9 in the middle, restored, compared
 	$(PY) scripts/demo.py
 
+.venv-cuda/.ready:
+	$(PYTHON) -m venv .venv-cuda
+	.venv-cuda/bin/pip install -q torch===2.13.0 numpy==2.4.6 scipy expecttest pytest
+	@touch $@
+
 # The ordinary CUDA wheel (several GB) over the software GPU, in an environment of its own; outside CI.
-test-cuda-wheel: build  ## the torch tests with the CUDA wheel instead of the CPU wheel
-	test -x .venv-cuda/bin/pytest || { $(PYTHON) -m venv .venv-cuda && \
-	  .venv-cuda/bin/pip install -q torch===2.13.0 numpy==2.4.6 scipy expecttest pytest; }
+test-cuda-wheel: build .venv-cuda/.ready  ## the torch tests with the CUDA wheel instead of the CPU wheel
 	$(VENV)/devproxy build-torch --python .venv-cuda/bin/python
 	$(VENV)/devproxy-run --gpus 2 -- .venv-cuda/bin/python -m pytest -q -m "not soak and not gpu" tests/torch
+
+# The same wheel as it is, over the recording device, which executes no kernel: what it asks of a GPU is accepted.
+test-cuda-wheel-record: build .venv-cuda/.ready  ## the unmodified CUDA wheel over --device record
+	DEVPROXY_WHEEL_PYTHON=$(CURDIR)/.venv-cuda/bin/python $(PYTEST) -q tests/wheel
 
 bench: build  ## the table of costs, also as JSON in build/bench.json
 	$(PY) -m tests.bench

@@ -10,7 +10,7 @@ from codegen.spec import Carry, Log, Op
 SYNC, ASYNC, ANNOUNCE = Carry.SYNC, Carry.ASYNC, Carry.ANNOUNCE
 
 # Opcodes that messages of earlier builds had; none is used again.
-RETIRED = {0x0002: "DETACH"}
+RETIRED = {0x0002: "DETACH", 0x0401: "MODULE_LOAD with the image in it"}
 
 OPS: dict[str, Op] = {
     # -- connection
@@ -107,16 +107,8 @@ OPS: dict[str, Op] = {
         stream="stream",
     ),
     "EVENT_ELAPSED": Op(0x0214, SYNC, {"start": "event", "end": "event"}, {"ms": "f64"}),
-    # -- modules: the image travels as bulk; a function's parameter layout comes back as u32 (offset, size) pairs
-    "MODULE_LOAD": Op(
-        0x0401,
-        SYNC,
-        {"module": "module"},
-        {"n_functions": "u32", "prints": "u32"},
-        bulk="in",
-        log=Log.CREATE,
-        handle="module",
-    ),
+    # -- modules: a function's parameter layout comes back as u32 (offset, size) pairs
+    # 0x0401 was MODULE_LOAD with the image in it: retired, see RETIRED
     "MODULE_UNLOAD": Op(0x0402, ANNOUNCE, {"module": "module"}, log=Log.DESTROY, handle="module"),
     # bulk in: the name; the reply's tail: n_attributes values (i32) by CUfunction_attribute, then n_params pairs
     "FUNCTION_GET": Op(
@@ -144,6 +136,22 @@ OPS: dict[str, Op] = {
         {"function": "function", "attr": "u32", "value": "i32"},
         log=Log.SET,
         handle="function",
+    ),
+    # An image is kept once per server, by its content (base/image_hash.h). MODULE_LOAD names it; where the answer is
+    # known = 0, nothing was loaded: the client puts the image, in pieces from 0 up, and asks again.
+    "IMAGE_PUT": Op(
+        0x0411,
+        ANNOUNCE,
+        {"hash_low": "u64", "hash_high": "u64", "bytes": "u64", "offset": "u64"},
+        bulk="in",
+    ),
+    "MODULE_LOAD": Op(
+        0x0412,
+        SYNC,
+        {"module": "module", "hash_low": "u64", "hash_high": "u64", "bytes": "u64"},
+        {"known": "u32", "prints": "u32"},
+        log=Log.CREATE,
+        handle="module",
     ),
     # bulk in: the packed parameter block, verbatim
     "LAUNCH": Op(

@@ -12,10 +12,11 @@ have g++ && have cc || need build-essential
 have cmake || need cmake
 have ninja || need ninja-build
 have flock || need util-linux
-# Module images are packed by either (devproxy/hal/image).
+# Module images are packed by either (devproxy/hal/image), and known by a hash (csrc/base/image_hash.h).
 header() { echo "#include <$1>" | cc -E -x c - >/dev/null 2>&1; }
 header lz4.h || need liblz4-dev
 header zstd.h || need libzstd-dev
+header xxhash.h || need libxxhash-dev
 if have "$python"; then
   "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv
   # Python.h: the torch plugin has a part that torch loads as a Python extension.

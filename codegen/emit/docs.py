@@ -36,6 +36,7 @@ FIRST = (
     "event",
     "launch",
     "graph",
+    "logs",
     "entrypoint",
 )
 

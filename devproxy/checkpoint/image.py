@@ -2,6 +2,7 @@
 
 staging/                      written while the job stood still
   gpuK.state.json             handles, mirrors, replay log, positions of every client of that server
+  gpuK.images                 module images that replay logs name, each once
   gpuK-N.dev                  client N's live device buffers, back to back
   gpuK.shared.json  gpuK-N.{seg,pin}
   criu/                       CRIU's images of the process tree

@@ -286,11 +286,8 @@ class Job:
 def job_environment(spec: JobSpec, lib: str, pylib: str, job_dir: str) -> dict[str, str]:
     """What the command gets on top of our own environment. job_dir: as the job sees its folder."""
     env = dict(os.environ)
-    names = (
-        HOST_LIBRARY,
-        *preflight.shims(spec.device),
-        *preflight.refused_libraries(spec.device, spec.program),
-    )
+    refused, compiler = preflight.cuda_wheel(spec.device, spec.program)
+    names = (HOST_LIBRARY, *preflight.shims(spec.device), *refused)
     preload = [p for p in (os.path.join(lib, name) for name in names) if os.path.exists(p)]
     around = env.get("LD_PRELOAD", "").replace(" ", ":").split(":")
     env["LD_PRELOAD"] = ":".join(preload + [p for p in around if p and p not in preload])
@@ -302,6 +299,10 @@ def job_environment(spec: JobSpec, lib: str, pylib: str, job_dir: str) -> dict[s
     env["DEVPROXY_FILES_MAX"] = str(spec.files_max_bytes)
     # Triton links -l:libcuda.so.1 and a dropped LD_PRELOAD still finds ours (facts: driver shim).
     env["TRITON_LIBCUDA_PATH"] = lib
+    if compiler:
+        # Behind the user's own folders.
+        given = env.get("LD_LIBRARY_PATH", "")
+        env["LD_LIBRARY_PATH"] = ":".join(filter(None, (given, compiler)))
     _prepend(env, "LD_LIBRARY_PATH", lib)
     if spec.device == "soft":
         _prepend(env, "PYTHONPATH", pylib)

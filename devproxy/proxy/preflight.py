@@ -165,25 +165,41 @@ def check_torch(program: str, command: list[str], lib: str) -> str:
     return ""
 
 
-def refused_libraries(device: str, program: str) -> list[str]:
-    """What to preload besides the shims, relative to the library folder: a process pays for each. Looks at files only.
+def cuda_wheel(device: str, program: str) -> tuple[list[str], str]:
+    """For a job whose Python has torch as a CUDA wheel, on a device of NVIDIA's kind: (what to preload besides the shims,
+    relative to the library folder; the folder of NVIDIA's compiler libraries). Else nothing. Looks at files only.
 
-    Only where the command's Python has torch as a CUDA wheel: elsewhere such a library is the user's own, whose first
-    call asks the driver shim for what it has not, and is told so by name (interceptors/entrypoint).
+    Elsewhere a library of REFUSED is the user's own, whose first call asks the driver shim for what it has not, and is
+    told so by name (interceptors/entrypoint); and a process pays for each that is preloaded.
     """
-    torch = find_torch(program) if device in ("cuda", "record") else None
-    if torch is None:
-        return []
-    major = torch_cuda(torch).partition(".")[0]
-    return [os.path.join("refused", name) for name in REFUSED.get(major, ())]
+    if device not in ("cuda", "record"):
+        return [], ""
+    torch = find_torch(program)
+    if torch is None and not os.path.basename(program).startswith("python"):
+        torch = find_torch(python_on_path())  # a shell script, env, time, ...
+    major = torch_cuda(torch).partition(".")[0] if torch else ""
+    if torch is None or major not in REFUSED:
+        return [], ""
+    # libnvrtc opens libnvrtc-builtins by its name. Natively torch has loaded it by its path (see state.KEPT_AS).
+    compiler = os.path.join(os.path.dirname(torch), "nvidia", f"cu{major}", "lib")
+    return [os.path.join("refused", name) for name in REFUSED[major]], compiler
+
+
+def python_on_path() -> str:
+    """The Python that a script would start."""
+    for folder in os.environ.get("PATH", "").split(":"):
+        for name in ("python", "python3"):
+            if os.access(path := os.path.join(folder, name), os.X_OK):
+                return path
+    return ""
 
 
 def find_torch(program: str) -> str | None:
     """The torch folder of that Python, as its installation scheme has it."""
     places = [os.path.dirname(os.path.dirname(os.path.abspath(program)))]
     places.append(os.path.dirname(os.path.dirname(os.path.realpath(program))))
-    if environment := os.environ.get("VIRTUAL_ENV"):  # the command is a shell script, for example
-        places.append(environment)
+    if "/usr" in places:
+        places.append("/usr/local")  # where Debian's Python puts what pip installs
     for prefix in places:
         lib = os.path.join(prefix, "lib")
         try:

@@ -48,12 +48,13 @@ def environment(shm: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def build() -> tuple[Path, Path]:
-    """Compiles both micro benches; the second against the shim and the client's own connection code."""
+def build() -> tuple[Path, Path, Path]:
+    """Compiles the micro benches: the second against the shim and the client's own connection code, the third against our
+    libcudart."""
     from tests.integration.test_programs import cuda_include
 
     OUT.mkdir(parents=True, exist_ok=True)
-    post, driver = OUT / "bench_post", OUT / "bench_driver"
+    post, driver, cudart = OUT / "bench_post", OUT / "bench_driver", OUT / "bench_cudart"
     client = [str(ROOT / "devproxy/csrc/client" / name) for name in ("connection.cc", "process.cc")]
     source = ROOT / "tests" / "bench"
     subprocess.run([*CXX, str(source / "bench_post.cc"), "-o", str(post), "-pthread"], check=True)
@@ -64,7 +65,16 @@ def build() -> tuple[Path, Path]:
         ],
         check=True,
     )  # fmt: skip
-    return post, driver
+    headers = BUILD / "headers"
+    subprocess.run(
+        [
+            *CXX, "-isystem", str(headers / "cuda-13"), "-isystem", str(headers / "crt"),
+            str(source / "bench_cudart.cc"), str(BUILD / "lib/libcudart.so.13"), str(BUILD / "lib/libcuda.so.1"),
+            "-o", str(cudart),
+        ],
+        check=True,
+    )  # fmt: skip
+    return post, driver, cudart
 
 
 def output(command: list[str], env: dict[str, str]) -> dict[str, float]:
@@ -78,16 +88,18 @@ def output(command: list[str], env: dict[str, str]) -> dict[str, float]:
 
 def micro(env: dict[str, str], rounds: int) -> tuple[list[Row], dict[str, float]]:
     """Posts, round trips, copies: limits and figures in turn, the median of all rounds of each."""
-    post, driver = build()
-    limits, figures = [], []
+    post, driver, cudart = build()
+    limits, figures, runtime = [], [], []
     for _ in range(rounds):
         limits.append(output([str(post)], env))
         figures.append(output([*RUN, "--", str(driver)], env))
+        runtime.append(output([*RUN, "--", str(cudart)], env))
 
     def middle(runs: list[dict[str, float]]) -> dict[str, float]:
         return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
 
-    a, b = middle(limits), middle(figures)
+    a, b = middle(limits), middle(figures) | middle(runtime)
+    a["cudart_driver_launch_ns_median"] = b["driver_launch_ns_median"]
     rows = []
 
     def row(
@@ -110,6 +122,15 @@ def micro(env: dict[str, str], rounds: int) -> tuple[list[Row], dict[str, float]
         "bare_post_ns_median",
         "bare 64-byte post",
         3.0,
+        note,
+    )
+    note = f"as nvcc compiles it {b['cudart_compiled_launch_ns_median']:.0f} ns"
+    row(
+        "cudaLaunchKernel, 64 B",
+        "cudart_launch_ns_median",
+        "cudart_driver_launch_ns_median",
+        "cuLaunchKernel, same run",
+        1.5,
         note,
     )
     note = f"p99 {b['empty_call_awake_ns_p99']:.0f} ns; cuEventElapsedTime {b['elapsed_time_awake_ns_median']:.0f} ns"

@@ -93,6 +93,39 @@ void launches(bench::Json* json, CUfunction f, CUstream s) {
   json->put("launch_sustained_ns", static_cast<double>(bench::now_ns() - begin) / 50'000);
 }
 
+// A graph of small kernels against as many launches, each in bursts that the ring holds.
+void graphs(bench::Json* json, CUfunction f, CUstream s) {
+  constexpr int kKernels = 100, kBursts = 200, kLength = 5;
+  uint64_t p[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  void* params[] = {&p[0], &p[1], &p[2], &p[3], &p[4], &p[5], &p[6], &p[7]};
+  CUgraph graph;
+  CUgraphExec exec;
+  CHECK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  for (int i = 0; i < kKernels; ++i) CHECK(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, params, nullptr));
+  CHECK(cuStreamEndCapture(s, &graph));
+  CHECK(cuGraphInstantiate(&exec, graph, 0));
+  auto launch_graph = [&] { CHECK(cuGraphLaunch(exec, s)); };
+  auto launch_each = [&] {
+    for (int i = 0; i < kKernels; ++i) CHECK(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, params, nullptr));
+  };
+  auto measure = [&](const std::string& name, auto once) {
+    std::vector<double> posts;
+    for (int b = 0; b < kBursts; ++b) {
+      for (int i = 0; i < kLength; ++i) posts.push_back(time_ns(once));
+      CHECK(cuStreamSynchronize(s));
+    }
+    json->put(name + "_post_ns", quantiles(std::move(posts)));
+    const uint64_t begin = bench::now_ns();
+    for (int i = 0; i < 1000; ++i) once();
+    CHECK(cuStreamSynchronize(s));
+    json->put((name + "_sustained_ns").c_str(), static_cast<double>(bench::now_ns() - begin) / 1000);
+  };
+  measure("graph_of_100", launch_graph);
+  measure("launches_100", launch_each);
+  CHECK(cuGraphExecDestroy(exec));
+  CHECK(cuGraphDestroy(graph));
+}
+
 template <class F>
 void round_trips(bench::Json* json, const std::string& name, F call) {
   std::vector<double> awake, asleep;
@@ -155,6 +188,7 @@ int main() {
   CHECK(cuModuleGetFunction(&noop, module, "noop64"));
   CHECK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
   launches(&json, noop, s);
+  graphs(&json, noop, s);
 
   // A second connection of this process, made by the client's own code; the shim's is idle meanwhile.
   int32_t error = 0;

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.checkpoint.world import SUBJECTS, World
+from tests.integration.test_programs import BUILD, build_kernels
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,14 @@ class Subject:
         )
 
 
+KERNELS = BUILD / "kernels.so"
 SUBJECTS_TO_TRY = [
     Subject("gpt.py", ("--workers", "2")),
     Subject("rng.py"),
     Subject("files.py"),
     Subject("waits.py"),
     Subject("hostfunc.py"),
+    Subject("graphs.py", ("--kernels", str(KERNELS))),
     Subject("pipes.py"),
     Subject("psutil_check.py"),
     Subject("signals.py"),
@@ -48,6 +51,7 @@ SUBJECTS_TO_TRY = [
 
 @pytest.mark.parametrize("subject", SUBJECTS_TO_TRY, ids=lambda s: s.script.removesuffix(".py"))
 def test_killed_and_restored(world: World, subject: Subject) -> None:
+    build_kernels(KERNELS)
     other = World()
     try:
         assert other.run(*subject.command).wait(200) == 0, other.tail()

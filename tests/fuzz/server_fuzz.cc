@@ -26,6 +26,7 @@
 #include <thread>
 #include <vector>
 
+#include "devproxy/csrc/base/image_hash.h"
 #include "devproxy/csrc/transport/futex.h"
 #include "devproxy/csrc/transport/segment_view.h"
 #include "devproxy/csrc/wire/attach.h"
@@ -329,9 +330,17 @@ class Attacker {
       memcpy(c_.view.chunk(i), g_image.data() + at, std::min(kChunkBytes, g_image.size() - at));
       chunks.push_back(i);
     }
-    wire::MODULE_LOAD_req req{module, static_cast<uint32_t>(g_image.size()), static_cast<uint32_t>(chunks.size())};
+    const ImageHash hash = image_hash(g_image.data(), g_image.size());
+    wire::IMAGE_PUT_req put{hash.low,
+                            hash.high,
+                            g_image.size(),
+                            0,
+                            static_cast<uint32_t>(g_image.size()),
+                            static_cast<uint32_t>(chunks.size())};
     int32_t status = -1;
-    if (!c_.call(Raw::record(Opcode::MODULE_LOAD, req, chunks.data(), chunks.size() * 2), &status) || status) return;
+    if (!c_.call(Raw::record(Opcode::IMAGE_PUT, put, chunks.data(), chunks.size() * 2), &status) || status) return;
+    const wire::MODULE_LOAD_req req{module, hash.low, hash.high, g_image.size()};
+    if (!c_.call(Raw::record(Opcode::MODULE_LOAD, req, nullptr, 0), &status) || status) return;
     modules_.push_back(module);
     for (const char* name : {"fill", "copy_words", "affine", "shape", "sum_extra", "saxpy", "sum_struct", "mixed"}) {
       const auto function = VHandle::make(HandleKind::kFunction, ++serial_, 0);
@@ -542,15 +551,24 @@ class Attacker {
     const auto n = static_cast<uint32_t>(maybe_evil(text.size()));
     const auto chunks = static_cast<uint32_t>(chance(98) ? 0 : evil());
     const VHandle m = handle(modules_, HandleKind::kModule);
-    switch (below(4)) {
+    switch (below(5)) {
       case 0: {
         // The beginning of an image, too short for what its header says it holds, also after mutation (see the top).
         if (!g_image.empty() && chance(50))
           text.assign(g_image.begin(), g_image.begin() + static_cast<long>(below(200)));
-        wire::MODULE_LOAD_req r{VHandle::make(HandleKind::kModule, ++serial_, 0), static_cast<uint32_t>(text.size()),
-                                chunks};
-        return with_seq(Raw::record(Opcode::MODULE_LOAD, r, text.data(), text.size()));
+        put_hash_ = image_hash(text.data(), text.size());
+        put_bytes_ = text.size();
+        if (chance(10)) put_hash_.low ^= 1;
+        return Raw::record(Opcode::IMAGE_PUT,
+                           wire::IMAGE_PUT_req{put_hash_.low, put_hash_.high, maybe_evil(put_bytes_),
+                                               chance(90) ? 0 : evil(), static_cast<uint32_t>(text.size()), chunks},
+                           text.data(), text.size());
       }
+      case 3:
+        return with_seq(Raw::record(Opcode::MODULE_LOAD,
+                                    wire::MODULE_LOAD_req{VHandle::make(HandleKind::kModule, ++serial_, 0),
+                                                          put_hash_.low, put_hash_.high, maybe_evil(put_bytes_)},
+                                    nullptr, 0));
       case 1:
         return with_seq(
             Raw::record(Opcode::FUNCTION_GET,
@@ -729,6 +747,8 @@ class Attacker {
   std::vector<VHandle> streams_, events_, modules_, functions_;
   bool used_[kBlocks] = {};
   uint64_t serial_ = 0, token_ = 0;
+  ImageHash put_hash_{};  // of the last image that was put
+  uint64_t put_bytes_ = 0;
   bool counted_fault_ = false;
 };
 

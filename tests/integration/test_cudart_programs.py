@@ -22,17 +22,11 @@ BUILD = ROOT / "build" / "tests" / "cudart"
 # What is not there yet, or never will be: title of the program -> what it says then, word for word. A program that
 # passes or fails with another text makes its test fail: this table is the list of what is missing.
 ARRAYS = "CUDA arrays, textures and surfaces are not supported yet; use linear memory"
-GRAPHS = "CUDA graphs and stream capture are not supported yet; run without graph capture"
 REFUSALS: dict[str, str] = {
     "arrays": f"cudaMallocArray is refused: {ARRAYS}",
-    "capture": f"cudaStreamBeginCapture is refused: {GRAPHS}",
-    "clusters": "cudaOccupancyMaxActiveClusters is refused: unchecked",
-    "graphs": f"cudaGraphCreate is refused: {GRAPHS}",
     "linker": "cuLinkCreate_v2 is refused: run-time linking needs NVIDIA's compiler",
     "managed": "cudaMallocManaged is refused: managed memory faults in the job process, where there is no device",
     "mapped": "cuMemHostGetDevicePointer is refused for memory of cuMemHostRegister",
-    "occupancy": "cudaOccupancyAvailableDynamicSMemPerBlock is refused: unchecked",
-    "pool": "cudaMemPoolCreate is refused: only a device's default memory pool exists",
     "surfaces": f"cudaMallocArray is refused: {ARRAYS}",
     "textures": f"cudaCreateTextureObject is refused: {ARRAYS}",
 }

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -142,17 +142,18 @@ def move(servers: list[OneServer], number: int) -> None:
 
 STRESS = [
     "threads", "host_function", "ordering", "pinned", "streams", "events", "copies", "launch", "module", "memset",
-    "pool", "pointers", "errors",
+    "pool", "pointers", "errors", "graphs explicit", "graphs capture", "graphs update", "graphs launches",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STRESS)
-def test_cut_and_resume_at_random_times(name: str, servers: list[OneServer]) -> None:
+@pytest.mark.parametrize("line", STRESS)
+def test_cut_and_resume_at_random_times(line: str, servers: list[OneServer]) -> None:
+    name, *arguments = line.split()
     dice = random.Random(name)
     cuts = 0
     with servers[0].control() as control:
         for _ in range(6):
-            process = job(servers[0].folder, name)
+            process = job(servers[0].folder, name, *arguments)
             while process.poll() is None:
                 control.cut(wait_ms=dice.choice([0, 0, 0, 5]))
                 cuts += 1
@@ -179,9 +180,21 @@ def test_chain_under_cuts_and_dumps(servers: list[OneServer]) -> None:
     assert dumps >= 10
 
 
-@pytest.mark.parametrize("name", ["threads", "host_function", "ordering", "pinned", "cut"])
-def test_handover_in_the_middle(name: str, servers: list[OneServer]) -> None:
-    process = job(servers[0].folder, name, *(["chain", "4"] if name == "cut" else []))
+@pytest.mark.parametrize(
+    "line",
+    [
+        "threads",
+        "host_function",
+        "ordering",
+        "pinned",
+        "cut chain 4",
+        "graphs launches",
+        "graphs threads",
+    ],
+)
+def test_handover_in_the_middle(line: str, servers: list[OneServer]) -> None:
+    name, *arguments = line.split()
+    process = job(servers[0].folder, name, *arguments)
     moves = 0
     deadline = time.monotonic() + 20
     while process.poll() is None and time.monotonic() < deadline:
@@ -212,6 +225,18 @@ def test_everything_observable_moves(case: str, servers: list[OneServer]) -> Non
     assert process.stdin is not None
     process.stdin.write("go\n")
     process.stdin.flush()
+    passed(process)
+
+
+def test_graphs_move(servers: list[OneServer]) -> None:
+    """In the middle of a capture, and between launches of executable graphs that were updated."""
+    process = job(servers[0].folder, "graphs", "hold")
+    assert process.stdin is not None
+    for number in range(1, 4):
+        until_ready(process)
+        move(servers, number)
+        process.stdin.write("go\n")
+        process.stdin.flush()
     passed(process)
 
 
@@ -277,7 +302,7 @@ def test_restore_from_an_image_is_the_same_state(servers: list[OneServer]) -> No
             control_other.dump_shared(str(second))
     names = sorted(dumped)
     assert names == sorted(p.name for p in second.iterdir())
-    assert len(names) == 5
+    assert len(names) == 6
     for name in names:
         a, b = dumped[name], (second / name).read_bytes()
         if name.endswith("state.json"):
@@ -286,6 +311,36 @@ def test_restore_from_an_image_is_the_same_state(servers: list[OneServer]) -> No
             assert a == b, name
     process.kill()
     process.wait()
+
+
+def test_graphs_are_restored_as_they_are(servers: list[OneServer]) -> None:
+    """dump -> restore -> dump: the steps of an executable graph, after an update of it, are the same."""
+    folder = servers[0].folder
+    process = job(folder, "graphs", "hold")
+    assert process.stdin is not None
+    until_ready(process)
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    until_ready(process)
+    first, second = staging(folder, "first"), staging(folder, "second")
+    with servers[0].control() as control:
+        control.cut()
+        control.dump(str(first))
+        new = OneServer(folder, "--restore", str(first), ledger="ledger2")
+        servers.append(new)
+        assert new.ready == "ready", new.ready
+        with new.control() as control_new:
+            control_new.dump(str(second))
+            states = [json.loads((d / "gpu0.state.json").read_text()) for d in (first, second)]
+            logs = [[e for e in s["clients"][0]["log"] if e["opcode"] >= 0x700] for s in states]
+            assert logs[0] == logs[1]
+            assert len(logs[0]) == 2
+            assert logs[0][0]["bulk"] != logs[0][1]["bulk"]  # one of the two was updated
+            control.leave()
+            control_new.resume()
+    process.stdin.write("go\ngo\n")
+    process.stdin.flush()
+    passed(process)
 
 
 def test_restore_is_refused_where_memory_is_short(servers: list[OneServer]) -> None:
@@ -303,6 +358,61 @@ def test_restore_is_refused_where_memory_is_short(servers: list[OneServer]) -> N
         assert refused.process.wait(10) == 2
         assert "bytes free, the client needs" in refused.ready
         control.resume()  # the job does not notice
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    passed(process)
+
+
+def spoil_version(into: Path) -> None:
+    state = into / "gpu0.state.json"
+    state.write_text(state.read_text().replace('"version":2', '"version":1', 1))
+
+
+def spoil_image(into: Path) -> None:
+    images = bytearray((into / "gpu0.images").read_bytes())
+    images[len(images) // 2] ^= 1
+    (into / "gpu0.images").write_bytes(images)
+
+
+def cut_image(into: Path) -> None:
+    os.truncate(into / "gpu0.images", 1000)
+
+
+def forget_image(into: Path) -> None:
+    state = json.loads((into / "gpu0.state.json").read_text())
+    assert (
+        len(state["images"]) == 1 and state["images"][0][2] == (into / "gpu0.images").stat().st_size
+    )
+    (into / "gpu0.state.json").write_text(json.dumps(state | {"images": []}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (spoil_version, "the state has format version 1, this server reads 2"),
+        (spoil_image, "a module image has another content than the state says"),
+        (cut_image, "the file is shorter than its table says"),
+        (forget_image, "its image is not in the state"),
+    ],
+)
+def test_restore_is_refused_where_the_state_is_not_ours(
+    servers: list[OneServer], spoil: Callable[[Path], None], why: str
+) -> None:
+    """An older format, and images that are not what the replay log names: by name, and the job does not notice."""
+    folder = servers[0].folder
+    process = job(folder, "cut", "state")
+    until_ready(process)
+    into = staging(folder, "staging")
+    with servers[0].control() as control:
+        control.cut()
+        control.dump(str(into))
+        spoil(into)
+        refused = OneServer(folder, "--restore", str(into), ledger="ledger2")
+        servers.append(refused)
+        assert refused.process.wait(10) == 2
+        assert why in refused.ready
+        control.resume()
     assert process.stdin is not None
     process.stdin.write("go\n")
     process.stdin.flush()
@@ -383,7 +493,7 @@ def test_clients_attach_and_leave_during_a_cut(servers: list[OneServer]) -> None
 
 
 def test_a_cut_that_cannot_be_is_given_up(servers: list[OneServer]) -> None:
-    process = job(servers[0].folder, "cut", "busy")  # a kernel of 2 s
+    process = job(servers[0].folder, "cut", "busy")  # a kernel of 6 s
     until_ready(process)
     with servers[0].control() as control:
         with pytest.raises(ServerError, match="does not end") as error:

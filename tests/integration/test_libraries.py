@@ -16,7 +16,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 OPTIONS = ["--plain"]  # no checkpoint is taken here
 
 
-def test_libcuda_so_is_the_preloaded_shim(run_job: Run) -> None:
+@pytest.mark.parametrize("device", ["soft", "record"])
+def test_libcuda_so_is_the_preloaded_shim(device: str, run_job: Run) -> None:
     """numba-cuda and others open this name first. Two copies of the shim would be two processes to the server."""
     code = """
 import ctypes
@@ -25,7 +26,7 @@ assert one._handle == other._handle
 files = {l.split()[-1] for l in open("/proc/self/maps") if "libcuda.so" in l}
 print(other.cuInit(0), len(files))
 """
-    done = run_job(sys.executable, "-c", code, options=OPTIONS)
+    done = run_job(sys.executable, "-c", code, options=[*OPTIONS, "--device", device])
     assert (done.stdout, done.returncode) == ("0 1\n", 0), done.stderr
 
 
@@ -41,6 +42,9 @@ m = n.nvmlDeviceGetMemoryInfo(h)
 print(0 < m.free <= m.total, m.used == m.total - m.free)
 print(n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2).total == m.total)
 print(n.nvmlDeviceGetCudaComputeCapability(h)[0] > 0)
+place = n.nvmlDeviceGetPciInfo(h).busId
+print(n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByPciBusId(place)))
+print(n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(h))))
 try:
     n.nvmlDeviceGetTemperature(h, 0)
 except n.NVMLError_NotSupported as e:
@@ -55,9 +59,28 @@ n.nvmlShutdown()
         "True True",
         "True",
         "True",
+        "1",
+        "1",
         "Not Supported",
     ]
     assert done.stderr.count("nvmlDeviceGetTemperature refused") == 1
+
+
+def test_the_drivers_log_takes_listeners_and_is_empty(run_job: Run) -> None:
+    """PyTorch 2.15 listens from its import on."""
+    code = """
+import ctypes as c
+cuda = c.CDLL("libcuda.so.1")
+heard = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_char_p, c.c_size_t)(lambda *a: None)
+h, at, b, n = c.c_void_p(), c.c_uint(7), c.create_string_buffer(b"xyz"), c.c_size_t(4)
+print(cuda.cuLogsRegisterCallback(None, None, c.byref(h)), cuda.cuLogsRegisterCallback(heard, None, None))
+print(cuda.cuLogsRegisterCallback(heard, None, c.byref(h)), cuda.cuLogsUnregisterCallback(h))
+print(cuda.cuLogsUnregisterCallback(h), cuda.cuLogsUnregisterCallback(None))
+print(cuda.cuLogsCurrent(c.byref(at), 0), at.value, cuda.cuLogsCurrent(c.byref(at), 1))
+print(cuda.cuLogsDumpToMemory(None, b, c.byref(n), 0), b.value, n.value)
+"""
+    done = run_job(sys.executable, "-c", code, options=OPTIONS)
+    assert done.stdout.splitlines() == ["1 0", "0 0", "1 1", "0 0 1", "0 b'' 0"], done.stderr
 
 
 # The first thing that a CUDA runtime of NVIDIA's asks: one of its tables, by UUID.
@@ -115,8 +138,9 @@ def test_a_foreign_cuda_runtime_is_refused_with_the_file_that_has_it(
     assert f"{tmp_path / (library or 'main')} {words}" in lines[0]
 
 
+@pytest.mark.parametrize("device", ["soft", "record"])
 def test_a_program_with_a_static_cuda_runtime_ends_with_its_own_error(
-    run_job: Run, tmp_path: Path
+    device: str, run_job: Run, tmp_path: Path
 ) -> None:
     nvcc = require_nvcc()
     source, program = tmp_path / "program.cu", tmp_path / "program"
@@ -136,7 +160,7 @@ int main() {
     )
     line = [nvcc, "-arch=sm_90", "-cudart", "static", str(source), "-o", str(program)]
     subprocess.run(line, check=True, timeout=200)
-    done = run_job(str(program), options=OPTIONS)
+    done = run_job(str(program), options=[*OPTIONS, "--device", device])
     assert (done.stdout, done.returncode) == ("cudaErrorNotSupported\n", 3)
     lines = [line for line in done.stderr.splitlines() if line.startswith("devproxy: cu")]
     assert len(lines) == 1

@@ -18,6 +18,7 @@ CASES = (
     "faults_stick",
     "crashes_are_told",
     "malformed_messages_poison_one",
+    "images_are_kept_once",
     "killed_clients_leave_nothing",
     "leaves_with_the_lease",
     "sigterm_tells_clients",

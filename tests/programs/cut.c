@@ -4,7 +4,7 @@
  *   cut state     everything that a restore must keep; says "ready", goes on when a line comes on stdin
  *   cut fault     a sticky error stays, with its text
  *   cut lost      calls until one fails; says how long the failing call took
- *   cut busy      says "ready" with two seconds of kernel under way
+ *   cut busy      says "ready" with six seconds of kernel under way
  *   cut chain S   S seconds of dependent work on several streams and threads, checked to the last word */
 #include <time.h>
 
@@ -149,7 +149,7 @@ static int fault_case(CUmodule mod) {
 static int busy_case(CUmodule mod) {
   CUstream s;
   CHECK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-  launch_slow(kernel(mod, "slow"), s, 2000000);
+  launch_slow(kernel(mod, "slow"), s, 6000000);
   wait_for_line();
   CHECK(cuStreamSynchronize(s));
   return pass("cut busy");

@@ -205,6 +205,38 @@ static void pools() {
     EXPECT(out[0] == round && out[63] == round);
   }
   CHECK(cudaMemPoolTrimTo(pool, 0));
+  // One of our own: its account, its being current, its end.
+  cudaMemPool_t mine = nullptr;
+  cudaMemPoolProps props{};
+  props.allocType = cudaMemAllocationTypePinned;
+  props.location.type = cudaMemLocationTypeDevice;
+  CHECK(cudaMemPoolCreate(&mine, &props));
+  EXPECT(mine != pool);
+  void *a = nullptr, *b = nullptr;
+  CHECK(cudaMallocFromPoolAsync(&a, 1000, mine, s));
+  CHECK(cudaDeviceSetMemPool(0, mine));
+  CHECK(cudaMallocAsync(&b, 500, s));
+  CHECK(cudaMemPoolGetAttribute(mine, cudaMemPoolAttrUsedMemCurrent, &got));
+  EXPECT(got == 1500);
+  CHECK(cudaFreeAsync(a, s));
+  CHECK(cudaFree(b));  // either call frees it
+  CHECK(cudaMemPoolGetAttribute(mine, cudaMemPoolAttrUsedMemCurrent, &got));
+  EXPECT(got == 0);
+  CHECK(cudaMemPoolGetAttribute(mine, cudaMemPoolAttrUsedMemHigh, &got));
+  EXPECT(got == 1500);
+  got = 0;
+  CHECK(cudaMemPoolSetAttribute(mine, cudaMemPoolAttrUsedMemHigh, &got));
+  CHECK(cudaMemPoolGetAttribute(mine, cudaMemPoolAttrUsedMemHigh, &got));
+  EXPECT(got == 0);
+  cudaMemAccessFlags access = cudaMemAccessFlagsProtNone;
+  CHECK(cudaMemPoolGetAccess(&access, mine, &props.location));
+  EXPECT(access == cudaMemAccessFlagsProtReadWrite);
+  CHECK(cudaMemPoolDestroy(mine));
+  CHECK(cudaDeviceGetMemPool(&current, 0));
+  EXPECT(current == pool);
+  EXPECT_RESULT(cudaMemPoolDestroy(pool), cudaErrorInvalidValue);
+  EXPECT_RESULT(cudaMallocFromPoolAsync(&a, 64, mine, s), cudaErrorInvalidValue);
+  cudaGetLastError();
   CHECK(cudaStreamDestroy(s));
 }
 

@@ -67,7 +67,7 @@ void basics() {
   std::vector<uint8_t> tail;
   EXPECT(c.function(kModule, kBad, "no such thing", &tail) == kNotFound);
   EXPECT(c.function(kModule, kBad, "add", &tail) == kOk);
-  EXPECT(tail.size() == sizeof(wire::FUNCTION_GET_rep) + 4 * 8);
+  EXPECT(tail.size() == sizeof(wire::FUNCTION_GET_rep) + 16 * 4 + 4 * 8);  // attributes, parameters
 
   const uint64_t a = c.base(), b = c.base() + (1 << 20);
   c.alloc(a, 4096);
@@ -299,7 +299,7 @@ void malformed_messages_poison_one() {
       },
       [](RawClient& c) {  // chunk numbers that do not exist
         const uint16_t index = 60000;
-        c.post(Opcode::MODULE_LOAD, wire::MODULE_LOAD_req{kModule, 100, 1}, &index, 2);
+        c.post(Opcode::IMAGE_PUT, wire::IMAGE_PUT_req{1, 2, 100, 0, 100, 1}, &index, 2);
       },
       [](RawClient& c) { c.post(Opcode::COPY, wire::COPY_req{kLegacyStream, 0, 0, 8, 2, 2, 0, 1000}); },
       [](RawClient& c) {  // a record of impossible length
@@ -323,6 +323,52 @@ void malformed_messages_poison_one() {
     EXPECT(bad.view.control()->sticky_error.load() == kUnknown);
     EXPECT(good.nop() == kOk);
   }
+}
+
+bool says(const TestServer& server, const std::string& text) { return server.stats().find(text) != std::string::npos; }
+
+void images_are_kept_once() {
+  TestServer server(g_server);
+  const ImageHash hash = image_hash(g_image.data(), g_image.size());
+  const std::string size = std::to_string(g_image.size());
+  const auto other = VHandle::make(HandleKind::kModule, 7, 0), third = VHandle::make(HandleKind::kModule, 8, 0);
+  bool known = true;
+  RawClient c(server.socket_path);
+  EXPECT(c.load_known(kModule, hash, g_image.size(), &known) == kOk && !known);
+  EXPECT(c.load(kModule, g_image) == kOk);
+  // By the same process and by another: no bytes.
+  EXPECT(c.load_known(other, hash, g_image.size(), &known) == kOk && known);
+  {
+    RawClient d(server.socket_path);
+    EXPECT(d.load_known(kModule, hash, g_image.size(), &known) == kOk && known);
+    EXPECT(d.function(kModule, kAdd, "add") == kOk);
+    EXPECT(says(server, "\"images\":{\"kept\":1,\"kept_bytes\":" + size + ",\"received_bytes\":" + size +
+                            ",\"loads\":3,\"loads_known\":2}"));
+    // A hash that is known, with another length: a mistake or a lie, and nothing is loaded.
+    EXPECT(d.load_known(third, hash, g_image.size() - 1, &known) == kInvalidValue && !known);
+    EXPECT(d.load_known(third, hash, 0, &known) == kInvalidValue && !known);
+    EXPECT(d.load_known(third, hash, g_image.size(), &known) == kOk && known);
+  }
+  // An image under a name that is not its own is not taken, whole or in pieces that do not follow each other.
+  std::vector<uint8_t> text(1000, 7);
+  auto put = [&](const ImageHash& as, uint64_t bytes, uint64_t offset, uint32_t n) {
+    c.post(Opcode::IMAGE_PUT, wire::IMAGE_PUT_req{as.low, as.high, bytes, offset, n, 0}, text.data(), n);
+  };
+  const ImageHash forged{hash.low ^ 1, hash.high}, right = image_hash(text.data(), text.size());
+  put(forged, 1000, 0, 1000);
+  EXPECT(c.load_known(third, forged, 1000, &known) == kOk && !known);
+  put(right, 1000, 0, 500), put(right, 1000, 400, 500);
+  EXPECT(c.load_known(third, right, 1000, &known) == kOk && !known);
+  put(right, 1000, 500, 500);  // the piece that was due: now it is whole; a text is no module
+  EXPECT(c.load_known(third, right, 1000, &known) == kInvalidImage);
+  // Lengths that cannot be are an error of the call's thread, and the connection goes on.
+  put(right, 1000, 900, 500), put(right, 0, 0, 500), put(right, 3ull << 30, 0, 500), put(right, 1000, ~0ull, 500);
+  EXPECT(c.state() == ServerState::kRunning);
+  // The last one who holds it lets it go.
+  EXPECT(says(server, "\"kept\":1,"));
+  for (const VHandle module : {kModule, other}) c.post(Opcode::MODULE_UNLOAD, wire::MODULE_UNLOAD_req{module});
+  EXPECT(c.load_known(third, hash, g_image.size(), &known) == kOk && !known);
+  EXPECT(says(server, "\"kept\":0,\"kept_bytes\":0,"));
 }
 
 void killed_clients_leave_nothing() {
@@ -551,6 +597,7 @@ int main(int argc, char** argv) {
       {"faults_stick", faults_stick},
       {"crashes_are_told", crashes_are_told},
       {"malformed_messages_poison_one", malformed_messages_poison_one},
+      {"images_are_kept_once", images_are_kept_once},
       {"killed_clients_leave_nothing", killed_clients_leave_nothing},
       {"leaves_with_the_lease", leaves_with_the_lease},
       {"sigterm_tells_clients", sigterm_tells_clients},

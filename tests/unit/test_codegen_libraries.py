@@ -24,6 +24,7 @@ EXPORT int cuDriverGetVersion(int* v) { *v = 13000; return 0; }
 EXPORT int cuDeviceGetCount(int* n) { *n = 2; return 0; }
 EXPORT int cuDeviceGetName(char* name, int len, int d) { std::snprintf(name, len, "soft %d", d); return 0; }
 EXPORT int cuDeviceGetUuid_v2(unsigned char* u, int) { for (int i = 0; i < 16; ++i) u[i] = i; return 0; }
+EXPORT int cuDeviceGetPCIBusId(char* t, int n, int d) { std::snprintf(t, n, "0000:%02x:00.0", 0x1a + d); return 0; }
 EXPORT int cuDeviceComputeCapability(int* a, int* b, int) { *a = 9; *b = 0; return 0; }
 EXPORT int cuDevicePrimaryCtxRetain(void** c, int) { *c = &g_inits; return 0; }
 EXPORT int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
@@ -117,6 +118,42 @@ assert nvml.nvmlShutdown() == 1
     assert done.stderr == ""
     uuid = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
     assert done.stdout.splitlines() == ["2 soft 1", uuid, "100 75 25"]
+
+
+def test_a_device_is_found_by_its_place_on_the_bus_and_by_its_uuid(libraries: Path) -> None:
+    body = """
+class Pci(c.Structure):
+    _fields_ = [("legacy", c.c_char * 16), ("domain", c.c_uint), ("bus", c.c_uint), ("device", c.c_uint),
+                ("id", c.c_uint), ("subsystem", c.c_uint), ("name", c.c_char * 32)]
+p, i = Pci(), c.c_uint(9)
+assert nvml.nvmlInit_v2() == 0
+for text in (b"00000000:1b:00.0", b"0000:1B:00.0", b"1b:00.0", b"GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"):
+    find = nvml.nvmlDeviceGetHandleByUUID if text.startswith(b"GPU") else nvml.nvmlDeviceGetHandleByPciBusId_v2
+    assert find(text, c.byref(h)) == 0
+    assert nvml.nvmlDeviceGetIndex(h, c.byref(i)) == 0
+    print(i.value)
+print([nvml.nvmlDeviceGetHandleByPciBusId_v2(t, c.byref(h)) for t in (b"1c:00.0", b"1:1b:00.0", b"", b"x")])
+print(nvml.nvmlDeviceGetHandleByUUID(b"GPU-0", c.byref(h)))
+assert nvml.nvmlDeviceGetHandleByIndex_v2(1, c.byref(h)) == 0
+assert nvml.nvmlDeviceGetPciInfo_v3(h, c.byref(p)) == 0
+for name in ("", "_v2", "_v3"):
+    n.value = 5
+    assert getattr(nvml, "nvmlDeviceGetComputeRunningProcesses" + name)(h, c.byref(n), None) == 0
+    assert n.value == 0
+print(p.name.decode(), p.legacy.decode(), p.domain, p.bus, p.device)
+"""
+    done = run(libraries, body, DEVPROXY_GPUS="2")
+    assert done.stderr == ""
+    # All devices of this driver have one UUID: the first is found.
+    assert done.stdout.splitlines() == [
+        "1",
+        "1",
+        "1",
+        "0",
+        "[6, 6, 2, 2]",
+        "6",
+        "00000000:1b:00.0 0000:1b:00.0 0 27 0",
+    ]
 
 
 def test_refused_function_says_so_once(libraries: Path) -> None:

@@ -23,7 +23,7 @@ TEST = ROOT / "tests" / "hal_cuda" / "hal_cuda_test.cc"
 FAKE = ROOT / "tests" / "hal_cuda" / "fake_libcuda.cc"
 LOG = ROOT / "devproxy" / "csrc" / "base" / "log.cc"
 IMAGE = sorted((ROOT / "devproxy" / "hal" / "image").glob("*.cc"))
-LIBRARIES = ["-pthread", "-ldl", "-llz4", "-lzstd"]
+PACKING = ["-Wl,--as-needed", "-llz4", "-lzstd"]  # of fat binaries (hal/image)
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
 
 
@@ -59,7 +59,10 @@ def compiled(name: str, sources: Sequence[Path], *options: str) -> Path:
         OUT.mkdir(parents=True, exist_ok=True)
         part = out.with_suffix(f".{os.getpid()}.part")
         command = ["g++", *FLAGS, f"-I{ROOT}", "-isystem", str(cuda_include()), *options]
-        subprocess.run([*command, "-o", str(part), *map(str, sources), *LIBRARIES], check=True)
+        subprocess.run(
+            [*command, "-o", str(part), *map(str, sources), "-pthread", "-ldl", *PACKING],
+            check=True,
+        )
         part.rename(out)
     return out
 

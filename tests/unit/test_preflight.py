@@ -154,29 +154,48 @@ def test_the_server_never_takes_our_shim_for_the_driver(tmp_path: Path) -> None:
 
 def test_libraries_that_refuse_come_with_a_cuda_wheel_on_a_device_of_nvidia(tmp_path: Path) -> None:
     python = install_cuda_torch(tmp_path / "cuda", "'13.0'")
-    wanted = [f"refused/{name}" for name in preflight.REFUSED["13"]]
-    assert len(wanted) == 11
-    assert preflight.refused_libraries("cuda", python) == wanted
-    assert preflight.refused_libraries("record", python) == wanted
-    assert preflight.refused_libraries("soft", python) == []
+    refused = [f"refused/{name}" for name in preflight.REFUSED["13"]]
+    assert len(refused) == 11
+    compiler = str(tmp_path / "cuda/lib/python3.11/site-packages/nvidia/cu13/lib")
+    assert preflight.cuda_wheel("cuda", python) == (refused, compiler)
+    assert preflight.cuda_wheel("record", python) == (refused, compiler)
+    assert preflight.cuda_wheel("soft", python) == ([], "")
     torchrun = tmp_path / "cuda/bin/torchrun"
-    assert preflight.refused_libraries("cuda", str(torchrun)) == wanted
+    assert preflight.cuda_wheel("cuda", str(torchrun)) == (refused, compiler)
     other = install_cuda_torch(tmp_path / "older", "'12.8'")
-    assert preflight.refused_libraries("cuda", other) == []
+    assert preflight.cuda_wheel("cuda", other) == ([], "")
     for name, cuda in (("cpu", "None"), ("rocm", "''")):
-        assert preflight.refused_libraries("cuda", install_cuda_torch(tmp_path / name, cuda)) == []
-    assert preflight.refused_libraries("cuda", install_torch(tmp_path / "bare", "2.13.0")) == []
+        python = install_cuda_torch(tmp_path / name, cuda)
+        assert preflight.cuda_wheel("cuda", python) == ([], "")
+    bare = install_torch(tmp_path / "bare", "2.13.0")
+    assert preflight.cuda_wheel("cuda", bare) == ([], "")
+
+
+def test_debians_python_has_what_pip_installs_in_a_place_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = []
+
+    def look(path: str) -> list[str]:
+        looked.append(path)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "listdir", look)
+    assert preflight.find_torch("/usr/bin/python3-of-nobody") is None
+    assert "/usr/lib" in looked and looked[-1] == "/usr/local/lib"
 
 
 def test_a_shell_script_in_an_activated_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install_cuda_torch(tmp_path / "cuda", "'13.0'")
-    script = tmp_path / "bin/train.sh"
-    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
-    assert preflight.refused_libraries("cuda", str(script)) == []
-    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "cuda"))
-    assert len(preflight.refused_libraries("cuda", str(script))) == 11
+    """Its Python is the first on PATH; a command that is a Python is that one and no other."""
+    python = Path(install_cuda_torch(tmp_path / "cuda", "'13.0'"))
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert preflight.cuda_wheel("cuda", "/bin/sh") == ([], "")
+    monkeypatch.setenv("PATH", f"/nonexistent:{python.parent}")
+    assert len(preflight.cuda_wheel("cuda", "/bin/sh")[0]) == 11
+    assert preflight.cuda_wheel("cuda", str(tmp_path / "other/bin/python3")) == ([], "")
 
 
 def test_outputs(tmp_path: Path) -> None:

@@ -66,6 +66,14 @@ cuMemAllocAsync = Api(client_sa="memory", nonnull=("dptr",), ops=ALLOC, checked=
 cuMemPoolTrimTo = Api(client_sa="memory", ops=("MEM_CREDIT_RETURN",), checked=CHECKED)
 cuMemPoolSetAttribute = Api(client_sa="memory", nonnull=("value",), checked=CHECKED)
 cuMemPoolGetAttribute = Api(client_sa="memory", nonnull=("value",), checked=CHECKED)
+# A pool is a name for the device's one allocator, with attributes and an account of its own.
+cuMemPoolCreate = Api(client_sa="memory", nonnull=("pool", "poolProps"), checked=CHECKED)
+cuMemPoolDestroy = Api(client_sa="memory", checked=CHECKED)
+cuMemPoolSetAccess = Api(client_sa="memory", nonnull=("map",), checked=CHECKED)
+cuMemPoolGetAccess = Api(client_sa="memory", nonnull=("flags", "location"), checked=CHECKED)
+cuMemGetDefaultMemPool = Api(client_sa="memory", nonnull=("pool_out", "location"), checked=CHECKED)
+cuMemGetMemPool = Api(client_sa="memory", nonnull=("pool", "location"), checked=CHECKED)
+cuMemSetMemPool = Api(client_sa="memory", nonnull=("location",), checked=CHECKED)
 cuMemAllocFromPoolAsync = Api(client_sa="memory", nonnull=("dptr",), ops=ALLOC, checked=CHECKED)
 
 cuPointerGetAttribute = Api(client_sa="memory", nonnull=("data",), checked=CHECKED)

@@ -71,10 +71,6 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
         r"|cuMemGetAllocation\w+|cuMemRetainAllocationHandle|cuMemGetHandleForAddressRange",
         Refused("device address ranges are this job's own and are not handed to other libraries"),
     ),
-    "memory pools": (
-        r"cuMemPool\w+|cuMemGetMemPool|cuMemGetDefaultMemPool|cuMemSetMemPool",
-        Refused("only a device's default memory pool exists"),
-    ),
     "multicast": (r"cuMulticast\w+", Refused("multicast objects need peer GPUs under one driver")),
     "tensor maps": (r"cuTensorMap\w+", Refused("only tiled and im2col tensor maps are encoded")),
     "external memory and semaphores": (

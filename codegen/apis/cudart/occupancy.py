@@ -10,3 +10,18 @@ cudaOccupancyMaxActiveBlocksPerMultiprocessor = Api(
 cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags = Api(
     client_sa="cudart.execution", enters="context", nonnull=("numBlocks",), checked=CHECKED
 )
+cudaOccupancyAvailableDynamicSMemPerBlock = Api(
+    client_sa="cudart.execution", enters="context", nonnull=("dynamicSmemSize",), checked=CHECKED
+)
+cudaOccupancyMaxPotentialClusterSize = Api(
+    client_sa="cudart.execution",
+    enters="context",
+    nonnull=("clusterSize", "launchConfig"),
+    checked=CHECKED,
+)
+cudaOccupancyMaxActiveClusters = Api(
+    client_sa="cudart.execution",
+    enters="context",
+    nonnull=("numClusters", "launchConfig"),
+    checked=CHECKED,
+)

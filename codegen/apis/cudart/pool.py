@@ -18,3 +18,22 @@ cudaMemPoolGetAttribute = Api(
 cudaMallocFromPoolAsync = Api(
     client_sa="cudart.pool", enters="context", nonnull=("ptr",), checked=CHECKED
 )
+cudaMemPoolSetAccess = Api(
+    client_sa="cudart.pool", enters="context", nonnull=("descList",), checked=CHECKED
+)
+cudaMemPoolGetAccess = Api(
+    client_sa="cudart.pool", enters="context", nonnull=("flags", "location"), checked=CHECKED
+)
+cudaMemPoolCreate = Api(
+    client_sa="cudart.pool", enters="context", nonnull=("memPool", "poolProps"), checked=CHECKED
+)
+cudaMemPoolDestroy = Api(client_sa="cudart.pool", enters="context", checked=CHECKED)
+cudaMemGetDefaultMemPool = Api(
+    client_sa="cudart.pool", enters="context", nonnull=("memPool", "location"), checked=CHECKED
+)
+cudaMemGetMemPool = Api(
+    client_sa="cudart.pool", enters="context", nonnull=("memPool", "location"), checked=CHECKED
+)
+cudaMemSetMemPool = Api(
+    client_sa="cudart.pool", enters="context", nonnull=("location",), checked=CHECKED
+)

@@ -25,19 +25,22 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
         r"cudaImportExternal\w+|cudaExternalMemory\w+|cudaDestroyExternal\w+|cuda(Signal|Wait)ExternalSemaphores\w*",
         DRIVER["external memory and semaphores"][1],
     ),
-    "graphs": (
-        r"cudaGraph\w*|cudaStreamBeginCapture\w*|cudaStreamEndCapture|cudaStreamUpdateCaptureDependencies"
-        r"|cudaUserObject\w+|cudaDevice(Get|Set)GraphMemAttribute|cudaDeviceGraphMemTrim",
-        Refused("CUDA graphs are answered by the driver API only, not yet by the runtime library"),
+    "graph memory nodes": (
+        r"cudaGraph(Add)?Mem(Alloc|Free)Node\w*|cudaDevice(Get|Set)GraphMemAttribute|cudaDeviceGraphMemTrim",
+        DRIVER["graph memory nodes"][1],
+    ),
+    "graph external semaphores": (
+        r"cudaGraph(Add|Exec)?ExternalSemaphores\w*",
+        DRIVER["graph external semaphores"][1],
+    ),
+    "conditional graph nodes": (
+        r"cudaGraphConditional\w*",
+        DRIVER["conditional graph nodes"][1],
     ),
     "textures and arrays": (
         r"cuda\w*Mipmapped\w*|cuda\w*Array\w*|cuda\w*TextureObject\w*|cuda\w*SurfaceObject\w*|cudaGetChannelDesc"
         r"|cudaDeviceGetTexture1DLinearMaxWidth",
         DRIVER["textures and arrays"][1],
-    ),
-    "memory pools": (
-        r"cudaMemPool(Create|Destroy|SetAccess|GetAccess)|cudaMem(GetDefault|Get|Set)MemPool",
-        DRIVER["memory pools"][1],
     ),
     "batched copies": (r"cudaMemcpy(3D)?BatchAsync", DRIVER["batched copies"][1]),
     "cooperative launches": (

@@ -30,6 +30,22 @@ nvmlSystemGetCudaDriverVersion_v2 = Api(
 )
 nvmlDeviceGetCount_v2 = Api(client_sa="nvml", nonnull=("deviceCount",), checked=CHECKED)
 nvmlDeviceGetHandleByIndex_v2 = Api(client_sa="nvml", nonnull=("device",), checked=CHECKED)
+# torch's allocator asks for this one when memory is short, and for the processes; it aborts without an answer.
+nvmlDeviceGetHandleByPciBusId_v2 = Api(
+    client_sa="nvml", nonnull=("pciBusId", "device"), checked=CHECKED
+)
+# None is listed, as for a container whose processes the host's NVML cannot name to it.
+nvmlDeviceGetComputeRunningProcesses = Api(
+    client_sa="nvml", nonnull=("infoCount",), checked=CHECKED
+)
+nvmlDeviceGetComputeRunningProcesses_v2 = Api(
+    client_sa="nvml", nonnull=("infoCount",), checked=CHECKED
+)
+nvmlDeviceGetComputeRunningProcesses_v3 = Api(
+    client_sa="nvml", nonnull=("infoCount",), checked=CHECKED
+)
+nvmlDeviceGetHandleByUUID = Api(client_sa="nvml", nonnull=("uuid", "device"), checked=CHECKED)
+nvmlDeviceGetPciInfo_v3 = Api(client_sa="nvml", nonnull=("pci",), checked=CHECKED)
 nvmlDeviceGetName = Api(client_sa="nvml", nonnull=("name",), checked=CHECKED)
 nvmlDeviceGetIndex = Api(client_sa="nvml", nonnull=("index",), checked=CHECKED)
 nvmlDeviceGetUUID = Api(client_sa="nvml", nonnull=("uuid",), checked=CHECKED)

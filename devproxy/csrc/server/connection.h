@@ -24,6 +24,7 @@
 
 #include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/server/handle_table.h"
+#include "devproxy/csrc/server/image_store.h"
 #include "devproxy/csrc/server/ledger.h"
 #include "devproxy/csrc/server/lifeline.h"
 #include "devproxy/csrc/server/live_trace.h"
@@ -56,6 +57,7 @@ struct ServerParts {
   hal::Device* device = nullptr;
   Ledger* ledger = nullptr;
   SlotTable* slots = nullptr;
+  ImageStore images;
   std::atomic<uint64_t> live_bytes{0}, peak_bytes{0};  // of all clients
   std::function<void()> wake;  // the server thread: a connection has parked, or finished as its last act
 };
@@ -167,6 +169,8 @@ class Connection final : public hal::SpaceOwner {
   HandleTable<FunctionObject, HandleKind::kFunction> functions;
   HandleTable<StoredGraph, HandleKind::kGraph> graphs;
   ReplayLog replay;
+  ImageUpload upload;
+  ImageStore::Ref uploaded;  // whole, and not loaded yet
 
   MemoryMirror device_mirror, pinned_mirror;
   // Changes a mirror: the lock that device threads read under.

@@ -234,6 +234,9 @@ Status Server::dump_client(const Client& c, const std::string& dir, uint64_t* by
 }
 
 Status Server::write_state(const std::string& dir) {
+  const std::string stem = dir + "/gpu" + std::to_string(config_.gpu);
+  auto images = dump_images(parts_.images, stem + ".images");
+  if (!images.ok()) return std::move(images).status();
   std::string clients;
   for (const Client& c : clients_) {
     if (!c.here) continue;
@@ -252,8 +255,8 @@ Status Server::write_state(const std::string& dir) {
       json_number("d2d_bytes", t.d2d_bytes) + ',' + json_number("memset_bytes", t.memset_bytes) + ',' +
       json_number("allocs", t.allocs) + ',' + json_number("frees", t.frees) + ',' + json_number("wakes", t.wakes) +
       ',' + json_number("busy_us", t.busy_us) + ',' + json_number("steps", t.steps) + ',' +
-      json_number("peak_bytes", parts_.peak_bytes) + "},\"clients\":[" + clients + "]}";
-  return write_file(dir + "/gpu" + std::to_string(config_.gpu) + ".state.json", text);
+      json_number("peak_bytes", parts_.peak_bytes) + "},\"images\":" + *images + ",\"clients\":[" + clients + "]}";
+  return write_file(stem + ".state.json", text);
 }
 
 std::string Server::dump(const std::string& dir) {

@@ -88,6 +88,7 @@ constexpr Row kRows[] = {
     {wire::Opcode::EVENT_DESTROY, sync::event_destroy},
     {wire::Opcode::EVENT_RECORD, sync::event_record},
     {wire::Opcode::EVENT_ELAPSED, sync::event_elapsed},
+    {wire::Opcode::IMAGE_PUT, module::image_put},
     {wire::Opcode::MODULE_LOAD, module::module_load},
     {wire::Opcode::MODULE_UNLOAD, module::module_unload},
     {wire::Opcode::FUNCTION_GET, module::function_get},

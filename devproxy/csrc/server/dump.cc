@@ -148,6 +148,45 @@ Status dump_device(Connection& connection, const std::string& path, uint64_t* by
   });
 }
 
+StatusOr<std::string> dump_images(ImageStore& store, const std::string& path) {
+  std::string table;
+  std::vector<Piece> pieces;
+  std::vector<ImageStore::Ref> images = store.all();
+  // One order, so that the next dump's file begins with the same chunks.
+  std::sort(images.begin(), images.end(), [](const auto& a, const auto& b) { return a->hash.low < b->hash.low; });
+  uint64_t offset = 0;
+  for (const auto& image : images) {
+    table += (table.empty() ? "[" : ",[") + std::to_string(image->hash.low) + ',' + std::to_string(image->hash.high) +
+             ',' + std::to_string(image->bytes.size()) + ']';
+    pieces.push_back({reinterpret_cast<uint64_t>(image->bytes.data()), offset, image->bytes.size()});
+    offset += image->bytes.size();
+  }
+  Status s = dump_pieces(path, pieces, [](int fd, const Piece& p) {
+    return write_all(fd, reinterpret_cast<const void*>(p.addr), p.bytes, p.offset);
+  });
+  if (!s.ok()) return s;
+  return "[" + table + "]";
+}
+
+StatusOr<std::vector<ImageStore::Ref>> restore_images(ImageStore& store, const Json& table, const std::string& path) {
+  std::vector<ImageStore::Ref> images;
+  const File file(path, O_RDONLY);
+  if (file.fd < 0) return Status::from_errno(kFileNotFound, "opening " + path);
+  uint64_t offset = 0;
+  for (const Json& row : table.items) {
+    const ImageHash hash{row[0].u64(), row[1].u64()};
+    if (row[2].u64() > kMaxImageBytes)
+      return Status(kInvalidImage, path + ": the state claims an image of impossible length");
+    std::vector<uint8_t> bytes(row[2].u64());
+    if (Status s = read_all(file.fd, bytes.data(), bytes.size(), offset); !s.ok()) return std::move(s).with(path);
+    offset += bytes.size();
+    if (image_hash(bytes.data(), bytes.size()) != hash)
+      return Status(kInvalidImage, path + ": a module image has another content than the state says");
+    images.push_back(store.put(hash, std::move(bytes)));
+  }
+  return images;
+}
+
 Status dump_shared(Connection& connection, const std::string& dir, std::string* json, uint64_t* bytes) {
   const std::string stem = "gpu" + std::to_string(connection.parts().gpu) + "-" + std::to_string(connection.number());
   const SegmentView& view = connection.view();

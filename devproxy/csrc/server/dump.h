@@ -1,9 +1,11 @@
 // A server's state on disk: what `dump` and `dump_shared` write and `--restore` reads.
 //
 //   gpuK.state.json    the server and each client: handles, addresses, replay log, counters (format version
-//   kStateVersion) gpuK-N.dev         the live device ranges of client N, back to back in address order; the table is
-//   in the state gpuK.shared.json   for each client the extents of the two files below: [offset in the job's file,
-//   bytes] gpuK-N.seg         the used parts of its segment, gpuK-N.pin: those of its pinned window, back to back
+//                      kStateVersion)
+//   gpuK.images        the module images that replay logs name, back to back; the table is in the state
+//   gpuK-N.dev         the live device ranges of client N, back to back in address order; the table is in the state
+//   gpuK.shared.json   for each client the extents of the two files below: [offset in the job's file, bytes]
+//   gpuK-N.seg         the used parts of its segment, gpuK-N.pin: those of its pinned window, back to back
 //
 // Precondition of everything that reads a connection here: parked(). No hashing and no compression: the job stands
 // still meanwhile.
@@ -19,7 +21,8 @@
 
 namespace devproxy::server {
 
-inline constexpr uint64_t kStateVersion = 1;
+// 2: module images once per server, in a file of their own.
+inline constexpr uint64_t kStateVersion = 2;
 
 // Some bytes of a file, and where they are or go in memory.
 struct Piece {
@@ -37,6 +40,10 @@ std::vector<Piece> device_pieces(const Connection& connection);
 Status dump_device(Connection& connection, const std::string& path, uint64_t* bytes);
 // json: the client's object of gpuK.shared.json. Precondition: the client's process is frozen.
 Status dump_shared(Connection& connection, const std::string& dir, std::string* json, uint64_t* bytes);
+// Every image of the store into the file; their table as JSON.
+StatusOr<std::string> dump_images(ImageStore& store, const std::string& path);
+// And back. They live as long as somebody holds them.
+StatusOr<std::vector<ImageStore::Ref>> restore_images(ImageStore& store, const Json& table, const std::string& path);
 // Writes the file and its name in one go: a reader sees all of it or none.
 Status write_file(const std::string& path, const std::string& text);
 StatusOr<std::string> read_file(const std::string& path);

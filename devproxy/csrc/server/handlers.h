@@ -50,6 +50,7 @@ void output(Connection&, const Message&);
 }  // namespace context
 
 namespace module {
+void image_put(Connection&, const Message&);
 void module_load(Connection&, const Message&);
 void module_unload(Connection&, const Message&);
 void function_get(Connection&, const Message&);

@@ -7,7 +7,7 @@
 namespace devproxy::server {
 
 bool ReplayLog::create(VHandle handle, VHandle parent, uint16_t opcode, const void* request, size_t request_bytes,
-                       std::vector<uint8_t> bulk) {
+                       std::vector<uint8_t> bulk, std::shared_ptr<const void> keeps) {
   if (objects_.contains(handle)) return false;
   if (parent.value) {
     const auto it = objects_.find(parent);
@@ -15,7 +15,7 @@ bool ReplayLog::create(VHandle handle, VHandle parent, uint16_t opcode, const vo
     it->second.children.push_back(handle);
   }
   const auto* bytes = static_cast<const uint8_t*>(request);
-  entries_.push_back({opcode, handle, 0, true, {bytes, bytes + request_bytes}, std::move(bulk)});
+  entries_.push_back({opcode, handle, 0, true, {bytes, bytes + request_bytes}, std::move(bulk), std::move(keeps)});
   objects_.emplace(handle, Object{parent, std::prev(entries_.end()), {}, {}});
   return true;
 }
@@ -30,7 +30,7 @@ bool ReplayLog::set(VHandle handle, uint16_t opcode, uint64_t key, const void* r
     entries_.splice(entries_.end(), entries_, place);  // it happened now, after what was made in between
     return true;
   }
-  entries_.push_back({opcode, handle, key, false, {bytes, bytes + request_bytes}, {}});
+  entries_.push_back({opcode, handle, key, false, {bytes, bytes + request_bytes}, {}, nullptr});
   it->second.sets.push_back(std::prev(entries_.end()));
   return true;
 }

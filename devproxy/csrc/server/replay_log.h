@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -23,12 +24,13 @@ class ReplayLog {
     bool creates = false;
     std::vector<uint8_t> request;  // the fixed part, as it travelled
     std::vector<uint8_t> bulk;
+    std::shared_ptr<const void> keeps;  // what a replay of it will need, and its request names
   };
 
   // parent: the handle it is made from, VHandle{} for none. False where the handle already exists or the parent does
   // not.
   [[nodiscard]] bool create(VHandle handle, VHandle parent, uint16_t opcode, const void* request, size_t request_bytes,
-                            std::vector<uint8_t> bulk = {});
+                            std::vector<uint8_t> bulk = {}, std::shared_ptr<const void> keeps = nullptr);
   // False where the handle does not exist.
   [[nodiscard]] bool set(VHandle handle, uint16_t opcode, uint64_t key, const void* request, size_t request_bytes);
   [[nodiscard]] bool destroy(VHandle handle);

@@ -222,6 +222,9 @@ Status Connection::replay_entry(const Json& entry) {
     replayed_globals.clear();
     for (const Json& addr : entry["globals"].items) replayed_globals.push_back(addr.u64());
     row.handler(*this, message);
+    if (opcode == static_cast<uint16_t>(wire::Opcode::MODULE_LOAD) && replay_status_ == kOk &&
+        !modules.find(VHandle{entry["handle"].u64()}))
+      return {kInvalidImage, "replaying " + what + ": its image is not in the state"};
     if (replay_status_ == kOk && replayed_globals.empty()) return {};
     return {replay_status_ ? replay_status_ : static_cast<int32_t>(kInvalidImage),
             "replaying " + what + " failed with result " + std::to_string(replay_status_) +

@@ -155,6 +155,9 @@ Status Server::restore() {
     shared = std::move(*parsed);
   }
   if (Status s = DP_FAULT(server_restore_start); !s.ok()) return s;
+  // Held until the clients' logs hold them.
+  const auto images = restore_images(parts_.images, (*state)["images"], stem + ".images");
+  if (!images.ok()) return images.status();
   for (const Json& client : (*state)["clients"].items) {
     const Json* files = nullptr;
     for (const Json& one : shared["clients"].items)
@@ -416,6 +419,15 @@ void Server::stop_all(bool tell) {
   ledger_->leave();
 }
 
+std::string Server::images_json() const {
+  uint64_t kept = 0, bytes = 0;
+  for (const auto& image : parts_.images.all()) kept++, bytes += image->bytes.size();
+  const ImageStore& store = parts_.images;
+  return "{" + json_number("kept", kept) + ',' + json_number("kept_bytes", bytes) + ',' +
+         json_number("received_bytes", store.received_bytes) + ',' + json_number("loads", store.loads) + ',' +
+         json_number("loads_known", store.loads_known) + '}';
+}
+
 std::string Server::stats_json() const {
   Totals t = gone_;
   std::string clients, fault = last_fault_;
@@ -442,7 +454,7 @@ std::string Server::stats_json() const {
          json_number("d2h_bytes", t.d2h_bytes) + ',' + json_number("d2d_bytes", t.d2d_bytes) + ',' +
          json_number("memset_bytes", t.memset_bytes) + ',' + json_number("allocs", t.allocs) + ',' +
          json_number("frees", t.frees) + ',' + json_number("wakes", t.wakes) + ',' + json_number("busy_us", t.busy_us) +
-         "},\"clients\":[" + clients + "],\"sticky\":" + json_string(fault) + '}';
+         "},\"images\":" + images_json() + ",\"clients\":[" + clients + "],\"sticky\":" + json_string(fault) + '}';
 }
 
 void Server::send_stats(int socket) {

@@ -73,6 +73,7 @@ class Server {
   void attach(int socket, const AttachRequest& request, uint32_t pid);
   void send_stats(int socket);
   std::string stats_json() const;
+  std::string images_json() const;
   void reap();
   void stop_all(bool tell);
   void leave_files();

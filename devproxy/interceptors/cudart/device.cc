@@ -82,10 +82,16 @@ cudaError_t cudaSetDevice(int device) {
 }
 
 cudaError_t cudaGetDevice(int* device) {
+  CUcontext context = nullptr;
+  if (const CUresult rc = cuCtxGetCurrent(&context); rc != CUDA_SUCCESS) return result(rc);
+  if (context != nullptr) {  // asked more often than anything else: frameworks do it around every call
+    *device = device_of(context);
+    return cudaSuccess;
+  }
   int count = 0;
   if (const CUresult rc = cuDeviceGetCount(&count); rc != CUDA_SUCCESS) return result(rc);
   if (count == 0) return cudaErrorNoDevice;
-  *device = current_device();
+  *device = t_thread.device;
   return cudaSuccess;
 }
 

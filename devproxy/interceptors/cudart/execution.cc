@@ -55,13 +55,11 @@ inline cudaError_t launch(const void* func, const dim3& grid, const dim3& block,
   return __builtin_expect(rc == CUDA_SUCCESS, 1) ? cudaSuccess : launch_failure(rc, grid, block, to.device);
 }
 
-cudaError_t launch_ex(const cudaLaunchConfig_t& config, const void* func, void** args) {
+// Precondition: the dynamic shared memory fits 32 bits.
+CUlaunchConfig drivers_config(const cudaLaunchConfig_t& config) {
   // The two structs of an attribute are the same bytes: driver_types.h takes its values from cuda.h's.
   static_assert(sizeof(cudaLaunchAttribute) == sizeof(CUlaunchAttribute));
   static_assert(offsetof(cudaLaunchAttribute, val) == offsetof(CUlaunchAttribute, value));
-  Target to;
-  if (const cudaError_t rc = aim(func, &to); rc != cudaSuccess) return rc;
-  if (config.dynamicSmemBytes > UINT_MAX) return cudaErrorInvalidValue;
   CUlaunchConfig wanted{};
   wanted.gridDimX = config.gridDim.x;
   wanted.gridDimY = config.gridDim.y;
@@ -73,6 +71,14 @@ cudaError_t launch_ex(const cudaLaunchConfig_t& config, const void* func, void**
   wanted.hStream = stream_of(config.stream);
   wanted.attrs = reinterpret_cast<CUlaunchAttribute*>(config.attrs);
   wanted.numAttrs = config.numAttrs;
+  return wanted;
+}
+
+cudaError_t launch_ex(const cudaLaunchConfig_t& config, const void* func, void** args) {
+  Target to;
+  if (const cudaError_t rc = aim(func, &to); rc != cudaSuccess) return rc;
+  if (config.dynamicSmemBytes > UINT_MAX) return cudaErrorInvalidValue;
+  const CUlaunchConfig wanted = drivers_config(config);
   const CUresult rc = cuLaunchKernelEx(&wanted, to.function, args, nullptr);
   return rc == CUDA_SUCCESS ? cudaSuccess : launch_failure(rc, config.gridDim, config.blockDim, to.device);
 }
@@ -155,10 +161,13 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attr, const void* func) {
   Target to;
   if (const cudaError_t rc = aim(func, &to); rc != cudaSuccess) return rc;
   CUresult rc = CUDA_SUCCESS;
+  // What the device does not know of a function is zero: clusters before Hopper, compilers on the software GPU.
   const auto get = [&](CUfunction_attribute which) {
     int value = 0;
-    if (rc == CUDA_SUCCESS) rc = cuFuncGetAttribute(&value, which, to.function);
-    return value;
+    const CUresult here = cuFuncGetAttribute(&value, which, to.function);
+    if (here == CUDA_SUCCESS) return value;
+    if (here != CUDA_ERROR_INVALID_VALUE && rc == CUDA_SUCCESS) rc = here;
+    return 0;
   };
   const auto size = [&](CUfunction_attribute which) { return static_cast<size_t>(get(which)); };
   memset(attr, 0, sizeof *attr);
@@ -230,6 +239,30 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* numBlocks, const 
                                                           size_t dynamicSMemSize) {
   return execution::cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(numBlocks, func, blockSize, dynamicSMemSize,
                                                                            cudaOccupancyDefault);
+}
+
+cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t* dynamicSmemSize, const void* func, int numBlocks,
+                                                      int blockSize) {
+  Target to;
+  if (const cudaError_t rc = aim(func, &to); rc != cudaSuccess) return rc;
+  return result(cuOccupancyAvailableDynamicSMemPerBlock(dynamicSmemSize, to.function, numBlocks, blockSize));
+}
+
+cudaError_t cudaOccupancyMaxPotentialClusterSize(int* clusterSize, const void* func,
+                                                 const cudaLaunchConfig_t* launchConfig) {
+  Target to;
+  if (const cudaError_t rc = aim(func, &to); rc != cudaSuccess) return rc;
+  if (launchConfig->dynamicSmemBytes > UINT_MAX) return cudaErrorInvalidValue;
+  const CUlaunchConfig config = drivers_config(*launchConfig);
+  return result(cuOccupancyMaxPotentialClusterSize(clusterSize, to.function, &config));
+}
+
+cudaError_t cudaOccupancyMaxActiveClusters(int* numClusters, const void* func, const cudaLaunchConfig_t* launchConfig) {
+  Target to;
+  if (const cudaError_t rc = aim(func, &to); rc != cudaSuccess) return rc;
+  if (launchConfig->dynamicSmemBytes > UINT_MAX) return cudaErrorInvalidValue;
+  const CUlaunchConfig config = drivers_config(*launchConfig);
+  return result(cuOccupancyMaxActiveClusters(numClusters, to.function, &config));
 }
 
 }  // namespace devproxy::sa::cudart::execution

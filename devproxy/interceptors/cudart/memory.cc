@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cudart_decl.gen.h"
+#include "devproxy/interceptors/cudart/copies.h"
 #include "devproxy/interceptors/cudart/registration.h"
 #include "devproxy/interceptors/cudart/stub.h"
 
@@ -112,19 +113,31 @@ cudaError_t run_3d(const CUDA_MEMCPY3D& c, CUstream stream, bool wait) {
 
 bool is_empty(const cudaExtent& extent) { return extent.width == 0 || extent.height == 0 || extent.depth == 0; }
 
-cudaError_t copy_3d(const cudaMemcpy3DParms& p, CUstream stream, bool wait) {
+}  // namespace
+
+cudaError_t describe(const cudaMemcpy3DParms& p, CUDA_MEMCPY3D* c) {
   if (!is_kind(p.kind)) return cudaErrorInvalidMemcpyDirection;
   // driver_types.h: each side is an array or a pitched pointer, not both.
   if ((p.srcArray != nullptr) == (p.srcPtr.ptr != nullptr) || (p.dstArray != nullptr) == (p.dstPtr.ptr != nullptr))
     return cudaErrorInvalidValue;
   if (p.srcArray != nullptr || p.dstArray != nullptr)
     return refuse("cudaMemcpy3D of an array", "CUDA arrays are not supported yet; use linear memory");
-  if (is_empty(p.extent)) return cudaSuccess;
+  return describe(p.srcPtr, p.srcPos, p.dstPtr, p.dstPos, p.extent, sides_of(p.kind), c);
+}
+
+cudaError_t describe(void* dst, const void* src, size_t count, cudaMemcpyKind kind, CUDA_MEMCPY3D* c) {
+  if (!is_kind(kind)) return cudaErrorInvalidMemcpyDirection;
+  const cudaPitchedPtr from{const_cast<void*>(src), count, count, 1}, to{dst, count, count, 1};
+  return describe(from, {}, to, {}, {count, 1, 1}, sides_of(kind), c);
+}
+
+namespace {
+
+cudaError_t copy_3d(const cudaMemcpy3DParms& p, CUstream stream, bool wait) {
   CUDA_MEMCPY3D c;
-  if (const cudaError_t rc = describe(p.srcPtr, p.srcPos, p.dstPtr, p.dstPos, p.extent, sides_of(p.kind), &c);
-      rc != cudaSuccess)
-    return rc;
-  return run_3d(c, stream, wait);
+  const cudaError_t rc = memory::describe(p, &c);
+  if (is_empty(p.extent) && (rc == cudaSuccess || rc == cudaErrorInvalidPitchValue)) return cudaSuccess;
+  return rc == cudaSuccess ? run_3d(c, stream, wait) : rc;
 }
 
 cudaError_t copy_3d_peer(const cudaMemcpy3DPeerParms& p, CUstream stream, bool wait) {
@@ -322,6 +335,15 @@ cudaError_t cudaMemset3DAsync(cudaPitchedPtr pitchedDevPtr, int value, cudaExten
   return set_3d(pitchedDevPtr, value, extent, stream_of(stream), false);
 }
 
+cudaError_t address_of_symbol(const void* symbol, size_t count, size_t offset, bool to, cudaMemcpyKind kind,
+                              void** out) {
+  if (!(to ? is_kind_to_symbol(kind) : is_kind_from_symbol(kind))) return cudaErrorInvalidMemcpyDirection;
+  char* at = nullptr;
+  const cudaError_t rc = symbol_address(symbol, count, offset, &at);
+  *out = at;
+  return rc;
+}
+
 // -- variables of device code -----------------------------------------------------------------------------------------
 
 cudaError_t cudaGetSymbolAddress(void** devPtr, const void* symbol) {
@@ -451,5 +473,58 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t memPool, cudaMemPoolAttr attr,
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t memPool, cudaMemPoolAttr attr, void* value) {
   return result(cuMemPoolGetAttribute(memPool, static_cast<CUmemPool_attribute>(attr), value));
 }
+
+namespace {
+CUmemLocation drivers_location(const cudaMemLocation& location) {
+  return {.type = static_cast<CUmemLocationType>(location.type), .id = location.id};
+}
+}  // namespace
+
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* memPool, const cudaMemPoolProps* poolProps) {
+  CUmemPoolProps wanted{};
+  wanted.allocType = static_cast<CUmemAllocationType>(poolProps->allocType);
+  wanted.handleTypes = static_cast<CUmemAllocationHandleType>(poolProps->handleTypes);
+  wanted.location = drivers_location(poolProps->location);
+  wanted.maxSize = poolProps->maxSize;
+  wanted.usage = poolProps->usage;
+  return result(cuMemPoolCreate(memPool, &wanted));
+}
+
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t memPool) { return result(cuMemPoolDestroy(memPool)); }
+
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t memPool, const cudaMemAccessDesc* descList, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    CUmemAccessDesc one{};
+    one.location = drivers_location(descList[i].location);
+    one.flags = static_cast<CUmemAccess_flags>(descList[i].flags);
+    if (const CUresult rc = cuMemPoolSetAccess(memPool, &one, 1); rc != CUDA_SUCCESS) return result(rc);
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolGetAccess(cudaMemAccessFlags* flags, cudaMemPool_t memPool, cudaMemLocation* location) {
+  CUmemAccess_flags found = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  CUmemLocation where = drivers_location(*location);
+  const CUresult rc = cuMemPoolGetAccess(&found, memPool, &where);
+  *flags = static_cast<cudaMemAccessFlags>(found);
+  return result(rc);
+}
+
+#if CUDART_VERSION >= 13000
+cudaError_t cudaMemGetDefaultMemPool(cudaMemPool_t* memPool, cudaMemLocation* location, cudaMemAllocationType type) {
+  CUmemLocation where = drivers_location(*location);
+  return result(cuMemGetDefaultMemPool(memPool, &where, static_cast<CUmemAllocationType>(type)));
+}
+
+cudaError_t cudaMemGetMemPool(cudaMemPool_t* memPool, cudaMemLocation* location, cudaMemAllocationType type) {
+  CUmemLocation where = drivers_location(*location);
+  return result(cuMemGetMemPool(memPool, &where, static_cast<CUmemAllocationType>(type)));
+}
+
+cudaError_t cudaMemSetMemPool(cudaMemLocation* location, cudaMemAllocationType type, cudaMemPool_t memPool) {
+  CUmemLocation where = drivers_location(*location);
+  return result(cuMemSetMemPool(&where, static_cast<CUmemAllocationType>(type), memPool));
+}
+#endif
 
 }  // namespace devproxy::sa::cudart::pool

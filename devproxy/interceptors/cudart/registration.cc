@@ -56,11 +56,18 @@ void say_load_failure(Module* module, CUresult rc) {
           text != nullptr ? text : "unknown error");
 }
 
+cudaError_t refuse_managed(const char* name) {
+  char text[256];
+  snprintf(text, sizeof text, "__managed__ variable %s", name);
+  return refuse(text, "managed memory faults in the job process, where there is no device; use __device__ and copies");
+}
+
 // g_load_mu held.
 cudaError_t load_module(Module* module, CUlibrary* out) {
   *out = module->library.load(std::memory_order_acquire);
   if (*out != nullptr) return cudaSuccess;
   if (module->image == nullptr) return cudaErrorInvalidKernelImage;
+  if (module->managed != nullptr) return refuse_managed(module->managed);  // its kernels would read what nobody wrote
   static bool once = atexit(note_exit) == 0;
   static_cast<void>(once);
   // cuda.h: the image is part of the program, so the driver need not copy it.
@@ -181,10 +188,10 @@ void __cudaRegisterVar(void** fatCubinHandle, char* hostVar, char*, const char* 
   g_variables.put(hostVar, variable);
 }
 
-void __cudaRegisterManagedVar(void**, void**, char*, const char* deviceName, int, size_t, int, int) {
-  char text[256];
-  snprintf(text, sizeof text, "__managed__ variable %s", deviceName);
-  static_cast<void>(refuse(text, "managed memory faults in the job process, where there is no device"));
+// Said at once: the host reads such a variable as any other of its own, and would find a null pointer.
+void __cudaRegisterManagedVar(void** fatCubinHandle, void**, char*, const char* deviceName, int, size_t, int, int) {
+  reinterpret_cast<Module*>(fatCubinHandle)->managed = deviceName;
+  static_cast<void>(refuse_managed(deviceName));
 }
 
 // By the program's exit handlers, or when a library of it is closed. Only the latter unloads.

@@ -1,6 +1,7 @@
 // Device memory and copies. The client's allocator chooses addresses and tells the server in ring order; a copy is a
 // command on a stream between two places: device, pinned window, or a staging chunk for everything else.
 #include "devproxy/interceptors/memory/client.h"
+#include "devproxy/interceptors/memory/pool.h"
 
 #include <string.h>
 
@@ -316,6 +317,7 @@ CUresult cuMemFree_v2(CUdeviceptr dptr) {
   DP_SAFE();
   // As the driver does: the range may be in use by any stream until all have come this far.
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
+  pool_lost(dptr);
   return result(d->free(dptr, nullptr));
 }
 
@@ -331,8 +333,19 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdeviceptr 
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
+namespace {
+// pool 0: the one that is current on the stream's device.
+CUresult alloc_async(CUdeviceptr* dptr, size_t bytesize, uint64_t pool, CUstream hStream) {
   DP_STREAM(hStream, s, d);
+  if (pool == 0) pool = current_pool(d->ordinal());
+  int device = -1;
+  if (!pool_device(pool, &device)) return CUDA_ERROR_INVALID_VALUE;
+  if (device != d->ordinal()) {
+    client::log(client::Level::kWarn,
+                "cuMemAllocFromPoolAsync is refused for a pool of GPU %d in a stream of GPU %d: one server per GPU",
+                device, d->ordinal());
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   if (graph::capturing()) {
     CUresult rc = CUDA_SUCCESS;
     if (graph::capture_alloc(s, d, dptr, bytesize, &rc)) return rc;
@@ -343,7 +356,13 @@ CUresult cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
   }
   int32_t error = kOk;
   *dptr = d->allocate(bytesize, s, false, &error);
+  if (error == kOk) pool_took(pool, *dptr, bytesize);
   return result(error);
+}
+}  // namespace
+
+CUresult cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
+  return alloc_async(dptr, bytesize, 0, hStream);
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
@@ -359,58 +378,12 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
     if (const int32_t rc = d->wait_stream(*s); rc != kOk) return result(rc);
     return memory::cuMemFree_v2(dptr);
   }
+  pool_lost(dptr);
   return result(d->free(dptr, s));
 }
 
-// One pool per device, the default one: its handle is the device's ordinal plus one.
-namespace {
-CUmemoryPool pool_of(CUdevice dev) { return handle<CUmemoryPool>(static_cast<uint64_t>(dev) + 1); }
-bool valid_pool(CUmemoryPool pool) { return bits(pool) - 1 < static_cast<uint64_t>(client::device_count()); }
-std::atomic<uint64_t> g_release_threshold[client::kMaxDevices];
-}  // namespace
-
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream) {
-  if (!valid_pool(pool)) return CUDA_ERROR_INVALID_VALUE;
-  return memory::cuMemAllocAsync(dptr, bytesize, hStream);
-}
-
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool_out, CUdevice dev) {
-  if (dev < 0 || dev >= client::device_count()) return CUDA_ERROR_INVALID_DEVICE;
-  *pool_out = pool_of(dev);
-  return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice dev) { return memory::cuDeviceGetDefaultMemPool(pool, dev); }
-
-CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
-  if (dev < 0 || dev >= client::device_count()) return CUDA_ERROR_INVALID_DEVICE;
-  return pool == pool_of(dev) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t) {
-  return valid_pool(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void* value) {
-  if (!valid_pool(pool)) return CUDA_ERROR_INVALID_VALUE;
-  switch (attr) {
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: *static_cast<int*>(value) = 1; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
-      *static_cast<cuuint64_t*>(value) = g_release_threshold[bits(pool) - 1];
-      return CUDA_SUCCESS;
-    default: return CUDA_ERROR_NOT_SUPPORTED;
-  }
-}
-
-CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void* value) {
-  if (!valid_pool(pool)) return CUDA_ERROR_INVALID_VALUE;
-  if (attr == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
-    g_release_threshold[bits(pool) - 1] = *static_cast<cuuint64_t*>(value);
-    return CUDA_SUCCESS;
-  }
-  return attr <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+  return alloc_async(dptr, bytesize, bits(pool), hStream);
 }
 
 // -- copies ---------------------------------------------------------------------------------------------------------

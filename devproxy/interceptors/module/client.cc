@@ -1,5 +1,5 @@
-// Modules, libraries and functions. An image travels once per load; a function's layout comes back with its handle and
-// is kept here, so that a launch packs its parameters without asking.
+// Modules, libraries and functions. An image travels once per server; a function's layout comes back with its handle
+// and is kept here, so that a launch packs its parameters without asking.
 #include "devproxy/interceptors/module/client.h"
 
 #include <elf.h>
@@ -11,6 +11,7 @@
 
 #include <unordered_map>
 
+#include "devproxy/csrc/base/image_hash.h"
 #include "devproxy/csrc/client/variables.h"
 #include "devproxy/interceptors/client_common.h"
 
@@ -89,22 +90,57 @@ size_t image_bytes(const void* image) {
   return end;
 }
 
+// One upload at a time: a server puts one image of a process together. Taken under g_library_mu, or alone.
+std::mutex g_upload_mu;
+
+// Sends the image in pieces that leave room for others' copies.
+int32_t put_image(DeviceState* d, const void* image, size_t bytes, const ImageHash& hash) {
+  constexpr size_t kPiece = kChunkBytes * kChunks / 4;
+  const auto* p = static_cast<const uint8_t*>(image);
+  for (size_t at = 0; at < bytes; at += kPiece) {
+    wire::IMAGE_PUT_req req{};
+    req.hash_low = hash.low;
+    req.hash_high = hash.high;
+    req.bytes = bytes;
+    req.offset = at;
+    const int32_t rc = d->conn().post_bulk(Opcode::IMAGE_PUT, req, {p + at, std::min(kPiece, bytes - at)});
+    if (rc != kOk) return rc;
+  }
+  return kOk;
+}
+
+// Asks by content; the server wants the bytes only where no process of the job has brought them before.
+int32_t load_image(DeviceState* d, VHandle module, const void* image, size_t bytes) {
+  const ImageHash hash = image_hash(image, bytes);
+  const wire::MODULE_LOAD_req req{module, hash.low, hash.high, bytes};
+  wire::MODULE_LOAD_rep rep{};
+  client::Reply reply{&rep, sizeof(rep)};
+  int32_t rc = d->conn().call(Opcode::MODULE_LOAD, req, &reply);
+  if (rep.prints) d->note_printing();
+  if (rc != kOk || rep.known) return rc;
+  std::lock_guard lock(g_upload_mu);
+  // More than once where the server was replaced in the middle, by a migration or a restore.
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    if ((rc = put_image(d, image, bytes, hash)) != kOk) return rc;
+    rc = d->conn().call(Opcode::MODULE_LOAD, req, &reply);
+    if (rep.prints) d->note_printing();
+    if (rc != kOk || rep.known) return rc;
+  }
+  client::log(client::Level::kError, "a module image of %zu bytes changed while it was being loaded", bytes);
+  return kInvalidImage;
+}
+
 int32_t load(DeviceState* d, const void* image, size_t bytes, bool of_library, uint64_t* out) {
   uint64_t value = 0;
   ModuleObj* m = modules().add(d->ordinal(), &value);
   if (!m) return kOutOfMemory;
   *m = {d->ordinal(), of_library};
-  wire::MODULE_LOAD_req req{};
-  req.module = VHandle{value};
-  wire::MODULE_LOAD_rep rep{};
-  client::Reply reply{&rep, sizeof(rep)};
-  const int32_t rc = d->conn().call_bulk(Opcode::MODULE_LOAD, req, {image, bytes}, &reply);
+  const int32_t rc = load_image(d, VHandle{value}, image, bytes);
   modules().publish(value);
   if (rc != kOk) {
     modules().remove(value);
     return rc;
   }
-  if (rep.prints) d->note_printing();
   *out = value;
   return kOk;
 }

@@ -71,28 +71,54 @@ bool name_of(const Message& m, std::string* name) {
 
 }  // namespace
 
+void image_put(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::IMAGE_PUT_req>();
+  if (r.bytes == 0 || r.bytes > kMaxImageBytes || m.bulk_bytes == 0 || r.offset > r.bytes ||
+      m.bulk_bytes > r.bytes - r.offset)
+    return c.fail(m, kInvalidValue);
+  ImageStore& store = c.parts().images;
+  store.received_bytes.fetch_add(m.bulk_bytes, std::memory_order_relaxed);
+  // Held until it is loaded, or the next one comes.
+  if (auto image = c.upload.piece(store, {r.hash_low, r.hash_high}, r.bytes, r.offset, m.bulk, m.bulk_bytes))
+    c.uploaded = std::move(image);
+}
+
 void module_load(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MODULE_LOAD_req>();
   if (r.module.kind() != HandleKind::kModule || c.modules.find(r.module)) return c.reply(m, kInvalidHandle);
+  ImageStore& store = c.parts().images;
+  const ImageStore::Ref image = store.find({r.hash_low, r.hash_high});
+  wire::MODULE_LOAD_rep rep{};
+  if (!image) return c.reply(m, kOk, &rep, sizeof rep);
+  if (image->bytes.size() != r.bytes) {
+    DP_LOG(kWarn, kModule, c.number(), "module of %lu bytes refused: the image of that hash has %zu",
+           static_cast<unsigned long>(r.bytes), image->bytes.size());
+    return c.reply(m, kInvalidValue);
+  }
+  store.loads.fetch_add(1, std::memory_order_relaxed);
+  if (c.uploaded != image) store.loads_known.fetch_add(1, std::memory_order_relaxed);
+  c.uploaded.reset();
   std::vector<uint64_t> placed;
-  auto loaded = c.space().load_module(m.bulk, m.bulk_bytes, [&](uint64_t bytes) {
+  auto loaded = c.space().load_module(image->bytes.data(), image->bytes.size(), [&](uint64_t bytes) {
     const uint64_t addr = place_global(c, bytes);
     if (addr) placed.push_back(addr);
     return addr;
   });
   if (!loaded.ok()) {
     for (uint64_t addr : placed) drop_global(c, addr, m.end);
-    DP_LOG(kWarn, kModule, c.number(), "module of %zu bytes refused: %s", m.bulk_bytes, loaded.status().text().c_str());
+    DP_LOG(kWarn, kModule, c.number(), "module of %zu bytes refused: %s", image->bytes.size(),
+           loaded.status().text().c_str());
     return c.reply(m, loaded.status().code());
   }
   if (!c.modules.insert(r.module, {*loaded, {}}) ||
-      !c.replay.create(r.module, {}, m.info->opcode, &r, sizeof r, c.take_bulk(m)))
+      !c.replay.create(r.module, {}, m.info->opcode, &r, sizeof r, {}, image))
     return c.reply(m, kInvalidHandle);
   note_variables(c, r.module, *c.modules.find(r.module));
   c.counting().modules.store(c.modules.size(), std::memory_order_relaxed);
   const bool prints = c.space().prints(c.modules.find(r.module)->module);
   c.any_prints = c.any_prints || prints;
-  const wire::MODULE_LOAD_rep rep{0, prints};
+  rep.known = 1;
+  rep.prints = prints;
   c.reply(m, kOk, &rep, sizeof rep);
 }
 

@@ -89,10 +89,63 @@ nvmlReturn_t ordinal_of(nvmlDevice_t device, int* ordinal) {
   return from_driver(driver("cuInit", 0u));
 }
 
+// Processes on the device, of which none is named: see the table.
+nvmlReturn_t no_processes(nvmlDevice_t device, unsigned* count) {
+  int ordinal = 0;
+  if (const nvmlReturn_t bad = ordinal_of(device, &ordinal)) return bad;
+  *count = 0;
+  return kSuccess;
+}
+
 nvmlReturn_t copy_text(const char* text, char* out, unsigned length) {
   const size_t bytes = std::strlen(text) + 1;
   if (length < bytes) return kInsufficientSize;
   std::memcpy(out, text, bytes);
+  return kSuccess;
+}
+
+// Where on the bus; nvml.h: "domain:bus:device.function", all hexadecimal, the domain may be left out.
+struct Place {
+  unsigned domain, bus, device;
+};
+
+bool parse_place(const char* text, Place* place) {
+  unsigned function = 0;
+  *place = {};
+  if (std::sscanf(text, "%x:%x:%x.%x", &place->domain, &place->bus, &place->device, &function) >= 3) return true;
+  place->domain = 0;
+  return std::sscanf(text, "%x:%x.%x", &place->bus, &place->device, &function) >= 2;
+}
+
+nvmlReturn_t place_of(int ordinal, Place* place) {
+  char text[64] = {};
+  if (const nvmlReturn_t bad = from_driver(driver("cuDeviceGetPCIBusId", text, int{sizeof text}, ordinal))) return bad;
+  return parse_place(text, place) ? kSuccess : kUnknown;
+}
+
+// The device for which `is` holds of its ordinal.
+template <class Test>
+nvmlReturn_t find_device(nvmlDevice_t* device, Test is) {
+  if (g_users.load() == 0) return kUninitialized;
+  if (const nvmlReturn_t bad = from_driver(driver("cuInit", 0u))) return bad;
+  unsigned count = 0;
+  if (const nvmlReturn_t bad = device_count(&count)) return bad;
+  for (unsigned i = 0; i < count && i < kMaxDevices; ++i) {
+    if (!is(static_cast<int>(i))) continue;
+    *device = reinterpret_cast<nvmlDevice_t>(&g_devices[i]);
+    return kSuccess;
+  }
+  return kNotFound;
+}
+
+nvmlReturn_t uuid_of(int ordinal, char (&text)[48]) {
+  unsigned char bytes[16] = {};
+  if (const nvmlReturn_t bad = from_driver(driver("cuDeviceGetUuid_v2", bytes, ordinal))) return bad;
+  int at = std::snprintf(text, sizeof text, "GPU-");
+  for (int i = 0; i < 16; ++i) {
+    const char* dash = i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
+    at += std::snprintf(text + at, sizeof text - static_cast<size_t>(at), "%s%02x", dash, unsigned{bytes[i]});
+  }
   return kSuccess;
 }
 
@@ -193,15 +246,52 @@ nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char* name, unsigned int len
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char* uuid, unsigned int length) {
   int ordinal = 0;
   if (const nvmlReturn_t bad = ordinal_of(device, &ordinal)) return bad;
-  unsigned char bytes[16] = {};
-  if (const nvmlReturn_t bad = from_driver(driver("cuDeviceGetUuid_v2", bytes, ordinal))) return bad;
   char text[48];
-  int at = std::snprintf(text, sizeof text, "GPU-");
-  for (int i = 0; i < 16; ++i) {
-    const char* dash = i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
-    at += std::snprintf(text + at, sizeof text - static_cast<size_t>(at), "%s%02x", dash, unsigned{bytes[i]});
-  }
+  if (const nvmlReturn_t bad = uuid_of(ordinal, text)) return bad;
   return copy_text(text, uuid, length);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char* uuid, nvmlDevice_t* device) {
+  return find_device(device, [uuid](int ordinal) {
+    char text[48];
+    return uuid_of(ordinal, text) == kSuccess && std::strcmp(text, uuid) == 0;
+  });
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char* pciBusId, nvmlDevice_t* device) {
+  Place wanted;
+  if (!parse_place(pciBusId, &wanted)) return kInvalidArgument;
+  return find_device(device, [wanted](int ordinal) {
+    Place place;
+    return place_of(ordinal, &place) == kSuccess && place.domain == wanted.domain && place.bus == wanted.bus &&
+           place.device == wanted.device;
+  });
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t* pci) {
+  int ordinal = 0;
+  if (const nvmlReturn_t bad = ordinal_of(device, &ordinal)) return bad;
+  Place place;
+  if (const nvmlReturn_t bad = place_of(ordinal, &place)) return bad;
+  *pci = {};  // vendor and device numbers are not known here
+  pci->domain = place.domain, pci->bus = place.bus, pci->device = place.device;
+  std::snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%04x:%02x:%02x.0", place.domain & 0xffff, place.bus & 0xff,
+                place.device & 0xff);
+  std::snprintf(pci->busId, sizeof pci->busId, "%08x:%02x:%02x.0", place.domain, place.bus & 0xff, place.device & 0xff);
+  return kSuccess;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int* infoCount, nvmlProcessInfo_v1_t*) {
+  return no_processes(device, infoCount);
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int* infoCount,
+                                                     nvmlProcessInfo_v2_t*) {
+  return no_processes(device, infoCount);
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int* infoCount, nvmlProcessInfo_t*) {
+  return no_processes(device, infoCount);
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t* memory) {
