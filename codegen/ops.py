@@ -215,6 +215,23 @@ OPS: dict[str, Op] = {
     "GET_LIMIT": Op(0x0603, SYNC, {"limit": "u32", "pad": "u32"}, {"value": "u64"}),
     # by which address kernels reach pinned memory: bytes from addr on, inside of one allocation
     "HOST_DEVICE_ADDRESS": Op(0x0605, SYNC, {"addr": "u64", "bytes": "u64"}, {"addr": "u64"}),
+    # functions of their arguments, which travel as bulk (csrc/wire/link.h). LINK's tail: info_bytes of the driver's log,
+    # then error_bytes of its errors; the image is fetched by parts into a chunk of the client's
+    "TENSOR_MAP": Op(0x0606, SYNC, {}, bulk="in"),
+    "LINK": Op(
+        0x0607,
+        SYNC,
+        {},
+        {
+            "result": "i32",
+            "info_bytes": "u32",
+            "image_bytes": "u64",
+            "error_bytes": "u32",
+            "pad": "u32",
+        },
+        bulk="in",
+    ),
+    "LINK_FETCH": Op(0x0608, SYNC, {"offset": "u64", "chunk": "u32", "bytes": "u32"}),
     # what kernels printed: the reply's tail is out_bytes of stdout, then err_bytes of stderr; more: ask again. It is
     # answered also after an execution fault
     "OUTPUT": Op(

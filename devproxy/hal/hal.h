@@ -20,6 +20,7 @@
 
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/csrc/wire/launch.h"
+#include "devproxy/csrc/wire/link.h"
 
 namespace devproxy::hal {
 
@@ -121,6 +122,18 @@ struct FunctionInfo {
 };
 inline constexpr int32_t kNoAttribute = INT32_MIN;
 
+// CUjitInputType; data is only read during the call.
+struct LinkInput {
+  uint32_t type = 0;
+  std::string name;
+  const uint8_t* data = nullptr;
+  size_t bytes = 0;
+};
+struct LinkOutput {
+  std::vector<uint8_t> image;
+  std::string info, error;  // the vendor's logs, also of a link that failed
+};
+
 // What a Space tells and asks. Every method may be called from several device threads at once and must not block,
 // host_function excepted.
 class SpaceOwner {
@@ -218,6 +231,17 @@ class Space {
   virtual StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) {
     (void)function, (void)query;
     return Status(kNotSupported, "this device cannot tell how many blocks of a kernel run at once");
+  }
+
+  // -- level 1: what only a vendor's compiler or driver can compute; functions of their arguments. A link without
+  // inputs says whether there is a linker.
+  virtual Status link(const std::vector<LinkOption>& options, const std::vector<LinkInput>& inputs, LinkOutput* out) {
+    (void)options, (void)inputs, (void)out;
+    return {kNotSupported, "linking needs NVIDIA's compiler, which this device does not have; link before loading"};
+  }
+  virtual Status tensor_map(const TensorMapArgs& args, uint8_t (&map)[kTensorMapBytes]) {
+    (void)args, (void)map;
+    return {kNotSupported, "this device has no tensor maps"};
   }
 
   // Does a kernel of the module print? True where that is not known.

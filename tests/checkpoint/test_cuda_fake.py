@@ -124,3 +124,9 @@ def test_mapped_host_memory_works_where_it_is_registered_and_is_refused_elsewher
     if on == "0":
         assert "refuses CU_MEMHOSTALLOC_DEVICEMAP" in world.text()
         assert "DEVPROXY_CUDA_REGISTER_WINDOW=1" in world.text()
+
+
+def test_linking_and_tensor_maps_are_the_drivers(world: World) -> None:
+    world.env["TEST_KERNELS"] = str(SUBJECTS / "variables.ptx")
+    world.run(*build_program("linking"), "fake", options=("--device", "cuda")).wait(60)
+    assert "PASS linking" in world.text(), world.tail()

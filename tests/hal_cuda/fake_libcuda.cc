@@ -1261,6 +1261,106 @@ EXPORT CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig* config, CUfunctio
   return launch("cuLaunchKernelEx", function, *config, params, extra, lock);
 }
 
+// -- the linker: text in, text out; tensor maps: the arguments themselves --------------------------------------------
+
+namespace {
+
+struct Linking {
+  std::string text;
+  char *info = nullptr, *error = nullptr;
+  std::vector<uint8_t> image;
+};
+
+}  // namespace
+
+EXPORT CUresult CUDAAPI cuLinkCreate_v2(unsigned int n, CUjit_option* options, void** values, CUlinkState* state) {
+  ENTER("cuLinkCreate_v2");
+  auto* linking = new Linking;
+  for (unsigned i = 0; i < n; i++) {
+    if (options[i] == CU_JIT_INFO_LOG_BUFFER) linking->info = static_cast<char*>(values[i]);
+    if (options[i] == CU_JIT_ERROR_LOG_BUFFER) linking->error = static_cast<char*>(values[i]);
+    if (options[i] == CU_JIT_MAX_REGISTERS)
+      linking->text = "// registers " + std::to_string(reinterpret_cast<uintptr_t>(values[i])) + "\n";
+  }
+  *state = reinterpret_cast<CUlinkState>(linking);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void* data, size_t bytes,
+                                         const char* name, unsigned int n, CUjit_option*, void**) {
+  ENTER("cuLinkAddData_v2");
+  auto* linking = reinterpret_cast<Linking*>(state);
+  const std::string text(static_cast<char*>(data), bytes);
+  if (n || (type == CU_JIT_INPUT_PTX && text.back() != 0)) return bad("cuLinkAddData: arguments");
+  if (text.find("nonsense") != std::string::npos) {
+    put_text(std::string("error in ") + (name ? name : "?"), linking->error, 256);
+    return CUDA_ERROR_INVALID_PTX;
+  }
+  linking->text += text.c_str();
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuLinkComplete(CUlinkState state, void** image, size_t* bytes) {
+  ENTER("cuLinkComplete");
+  auto* linking = reinterpret_cast<Linking*>(state);
+  linking->image.assign(linking->text.begin(), linking->text.end());
+  linking->image.push_back(0);
+  put_text("linked", linking->info, 256);
+  *image = linking->image.data();
+  *bytes = linking->image.size();
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuLinkDestroy(CUlinkState state) {
+  ENTER("cuLinkDestroy");
+  delete reinterpret_cast<Linking*>(state);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                                               void* address, const cuuint64_t* dim, const cuuint64_t* strides,
+                                               const cuuint32_t* box, const cuuint32_t* element_strides,
+                                               CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                               CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  ENTER("cuTensorMapEncodeTiled");
+  if (rank > 1 && !strides) return bad("cuTensorMapEncodeTiled: strides");
+  if (element_strides[0] == 0) return CUDA_ERROR_INVALID_VALUE;
+  const cuuint64_t words[16] = {reinterpret_cast<cuuint64_t>(address),
+                                dim[0],
+                                dim[rank - 1],
+                                rank > 1 ? strides[0] : 0,
+                                box[rank - 1],
+                                element_strides[rank - 1],
+                                type,
+                                rank,
+                                interleave,
+                                swizzle,
+                                promotion,
+                                fill};
+  std::memcpy(map, words, sizeof words);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuTensorMapEncodeIm2col(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                                                void* address, const cuuint64_t* dim, const cuuint64_t* strides,
+                                                const int* lower, const int* upper, cuuint32_t channels,
+                                                cuuint32_t pixels, const cuuint32_t* element_strides,
+                                                CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                                CUtensorMapFloatOOBfill) {
+  ENTER("cuTensorMapEncodeIm2col");
+  const cuuint64_t words[16] = {reinterpret_cast<cuuint64_t>(address),
+                                dim[rank - 1],
+                                strides[rank - 2],
+                                static_cast<cuuint64_t>(lower[0]),
+                                static_cast<cuuint64_t>(upper[rank - 3]),
+                                channels,
+                                pixels,
+                                element_strides[0],
+                                type};
+  std::memcpy(map, words, sizeof words);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
+  ENTER("cuTensorMapReplaceAddress");
+  std::memcpy(map, &address, sizeof address);
+  return CUDA_SUCCESS;
+}
+
 // -- occupancy: numbers that depend on every argument ---------------------------------------------------------------
 
 EXPORT CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, CUfunction function,

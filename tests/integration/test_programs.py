@@ -50,6 +50,8 @@ PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("pinned", [], []),
     ("mapped", [], []),
     ("pool", [], []),
+    ("vmm", [], []),
+    ("linking", ["refused"], []),
     ("race", ["sync"], []),
     ("peer", [], ["--gpus", "2"]),
     ("graphs", ["explicit"], []),

@@ -161,7 +161,7 @@ def test_an_unchecked_entry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("conditional graph nodes", "cuGraphConditionalHandleCreate"),
         ("green contexts", "cuGreenCtxCreate"),
         ("textures and arrays", "cuMemcpyHtoA_v2"),
-        ("virtual memory management", "cuMemMap"),
+        ("virtual memory management", "cuMemGetHandleForAddressRange"),
         ("profiler", "cuProfilerStart"),
         ("other versions", "cuMemcpyDtoHAsync"),
         ("unchecked", "cuStreamSetAttribute"),

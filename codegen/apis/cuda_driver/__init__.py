@@ -9,10 +9,12 @@ from codegen.apis.cuda_driver import (
     hostmem,
     init,
     launch,
+    link,
     logs,
     memory,
     module,
     stream,
+    vmm,
 )
 from codegen.apis.cuda_driver.refused import FAMILIES
 
@@ -29,6 +31,8 @@ CHAPTERS = (
     graph,
     logs,
     entrypoint,
+    vmm,
+    link,
 )
 
 __all__ = ["CHAPTERS", "FAMILIES"]

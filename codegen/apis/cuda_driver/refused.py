@@ -69,12 +69,10 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
     "virtual memory management": (
         r"cuMemAddress\w+|cuMemCreate|cuMemMap|cuMemUnmap|cuMemRelease|cuMemSetAccess|cuMemGetAccess"
         r"|cuMemGetAllocation\w+|cuMemRetainAllocationHandle|cuMemGetHandleForAddressRange",
-        Refused(
-            "device address ranges belong to the client's allocator; cuMemMap is not supported yet, use cuMemAlloc"
-        ),
+        Refused("device address ranges are this job's own and are not handed to other libraries"),
     ),
     "multicast": (r"cuMulticast\w+", Refused("multicast objects need peer GPUs under one driver")),
-    "tensor maps": (r"cuTensorMap\w+", Refused("tensor maps are not supported yet")),
+    "tensor maps": (r"cuTensorMap\w+", Refused("only tiled and im2col tensor maps are encoded")),
     "external memory and semaphores": (
         r"cuImportExternal\w+|cuExternal\w+|cuDestroyExternal\w+|cuSignalExternal\w+|cuWaitExternal\w+",
         Refused("memory and semaphores of other APIs are not known to the device-proxy server"),

@@ -145,10 +145,42 @@ bool DeviceState::find(uint64_t addr, uint64_t* base, Allocation* out) {
   auto it = live_.upper_bound(addr);
   if (it == live_.begin()) return false;
   --it;
-  if (addr - it->first >= it->second.bytes) return false;
+  if (addr - it->first >= it->second.bytes || it->second.hidden) return false;
   *base = it->first;
   *out = it->second;
   return true;
+}
+
+int32_t DeviceState::take_credit(uint64_t bytes) {
+  std::lock_guard lock(mu_);
+  if (bytes > kDeviceBytes) return kOutOfMemory;
+  const int32_t rc = credit(bytes);
+  if (rc == kOk) used_ += bytes;
+  return rc;
+}
+
+void DeviceState::return_credit(uint64_t bytes) {
+  std::lock_guard lock(mu_);
+  used_ -= bytes;
+  give_back_credit();
+}
+
+int32_t DeviceState::place(uint64_t addr, uint64_t bytes) {
+  std::lock_guard lock(mu_);
+  const int32_t rc = conn_->post(wire::Opcode::MEM_ALLOC, wire::MEM_ALLOC_req{addr, bytes, kPieceFlag, 0});
+  if (rc == kOk) live_[addr] = {bytes, bytes, false, next_buffer_id(), 0, true, false};
+  return rc;
+}
+
+int32_t DeviceState::unplace(uint64_t addr) {
+  std::lock_guard lock(mu_);
+  if (!live_.erase(addr)) return kInvalidValue;
+  return conn_->post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr});
+}
+
+void DeviceState::set_hidden(uint64_t addr, bool hidden) {
+  std::lock_guard lock(mu_);
+  if (const auto it = live_.find(addr); it != live_.end()) it->second.hidden = hidden;
 }
 
 void DeviceState::end_context(uint64_t context) {

@@ -57,6 +57,8 @@ struct Allocation {
   bool stable = false;
   uint64_t id = 0;       // unique in the process: CU_POINTER_ATTRIBUTE_BUFFER_ID
   uint64_t context = 0;  // of the thread that allocated; destroying a context frees what is its
+  bool piece = false;    // a mapping of interceptors/vmm: one range with its neighbours, and not to be freed as memory
+  bool hidden = false;   // it is unmapped, and keeps its contents
 };
 
 // Memory and streams of one device. Locks: mu guards the allocator, never held over a message that waits but
@@ -80,6 +82,14 @@ class DeviceState {
   // Frees what was allocated, and destroys the streams that were made, under a context. Precondition: every stream
   // idle.
   void end_context(uint64_t context);
+
+  // Memory at an address outside of what allocate() hands out (interceptors/vmm). Credit for it is taken before.
+  [[nodiscard]] int32_t take_credit(uint64_t bytes);
+  void return_credit(uint64_t bytes);
+  [[nodiscard]] int32_t place(uint64_t addr, uint64_t bytes);
+  [[nodiscard]] int32_t unplace(uint64_t addr);
+  void hide(uint64_t addr) { set_hidden(addr, true); }
+  void show(uint64_t addr) { set_hidden(addr, false); }
 
   [[nodiscard]] uint64_t allocate_pinned(uint64_t bytes, int32_t* error);
   [[nodiscard]] int32_t free_pinned(uint64_t addr);
@@ -125,6 +135,7 @@ class DeviceState {
   int32_t credit(uint64_t bytes);  // makes sure that `bytes` more may live. mu held
   void give_back_credit();         // mu held
   void fetch_output();
+  void set_hidden(uint64_t addr, bool hidden);
 
   std::atomic<bool> prints_{false}, ran_{false}, assertion_said_{false};
 

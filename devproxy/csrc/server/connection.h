@@ -194,6 +194,7 @@ class Connection final : public hal::SpaceOwner {
   bool in_device(uint64_t addr, uint64_t bytes, uint64_t position) const {
     return device_mirror.contains(addr, bytes, position) || in_variable(addr, bytes);
   }
+  std::vector<uint8_t> link_image;      // linked last, until it was fetched
   std::map<uint32_t, uint64_t> limits;  // those that the job set
   // What kernels printed and nobody has asked for yet.
   std::string output_text, error_text;

@@ -97,14 +97,17 @@ constexpr Row kRows[] = {
     {wire::Opcode::LAUNCH, launch::launch},
     {wire::Opcode::LAUNCH_EX, launch::launch_ex},
     {wire::Opcode::OCCUPANCY, launch::occupancy},
-    {wire::Opcode::GRAPH_CREATE, graph::graph_create},
-    {wire::Opcode::GRAPH_LAUNCH, graph::graph_launch},
-    {wire::Opcode::GRAPH_UPDATE, graph::graph_update},
-    {wire::Opcode::GRAPH_DESTROY, graph::graph_destroy},
     {wire::Opcode::SET_LIMIT, context::set_limit},
     {wire::Opcode::GET_LIMIT, context::get_limit},
     {wire::Opcode::HOST_DEVICE_ADDRESS, hostmem::host_device_address},
     {wire::Opcode::OUTPUT, context::output},
+    {wire::Opcode::TENSOR_MAP, link::tensor_map},
+    {wire::Opcode::LINK, link::link},
+    {wire::Opcode::LINK_FETCH, link::link_fetch},
+    {wire::Opcode::GRAPH_CREATE, graph::graph_create},
+    {wire::Opcode::GRAPH_LAUNCH, graph::graph_launch},
+    {wire::Opcode::GRAPH_UPDATE, graph::graph_update},
+    {wire::Opcode::GRAPH_DESTROY, graph::graph_destroy},
 };
 
 // The rows in the order of wire::kOps. A message without a row, or a request that Message cannot hold, does not

@@ -58,6 +58,12 @@ void module_global(Connection&, const Message&);
 void function_set_attr(Connection&, const Message&);
 }  // namespace module
 
+namespace link {
+void link(Connection&, const Message&);
+void link_fetch(Connection&, const Message&);
+void tensor_map(Connection&, const Message&);
+}  // namespace link
+
 namespace launch {
 void launch(Connection&, const Message&);
 void launch_ex(Connection&, const Message&);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "devproxy/csrc/wire/segment.h"
+
 namespace devproxy::server {
 
 MemoryMirror::Answer MemoryMirror::add(uint64_t addr, uint64_t bytes, uint32_t flags, std::vector<Range>* forgotten) {
@@ -51,9 +53,20 @@ bool MemoryMirror::contains(uint64_t addr, uint64_t bytes, uint64_t position) co
   auto it = ranges_.upper_bound(addr);
   if (it == ranges_.begin()) return false;
   --it;
-  const Allocation& a = it->second;
   const uint64_t offset = addr - it->first;
-  return offset <= a.bytes && bytes <= a.bytes - offset && (!a.freed_at || a.freed_at > position);
+  if (offset > it->second.bytes) return false;
+  for (uint64_t left = bytes, at = addr;; ++it) {
+    const Allocation& a = it->second;
+    if (a.freed_at && a.freed_at <= position) return false;
+    const uint64_t here = it->first + a.bytes - at;
+    if (left <= here) return true;
+    const auto next = std::next(it);
+    if (!(a.flags & kPieceFlag) || next == ranges_.end() || !(next->second.flags & kPieceFlag) ||
+        next->first != it->first + a.bytes)
+      return false;
+    left -= here;
+    at = next->first;
+  }
 }
 
 uint64_t MemoryMirror::first_gap(uint64_t lo, uint64_t hi, uint64_t bytes, uint64_t align) const {

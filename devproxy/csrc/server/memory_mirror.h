@@ -35,8 +35,8 @@ class MemoryMirror {
   void retire(uint64_t oldest_pending, std::vector<Range>* forgotten);
   bool has_freed() const { return freed_count_ != 0; }
 
-  // Is [addr, addr + bytes) inside one allocation that was live for a command at `position`? An empty range is, where
-  // its address is.
+  // Is [addr, addr + bytes) inside one allocation (or pieces side by side: kPieceFlag) that was live for a command at
+  // `position`? An empty range is, where its address is.
   bool contains(uint64_t addr, uint64_t bytes, uint64_t position) const;
 
   // Lowest address in [lo, hi) with room for `bytes`, aligned; 0 where there is none.

@@ -20,6 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
+constexpr size_t kLinkLogBytes = 16u << 10;
 constexpr auto kProbeEvery = std::chrono::milliseconds(1);  // asking a silent context whether it has failed
 
 void copy_rows(const CopyArgs& a) {
@@ -891,6 +892,79 @@ StatusOr<uint64_t> CudaSpace::host_device_address(uint64_t addr, uint64_t bytes)
                   "the driver shows host memory to kernels at another address, which would not survive a "
                   "migration");
   return uint64_t{device};
+}
+
+Status CudaSpace::link(const std::vector<LinkOption>& options, const std::vector<LinkInput>& inputs, LinkOutput* out) {
+  const Driver& cu = context_->enter();
+  if (!cu.cuLinkCreate.function || inputs.empty())
+    return cu.status(cu.cuLinkCreate.function ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED, cu.cuLinkCreate, "linking");
+  // The job's own log buffers are in another process; these take their place.
+  std::vector<char> info(kLinkLogBytes), error(kLinkLogBytes);
+  std::vector<CUjit_option> ids = {CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, CU_JIT_ERROR_LOG_BUFFER,
+                                   CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+  // cuda.h: a number is passed in the pointer itself. The driver writes the sizes back, so the list lives until the
+  // end.
+  std::vector<void*> values = {info.data(), reinterpret_cast<void*>(kLinkLogBytes - 1), error.data(),
+                               reinterpret_cast<void*>(kLinkLogBytes - 1)};
+  for (const LinkOption& option : options) {
+    ids.push_back(static_cast<CUjit_option>(option.id));
+    values.push_back(reinterpret_cast<void*>(option.value));
+  }
+  CUlinkState state = nullptr;
+  Status s = cu.status(cu.cuLinkCreate(static_cast<unsigned>(ids.size()), ids.data(), values.data(), &state),
+                       cu.cuLinkCreate, "beginning a link");
+  if (!s.ok()) return s;
+  for (const LinkInput& input : inputs) {
+    // PTX is text: the driver wants its NUL counted, and the caller may not have counted it.
+    std::vector<uint8_t> data(input.data, input.data + input.bytes);
+    if (input.type == CU_JIT_INPUT_PTX && data.back() != 0) data.push_back(0);
+    s = cu.status(cu.cuLinkAddData(state, static_cast<CUjitInputType>(input.type), data.data(), data.size(),
+                                   input.name.empty() ? nullptr : input.name.c_str(), 0, nullptr, nullptr),
+                  cu.cuLinkAddData, "linking '" + input.name + "'");
+    if (!s.ok()) break;
+  }
+  void* image = nullptr;
+  size_t bytes = 0;
+  if (s.ok()) s = cu.status(cu.cuLinkComplete(state, &image, &bytes), cu.cuLinkComplete, "linking");
+  if (s.ok()) out->image.assign(static_cast<uint8_t*>(image), static_cast<uint8_t*>(image) + bytes);
+  (void)cu.cuLinkDestroy(state);
+  out->info = info.data();
+  out->error = error.data();
+  return s;
+}
+
+Status CudaSpace::tensor_map(const TensorMapArgs& a, uint8_t (&out)[kTensorMapBytes]) {
+  const Driver& cu = context_->enter();
+  CUtensorMap map;
+  static_assert(sizeof map == sizeof out);
+  std::memcpy(&map, a.map, sizeof map);
+  void* const address = reinterpret_cast<void*>(a.address);
+  const auto* const dim = reinterpret_cast<const cuuint64_t*>(a.dim);
+  const cuuint64_t* const strides = a.has_strides ? reinterpret_cast<const cuuint64_t*>(a.strides) : nullptr;
+  const auto type = static_cast<CUtensorMapDataType>(a.data_type);
+  const auto interleave = static_cast<CUtensorMapInterleave>(a.interleave);
+  const auto swizzle = static_cast<CUtensorMapSwizzle>(a.swizzle);
+  const auto promotion = static_cast<CUtensorMapL2promotion>(a.l2_promotion);
+  const auto fill = static_cast<CUtensorMapFloatOOBfill>(a.oob_fill);
+  Status s;
+  switch (static_cast<TensorMapKind>(a.kind)) {
+    case TensorMapKind::kTiled:
+      s = cu.status(cu.cuTensorMapEncodeTiled(&map, type, a.rank, address, dim, strides, a.box, a.element_strides,
+                                              interleave, swizzle, promotion, fill),
+                    cu.cuTensorMapEncodeTiled, "encoding a tensor map");
+      break;
+    case TensorMapKind::kIm2col:
+      s = cu.status(cu.cuTensorMapEncodeIm2col(&map, type, a.rank, address, dim, strides, a.lower, a.upper, a.channels,
+                                               a.pixels, a.element_strides, interleave, swizzle, promotion, fill),
+                    cu.cuTensorMapEncodeIm2col, "encoding a tensor map");
+      break;
+    case TensorMapKind::kReplaceAddress:
+      s = cu.status(cu.cuTensorMapReplaceAddress(&map, address), cu.cuTensorMapReplaceAddress,
+                    "replacing a tensor map's address");
+      break;
+  }
+  if (s.ok()) std::memcpy(out, &map, sizeof map);
+  return s;
 }
 
 Status CudaSpace::set_limit(uint32_t limit, uint64_t value) {

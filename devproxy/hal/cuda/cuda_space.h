@@ -95,6 +95,8 @@ class CudaSpace final : public Space {
   void take_output(std::string* out, std::string* err) override;
   void host_allocated(uint64_t addr, uint64_t bytes) override;
   StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t bytes) override;
+  Status link(const std::vector<LinkOption>& options, const std::vector<LinkInput>& inputs, LinkOutput* out) override;
+  Status tensor_map(const TensorMapArgs& args, uint8_t (&map)[kTensorMapBytes]) override;
   Status set_limit(uint32_t limit, uint64_t value) override;
   StatusOr<uint64_t> get_limit(uint32_t limit) override;
   Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) override;

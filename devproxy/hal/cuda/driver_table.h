@@ -33,7 +33,8 @@ namespace devproxy::hal::cuda {
 #define DP_CUDA_OPTIONAL_CALLS(X) \
   X(cuLaunchKernelEx) X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) \
   X(cuOccupancyAvailableDynamicSMemPerBlock) X(cuOccupancyMaxActiveClusters) X(cuOccupancyMaxPotentialClusterSize) \
-  X(cuCtxSetLimit) X(cuCtxGetLimit) X(cuCtxSynchronize)
+  X(cuCtxSetLimit) X(cuCtxGetLimit) X(cuCtxSynchronize) X(cuLinkCreate) X(cuLinkAddData) X(cuLinkComplete) \
+  X(cuLinkDestroy) X(cuTensorMapEncodeTiled) X(cuTensorMapEncodeIm2col) X(cuTensorMapReplaceAddress)
 // clang-format on
 
 // X(field, symbol, signature): here an older version is wanted than the header's, because it does the same and every

@@ -103,7 +103,7 @@ class SoftDevice final : public Device {
         {99, 1},           // HOST_REGISTER_SUPPORTED
         {100, 0},          // PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
         {101, 0},          // DIRECT_MANAGED_MEM_ACCESS_FROM_HOST
-        {102, 0},          // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: those calls are refused so far
+        {102, 1},          // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         {106, 32},         // MAX_BLOCKS_PER_MULTIPROCESSOR
         {108, 0},          // MAX_PERSISTING_L2_CACHE_SIZE
         {111, 1024},       // RESERVED_SHARED_MEMORY_PER_BLOCK

@@ -440,6 +440,7 @@ CUresult cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) {
   const int32_t rc = x->calls.empty() ? post(0) : sync::post_host_calls(d, x->calls.data(), x->calls.size(), post);
   if (rc != kOk) return result(rc);
   s->note(end);
+  d->note_launch();
   for (uint64_t j = 0; j < records; ++j)
     if (client::EventObj* e = client::events().get(x->records[j]))
       sync::set_record(e, s, wire::graph_record_position(end, records, j));

@@ -34,13 +34,13 @@ CUresult cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
     return CUDA_ERROR_INVALID_VALUE;
   if (bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
   DP_CURRENT(d);
-  DP_SAFE();
   if ((Flags & CU_MEMHOSTALLOC_DEVICEMAP) && !can_map(d)) {
     client::log(client::Level::kWarn,
                 "cuMemHostAlloc refuses CU_MEMHOSTALLOC_DEVICEMAP: kernels of this device do not see host memory "
                 "(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY is 0); use copies");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
+  DP_SAFE();
   int32_t error = kOk;
   const uint64_t addr = d->allocate_pinned(bytesize, &error);
   *pp = reinterpret_cast<void*>(addr);

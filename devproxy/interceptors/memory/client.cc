@@ -128,7 +128,14 @@ enum Direction { kHtoD, kDtoH, kDtoD, kAny };
 bool live(DeviceState* d, uint64_t addr, uint64_t bytes) {
   uint64_t base;
   Allocation a;
-  if (d->find(addr, &base, &a)) return bytes <= a.bytes - (addr - base);
+  while (d->find(addr, &base, &a)) {
+    const uint64_t here = a.bytes - (addr - base);
+    if (bytes <= here) return true;
+    if (!a.piece) return false;
+    addr += here;
+    bytes -= here;
+  }
+  if (a.piece) return false;  // it began in pieces and ends beyond them
   if (d->find_pinned(addr, &base, &a)) return bytes <= a.bytes - (addr - base);
   client::Variable v;
   return client::find_variable(addr, &v) && bytes <= v.bytes - (addr - v.addr);
@@ -140,7 +147,7 @@ bool find_device(DeviceState* d, uint64_t addr, uint64_t* base, Allocation* out)
   client::Variable v;
   if (!client::find_variable(addr, &v)) return false;
   *base = v.addr;
-  *out = Allocation{v.bytes, v.bytes, false, v.id, d->primary.load()};
+  *out = Allocation{v.bytes, v.bytes, false, v.id, d->primary.load(), false, false};
   return true;
 }
 
@@ -306,7 +313,7 @@ CUresult cuMemFree_v2(CUdeviceptr dptr) {
   DeviceState* d = client::device_state_if_attached(p.device);
   uint64_t base;
   Allocation a;
-  if (!d->find(dptr, &base, &a) || base != dptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!d->find(dptr, &base, &a) || base != dptr || a.piece) return CUDA_ERROR_INVALID_VALUE;
   DP_SAFE();
   // As the driver does: the range may be in use by any stream until all have come this far.
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
