@@ -84,7 +84,7 @@ void link(Connection& c, const Message& m) {
 // again.
 void link_fetch(Connection& c, const Message& m) {
   const auto& r = m.as<wire::LINK_FETCH_req>();
-  if (r.chunk >= kChunks || r.bytes > kChunkBytes) return c.reply(m, kInvalidValue);
+  if (r.chunk >= kChunks || r.bytes == 0 || r.bytes > kChunkBytes) return c.reply(m, kInvalidValue);
   if (r.offset > c.link_image.size() || r.bytes > c.link_image.size() - r.offset) return c.reply(m, kNotFound);
   std::memcpy(c.view().chunk(r.chunk), c.link_image.data() + r.offset, r.bytes);
   if (r.offset + r.bytes == c.link_image.size()) c.link_image = {};
