@@ -285,18 +285,20 @@ def suite() -> list[Any]:
     return [list(program) for program in PROGRAMS]
 
 
-def driver_symbols() -> list[str]:
-    """The driver calls of hal/cuda, by the names that the header's macros choose."""
+def driver_symbols(optional: bool = False) -> list[str]:
+    """The driver calls of hal/cuda, by the names that the header's macros choose: those that it cannot do without, or
+    those that it misses only when a job asks for what they do."""
     header = (ROOT / "devproxy/hal/cuda/driver_table.h").read_text()
-    plain = re.findall(r"X\((cu\w+)\)", header)
+    lists = dict(re.findall(r"#define (DP_CUDA_\w*CALLS)\(X\)((?:.*\\\n)*.*)", header))
+    body = lists["DP_CUDA_OPTIONAL_CALLS" if optional else "DP_CUDA_CALLS"]
+    plain = re.findall(r"X\((cu\w+)\)", body)
     text = "#include <cuda.h>\n" + "".join(f"SYMBOL {name}\n" for name in plain)
     done = subprocess.run(
         ["gcc", "-E", "-P", "-I", str(cuda_include()), "-"],
         input=text, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return re.findall(r"^SYMBOL (\w+)", done.stdout, re.M) + re.findall(
-        r'X\(\w+, "(cu\w+)"', header
-    )
+    found = re.findall(r"^SYMBOL (\w+)", done.stdout, re.M)
+    return found if optional else found + re.findall(r'X\(\w+, "(cu\w+)"', header)
 
 
 def manifest(out: Path, extra: dict[str, Any]) -> dict[str, Any]:
@@ -320,6 +322,7 @@ def manifest(out: Path, extra: dict[str, Any]) -> dict[str, Any]:
         "abi": output(out / "lib" / "devproxy-server", "--print-abi").strip(),
         "needs_glibc": newest,
         "driver_symbols": driver_symbols(),
+        "optional_driver_symbols": driver_symbols(optional=True),
         "programs": suite(),
         **extra,
         "needs": needs,

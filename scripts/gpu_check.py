@@ -792,6 +792,9 @@ def driver(setup: Setup, report: Report) -> None:
     report.put("attributes", values)
     missing = [s for s in setup.manifest["driver_symbols"] if not gpu.has(s)]
     report.put("driver_table", {"asked": len(setup.manifest["driver_symbols"]), "missing": missing})
+    # Each of them is missed only by the jobs that ask for what it does.
+    optional = setup.manifest.get("optional_driver_symbols", [])
+    report.put("optional_missing", [s for s in optional if not gpu.has(s)])
     extra = ("cuKernelGetParamInfo", "cuCtxCreate_v4", "cuMemcpyBatchAsync", "cuCheckpointProcessLock")  # fmt: skip
     report.put("also_there", {s: gpu.has(s) for s in extra})
     if missing:
@@ -2016,7 +2019,11 @@ def main(argv: list[str]) -> int:
         "command": " ".join([os.path.basename(sys.executable), *sys.argv]),
         "begun_unix_s": int(time.time()),
         "driver": driver_path,
-        "bundle": {k: v for k, v in facts.items() if k not in ("files", "needs", "driver_symbols")},
+        "bundle": {
+            k: v
+            for k, v in facts.items()
+            if k not in ("files", "needs", "driver_symbols", "optional_driver_symbols")
+        },
     }
     with workplace(driver_path, bundle) as work:
 

@@ -322,6 +322,8 @@ def test_the_bundle_is_what_its_manifest_says(
     assert made["needs"]["lib/devproxy-init"]["libraries"] == []  # static
     assert "cuMemcpyHtoDAsync_v2" in made["driver_symbols"]
     assert "cuCtxCreate_v2" in made["driver_symbols"]
+    assert "cuLinkCreate_v2" in made["optional_driver_symbols"]
+    assert not set(made["driver_symbols"]) & set(made["optional_driver_symbols"])
     monkeypatch.setattr(gpu_bundle, "LIMIT_BYTES", 1_000_000)
     with pytest.raises(gpu_bundle.Refused, match=r"more than 1 MB; largest: sys/libstdc"):
         gpu_bundle.check_size(made["bytes"], made["files"])
