@@ -589,238 +589,241 @@ class Attacker {
       }
     }
   }
-}
 
-// Limits, output, linking, tensor maps, addresses of pinned memory: all of them are answered.
-Raw::Record feature_message() {
-  std::vector<uint8_t> bulk(chance(50) ? sizeof(TensorMapArgs) : below(400));
-  for (auto& b : bulk) b = static_cast<uint8_t>(chance(70) ? below(3) : rnd());
-  const auto n = static_cast<uint32_t>(maybe_evil(bulk.size(), 5));
-  const auto chunks = static_cast<uint32_t>(chance(98) ? 0 : evil());
-  switch (below(7)) {
-    case 0:
-      return with_seq(
-          Raw::record(Opcode::SET_LIMIT, wire::SET_LIMIT_req{static_cast<uint32_t>(maybe_evil(below(10))), 0, evil()}));
-    case 1:
-      return with_seq(
-          Raw::record(Opcode::GET_LIMIT, wire::GET_LIMIT_req{static_cast<uint32_t>(maybe_evil(below(10))), 0}));
-    case 2: return with_seq(Raw::record(Opcode::OUTPUT, wire::OUTPUT_req{}));
-    case 3:
-      return with_seq(Raw::record(Opcode::HOST_DEVICE_ADDRESS,
-                                  wire::HOST_DEVICE_ADDRESS_req{maybe_evil(pinned().addr), maybe_evil(below(4096))}));
-    case 4: return with_seq(Raw::record(Opcode::TENSOR_MAP, wire::TENSOR_MAP_req{n, chunks}, bulk.data(), bulk.size()));
-    case 5: return with_seq(Raw::record(Opcode::LINK, wire::LINK_req{n, chunks}, bulk.data(), bulk.size()));
-    default:
-      return with_seq(Raw::record(Opcode::LINK_FETCH,
-                                  wire::LINK_FETCH_req{maybe_evil(0), static_cast<uint32_t>(maybe_evil(below(kChunks))),
-                                                       static_cast<uint32_t>(maybe_evil(0, 30))}));
-  }
-}
-
-Raw::Record module_message() {
-  if (chance(25)) return feature_message();
-  std::vector<uint8_t> text(below(200));
-  for (auto& b : text) b = static_cast<uint8_t>(rnd());
-  const auto n = static_cast<uint32_t>(maybe_evil(text.size()));
-  const auto chunks = static_cast<uint32_t>(chance(98) ? 0 : evil());
-  const VHandle m = handle(modules_, HandleKind::kModule);
-  switch (below(5)) {
-    case 0: {
-      // The beginning of an image, too short for what its header says it holds, also after mutation (see the top).
-      if (!g_image.empty() && chance(50)) text.assign(g_image.begin(), g_image.begin() + static_cast<long>(below(200)));
-      put_hash_ = image_hash(text.data(), text.size());
-      put_bytes_ = text.size();
-      if (chance(10)) put_hash_.low ^= 1;
-      return Raw::record(Opcode::IMAGE_PUT,
-                         wire::IMAGE_PUT_req{put_hash_.low, put_hash_.high, maybe_evil(put_bytes_),
-                                             chance(90) ? 0 : evil(), static_cast<uint32_t>(text.size()), chunks},
-                         text.data(), text.size());
+  // Limits, output, linking, tensor maps, addresses of pinned memory: all of them are answered.
+  Raw::Record feature_message() {
+    std::vector<uint8_t> bulk(chance(50) ? sizeof(TensorMapArgs) : below(400));
+    for (auto& b : bulk) b = static_cast<uint8_t>(chance(70) ? below(3) : rnd());
+    const auto n = static_cast<uint32_t>(maybe_evil(bulk.size(), 5));
+    const auto chunks = static_cast<uint32_t>(chance(98) ? 0 : evil());
+    switch (below(7)) {
+      case 0:
+        return with_seq(Raw::record(Opcode::SET_LIMIT,
+                                    wire::SET_LIMIT_req{static_cast<uint32_t>(maybe_evil(below(10))), 0, evil()}));
+      case 1:
+        return with_seq(
+            Raw::record(Opcode::GET_LIMIT, wire::GET_LIMIT_req{static_cast<uint32_t>(maybe_evil(below(10))), 0}));
+      case 2: return with_seq(Raw::record(Opcode::OUTPUT, wire::OUTPUT_req{}));
+      case 3:
+        return with_seq(Raw::record(Opcode::HOST_DEVICE_ADDRESS,
+                                    wire::HOST_DEVICE_ADDRESS_req{maybe_evil(pinned().addr), maybe_evil(below(4096))}));
+      case 4:
+        return with_seq(Raw::record(Opcode::TENSOR_MAP, wire::TENSOR_MAP_req{n, chunks}, bulk.data(), bulk.size()));
+      case 5: return with_seq(Raw::record(Opcode::LINK, wire::LINK_req{n, chunks}, bulk.data(), bulk.size()));
+      default:
+        return with_seq(Raw::record(
+            Opcode::LINK_FETCH, wire::LINK_FETCH_req{maybe_evil(0), static_cast<uint32_t>(maybe_evil(below(kChunks))),
+                                                     static_cast<uint32_t>(maybe_evil(0, 30))}));
     }
-    case 3:
-      return with_seq(Raw::record(Opcode::MODULE_LOAD,
-                                  wire::MODULE_LOAD_req{VHandle::make(HandleKind::kModule, ++serial_, 0), put_hash_.low,
-                                                        put_hash_.high, maybe_evil(put_bytes_)},
-                                  nullptr, 0));
-    case 1:
-      return with_seq(
-          Raw::record(Opcode::FUNCTION_GET,
-                      wire::FUNCTION_GET_req{m, VHandle::make(HandleKind::kFunction, ++serial_, 0), n, chunks},
-                      text.data(), text.size()));
-    case 2:
-      return with_seq(
-          Raw::record(Opcode::MODULE_GLOBAL, wire::MODULE_GLOBAL_req{m, n, chunks}, text.data(), text.size()));
-    default:
-      if (chance(80)) return with_seq(Raw::record(Opcode::MODULE_GLOBAL, wire::MODULE_GLOBAL_req{m, 5, 0}, "table", 5));
-      return Raw::record(Opcode::MODULE_UNLOAD, wire::MODULE_UNLOAD_req{m});
   }
-}
 
-Raw::Record launch() {
-  wire::LAUNCH_req r{};
-  // The first five take (address, ...): most launches run.
-  r.function = functions_.size() >= 5 && chance(85) ? functions_[below(5)] : handle(functions_, HandleKind::kFunction);
-  r.stream = stream();
-  uint32_t* shape[] = {&r.grid_x, &r.grid_y, &r.grid_z, &r.block_x, &r.block_y, &r.block_z};
-  for (uint32_t* n : shape) *n = static_cast<uint32_t>(maybe_evil(1 + below(4), 3));
-  r.shared_bytes = static_cast<uint32_t>(maybe_evil(0, 3));
-  r.flags = static_cast<uint32_t>(maybe_evil(0, 3));
-  // Parameters: addresses that are mostly ours, small counts, bytes. A wrong one is an execution fault, which ends
-  // what this connection can do, so not too many.
-  std::vector<uint8_t> params(chance(60) ? 64 : chance(80) ? below(400) : below(kMaxInlineBytes));
-  for (size_t at = 0; at + 8 <= params.size(); at += 8) {
-    const Block b = block();
-    const uint64_t word = maybe_evil(at < 16 ? b.addr : below(128), 2);
-    memcpy(params.data() + at, &word, 8);
-  }
-  if (chance(15)) {  // through chunks
-    uint16_t index[kChunks + 8];
-    const auto n = static_cast<uint32_t>(1 + below(3));
-    for (auto& i : index) i = static_cast<uint16_t>(chance(99) ? below(kChunks) : rnd());
-    r.bulk_chunks = static_cast<uint32_t>(maybe_evil(n, 2));
-    r.bulk_bytes = static_cast<uint32_t>(maybe_evil((n - 1) * kChunkBytes + 1 + below(kChunkBytes), 2));
-    return Raw::record(Opcode::LAUNCH, r, index, n * 2);
-  }
-  if (chance(20)) return attributes(r, params);
-  r.bulk_bytes = static_cast<uint32_t>(maybe_evil(params.size(), 2));
-  r.bulk_chunks = 0;
-  return Raw::record(Opcode::LAUNCH, r, params.data(), params.size());
-}
-
-// The same launch with a list of attributes in front, or a question about it.
-Raw::Record attributes(const wire::LAUNCH_req& like, const std::vector<uint8_t>& params) {
-  std::vector<uint8_t> bulk;
-  const auto n = static_cast<uint32_t>(below(4));
-  for (uint32_t i = 0; i < n; i++) {
-    LaunchAttribute a;
-    a.id = static_cast<uint32_t>(maybe_evil(below(18), 3));
-    for (auto& byte : a.value) byte = static_cast<uint8_t>(rnd());
-    const auto* from = reinterpret_cast<const uint8_t*>(&a);
-    bulk.insert(bulk.end(), from, from + sizeof a);
-  }
-  if (chance(40)) {
-    wire::OCCUPANCY_req q{};
-    q.function = like.function, q.kind = static_cast<uint32_t>(maybe_evil(below(4), 3));
-    q.flags = static_cast<uint32_t>(rnd()), q.shared_bytes = maybe_evil(below(1 << 16), 5);
-    q.grid_x = like.grid_x, q.block_x = like.block_x;
-    q.bulk_bytes = static_cast<uint32_t>(maybe_evil(bulk.size(), 3));
-    return with_seq(Raw::record(Opcode::OCCUPANCY, q, bulk.data(), bulk.size()));
-  }
-  bulk.insert(bulk.end(), params.begin(), params.begin() + static_cast<long>(std::min<size_t>(params.size(), 4096)));
-  const wire::LAUNCH_EX_req r{like.function,
-                              like.stream,
-                              like.grid_x,
-                              like.grid_y,
-                              like.grid_z,
-                              like.block_x,
-                              like.block_y,
-                              like.block_z,
-                              like.shared_bytes,
-                              static_cast<uint32_t>(maybe_evil(n, 3)),
-                              static_cast<uint32_t>(maybe_evil(bulk.size(), 2)),
-                              0};
-  return Raw::record(Opcode::LAUNCH_EX, r, bulk.data(), bulk.size());
-}
-
-Raw::Record with_seq(Raw::Record r) {
-  r.seq = static_cast<uint32_t>(chance(90) ? 1 + below(1 << 20) : 0) | 0x80000000u;
-  return r;
-}
-
-bool one_message() {
-  Raw::Record r = generate();
-  r.slot = static_cast<uint16_t>(1 + below(kReplySlots - 1));  // slot 0 is for our honest calls
-  if (chance(3))                                               // flip some bytes of the request
-    for (uint64_t n = 1 + below(4); n-- > 0 && !r.payload.empty();)
-      r.payload[below(r.payload.size())] ^= static_cast<uint8_t>(1 << below(8));
-  if (chance(1) && chance(60)) {
+  Raw::Record module_message() {
+    if (chance(25)) return feature_message();
+    std::vector<uint8_t> text(below(200));
+    for (auto& b : text) b = static_cast<uint8_t>(rnd());
+    const auto n = static_cast<uint32_t>(maybe_evil(text.size()));
+    const auto chunks = static_cast<uint32_t>(chance(98) ? 0 : evil());
+    const VHandle m = handle(modules_, HandleKind::kModule);
     switch (below(5)) {
-      case 0: r.payload_bytes = static_cast<uint32_t>(evil()); break;
-      case 1: r.opcode = static_cast<uint16_t>(chance(50) ? rnd() : below(0x720)); break;
-      case 2: r.slot = static_cast<uint16_t>(rnd()); break;
-      case 3: r.commit = static_cast<uint32_t>(chance(50) ? evil() : below(1 << 20) * 64); break;
-      default: {  // nothing but noise
-        for (auto& b : r.payload) b = static_cast<uint8_t>(rnd());
-        r.opcode = static_cast<uint16_t>(rnd());
+      case 0: {
+        // The beginning of an image, too short for what its header says it holds, also after mutation (see the top).
+        if (!g_image.empty() && chance(50))
+          text.assign(g_image.begin(), g_image.begin() + static_cast<long>(below(200)));
+        put_hash_ = image_hash(text.data(), text.size());
+        put_bytes_ = text.size();
+        if (chance(10)) put_hash_.low ^= 1;
+        return Raw::record(Opcode::IMAGE_PUT,
+                           wire::IMAGE_PUT_req{put_hash_.low, put_hash_.high, maybe_evil(put_bytes_),
+                                               chance(90) ? 0 : evil(), static_cast<uint32_t>(text.size()), chunks},
+                           text.data(), text.size());
       }
+      case 3:
+        return with_seq(Raw::record(Opcode::MODULE_LOAD,
+                                    wire::MODULE_LOAD_req{VHandle::make(HandleKind::kModule, ++serial_, 0),
+                                                          put_hash_.low, put_hash_.high, maybe_evil(put_bytes_)},
+                                    nullptr, 0));
+      case 1:
+        return with_seq(
+            Raw::record(Opcode::FUNCTION_GET,
+                        wire::FUNCTION_GET_req{m, VHandle::make(HandleKind::kFunction, ++serial_, 0), n, chunks},
+                        text.data(), text.size()));
+      case 2:
+        return with_seq(
+            Raw::record(Opcode::MODULE_GLOBAL, wire::MODULE_GLOBAL_req{m, n, chunks}, text.data(), text.size()));
+      default:
+        if (chance(80))
+          return with_seq(Raw::record(Opcode::MODULE_GLOBAL, wire::MODULE_GLOBAL_req{m, 5, 0}, "table", 5));
+        return Raw::record(Opcode::MODULE_UNLOAD, wire::MODULE_UNLOAD_req{m});
     }
-    if (r.commit) c_.scribbled_ = true;  // our idea of the position is no longer the server's
   }
-  if (!c_.send_record(r)) return false;
-  if (c_.fault() && !counted_fault_) {
-    counted_fault_ = true;
-    ++g_faults;
-  }
-  return !(counted_fault_ && chance(20));  // some more after a fault, then a fresh connection
-}
 
-void attack_control_page() {
-  ControlPage* c = c_.view.control();
-  switch (below(8)) {
-    case 0:
-      c->head.value = evil();
-      c_.scribbled_ = true;
-      break;
-    case 1: c->tail.value = evil(); break;
-    case 2: c->doorbell.sleeping = static_cast<uint32_t>(rnd()); break;
-    case 3: c->space_waiters = static_cast<uint32_t>(rnd()); break;
-    case 4:
-      c->chunk_busy[below(kChunks)] = static_cast<uint32_t>(rnd());
-      c->chunk_waiters = 1;
-      break;
-    case 5: c->hostfuncs[below(kHostFuncs)].token = evil(); break;
-    case 6: c_.view.streams()[below(kStreams)].completed = evil(); break;
-    default: c_.view.replies()[below(kReplySlots)].waiting = 1; break;
-  }
-  ++g_scribbled;
-}
-
-// Changes bytes of records, never the words that commit them, while the server reads.
-void scribble_payloads(std::atomic<bool>& stop, uint64_t seed) {
-  std::mt19937_64 mine(seed);
-  uint8_t* ring = c_.view.ring().at(0);
-  while (!stop) {
-    for (int i = 0; i < 64; ++i) {
-      const uint64_t v = mine();
-      size_t at = v % kRingBytes;
-      if (mine() % 2) at = (c_.view.control()->tail.value.load() + v % 512) % kRingBytes;
-      if (at % kLineBytes >= 8) *reinterpret_cast<volatile uint8_t*>(ring + at) = static_cast<uint8_t>(v >> 32);
+  Raw::Record launch() {
+    wire::LAUNCH_req r{};
+    // The first five take (address, ...): most launches run.
+    r.function =
+        functions_.size() >= 5 && chance(85) ? functions_[below(5)] : handle(functions_, HandleKind::kFunction);
+    r.stream = stream();
+    uint32_t* shape[] = {&r.grid_x, &r.grid_y, &r.grid_z, &r.block_x, &r.block_y, &r.block_z};
+    for (uint32_t* n : shape) *n = static_cast<uint32_t>(maybe_evil(1 + below(4), 3));
+    r.shared_bytes = static_cast<uint32_t>(maybe_evil(0, 3));
+    r.flags = static_cast<uint32_t>(maybe_evil(0, 3));
+    // Parameters: addresses that are mostly ours, small counts, bytes. A wrong one is an execution fault, which ends
+    // what this connection can do, so not too many.
+    std::vector<uint8_t> params(chance(60) ? 64 : chance(80) ? below(400) : below(kMaxInlineBytes));
+    for (size_t at = 0; at + 8 <= params.size(); at += 8) {
+      const Block b = block();
+      const uint64_t word = maybe_evil(at < 16 ? b.addr : below(128), 2);
+      memcpy(params.data() + at, &word, 8);
     }
-    usleep(20);
+    if (chance(15)) {  // through chunks
+      uint16_t index[kChunks + 8];
+      const auto n = static_cast<uint32_t>(1 + below(3));
+      for (auto& i : index) i = static_cast<uint16_t>(chance(99) ? below(kChunks) : rnd());
+      r.bulk_chunks = static_cast<uint32_t>(maybe_evil(n, 2));
+      r.bulk_bytes = static_cast<uint32_t>(maybe_evil((n - 1) * kChunkBytes + 1 + below(kChunkBytes), 2));
+      return Raw::record(Opcode::LAUNCH, r, index, n * 2);
+    }
+    if (chance(20)) return attributes(r, params);
+    r.bulk_bytes = static_cast<uint32_t>(maybe_evil(params.size(), 2));
+    r.bulk_chunks = 0;
+    return Raw::record(Opcode::LAUNCH, r, params.data(), params.size());
   }
-}
 
-void answer_host_functions() {
-  for (auto& entry : c_.view.control()->hostfuncs)
-    if (const uint64_t token = entry.token.exchange(0))
-      c_.send_record(Raw::record(Opcode::HOST_FUNC_DONE, wire::HOST_FUNC_DONE_req{token}));
-}
-
-void finish() {
-  if (c_.poisoned()) {
-    ++g_poisoned;
-    return;
+  // The same launch with a list of attributes in front, or a question about it.
+  Raw::Record attributes(const wire::LAUNCH_req& like, const std::vector<uint8_t>& params) {
+    std::vector<uint8_t> bulk;
+    const auto n = static_cast<uint32_t>(below(4));
+    for (uint32_t i = 0; i < n; i++) {
+      LaunchAttribute a;
+      a.id = static_cast<uint32_t>(maybe_evil(below(18), 3));
+      for (auto& byte : a.value) byte = static_cast<uint8_t>(rnd());
+      const auto* from = reinterpret_cast<const uint8_t*>(&a);
+      bulk.insert(bulk.end(), from, from + sizeof a);
+    }
+    if (chance(40)) {
+      wire::OCCUPANCY_req q{};
+      q.function = like.function, q.kind = static_cast<uint32_t>(maybe_evil(below(4), 3));
+      q.flags = static_cast<uint32_t>(rnd()), q.shared_bytes = maybe_evil(below(1 << 16), 5);
+      q.grid_x = like.grid_x, q.block_x = like.block_x;
+      q.bulk_bytes = static_cast<uint32_t>(maybe_evil(bulk.size(), 3));
+      return with_seq(Raw::record(Opcode::OCCUPANCY, q, bulk.data(), bulk.size()));
+    }
+    bulk.insert(bulk.end(), params.begin(), params.begin() + static_cast<long>(std::min<size_t>(params.size(), 4096)));
+    const wire::LAUNCH_EX_req r{like.function,
+                                like.stream,
+                                like.grid_x,
+                                like.grid_y,
+                                like.grid_z,
+                                like.block_x,
+                                like.block_y,
+                                like.block_z,
+                                like.shared_bytes,
+                                static_cast<uint32_t>(maybe_evil(n, 3)),
+                                static_cast<uint32_t>(maybe_evil(bulk.size(), 2)),
+                                0};
+    return Raw::record(Opcode::LAUNCH_EX, r, bulk.data(), bulk.size());
   }
-  if (c_.scribbled_ || chance(30)) {  // goes in the middle of everything
-    ++g_left_hanging;
-    return;
-  }
-  answer_host_functions();
-  int32_t status = -1;
-  if (c_.call(Raw::record(Opcode::NOP, wire::NOP_req{}), &status) || c_.poisoned()) return;
-  if (c_.hung_up()) die("the server died");
-  die("the server does not answer an honest message");
-}
 
-Raw c_;
-const Canary& canary_;
-std::vector<Block> blocks_, pinned_;
-std::vector<VHandle> streams_, events_, modules_, functions_, graphs_;
-bool in_graph_ = false;  // making the steps of one
-bool used_[kBlocks] = {};
-uint64_t serial_ = 0, token_ = 0;
-ImageHash put_hash_{};  // of the last image that was put
-uint64_t put_bytes_ = 0;
-bool counted_fault_ = false;
+  Raw::Record with_seq(Raw::Record r) {
+    r.seq = static_cast<uint32_t>(chance(90) ? 1 + below(1 << 20) : 0) | 0x80000000u;
+    return r;
+  }
+
+  bool one_message() {
+    Raw::Record r = generate();
+    r.slot = static_cast<uint16_t>(1 + below(kReplySlots - 1));  // slot 0 is for our honest calls
+    if (chance(3))                                               // flip some bytes of the request
+      for (uint64_t n = 1 + below(4); n-- > 0 && !r.payload.empty();)
+        r.payload[below(r.payload.size())] ^= static_cast<uint8_t>(1 << below(8));
+    if (chance(1) && chance(60)) {
+      switch (below(5)) {
+        case 0: r.payload_bytes = static_cast<uint32_t>(evil()); break;
+        case 1: r.opcode = static_cast<uint16_t>(chance(50) ? rnd() : below(0x720)); break;
+        case 2: r.slot = static_cast<uint16_t>(rnd()); break;
+        case 3: r.commit = static_cast<uint32_t>(chance(50) ? evil() : below(1 << 20) * 64); break;
+        default: {  // nothing but noise
+          for (auto& b : r.payload) b = static_cast<uint8_t>(rnd());
+          r.opcode = static_cast<uint16_t>(rnd());
+        }
+      }
+      if (r.commit) c_.scribbled_ = true;  // our idea of the position is no longer the server's
+    }
+    if (!c_.send_record(r)) return false;
+    if (c_.fault() && !counted_fault_) {
+      counted_fault_ = true;
+      ++g_faults;
+    }
+    return !(counted_fault_ && chance(20));  // some more after a fault, then a fresh connection
+  }
+
+  void attack_control_page() {
+    ControlPage* c = c_.view.control();
+    switch (below(8)) {
+      case 0:
+        c->head.value = evil();
+        c_.scribbled_ = true;
+        break;
+      case 1: c->tail.value = evil(); break;
+      case 2: c->doorbell.sleeping = static_cast<uint32_t>(rnd()); break;
+      case 3: c->space_waiters = static_cast<uint32_t>(rnd()); break;
+      case 4:
+        c->chunk_busy[below(kChunks)] = static_cast<uint32_t>(rnd());
+        c->chunk_waiters = 1;
+        break;
+      case 5: c->hostfuncs[below(kHostFuncs)].token = evil(); break;
+      case 6: c_.view.streams()[below(kStreams)].completed = evil(); break;
+      default: c_.view.replies()[below(kReplySlots)].waiting = 1; break;
+    }
+    ++g_scribbled;
+  }
+
+  // Changes bytes of records, never the words that commit them, while the server reads.
+  void scribble_payloads(std::atomic<bool>& stop, uint64_t seed) {
+    std::mt19937_64 mine(seed);
+    uint8_t* ring = c_.view.ring().at(0);
+    while (!stop) {
+      for (int i = 0; i < 64; ++i) {
+        const uint64_t v = mine();
+        size_t at = v % kRingBytes;
+        if (mine() % 2) at = (c_.view.control()->tail.value.load() + v % 512) % kRingBytes;
+        if (at % kLineBytes >= 8) *reinterpret_cast<volatile uint8_t*>(ring + at) = static_cast<uint8_t>(v >> 32);
+      }
+      usleep(20);
+    }
+  }
+
+  void answer_host_functions() {
+    for (auto& entry : c_.view.control()->hostfuncs)
+      if (const uint64_t token = entry.token.exchange(0))
+        c_.send_record(Raw::record(Opcode::HOST_FUNC_DONE, wire::HOST_FUNC_DONE_req{token}));
+  }
+
+  void finish() {
+    if (c_.poisoned()) {
+      ++g_poisoned;
+      return;
+    }
+    if (c_.scribbled_ || chance(30)) {  // goes in the middle of everything
+      ++g_left_hanging;
+      return;
+    }
+    answer_host_functions();
+    int32_t status = -1;
+    if (c_.call(Raw::record(Opcode::NOP, wire::NOP_req{}), &status) || c_.poisoned()) return;
+    if (c_.hung_up()) die("the server died");
+    die("the server does not answer an honest message");
+  }
+
+  Raw c_;
+  const Canary& canary_;
+  std::vector<Block> blocks_, pinned_;
+  std::vector<VHandle> streams_, events_, modules_, functions_, graphs_;
+  bool in_graph_ = false;  // making the steps of one
+  bool used_[kBlocks] = {};
+  uint64_t serial_ = 0, token_ = 0;
+  ImageHash put_hash_{};  // of the last image that was put
+  uint64_t put_bytes_ = 0;
+  bool counted_fault_ = false;
 };
 
 // All hostile connections are gone: the server has exactly what the canary has.

@@ -13,6 +13,19 @@ constexpr size_t kMaxNameBytes = 4096;
 constexpr uint64_t kGlobalAlign = 256;
 constexpr size_t kSharedAttributes = 16;  // CU_FUNC_ATTRIBUTE_MAX
 
+void drop_global(Connection& c, uint64_t addr, uint64_t position) {
+  const bool idle = c.space().idle();
+  Range freed;
+  {
+    auto lock = c.change_mirrors();
+    if (c.device_mirror.remove(addr, position, !idle, &freed) != MemoryMirror::Answer::kOk) return;
+  }
+  if (idle) c.space().release(freed.addr, freed.bytes);
+  c.parts().ledger->give(freed.bytes);
+  c.globals_bytes -= freed.bytes;
+  c.count_memory(-static_cast<int64_t>(freed.bytes));
+}
+
 // Device memory for one global, from the server's piece at the top of the range; 0 where there is none.
 uint64_t place_global(Connection& c, uint64_t bytes) {
   if (bytes == 0 || bytes > kGlobalsBytes) return 0;
@@ -27,25 +40,18 @@ uint64_t place_global(Connection& c, uint64_t bytes) {
   std::vector<Range> forgotten;
   {
     auto lock = c.change_mirrors();
-    if (c.device_mirror.add(addr, bytes, 0, &forgotten) != MemoryMirror::Answer::kOk) return 0;
+    if (c.device_mirror.add(addr, bytes, 0, &forgotten) != MemoryMirror::Answer::kOk) {
+      c.parts().ledger->give(bytes);
+      return 0;
+    }
   }
   c.globals_bytes += bytes;
   c.count_memory(static_cast<int64_t>(bytes));
-  if (!c.space().commit(addr, bytes).ok()) return 0;
-  return addr;
-}
-
-void drop_global(Connection& c, uint64_t addr, uint64_t position) {
-  const bool idle = c.space().idle();
-  Range freed;
-  {
-    auto lock = c.change_mirrors();
-    if (c.device_mirror.remove(addr, position, !idle, &freed) != MemoryMirror::Answer::kOk) return;
+  if (!c.space().commit(addr, bytes).ok()) {
+    drop_global(c, addr, 0);
+    return 0;
   }
-  if (idle) c.space().release(freed.addr, freed.bytes);
-  c.parts().ledger->give(freed.bytes);
-  c.globals_bytes -= freed.bytes;
-  c.count_memory(-static_cast<int64_t>(freed.bytes));
+  return addr;
 }
 
 // The variables that the device placed. One that is listed is dumped, whether anybody ever asks for it or not, since
