@@ -1,12 +1,17 @@
-// Virtual memory management by the driver API: a range that grows in place, one handle at two addresses, and kernels
-// and copies of the runtime on it.
+// Virtual memory management by the driver API: a range that grows in place, a handle that moves to another address,
+// with the argument `alias` one handle at two addresses at once, and kernels and copies of the runtime on all of it.
+// run:
+// run: alias
+#include <cstring>
+
 #include "driver.cuh"
 
 __global__ void number(uint32_t* words, size_t count, uint32_t from) {
   for (size_t i = here(); i < count; i += threads()) words[i] = uint32_t(i) + from;
 }
 
-int main() {
+int main(int argc, char** argv) {
+  const bool twice = argc > 1 && strcmp(argv[1], "alias") == 0;
   CHECK(cudaFree(nullptr));
   if (!attribute(static_cast<cudaDeviceAttr>(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)))
     not_here("virtual memory management");
@@ -52,13 +57,20 @@ int main() {
   got = back(words, count);
   for (size_t i = 0; i < count; ++i)
     EXPECT_EQ(got[i], made(uint32_t(i) + 7, 0x01010101u * uint32_t(i / (piece / 4) + 1)));
-  // The middle piece at another address: what is written there is seen here.
+  // The middle piece at another address: what is written there is seen here, at once or when it has come back.
+  if (!twice) CHECK_CU(p_cuMemUnmap(base + piece, piece));
   CHECK_CU(p_cuMemMap(alias, piece, 0, handles[1], 0));
   CHECK_CU(p_cuMemSetAccess(alias, piece, &access, 1));
-  CHECK(cudaMemset(reinterpret_cast<void*>(alias), 0x44, 64));
+  uint32_t* moved = reinterpret_cast<uint32_t*>(alias);
+  EXPECT_EQ(back(moved, 100)[99], made(uint32_t(piece / 4 + 99) + 7, 0x02020202u));
+  CHECK(cudaMemset(moved, 0x44, 64));
   CHECK(cudaDeviceSynchronize());
-  EXPECT_EQ(back(words + piece / 4, 1)[0], 0x44444444);
+  if (twice) EXPECT_EQ(back(words + piece / 4, 1)[0], 0x44444444);
   CHECK_CU(p_cuMemUnmap(alias, piece));
+  if (!twice) {
+    CHECK_CU(p_cuMemMap(base + piece, piece, 0, handles[1], 0));
+    CHECK_CU(p_cuMemSetAccess(base + piece, piece, &access, 1));
+  }
   CHECK_CU(p_cuMemAddressFree(alias, piece));
   for (CUmemGenericAllocationHandle handle : handles) CHECK_CU(p_cuMemRelease(handle));  // the mappings hold it
   EXPECT_EQ(back(words + piece / 4, 1)[0], 0x44444444);

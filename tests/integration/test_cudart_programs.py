@@ -24,16 +24,16 @@ BUILD = ROOT / "build" / "tests" / "cudart"
 ARRAYS = "CUDA arrays, textures and surfaces are not supported yet; use linear memory"
 REFUSALS: dict[str, str] = {
     "arrays": f"cudaMallocArray is refused: {ARRAYS}",
-    "linker": "cuLinkCreate_v2 is refused: run-time linking needs NVIDIA's compiler",
+    "linker": "linking needs NVIDIA's compiler, which this device does not have; link before loading",
     "managed": "cudaMallocManaged is refused: managed memory faults in the job process, where there is no device",
     "mapped": "cuMemHostGetDevicePointer is refused for memory of cuMemHostRegister",
     "surfaces": f"cudaMallocArray is refused: {ARRAYS}",
     "textures": f"cudaCreateTextureObject is refused: {ARRAYS}",
+    "virtual_memory alias": "one allocation handle at two addresses at once is refused",
 }
 # What the machine lacks: title -> what the program says (exit code 3).
 NOT_HERE: dict[str, str] = {
     "nvrtc": "libnvrtc.so.13",
-    "virtual_memory": "virtual memory management",  # by the device's own attribute
 }
 
 RUNS = [(one, run) for one in cudart.programs() for run in one.runs]

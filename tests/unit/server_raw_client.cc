@@ -349,6 +349,9 @@ void images_are_kept_once() {
     EXPECT(d.load_known(third, hash, 0, &known) == kInvalidValue && !known);
     EXPECT(d.load_known(third, hash, g_image.size(), &known) == kOk && known);
   }
+  // Its end is seen by a thread of the server's own.
+  for (int i = 0; i < 500 && !says(server, "\"clients_now\":1,"); i++) usleep(20'000);
+  EXPECT(says(server, "\"clients_now\":1,"));
   // An image under a name that is not its own is not taken, whole or in pieces that do not follow each other.
   std::vector<uint8_t> text(1000, 7);
   auto put = [&](const ImageHash& as, uint64_t bytes, uint64_t offset, uint32_t n) {
