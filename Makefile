@@ -46,6 +46,7 @@ check: build  ## format, lint, types, layers, generated files, unit tests
 	$(PYTEST) -q tests/unit
 
 test: build  ## all tests
+	@scripts/install_nvcc.sh $(PY)
 	scripts/test.sh
 
 demo: build  ## an unmodified PyTorch job: trained, killed with -9 in the middle, restored, compared

@@ -138,7 +138,12 @@ def add_programs(out: Path) -> None:
 
 def nvcc_of_13() -> tuple[str, str]:
     """nvcc and its version."""
-    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    sys.path.insert(0, str(ROOT))
+    from tests.cudart.build import find_nvcc
+
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise Refused("nvcc of CUDA 13.0 is not here: scripts/install_nvcc.sh")
     version = output(nvcc, "--version")
     if "release 13.0" not in version:
         raise Refused(f"{nvcc} is not of CUDA 13.0: {version.strip().splitlines()[-1]}")

@@ -64,8 +64,9 @@ def programs() -> list[Program]:
 
 
 def find_nvcc() -> str | None:
-    beside = "/usr/local/cuda/bin/nvcc"
-    return shutil.which("nvcc") or (beside if os.access(beside, os.X_OK) else None)
+    """The machine's, else the one that scripts/install_nvcc.sh fetched."""
+    places = ("/usr/local/cuda/bin", str(HERE.parents[1] / "build" / "cuda" / "bin"))
+    return shutil.which("nvcc") or shutil.which("nvcc", path=os.pathsep.join(places))
 
 
 def version_of(nvcc: str) -> str:

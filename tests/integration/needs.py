@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import pytest
 
 from devproxy.checkpoint import criu
 from devproxy.cli import doctor
 from devproxy.errors import Refused
+from tests.cudart.build import find_nvcc
 
 MAY_BE_MISSING = "DEVPROXY_TEST_WITHOUT"  # names of features, separated by commas
 
@@ -36,9 +36,9 @@ def require_criu() -> criu.Criu:
 
 
 def require_nvcc() -> str:
-    """nvcc of CUDA 13: on PATH, or where its installer puts it."""
-    found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    """nvcc of CUDA 13: on PATH, where its installer puts it, or where scripts/install_nvcc.sh does."""
+    found = find_nvcc()
     if not found:
-        _missing("nvcc", "no nvcc on PATH or in /usr/local/cuda/bin")
+        _missing("nvcc", "no nvcc here; run: scripts/install_nvcc.sh")
         raise AssertionError
     return found
