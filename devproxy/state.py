@@ -90,7 +90,9 @@ def _files(folder: str) -> list[tuple[str, os.stat_result]]:
                 if entry.is_dir():
                     if entry.name != "__pycache__":
                         todo.append(name)
-                elif entry.is_file(follow_symlinks=False) and not name.endswith(NOT_COPIED):
+                elif entry.is_symlink() and name in LINKS:
+                    pass  # the folder is a build itself; the copy gets its own
+                elif entry.is_file() and not name.endswith(NOT_COPIED):
                     found.append((name, entry.stat()))
     return sorted(found)
 
