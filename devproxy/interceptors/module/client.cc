@@ -231,11 +231,7 @@ FunctionMap& functions() {
   return *m;
 }
 
-FunctionObj* function_of(uint64_t value, uint64_t* out, int32_t* error) {
-  if (FunctionObj* f = functions().get(value)) {
-    *out = value;
-    return f;
-  }
+FunctionObj* function_of_kernel(uint64_t value, uint64_t* out, int32_t* error) {
   *error = kInvalidHandle;
   DeviceState* d = nullptr;
   std::lock_guard lock(g_library_mu);
