@@ -19,6 +19,7 @@ CASES = (
     "crashes_are_told",
     "malformed_messages_poison_one",
     "images_are_kept_once",
+    "graph_launches_have_room",
     "killed_clients_leave_nothing",
     "leaves_with_the_lease",
     "sigterm_tells_clients",

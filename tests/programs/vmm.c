@@ -60,6 +60,8 @@ int main(void) {
   expect_device_words(plain, 7, unit / 4);
   expect_device_words(plain + unit, 8, unit / 2);
   EXPECT_RESULT(cuMemsetD32(range, 7, words + 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuMemUnmap(range, (size_t)0 - unit), CUDA_ERROR_INVALID_VALUE); /* an end that wraps is none */
+  EXPECT_RESULT(cuMemSetAccess(range + 8 * unit, (size_t)0 - unit, &access, 1), CUDA_ERROR_INVALID_VALUE);
   EXPECT_RESULT(cuMemFree(range), CUDA_ERROR_INVALID_VALUE);
   CUdeviceptr base = 0;
   CHECK(cuMemGetAddressRange(&base, NULL, range + 2 * unit + 5));

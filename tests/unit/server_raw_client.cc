@@ -7,6 +7,8 @@
 #include <map>
 #include <thread>
 
+#include "devproxy/csrc/wire/graph_step.h"
+
 using namespace devproxy;
 using namespace devproxy::test;
 using wire::Opcode;
@@ -374,6 +376,40 @@ void images_are_kept_once() {
   EXPECT(says(server, "\"kept\":0,\"kept_bytes\":0,"));
 }
 
+// A launch's steps have ring positions of their own, inside of its record: one that is too short for them is refused.
+void graph_launches_have_room() {
+  TestServer server(g_server);
+  RawClient c(server.socket_path);
+  const VHandle graph = VHandle::make(HandleKind::kGraph, 1, 0);
+  c.post(Opcode::EVENT_CREATE, wire::EVENT_CREATE_req{event(1), 0, 0});
+  constexpr uint32_t kRecords = 500;
+  struct Step {
+    wire::GraphStepHead head;
+    wire::EVENT_RECORD_req record;
+  };
+  static_assert(sizeof(Step) == 32);
+  const auto op = static_cast<uint16_t>(Opcode::EVENT_RECORD);
+  const std::vector<Step> steps(kRecords, {{op, sizeof(wire::EVENT_RECORD_req), 0, 0}, {event(1), {}}});
+  const auto bytes = static_cast<uint32_t>(steps.size() * sizeof(Step));
+  EXPECT(c.call(Opcode::GRAPH_CREATE, wire::GRAPH_CREATE_req{graph, bytes, 0}, steps.data(), bytes) == kOk);
+  const std::vector<uint8_t> filling(2 * kRecords + 2 - sizeof(wire::GRAPH_LAUNCH_req));
+  auto launch = [&](size_t inline_bytes) {
+    const auto n = static_cast<uint32_t>(inline_bytes);
+    const wire::GRAPH_LAUNCH_req req{graph, kLegacyStream, 0, n, 0};
+    c.wait(0, c.post(Opcode::GRAPH_LAUNCH, req, filling.data(), n));
+    return c.take_late_error();
+  };
+  EXPECT(launch(filling.size()) == kOk);
+  EXPECT(launch(filling.size() - 1) == kInvalidValue);
+  // In a chunk there is no room at all, however long the bulk data is.
+  c.view.control()->chunk_busy[3].store(1);
+  const uint16_t chunk = 3;
+  const wire::GRAPH_LAUNCH_req req{graph, kLegacyStream, 0, kChunkBytes, 1};
+  c.wait(0, c.post(Opcode::GRAPH_LAUNCH, req, &chunk, sizeof chunk));
+  EXPECT(c.take_late_error() == kInvalidValue);
+  EXPECT(launch(filling.size()) == kOk);
+}
+
 void killed_clients_leave_nothing() {
   TestServer server(g_server);
   for (int round = 0; round < 3; round++) {
@@ -601,6 +637,7 @@ int main(int argc, char** argv) {
       {"crashes_are_told", crashes_are_told},
       {"malformed_messages_poison_one", malformed_messages_poison_one},
       {"images_are_kept_once", images_are_kept_once},
+      {"graph_launches_have_room", graph_launches_have_room},
       {"killed_clients_leave_nothing", killed_clients_leave_nothing},
       {"leaves_with_the_lease", leaves_with_the_lease},
       {"sigterm_tells_clients", sigterm_tells_clients},

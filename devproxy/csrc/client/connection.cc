@@ -346,11 +346,6 @@ const char* Connection::error_text() const {
   return lost_.load() ? "the device-proxy server is gone (it was killed or crashed)" : "";
 }
 
-int32_t Connection::take_late_error() {
-  auto& late = view_.replies()[thread_slot()].late_error;
-  return late.load(std::memory_order_relaxed) == kOk ? kOk : late.exchange(kOk, std::memory_order_relaxed);
-}
-
 void Connection::close_in_child() {
   if (link_ >= 0) close(link_);
   link_ = -1;

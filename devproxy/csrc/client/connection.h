@@ -46,9 +46,10 @@ class Connection {
     return post_bytes(op, &req, sizeof(Req), Bulk{}, 0, end);
   }
   // Posts a request whose inline tail of tail_bytes (<= kMaxInlineBytes) is written in place by fill(uint8_t* tail):
-  // the launch path, which packs its parameters straight into the ring.
+  // the launch path, which packs its parameters straight into the ring. Inlined, so that the request is made there too.
   template <class Req, class Fill>
-  [[nodiscard]] int32_t post_in_place(wire::Opcode op, const Req& req, size_t tail_bytes, Fill fill, uint64_t* end) {
+  [[nodiscard, gnu::always_inline]] int32_t post_in_place(wire::Opcode op, const Req& req, size_t tail_bytes, Fill fill,
+                                                          uint64_t* end) {
     CommandRing::Reservation r;
     uint8_t* p = nullptr;
     if (const int32_t e = begin_record(op, sizeof(Req) + tail_bytes, 0, &r, &p); __builtin_expect(e != kOk, 0))
@@ -105,7 +106,10 @@ class Connection {
   // Text behind the sticky error, or behind the loss of the server; empty when there is none.
   const char* error_text() const;
   // A late error of this thread's earlier asynchronous calls, returned once.
-  int32_t take_late_error();
+  int32_t take_late_error() {
+    auto& late = view_.replies()[thread_slot()].late_error;
+    return late.load(std::memory_order_relaxed) == kOk ? kOk : late.exchange(kOk, std::memory_order_relaxed);
+  }
 
   ControlPage* control() const { return view_.control(); }
   const DeviceProps& props() const { return props_; }
@@ -122,8 +126,8 @@ class Connection {
  private:
   // The two halves of every post. begin_record: reserves, waits for space, writes the header but its commit word;
   // *payload is where the request goes. From its success to end_record the thread holds a reservation: no call between.
-  [[nodiscard]] int32_t begin_record(wire::Opcode op, size_t payload_bytes, uint32_t seq, CommandRing::Reservation* r,
-                                     uint8_t** payload) {
+  [[nodiscard, gnu::always_inline]] int32_t begin_record(wire::Opcode op, size_t payload_bytes, uint32_t seq,
+                                                         CommandRing::Reservation* r, uint8_t** payload) {
     if (const int32_t e = error(); __builtin_expect(e != kOk, 0))
       if (!t_state.past_fault || lost_.load(std::memory_order_relaxed)) return e;
     CommandRing& ring = view_.ring();

@@ -409,6 +409,19 @@ StreamObj* per_thread_stream(DeviceState* d, int32_t* error) {
   return s;
 }
 
+// Not inlined: the look-up of a handle, which every launch makes, then saves no registers.
+[[gnu::noinline]] int32_t default_stream(uint64_t handle, StreamObj** stream, DeviceState** device_out) {
+  const int32_t rc = current_device(device_out);
+  if (rc != kOk) return rc;
+  if (handle == 2 || (handle == 0 && t_state.per_thread_default)) {
+    int32_t error = kOk;
+    *stream = per_thread_stream(*device_out, &error);
+    return error;
+  }
+  *stream = (*device_out)->legacy();
+  return kOk;
+}
+
 }  // namespace
 
 int32_t resolve_stream(uint64_t handle, StreamObj** stream, DeviceState** device_out) {
@@ -423,15 +436,7 @@ int32_t resolve_stream(uint64_t handle, StreamObj** stream, DeviceState** device
     *device_out = d;
     return kOk;
   }
-  const int32_t rc = current_device(device_out);
-  if (rc != kOk) return rc;
-  if (handle == 2 || (handle == 0 && t_state.per_thread_default)) {
-    int32_t error = kOk;
-    *stream = per_thread_stream(*device_out, &error);
-    return error;
-  }
-  *stream = (*device_out)->legacy();
-  return kOk;
+  return default_stream(handle, stream, device_out);
 }
 
 }  // namespace devproxy::client

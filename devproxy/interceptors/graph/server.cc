@@ -41,7 +41,9 @@ void graph_launch(Connection& c, const Message& m) {
   hal::QueueRef* queue = c.queue_of(r.stream);
   StoredGraph* graph = c.graphs.find(r.graph);
   if (!queue || !graph) return c.refuse(m, r.stream, kInvalidHandle);
-  if (sizeof r + m.bulk_bytes < wire::graph_positions(graph->records)) return c.refuse(m, r.stream, kInvalidValue);
+  // Bulk data in chunks takes no place in the ring, so its length says nothing of the positions that are free.
+  if (r.bulk_chunks || sizeof r + m.bulk_bytes < wire::graph_positions(graph->records))
+    return c.refuse(m, r.stream, kInvalidValue);
   Message step;
   step.slot = m.slot;
   step.end = wire::graph_record_position(m.end, graph->records, 0) - 1;

@@ -25,7 +25,7 @@ constexpr size_t kMaxPacked = 32764;  // bytes; CUDA's own limit for kernelParam
 
 // kernelParams has no lengths: the layout came with the function. The parameters are copied now, so the caller's
 // variables may die when the call returns.
-void pack(const FunctionObj& f, void* const* kernelParams, uint8_t* to) {
+[[gnu::always_inline]] inline void pack(const FunctionObj& f, void* const* kernelParams, uint8_t* to) {
   size_t at = 0;
   const module::Param* p = f.params.data();
   for (size_t i = 0, n = f.params.size(); i < n; ++i, ++p) {
@@ -39,25 +39,6 @@ void pack(const FunctionObj& f, void* const* kernelParams, uint8_t* to) {
     at = p->offset + p->size;
   }
 }
-
-}  // namespace
-
-int32_t check(const FunctionObj& f, const Geometry& g, const DeviceState& d) {
-  for (int i = 0; i < 3; ++i)
-    if (g.grid[i] == 0 || g.block[i] == 0) return kInvalidValue;
-  const int32_t* a = const_cast<DeviceState&>(d).conn().props().attributes;
-  for (int i = 0; i < 3; ++i) {
-    if (g.block[i] > static_cast<unsigned>(a[CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i])) return kInvalidValue;
-    if (g.grid[i] > static_cast<unsigned>(a[CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i])) return kInvalidValue;
-  }
-  const uint64_t threads = static_cast<uint64_t>(g.block[0]) * g.block[1] * g.block[2];
-  if (threads > static_cast<unsigned>(a[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK])) return kInvalidValue;
-  if (threads > f.max_threads) return kLaunchOutOfResources;
-  if (g.shared > static_cast<unsigned>(f.max_dynamic_shared.load(std::memory_order_relaxed))) return kInvalidValue;
-  return kOk;
-}
-
-namespace {
 
 // The attributes of one launch that travel.
 struct Attributes {
@@ -259,13 +240,56 @@ int32_t attributes(FunctionObj* f, uint64_t handle, const Geometry& g, const CUl
 
 namespace {
 
-// A launch with attributes: they travel in front of the parameters.
-CUresult launch_ex(const FunctionObj& f, uint64_t value, const Geometry& g, DeviceState* d, StreamObj* s,
-                   const Attributes& attributes, void** kernelParams, void** extra) {
+// Precondition: everything is checked but the parameters.
+[[gnu::always_inline]] inline CUresult post_launch(const FunctionObj& f, uint64_t value, const Geometry& g,
+                                                   DeviceState* d, StreamObj* s, void** kernelParams, void** extra) {
+  if (const int32_t late = d->conn().take_late_error(); __builtin_expect(late != kOk, 0)) return result(late);
+  wire::LAUNCH_req req{VHandle{value},
+                       VHandle{s->handle.load(std::memory_order_relaxed)},
+                       g.grid[0],
+                       g.grid[1],
+                       g.grid[2],
+                       g.block[0],
+                       g.block[1],
+                       g.block[2],
+                       g.shared,
+                       0,
+                       0,
+                       0};
+  uint64_t end = 0;
+  int32_t rc;
+  if (kernelParams || (!extra && f.params.empty())) {
+    if (extra || f.param_bytes > kMaxPacked) return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < f.params.size(); ++i)
+      if (!kernelParams[i]) return CUDA_ERROR_INVALID_VALUE;
+    req.bulk_bytes = f.param_bytes;
+    rc = d->conn().post_in_place(
+        Opcode::LAUNCH, req, f.param_bytes, [&](uint8_t* to) { pack(f, kernelParams, to); }, &end);
+  } else if (extra) {
+    client::Bulk block;
+    if (!block_of(f, extra, &block)) return CUDA_ERROR_INVALID_VALUE;
+    rc = d->conn().post_bulk(Opcode::LAUNCH, req, block, &end);
+  } else {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (rc == kOk) s->note(end);
+  d->note_launch();
+  return result(rc);
+}
+
+// A launch that may have attributes: those that travel do so in front of the parameters. Not inlined: the list is 2.5
+// KB of stack, which an ordinary launch shall not have.
+[[gnu::noinline]] CUresult launch_ex(FunctionObj* f, uint64_t value, const Geometry& g, DeviceState* d, StreamObj* s,
+                                     void** kernelParams, void** extra, const CUlaunchConfig& config) {
+  Attributes attributes;
+  if (const CUresult rc = take_attributes(*f, *d, config, &attributes); rc != CUDA_SUCCESS) return rc;
+  if (attributes.cooperative)
+    if (const int32_t rc = check_cooperative(f, value, *d, g); rc != kOk) return result(rc);
+  if (attributes.n == 0) return post_launch(*f, value, g, d, s, kernelParams, extra);
   if (const int32_t late = d->conn().take_late_error(); late != kOk) return result(late);
   std::vector<uint8_t> bulk(attributes.bytes()), block;
   memcpy(bulk.data(), attributes.list, attributes.bytes());
-  if (const int32_t rc = parameter_block(f, kernelParams, extra, &block); rc != kOk) return result(rc);
+  if (const int32_t rc = parameter_block(*f, kernelParams, extra, &block); rc != kOk) return result(rc);
   bulk.insert(bulk.end(), block.begin(), block.end());
   wire::LAUNCH_EX_req req{VHandle{value},
                           VHandle{s->handle.load(std::memory_order_relaxed)},
@@ -286,9 +310,10 @@ CUresult launch_ex(const FunctionObj& f, uint64_t value, const Geometry& g, Devi
   return result(rc);
 }
 
-// config: where the attributes are; nullptr for an ordinary launch.
-CUresult launch(CUfunction hfunc, const Geometry& g, CUstream hStream, void** kernelParams, void** extra,
-                const CUlaunchConfig* config = nullptr) {
+// config: where the attributes are; nullptr for an ordinary launch. Inlined, so that an ordinary one is one function.
+[[gnu::always_inline]] inline CUresult launch(CUfunction hfunc, const Geometry& g, CUstream hStream,
+                                              void** kernelParams, void** extra,
+                                              const CUlaunchConfig* config = nullptr) {
   uint64_t value = 0;
   int32_t error = kOk;
   FunctionObj* f = module::function_of(bits(hfunc), &value, &error);
@@ -300,46 +325,8 @@ CUresult launch(CUfunction hfunc, const Geometry& g, CUstream hStream, void** ke
     CUresult rc = CUDA_SUCCESS;
     if (graph::capture_kernel(s, hfunc, g, kernelParams, extra, config, &rc)) return rc;
   }
-  if (__builtin_expect(config != nullptr && config->numAttrs != 0, 0)) {
-    Attributes attributes;
-    if (const CUresult rc = take_attributes(*f, *d, *config, &attributes); rc != CUDA_SUCCESS) return rc;
-    if (attributes.cooperative)
-      if (const int32_t rc = check_cooperative(f, value, *d, g); rc != kOk) return result(rc);
-    if (attributes.n) return launch_ex(*f, value, g, d, s, attributes, kernelParams, extra);
-  }
-  if (const int32_t late = d->conn().take_late_error(); __builtin_expect(late != kOk, 0)) return result(late);
-
-  wire::LAUNCH_req req{VHandle{value},
-                       VHandle{s->handle.load(std::memory_order_relaxed)},
-                       g.grid[0],
-                       g.grid[1],
-                       g.grid[2],
-                       g.block[0],
-                       g.block[1],
-                       g.block[2],
-                       g.shared,
-                       0,
-                       0,
-                       0};
-  uint64_t end = 0;
-  int32_t rc;
-  if (kernelParams || (!extra && f->params.empty())) {
-    if (extra || f->param_bytes > kMaxPacked) return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < f->params.size(); ++i)
-      if (!kernelParams[i]) return CUDA_ERROR_INVALID_VALUE;
-    req.bulk_bytes = f->param_bytes;
-    rc = d->conn().post_in_place(
-        Opcode::LAUNCH, req, f->param_bytes, [&](uint8_t* to) { pack(*f, kernelParams, to); }, &end);
-  } else if (extra) {
-    client::Bulk block;
-    if (!block_of(*f, extra, &block)) return CUDA_ERROR_INVALID_VALUE;
-    rc = d->conn().post_bulk(Opcode::LAUNCH, req, block, &end);
-  } else {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (rc == kOk) s->note(end);
-  d->note_launch();
-  return result(rc);
+  if (config && config->numAttrs) return launch_ex(f, value, g, d, s, kernelParams, extra, *config);
+  return post_launch(*f, value, g, d, s, kernelParams, extra);
 }
 
 }  // namespace

@@ -15,7 +15,19 @@ struct Geometry {
 };
 
 // Everything that can be checked without the device.
-[[nodiscard]] int32_t check(const module::FunctionObj& f, const Geometry& g, const client::DeviceState& d);
+[[nodiscard, gnu::always_inline]] inline int32_t check(const module::FunctionObj& f, const Geometry& g,
+                                                       client::DeviceState& d) {
+  const int32_t* a = d.conn().props().attributes;
+  for (int i = 0; i < 3; ++i) {  // 0 is out of bounds too: it wraps
+    if (g.block[i] - 1 >= static_cast<unsigned>(a[CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i])) return kInvalidValue;
+    if (g.grid[i] - 1 >= static_cast<unsigned>(a[CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i])) return kInvalidValue;
+  }
+  const uint64_t threads = static_cast<uint64_t>(g.block[0]) * g.block[1] * g.block[2];
+  if (threads > static_cast<unsigned>(a[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK])) return kInvalidValue;
+  if (threads > f.max_threads) return kLaunchOutOfResources;
+  if (g.shared > static_cast<unsigned>(f.max_dynamic_shared.load(std::memory_order_relaxed))) return kInvalidValue;
+  return kOk;
+}
 // The parameters as a launch sends them, from kernelParams or extra.
 [[nodiscard]] int32_t parameter_block(const module::FunctionObj& f, void* const* kernelParams, void** extra,
                                       std::vector<uint8_t>* block);

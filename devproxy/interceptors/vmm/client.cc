@@ -86,6 +86,17 @@ bool touches(const State& s, uint64_t addr, uint64_t bytes) {
   return next != s.mappings.begin() && std::prev(next)->first + std::prev(next)->second.bytes > addr;
 }
 
+// Is [addr, addr + bytes) some whole mappings, without a gap?
+bool whole_mappings(const State& s, uint64_t addr, uint64_t bytes) {
+  uint64_t left = bytes;
+  for (auto it = s.mappings.find(addr); left != 0; ++it) {
+    if (it == s.mappings.end() || it->first != addr || it->second.bytes > left) return false;
+    addr += it->second.bytes;
+    left -= it->second.bytes;
+  }
+  return bytes != 0;
+}
+
 DeviceState* device_of(const Handle& h) { return client::device_state_if_attached(h.device); }
 
 // Moves the contents of a handle to `to`, which nothing has. Everything has come this far when it returns.
@@ -233,13 +244,7 @@ CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAlloc
 CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* desc, size_t count) {
   State& s = state();
   std::lock_guard lock(s.mu);
-  if (size == 0 || count == 0) return CUDA_ERROR_INVALID_VALUE;
-  uint64_t at = ptr;
-  for (auto it = s.mappings.find(ptr); at < ptr + size; ++it) {  // whole mappings, without a gap
-    if (it == s.mappings.end() || it->first != at || at + it->second.bytes > ptr + size)
-      return CUDA_ERROR_INVALID_VALUE;
-    at += it->second.bytes;
-  }
+  if (count == 0 || !whole_mappings(s, ptr, size)) return CUDA_ERROR_INVALID_VALUE;
   const int device = s.handles[s.mappings[ptr].handle].device;
   for (size_t i = 0; i < count; ++i) {
     if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || desc[i].location.id != device)
@@ -260,13 +265,7 @@ CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* des
 CUresult cuMemUnmap(CUdeviceptr ptr, size_t size) {
   State& s = state();
   std::lock_guard lock(s.mu);
-  uint64_t at = ptr;
-  for (auto it = s.mappings.find(ptr); at < ptr + size; ++it) {  // cuda.h: whole mappings; there may be several
-    if (it == s.mappings.end() || it->first != at || at + it->second.bytes > ptr + size)
-      return CUDA_ERROR_INVALID_VALUE;
-    at += it->second.bytes;
-  }
-  if (size == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!whole_mappings(s, ptr, size)) return CUDA_ERROR_INVALID_VALUE;  // cuda.h: there may be several
   DeviceState* d = device_of(s.handles[s.mappings[ptr].handle]);
   // As with cuMemFree: the range may be in use by any stream until all have come this far.
   const int32_t rc = d->wait_all();
