@@ -104,13 +104,15 @@ def test_work_of_two_streams_is_one_graph() -> None:
     def function() -> Tensor:
         here = torch.cuda.current_stream()
         doubled = x * 2
+        place = doubled.data_ptr()
         other.wait_stream(here)
         with torch.cuda.stream(other):
             assert torch.cuda.is_current_stream_capturing()
             more = doubled + 1
             doubled.record_stream(other)
         del doubled
-        again = x * 100  # may not lie where `doubled` is still to be read
+        again = x * 100
+        assert again.data_ptr() != place  # where `doubled` is still to be read
         here.wait_stream(other)
         return more + again
 
@@ -383,6 +385,25 @@ def test_reset_gives_memory_back() -> None:
     del z
     torch.cuda.synchronize()
     assert torch.cuda.memory_reserved() == reserved
+
+
+def test_state_of_a_warm_up_may_be_dropped_behind_its_replays() -> None:
+    """Memory of a side stream that only the current stream still uses: torch's own allocator would have kept it."""
+    x = torch.randn(700, 700, device="cuda")
+    side, main = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        state = torch.ones(700, 700, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(main):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            state.mul_(2)
+        for _ in range(20):
+            x = (x @ x).tanh()  # keeps that stream busy for a while
+        graph.replay()
+        result = state + 1
+        del state
+        assert bool((result == 3).all())
 
 
 # -- what a capture forbids ------------------------------------------------------------------------------------------
