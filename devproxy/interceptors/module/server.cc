@@ -133,7 +133,11 @@ void module_unload(Connection& c, const Message& m) {
   auto* object = c.modules.find(r.module);
   if (!object) return c.fail(m, kInvalidHandle);
   for (const auto& global : c.space().globals(object->module)) drop_global(c, global.addr, m.end);
-  std::erase_if(c.variables, [&](const auto& item) { return item.second.module == r.module; });
+  std::erase_if(c.variables, [&](const auto& item) {
+    if (item.second.module != r.module) return false;
+    c.texture_memory_gone(item.first, item.second.bytes);
+    return true;
+  });
   c.set_undumpable(r.module, {});
   c.functions.erase_if([&](VHandle function, const Connection::FunctionObject& f) {
     if (f.module != r.module) return false;
