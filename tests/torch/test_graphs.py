@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,6 +86,21 @@ def test_signatures_that_were_never_seen_are_captured() -> None:
         static.copy_(x.view(2, 13))
         graph.replay()
         assert torch.equal(out, function())
+
+
+def test_graph_of_the_second_device(two_devices: None) -> None:
+    x = torch.ones(4, device="cuda:1")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(1), torch.cuda.graph(graph):
+        noise = torch.rand(4, device="cuda")
+        y = x * 3 + noise
+    assert y.device.index == 1 and torch.cuda.current_device() == 0
+    x.fill_(5)
+    torch.cuda.manual_seed_all(15)
+    graph.replay()  # its own device, whichever is current
+    torch.cuda.synchronize(1)
+    torch.cuda.manual_seed_all(15)
+    assert torch.equal(y, x * 3 + torch.rand(4, device="cuda:1"))
 
 
 def test_replays_on_the_default_stream_and_in_order_with_eager_work() -> None:
@@ -553,3 +571,48 @@ def test_another_thread_works_on_during_a_capture() -> None:
     assert not errors
     graph.replay()
     assert y.tolist() == [6.0] * 64
+
+
+def run_script(text: str) -> None:
+    """In a process of its own, which has to end by itself and in silence."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "whole\n", "")
+
+
+def test_process_ends_with_graphs_in_its_hands() -> None:
+    run_script("""
+        import torch
+        x = torch.randn(300, 300, device="cuda")
+        graph, again = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = torch.nn.functional.dropout(x @ x, 0.5)
+        for _ in range(50):
+            graph.replay()
+        torch.cuda.set_stream(torch.cuda.Stream())
+        again.capture_begin()
+        z = x + 1
+        print("whole")
+    """)
+
+
+def test_forked_children_leave_a_graph_alone() -> None:
+    run_script("""
+        import os
+        import torch
+        x = torch.ones(3, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x + 1
+        for i in range(3):
+            pid = os.fork()
+            if pid == 0:
+                del graph, y
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            x.fill_(i)
+            graph.replay()
+            assert y.tolist() == [i + 1.0] * 3
+        print("whole")
+    """)
