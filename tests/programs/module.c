@@ -37,6 +37,12 @@ int main(void) {
   EXPECT_RESULT(cuModuleGetFunction(&f, file, NULL), CUDA_ERROR_INVALID_VALUE);
   CHECK(cuModuleGetFunction(&f, file, "fill"));
   CHECK(cuModuleGetFunction(&g, image, "fill"));
+  EXPECT(f != g);
+  for (int i = 0; i < 70000; i++) { /* programs ask at every launch; each answer is the same function */
+    CUfunction again;
+    CHECK(cuModuleGetFunction(&again, file, "fill"));
+    EXPECT(again == f);
+  }
   launch_fill(f, NULL, p, 1, 512);
   launch_fill(g, NULL, p + 2048, 2, 512);
   expect_device_words(p, 1, 512);
@@ -99,13 +105,23 @@ int main(void) {
   CHECK(cuLibraryLoadFromFile(&library, kernels_path(), NULL, NULL, 0, NULL, NULL, 0));
   CHECK(cuLibraryGetKernel(&k, library, "fill"));
   EXPECT_RESULT(cuLibraryGetKernel(&k, library, "no_such_kernel"), CUDA_ERROR_NOT_FOUND);
-  CHECK(cuLibraryGetKernel(&k, library, "fill"));
+  for (int i = 0; i < 70000; i++) {
+    CUkernel again;
+    CHECK(cuLibraryGetKernel(&again, library, "fill"));
+    EXPECT(again == k);
+  }
   CHECK(cuKernelGetFunction(&g, k));
   launch_fill(g, NULL, p, 4, 512);
   expect_device_words(p, 4, 512);
   launch_fill((CUfunction)k, NULL, p, 5, 512); /* a CUkernel may be launched as it is */
   expect_device_words(p, 5, 512);
+  CUmodule of_library;
+  CHECK(cuLibraryGetModule(&of_library, library));
+  CHECK(cuModuleGetFunction(&f, of_library, "affine"));
   CHECK(cuLibraryUnload(library));
+  void* params[] = {&p, &p, &p, &p};
+  EXPECT_RESULT(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_RESULT(cuLaunchKernel((CUfunction)k, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL), CUDA_ERROR_INVALID_HANDLE);
   CHECK(cuModuleUnload(file));
   return pass("module");
 }

@@ -36,6 +36,7 @@ ModuleMap& modules() {
 struct Library {
   std::vector<uint8_t> image;
   uint64_t modules[client::kMaxDevices] = {};
+  std::unordered_map<std::string, uint64_t> kernels;  // by name: asked for again, the same one
 };
 struct Kernel {
   Library* library = nullptr;
@@ -50,6 +51,26 @@ std::unordered_map<uint64_t, Library*>& libraries() {
 std::unordered_map<uint64_t, Kernel*>& kernels() {
   static auto* m = new std::unordered_map<uint64_t, Kernel*>;
   return *m;
+}
+
+// The functions of each module by name: asked for again, the same one.
+std::mutex g_names_mu;  // guards the table, and is held over the question for a new one; taken after g_library_mu
+std::unordered_map<uint64_t, std::unordered_map<std::string, uint64_t>>& names() {
+  static auto* m = new std::unordered_map<uint64_t, std::unordered_map<std::string, uint64_t>>;
+  return *m;
+}
+
+// A module that was unloaded leaves nothing that can be found.
+void forget(uint64_t module) {
+  {
+    std::lock_guard lock(g_names_mu);
+    if (const auto it = names().find(module); it != names().end()) {
+      for (const auto& [name, function] : it->second) functions().remove(function);
+      names().erase(it);
+    }
+  }
+  client::drop_variables(module);
+  modules().remove(module);
 }
 
 // The image that the caller means. What nvcc puts into a program (.nvFatBinSegment) is a wrapper that points to it:
@@ -146,6 +167,12 @@ int32_t load(DeviceState* d, const void* image, size_t bytes, bool of_library, u
 }
 
 int32_t get_function(DeviceState* d, uint64_t module, const char* name, uint64_t* out) {
+  std::lock_guard lock(g_names_mu);
+  auto& known = names()[module];
+  if (const auto it = known.find(name); it != known.end()) {
+    *out = it->second;
+    return kOk;
+  }
   uint64_t value = 0;
   FunctionObj* f = functions().add(d->ordinal(), &value);
   if (!f) return kOutOfMemory;
@@ -187,7 +214,7 @@ int32_t get_function(DeviceState* d, uint64_t module, const char* name, uint64_t
     functions().remove(value);
     return rc;
   }
-  *out = value;
+  *out = known[name] = value;
   return kOk;
 }
 
@@ -284,13 +311,7 @@ CUresult cuModuleUnload(CUmodule hmod) {
   DeviceState* d = client::device_state_if_attached(m->device);
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);  // a kernel of it may still run
   const int32_t rc = d->conn().post(Opcode::MODULE_UNLOAD, wire::MODULE_UNLOAD_req{VHandle{bits(hmod)}});
-  std::vector<uint64_t> dead;
-  functions().for_each([&](uint64_t value, FunctionObj& f) {
-    if (f.module == bits(hmod)) dead.push_back(value);
-  });
-  for (const uint64_t value : dead) functions().remove(value);
-  client::drop_variables(bits(hmod));
-  modules().remove(bits(hmod));
+  forget(bits(hmod));
   return result(rc);
 }
 
@@ -388,18 +409,12 @@ CUresult cuLibraryUnload(CUlibrary library) {
     if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
     const int32_t rc = d->conn().post(Opcode::MODULE_UNLOAD, wire::MODULE_UNLOAD_req{VHandle{l->modules[i]}});
     if (rc != kOk) return result(rc);
-    client::drop_variables(l->modules[i]);
-    modules().remove(l->modules[i]);
+    forget(l->modules[i]);
+    l->modules[i] = 0;  // should the next one fail
   }
-  for (auto it = kernels().begin(); it != kernels().end();) {
-    if (it->second->library != l) {
-      ++it;
-      continue;
-    }
-    for (const uint64_t f : it->second->functions)
-      if (f) functions().remove(f);
-    delete it->second;
-    it = kernels().erase(it);
+  for (const auto& [name, value] : l->kernels) {
+    delete kernel_of(value);
+    kernels().erase(value);
   }
   libraries().erase(bits(library));
   delete l;
@@ -411,6 +426,10 @@ CUresult cuLibraryGetKernel(CUkernel* pKernel, CUlibrary library, const char* na
   std::lock_guard lock(g_library_mu);
   Library* l = library_of(library);
   if (!l) return CUDA_ERROR_INVALID_HANDLE;
+  if (const auto it = l->kernels.find(name); it != l->kernels.end()) {
+    *pKernel = handle<CUkernel>(it->second);
+    return CUDA_SUCCESS;
+  }
   uint64_t m = 0, f = 0;
   if (const int32_t rc = library_module(l, d, &m); rc != kOk) return result(rc);
   if (const int32_t rc = get_function(d, m, name, &f); rc != kOk) return result(rc);
@@ -418,6 +437,7 @@ CUresult cuLibraryGetKernel(CUkernel* pKernel, CUlibrary library, const char* na
   k->functions[d->ordinal()] = f;
   const uint64_t value = VHandle::make(HandleKind::kFunction, g_library_serial.fetch_add(1) << 4 | 0xf, 0xffff).value;
   kernels()[value] = k;
+  l->kernels[name] = value;
   *pKernel = handle<CUkernel>(value);
   return CUDA_SUCCESS;
 }
