@@ -1,4 +1,4 @@
-"""The words of an entry: one line per API says its direction, length, kind, waiting and replay.
+"""The words of an entry: who answers an API, what it may send, whether it waits and what the replay log keeps.
 
 Everything that is generated comes from these entries and the header facts in codegen/ir. A symbol without an entry
 is exported and refused by name: not checked means not forwarded.
@@ -21,6 +21,8 @@ class Kind(Enum):
     MODULE = "module"
     FUNCTION = "function"
     GRAPH = "graph"
+    ARRAY = "array"
+    TEXTURE = "texture"  # and surface objects: for the replay log; the job holds the device's value
 
 
 class Carry(Enum):

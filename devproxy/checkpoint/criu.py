@@ -37,6 +37,7 @@ _GHOST_LIMIT_BYTES = 1 << 30  # largest deleted file that is open and goes into 
 _TIMEOUT_S = 600  # for freezing a tree; CRIU's own 10 s is short for a loaded machine
 _REPLY_BYTES = 1 << 16
 _LOOK_MS = 200
+MOUNT_TRIES = 5  # of a dump or restore, each of which needs all mounts to stay for some ms
 _LEAVE_S = 30  # for `criu swrk` to end after its answer
 _HARMLESS = ("RLIMIT_NOFILE",)
 _ROOT = Path(__file__).resolve().parents[2]
@@ -84,10 +85,12 @@ class Criu:
         work_log: str = "",
         timeout_s: int = _TIMEOUT_S,
     ) -> DumpFacts:
-        """Writes the images of the tree below root_pid (devproxy-init) into images_dir, which must be there.
+        """Writes the images of the tree below root_pid (devproxy-init) into images_dir, which must be there and empty.
 
         mount_at: where the tree sees its job folder. on_freeze is called right before tasks are stopped, on_frozen when
         all images are written and no task runs; what they raise is raised here, after the tree has been let go on. leave_running False: the tree is killed.
+        A mount of the tree that goes away while CRIU looks at it (the host removes the folder below it, as container
+        runtimes do all the time) fails the dump; then it is tried again, and on_freeze is called again.
         tcp: "established" keeps connections (of the tree with itself), "close" gives the tree closed ones.
         work_log: CRIU's log, made anew. Raises CriuError; then the tree goes on.
         """
@@ -100,14 +103,27 @@ class Criu:
             "external": ["mnt[]", f"mnt[{mount_at}]:{JOB_DIR_KEY}"],
         }
 
+        written = False
+
         def notified(script: str) -> None:
+            nonlocal written
             if script == "pre-dump":
                 on_freeze()
             elif script == "post-dump":
+                written = True
                 on_frozen()
 
-        with _Worker(self, "dump", images_dir, fields) as worker:
-            worker.ask(notified)
+        for tries_left in reversed(range(MOUNT_TRIES)):
+            mounts = _mountinfo(root_pid)
+            try:
+                with _Worker(self, "dump", images_dir, fields) as worker:
+                    worker.ask(notified)
+                break
+            except CriuError:
+                if written or not tries_left or _mountinfo(root_pid) == mounts:
+                    raise
+            for name in os.listdir(images_dir):
+                os.unlink(os.path.join(images_dir, name))
         return DumpFacts(_frozen_s(os.path.dirname(log)), time.monotonic() - started)
 
     def restore(
@@ -341,6 +357,13 @@ class _Worker:
         except OSError:
             text = ""
         return CriuError(self._stage, first_error(text) or otherwise, self._log)
+
+
+def _mountinfo(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def first_error(log: str) -> str:

@@ -317,21 +317,12 @@ def into(
         report(Progress("restore", "restoring the processes"))
         fault.point("restore_host")
         _forget_end(job.folder.path)
-        _make_mount_points(manifest["facts"])
         ready(entries)
         job.await_root()
         for local, remote in manifest["criu"].get("inside_tcp", []):
             netdiag.destroy_tcp(local, remote)  # in TIME_WAIT after a kill, it would keep the port
         with times("processes"):
-            root = criu.find().restore(
-                os.path.join(staging, "criu"),
-                job_dir=job.folder.path,
-                mount_at=mount_point(),
-                inherit_fds=_inherited(manifest),
-                tcp=manifest["criu"]["tcp"],
-                log=os.path.join(staging, "criu-restore.log"),
-                on_root=job.keeper.watch,  # should we be killed now, it ends with us
-            )
+            root = _restore_tree(job, manifest, staging)
         stage = "go on"
         fault.point("restore_go_on")
         if manifest["criu"]["tcp"] == "established":
@@ -425,9 +416,32 @@ def _inherited(manifest: dict[str, Any]) -> dict[str, int]:
     return {f"pipe:[{inode}]": read_end}
 
 
-def _make_mount_points(was: dict[str, Any]) -> None:
+def _restore_tree(job: Job, manifest: dict[str, Any], staging: str) -> int:
+    """The root's process id. Tried again where a mount went away between our look and CRIU's."""
+    inherited = _inherited(manifest)
+    tries_left = criu.MOUNT_TRIES
+    while True:
+        _make_mount_points(manifest["facts"])
+        try:
+            return criu.find().restore(
+                os.path.join(staging, "criu"),
+                job_dir=job.folder.path,
+                mount_at=mount_point(),
+                inherit_fds=inherited,
+                tcp=manifest["criu"]["tcp"],
+                log=os.path.join(staging, "criu-restore.log"),
+                on_root=job.keeper.watch,  # should we be killed now, it ends with us
+            )
+        except criu.CriuError:
+            tries_left -= 1
+            gone = [p for p, _ in manifest["facts"].get("mounts", []) if not os.path.lexists(p)]
+            if not gone or not tries_left:
+                raise
+
+
+def _make_mount_points(facts: dict[str, Any]) -> None:
     """A file system that the job saw and that is not mounted any more: CRIU is content with an empty place."""
-    for path, is_folder in was.get("mounts", []):
+    for path, is_folder in facts.get("mounts", []):
         if os.path.lexists(path):
             continue
         try:

@@ -41,6 +41,7 @@ SUBJECTS_TO_TRY = [
     Subject("waits.py"),
     Subject("hostfunc.py"),
     Subject("graphs.py", ("--kernels", str(KERNELS))),
+    Subject("torch_graph.py"),
     Subject("pipes.py"),
     Subject("psutil_check.py"),
     Subject("signals.py"),

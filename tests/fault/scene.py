@@ -154,6 +154,9 @@ class Scene(World):
         self, text: str, *, stage: str = "", names: str = "", state: str = ""
     ) -> None:
         """One line with the stage, the object or cause, and the state of the job now."""
+        print(
+            text
+        )  # whole, in the report of a failed test: pytest shortens what an assertion shows
         assert "Traceback" not in text, text
         lines = [line for line in text.splitlines() if re.search(r"error|failed|devproxy", line)]
         assert lines, text

@@ -10,6 +10,10 @@ int main(void) {
   EXPECT(!strcmp(text, "CUDA_ERROR_OUT_OF_MEMORY"));
   CHECK(cuGetErrorString(CUDA_ERROR_INVALID_VALUE, &text));
   EXPECT(text && text[0]);
+  for (int e = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; e <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD; ++e) {
+    CHECK(cuGetErrorString((CUresult)e, &text));
+    EXPECT(text && text[0]);
+  }
   EXPECT_RESULT(cuGetErrorName((CUresult)123456, &text), CUDA_ERROR_INVALID_VALUE);
   start();
   CUmodule mod = load_kernels();

@@ -21,6 +21,10 @@ static void expect_param(CUfunction f, size_t i, size_t offset, size_t size) {
 
 static void host_work(void* done) { *(int*)done = 1; }
 
+static void hold(void* released) {
+  while (!__atomic_load_n((int*)released, __ATOMIC_ACQUIRE)) usleep(100);
+}
+
 static int all(CUmodule mod) {
   CUdeviceptr p, q, global;
   CUstream s;
@@ -76,8 +80,11 @@ static int all(CUmodule mod) {
   void* params[] = {&p};
   CHECK(cuEventRecord(e, s));
   CHECK(cuLaunchKernel(shape, 7, 6, 5, 4, 3, 2, 512, s, params, NULL));
+  int released = 0; /* the stream is busy: a wait for an event that has completed needs no command */
+  CHECK(cuLaunchHostFunc(s, hold, &released));
   CHECK(cuEventRecord(f, s));
   CHECK(cuStreamWaitEvent(NULL, f, 0));
+  __atomic_store_n(&released, 1, __ATOMIC_RELEASE);
   struct {
     uint8_t a;
     uint64_t out;

@@ -415,4 +415,26 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
   return CUDA_SUCCESS;
 }
 
+// Graphs need a server: here they are refused.
+CUresult cuMemAlloc_v2(CUdeviceptr* p, size_t bytes) { return cuMemAllocAsync(p, bytes, nullptr); }
+CUresult cuMemFree_v2(CUdeviceptr p) { return cuMemFreeAsync(p, nullptr); }
+CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
+  RECORD;
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuStreamEndCapture(CUstream, CUgraph*) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuStreamGetCaptureInfo_v3(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**,
+                                   const CUgraphEdgeData**, size_t*) {
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuGraphGetNodes(CUgraph, CUgraphNode*, size_t*) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuGraphDestroy(CUgraph) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuGraphInstantiateWithFlags(CUgraphExec*, CUgraph, unsigned long long) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuGraphLaunch(CUgraphExec, CUstream) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuGraphExecDestroy(CUgraphExec) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuGraphDebugDotPrint(CUgraph, const char*, unsigned) { return CUDA_ERROR_NOT_SUPPORTED; }
+
 }  // extern "C"

@@ -740,8 +740,8 @@ def test_legacy_tensor_types() -> None:
 
 
 def test_what_is_missing_is_refused_by_name() -> None:
-    with pytest.raises(RuntimeError, match="CUDA graphs are not supported on the software GPU"):
-        torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="conditional node of a CUDA graph is not supported"):
+        torch.cuda.CUDAGraph().begin_capture_to_if_node(torch.ones(1, device="cuda"))
     with pytest.raises(RuntimeError, match="MemPool is not supported"):
         torch.cuda.MemPool()
     with pytest.raises(RuntimeError, match="not supported on the software GPU"):

@@ -160,7 +160,7 @@ def test_an_unchecked_entry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("graphics interop", "cuVDPAUCtxCreate_v2"),
         ("conditional graph nodes", "cuGraphConditionalHandleCreate"),
         ("green contexts", "cuGreenCtxCreate"),
-        ("textures and arrays", "cuMemcpyHtoA_v2"),
+        ("textures and arrays", "cuMipmappedArrayCreate"),
         ("virtual memory management", "cuMemGetHandleForAddressRange"),
         ("profiler", "cuProfilerStart"),
         ("other versions", "cuMemcpyDtoHAsync"),
@@ -274,7 +274,7 @@ def test_per_thread_requests_give_the_per_thread_form_where_there_is_one() -> No
 
 def test_the_library_resolves_as_the_model_does() -> None:
     if not LIB.exists():
-        pytest.skip("build/lib/libcuda.so.1 is not built: run make build")
+        pytest.fail("build/lib/libcuda.so.1 is not built: run make build", pytrace=False)
     lib = ctypes.CDLL(str(LIB))
     pfn, status = ctypes.c_void_p(), ctypes.c_int(-1)
     for symbol, version, per_thread in requests():
@@ -356,7 +356,7 @@ def test_library_without_its_header_declares_what_it_uses() -> None:
 def test_formatter_prints_any_bytes_within_its_room(tmp_path: Path) -> None:
     compiler = shutil.which("g++")
     if compiler is None:
-        pytest.skip("no g++ on this machine")
+        pytest.fail("no g++ on this machine", pytrace=False)
     (tmp_path / "main.cc").write_text(
         """
         #include "dispatch.gen.h"

@@ -196,7 +196,7 @@ def test_the_loader_takes_a_preloaded_shim_for_a_library_of_another_file_name(
     """What it checks before main: SONAME and version node. The stand-in has both, as the vendor's library would."""
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("no C compiler on this machine")
+        pytest.fail("no C compiler on this machine", pytrace=False)
     (tmp_path / "vendor.c").write_text("int cublasCreate_v2(void *h) { return 77; }\n")
     (tmp_path / "map").write_text(mathlibs.emit_map("libcublas.so.13"))
     (tmp_path / "main.c").write_text(

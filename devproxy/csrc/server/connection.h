@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <string>
@@ -161,7 +162,20 @@ class Connection final : public hal::SpaceOwner {
   HandleTable<hal::EventRef, HandleKind::kEvent> events;
   HandleTable<hal::ModuleRef, HandleKind::kModule> modules;
   HandleTable<FunctionObject, HandleKind::kFunction> functions;
+  struct ArrayObject {
+    hal::ArrayRef array;
+    ArrayShape shape;
+    ArrayExtent extent;
+  };
+  // What a texture or surface object shows: an array, or linear memory.
+  struct TextureObject {
+    hal::TextureRef texture;
+    VHandle array;
+    uint64_t addr = 0, bytes = 0;
+  };
   HandleTable<StoredGraph, HandleKind::kGraph> graphs;
+  HandleTable<ArrayObject, HandleKind::kArray> arrays;
+  HandleTable<TextureObject, HandleKind::kTexture> textures;
   ReplayLog replay;
   ImageUpload upload;
   ImageStore::Ref uploaded;  // whole, and not loaded yet
@@ -172,6 +186,7 @@ class Connection final : public hal::SpaceOwner {
   uint64_t credit_bytes = 0;   // granted to the client's allocator
   uint64_t client_bytes = 0;   // of that, allocated
   uint64_t globals_bytes = 0;  // of modules, taken from the ledger beside the credit
+  uint64_t arrays_bytes = 0;   // of arrays, likewise
   void count_memory(int64_t change_bytes);
   void trace_memory();  // after an allocation or release of the client's
   // Variables of modules that lie where the device put them, by address: live memory outside of the range. given: the
@@ -188,12 +203,15 @@ class Connection final : public hal::SpaceOwner {
   bool in_device(uint64_t addr, uint64_t bytes, uint64_t position) const {
     return device_mirror.contains(addr, bytes, position) || in_variable(addr, bytes);
   }
+  // Device memory goes: an object that shows some of it cannot be made again.
+  void texture_memory_gone(uint64_t addr, uint64_t bytes);
   std::vector<uint8_t> link_image;      // linked last, until it was fetched
   std::map<uint32_t, uint64_t> limits;  // those that the job set
   // What kernels printed and nobody has asked for yet.
   std::string output_text, error_text;
   bool any_prints = false;  // some module's kernels do, or may
   void gather_output() { space_->take_output(&output_text, &error_text); }
+  std::optional<uint64_t> replayed_value;                  // during a replay: the number of the next object
   std::vector<uint64_t> replayed_globals;                  // during a replay: where the next globals lie, in order
   std::vector<uint8_t> take_bulk(const Message& message);  // for keeping; may be called once per message
 
@@ -231,6 +249,8 @@ class Connection final : public hal::SpaceOwner {
   Status restore_contents(const Json& client, const std::string& path, bool use_up);
   Status place_variable(const Json& saved, uint64_t* addr);
   Status replay_entry(const Json& entry);
+  Status same_value(const Json& entry);
+  Status restore_arrays(const Json& client, int fd);
 
   bool consume(uint32_t record_bytes);
   bool fetch_bulk(Message& message, const uint8_t* inline_bytes, uint32_t inline_length);

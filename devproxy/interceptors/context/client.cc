@@ -5,6 +5,7 @@
 
 #include "devproxy/interceptors/client_common.h"
 #include "devproxy/interceptors/graph/client.h"
+#include "devproxy/interceptors/texture/client.h"
 
 namespace devproxy::sa::context {
 
@@ -209,6 +210,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   // cuda.h: everything made in it is gone, and who retained it still has to release it. The handle stays, as after a
   // release; a fault stays too, because it is the server's address space that is broken.
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
+  texture::end_context(ctx);
   d->end_context(ctx);
   d->primary_flags = 0;
   return CUDA_SUCCESS;
@@ -240,6 +242,7 @@ CUresult cuCtxDestroy_v2(CUcontext ctx) {
   int32_t error = kOk;
   DeviceState* d = client::device_state(c->device, &error);
   const int32_t rc = d ? d->wait_all() : error;
+  if (d) texture::end_context(bits(ctx));
   if (d) d->end_context(bits(ctx));
   contexts().remove(bits(ctx));
   if (t_state.depth && t_state.contexts[t_state.depth - 1] == bits(ctx)) --t_state.depth;
@@ -422,6 +425,14 @@ constexpr ErrorText kErrors[] = {
     {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
     {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "the capture has failed by an earlier call"},
+    {902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "operation would make one of two captures"},
+    {903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "the capture did not begin in this stream"},
+    {904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "a stream of the capture was not joined to the one where it began"},
+    {905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency on work outside of the capture"},
+    {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "operation would make the legacy stream depend on a capturing stream"},
+    {907, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream"},
+    {908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "the capture was begun by another thread"},
     {912, "CUDA_ERROR_INVALID_CLUSTER_SIZE", "the cluster size does not fit the launch"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };

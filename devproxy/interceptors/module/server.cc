@@ -131,7 +131,11 @@ void module_unload(Connection& c, const Message& m) {
   const hal::ModuleRef* module = c.modules.find(r.module);
   if (!module) return c.fail(m, kInvalidHandle);
   for (const auto& global : c.space().globals(*module)) drop_global(c, global.addr, m.end);
-  std::erase_if(c.variables, [&](const auto& item) { return item.second.module == r.module; });
+  std::erase_if(c.variables, [&](const auto& item) {
+    if (item.second.module != r.module) return false;
+    c.texture_memory_gone(item.first, item.second.bytes);
+    return true;
+  });
   c.set_undumpable(r.module, {});
   c.functions.erase_if([&](VHandle function, const Connection::FunctionObject& f) {
     if (f.module != r.module) return false;

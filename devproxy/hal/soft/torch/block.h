@@ -39,6 +39,7 @@ enum class Tag : uint8_t {
   kScalarList,          // u32 count + values
   kDevice,              // the device of the launch
   kGenerator,           // u64 seed, u64 offset
+  kDeviceGenerator,     // u64 address of (seed, offset) in device memory, u64 to add to the offset: a launch in a graph
 };
 
 enum class Mode : uint8_t {
@@ -53,6 +54,7 @@ enum BlockFlags : uint8_t {
   kFlagAmbientGenerator = 4,  // a random op without a generator argument: a generator value follows the arguments
   kFlagCopyAll = 8,           // with kInfer: run on copies of all tensors (ops that write outside their schema)
   kFlagFillUninitialized = 16,
+  kFlagBlank = 32,  // with kInfer: read no tensor, take made-up contents (in a capture nothing has been computed yet)
 };
 
 struct BlockHeader {
@@ -103,6 +105,7 @@ inline constexpr std::string_view kVjpPrefix = "vjp:";
 // The rule for random numbers: the op draws from a CPU generator whose seed is mix_seed(seed, offset), where (seed,
 // offset) is the state of the CUDA generator at the launch; every random op adds kOffsetPerOp to the offset. So the
 // device holds no hidden state, and device='cpu' gives the same numbers after torch.manual_seed(mix_seed(...)).
+// In a graph the pair is read from device memory, where each replay writes the generator's state of that moment.
 inline constexpr uint64_t kOffsetPerOp = 4;
 inline uint64_t mix_seed(uint64_t seed, uint64_t offset) {  // splitmix64 of the pair
   uint64_t z = seed + 0x9e3779b97f4a7c15ull * (offset + 1);

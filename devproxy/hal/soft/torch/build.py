@@ -33,6 +33,7 @@ CORE_SOURCES = (
     "kernels",
     "copy",
     "composites",
+    "graph",
 )
 CORE, BINDINGS, EXECUTOR = (
     "libdevproxy_soft_torch.so",

@@ -15,6 +15,14 @@ class DeviceAllocator : public c10::DeviceAllocator {
   virtual c10::DataPtr allocate_on(DeviceIndex device, size_t bytes) = 0;
   virtual double memory_fraction(DeviceIndex device) = 0;
   virtual void set_memory_fraction(DeviceIndex device, double fraction) = 0;
+
+  // Private pools: what a capture allocates comes from its graph's pool and stays there when it is freed, for a replay
+  // writes to the same addresses. Graphs may share one; when the last has let go, its free memory goes back, and what
+  // is live follows when it is freed.
+  virtual void retain_pool(DeviceIndex device, c10::MempoolId_t id) = 0;
+  virtual void release_pool(DeviceIndex device, c10::MempoolId_t id) = 0;
+  // Frees what was let go while a capture was open, unless one is.
+  virtual void free_what_waited() = 0;
 };
 
 // Never destroyed.

@@ -1,5 +1,6 @@
 // The Python half of the plugin: the functions behind torch._C._cuda_*, called by pylib/devproxy_torch_boot.py.
 #include <ATen/core/CachingHostAllocator.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
@@ -8,6 +9,7 @@
 #include "devproxy/hal/soft/torch/client/allocator.h"
 #include "devproxy/hal/soft/torch/client/forward.h"
 #include "devproxy/hal/soft/torch/client/generator.h"
+#include "devproxy/hal/soft/torch/client/graph.h"
 
 namespace py = pybind11;
 
@@ -148,6 +150,21 @@ py::tuple stream_tuple(DeviceIndex device, int64_t id) {
   return py::make_tuple(id, static_cast<int>(device), static_cast<int>(c10::kCUDA));
 }
 
+// Letting go of a graph waits for its replays, and what they wait for may need the interpreter.
+struct DeleteUnlocked {
+  void operator()(Graph* graph) const {
+    py::gil_scoped_release unlocked;
+    delete graph;
+  }
+};
+
+bool stream_is_capturing(DeviceIndex device) {
+  if (!has_context(device)) return false;
+  CUstreamCaptureStatus status{};
+  check(driver().cuStreamIsCapturing(current_stream(device), &status), "cuStreamIsCapturing");
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -240,6 +257,31 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("host_reset_peak_stats", [] { at::getHostAllocator(at::kCUDA)->reset_peak_stats(); });
   m.def("host_reset_accumulated_stats", [] { at::getHostAllocator(at::kCUDA)->reset_accumulated_stats(); });
   m.def("is_pinned", [](uintptr_t p) { return is_pinned(reinterpret_cast<const void*>(p)); });
+
+  py::class_<Graph, std::unique_ptr<Graph, DeleteUnlocked>>(m, "Graph")
+      .def(py::init<bool>())
+      .def("register_generator",
+           [](Graph& g, const py::object& generator) {
+             TORCH_CHECK_TYPE(THPGenerator_Check(generator.ptr()), "register_generator_state() expects a Generator");
+             g.register_generator(THPGenerator_Unwrap(generator.ptr()));
+           })
+      .def("capture_begin", torch::wrap_pybind_function_no_gil(&Graph::capture_begin))
+      .def("capture_end", torch::wrap_pybind_function_no_gil(&Graph::capture_end))
+      .def("instantiate", torch::wrap_pybind_function_no_gil(&Graph::instantiate))
+      .def("replay", torch::wrap_pybind_function_no_gil(&Graph::replay))
+      .def("reset", torch::wrap_pybind_function_no_gil(&Graph::reset))
+      .def("address", [](const Graph& g) { return reinterpret_cast<uintptr_t>(&g); })
+      .def("pool", &Graph::pool)
+      .def("enable_debug_mode", &Graph::enable_debug_mode)
+      .def("debug_dump", &Graph::debug_dump)
+      .def("raw_graph", [](const Graph& g) { return reinterpret_cast<uintptr_t>(g.raw_graph()); })
+      .def("raw_exec", [](const Graph& g) { return reinterpret_cast<uintptr_t>(g.raw_exec()); });
+  m.def("new_pool_id", [] { return new_pool_id(true); });
+  m.def("stream_is_capturing", [] { return stream_is_capturing(current_device()); });
+  m.def("capturing_graph", [] {
+    const DeviceIndex device = current_device();
+    return reinterpret_cast<uintptr_t>(capturing_graph(device, current_stream_id(device)));
+  });
 
   m.def("op_counts", [] {
     py::dict d;

@@ -51,14 +51,15 @@ size_t for_each_tensor(const torch::jit::Stack& arguments, const std::function<v
 struct WholeOp : torch::autograd::Function<WholeOp> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, at::TensorList inputs,
                                                 const std::shared_ptr<WholeCall>& call) {
-    std::pair<uint64_t, uint64_t> state{0, 0};
+    RandomState state;
     if (draws(*call)) state = take_random_state(default_generator(device_of(inputs)));
     torch::jit::Stack stack = call->arguments;
     forward_op_with_state(call->op, &stack, state);
 
     ctx->save_for_backward(inputs.vec());
-    ctx->saved_data["seed"] = static_cast<int64_t>(state.first);
-    ctx->saved_data["offset"] = static_cast<int64_t>(state.second);
+    ctx->saved_data["seed"] = static_cast<int64_t>(state.seed);
+    ctx->saved_data["offset"] = static_cast<int64_t>(state.offset);
+    ctx->saved_data["addr"] = static_cast<int64_t>(state.addr);
     ctx->saved_data["op"] = c10::toString(call->op.operator_name());
     torch::jit::Stack rest;  // the arguments without their tensors, which autograd keeps
     for (const auto& v : call->arguments) {
@@ -106,7 +107,8 @@ struct WholeOp : torch::autograd::Function<WholeOp> {
     for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = ctx->needs_input_grad(i) && saved[i].is_cuda();
     const auto grads = forward_vjp(op, arguments, gradients, wanted,
                                    {static_cast<uint64_t>(ctx->saved_data["seed"].toInt()),
-                                    static_cast<uint64_t>(ctx->saved_data["offset"].toInt())});
+                                    static_cast<uint64_t>(ctx->saved_data["offset"].toInt()),
+                                    static_cast<CUdeviceptr>(ctx->saved_data["addr"].toInt())});
     torch::autograd::variable_list result(saved.size());
     size_t k = 0;
     for (size_t i = 0; i < result.size(); ++i)

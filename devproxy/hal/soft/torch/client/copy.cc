@@ -10,6 +10,7 @@
 
 #include "devproxy/hal/soft/torch/client/allocator.h"
 #include "devproxy/hal/soft/torch/client/forward.h"
+#include "devproxy/hal/soft/torch/client/graph.h"
 
 namespace devproxy::softtorch {
 namespace {
@@ -36,10 +37,19 @@ bool same_bits(const Tensor& a, const Tensor& b) {
          a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg() && a.is_non_overlapping_and_dense();
 }
 
+// A replay would read or write the host's memory as it is then, so it must be memory that lies still.
+void refuse_pageable_in_capture(DeviceIndex device, const void* host) {
+  if (!any_capture() || capturing_graph(device, current_stream_id(device)) == nullptr) return;
+  TORCH_CHECK(is_pinned(host),
+              "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. "
+              "Please use tensor.pin_memory() or allocate the tensor with pin_memory=True.");
+}
+
 // Returns once the source may be reused: at once for pageable memory, which the driver copies before it returns.
 void host_to_device(const Tensor& dst, const Tensor& src, bool non_blocking) {
   const DeviceIndex device = dst.device().index();
   const CUstream stream = current_stream(device);
+  refuse_pageable_in_capture(device, src.const_data_ptr());
   (void)dst.storage().mutable_data();
   check(driver().cuMemcpyHtoDAsync(address_of(dst), src.const_data_ptr(), dense_bytes(src), stream),
         "cuMemcpyHtoDAsync");
@@ -55,6 +65,7 @@ void device_to_host(const Tensor& dst, const Tensor& src, bool non_blocking) {
   const DeviceIndex device = src.device().index();
   const CUstream stream = current_stream(device);
   void* to = dst.mutable_data_ptr();
+  refuse_pageable_in_capture(device, to);
   check(driver().cuMemcpyDtoHAsync(to, address_of(src), dense_bytes(src), stream), "cuMemcpyDtoHAsync");
   if (non_blocking && is_pinned(to)) {
     record_pinned_use(to, dst.storage().data_ptr().get_context(), device, current_stream_id(device));

@@ -18,7 +18,10 @@ namespace devproxy::softtorch {
   X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync) X(cuMemcpyPeerAsync) X(cuMemsetD8Async)                       \
   X(cuStreamCreateWithPriority) X(cuStreamWaitEvent) X(cuStreamQuery) X(cuStreamSynchronize)              \
   X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize)               \
-  X(cuEventElapsedTime) X(cuModuleLoadData) X(cuModuleGetFunction) X(cuLaunchKernel)
+  X(cuEventElapsedTime) X(cuModuleLoadData) X(cuModuleGetFunction) X(cuLaunchKernel)                      \
+  X(cuMemAlloc) X(cuMemFree) X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuStreamIsCapturing)         \
+  X(cuStreamGetCaptureInfo) X(cuThreadExchangeStreamCaptureMode) X(cuGraphGetNodes) X(cuGraphDestroy)     \
+  X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuGraphDebugDotPrint)
 // clang-format on
 
 struct Driver {

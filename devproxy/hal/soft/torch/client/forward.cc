@@ -21,6 +21,7 @@
 #include "devproxy/hal/soft/torch/block.h"
 #include "devproxy/hal/soft/torch/client/allocator.h"
 #include "devproxy/hal/soft/torch/client/generator.h"
+#include "devproxy/hal/soft/torch/client/graph.h"
 
 namespace devproxy::softtorch {
 namespace {
@@ -231,11 +232,11 @@ CUfunction function_of(OpPlan& plan, DeviceIndex device) {
   return f;
 }
 
-void launch(CUfunction f, DeviceIndex device, const Writer& block) {
+void launch(CUfunction f, CUstream stream, const Writer& block) {
   size_t bytes = block.size();
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<uint8_t*>(block.data()), CU_LAUNCH_PARAM_BUFFER_SIZE,
                    &bytes, CU_LAUNCH_PARAM_END};
-  check(driver().cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, current_stream(device), nullptr, extra), "cuLaunchKernel");
+  check(driver().cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, extra), "cuLaunchKernel");
 }
 
 // ---- encoding ------------------------------------------------------------------------------------------------------
@@ -338,10 +339,11 @@ class Encoder {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "The software GPU cannot take a ", v.tagKind(), " argument");
   }
 
-  void generator(std::pair<uint64_t, uint64_t> state) {
-    mark(Tag::kGenerator);
-    block.put(state.first);
-    block.put(state.second);
+  void generator(const RandomState& state) {
+    block.tag(state.addr == 0 ? Tag::kGenerator : Tag::kDeviceGenerator);
+    block.put(state.addr == 0 ? state.seed : static_cast<uint64_t>(state.addr));
+    block.put(state.offset);
+    if (want_key) key.push_back(static_cast<uint64_t>(Tag::kGenerator));
   }
 
   void output(const at::Tensor& t) {
@@ -507,10 +509,12 @@ class ReplyBuffer {
       }
     }
     bind_device(device);
+    const RelaxedScope relaxed;
     check(driver().cuMemHostAlloc(&p_, bytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
   }
   ~ReplyBuffer() {
     if (bytes_ > kReplyBytes) {
+      const RelaxedScope relaxed;
       (void)driver().cuMemFreeHost(p_);
       return;
     }
@@ -603,23 +607,27 @@ std::shared_ptr<const Meta> read_meta(Reader r) {
   }
 }
 
-// Asks the device for the results' metadata. Waits. Throws what the op throws.
-std::shared_ptr<const Meta> infer(OpPlan& plan, Encoder& e) {
+// Asks the device for the results' metadata. Waits. Throws what the op throws. In a capture the question goes past it,
+// by a stream of its own, and looks at no contents: what is captured before this op has not run.
+std::shared_ptr<const Meta> infer(OpPlan& plan, Encoder& e, bool captured) {
   plan.infers.fetch_add(1, std::memory_order_relaxed);
   const BlockHeader run = e.header();
+  const CUstream stream = captured ? side_stream(e.device) : current_stream(e.device);
+  const RelaxedScope relaxed;
   size_t bytes = kReplyBytes;
   for (;;) {
     ReplyBuffer reply(e.device, bytes);
     BlockHeader h = run;
     h.mode = Mode::kInfer;
     if (plan.copy_all_on_infer) h.flags |= kFlagCopyAll;
+    if (captured) h.flags |= kFlagBlank;
     h.reply_addr = reinterpret_cast<uint64_t>(reply.data());
     h.reply_bytes = reply.size();
     e.set_header(h);
     std::memset(reply.data(), 0, sizeof(ReplyHeader));
-    launch(function_of(plan, e.device), e.device, e.block);
+    launch(function_of(plan, e.device), stream, e.block);
     e.set_header(run);
-    check(driver().cuStreamSynchronize(current_stream(e.device)), "cuStreamSynchronize");
+    check(driver().cuStreamSynchronize(stream), "cuStreamSynchronize");
     ReplyHeader head;
     std::memcpy(&head, reply.data(), sizeof head);
     TORCH_INTERNAL_ASSERT(head.total_bytes >= sizeof head, plan.name, ": the device did not answer");
@@ -630,20 +638,26 @@ std::shared_ptr<const Meta> infer(OpPlan& plan, Encoder& e) {
     Reader r(reply.data() + sizeof head, head.total_bytes - sizeof head);
     if (head.status == ReplyStatus::kException) {
       const size_t length = r.left();
-      throw_from_device(head.kind, std::string(reinterpret_cast<const char*>(r.bytes(length)), length));
+      std::string text(reinterpret_cast<const char*>(r.bytes(length)), length);
+      if (captured)
+        text += " (" + plan.name +
+                " was tried during CUDA graph capture, with made-up contents since nothing captured has "
+                "run; where its arguments are right, run it once with these shapes before the capture)";
+      throw_from_device(head.kind, text);
     }
     return read_meta(r);
   }
 }
 
-std::shared_ptr<const Meta> cached_meta(OpPlan& plan, Encoder& e) {
+std::shared_ptr<const Meta> cached_meta(OpPlan& plan, Encoder& e, bool captured) {
   {
     std::lock_guard lock(plan.mu);
     const auto it = plan.cache.find(e.key);
     if (it != plan.cache.end()) [[likely]]
       return it->second;
   }
-  auto meta = infer(plan, e);
+  auto meta = infer(plan, e, captured);
+  if (captured) return meta;  // not tried with real contents: the first call outside still is
   std::lock_guard lock(plan.mu);
   if (plan.cache.size() >= kMaxCachedSignatures) plan.cache.clear();
   plan.cache.emplace(e.key, meta);
@@ -697,8 +711,6 @@ bool resize_outs(const OpPlan& plan, const c10::IValue* args, const Meta& meta) 
   return changed;
 }
 
-using RandomState = std::pair<uint64_t, uint64_t>;
-
 void encode_op(OpPlan& plan, Encoder& e, const c10::IValue* args, std::optional<RandomState>& random) {
   const size_t n = plan.args.size();
   e.begin(n, current_device());
@@ -722,6 +734,16 @@ void encode_op(OpPlan& plan, Encoder& e, const c10::IValue* args, std::optional<
   }
 }
 
+// Where only the kinds of the arguments make an op's shape depend on data: indexing by integers does not.
+bool shape_is_known(const OpPlan& plan, const c10::IValue* args) {
+  if (!plan.dynamic) return true;
+  if (plan.name != "aten::index.Tensor" && plan.name != "aten::index.Tensor_out") return false;
+  for (const c10::IValue& v : args[1].toListRef())
+    if (v.isTensor() && (v.toTensor().scalar_type() == at::kBool || v.toTensor().scalar_type() == at::kByte))
+      return false;
+  return true;
+}
+
 void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::optional<RandomState> random) {
   OpPlan& plan = plan_for(op);
   TORCH_CHECK_NOT_IMPLEMENTED(plan.view_of < 0, "The software GPU has no kernel for the view ", plan.name);
@@ -732,15 +754,20 @@ void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::optio
   EncoderLease lease;
   Encoder& e = *lease;
   const bool trusted = !plan.outs.empty() && outs_are_right(plan, args);
-  e.want_key = !trusted && !plan.dynamic;
+  const bool captures = any_capture();
+  const bool known = !plan.dynamic || (captures && shape_is_known(plan, args));
+  e.want_key = !trusted && known;
   encode_op(plan, e, args, random);
+  const bool captured = captures && capturing_graph(e.device, current_stream_id(e.device)) != nullptr;
+  // Its result decides what comes next: as on CUDA, that is a wait, and a wait is an error in a capture.
+  if (captured && !known) check(driver().cuStreamSynchronize(current_stream(e.device)), "cuStreamSynchronize");
 
   // In-place ops too are tried once per signature: their errors are then Python exceptions, not device faults.
   std::shared_ptr<const Meta> meta;
-  if (plan.dynamic) {
-    meta = infer(plan, e);
+  if (!known) {
+    meta = infer(plan, e, captured);
   } else if (!trusted) {
-    meta = cached_meta(plan, e);
+    meta = cached_meta(plan, e, captured);
   }
   if (meta != nullptr && !plan.outs.empty() && resize_outs(plan, args, *meta)) encode_op(plan, e, args, random);
 
@@ -762,7 +789,7 @@ void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::optio
   }
   const bool only_numbers = outputs.empty() && plan.dynamic && !plan.new_tensors && !plan.schema->is_mutable();
   if (!only_numbers) {
-    launch(function_of(plan, e.device), e.device, e.block);
+    launch(function_of(plan, e.device), current_stream(e.device), e.block);
     plan.launches.fetch_add(1, std::memory_order_relaxed);
   }
 
@@ -811,7 +838,7 @@ at::Tensor new_tensor(DeviceIndex device, at::ScalarType dtype, at::IntArrayRef 
 
 void forward_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) { forward(op, stack, std::nullopt); }
 
-void forward_op_with_state(const c10::OperatorHandle& op, torch::jit::Stack* stack, RandomState state) {
+void forward_op_with_state(const c10::OperatorHandle& op, torch::jit::Stack* stack, const RandomState& state) {
   forward(op, stack, state);
 }
 
@@ -823,7 +850,7 @@ torch::jit::Stack forward_named(const char* name, const char* overload, torch::j
 
 std::vector<at::Tensor> forward_vjp(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
                                     const std::vector<at::Tensor>& gradients, const std::vector<bool>& wanted,
-                                    RandomState random_state) {
+                                    const RandomState& random_state) {
   OpPlan& plan = plan_for(op);
   EncoderLease lease;
   Encoder& e = *lease;
@@ -852,7 +879,7 @@ std::vector<at::Tensor> forward_vjp(const c10::OperatorHandle& op, const torch::
   }
   h.n_outputs = static_cast<uint32_t>(results.size());
   e.set_header(h);
-  launch(find_function(e.device, std::string(kVjpPrefix) + plan.name), e.device, e.block);
+  launch(find_function(e.device, std::string(kVjpPrefix) + plan.name), current_stream(e.device), e.block);
   plan.launches.fetch_add(1, std::memory_order_relaxed);
   return results;
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "devproxy/hal/soft/torch/client/device.h"
+#include "devproxy/hal/soft/torch/client/generator.h"
 
 namespace devproxy::softtorch {
 
@@ -27,10 +28,9 @@ torch::jit::Stack forward_named(const char* name, const char* overload, torch::j
 // numbers.
 std::vector<at::Tensor> forward_vjp(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
                                     const std::vector<at::Tensor>& gradients, const std::vector<bool>& wanted,
-                                    std::pair<uint64_t, uint64_t> random_state);
+                                    const RandomState& random_state);
 // As forward_op, but with the random state given.
-void forward_op_with_state(const c10::OperatorHandle& op, torch::jit::Stack* stack,
-                           std::pair<uint64_t, uint64_t> random_state);
+void forward_op_with_state(const c10::OperatorHandle& op, torch::jit::Stack* stack, const RandomState& random_state);
 
 // Address of the first element; 0 for a tensor without memory.
 CUdeviceptr address_of(const at::Tensor& t);

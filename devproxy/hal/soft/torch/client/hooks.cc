@@ -7,6 +7,7 @@
 #include "devproxy/hal/soft/torch/block.h"
 #include "devproxy/hal/soft/torch/client/allocator.h"
 #include "devproxy/hal/soft/torch/client/generator.h"
+#include "devproxy/hal/soft/torch/client/graph.h"
 
 namespace devproxy::softtorch {
 namespace {
@@ -15,60 +16,89 @@ constexpr size_t kStateBytes = 16;
 
 class CudaGenerator final : public c10::GeneratorImpl {
  public:
-  explicit CudaGenerator(DeviceIndex device)
-      : GeneratorImpl(c10::Device(c10::kCUDA, device), c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
-
-  void set_current_seed(uint64_t seed) override {
-    seed_ = seed;
-    offset_ = 0;
+  CudaGenerator(DeviceIndex device, std::shared_ptr<GeneratorState> state)
+      : GeneratorImpl(c10::Device(c10::kCUDA, device), c10::DispatchKeySet(c10::DispatchKey::CUDA)),
+        state_(std::move(state)) {}
+  explicit CudaGenerator(DeviceIndex device) : CudaGenerator(device, std::make_shared<GeneratorState>()) {
+    state_->seed = c10::default_rng_seed_val;
   }
-  void set_offset(uint64_t offset) override { offset_ = offset; }
-  uint64_t get_offset() const override { return offset_; }
-  uint64_t current_seed() const override { return seed_; }
+
+  void set_current_seed(uint64_t seed) override { put("set_current_seed", seed, 0); }
+  void set_offset(uint64_t offset) override { put("set_offset", std::nullopt, offset); }
+  uint64_t get_offset() const override { return get("get_offset").second; }
+  uint64_t current_seed() const override { return get("current_seed").first; }
   uint64_t seed() override {
-    set_current_seed(c10::detail::getNonDeterministicRandom(true));
-    return seed_;
+    const uint64_t fresh = c10::detail::getNonDeterministicRandom(true);
+    put("seed", fresh, 0);
+    return fresh;
   }
   void set_state(const c10::TensorImpl& state) override {
     TORCH_CHECK_TYPE(state.dtype() == caffe2::TypeMeta::Make<uint8_t>(), "RNG state must be a torch.ByteTensor");
     // Also states without an offset are accepted, as on CUDA.
-    TORCH_CHECK(state.numel() == kStateBytes || state.numel() == sizeof seed_, "RNG state is wrong size");
+    TORCH_CHECK(state.numel() == kStateBytes || state.numel() == sizeof(uint64_t), "RNG state is wrong size");
     const auto* p = static_cast<const uint8_t*>(state.data());
-    std::memcpy(&seed_, p, sizeof seed_);
-    offset_ = 0;
-    if (state.numel() == kStateBytes) std::memcpy(&offset_, p + sizeof seed_, sizeof offset_);
+    uint64_t seed, offset = 0;
+    std::memcpy(&seed, p, sizeof seed);
+    if (state.numel() == kStateBytes) std::memcpy(&offset, p + sizeof seed, sizeof offset);
+    put("set_state", seed, offset);
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     auto t = at::empty({kStateBytes}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
     auto* p = static_cast<uint8_t*>(t.mutable_data_ptr());
-    std::memcpy(p, &seed_, sizeof seed_);
-    std::memcpy(p + sizeof seed_, &offset_, sizeof offset_);
+    const auto [seed, offset] = get("get_state");
+    std::memcpy(p, &seed, sizeof seed);
+    std::memcpy(p + sizeof seed, &offset, sizeof offset);
     return t.getIntrusivePtr();
   }
+  // Graph-safe: the state itself and not its numbers, so that what a graph has registered is still the generator's.
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) override {
-    const auto& o = static_cast<const CudaGenerator&>(*other);
-    seed_ = o.seed_;
-    offset_ = o.offset_;
+    state_ = static_cast<const CudaGenerator&>(*other).state_;
   }
-  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override { return clone(); }
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
+    return c10::make_intrusive<CudaGenerator>(device().index(), state_);
+  }
 
-  std::pair<uint64_t, uint64_t> take() {
-    std::lock_guard lock(mutex_);
-    const std::pair state(seed_, offset_);
-    offset_ += kOffsetPerOp;
+  RandomState take() {
+    std::lock_guard lock(state_->mu);
+    const RandomState state{state_->seed, state_->offset, 0};
+    state_->offset += kOffsetPerOp;
     return state;
   }
+  const std::shared_ptr<GeneratorState>& state() const { return state_; }
 
  private:
   CudaGenerator* clone_impl() const override {
     auto* g = new CudaGenerator(device().index());
-    g->seed_ = seed_;
-    g->offset_ = offset_;
+    std::tie(g->state_->seed, g->state_->offset) = get("clone");
     return g;
   }
-  uint64_t seed_ = c10::default_rng_seed_val;
-  uint64_t offset_ = 0;
+
+  // A capture cannot hold what happens to the state in between: its draws begin where each replay finds it.
+  void refuse_in_capture(const char* what) const {
+    TORCH_CHECK(!any_capture() || capturing_graph(device().index(), current_stream_id(device().index())) == nullptr,
+                "Cannot call CUDAGeneratorImpl::", what,
+                " during CUDA graph capture: seed the generator before the capture or between replays");
+  }
+  std::pair<uint64_t, uint64_t> get(const char* what) const {
+    refuse_in_capture(what);
+    std::lock_guard lock(state_->mu);
+    return {state_->seed, state_->offset};
+  }
+  void put(const char* what, std::optional<uint64_t> seed, uint64_t offset) {
+    refuse_in_capture(what);
+    std::lock_guard lock(state_->mu);
+    if (seed.has_value()) state_->seed = *seed;
+    state_->offset = offset;
+  }
+
+  std::shared_ptr<GeneratorState> state_;
 };
+
+const CudaGenerator& cuda_generator(const at::Generator& generator) {
+  TORCH_CHECK(generator.device().is_cuda(), "Expected a 'cuda' device type for generator but found '",
+              generator.device().type(), "'");
+  return *static_cast<CudaGenerator*>(generator.unsafeGetGeneratorImpl());
+}
 
 class Hooks final : public at::CUDAHooksInterface {
  public:
@@ -138,10 +168,15 @@ at::Generator new_generator(DeviceIndex device) {
   return at::make_generator<CudaGenerator>(device);
 }
 
-std::pair<uint64_t, uint64_t> take_random_state(const at::Generator& generator) {
-  TORCH_CHECK(generator.device().is_cuda(), "Expected a 'cuda' device type for generator but found '",
-              generator.device().type(), "'");
-  return static_cast<CudaGenerator*>(generator.unsafeGetGeneratorImpl())->take();
+RandomState take_random_state(const at::Generator& generator) {
+  const CudaGenerator& g = cuda_generator(generator);
+  if (any_capture()) [[unlikely]] {
+    const DeviceIndex device = generator.device().index();
+    if (Graph* graph = capturing_graph(device, current_stream_id(device))) return graph->draw(g.state());
+  }
+  return const_cast<CudaGenerator&>(g).take();
 }
+
+std::shared_ptr<GeneratorState> state_of(const at::Generator& generator) { return cuda_generator(generator).state(); }
 
 }  // namespace devproxy::softtorch

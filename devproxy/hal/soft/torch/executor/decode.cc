@@ -53,6 +53,21 @@ at::Tensor over_memory(void* p, uint64_t bytes, at::ScalarType dtype, at::IntArr
   return t;
 }
 
+// What most ops take: 0 is a valid index almost everywhere, 1 a valid probability, weight and divisor.
+at::Tensor made_up(at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, uint64_t span_bytes) {
+  const auto options = at::TensorOptions().dtype(dtype);
+  if (span_bytes == 0) return at::empty_strided(sizes, strides, options);
+  const auto n = static_cast<int64_t>(span_bytes / c10::elementSize(dtype));
+  at::Tensor flat = at::empty({n}, options);
+  const bool real = dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
+  if (real) {
+    flat.fill_(1);
+  } else {
+    std::memset(flat.mutable_data_ptr(), 0, span_bytes);
+  }
+  return flat.as_strided(sizes, strides);
+}
+
 }  // namespace
 
 void Decoder::check_range(uint64_t addr, uint64_t bytes) const {
@@ -76,13 +91,15 @@ at::Tensor Decoder::device_tensor(bool is_output) {
   const Extent e = extent(sizes, strides, head.dims, c10::elementSize(dtype));
   if (e.span_bytes != 0) check_range(head.addr, e.span_bytes);
   const bool writes = head.flags & kWritable;
-  const bool copy = !is_output && infer_ && (writes || copy_all_);
+  const bool copy = !is_output && infer_ && (writes || copy_all_ || blank_);
   void* p = e.span_bytes != 0 ? reinterpret_cast<void*>(head.addr) : nullptr;
 
   at::IntArrayRef sz(sizes, n), st(strides, n);
   at::Tensor memory = over_memory(p, e.span_bytes, dtype, sz, st, false);
   at::Tensor t = memory;
-  if (copy) {
+  if (copy && blank_) {
+    t = made_up(dtype, sz, st, e.span_bytes);
+  } else if (copy) {
     t = at::empty_strided(sz, st, memory.options());
     t.copy_(memory);
   } else if (writes && !is_output && (e.numel == 0 || memory.is_non_overlapping_and_dense())) {
@@ -119,12 +136,22 @@ at::Tensor Decoder::host_tensor() {
   return t;
 }
 
-at::Generator Decoder::generator() {
-  if (reader_.get<Tag>() != Tag::kGenerator) throw Malformed("parameter block: a generator is missing");
-  const auto seed = reader_.get<uint64_t>();
+at::Generator Decoder::read_generator(Tag tag) {
+  if (tag == Tag::kGenerator) {
+    const auto seed = reader_.get<uint64_t>();
+    const auto offset = reader_.get<uint64_t>();
+    return at::detail::createCPUGenerator(mix_seed(seed, offset));
+  }
+  if (tag != Tag::kDeviceGenerator) throw Malformed("parameter block: a generator is missing");
+  const auto addr = reader_.get<uint64_t>();
   const auto offset = reader_.get<uint64_t>();
-  return at::detail::createCPUGenerator(mix_seed(seed, offset));
+  uint64_t state[2];
+  check_range(addr, sizeof state);
+  std::memcpy(state, reinterpret_cast<const void*>(addr), sizeof state);
+  return at::detail::createCPUGenerator(mix_seed(state[0], state[1] + offset));
 }
+
+at::Generator Decoder::generator() { return read_generator(reader_.get<Tag>()); }
 
 at::Tensor Decoder::output() {
   switch (reader_.get<Tag>()) {
@@ -210,11 +237,8 @@ c10::IValue Decoder::value(int depth) {
       }
       return c10::IValue(std::move(list));
     }
-    case Tag::kGenerator: {
-      const auto seed = reader_.get<uint64_t>();
-      const auto offset = reader_.get<uint64_t>();
-      return at::detail::createCPUGenerator(mix_seed(seed, offset));
-    }
+    case Tag::kGenerator: return read_generator(Tag::kGenerator);
+    case Tag::kDeviceGenerator: return read_generator(Tag::kDeviceGenerator);
   }
   throw Malformed("parameter block: unknown value");
 }

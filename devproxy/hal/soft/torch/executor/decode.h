@@ -27,12 +27,13 @@ class Decoder {
       : reader_(reader),
         services_(services),
         infer_(header.mode == Mode::kInfer),
-        copy_all_(header.flags & kFlagCopyAll) {}
+        copy_all_(header.flags & kFlagCopyAll),
+        blank_(header.flags & kFlagBlank) {}
 
   c10::IValue value(int depth = 0);
   // An output that the client allocated: kTensor or kUndefined.
   at::Tensor output();
-  // The generator of a random op; the next value must be kGenerator.
+  // The generator of a random op; the next value must be one.
   at::Generator generator();
 
   bool at_end() const { return reader_.left() == 0; }
@@ -41,11 +42,12 @@ class Decoder {
  private:
   at::Tensor device_tensor(bool is_output);
   at::Tensor host_tensor();
+  at::Generator read_generator(Tag tag);
   void check_range(uint64_t addr, uint64_t bytes) const;
 
   Reader reader_;
   const devproxy_soft_services* services_;
-  bool infer_, copy_all_;
+  bool infer_, copy_all_, blank_;
   std::vector<at::Tensor> tensors_;  // kTensor arguments in order, for kSameTensor
   std::vector<Written> written_;
 };

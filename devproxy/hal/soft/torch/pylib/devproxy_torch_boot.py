@@ -198,8 +198,61 @@ def _make_classes(C: Any, sc: Any) -> dict[str, object]:
             )
 
     class _CUDAGraph:
-        def __new__(cls, *_: object, **__: object) -> Any:
-            raise RuntimeError("CUDA graphs are not supported on the software GPU")
+        _capturing: dict[int, Any] = {}  # by the address of the plugin's own object
+        _graph: Any
+
+        def __new__(cls, keep_graph: bool = False) -> Any:
+            self = object.__new__(cls)
+            self._graph = sc.Graph(keep_graph)
+            return self
+
+        def register_generator_state(self, generator: Any) -> None:
+            self._graph.register_generator(generator)
+
+        def capture_begin(
+            self, pool: tuple[int, int] | None = None, capture_error_mode: str = "global"
+        ) -> None:
+            self._graph.capture_begin(pool, capture_error_mode)
+            self._capturing[self._graph.address()] = self
+
+        def capture_end(self) -> None:
+            self._capturing.pop(self._graph.address(), None)
+            self._graph.capture_end()
+
+        def instantiate(self) -> None:
+            self._graph.instantiate()
+
+        def replay(self) -> None:
+            self._graph.replay()
+
+        def reset(self) -> None:
+            self._capturing.pop(self._graph.address(), None)
+            self._graph.reset()
+
+        def pool(self) -> tuple[int, int]:
+            return tuple(self._graph.pool())
+
+        def enable_debug_mode(self) -> None:
+            self._graph.enable_debug_mode()
+
+        def debug_dump(self, debug_path: str) -> None:
+            self._graph.debug_dump(debug_path)
+
+        def raw_cuda_graph(self) -> int:
+            return int(self._graph.raw_graph())
+
+        def raw_cuda_graph_exec(self) -> int:
+            return int(self._graph.raw_exec())
+
+        @staticmethod
+        def get_currently_capturing_graph() -> Any:
+            graph = _CUDAGraph._capturing.get(sc.capturing_graph())
+            if graph is None:
+                raise RuntimeError("The current stream is not currently capturing.")
+            return graph
+
+        begin_capture_to_if_node = _refuse("a conditional node of a CUDA graph")
+        end_capture_to_conditional_node = _refuse("a conditional node of a CUDA graph")
 
     class _MemPool:
         def __init__(self, *_: object, **__: object) -> None:
@@ -261,7 +314,7 @@ def _make_functions(sc: Any) -> dict[str, object]:
         "_has_cuda": True,
         "_has_cudnn": False,
         "_has_magma": False,
-        "_graph_pool_handle": _constant((0, 1)),
+        "_graph_pool_handle": lambda: tuple(sc.new_pool_id()),
         # device
         "_cuda_init": cuda_init,
         "_cuda_getDeviceCount": lambda: sc.device_count(),
@@ -287,7 +340,7 @@ def _make_functions(sc: Any) -> dict[str, object]:
         ),
         "_cuda_setStream": set_stream,
         "_cuda_getStreamFromExternal": lambda pointer, device: sc.external_stream(pointer, device),
-        "_cuda_isCurrentStreamCapturing": _constant(False),
+        "_cuda_isCurrentStreamCapturing": lambda: sc.stream_is_capturing(),
         # memory
         "_cuda_emptyCache": _constant(None),
         "_host_emptyCache": lambda: sc.host_empty_cache(),
