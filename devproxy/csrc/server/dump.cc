@@ -324,9 +324,9 @@ StatusOr<std::string> Connection::state_json() {
     if (const StoredGraph* graph = e.creates ? graphs.find(e.handle) : nullptr) now = graph->encoded();
     const std::vector<uint8_t>& bulk = now.empty() ? e.bulk : now;
     if (!bulk.empty()) log += ",\"bulk\":\"" + base64(bulk.data(), bulk.size()) + '"';
-    if (const ModuleObject* module = e.creates ? modules.find(e.handle) : nullptr) {
+    if (const hal::ModuleRef* module = e.creates ? modules.find(e.handle) : nullptr) {
       std::string globals;
-      for (const auto& global : space_->globals(module->module))
+      for (const auto& global : space_->globals(*module))
         globals += (globals.empty() ? "" : ",") + std::to_string(global.addr);
       log += ",\"globals\":[" + globals + "]";
     }
