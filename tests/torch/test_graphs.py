@@ -91,7 +91,8 @@ def test_signatures_that_were_never_seen_are_captured() -> None:
 def test_graph_of_the_second_device(two_devices: None) -> None:
     x = torch.ones(4, device="cuda:1")
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(1), torch.cuda.graph(graph):
+    stream = torch.cuda.Stream(1)  # torch.cuda.graph's own is of the device where it was first used
+    with torch.cuda.device(1), torch.cuda.graph(graph, stream=stream):
         noise = torch.rand(4, device="cuda")
         y = x * 3 + noise
     assert y.device.index == 1 and torch.cuda.current_device() == 0
