@@ -244,6 +244,8 @@ class Connection final : public hal::SpaceOwner {
   void throttle();
   bool cut_ready();
   void park();
+  std::string told_json() const;
+  Status check_told(const Json& told) const;
   Status restore_memory(const Json& client);
   Status restore_objects(const Json& client);
   Status restore_contents(const Json& client, const std::string& path, bool use_up);
