@@ -39,8 +39,9 @@
 // a leaf of its own. No owner callback runs under a lock.
 //
 // Open on a device: whether host functions of different streams run side by side (a host function that waits for a
-// staged copy of another stream would otherwise wait for ever), whether cuMemCreate, cuMemUnmap, cuModuleLoadDataEx or
-// cuMemHostAlloc wait for running work, and what a mark costs. docs/gpu-results.md has the list.
+// staged copy of another stream would otherwise wait for ever), whether cuMemCreate, cuMemUnmap, cuModuleLoadDataEx,
+// cuMemHostAlloc or the making and ending of arrays and objects wait for running work, and what a mark costs.
+// docs/gpu-results.md has the list.
 #pragma once
 
 #include <atomic>
