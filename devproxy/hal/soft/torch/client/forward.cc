@@ -734,10 +734,11 @@ void encode_op(OpPlan& plan, Encoder& e, const c10::IValue* args, std::optional<
   }
 }
 
-// Where only the kinds of the arguments make an op's shape depend on data: indexing by integers does not.
+// Where only the kinds of the arguments make an op's shape depend on data: indexing by integers does not. (Over the
+// CUDA wheel index comes here whole; the CPU wheel's own front has taken masks apart before.)
 bool shape_is_known(const OpPlan& plan, const c10::IValue* args) {
   if (!plan.dynamic) return true;
-  if (plan.name != "aten::index.Tensor" && plan.name != "aten::index.Tensor_out") return false;
+  if (plan.name != "aten::index.Tensor") return false;
   for (const c10::IValue& v : args[1].toListRef())
     if (v.isTensor() && (v.toTensor().scalar_type() == at::kBool || v.toTensor().scalar_type() == at::kByte))
       return false;
