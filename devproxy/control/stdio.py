@@ -42,6 +42,13 @@ INPUT_LOOK_MS = 200  # how soon a terminal that is ours again is noticed
 NO_WRITER_MS = 50  # a FIFO without a writer would be "ready" all the time; a restored tree's first byte waits this long
 
 
+def _end_of_output(fd: int) -> int:
+    """Where the next byte goes. An offset says so only where nothing is appended: it is 0 until the first write."""
+    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND:
+        return os.fstat(fd).st_size
+    return os.lseek(fd, 0, os.SEEK_CUR)
+
+
 class Output:
     """One stream out of the job. `delivered` counts the bytes that reached our side, over all restores."""
 
@@ -514,7 +521,7 @@ class Stdio:
             if kind == "file" and info:
                 entry["file"] = {
                     "path": os.readlink(f"/proc/self/fd/{output.fd}"),
-                    "bytes": os.lseek(output.fd, 0, os.SEEK_CUR),
+                    "bytes": _end_of_output(output.fd),
                 }
             outputs.append(entry)
         return {"modes": self.modes, "outputs": outputs, "stdin_pipe": self.stdin_pipe}

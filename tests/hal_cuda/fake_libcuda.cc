@@ -76,6 +76,7 @@ struct Function {
   CUmodule module = nullptr;
   std::string name;
   std::vector<std::pair<size_t, size_t>> params;
+  unsigned max_dynamic_shared = 48 << 10;  // until it asks for more
 };
 
 struct Module {
@@ -1391,11 +1392,13 @@ EXPORT CUresult CUDAAPI cuFuncGetAttribute(int* value, CUfunction_attribute attr
                                                                 : 16;
   return CUDA_SUCCESS;
 }
-EXPORT CUresult CUDAAPI cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int) {
+EXPORT CUresult CUDAAPI cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value) {
   ENTER("cuFuncSetAttribute");
-  if (!d.functions.contains(reinterpret_cast<Function*>(function)))
-    return bad("cuFuncSetAttribute: no such function", CUDA_ERROR_INVALID_HANDLE);
-  return attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  auto* function = reinterpret_cast<Function*>(handle);
+  if (!d.functions.contains(function)) return bad("cuFuncSetAttribute: no such function", CUDA_ERROR_INVALID_HANDLE);
+  if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return CUDA_ERROR_INVALID_VALUE;
+  function->max_dynamic_shared = static_cast<unsigned>(value);
+  return CUDA_SUCCESS;
 }
 EXPORT CUresult CUDAAPI cuFuncGetParamInfo(CUfunction handle, size_t index, size_t* offset, size_t* bytes) {
   ENTER("cuFuncGetParamInfo");
@@ -1418,6 +1421,7 @@ CUresult launch(const char* symbol, CUfunction handle, const CUlaunchConfig& c, 
   if (!c.gridDimX || !c.gridDimY || !c.gridDimZ || !c.blockDimX || !c.blockDimY || !c.blockDimZ ||
       c.blockDimX * c.blockDimY * c.blockDimZ > 1024 || params)
     return bad(name + ": arguments");
+  if (c.sharedMemBytes > function->max_dynamic_shared) return CUDA_ERROR_INVALID_VALUE;
   d.last_attributes.assign(c.attrs, c.attrs + c.numAttrs);
   for (const CUlaunchAttribute& a : d.last_attributes) {
     if (a.id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) continue;

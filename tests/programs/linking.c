@@ -6,6 +6,25 @@
 
 static const char kNonsense[] = "nonsense";
 
+/* Several threads link at once: each gets its own image. */
+static void* link_own(void* ctx) {
+  static _Atomic int serial = 0;
+  char text[64];
+  CHECK(cuCtxSetCurrent(ctx));
+  snprintf(text, sizeof text, "// the text of thread %d\n", atomic_fetch_add(&serial, 1));
+  for (int i = 0; i < 100; ++i) {
+    CUlinkState state;
+    void* image = NULL;
+    size_t bytes = 0;
+    CHECK(cuLinkCreate(0, NULL, NULL, &state));
+    CHECK(cuLinkAddData(state, CU_JIT_INPUT_PTX, text, strlen(text) + 1, NULL, 0, NULL, NULL));
+    CHECK(cuLinkComplete(state, &image, &bytes));
+    EXPECT(bytes == strlen(text) + 1 && !strcmp(image, text));
+    CHECK(cuLinkDestroy(state));
+  }
+  return NULL;
+}
+
 int main(int argc, char** argv) {
   start();
   const char* how = argc > 1 ? argv[1] : "";
@@ -44,6 +63,11 @@ int main(int argc, char** argv) {
   CHECK(cuModuleLoadData(&mod, image));
   CHECK(cuModuleGetFunction(&f, mod, "peek"));
   if (!strcmp(how, "fake")) {
+    pthread_t threads[3];
+    CUcontext ctx;
+    CHECK(cuCtxGetCurrent(&ctx));
+    for (int i = 0; i < 3; ++i) EXPECT(pthread_create(&threads[i], NULL, link_own, ctx) == 0);
+    for (int i = 0; i < 3; ++i) pthread_join(threads[i], NULL);
     EXPECT(strstr(image, "registers 32") && strstr(image, "a second input"));
     EXPECT(!strcmp(info, "linked") && (size_t)values[1] == 7);
   }

@@ -81,6 +81,14 @@ void basics() {
   add(c, kLegacyStream, b, a, 1024, 5);
   c.d2h(kLegacyStream, out.data(), b, 4096);
   for (int i = 0; i < 1024; i++) EXPECT(out[static_cast<size_t>(i)] == i + 5);
+  // A block of parameters that ends before the last one.
+  const AddParams short_of_value{b, a, 1024, 6};
+  c.wait(0, c.launch(kAdd, kLegacyStream, &short_of_value, offsetof(AddParams, value)));
+  EXPECT(c.take_late_error() == kInvalidValue && value_at(c, b) == 5);
+  // Nothing was linked, so there is no part of it.
+  EXPECT(c.call(Opcode::LINK_FETCH, wire::LINK_FETCH_req{0, 0, 64}) == kNotFound);
+  EXPECT(c.call(Opcode::LINK_FETCH, wire::LINK_FETCH_req{~uint64_t{0} - 31, 0, 64}) == kNotFound);
+  EXPECT(c.call(Opcode::LINK_FETCH, wire::LINK_FETCH_req{0, kChunks, 64}) == kInvalidValue);
   c.wait(0, p);
   EXPECT(c.view.control()->chunk_busy[0].load() == 0);
 
@@ -392,6 +400,16 @@ void graph_launches_have_room() {
   const auto op = static_cast<uint16_t>(Opcode::EVENT_RECORD);
   const std::vector<Step> steps(kRecords, {{op, sizeof(wire::EVENT_RECORD_req), 0, 0}, {event(1), {}}});
   const auto bytes = static_cast<uint32_t>(steps.size() * sizeof(Step));
+  // Steps whose ends are missing: of a head, of a request, of bulk data.
+  for (uint32_t n : {8u, 16u, 24u, 40u, 56u})
+    EXPECT(c.call(Opcode::GRAPH_CREATE, wire::GRAPH_CREATE_req{graph, n, 0}, steps.data(), n) == kInvalidValue);
+  std::vector<uint8_t> launched(sizeof(wire::GraphStepHead) + sizeof(wire::LAUNCH_req) + 64);
+  const auto all = static_cast<uint32_t>(launched.size());
+  for (uint32_t claimed : {65u, 1u << 20, 0xfffffff1u, 0xffffffffu}) {
+    const wire::GraphStepHead head{static_cast<uint16_t>(Opcode::LAUNCH), sizeof(wire::LAUNCH_req), claimed, 0};
+    std::memcpy(launched.data(), &head, sizeof head);
+    EXPECT(c.call(Opcode::GRAPH_CREATE, wire::GRAPH_CREATE_req{graph, all, 0}, launched.data(), all) == kInvalidValue);
+  }
   EXPECT(c.call(Opcode::GRAPH_CREATE, wire::GRAPH_CREATE_req{graph, bytes, 0}, steps.data(), bytes) == kOk);
   const std::vector<uint8_t> filling(2 * kRecords + 2 - sizeof(wire::GRAPH_LAUNCH_req));
   auto launch = [&](size_t inline_bytes) {

@@ -86,8 +86,6 @@ class Connection final : public hal::SpaceOwner {
   void join();
   // Any thread, any time: for a connection whose kernel does not end.
   void remove_files() const;
-  // The files and the slot belong to a successor or predecessor: this connection's end leaves them.
-  void keep_files() { keep_files_ = true; }
   // The read end of the link: polls as hung up when the client is gone. Open as long as the connection lives.
   int link() const { return link_; }
 
@@ -155,10 +153,6 @@ class Connection final : public hal::SpaceOwner {
   bool create_stream(VHandle stream, uint32_t flags, int32_t priority);
   bool destroy_stream(VHandle stream);
 
-  struct ModuleObject {
-    hal::ModuleRef module;
-    std::string unlisted;  // why its variables are not known, so that it cannot be dumped; empty where they are
-  };
   struct FunctionObject {
     hal::FunctionRef function;
     VHandle module;
@@ -166,7 +160,7 @@ class Connection final : public hal::SpaceOwner {
     uint32_t params_bytes = 0;  // least length of a parameter block
   };
   HandleTable<hal::EventRef, HandleKind::kEvent> events;
-  HandleTable<ModuleObject, HandleKind::kModule> modules;
+  HandleTable<hal::ModuleRef, HandleKind::kModule> modules;
   HandleTable<FunctionObject, HandleKind::kFunction> functions;
   struct ArrayObject {
     hal::ArrayRef array;
@@ -250,6 +244,8 @@ class Connection final : public hal::SpaceOwner {
   void throttle();
   bool cut_ready();
   void park();
+  std::string told_json() const;
+  Status check_told(const Json& told) const;
   Status restore_memory(const Json& client);
   Status restore_objects(const Json& client);
   Status restore_contents(const Json& client, const std::string& path, bool use_up);
@@ -267,7 +263,7 @@ class Connection final : public hal::SpaceOwner {
   uint32_t slot_ = SlotTable::kAny;
   std::string segment_path_, pinned_path_, link_path_;
   int link_ = -1;
-  bool keep_files_ = false;
+  bool keep_files_ = false;  // they and the slot belong to a successor or predecessor: our end leaves them
   bool pinned_mapped_ = false;
   SegmentView view_;
   std::unique_ptr<Lifeline> lifeline_;

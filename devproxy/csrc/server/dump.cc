@@ -286,6 +286,16 @@ Status dump_shared(Connection& connection, const std::string& dir, std::string* 
   return {};
 }
 
+// What the client was told about the device when it attached, asks nobody about again, and relies on.
+std::string Connection::told_json() const {
+  const hal::Caps caps = parts_.device->caps();
+  const hal::Properties& p = parts_.device->properties();
+  auto flag = [](const char* name, bool on) { return '"' + std::string(name) + (on ? "\":true" : "\":false"); };
+  return "{" + flag("kernels_see_host_window", caps.kernels_see_host_window) + ',' +
+         flag("keeps_host_pages", caps.keeps_host_pages) + ',' + json_number("major", static_cast<uint64_t>(p.major)) +
+         ',' + json_number("minor", static_cast<uint64_t>(p.minor)) + '}';
+}
+
 StatusOr<std::string> Connection::state_json() {
   if (std::string why = undumpable(); !why.empty()) return Status(kNotSupported, std::move(why));
   // The driver's own buffer dies with its context; the text goes on.
@@ -324,9 +334,9 @@ StatusOr<std::string> Connection::state_json() {
     if (const StoredGraph* graph = e.creates ? graphs.find(e.handle) : nullptr) now = graph->encoded();
     const std::vector<uint8_t>& bulk = now.empty() ? e.bulk : now;
     if (!bulk.empty()) log += ",\"bulk\":\"" + base64(bulk.data(), bulk.size()) + '"';
-    if (const ModuleObject* module = e.creates ? modules.find(e.handle) : nullptr) {
+    if (const hal::ModuleRef* module = e.creates ? modules.find(e.handle) : nullptr) {
       std::string globals;
-      for (const auto& global : space_->globals(module->module))
+      for (const auto& global : space_->globals(*module))
         globals += (globals.empty() ? "" : ",") + std::to_string(global.addr);
       log += ",\"globals\":[" + globals + "]";
     }
@@ -337,7 +347,7 @@ StatusOr<std::string> Connection::state_json() {
   for (const uint64_t token : host_functions_) tokens += (tokens.empty() ? "" : ",") + std::to_string(token);
   const Counters& n = counters_;
   return "{" + json_number("number", number()) + ',' + json_number("pid", peer_.pid) + ',' +
-         json_number("slot", slot_) + ',' + json_number("position", position_) + ',' +
+         json_number("slot", slot_) + ",\"told\":" + told_json() + ',' + json_number("position", position_) + ',' +
          json_number("credit_bytes", credit_bytes) + ',' + json_number("client_bytes", client_bytes) + ',' +
          json_number("globals_bytes", globals_bytes) + ',' + json_number("arrays_bytes", arrays_bytes) +
          ",\"device\":[" + device + "],\"arrays\":[" + array_text + "],\"pinned\":[" + pinned + "],\"events\":[" +

@@ -87,6 +87,7 @@ StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, co
   const std::string who = "client " + std::to_string(peer.number) + " (pid " + std::to_string(peer.pid) + ")";
   if (peer.number == 0 || peer.wanted_slot >= kMaxSlots) return Status(kInvalidImage, "the state names no such " + who);
   std::unique_ptr<Connection> c(new Connection(parts, peer));
+  if (Status s = c->check_told(client["told"]); !s.ok()) return std::move(s).with("restoring " + who);
   // In a handover the files are the predecessor's until this server is told to go on: own() in resume.
   c->keep_files_ = !shared;
   c->slot_ = peer.wanted_slot;
@@ -120,6 +121,27 @@ StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, co
   parts.slots->adopt(c->slot_);  // not own(): until this server goes on, its crash is nobody's business
   c->request_cut(0);
   return c;
+}
+
+// The client goes on with what it was told, so this device must be such a one. Images of before this was kept say
+// nothing.
+Status Connection::check_told(const Json& told) const {
+  if (told.members.empty()) return {};
+  const hal::Caps caps = parts_.device->caps();
+  const hal::Properties& p = parts_.device->properties();
+  const std::string gpu = "GPU " + std::to_string(parts_.gpu);
+  if (told["major"].i64() != p.major || told["minor"].i64() != p.minor)
+    return {kNotSupported, "the job was told that its GPU has compute capability " +
+                               std::to_string(told["major"].i64()) + '.' + std::to_string(told["minor"].i64()) + "; " +
+                               gpu + " has " + std::to_string(p.major) + '.' + std::to_string(p.minor)};
+  if (told["kernels_see_host_window"].truth && !caps.kernels_see_host_window)
+    return {kNotSupported, "the job was told that kernels see its pinned memory, and " + gpu +
+                               " does not register it: restore with DEVPROXY_CUDA_REGISTER_WINDOW=1"};
+  // The driver remembers pages of the window, and this client gives back those that it frees.
+  if (!told["keeps_host_pages"].truth && caps.keeps_host_pages)
+    return {kNotSupported, "the job ran where its pinned memory was not registered, and " + gpu +
+                               " registers it: restore without DEVPROXY_CUDA_REGISTER_WINDOW"};
+  return {};
 }
 
 Status Connection::restore_memory(const Json& client) {

@@ -51,7 +51,9 @@ struct Link {
   std::vector<uint8_t> image;  // cubinOut points into it until the link is destroyed
 };
 
-std::mutex g_mu;  // guards the table; a link itself is one thread's at a time, as with the driver
+// A server keeps the image that this process linked last until it is fetched: one link at a time.
+std::mutex g_link_mu;  // taken before g_mu, and held over the questions
+std::mutex g_mu;       // guards the table; a link itself is one thread's at a time, as with the driver
 std::unordered_map<uint64_t, Link*>& links() {
   static auto* m = new std::unordered_map<uint64_t, Link*>;
   return *m;
@@ -156,7 +158,10 @@ CUresult cuLinkCreate_v2(unsigned int numOptions, CUjit_option* options, void** 
   l->device = d;
   CUresult rc = take_options(numOptions, options, optionValues, l);
   uint64_t none = 0;
-  if (rc == CUDA_SUCCESS) rc = result(run(l, &none));  // has the device a linker
+  if (rc == CUDA_SUCCESS) {
+    std::lock_guard lock(g_link_mu);
+    rc = result(run(l, &none));  // has the device a linker
+  }
   if (rc != CUDA_SUCCESS) {
     delete l;
     return rc;
@@ -211,6 +216,7 @@ CUresult cuLinkComplete(CUlinkState state, void** cubinOut, size_t* sizeOut) {
   Link* l = link_of(state);
   if (!l) return CUDA_ERROR_INVALID_HANDLE;
   if (l->inputs.empty()) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard lock(g_link_mu);
   int32_t rc = kNotFound;
   for (int attempt = 0; attempt < 3 && rc == kNotFound; ++attempt) {  // a checkpoint in between: it is linked again
     uint64_t bytes = 0;

@@ -1,0 +1,128 @@
+"""State of the driver through a checkpoint: what the job asks for afterwards is what it was, and it can be used.
+
+tests/programs/survive.c makes the state, waits while something is done to the job, and looks again. Each part would end
+the program by its line. The job's own memory is CRIU's; what is tried here is whether its servers come back as it left
+them, which is what these parts have in common.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.world import ROOT, SUBJECTS, World
+from tests.integration.needs import require_criu
+from tests.integration.test_programs import BUILD, build_kernels, build_program
+from tests.unit.test_hal_cuda import FAKE, compiled
+
+SOFT = ("vmm", "limits", "functions", "events", "pools", "host", "graphs")
+CUDA = (*SOFT, "link", "prints")  # prints last: nothing may wait for its kernels before the cut
+
+
+@pytest.fixture
+def soft() -> Iterator[World]:
+    require_criu()
+    made = World(TEST_KERNELS=str(build_kernels(BUILD / "kernels.so")))
+    made.env["TEST_GO"] = str(made.shm / "go")  # not a file that the job has open
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cuda(tmp_path: Path) -> Iterator[World]:
+    """--device cuda over the fake driver, which registers host memory."""
+    require_criu()
+    fake = compiled("fake_libcuda.so", [FAKE], "-shared")
+    root = tmp_path / "root"
+    for path in (root / "dev" / "nvidia0", root / str(fake).lstrip("/")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    made = World(
+        DEVPROXY_SYSROOT=str(root),
+        DEVPROXY_CUDA_DRIVER=str(fake),
+        DEVPROXY_CUDA_REGISTER_WINDOW="1",
+        TEST_KERNELS=str(SUBJECTS / "variables.ptx"),
+        TEST_PRINTING=str(ROOT / "tests/programs/printing.ptx"),
+    )
+    made.env["TEST_GO"] = str(made.shm / "go")
+    yield made
+    made.close()
+
+
+def begin(world: World, parts: tuple[str, ...], *options: str) -> None:
+    job = world.run(*build_program("survive"), *parts, options=options)
+    world.wait(lambda: "survive ready" in world.text() or job.poll() is not None)
+    assert job.poll() is None, world.tail()
+
+
+def killed(world: World) -> None:
+    world.ctl("checkpoint", "j")
+    assert world.kill_everything()
+    world.ctl("restore", "j", "--store", str(world.store), "--output", "log")
+
+
+def suspended(world: World) -> None:
+    world.ctl("suspend", "j")
+    world.ctl("resume", "j")
+
+
+def moved(world: World) -> None:
+    world.ctl("migrate", "j", "--to", "3")
+
+
+def twice(world: World) -> None:
+    """What a restore has made can be dumped as well."""
+    killed(world)
+    killed(world)
+
+
+def end(world: World) -> None:
+    Path(world.env["TEST_GO"]).touch()
+    world.wait(lambda: re.search("PASS survive|expected ", world.text()), what="the end")
+    assert "PASS survive" in world.text(), world.tail()
+
+
+@pytest.mark.parametrize("how", [killed, suspended, moved, twice])
+def test_on_the_software_gpu(soft: World, how: Callable[[World], None]) -> None:
+    begin(soft, SOFT)
+    how(soft)
+    end(soft)
+
+
+@pytest.mark.parametrize("how", [killed, suspended, twice])
+def test_over_a_driver(cuda: World, how: Callable[[World], None]) -> None:
+    begin(cuda, CUDA, "--device", "cuda")
+    how(cuda)
+    end(cuda)
+    behind = cuda.text().partition("survive ready")[2]
+    lines = re.findall(r"^(?:host|kernel) (\d+)$", behind, re.M)
+    assert [int(n) for n in lines] == list(range(1, 504)), cuda.text()[:3000]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ("1", "0", "the job was told that kernels see its pinned memory"),
+        ("0", "1", "the job ran where its pinned memory was not registered"),
+    ],
+)
+def test_host_memory_is_registered_as_the_job_was_told(
+    cuda: World, was: str, now: str, why: str
+) -> None:
+    """Else a kernel would fault, or the driver would copy from pages that the job has given back: refused by name."""
+    cuda.env["DEVPROXY_CUDA_REGISTER_WINDOW"] = was
+    begin(cuda, ("host",), "--device", "cuda")
+    cuda.ctl("checkpoint", "j")
+    assert cuda.kill_everything()
+    restore = ("restore", "j", "--store", str(cuda.store), "--output", "log")
+    cuda.env["DEVPROXY_CUDA_REGISTER_WINDOW"] = now
+    done = cuda.ctl(*restore, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert why in done.stderr and "DEVPROXY_CUDA_REGISTER_WINDOW" in done.stderr, done.stderr
+    cuda.env["DEVPROXY_CUDA_REGISTER_WINDOW"] = was
+    cuda.kill_everything()  # the daemon has the other environment
+    cuda.ctl(*restore)
+    end(cuda)
