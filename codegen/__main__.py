@@ -20,7 +20,7 @@ SUPPORT = ROOT / "docs/support.md"
 def segment_headers() -> str:
     """The text of the headers that are part of the ABI id."""
     folder = ROOT / "devproxy/csrc/wire"
-    names = ("segment.h", "attach.h", "launch.h", "link.h", "graph_step.h")
+    names = ("segment.h", "attach.h", "launch.h", "link.h", "graph_step.h", "array.h")
     return "".join((folder / name).read_text() for name in names)
 
 

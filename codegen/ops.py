@@ -237,6 +237,46 @@ OPS: dict[str, Op] = {
     "OUTPUT": Op(
         0x0604, SYNC, {}, {"out_bytes": "u32", "err_bytes": "u32", "more": "u32", "pad": "u32"}
     ),
+    # -- arrays, and the objects that show memory to kernels (csrc/wire/array.h). An array's memory lies wherever the device
+    # likes, so it has a handle and no address; its bytes come out of the ledger beside the client's credit
+    "ARRAY_CREATE": Op(
+        0x0621,
+        SYNC,
+        {
+            "array": "array",
+            "width": "u64",
+            "height": "u64",
+            "depth": "u64",
+            "format": "u32",
+            "channels": "u32",
+            "flags": "u32",
+            "pad": "u32",
+        },
+        log=Log.CREATE,
+        handle="array",
+    ),
+    "ARRAY_DESTROY": Op(0x0622, ANNOUNCE, {"array": "array"}, log=Log.DESTROY, handle="array"),
+    # bulk in: ArrayCopyArgs
+    "ARRAY_COPY": Op(
+        0x0623,
+        ASYNC,
+        {"stream": "stream", "chunk_release": "u32", "pad": "u32"},
+        bulk="in",
+        stream="stream",
+    ),
+    # bulk in: TextureArgs. value: the device's own, which kernels find in their parameters: a restore must make it again
+    "TEXTURE_CREATE": Op(
+        0x0624,
+        SYNC,
+        {"texture": "texture"},
+        {"value": "u64"},
+        bulk="in",
+        log=Log.CREATE,
+        handle="texture",
+    ),
+    "TEXTURE_DESTROY": Op(
+        0x0625, ANNOUNCE, {"texture": "texture"}, log=Log.DESTROY, handle="texture"
+    ),
     # -- graphs: what was instantiated, as the list of messages that a launch stands for (csrc/wire/graph_step.h)
     # Logged without its bulk: updates change the steps in place, so a dump asks the graph itself for them.
     "GRAPH_CREATE": Op(0x0701, SYNC, {"graph": "graph"}, bulk="in", log=Log.CREATE, handle="graph"),

@@ -21,6 +21,8 @@ class Kind(Enum):
     MODULE = "module"
     FUNCTION = "function"
     GRAPH = "graph"
+    ARRAY = "array"
+    TEXTURE = "texture"  # and surface objects: for the replay log; the job holds the device's value
 
 
 class Carry(Enum):

@@ -3,7 +3,7 @@
 staging/                      written while the job stood still
   gpuK.state.json             handles, mirrors, replay log, positions of every client of that server
   gpuK.images                 module images that replay logs name, each once
-  gpuK-N.dev                  client N's live device buffers, back to back
+  gpuK-N.dev                  client N's live device buffers and arrays, back to back
   gpuK.shared.json  gpuK-N.{seg,pin}
   criu/                       CRIU's images of the process tree
   files/                      copies of the files that the job wrote
@@ -110,7 +110,7 @@ def _device_dumps(state_file: str) -> list[tuple[str, list[tuple[int, int]]]]:
     return [
         (
             f"gpu{server['gpu']}-{client['number']}.dev",
-            [(r["offset"], r["bytes"]) for r in client["device"]],
+            [(r["offset"], r["bytes"]) for r in [*client["device"], *client.get("arrays", [])]],
         )
         for client in server["clients"]
     ]

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "devproxy/csrc/base/status.h"
+#include "devproxy/csrc/wire/array.h"
 #include "devproxy/csrc/wire/launch.h"
 #include "devproxy/csrc/wire/link.h"
 
@@ -60,10 +61,22 @@ class Function {
  public:
   virtual ~Function() = default;
 };
+class Array {
+ public:
+  virtual ~Array() = default;
+};
+// A texture or surface object: kernels get `value` in their parameters.
+class Texture {
+ public:
+  virtual ~Texture() = default;
+  uint64_t value = 0;
+};
 using QueueRef = std::shared_ptr<Queue>;
 using EventRef = std::shared_ptr<Event>;
 using ModuleRef = std::shared_ptr<Module>;
 using FunctionRef = std::shared_ptr<Function>;
+using ArrayRef = std::shared_ptr<Array>;
+using TextureRef = std::shared_ptr<Texture>;
 
 // CUDA's rule of the legacy stream: a command on kLegacy waits for all earlier commands of kLegacy and kBlocking queues
 // of its space, and they for it. kNonBlocking is exempt.
@@ -83,6 +96,18 @@ struct CopyArgs {
   uint64_t dst_pitch = 0, src_pitch = 0;
   uint64_t width_bytes = 0, height = 1;
   bool dst_device = false, src_device = false;
+};
+
+// A box of bytes, from or to an array, or both. A side without an array is as in CopyArgs, its slices slice_rows rows
+// apart. An array keeps what a submitted copy needs of it alive.
+struct ArrayCopy {
+  struct Side {
+    ArrayRef array;
+    uint64_t x_bytes = 0, y = 0, z = 0;
+    uint64_t addr = 0, pitch = 0, slice_rows = 0;
+    bool device = false;
+  } dst, src;
+  uint64_t width_bytes = 0, rows = 1, slices = 1;
 };
 
 struct MemsetArgs {
@@ -234,6 +259,21 @@ class Space {
     return Status(kNotSupported, "this device cannot tell how many blocks of a kernel run at once");
   }
 
+  // -- level 1: arrays. The caller has checked the shape (array_extent) and that a copy lies inside of its arrays.
+  virtual StatusOr<ArrayRef> create_array(const ArrayShape& shape) {
+    (void)shape;
+    return Status(kNotSupported, "this device has no CUDA arrays");
+  }
+  virtual void copy_array(const QueueRef& queue, Ticket ticket, const ArrayCopy& args) {
+    (void)args;
+    nop(queue, ticket);
+  }
+  // array: the one that args names, or none. The object keeps it alive.
+  virtual StatusOr<TextureRef> create_texture(const TextureArgs& args, const ArrayRef& array) {
+    (void)args, (void)array;
+    return Status(kNotSupported, "this device has no texture units, so no texture and surface objects");
+  }
+
   // -- level 1: what only a vendor's compiler or driver can compute; functions of their arguments. A link without
   // inputs says whether there is a linker.
   virtual Status link(const std::vector<LinkOption>& options, const std::vector<LinkInput>& inputs, LinkOutput* out) {
@@ -276,6 +316,16 @@ class Space {
   virtual Status write(uint64_t addr, const void* from, size_t bytes) {
     (void)addr, (void)from, (void)bytes;
     return {kNotSupported, "this device cannot write memory for a restore (level 2)"};
+  }
+
+  // The same of an array: whole rows, packed, counted through its slices. Precondition: idle().
+  virtual Status read_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, void* to) {
+    (void)array, (void)first_row, (void)rows, (void)to;
+    return {kNotSupported, "this device cannot read arrays for a checkpoint (level 2)"};
+  }
+  virtual Status write_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, const void* from) {
+    (void)array, (void)first_row, (void)rows, (void)from;
+    return {kNotSupported, "this device cannot write arrays for a restore (level 2)"};
   }
 
   // Device memory as plain memory of this process, which a dump or restore may use in place of read() and write();

@@ -32,6 +32,7 @@
 #include "devproxy/csrc/base/image_hash.h"
 #include "devproxy/csrc/transport/futex.h"
 #include "devproxy/csrc/transport/segment_view.h"
+#include "devproxy/csrc/wire/array.h"
 #include "devproxy/csrc/wire/attach.h"
 #include "devproxy/csrc/wire/graph_step.h"
 #include "devproxy/csrc/wire/launch.h"
@@ -402,7 +403,7 @@ class Attacker {
 
   Raw::Record generate() {
     const auto pad = static_cast<uint32_t>(rnd());
-    switch (below(28)) {
+    switch (below(30)) {
       case 0:
       case 1:
       case 2: {
@@ -519,6 +520,8 @@ class Attacker {
                            wire::FUNCTION_SET_ATTR_req{handle(functions_, HandleKind::kFunction),
                                                        static_cast<uint32_t>(below(12)), static_cast<int32_t>(evil())});
       case 25: return graph();
+      case 28:
+      case 29: return array_message();
       default: return launch();
     }
   }
@@ -619,6 +622,68 @@ class Attacker {
             Opcode::LINK_FETCH, wire::LINK_FETCH_req{maybe_evil(0), static_cast<uint32_t>(maybe_evil(below(kChunks))),
                                                      static_cast<uint32_t>(maybe_evil(0, 30))}));
     }
+  }
+
+  ArrayCopySide array_side(bool array) {
+    ArrayCopySide side;
+    if (array) {
+      side.place = handle(arrays_, HandleKind::kArray).value;
+      side.x_bytes = static_cast<uint32_t>(maybe_evil(below(3) * 16, 3));
+      side.y = static_cast<uint32_t>(maybe_evil(below(3), 3));
+      side.z = static_cast<uint32_t>(maybe_evil(below(2), 3));
+      side.space = kArraySpace;
+      return side;
+    }
+    uint64_t bytes = 0;
+    side.place = place(&side.space, &bytes);
+    side.pitch = maybe_evil(128 + below(64), 3);
+    side.slice_rows = maybe_evil(4 + below(4), 3);
+    return side;
+  }
+
+  Raw::Record array_message() {
+    const uint64_t dice = in_graph_ ? 9 : below(10);
+    if (dice < 2) {
+      const uint32_t formats[] = {0x01, 0x02, 0x03, 0x08, 0x10, 0x20};
+      const auto a = VHandle::make(HandleKind::kArray, ++serial_, 0);
+      if (arrays_.size() < 32) arrays_.push_back(a);
+      return with_seq(Raw::record(
+          Opcode::ARRAY_CREATE, wire::ARRAY_CREATE_req{chance(95) ? a : VHandle{evil()}, maybe_evil(16 + below(64), 3),
+                                                       maybe_evil(below(16), 3), maybe_evil(below(4), 3),
+                                                       static_cast<uint32_t>(maybe_evil(formats[below(6)], 3)),
+                                                       static_cast<uint32_t>(maybe_evil(uint64_t{1} << below(3), 3)),
+                                                       static_cast<uint32_t>(maybe_evil(below(4), 3)), 0}));
+    }
+    if (dice == 2 && chance(30))
+      return Raw::record(Opcode::ARRAY_DESTROY, wire::ARRAY_DESTROY_req{handle(arrays_, HandleKind::kArray)});
+    if (dice == 3) {
+      TextureArgs args;
+      args.kind = static_cast<uint32_t>(maybe_evil(below(2), 3));
+      args.resource = static_cast<uint32_t>(maybe_evil(below(4), 3));
+      args.array = handle(arrays_, HandleKind::kArray).value;
+      args.address = block().addr, args.bytes = maybe_evil(64, 10);
+      args.width = maybe_evil(16, 10), args.height = 1, args.pitch = maybe_evil(64, 10);
+      args.format = 0x20, args.channels = 1;
+      wire::TEXTURE_CREATE_req r{};
+      r.texture = VHandle::make(HandleKind::kTexture, ++serial_, 0);
+      if (textures_.size() < 32) textures_.push_back(r.texture);
+      r.bulk_bytes = static_cast<uint32_t>(maybe_evil(sizeof args, 5));
+      return with_seq(Raw::record(Opcode::TEXTURE_CREATE, r, &args, sizeof args));
+    }
+    if (dice == 4)
+      return Raw::record(Opcode::TEXTURE_DESTROY, wire::TEXTURE_DESTROY_req{handle(textures_, HandleKind::kTexture)});
+    ArrayCopyArgs args;
+    const bool in = chance(50);
+    args.dst = array_side(in || chance(10));
+    args.src = array_side(!in || chance(10));
+    args.width_bytes = maybe_evil(16 * below(5), 3);
+    args.rows = maybe_evil(below(4), 3);
+    args.slices = maybe_evil(1 + below(2), 3);
+    wire::ARRAY_COPY_req r{};
+    r.stream = stream();
+    r.chunk_release = chance(90) ? 0 : static_cast<uint32_t>(chance(99) ? below(kChunks + 1) : rnd());
+    r.bulk_bytes = static_cast<uint32_t>(maybe_evil(sizeof args, 1));
+    return Raw::record(Opcode::ARRAY_COPY, r, &args, sizeof args);
   }
 
   Raw::Record module_message() {
@@ -821,7 +886,7 @@ class Attacker {
   Raw c_;
   const Canary& canary_;
   std::vector<Block> blocks_, pinned_;
-  std::vector<VHandle> streams_, events_, modules_, functions_, graphs_;
+  std::vector<VHandle> streams_, events_, modules_, functions_, graphs_, arrays_, textures_;
   bool in_graph_ = false;  // making the steps of one
   bool used_[kBlocks] = {};
   uint64_t serial_ = 0, token_ = 0;

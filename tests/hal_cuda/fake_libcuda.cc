@@ -86,6 +86,23 @@ struct Module {
   int queued = 0;
 };
 
+// Its memory outlives it while a copy is queued, so that a test sees the violation and no crash.
+struct FakeArray {
+  Context* context = nullptr;
+  CUDA_ARRAY3D_DESCRIPTOR shape{};
+  size_t element = 0;
+  std::shared_ptr<std::vector<uint8_t>> memory;
+  uint64_t row() const { return shape.Width * element; }
+  uint64_t rows() const { return std::max<uint64_t>(shape.Height, 1); }
+  uint64_t slices() const { return std::max<uint64_t>(shape.Depth, 1); }
+};
+
+struct Object {
+  bool surface = false;
+  Context* context = nullptr;
+  CUarray array = nullptr;
+};
+
 struct Handle {
   int fd = -1;
   uint64_t bytes = 0;
@@ -109,6 +126,8 @@ struct Driver {
   std::set<Event*> events;
   std::map<Module*, std::unique_ptr<Module>> modules;
   std::set<Function*> functions;
+  std::map<CUarray, std::unique_ptr<FakeArray>> arrays;
+  std::map<uint64_t, Object> objects;  // textures and surfaces are counted together, the lowest free number is next
   std::map<uint64_t, uint64_t> reservations;
   std::map<uint64_t, Mapping> mappings;
   std::map<CUmemGenericAllocationHandle, Handle> handles;
@@ -429,11 +448,11 @@ EXPORT int fake_alive(char* text, size_t bytes) {
   out << d.contexts.size() << " contexts, " << d.streams.size() << " streams, " << d.events.size() << " events, "
       << d.modules.size() << " modules, " << d.reservations.size() << " reservations, " << d.mappings.size()
       << " mappings, " << d.handles.size() << " handles, " << d.host_allocated.size() << " host allocations, "
-      << d.registered.size() << " registrations";
+      << d.registered.size() << " registrations, " << d.arrays.size() << " arrays, " << d.objects.size() << " objects";
   put_text(out.str(), text, bytes);
   return static_cast<int>(d.contexts.size() + d.streams.size() + d.events.size() + d.modules.size() +
                           d.reservations.size() + d.mappings.size() + d.handles.size() + d.host_allocated.size() +
-                          d.registered.size());
+                          d.registered.size() + d.arrays.size() + d.objects.size());
 }
 EXPORT void fake_set_memory(uint64_t bytes) {
   std::lock_guard lock(driver().mu);
@@ -1006,6 +1025,190 @@ EXPORT CUresult CUDAAPI cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* c, CUstream stre
   return copy("cuMemcpy2DAsync", side(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstPitch),
               side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcPitch), c->WidthInBytes, c->Height, stream, lock);
 }
+// -- arrays, texture and surface objects ------------------------------------------------------------------------------
+
+namespace {
+
+size_t element_bytes(CUarray_format format, unsigned channels) {
+  if (channels != 1 && channels != 2 && channels != 4) return 0;
+  switch (format) {
+    case CU_AD_FORMAT_UNSIGNED_INT8:
+    case CU_AD_FORMAT_SIGNED_INT8: return channels;
+    case CU_AD_FORMAT_UNSIGNED_INT16:
+    case CU_AD_FORMAT_SIGNED_INT16:
+    case CU_AD_FORMAT_HALF: return 2 * channels;
+    case CU_AD_FORMAT_UNSIGNED_INT32:
+    case CU_AD_FORMAT_SIGNED_INT32:
+    case CU_AD_FORMAT_FLOAT: return 4 * channels;
+    default: return 0;
+  }
+}
+
+FakeArray* find_array(CUarray handle, const char* symbol) {
+  const auto it = driver().arrays.find(handle);
+  if (it == driver().arrays.end()) return violation(std::string(symbol) + ": no such array"), nullptr;
+  if (it->second->context != t_context) return violation(std::string(symbol) + ": array of another context"), nullptr;
+  return it->second.get();
+}
+
+// A row of one side of a 3D copy, and the whole side's check.
+struct Box {
+  std::shared_ptr<std::vector<uint8_t>> memory;  // of an array
+  uint64_t first = 0, pitch = 0, slice = 0, span = 0;
+  bool device = false;
+  uint8_t* row(uint64_t z, uint64_t y) const {
+    return (memory ? memory->data() : nullptr) + first + z * slice + y * pitch;
+  }
+};
+
+bool box(CUmemorytype type, const void* host, CUdeviceptr device, CUarray handle, size_t pitch, size_t height, size_t x,
+         size_t y, size_t z, const CUDA_MEMCPY3D& c, Box* out) {
+  const char* const symbol = "cuMemcpy3DAsync";
+  if (type == CU_MEMORYTYPE_ARRAY) {
+    FakeArray* const a = find_array(handle, symbol);
+    if (!a) return false;
+    if (x % a->element || c.WidthInBytes % a->element || x + c.WidthInBytes > a->row() || y + c.Height > a->rows() ||
+        z + c.Depth > a->slices())
+      return violation(std::string(symbol) + ": outside of the array"), false;
+    *out = {a->memory, (z * a->rows() + y) * a->row() + x, a->row(), a->rows() * a->row(), 0, false};
+    return true;
+  }
+  if (x || y || z) return violation(std::string(symbol) + ": origin"), false;
+  if (pitch < c.WidthInBytes || height < c.Height) return violation(std::string(symbol) + ": pitch or height"), false;
+  const bool on_device = type == CU_MEMORYTYPE_DEVICE;
+  *out = {nullptr, on_device ? device : reinterpret_cast<uint64_t>(host), pitch, pitch * height, 0, on_device};
+  out->span = (c.Depth - 1) * out->slice + (c.Height - 1) * pitch + c.WidthInBytes;
+  if (on_device ? device_range(out->first, out->span) : host_range(out->first, out->span)) return true;
+  violation(std::string(symbol) + (on_device ? ": not accessible device memory" : ": not page-locked memory"));
+  return false;
+}
+
+// FAKE_OBJECTS_AT, a file with a number in it: the lowest number of an object, so that a test can let a second process
+// count otherwise. Under mu.
+uint64_t free_object() {
+  static const uint64_t first = [] {
+    unsigned long long at = 1;
+    if (const char* path = std::getenv("FAKE_OBJECTS_AT"))
+      if (FILE* file = std::fopen(path, "r")) {
+        if (std::fscanf(file, "%llu", &at) != 1) at = 1;
+        std::fclose(file);
+      }
+    return at;
+  }();
+  uint64_t value = first;
+  while (driver().objects.contains(value)) value++;
+  return value;
+}
+
+bool good_resource(const CUDA_RESOURCE_DESC& r, const char* symbol) {
+  if (r.flags) return false;
+  switch (r.resType) {
+    case CU_RESOURCE_TYPE_ARRAY: return find_array(r.res.array.hArray, symbol) != nullptr;
+    case CU_RESOURCE_TYPE_LINEAR:
+      return r.res.linear.devPtr % 512 == 0 && element_bytes(r.res.linear.format, r.res.linear.numChannels) &&
+             device_range(r.res.linear.devPtr, r.res.linear.sizeInBytes);
+    case CU_RESOURCE_TYPE_PITCH2D: {
+      const auto& p = r.res.pitch2D;
+      const size_t element = element_bytes(p.format, p.numChannels);
+      return element && p.width * element <= p.pitchInBytes && p.pitchInBytes % 32 == 0 && p.height &&
+             device_range(p.devPtr, (p.height - 1) * p.pitchInBytes + p.width * element);
+    }
+    default: return false;
+  }
+}
+
+CUresult make_object(const char* symbol, const CUDA_RESOURCE_DESC& r, bool surface, unsigned long long* out) {
+  if (!good_resource(r, symbol)) return bad(std::string(symbol) + ": resource");
+  const CUarray array = r.resType == CU_RESOURCE_TYPE_ARRAY ? r.res.array.hArray : nullptr;
+  if (surface && (!array || !(driver().arrays[array]->shape.Flags & CUDA_ARRAY3D_SURFACE_LDST)))
+    return bad(std::string(symbol) + ": an array for surfaces is wanted");
+  *out = free_object();
+  driver().objects[*out] = {surface, t_context, array};
+  return CUDA_SUCCESS;
+}
+
+CUresult drop_object(const char* symbol, uint64_t value, bool surface) {
+  const auto it = driver().objects.find(value);
+  if (it == driver().objects.end() || it->second.surface != surface)
+    return bad(std::string(symbol) + ": no such object");
+  driver().objects.erase(it);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+EXPORT CUresult CUDAAPI cuArray3DCreate_v2(CUarray* to, const CUDA_ARRAY3D_DESCRIPTOR* shape) {
+  ENTER("cuArray3DCreate_v2");
+  const size_t element = element_bytes(shape->Format, shape->NumChannels);
+  const bool layered = shape->Flags & CUDA_ARRAY3D_LAYERED;
+  if (!element || !shape->Width || (shape->Depth && !shape->Height && !layered)) return bad("cuArray3DCreate: shape");
+  auto array = std::make_unique<FakeArray>();
+  *array = {t_context, *shape, element, nullptr};
+  const uint64_t bytes = array->row() * array->rows() * array->slices();
+  if (bytes > d.memory - d.used) return CUDA_ERROR_OUT_OF_MEMORY;
+  d.used += bytes;
+  array->memory = std::make_shared<std::vector<uint8_t>>(bytes, 0xcd);
+  *to = reinterpret_cast<CUarray>(array.get());
+  d.arrays[*to] = std::move(array);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuArrayDestroy(CUarray handle) {
+  CUresult entered;
+  if (!enter("cuArrayDestroy", &entered, false)) return entered;
+  Driver& d = driver();
+  std::lock_guard lock(d.mu);
+  const auto it = d.arrays.find(handle);
+  if (it == d.arrays.end()) return bad("cuArrayDestroy: no such array", CUDA_ERROR_INVALID_HANDLE);
+  if (it->second->memory.use_count() > 1 && !it->second->context->sticky.load())
+    violation("cuArrayDestroy: a copy of it is queued");
+  for (const auto& [value, object] : d.objects)
+    if (object.array == handle) violation("cuArrayDestroy: an object shows it");
+  d.used -= it->second->memory->size();
+  d.arrays.erase(it);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* c, CUstream stream) {
+  ENTER("cuMemcpy3DAsync_v2");
+  if (!c->WidthInBytes || !c->Height || !c->Depth || c->srcLOD || c->dstLOD) return bad("cuMemcpy3DAsync: extent");
+  Box to, from;
+  if (!box(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, c->dstPitch, c->dstHeight, c->dstXInBytes, c->dstY,
+           c->dstZ, *c, &to) ||
+      !box(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, c->srcPitch, c->srcHeight, c->srcXInBytes, c->srcY,
+           c->srcZ, *c, &from))
+    return CUDA_ERROR_INVALID_VALUE;
+  Context* const context = t_context;
+  return push_work(stream, "cuMemcpy3DAsync", lock, [=, width = c->WidthInBytes, rows = c->Height, depth = c->Depth] {
+    for (const Box* side : {&to, &from})
+      if (side->device && !still_mapped(context, side->first, side->span)) return;
+    for (uint64_t z = 0; z < depth; z++)
+      for (uint64_t y = 0; y < rows; y++) std::memmove(to.row(z, y), from.row(z, y), width);
+  });
+}
+
+EXPORT CUresult CUDAAPI cuTexObjectCreate(CUtexObject* to, const CUDA_RESOURCE_DESC* resource,
+                                          const CUDA_TEXTURE_DESC* how, const CUDA_RESOURCE_VIEW_DESC* view) {
+  ENTER("cuTexObjectCreate");
+  if (how->flags & ~0x73u || (view && resource->resType != CU_RESOURCE_TYPE_ARRAY)) return bad("cuTexObjectCreate");
+  return make_object("cuTexObjectCreate", *resource, false, to);
+}
+
+EXPORT CUresult CUDAAPI cuSurfObjectCreate(CUsurfObject* to, const CUDA_RESOURCE_DESC* resource) {
+  ENTER("cuSurfObjectCreate");
+  return make_object("cuSurfObjectCreate", *resource, true, to);
+}
+
+EXPORT CUresult CUDAAPI cuTexObjectDestroy(CUtexObject object) {
+  ENTER_ANYWHERE("cuTexObjectDestroy");
+  return drop_object("cuTexObjectDestroy", object, false);
+}
+
+EXPORT CUresult CUDAAPI cuSurfObjectDestroy(CUsurfObject object) {
+  ENTER_ANYWHERE("cuSurfObjectDestroy");
+  return drop_object("cuSurfObjectDestroy", object, true);
+}
+
 EXPORT CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, CUstream stream) {
   ENTER("cuMemsetD8Async");
   return fill<uint8_t>("cuMemsetD8Async", to, 0, value, n, 1, stream, lock);

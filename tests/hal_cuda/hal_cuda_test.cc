@@ -443,6 +443,153 @@ void test_copies() {
   EXPECT((fake.calls("cuMemHostRegister_v2") != 0) == g_config.register_host_window);
 }
 
+ArrayShape shape_of(uint64_t width, uint64_t height, uint64_t depth, uint32_t format, uint32_t channels,
+                    uint32_t flags = 0) {
+  return {width, height, depth, format, channels, flags, 0};
+}
+
+ArrayCopy::Side in_array(const ArrayRef& array, uint64_t x = 0, uint64_t y = 0, uint64_t z = 0) {
+  return {array, x, y, z, 0, 0, 0, true};
+}
+
+ArrayCopy::Side at(uint64_t addr, uint64_t pitch, uint64_t rows, bool device) {
+  return {nullptr, 0, 0, 0, addr, pitch, rows, device};
+}
+
+// Boxes of odd sizes at odd places: up from the window, on the device, down to memory that nobody registered.
+void test_arrays() {
+  Fixture f;
+  std::mt19937 random(9);
+  for (uint64_t i = 0; i < 16 * kMiB; i++) f.window[i] = static_cast<uint8_t>(random());
+  EXPECT_OK(f.space->commit(f.base, 16 * kMiB));
+  const QueueRef queue = f.space->create_queue(QueueKind::kBlocking, 0, 1);
+  const ArrayShape shapes[] = {
+      shape_of(1000, 0, 0, 0x01, 1),        // bytes, one row
+      shape_of(77, 0, 5, 0x20, 2, 0x01),    // rows in layers
+      shape_of(301, 203, 0, 0x02, 4),       // 8-byte elements
+      shape_of(33, 17, 9, 0x20, 4, 0x02),   // 16-byte elements, three dimensions
+      shape_of(100'000, 3, 2, 0x20, 4, 0),  // rows longer than a slot
+  };
+  for (const ArrayShape& shape : shapes) {
+    ArrayExtent e;
+    EXPECT(array_extent(shape, &e));
+    auto first = f.space->create_array(shape), second = f.space->create_array(shape);
+    EXPECT_OK(first.status());
+    EXPECT_OK(second.status());
+    if (!first.ok() || !second.ok()) return;
+    const uint64_t pitch = e.width_bytes + 48, rows = e.rows + 2, window = f.window_base + 3;
+    const uint64_t span = ((e.slices - 1) * rows + e.rows - 1) * pitch + e.width_bytes;
+    // All of it up; the box without its first element, row and slice over to the other; that one down, by the device.
+    const uint64_t element = e.width_bytes / shape.width, y = e.rows > 1, z = e.slices > 1;
+    f.space->copy_array(queue, f.ticket(1),
+                        {in_array(*first), at(window, pitch, rows, false), e.width_bytes, e.rows, e.slices});
+    f.space->copy_array(queue, f.ticket(1),
+                        {in_array(*second), at(window, pitch, rows, false), e.width_bytes, e.rows, e.slices});
+    f.space->copy_array(
+        queue, f.ticket(1),
+        {in_array(*second), in_array(*first, element, y, z), e.width_bytes - element, e.rows - y, e.slices - z});
+    f.space->copy_array(queue, f.ticket(1),
+                        {at(f.base, pitch, rows, true), in_array(*second), e.width_bytes, e.rows, e.slices});
+    std::vector<uint8_t> down(span, 0x5a), direct(span, 0x5a), want(span, 0x5a);
+    const auto out = reinterpret_cast<uint64_t>(down.data());
+    f.space->copy_array(queue, f.ticket(1, 77),
+                        {at(out, pitch, rows, false), in_array(*second), e.width_bytes, e.rows, e.slices});
+    EXPECT(f.sync(1));
+    EXPECT(f.owner.tags == std::vector<uint32_t>{77});  // once, though it went in pieces
+    f.owner.tags.clear();
+    for (uint64_t s = 0; s < e.slices; s++)
+      for (uint64_t r = 0; r < e.rows; r++) {
+        uint8_t* const to = want.data() + (s * rows + r) * pitch;
+        std::memcpy(to, f.window + 3 + (s * rows + r) * pitch, e.width_bytes);
+        if (s + z < e.slices && r + y < e.rows)
+          std::memcpy(to, f.window + 3 + ((s + z) * rows + r + y) * pitch + element, e.width_bytes - element);
+      }
+    EXPECT(down == want);
+    EXPECT_OK(f.space->read(f.base, direct.data(), span));
+    for (uint64_t s = 0; s < e.slices; s++)
+      for (uint64_t r = 0; r < e.rows; r++)
+        EXPECT(std::memcmp(direct.data() + (s * rows + r) * pitch, want.data() + (s * rows + r) * pitch,
+                           e.width_bytes) == 0);
+    // The contents as a checkpoint takes them, in two parts, and back into the first.
+    const uint64_t all = e.rows * e.slices, half = all / 2;
+    std::vector<uint8_t> packed(e.bytes()), again(e.bytes());
+    EXPECT_OK(f.space->read_array(*second, 0, half, packed.data()));
+    EXPECT_OK(f.space->read_array(*second, half, all - half, packed.data() + half * e.width_bytes));
+    for (uint64_t s = 0; s < e.slices; s++)
+      for (uint64_t r = 0; r < e.rows; r++)
+        EXPECT(std::memcmp(packed.data() + (s * e.rows + r) * e.width_bytes, want.data() + (s * rows + r) * pitch,
+                           e.width_bytes) == 0);
+    EXPECT_OK(f.space->write_array(*first, half, all - half, packed.data() + half * e.width_bytes));
+    EXPECT_OK(f.space->write_array(*first, 0, half, packed.data()));
+    EXPECT_OK(f.space->read_array(*first, 0, all, again.data()));
+    EXPECT(packed == again);
+    EXPECT(!f.space->read_array(*first, 1, all, again.data()).ok());
+  }
+  // A destroyed array lives as long as its copy.
+  f.load_module();
+  auto last = f.space->create_array(shapes[2]);
+  f.spin(queue, 1);
+  f.space->copy_array(queue, f.ticket(1), {at(f.base, 4096, 4, true), in_array(*last), 4096 / 8 * 4, 4, 1});
+  last = Status(kNotFound, "");
+  EXPECT(fake.alive(nullptr, 0) > 0);
+  fake.hold_spin(0);
+  EXPECT(f.sync(1) && f.owner.faults == 0);
+}
+
+void test_objects() {
+  Fixture f;
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  auto array = f.space->create_array(shape_of(64, 32, 0, 0x20, 1, 0x02));
+  EXPECT_OK(array.status());
+  TextureArgs surface;
+  surface.kind = static_cast<uint32_t>(TextureKind::kSurface);
+  TextureArgs texture, linear, pitched;
+  texture.flags = 0x02, texture.filter_mode = 1, texture.address_mode[1] = 3;
+  texture.has_view = 1, texture.view_width = 64, texture.view_height = 32;
+  linear.resource = static_cast<uint32_t>(TextureResource::kLinear);
+  linear.address = f.base, linear.bytes = 4096, linear.format = 0x03, linear.channels = 2;
+  pitched = linear;
+  pitched.resource = static_cast<uint32_t>(TextureResource::kPitch2D);
+  pitched.width = 100, pitched.height = 5, pitched.pitch = 1024;
+  std::vector<TextureRef> made;
+  for (const TextureArgs& args : {texture, surface, linear, pitched}) {
+    auto one = f.space->create_texture(args, args.resource == 0 ? *array : nullptr);
+    EXPECT_OK(one.status());
+    if (one.ok()) made.push_back(*one);
+  }
+  EXPECT(made.size() == 4);
+  for (size_t i = 0; i < made.size(); i++) EXPECT(made[i]->value == i + 1);
+  made.erase(made.begin() + 1);
+  auto again = f.space->create_texture(surface, *array);
+  EXPECT(again.ok() && (*again)->value == 2);  // the lowest that is free: the second one's
+  array = Status(kNotFound, "");               // the objects keep it
+}
+
+void test_refused_arrays() {
+  Fixture f;
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  fake.fail("cuArray3DCreate_v2", 1, 2);
+  auto none = f.space->create_array(shape_of(64, 0, 0, 0x20, 1));
+  EXPECT(none.status().code() == 2 && none.status().text().find("cuArray3DCreate_v2") != std::string::npos);
+  auto array = f.space->create_array(shape_of(64, 8, 0, 0x20, 1));
+  fake.fail("cuTexObjectCreate", 1, 1);
+  EXPECT(f.space->create_texture({}, *array).status().code() == 1);
+  // A copy that the driver does not take is an error of that call; the space goes on, and the copy completes.
+  const ArrayCopy up{in_array(*array), at(f.window_base, 256, 8, false), 256, 8, 1};
+  for (int n : {1, 2}) {
+    fake.fail("cuMemcpy3DAsync_v2", 1, 1);
+    f.space->copy_array(f.legacy, {f.last[0] = ++f.position * 64, 0, 9}, up);
+    EXPECT(f.sync() && f.owner.faults == 0 && f.owner.refused.size() == static_cast<size_t>(n));
+  }
+  EXPECT(f.owner.refused[0].caller == 9 && f.owner.refused[0].result == 1);
+  // After a fault it is dropped, and completes.
+  f.load_module();
+  f.space->launch(f.legacy, f.ticket(0), f.fault_f, {});
+  EXPECT(f.sync());
+  f.space->copy_array(f.legacy, f.ticket(0), up);
+  EXPECT(f.sync() && f.owner.faults == 1);
+}
+
 void test_register_fails() {
   auto config = g_config;
   config.register_host_window = true;
@@ -908,6 +1055,9 @@ const struct {
     {"refused command", test_refused_command},
     {"launch attributes", test_launch_attributes},
     {"alias", test_alias},
+    {"arrays", test_arrays},
+    {"objects", test_objects},
+    {"arrays that are refused", test_refused_arrays},
     {"stop with work", test_stop_with_work},
     {"random work", test_random_work},
 };

@@ -26,7 +26,8 @@ HEADERS = ROOT / "build" / "headers"
 MAJORS = ("12", "13")
 PROGRAMS = sorted(path.stem for path in SOURCES.glob("*.cc"))
 FLAVOURS = {"default": [], "chaos": ["--chaos", "7"]}
-OPTIONS = {"devices": ["--gpus", "2"]}
+# arrays: the software GPU has no texture units
+OPTIONS = {"devices": ["--gpus", "2"], "arrays": ["--device", "record"]}
 
 
 def build(name: str, major: str) -> Path:

@@ -21,14 +21,10 @@ BUILD = ROOT / "build" / "tests" / "cudart"
 
 # What is not there yet, or never will be: title of the program -> what it says then, word for word. A program that
 # passes or fails with another text makes its test fail: this table is the list of what is missing.
-ARRAYS = "CUDA arrays, textures and surfaces are not supported yet; use linear memory"
 REFUSALS: dict[str, str] = {
-    "arrays": f"cudaMallocArray is refused: {ARRAYS}",
     "linker": "linking needs NVIDIA's compiler, which this device does not have; link before loading",
     "managed": "cudaMallocManaged is refused: managed memory faults in the job process, where there is no device",
     "mapped": "cuMemHostGetDevicePointer is refused for memory of cuMemHostRegister",
-    "surfaces": f"cudaMallocArray is refused: {ARRAYS}",
-    "textures": f"cudaCreateTextureObject is refused: {ARRAYS}",
     "virtual_memory alias": "one allocation handle at two addresses at once is refused",
 }
 # What the machine lacks: title -> what the program says (exit code 3).

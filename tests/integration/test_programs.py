@@ -30,6 +30,7 @@ PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("events", [], []),
     ("ordering", [], []),
     ("copies", [], []),
+    ("arrays", [], []),
     ("memset", [], []),
     ("module", [], []),
     ("launch", [], []),

@@ -20,6 +20,7 @@ CASES = (
     "malformed_messages_poison_one",
     "images_are_kept_once",
     "graph_launches_have_room",
+    "arrays_are_checked",
     "killed_clients_leave_nothing",
     "leaves_with_the_lease",
     "sigterm_tells_clients",

@@ -808,6 +808,52 @@ static CUgraph three(CUdeviceptr p, uint32_t value, uint32_t add, uint32_t* out,
   return g;
 }
 
+/* Copies of pageable memory grow and shrink, and with them the number of their steps and the buffer between. */
+static CUgraph copies_around_a_set(CUdeviceptr a, void* from_a, size_t bytes_a, CUdeviceptr p, CUdeviceptr b,
+                                   void* from_b, size_t bytes_b, CUgraphNode* n) {
+  CUgraph g;
+  CHECK(cuGraphCreate(&g, 0));
+  CUDA_MEMCPY3D c = linear(CU_MEMORYTYPE_DEVICE, a, NULL, CU_MEMORYTYPE_HOST, 0, from_a, bytes_a);
+  n[0] = add_copy(g, NULL, 0, &c);
+  n[1] = add_memset(g, &n[0], 1, p, 1);
+  c = linear(CU_MEMORYTYPE_DEVICE, b, NULL, CU_MEMORYTYPE_HOST, 0, from_b, bytes_b);
+  n[2] = add_copy(g, &n[1], 1, &c);
+  return g;
+}
+
+static void staged_updates(CUstream s) {
+  enum { kSmall = 1 << 20, kBig = 9 << 20 }; /* of one piece, of three */
+  uint32_t *from_a = malloc(kBig), *from_b = malloc(kBig);
+  CUdeviceptr a, b, p = words();
+  CHECK(cuMemAlloc(&a, kBig));
+  CHECK(cuMemAlloc(&b, kBig));
+  CUgraphNode n[3], m[3];
+  CUgraph g = copies_around_a_set(a, from_a, kSmall, p, b, from_b, kSmall, n);
+  CUgraph g2 = copies_around_a_set(a, from_a, kSmall, p, b, from_b, kBig, m);
+  CUgraphExec x = instantiate(g);
+  for (uint32_t round = 1; round <= 3; round++) {
+    if (round == 2) { /* the buffer grows under the other copy too */
+      CUDA_MEMCPY3D c = linear(CU_MEMORYTYPE_DEVICE, a, NULL, CU_MEMORYTYPE_HOST, 0, from_a, kBig);
+      CHECK(cuGraphExecMemcpyNodeSetParams(x, n[0], &c, ctx));
+    }
+    CUgraphExecUpdateResultInfo info;
+    if (round == 3) CHECK(cuGraphExecUpdate(x, g2, &info)); /* fewer steps before the set, more behind it */
+    for (int i = 0; i < kBig / 4; i++) from_a[i] = round, from_b[i] = 10 * round;
+    launch(x, s);
+    expect_device_words(a, round, (round == 2 ? kBig : kSmall) / 4);
+    expect_device_words(b, 10 * round, (round == 3 ? kBig : kSmall) / 4);
+    expect_device_words(p, 1, kWords);
+    CHECK(cuMemsetD32(p, 0, kWords));
+  }
+  CHECK(cuGraphExecDestroy(x));
+  CHECK(cuGraphDestroy(g));
+  CHECK(cuGraphDestroy(g2));
+  CHECK(cuMemFree(a));
+  CHECK(cuMemFree(b));
+  free(from_a);
+  free(from_b);
+}
+
 static void updates(CUstream s) {
   CUdeviceptr p = words(), q = words();
   uint32_t out[2] = {0, 0};
@@ -1331,6 +1377,7 @@ int main(int argc, char** argv) {
     errors(s);
   } else if (!strcmp(what, "update")) {
     updates(s);
+    staged_updates(s);
   } else if (!strcmp(what, "launches")) {
     launches(s);
   } else if (!strcmp(what, "threads")) {

@@ -27,6 +27,8 @@ int main(void) {
   EXPECT_RESULT(cuModuleLoadData(&bad, NULL), CUDA_ERROR_INVALID_VALUE);
   EXPECT_RESULT(cuModuleLoadData(&bad, "this is not an image of any kind, and it ends soon"), CUDA_ERROR_INVALID_IMAGE);
 
+  size_t free_before = 0, free_after = 0, total = 0;
+  CHECK(cuMemGetInfo(&free_before, &total));
   CHECK(cuModuleLoad(&file, kernels_path()));
   void* bytes_of_image = read_file(kernels_path(), &size);
   CHECK(cuModuleLoadData(&image, bytes_of_image));
@@ -95,6 +97,7 @@ int main(void) {
 
   CHECK(cuModuleUnload(image));
   EXPECT_RESULT(cuModuleUnload(image), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_RESULT(cuMemGetAddressRange(&base, &size, other), CUDA_ERROR_NOT_FOUND); /* its global has gone with it */
   EXPECT_RESULT(cuModuleGetFunction(&g, image, "fill"), CUDA_ERROR_INVALID_HANDLE);
   launch_fill(f, NULL, p, 3, 512); /* the other module lives */
   expect_device_words(p, 3, 512);
@@ -123,5 +126,7 @@ int main(void) {
   EXPECT_RESULT(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_RESULT(cuLaunchKernel((CUfunction)k, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL), CUDA_ERROR_INVALID_HANDLE);
   CHECK(cuModuleUnload(file));
+  CHECK(cuMemGetInfo(&free_after, &total)); /* and so has the memory of all their globals */
+  EXPECT_EQ(free_after, free_before);
   return pass("module");
 }

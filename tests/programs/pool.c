@@ -77,6 +77,17 @@ int main(void) {
   CHECK(cuCtxSynchronize());
   for (uint32_t i = 0; i < kRounds; ++i) expect_device_words(keep[i], i, kWords);
 
+  /* cuMemFree of a pool's memory: the pool has it no more */
+  cuuint64_t before = 0, used = 0;
+  CUdeviceptr of_pool;
+  CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &before));
+  CHECK(cuMemAllocFromPoolAsync(&of_pool, bytes, pool, s));
+  CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+  EXPECT_EQ(used, before + bytes);
+  CHECK(cuMemFree(of_pool));
+  CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+  EXPECT_EQ(used, before);
+
   cuuint64_t threshold = ~0ull;
   CHECK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
   CHECK(cuMemPoolTrimTo(pool, 0));

@@ -34,6 +34,7 @@ def main() -> None:
     with torch.no_grad(), torch.cuda.graph(forward, pool=graph.pool()):
         result = torch.nn.functional.dropout(x @ model[0].weight.t(), 0.5)
     drawn, losses = [], []
+    open_for, captured = torch.cuda.CUDAGraph(), torch.zeros(1, device=where)
     steps = Steps(o)
     for number in steps:
         x.copy_(torch.randn(8, 16))
@@ -46,6 +47,19 @@ def main() -> None:
         drawn.append(result.clone())
         eager = [torch.full((50,), float(i), device=where) for i in range(5)]
         check(all(bool((t == i).all()) for i, t in enumerate(eager)), "a graph wrote into memory")
+        # A capture that stays open over two steps of three.
+        with torch.cuda.stream(side):
+            if number % 3 == 1:
+                open_for.capture_begin(capture_error_mode="relaxed")
+                captured = torch.rand(100, device=where) + number
+            elif number % 3 == 2:
+                captured = captured * x.sum()
+            else:
+                open_for.capture_end()
+                side.wait_stream(torch.cuda.default_stream())
+                open_for.replay()
+                drawn.append(captured.cpu())
+                open_for.reset()
         steps.say(f"{float(loss):.9f}")
     digest = Digest()
     digest.add("losses", losses)

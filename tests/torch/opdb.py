@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
 
 from mix import CudaRandomNumbers
@@ -47,7 +48,8 @@ DTYPES = {
 
 @dataclass
 class Outcome:
-    """What became of one op: 'bitwise', 'different', 'error', 'no cpu result', and why; the guards it broke."""
+    """What became of one op: 'bitwise', 'different', 'refused' in a capture, 'error', 'no cpu result', and why; the
+    guards it broke."""
 
     name: str
     kind: str
@@ -190,13 +192,15 @@ def compare(op: Any, sample: Any, broken: dict[str, str] | None = None) -> tuple
     return ("different", found) if found else ("bitwise", "")
 
 
-def run_op(op: Any, dtype: torch.dtype, samples: int, guarded: bool = False) -> Outcome:
+def run_op(
+    op: Any, dtype: torch.dtype, samples: int, guarded: bool = False, captured: bool = False
+) -> Outcome:
     name = op.name + ("." + op.variant_test_name if op.variant_test_name else "")
     if op.name in NOT_COMPARED or op.name.startswith("jiterator"):
         return Outcome(name, "not compared")
-    grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    grad = not captured and op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     outcome = Outcome(name, "no cpu result")
-    rank = ["no cpu result", "bitwise", "different", "error"]
+    rank = ["no cpu result", "bitwise", "refused", "different", "error"]
     try:
         signal.alarm(SECONDS_PER_OP)
         torch.manual_seed(SEED)
@@ -205,7 +209,10 @@ def run_op(op: Any, dtype: torch.dtype, samples: int, guarded: bool = False) -> 
                 break
             outcome.samples += 1
             try:
-                kind, detail = compare(op, sample, outcome.broken if guarded else None)
+                if captured:
+                    kind, detail = capture(op, sample)
+                else:
+                    kind, detail = compare(op, sample, outcome.broken if guarded else None)
             except TooSlow:
                 raise
             except Exception as error:
@@ -226,7 +233,11 @@ def run_op(op: Any, dtype: torch.dtype, samples: int, guarded: bool = False) -> 
 
 
 def sweep(
-    dtype_name: str, samples: int = 4, only: str = "", guarded: bool = False
+    dtype_name: str,
+    samples: int = 4,
+    only: str = "",
+    guarded: bool = False,
+    captured: bool = False,
 ) -> list[Outcome]:
     """All ops that are defined for that type (for float32 also those that have only integers)."""
 
@@ -242,10 +253,46 @@ def sweep(
                 dtype = torch.int64
             if dtype not in op.dtypes or only not in op.name:
                 continue
-            outcomes.append(run_op(op, dtype, samples, guarded))
+            outcomes.append(run_op(op, dtype, samples, guarded, captured))
     finally:
         signal.signal(signal.SIGALRM, previous)
     return outcomes
+
+
+def capture(op: Any, sample: Any) -> tuple[str, str]:
+    """One op in a graph, of signatures that the device has not seen, replayed; against the same op run eagerly."""
+    arguments = (sample.input, sample.args, sample.kwargs)
+    mine = to_device(arguments, "cpu")
+    try:
+        op(mine[0], *mine[1], **mine[2])
+    except TooSlow:
+        raise
+    except Exception as error:
+        return "no cpu result", str(error).split("\n")[0][:120]
+    first, second = to_device(arguments, "cuda"), to_device(arguments, "cuda")
+    if op.name in HOST_ARGUMENTS:
+        first, second = (first[0], *mine[1:]), (second[0], *mine[1:])
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            static = list(tensors(op(first[0], *first[1], **first[2])))
+    except RuntimeError as error:
+        # Of an invalidated capture the end says only that; the cause is what was raised inside.
+        return "refused", str(error.__context__ or error).split("\n")[0][:120]
+    finally:
+        torch.cuda.set_stream(torch.cuda.default_stream())
+    torch.manual_seed(SEED)
+    graph.replay()
+    replayed = [t.cpu() for t in static]
+    torch.manual_seed(SEED)
+    eager = list(tensors(op(second[0], *second[1], **second[2])))
+    found = difference(replayed, eager, "result")
+    return ("different", found) if found else ("bitwise", "")
+
+
+def without_seed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """In place of op_db's wrapper, which seeds a random op, and that a capture refuses: it draws on from the replay's."""
+    return op(*args, **kwargs)
 
 
 def main() -> None:
@@ -255,14 +302,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="ops with this in their name")
     parser.add_argument("--json", default="")
     parser.add_argument("--guarded", action="store_true", help="watch each forward run (guards.py)")
+    parser.add_argument("--captured", action="store_true", help="replayed from graphs")
     options = parser.parse_args()
+    if options.captured:
+        common_methods_invocations.wrapper_set_seed = without_seed
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    outcomes = sweep(options.dtype, options.samples, options.only, options.guarded)
+    outcomes = sweep(
+        options.dtype, options.samples, options.only, options.guarded, options.captured
+    )
     counts: dict[str, int] = {}
     for o in outcomes:
         counts[o.kind] = counts.get(o.kind, 0) + 1
-        if o.kind in ("different", "error"):
+        if o.kind in ("different", "error", "refused"):
             print(f"{o.name}: {o.kind}: {o.detail}")
         for guard, what in o.broken.items():
             print(f"{o.name}: {guard}: {what}")

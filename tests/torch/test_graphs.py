@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,6 +88,22 @@ def test_signatures_that_were_never_seen_are_captured() -> None:
         assert torch.equal(out, function())
 
 
+def test_graph_of_the_second_device(two_devices: None) -> None:
+    x = torch.ones(4, device="cuda:1")
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream(1)  # torch.cuda.graph's own is of the device where it was first used
+    with torch.cuda.device(1), torch.cuda.graph(graph, stream=stream):
+        noise = torch.rand(4, device="cuda")
+        y = x * 3 + noise
+    assert y.device.index == 1 and torch.cuda.current_device() == 0
+    x.fill_(5)
+    torch.cuda.manual_seed_all(15)
+    graph.replay()  # its own device, whichever is current
+    torch.cuda.synchronize(1)
+    torch.cuda.manual_seed_all(15)
+    assert torch.equal(y, x * 3 + torch.rand(4, device="cuda:1"))
+
+
 def test_replays_on_the_default_stream_and_in_order_with_eager_work() -> None:
     x = torch.zeros(4, device="cuda")
     graph, out = captured(lambda: x + 1)
@@ -104,13 +123,15 @@ def test_work_of_two_streams_is_one_graph() -> None:
     def function() -> Tensor:
         here = torch.cuda.current_stream()
         doubled = x * 2
+        place = doubled.data_ptr()
         other.wait_stream(here)
         with torch.cuda.stream(other):
             assert torch.cuda.is_current_stream_capturing()
             more = doubled + 1
             doubled.record_stream(other)
         del doubled
-        again = x * 100  # may not lie where `doubled` is still to be read
+        again = x * 100
+        assert again.data_ptr() != place  # where `doubled` is still to be read
         here.wait_stream(other)
         return more + again
 
@@ -385,6 +406,25 @@ def test_reset_gives_memory_back() -> None:
     assert torch.cuda.memory_reserved() == reserved
 
 
+def test_state_of_a_warm_up_may_be_dropped_behind_its_replays() -> None:
+    """Memory of a side stream that only the current stream still uses: torch's own allocator would have kept it."""
+    x = torch.randn(700, 700, device="cuda")
+    side, main = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        state = torch.ones(700, 700, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(main):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            state.mul_(2)
+        for _ in range(20):
+            x = (x @ x).tanh()  # keeps that stream busy for a while
+        graph.replay()
+        result = state + 1
+        del state
+        assert bool((result == 3).all())
+
+
 # -- what a capture forbids ------------------------------------------------------------------------------------------
 
 
@@ -532,3 +572,48 @@ def test_another_thread_works_on_during_a_capture() -> None:
     assert not errors
     graph.replay()
     assert y.tolist() == [6.0] * 64
+
+
+def run_script(text: str) -> None:
+    """In a process of its own, which has to end by itself and in silence."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "whole\n", "")
+
+
+def test_process_ends_with_graphs_in_its_hands() -> None:
+    run_script("""
+        import torch
+        x = torch.randn(300, 300, device="cuda")
+        graph, again = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = torch.nn.functional.dropout(x @ x, 0.5)
+        for _ in range(50):
+            graph.replay()
+        torch.cuda.set_stream(torch.cuda.Stream())
+        again.capture_begin()
+        z = x + 1
+        print("whole")
+    """)
+
+
+def test_forked_children_leave_a_graph_alone() -> None:
+    run_script("""
+        import os
+        import torch
+        x = torch.ones(3, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x + 1
+        for i in range(3):
+            pid = os.fork()
+            if pid == 0:
+                del graph, y
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            x.fill_(i)
+            graph.replay()
+            assert y.tolist() == [i + 1.0] * 3
+        print("whole")
+    """)

@@ -13,6 +13,8 @@ import torch
 pytest.importorskip("scipy", reason="op_db needs scipy")
 pytest.importorskip("expecttest", reason="op_db needs expecttest")
 
+from torch.testing._internal import common_methods_invocations
+
 import opdb
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -67,6 +69,24 @@ def test_ops_equal_the_cpu_bit_for_bit(dtype: str) -> None:
     if dtype == "float32":
         assert len(equal) >= LEAST_BITWISE * (len(equal) + len(differ))
         check_guards(outcomes)
+
+
+def test_captured_ops_equal_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each op captured without a warm-up and replayed: what it does eagerly, or refused as it is on CUDA."""
+    monkeypatch.setattr(common_methods_invocations, "wrapper_set_seed", opdb.without_seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outcomes = opdb.sweep("float32", SAMPLES, captured=True)
+    equal = {o.name for o in outcomes if o.kind == "bitwise"}
+    others = {o.name: f"{o.kind}: {o.detail}" for o in outcomes if o.kind != "bitwise"}
+    ignored = ("no cpu result", "not compared")
+    listed = known("captured")
+    new = {n: w for n, w in others.items() if n not in listed and not w.startswith(ignored)}
+    assert not new, f"not in opdb_known.json, 'captured': {json.dumps(new, indent=1)}"
+    assert not {n: w for n, w in others.items() if n in listed and not w.startswith("refused")}
+    gone = sorted(equal & set(listed))
+    assert not gone or SAMPLES < 4 or CUDA_WHEEL, f"in 'captured', and equal; take them out: {gone}"
+    assert len(equal) > 600 or SAMPLES < 4
 
 
 def test_an_op_computes_on_the_device_only() -> None:

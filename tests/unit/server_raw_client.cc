@@ -7,6 +7,7 @@
 #include <map>
 #include <thread>
 
+#include "devproxy/csrc/wire/array.h"
 #include "devproxy/csrc/wire/graph_step.h"
 
 using namespace devproxy;
@@ -80,6 +81,14 @@ void basics() {
   add(c, kLegacyStream, b, a, 1024, 5);
   c.d2h(kLegacyStream, out.data(), b, 4096);
   for (int i = 0; i < 1024; i++) EXPECT(out[static_cast<size_t>(i)] == i + 5);
+  // A block of parameters that ends before the last one.
+  const AddParams short_of_value{b, a, 1024, 6};
+  c.wait(0, c.launch(kAdd, kLegacyStream, &short_of_value, offsetof(AddParams, value)));
+  EXPECT(c.take_late_error() == kInvalidValue && value_at(c, b) == 5);
+  // Nothing was linked, so there is no part of it.
+  EXPECT(c.call(Opcode::LINK_FETCH, wire::LINK_FETCH_req{0, 0, 64}) == kNotFound);
+  EXPECT(c.call(Opcode::LINK_FETCH, wire::LINK_FETCH_req{~uint64_t{0} - 31, 0, 64}) == kNotFound);
+  EXPECT(c.call(Opcode::LINK_FETCH, wire::LINK_FETCH_req{0, kChunks, 64}) == kInvalidValue);
   c.wait(0, p);
   EXPECT(c.view.control()->chunk_busy[0].load() == 0);
 
@@ -391,6 +400,16 @@ void graph_launches_have_room() {
   const auto op = static_cast<uint16_t>(Opcode::EVENT_RECORD);
   const std::vector<Step> steps(kRecords, {{op, sizeof(wire::EVENT_RECORD_req), 0, 0}, {event(1), {}}});
   const auto bytes = static_cast<uint32_t>(steps.size() * sizeof(Step));
+  // Steps whose ends are missing: of a head, of a request, of bulk data.
+  for (uint32_t n : {8u, 16u, 24u, 40u, 56u})
+    EXPECT(c.call(Opcode::GRAPH_CREATE, wire::GRAPH_CREATE_req{graph, n, 0}, steps.data(), n) == kInvalidValue);
+  std::vector<uint8_t> launched(sizeof(wire::GraphStepHead) + sizeof(wire::LAUNCH_req) + 64);
+  const auto all = static_cast<uint32_t>(launched.size());
+  for (uint32_t claimed : {65u, 1u << 20, 0xfffffff1u, 0xffffffffu}) {
+    const wire::GraphStepHead head{static_cast<uint16_t>(Opcode::LAUNCH), sizeof(wire::LAUNCH_req), claimed, 0};
+    std::memcpy(launched.data(), &head, sizeof head);
+    EXPECT(c.call(Opcode::GRAPH_CREATE, wire::GRAPH_CREATE_req{graph, all, 0}, launched.data(), all) == kInvalidValue);
+  }
   EXPECT(c.call(Opcode::GRAPH_CREATE, wire::GRAPH_CREATE_req{graph, bytes, 0}, steps.data(), bytes) == kOk);
   const std::vector<uint8_t> filling(2 * kRecords + 2 - sizeof(wire::GRAPH_LAUNCH_req));
   auto launch = [&](size_t inline_bytes) {
@@ -408,6 +427,93 @@ void graph_launches_have_room() {
   c.wait(0, c.post(Opcode::GRAPH_LAUNCH, req, &chunk, sizeof chunk));
   EXPECT(c.take_late_error() == kInvalidValue);
   EXPECT(launch(filling.size()) == kOk);
+}
+
+// Shapes, boxes and objects that no client of ours sends: answered, or a late error, and the memory is given back.
+void arrays_are_checked() {
+  TestServer server(g_server, {}, "", 0, "16777216");
+  RawClient c(server.socket_path);
+  c.credit(4 << 20);
+  c.alloc(c.base(), 65536);
+  auto array = [](uint64_t i) { return VHandle::make(HandleKind::kArray, i, 0); };
+  auto create = [&](VHandle handle, uint64_t w, uint64_t h, uint64_t d, uint32_t format = 0x20, uint32_t channels = 1) {
+    return c.call(Opcode::ARRAY_CREATE, wire::ARRAY_CREATE_req{handle, w, h, d, format, channels, 0, 0});
+  };
+  EXPECT(create(array(1), 64, 8, 2) == kOk);
+  EXPECT(create(array(1), 64, 8, 2) == kInvalidHandle);
+  EXPECT(create(event(1), 64, 8, 2) == kInvalidHandle);
+  EXPECT(create(array(2), 0, 8, 2) == kInvalidValue);
+  EXPECT(create(array(2), 64, 8, 2, 0x20, 3) == kInvalidValue);
+  EXPECT(create(array(2), 64, 8, 2, 0xb0) == kInvalidValue);
+  EXPECT(create(array(2), UINT64_MAX, UINT64_MAX, UINT64_MAX) == kInvalidValue);
+  EXPECT(create(array(2), 4096, 4096, 0) == kOutOfMemory);  // 64 MiB of 16
+  EXPECT(create(array(2), 1024, 1024, 0) == kOk);
+  EXPECT(create(array(3), 1024, 2048, 1) == kOutOfMemory);  // counted beside the credit
+  c.post(Opcode::ARRAY_DESTROY, wire::ARRAY_DESTROY_req{array(2)});
+  EXPECT(create(array(3), 1024, 1536, 1) == kOk);
+  c.post(Opcode::ARRAY_DESTROY, wire::ARRAY_DESTROY_req{array(3)});
+  EXPECT(c.take_late_error() == kOk);
+
+  const ArrayCopySide whole{array(1).value, 0, 0, 0, 0, 0, kArraySpace, {}};
+  const ArrayCopySide memory{c.base(), 256, 8, 0, 0, 0, 0, {}};
+  auto copy = [&](const ArrayCopyArgs& args, size_t bytes = sizeof(ArrayCopyArgs)) {
+    wire::ARRAY_COPY_req r{};
+    r.stream = kLegacyStream;
+    r.chunk_release = 1;
+    r.bulk_bytes = static_cast<uint32_t>(bytes);
+    c.view.control()->chunk_busy[0].store(1);
+    c.wait(0, c.post(Opcode::ARRAY_COPY, r, &args, bytes));
+    EXPECT(c.view.control()->chunk_busy[0].load() == 0);  // also of one that is refused
+    return c.take_late_error();
+  };
+  const ArrayCopyArgs good{whole, memory, 256, 8, 2};
+  EXPECT(copy(good) == kOk);
+  auto bad = [&](auto change) {
+    ArrayCopyArgs args = good;
+    change(args);
+    return copy(args) == kInvalidValue;
+  };
+  EXPECT(bad([](ArrayCopyArgs& a) { a.dst.x_bytes = 4; }));
+  EXPECT(bad([](ArrayCopyArgs& a) { a.dst.x_bytes = 2, a.width_bytes = 128; }));
+  EXPECT(bad([](ArrayCopyArgs& a) { a.dst.y = 1; }));
+  EXPECT(bad([](ArrayCopyArgs& a) { a.dst.z = UINT32_MAX; }));
+  EXPECT(bad([](ArrayCopyArgs& a) { a.slices = 3; }));
+  EXPECT(bad([](ArrayCopyArgs& a) { a.rows = UINT64_MAX; }));
+  EXPECT(bad([](ArrayCopyArgs& a) { a.rows = 0; }));
+  EXPECT(bad([](ArrayCopyArgs& a) { a.src.pitch = 255; }));
+  EXPECT(bad([](ArrayCopyArgs& a) { a.src.pitch = UINT64_MAX; }));
+  EXPECT(bad([](ArrayCopyArgs& a) { a.src.slice_rows = 7; }));
+  EXPECT(bad([](ArrayCopyArgs& a) { a.src.slice_rows = 1 << 20; }));  // beyond the allocation
+  EXPECT(bad([](ArrayCopyArgs& a) { a.src.space = 1; }));
+  EXPECT(bad([](ArrayCopyArgs& a) { a.src.space = 2, a.src.place = kChunkBytes * kChunks; }));
+  EXPECT(bad([](ArrayCopyArgs& a) { a.src.space = 9; }));
+  EXPECT(bad([&](ArrayCopyArgs& a) { a.dst = memory; }));  // no array at all
+  EXPECT(bad([&](ArrayCopyArgs& a) { a.dst.place = array(3).value; }));
+  EXPECT(copy(good, sizeof good - 8) == kInvalidValue);
+
+  TextureArgs texture;
+  texture.array = array(1).value;
+  auto show = [&](const TextureArgs& args) {
+    wire::TEXTURE_CREATE_req r{};
+    r.texture = VHandle::make(HandleKind::kTexture, 1, 0);
+    r.bulk_bytes = sizeof args;
+    return c.call(Opcode::TEXTURE_CREATE, r, &args, sizeof args);
+  };
+  EXPECT(show(texture) == kNotSupported);  // the software GPU has no texture units
+  TextureArgs wrong = texture;
+  wrong.kind = 2;
+  EXPECT(show(wrong) == kInvalidValue);
+  wrong = texture, wrong.resource = 1;
+  EXPECT(show(wrong) == kInvalidValue);
+  wrong = texture, wrong.array = array(3).value;
+  EXPECT(show(wrong) == kInvalidValue);
+  wrong.resource = 2, wrong.address = c.base(), wrong.bytes = 65537, wrong.format = 0x20, wrong.channels = 1;
+  EXPECT(show(wrong) == kInvalidValue);
+  wrong.bytes = 4096, wrong.kind = 1;  // a surface of linear memory
+  EXPECT(show(wrong) == kInvalidValue);
+  c.post(Opcode::TEXTURE_DESTROY, wire::TEXTURE_DESTROY_req{VHandle::make(HandleKind::kTexture, 1, 0)});
+  EXPECT(c.nop() == kOk && c.take_late_error() == kInvalidHandle);
+  EXPECT(c.server_lives());
 }
 
 void killed_clients_leave_nothing() {
@@ -638,6 +744,7 @@ int main(int argc, char** argv) {
       {"malformed_messages_poison_one", malformed_messages_poison_one},
       {"images_are_kept_once", images_are_kept_once},
       {"graph_launches_have_room", graph_launches_have_room},
+      {"arrays_are_checked", arrays_are_checked},
       {"killed_clients_leave_nothing", killed_clients_leave_nothing},
       {"leaves_with_the_lease", leaves_with_the_lease},
       {"sigterm_tells_clients", sigterm_tells_clients},

@@ -160,7 +160,7 @@ def test_an_unchecked_entry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("graphics interop", "cuVDPAUCtxCreate_v2"),
         ("conditional graph nodes", "cuGraphConditionalHandleCreate"),
         ("green contexts", "cuGreenCtxCreate"),
-        ("textures and arrays", "cuMemcpyHtoA_v2"),
+        ("textures and arrays", "cuMipmappedArrayCreate"),
         ("virtual memory management", "cuMemGetHandleForAddressRange"),
         ("profiler", "cuProfilerStart"),
         ("other versions", "cuMemcpyDtoHAsync"),

@@ -14,6 +14,7 @@ from codegen.apis.cuda_driver import (
     memory,
     module,
     stream,
+    texture,
     vmm,
 )
 from codegen.apis.cuda_driver.refused import FAMILIES
@@ -33,6 +34,7 @@ CHAPTERS = (
     entrypoint,
     vmm,
     link,
+    texture,
 )
 
 __all__ = ["CHAPTERS", "FAMILIES"]

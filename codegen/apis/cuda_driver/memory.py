@@ -28,13 +28,25 @@ cuMemcpyHtoD_v2 = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
 cuMemcpyDtoH_v2 = Api(client_sa="memory", ops=("COPY",), waits=True, checked=CHECKED)
 cuMemcpyDtoD_v2 = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
 cuMemcpy2D_v2 = Api(
-    client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY"), waits=True, checked=CHECKED
+    client_sa="memory",
+    nonnull=("pCopy",),
+    ops=("COPY_2D", "COPY", "ARRAY_COPY"),
+    waits=True,
+    checked=CHECKED,
 )
 cuMemcpy2DUnaligned_v2 = Api(
-    client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY"), waits=True, checked=CHECKED
+    client_sa="memory",
+    nonnull=("pCopy",),
+    ops=("COPY_2D", "COPY", "ARRAY_COPY"),
+    waits=True,
+    checked=CHECKED,
 )
 cuMemcpy3D_v2 = Api(
-    client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY"), waits=True, checked=CHECKED
+    client_sa="memory",
+    nonnull=("pCopy",),
+    ops=("COPY_2D", "COPY", "ARRAY_COPY"),
+    waits=True,
+    checked=CHECKED,
 )
 cuMemcpyAsync = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
 cuMemcpyPeerAsync = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
@@ -42,10 +54,10 @@ cuMemcpyHtoDAsync_v2 = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
 cuMemcpyDtoHAsync_v2 = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
 cuMemcpyDtoDAsync_v2 = Api(client_sa="memory", ops=("COPY",), checked=CHECKED)
 cuMemcpy2DAsync_v2 = Api(
-    client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY"), checked=CHECKED
+    client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY", "ARRAY_COPY"), checked=CHECKED
 )
 cuMemcpy3DAsync_v2 = Api(
-    client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY"), checked=CHECKED
+    client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY", "ARRAY_COPY"), checked=CHECKED
 )
 # A memset of device memory is asynchronous to the host also in its plain form (cuda.h, "API synchronization").
 cuMemsetD8_v2 = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)

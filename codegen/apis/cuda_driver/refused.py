@@ -64,7 +64,9 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
     "textures and arrays": (
         r"cuArray\w+|cuMipmappedArray\w+|cuTex\w+|cuSurf\w+|cuModuleGet(Tex|Surf)Ref|cuParamSetTexRef|cuMemMapArray\w*"
         r"|cuMemcpy(AtoA|AtoD|AtoH|DtoA|HtoA)\w*|cuDeviceGetTexture1DLinearMaxWidth",
-        Refused("CUDA arrays, textures and surfaces are not supported yet; use linear memory"),
+        Refused(
+            "mipmapped, sparse and planar arrays and texture references are not supported yet; use arrays and objects"
+        ),
     ),
     "virtual memory management": (
         r"cuMemAddress\w+|cuMemCreate|cuMemMap|cuMemUnmap|cuMemRelease|cuMemSetAccess|cuMemGetAccess"

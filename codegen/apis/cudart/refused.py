@@ -37,6 +37,10 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
         r"cudaGraphConditional\w*",
         DRIVER["conditional graph nodes"][1],
     ),
+    "runs between arrays": (
+        r"cudaMemcpyArrayToArray",
+        Refused("a run of bytes over the ends of two arrays' rows; use cudaMemcpy2DArrayToArray"),
+    ),
     "textures and arrays": (
         r"cuda\w*Mipmapped\w*|cuda\w*Array\w*|cuda\w*TextureObject\w*|cuda\w*SurfaceObject\w*|cudaGetChannelDesc"
         r"|cudaDeviceGetTexture1DLinearMaxWidth",

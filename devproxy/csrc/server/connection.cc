@@ -230,14 +230,16 @@ void Connection::remove_files() const {
 void Connection::tear_down() {
   if (space_) space_->stop();
   graphs.clear();
+  textures.clear();
+  arrays.clear();
   functions.clear();
   modules.clear();
   events.clear();
   streams_.clear();
   space_.reset();
   forget_for_crash(slot_);
-  if (credit_bytes + globals_bytes) parts_.ledger->give(credit_bytes + globals_bytes);
-  credit_bytes = globals_bytes = 0;
+  if (const uint64_t taken = credit_bytes + globals_bytes + arrays_bytes) parts_.ledger->give(taken);
+  credit_bytes = globals_bytes = arrays_bytes = 0;
   count_memory(-static_cast<int64_t>(counters_.live_bytes.load(std::memory_order_relaxed)));
   remove_files();
   if (pinned_mapped_) munmap(reinterpret_cast<void*>(pinned_begin()), kPinnedBytes);
@@ -354,6 +356,14 @@ void Connection::trace_memory() {
 std::vector<uint8_t> Connection::take_bulk(const Message& message) {
   if (message.bulk == gathered_.data()) return std::move(gathered_);
   return {message.bulk, message.bulk + message.bulk_bytes};
+}
+
+void Connection::texture_memory_gone(uint64_t addr, uint64_t bytes) {
+  if (textures.size() == 0) return;
+  textures.for_each([&](VHandle handle, const TextureObject& t) {
+    if (t.bytes && t.addr < addr + bytes && addr < t.addr + t.bytes)
+      set_undumpable(handle, "a texture object shows device memory that was freed");
+  });
 }
 
 bool Connection::in_variable(uint64_t addr, uint64_t bytes) const {

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <string>
@@ -85,8 +86,6 @@ class Connection final : public hal::SpaceOwner {
   void join();
   // Any thread, any time: for a connection whose kernel does not end.
   void remove_files() const;
-  // The files and the slot belong to a successor or predecessor: this connection's end leaves them.
-  void keep_files() { keep_files_ = true; }
   // The read end of the link: polls as hung up when the client is gone. Open as long as the connection lives.
   int link() const { return link_; }
 
@@ -154,10 +153,6 @@ class Connection final : public hal::SpaceOwner {
   bool create_stream(VHandle stream, uint32_t flags, int32_t priority);
   bool destroy_stream(VHandle stream);
 
-  struct ModuleObject {
-    hal::ModuleRef module;
-    std::string unlisted;  // why its variables are not known, so that it cannot be dumped; empty where they are
-  };
   struct FunctionObject {
     hal::FunctionRef function;
     VHandle module;
@@ -165,9 +160,22 @@ class Connection final : public hal::SpaceOwner {
     uint32_t params_bytes = 0;  // least length of a parameter block
   };
   HandleTable<hal::EventRef, HandleKind::kEvent> events;
-  HandleTable<ModuleObject, HandleKind::kModule> modules;
+  HandleTable<hal::ModuleRef, HandleKind::kModule> modules;
   HandleTable<FunctionObject, HandleKind::kFunction> functions;
+  struct ArrayObject {
+    hal::ArrayRef array;
+    ArrayShape shape;
+    ArrayExtent extent;
+  };
+  // What a texture or surface object shows: an array, or linear memory.
+  struct TextureObject {
+    hal::TextureRef texture;
+    VHandle array;
+    uint64_t addr = 0, bytes = 0;
+  };
   HandleTable<StoredGraph, HandleKind::kGraph> graphs;
+  HandleTable<ArrayObject, HandleKind::kArray> arrays;
+  HandleTable<TextureObject, HandleKind::kTexture> textures;
   ReplayLog replay;
   ImageUpload upload;
   ImageStore::Ref uploaded;  // whole, and not loaded yet
@@ -178,6 +186,7 @@ class Connection final : public hal::SpaceOwner {
   uint64_t credit_bytes = 0;   // granted to the client's allocator
   uint64_t client_bytes = 0;   // of that, allocated
   uint64_t globals_bytes = 0;  // of modules, taken from the ledger beside the credit
+  uint64_t arrays_bytes = 0;   // of arrays, likewise
   void count_memory(int64_t change_bytes);
   void trace_memory();  // after an allocation or release of the client's
   // Variables of modules that lie where the device put them, by address: live memory outside of the range. given: the
@@ -194,12 +203,15 @@ class Connection final : public hal::SpaceOwner {
   bool in_device(uint64_t addr, uint64_t bytes, uint64_t position) const {
     return device_mirror.contains(addr, bytes, position) || in_variable(addr, bytes);
   }
+  // Device memory goes: an object that shows some of it cannot be made again.
+  void texture_memory_gone(uint64_t addr, uint64_t bytes);
   std::vector<uint8_t> link_image;      // linked last, until it was fetched
   std::map<uint32_t, uint64_t> limits;  // those that the job set
   // What kernels printed and nobody has asked for yet.
   std::string output_text, error_text;
   bool any_prints = false;  // some module's kernels do, or may
   void gather_output() { space_->take_output(&output_text, &error_text); }
+  std::optional<uint64_t> replayed_value;                  // during a replay: the number of the next object
   std::vector<uint64_t> replayed_globals;                  // during a replay: where the next globals lie, in order
   std::vector<uint8_t> take_bulk(const Message& message);  // for keeping; may be called once per message
 
@@ -239,6 +251,8 @@ class Connection final : public hal::SpaceOwner {
   Status restore_contents(const Json& client, const std::string& path, bool use_up);
   Status place_variable(const Json& saved, uint64_t* addr);
   Status replay_entry(const Json& entry);
+  Status same_value(const Json& entry);
+  Status restore_arrays(const Json& client, int fd);
 
   bool consume(uint32_t record_bytes);
   bool fetch_bulk(Message& message, const uint8_t* inline_bytes, uint32_t inline_length);
@@ -249,7 +263,7 @@ class Connection final : public hal::SpaceOwner {
   uint32_t slot_ = SlotTable::kAny;
   std::string segment_path_, pinned_path_, link_path_;
   int link_ = -1;
-  bool keep_files_ = false;
+  bool keep_files_ = false;  // they and the slot belong to a successor or predecessor: our end leaves them
   bool pinned_mapped_ = false;
   SegmentView view_;
   std::unique_ptr<Lifeline> lifeline_;

@@ -136,16 +136,56 @@ std::vector<Piece> device_pieces(const Connection& connection) {
   return pieces;
 }
 
+std::vector<ArrayPiece> array_pieces(Connection& connection) {
+  const std::vector<Piece> ranges = device_pieces(connection);
+  uint64_t offset = ranges.empty() ? 0 : ranges.back().offset + ranges.back().bytes;
+  std::vector<ArrayPiece> pieces;
+  for (const ReplayLog::Entry& entry : connection.replay.entries()) {
+    const Connection::ArrayObject* array = entry.creates ? connection.arrays.find(entry.handle) : nullptr;
+    if (!array) continue;
+    pieces.push_back({entry.handle, offset});
+    offset += array->extent.bytes();
+  }
+  return pieces;
+}
+
+namespace {
+
+// Behind the ranges. A piece is some rows: an array has no addresses to cut it by.
+Status dump_arrays(Connection& connection, const std::string& path, uint64_t* end) {
+  const std::vector<ArrayPiece> pieces = array_pieces(connection);
+  if (pieces.empty()) return {};
+  const File file(path, O_WRONLY);
+  if (file.fd < 0) return Status::from_errno(kFileNotFound, "opening " + path);
+  for (const ArrayPiece& piece : pieces) {
+    const Connection::ArrayObject& array = *connection.arrays.find(piece.handle);
+    const uint64_t row = array.extent.width_bytes, all = array.extent.rows * array.extent.slices;
+    const uint64_t at_once = std::max<uint64_t>(1, kPieceBytes / row);
+    std::vector<uint8_t> bounce(std::min(at_once, all) * row);
+    for (uint64_t done = 0; done < all; done += at_once) {
+      const uint64_t rows = std::min(at_once, all - done);
+      Status s = connection.space().read_array(array.array, done, rows, bounce.data());
+      if (s.ok()) s = write_all(file.fd, bounce.data(), rows * row, piece.offset + done * row);
+      if (!s.ok()) return std::move(s).with("writing an array's contents to " + path);
+    }
+    *end = piece.offset + all * row;
+  }
+  return {};
+}
+
+}  // namespace
+
 Status dump_device(Connection& connection, const std::string& path, uint64_t* bytes) {
   const std::vector<Piece> pieces = device_pieces(connection);
   *bytes = pieces.empty() ? 0 : pieces.back().offset + pieces.back().bytes;
-  return dump_pieces(path, pieces, [&](int fd, const Piece& p) -> Status {
+  Status ranges = dump_pieces(path, pieces, [&](int fd, const Piece& p) -> Status {
     if (Status s = DP_FAULT(server_dump_mid); !s.ok()) return s;
     if (const void* view = connection.space().host_view(p.addr, p.bytes)) return write_all(fd, view, p.bytes, p.offset);
     std::vector<uint8_t> bounce(p.bytes);
     if (Status s = connection.space().read(p.addr, bounce.data(), p.bytes); !s.ok()) return s;
     return write_all(fd, bounce.data(), p.bytes, p.offset);
   });
+  return ranges.ok() ? dump_arrays(connection, path, bytes) : ranges;
 }
 
 StatusOr<std::string> dump_images(ImageStore& store, const std::string& path) {
@@ -260,7 +300,7 @@ StatusOr<std::string> Connection::state_json() {
   if (std::string why = undumpable(); !why.empty()) return Status(kNotSupported, std::move(why));
   // The driver's own buffer dies with its context; the text goes on.
   if (any_prints) gather_output();
-  std::string device, pinned, events_text, log, tokens, limits_text;
+  std::string device, pinned, array_text, events_text, log, tokens, limits_text;
   for (const auto& [limit, value] : limits) limits_text += (limits_text.empty() ? "" : ",") + pair_json(limit, value);
   uint64_t offset = 0;  // as device_pieces() places them
   device_mirror.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t flags) {
@@ -274,6 +314,10 @@ StatusOr<std::string> Connection::state_json() {
               ",\"name\":" + json_string(v.name) + ",\"given\":" + (v.given ? "true" : "false") + '}';
     offset += v.bytes;
   }
+  for (const ArrayPiece& piece : array_pieces(*this))
+    array_text += (array_text.empty() ? "{" : ",{") + json_number("handle", piece.handle.value) + ',' +
+                  json_number("offset", piece.offset) + ',' +
+                  json_number("bytes", arrays.find(piece.handle)->extent.bytes()) + '}';
   pinned_mirror.for_each_live(
       [&](uint64_t addr, uint64_t bytes, uint32_t) { pinned += (pinned.empty() ? "" : ",") + pair_json(addr, bytes); });
   Status failed;
@@ -290,12 +334,14 @@ StatusOr<std::string> Connection::state_json() {
     if (const StoredGraph* graph = e.creates ? graphs.find(e.handle) : nullptr) now = graph->encoded();
     const std::vector<uint8_t>& bulk = now.empty() ? e.bulk : now;
     if (!bulk.empty()) log += ",\"bulk\":\"" + base64(bulk.data(), bulk.size()) + '"';
-    if (const ModuleObject* module = e.creates ? modules.find(e.handle) : nullptr) {
+    if (const hal::ModuleRef* module = e.creates ? modules.find(e.handle) : nullptr) {
       std::string globals;
-      for (const auto& global : space_->globals(module->module))
+      for (const auto& global : space_->globals(*module))
         globals += (globals.empty() ? "" : ",") + std::to_string(global.addr);
       log += ",\"globals\":[" + globals + "]";
     }
+    if (const TextureObject* texture = e.creates ? textures.find(e.handle) : nullptr)
+      log += ',' + json_number("value", texture->texture->value);
     log += '}';
   }
   for (const uint64_t token : host_functions_) tokens += (tokens.empty() ? "" : ",") + std::to_string(token);
@@ -303,11 +349,12 @@ StatusOr<std::string> Connection::state_json() {
   return "{" + json_number("number", number()) + ',' + json_number("pid", peer_.pid) + ',' +
          json_number("slot", slot_) + ",\"told\":" + told_json() + ',' + json_number("position", position_) + ',' +
          json_number("credit_bytes", credit_bytes) + ',' + json_number("client_bytes", client_bytes) + ',' +
-         json_number("globals_bytes", globals_bytes) + ",\"device\":[" + device + "],\"pinned\":[" + pinned +
-         "],\"events\":[" + events_text + "]," + json_number("event_clock_ns", space_->event_clock_ns()) +
-         ",\"limits\":[" + limits_text + "],\"output\":" + json_bytes(output_text) +
-         ",\"errors\":" + json_bytes(error_text) + ",\"log\":[" + log + "],\"host_functions\":[" + tokens +
-         "],\"fault\":{" + json_number("code", static_cast<uint64_t>(lifeline_->fault_code())) +
+         json_number("globals_bytes", globals_bytes) + ',' + json_number("arrays_bytes", arrays_bytes) +
+         ",\"device\":[" + device + "],\"arrays\":[" + array_text + "],\"pinned\":[" + pinned + "],\"events\":[" +
+         events_text + "]," + json_number("event_clock_ns", space_->event_clock_ns()) + ",\"limits\":[" + limits_text +
+         "],\"output\":" + json_bytes(output_text) + ",\"errors\":" + json_bytes(error_text) + ",\"log\":[" + log +
+         "],\"host_functions\":[" + tokens + "],\"fault\":{" +
+         json_number("code", static_cast<uint64_t>(lifeline_->fault_code())) +
          ",\"text\":" + json_string(lifeline_->fault_text()) + ",\"ended\":" + (lifeline_->ended() ? "true" : "false") +
          ",\"poisoned\":" + (poisoned_ ? "true" : "false") + "},\"counters\":{" + json_number("calls", n.calls) + ',' +
          json_number("launches", n.launches) + ',' + json_number("h2d_bytes", n.h2d_bytes) + ',' +

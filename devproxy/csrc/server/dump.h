@@ -3,7 +3,8 @@
 //   gpuK.state.json    the server and each client: handles, addresses, replay log, counters (format version
 //                      kStateVersion)
 //   gpuK.images        the module images that replay logs name, back to back; the table is in the state
-//   gpuK-N.dev         the live device ranges of client N, back to back in address order; the table is in the state
+//   gpuK-N.dev         the live device ranges of client N, back to back in address order; the table is in the state.
+//                      Then the contents of its arrays, packed, in the order in which they were made
 //   gpuK.shared.json   for each client the extents of the two files below: [offset in the job's file, bytes]
 //   gpuK-N.seg         the used parts of its segment, gpuK-N.pin: those of its pinned window, back to back
 //
@@ -36,6 +37,13 @@ Status read_all(int fd, void* to, uint64_t bytes, uint64_t offset);
 
 // The client's live device ranges, one behind the other in the file, in address order.
 std::vector<Piece> device_pieces(const Connection& connection);
+
+// The client's arrays in the same file, behind those.
+struct ArrayPiece {
+  VHandle handle;
+  uint64_t offset = 0;
+};
+std::vector<ArrayPiece> array_pieces(Connection& connection);
 
 Status dump_device(Connection& connection, const std::string& path, uint64_t* bytes);
 // json: the client's object of gpuK.shared.json. Precondition: the client's process is frozen.

@@ -70,6 +70,14 @@ void launch_ex(Connection&, const Message&);
 void occupancy(Connection&, const Message&);
 }  // namespace launch
 
+namespace texture {
+void array_create(Connection&, const Message&);
+void array_destroy(Connection&, const Message&);
+void array_copy(Connection&, const Message&);
+void texture_create(Connection&, const Message&);
+void texture_destroy(Connection&, const Message&);
+}  // namespace texture
+
 namespace graph {
 void graph_create(Connection&, const Message&);
 void graph_update(Connection&, const Message&);

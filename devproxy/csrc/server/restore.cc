@@ -40,6 +40,8 @@ constexpr Row kReplayed[] = {
     {wire::Opcode::MODULE_LOAD, module::module_load},
     {wire::Opcode::FUNCTION_GET, module::function_get},
     {wire::Opcode::FUNCTION_SET_ATTR, module::function_set_attr},
+    {wire::Opcode::ARRAY_CREATE, texture::array_create},
+    {wire::Opcode::TEXTURE_CREATE, texture::texture_create},
     {wire::Opcode::GRAPH_CREATE, graph::graph_create},
 };
 
@@ -143,8 +145,9 @@ Status Connection::check_told(const Json& told) const {
 }
 
 Status Connection::restore_memory(const Json& client) {
-  const uint64_t credit = client["credit_bytes"].u64(), globals = client["globals_bytes"].u64();
-  // The globals are taken one by one when their modules are loaded; whether all fits is asked here, at once.
+  const uint64_t credit = client["credit_bytes"].u64();
+  const uint64_t globals = client["globals_bytes"].u64() + client["arrays_bytes"].u64();
+  // Globals and arrays are taken one by one when they are made again; whether all fits is asked here, at once.
   if (!parts_.ledger->take(credit + globals, credit + globals)) {
     const uint64_t total = parts_.ledger->total_bytes(), used = parts_.ledger->used_bytes();
     return {kOutOfMemory, "GPU " + std::to_string(parts_.gpu) + " has " +
@@ -189,6 +192,8 @@ Status Connection::restore_objects(const Json& client) {
   for (const Json& entry : client["log"].items)
     if (Status s = replay_entry(entry); !s.ok()) return s;
   replaying_ = false;
+  if (arrays_bytes != client["arrays_bytes"].u64())
+    return {kInvalidImage, "the state's arrays do not add up to its count"};
   if (globals_bytes != client["globals_bytes"].u64())
     return {kInvalidImage, "the modules' globals take other memory than before"};
   // Times move with the clock, so that one event before the dump and one after the restore are as far apart as the job
@@ -243,7 +248,10 @@ Status Connection::replay_entry(const Json& entry) {
     replay_status_ = kOk;
     replayed_globals.clear();
     for (const Json& addr : entry["globals"].items) replayed_globals.push_back(addr.u64());
+    replayed_value.reset();
+    if (opcode == static_cast<uint16_t>(wire::Opcode::TEXTURE_CREATE)) replayed_value = entry["value"].u64();
     row.handler(*this, message);
+    if (Status s = same_value(entry); !s.ok()) return s;
     if (opcode == static_cast<uint16_t>(wire::Opcode::MODULE_LOAD) && replay_status_ == kOk &&
         !modules.find(VHandle{entry["handle"].u64()}))
       return {kInvalidImage, "replaying " + what + ": its image is not in the state"};
@@ -253,6 +261,20 @@ Status Connection::replay_entry(const Json& entry) {
                 " (the reason is in the server's log)"};
   }
   return {kInvalidImage, "the replay log has " + what + ", which no replay makes"};
+}
+
+// Is the object that was just made again the number that the job has in its parameters?
+Status Connection::same_value(const Json& entry) {
+  const TextureObject* object = replayed_value ? textures.find(VHandle{entry["handle"].u64()}) : nullptr;
+  const uint64_t wanted = replayed_value.value_or(0);
+  replayed_value.reset();
+  if (!object || object->texture->value == wanted) return {};
+  char text[64];
+  std::snprintf(text, sizeof text, "0x%llx and is 0x%llx now", static_cast<unsigned long long>(wanted),
+                static_cast<unsigned long long>(object->texture->value));
+  return {kNotSupported, std::string("the job was told that its ") +
+                             (object->bytes ? "texture" : "texture or surface") + " object is " + text +
+                             ": the driver counts otherwise here, and the job cannot be told; nothing of it runs"};
 }
 
 // Where a module's variable lies now. The driver chose again; kernels find it by themselves, the job does not.
@@ -275,6 +297,23 @@ Status Connection::place_variable(const Json& saved, uint64_t* addr) {
     return {};
   }
   return {kInvalidImage, "the module has no variable '" + name + "' any more"};
+}
+
+Status Connection::restore_arrays(const Json& client, int fd) {
+  for (const Json& saved : client["arrays"].items) {
+    const ArrayObject* array = arrays.find(VHandle{saved["handle"].u64()});
+    if (!array || array->extent.bytes() != saved["bytes"].u64())
+      return {kInvalidImage, "the state has the contents of an array that does not exist, or is of another size"};
+    const uint64_t row = array->extent.width_bytes, all = array->extent.rows * array->extent.slices;
+    const uint64_t at_once = std::max<uint64_t>(1, kUsedUpBytes / row);
+    std::vector<uint8_t> bounce(std::min(at_once, all) * row);
+    for (uint64_t done = 0; done < all; done += at_once) {
+      const uint64_t rows = std::min(at_once, all - done);
+      if (Status s = read_all(fd, bounce.data(), rows * row, saved["offset"].u64() + done * row); !s.ok()) return s;
+      if (Status s = space_->write_array(array->array, done, rows, bounce.data()); !s.ok()) return s;
+    }
+  }
+  return {};
 }
 
 // use_up: what has been read of a file in memory is freed at once, so that a restore never needs memory for two copies
@@ -300,6 +339,7 @@ Status Connection::restore_contents(const Json& client, const std::string& path,
     if (Status s = read_all(file.fd, bounce.data(), p.bytes, p.offset); !s.ok()) return s;
     return space_->write(p.addr, bounce.data(), p.bytes);
   };
+  if (Status s = restore_arrays(client, file.fd); !s.ok()) return std::move(s).with("filling arrays from " + path);
   return copy_pieces(pieces,
                      [&](const Piece& p) -> Status {
                        Piece part = p;

@@ -13,7 +13,9 @@ enum class HandleKind : uint8_t {
   kEvent = 3,
   kModule = 4,
   kFunction = 5,
-  kGraph = 12
+  kGraph = 12,
+  kArray = 13,
+  kTexture = 14
 };
 
 // A virtual handle: what the job holds. Chosen by the client, stable over restore.

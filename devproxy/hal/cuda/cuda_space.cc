@@ -282,6 +282,13 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
     case Action::kCopy: s = issue_copy(queue.stream, command.copy); break;
     case Action::kStagedCopy: s = issue_staged(queue, command.copy, pending); break;
     case Action::kHostCopy: s = issue_job(queue, pending, {this, Job::Kind::kCopyRows, command.copy, {}, 0}); break;
+    case Action::kArrayCopy:
+    case Action::kStagedArrayCopy:
+      s = command.action == Action::kArrayCopy ? issue_array_copy(queue.stream, *command.array_copy)
+                                               : issue_staged_array(queue, *command.array_copy, pending);
+      forgive(command, &s);
+      pending.keeps = std::const_pointer_cast<ArrayCopy>(command.array_copy);
+      break;
     case Action::kMemset: s = issue_memset(queue.stream, command.memset); break;
     case Action::kHostMemset: s = issue_job(queue, pending, {this, Job::Kind::kFillRows, {}, command.memset, 0}); break;
     case Action::kHostFunction: s = issue_job(queue, pending, {this, Job::Kind::kToken, {}, {}, command.token}); break;
@@ -298,12 +305,7 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
       break;
     case Action::kLaunch:
       s = issue_launch(queue, command);
-      // A launch that the driver does not take (too many resources, a cluster that does not fit) is an error of that
-      // one call, not of the context, as long as that lives. The command completes unexecuted.
-      if (!s.ok() && !is_execution_fault(s.code()) && alive()) {
-        owner_.on_refused(command.ticket.caller, s.code(), s.text().c_str());
-        s = {};
-      }
+      forgive(command, &s);
       pending.keeps = std::move(command.function);
       break;
   }
@@ -313,6 +315,14 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
   in_flight_++;
   if (command.action == Action::kRecord || ++queue.since_mark >= device_.mark_every) return mark(queue);
   return {};
+}
+
+// A launch that the driver does not take (too many resources, a cluster that does not fit), or a copy of an array, is
+// an error of that one call, not of the context, as long as that lives. The command completes unexecuted.
+void CudaSpace::forgive(const Command& command, Status* s) {
+  if (s->ok() || is_execution_fault(s->code()) || !alive()) return;
+  owner_.on_refused(command.ticket.caller, s->code(), s->text().c_str());
+  *s = {};
 }
 
 // The client's block of parameters goes on as it is; its layout is the driver's own (CudaFunction::get).
@@ -388,6 +398,30 @@ Status CudaSpace::issue_staged(CudaQueue& queue, const CopyArgs& a, Pending& pen
   device.dst_pitch = host.src_pitch = a.width_bytes;
   if (Status s = issue_copy(queue.stream, device); !s.ok()) return s;
   return issue_job(queue, pending, {this, Job::Kind::kCopyRows, host, {}, 0});
+}
+
+Status CudaSpace::issue_array_copy(CUstream stream, const ArrayCopy& copy) {
+  const Driver& cu = context_->driver();
+  const CUDA_MEMCPY3D c = driver_copy(copy);
+  return cu.status(cu.cuMemcpy3DAsync(&c, stream), cu.cuMemcpy3DAsync, "copying an array");
+}
+
+// As issue_staged(): rows of one slice, which fit the queue's slot.
+Status CudaSpace::issue_staged_array(CudaQueue& queue, const ArrayCopy& a, Pending& pending) {
+  if (!queue.slot) queue.slot = host_->take_slot();
+  if (!queue.slot) return {kOutOfMemory, "staging a copy: the host has no page-locked memory left"};
+  const auto slot = reinterpret_cast<uint64_t>(queue.slot);
+  const bool in = !a.src.array;
+  const ArrayCopy::Side staged{nullptr, 0, 0, 0, slot, a.width_bytes, a.rows, false};
+  ArrayCopy device = a;
+  (in ? device.src : device.dst) = staged;
+  CopyArgs host;
+  host.width_bytes = a.width_bytes, host.height = a.rows;
+  host.dst = in ? slot : a.dst.addr, host.dst_pitch = in ? a.width_bytes : a.dst.pitch;
+  host.src = in ? a.src.addr : slot, host.src_pitch = in ? a.src.pitch : a.width_bytes;
+  const Job job{this, Job::Kind::kCopyRows, host, {}, 0};
+  if (Status s = in ? issue_job(queue, pending, job) : issue_array_copy(queue.stream, device); !s.ok()) return s;
+  return in ? issue_array_copy(queue.stream, device) : issue_job(queue, pending, job);
 }
 
 Status CudaSpace::issue_job(CudaQueue& queue, Pending& pending, const Job& job) {
@@ -495,6 +529,57 @@ void CudaSpace::copy(const QueueRef& ref, Ticket ticket, const CopyArgs& args) {
       piece(Action::kStagedCopy, part, y + rows >= args.height && x + columns >= args.width_bytes);
     }
   }
+}
+
+void CudaSpace::copy_array(const QueueRef& ref, Ticket ticket, const ArrayCopy& args) {
+  context_->enter();
+  const auto queue = std::static_pointer_cast<CudaQueue>(ref);
+  std::unique_lock lock(mu_);
+  auto piece = [&](Action action, const ArrayCopy& part, bool last) {
+    Command command;
+    command.action = action;
+    command.ticket = ticket;
+    command.last = last;
+    command.array_copy = std::make_shared<const ArrayCopy>(part);
+    submit_locked(queue, command, lock);
+  };
+  if (faulted_.load(std::memory_order_relaxed)) return piece(Action::kArrayCopy, args, true);  // dropped
+  auto on_host = [](const ArrayCopy::Side& side) { return !side.array && !side.device; };
+  if (!on_host(args.dst) && !on_host(args.src)) return piece(Action::kArrayCopy, args, true);
+  const bool in = on_host(args.src);
+  const ArrayCopy::Side& host = in ? args.src : args.dst;
+  const uint64_t bytes = ((args.slices - 1) * host.slice_rows + args.rows - 1) * host.pitch + args.width_bytes;
+  if (host_->direct_bytes(host.addr, bytes) == bytes) return piece(Action::kArrayCopy, args, true);
+  // Whole elements, of which the largest has 16 bytes.
+  const uint64_t columns = std::min<uint64_t>(args.width_bytes, device_.staging_bytes / 16 * 16);
+  const uint64_t rows = std::max<uint64_t>(1, device_.staging_bytes / columns);
+  for (uint64_t z = 0; z < args.slices; z++) {
+    for (uint64_t y = 0; y < args.rows; y += rows) {
+      for (uint64_t x = 0; x < args.width_bytes; x += columns) {
+        ArrayCopy part = args;
+        part.width_bytes = std::min(columns, args.width_bytes - x);
+        part.rows = std::min(rows, args.rows - y);
+        part.slices = 1;
+        (in ? part.src : part.dst).addr += (z * host.slice_rows + y) * host.pitch + x;
+        ArrayCopy::Side& array = in ? part.dst : part.src;
+        array.x_bytes += x, array.y += y, array.z += z;
+        piece(Action::kStagedArrayCopy, part,
+              z + 1 == args.slices && y + rows >= args.rows && x + columns >= args.width_bytes);
+      }
+    }
+  }
+}
+
+StatusOr<ArrayRef> CudaSpace::create_array(const ArrayShape& shape) {
+  auto array = CudaArray::create(context_, shape);
+  if (!array.ok()) return std::move(array).status();
+  return ArrayRef(*array);
+}
+
+StatusOr<TextureRef> CudaSpace::create_texture(const TextureArgs& args, const ArrayRef& array) {
+  auto texture = CudaTexture::create(context_, args, array);
+  if (!texture.ok()) return std::move(texture).status();
+  return TextureRef(*texture);
 }
 
 void CudaSpace::memset(const QueueRef& queue, Ticket ticket, const MemsetArgs& args) {
@@ -1080,6 +1165,48 @@ Status CudaSpace::read(uint64_t addr, void* to, size_t bytes) {
 
 Status CudaSpace::write(uint64_t addr, const void* from, size_t bytes) {
   return move(addr, const_cast<uint8_t*>(static_cast<const uint8_t*>(from)), bytes, false);  // only read from
+}
+
+// Through one slot: arrays are small beside the rest.
+Status CudaSpace::move_array(const ArrayRef& ref, uint64_t first_row, uint64_t rows, uint8_t* host, bool to_host) {
+  const ArrayExtent& extent = static_cast<const CudaArray&>(*ref).extent;
+  if (rows > extent.rows * extent.slices || first_row > extent.rows * extent.slices - rows)
+    return {kInvalidValue, "the array has fewer rows"};
+  const Driver& cu = context_->enter();
+  std::lock_guard lock(io_mu_);
+  uint8_t* const slot = io_slots_[0];
+  const uint64_t columns = std::min<uint64_t>(extent.width_bytes, device_.staging_bytes / 16 * 16);
+  const uint64_t rows_at_once = std::max<uint64_t>(1, device_.staging_bytes / columns);
+  const char* const doing = to_host ? "reading an array" : "writing an array";
+  for (uint64_t row = 0, n; row < rows; row += n) {
+    const uint64_t y = (first_row + row) % extent.rows, z = (first_row + row) / extent.rows;
+    n = std::min({rows_at_once, rows - row, extent.rows - y});
+    for (uint64_t x = 0; x < extent.width_bytes; x += columns) {
+      const uint64_t width = std::min(columns, extent.width_bytes - x);
+      const auto staged = reinterpret_cast<uint64_t>(slot);
+      const auto at = reinterpret_cast<uint64_t>(host) + row * extent.width_bytes + x;
+      const ArrayCopy::Side in_array{ref, x, y, z, 0, 0, 0, true};
+      const ArrayCopy::Side on_host{nullptr, 0, 0, 0, staged, width, n, false};
+      CopyArgs packed{staged, at, width, extent.width_bytes, width, n, false, false};
+      if (!to_host) copy_rows(packed);
+      const CUDA_MEMCPY3D c =
+          driver_copy(to_host ? ArrayCopy{on_host, in_array, width, n, 1} : ArrayCopy{in_array, on_host, width, n, 1});
+      Status s = cu.status(cu.cuMemcpy3DAsync(&c, transfer_), cu.cuMemcpy3DAsync, doing);
+      if (s.ok()) s = cu.status(cu.cuStreamSynchronize(transfer_), cu.cuStreamSynchronize, doing);
+      if (!s.ok()) return s;
+      std::swap(packed.dst, packed.src), std::swap(packed.dst_pitch, packed.src_pitch);
+      if (to_host) copy_rows(packed);
+    }
+  }
+  return {};
+}
+
+Status CudaSpace::read_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, void* to) {
+  return move_array(array, first_row, rows, static_cast<uint8_t*>(to), true);
+}
+
+Status CudaSpace::write_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, const void* from) {
+  return move_array(array, first_row, rows, const_cast<uint8_t*>(static_cast<const uint8_t*>(from)), false);
 }
 
 Status CudaSpace::alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) {

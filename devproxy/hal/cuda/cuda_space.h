@@ -39,8 +39,9 @@
 // a leaf of its own. No owner callback runs under a lock.
 //
 // Open on a device: whether host functions of different streams run side by side (a host function that waits for a
-// staged copy of another stream would otherwise wait for ever), whether cuMemCreate, cuMemUnmap, cuModuleLoadDataEx or
-// cuMemHostAlloc wait for running work, and what a mark costs. docs/gpu-results.md has the list.
+// staged copy of another stream would otherwise wait for ever), whether cuMemCreate, cuMemUnmap, cuModuleLoadDataEx,
+// cuMemHostAlloc or the making and ending of arrays and objects wait for running work, and what a mark costs.
+// docs/gpu-results.md has the list.
 #pragma once
 
 #include <atomic>
@@ -52,6 +53,7 @@
 #include <thread>
 #include <vector>
 
+#include "devproxy/hal/cuda/cuda_array.h"
 #include "devproxy/hal/cuda/cuda_host.h"
 #include "devproxy/hal/cuda/cuda_memory.h"
 #include "devproxy/hal/cuda/cuda_module.h"
@@ -77,6 +79,9 @@ class CudaSpace final : public Space {
 
   void nop(const QueueRef& queue, Ticket ticket) override;
   void copy(const QueueRef& queue, Ticket ticket, const CopyArgs& args) override;
+  void copy_array(const QueueRef& queue, Ticket ticket, const ArrayCopy& args) override;
+  StatusOr<ArrayRef> create_array(const ArrayShape& shape) override;
+  StatusOr<TextureRef> create_texture(const TextureArgs& args, const ArrayRef& array) override;
   void memset(const QueueRef& queue, Ticket ticket, const MemsetArgs& args) override;
   void launch(const QueueRef& queue, Ticket ticket, const FunctionRef& function, const LaunchArgs& args) override;
   void host_function(const QueueRef& queue, Ticket ticket, uint64_t token) override;
@@ -106,6 +111,8 @@ class CudaSpace final : public Space {
 
   Status read(uint64_t addr, void* to, size_t bytes) override;
   Status write(uint64_t addr, const void* from, size_t bytes) override;
+  Status read_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, void* to) override;
+  Status write_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, const void* from) override;
   uint64_t event_clock_ns() override;
   StatusOr<uint64_t> event_time_ns(const EventRef& event) override;
   Status restore_event(const EventRef& event, uint64_t time_ns) override;
@@ -118,6 +125,8 @@ class CudaSpace final : public Space {
     kNop,
     kCopy,
     kStagedCopy,
+    kArrayCopy,
+    kStagedArrayCopy,
     kHostCopy,
     kMemset,
     kHostMemset,
@@ -158,6 +167,7 @@ class CudaSpace final : public Space {
     std::vector<CUlaunchAttribute> attributes;  // of the launch
     std::shared_ptr<CudaFunction> function;
     std::shared_ptr<CudaEvent> event;
+    std::shared_ptr<const ArrayCopy> array_copy;
   };
 
   struct Pending {
@@ -205,6 +215,9 @@ class CudaSpace final : public Space {
   void submit_locked(const CudaQueueRef& queue, Command& command, std::unique_lock<std::mutex>& lock);
   Status issue(const CudaQueueRef& queue, Command& command, Pending& pending);
   Status issue_staged(CudaQueue& queue, const CopyArgs& copy, Pending& pending);
+  Status issue_array_copy(CUstream stream, const ArrayCopy& copy);
+  Status issue_staged_array(CudaQueue& queue, const ArrayCopy& copy, Pending& pending);
+  void forgive(const Command& command, Status* s);
   Status issue_launch(CudaQueue& queue, const Command& command);
   Status issue_copy(CUstream stream, const CopyArgs& copy);
   Status issue_memset(CUstream stream, const MemsetArgs& memset);
@@ -221,6 +234,7 @@ class CudaSpace final : public Space {
   void close_queue(CudaQueue& queue);
   bool in_variable(uint64_t addr, uint64_t bytes);
   Status move(uint64_t addr, uint8_t* host, size_t bytes, bool to_host);
+  Status move_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, uint8_t* host, bool to_host);
   static void CUDA_CB run_job(void* job);
 
   const CudaConfig device_;

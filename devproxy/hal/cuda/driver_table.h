@@ -34,7 +34,9 @@ namespace devproxy::hal::cuda {
   X(cuLaunchKernelEx) X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) \
   X(cuOccupancyAvailableDynamicSMemPerBlock) X(cuOccupancyMaxActiveClusters) X(cuOccupancyMaxPotentialClusterSize) \
   X(cuCtxSetLimit) X(cuCtxGetLimit) X(cuCtxSynchronize) X(cuLinkCreate) X(cuLinkAddData) X(cuLinkComplete) \
-  X(cuLinkDestroy) X(cuTensorMapEncodeTiled) X(cuTensorMapEncodeIm2col) X(cuTensorMapReplaceAddress)
+  X(cuLinkDestroy) X(cuTensorMapEncodeTiled) X(cuTensorMapEncodeIm2col) X(cuTensorMapReplaceAddress) \
+  X(cuArray3DCreate) X(cuArrayDestroy) X(cuMemcpy3DAsync) X(cuTexObjectCreate) X(cuTexObjectDestroy) \
+  X(cuSurfObjectCreate) X(cuSurfObjectDestroy)
 // clang-format on
 
 // X(field, symbol, signature): here an older version is wanted than the header's, because it does the same and every

@@ -107,6 +107,38 @@ void RecordSpace::copy(const QueueRef& queue, Ticket ticket, const CopyArgs& arg
   inner_->copy(queue, ticket, args);
 }
 
+StatusOr<ArrayRef> RecordSpace::create_array(const ArrayShape& s) {
+  line("create_array", [&](Line& l) {
+    l.add("width", s.width).add("height", s.height).add("depth", s.depth).add("format", s.format);
+    l.add("channels", s.channels).add("flags", s.flags);
+  });
+  return inner_->create_array(s);
+}
+
+void RecordSpace::copy_array(const QueueRef& queue, Ticket ticket, const ArrayCopy& a) {
+  line("copy_array", [&](Line& l) {
+    auto side = [](const ArrayCopy::Side& s) { return s.array ? "A" : s.device ? "D" : "H"; };
+    l.add("stream", index_of(queue)).add("kind", std::string(side(a.src)) + "to" + side(a.dst));
+    l.add("width", a.width_bytes).add("rows", a.rows).add("slices", a.slices);
+  });
+  inner_->copy_array(queue, ticket, a);
+}
+
+// Kernels are not executed, so nobody looks behind the number.
+StatusOr<TextureRef> RecordSpace::create_texture(const TextureArgs& a, const ArrayRef& array) {
+  struct RecordTexture final : Texture {
+    ArrayRef array;
+  };
+  auto texture = std::make_shared<RecordTexture>();
+  texture->value = next_texture_++;
+  texture->array = array;
+  line("create_texture", [&](Line& l) {
+    const char* const kKinds[] = {"texture", "surface"};
+    l.add("kind", kKinds[a.kind]).add("value", texture->value).add("resource", a.resource);
+  });
+  return TextureRef(texture);
+}
+
 void RecordSpace::memset(const QueueRef& queue, Ticket ticket, const MemsetArgs& args) {
   line("memset", [&](Line& l) {
     l.add("stream", index_of(queue)).add("dst", args.dst).add("value", args.value).add("width", args.width);

@@ -37,6 +37,9 @@ class RecordSpace final : public Space {
 
   void nop(const QueueRef& queue, Ticket ticket) override { inner_->nop(queue, ticket); }
   void copy(const QueueRef& queue, Ticket ticket, const CopyArgs& args) override;
+  StatusOr<ArrayRef> create_array(const ArrayShape& shape) override;
+  void copy_array(const QueueRef& queue, Ticket ticket, const ArrayCopy& args) override;
+  StatusOr<TextureRef> create_texture(const TextureArgs& args, const ArrayRef& array) override;
   void memset(const QueueRef& queue, Ticket ticket, const MemsetArgs& args) override;
   void launch(const QueueRef& queue, Ticket ticket, const FunctionRef& function, const LaunchArgs& args) override;
   void host_function(const QueueRef& queue, Ticket ticket, uint64_t token) override;
@@ -65,6 +68,12 @@ class RecordSpace final : public Space {
 
   Status read(uint64_t addr, void* to, size_t bytes) override { return inner_->read(addr, to, bytes); }
   Status write(uint64_t addr, const void* from, size_t bytes) override { return inner_->write(addr, from, bytes); }
+  Status read_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, void* to) override {
+    return inner_->read_array(array, first_row, rows, to);
+  }
+  Status write_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, const void* from) override {
+    return inner_->write_array(array, first_row, rows, from);
+  }
   void* host_view(uint64_t addr, uint64_t bytes) override { return inner_->host_view(addr, bytes); }
   uint64_t event_clock_ns() override { return inner_->event_clock_ns(); }
   StatusOr<uint64_t> event_time_ns(const EventRef& event) override { return inner_->event_time_ns(event); }
@@ -100,7 +109,7 @@ class RecordSpace final : public Space {
   // Submitting thread only. Names for the record; an address that is used again has got a new name by then.
   std::unordered_map<const Queue*, uint32_t> queues_;
   std::unordered_map<const Event*, uint64_t> events_;
-  uint64_t next_event_ = 1, next_module_ = 1;
+  uint64_t next_event_ = 1, next_module_ = 1, next_texture_ = 1;
   bool faulted_ = false;
 };
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <iterator>
@@ -66,6 +67,24 @@ void copy_rows(const CopyArgs& a) {
   const auto* src = reinterpret_cast<const uint8_t*>(a.src);
   for (uint64_t row = 0; row < a.height; row++)
     std::memmove(dst + row * a.dst_pitch, src + row * a.src_pitch, a.width_bytes);
+}
+
+// Rows and slices one behind the other; zeroes at first, though CUDA promises nothing.
+struct SoftArray final : Array {
+  ArrayExtent extent;
+  uint8_t* memory = nullptr;
+  ~SoftArray() override { std::free(memory); }
+};
+
+uint8_t* row_of(const ArrayCopy::Side& side, uint64_t z, uint64_t y) {
+  if (!side.array) return reinterpret_cast<uint8_t*>(side.addr + (z * side.slice_rows + y) * side.pitch);
+  const auto& array = static_cast<const SoftArray&>(*side.array);
+  return array.memory + ((side.z + z) * array.extent.rows + side.y + y) * array.extent.width_bytes + side.x_bytes;
+}
+
+void copy_box(const ArrayCopy& a) {
+  for (uint64_t z = 0; z < a.slices; z++)
+    for (uint64_t y = 0; y < a.rows; y++) std::memmove(row_of(a.dst, z, y), row_of(a.src, z, y), a.width_bytes);
 }
 
 void fill_rows(const MemsetArgs& a) {
@@ -374,6 +393,39 @@ void SoftSpace::copy(const QueueRef& queue, Ticket ticket, const CopyArgs& args)
   submit(queue, command, nullptr, nullptr);
 }
 
+StatusOr<ArrayRef> SoftSpace::create_array(const ArrayShape& shape) {
+  auto array = std::make_shared<SoftArray>();
+  if (!array_extent(shape, &array->extent)) return Status(kInvalidValue, "no array has that shape");
+  array->memory = static_cast<uint8_t*>(std::calloc(array->extent.bytes(), 1));
+  if (!array->memory)
+    return Status(kOutOfMemory, "the host has no " + std::to_string(array->extent.bytes()) +
+                                    " bytes for an array of the software GPU");
+  return ArrayRef(array);
+}
+
+void SoftSpace::copy_array(const QueueRef& queue, Ticket ticket, const ArrayCopy& args) {
+  auto copy = std::make_shared<ArrayCopy>(args);
+  Command command;
+  command.action = Action::kArrayCopy;
+  command.ticket = ticket;
+  command.array_copy = copy.get();
+  submit(queue, command, std::move(copy), nullptr);
+}
+
+Status SoftSpace::read_array(const ArrayRef& ref, uint64_t first_row, uint64_t rows, void* to) {
+  const auto& array = static_cast<const SoftArray&>(*ref);
+  const uint64_t row = array.extent.width_bytes;
+  std::memcpy(to, array.memory + first_row * row, rows * row);
+  return {};
+}
+
+Status SoftSpace::write_array(const ArrayRef& ref, uint64_t first_row, uint64_t rows, const void* from) {
+  const auto& array = static_cast<const SoftArray&>(*ref);
+  const uint64_t row = array.extent.width_bytes;
+  std::memcpy(array.memory + first_row * row, from, rows * row);
+  return {};
+}
+
 void SoftSpace::memset(const QueueRef& queue, Ticket ticket, const MemsetArgs& args) {
   Command command;
   command.action = Action::kMemset;
@@ -465,6 +517,10 @@ void SoftSpace::execute(Command& command, bool on_submitter) {
     case Action::kCopy: {
       const Running running("memory copy");
       return copy_rows(command.copy);
+    }
+    case Action::kArrayCopy: {
+      const Running running("array copy");
+      return copy_box(*command.array_copy);
     }
     case Action::kMemset: {
       const Running running("memory set");

@@ -75,6 +75,9 @@ class SoftSpace final : public Space {
   void wait(const QueueRef& queue, Ticket ticket, const EventRef& event) override;
   StatusOr<double> elapsed_ms(const EventRef& start, const EventRef& end) override;
 
+  StatusOr<ArrayRef> create_array(const ArrayShape& shape) override;
+  void copy_array(const QueueRef& queue, Ticket ticket, const ArrayCopy& args) override;
+
   StatusOr<ModuleRef> load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal& place) override;
   StatusOr<FunctionRef> get_function(const ModuleRef& module, const std::string& name, FunctionInfo* info) override;
   StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) override;
@@ -89,6 +92,8 @@ class SoftSpace final : public Space {
 
   Status read(uint64_t addr, void* to, size_t bytes) override;
   Status write(uint64_t addr, const void* from, size_t bytes) override;
+  Status read_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, void* to) override;
+  Status write_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, const void* from) override;
   void* host_view(uint64_t addr, uint64_t bytes) override {
     return owns(addr, bytes) ? reinterpret_cast<void*>(addr) : nullptr;
   }
@@ -118,7 +123,7 @@ class SoftSpace final : public Space {
     std::shared_ptr<Record> last;
   };
 
-  enum class Action : uint8_t { kNop, kCopy, kMemset, kLaunch, kRecord, kHostFunction };
+  enum class Action : uint8_t { kNop, kCopy, kArrayCopy, kMemset, kLaunch, kRecord, kHostFunction };
 
   struct Command {
     Action action = Action::kNop;
@@ -131,6 +136,7 @@ class SoftSpace final : public Space {
       uint64_t token;
     };
     const SoftFunction* function = nullptr;
+    const ArrayCopy* array_copy = nullptr;
     Record* record = nullptr;
     Command() : token(0) {}
   };

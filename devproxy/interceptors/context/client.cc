@@ -5,6 +5,7 @@
 
 #include "devproxy/interceptors/client_common.h"
 #include "devproxy/interceptors/graph/client.h"
+#include "devproxy/interceptors/texture/client.h"
 
 namespace devproxy::sa::context {
 
@@ -209,6 +210,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   // cuda.h: everything made in it is gone, and who retained it still has to release it. The handle stays, as after a
   // release; a fault stays too, because it is the server's address space that is broken.
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
+  texture::end_context(ctx);
   d->end_context(ctx);
   d->primary_flags = 0;
   return CUDA_SUCCESS;
@@ -240,6 +242,7 @@ CUresult cuCtxDestroy_v2(CUcontext ctx) {
   int32_t error = kOk;
   DeviceState* d = client::device_state(c->device, &error);
   const int32_t rc = d ? d->wait_all() : error;
+  if (d) texture::end_context(bits(ctx));
   if (d) d->end_context(bits(ctx));
   contexts().remove(bits(ctx));
   if (t_state.depth && t_state.contexts[t_state.depth - 1] == bits(ctx)) --t_state.depth;

@@ -5,6 +5,8 @@
 
 namespace devproxy::sa::cudart::memory {
 
+// Of one element, of the formats that arrays can have here.
+size_t element_bytes(const CUDA_ARRAY3D_DESCRIPTOR& d);
 cudaError_t describe(const cudaMemcpy3DParms& p, CUDA_MEMCPY3D* c);
 cudaError_t describe(void* dst, const void* src, size_t count, cudaMemcpyKind kind, CUDA_MEMCPY3D* c);
 // Where `count` bytes of a variable lie that a copy of that kind goes to, or comes from.

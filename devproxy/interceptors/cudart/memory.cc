@@ -9,6 +9,14 @@
 
 namespace devproxy::sa::cudart::memory {
 
+size_t element_bytes(const CUDA_ARRAY3D_DESCRIPTOR& d) {
+  size_t channel = 4;
+  if (d.Format == CU_AD_FORMAT_UNSIGNED_INT8 || d.Format == CU_AD_FORMAT_SIGNED_INT8) channel = 1;
+  if (d.Format == CU_AD_FORMAT_UNSIGNED_INT16 || d.Format == CU_AD_FORMAT_SIGNED_INT16 || d.Format == CU_AD_FORMAT_HALF)
+    channel = 2;
+  return channel * d.NumChannels;
+}
+
 namespace {
 
 CUdeviceptr address(const void* p) { return reinterpret_cast<CUdeviceptr>(p); }
@@ -105,6 +113,33 @@ cudaError_t describe(const cudaPitchedPtr& src, const cudaPos& from, const cudaP
   return cudaSuccess;
 }
 
+// driver_types.h: where an array takes part, the extent's width counts its elements; so does the x of a position in it,
+// while that of a pitched pointer counts bytes.
+cudaError_t describe_with_arrays(const cudaMemcpy3DParms& p, CUDA_MEMCPY3D* c) {
+  size_t element = 0;
+  for (const cudaArray_t array : {p.srcArray, p.dstArray}) {
+    if (array == nullptr) continue;
+    CUDA_ARRAY3D_DESCRIPTOR d;
+    if (const CUresult rc = cuArray3DGetDescriptor(&d, reinterpret_cast<CUarray>(array)); rc != CUDA_SUCCESS)
+      return result(rc);
+    const size_t mine = element_bytes(d);
+    if (element != 0 && mine != element) return cudaErrorInvalidValue;
+    element = mine;
+  }
+  cudaPitchedPtr src = p.srcPtr, dst = p.dstPtr;
+  cudaPos from = p.srcPos, to = p.dstPos;
+  cudaExtent extent = p.extent;
+  extent.width *= element;
+  Sides sides = sides_of(p.kind);
+  // cuda_runtime_api.h, cudaMemcpy3D: an array is the device's, whatever the kind says of its side.
+  if (p.srcArray != nullptr) sides.src = CU_MEMORYTYPE_ARRAY, from.x *= element, src = {nullptr, extent.width, 0, 0};
+  if (p.dstArray != nullptr) sides.dst = CU_MEMORYTYPE_ARRAY, to.x *= element, dst = {nullptr, extent.width, 0, 0};
+  const cudaError_t rc = describe(src, from, dst, to, extent, sides, c);
+  c->srcArray = reinterpret_cast<CUarray>(p.srcArray);
+  c->dstArray = reinterpret_cast<CUarray>(p.dstArray);
+  return rc;
+}
+
 cudaError_t run_3d(const CUDA_MEMCPY3D& c, CUstream stream, bool wait) {
   if (!wait) return result(cuMemcpy3DAsync(&c, stream));
   if (t_thread.per_thread) return finish(cuMemcpy3DAsync(&c, CU_STREAM_PER_THREAD), true);
@@ -120,8 +155,7 @@ cudaError_t describe(const cudaMemcpy3DParms& p, CUDA_MEMCPY3D* c) {
   // driver_types.h: each side is an array or a pitched pointer, not both.
   if ((p.srcArray != nullptr) == (p.srcPtr.ptr != nullptr) || (p.dstArray != nullptr) == (p.dstPtr.ptr != nullptr))
     return cudaErrorInvalidValue;
-  if (p.srcArray != nullptr || p.dstArray != nullptr)
-    return refuse("cudaMemcpy3D of an array", "CUDA arrays are not supported yet; use linear memory");
+  if (p.srcArray != nullptr || p.dstArray != nullptr) return describe_with_arrays(p, c);
   return describe(p.srcPtr, p.srcPos, p.dstPtr, p.dstPos, p.extent, sides_of(p.kind), c);
 }
 
@@ -142,7 +176,8 @@ cudaError_t copy_3d(const cudaMemcpy3DParms& p, CUstream stream, bool wait) {
 
 cudaError_t copy_3d_peer(const cudaMemcpy3DPeerParms& p, CUstream stream, bool wait) {
   if (p.srcArray != nullptr || p.dstArray != nullptr)
-    return refuse("cudaMemcpy3DPeer of an array", "CUDA arrays are not supported yet; use linear memory");
+    return refuse("cudaMemcpy3DPeer of an array",
+                  "an array of one GPU is not copied to another yet; use linear memory");
   if (p.srcPtr.ptr == nullptr || p.dstPtr.ptr == nullptr) return cudaErrorInvalidValue;
   if (is_empty(p.extent)) return cudaSuccess;
   // An address says by itself on which device it lies.

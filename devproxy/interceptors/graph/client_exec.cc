@@ -173,35 +173,16 @@ void compile(Node* n, int device, uint64_t staging) {
       const size_t before = k.travelling.size() * sizeof(LaunchAttribute);
       std::vector<uint8_t> bulk(before + k.block.size());
       std::copy(k.block.begin(), k.block.end(), bulk.begin() + static_cast<std::ptrdiff_t>(before));
+      const auto bytes = static_cast<uint32_t>(bulk.size());
       if (before == 0) {
-        const wire::LAUNCH_req req{VHandle{k.function},
-                                   {},
-                                   g.grid[0],
-                                   g.grid[1],
-                                   g.grid[2],
-                                   g.block[0],
-                                   g.block[1],
-                                   g.block[2],
-                                   g.shared,
-                                   0,
-                                   static_cast<uint32_t>(bulk.size()),
-                                   0};
-        return steps.add(Opcode::LAUNCH, req, bulk.data(), bulk.size());
+        auto req = launch::request<wire::LAUNCH_req>(k.function, {}, g);
+        req.bulk_bytes = bytes;
+        return steps.add(Opcode::LAUNCH, req, bulk.data(), bytes);
       }
       memcpy(bulk.data(), k.travelling.data(), before);
-      const wire::LAUNCH_EX_req req{VHandle{k.function},
-                                    {},
-                                    g.grid[0],
-                                    g.grid[1],
-                                    g.grid[2],
-                                    g.block[0],
-                                    g.block[1],
-                                    g.block[2],
-                                    g.shared,
-                                    static_cast<uint32_t>(k.travelling.size()),
-                                    static_cast<uint32_t>(bulk.size()),
-                                    0};
-      return steps.add(Opcode::LAUNCH_EX, req, bulk.data(), bulk.size());
+      auto req = launch::request<wire::LAUNCH_EX_req>(k.function, {}, g, static_cast<uint32_t>(k.travelling.size()));
+      req.bulk_bytes = bytes;
+      return steps.add(Opcode::LAUNCH_EX, req, bulk.data(), bytes);
     }
     case CU_GRAPH_NODE_TYPE_MEMCPY: return add_copy(&steps, copy_of(*n, device), staging);
     case CU_GRAPH_NODE_TYPE_MEMSET: {
@@ -245,10 +226,7 @@ int32_t make_staging(Exec* x, uint64_t bytes) {
 void gather(Exec* x) {
   x->calls.clear();
   x->records.clear();
-  size_t at = 0;
-  for (Node* n : x->order) {
-    n->first_step = at;
-    at += n->n_steps;
+  for (const Node* n : x->order) {
     x->calls.insert(x->calls.end(), n->calls.begin(), n->calls.end());
     x->records.insert(x->records.end(), n->records.begin(), n->records.end());
   }

@@ -70,11 +70,10 @@ struct Node {
 
   // of a node in an Exec: what it is on the server
   bool enabled = true;
-  size_t first_step = 0, n_steps = 0;
+  size_t n_steps = 0;
   std::vector<uint8_t> steps;
   std::vector<sync::HostCall> calls;
   std::vector<uint64_t> records;  // events, in the order of its EVENT_RECORD steps
-  uint64_t staging_bytes = 0;
 };
 
 struct Graph {

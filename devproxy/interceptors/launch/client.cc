@@ -244,18 +244,7 @@ namespace {
 [[gnu::always_inline]] inline CUresult post_launch(const FunctionObj& f, uint64_t value, const Geometry& g,
                                                    DeviceState* d, StreamObj* s, void** kernelParams, void** extra) {
   if (const int32_t late = d->conn().take_late_error(); __builtin_expect(late != kOk, 0)) return result(late);
-  wire::LAUNCH_req req{VHandle{value},
-                       VHandle{s->handle.load(std::memory_order_relaxed)},
-                       g.grid[0],
-                       g.grid[1],
-                       g.grid[2],
-                       g.block[0],
-                       g.block[1],
-                       g.block[2],
-                       g.shared,
-                       0,
-                       0,
-                       0};
+  auto req = request<wire::LAUNCH_req>(value, VHandle{s->handle.load(std::memory_order_relaxed)}, g);
   uint64_t end = 0;
   int32_t rc;
   if (kernelParams || (!extra && f.params.empty())) {
@@ -291,18 +280,7 @@ namespace {
   memcpy(bulk.data(), attributes.list, attributes.bytes());
   if (const int32_t rc = parameter_block(*f, kernelParams, extra, &block); rc != kOk) return result(rc);
   bulk.insert(bulk.end(), block.begin(), block.end());
-  wire::LAUNCH_EX_req req{VHandle{value},
-                          VHandle{s->handle.load(std::memory_order_relaxed)},
-                          g.grid[0],
-                          g.grid[1],
-                          g.grid[2],
-                          g.block[0],
-                          g.block[1],
-                          g.block[2],
-                          g.shared,
-                          attributes.n,
-                          0,
-                          0};
+  auto req = request<wire::LAUNCH_EX_req>(value, VHandle{s->handle.load(std::memory_order_relaxed)}, g, attributes.n);
   uint64_t end = 0;
   const int32_t rc = d->conn().post_bulk(Opcode::LAUNCH_EX, req, {bulk.data(), bulk.size()}, &end);
   if (rc == kOk) s->note(end);

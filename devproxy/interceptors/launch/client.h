@@ -14,6 +14,12 @@ struct Geometry {
   unsigned grid[3], block[3], shared;
 };
 
+// LAUNCH and LAUNCH_EX alike; `last` is what they end in: flags, or how many attributes.
+template <class Request>
+[[nodiscard]] inline Request request(uint64_t function, VHandle stream, const Geometry& g, uint32_t last = 0) {
+  return {VHandle{function}, stream,     g.grid[0], g.grid[1], g.grid[2], g.block[0],
+          g.block[1],        g.block[2], g.shared,  last,      0,         0};
+}
 // Everything that can be checked without the device.
 [[nodiscard, gnu::always_inline]] inline int32_t check(const module::FunctionObj& f, const Geometry& g,
                                                        client::DeviceState& d) {

@@ -11,6 +11,7 @@
 #include "devproxy/interceptors/client_common.h"
 #include "devproxy/interceptors/graph/client.h"
 #include "devproxy/interceptors/hostmem/client.h"
+#include "devproxy/interceptors/texture/client.h"
 
 namespace devproxy::sa::memory {
 
@@ -466,7 +467,7 @@ struct Side {
   bool host;
 };
 
-// false where the memory type is not linear memory (arrays are refused).
+// false where there is no such memory type; arrays are interceptors/texture's.
 bool side(CUmemorytype type, const void* host, CUdeviceptr device, size_t pitch, size_t x, size_t y, size_t width,
           Side* out) {
   switch (type) {
@@ -557,10 +558,11 @@ bool outside_capture(StreamObj* s, const CUDA_MEMCPY3D& p, bool wait, CUresult* 
 CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream hStream, bool wait) {
   DP_STREAM(hStream, s, d);
   if (CUresult rc = CUDA_SUCCESS; !outside_capture(s, as_3d(*p), wait, &rc)) return rc;
+  if (const CUDA_MEMCPY3D box = as_3d(*p); texture::has_array(box)) return result(texture::copy(d, s, box, wait));
   Side dst, src;
   if (!side(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcPitch, p->srcXInBytes, p->srcY, p->WidthInBytes, &src) ||
       !side(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstPitch, p->dstXInBytes, p->dstY, p->WidthInBytes, &dst))
-    return CUDA_ERROR_NOT_SUPPORTED;
+    return CUDA_ERROR_INVALID_VALUE;
   return result(copy_rows(d, s, dst, src, p->WidthInBytes, p->Height, wait));
 }
 
@@ -568,10 +570,11 @@ CUresult copy_3d(const CUDA_MEMCPY3D* p, CUstream hStream, bool wait) {
   if (p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
   DP_STREAM(hStream, s, d);
   if (CUresult rc = CUDA_SUCCESS; !outside_capture(s, *p, wait, &rc)) return rc;
+  if (texture::has_array(*p)) return result(texture::copy(d, s, *p, wait));
   Side dst, src;
   if (!side(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcPitch, p->srcXInBytes, p->srcY, p->WidthInBytes, &src) ||
       !side(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstPitch, p->dstXInBytes, p->dstY, p->WidthInBytes, &dst))
-    return CUDA_ERROR_NOT_SUPPORTED;
+    return CUDA_ERROR_INVALID_VALUE;
   const uint64_t src_slice = src.pitch * (p->srcHeight ? p->srcHeight : p->Height);
   const uint64_t dst_slice = dst.pitch * (p->dstHeight ? p->dstHeight : p->Height);
   src.addr += p->srcZ * src_slice;

@@ -2,8 +2,9 @@
 //
 // The client decides addresses and announces them in ring order; nothing here is believed: an allocation outside the
 // credit or the range is not added, and what is not in the mirror is not touched.
+#include "devproxy/interceptors/memory/server.h"
+
 #include "devproxy/csrc/base/log.h"
-#include "devproxy/csrc/server/handlers.h"
 
 namespace devproxy::server::memory {
 
@@ -18,7 +19,8 @@ bool extent(uint64_t width, uint64_t pitch, uint64_t rows, uint64_t* bytes) {
   return !__builtin_mul_overflow(rows - 1, pitch, &skipped) && !__builtin_add_overflow(skipped, width, bytes);
 }
 
-// One side of a copy: where it is in this process; false where the client has nothing there.
+}  // namespace
+
 bool resolve(Connection& c, const Message& m, uint8_t space, uint64_t place, uint64_t bytes, uint64_t* addr) {
   *addr = place;
   if (space == kDevice) return c.in_device(place, bytes, m.end);
@@ -28,6 +30,8 @@ bool resolve(Connection& c, const Message& m, uint8_t space, uint64_t place, uin
   *addr = reinterpret_cast<uint64_t>(c.view().chunk(0)) + place;
   return true;
 }
+
+namespace {
 
 void copy_rectangle(Connection& c, const Message& m, const wire::COPY_2D_req& r) {
   if (r.chunk_release > kChunks) return c.poison("malformed message: no such chunk");
@@ -91,6 +95,7 @@ void mem_free(Connection& c, const Message& m) {
   c.count_memory(-static_cast<int64_t>(freed.bytes));
   Counters::add(c.counting().frees, 1);
   c.trace_memory();
+  c.texture_memory_gone(freed.addr, freed.bytes);
   if (idle) c.space().release(freed.addr, freed.bytes);
   release_all(c, forgotten);
 }

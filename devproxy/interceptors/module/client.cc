@@ -199,7 +199,6 @@ int32_t get_function(DeviceState* d, uint64_t module, const char* name, uint64_t
     f->device = d->ordinal();
     f->max_threads = rep.max_threads;
     f->shared_bytes = rep.shared_bytes;
-    f->regs = rep.regs;
     f->params.resize(n_params);
     if (n_params) memcpy(f->params.data(), params, n_params * sizeof(Param));
     f->param_bytes = 0;

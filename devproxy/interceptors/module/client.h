@@ -34,7 +34,7 @@ struct FunctionObj {
 
   std::string name;
   uint64_t module = 0;
-  uint32_t shared_bytes = 0, regs = 0;
+  uint32_t shared_bytes = 0;
   // By CUfunction_attribute, from the device, and what the job set since; kNoAttribute where the device knows none.
   static constexpr int kAttributes = 16;
   static constexpr int32_t kNoAttribute = INT32_MIN;

@@ -56,12 +56,11 @@ uint64_t place_global(Connection& c, uint64_t bytes) {
 
 // The variables that the device placed. One that is listed is dumped, whether anybody ever asks for it or not, since
 // kernels write to it.
-void note_variables(Connection& c, VHandle module, Connection::ModuleObject& object) {
-  auto found = c.space().variables(object.module);
+void note_variables(Connection& c, VHandle module, const hal::ModuleRef& loaded) {
+  auto found = c.space().variables(loaded);
   if (!found.ok()) {
-    object.unlisted = found.status().text();
     c.set_undumpable(module, "the variables of one of its modules cannot be listed, so their contents would be lost: " +
-                                 object.unlisted);
+                                 found.status().text());
     return;
   }
   for (const auto& v : *found) c.variables[v.addr] = {v.bytes, module, v.name, false};
@@ -116,12 +115,11 @@ void module_load(Connection& c, const Message& m) {
            loaded.status().text().c_str());
     return c.reply(m, loaded.status().code());
   }
-  if (!c.modules.insert(r.module, {*loaded, {}}) ||
-      !c.replay.create(r.module, {}, m.info->opcode, &r, sizeof r, {}, image))
+  if (!c.modules.insert(r.module, *loaded) || !c.replay.create(r.module, {}, m.info->opcode, &r, sizeof r, {}, image))
     return c.reply(m, kInvalidHandle);
-  note_variables(c, r.module, *c.modules.find(r.module));
+  note_variables(c, r.module, *loaded);
   c.counting().modules.store(c.modules.size(), std::memory_order_relaxed);
-  const bool prints = c.space().prints(c.modules.find(r.module)->module);
+  const bool prints = c.space().prints(*loaded);
   c.any_prints = c.any_prints || prints;
   rep.known = 1;
   rep.prints = prints;
@@ -130,10 +128,14 @@ void module_load(Connection& c, const Message& m) {
 
 void module_unload(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MODULE_UNLOAD_req>();
-  auto* object = c.modules.find(r.module);
-  if (!object) return c.fail(m, kInvalidHandle);
-  for (const auto& global : c.space().globals(object->module)) drop_global(c, global.addr, m.end);
-  std::erase_if(c.variables, [&](const auto& item) { return item.second.module == r.module; });
+  const hal::ModuleRef* module = c.modules.find(r.module);
+  if (!module) return c.fail(m, kInvalidHandle);
+  for (const auto& global : c.space().globals(*module)) drop_global(c, global.addr, m.end);
+  std::erase_if(c.variables, [&](const auto& item) {
+    if (item.second.module != r.module) return false;
+    c.texture_memory_gone(item.first, item.second.bytes);
+    return true;
+  });
   c.set_undumpable(r.module, {});
   c.functions.erase_if([&](VHandle function, const Connection::FunctionObject& f) {
     if (f.module != r.module) return false;
@@ -146,13 +148,13 @@ void module_unload(Connection& c, const Message& m) {
 
 void function_get(Connection& c, const Message& m) {
   const auto& r = m.as<wire::FUNCTION_GET_req>();
-  auto* object = c.modules.find(r.module);
-  if (!object || r.function.kind() != HandleKind::kFunction || c.functions.find(r.function))
+  const hal::ModuleRef* module = c.modules.find(r.module);
+  if (!module || r.function.kind() != HandleKind::kFunction || c.functions.find(r.function))
     return c.reply(m, kInvalidHandle);
   std::string name;
   if (!name_of(m, &name)) return c.reply(m, kInvalidValue);
   hal::FunctionInfo info;
-  auto function = c.space().get_function(object->module, name, &info);
+  auto function = c.space().get_function(*module, name, &info);
   if (!function.ok()) return c.reply(m, function.status().code());
 
   if (info.attributes.empty()) {  // cuda.h: the first numbers of CUfunction_attribute
@@ -196,11 +198,11 @@ void function_get(Connection& c, const Message& m) {
 
 void module_global(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MODULE_GLOBAL_req>();
-  auto* object = c.modules.find(r.module);
-  if (!object) return c.reply(m, kInvalidHandle);
+  const hal::ModuleRef* module = c.modules.find(r.module);
+  if (!module) return c.reply(m, kInvalidHandle);
   std::string name;
   if (!name_of(m, &name)) return c.reply(m, kInvalidValue);
-  auto global = c.space().get_global(object->module, name);
+  auto global = c.space().get_global(*module, name);
   if (!global.ok()) return c.fail(m, global.status());
   const bool placed = c.device_mirror.contains(global->addr, global->bytes, m.end);
   if (!placed && global->bytes) {

@@ -638,7 +638,12 @@ std::shared_ptr<const Meta> infer(OpPlan& plan, Encoder& e, bool captured) {
     Reader r(reply.data() + sizeof head, head.total_bytes - sizeof head);
     if (head.status == ReplyStatus::kException) {
       const size_t length = r.left();
-      throw_from_device(head.kind, std::string(reinterpret_cast<const char*>(r.bytes(length)), length));
+      std::string text(reinterpret_cast<const char*>(r.bytes(length)), length);
+      if (captured)
+        text += " (" + plan.name +
+                " was tried during CUDA graph capture, with made-up contents since nothing captured has "
+                "run; where its arguments are right, run it once with these shapes before the capture)";
+      throw_from_device(head.kind, text);
     }
     return read_meta(r);
   }
