@@ -31,6 +31,7 @@ struct Caps {
   bool kernels_see_host_window = false;
   bool keeps_host_pages = false;  // it remembers pages of the window: freed ones must not be given back to the machine
   bool alias_pages = false;       // level 3: one physical page at two addresses
+  bool reads_after_fault = true;  // level 2: what an execution fault leaves can still be read
 };
 
 struct Properties {

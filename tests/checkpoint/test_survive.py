@@ -7,13 +7,19 @@ them, which is what these parts have in common.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from devproxy.proxy import stats
+from devproxy.proxy.supervisor import client_abi
 from tests.checkpoint.world import ROOT, SUBJECTS, World
+from tests.conftest import LIB
 from tests.integration.needs import require_criu
 from tests.integration.test_programs import BUILD, build_kernels, build_program
 from tests.unit.test_hal_cuda import FAKE, compiled
@@ -79,6 +85,14 @@ def twice(world: World) -> None:
     killed(world)
 
 
+def images(world: World) -> dict[str, int]:
+    """What the job's server says of the module images that it keeps."""
+    folder = world.shm / f"devproxy-{os.getuid()}" / "j"
+    found = stats.query(str(folder), 0, bytes.fromhex(client_abi(str(LIB / "libcuda.so.1"))), 20)
+    kept: dict[str, int] = found["images"]
+    return kept
+
+
 def end(world: World) -> None:
     Path(world.env["TEST_GO"]).touch()
     world.wait(lambda: re.search("PASS survive|expected ", world.text()), what="the end")
@@ -88,7 +102,11 @@ def end(world: World) -> None:
 @pytest.mark.parametrize("how", [killed, suspended, moved, twice])
 def test_on_the_software_gpu(soft: World, how: Callable[[World], None]) -> None:
     begin(soft, SOFT)
+    assert (images(soft)["kept"], images(soft)["loads"]) == (1, 5)
     how(soft)
+    # Once in the state too, and for each of the five modules: the job brings nothing again.
+    again = images(soft)
+    assert (again["kept"], again["loads"], again["received_bytes"]) == (1, 5, 0)
     end(soft)
 
 
@@ -126,3 +144,46 @@ def test_host_memory_is_registered_as_the_job_was_told(
     cuda.kill_everything()  # the daemon has the other environment
     cuda.ctl(*restore)
     end(cuda)
+
+
+def test_a_failed_context_is_refused_before_anything_stops(cuda: World) -> None:
+    """A driver copies nothing from it, so its memory would be lost."""
+    begin(cuda, ("failed",), "--device", "cuda")
+    done = cuda.ctl("checkpoint", "j", check=False)
+    assert done.returncode == 2  # refused; 1 would be a checkpoint that failed
+    assert "its GPU context has failed with error 710" in done.stderr, done.stderr
+    assert "cut:" not in done.stderr and "the job continues" in done.stderr, done.stderr
+    end(cuda)
+
+
+def test_objects_are_made_again_as_they_were() -> None:
+    """As the recording GPU sees it: priorities, attributes and limits, and each image that was loaded."""
+    require_criu()
+    world = World(TEST_KERNELS=str(SUBJECTS / "variables.ptx"))
+    try:
+        world.env |= {"DEVPROXY_RECORD": str(world.home / "rec"), "TEST_GO": str(world.shm / "go")}
+        begin(world, ("limits", "functions", "events"), "--device", "record")
+        killed(world)
+        text = (world.home / "rec").read_text()
+    finally:
+        world.close()
+    lines = [json.loads(line) for line in text.splitlines()]
+    starts = [number for number, line in enumerate(lines) if line["op"] == "start"]
+    assert len(starts) == 2
+    before, after = lines[: starts[1]], lines[starts[1] :]
+
+    def told(of: list[dict[str, Any]], op: str, *keys: str) -> list[list[Any]]:
+        return [[line[key] for key in keys] for line in of if line["op"] == op]
+
+    # The rest of the streams is the server's own; an attribute and a limit that were set twice have one value.
+    assert [-3] in told(after, "create_queue", "priority")
+    assert told(after, "create_queue", "kind", "priority") == told(
+        before, "create_queue", "kind", "priority"
+    )
+    assert told(after, "set_limit", "limit", "value") == sorted(
+        told(before, "set_limit", "limit", "value")
+    )
+    assert told(after, "set_attribute", "attribute", "value") == [
+        told(before, "set_attribute", "attribute", "value")[-1]
+    ]
+    assert len(told(after, "load_module")) == len(told(before, "load_module")) == 4

@@ -400,20 +400,20 @@ static void host_after(void) {
   CUdeviceptr again = 0;
   uint32_t* more = NULL;
   expect_words(pinned, 0x21212121, 3 << 18);
+  if (maps) { /* a kernel writes where the host was told that it may; first, for a copy would register the pages */
+    const uint32_t wanted = put(mod, &counted, mapped, NULL, 9);
+    CHECK(cuCtxSynchronize());
+    EXPECT_EQ(pinned[1024], wanted);
+    EXPECT_EQ(pinned[1023], 0x21212121);
+    CHECK(cuMemHostGetDevicePointer(&again, pinned + 1024, 0));
+    EXPECT(again == mapped);
+  }
   expect_words(registered, 0x43434343, 1 << 18);
   EXPECT_RESULT(cuMemHostRegister(registered + 1024, 4096, 0), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
   CHECK(cuMemcpyHtoDAsync(host_copy, registered, 1 << 20, NULL));
   CHECK(cuMemcpyDtoHAsync(pinned, host_copy, 1 << 20, NULL));
   CHECK(cuCtxSynchronize());
   expect_words(pinned, 0x43434343, 1 << 18);
-  if (maps) { /* a kernel writes where the host was told that it may */
-    const uint32_t wanted = put(mod, &counted, mapped, NULL, 9);
-    CHECK(cuCtxSynchronize());
-    EXPECT_EQ(pinned[1024], wanted);
-    EXPECT_EQ(pinned[1023], 0x43434343);
-    CHECK(cuMemHostGetDevicePointer(&again, pinned + 1024, 0)); /* asked only now: that would have registered it */
-    EXPECT(again == mapped);
-  }
   CHECK(cuMemHostUnregister(registered));
   EXPECT_RESULT(cuMemHostUnregister(registered), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
   CHECK(cuMemHostRegister(registered, 1 << 20, 0));
@@ -582,6 +582,25 @@ static void prints_after(void) {
   CHECK(cuModuleUnload(printing));
 }
 
+/* -- a context that has failed: the error stays, and the memory cannot be read any more --------------------------- */
+
+static CUdeviceptr failed_word;
+
+static void failed_before(void) {
+  CUevent e;
+  CHECK(cuMemAlloc(&failed_word, 4096));
+  CHECK(cuModuleLoad(&printing, getenv("TEST_PRINTING")));
+  CHECK(cuEventCreate(&e, 0));
+  CHECK(cuEventRecord(e, NULL));
+  CHECK(launch1(kernel(printing, "claim"), NULL, NULL));
+  EXPECT_RESULT(cuCtxSynchronize(), CUDA_ERROR_ASSERT);
+}
+
+static void failed_after(void) {
+  EXPECT_RESULT(cuMemsetD32(failed_word, 1, 1), CUDA_ERROR_ASSERT);
+  EXPECT_RESULT(cuCtxSynchronize(), CUDA_ERROR_ASSERT);
+}
+
 /* ----------------------------------------------------------------------------------------------------------------------------
  */
 
@@ -599,6 +618,7 @@ static const struct {
     {"graphs", graphs_before, graphs_after},
     {"link", link_before, link_after},
     {"prints", prints_before, prints_after},
+    {"failed", failed_before, failed_after},
 };
 
 int main(int argc, char** argv) {

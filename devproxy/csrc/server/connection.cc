@@ -383,6 +383,10 @@ void Connection::set_undumpable(VHandle handle, std::string why) {
 }
 
 std::string Connection::undumpable() {
+  if (faulted() && !parts_.device->caps().reads_after_fault)
+    return "client " + std::to_string(number()) + " (pid " + std::to_string(peer_.pid) +
+           "): its GPU context has failed with error " + std::to_string(lifeline_->fault_code()) +
+           ", and the driver reads no memory of a failed context; that process must end before a checkpoint";
   std::lock_guard lock(undumpable_mu_);
   if (undumpable_.empty()) return {};
   return "client " + std::to_string(number()) + " (pid " + std::to_string(peer_.pid) +

@@ -85,7 +85,10 @@ class CudaDevice final : public Device {
     return {};
   }
 
-  Caps caps() const override { return {3, true, config_.register_host_window, config_.register_host_window, true}; }
+  // cuda.h: after an execution fault every call of the context fails, also one that copies from it.
+  Caps caps() const override {
+    return {3, true, config_.register_host_window, config_.register_host_window, true, false};
+  }
   const Properties& properties() const override { return properties_; }
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
     return CudaSpace::open(config_, driver_, device_, config, owner);
