@@ -146,6 +146,20 @@ def test_host_memory_is_registered_as_the_job_was_told(
     end(cuda)
 
 
+def test_another_kind_of_gpu_is_refused(cuda: World) -> None:
+    """The job has chosen kernels by what its GPU was, and it asks only once."""
+    begin(cuda, ("limits",), "--device", "cuda")
+    cuda.ctl("checkpoint", "j")
+    assert cuda.kill_everything()
+    restore = ("restore", "j", "--store", str(cuda.store), "--output", "log")
+    done = cuda.ctl(*restore, check=False, FAKE_MAJOR="8")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "was told that its GPU has compute capability 9.0; GPU 0 has 8.0" in done.stderr
+    cuda.kill_everything()
+    cuda.ctl(*restore)
+    end(cuda)
+
+
 def test_a_failed_context_is_refused_before_anything_stops(cuda: World) -> None:
     """A driver copies nothing from it, so its memory would be lost."""
     begin(cuda, ("failed",), "--device", "cuda")

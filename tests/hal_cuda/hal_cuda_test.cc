@@ -241,6 +241,7 @@ void test_properties() {
   EXPECT(p.attributes[83] == 0);  // managed memory: the device has it, devproxy refuses it
   const Caps caps = f.device->caps();
   EXPECT(caps.fixed_addresses && caps.alias_pages && caps.kernels_see_host_window == g_config.register_host_window);
+  EXPECT(!caps.reads_after_fault);
   EXPECT(f.device->running_here() == nullptr);
 }
 
