@@ -7,25 +7,16 @@ same after a restore, or there is none.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.checkpoint.world import World
-from tests.integration.needs import require_criu
 from tests.integration.test_programs import build_program
-from tests.unit.test_hal_cuda import FAKE, compiled
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    require_criu()
-    fake = compiled("fake_libcuda.so", [FAKE], "-shared")
-    root = tmp_path / "root"  # where devproxy sees an NVIDIA device, and the fake as its driver
-    for path in (root / "dev" / "nvidia0", root / str(fake).lstrip("/")):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    made = World(DEVPROXY_SYSROOT=str(root), DEVPROXY_CUDA_DRIVER=str(fake))
+def world(fake_driver: dict[str, str]) -> Iterator[World]:
+    made = World(**fake_driver)
     made.env["FAKE_OBJECTS_AT"] = str(made.home / "objects-at")
     (made.home / "objects-at").write_text("1")
     yield made

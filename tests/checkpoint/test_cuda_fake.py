@@ -9,25 +9,16 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.checkpoint.world import ROOT, SUBJECTS, World
-from tests.integration.needs import require_criu
 from tests.integration.test_programs import build_program
-from tests.unit.test_hal_cuda import FAKE, compiled
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    require_criu()
-    fake = compiled("fake_libcuda.so", [FAKE], "-shared")
-    root = tmp_path / "root"  # where devproxy sees an NVIDIA device, and the fake as its driver
-    for path in (root / "dev" / "nvidia0", root / str(fake).lstrip("/")):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    made = World(DEVPROXY_SYSROOT=str(root), DEVPROXY_CUDA_DRIVER=str(fake))
+def world(fake_driver: dict[str, str]) -> Iterator[World]:
+    made = World(**fake_driver)
     yield made
     made.close()
 

@@ -22,7 +22,6 @@ from tests.checkpoint.world import ROOT, SUBJECTS, World
 from tests.conftest import LIB
 from tests.integration.needs import require_criu
 from tests.integration.test_programs import BUILD, build_kernels, build_program
-from tests.unit.test_hal_cuda import FAKE, compiled
 
 SOFT = ("vmm", "limits", "functions", "events", "pools", "host", "graphs")
 CUDA = (*SOFT, "link", "prints")  # prints last: nothing may wait for its kernels before the cut
@@ -38,17 +37,10 @@ def soft() -> Iterator[World]:
 
 
 @pytest.fixture
-def cuda(tmp_path: Path) -> Iterator[World]:
+def cuda(fake_driver: dict[str, str]) -> Iterator[World]:
     """--device cuda over the fake driver, which registers host memory."""
-    require_criu()
-    fake = compiled("fake_libcuda.so", [FAKE], "-shared")
-    root = tmp_path / "root"
-    for path in (root / "dev" / "nvidia0", root / str(fake).lstrip("/")):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
     made = World(
-        DEVPROXY_SYSROOT=str(root),
-        DEVPROXY_CUDA_DRIVER=str(fake),
+        **fake_driver,
         DEVPROXY_CUDA_REGISTER_WINDOW="1",
         TEST_KERNELS=str(SUBJECTS / "variables.ptx"),
         TEST_PRINTING=str(ROOT / "tests/programs/printing.ptx"),
