@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LIB = Path(os.environ.get("DEVPROXY_LIB") or ROOT / "build" / "lib")
 RUN = [sys.executable, "-m", "devproxy.cli.run"]
+
+# A shell without job control starts what it puts into the background with SIGINT ignored, and so would every job here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

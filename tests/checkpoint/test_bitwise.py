@@ -16,7 +16,7 @@ import numpy
 import pytest
 import torch
 
-from tests.checkpoint.world import SUBJECTS, World
+from tests.checkpoint.world import SUBJECTS, World, without_pauses
 
 STEPS = 60
 RUN = (
@@ -74,7 +74,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("bitwise") / "undisturbed.pt"
     world = World()
     try:
-        job = world.run(*RUN, "--save", str(path), options=("--plain",))
+        job = world.run(*without_pauses(RUN), "--save", str(path), options=("--plain",))
         assert job.wait(200) == 0, world.tail()
         assert world.steps() == list(range(1, STEPS + 1))
     finally:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.checkpoint.world import ROOT, SUBJECTS, World
+from tests.checkpoint.world import ROOT, SUBJECTS, World, without_pauses
 from tests.integration.test_programs import build_program
 
 
@@ -28,7 +28,7 @@ def test_checkpoint_kill_restore(subject: str, world: World) -> None:
     """graphs: a device that knows nothing of graphs executes them, by the messages that they are."""
     script = str(SUBJECTS / f"{subject}.py")
     command = (sys.executable, script, "--steps", "60", "--seconds-per-step", "0.1")
-    world.run(*command, name="soft", log="soft.log").wait(60)
+    world.run(*without_pauses(command), name="soft", log="soft.log").wait(60)
     assert world.digest("soft.log")
     world.run(*command, options=("--device", "cuda"))
     world.wait_step(10)

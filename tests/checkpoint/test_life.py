@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.checkpoint.world import SUBJECTS, World
+from tests.checkpoint.world import SUBJECTS, World, without_pauses
 
 STEPS = 60
 GPT = (
@@ -40,7 +40,7 @@ def expected(undisturbed: dict[tuple[str, ...], list[str]], command: tuple[str, 
     if command not in undisturbed:
         world = World()
         try:
-            job = world.run(*command, name="alone", log="alone")
+            job = world.run(*without_pauses(command), name="alone", log="alone")
             assert job.wait(200) == 0, world.tail("alone")
             undisturbed[command] = world.digest("alone")
             assert len(undisturbed[command]) == 1

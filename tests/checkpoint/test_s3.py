@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import pytest
 from moto.server import ThreadedMotoServer
 
-from tests.checkpoint.world import SUBJECTS, World
+from tests.checkpoint.world import SUBJECTS, World, without_pauses
 
 STEPS = 60
 GPT = (
     sys.executable,
     str(SUBJECTS / "gpt.py"),
-    *("--steps", str(STEPS), "--seconds-per-step", "0.3"),
+    *("--steps", str(STEPS), "--seconds-per-step", "0.5"),
 )
 BUCKET = "images"
 
@@ -57,7 +57,7 @@ def s3() -> Iterator[World]:
 def test_the_whole_life(s3: World) -> None:
     alone = World()
     try:
-        assert alone.run(*GPT).wait(200) == 0, alone.tail()
+        assert alone.run(*without_pauses(GPT)).wait(200) == 0, alone.tail()
         digest = alone.digest()
     finally:
         alone.close()

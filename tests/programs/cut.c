@@ -150,6 +150,9 @@ static int busy_case(CUmodule mod) {
   CUstream s;
   CHECK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
   launch_slow(kernel(mod, "slow"), s, 6000000);
+  size_t free_bytes,
+      total; /* an answer: the server has come to the launch, which a cut could otherwise leave in the ring */
+  CHECK(cuMemGetInfo(&free_bytes, &total));
   wait_for_line();
   CHECK(cuStreamSynchronize(s));
   return pass("cut busy");
