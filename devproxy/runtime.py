@@ -156,8 +156,15 @@ def is_alive(path: str) -> bool:
 
 
 def _remove_tree(path: str) -> None:
-    """Removes a job folder: flat but for what a crashed job may have put there. Follows no link."""
-    with os.scandir(path) as entries:
+    """Removes a job folder: flat but for what a crashed job may have put there. Follows no link.
+
+    A verb that the job's end has overtaken may be removing its staging folder at the same time.
+    """
+    try:
+        found = os.scandir(path)
+    except FileNotFoundError:
+        return
+    with found as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 _remove_tree(entry.path)

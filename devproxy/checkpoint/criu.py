@@ -120,7 +120,8 @@ class Criu:
                     worker.ask(notified)
                 break
             except CriuError:
-                if written or not tries_left or _mountinfo(root_pid) == mounts:
+                now = _mountinfo(root_pid)
+                if written or not tries_left or now == mounts or not now:
                     raise
             for name in os.listdir(images_dir):
                 os.unlink(os.path.join(images_dir, name))
@@ -360,6 +361,7 @@ class _Worker:
 
 
 def _mountinfo(pid: int) -> str:
+    """Empty: there is no such process."""
     try:
         return Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -209,15 +209,19 @@ def _broken(error: grpc.RpcError, who: str) -> DevproxyError:
     code = error.code() if isinstance(error, grpc.Call) else None
     details = (error.details() if isinstance(error, grpc.Call) else "") or str(error)
     if code == grpc.StatusCode.UNAVAILABLE:
-        return DevproxyError(
-            f"{who} went away during the call",
-            "the job has ended, or devproxyd has: then the operation goes on; see: devproxy status",
-        )
+        return went_away(who)
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return DevproxyError(f"{who} does not answer", "is it stopped? see: devproxy ps")
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return DevproxyError(f"{who} is older and does not know this verb", "restart the job")
     return DevproxyError(f"{who}: {details}", f"gRPC status {code.name if code else '?'}")
+
+
+def went_away(who: str) -> DevproxyError:
+    return DevproxyError(
+        f"{who} went away during the call",
+        "the job has ended, or devproxyd has: then the operation goes on; see: devproxy status",
+    )
 
 
 class Client:
@@ -353,6 +357,10 @@ def ask_agent(path: str, timeout_s: float = 2.0) -> JobStatus:
         return messages.status_from_pb(stub.Status(pb.Empty(), timeout=timeout_s))
 
 
+def supervisor_of(path: str) -> str:
+    return f"the supervisor of job {os.path.basename(path)!r}"
+
+
 @contextmanager
 def agent(path: str) -> Iterator[Any]:
     """The stub of the agent of that job folder."""
@@ -360,8 +368,7 @@ def agent(path: str) -> Iterator[Any]:
     from devproxy.control._pb import job_pb2_grpc
 
     socket_path = os.path.join(path, AGENT_SOCKET)
-    who = f"the supervisor of job {os.path.basename(path)!r}"
-    with messages.open_channel(socket_path) as channel, translated(who):
+    with messages.open_channel(socket_path) as channel, translated(supervisor_of(path)):
         yield job_pb2_grpc.JobAgentStub(channel)
 
 

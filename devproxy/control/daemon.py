@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 IDLE_S = 10.0
 LOOK_S = 0.2
+LAST_WORDS_S = (
+    2.0  # from an agent's end to the end of its stream, which may still have something to tell
+)
 LOOK_FOR_JOBS_S = 1.0
 LOG_LIMIT_BYTES = 1 << 20
 # Imports, and a state folder on a slow disk; from there on the agent's own news count.
@@ -184,7 +188,8 @@ def _watch_restore(
             raise _agent_ended(stage, started)
         if client.listens(path):
             deadline = time.monotonic() + AGENT_START_S
-            for event in _agent_news(path, stage, started, context):
+            news = _agent_news(path, stage, started, context)
+            for event in _until_ended(news, lambda: started.process.poll() is not None):
                 if event.HasField("progress"):
                     stage = event.progress.stage
                 yield event
@@ -231,6 +236,44 @@ def _agent_news(
                     yield pb.Event(result=pb.Result(job=job))
             elif code != grpc.StatusCode.CANCELLED:
                 raise RestoreError(stage, f"the agent says {error}") from None
+
+
+def _until_ended(
+    events: Iterator[Any], ended: Callable[[], bool], lost: DevproxyError | None = None
+) -> Iterator[Any]:
+    """The events of an agent, while it lives; then nothing more, or the error `lost`.
+
+    A thread reads them, and is left alone where it never comes back: a channel of gRPC 1.85 to a process that ends while
+    it connects was seen deaf for ever, to cancel() too (about one in a hundred refused restores on a loaded machine).
+    """
+    told: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def read() -> None:
+        try:
+            for event in events:
+                told.put((event, None))
+            told.put((None, None))
+        except BaseException as error:
+            told.put((None, error))
+
+    threading.Thread(target=read, name="news", daemon=True).start()
+    deadline = None
+    while True:
+        try:
+            event, error = told.get(timeout=LOOK_S)
+        except queue.Empty:
+            if deadline is None:
+                deadline = time.monotonic() + LAST_WORDS_S if ended() else None
+            elif time.monotonic() > deadline:
+                if lost:
+                    raise lost from None
+                return
+            continue
+        if error:
+            raise error
+        if event is None:
+            return
+        yield event
 
 
 def _agent_ended(stage: str, started: Started) -> DevproxyError:
@@ -384,7 +427,8 @@ class Service:
             with client.agent(path) as stub:
                 stream = call(stub)
                 context.add_callback(stream.cancel)
-                yield from stream
+                lost = client.went_away(client.supervisor_of(path))
+                yield from _until_ended(stream, lambda: not runtime.is_alive(path), lost)
 
 
 def idle_s() -> float:
