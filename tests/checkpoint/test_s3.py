@@ -12,11 +12,11 @@ from moto.server import ThreadedMotoServer
 
 from tests.checkpoint.world import SUBJECTS, World, without_pauses
 
-STEPS = 60
+STEPS = 45
 GPT = (
     sys.executable,
     str(SUBJECTS / "gpt.py"),
-    *("--steps", str(STEPS), "--seconds-per-step", "0.5"),
+    *("--steps", str(STEPS), "--seconds-per-step", "1.0"),
 )
 BUCKET = "images"
 

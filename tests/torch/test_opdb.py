@@ -84,7 +84,9 @@ def test_captured_ops_equal_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     new = {n: w for n, w in others.items() if n not in listed and not w.startswith(ignored)}
     assert not new, f"not in opdb_known.json, 'captured': {json.dumps(new, indent=1)}"
     assert not {n: w for n, w in others.items() if n in listed and not w.startswith("refused")}
-    gone = sorted(equal & set(listed))
+    # An earlier test of this process may have run it once.
+    always = {n for n, why in listed.items() if "run it once before" not in why}
+    gone = sorted(equal & always)
     assert not gone or SAMPLES < 4 or CUDA_WHEEL, f"in 'captured', and equal; take them out: {gone}"
     assert len(equal) > 600 or SAMPLES < 4
 
