@@ -302,7 +302,6 @@ def main() -> int:
     parser.add_argument("--runs", type=int, help="another number of runs per campaign")
     parser.add_argument("--fresh", action="store_true", help="forget what was done before")
     arguments = parser.parse_args()
-    result = load(RESULT)
     failed = False
     for c in CAMPAIGNS:
         if arguments.only and c.name not in arguments.only:
@@ -312,6 +311,7 @@ def main() -> int:
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
         )
+        result = load(RESULT)  # now: another campaign may have ended meanwhile
         result[c.name] = state | {
             "command": f"scripts/soak.py --only {c.name} --runs {state['runs']}",
             "device": "soft",
