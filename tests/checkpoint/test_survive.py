@@ -170,7 +170,10 @@ def test_objects_are_made_again_as_they_were() -> None:
         world.env |= {"DEVPROXY_RECORD": str(world.home / "rec"), "TEST_GO": str(world.shm / "go")}
         begin(world, ("limits", "functions", "events"), "--device", "record")
         killed(world)
-        text = (world.home / "rec").read_text()
+        record = world.home / "rec"
+        # The server writes its lines when it has nothing else to do, which may be after the restore has been reported.
+        world.wait(lambda: '"set_limit"' in record.read_text().rpartition('"start"')[2])
+        text = record.read_text()
     finally:
         world.close()
     lines = [json.loads(line) for line in text.splitlines()]
