@@ -145,8 +145,9 @@ def test_another_kind_of_gpu_is_refused(cuda: World) -> None:
     assert cuda.kill_everything()
     restore = ("restore", "j", "--store", str(cuda.store), "--output", "log")
     done = cuda.ctl(*restore, check=False, FAKE_MAJOR="8")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "was told that its GPU has compute capability 9.0; GPU 0 has 8.0" in done.stderr
+    assert done.returncode == 2, done.stdout + done.stderr  # refused before anything is fetched
+    assert "compute capability 9.0; GPU 0 (Fake GPU) has 8.0" in done.stderr, done.stderr
+    assert "fetching" not in done.stderr
     cuda.kill_everything()
     cuda.ctl(*restore)
     end(cuda)
