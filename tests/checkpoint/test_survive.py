@@ -153,6 +153,22 @@ def test_another_kind_of_gpu_is_refused(cuda: World) -> None:
     end(cuda)
 
 
+@pytest.mark.parametrize("how", [killed, suspended, moved, twice])
+def test_a_sticky_error_stays(soft: World, how: Callable[[World], None]) -> None:
+    """Of every call, as on a GPU; on a real one its memory could not be read, so there it is refused."""
+    begin(soft, ("sticky",))
+    how(soft)
+    end(soft)
+
+
+@pytest.mark.parametrize("how", [killed, suspended, twice])
+def test_a_late_error_is_still_told_once(cuda: World, how: Callable[[World], None]) -> None:
+    """The driver has refused a launch whose call had succeeded, and the job has not asked for anything since."""
+    begin(cuda, ("late",), "--device", "cuda")
+    how(cuda)
+    end(cuda)
+
+
 def test_a_failed_context_is_refused_before_anything_stops(cuda: World) -> None:
     """A driver copies nothing from it, so its memory would be lost."""
     begin(cuda, ("failed",), "--device", "cuda")
