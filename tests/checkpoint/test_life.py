@@ -69,7 +69,7 @@ def test_a_checkpoint_does_not_disturb(world: World, undisturbed) -> None:
         facts = world.ctl_json("checkpoint", "j")
         assert facts["device_bytes"] > 1 << 20
         assert facts["still_s"] < 20
-    assert job.wait(120) == 0, world.tail()
+    assert world.end_of(job) == 0, world.tail()
     check_whole(world, GPT, STEPS, undisturbed)
     assert [image["whole"] for image in world.images()] == [True, True]
 
@@ -109,7 +109,7 @@ def test_suspend_and_resume(world: World, undisturbed) -> None:
     assert not [p for p in world.processes() if "devproxy-server" in p.cmdline()[0]]
     before = world.steps()
     world.ctl("resume", "j")
-    assert job.wait(120) == 0, world.tail()
+    assert world.end_of(job) == 0, world.tail()
     assert world.steps()[: len(before)] == before
     check_whole(world, GPT, STEPS, undisturbed)
 
@@ -132,7 +132,7 @@ def test_migrate_to_another_gpu(world: World, undisturbed) -> None:
         world.wait_step(max(world.steps()) + 2)  # served by it
     assert [gpu for _, gpu in seen] == ["0", "3", "1"]
     assert len({pid for pid, _ in seen}) == 3, "the same process serves"
-    assert job.wait(120) == 0, world.tail()
+    assert world.end_of(job) == 0, world.tail()
     check_whole(world, GPT, STEPS, undisturbed)
 
 
@@ -155,7 +155,7 @@ def test_restore_on_another_gpu_under_another_name(world: World, undisturbed) ->
         "--output",
         "twin",
     )
-    assert job.wait(120) == 0
+    assert world.end_of(job) == 0
     world.wait_end(log="twin")
     check_whole(world, GPT, STEPS, undisturbed)
     twin = world.steps("twin")
@@ -173,21 +173,16 @@ def steps_in(world: World, image: str) -> int:
 
 def test_periodic_images_and_keep(world: World, undisturbed) -> None:
     """Each eighth step makes an image and no other does; the job takes a step when it is allowed to."""
-    gate = world.home / "gate"
-
-    def allow(step: int) -> None:
-        part = gate.with_suffix(".part")
-        part.write_text(str(step))
-        part.rename(gate)
-        world.wait_step(step)
-
-    job = world.run(
-        *SLOW, "--gate", str(gate), options=("--checkpoint-every", "8steps", "--keep", "2")
-    )
 
     def kept() -> list[str]:
         return [str(i["id"]) for i in world.images()] if world.store.exists() else []
 
+    def allow(step: int) -> None:
+        world.until(step)
+        world.wait(lambda: max(world.steps(), default=0) >= step, 90, f"step {step}")
+
+    world.until(7)
+    job = world.run(*SLOW, options=("--checkpoint-every", "8steps", "--keep", "2"))
     taken: list[str] = []
     for due in (8, 16, 24):
         allow(due - 1)
@@ -200,8 +195,7 @@ def test_periodic_images_and_keep(world: World, undisturbed) -> None:
         assert steps_in(world, taken[-1]) in (due - 1, due)
         world.wait(lambda: len(kept()) <= 2, 60, "the oldest one's removal")
         assert kept() == taken[-2:]
-    allow(30)
-    assert job.wait(180) == 0, world.tail()
+    assert world.end_of(job) == 0, world.tail()
     assert kept() == taken[1:]
     check_whole(world, SLOW, 30, undisturbed)
 

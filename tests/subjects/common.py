@@ -20,6 +20,8 @@ import sys
 import time
 from typing import Any
 
+import gate
+
 NONCE = os.urandom(8).hex()
 
 
@@ -30,7 +32,6 @@ def options(description: str, steps: int = 40, **more: Any) -> argparse.Namespac
     parser.add_argument(
         "--seconds-per-step", type=float, default=0.0, help="each takes at least that"
     )
-    parser.add_argument("--gate", default="", help="file with the number of the last step allowed")
     for name, default in more.items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
     parsed = parser.parse_args()
@@ -43,7 +44,6 @@ class Steps:
 
     def __init__(self, parsed: argparse.Namespace) -> None:
         self.last, self.seconds = parsed.steps, parsed.seconds_per_step
-        self.gate = parsed.gate
         self.step = 0
         self.begin = time.monotonic()
 
@@ -52,23 +52,12 @@ class Steps:
 
     def __next__(self) -> int:
         if self.step:
-            rest = self.seconds - (time.monotonic() - self.begin)
-            if rest > 0:
-                time.sleep(rest)
+            gate.before(self.step + 1, self.last, self.seconds - (time.monotonic() - self.begin))
         if self.step == self.last:
             raise StopIteration
-        while self.gate and self._allowed() <= self.step:
-            time.sleep(0.02)
         self.step += 1
         self.begin = time.monotonic()
         return self.step
-
-    def _allowed(self) -> int:
-        try:
-            with open(self.gate) as file:
-                return int(file.read() or 0)
-        except FileNotFoundError:
-            return 0
 
     def say(self, text: str = "") -> None:
         print(f"{NONCE} step {self.step} {text}".rstrip(), flush=True)
