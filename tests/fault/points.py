@@ -148,13 +148,13 @@ _KILLS: dict[str, set[str]] = {
 }  # fmt: skip
 # Errors: of points whose error the same lines handle, one; in each verb those that only it handles.
 _ERRORS: dict[str, set[str]] = {
-    CHECKPOINT: {"refuse_early", "cut", "device", "thaw", "upload", "after_commit", "store_pack_write",
+    CHECKPOINT: {"refuse_early", "cut", "thaw", "after_commit", "store_pack_write",
                  "store_after_manifest", "files_snapshot", "store_prune", "server_cut_parked",
                  "server_shared_mid", "server_resume"},
     SUSPEND: {"quiesced", "frozen", "before_commit", "store_after_manifest", "suspend_leave", "server_dump_mid"},
     RESUME: {"restore_fetch", "restore_go_on", "server_resume"},
-    MIGRATE: {"migrate_start", "migrate_hand_over", "server_dump_start"},
-    RESTORE: {"restore_device", "restore_root", "files_put_back_mid", "store_open", "store_read_chunk",
+    MIGRATE: {"migrate_start", "migrate_hand_over"},
+    RESTORE: {"restore_root", "files_put_back_mid", "store_open", "store_read_chunk",
               "server_restore_mid"},
 }  # fmt: skip
 IN_CI = [
