@@ -49,7 +49,7 @@ LOG_LIMIT_BYTES = 1 << 20
 # Imports, and a state folder on a slow disk; from there on the agent's own news count.
 AGENT_START_S = 120.0
 # From a supervisor's kill -9 to the end of the rest of its job, which the janitor sees to.
-REST_ENDS_S = 3.0
+REST_ENDS_S = 5.0
 FAILED: dict[str, type[OperationFailed]] = {
     "checkpoint": CheckpointError,
     "suspend": SuspendError,

@@ -254,7 +254,7 @@ def _kill(scene: Scene, case: Case) -> None:
     point = POINTS[case.point]
     stage = STAGES.get((case.verb, case.point), point.stage)
     if case.point in SERVER_POINTS:
-        about, cause = point.about, r"server of GPU [01] .*(hung up|signal 9)"
+        about, cause = point.about, "server of GPU [01] (did not answer|was ended by signal 9)"
     else:
         stage = KILLED_STAGES.get(case.point, stage)
         about, cause = "job j$", "went away|killed by signal 9"

@@ -223,10 +223,12 @@ class Scene(World):
         elif job == "it is still suspended":
             assert self.phase() == "suspended", said
         elif re.fullmatch(
-            r"the job has ended|.*, so the job ends|nothing of it (runs|was started)", job
+            r"the job has ended|.*, so the job ends|its supervisor is gone"
+            r"|nothing of it (runs|was started)",
+            job,
         ):
-            # Whoever said it is still on its own way out.
-            self.wait(lambda: self.phase() == "gone", 10, f"the end of the job, as said: {said}")
+            # Whoever said it is still on its own way out; and a janitor has all the time it needs.
+            self.wait(lambda: self.phase() == "gone", 30, f"the end of the job, as said: {said}")
         else:
             raise AssertionError(f"no state of the job that is known here: {facts}")
         for one in more:
