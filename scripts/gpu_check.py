@@ -1231,6 +1231,14 @@ def c_first(setup: Setup, report: Report) -> None:
         raise Failed(f"did not work: {', '.join(bad)}")
 
 
+# Kernels of these use host memory, so pinned memory is registered for them (docs/gpu-results.md).
+REGISTERED = {"managed", "mapped", "pinned"}
+
+
+def registered(name: str) -> dict[str, str]:
+    return {"DEVPROXY_CUDA_REGISTER_WINDOW": "1"} if name in REGISTERED else {}
+
+
 @stage(150, least_s=20)
 def c_programs(setup: Setup, report: Report) -> None:
     """The driver-API suite: whatever passes natively must pass through the proxy, plain and in namespaces."""
@@ -1259,7 +1267,9 @@ def c_programs(setup: Setup, report: Report) -> None:
             ways.append(("namespaces", [*devproxy_run(*options), *line], setup.proxied_env()))
         codes: dict[str, Any] = {}
         for way, full, env in ways:
-            done = run(full, env | {"TEST_KERNELS": str(setup.kernels(form))}, 20)
+            done = run(
+                full, env | {"TEST_KERNELS": str(setup.kernels(form))} | registered(name), 20
+            )
             good = 3 if needs_proxy else 0
             passed[way] = done.code == good and "PASS " in done.out
             codes[way] = "pass" if passed[way] else f"{done.code}: {done.brief()}"
@@ -1324,7 +1334,7 @@ def c_cudart(setup: Setup, report: Report) -> None:
         name, arguments = program
         line, said = [str(folder / name), *arguments], {}
         for way, (prefix, env) in ways.items():
-            done = run([*prefix, *line], env, 25)
+            done = run([*prefix, *line], env | registered(name), 25)
             said[way] = verdict(name, done)
             if way == "proxied" and said[way] != "pass" and (refused := refusal_in(done.err)):
                 said[way] = f"refused: {refused}"

@@ -23,7 +23,7 @@ from tests.conftest import LIB
 from tests.integration.needs import require_criu
 from tests.integration.test_programs import BUILD, build_kernels, build_program
 
-SOFT = ("vmm", "limits", "functions", "events", "pools", "host", "graphs")
+SOFT = ("vmm", "limits", "functions", "events", "pools", "host", "managed", "graphs")
 CUDA = (*SOFT, "link", "prints")  # prints last: nothing may wait for its kernels before the cut
 
 
@@ -99,6 +99,14 @@ def test_on_the_software_gpu(soft: World, how: Callable[[World], None]) -> None:
     # Once in the state too, and for each of the five modules: the job brings nothing again.
     again = images(soft)
     assert (again["kept"], again["loads"], again["received_bytes"]) == (1, 5, 0)
+    end(soft)
+
+
+@pytest.mark.parametrize("how", [killed, suspended, twice])
+def test_managed_memory_of_two_gpus(soft: World, how: Callable[[World], None]) -> None:
+    """Each server opens the other's window again, which is there only when all of them go on."""
+    begin(soft, ("managed", "gpus"), "--gpus", "2")
+    how(soft)
     end(soft)
 
 
