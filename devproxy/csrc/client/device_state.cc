@@ -202,7 +202,15 @@ void DeviceState::end_context(uint64_t context) {
   }
   // Errors only say that the server is gone, and then its memory is too.
   for (const uint64_t addr : mine) static_cast<void>(free(addr, nullptr));
-  for (const uint64_t addr : mine_pinned) static_cast<void>(free_pinned(addr));
+  for (const uint64_t addr : mine_pinned) {
+    // Kernels of the other GPUs may use managed memory; their streams are not those that the caller waited for.
+    uint64_t base;
+    Allocation a;
+    for (int i = 0; i < kMaxDevices && find_pinned(addr, &base, &a) && a.advice; ++i)
+      if (DeviceState* other = device_state_if_attached(i); other && other != this)
+        static_cast<void>(other->wait_all());
+    static_cast<void>(free_pinned(addr));
+  }
   for (uint32_t i = 1; i < streams_made(); ++i)
     if (streams_[i].context == context && streams_[i].handle.load() != 0)
       static_cast<void>(destroy_stream(&streams_[i]));
