@@ -50,6 +50,8 @@ PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("pointers", [], []),
     ("pinned", [], []),
     ("mapped", [], []),
+    ("managed", [], []),
+    ("managed", ["two"], ["--gpus", "2"]),
     ("pool", [], []),
     ("vmm", [], []),
     ("linking", ["refused"], []),

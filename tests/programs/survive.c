@@ -5,6 +5,7 @@
  *
  * Parts that need a feature say so by an error: the test names those that its device has. The kernels are those of
  * tests/programs/kernels.c, or of tests/subjects/variables.ptx and tests/programs/printing.ptx (TEST_PRINTING). */
+#include <stdbool.h>
 #include "program.h"
 
 static CUdevice dev;
@@ -434,6 +435,123 @@ static void host_after(void) {
   CHECK(cuMemFree(host_copy));
 }
 
+/* -- managed memory: contents, addresses, what was said of it
+ * ---------------------------------------------------------- */
+
+static uint32_t *managed, *managed_freed;
+enum { kManagedPages = 900 };
+
+static int said(CUmem_range_attribute which, uint64_t page, uint64_t pages) {
+  int value = 77;
+  CHECK(
+      cuMemRangeGetAttribute(&value, sizeof value, which, (CUdeviceptr)(uintptr_t)managed + page * 4096, pages * 4096));
+  return value;
+}
+
+static void managed_before(void) {
+  const CUmemLocation gpu = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev}, cpu = {.type = CU_MEM_LOCATION_TYPE_HOST};
+  CUdeviceptr p = 0, q = 0;
+  CHECK(cuMemAllocManaged(&q, 1 << 20, CU_MEM_ATTACH_GLOBAL));
+  CHECK(cuMemAllocManaged(&p, kManagedPages * 4096, CU_MEM_ATTACH_GLOBAL));
+  managed = (uint32_t*)(uintptr_t)p, managed_freed = (uint32_t*)(uintptr_t)q;
+  memset(managed, 0x37, kManagedPages * 4096);
+  CHECK(cuMemFree(q));
+  CHECK(cuMemsetD32Async(p + 400 * 4096, 0x77777777, 1024, NULL)); /* nobody waits for it */
+  CHECK(cuMemAdvise(p, 10 * 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, gpu));
+  CHECK(cuMemAdvise(p, 20 * 4096, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, cpu));
+  CHECK(cuMemAdvise(p, 30 * 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, gpu));
+  CHECK(cuMemPrefetchAsync(p, 40 * 4096, gpu, 0, NULL));
+}
+
+static void managed_after(void) {
+  const CUdeviceptr p = (CUdeviceptr)(uintptr_t)managed, word = p + 4096;
+  const CUmemLocation gpu = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev};
+  bool is = false;
+  unsigned type = 0;
+  CUdeviceptr more = 0;
+  size_t size = 0;
+  const uint32_t wanted = put(mod, &counted, word, NULL, 12); /* a kernel first: nothing else has touched it since */
+  CHECK(cuCtxSynchronize());
+  EXPECT_EQ(managed[1024], wanted);
+  EXPECT_EQ(managed[1023], 0x37373737);
+  EXPECT_EQ(managed[1025], 0x37373737);
+  expect_words(managed + 400 * 1024, 0x77777777, 1024);
+  expect_words(managed + 401 * 1024, 0x37373737, (kManagedPages - 401) * 1024);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, 0, 10), 1);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, 0, 11), 0);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, 0, 20), CU_DEVICE_CPU);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, 20, 1), CU_DEVICE_INVALID);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, 0, 30), dev);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, 0, 31), CU_DEVICE_INVALID);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, 0, 40), dev);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, 40, 1), CU_DEVICE_INVALID);
+  CHECK(cuPointerGetAttribute(&is, CU_POINTER_ATTRIBUTE_IS_MANAGED, p));
+  CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p));
+  CHECK(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, p));
+  EXPECT(is && type == CU_MEMORYTYPE_DEVICE && size == kManagedPages * 4096);
+  EXPECT_RESULT(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)managed_freed),
+                CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuMemsetD32(p, 3, kManagedPages * 1024));
+  CHECK(cuMemPrefetchAsync(p, kManagedPages * 4096, gpu, 0, NULL));
+  CHECK(cuCtxSynchronize());
+  expect_words(managed, 3, kManagedPages * 1024);
+  CHECK(cuMemAllocManaged(&more, 1 << 20, CU_MEM_ATTACH_GLOBAL));
+  CHECK(cuMemcpyDtoD(more, p, 1 << 20));
+  expect_words((uint32_t*)(uintptr_t)more, 3, 1 << 18);
+  CHECK(cuMemFree(more));
+  CHECK(cuMemFree(p));
+}
+
+/* -- managed memory that two GPUs reach: each server has the other's window open
+ * ---------------------------------------- */
+
+enum { kSharedWords = 300000 };
+static CUcontext both[2];
+static CUmodule modules[2];
+static uint32_t* common[2];
+
+static void gpus_before(void) {
+  CHECK(cuCtxGetCurrent(&both[0]));
+  modules[0] = mod;
+  CHECK(cuDevicePrimaryCtxRetain(&both[1], 1));
+  for (int g = 1; g >= 0; --g) {
+    CUdeviceptr p = 0;
+    CHECK(cuCtxSetCurrent(both[g]));
+    if (g == 1) modules[1] = load_kernels();
+    CHECK(cuMemAllocManaged(&p, kSharedWords * 4, CU_MEM_ATTACH_GLOBAL));
+    common[g] = (uint32_t*)(uintptr_t)p;
+    memset(common[g], 0x40 + g, kSharedWords * 4);
+  }
+}
+
+static void gpus_after(void) {
+  uint32_t counter[2] = {counted, 5};
+  for (int g = 0; g < 2; ++g) {
+    uint32_t* p = common[1 - g]; /* of the other */
+    CHECK(cuCtxSetCurrent(both[g]));
+    const uint32_t wanted = put(modules[g], &counter[g], (CUdeviceptr)(uintptr_t)(p + 2000), NULL, 90 + (uint32_t)g);
+    CHECK(cuCtxSynchronize());
+    EXPECT_EQ(p[2000], wanted);
+    EXPECT_EQ(p[2001], 0x40404040u + 0x01010101u * (uint32_t)(1 - g));
+    CHECK(cuMemsetD32((CUdeviceptr)(uintptr_t)p, 7, kSharedWords));
+    CHECK(cuCtxSynchronize());
+    expect_words(p, 7, kSharedWords);
+  }
+  counted = counter[0];
+  for (int g = 0; g < 2; ++g) {
+    CUdeviceptr more = 0;
+    CHECK(cuCtxSetCurrent(both[g]));
+    CHECK(cuMemAllocManaged(&more, 4096, CU_MEM_ATTACH_GLOBAL));
+    CHECK(cuCtxSetCurrent(both[1 - g]));
+    CHECK(cuMemsetD32(more, 8, 1024));
+    CHECK(cuCtxSynchronize());
+    expect_words((uint32_t*)(uintptr_t)more, 8, 1024);
+    CHECK(cuMemFree(more));
+    CHECK(cuMemFree((CUdeviceptr)(uintptr_t)common[g]));
+  }
+  CHECK(cuCtxSetCurrent(both[0]));
+}
+
 /* -- executable graphs: updated in place with the function of a module that came later
  * ------------------------------------ */
 
@@ -669,6 +787,8 @@ static const struct {
     {"events", events_before, events_after},
     {"pools", pools_before, pools_after},
     {"host", host_before, host_after},
+    {"managed", managed_before, managed_after},
+    {"gpus", gpus_before, gpus_after},
     {"graphs", graphs_before, graphs_after},
     {"link", link_before, link_after},
     {"prints", prints_before, prints_after},

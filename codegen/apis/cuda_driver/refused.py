@@ -7,10 +7,11 @@ from codegen.spec import Refused
 
 # title: (regular expression over the whole symbol without its version and thread suffix, Refused)
 FAMILIES: dict[str, tuple[str, Refused]] = {
-    "managed memory": (
-        r"cuMemAllocManaged|cuMemAdvise|cuMemPrefetch\w*|cuMemRangeGetAttributes?|cuStreamAttachMemAsync|cuMemDiscard\w*",
+    "managed variables": (
+        r"cuLibraryGetManaged",
         Refused(
-            "managed memory faults in the job process, where there is no device; use cuMemAlloc and explicit copies"
+            "a driver places a managed variable in the device-proxy server's process, where the job cannot reach it;"
+            " use cuMemAllocManaged"
         ),
     ),
     "inter-process handles": (

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -51,6 +52,8 @@ struct EventObj {
   std::atomic<uint64_t> capture{0};  // id of the capture sequence that it was last recorded in; 0: in none
 };
 
+class AdviceMap;
+
 struct Allocation {
   uint64_t bytes = 0;  // rounded to the granule
   uint64_t wanted = 0;
@@ -59,13 +62,16 @@ struct Allocation {
   uint64_t context = 0;  // of the thread that allocated; destroying a context frees what is its
   bool piece = false;    // a mapping of interceptors/vmm: one range with its neighbours, and not to be freed as memory
   bool hidden = false;   // it is unmapped, and keeps its contents
+  std::shared_ptr<AdviceMap> advice{};  // of managed memory (interceptors/managed), which lies in the pinned window
 };
 
 // Memory and streams of one device. Locks: mu guards the allocator, never held over a message that waits but
-// MEM_CREDIT (which cannot block on the job).
+// MEM_CREDIT (which cannot block on the job); the making of states < what every server is told (managed memory) <
+// pinned_mu.
 class DeviceState {
  public:
   explicit DeviceState(Connection* connection, int ordinal);
+  ~DeviceState() { delete[] streams_; }  // of one that nobody has seen
 
   Connection& conn() { return *conn_; }
   int ordinal() const { return ordinal_; }
@@ -92,6 +98,9 @@ class DeviceState {
   void show(uint64_t addr) { set_hidden(addr, false); }
 
   [[nodiscard]] uint64_t allocate_pinned(uint64_t bytes, int32_t* error);
+  // The same, and every server of the process is told of it, also those that it attaches to later: all their kernels
+  // reach it. kNotSupported where one's do not.
+  [[nodiscard]] uint64_t allocate_managed(uint64_t bytes, int32_t* error);
   [[nodiscard]] int32_t free_pinned(uint64_t addr);
   bool find_pinned(uint64_t addr, uint64_t* base, Allocation* out);
 
@@ -134,6 +143,13 @@ class DeviceState {
   void reclaim();                  // finished pending runs go back to the allocator. mu held
   int32_t credit(uint64_t bytes);  // makes sure that `bytes` more may live. mu held
   void give_back_credit();         // mu held
+  uint64_t take_pinned(uint64_t bytes, bool managed, int32_t* error);
+  [[nodiscard]] int32_t learn(const DeviceState& owner, uint64_t addr, uint64_t bytes);  // managed memory. Told locked
+  [[nodiscard]] int32_t learn_all();                                                     // Told locked
+  [[nodiscard]] int32_t reached_by_kernels(uint64_t addr, uint64_t bytes);
+  void forget(uint64_t addr, int devices);  // of the first `devices`, the other ones' servers. Told locked
+  [[nodiscard]] int32_t give_pinned(uint64_t addr);
+  friend DeviceState* device_state(int ordinal, int32_t* error);
   void fetch_output();
   void set_hidden(uint64_t addr, bool hidden);
 
@@ -150,6 +166,7 @@ class DeviceState {
   std::mutex pinned_mu_;
   BidirAllocator pinned_alloc_;
   std::map<uint64_t, Allocation> pinned_live_;
+  uint32_t windows_ = 0;  // bits of the devices whose windows our server knows
 
   std::mutex stream_mu_;
   StreamObj* streams_;  // kStreams of them

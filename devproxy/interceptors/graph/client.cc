@@ -11,6 +11,7 @@
 
 #include "devproxy/csrc/client/thread_state.h"
 #include "devproxy/interceptors/graph/client_graph.h"
+#include "devproxy/interceptors/managed/client.h"
 #include "devproxy/interceptors/memory/client.h"
 
 namespace devproxy::sa::graph {
@@ -329,7 +330,7 @@ int32_t fill_memset(Node* n, const CUDA_MEMSET_NODE_PARAMS& p, CUcontext ctx) {
       return kInvalidValue;
     const Place place = place_of(p.dst);
     if (place.device < 0 || !memory::known(p.dst, (p.height - 1) * p.pitch + p.width * width)) return kInvalidValue;
-    device = place.device;
+    if (!managed::is_managed(p.dst, place)) device = place.device;
   }
   n->type = CU_GRAPH_NODE_TYPE_MEMSET;
   n->device = device;

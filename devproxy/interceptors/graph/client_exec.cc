@@ -10,6 +10,7 @@
 
 #include "devproxy/interceptors/graph/client.h"
 #include "devproxy/interceptors/graph/client_graph.h"
+#include "devproxy/interceptors/managed/client.h"
 
 namespace devproxy::sa::graph {
 
@@ -99,7 +100,7 @@ sync::HostCall rows_call(const Rows& rows) {
 // How the server of `device` sees an address.
 Space space_on(int device, uint64_t addr) {
   const client::Place p = place_of(addr);
-  if (p.device != device) return kHost;
+  if (p.device != device) return managed::is_managed(addr, p) ? kPinned : kHost;
   return p.pinned ? kPinned : kDevice;
 }
 
