@@ -23,7 +23,7 @@ from tests.conftest import LIB
 from tests.integration.needs import require_criu
 from tests.integration.test_programs import BUILD, build_kernels, build_program
 
-SOFT = ("vmm", "limits", "functions", "events", "pools", "host", "graphs")
+SOFT = ("vmm", "limits", "functions", "events", "pools", "host", "graphs", "graph_memory")
 CUDA = (*SOFT, "link", "prints")  # prints last: nothing may wait for its kernels before the cut
 
 
@@ -99,6 +99,14 @@ def test_on_the_software_gpu(soft: World, how: Callable[[World], None]) -> None:
     # Once in the state too, and for each of the five modules: the job brings nothing again.
     again = images(soft)
     assert (again["kept"], again["loads"], again["received_bytes"]) == (1, 5, 0)
+    end(soft)
+
+
+@pytest.mark.parametrize("how", [killed, moved])
+def test_in_a_capture_that_allocates(soft: World, how: Callable[[World], None]) -> None:
+    """By itself: what the other parts do would break an open capture."""
+    begin(soft, ("capture",))
+    how(soft)
     end(soft)
 
 
