@@ -588,6 +588,8 @@ static void lifetimes(CUstream s) {
   x = instantiate(g, 0);
   close_gate(&gate, s);
   CHECK(cuGraphLaunch(x, s));
+  CHECK(cuGraphExecDestroy(x));
+  x = instantiate(g, 0); /* the one that still runs is none any more */
   gone(x, g);
   EXPECT_EQ(used(), 0);
   hold_all(block, 200);
