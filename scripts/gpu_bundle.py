@@ -51,7 +51,9 @@ PACKAGES = (
 )  # fmt: skip
 RUNTIME = "nvidia-cuda-runtime"
 # Only where the device's Python has none, and only as long as there is room.
-SPARE_PACKAGES = ("cuda-bindings", "cuda-pathfinder")
+SPARE_PACKAGES = ("nvidia-ml-py", "cuda-pathfinder", "cuda-bindings")
+# What the parts that come from elsewhere may take of LIMIT_BYTES: so a test of our own parts needs neither.
+MOST_BYTES = {"wheels": 31_000_000, "criu": 4_000_000}
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (39, 35, 34, 31, 28, 27, 26, 24, 17)] + [
     "manylinux2014_x86_64",
     "manylinux1_x86_64",
@@ -345,6 +347,14 @@ def check_size(total: int, files: dict[str, Any]) -> None:
     )
 
 
+def check_part(name: str, total: int) -> None:
+    if total > MOST_BYTES[name]:
+        raise Refused(
+            f"{name} in the bundle have {total / 1e6:.1f} MB, more than {MOST_BYTES[name] / 1e6:.0f} MB:"
+            " leave something out, or give them more of the bundle's size (MOST_BYTES)"
+        )
+
+
 def build(out: Path, without: set[str]) -> dict[str, Any]:
     """The whole bundle, made beside `out` and put in its place when it is whole."""
     fresh = out.with_name(f"{out.name}.{os.getpid()}")
@@ -361,8 +371,10 @@ def build(out: Path, without: set[str]) -> dict[str, Any]:
             extra["cudart"] = add_cudart_programs(fresh)
         if "criu" not in without:
             extra["criu"] = add_criu(fresh)
+            check_part("criu", size_of(fresh / "criu"))
         if "wheels" not in without:
             extra["wheels"] = add_wheels(fresh)
+            check_part("wheels", sum(size_of(fresh / f) for f in ("wheels", "cudart", "spare")))
         made = manifest(fresh, extra)
         (fresh / "manifest.json").write_text(json.dumps(made, indent=1) + "\n")
         total = size_of(fresh)

@@ -1,12 +1,14 @@
 """Everything that is to be found out on a GPU, in one command: stages from the cheapest fact to the whole job.
 
-    python3 gpu_check.py [--out DIR] [--driver PATH] [--limit SECONDS] [--only STAGE,...] [--list]
+    python3 gpu_check.py [--out DIR] [--driver PATH] [--limit SECONDS] [--only STAGE,... | --second] [--list]
 
 Standard library only, Python 3.10 or later, no network. It lies in the bundle that scripts/gpu_bundle.py makes, or is
 given one by --bundle. Each stage is a process of its own with a time limit: when one hangs or dies, its figures so far
-are kept and the next one begins. DIR ($OUT, else build/gpu-check) gets
+are kept and the next one begins; none takes the time that later ones need at least. DIR ($OUT, else build/gpu-check)
+gets
 
-    gpu-check.json    `stages`: name, status (ok, failed, refused, not_run), seconds, figures, text; written after each
+    gpu-check.json    `stages`: name, status (ok, failed, refused, not_run), seconds, figures, text; written after each.
+                      `next`: the command for what was not run or was cut short
     gpu-check.log     what they said
 
 failed: something was wrong, or hung, or died. refused: something that the stage needs is not here, named in its text.
@@ -78,12 +80,27 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Stage:
-    """limit_s: after that it is ended. least_s: with less time left it is not begun."""
+    """limit_s: after that it is ended. least_s: with less time left it is not begun, and the stages before it leave it
+    that much; but for a spare one, which gets what the others leave."""
 
     name: str
     limit_s: float
     least_s: float
     run: Callable[[Setup, Report], None] | None = None
+    spare: bool = False
+    direct: bool = False  # it calls the driver itself, not by way of programs
+    needs: tuple[str, ...] = ()  # stages whose figures it reads
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a program is started: natively, or through the proxy."""
+
+    prefix: list[str]
+    env: dict[str, str]
+
+    def run(self, line: Sequence[str], limit_s: float, **more: str) -> Done:
+        return run([*self.prefix, *line], self.env | more, limit_s)
 
 
 @dataclass(frozen=True)
@@ -94,6 +111,9 @@ class Setup:
     work: Path
     driver: str
     sysroot: str = ""  # tests: where devproxy looks for the device
+    small: bool = False  # tests: megabytes and one turn, where a GPU is given gigabytes and three
+    # Developers: a device of devproxy's own (record, soft) in the place of the GPU, on both sides of each comparison.
+    rehearse: str = ""
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -118,6 +138,24 @@ class Setup:
             "TEST_KERNELS": str(self.kernels()),
         }
 
+    def native(self) -> Way:
+        if self.rehearse:
+            return self.proxied("--plain")
+        return Way([], self.native_env())
+
+    def proxied(self, *options: str, registered: bool = False) -> Way:
+        """registered: pinned memory is registered with the driver, so that kernels see it and copies go straight."""
+        device = self.rehearse or "cuda"
+        run = [sys.executable, "-m", "devproxy.cli.run", "--device", device, *options, "--"]
+        env = self.proxied_env()
+        if registered:
+            env["DEVPROXY_CUDA_REGISTER_WINDOW"] = "1"
+        return Way(run, env)
+
+    def past_the_proxy(self, done: Done) -> bool:
+        """Does a program's list of mapped files have the genuine driver?"""
+        return not self.rehearse and os.path.realpath(self.driver) in done.out
+
     def native_env(self) -> dict[str, str]:
         """Where `libcuda.so.1` and `libcudart.so.13` are the genuine ones, under these very names."""
         return self._env([str(self.work / "native"), str(self.work / "compilers")], []) | {
@@ -129,18 +167,23 @@ class Setup:
         without_runtime = (self.work / "runtime").exists()  # the device has no C++ runtime
         libraries = [str(self.bundle / "sys")] if without_runtime else []
         libraries.append(str(self.work / "compilers"))
-        return self._env(libraries, [str(self.bundle / "py"), str(self.work / "site")]) | {
-            "DEVPROXY_LIB": str(self.bundle / "lib"),
-            "DEVPROXY_CUDA_DRIVER": self.driver,
-            "DEVPROXY_SHM_DIR": str(self.shm()),
-            "DEVPROXY_STATE_DIR": str(self.work / "state"),
-            "DEVPROXY_KEY_FILE": str(self.work / "key"),
-            "DEVPROXY_DAEMON_IDLE_S": "1",
-            "DEVPROXY_CRIU": str(self.bundle / "criu" / "sbin" / "criu"),
-            "DEVPROXY_SYSROOT": self.sysroot,
-            # Triton links its launcher to the file in this folder; that it is the preloaded one, its name says.
-            "TRITON_LIBCUDA_PATH": str(self.work / "shim"),
-        }
+        told = {"DEVPROXY_TEST_NO_KERNELS": "1"} if self.rehearse == "record" else {}
+        return (
+            self._env(libraries, [str(self.bundle / "py"), str(self.work / "site")])
+            | told
+            | {
+                "DEVPROXY_LIB": str(self.bundle / "lib"),
+                "DEVPROXY_CUDA_DRIVER": self.driver,
+                "DEVPROXY_SHM_DIR": str(self.shm()),
+                "DEVPROXY_STATE_DIR": str(self.work / "state"),
+                "DEVPROXY_KEY_FILE": str(self.work / "key"),
+                "DEVPROXY_DAEMON_IDLE_S": "1",
+                "DEVPROXY_CRIU": str(self.bundle / "criu" / "sbin" / "criu"),
+                "DEVPROXY_SYSROOT": self.sysroot,
+                # Triton links its launcher to the file in this folder; that it is the preloaded one, its name says.
+                "TRITON_LIBCUDA_PATH": str(self.work / "shim"),
+            }
+        )
 
     def shm(self) -> Path:
         """The runtime folder. Made by the campaign, in /dev/shm."""
@@ -209,7 +252,10 @@ def become_subreaper() -> None:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
-def end_descendants(patience_s: float = 5.0) -> list[int]:
+ENDING_S = 6.0  # what ending a stage that hangs may take
+
+
+def end_descendants(patience_s: float = ENDING_S - 1) -> list[int]:
     """Ends everything that a stage left behind. Returns what is still there: a process inside the driver may stay."""
     deadline = time.monotonic() + patience_s
     while left := descendants(os.getpid()):
@@ -226,7 +272,12 @@ def end_descendants(patience_s: float = 5.0) -> list[int]:
 
 
 def run_stage(
-    stage: Stage, command: Sequence[str], report: Path, log: Path, limit_s: float
+    stage: Stage,
+    command: Sequence[str],
+    report: Path,
+    log: Path,
+    limit_s: float,
+    env: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """One stage in a process of its own. Whatever happens to that, there is a result."""
     begin, hung = time.monotonic(), False
@@ -234,7 +285,12 @@ def run_stage(
         out.write(f"== {stage.name} (at most {limit_s:.0f} s)\n".encode())
         out.flush()
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
         try:
             code = process.wait(limit_s)
@@ -250,7 +306,9 @@ def run_stage(
     status = facts["status"]
     if hung:
         status = FAILED
-        texts.append(f"no end after {limit_s:.0f} s; killed")
+        cut = limit_s < stage.limit_s
+        rest = f" (of its {stage.limit_s:.0f}: later stages need the rest)" if cut else ""
+        texts.append(f"no end after {limit_s:.0f} s{rest}; killed")
     elif code < 0:
         status = FAILED
         texts.append(f"ended by signal {-code} ({signal.Signals(-code).name})")
@@ -263,6 +321,7 @@ def run_stage(
         "name": stage.name,
         "status": status,
         "seconds": round(time.monotonic() - begin, 2),
+        "cut_short": hung and limit_s < stage.limit_s,
         "figures": facts["figures"],
         "text": "\n".join(texts),
     }
@@ -276,23 +335,29 @@ def campaign(
     about: dict[str, Any],
     limit_s: float = TOTAL_LIMIT_S,
     only: frozenset[str] = frozenset(),
+    env_of: Callable[[Stage], dict[str, str] | None] = lambda stage: None,
 ) -> list[dict[str, Any]]:
     """Runs the stages in their order; the JSON is whole after each."""
     deadline = time.monotonic() + limit_s
-    log, results = out / "gpu-check.log", []
-    for stage in stages:
+    log, results, again = out / "gpu-check.log", [], []
+    for number, stage in enumerate(stages):
         left_s = deadline - time.monotonic()
-        report = work / f"report-{stage.name}.json"
+        report = report_of(work, stage.name)
         if only and stage.name not in only:
             result = not_run(stage, "not asked for")
         elif left_s < stage.least_s:
             result = not_run(
                 stage, f"{max(0, left_s):.0f} s are left, and it needs {stage.least_s:.0f}"
             )
+            again.append(stage.name)
         else:
-            limit = min(stage.limit_s, left_s)
-            result = run_stage(stage, command_of(stage, report), report, log, limit)
+            limit = limit_of(stage, stages[number + 1 :], left_s, only)
+            command = command_of(stage, report)
+            result = run_stage(stage, command, report, log, limit, env_of(stage))
+            if result.pop("cut_short"):
+                again.append(stage.name)
         results.append(result)
+        about["next"] = f"python3 gpu_check.py --only {','.join(again)}" if again else ""
         line = (
             f"{result['status']:8} {stage.name:18} {result['seconds']:7.2f} s  "
             + (result["text"].replace("\n", " | ")[:160])
@@ -304,6 +369,25 @@ def campaign(
             out / "gpu-check.json", json.dumps(about | {"stages": results}, indent=1) + "\n"
         )
     return results
+
+
+def limit_of(stage: Stage, later: Sequence[Stage], left_s: float, only: frozenset[str]) -> float:
+    """The stage's own limit, or less, so that each later one has its least time. Where that cannot be, its own least."""
+    kept = sum(s.least_s for s in later if s.name in only or (not only and not s.spare))
+    return min(stage.limit_s, max(stage.least_s, left_s - kept - ENDING_S))
+
+
+def report_of(work: Path, name: str) -> Path:
+    return work / f"report-{name}.json"
+
+
+def earlier(setup: Setup, name: str) -> dict[str, Any]:
+    """The figures of a stage that has run in this campaign, or nothing."""
+    try:
+        figures: dict[str, Any] = json.loads(report_of(setup.work, name).read_text())["figures"]
+    except (OSError, ValueError):
+        return {}
+    return figures
 
 
 def not_run(stage: Stage, why: str) -> dict[str, Any]:
@@ -330,10 +414,32 @@ def run_here(stage: Stage, setup: Setup, report: Report) -> int:
 
 STAGES: list[Stage] = []
 
+# What nobody can know without a GPU comes first, and of that what devproxy stands or falls with: fixed addresses, layouts
+# of parameters, where globals land, whether shared memory can be registered. Then a whole job, its checkpoint and its
+# cost, and programs by the issue's list. From c_third_party on they are spare: with a first call's time all used up, they
+# are the second call (--second).
+ORDER = (
+    "prepare", "machine", "driver", "a_ranges", "b_layouts", "b_modules", "e_host_memory", "b_order", "b_faults",
+    "a_vmm_cost", "a_alias", "e_dump",
+    "c_first", "f_criu", "f_cuda_checkpoint", "f_checkpoint", "c_training", "d_cost", "c_cudart", "c_registered",
+    "c_programs", "c_torch", "f_checkpoint_cudart", "c_nvml",
+    "c_third_party", "c_triton", "f_checkpoint_numba", "c_training_numba", "f_checkpoint_torch", "c_numba_tests",
+)  # fmt: skip
 
-def stage(limit_s: float, least_s: float = 5.0) -> Callable[[Any], Any]:
+
+def stage(
+    limit_s: float,
+    least_s: float,
+    *,
+    spare: bool = False,
+    direct: bool = False,
+    needs: tuple[str, ...] = (),
+) -> Callable[[Any], Any]:
+    """Adds the function to STAGES, whose order is ORDER."""
+
     def add(run: Callable[[Setup, Report], None]) -> Callable[[Setup, Report], None]:
-        STAGES.append(Stage(run.__name__, limit_s, least_s, run))
+        STAGES.append(Stage(run.__name__, limit_s, least_s, run, spare, direct, needs))
+        STAGES.sort(key=lambda one: ORDER.index(one.name))
         return run
 
     return add
@@ -380,10 +486,6 @@ def run(
     return Done(code, round(time.monotonic() - begin, 2), out, err)
 
 
-def devproxy_run(*options: str) -> list[str]:
-    return [sys.executable, "-m", "devproxy.cli.run", "--device", "cuda", *options, "--"]
-
-
 class Driver:
     """The genuine driver by ctypes: no numbers without a width, every result looked at."""
 
@@ -409,7 +511,8 @@ class Driver:
 
     def call(self, name: str, *arguments: Any) -> None:
         if code := self.result(name, *arguments):
-            raise Failed(f"{name}: {self.text(code)}")
+            kind = Refused if code == 801 else Failed  # CUDA_ERROR_NOT_SUPPORTED
+            raise kind(f"{name}: {self.text(code)}")
 
     def text(self, code: int) -> str:
         name = ctypes.c_char_p()
@@ -613,6 +716,15 @@ def read(path: str) -> str | None:
         return None
 
 
+def map_at(address: int, fd: int, size: int) -> int:
+    """A shared mapping at this very address; stays until the process ends. 0 where something else is there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = U64
+    libc.mmap.argtypes = [U64, SIZE, INT, INT, INT, ctypes.c_long]
+    got = int(libc.mmap(address, size, 3, 0x100001, fd, 0))  # MAP_SHARED | MAP_FIXED_NOREPLACE
+    return got if got == address else 0
+
+
 def host_map(fd: int, size: int) -> tuple[int, mmap.mmap]:
     """A shared mapping and its address."""
     view = mmap.mmap(fd, size)
@@ -622,7 +734,10 @@ def host_map(fd: int, size: int) -> tuple[int, mmap.mmap]:
 # -- the machine ------------------------------------------------------------------------------------------------------
 
 
-@stage(30)
+MODULE_OF = {"nvidia_ml_py": "pynvml"}  # of wheels that have another name
+
+
+@stage(40, 20)
 def prepare(setup: Setup, report: Report) -> None:
     """Is the bundle whole, and which of its parts does this machine take?"""
     facts = setup.manifest
@@ -643,7 +758,7 @@ def prepare(setup: Setup, report: Report) -> None:
             unpack(wheel, setup.work / "site")
     for wheel in (setup.bundle / "spare").glob("*.whl"):
         name = wheel.name.split("-")[0]
-        if made_for and not has_module(name.replace("_", ".")):
+        if made_for and not has_module(MODULE_OF.get(name, name.replace("_", "."))):
             unpack(wheel, setup.work / "spare")
             report.say(f"{name} is not here: taken from the bundle")
     missing = {}
@@ -657,7 +772,7 @@ def prepare(setup: Setup, report: Report) -> None:
         (setup.work / "runtime").touch()
     server = run([str(setup.bundle / "lib" / "devproxy-server"), "--print-abi"], setup.proxied_env(), 10)  # fmt: skip
     report.put("server_starts", server.code == 0)
-    with_devproxy = run([*devproxy_run()[:3], "--version"], setup.proxied_env(), 20)
+    with_devproxy = run([*setup.proxied().prefix[:3], "--version"], setup.proxied_env(), 20)
     report.put("devproxy", with_devproxy.out.strip() or with_devproxy.brief())
     report.put("genuine_cudart", find_cudart(setup))
     report.put("compilers", find_compilers(setup))
@@ -715,7 +830,7 @@ def has_module(name: str) -> bool:
         return False
 
 
-@stage(30)
+@stage(40, 8)
 def machine(setup: Setup, report: Report) -> None:
     """What is here: kernel, limits, tools, packages."""
     report.put("uname", list(os.uname())[2:])
@@ -766,9 +881,14 @@ def machine(setup: Setup, report: Report) -> None:
         fields = "name,driver_version,memory.total,memory.used,pcie.link.gen.current,pcie.link.width.current,compute_mode,persistence_mode,ecc.mode.current"
         smi = run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv"], dict(os.environ), 20)
         report.put("nvidia_smi", smi.out.strip().splitlines() or smi.brief())
+    code = "import json, sys; from devproxy.hal import nvml; print(json.dumps(nvml.read(sys.argv[1]).as_json()))"
+    health = run([sys.executable, "-c", code, setup.driver], setup.proxied_env(), 15)
+    report.put(
+        "nvml", json.loads(health.out) if health.code == 0 else health.brief().split(" | ")[-1]
+    )
 
 
-@stage(20)
+@stage(30, 6, direct=True)
 def driver(setup: Setup, report: Report) -> None:
     """The driver: version, device, the calls that hal/cuda makes, the attributes that it asks for."""
     gpu = Gpu(setup.driver)
@@ -804,7 +924,7 @@ def driver(setup: Setup, report: Report) -> None:
 # -- a. address ranges, VMM cost, aliasing ----------------------------------------------------------------------------
 
 
-@stage(25)
+@stage(25, 5, direct=True)
 def a_ranges(setup: Setup, report: Report) -> None:
     """Can every slot's 192 GiB be reserved at the address that devproxy gives it?"""
     gpu = Gpu(setup.driver)
@@ -853,7 +973,7 @@ def a_ranges(setup: Setup, report: Report) -> None:
         raise Failed("not every slot gets the addresses that it needs")
 
 
-@stage(40)
+@stage(30, 5, direct=True)
 def a_vmm_cost(setup: Setup, report: Report) -> None:
     """create, map, SetAccess, unmap, release by the size of a handle, and of many small ones in one range."""
     gpu = Gpu(setup.driver)
@@ -891,7 +1011,7 @@ def a_vmm_cost(setup: Setup, report: Report) -> None:
     report.put("256_handles_of_2MiB_us", {k: round(v * 1e6, 1) for k, v in each.items()})
 
 
-@stage(25)
+@stage(25, 4, direct=True)
 def a_alias(setup: Setup, report: Report) -> None:
     """One handle at two addresses, in one context and in two; memory survives being mapped anew."""
     gpu = Gpu(setup.driver)
@@ -954,7 +1074,7 @@ def layout(gpu: Driver, function: PTR, call: str) -> list[tuple[int, int]]:
     return found
 
 
-@stage(25)
+@stage(25, 4, direct=True)
 def b_layouts(setup: Setup, report: Report) -> None:
     """Parameter layouts of functions and kernels, from cubin and from PTX, against C's."""
     gpu, wrong = Gpu(setup.driver), []
@@ -986,7 +1106,7 @@ def b_layouts(setup: Setup, report: Report) -> None:
         raise Failed(f"not as a C compiler lays them out: {', '.join(wrong)}")
 
 
-@stage(30)
+@stage(30, 8, direct=True)
 def b_modules(setup: Setup, report: Report) -> None:
     """Load, unload, load again: handles, contents and addresses of globals; loading beside a running kernel."""
     gpu, image = Gpu(setup.driver), kernels(setup)
@@ -1056,7 +1176,7 @@ def b_modules(setup: Setup, report: Report) -> None:
         raise Failed(f"the table begins as {initial}")
 
 
-@stage(30)
+@stage(30, 6, direct=True)
 def b_order(setup: Setup, report: Report) -> None:
     """Completion words, events, the legacy stream's rule, the depth of a queue."""
     gpu = Gpu(setup.driver)
@@ -1143,7 +1263,7 @@ def b_order(setup: Setup, report: Report) -> None:
         raise Failed("the order is not the one that hal/cuda relies on")
 
 
-@stage(30)
+@stage(25, 5, direct=True)
 def b_faults(setup: Setup, report: Report) -> None:
     """A kernel that faults: which calls say so, and does another context of the process live on?"""
     gpu = Gpu(setup.driver)
@@ -1212,26 +1332,52 @@ print("FIRST", name.value.decode(), hex(m.value), getattr(cu, "devproxy_abi_id",
 """
 
 
-@stage(60)
+@stage(60, 10)
 def c_first(setup: Setup, report: Report) -> None:
     """The first words through the proxy: a context, a buffer, a fill, a copy back. Natively, plain, in namespaces."""
-    command = [sys.executable, "-c", FIRST]
     ways = {
-        "native": (command, setup.native_env()),
-        "plain": ([*devproxy_run("--plain"), *command], setup.proxied_env()),
-        "namespaces": ([*devproxy_run(), *command], setup.proxied_env()),
+        "native": setup.native(),
+        "plain": setup.proxied("--plain"),
+        "namespaces": setup.proxied(),
     }
-    for way, (line, env) in ways.items():
-        done = run(line, env, 25)
-        report.put(way, {"code": done.code, "seconds": done.seconds, "said": done.out.strip()[-300:] or done.brief()})  # fmt: skip
+    for name, way in ways.items():
+        done = way.run([sys.executable, "-c", FIRST], 25)
+        report.put(name, {"code": done.code, "seconds": done.seconds, "said": done.out.strip()[-300:] or done.brief()})  # fmt: skip
         if done.code:
-            report.say(f"{way}: {done.err.strip()[-1500:]}")
-    bad = [way for way in ways if report.figures[way]["code"]]
+            report.say(f"{name}: {done.err.strip()[-1500:]}")
+    bad = [name for name in ways if report.figures[name]["code"]]
     if bad:
         raise Failed(f"did not work: {', '.join(bad)}")
 
 
-@stage(150, least_s=20)
+# What devproxy's NVML must say as NVIDIA's does. The rest it says otherwise on purpose, or by another count: it is shown.
+NVML_SAME = ("count", "index", "name", "uuid", "bus", "capability", "by_uuid", "by_bus")
+
+
+@stage(40, 6)
+def c_nvml(setup: Setup, report: Report) -> None:
+    """What devproxy's NVML answers in a job, against NVIDIA's."""
+    line = [sys.executable, str(setup.bundle / "programs" / "nvml_program.py")]
+    said = {}
+    for name, way in (("native", setup.native()), ("proxied", setup.proxied("--plain"))):
+        done = way.run(line, 20)
+        if name == "native" and done.code == 3:
+            raise Refused(f"NVIDIA's NVML is not here: {done.brief()}")
+        if done.code:
+            raise Failed(f"{name}: {done.code}: {done.brief()}")
+        said[name] = json.loads(done.out.splitlines()[-1])
+    differ = {
+        key: {name: answers.get(key) for name, answers in said.items()}
+        for key in sorted({*said["native"], *said["proxied"]})
+        if said["native"].get(key) != said["proxied"].get(key)
+    }
+    report.put("native", said["native"])
+    report.put("differ", differ)
+    if wrong := [key for key in NVML_SAME if key in differ]:
+        raise Failed(f"not as NVIDIA's NVML says it: {', '.join(wrong)}")
+
+
+@stage(150, 40)
 def c_programs(setup: Setup, report: Report) -> None:
     """The driver-API suite: whatever passes natively must pass through the proxy, plain and in namespaces."""
     programs = [[*p, "cubin"] for p in setup.manifest["programs"] if "third_party" not in p[0]]
@@ -1253,16 +1399,16 @@ def c_programs(setup: Setup, report: Report) -> None:
         line = command(name, arguments)
         passed = {}
         needs_proxy = name == "lost"  # it kills its server
-        ways = [] if needs_proxy else [("native", line, setup.native_env())]
-        ways.append(("plain", [*devproxy_run("--plain", *[o for o in options if o != "--plain"]), *line], setup.proxied_env()))  # fmt: skip
+        ways = {} if needs_proxy else {"native": setup.native()}
+        ways["plain"] = setup.proxied("--plain", *[o for o in options if o != "--plain"])
         if "--plain" not in options:
-            ways.append(("namespaces", [*devproxy_run(*options), *line], setup.proxied_env()))
+            ways["namespaces"] = setup.proxied(*options)
         codes: dict[str, Any] = {}
-        for way, full, env in ways:
-            done = run(full, env | {"TEST_KERNELS": str(setup.kernels(form))}, 20)
+        for title, way in ways.items():
+            done = way.run(line, 20, TEST_KERNELS=str(setup.kernels(form)))
             good = 3 if needs_proxy else 0
-            passed[way] = done.code == good and "PASS " in done.out
-            codes[way] = "pass" if passed[way] else f"{done.code}: {done.brief()}"
+            passed[title] = done.code == good and "PASS " in done.out
+            codes[title] = "pass" if passed[title] else f"{done.code}: {done.brief()}"
         title = " ".join([name, *arguments, *([form] if form != "cubin" else [])])
         report.put(title, codes)
         if passed.pop("native", True) and not all(passed.values()):
@@ -1271,7 +1417,7 @@ def c_programs(setup: Setup, report: Report) -> None:
     alone = [
         p for p in programs if p[0] == "out_of_memory"
     ]  # it counts the bytes of the whole device
-    with concurrent.futures.ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) // 2))) as pool:
+    with concurrent.futures.ThreadPoolExecutor(max(1, min(6, (os.cpu_count() or 2) // 2))) as pool:
         list(pool.map(one, [p for p in programs if p not in alone]))
     for program in alone:
         one(program)
@@ -1295,26 +1441,58 @@ print(*sorted({line.split()[-1] for line in open("/proc/self/maps") if "libcuda"
 """
 
 
-@stage(110, least_s=20)
+@stage(110, 25)
 def c_cudart(setup: Setup, report: Report) -> None:
     """Programs of the CUDA runtime: whatever passes natively passes through the proxy, or is refused by name."""
+    ways = {"native": setup.native(), "proxied": setup.proxied("--plain")}
+    for name, way in ways.items():
+        done = way.run([sys.executable, "-c", WHICH], 30)
+        report.put(f"libraries, {name}", done.out.split() if done.code == 0 else done.brief())
+    # These have stages of their own: d_cost, c_training.
+    compare_cudart(setup, report, ways["proxied"], lambda name: name not in ("cost", "mlp"))
+
+
+# What kernels see of the host's memory, and what copies it, in streams and in graphs.
+REGISTERED = (
+    "mapped",
+    "managed",
+    "copies",
+    "copies_2d",
+    "streams",
+    "callbacks",
+    "graphs",
+    "capture",
+)
+
+
+@stage(60, 12, needs=("e_host_memory",))
+def c_registered(setup: Setup, report: Report) -> None:
+    """Programs of the CUDA runtime whose pinned memory is registered with the driver: mapped, managed, copies, streams, graphs."""
+    if why := cannot_register(setup):
+        raise Refused(why)
+    compare_cudart(setup, report, setup.proxied("--plain", registered=True), lambda name: name in REGISTERED)  # fmt: skip
+
+
+def cannot_register(setup: Setup) -> str:
+    """What e_host_memory heard when it registered shared memory as hal/cuda does it: a piece of a file of /dev/shm."""
+    found = earlier(setup, "e_host_memory").get("tmpfs", {}).get("64MiB", {})
+    return f"the driver does not register shared memory: {found}" if isinstance(found, str) else ""
+
+
+def compare_cudart(
+    setup: Setup, report: Report, proxied: Way, wanted: Callable[[str], bool]
+) -> None:
     folder = setup.bundle / "programs" / "cudart"
     if not folder.exists():
         raise Refused("the programs are not in the bundle (made without nvcc)")
-    ways = {
-        "native": ([], setup.native_env()),
-        "proxied": (devproxy_run("--plain"), setup.proxied_env()),
-    }
-    for way, (prefix, env) in ways.items():
-        done = run([*prefix, sys.executable, "-c", WHICH], env, 30)
-        report.put(f"libraries, {way}", done.out.split() if done.code == 0 else done.brief())
-    runs = [
-        r for r in setup.manifest["cudart"] if r[0] not in ("cost", "mlp")
-    ]  # theirs: d_cost, c_training
+    ways = {"native": setup.native(), "proxied": proxied}
+    runs = [r for r in setup.manifest["cudart"] if wanted(r[0])]
     differ, counts = [], {"pass": 0, "refused": 0, "not here": 0}
+    # What a program's last line is when it is right; the second where the device executes no kernel.
+    good = ("ok {}", "ok {} (without kernels)") if setup.rehearse else ("ok {}",)
 
     def verdict(name: str, done: Done) -> str:
-        if done.code == 0 and done.out.splitlines()[-1:] == [f"ok {name}"]:
+        if done.code == 0 and done.out.splitlines()[-1:] in [[line.format(name)] for line in good]:
             return "pass"
         if done.code == 3 and "not here: " in done.out:
             return done.out.strip().splitlines()[-1]
@@ -1323,11 +1501,11 @@ def c_cudart(setup: Setup, report: Report) -> None:
     def one(program: list[Any]) -> None:
         name, arguments = program
         line, said = [str(folder / name), *arguments], {}
-        for way, (prefix, env) in ways.items():
-            done = run([*prefix, *line], env, 25)
-            said[way] = verdict(name, done)
-            if way == "proxied" and said[way] != "pass" and (refused := refusal_in(done.err)):
-                said[way] = f"refused: {refused}"
+        for title, way in ways.items():
+            done = way.run(line, 25)
+            said[title] = verdict(name, done)
+            if title == "proxied" and said[title] != "pass" and (refused := refusal_in(done.err)):
+                said[title] = f"refused: {refused}"
         report.put(" ".join([name, *arguments]), said)
         with report.lock:
             for word in counts:
@@ -1351,29 +1529,29 @@ THIRD_PARTY = (
 )
 
 
-@stage(90, least_s=15)
+@stage(90, 25, spare=True)
 def c_third_party(setup: Setup, report: Report) -> None:
     """Clients that nobody here wrote: cuda-bindings and numba-cuda, natively and through the proxy."""
     differ, missing = [], []
     for name, module in THIRD_PARTY:
-        there = run([sys.executable, "-c", f"import {module}"], setup.native_env(), 30)
+        there = setup.native().run([sys.executable, "-c", f"import {module}"], 30)
         if there.code:
             missing.append(module)
             report.put(name, f"{module} cannot be imported: {there.brief()}")
             continue
         line, codes = [sys.executable, str(setup.bundle / "programs" / name)], {}
-        for way, full, env in (
-            ("native", line, setup.native_env()),
-            ("plain", [*devproxy_run("--plain"), *line], setup.proxied_env()),
-            ("namespaces", [*devproxy_run(), *line], setup.proxied_env()),
+        for title, way in (
+            ("native", setup.native()),
+            ("plain", setup.proxied("--plain")),
+            ("namespaces", setup.proxied()),
         ):
-            done = run(full, env, 30)
+            done = way.run(line, 30)
             passed = done.code == 0 and "PASS " in done.out
-            codes[way] = "pass" if passed else f"{done.code}: {done.brief()}"
-            if way != "native" and os.path.realpath(setup.driver) in done.out:
-                passed, codes[way] = False, "went past the proxy, to the driver itself"
+            codes[title] = "pass" if passed else f"{done.code}: {done.brief()}"
+            if title != "native" and setup.past_the_proxy(done):
+                passed, codes[title] = False, "went past the proxy, to the driver itself"
             if not passed:
-                report.say(f"{name} {way}: {done.err.strip()[-800:]}")
+                report.say(f"{name} {title}: {done.err.strip()[-800:]}")
         report.put(name, codes)
         if codes["native"] == "pass" and set(codes.values()) != {"pass"}:
             differ.append(name)
@@ -1386,20 +1564,22 @@ def c_third_party(setup: Setup, report: Report) -> None:
 
 
 def subjects(setup: Setup) -> dict[str, list[str]]:
-    """Whole training programs, each a command: on the driver API, on the runtime (CUDA C++), on numba-cuda."""
+    """Whole training programs, each a command: on the driver API, on the runtime (CUDA C++), on numba-cuda, on PyTorch."""
     programs = setup.bundle / "programs"
     return {
         "driver": [sys.executable, str(programs / "train.py")],
         "cudart": [str(programs / "cudart" / "mlp")],
         "numba": [sys.executable, str(programs / "train_numba.py")],
+        "torch": [sys.executable, str(programs / "train_torch.py")],
     }
 
 
 def missing_of(subject: str, line: list[str], setup: Setup) -> str:
     """What it needs and is not here."""
-    if subject == "numba":
-        there = run([sys.executable, "-c", "import numba.cuda"], setup.native_env(), 30)
-        return f"numba.cuda cannot be imported: {there.brief()}" if there.code else ""
+    need = {"numba": "import numba.cuda", "torch": "import torch; assert torch.version.cuda"}
+    if subject in need:
+        there = setup.native().run([sys.executable, "-c", need[subject]], 40)
+        return f"{subject} is not here, or not with CUDA: {there.brief()}" if there.code else ""
     return "" if os.path.exists(line[-1]) else f"{line[-1]} is not in the bundle"
 
 
@@ -1419,14 +1599,25 @@ SIZES = {
     },
 }
 STEP_TARGETS = {"launch_bound": 1.05, "usual": 1.01}  # of the native time
-TURNS = {"driver": 1, "cudart": 2, "numba": 1}
+TURNS = {"driver": 2, "cudart": 2, "numba": 1}
 
 
-@stage(120, least_s=25)
+@stage(120, 40)
 def c_training(setup: Setup, report: Report) -> None:
-    """Training programs: bit for bit the same through the proxy, their steps' times, and two at once on one GPU."""
+    """Training programs (driver API; CUDA C++): bit for bit the same, their steps' times, and two at once on one GPU."""
+    train_all(setup, report, "driver", "cudart")
+
+
+@stage(150, 45, spare=True)
+def c_training_numba(setup: Setup, report: Report) -> None:
+    """The same with the training program on numba-cuda, which compiles its kernels in each run."""
+    train_all(setup, report, "numba")
+
+
+def train_all(setup: Setup, report: Report, *which: str) -> None:
     wrong, compared = [], 0
-    for subject, line in subjects(setup).items():
+    for subject in which:
+        line = subjects(setup)[subject]
         if missing := missing_of(subject, line, setup):
             report.put(subject, missing)
             continue
@@ -1444,35 +1635,37 @@ def c_training(setup: Setup, report: Report) -> None:
 def compare_training(setup: Setup, report: Report, subject: str, line: list[str]) -> list[str]:
     """What was not as it is natively. Raises Failed when a run of it ends badly."""
     wrong = []
+    # namespaces: the job that can be checkpointed, which is what devproxy is for.
     ways = {
-        "native": ([], setup.native_env()),
-        "plain": (devproxy_run("--plain"), setup.proxied_env()),
+        "native": setup.native(),
+        "plain": setup.proxied("--plain"),
+        "namespaces": setup.proxied(),
     }
     for size, options in SIZES[subject].items():
-        steps: dict[str, list[float]] = {way: [] for way in ways}
-        digests: dict[str, set[str | None]] = {way: set() for way in ways}
+        steps: dict[str, list[float]] = {title: [] for title in ways}
+        digests: dict[str, set[str | None]] = {title: set() for title in ways}
         for _ in range(TURNS[subject]):
-            for way, (prefix, env) in ways.items():
-                done = run([*prefix, *line, *options], env, 30)
+            for title, way in ways.items():
+                done = way.run([*line, *options], 30)
                 found = re.search(r"median step ([\d.]+) us", done.out)
                 if done.code or not found:
                     said = refusal_in(done.err) or done.brief()
-                    raise Failed(f"{subject}, {size}, {way}: {done.code}: {said}")
-                steps[way].append(float(found[1]))
-                digests[way].add(digest_of(done.out))
-        native, plain = (min(steps[way]) for way in ("native", "plain"))
-        ratio = round(plain / native, 3)
+                    raise Failed(f"{subject}, {size}, {title}: {done.code}: {said}")
+                steps[title].append(float(found[1]))
+                digests[title].add(digest_of(done.out))
+        least = {title: min(took) for title, took in steps.items()}
+        ratios = {t: round(least[t] / least["native"], 3) for t in ways if t != "native"}
         report.put(f"{subject} {size}", {
-            "step_us": steps, "ratio": ratio, "target_met": ratio <= STEP_TARGETS[size],
-            "digests": {way: sorted(map(str, some)) for way, some in digests.items()},
+            "step_us": steps, "ratio": ratios,
+            "target_met": {title: ratio <= STEP_TARGETS[size] for title, ratio in ratios.items()},
+            "digests": {title: sorted(map(str, some)) for title, some in digests.items()},
         })  # fmt: skip
-        if digests["native"] != digests["plain"] or len(digests["native"]) != 1:
+        if len(set[str | None]().union(*digests.values())) != 1:
             wrong.append(f"{subject} {size} has other numbers")
     more = ["--steps", "300"]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        prefix, env = ways["plain"]
-        both = list(pool.map(lambda _: run([*prefix, *line, *more], env, 40), range(2)))
-    alone = run([*line, *more], setup.native_env(), 30)
+        both = list(pool.map(lambda _: ways["plain"].run([*line, *more], 40), range(2)))
+    alone = ways["native"].run([*line, *more], 30)
     together = {"native": digest_of(alone.out), **{f"of_two_{n}": digest_of(one.out) for n, one in enumerate(both)}}  # fmt: skip
     report.put(f"{subject} two_at_once", together)
     if len(set(together.values())) != 1 or None in together.values():
@@ -1480,31 +1673,27 @@ def compare_training(setup: Setup, report: Report, subject: str, line: list[str]
     return wrong
 
 
-@stage(60, least_s=15)
+@stage(70, 25, spare=True)
 def c_triton(setup: Setup, report: Report) -> None:
     """Triton kernels by Triton's own launcher, which is compiled there: natively and through the proxy, bit for bit."""
-    need = run([sys.executable, "-c", "import torch, triton"], setup.native_env(), 40)
+    need = setup.native().run([sys.executable, "-c", "import triton, torch"], 40)
     if need.code:
         raise Refused(f"Triton or PyTorch cannot be imported: {need.brief()}")
     if not shutil.which("gcc") and not shutil.which("cc"):
         raise Refused("Triton's launcher needs a C compiler, and none is here")
     line = [sys.executable, str(setup.bundle / "programs" / "triton_program.py")]
     digests: dict[str, str | None] = {}
-    for way, prefix, env in (
-        ("native", [], setup.native_env()),
-        ("plain", devproxy_run("--plain"), setup.proxied_env()),
-    ):
-        cache = {"TRITON_CACHE_DIR": str(setup.work / f"triton-{way}")}
-        done = run([*prefix, *line], env | cache, 45)
+    for title, way in (("native", setup.native()), ("plain", setup.proxied("--plain"))):
+        done = way.run(line, 45, TRITON_CACHE_DIR=str(setup.work / f"triton-{title}"))
         passed = done.code == 0 and "PASS triton_program" in done.out
-        digests[way] = digest_of(done.out) if passed else None
+        digests[title] = digest_of(done.out) if passed else None
         refused = refusal_in(done.err)
-        report.put(way, "pass" if passed else f"refused: {refused}" if refused else f"{done.code}: {done.brief()}")  # fmt: skip
+        report.put(title, "pass" if passed else f"refused: {refused}" if refused else f"{done.code}: {done.brief()}")  # fmt: skip
         if not passed:
-            report.say(f"{way}: {done.err.strip()[-1500:]}")
-            if way == "native":
+            report.say(f"{title}: {done.err.strip()[-1500:]}")
+            if title == "native":
                 raise Failed("it does not run natively: nothing was compared")
-        if way != "native" and os.path.realpath(setup.driver) in done.out:
+        if title != "native" and setup.past_the_proxy(done):
             raise Failed("it went past the proxy, to the driver itself")
     report.put("digests", digests)
     if digests["plain"] != digests["native"]:
@@ -1514,34 +1703,34 @@ def c_triton(setup: Setup, report: Report) -> None:
 MAY_BE_REFUSED = ("matmul",)  # chapters of torch_program.py
 
 
-@stage(100, least_s=30)
+@stage(120, 40)
 def c_torch(setup: Setup, report: Report) -> None:
     """PyTorch's unmodified wheel: each chapter has the native numbers; what needs a math library is refused by name."""
-    need = run([sys.executable, "-c", "import torch; assert torch.version.cuda"], setup.native_env(), 40)  # fmt: skip
+    need = setup.native().run([sys.executable, "-c", "import torch; assert torch.version.cuda"], 40)
     if need.code:
         raise Refused(f"no PyTorch with CUDA can be imported: {need.brief()}")
     line = [sys.executable, str(setup.bundle / "programs" / "torch_program.py")]
     results: dict[str, dict[str, str]] = {}
     refused: dict[str, str] = {}
     # Twice natively: a chapter whose own numbers are not the same twice cannot be compared.
-    for way, prefix, env in (
-        ("native", [], setup.native_env()),
-        ("native_again", [], setup.native_env()),
-        ("plain", devproxy_run("--plain"), setup.proxied_env()),
+    for title, way in (
+        ("native", setup.native()),
+        ("plain", setup.proxied("--plain")),
+        ("native_again", setup.native()),
     ):
-        done = run([*prefix, *line], env, 60)
+        done = way.run(line, 60)
         found = re.findall(r"^chapter (\w+) (digest \w+|error .*)$", done.out, re.M)
-        results[way] = dict(found)
+        results[title] = dict(found)
         whole = done.code == 0 and "\nDONE" in done.out
-        report.put(f"run, {way}", {"code": done.code, "seconds": done.seconds, "chapters": len(found), "whole": whole})  # fmt: skip
+        report.put(f"run, {title}", {"code": done.code, "seconds": done.seconds, "chapters": len(found), "whole": whole})  # fmt: skip
         if not whole:
-            report.say(f"{way}: {done.err.strip()[-1500:]}")
-        if way == "plain":
+            report.say(f"{title}: {done.err.strip()[-1500:]}")
+        if title == "plain":
             refused = {c: refusal_in(text) for c, text in re.findall(r"^chapter (\w+) begins$(.*?)(?=^chapter \w+ begins$|\Z)", done.err, re.M | re.S)}  # fmt: skip
             report.put("refusals", [f"{c}: {what}" for c, what in refused.items() if what])
-            if os.path.realpath(setup.driver) in done.out:
+            if setup.past_the_proxy(done):
                 raise Failed("it went past the proxy, to the driver itself")
-    native, again, plain = (results[way] for way in ("native", "native_again", "plain"))
+    native, again, plain = (results[title] for title in ("native", "native_again", "plain"))
     if not any(value.startswith("digest") for value in native.values()):
         raise Failed("no chapter runs natively: nothing was compared")
     wrong = []
@@ -1568,30 +1757,26 @@ NUMBA_TESTS = "numba.cuda.tests.cudadrv"
 NUMBA_LEFT_OUT = ("test_managed_alloc", "test_detect", "test_is_fp16")
 
 
-@stage(90, least_s=30)
+@stage(120, 40, spare=True)
 def c_numba_tests(setup: Setup, report: Report) -> None:
     """numba-cuda's own tests of its driver layer, by name: what passes natively passes through the proxy, or is refused."""
     program = str(setup.bundle / "programs" / "numba_tests.py")
-    names = run([sys.executable, program, "--list", NUMBA_TESTS], setup.native_env(), 40)
+    names = setup.native().run([sys.executable, program, "--list", NUMBA_TESTS], 40)
     if names.code or not names.out.split():
         raise Refused(f"numba-cuda's tests are not here: {names.brief()}")
     modules = [m for m in names.out.split() if m.rsplit(".", 1)[1] not in NUMBA_LEFT_OUT]
     report.put("left_out", NUMBA_LEFT_OUT)
     results: dict[str, dict[str, str]] = {"native": {}, "plain": {}}
     broken: dict[str, str] = {}
-    ways = {
-        "native": ([], setup.native_env()),
-        "plain": (devproxy_run("--plain"), setup.proxied_env()),
-    }
+    ways = {"native": setup.native(), "plain": setup.proxied("--plain")}
 
     def one(job: tuple[str, str]) -> None:
-        module, way = job
-        prefix, env = ways[way]
-        done = run([*prefix, sys.executable, program, module], env, 35)
+        module, title = job
+        done = ways[title].run([sys.executable, program, module], 35)
         with report.lock:
-            results[way].update(re.findall(r"^test (\S+) (.*)$", done.out, re.M))
+            results[title].update(re.findall(r"^test (\S+) (.*)$", done.out, re.M))
             if "\nDONE" not in f"\n{done.out}":
-                broken[f"{module} {way}"] = f"{done.code}: {done.brief()}"
+                broken[f"{module} {title}"] = f"{done.code}: {done.brief()}"
 
     with concurrent.futures.ThreadPoolExecutor(max(1, min(6, (os.cpu_count() or 2) // 2))) as pool:
         list(pool.map(one, [(m, w) for m in modules for w in ways]))
@@ -1613,51 +1798,68 @@ def c_numba_tests(setup: Setup, report: Report) -> None:
 # -- d. cost ------------------------------------------------------------------------------------------------------------
 
 
-@stage(110, least_s=20)
+@stage(130, 40, needs=("e_host_memory",))
 def d_cost(setup: Setup, report: Report) -> None:
-    """What calls cost at the client, native and proxied in turn: medians of three runs each, and their ratio."""
-    programs = [str(setup.bundle / "programs" / "cost")]
-    of_runtime = setup.bundle / "programs" / "cudart" / "cost"
-    if of_runtime.exists():
-        programs.append(str(of_runtime))
-    ways = {"native": ([], setup.native_env()), "proxied": (devproxy_run("--plain"), setup.proxied_env())}  # fmt: skip
-    table = {}
-    for program in programs:
-        found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-        title = os.path.relpath(program, setup.bundle / "programs")
-        for turn in range(3):
-            for way, (prefix, env) in ways.items():
-                done = run([*prefix, program], env, 30)
+    """What calls cost at the client, in turn natively, proxied, as a job that can be checkpointed, and with pinned memory
+    registered: medians of up to three runs each, and their ratios."""
+    ways = {
+        "native": setup.native(),
+        "proxied": setup.proxied("--plain"),
+        "namespaces": setup.proxied(),
+        "registered": setup.proxied("--plain", registered=True),
+    }
+    if why := cannot_register(setup):
+        report.put("registered", f"refused: {why}")
+        del ways["registered"]
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    # Turn by turn, so that whatever time there is, each way has had as much of it.
+    for turn in range(1 if setup.small else 3):
+        for title in ("cost", "cudart/cost"):
+            program = setup.bundle / "programs" / title
+            if not program.exists():
+                continue
+            for name, way in ways.items():
+                if turn and not found.get((title, name)):
+                    continue  # it did not run the first time
+                done = way.run([str(program), *(["small"] if setup.small else [])], 30)
                 if done.code:
-                    report.say(f"{title}, {way}, run {turn}: {done.code}: {done.err.strip()[-800:]}")  # fmt: skip
-                    if turn == 0 and way == "proxied":
-                        raise Failed(f"{title} does not run through the proxy")
+                    report.say(f"{title}, {name}, run {turn}: {done.code}: {done.err.strip()[-800:]}")  # fmt: skip
+                    if name in ("native", "proxied"):
+                        raise Failed(f"{title}, {name}: it does not run: {done.brief()}")
                     continue
-                found[way].append(json.loads(done.out.splitlines()[0]))
-                report.put(f"{title}, {way}, runs", found[way])
-        if not found["native"] or not found["proxied"]:
-            raise Failed(f"{title}: no pair of runs to compare")
-        for name in found["native"][0]:
-            native, proxied = (
-                statistics.median(one[name] for one in found[way]) for way in ("native", "proxied")
-            )
-            ratio = round(proxied / native, 3) if native else 0.0
-            table[name] = {"native": native, "proxied": proxied, "ratio": ratio}
+                found.setdefault((title, name), []).append(json.loads(done.out.splitlines()[0]))
+                report.put(f"{title}, {name}, runs", found[title, name])
+        table = medians_of(found)
         report.put("medians", table)
-    launch = table["launch_async_us"]
-    report.put("launch_target_met", launch["proxied"] <= launch["native"])
-    if launch := table.get("cudart_launch_async_us", {}):
-        report.put("cudart_launch_target_met", launch["proxied"] <= launch["native"])
+        for call in ("launch_async_us", "cudart_launch_async_us"):
+            if row := table.get(call):
+                report.put(f"{call}, target met", {n: row[n] <= row["native"] for n in ways if n in row and n != "native"})  # fmt: skip
+    if lost := [f"{title}, {n}" for title, _ in found for n in ways if not found.get((title, n))]:
+        raise Failed(f"did not run: {', '.join(sorted(set(lost)))}")
+
+
+def medians_of(found: dict[tuple[str, str], list[dict[str, float]]]) -> dict[str, Any]:
+    """By the call's name: the median of each way's runs, and what it is of the native one."""
+    table: dict[str, Any] = {}
+    for (_, way), runs in found.items():
+        for call in runs[0]:
+            table.setdefault(call, {})[way] = statistics.median(one[call] for one in runs)
+    for row in table.values():
+        if native := row.get("native"):
+            row["ratio"] = {w: round(us / native, 3) for w, us in row.items() if w != "native"}
+    return table
 
 
 # -- e. host memory, dump and load --------------------------------------------------------------------------------------
 
 
-@stage(50, least_s=10)
+@stage(40, 8, direct=True)
 def e_host_memory(setup: Setup, report: Report) -> None:
     """Registering shared memory: from memfd and tmpfs, by size, cost of it, and with pages taken away underneath."""
     gpu = Gpu(setup.driver)
-    stream, device = gpu.stream(), gpu.memory(256 * MIB)
+    usual_mib, most_mib = (16, 64) if setup.small else (256, 1024)
+    size, most = usual_mib * MIB, most_mib * MIB
+    stream, device = gpu.stream(), gpu.memory(size)
 
     def moved(host: int, size: int) -> dict[str, float]:
         figures = {}
@@ -1671,7 +1873,6 @@ def e_host_memory(setup: Setup, report: Report) -> None:
             figures[f"{way}_GBps"] = round(size / statistics.median(took) / 1e9, 2)
         return figures
 
-    size = 256 * MIB
     host = gpu.pinned(size)
     ctypes.memset(host, 1, size)
     report.put("driver_allocated", moved(host, size))
@@ -1680,11 +1881,14 @@ def e_host_memory(setup: Setup, report: Report) -> None:
             fd = os.memfd_create("gpu-check")
         else:
             fd = os.open(setup.shm() / "registered", os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(fd, GIB)
-        at, _view = host_map(fd, GIB)
-        figures: dict[str, Any] = {}
-        for size_mib in (2, 64, 256, 1024):
-            ctypes.memset(at, 2, min(size_mib * MIB, 256 * MIB))
+        os.ftruncate(fd, most)
+        # hal/cuda's is a file of /dev/shm, behind the device's range.
+        at = map_at(RANGE_BASE + DEVICE_BYTES, fd, most) if kind == "tmpfs" else 0
+        figures: dict[str, Any] = {"at_the_windows_address": at != 0}
+        if not at:
+            at, _view = host_map(fd, most)
+        for size_mib in sorted({2, 64, usual_mib, most_mib}):
+            ctypes.memset(at, 2, min(size_mib * MIB, size))
             begin = time.perf_counter()
             code = gpu.result("cuMemHostRegister_v2", PTR(at), SIZE(size_mib * MIB), U32(2))
             took = time.perf_counter() - begin
@@ -1698,12 +1902,13 @@ def e_host_memory(setup: Setup, report: Report) -> None:
             figures[f"{size_mib}MiB"]["same_address"] = (
                 gpu.text(code) if code else pointer.value == at
             )
-            if size_mib == 256:
-                figures["256MiB"] |= moved(at, size)
+            if size_mib == usual_mib:
+                figures[f"{size_mib}MiB"] |= moved(at, size)
                 ctypes.memset(at, 3, size)
                 gpu.to_device(device, at, size, stream)
                 gpu.wait(stream)
-                figures["256MiB"]["content"] = gpu.words(device + size - 16, 4) == [0x03030303] * 4
+                same = gpu.words(device + size - 16, 4) == [0x03030303] * 4
+                figures[f"{size_mib}MiB"]["content"] = same
             begin = time.perf_counter()
             gpu.call("cuMemHostUnregister", PTR(at))
             figures[f"{size_mib}MiB"]["unregister_ms"] = round(
@@ -1721,11 +1926,11 @@ def e_host_memory(setup: Setup, report: Report) -> None:
         os.close(fd)
 
 
-@stage(50, least_s=10)
+@stage(40, 8, direct=True)
 def e_dump(setup: Setup, report: Report) -> None:
     """Device memory out and in as hal/cuda does it: staged through page-locked pieces, two in flight, into a memfd."""
     gpu = Gpu(setup.driver)
-    total = 1 * GIB
+    total = 64 * MIB if setup.small else GIB
     device, stream = gpu.memory(total, RANGE_BASE), gpu.stream()
     gpu.call("cuMemsetD32Async", U64(device), U32(0x01020304), SIZE(total // 4), stream)
     gpu.wait(stream)
@@ -1733,17 +1938,17 @@ def e_dump(setup: Setup, report: Report) -> None:
     os.ftruncate(fd, total)
     at, _view = host_map(fd, total)
     ctypes.memset(at, 0, total)
-    raw = gpu.pinned(64 * MIB)
+    raw, once = gpu.pinned(64 * MIB), min(512 * MIB, total)
 
     def raw_rate(out: bool) -> float:
         took = []
         for _ in range(5):
             begin = time.perf_counter()
-            for n in range(8):
+            for n in range(once // (64 * MIB)):
                 (gpu.to_host if out else lambda h, d, s, t: gpu.to_device(d, h, s, t))(raw, device + n * 64 * MIB, 64 * MIB, stream)  # fmt: skip
             gpu.wait(stream)
             took.append(time.perf_counter() - begin)
-        return round(512 * MIB / statistics.median(took) / 1e9, 2)
+        return round(once / statistics.median(took) / 1e9, 2)
 
     rates = {"out": raw_rate(True), "in": raw_rate(False)}
     report.put("pcie_GBps", rates)
@@ -1788,7 +1993,7 @@ def e_dump(setup: Setup, report: Report) -> None:
 # -- f. checkpoints -----------------------------------------------------------------------------------------------------
 
 
-@stage(25)
+@stage(40, 8)
 def f_criu(setup: Setup, report: Report) -> None:
     """Is CRIU usable here, by its own check and by `devproxy doctor`?"""
     criu = setup.bundle / "criu" / "sbin" / "criu"
@@ -1818,9 +2023,18 @@ def steps_in(path: Path) -> int:
     return max(map(int, re.findall(r" step (\d+) ", text)), default=0)
 
 
-@stage(60, least_s=15)
+# Device memory that the training programs hold besides their own, so that a rate can be told from a time. numba's and
+# PyTorch's fill theirs from the host.
+BALLAST_MIB = {"driver": 4096, "cudart": 1024, "numba": 256, "torch": 256}
+
+
+def ballast_mib(setup: Setup, subject: str) -> int:
+    return 16 if setup.small else BALLAST_MIB[subject]
+
+
+@stage(60, 20, direct=True, needs=("e_dump",))
 def f_cuda_checkpoint(setup: Setup, report: Report) -> None:
-    """The driver's own checkpoints (cuCheckpointProcess*) of the training program, running natively."""
+    """The driver's own checkpoints (cuCheckpointProcess*) of the training program that f_checkpoint takes, running natively."""
     control = Driver(setup.driver)
     control.call("cuInit", U32(0))
     names = ("Lock", "Checkpoint", "GetState", "Restore", "Unlock")
@@ -1829,65 +2043,101 @@ def f_cuda_checkpoint(setup: Setup, report: Report) -> None:
     report.put("cuda-checkpoint", shutil.which("cuda-checkpoint"))
     if not all(there.values()):
         raise Refused("the driver has no cuCheckpointProcess*")
-    log = setup.work / "native-train.log"
+    log, mib = setup.work / "native-train.log", ballast_mib(setup, "driver")
+    line = train(setup, 150, "--ballast-mib", str(mib))
+    whole = setup.native().run(line, 30)
+    report.put("digest_uninterrupted", digest_of(whole.out))
+    if whole.code:
+        raise Failed(f"the training program does not run natively: {whole.brief()}")
     with open(log, "wb") as out:
-        line = train(setup, 150, "--seconds-per-step", "0.02", "--ballast-mib", "1024")
-        job = subprocess.Popen(line, env=setup.native_env(), stdout=out, stderr=out, start_new_session=True)  # fmt: skip
+        native = setup.native()
+        slow = [*native.prefix, *line, "--seconds-per-step", "0.02"]
+        job = subprocess.Popen(slow, env=native.env, stdout=out, stderr=out, start_new_session=True)
     wait_for(lambda: steps_in(log) >= 20 or job.poll() is not None, 20, "the training program's steps")  # fmt: skip
     if job.poll() is not None:
         raise Failed(f"the training program ended natively: {log.read_text()[-600:]}")
     zeros, state = (U64 * 8)(), INT(-1)
     lock = (U32 * 16)(10_000)
+    took = {}
     for name, arguments in (("Lock", lock), ("Checkpoint", zeros), ("Restore", zeros), ("Unlock", zeros)):  # fmt: skip
         begin = time.perf_counter()
         code = control.result(f"cuCheckpointProcess{name}", INT(job.pid), arguments)
-        report.put(name, {"result": control.text(code), "ms": round((time.perf_counter() - begin) * 1e3, 1)})  # fmt: skip
+        took[name] = time.perf_counter() - begin
+        report.put(name, {"result": control.text(code), "ms": round(took[name] * 1e3, 1)})
         control.result("cuCheckpointProcessGetState", INT(job.pid), ctypes.byref(state))
         report.put(f"state_after_{name}", state.value)
         if code:
-            raise Failed(f"cuCheckpointProcess{name}: {control.text(code)}")
+            kind = Refused if code == 801 else Failed
+            raise kind(f"cuCheckpointProcess{name}: {control.text(code)}")
+    report.put("dump", rate(setup, mib * MIB, took["Checkpoint"], "out"))
+    report.put("load", rate(setup, mib * MIB, took["Restore"], "in"))
     if job.wait(20):
         raise Failed(f"the training program ended with {job.returncode}: {log.read_text()[-600:]}")
     report.put("digest", digest_of(log.read_text()))
+    if digest_of(log.read_text()) != digest_of(whole.out):
+        raise Failed("after the driver's own checkpoint the numbers are others")
 
 
-@stage(110, least_s=40)
+PCIE_TARGET = 0.8  # of what e_dump measured
+
+
+def rate(setup: Setup, size: int, seconds: float, way: str) -> dict[str, Any]:
+    """Of bytes moved between device and host memory, against the PCIe rate of this campaign. way: out or in."""
+    speed = size / seconds / 1e9 if seconds > 0 else 0.0
+    facts: dict[str, Any] = {"bytes": size, "s": round(seconds, 4), "GBps": round(speed, 2)}
+    if pcie := earlier(setup, "e_dump").get("pcie_GBps", {}).get(way):
+        facts |= {"of_pcie": round(speed / pcie, 3), "target_met": speed >= PCIE_TARGET * pcie}
+    return facts
+
+
+@stage(110, 40, needs=("e_dump",))
 def f_checkpoint(setup: Setup, report: Report) -> None:
-    """The whole job: training through the proxy equal to native; checkpoint, kill -9 of everything, restore, equal."""
+    """The whole job: checkpoint, kill -9 of everything, restore, equal to native; dump and load against the PCIe rate."""
+    report.put("beside: cuCheckpointProcess*", {
+        key: earlier(setup, "f_cuda_checkpoint").get(key) for key in ("Lock", "Checkpoint", "Restore", "Unlock", "dump", "load")
+    })  # fmt: skip
     checkpoint_of(setup, report, "driver")
 
 
-@stage(110, least_s=40)
+@stage(110, 35, needs=("e_dump",))
 def f_checkpoint_cudart(setup: Setup, report: Report) -> None:
     """The same with a training program in CUDA C++, on the runtime."""
     checkpoint_of(setup, report, "cudart")
+
+
+@stage(110, 45, spare=True, needs=("e_dump",))
+def f_checkpoint_numba(setup: Setup, report: Report) -> None:
+    """The same with a training program on numba-cuda, which compiles its kernels while it runs."""
+    checkpoint_of(setup, report, "numba")
+
+
+@stage(110, 45, spare=True, needs=("e_dump",))
+def f_checkpoint_torch(setup: Setup, report: Report) -> None:
+    """The same with PyTorch's unmodified wheel: a model of element-wise layers under AdamW."""
+    checkpoint_of(setup, report, "torch")
 
 
 def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
     line = subjects(setup)[subject]
     if missing := missing_of(subject, line, setup):
         raise Refused(missing)
-    line += ["--steps", "400", "--ballast-mib", "1024"]
+    steps = "150" if setup.small else "400"
+    line += ["--steps", steps, "--ballast-mib", str(ballast_mib(setup, subject))]
     name = f"gpucheck-{subject}"
-    native = run(line, setup.native_env(), 30)
-    report.put("native", {"code": native.code, "digest": digest_of(native.out), "seconds": native.seconds})  # fmt: skip
+    native = setup.native().run(line, 40)
+    want = digest_of(native.out)
+    report.put("native", {"code": native.code, "digest": want, "seconds": native.seconds})
     if native.code:
         raise Failed(f"the training program does not run natively: {native.brief()}")
-    proxied = run([*devproxy_run("--plain"), *line], setup.proxied_env(), 40)
-    report.put("proxied", {"code": proxied.code, "digest": digest_of(proxied.out), "seconds": proxied.seconds})  # fmt: skip
-    if proxied.code or digest_of(proxied.out) != digest_of(native.out):
-        raise Failed(f"the proxied run is not the native one: {proxied.brief()}")
-    env, log, store = setup.proxied_env(), setup.work / f"{name}.log", setup.work / f"{name}.store"
+    log, store = setup.work / f"{name}.log", setup.work / f"{name}.store"
+    job_way = setup.proxied("--name", name, "--store", str(store))
+    # The servers say in their logs how long device memory took; these are in the runtime folder while the job lives.
+    env = job_way.env | {"DEVPROXY_LOG": "warn,server=info"}
     ctl = [sys.executable, "-m", "devproxy.cli.ctl"]
     with open(log, "wb") as out:
-        whole = [
-            *devproxy_run("--name", name, "--store", str(store)),
-            *line,
-            "--seconds-per-step",
-            "0.03",
-        ]
+        whole = [*job_way.prefix, *line, "--seconds-per-step", "0.03"]
         job = subprocess.Popen(whole, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
-    wait_for(lambda: steps_in(log) >= 30 or job.poll() is not None, 30, "step 30")
+    wait_for(lambda: steps_in(log) >= 30 or job.poll() is not None, 40, "step 30")
     if job.poll() is not None:
         raise Failed(f"the job ended with {job.returncode}: {log.read_text()[-800:]}")
     begin = time.perf_counter()
@@ -1896,20 +2146,44 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
     report.put("checkpoint", {"code": image.code, "s": round(time.perf_counter() - begin, 2), "facts": facts})  # fmt: skip
     if image.code:
         raise Failed(f"devproxy checkpoint: {(image.out + image.err)[-1500:]}")
+    if told := servers_say(setup, "dumped"):
+        report.put("dump", rate(setup, *told, "out"))
     wait_for(lambda: steps_in(log) >= 60, 30, "step 60")
     report.put("killed", kill_marked(f"DEVPROXY_SHM_DIR={setup.shm()}".encode()))
     at = steps_in(log)
     begin = time.perf_counter()
-    restore = run([*ctl, "restore", name, "--store", str(store), "--output", str(log), "--wait"], env, 60)  # fmt: skip
-    report.put("restore", {"code": restore.code, "s": round(time.perf_counter() - begin, 2), "killed_at_step": at, "said": (restore.out + restore.err)[-600:]})  # fmt: skip
+    line_of_restore = [*ctl, "restore", name, "--store", str(store), "--output", str(log), "--json"]
+    restore = run(line_of_restore, env, 60)
+    facts = json.loads(restore.out) if restore.code == 0 else restore.brief()
+    report.put("restore", {"code": restore.code, "s": round(time.perf_counter() - begin, 2), "killed_at_step": at, "facts": facts})  # fmt: skip
     if restore.code:
         raise Failed(f"devproxy restore: {(restore.out + restore.err)[-1500:]}")
-    wait_for(lambda: digest_of(log.read_text()), 30, "the digest")
-    nonces = set(re.findall(r"^(\w+) step \d+ ", log.read_text(), re.M))
-    report.put("digest_after_restore", digest_of(log.read_text()))
+    if told := servers_say(setup, "loaded"):
+        report.put("load", rate(setup, *told, "in"))
+    wait_for(lambda: digest_of(log.read_text()), 40, "the digest")
+    got, nonces = (
+        digest_of(log.read_text()),
+        set(re.findall(r"^(\w+) step \d+ ", log.read_text(), re.M)),
+    )
+    report.put("digest_after_restore", got)
     report.put("one_process_throughout", len(nonces) == 1)
-    if digest_of(log.read_text()) != digest_of(native.out) or len(nonces) != 1:
-        raise Failed("the restored run is not the native one")
+    if got == want and len(nonces) == 1:
+        return
+    if got != want:  # is it the checkpoint's fault?
+        plain = setup.proxied("--plain").run(line, 40)
+        report.put("proxied", {"code": plain.code, "digest": digest_of(plain.out)})
+    raise Failed("the restored run is not the native one")
+
+
+def servers_say(setup: Setup, what: str) -> tuple[int, float] | None:
+    """Bytes and seconds of the last line about device memory `dumped` or `loaded` in the logs of the living servers."""
+    found = []
+    for path in setup.shm().rglob("*.log"):
+        with contextlib.suppress(OSError):  # a job that ends takes its folder away
+            found += re.findall(
+                rf"\b{what}: bytes=(\d+) us=(\d+)", path.read_text(errors="replace")
+            )
+    return (int(found[-1][0]), int(found[-1][1]) / 1e6) if found else None
 
 
 def kill_marked(mark: bytes) -> int:
@@ -1978,10 +2252,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--driver", default="", help="the genuine libcuda.so.1")
     parser.add_argument("--limit", type=float, default=TOTAL_LIMIT_S, help="seconds for everything")
     parser.add_argument("--only", default="", help="names of stages, separated by commas")
-    parser.add_argument("--list", action="store_true", help="names the stages")
+    parser.add_argument(
+        "--second", action="store_true", help="the stages that a first call keeps no time for"
+    )
+    parser.add_argument("--list", action="store_true", help="names the stages, in their order")
+    parser.add_argument("--rehearse", default="", choices=["record", "soft"], help="for developers, without a GPU: this device of devproxy's on both sides of each comparison; with record no kernel is executed, so nothing is learnt but that the stages run")  # fmt: skip
     parser.add_argument("--stage", default="", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--sysroot", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -1990,14 +2269,22 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     if options.list:
         for one in STAGES:
-            print(f"{one.name:18} {one.limit_s:4.0f} s  {(one.run.__doc__ or '').strip()}")
+            when = "second" if one.spare else "first"
+            print(f"{one.name:20} {when:6} {one.least_s:3.0f} to {one.limit_s:3.0f} s  {' '.join((one.run.__doc__ or '').split())}")  # fmt: skip
         return 0
     bundle = options.bundle.resolve()
     if options.stage:
         one = next(s for s in STAGES if s.name == options.stage)
         return run_here(
             one,
-            Setup(bundle, options.work, options.driver, options.sysroot),
+            Setup(
+                bundle,
+                options.work,
+                options.driver,
+                options.sysroot,
+                options.small,
+                options.rehearse,
+            ),
             Report(options.report),
         )
     if not (bundle / "manifest.json").exists():
@@ -2007,13 +2294,19 @@ def main(argv: list[str]) -> int:
     if unknown := only - {s.name for s in STAGES}:
         print(f"gpu_check: no stage {', '.join(sorted(unknown))}: --list", file=sys.stderr)
         return 2
-    if any(name[:2] in ("c_", "d_", "f_") for name in only):
-        only |= {"prepare"}  # the proxy needs what it unpacks
+    if options.second:
+        only |= {s.name for s in STAGES if s.spare}
+    if only:
+        only |= {name for s in STAGES if s.name in only for name in s.needs}
+        if options.rehearse or any(n[:2] in ("c_", "d_", "f_") or n == "machine" for n in only):
+            only |= {"prepare"}  # the proxy needs what it unpacks
     begin = time.monotonic()
     become_subreaper()
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "gpu-check.log").write_bytes(b"")
-    driver_path = find_driver(options.driver)
+    # In a rehearsal the stages that call the driver are jobs themselves, and their driver is devproxy's.
+    shim = str(bundle / "lib" / "libcuda.so.1")
+    driver_path = shim if options.rehearse else find_driver(options.driver)
     facts = json.loads((bundle / "manifest.json").read_text())
     about = {
         "command": " ".join([os.path.basename(sys.executable), *sys.argv]),
@@ -2025,18 +2318,30 @@ def main(argv: list[str]) -> int:
             if k not in ("files", "needs", "driver_symbols", "optional_driver_symbols")
         },
     }
-    with workplace(driver_path, bundle) as work:
+    if options.rehearse:
+        about["rehearsal"] = f"over devproxy's {options.rehearse} device: no GPU, no driver"
+    with workplace("" if options.rehearse else driver_path, bundle) as work:
+        setup = Setup(bundle, work, driver_path, options.sysroot, options.small, options.rehearse)
 
         def command_of(one: Stage, report: Path) -> list[str]:
-            return [
+            line = [
                 sys.executable, os.path.abspath(__file__), "--stage", one.name, "--bundle", str(bundle),
                 "--driver", driver_path, "--work", str(work), "--report", str(report), "--sysroot", options.sysroot,
+                *(["--small"] if options.small else []),
             ]  # fmt: skip
+            if not options.rehearse:
+                return line
+            return [*(setup.native().prefix if one.direct else []), *line, "--rehearse", options.rehearse]  # fmt: skip
+
+        def env_of(one: Stage) -> dict[str, str] | None:
+            return setup.native().env if options.rehearse and one.direct else None
 
         limit_s = options.limit - (time.monotonic() - begin)
-        results = campaign(STAGES, command_of, options.out, work, about, limit_s, only)
+        results = campaign(STAGES, command_of, options.out, work, about, limit_s, only, env_of)
     counts = {s: sum(r["status"] == s for r in results) for s in (OK, FAILED, REFUSED, NOT_RUN)}
     print(f"{counts} in {time.monotonic() - begin:.0f} s: {options.out / 'gpu-check.json'}")
+    if about["next"]:
+        print(f"next: {about['next']}")
     return 0 if counts[FAILED] == counts[REFUSED] == 0 and counts[OK] else 1
 
 

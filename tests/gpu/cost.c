@@ -1,5 +1,7 @@
 /* What calls cost, as one line of JSON: microseconds per call (medians), GB/s of copies. Run natively and through the
- * proxy in turn by scripts/gpu_check.py; compiled against libcuda.so.1 like the programs of tests/programs. */
+ * proxy in turn by scripts/gpu_check.py; compiled against libcuda.so.1 like the programs of tests/programs.
+ *
+ *   cost [small]     small: without the copies of 64 MiB, for a machine that has no GPU to be measured */
 #include <time.h>
 
 #include "../programs/program.h"
@@ -50,14 +52,15 @@ static void say(const char* name, double value) { printf("%s\"%s\": %.3f", figur
     say(name "_us", median(t, times));     \
   } while (0)
 
-int main(void) {
+int main(int argc, char** argv) {
+  const int small = argc > 1 && strcmp(argv[1], "small") == 0;
   start();
   CUmodule mod = load_kernels();
   CUfunction noop = kernel(mod, "noop64");
   CUstream s;
   CUevent e;
   CUdeviceptr d, d2, q;
-  const size_t largest = 64u << 20;
+  const size_t largest = small ? 1u << 20 : 64u << 20;
   uint64_t words[8] = {0};
   void* params[8];
   void *pinned, *pageable = malloc(largest);
@@ -90,7 +93,7 @@ int main(void) {
     size_t bytes;
     int times;
   } sizes[] = {{"4KiB", 4096, 300}, {"1MiB", 1 << 20, 100}, {"64MiB", 64u << 20, 10}};
-  for (size_t k = 0; k < sizeof sizes / sizeof *sizes; ++k)
+  for (size_t k = 0; k < sizeof sizes / sizeof *sizes && sizes[k].bytes <= largest; ++k)
     for (int kind = 0; kind < 5; ++kind) {
       static const char* const kKinds[] = {"h2d_pageable", "d2h_pageable", "h2d_pinned", "d2h_pinned", "d2d"};
       void* host = kind < 2 ? pageable : pinned;
