@@ -71,6 +71,7 @@ PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("graph_memory", ["lifetimes"], []),
     ("graph_memory", ["contexts"], []),
     ("graph_memory", ["account"], []),
+    ("graph_memory", ["devices"], ["--gpus", "2"]),
     ("graph_memory", ["threads"], []),
     ("graph_memory", ["random", "1"], []),
     ("graph_memory", ["random", "2"], []),

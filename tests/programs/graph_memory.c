@@ -1,7 +1,8 @@
 /* Memory that graphs allocate: made by nodes and by captures, used inside and outside of its graph, freed by whoever
  * may.
  *
- * graph_memory explicit | capture | rules | frees | lifetimes | contexts | account | threads | random SEED */
+ * graph_memory explicit | capture | rules | frees | lifetimes | contexts | account | devices | threads
+ * graph_memory random SEED */
 #include "program.h"
 
 enum { kWords = 1024, kBytes = kWords * 4 };
@@ -737,6 +738,43 @@ static void account(CUstream s) {
   EXPECT_EQ(used(), 0);
 }
 
+/* -- two GPUs: the memory is the node's GPU's, whichever is current, and the accounts are two */
+
+static void devices(CUstream s) {
+  CUdevice second;
+  CUcontext there;
+  CUstream far;
+  CUdeviceptr p;
+  CUgraph g = new_graph();
+  CUgraphNode n;
+  CHECK(cuDeviceGet(&second, 1));
+  CHECK(cuDevicePrimaryCtxRetain(&there, second));
+  CHECK(cuCtxPushCurrent(there));
+  CHECK(cuStreamCreate(&far, CU_STREAM_NON_BLOCKING));
+  CHECK(cuCtxPopCurrent(NULL));
+  CUDA_MEM_ALLOC_NODE_PARAMS w = wanted(kBytes);
+  CUmemAccessDesc access[2] = {{{CU_MEM_LOCATION_TYPE_DEVICE, second}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
+                               {{CU_MEM_LOCATION_TYPE_DEVICE, dev}, CU_MEM_ACCESS_FLAGS_PROT_NONE}};
+  w.poolProps.location.id = second, w.accessDescs = access, w.accessDescCount = 2;
+  CHECK(cuGraphAddMemAllocNode(&n, g, NULL, 0, &w));
+  p = w.dptr;
+  add_memset(g, &n, 1, p, 55);
+  EXPECT_EQ(used(), 0);
+  access[1].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE; /* no GPU reads another one's memory here */
+  EXPECT_RESULT(cuGraphAddMemAllocNode(&n, g, NULL, 0, &w), CUDA_ERROR_NOT_SUPPORTED);
+  dev = second;
+  EXPECT(used() >= kBytes && used() < 2 * kBytes);
+  CUgraphExec x = instantiate(g, 0);
+  run(x, far);
+  expect_device_words(p, 55, kWords);
+  CHECK(cuMemFreeAsync(p, s)); /* in the order of the other GPU's stream */
+  EXPECT_RESULT(cuMemFreeAsync(p, s), CUDA_ERROR_INVALID_VALUE);
+  run(x, far);
+  CHECK(cuMemFree(p));
+  gone(x, g);
+  EXPECT_EQ(used(), 0);
+}
+
 /* -- many at once */
 
 static void* worker(void* arg) {
@@ -861,6 +899,8 @@ int main(int argc, char** argv) {
     contexts();
   } else if (!strcmp(what, "account")) {
     account(s);
+  } else if (!strcmp(what, "devices")) {
+    devices(s);
   } else if (!strcmp(what, "threads")) {
     threads();
   } else if (!strcmp(what, "random")) {
