@@ -23,7 +23,17 @@ from tests.conftest import LIB
 from tests.integration.needs import require_criu
 from tests.integration.test_programs import BUILD, build_kernels, build_program
 
-SOFT = ("vmm", "limits", "functions", "events", "pools", "host", "managed", "graphs")
+SOFT = (
+    "vmm",
+    "limits",
+    "functions",
+    "events",
+    "pools",
+    "host",
+    "managed",
+    "graphs",
+    "graph_memory",
+)
 CUDA = (*SOFT, "link", "prints")  # prints last: nothing may wait for its kernels before the cut
 
 
@@ -110,6 +120,14 @@ def test_on_the_software_gpu(soft: World, how: Callable[[World], None]) -> None:
 def test_managed_memory_of_two_gpus(soft: World, how: Callable[[World], None]) -> None:
     """Each server opens the other's window again, which is there only when all of them go on."""
     begin(soft, ("managed", "gpus"), "--gpus", "2")
+    how(soft)
+    end(soft)
+
+
+@pytest.mark.parametrize("how", [killed, moved])
+def test_in_a_capture_that_allocates(soft: World, how: Callable[[World], None]) -> None:
+    """By itself: what the other parts do would break an open capture."""
+    begin(soft, ("capture",))
     how(soft)
     end(soft)
 

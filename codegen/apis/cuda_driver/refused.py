@@ -42,12 +42,6 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
             "devproxy checkpoints whole jobs; the state of one process in the driver is not enough"
         ),
     ),
-    "graph memory nodes": (
-        r"cuGraph(Add)?Mem(Alloc|Free)Node\w*|cuDevice(Get|Set)GraphMemAttribute|cuDeviceGraphMemTrim",
-        Refused(
-            "memory that a graph allocates by itself is not supported yet; allocate it before the capture"
-        ),
-    ),
     "graph memory operations": (
         r"cuGraph(Add|Exec)?BatchMemOpNode\w*",
         Refused("waiting on device memory from a graph is not supported yet; use events"),

@@ -25,10 +25,6 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
         r"cudaImportExternal\w+|cudaExternalMemory\w+|cudaDestroyExternal\w+|cuda(Signal|Wait)ExternalSemaphores\w*",
         DRIVER["external memory and semaphores"][1],
     ),
-    "graph memory nodes": (
-        r"cudaGraph(Add)?Mem(Alloc|Free)Node\w*|cudaDevice(Get|Set)GraphMemAttribute|cudaDeviceGraphMemTrim",
-        DRIVER["graph memory nodes"][1],
-    ),
     "graph external semaphores": (
         r"cudaGraph(Add|Exec)?ExternalSemaphores\w*",
         DRIVER["graph external semaphores"][1],

@@ -86,9 +86,26 @@ void DeviceState::reclaim() {
       list.erase(done, list.end());
     }
   }
+  std::erase_if(retiring_, [&](const Retiring& r) {
+    if (!over(r.uses)) return false;
+    alloc_.give(r.addr, r.bytes);
+    return true;
+  });
+}
+
+bool DeviceState::over(const std::vector<Use>& uses) const {
+  return std::all_of(uses.begin(), uses.end(), [&](const Use& u) { return conn_->completed(u.stream, u.position); });
 }
 
 uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, int32_t* error) {
+  return allocate(bytes, stream, stable, current_context(), error);
+}
+
+uint64_t DeviceState::allocate_for_graph(uint64_t bytes, int32_t* error) {
+  return allocate(bytes, nullptr, false, 0, error);
+}
+
+uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, uint64_t context, int32_t* error) {
   const uint64_t n = BidirAllocator::round_up(bytes);
   if (n < bytes || n > kDeviceBytes) {
     *error = kOutOfMemory;
@@ -122,7 +139,7 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, i
     return 0;
   }
   used_ += n;
-  live_[addr] = {n, bytes, stable, next_buffer_id(), current_context()};
+  live_[addr] = {n, bytes, stable, next_buffer_id(), context};
   return addr;
 }
 
@@ -141,6 +158,23 @@ int32_t DeviceState::free(uint64_t addr, StreamObj* stream) {
     cache.by_bytes[a.bytes].push_back({addr, a.bytes, a.stable, stream->last.load(std::memory_order_acquire)});
     if (++cache.count % kPendingBeforeReclaim == 0) reclaim();
   }
+  give_back_credit();
+  return rc;
+}
+
+int32_t DeviceState::free_behind(uint64_t addr, const std::vector<Use>& uses) {
+  std::lock_guard lock(mu_);
+  const auto it = live_.find(addr);
+  if (it == live_.end()) return kInvalidValue;
+  const uint64_t bytes = it->second.bytes;
+  // The server has its own order: what it was sent before still finds the memory.
+  const int32_t rc = conn_->post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr});
+  live_.erase(it);
+  used_ -= bytes;
+  if (over(uses))
+    alloc_.give(addr, bytes);
+  else
+    retiring_.push_back({addr, bytes, uses});
   give_back_credit();
   return rc;
 }

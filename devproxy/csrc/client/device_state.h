@@ -65,6 +65,12 @@ struct Allocation {
   std::shared_ptr<AdviceMap> advice{};  // of managed memory (interceptors/managed), which lies in the pinned window
 };
 
+// Up to where a stream has used something.
+struct Use {
+  uint32_t stream = 0;  // index
+  uint64_t position = 0;
+};
+
 // Memory and streams of one device. Locks: mu guards the allocator, never held over a message that waits but
 // MEM_CREDIT (which cannot block on the job); the making of states < what every server is told (managed memory) <
 // pinned_mu.
@@ -80,8 +86,12 @@ class DeviceState {
   // A device address, or 0 and *error. stream: on whose order the memory becomes usable (reuse of what was freed in the
   // order of the same stream needs no wait); nullptr: usable at once on every stream.
   [[nodiscard]] uint64_t allocate(uint64_t bytes, StreamObj* stream, bool stable, int32_t* error);
+  // Usable at once, and of no context: it outlives the one that is current.
+  [[nodiscard]] uint64_t allocate_for_graph(uint64_t bytes, int32_t* error);
   // Frees in the order of `stream`; nullptr: the caller has waited for every stream.
   [[nodiscard]] int32_t free(uint64_t addr, StreamObj* stream);
+  // Frees behind what several streams have been given to do. Waits for nothing: only the address waits.
+  [[nodiscard]] int32_t free_behind(uint64_t addr, const std::vector<Use>& uses);
   // The live allocation around addr.
   bool find(uint64_t addr, uint64_t* base, Allocation* out);
   [[nodiscard]] int32_t info(uint64_t* free, uint64_t* total);
@@ -140,6 +150,12 @@ class DeviceState {
     std::unordered_map<uint64_t, std::vector<Pending>> by_bytes;
     size_t count = 0;
   };
+  struct Retiring {
+    uint64_t addr, bytes;
+    std::vector<Use> uses;  // free once all of them are over
+  };
+  uint64_t allocate(uint64_t bytes, StreamObj* stream, bool stable, uint64_t context, int32_t* error);
+  bool over(const std::vector<Use>& uses) const;
   void reclaim();                  // finished pending runs go back to the allocator. mu held
   int32_t credit(uint64_t bytes);  // makes sure that `bytes` more may live. mu held
   void give_back_credit();         // mu held
@@ -161,6 +177,7 @@ class DeviceState {
   BidirAllocator alloc_;
   std::map<uint64_t, Allocation> live_;
   std::unordered_map<uint32_t, StreamCache> pending_;  // by stream index
+  std::vector<Retiring> retiring_;
   uint64_t granted_ = 0, used_ = 0;
 
   std::mutex pinned_mu_;

@@ -303,9 +303,12 @@ CUresult cuMemFree_v2(CUdeviceptr dptr) {
   uint64_t base;
   Allocation a;
   if (!d->find(dptr, &base, &a) || base != dptr || a.piece) return CUDA_ERROR_INVALID_VALUE;
+  const auto graphs = graph::has_memory() ? graph::memory_state(dptr) : graph::MemoryState::kNone;
+  if (graphs == graph::MemoryState::kIdle) return CUDA_ERROR_INVALID_VALUE;
   DP_SAFE();
   // As the driver does: the range may be in use by any stream until all have come this far.
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
+  if (graphs != graph::MemoryState::kNone) return graph::free_memory(dptr, nullptr);
   pool_lost(dptr);
   return result(d->free(dptr, nullptr));
 }
@@ -335,13 +338,13 @@ CUresult alloc_async(CUdeviceptr* dptr, size_t bytesize, uint64_t pool, CUstream
                 device, d->ordinal());
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  if (graph::capturing()) {
-    CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_alloc(s, d, dptr, bytesize, &rc)) return rc;
-  }
   if (bytesize == 0) {
     *dptr = 0;
     return CUDA_SUCCESS;
+  }
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_alloc(s, d, dptr, bytesize, &rc)) return rc;
   }
   int32_t error = kOk;
   *dptr = d->allocate(bytesize, s, false, &error);
@@ -359,7 +362,7 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
   DP_STREAM(hStream, s, d);
   if (graph::capturing()) {
     CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_free(s, d, dptr, &rc)) return rc;
+    if (graph::capture_free(s, dptr, &rc)) return rc;
   }
   const Place p = place_of(dptr);
   if (p.device < 0 || p.pinned) return CUDA_ERROR_INVALID_VALUE;
@@ -367,6 +370,7 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
     if (const int32_t rc = d->wait_stream(*s); rc != kOk) return result(rc);
     return memory::cuMemFree_v2(dptr);
   }
+  if (graph::has_memory() && graph::memory_state(dptr) != graph::MemoryState::kNone) return graph::free_memory(dptr, s);
   pool_lost(dptr);
   return result(d->free(dptr, s));
 }
