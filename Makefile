@@ -35,6 +35,7 @@ build: build/.system  ## client libraries, server and the torch plugin, into bui
 	@$(MAKE) -s --no-print-directory -j2 -Otarget setup criu-if-possible
 	@PYTHON=$(PY) scripts/build.sh
 	@$(VENV)/devproxy build-torch
+	@$(PY) -m compileall -q devproxy  # each verb starts Pythons, and where none may write this costs them 0.2 s each
 
 check: build  ## format, lint, types, layers, generated files, unit tests
 	$(VENV)/ruff format --check -q .

@@ -4,6 +4,7 @@
 # lives. A failure does not keep the others from running; the exit code is the first one's. Arguments go to pytest.
 set -u
 cd "$(dirname "$0")/.."
+unset PYTHONDONTWRITEBYTECODE # hundreds of Pythons start
 status=0
 step() {
   echo "== $*"

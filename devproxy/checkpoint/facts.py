@@ -126,8 +126,39 @@ def check_restore(
     if image.get("boot_id") and here.get("boot_id") and image["boot_id"] != here["boot_id"]:
         what = "the machine was started anew, or it is another one"
         found.append(Finding(what, "time.monotonic() will jump in the job", "", False))
+    _check_driver(image, here, found)
     _check_files(image, root, put_back, found)
     return found
+
+
+def check_gpus(image: dict[str, Any], here: list[dict[str, Any]]) -> list[Finding]:
+    """What speaks against restoring on these GPUs, in the order of the job's; see proxy.supervisor.describe.
+
+    Its servers would find the same after all has been fetched. Images of before this was kept say nothing.
+    """
+    found: list[Finding] = []
+    for gpu, (was, now) in enumerate(zip(image.get("gpus") or [], here, strict=False)):
+        if not was:
+            continue
+        if (was["major"], was["minor"]) != (now["major"], now["minor"]):
+            what = (
+                f"the job was told that its GPU has compute capability {was['major']}.{was['minor']};"
+                f" GPU {gpu} ({now['name']}) has {now['major']}.{now['minor']}"
+            )
+            why = "it has chosen its kernels by that"
+            found.append(Finding(what, why, f"restore on a {was['name']}: --gpu", True))
+        elif was["name"] != now["name"]:
+            what = f"GPU {gpu} is a {now['name']}, in the image it is a {was['name']}"
+            found.append(Finding(what, "its results may differ in the last bits", "", False))
+    return found
+
+
+def _check_driver(image: dict[str, Any], here: dict[str, Any], found: list[Finding]) -> None:
+    was, now = image.get("driver"), here.get("driver")
+    if was and now and was != now:
+        what = f"the driver is {now}, where the image was made it was {was}"
+        why = "the servers load the job's modules anew with it, and its compiler may make other code of PTX"
+        found.append(Finding(what, why, "", False))
 
 
 def _check_user(image: dict[str, Any], here: dict[str, Any], found: list[Finding]) -> None:

@@ -337,9 +337,10 @@ class JobCoordinator:
                 "inside_tcp": verdict.inside_tcp,
                 "outside_tcp": [(one.local, one.remote) for one in verdict.outside_tcp],
             }
-            device_bytes = 0
+            device_bytes, gpus = 0, []
             for server in job.supervisor.servers:
                 answer = self._ask(server, "can_dump")
+                gpus.append(answer.get("gpu"))
                 if answer["refusals"]:
                     raise Refused(
                         f"GPU {server.gpu}: {'; '.join(answer['refusals'])}", "the job continues"
@@ -347,6 +348,7 @@ class JobCoordinator:
                 device_bytes += sum(c["live_bytes"] + c["pinned_bytes"] for c in answer["clients"])
             host_bytes = image.resident_bytes(job.root)
             op.host_facts = facts.collect(job.root, job.lib, job_dir=restore.mount_point())
+            op.host_facts["gpus"] = gpus
             op.staging = self._make_staging(device_bytes + host_bytes)
             op.files_dir = self._make_files_dir(op.staging)
             if self._epoch is None:

@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 IDLE_S = 10.0
 LOOK_S = 0.2
-LAST_WORDS_S = (
-    2.0  # from an agent's end to the end of its stream, which may still have something to tell
-)
+LAST_WORDS_S = 2.0  # that an ended agent's stream may still have something to tell
 LOOK_FOR_JOBS_S = 1.0
 LOG_LIMIT_BYTES = 1 << 20
 # Imports, and a state folder on a slow disk; from there on the agent's own news count.

@@ -27,6 +27,7 @@ from devproxy.control.spec import JobSpec, read_job_file, write_job_file
 from devproxy.control.stdio import Stdio
 from devproxy.errors import DevproxyError, Refused, RestoreError
 from devproxy.log import say
+from devproxy.proxy import supervisor
 from devproxy.proxy.control_channel import ControlChannel
 from devproxy.proxy.janitor import Janitor
 from devproxy.proxy.server import Server
@@ -275,6 +276,10 @@ def into(
         entries = image.file_entries(manifest)
         findings = facts.check_restore(
             manifest["facts"], put_back={e.path for e in entries if not e.listed_only}
+        )
+        findings += facts.check_gpus(
+            manifest["facts"],
+            [supervisor.describe(config.server_path(), spec.device, gpu) for gpu in spec.gpus],
         )
         refusals = [finding.text for finding in findings if finding.refuse]
         for finding in findings:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import socket
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +18,9 @@ _MAGIC = 0x41505044  # csrc/wire/attach.h: kAttachMagic
 _KIND_CONTROL = 3  # AttachKind::kControl
 _HELLO = struct.Struct("<II32sII")  # AttachRequest
 _MAX_ANSWER_BYTES = 1 << 28
-_DUMP_LIMIT_S = 1800.0  # a server that hangs must not hold its job for ever
+# A server that hangs must not hold its job for ever; one that copies much to a slow disk may take its time.
+PATIENCE_S = 300.0
+LOOK_S = 1.0
 
 
 class ServerError(DevproxyError):
@@ -64,12 +69,23 @@ class ControlChannel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def request(self, op: str, timeout_s: float | None, **arguments: Any) -> dict[str, Any]:
-        """Sends one request and waits for its answer. Raises ServerError, ServerGone (also after timeout_s)."""
+    def request(
+        self,
+        op: str,
+        timeout_s: float,
+        progress: Callable[[], int] | None = None,
+        **arguments: Any,
+    ) -> dict[str, Any]:
+        """Sends one request and waits for its answer. Raises ServerError, ServerGone (also after timeout_s).
+
+        progress: a figure that changes while the server is busy with it; then timeout_s counts from its last change.
+        """
         text = json.dumps({"op": op, **arguments}).encode()
         self._socket.settimeout(timeout_s)
         try:
             self._socket.sendall(struct.pack("<I", len(text)) + text)
+            if progress:
+                self._wait_for_answer(timeout_s, progress)
             (length,) = struct.unpack("<I", self._read(4))
             if length > _MAX_ANSWER_BYTES:
                 raise OSError(f"an answer of {length} bytes")
@@ -82,6 +98,29 @@ class ControlChannel:
         if not isinstance(answer, dict) or not answer.get("ok"):
             raise ServerError(str(answer.get("error")), str(answer.get("state", "running")))
         return answer
+
+    def _wait_for_answer(self, patience_s: float, progress: Callable[[], int]) -> None:
+        """Returns when something can be read, also an end."""
+        last, deadline = progress(), time.monotonic() + patience_s
+        while not select.select([self._socket], [], [], min(LOOK_S, patience_s / 4))[0]:
+            now = progress()
+            if now != last:
+                last, deadline = now, time.monotonic() + patience_s
+            elif time.monotonic() > deadline:
+                raise TimeoutError(f"no progress for {patience_s:g} s")
+
+    def _written(self, folder: str) -> Callable[[], int]:
+        """How much of the folder's files this server has written: in blocks, since its threads write at their own places."""
+
+        def blocks() -> int:
+            try:
+                with os.scandir(folder) as entries:
+                    mine = [e for e in entries if e.name.startswith(f"gpu{self.gpu}-")]
+                    return sum(e.stat().st_blocks for e in mine)
+            except OSError:
+                return 0  # the server will say what is wrong with it
+
+        return blocks
 
     def _read(self, count: int) -> bytes:
         data = bytearray()
@@ -107,11 +146,11 @@ class ControlChannel:
 
     def dump(self, folder: str) -> dict[str, Any]:
         """Device memory and state into the folder. Parked."""
-        return self.request("dump", _DUMP_LIMIT_S, dir=folder)
+        return self.request("dump", PATIENCE_S, self._written(folder), dir=folder)
 
     def dump_shared(self, folder: str) -> dict[str, Any]:
         """Segments and pinned windows into the same folder. Parked, and the job's processes frozen."""
-        return self.request("dump_shared", _DUMP_LIMIT_S, dir=folder)
+        return self.request("dump_shared", PATIENCE_S, self._written(folder), dir=folder)
 
     def resume(self) -> None:
         self.request("resume", 60)

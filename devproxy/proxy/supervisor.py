@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from devproxy import config, layout, runtime
 from devproxy.errors import Refused
@@ -29,12 +31,23 @@ def client_abi(library: str) -> str:
 
 def server_abi(program: str) -> str:
     """What `devproxy-server --print-abi` says. Raises Refused where it cannot be asked."""
+    return _ask_program(program, "--print-abi")
+
+
+def describe(program: str, device: str, gpu: int) -> dict[str, Any]:
+    """{"name", "major", "minor", "memory_bytes"} of a GPU that no server has to serve. Raises Refused without such a one."""
+    facts: dict[str, Any] = json.loads(_ask_program(program, "--describe", device, str(gpu)))
+    return facts
+
+
+def _ask_program(program: str, *question: str) -> str:
     read_fd, write_fd = os.pipe()
+    hidden = ("LD_PRELOAD", config.RECORD)  # a record is of a job
     try:
         pid = os.posix_spawn(
             program,
-            [program, "--print-abi"],
-            {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"},
+            [program, *question],
+            {k: v for k, v in os.environ.items() if k not in hidden},
             file_actions=[(os.POSIX_SPAWN_DUP2, write_fd, 1)],
             setsigmask=[],
         )
@@ -47,10 +60,16 @@ def server_abi(program: str) -> str:
         os.close(write_fd)
     with os.fdopen(read_fd, "rb") as pipe:
         text = pipe.read(4096).decode(errors="replace").strip()
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:  # a supervisor's loop reaps whatever ends
+        status = 0
+    if text.startswith("error: "):
+        raise Refused(text.removeprefix("error: "))
     if status or not text:
         raise Refused(
-            f"{program} --print-abi ended with {status}", "build devproxy again: make build"
+            f"{program} {' '.join(question)} ended with {status}",
+            "build devproxy again: make build",
         )
     return text
 

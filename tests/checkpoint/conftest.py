@@ -15,6 +15,7 @@ from tests.unit.test_hal_cuda import FAKE, compiled
 @pytest.fixture
 def world() -> Iterator[World]:
     made = World()
+    made.hold()
     yield made
     made.close()
 

@@ -19,6 +19,7 @@ from tests.integration.test_programs import build_program
 @pytest.fixture
 def world(fake_driver: dict[str, str]) -> Iterator[World]:
     made = World(**fake_driver)
+    made.hold()
     yield made
     made.close()
 
@@ -28,7 +29,8 @@ def test_checkpoint_kill_restore(subject: str, world: World) -> None:
     """graphs: a device that knows nothing of graphs executes them, by the messages that they are."""
     script = str(SUBJECTS / f"{subject}.py")
     command = (sys.executable, script, "--steps", "60", "--seconds-per-step", "0.1")
-    world.run(*without_pauses(command), name="soft", log="soft.log").wait(60)
+    alone = world.env | {"TEST_GATE": ""}
+    world.run(*without_pauses(command), name="soft", log="soft.log", **alone).wait(60)
     assert world.digest("soft.log")
     world.run(*command, options=("--device", "cuda"))
     world.wait_step(10)

@@ -67,7 +67,7 @@ def test_a_checkpoint_does_not_disturb(world: World, undisturbed) -> None:
         facts = world.ctl_json("checkpoint", "j")
         assert facts["device_bytes"] > 1 << 20
         assert facts["still_s"] < 20
-    assert job.wait(120) == 0, world.tail()
+    assert world.end_of(job) == 0, world.tail()
     check_whole(world, GPT, STEPS, undisturbed)
     assert [image["whole"] for image in world.images()] == [True, True]
 
@@ -107,7 +107,7 @@ def test_suspend_and_resume(world: World, undisturbed) -> None:
     assert not [p for p in world.processes() if "devproxy-server" in p.cmdline()[0]]
     before = world.steps()
     world.ctl("resume", "j")
-    assert job.wait(120) == 0, world.tail()
+    assert world.end_of(job) == 0, world.tail()
     assert world.steps()[: len(before)] == before
     check_whole(world, GPT, STEPS, undisturbed)
 
@@ -119,7 +119,7 @@ def test_migrate_to_another_gpu(world: World, undisturbed) -> None:
     status = world.ctl_json("status", "j")
     assert status["gpus"] == [3] or status.get("placement") == [3], status
     world.ctl("migrate", "j", "--to", "1")
-    assert job.wait(120) == 0, world.tail()
+    assert world.end_of(job) == 0, world.tail()
     check_whole(world, GPT, STEPS, undisturbed)
 
 
@@ -142,7 +142,7 @@ def test_restore_on_another_gpu_under_another_name(world: World, undisturbed) ->
         "--output",
         "twin",
     )
-    assert job.wait(120) == 0
+    assert world.end_of(job) == 0
     world.wait_end(log="twin")
     check_whole(world, GPT, STEPS, undisturbed)
     twin = world.steps("twin")
@@ -153,7 +153,8 @@ def test_restore_on_another_gpu_under_another_name(world: World, undisturbed) ->
 
 def test_periodic_images_and_keep(world: World, undisturbed) -> None:
     job = world.run(*SLOW, options=("--checkpoint-every", "8steps", "--keep", "2"))
-    assert job.wait(180) == 0, world.tail()
+    world.committed(3)
+    assert world.end_of(job) == 0, world.tail()
     images = world.images()
     assert len(images) == 2, images
     check_whole(world, SLOW, 30, undisturbed)

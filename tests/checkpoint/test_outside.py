@@ -30,6 +30,7 @@ def count(world: World, log: str = "log") -> list[int]:
 
 
 def wait_count(world: World, number: int, log: str = "log") -> None:
+    world.near(number)
     world.wait(lambda: max(count(world, log), default=0) >= number, what=f"{number} in {log}")
 
 
@@ -231,7 +232,8 @@ os.execv(sys.executable, [sys.executable, sys.argv[0], str(n + 1)])
 
 
 TWO_GPUS = """
-import sys, time, torch
+import sys, torch
+from tests.subjects import gate
 torch.manual_seed(3)
 assert torch.cuda.device_count() == 2
 a = torch.zeros(256, 256, device="cuda:0")
@@ -240,7 +242,7 @@ for n in range(1, 151):
     a += torch.rand(256, 256, device="cuda:0")
     b += a.to("cuda:1")
     print(n, flush=True)
-    time.sleep(float(sys.argv[1]))
+    gate.before(n + 1, 150, float(sys.argv[1]))
 print("digest", float(a.double().sum()), float(b.double().sum()), flush=True)
 """
 
@@ -323,17 +325,17 @@ def test_devproxy_run_is_told_to_end_while_suspended(world: World, number: int) 
 def test_restore_after_the_job_has_ended(world: World) -> None:
     """Its files are as they were at the cut, and then as at its end."""
     script = """
-import time
+from tests.subjects import gate
 open("mine", "w").write("begun")
 for n in range(1, 61):
     print(n, flush=True)
     with open("mine", "a") as file: file.write(f" {n}")
-    time.sleep(0.15)
+    gate.before(n + 1, 60, 0.15)
 """
     job = world.run(sys.executable, "-c", script)
     wait_count(world, 10)
     world.ctl("checkpoint", "j")
-    assert job.wait(30) == 0
+    assert world.end_of(job) == 0
     whole = world.text("mine")
     restore(world, "j", "--wait")
     assert count(world) == list(range(1, 61))

@@ -12,11 +12,11 @@ from moto.server import ThreadedMotoServer
 
 from tests.checkpoint.world import SUBJECTS, World, without_pauses
 
-STEPS = 45
+STEPS = 40
 GPT = (
     sys.executable,
     str(SUBJECTS / "gpt.py"),
-    *("--steps", str(STEPS), "--seconds-per-step", "1.0"),
+    *("--steps", str(STEPS), "--seconds-per-step", "0.5"),
 )
 BUCKET = "images"
 
@@ -36,6 +36,7 @@ def s3() -> Iterator[World]:
         "NO_PROXY": "127.0.0.1",
     }
     world = World(**settings)
+    world.hold()
     world.store = f"s3://{BUCKET}/prefix"  # type: ignore[assignment]
     import boto3
 

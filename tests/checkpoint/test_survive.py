@@ -145,10 +145,27 @@ def test_another_kind_of_gpu_is_refused(cuda: World) -> None:
     assert cuda.kill_everything()
     restore = ("restore", "j", "--store", str(cuda.store), "--output", "log")
     done = cuda.ctl(*restore, check=False, FAKE_MAJOR="8")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "was told that its GPU has compute capability 9.0; GPU 0 has 8.0" in done.stderr
+    assert done.returncode == 2, done.stdout + done.stderr  # refused before anything is fetched
+    assert "compute capability 9.0; GPU 0 (Fake GPU) has 8.0" in done.stderr, done.stderr
+    assert "fetching" not in done.stderr
     cuda.kill_everything()
     cuda.ctl(*restore)
+    end(cuda)
+
+
+@pytest.mark.parametrize("how", [killed, suspended, moved, twice])
+def test_a_sticky_error_stays(soft: World, how: Callable[[World], None]) -> None:
+    """Of every call, as on a GPU; on a real one its memory could not be read, so there it is refused."""
+    begin(soft, ("sticky",))
+    how(soft)
+    end(soft)
+
+
+@pytest.mark.parametrize("how", [killed, suspended, twice])
+def test_a_late_error_is_still_told_once(cuda: World, how: Callable[[World], None]) -> None:
+    """The driver has refused a launch whose call had succeeded, and the job has not asked for anything since."""
+    begin(cuda, ("late",), "--device", "cuda")
+    how(cuda)
     end(cuda)
 
 
@@ -170,7 +187,10 @@ def test_objects_are_made_again_as_they_were() -> None:
         world.env |= {"DEVPROXY_RECORD": str(world.home / "rec"), "TEST_GO": str(world.shm / "go")}
         begin(world, ("limits", "functions", "events"), "--device", "record")
         killed(world)
-        text = (world.home / "rec").read_text()
+        record = world.home / "rec"
+        # The server writes its lines when it has nothing else to do, which may be after the restore has been reported.
+        world.wait(lambda: '"set_limit"' in record.read_text().rpartition('"start"')[2])
+        text = record.read_text()
     finally:
         world.close()
     lines = [json.loads(line) for line in text.splitlines()]

@@ -166,7 +166,7 @@ def test_a_build_that_was_pruned_while_the_job_was_suspended(
     world.ctl("suspend", "j")
     shutil.rmtree(world.home / "state" / "builds")
     world.ctl("resume", "j")
-    assert job.wait(120) == 0, world.tail()
+    assert world.end_of(job) == 0, world.tail()
     check_whole(world, digest)
 
 

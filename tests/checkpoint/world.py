@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SUBJECTS = ROOT / "tests" / "subjects"
 RUN = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft"]
 CTL = [sys.executable, "-m", "devproxy.cli.ctl"]
+AHEAD = 8  # steps
 
 
 def without_pauses(command: Sequence[str]) -> list[str]:
@@ -76,6 +77,8 @@ class World:
     def ctl(
         self, *words: str, check: bool = True, timeout_s: float = 120, **env: str
     ) -> subprocess.CompletedProcess[str]:
+        if "--wait" in words:
+            self.hurry()
         done = subprocess.run(
             [*CTL, *words],
             env=self.env | env,
@@ -125,10 +128,50 @@ class World:
             time.sleep(0.02)
 
     def wait_step(self, number: int, log: str = "log", timeout_s: float = 90) -> None:
+        self.near(number)
         self.wait(lambda: max(self.steps(log), default=-1) >= number, timeout_s, f"step {number}")
 
     def wait_end(self, text: str = "digest", log: str = "log", timeout_s: float = 120) -> None:
+        self.hurry()
         self.wait(lambda: text in self.text(log), timeout_s, text)
+
+    def committed(self, count: int, timeout_s: float = 120) -> None:
+        """Returns when so many images have been there, be they pruned or not."""
+        seen: set[str] = set()
+
+        def enough() -> bool:
+            seen.update(path.parent.name for path in self.store.glob("images/*/manifest.json"))
+            return len(seen) >= count
+
+        self.wait(enough, timeout_s, f"{count} images")
+
+    # -- how far the subjects go (tests/subjects/gate.py) ---------------------------------------------------------
+
+    def hold(self) -> None:
+        """Subjects that begin from now on do not begin their last step before hurry(), wait_end() or `restore --wait`."""
+        self.env["TEST_GATE"] = str(self.home / "gate")
+
+    def until(self, step: int | str) -> None:
+        """They begin no later step than this one."""
+        if path := self.env.get("TEST_GATE"):
+            fresh = Path(path).with_suffix(".new")
+            fresh.symlink_to(str(step))
+            fresh.rename(path)
+
+    def hurry(self) -> None:
+        """They go on to their end, without pauses."""
+        self.until("end")
+
+    def near(self, step: int) -> None:
+        """They begin no step far behind this one, unless they hurry: what a test waits for next is still to come."""
+        path = Path(self.env.get("TEST_GATE", ""))
+        if not path.is_symlink() or os.readlink(path) != "end":
+            self.until(step + AHEAD)
+
+    def end_of(self, job: subprocess.Popen[bytes], timeout_s: float = 200) -> int:
+        """Lets it go on, and its exit code."""
+        self.hurry()
+        return job.wait(timeout_s)
 
     # -- ends -----------------------------------------------------------------------------------------------------
 

@@ -69,6 +69,14 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc") or shutil.which("nvcc", path=os.pathsep.join(places))
 
 
+def find_nvrtc() -> str | None:
+    """The folder of libnvrtc.so.13, found in the same way."""
+    for folder in (Path("/usr/local/cuda/lib64"), HERE.parents[1] / "build" / "nvrtc" / "lib"):
+        if (folder / "libnvrtc.so.13").exists():
+            return str(folder)
+    return None
+
+
 def version_of(nvcc: str) -> str:
     done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True)
     return done.stdout.strip().splitlines()[-1]

@@ -9,7 +9,7 @@ import pytest
 from devproxy.checkpoint import criu
 from devproxy.cli import doctor
 from devproxy.errors import Refused
-from tests.cudart.build import find_nvcc
+from tests.cudart.build import find_nvcc, find_nvrtc
 
 MAY_BE_MISSING = "DEVPROXY_TEST_WITHOUT"  # names of features, separated by commas
 
@@ -40,5 +40,14 @@ def require_nvcc() -> str:
     found = find_nvcc()
     if not found:
         _missing("nvcc", "no nvcc here; run: scripts/install_nvcc.sh")
+        raise AssertionError
+    return found
+
+
+def require_nvrtc() -> str:
+    """The folder of libnvrtc.so.13."""
+    found = find_nvrtc()
+    if not found:
+        _missing("nvrtc", "no libnvrtc.so.13 here; run: scripts/install_nvcc.sh")
         raise AssertionError
     return found

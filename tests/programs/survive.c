@@ -601,6 +601,60 @@ static void failed_after(void) {
   EXPECT_RESULT(cuCtxSynchronize(), CUDA_ERROR_ASSERT);
 }
 
+/* -- errors that have happened and that nobody has been told yet, or that stay ------------------------------------ */
+
+static void* wait_elsewhere(void* context) {
+  CHECK(cuCtxSetCurrent((CUcontext)context));
+  CHECK(cuCtxSynchronize());
+  return NULL;
+}
+
+/* The driver refuses the launch after the call has returned: the error is this thread's, and it is told once. */
+static void late_before(void) {
+  CUcontext context;
+  CUlaunchAttribute cluster;
+  CUlaunchConfig config;
+  pthread_t waiter;
+  memset(&cluster, 0, sizeof cluster);
+  memset(&config, 0, sizeof config);
+  cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  cluster.value.clusterDim.x = 8;
+  cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
+  config.gridDimX = 8;
+  config.gridDimY = config.gridDimZ = config.blockDimX = config.blockDimY = config.blockDimZ = 1;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  CHECK(cuCtxGetCurrent(&context));
+  CHECK(cuLaunchKernelEx(&config, kernel(mod, first_name()), NULL, NULL));
+  EXPECT(pthread_create(&waiter, NULL, wait_elsewhere, context) == 0); /* not this thread, which would be told */
+  EXPECT(pthread_join(waiter, NULL) == 0);
+}
+
+static void late_after(void) {
+  CUdeviceptr word;
+  EXPECT_RESULT(cuCtxSynchronize(), CUDA_ERROR_INVALID_CLUSTER_SIZE);
+  CHECK(cuCtxSynchronize());
+  CHECK(cuMemAlloc(&word, 64));
+  CHECK(cuMemFree(word));
+}
+
+static void sticky_before(void) {
+  int code = CUDA_ERROR_ASSERT;
+  void* params[] = {&code};
+  const CUresult r = launch1(kernel(mod, "fail"), NULL, params);
+  EXPECT(r == CUDA_SUCCESS || r == CUDA_ERROR_ASSERT);
+  EXPECT_RESULT(cuCtxSynchronize(), CUDA_ERROR_ASSERT);
+}
+
+static void sticky_after(void) {
+  CUdeviceptr word;
+  int code = 0;
+  void* params[] = {&code};
+  EXPECT_RESULT(cuMemAlloc(&word, 64), CUDA_ERROR_ASSERT);
+  EXPECT_RESULT(launch1(kernel(mod, "fail"), NULL, params), CUDA_ERROR_ASSERT);
+  EXPECT_RESULT(cuCtxSynchronize(), CUDA_ERROR_ASSERT);
+}
+
 /* ----------------------------------------------------------------------------------------------------------------------------
  */
 
@@ -619,6 +673,8 @@ static const struct {
     {"link", link_before, link_after},
     {"prints", prints_before, prints_after},
     {"failed", failed_before, failed_after},
+    {"late", late_before, late_after},
+    {"sticky", sticky_before, sticky_after},
 };
 
 int main(int argc, char** argv) {

@@ -4,7 +4,8 @@
  * calls            goes through every kind of call, and sees that no kernel was executed
  * calls params     launches with a parameter block that is too long: an execution fault, by name
  * calls required   the same with a block size that the kernel does not take
- * calls loop N S   N launches with S milliseconds between them, then "digest done": for a checkpoint in the middle */
+ * calls loop GO S  launches with S milliseconds between them until there is a file GO, then "digest done": for a
+ *                  checkpoint in the middle */
 #include "../programs/program.h"
 
 static CUresult launch_extra(CUfunction f, void* block, size_t bytes) {
@@ -144,7 +145,7 @@ int main(int argc, char** argv) {
     CHECK(cuMemAlloc(&p, 4096));
     CHECK(cuModuleGetGlobal(&global, NULL, mod, "table"));
     CHECK(cuMemsetD32(global, 77, 1));
-    for (int i = 0; i < atoi(argv[2]); ++i) {
+    for (int i = 0; access(argv[2], F_OK) != 0; ++i) {
       CHECK(cuMemsetD32(p, (unsigned)i, 4));
       launch_fill(kernel(mod, "fill"), NULL, p, 1, 4);
       CHECK(cuMemcpyDtoH(words, p, 16));
@@ -159,6 +160,6 @@ int main(int argc, char** argv) {
     printf("digest done\n");
     return 0;
   }
-  fprintf(stderr, "usage: calls [params | required | loop N MS]\n");
+  fprintf(stderr, "usage: calls [params | required | loop GO MS]\n");
   return 2;
 }

@@ -20,6 +20,8 @@ import sys
 import time
 from typing import Any
 
+import gate
+
 NONCE = os.urandom(8).hex()
 
 
@@ -50,9 +52,7 @@ class Steps:
 
     def __next__(self) -> int:
         if self.step:
-            rest = self.seconds - (time.monotonic() - self.begin)
-            if rest > 0:
-                time.sleep(rest)
+            gate.before(self.step + 1, self.last, self.seconds - (time.monotonic() - self.begin))
         if self.step == self.last:
             raise StopIteration
         self.step += 1

@@ -395,3 +395,49 @@ def test_nothing_heavy_is_imported(imports: str) -> None:
     body = f"import sys, {imports}; print([m for m in ('grpc', 'google.protobuf', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", body], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+# --- an agent that ends, and a channel that never says so ---
+
+
+def test_the_news_of_a_channel_that_goes_deaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing wakes its reader again; what had been said by then is told, and the end of the process ends it."""
+    monkeypatch.setattr(daemon, "LOOK_S", 0.01)
+    monkeypatch.setattr(daemon, "LAST_WORDS_S", 0.1)
+    never, dead = threading.Event(), threading.Event()
+
+    def deaf() -> Iterator[str]:
+        yield "one"
+        dead.set()
+        yield "two"  # told after the end
+        never.wait()
+
+    told = []
+    with pytest.raises(DevproxyError, match="gone"):
+        for event in daemon._until_ended(deaf(), dead.is_set, DevproxyError("gone")):
+            told.append(event)
+    assert told == ["one", "two"]
+    assert list(daemon._until_ended(deaf(), dead.is_set)) == ["one", "two"]
+    never.set()
+
+
+def test_the_news_of_a_living_agent_may_be_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "LOOK_S", 0.01)
+    monkeypatch.setattr(daemon, "LAST_WORDS_S", 0.0)
+
+    def slow() -> Iterator[int]:
+        time.sleep(0.2)
+        yield 1
+
+    assert list(daemon._until_ended(slow(), lambda: False, DevproxyError("gone"))) == [1]
+
+
+def test_the_error_of_a_channel_arrives_as_it_is() -> None:
+    def fails() -> Iterator[int]:
+        yield 1
+        raise RestoreError("fetch", "no such chunk", "try another", "nothing runs")
+
+    events = daemon._until_ended(fails(), lambda: False)
+    assert next(events) == 1
+    with pytest.raises(RestoreError, match="no such chunk"):
+        next(events)

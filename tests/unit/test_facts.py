@@ -99,3 +99,31 @@ def test_other_torch_is_one_line(image, tmp_path: Path) -> None:
     )  # fmt: skip
     (line,) = texts(other)
     assert "2.14.0" in line and "2.13.0" in line
+
+
+def test_another_driver_is_said(image) -> None:
+    was = image | {"driver": "NVRM version: 580.65.06"}
+    here = facts.host_facts()
+    assert texts(was, here | {"driver": "NVRM version: 581.1"}, refuse=False)[0].startswith(
+        "the driver is NVRM version: 581.1, where the image was made it was NVRM version: 580.65.06"
+    )
+    # Nothing to compare: one of the two is a machine without.
+    assert texts(was, here | {"driver": None}, refuse=False) == []
+    assert texts(was, here | {"driver": "NVRM version: 580.65.06"}, refuse=False) == []
+
+
+def test_gpus_of_another_kind() -> None:
+    """Refused where the job has chosen kernels by what it was told; else said."""
+
+    def gpu(name: str, major: int, minor: int = 0) -> dict:
+        return {"name": name, "major": major, "minor": minor, "memory_bytes": 1 << 30}
+
+    was = {"gpus": [gpu("H100", 9), gpu("H100", 9)]}
+    assert facts.check_gpus(was, [gpu("H100", 9), gpu("H100", 9)]) == []
+    (other,) = facts.check_gpus(was, [gpu("H100", 9), gpu("B200", 10)])
+    assert other.refuse and "9.0; GPU 1 (B200) has 10.0" in other.text and "H100" in other.remedy
+    (same,) = facts.check_gpus(was, [gpu("H200", 9), gpu("H100", 9)])
+    assert not same.refuse and "GPU 0 is a H200, in the image it is a H100" in same.text
+    # Images of before this was kept, and servers of before it that made them.
+    assert facts.check_gpus({}, [gpu("B200", 10)]) == []
+    assert facts.check_gpus({"gpus": [None]}, [gpu("B200", 10)]) == []

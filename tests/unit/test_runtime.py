@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -117,3 +117,25 @@ def test_no_shm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DEVPROXY_SHM_DIR", str(tmp_path / "none"))
     with pytest.raises(Refused, match="is not there"):
         runtime.create_job("x")
+
+
+def test_a_folder_that_two_remove_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At each step the other may have been faster: the tree, an entry, the folder itself."""
+    runtime._remove_tree(str(tmp_path / "gone"))
+    unlink, rmdir = os.unlink, os.rmdir
+
+    def twice(do: Callable[[str], None]) -> Callable[[str], None]:
+        def late(path: str) -> None:
+            do(path)
+            do(path)
+
+        return late
+
+    (tmp_path / "job" / "stage").mkdir(parents=True)
+    for name in ("job/a", "job/stage/b", "job/stage/c"):
+        (tmp_path / name).touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", twice(unlink))
+        patch.setattr(os, "rmdir", twice(rmdir))
+        runtime._remove_tree(str(tmp_path / "job"))
+    assert list(tmp_path.iterdir()) == []

@@ -109,6 +109,12 @@ void Server::serve_control(ControlPeer& peer) {
   }
 }
 
+std::string describe(const hal::Properties& gpu) {
+  return "{\"name\":" + json_string(gpu.name) + ',' + json_number("major", static_cast<uint64_t>(gpu.major)) + ',' +
+         json_number("minor", static_cast<uint64_t>(gpu.minor)) + ',' + json_number("memory_bytes", gpu.total_bytes) +
+         '}';
+}
+
 std::string Server::can_dump() {
   std::string clients, refusals;
   auto refuse = [&](const std::string& why) { refusals += (refusals.empty() ? "" : ",") + json_string(why); };
@@ -129,8 +135,9 @@ std::string Server::can_dump() {
                ",\"trough_bytes\":" + plain(n.trough_bytes) + ',' + json_number("period_us", n.period_us) +
                ",\"faulted\":" + (c.connection->faulted() ? "true" : "false") + '}';
   }
-  return "{\"ok\":true," + json_number("level", static_cast<uint64_t>(level)) + ",\"clients\":[" + clients +
-         "],\"refusals\":[" + refusals + "]}";
+  return "{\"ok\":true," + json_number("level", static_cast<uint64_t>(level)) +
+         ",\"gpu\":" + describe(device_->properties()) + ",\"clients\":[" + clients + "],\"refusals\":[" + refusals +
+         "]}";
 }
 
 void Server::begin_cut(ControlPeer& peer, const Json& request) {

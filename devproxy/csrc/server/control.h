@@ -12,6 +12,10 @@
 #include <optional>
 #include <string>
 
+namespace devproxy::hal {
+struct Properties;
+}
+
 namespace devproxy::server {
 
 inline constexpr size_t kMaxControlBytes = 64u << 10;
@@ -31,6 +35,9 @@ class ControlPeer {
   const int socket_;
   std::string in_;
 };
+
+// What an image keeps of its GPU, and a restore compares: {"name", "major", "minor", "memory_bytes"}.
+std::string describe(const hal::Properties& gpu);
 
 // Fixed structs and short texts into a socket: a peer that is gone is not waited for.
 void send_all(int socket, const void* data, size_t bytes);

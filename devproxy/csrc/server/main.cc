@@ -15,6 +15,7 @@
 
 #include "devproxy/csrc/base/fault.h"
 #include "devproxy/csrc/base/log.h"
+#include "devproxy/csrc/server/control.h"
 #include "devproxy/csrc/server/server.h"
 #include "devproxy/hal/devices.h"
 #include "wire.gen.h"
@@ -27,7 +28,7 @@ constexpr const char* kUsage =
     "usage: devproxy-server --job NAME --job-dir DIR --gpu K --device soft|record|cuda --gpu-memory BYTES --ledger "
     "FILE "
     "[--physical-gpu P] [--restore DIR [--restore-shared]] [--lease-fd FD] [--ready-fd FD] [--chaos SEED] | "
-    "--print-abi";
+    "--print-abi | --describe DEVICE P";
 
 std::optional<uint64_t> number(const char* text) {
   if (*text < '0' || *text > '9') return std::nullopt;
@@ -143,6 +144,20 @@ int serve(int argc, char** argv) {
   _exit(0);  // no static destructors of loaded modules beside threads that may still run
 }
 
+// What Server::can_dump says of its GPU, of one that nobody serves yet.
+int describe_one(const std::string& device, const char* gpu) {
+  const int out = dup(STDOUT_FILENO);  // a device may take stdout for what kernels print
+  const auto number_of = number(gpu);
+  if (!number_of || *number_of > UINT32_MAX) return refuse(out, "--describe: '" + std::string(gpu) + "' is no GPU");
+  // Nothing is allocated in the memory that a simulated GPU is given here.
+  auto found =
+      hal::open_device({device, static_cast<uint32_t>(*number_of), device == "cuda" ? 0 : kGlobalsBytes, false, 0});
+  if (!found.ok()) return refuse(out, found.status().text());
+  const std::string text = describe((*found)->properties()) + '\n';
+  const bool written = write(out, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  _exit(written ? 0 : 1);  // no destructors of a driver
+}
+
 }  // namespace
 
 }  // namespace devproxy::server
@@ -154,6 +169,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   try {
+    if (argc == 4 && std::strcmp(argv[1], "--describe") == 0) return devproxy::server::describe_one(argv[2], argv[3]);
     return devproxy::server::serve(argc, argv);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "devproxy-server: error: %s\n", e.what());
