@@ -104,7 +104,12 @@ def as_root(tmp_path: Path, fake: Path) -> Path:
 
 
 def check(
-    bundle: Path, out: Path, *options: str, script: Path = SCRIPT, limit_s: float = 100
+    bundle: Path,
+    out: Path,
+    *options: str,
+    script: Path = SCRIPT,
+    limit_s: float = 100,
+    cwd: Path | None = None,
 ) -> tuple[int, dict[str, dict[str, Any]], str]:
     """Exit code, results by stage, the log."""
     line = [
@@ -117,7 +122,7 @@ def check(
         "--small",
         *options,
     ]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=limit_s)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=limit_s, cwd=cwd)
     assert "Traceback" not in done.stderr, done.stderr
     results = json.loads((out / "gpu-check.json").read_text())["stages"]
     return done.returncode, {r["name"]: r for r in results}, (out / "gpu-check.log").read_text()
@@ -379,13 +384,17 @@ def test_the_bundle_is_whole_and_its_stages_run(tmp_path: Path) -> None:
     is_what_its_manifest_says(bundle, made)
     # Wheels come from elsewhere: what they may take is a limit of its own, kept when they are put in.
     assert made["bytes"] + gpu_bundle.MOST_BYTES["wheels"] < gpu_bundle.LIMIT_BYTES
+    # Where the command is given there is a checkout, which is not to be taken for the bundle's Python side.
+    decoy = tmp_path / "checkout"
+    (decoy / "devproxy").mkdir(parents=True)
+    (decoy / "devproxy" / "__init__.py").write_text("raise RuntimeError('of the checkout')\n")
     stages = (
         "driver,b_layouts,b_modules,b_order,b_faults,e_host_memory,e_dump,c_nvml,c_registered,d_cost,"
         "f_checkpoint_cudart"
     )
     _, results, log = check(
         bundle, tmp_path / "out", "--rehearse", "record", "--only", stages,
-        script=bundle / "gpu_check.py", limit_s=280,
+        script=bundle / "gpu_check.py", limit_s=280, cwd=decoy,
     )  # fmt: skip
     assert json.loads((tmp_path / "out" / "gpu-check.json").read_text())["rehearsal"]
     named = {"b_order": "cuStreamWriteValue64_v2"}

@@ -19,6 +19,8 @@ OTHERWISE = {
     "a_vmm_cost": ("failed", "CUDA_ERROR_OUT_OF_MEMORY"),
     "a_alias": ("refused", "cuMemMap: 801"),
     "b_order": ("refused", "cuStreamWriteValue64_v2: 801"),
+    "c_programs": ("failed", "and do not: lost poll, lost wait"),  # those wait for a kernel
+    "c_third_party": ("failed", "none passes natively: nothing was compared"),
     "f_cuda_checkpoint": ("refused", "cuCheckpointProcessLock: 801"),
 }
 
