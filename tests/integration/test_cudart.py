@@ -166,7 +166,7 @@ UNITS = ["units.cu", "units_other.cu"]
 ADD = "_Z3addPfPKfi"
 
 
-@pytest.mark.parametrize("flavour", [f for f in BUILDS if f not in ("foreign", "library", "ptx")])
+@pytest.mark.parametrize("flavour", [f for f in BUILDS if f not in ("foreign", "library")])
 def test_what_nvcc_compiled_launches(flavour: str, tmp_path: Path) -> None:
     done, rows = record([str(build_nvcc("units", flavour, UNITS))], tmp_path / "record")
     assert done.returncode == 0, done.stderr

@@ -80,9 +80,9 @@ uint32_t active_blocks(const RecordFunction& f, uint64_t threads, uint64_t dynam
   return static_cast<uint32_t>(blocks);
 }
 
-std::vector<int32_t> function_attributes(const RecordFunction& f, const image::Facts& facts) {
+std::vector<int32_t> function_attributes(const RecordFunction& f, const image::Facts& facts, const image::Arch& gpu) {
   const image::Kernel& k = f.kernel;
-  const auto version = static_cast<int32_t>(facts.arch.major * 10 + facts.arch.minor);
+  const auto version = [](const image::Arch& of) { return static_cast<int32_t>(of.major * 10 + of.minor); };
   const auto number = [](uint64_t n) { return static_cast<int32_t>(std::min<uint64_t>(n, INT32_MAX)); };
   // Threads, static shared, constant, local, registers, PTX and binary version, cache mode, dynamic shared, carve-out
   // (-1: the default), cluster: must be set, width, height, depth, any size allowed, scheduling.
@@ -91,8 +91,8 @@ std::vector<int32_t> function_attributes(const RecordFunction& f, const image::F
           number(k.const_bytes),
           number(k.local_bytes),
           number(k.regs ? k.regs : 32),  // PTX: no compiler has chosen; a number that programs can divide by
-          version,
-          version,
+          version(facts.arch),
+          version(facts.is_ptx ? gpu : facts.arch),  // a driver compiles it for what it has
           0,
           number(f.max_dynamic_shared),
           -1,

@@ -52,7 +52,8 @@ uint32_t threads_by_registers(uint32_t regs);
 uint32_t active_blocks(const RecordFunction& function, uint64_t threads, uint64_t dynamic_shared,
                        const std::array<int32_t, 256>& attributes);
 // By CUfunction_attribute.
-std::vector<int32_t> function_attributes(const RecordFunction& function, const image::Facts& facts);
+std::vector<int32_t> function_attributes(const RecordFunction& function, const image::Facts& facts,
+                                         const image::Arch& gpu);
 // Blocks of one cluster of a launch, as its attributes or its image say it; 1 for none.
 uint64_t cluster_of(const RecordFunction& function, const LaunchAttribute* attributes, size_t n, uint32_t (*size)[3]);
 // Why a launch cannot be; empty where it can. attributes: the device's.

@@ -257,7 +257,7 @@ StatusOr<FunctionRef> RecordSpace::get_function(const ModuleRef& ref, const std:
   function->max_dynamic_shared = kSharedWithoutOptin - std::min(kSharedWithoutOptin, kernel->shared_bytes);
   info->max_threads = function->max_threads;
   info->shared_bytes = kernel->shared_bytes;
-  info->attributes = function_attributes(*function, module->facts());
+  info->attributes = function_attributes(*function, module->facts(), arch_);
   info->regs = static_cast<uint32_t>(info->attributes[4]);
   info->params.clear();
   for (const image::Param& p : kernel->params) info->params.push_back({p.offset_bytes, p.size_bytes});
