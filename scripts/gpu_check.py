@@ -378,7 +378,7 @@ def campaign(
             if result.pop("cut_short"):
                 again.append(stage.name)
         results.append(result)
-        about["next"] = f"python3 gpu_check.py --only {','.join(again)}" if again else ""
+        about["next"] = f"python3 {sys.argv[0]} --only {','.join(again)}" if again else ""
         line = (
             f"{result['status']:8} {stage.name:18} {result['seconds']:7.2f} s  "
             + (result["text"].replace("\n", " | ")[:160])

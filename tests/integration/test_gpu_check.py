@@ -69,8 +69,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "py").mkdir()
     (made / "py" / "devproxy").symlink_to(ROOT / "devproxy")
     (made / "programs").mkdir()
-    suite = [["memset", [], []], ["pointers", [], []], ["lost", ["ask"], ["--plain"]]]
-    for name in ("memset", "pointers", "lost"):
+    suite = [
+        ["memset", [], []],
+        ["pointers", [], []],
+        ["mapped", [], []],
+        ["lost", ["ask"], ["--plain"]],
+    ]
+    for name in ("memset", "pointers", "mapped", "lost"):
         (made / "programs" / name).symlink_to(build_program(name)[0])
     for source in [*(ROOT / "tests/gpu").glob("*.py"), *(ROOT / "tests/subjects").glob("c*.py")]:
         (made / "programs" / source.name).symlink_to(source)
@@ -153,6 +158,10 @@ def test_dry_run(bundle: Path, fake: Path, tmp_path: Path) -> None:
     assert "Fake GPU" in first["plain"]["said"]
     assert results["c_programs"]["figures"]["memset"]["plain"] == "pass", log
     assert results["c_programs"]["figures"]["lost ask"] == {"plain": "pass"}
+    # Without registered memory it would not get as far as its kernel, which in the fake knows device memory alone.
+    for way in ("plain", "namespaces"):
+        mapped = results["c_programs"]["figures"]["mapped"][way]
+        assert "cuCtxSynchronize() = 700 (CUDA_ERROR_ILLEGAL_ADDRESS)" in mapped, log
     assert results["c_programs"]["figures"]["passed"]["native"] == 0
     assert "nothing was compared" in results["c_programs"]["text"]
     runs = results["c_cudart"]["figures"]
