@@ -13,6 +13,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "tests" / "gpu"
 PYTHON = os.environ["DEVPROXY_WHEEL_PYTHON"]
@@ -61,6 +63,7 @@ def run(env: dict[str, str], *command: str, **more: str) -> subprocess.Completed
     )  # fmt: skip
 
 
+@pytest.mark.timeout(1500)
 def test_numba_cudas_own_tests(job_env: dict[str, str]) -> None:
     program = str(GPU / "numba_tests.py")
     names = run(job_env, program, "--list", PACKAGE)
