@@ -53,19 +53,26 @@ test: build  ## all tests
 demo: build  ## an unmodified PyTorch job: trained, killed with -9 in the middle, restored, compared
 	$(PY) scripts/demo.py
 
-.venv-cuda/.ready:
-	$(PYTHON) -m venv .venv-cuda
-	.venv-cuda/bin/pip install -q torch===2.13.0 numpy==2.4.6 scipy expecttest pytest
+# PyTorch's ordinary CUDA wheel (several GB) with Triton, and numba-cuda, in an environment of their own for each version;
+# outside CI. TORCH=2.11.0 chooses another.
+TORCH ?= 2.13.0
+CUDA_VENV := .venv-cuda-$(TORCH)
+$(CUDA_VENV)/.ready: requirements/third_party.txt requirements/runtime.txt
+	$(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/pip install -q torch===$(TORCH) -r requirements/third_party.txt -r requirements/runtime.txt
 	@touch $@
 
-# The ordinary CUDA wheel (several GB) over the software GPU, in an environment of its own; outside CI.
-test-cuda-wheel: build .venv-cuda/.ready  ## the torch tests with the CUDA wheel instead of the CPU wheel
-	$(VENV)/devproxy build-torch --python .venv-cuda/bin/python
-	$(VENV)/devproxy-run --gpus 2 -- .venv-cuda/bin/python -m pytest -q -m "not soak and not gpu" tests/torch
+# Over the software GPU, with our plugin.
+test-cuda-wheel: build $(CUDA_VENV)/.ready  ## the torch tests with the CUDA wheel (TORCH=2.13.0) instead of the CPU wheel
+	$(VENV)/devproxy build-torch --python $(CUDA_VENV)/bin/python
+	$(VENV)/devproxy-run --gpus 2 -- $(CUDA_VENV)/bin/python -m pytest -q -m "not soak and not gpu" tests/torch
 
-# The same wheel as it is, over the recording device, which executes no kernel: what it asks of a GPU is accepted.
-test-cuda-wheel-record: build .venv-cuda/.ready  ## the unmodified CUDA wheel over --device record
-	DEVPROXY_WHEEL_PYTHON=$(CURDIR)/.venv-cuda/bin/python $(PYTEST) -q tests/wheel
+# As it is, over the recording device, which executes no kernel: what it asks of a GPU is accepted.
+test-cuda-wheel-record: build $(CUDA_VENV)/.ready  ## the unmodified CUDA wheel over --device record
+	DEVPROXY_WHEEL_PYTHON=$(CURDIR)/$(CUDA_VENV)/bin/python $(PYTEST) -q tests/wheel/test_record.py
+
+test-third-party-record: build $(CUDA_VENV)/.ready  ## numba-cuda's own tests and Triton's launcher over --device record
+	DEVPROXY_WHEEL_PYTHON=$(CURDIR)/$(CUDA_VENV)/bin/python $(PYTEST) -q tests/wheel/test_third_party.py
 
 bench: build  ## the table of costs, also as JSON in build/bench.json
 	$(PY) -m tests.bench
@@ -75,6 +82,10 @@ gpu-bundle: build  ## what a machine with a GPU and no network needs, into build
 
 gpu-check:  ## on that machine: all stages, their results in $OUT (or build/gpu-check)
 	$(PYTHON) scripts/gpu_check.py
+
+# All of them without a GPU, for developers: the recording device on both sides of each comparison; some ten minutes.
+gpu-rehearsal: gpu-bundle $(CUDA_VENV)/.ready  ## every stage of gpu-check over --device record
+	DEVPROXY_WHEEL_PYTHON=$(CURDIR)/$(CUDA_VENV)/bin/python $(PYTEST) -q --timeout 2600 tests/wheel/test_rehearsal.py
 
 soak: build  ## long campaigns, resumable; results as JSON in docs/
 	$(PY) scripts/soak.py
@@ -92,4 +103,5 @@ lint: setup  ## the linters alone
 clean:  ## removes build/, keeps .venv
 	rm -rf build dist *.egg-info
 
-.PHONY: help setup gen criu criu-if-possible build check test test-cuda-wheel test-cuda-wheel-record demo bench gpu-bundle gpu-check soak fmt lint clean
+.PHONY: help setup gen criu criu-if-possible build check test test-cuda-wheel test-cuda-wheel-record test-third-party-record \
+  demo bench gpu-bundle gpu-check gpu-rehearsal soak fmt lint clean

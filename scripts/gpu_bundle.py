@@ -51,7 +51,8 @@ PACKAGES = (
 )  # fmt: skip
 RUNTIME = "nvidia-cuda-runtime"
 # Only where the device's Python has none, and only as long as there is room.
-SPARE_PACKAGES = ("nvidia-ml-py", "cuda-pathfinder", "cuda-bindings")
+# filecheck: what numba-cuda's own tests import, and the device's image has not.
+SPARE_PACKAGES = ("nvidia-ml-py", "filecheck==1.0.6", "cuda-pathfinder", "cuda-bindings")
 # What the parts that come from elsewhere may take of LIMIT_BYTES: so a test of our own parts needs neither.
 MOST_BYTES = {"wheels": 31_000_000, "criu": 4_000_000}
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (39, 35, 34, 31, 28, 27, 26, 24, 17)] + [
@@ -190,11 +191,12 @@ def pip_download(folder: Path, requirements: list[str]) -> None:
 
 
 def wheels(names: tuple[str, ...]) -> list[Path]:
-    """Wheels for the device's Python, in the versions that are installed here; kept in build/gpu-wheels."""
+    """Wheels for the device's Python, in the versions that are named or installed here; kept in build/gpu-wheels."""
     kept, found = ROOT / "build" / "gpu-wheels", []
     for name in names:
+        name, _, named = name.partition("==")
         try:
-            version = importlib.metadata.version(name)
+            version = named or importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             raise Refused(f"{name} is not installed here: make setup") from None
         start = re.compile(re.escape(f"{name}-{version}-").replace(r"\-", "[-_]"), re.I)

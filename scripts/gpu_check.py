@@ -21,6 +21,7 @@ import argparse
 import concurrent.futures
 import contextlib
 import ctypes
+import dataclasses
 import gzip
 import hashlib
 import importlib.util
@@ -248,6 +249,23 @@ def descendants(of: int) -> list[int]:
     return found
 
 
+def hold_devices() -> list[int]:
+    """Opens the device nodes, and leaves them open: without the driver's persistence mode, and with no other client, each
+    of the hundreds of processes to come would wait for the GPU to be set up anew. Nothing about the GPU is changed."""
+    held: list[int] = []
+
+    def hold() -> None:
+        for path in sorted(Path("/dev").glob("nvidia[0-9]*")):
+            with contextlib.suppress(OSError):
+                held.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    # In a thread: a GPU that is not well may not answer, and that is to be found out by a stage.
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    thread.join(10)
+    return held
+
+
 def become_subreaper() -> None:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
@@ -284,9 +302,12 @@ def run_stage(
     with open(log, "ab") as out:
         out.write(f"== {stage.name} (at most {limit_s:.0f} s)\n".encode())
         out.flush()
+        # In the campaign's folder: `python -m` looks into its own first, and a checkout of devproxy lies where the command
+        # is given, with neither what is generated nor what is compiled.
         process = subprocess.Popen(
             command,
             env=env,
+            cwd=report.parent,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -357,7 +378,7 @@ def campaign(
             if result.pop("cut_short"):
                 again.append(stage.name)
         results.append(result)
-        about["next"] = f"python3 gpu_check.py --only {','.join(again)}" if again else ""
+        about["next"] = f"python3 {sys.argv[0]} --only {','.join(again)}" if again else ""
         line = (
             f"{result['status']:8} {stage.name:18} {result['seconds']:7.2f} s  "
             + (result["text"].replace("\n", " | ")[:160])
@@ -462,10 +483,14 @@ class Done:
         return " | ".join(lines[-3:])[:400]
 
 
+# What a limit is multiplied by: a rehearsal's machine is slower than one with a GPU, and has other work.
+patience = 1.0
+
+
 def run(
     command: Sequence[str], env: dict[str, str], limit_s: float, cwd: Path | None = None
 ) -> Done:
-    begin = time.monotonic()
+    begin, limit_s = time.monotonic(), limit_s * patience
     if not shutil.which(command[0]):
         return Done(127, 0.0, "", f"{command[0]} is not here")
     process = subprocess.Popen(
@@ -1377,7 +1402,11 @@ def c_nvml(setup: Setup, report: Report) -> None:
         raise Failed(f"not as NVIDIA's NVML says it: {', '.join(wrong)}")
 
 
-@stage(150, 40)
+# Programs of the suite whose kernels see host memory.
+MAPS = ("managed", "mapped", "pinned")
+
+
+@stage(150, 40, needs=("e_host_memory",))
 def c_programs(setup: Setup, report: Report) -> None:
     """The driver-API suite: whatever passes natively must pass through the proxy, plain and in namespaces."""
     programs = [[*p, "cubin"] for p in setup.manifest["programs"] if "third_party" not in p[0]]
@@ -1389,6 +1418,7 @@ def c_programs(setup: Setup, report: Report) -> None:
             ]
             programs += [[*p, form] for p in several]
     differ: list[str] = []
+    unregistered = cannot_register(setup)
 
     def command(name: str, arguments: list[str]) -> list[str]:
         path = str(setup.bundle / "programs" / name)
@@ -1400,9 +1430,13 @@ def c_programs(setup: Setup, report: Report) -> None:
         passed = {}
         needs_proxy = name == "lost"  # it kills its server
         ways = {} if needs_proxy else {"native": setup.native()}
-        ways["plain"] = setup.proxied("--plain", *[o for o in options if o != "--plain"])
+        maps, others = (
+            name in MAPS and "refused" not in arguments,
+            [o for o in options if o != "--plain"],
+        )
+        ways["plain"] = setup.proxied("--plain", *others, registered=maps)
         if "--plain" not in options:
-            ways["namespaces"] = setup.proxied(*options)
+            ways["namespaces"] = setup.proxied(*options, registered=maps)
         codes: dict[str, Any] = {}
         for title, way in ways.items():
             done = way.run(line, 20, TEST_KERNELS=str(setup.kernels(form)))
@@ -1411,7 +1445,11 @@ def c_programs(setup: Setup, report: Report) -> None:
             codes[title] = "pass" if passed[title] else f"{done.code}: {done.brief()}"
         title = " ".join([name, *arguments, *([form] if form != "cubin" else [])])
         report.put(title, codes)
-        if passed.pop("native", True) and not all(passed.values()):
+        if not passed.pop("native", True) or all(passed.values()):
+            return
+        if maps and unregistered:
+            report.put(title, codes | {"refused": unregistered})
+        else:
             differ.append(title)
 
     alone = [
@@ -1425,7 +1463,9 @@ def c_programs(setup: Setup, report: Report) -> None:
         way: sum(1 for codes in report.figures.values() if codes.get(way) == "pass")
         for way in ("native", "plain", "namespaces")
     }
+    lone = [t for t, codes in report.figures.items() if codes.get("native", "pass") != "pass"]
     report.put("passed", counts | {"of": len(programs)})
+    report.put("not compared, since they do not pass natively", lone)
     if differ:
         raise Failed("must pass through the proxy, and do not: " + ", ".join(differ))
     if not counts["native"]:
@@ -2011,7 +2051,7 @@ def f_criu(setup: Setup, report: Report) -> None:
 
 
 def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> None:
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + limit_s * patience
     while not condition():
         if time.monotonic() > deadline:
             raise Failed(f"waited {limit_s:.0f} s for {what}")
@@ -2121,7 +2161,7 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
     line = subjects(setup)[subject]
     if missing := missing_of(subject, line, setup):
         raise Refused(missing)
-    steps = "150" if setup.small else "400"
+    steps = "300" if setup.small else "400"
     line += ["--steps", steps, "--ballast-mib", str(ballast_mib(setup, subject))]
     name = f"gpucheck-{subject}"
     native = setup.native().run(line, 40)
@@ -2153,12 +2193,18 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
     at = steps_in(log)
     begin = time.perf_counter()
     line_of_restore = [*ctl, "restore", name, "--store", str(store), "--output", str(log), "--json"]
-    restore = run(line_of_restore, env, 60)
+    told = None
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        restoring = pool.submit(run, line_of_restore, env, 60)
+        while not restoring.done():  # afterwards the job may end, and the log with it
+            told = servers_say(setup, "loaded") or told
+            time.sleep(0.02)
+        restore = restoring.result()
     facts = json.loads(restore.out) if restore.code == 0 else restore.brief()
     report.put("restore", {"code": restore.code, "s": round(time.perf_counter() - begin, 2), "killed_at_step": at, "facts": facts})  # fmt: skip
     if restore.code:
         raise Failed(f"devproxy restore: {(restore.out + restore.err)[-1500:]}")
-    if told := servers_say(setup, "loaded"):
+    if told := servers_say(setup, "loaded") or told:
         report.put("load", rate(setup, *told, "in"))
     wait_for(lambda: digest_of(log.read_text()), 40, "the digest")
     got, nonces = (
@@ -2266,13 +2312,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
+    global patience
     options = parse(argv)
+    patience = 5.0 if options.rehearse else 1.0
     if options.list:
         for one in STAGES:
             when = "second" if one.spare else "first"
             print(f"{one.name:20} {when:6} {one.least_s:3.0f} to {one.limit_s:3.0f} s  {' '.join((one.run.__doc__ or '').split())}")  # fmt: skip
         return 0
-    bundle = options.bundle.resolve()
+    bundle, options.out = options.bundle.resolve(), options.out.resolve()
     if options.stage:
         one = next(s for s in STAGES if s.name == options.stage)
         return run_here(
@@ -2302,6 +2350,7 @@ def main(argv: list[str]) -> int:
             only |= {"prepare"}  # the proxy needs what it unpacks
     begin = time.monotonic()
     become_subreaper()
+    held = [] if options.rehearse else hold_devices()
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "gpu-check.log").write_bytes(b"")
     # In a rehearsal the stages that call the driver are jobs themselves, and their driver is devproxy's.
@@ -2312,6 +2361,7 @@ def main(argv: list[str]) -> int:
         "command": " ".join([os.path.basename(sys.executable), *sys.argv]),
         "begun_unix_s": int(time.time()),
         "driver": driver_path,
+        "devices_held_open": len(held),
         "bundle": {
             k: v
             for k, v in facts.items()
@@ -2337,7 +2387,8 @@ def main(argv: list[str]) -> int:
             return setup.native().env if options.rehearse and one.direct else None
 
         limit_s = options.limit - (time.monotonic() - begin)
-        results = campaign(STAGES, command_of, options.out, work, about, limit_s, only, env_of)
+        stages = [dataclasses.replace(s, limit_s=s.limit_s * patience) for s in STAGES]
+        results = campaign(stages, command_of, options.out, work, about, limit_s, only, env_of)
     counts = {s: sum(r["status"] == s for r in results) for s in (OK, FAILED, REFUSED, NOT_RUN)}
     print(f"{counts} in {time.monotonic() - begin:.0f} s: {options.out / 'gpu-check.json'}")
     if about["next"]:

@@ -88,6 +88,9 @@ class Options:
         self.plain = False
         self.command: list[str] = []
 
+    def machine_gpus(self) -> list[int]:
+        return self.on or list(range(self.gpus))
+
 
 def parse(argv: list[str]) -> Options:
     """Raises Refused for what it does not know. By hand: argparse costs a third of our start-up."""
@@ -160,7 +163,7 @@ def run(options: Options) -> int:
     burial.install()
     program = cmd.find_program(options.command[0])
     plan = preflight.check(
-        options.device, options.gpus, options.gpu_memory_bytes, program, options.command
+        options.device, options.machine_gpus(), options.gpu_memory_bytes, program, options.command
     )
     plain = options.plain or not tree.may_make_namespaces()
     if plain and options.every:
@@ -205,7 +208,7 @@ def make_spec(
         program=program,
         cwd=os.getcwd(),
         device=plan.device,
-        gpus=options.on or list(range(options.gpus)),
+        gpus=options.machine_gpus(),
         gpu_memory_bytes=plan.gpu_memory_bytes,
         chaos=options.chaos,
         build=build,

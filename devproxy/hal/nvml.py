@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,7 +21,8 @@ LEVELS = {0: "board", 10: "switch", 20: "switches", 30: "bridge", 40: "numa", 50
 # nvml.h, nvmlClocksEventReasons: those that a fault of the machine causes; power caps and idling are no faults.
 SLOWED = {0x8: "hardware slowdown", 0x40: "thermal slowdown", 0x80: "power brake"}
 FABRIC_IN_PROGRESS, FABRIC_COMPLETED = 2, 3  # nvml.h, nvmlGpuFabricState_t
-COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive process"}
+PROHIBITED = "prohibited"
+COMPUTE_MODES = {0: "default", 2: PROHIBITED, 3: "exclusive process"}
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,25 @@ class Machine:
         }
 
 
+def unusable(gpu: Gpu) -> tuple[str, str] | None:
+    """Why no job can be served by this GPU, and what to do; None where nothing of that kind is known. Pure."""
+    if gpu.lost:
+        return f"it does not answer ({gpu.lost})", "reset it or restart the machine"
+    if gpu.mig:
+        return "it is partitioned (MIG), and devproxy takes whole GPUs", "nvidia-smi -mig 0"
+    if gpu.compute_mode == PROHIBITED:
+        return f"its compute mode is {PROHIBITED}", "nvidia-smi -c 0"
+    return None
+
+
 def problems(gpu: Gpu) -> list[str]:
     """What makes this GPU unfit for a job, or will soon; empty for a healthy one. Pure."""
-    if gpu.lost:
-        return [f"it does not answer ({gpu.lost}): reset it or restart the machine"]
     out = []
-    if gpu.mig:
-        out.append("it is partitioned (MIG), and devproxy takes whole GPUs: nvidia-smi -mig 0")
-    if gpu.compute_mode not in (None, "default"):
+    if why := unusable(gpu):
+        out.append(": ".join(why))
+        if gpu.lost:
+            return out
+    if gpu.compute_mode not in (None, "default", PROHIBITED):
         out.append(
             f"its compute mode is {gpu.compute_mode}, and servers share a GPU: nvidia-smi -c 0"
         )
@@ -106,6 +119,29 @@ def problems(gpu: Gpu) -> list[str]:
     if gpu.links_up and gpu.links_down:
         out.append(f"{gpu.links_down} of {gpu.links_up + gpu.links_down} NVLinks are down")
     return out
+
+
+def seen_by_cuda(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu] | None:
+    """The GPUs by CUDA's numbers, or None where those cannot be told from here. Pure.
+
+    CUDA's programming guide, environment variables: the fastest come first, equal ones as they lie on the bus, which is
+    NVML's order; CUDA_VISIBLE_DEVICES lists numbers or UUIDs, and ends at the first entry that is none.
+    """
+    alike = len({gpu.name for gpu in gpus if not gpu.lost}) <= 1
+    if not alike and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        return None
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return list(gpus)
+    seen: list[Gpu] = []
+    for word in listed.split(","):
+        word = word.strip()
+        by_uuid = [g for g in gpus if word.startswith("GPU-") and g.uuid.startswith(word)]
+        found = [g for g in gpus if word == str(g.index)] or by_uuid
+        if len(found) != 1:
+            break
+        seen += found
+    return seen
 
 
 def read(driver: str = "") -> Machine:

@@ -60,10 +60,14 @@ class Plan:
 
 
 def check(
-    device: str, gpus: int, gpu_memory_bytes: int | None, program: str, command: list[str]
+    device: str, on: list[int], gpu_memory_bytes: int | None, program: str, command: list[str]
 ) -> Plan:
-    """Raises Refused with the first thing that is in the way. Starts nothing but `devproxy-server --print-abi`."""
-    device, note = choose_device(device)
+    """on: the machine's GPUs that the job is to have, one server each.
+
+    Raises Refused with the first thing that is in the way. Starts nothing but `devproxy-server --print-abi`.
+    """
+    gpus = len(on)
+    device, note = choose_device(device, on)
     lib, server = config.lib_dir(), config.server_path()
     check_outputs(lib, server)
     if device == "cuda":
@@ -81,7 +85,7 @@ def check(
     return Plan(device, memory, server, lib, abi, note, timeout_s)
 
 
-def choose_device(wanted: str) -> tuple[str, str]:
+def choose_device(wanted: str, on: list[int]) -> tuple[str, str]:
     """(device, line for the user). Raises Refused where an NVIDIA device is there that we cannot use."""
     if wanted == "soft":
         return "soft", ""
@@ -89,7 +93,7 @@ def choose_device(wanted: str) -> tuple[str, str]:
         return "record", RECORD_NOTE
     nvidia = machine.find_nvidia(config.sysroot())
     if wanted == "cuda":
-        return "cuda", check_cuda(nvidia)
+        return "cuda", check_cuda(nvidia, on)
     if nvidia:
         raise Refused(
             f"an NVIDIA device is there ({nvidia}), and devproxy has never been seen working on one",
@@ -98,10 +102,11 @@ def choose_device(wanted: str) -> tuple[str, str]:
     return "soft", "no NVIDIA device here: the GPU is simulated by software (--device soft)"
 
 
-def check_cuda(nvidia: str | None) -> str:
-    """The line for the user who asked for the real GPU. Raises Refused without a device, or without NVIDIA's driver.
+def check_cuda(nvidia: str | None, on: list[int]) -> str:
+    """The line for the user who asked for the real GPU. Raises Refused without a device, or without NVIDIA's driver, or
+    where the driver's management library knows that no job can be served by the GPU.
 
-    Looks at files only. The server opens the driver itself, and refuses devproxy's own libcuda.so.1 wherever it finds it.
+    The server opens the driver itself, and refuses devproxy's own libcuda.so.1 wherever it finds it.
     """
     if not nvidia:
         raise Refused("--device cuda: no NVIDIA device is here", "use --device soft")
@@ -111,10 +116,36 @@ def check_cuda(nvidia: str | None) -> str:
             f"--device cuda: {nvidia} is there, but {config.cuda_driver() or 'the NVIDIA driver library libcuda.so.1'} is not",
             f"install the driver, give the container its libraries, or name the file by {config.CUDA_DRIVER}",
         )
+    check_health(driver, on)
     return (
         f"--device cuda is experimental: it has never been seen working on a GPU"
         f" (docs/gpu-results.md); the driver is {driver}"
     )
+
+
+def check_health(driver: str, on: list[int]) -> None:
+    """Raises Refused for a GPU of the job that is lost, partitioned or prohibited.
+
+    Where the management library does not answer, or its numbers are not CUDA's, nothing is known: then the server hears
+    from the driver what is wrong.
+    """
+    from devproxy.hal import nvml  # for this device only: it is added to a job's start
+
+    try:
+        gpus = nvml.read(driver).gpus
+    except Refused:
+        return
+    seen = nvml.seen_by_cuda(gpus, os.environ)
+    for number in on:
+        asked = seen[number : number + 1] if seen is not None else gpus
+        reasons = [(gpu, nvml.unusable(gpu)) for gpu in asked]
+        for gpu, why in reasons[:1]:
+            if why and all(reason for _, reason in reasons):
+                raise Refused(
+                    f"--device cuda: GPU {number} ({gpu.name or 'no name'}, {gpu.bus or 'bus unknown'})"
+                    f" cannot be used: {why[0]}",
+                    f"{why[1]}, or choose another GPU: --gpu",
+                )
 
 
 def check_outputs(lib: str, server: str) -> None:

@@ -69,8 +69,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "py").mkdir()
     (made / "py" / "devproxy").symlink_to(ROOT / "devproxy")
     (made / "programs").mkdir()
-    suite = [["memset", [], []], ["pointers", [], []], ["lost", ["ask"], ["--plain"]]]
-    for name in ("memset", "pointers", "lost"):
+    suite = [
+        ["memset", [], []],
+        ["pointers", [], []],
+        ["mapped", [], []],
+        ["lost", ["ask"], ["--plain"]],
+    ]
+    for name in ("memset", "pointers", "mapped", "lost"):
         (made / "programs" / name).symlink_to(build_program(name)[0])
     for source in [*(ROOT / "tests/gpu").glob("*.py"), *(ROOT / "tests/subjects").glob("c*.py")]:
         (made / "programs" / source.name).symlink_to(source)
@@ -104,7 +109,12 @@ def as_root(tmp_path: Path, fake: Path) -> Path:
 
 
 def check(
-    bundle: Path, out: Path, *options: str, script: Path = SCRIPT, limit_s: float = 100
+    bundle: Path,
+    out: Path,
+    *options: str,
+    script: Path = SCRIPT,
+    limit_s: float = 100,
+    cwd: Path | None = None,
 ) -> tuple[int, dict[str, dict[str, Any]], str]:
     """Exit code, results by stage, the log."""
     line = [
@@ -117,7 +127,7 @@ def check(
         "--small",
         *options,
     ]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=limit_s)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=limit_s, cwd=cwd)
     assert "Traceback" not in done.stderr, done.stderr
     results = json.loads((out / "gpu-check.json").read_text())["stages"]
     return done.returncode, {r["name"]: r for r in results}, (out / "gpu-check.log").read_text()
@@ -148,6 +158,10 @@ def test_dry_run(bundle: Path, fake: Path, tmp_path: Path) -> None:
     assert "Fake GPU" in first["plain"]["said"]
     assert results["c_programs"]["figures"]["memset"]["plain"] == "pass", log
     assert results["c_programs"]["figures"]["lost ask"] == {"plain": "pass"}
+    # Without registered memory it would not get as far as its kernel, which in the fake knows device memory alone.
+    for way in ("plain", "namespaces"):
+        mapped = results["c_programs"]["figures"]["mapped"][way]
+        assert "cuCtxSynchronize() = 700 (CUDA_ERROR_ILLEGAL_ADDRESS)" in mapped, log
     assert results["c_programs"]["figures"]["passed"]["native"] == 0
     assert "nothing was compared" in results["c_programs"]["text"]
     runs = results["c_cudart"]["figures"]
@@ -379,13 +393,17 @@ def test_the_bundle_is_whole_and_its_stages_run(tmp_path: Path) -> None:
     is_what_its_manifest_says(bundle, made)
     # Wheels come from elsewhere: what they may take is a limit of its own, kept when they are put in.
     assert made["bytes"] + gpu_bundle.MOST_BYTES["wheels"] < gpu_bundle.LIMIT_BYTES
+    # Where the command is given there is a checkout, which is not to be taken for the bundle's Python side.
+    decoy = tmp_path / "checkout"
+    (decoy / "devproxy").mkdir(parents=True)
+    (decoy / "devproxy" / "__init__.py").write_text("raise RuntimeError('of the checkout')\n")
     stages = (
         "driver,b_layouts,b_modules,b_order,b_faults,e_host_memory,e_dump,c_nvml,c_registered,d_cost,"
         "f_checkpoint_cudart"
     )
     _, results, log = check(
         bundle, tmp_path / "out", "--rehearse", "record", "--only", stages,
-        script=bundle / "gpu_check.py", limit_s=280,
+        script=bundle / "gpu_check.py", limit_s=280, cwd=decoy,
     )  # fmt: skip
     assert json.loads((tmp_path / "out" / "gpu-check.json").read_text())["rehearsal"]
     named = {"b_order": "cuStreamWriteValue64_v2"}

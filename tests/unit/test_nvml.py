@@ -127,3 +127,61 @@ def test_doctor_has_a_line_for_each_gpu(fake: Path, tmp_path: Path) -> None:
     assert ill.startswith("later|GPU 1|") and "MIG" in ill
     assert gone.startswith("later|GPU 2|GPU|it does not answer")
     assert paths == "ok|paths between the GPUs|0-1 numa, 0-1 2 NVLinks|"
+
+
+def test_whose_numbers_cuda_has() -> None:
+    gpus = [nvml.Gpu(n, name="H100", uuid=f"GPU-{n}{n}-x") for n in range(3)]
+    assert nvml.seen_by_cuda(gpus, {}) == gpus
+    assert nvml.seen_by_cuda(gpus, {"CUDA_VISIBLE_DEVICES": "2, GPU-00"}) == [gpus[2], gpus[0]]
+    assert nvml.seen_by_cuda(gpus, {"CUDA_VISIBLE_DEVICES": "1,-1,0"}) == [gpus[1]]
+    assert nvml.seen_by_cuda(gpus, {"CUDA_VISIBLE_DEVICES": ""}) == []
+    mixed = [*gpus, nvml.Gpu(3, name="A10")]
+    assert nvml.seen_by_cuda(mixed, {}) is None  # the fastest first: which that is, only CUDA knows
+    assert nvml.seen_by_cuda(mixed, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == mixed
+
+
+@pytest.mark.parametrize(
+    ("gpus", "env", "words"),
+    [
+        ("0", {}, ""),
+        ("1", {}, "GPU 1 (NVIDIA H100 80GB HBM3, 00000000:11:00.0) cannot be used: it is partitioned (MIG)"),
+        ("0,1", {}, "nvidia-smi -mig 0, or choose another GPU: --gpu"),
+        ("2", {}, "does not answer (GPU is lost)"),
+        ("0", {"FAKE_NVML_MODE": "2"}, "its compute mode is prohibited: nvidia-smi -c 0, or choose"),
+        ("0", {"FAKE_NVML_MODE": "3"}, ""),  # one process may use it, and a server is one
+        ("0", {"CUDA_VISIBLE_DEVICES": "1"}, "GPU 0 (NVIDIA H100 80GB HBM3, 00000000:11:00.0)"),
+    ],
+)  # fmt: skip
+def test_devproxy_run_refuses_a_gpu_that_nobody_can_use(
+    fake: Path, tmp_path: Path, gpus: str, env: dict[str, str], words: str
+) -> None:
+    """Before anything is started; what is no reason to refuse goes on to the driver, which here is none."""
+    driver = tmp_path / "libcuda.so.1"
+    for path in (tmp_path / "dev/nvidia0", tmp_path / str(driver).lstrip("/"), driver):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    where = {
+        "DEVPROXY_SYSROOT": str(tmp_path),
+        "DEVPROXY_CUDA_DRIVER": str(driver),
+        "LD_LIBRARY_PATH": str(fake),
+    }
+    code = f"""
+from devproxy.errors import Refused
+from devproxy.proxy import preflight
+try:
+    print(preflight.choose_device("cuda", [{gpus}]))
+except Refused as e:
+    print("refused", e)
+"""
+    done = read(code, **where, **env)
+    assert done.stderr == ""
+    assert done.stdout.startswith("refused" if words else "('cuda'"), done.stdout
+    assert words in done.stdout
+    if words:
+        run = "from devproxy.cli import run; run.main()"
+        line = [sys.executable, "-c", run, "--device", "cuda", "--gpu", gpus, "--", "true"]
+        whole = subprocess.run(
+            line, env=os.environ | where | env, cwd=ROOT, capture_output=True, text=True
+        )
+        assert whole.returncode == 2
+        assert words in whole.stderr

@@ -68,17 +68,17 @@ def test_a_python_without_torch(tmp_path: Path) -> None:
 
 def test_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEVPROXY_SYSROOT", str(tmp_path))
-    assert preflight.choose_device("soft") == ("soft", "")
-    device, note = preflight.choose_device("auto")
+    assert preflight.choose_device("soft", [0]) == ("soft", "")
+    device, note = preflight.choose_device("auto", [0])
     assert device == "soft"
     assert "simulated" in note
     with pytest.raises(Refused, match="no NVIDIA device is here"):
-        preflight.choose_device("cuda")
+        preflight.choose_device("cuda", [0])
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
     with pytest.raises(Refused, match="an NVIDIA device is there"):
-        preflight.choose_device("auto")
-    assert preflight.choose_device("soft") == ("soft", "")
+        preflight.choose_device("auto", [0])
+    assert preflight.choose_device("soft", [0]) == ("soft", "")
 
 
 @pytest.fixture
@@ -99,14 +99,14 @@ def put(root: Path, place: str) -> None:
 
 def test_cuda_needs_the_driver(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match=r"libcuda\.so\.1 is not: .*DEVPROXY_CUDA_DRIVER") as refusal:
-        preflight.choose_device("cuda")
+        preflight.choose_device("cuda", [0])
     assert refusal.value.exit_code == 2
     monkeypatch.setenv(config.CUDA_DRIVER, "/opt/libcuda.so.1")
     put(gpu, machine.CUDA_DRIVER_PLACES[0])  # the named one counts, and no other
     with pytest.raises(Refused, match=r"but /opt/libcuda\.so\.1 is not"):
-        preflight.choose_device("cuda")
+        preflight.choose_device("cuda", [0])
     put(gpu, "/opt/libcuda.so.1")
-    device, note = preflight.choose_device("cuda")
+    device, note = preflight.choose_device("cuda", [0])
     assert device == "cuda"
     assert note.endswith("/opt/libcuda.so.1")
 
@@ -114,13 +114,13 @@ def test_cuda_needs_the_driver(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("place", machine.CUDA_DRIVER_PLACES)
 def test_cuda_says_that_it_is_experimental(gpu: Path, place: str) -> None:
     put(gpu, place)
-    device, note = preflight.choose_device("cuda")
+    device, note = preflight.choose_device("cuda", [0])
     assert device == "cuda"
     assert "experimental: it has never been seen working on a GPU" in note
     assert note.endswith(place)
     assert "\n" not in note
     with pytest.raises(Refused, match="never been seen working on one"):  # only when asked for
-        preflight.choose_device("auto")
+        preflight.choose_device("auto", [0])
 
 
 def test_the_server_looks_for_the_driver_in_the_same_places() -> None:
