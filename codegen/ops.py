@@ -78,6 +78,9 @@ OPS: dict[str, Op] = {
     # -- host memory: the pinned window is one shared sparse file per slot
     "HOST_ALLOC": Op(0x0121, ANNOUNCE, {"addr": "u64", "bytes": "u64"}),
     "HOST_FREE": Op(0x0122, ANNOUNCE, {"addr": "u64"}),
+    # another window of the same process, which the server of GPU `gpu` made for its connection `number` in address slot
+    # `slot`: from now on HOST_ALLOC may name parts of it, so kernels of all a process's GPUs reach its managed memory
+    "HOST_WINDOW": Op(0x0123, SYNC, {"number": "u64", "gpu": "u32", "slot": "u32"}),
     # -- streams and events: the low 16 bits of a stream handle are its index in the segment's stream table
     "STREAM_CREATE": Op(
         0x0201,

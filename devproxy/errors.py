@@ -13,13 +13,18 @@ EXIT_NOT_FOUND = 127
 
 
 class DevproxyError(Exception):
-    """Something failed. `what` names it and the object; `remedy` says what to do about it."""
+    """Something failed. `what` names it and the object; `remedy` says what to do about it.
+
+    object: the file, server or image alone, where the error knows it: what a program reads, and what the operation
+    that failed over it passes on.
+    """
 
     exit_code = 1
 
-    def __init__(self, what: str, remedy: str = "") -> None:
+    def __init__(self, what: str, remedy: str = "", *, object: str = "") -> None:
         self.what = " ".join(what.split())
         self.remedy = " ".join(remedy.split())
+        self.object = " ".join(object.split())
         super().__init__(f"{self.what}: {self.remedy}" if self.remedy else self.what)
 
 
@@ -49,10 +54,9 @@ class OperationFailed(DevproxyError):
     def __init__(
         self, stage: str, what: str, remedy: str = "", state: str = "", object: str = ""
     ) -> None:
-        super().__init__(what, remedy)
+        super().__init__(what, remedy, object=object)
         self.stage = " ".join(stage.split())
         self.state = " ".join(state.split())
-        self.object = " ".join(object.split())
 
     def __str__(self) -> str:
         stage = f"{self.verb} failed at {self.stage}: " if self.stage else ""
@@ -77,6 +81,13 @@ class RestoreError(OperationFailed):
 
 class MigrateError(OperationFailed):
     verb = "migrate"
+
+
+def object_of(error: BaseException) -> str:
+    """What the error is about, where it knows."""
+    if isinstance(error, DevproxyError):
+        return error.object
+    return str(error.filename or "") if isinstance(error, OSError) else ""
 
 
 # How an error travels: the first class that fits gives the gRPC status code. The caller gets the same class again.

@@ -8,7 +8,9 @@ a real disk or peer gives, so that the same code handles both. Without the varia
     DEVPROXY_FAULT="@FILE"                              what to do is in the file
 
 All processes that inherit the variable share the file: it is read at each point, so a test can arm a process that runs,
-and it is removed by the process that fails, so a fault happens once.
+and it is removed by the process that fails, so a fault happens once. With a file there is one more action: pause makes
+FILE.paused and stands still until somebody removes that, so that a test can do at a point what it likes, at its leisure.
+Only points of Python pause.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import errno
 import os
 import signal
 import threading
+import time
 
 VARIABLE = "DEVPROXY_FAULT"
-ACTIONS = ("kill", "abort", "error", "enospc")
+ACTIONS = ("kill", "abort", "error", "enospc", "pause")
+LOOK_S = 0.005
 
 # Every point there is, with where it lies; tests/fault goes through this table.
 FAULTS: dict[str, str] = {
@@ -65,6 +69,8 @@ def _parse(spec: str) -> _Armed | None:
     if not spec:
         return None
     name, *rest = spec.split(":")
+    if "pause" in rest and not _file:
+        raise ValueError(f"{VARIABLE}={spec}: a pause needs a file ({VARIABLE}=@FILE)")
     nth, action = 1, "error"
     for word in rest:
         if word.isdigit() and int(word) > 0:
@@ -91,7 +97,8 @@ def _look_into_file() -> None:
 
 
 def point(name: str) -> None:
-    """Fails here when the test says so. Raises OSError, or does not return at all (kill)."""
+    """Fails here when the test says so. Raises OSError, or does not return at all (kill), or late (pause)."""
+    global _armed
     if not _read:
         arm(os.environ.get(VARIABLE, ""))
     if _armed is None and not _file:
@@ -107,10 +114,23 @@ def point(name: str) -> None:
         action = _armed.action
         if _file:
             _take_file()
+            _armed = None  # the same words in the file again are another fault
     if action in ("kill", "abort"):
         os.kill(os.getpid(), signal.SIGKILL)
+    if action == "pause":
+        _pause()
+        return
     code = errno.ENOSPC if action == "enospc" else errno.EIO
     raise OSError(code, f"{os.strerror(code)} (injected at {name})")
+
+
+def _pause() -> None:
+    """The file that says so is whole for whoever sees it: it is empty."""
+    paused = f"{_file}.paused"
+    with open(paused, "x", encoding="ascii"):
+        pass
+    while os.path.exists(paused):
+        time.sleep(LOOK_S)
 
 
 def _take_file() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+
+_EXIT_CODE = 49  # proc_pid_stat(5): field 52, counted from the third
 
 
 def _stat(pid: int) -> tuple[int, str] | None:
@@ -50,6 +53,24 @@ def _all_children() -> dict[int, list[int]]:
 
 def descendants(pid: int, without: frozenset[int] = frozenset()) -> list[int]:
     """All living descendants (no zombies), parents first; what is in `without` is left out with all below it."""
+    return [p for p in _below(pid, without) if (info := _stat(p)) and info[1] != "Z"]
+
+
+def killed(pid: int) -> set[int]:
+    """Descendants that SIGKILL has ended and that nobody has waited for yet."""
+    return {p for p in _below(pid, frozenset()) if _killed(p)}
+
+
+def _killed(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            tail = file.read().rsplit(b")", 1)[1].split()
+        return tail[0] == b"Z" and int(tail[_EXIT_CODE]) & 0x7F == signal.SIGKILL
+    except (OSError, IndexError, ValueError):
+        return False
+
+
+def _below(pid: int, without: frozenset[int]) -> list[int]:
     table: dict[int, list[int]] | None = None
     found: list[int] = []
     todo = [pid]
@@ -65,7 +86,7 @@ def descendants(pid: int, without: frozenset[int] = frozenset()) -> list[int]:
         fresh = [c for c in children if c not in without and c not in found]
         todo += fresh
         found += fresh
-    return [p for p in found if (info := _stat(p)) and info[1] != "Z"]
+    return found
 
 
 def with_environment(mark: bytes) -> list[int]:

@@ -1403,7 +1403,7 @@ def c_nvml(setup: Setup, report: Report) -> None:
 
 
 # Programs of the suite whose kernels see host memory.
-MAPS = ("mapped",)
+MAPS = ("managed", "mapped", "pinned")
 
 
 @stage(150, 40, needs=("e_host_memory",))

@@ -10,6 +10,7 @@ its last words, and the campaign goes on; the exit code is 1 when any run failed
 from __future__ import annotations
 
 import argparse
+import atexit
 import datetime
 import json
 import os
@@ -197,6 +198,34 @@ def random_kills(seed: int) -> dict[str, int]:
     return kills.run(seed)
 
 
+def verb_kills(seed: int) -> dict[str, int]:
+    """See tests/fault/verb_kills.py."""
+    sys.path.insert(0, str(ROOT))
+    from tests.fault import verb_kills as kills
+
+    return kills.run(seed)
+
+
+def fault_points(seed: int) -> dict[str, int]:
+    """Run n is the n-th case of tests/fault/points.py. One job serves many of them, as in the tests."""
+    sys.path.insert(0, str(ROOT))
+    from tests.fault import points
+    from tests.fault.scene import Scene
+
+    case = points.CASES[seed - 1]
+    if not _SCENES:
+        _SCENES.append(Scene())
+        atexit.register(lambda: [scene.close() for scene in _SCENES])
+    try:
+        points.run(_SCENES[0], case)
+    except BaseException as error:
+        _SCENES.pop().close()
+        raise AssertionError(f"{case}: {error}") from error
+    return {case.action: 1, case.verb: 1}
+
+
+_SCENES: list[Any] = []
+
 CAMPAIGNS = [
     Campaign(
         "kill-cycles",
@@ -213,6 +242,18 @@ CAMPAIGNS = [
         "kill -9 of any process of a job with periodic images, half of them between cut and commit; restored, bitwise right",
         200,
         random_kills,
+    ),
+    Campaign(
+        "verb-kills",
+        "kill -9 of any process, the job's init and loader workers too, while a checkpoint, suspend, resume, restore or migrate is under way; bitwise right",
+        200,
+        verb_kills,
+    ),
+    Campaign(
+        "fault-points",
+        "each fault point in each verb that passes it, as an error and as a kill; the job goes on or its image is whole",
+        152,  # tests/fault/test_points.py knows that these are all
+        fault_points,
     ),
     Campaign("fuzz", "hostile messages against the sanitized server", 20, fuzz),
 ]
@@ -261,7 +302,6 @@ def main() -> int:
     parser.add_argument("--runs", type=int, help="another number of runs per campaign")
     parser.add_argument("--fresh", action="store_true", help="forget what was done before")
     arguments = parser.parse_args()
-    result = load(RESULT)
     failed = False
     for c in CAMPAIGNS:
         if arguments.only and c.name not in arguments.only:
@@ -271,6 +311,7 @@ def main() -> int:
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
         )
+        result = load(RESULT)  # now: another campaign may have ended meanwhile
         result[c.name] = state | {
             "command": f"scripts/soak.py --only {c.name} --runs {state['runs']}",
             "device": "soft",

@@ -32,6 +32,7 @@ FIRST = (
     "module",
     "memory",
     "hostmem",
+    "managed",
     "stream",
     "event",
     "launch",
@@ -39,6 +40,15 @@ FIRST = (
     "logs",
     "entrypoint",
 )
+# What must be known of a chapter beside the functions.
+NOTES = {
+    "managed": (
+        "Managed memory is pinned host memory that kernels see (docs/design.md, Memory): coherent, never migrated, as slow for\n"
+        "kernels as the link to the GPU, and limited by /dev/shm. A kernel's atomics on it are not atomic towards the host\n"
+        "or another GPU. On `--device cuda` it needs DEVPROXY_CUDA_REGISTER_WINDOW=1, else it is refused by name; variables\n"
+        "declared `__managed__` are always refused."
+    ),
+}
 
 
 def row(export: Export) -> str:
@@ -122,7 +132,10 @@ def emit() -> str:
         families.setdefault(export.family, []).append(export)
     out += ["", "# libcuda.so.1: answered"]
     for family in FIRST:
-        out += ["", f"## {family}", "", "| function | status | |", "|---|---|---|"]
+        out += ["", f"## {family}", ""]
+        if note := NOTES.get(family):
+            out += [note, ""]
+        out += ["| function | status | |", "|---|---|---|"]
         out += [row(e) for e in families.pop(family, [])]
     out += ["", "# libcuda.so.1: refused"]
     out += refused_rows(driver, "##")

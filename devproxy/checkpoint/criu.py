@@ -28,6 +28,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from devproxy import proctree
 from devproxy.errors import DevproxyError, Refused
 
 OLDEST = (4, 2)
@@ -38,6 +39,7 @@ _TIMEOUT_S = 600  # for freezing a tree; CRIU's own 10 s is short for a loaded m
 _REPLY_BYTES = 1 << 16
 _LOOK_MS = 200
 MOUNT_TRIES = 5  # of a dump or restore, each of which needs all mounts to stay for some ms
+_STALL_S = 30.0  # nobody of a restore runs, waits for a disk or logs
 _LEAVE_S = 30  # for `criu swrk` to end after its answer
 _HARMLESS = ("RLIMIT_NOFILE",)
 _ROOT = Path(__file__).resolve().parents[2]
@@ -230,6 +232,7 @@ class _Worker:
         self._fields = fields
         self._images_dir = images_dir
         self._inherit = dict(inherit or {})
+        self._made: list[int] = []  # the root of a tree that is being restored
 
     def __enter__(self) -> _Worker:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -316,6 +319,7 @@ class _Worker:
             if raised is None:
                 try:
                     if answer.notify.HasField("pid"):
+                        self._made = [answer.notify.pid]
                         notified(answer.notify.script, answer.notify.pid)
                     else:
                         notified(answer.notify.script)
@@ -329,6 +333,24 @@ class _Worker:
             raise self._failure(answer.cr_errmsg or os.strerror(answer.cr_errno or 0))
         return answer
 
+    def _progress(self) -> tuple[int, int] | None:
+        """Bytes of the log, and time that CRIU and the tree so far have run; None: one of them runs right now."""
+        ticks = 0
+        tree = [p for root in self._made for p in (root, *proctree.descendants(root))]
+        for pid in (self._pid, *tree):
+            try:
+                text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            state, *fields = text.rsplit(")", 1)[1].split()
+            if state in "RD":
+                return None
+            ticks += int(fields[10]) + int(fields[11])  # proc_pid_stat(5): utime and stime
+        try:
+            return os.path.getsize(self._log), ticks
+        except OSError:
+            return 0, ticks
+
     def _send(self, message: Any) -> None:
         try:
             self._ours.send(message.SerializeToString())
@@ -338,7 +360,16 @@ class _Worker:
     def _receive(self) -> Any:
         poll = select.poll()
         poll.register(self._ours, select.POLLIN)
+        last, since = self._progress(), time.monotonic()
         while not poll.poll(_LOOK_MS):
+            if self._stage == "restore":
+                # A task that was killed while it was being made: CRIU waits for its word on a futex, for ever.
+                now = self._progress()
+                if now != last or now is None:
+                    last, since = now, time.monotonic()
+                elif time.monotonic() - since > _STALL_S:
+                    self._kill_helpers()
+                    raise self._failure(f"criu swrk has not moved for {_STALL_S:g} s")
             # The socket alone does not tell: helpers that a killed CRIU leaves hold its end open.
             if self._gone() and not poll.poll(0):
                 self._kill_helpers()

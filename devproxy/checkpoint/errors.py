@@ -12,9 +12,8 @@ class StoreError(DevproxyError):
 
     def __init__(self, stage: str, obj: str, cause: str, remedy: str = _PREVIOUS_WHOLE) -> None:
         self.stage = stage
-        self.object = obj
         self.cause = cause
-        super().__init__(f"{stage} failed on {obj}: {cause}", remedy)
+        super().__init__(f"{stage} failed on {obj}: {cause}", remedy, object=obj)
 
 
 class StoreFull(StoreError):
@@ -106,12 +105,13 @@ class ChunkError(ImageError):
     """A chunk of an image cannot be had. `older` is an image to use instead, when there is one."""
 
     def __init__(self, what: str, chunk: str, obj: str, older: str | None) -> None:
-        self.chunk, self.object, self.older = chunk, obj, older
+        self.chunk, self.older = chunk, older
         self._what = what
         of = f" of {obj}" if obj else ""
         super().__init__(
             f"chunk {chunk[:16]}{of} {what}",
             f"use the older whole image: {older}" if older else "use an older image",
+            object=obj,
         )
 
     def about(self, obj: str, older: str | None) -> ChunkError:

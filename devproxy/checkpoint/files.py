@@ -398,6 +398,7 @@ class FilesTracker:
             raise DevproxyError(
                 f"the journal {path} of changed files cannot be read: {e.strerror}",
                 "the job goes on, but no image can be taken of it",
+                object=path,
             ) from e
 
     def _finish_rotated(self, path: str) -> None:
@@ -605,6 +606,7 @@ class FilesTracker:
             raise DevproxyError(
                 f"{entry.path}, a file of the job, cannot be copied to {entry.staged}: {e.strerror}",
                 "make room there; the job goes on, no image was made",
+                object=entry.path,
             ) from e
         finally:
             os.close(source)
@@ -800,6 +802,7 @@ class _Restore:
             raise DevproxyError(
                 f"{entry.path} cannot be put back as it was in the image: {e.strerror or e}",
                 "remove the cause and restore again; every file is old or new, none is half",
+                object=entry.path,
             ) from e
 
     # -- what the job did after the cut ---------------------------------------------------------------------------
@@ -1033,6 +1036,7 @@ class _Restore:
             raise DevproxyError(
                 f"the image's content of {entry.path} is {got} bytes, it should be {entry.size}",
                 "restore an older image: devproxy images",
+                object=entry.path,
             )
         fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
         try:

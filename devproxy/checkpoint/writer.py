@@ -112,6 +112,7 @@ class Writer:
         self._relied_on: set[str] = set()
         self._syncing: deque[Future[None]] = deque()
         self._done = False
+        self.whole = False  # the manifest is written: the image is there, whatever fails afterwards
         # The order of these three is the upload's half of the agreement with gc (gc.py).
         self._marker = Marker(self._backend, UPLOADS, {"image": image_id})
         try:
@@ -326,7 +327,7 @@ class Writer:
         """Makes the image: from the manifest's rename on it is whole. `manifest` brings job, job_id and epoch.
 
         Raises StaleJob when the job was restored elsewhere, UploadLost when a gc took this upload for dead, and
-        StoreError; then there is no image, and those before are as they were.
+        StoreError; then those before are as they were, and there is no image unless self.whole.
         """
         self.flush()
         body = {
@@ -345,6 +346,7 @@ class Writer:
             fault.point("store_manifest_write")
             data = manifests.encode(body, self._store.key)
             self._backend.write(name, data, stage="write the manifest", durable=True)
+        self.whole = True
         with named("end the upload", label):
             fault.point("store_after_manifest")
         try:
@@ -353,6 +355,7 @@ class Writer:
         except BaseException:
             with contextlib.suppress(StoreError):
                 self._backend.remove(name)
+                self.whole = False
             raise
         self._close()
         return self._store.summary(body)

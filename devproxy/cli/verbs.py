@@ -13,11 +13,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from devproxy import runtime, state
+from devproxy.checkpoint.errors import StoreError
 from devproxy.cli import progress
 from devproxy.cli.table import show_table
 from devproxy.control import client
 from devproxy.control.client import Result
-from devproxy.errors import DevproxyError, Refused
+from devproxy.errors import DevproxyError, Refused, RestoreError
 from devproxy.log import say
 from devproxy.machine import show_bytes
 
@@ -304,10 +305,17 @@ def restore(arguments: argparse.Namespace) -> int:
         runtime.check_job_name(arguments.name)
     if arguments.attach and (arguments.output or arguments.wait):
         raise Refused("--attach keeps the job here", "leave out --output and --wait")
-    store = open_store(arguments.store)
-    if store is None:
-        raise Refused("there are no images yet", "take one (devproxy checkpoint), or give --store")
-    image = find_image(store, arguments.image)
+    try:
+        store = open_store(arguments.store)
+        if store is None:
+            raise Refused(
+                "there are no images yet", "take one (devproxy checkpoint), or give --store"
+            )
+        image = find_image(store, arguments.image)
+    except StoreError as error:
+        raise RestoreError(
+            error.stage, error.what, error.remedy, "nothing of it was started", error.object
+        ) from error
     spec = {
         "image": image.id,
         "store": store.url,

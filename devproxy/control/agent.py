@@ -17,7 +17,7 @@ from devproxy import runtime
 from devproxy.control import agent_service, burial, client, restore
 from devproxy.control.coordinator import JobCoordinator
 from devproxy.control.job import Job, stop_agent
-from devproxy.errors import EXIT_SERVER_LOST, DevproxyError, RestoreError
+from devproxy.errors import EXIT_SERVER_LOST, DevproxyError, RestoreError, object_of
 from devproxy.log import say
 from devproxy.proxy import command as cmd
 from devproxy.proxy import janitor
@@ -96,7 +96,9 @@ def main() -> NoReturn:
     except (DevproxyError, OSError) as caught:
         error = caught
         if isinstance(error, OSError):
-            error = RestoreError("start", f"{type(error).__name__}: {error}")
+            error = RestoreError(
+                "start", f"{type(error).__name__}: {error}", object=object_of(error)
+            )
         say(str(error))
         _leave_word(sys.argv[2], error)
         sys.exit(error.exit_code)
@@ -108,6 +110,7 @@ def _leave_word(path: str, error: DevproxyError) -> None:
     """For the daemon that started us: why nothing runs."""
     facts = {"error": error.what, "remedy": error.remedy, "exit_code": error.exit_code}
     facts["stage"] = getattr(error, "stage", "restore")
+    facts["object"] = object_of(error)
     with open(path + ".failed", "w", encoding="utf-8") as file:
         json.dump(facts, file)
 

@@ -19,11 +19,12 @@ from concurrent import futures
 from contextlib import contextmanager
 from typing import Any, cast
 
-from devproxy.control import messages
+from devproxy.control import messages, stage_note
 from devproxy.control._pb import job_pb2 as pb
 from devproxy.control._pb import job_pb2_grpc
 from devproxy.control.coordinator_api import Coordinator, Progress, Report
 from devproxy.control.quiet_grpc import grpc
+from devproxy.control.stage_note import StageNote
 from devproxy.errors import DevproxyError, Refused
 from devproxy.log import say
 
@@ -54,8 +55,9 @@ class ThreadPerCall(futures.Executor):
 class Operation:
     """One long operation: what it said so far, and how it ended. Any number of calls watch it."""
 
-    def __init__(self, verb: str) -> None:
+    def __init__(self, verb: str, note: Callable[[str], None]) -> None:
         self.verb = verb
+        self._note = note
         self._changed = threading.Condition()
         # Of each stage the last news, and its number: what a late watcher wants to see, and bounded. Stages of
         # one operation may run side by side.
@@ -69,6 +71,7 @@ class Operation:
         return self._result is not None or self._error is not None
 
     def report(self, progress: Progress) -> None:
+        self._note(progress.stage)
         with self._changed:
             self._serial += 1
             self._news[progress.stage] = (self._serial, progress)
@@ -107,7 +110,8 @@ class Operation:
 class Operations:
     """The operation under way, and else the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self, note_path: str) -> None:
+        self._note = StageNote(note_path)
         self._lock = threading.Lock()
         self._shown: Operation | None = None
         self._running = 0
@@ -117,11 +121,12 @@ class Operations:
             return self._shown
 
     def begin(self, verb: str) -> Operation:
-        operation = Operation(verb)
+        operation = Operation(verb, self._note.write)
         with self._lock:
             # One that is refused because another runs must not hide that other.
             if self._shown is None or self._shown.over:
                 self._shown = operation
+                self._note.write("start")
             self._running += 1
         return operation
 
@@ -317,7 +322,7 @@ def make_server(socket_path: str, add: Callable[[grpc.Server], None]) -> grpc.Se
 
 def serve(coordinator: Coordinator, socket_path: str) -> AgentHandle:
     """Serves JobAgent on that socket, in threads of its own. Raises Refused where the socket cannot be made."""
-    operations = Operations()
+    operations = Operations(os.path.join(os.path.dirname(socket_path), stage_note.NAME))
 
     def add(server: grpc.Server) -> None:
         job_pb2_grpc.add_JobAgentServicer_to_server(Agent(coordinator, operations), server)

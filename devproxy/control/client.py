@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from devproxy.control.quiet_grpc import grpc
 
 AGENT_SOCKET = "agent.sock"
+DAEMON = "devproxyd"
 START_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 2.0
@@ -187,7 +188,7 @@ def _daemon(path: str) -> Iterator[Any]:
     from devproxy.control import messages
     from devproxy.control._pb import job_pb2_grpc
 
-    with messages.open_channel(path) as channel, translated("devproxyd"):
+    with messages.open_channel(path) as channel, translated(DAEMON):
         yield job_pb2_grpc.DevproxyStub(channel)
 
 
@@ -209,7 +210,7 @@ def _broken(error: grpc.RpcError, who: str) -> DevproxyError:
     code = error.code() if isinstance(error, grpc.Call) else None
     details = (error.details() if isinstance(error, grpc.Call) else "") or str(error)
     if code == grpc.StatusCode.UNAVAILABLE:
-        return went_away(who)
+        return WentAway(who) if who != DAEMON else DaemonWentAway()
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return DevproxyError(f"{who} does not answer", "is it stopped? see: devproxy ps")
     if code == grpc.StatusCode.UNIMPLEMENTED:
@@ -217,11 +218,23 @@ def _broken(error: grpc.RpcError, who: str) -> DevproxyError:
     return DevproxyError(f"{who}: {details}", f"gRPC status {code.name if code else '?'}")
 
 
-def went_away(who: str) -> DevproxyError:
-    return DevproxyError(
-        f"{who} went away during the call",
-        "the job has ended, or devproxyd has: then the operation goes on; see: devproxy status",
-    )
+class WentAway(DevproxyError):
+    """The other side of a call has ended, or its socket is gone."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__(f"{who} went away during the call", "see: devproxy ps", object=who)
+
+
+class DaemonWentAway(DevproxyError):
+    """It forwards; what it forwarded is done by others."""
+
+    def __init__(self) -> None:
+        self.state = "the job and the operation go on without it"
+        super().__init__(
+            f"{DAEMON} went away during the call",
+            f"{self.state}; see: devproxy watch, devproxy status",
+            object=DAEMON,
+        )
 
 
 class Client:

@@ -21,20 +21,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from devproxy import fault, machine, state
+from devproxy import fault, machine, proctree, state
 from devproxy.checkpoint import criu, dumpable, facts, image, store
 from devproxy.checkpoint.files import FanotifyWatch, FileEntry, FilesTracker
 from devproxy.control import coordinator_api as api
-from devproxy.control import restore
+from devproxy.control import restore, tree
 from devproxy.control.job import Job
 from devproxy.control.spec import parse_every
 from devproxy.errors import (
     CheckpointError,
     DevproxyError,
     MigrateError,
+    OperationFailed,
     Refused,
     RestoreError,
     SuspendError,
+    object_of,
 )
 from devproxy.log import say
 from devproxy.proxy.control_channel import ControlChannel
@@ -48,6 +50,7 @@ STEP_POLL_S = 0.1
 DYING_S = 1.0  # between a server's hanging up and its end
 TREE_ENDS_S = 5.0  # CRIU kills it as its last act
 MARGIN_BYTES = 256 << 20
+_OLD_GPU = "the job continues on its old GPU"
 
 fault.register("refuse_early", "nothing has stopped yet")
 fault.register("cut", "before the servers are told to stop")
@@ -67,8 +70,14 @@ fault.register("migrate_hand_over", "the new servers are ready, the old ones hav
 class _Operation:
     """One image on its way."""
 
-    def __init__(self, verb: str, leave: bool, strict: bool, wait_ms: int, report: api.Report):
+    def __init__(
+        self, job: Job, verb: str, leave: bool, strict: bool, wait_ms: int, report: api.Report
+    ):
         self.verb = verb
+        self.name = f"job {job.spec.job}"
+        self.servers = f"GPU {', '.join(str(s.gpu) for s in job.supervisor.servers)}"
+        self.object = self.name  # what the stage works on
+        self.whole = ""  # the image, as soon as it is one
         self.leave = leave
         self.strict = strict
         self.wait_ms = wait_ms
@@ -80,6 +89,7 @@ class _Operation:
         self.still_s = 0.0
         self.freeze_s = 0.0
         self.dumped_device_s = 0.0
+        self.killed_before: set[int] = set()
         self.parked: list[ControlChannel] = []
         self.relays_paused = False
         self.ends_tree = False  # a suspend whose image is whole: CRIU ends the tree
@@ -94,11 +104,20 @@ class _Operation:
     def say(self, text: str, done: int = 0, total: int = 0) -> None:
         self._report(api.Progress(self.stage, text, done, total))
 
-    @contextmanager
-    def at(self, stage: str, text: str) -> Iterator[None]:
-        """Names the stage for errors, and adds its time."""
+    def beside(self, stage: str, text: str) -> None:
+        """News of a stage that runs beside the one that errors are about."""
+        self._report(api.Progress(stage, text))
+
+    def reach(self, stage: str, text: str, object: str) -> None:
+        """Names the stage, and what it works on, for errors."""
         self.stage = stage
+        self.object = object
         self.say(text)
+
+    @contextmanager
+    def at(self, stage: str, text: str, object: str) -> Iterator[None]:
+        """The same, and adds its time."""
+        self.reach(stage, text, object)
         begin = time.monotonic()
         try:
             yield
@@ -185,11 +204,11 @@ class JobCoordinator:
                     f"job {job.spec.job} has {len(job.spec.gpus)} GPU(s), {len(gpus)} given",
                     "name as many; the job is still suspended",
                 )
-            if self._epoch is not None:
-                self._store().check_epoch(job.spec.job_id, self._epoch)
             job.phase = api.RESTORING
             before = job.spec.gpus
             try:
+                if self._epoch is not None:
+                    self._store().check_epoch(job.spec.job_id, self._epoch)
                 job.spec.gpus = gpus or before
                 restore.into(
                     job,
@@ -202,8 +221,15 @@ class JobCoordinator:
             except BaseException as error:
                 job.spec.gpus = before
                 job.phase = api.SUSPENDED
+                now = "it is still suspended"
                 if isinstance(error, RestoreError):
-                    error.state = "it is still suspended"
+                    error.state = now
+                elif isinstance(error, OSError | DevproxyError) and not isinstance(error, Refused):
+                    what, remedy = _words(error)
+                    name = f"job {job.spec.job}"
+                    raise RestoreError(
+                        "manifest", what, remedy, now, object_of(error) or name
+                    ) from error
                 raise
             self._suspended_image = ""
             job.phase = api.RUNNING
@@ -283,6 +309,7 @@ class JobCoordinator:
         if wait_ms is None:
             wait_ms = self._job.spec.cut_wait_ms
         op = _Operation(
+            self._job,
             verb,
             leave,
             strict or self._job.spec.strict,
@@ -317,11 +344,11 @@ class JobCoordinator:
     def _refuse_early(self, op: _Operation) -> None:
         """Nothing has stopped yet. Everything that can be known to be in the way is named here."""
         job = self._job
-        with op.at("refuse_early", "looking for what cannot be stored"):
+        with op.at("refuse_early", "looking for what cannot be stored", op.name):
             fault.point("refuse_early")
             criu.find()
-            if job.root is None:
-                raise Refused(f"job {job.spec.job} has no processes any more")
+            if job.root is None or not self._alive():
+                raise Refused(f"job {job.spec.job} has no processes any more", "the job has ended")
             known = {job.stdio.stdin_pipe} if job.stdio.stdin_pipe else set()
             verdict = dumpable.check_tree(
                 job.root, job.folder.path, strict=op.strict, known_pipes=known
@@ -347,6 +374,7 @@ class JobCoordinator:
                     )
                 device_bytes += sum(c["live_bytes"] + c["pinned_bytes"] for c in answer["clients"])
             host_bytes = image.resident_bytes(job.root)
+            op.killed_before = proctree.killed(job.root)
             op.host_facts = facts.collect(job.root, job.lib, job_dir=restore.mount_point())
             op.host_facts["gpus"] = gpus
             op.staging = self._make_staging(device_bytes + host_bytes)
@@ -398,7 +426,7 @@ class JobCoordinator:
         """The servers stop between two messages and drain; then our relays stop."""
         job = self._job
         job.phase = api.CUTTING
-        with op.at("cut", "waiting for the moment of least device memory"):
+        with op.at("cut", "waiting for the moment of least device memory", op.servers):
             channels = [self._channel(server) for server in job.supervisor.servers]
             op.parked = channels
             fault.point("cut")
@@ -421,6 +449,7 @@ class JobCoordinator:
         def copy_device() -> None:
             begin = time.monotonic()
             try:
+                op.beside("device", "copying device memory")
                 fault.point("device")
                 _all([partial(c.dump, op.staging) for c in op.parked])
             except BaseException as error:
@@ -433,13 +462,28 @@ class JobCoordinator:
             begin = time.monotonic()
             device.join()
             if failed:
-                op.stage = "device"
+                op.stage, op.object = "device", op.servers
                 raise failed[0]
+            if not self._alive():
+                # What it left running was frozen while devproxy-init ended it. The image would be the newest whole one,
+                # and no job could be restored from it.
+                raise CheckpointError("host", "the job's command has ended", object=processes)
+            assert root is not None
+            if killed := proctree.killed(root) - op.killed_before:
+                # Say a loader worker by the OOM killer, while its parent stood still: the parent does not know yet, and
+                # will end of it, in each job that is restored from such an image.
+                names = f"process {', '.join(map(str, sorted(killed)))}"
+                raise CheckpointError(
+                    "host",
+                    f"{names} of the job was killed while the image was taken",
+                    "take the image again, if the job lives on without it",
+                    object=names,
+                )
             fault.point("frozen")
-            with op.at("shared", "copying what the job shares with its servers"):
+            with op.at("shared", "copying what the job shares with its servers", op.servers):
                 for channel in op.parked:
                     channel.dump_shared(op.staging)
-            with op.at("files", "copying the files that the job wrote"):
+            with op.at("files", "copying the files that the job wrote", f"the files of {op.name}"):
                 entries = self.tracker.snapshot(
                     op.files_dir,
                     previous=self._previous_files,
@@ -451,11 +495,14 @@ class JobCoordinator:
                 self._store_image(op)
                 job.expect_end()
                 op.ends_tree = True
+            writing()  # what fails now is CRIU again
 
+        processes = f"the processes of {op.name}"
+        writing = partial(op.reach, "host", "writing the processes", processes)
         root = job.root
         if root is None:
             raise CheckpointError("host", "the job has ended", "", "the job has ended")
-        with op.at("host", "writing the processes"):
+        with op.at("host", "writing the processes", processes):
             device.start()
             try:
                 dumped = criu.find().dump(
@@ -475,7 +522,7 @@ class JobCoordinator:
         job.phase = api.DUMPED
 
     def _thaw(self, op: _Operation) -> None:
-        op.stage = "thaw"
+        op.reach("thaw", "letting the job go on", op.servers)
         fault.point("thaw")
         self._go_on(op)
         self._job.phase = api.COMMITTING
@@ -503,10 +550,11 @@ class JobCoordinator:
         job = self._job
         assert op.parts is not None
         assert self._epoch is not None
-        op.stage = "upload"
+        op.stage, op.object = "upload", f"store {job.spec.store}"
         opened = self._store()
         with opened.writer(image.new_id(job.spec.job)) as writer:
-            with op.at("upload", "storing"):
+            about = f"image {writer.image_id} in store {job.spec.store}"
+            with op.at("upload", "storing", about):
                 fault.point("upload")
                 image.put(
                     writer,
@@ -514,7 +562,7 @@ class JobCoordinator:
                     job.lib,
                     lambda done, total: op.say("storing", done, total),
                 )
-            with op.at("commit", "writing the manifest"):
+            with op.at("commit", "writing the manifest", about):
                 fault.point("before_commit")
                 costs = {
                     "still_s": op.still_s,
@@ -530,7 +578,11 @@ class JobCoordinator:
                     costs=costs,
                     warnings=op.warnings,
                 )
-                summary = writer.commit(body)
+                try:
+                    summary = writer.commit(body)
+                finally:
+                    if writer.whole:
+                        op.whole = self._last_image = writer.image_id
                 sizes = writer.sizes()
         op.facts = api.ImageFacts(
             id=summary.id,
@@ -552,9 +604,8 @@ class JobCoordinator:
             store=job.spec.store,
         )
         self._previous_files = op.parts.files
-        self._last_image = op.facts.id
         self._images += 1
-        op.stage = "after the commit"
+        op.reach("after the commit", "removing old images", about)
         fault.point("after_commit")
         try:
             fault.point("prune")
@@ -565,7 +616,7 @@ class JobCoordinator:
     def _leave(self, op: _Operation) -> None:
         """After a suspend's commit: the tree is gone, the servers go, their files too."""
         job = self._job
-        with op.at("leave", "ending the servers"):
+        with op.at("leave", "ending the servers", op.servers):
             if not job.wait_tree_gone(10):
                 raise CheckpointError("leave", "the job's processes did not end", "", "unknown")
             self._suspended_image = self._last_image
@@ -598,11 +649,16 @@ class JobCoordinator:
         """
         job = self._job
         self._go_on(op)
+        if isinstance(error, criu.CriuError):
+            kept = restore.keep_log(error.log, job.spec.job)
+            error.remedy = f"CRIU's log is {kept}" if kept else ""
         for folder in (op.files_dir, op.staging):
             if folder:
                 shutil.rmtree(folder, ignore_errors=True)
         if error is None and not op.leave and (gone := self._lost_servers()):
-            error = CheckpointError("thaw", gone, "restore the job from its image")
+            error = CheckpointError(
+                "thaw", gone, f"devproxy restore {job.spec.job}", object=op.servers
+            )
         if error is None:
             assert op.facts is not None
             if job.phase not in (api.ENDING, api.GONE):
@@ -613,15 +669,15 @@ class JobCoordinator:
         self._previous_files = []  # should it have been these that could not be found in the store
         if op.leave:
             job.expect_no_end()
-        alive = job.root is not None
+        alive = self._alive()
         lost = self._lost_servers() if alive else ""
-        if alive and job.phase not in (api.ENDING, api.GONE):
+        if job.root is not None and job.phase not in (api.ENDING, api.GONE):
             job.phase = api.RUNNING
         now = "the job continues" if alive else "the job has ended"
         if lost:
             now = f"{lost}, so the job ends"
-        if op.facts is not None:
-            now += f"; image {op.facts.id} is whole"
+        if op.whole:
+            now += f"; image {op.whole} is whole"
         elif self._last_image:
             now += f"; its last whole image is {self._last_image}"
         if isinstance(error, Refused) and op.stage == "refuse_early":
@@ -630,7 +686,8 @@ class JobCoordinator:
             raise error
         what, remedy = _words(error)
         failed = SuspendError if op.leave else CheckpointError
-        raise failed(op.stage, what, remedy, now) from error
+        stage = error.stage if isinstance(error, OperationFailed) else op.stage
+        raise failed(stage, what, remedy, now, object_of(error) or op.object) from error
 
     # -- migrate ------------------------------------------------------------------------------------------------
 
@@ -642,7 +699,7 @@ class JobCoordinator:
                 f"job {spec.job} has {len(spec.gpus)} GPU(s): --to needs as many, each once",
                 "the job continues",
             )
-        op = _Operation("migrate", False, False, 0, report)
+        op = _Operation(job, "migrate", False, False, 0, report)
         old = list(job.supervisor.servers)
         fresh: list[Server] = []
         handed_over = False
@@ -650,19 +707,20 @@ class JobCoordinator:
         try:
             op.staging = self._make_staging(self._device_bytes(old))
             job.phase = api.CUTTING
-            with op.at("cut", "stopping the servers between two messages"):
+            with op.at("cut", "stopping the servers between two messages", op.servers):
                 op.parked = [self._channel(server) for server in old]
                 answers = _all([partial(c.cut, 0, DRAIN_MS) for c in op.parked])
                 drained_s = max((a["drained_us"] for a in answers), default=0) / 1e6
                 op.stood_still_from = time.monotonic() - drained_s
             job.phase = api.QUIESCED
-            with op.at("device", "copying device memory"):
+            with op.at("device", "copying device memory", op.servers):
                 _all([partial(c.dump, op.staging) for c in op.parked])
-            with op.at("restore", f"starting servers on GPU {', '.join(map(str, to))}"):
+            there = f"GPU {', '.join(map(str, to))}"
+            with op.at("restore", f"starting servers on {there}", there):
                 fault.point("migrate_start")
                 fresh = restore.start_servers(job, to, ("--restore", op.staging))
                 channels = [self._channel(server) for server in fresh]
-            with op.at("hand_over", "the new servers take over"):
+            with op.at("hand_over", "the new servers take over", there):
                 fault.point("migrate_hand_over")
                 handed_over = True
                 leaving, op.parked = op.parked, channels
@@ -685,7 +743,7 @@ class JobCoordinator:
         shutil.rmtree(op.staging, ignore_errors=True)
         job.phase = api.RUNNING if job.root is not None else job.phase
         if error is None and (gone := self._lost_servers()):
-            error = MigrateError(op.stage, gone, "restore the job from its last image")
+            error = MigrateError(op.stage, gone, f"devproxy restore {job.spec.job}")
         if error is None:
             return {
                 "gpus": to,
@@ -697,13 +755,21 @@ class JobCoordinator:
         if not isinstance(error, Exception):
             raise error
         lost = self._lost_servers()
-        state_now = "the job continues on its old GPU" if not handed_over else "see its status"
-        if job.root is None:
+        at = ", ".join(map(str, spec.gpus))
+        state_now = f"the job continues on GPU {at}" if handed_over else _OLD_GPU
+        if not self._alive():
             state_now = "the job has ended"
         elif lost:
             state_now = f"{lost}, so the job ends"
+        if self._last_image:
+            state_now += f"; its last whole image is {self._last_image}"
         what, remedy = _words(error)
-        raise MigrateError(op.stage, what, remedy, state_now) from error
+        about = object_of(error) or op.object
+        raise MigrateError(op.stage, what, remedy, state_now, about) from error
+
+    def _alive(self) -> bool:
+        root = self._job.root
+        return root is not None and tree.command_lives(root)
 
     def _lost_servers(self) -> str:
         """Which servers have ended under the job, and how; "" for none."""
@@ -780,7 +846,7 @@ class JobCoordinator:
         try:
             facts = self.checkpoint(cut_wait_ms=None, strict=False, report=lambda _: None)
         except DevproxyError as error:
-            if not self._ended.is_set() and self._job.root is not None:
+            if not self._ended.is_set() and self._alive():
                 say(f"no image now: {error}")
             return
         except OSError as error:

@@ -24,10 +24,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from devproxy import __version__, config, runtime, state
-from devproxy.control import burial, client
+from devproxy.control import burial, client, stage_note
 from devproxy.control.client import BUSY, READY
 from devproxy.control.coordinator_api import RESTORING, STARTING
-from devproxy.errors import DevproxyError, Refused, RestoreError
+from devproxy.errors import (
+    CheckpointError,
+    DevproxyError,
+    MigrateError,
+    OperationFailed,
+    Refused,
+    RestoreError,
+    SuspendError,
+)
 
 if TYPE_CHECKING:
     from devproxy.control._pb import job_pb2 as pb
@@ -40,6 +48,14 @@ LOOK_FOR_JOBS_S = 1.0
 LOG_LIMIT_BYTES = 1 << 20
 # Imports, and a state folder on a slow disk; from there on the agent's own news count.
 AGENT_START_S = 120.0
+# From a supervisor's kill -9 to the end of the rest of its job, which the janitor sees to.
+REST_ENDS_S = 5.0
+FAILED: dict[str, type[OperationFailed]] = {
+    "checkpoint": CheckpointError,
+    "suspend": SuspendError,
+    "resume": RestoreError,
+    "migrate": MigrateError,
+}
 
 
 def log(text: str) -> None:
@@ -92,6 +108,7 @@ class Started:
     spec_path: str
     log_path: str
     log_start: int
+    note: stage_note.NoteReader
 
 
 class Agents:
@@ -120,6 +137,8 @@ class Agents:
                 "strict": request.strict,
             }
             path = os.path.join(state.subfolder("restores"), f"{name}-{time.time_ns()}.json")
+            spec["note"] = path + ".stage"
+            _write_private(path + ".stage", "")
             _write_private(path, json.dumps(spec))
             start = os.path.getsize(log_path) if os.path.exists(log_path) else 0
             with open(log_path, "ab") as output:
@@ -132,7 +151,8 @@ class Agents:
                     env=client.own_environment(dict(request.environment) or os.environ),
                     start_new_session=True,
                 )
-            started = Started(process, path, log_path, start)
+            note = stage_note.NoteReader(path + ".stage")
+            started = Started(process, path, log_path, start, note)
             self._started[name] = started
         log(f"restore image={request.image} job={name} agent={process.pid}")
         return started
@@ -147,6 +167,7 @@ class Agents:
                 code = started.process.returncode
                 log(f"agent of job={name} pid={started.process.pid} ended code={code}")
                 _unlink(started.spec_path)
+                _unlink(started.spec_path + ".stage")
                 del self._started[name]
 
 
@@ -277,20 +298,42 @@ def _until_ended(
 def _agent_ended(stage: str, started: Started) -> DevproxyError:
     """It left word beside its orders (agent.py), or else said something in its log."""
     code = started.process.returncode
+    stage = started.note.read() or stage
+    name = os.path.basename(started.log_path).removesuffix(".log")
     try:
         with open(started.spec_path + ".failed", encoding="utf-8") as file:
             facts = json.load(file)
         os.unlink(started.spec_path + ".failed")
         if code == Refused.exit_code:
             return Refused(facts["error"], facts["remedy"])
-        return RestoreError(facts["stage"], facts["error"], facts["remedy"], "nothing of it runs")
+        about = facts.get("object") or f"job {name}"
+        why = (facts["stage"], facts["error"], facts["remedy"])
+        return RestoreError(*why, "nothing of it runs", about)
     except (OSError, ValueError, KeyError):
         pass
     words = _last_words(started.log_path, started.log_start)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     said = f"; its last words: {words}" if words else ""
     return RestoreError(
-        stage, f"the agent {how}{said}", f"see {started.log_path}", "nothing of it runs"
+        stage,
+        f"the agent {how}{said}",
+        f"see {started.log_path}",
+        "nothing of it runs",
+        f"the agent of job {name}",
+    )
+
+
+def _supervisor_lost(verb: str, name: str, path: str, stage: str) -> OperationFailed:
+    """The supervisor was killed in the middle of a verb. What it leaves behind is ended before anybody is told."""
+    deadline = time.monotonic() + REST_ENDS_S
+    while os.path.exists(path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return FAILED[verb](
+        stage,
+        f"{client.supervisor_of(path)} went away during the call",
+        f"if an image of it is whole: devproxy restore {name}",
+        "its supervisor is gone" if os.path.exists(path) else "the job has ended",
+        f"job {name}",
     )
 
 
@@ -422,11 +465,17 @@ class Service:
                 )
             if verb not in ("logs", "watch"):
                 log(f"{verb} job={name}")
-            with client.agent(path) as stub:
-                stream = call(stub)
-                context.add_callback(stream.cancel)
-                lost = client.went_away(client.supervisor_of(path))
-                yield from _until_ended(stream, lambda: not runtime.is_alive(path), lost)
+            note = stage_note.NoteReader(os.path.join(path, stage_note.NAME))
+            try:
+                with client.agent(path) as stub:
+                    stream = call(stub)
+                    context.add_callback(stream.cancel)
+                    lost = client.WentAway(client.supervisor_of(path))
+                    yield from _until_ended(stream, lambda: not runtime.is_alive(path), lost)
+            except client.WentAway:
+                if verb not in FAILED:
+                    raise
+                raise _supervisor_lost(verb, name, path, note.read() or "start") from None
 
 
 def idle_s() -> float:

@@ -6,7 +6,7 @@ end; the coordinator's verbs come from other threads and change `root` and `phas
 Who owns what
     main thread     signals, reaping, the decision that the job has ended
     verb thread     one at a time (the coordinator's lock): servers, phase, suspend() and restored()
-    _lock           root, expect_end, ended; a leaf
+    _lock           root, expect_end, ended; a leaf, taken under supervisor.reaping
 """
 
 from __future__ import annotations
@@ -207,19 +207,21 @@ class Job:
         """Everybody's children: subprocess.Popen of another thread (CRIU's) then finds its child gone, which it copes
         with; CRIU says in its answer how it ended."""
         while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            with self._lock:
-                is_root = pid == self.root
-                expected = self._expect_end
-                if is_root:
-                    self.root = None
-                elif not self.supervisor.note_exit(pid, status) and self._strangers is not None:
-                    self._strangers[pid] = status
+            # A verb's thread that looks for a server meanwhile must find it running or its status noted.
+            with self.supervisor.reaping:
+                try:
+                    pid, status = os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:
+                    return
+                if pid == 0:
+                    return
+                with self._lock:
+                    is_root = pid == self.root
+                    expected = self._expect_end
+                    if is_root:
+                        self.root = None
+                    elif not self.supervisor.note_exit(pid, status) and self._strangers is not None:
+                        self._strangers[pid] = status
             if not is_root:
                 continue
             self._tree_gone.set()

@@ -24,8 +24,9 @@ from devproxy.control import coordinator_api as api
 from devproxy.control.coordinator_api import Progress, Report
 from devproxy.control.job import Job
 from devproxy.control.spec import JobSpec, read_job_file, write_job_file
+from devproxy.control.stage_note import StageNote
 from devproxy.control.stdio import Stdio
-from devproxy.errors import DevproxyError, Refused, RestoreError
+from devproxy.errors import DevproxyError, Refused, RestoreError, object_of
 from devproxy.log import say
 from devproxy.proxy import supervisor
 from devproxy.proxy.control_channel import ControlChannel
@@ -39,6 +40,9 @@ fault.register(
 )
 fault.register("restore_device", "device state is fetched, no server is started")
 fault.register("restore_host", "the servers have the device state, the processes are not restored")
+fault.register(
+    "restore_root", "CRIU has made the tree's root; the rest is not there, none of it runs"
+)
 fault.register("restore_go_on", "processes and servers are back, the servers stand still")
 
 SHARED_SUFFIXES = (".seg", ".pinned", ".link")
@@ -164,12 +168,18 @@ def bring_back(
         agent = agent_class(job, coordinator)
         try:
             times = Times()
+            note = StageNote(request.get("note"))
             with agent.operation("restore", times.facts) as report:
+
+                def noted(progress: Progress) -> None:
+                    note.write(progress.stage)
+                    report(progress)
+
                 into(
                     job,
                     opened,
                     request["image"],
-                    report,
+                    noted,
                     put_files=not original,
                     image_job_id=image_job_id,
                     times=times,
@@ -264,13 +274,21 @@ def into(
     Precondition: no server and no process of the job lives; its FIFOs exist; its streams are paused or not begun.
     """
     spec = job.spec
-    stage = "manifest"
+    stage = ""
     staging = ""
     started: list[Server] = []
     root: int | None = None
     times = times or Times()
+    servers = f"GPU {', '.join(map(str, spec.gpus))}"
+    about = f"image {image_id}"
+
+    def at(name: str, text: str, object: str = "") -> None:
+        nonlocal stage, about
+        stage, about = name, object or f"image {image_id}"
+        report(Progress(stage, text))
+
     try:
-        report(Progress("restore", "reading the manifest"))
+        at("manifest", "reading the manifest")
         manifest = opened.read_manifest(image_id)
         image.check(manifest, image_id)
         entries = image.file_entries(manifest)
@@ -292,34 +310,32 @@ def into(
         ]
         if refusals:
             raise Refused("; ".join(refusals[:5]))
-        stage = "fetch"
+        at("fetch", "fetching")
         fault.point("restore_fetch")
         staging = _staging(job, manifest)
         fetch = image.Fetch(
             opened,
             manifest,
             staging,
-            lambda done, total: report(Progress("restore", "fetching", done, total)),
+            lambda done, total: report(Progress("fetch", "fetching", done, total)),
         )
         with times("fetch_device"):
             fetch.device()
             ensure_build(opened, manifest, image_id)
-        stage = "device"
+        at("device", "starting servers with the device memory", servers)
         fault.point("restore_device")
         remove_shared(job.folder.path)
         # Servers fill device memory while the rest is fetched.
         with _beside(fetch.host, times, "fetch_host") as host, times("servers"):
             started = start_servers(job, spec.gpus, ("--restore", staging, "--restore-shared"))
-        stage = "fetch"
+        stage, about = "fetch", f"image {image_id}"
         host.result()
         if put_files:
-            stage = "files"
-            report(Progress("restore", "putting the job's files back"))
+            at("files", "putting the job's files back")
             fault.point("restore_files")
             with times("files"):
                 put_back(job, opened, manifest, entries, image_job_id or spec.job_id)
-        stage = "host"
-        report(Progress("restore", "restoring the processes"))
+        at("host", "restoring the processes", f"the processes of job {spec.job}")
         fault.point("restore_host")
         _forget_end(job.folder.path)
         ready(entries)
@@ -328,7 +344,7 @@ def into(
             netdiag.destroy_tcp(local, remote)  # in TIME_WAIT after a kill, it would keep the port
         with times("processes"):
             root = _restore_tree(job, manifest, staging)
-        stage = "go on"
+        at("go on", "letting the servers go on", servers)
         fault.point("restore_go_on")
         if manifest["criu"]["tcp"] == "established":
             # CRIU keeps all connections or none; those that lead outside have lost their other end.
@@ -346,20 +362,24 @@ def into(
         if root is not None:
             os.kill(root, 9)
         if staging:
-            _keep_log(staging, spec.job)
+            kept = keep_log(os.path.join(staging, "criu-restore.log"), spec.job)
+            if isinstance(error, criu.CriuError):  # its own words are about a path that goes now
+                error.remedy = f"CRIU's log is {kept}" if kept else ""
         if started:
             job.supervisor.dismiss(started, grace_s=0.5)
         if isinstance(error, RestoreError) or not isinstance(error, Exception):
             raise
         if isinstance(error, Refused) and stage == "manifest":
             raise  # nothing was begun
-        raise _failure(stage, error, opened, image_id) from error
+        raise _failure(stage, about, error, opened, image_id) from error
     finally:
         if staging:
             shutil.rmtree(staging, ignore_errors=True)
 
 
-def _failure(stage: str, error: Exception, opened: store.Store, image_id: str) -> RestoreError:
+def _failure(
+    stage: str, about: str, error: Exception, opened: store.Store, image_id: str
+) -> RestoreError:
     """With the image to use instead, where this one is no good."""
     what = error.what if isinstance(error, DevproxyError) else f"{type(error).__name__}: {error}"
     remedy = error.remedy if isinstance(error, DevproxyError) else ""
@@ -369,7 +389,7 @@ def _failure(stage: str, error: Exception, opened: store.Store, image_id: str) -
         except (DevproxyError, OSError):
             older = None
         remedy = f"use the older whole image: {older}" if older else "there is no older whole image"
-    return RestoreError(stage, what, remedy, "nothing of it runs")
+    return RestoreError(stage, what, remedy, "nothing of it runs", object_of(error) or about)
 
 
 def put_back(
@@ -400,10 +420,16 @@ def _staging(job: Job, manifest: dict[str, Any]) -> str:
     return path
 
 
-def _keep_log(staging: str, name: str) -> None:
-    source = os.path.join(staging, "criu-restore.log")
-    if os.path.exists(source):
-        shutil.copy(source, os.path.join(state.subfolder("logs"), f"{name}.criu-restore.log"))
+def keep_log(source: str, name: str) -> str:
+    """CRIU's log outlives the staging folder: where it is then, or "" where there is none."""
+    if not os.path.exists(source):
+        return ""
+    to = os.path.join(state.subfolder("logs"), f"{name}.{os.path.basename(source)}")
+    try:
+        shutil.copy(source, to)
+    except OSError:
+        return ""  # a full disk: the error that made the log is worth more than this one
+    return to
 
 
 def _inherited(manifest: dict[str, Any]) -> dict[str, int]:
@@ -425,6 +451,11 @@ def _restore_tree(job: Job, manifest: dict[str, Any], staging: str) -> int:
     """The root's process id. Tried again where a mount went away between our look and CRIU's."""
     inherited = _inherited(manifest)
     tries_left = criu.MOUNT_TRIES
+
+    def watch(root: int) -> None:
+        job.keeper.watch(root)  # should we be killed now, it ends with us
+        fault.point("restore_root")
+
     while True:
         _make_mount_points(manifest["facts"])
         try:
@@ -435,7 +466,7 @@ def _restore_tree(job: Job, manifest: dict[str, Any], staging: str) -> int:
                 inherit_fds=inherited,
                 tcp=manifest["criu"]["tcp"],
                 log=os.path.join(staging, "criu-restore.log"),
-                on_root=job.keeper.watch,  # should we be killed now, it ends with us
+                on_root=watch,
             )
         except criu.CriuError:
             tries_left -= 1
@@ -471,13 +502,15 @@ def _forget_end(job_dir: str) -> None:
 def start_servers(job: Job, gpus: list[int], more: tuple[str, ...]) -> list[Server]:
     """One server per GPU of the job, parked. Raises Refused with the server's own words; then none of them runs."""
     spec = job.spec
-    fresh = job.supervisor.start_all(
-        job.server, job.folder, gpus, spec.device, spec.gpu_memory_bytes, spec.chaos, more
-    )
+    before = list(job.supervisor.servers)
     try:
+        fresh = job.supervisor.start_all(
+            job.server, job.folder, gpus, spec.device, spec.gpu_memory_bytes, spec.chaos, more
+        )
         job.supervisor.wait_ready(config.start_timeout_s(), lambda: None, fresh)
     except BaseException:
-        job.supervisor.dismiss(fresh, grace_s=0.5)
+        started = [server for server in job.supervisor.servers if server not in before]
+        job.supervisor.dismiss(started, grace_s=0.5)
         raise
     return fresh
 

@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 
-from devproxy import runtime
+from devproxy import proctree, runtime
 from devproxy.errors import CommandNotExecutable, CommandNotFound, DevproxyError, Refused
 
 
@@ -111,6 +111,22 @@ def read_status(job_dir: str) -> tuple[int, int] | None:
         return int(words[1]), int(words[3])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def command_lives(root: int) -> bool:
+    """Does the job's command live, and not only what it left running, which devproxy-init is ending?
+
+    It is the first child of pid 1, so pid 2 in there, after a restore too.
+    """
+    for pid in proctree.children(root):
+        try:
+            with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+                facts = dict(line.split(":", 1) for line in file if ":" in line)
+        except OSError:
+            continue
+        if facts.get("NSpid", "").split()[-1:] == ["2"]:
+            return facts["State"].split()[0] not in ("Z", "X")
+    return False
 
 
 def prepare_mount_point(root: str) -> str:

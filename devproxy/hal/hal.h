@@ -202,7 +202,9 @@ class Space {
   // The submitter has nothing to do just now: a good moment for what can wait.
   virtual void tidy() {}
 
-  // A part of the pinned window is in use from now on.
+  // Another such window, which the caller has mapped, until the space ends.
+  virtual void host_window(uint64_t addr, uint64_t bytes) { (void)addr, (void)bytes; }
+  // A part of a window is in use from now on.
   virtual void host_allocated(uint64_t addr, uint64_t bytes) { (void)addr, (void)bytes; }
   // By which address kernels reach it. Precondition: it is in use.
   virtual StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t bytes) {

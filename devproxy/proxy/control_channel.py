@@ -26,8 +26,8 @@ LOOK_S = 1.0
 class ServerError(DevproxyError):
     """The server answered that it could not. state is what its clients are in: "running" or "parked"."""
 
-    def __init__(self, what: str, state: str) -> None:
-        super().__init__(what, "")
+    def __init__(self, what: str, state: str, gpu: int) -> None:
+        super().__init__(what, "", object=f"GPU {gpu}")
         self.state = state
 
 
@@ -55,6 +55,7 @@ class ControlChannel:
             raise ServerGone(
                 f"the server of GPU {gpu} cannot be reached at {self.path}: {error}",
                 "see the server's log in the job folder",
+                object=f"GPU {gpu}",
             ) from None
 
     def __enter__(self) -> ControlChannel:
@@ -94,9 +95,11 @@ class ControlChannel:
             raise ServerGone(
                 f"the server of GPU {self.gpu} did not answer '{op}': {error}",
                 "see the server's log in the job folder",
+                object=f"GPU {self.gpu}",
             ) from None
         if not isinstance(answer, dict) or not answer.get("ok"):
-            raise ServerError(str(answer.get("error")), str(answer.get("state", "running")))
+            state = str(answer.get("state", "running"))
+            raise ServerError(str(answer.get("error")), state, self.gpu)
         return answer
 
     def _wait_for_answer(self, patience_s: float, progress: Callable[[], int]) -> None:

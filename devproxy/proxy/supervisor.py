@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -91,6 +92,9 @@ class Supervisor:
     def __init__(self) -> None:
         self.servers: list[Server] = []
         self._gone: list[Server] = []  # dismissed ones, whose end may still have to be reaped
+        # From a child's waitpid to its noted status, and from a server's start to its place in `servers`: else another
+        # thread that looks in between takes a server that was killed for one that ended well, with exit code 0.
+        self.reaping = threading.Lock()
         self._lease_read, self._lease_write = os.pipe()
 
     def start_all(
@@ -114,10 +118,12 @@ class Supervisor:
                 arguments += ["--chaos", str(chaos)]
             log_path = os.path.join(job.path, f"gpu{gpu}.log")
             record = config.record_path(gpu, len(gpus))
-            fresh.append(
-                start(program, arguments, gpu, self._lease_read, job.lock_fd, log_path, record)
-            )
-        self.servers += fresh
+            with self.reaping:
+                server = start(
+                    program, arguments, gpu, self._lease_read, job.lock_fd, log_path, record
+                )
+                self.servers.append(server)
+            fresh.append(server)
         return fresh
 
     def dismiss(self, servers: Iterable[Server], grace_s: float = STOP_GRACE_S) -> None:
@@ -179,7 +185,10 @@ class Supervisor:
         )
 
     def note_exit(self, pid: int, wait_status: int) -> bool:
-        """Takes the end of a reaped child; False when it was none of our servers."""
+        """Takes the end of a reaped child; False when it was none of our servers.
+
+        Precondition, where verbs run in other threads: the caller has held `reaping` since before its waitpid.
+        """
         for server in [*self.servers, *self._gone]:
             if server.pid == pid and server.status is None:
                 server.status = os.waitstatus_to_exitcode(wait_status)
@@ -199,15 +208,16 @@ class Supervisor:
         return [server for server in self.servers if server.status is not None]
 
     def _reap(self) -> None:
-        for server in [*self.servers, *self._gone]:
-            if server.status is None:
-                try:
-                    pid, status = os.waitpid(server.pid, os.WNOHANG)
-                except ChildProcessError:
-                    server.status = 0
-                    continue
-                if pid:
-                    server.status = os.waitstatus_to_exitcode(status)
+        with self.reaping:
+            for server in [*self.servers, *self._gone]:
+                if server.status is None:
+                    try:
+                        pid, status = os.waitpid(server.pid, os.WNOHANG)
+                    except ChildProcessError:
+                        server.status = 0
+                        continue
+                    if pid:
+                        server.status = os.waitstatus_to_exitcode(status)
 
     def wait_gone(self, servers: Iterable[Server], timeout_s: float) -> bool:
         """Waits until these servers have ended; False when time ran out."""

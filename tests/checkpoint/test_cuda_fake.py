@@ -119,6 +119,20 @@ def test_mapped_host_memory_works_where_it_is_registered_and_is_refused_elsewher
         assert "DEVPROXY_CUDA_REGISTER_WINDOW=1" in world.text()
 
 
+@pytest.mark.parametrize("on", ["1", "0"])
+def test_managed_memory_works_where_host_memory_is_mapped_and_is_refused_elsewhere(
+    world: World, on: str
+) -> None:
+    world.env["TEST_KERNELS"] = str(SUBJECTS / "variables.ptx")
+    world.env["DEVPROXY_CUDA_REGISTER_WINDOW"] = on
+    words = () if on == "1" else ("refused",)
+    world.run(*build_program("managed"), *words, options=("--device", "cuda")).wait(60)
+    assert "PASS managed" in world.text(), world.tail()
+    if on == "0":
+        assert "cuMemAllocManaged is refused" in world.text()
+        assert "DEVPROXY_CUDA_REGISTER_WINDOW=1" in world.text()
+
+
 def test_linking_and_tensor_maps_are_the_drivers(world: World) -> None:
     world.env["TEST_KERNELS"] = str(SUBJECTS / "variables.ptx")
     world.run(*build_program("linking"), "fake", options=("--device", "cuda")).wait(60)

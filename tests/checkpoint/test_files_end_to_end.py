@@ -95,6 +95,14 @@ def restore(world: World, image: str) -> str:
     return done.stdout + done.stderr + world.text()
 
 
+def events(world: World) -> list[int]:
+    """The steps in the job's event files, read from outside with TensorBoard's own reader."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    (path,) = (world.home / "files-out" / "events").iterdir()
+    return [e.step for e in EventFileLoader(str(path)).Load() if e.summary.value]
+
+
 def check_whole(world: World, steps: int) -> None:
     assert "FAILED" not in world.text(), world.tail()
     assert len(world.nonces()) == 1, world.tail()
@@ -142,6 +150,7 @@ def test_rolled_back_and_the_same_at_the_end(world: World, digest: list[str]) ->
     restore(world, image)
     check_whole(world, STEPS)
     assert world.digest() == digest
+    assert events(world) == list(range(1, STEPS + 1))
     assert not [p for p in (world.home / "files-out").iterdir() if "devproxy" in p.name]
 
 
@@ -174,6 +183,7 @@ def test_the_newer_then_the_older(world: World, digest: list[str]) -> None:
     restore(world, older)
     check_whole(world, STEPS)
     assert world.digest() == digest
+    assert events(world) == list(range(1, STEPS + 1))
 
 
 def test_suspended_and_edited(world: World, digest: list[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import sys
 
@@ -112,13 +114,24 @@ def test_suspend_and_resume(world: World, undisturbed) -> None:
     check_whole(world, GPT, STEPS, undisturbed)
 
 
+def server(world: World) -> tuple[int, str]:
+    """(process id, the GPU of the machine) of the only server."""
+    (found,) = [p for p in world.processes() if p.cmdline()[0].endswith("/devproxy-server")]
+    line = found.cmdline()
+    return found.pid, line[line.index("--physical-gpu") + 1]
+
+
 def test_migrate_to_another_gpu(world: World, undisturbed) -> None:
     job = world.run(*GPT)
     world.wait_step(10)
-    world.ctl("migrate", "j", "--to", "3")
-    status = world.ctl_json("status", "j")
-    assert status["gpus"] == [3] or status.get("placement") == [3], status
-    world.ctl("migrate", "j", "--to", "1")
+    seen = [server(world)]
+    for gpu in (3, 1):
+        world.ctl("migrate", "j", "--to", str(gpu))
+        assert world.ctl_json("status", "j")["gpus"] == [gpu]
+        seen.append(server(world))
+        world.wait_step(max(world.steps()) + 2)  # served by it
+    assert [gpu for _, gpu in seen] == ["0", "3", "1"]
+    assert len({pid for pid, _ in seen}) == 3, "the same process serves"
     assert world.end_of(job) == 0, world.tail()
     check_whole(world, GPT, STEPS, undisturbed)
 
@@ -151,12 +164,39 @@ def test_restore_on_another_gpu_under_another_name(world: World, undisturbed) ->
     assert world.digest("twin") == world.digest()
 
 
+def steps_in(world: World, image: str) -> int:
+    """How many steps the job had said at the cut: what its log was long then."""
+    body = json.loads((world.store / "images" / image / "manifest.json").read_text())["body"]
+    length = body["stdio"]["outputs"][0]["file"]["bytes"]
+    return len(re.findall(rb"^\S+ step \d+\b", (world.home / "log").read_bytes()[:length], re.M))
+
+
 def test_periodic_images_and_keep(world: World, undisturbed) -> None:
+    """Each eighth step makes an image and no other does; the job takes a step when it is allowed to."""
+
+    def kept() -> list[str]:
+        return [str(i["id"]) for i in world.images()] if world.store.exists() else []
+
+    def allow(step: int) -> None:
+        world.until(step)
+        world.wait(lambda: max(world.steps(), default=0) >= step, 90, f"step {step}")
+
+    world.until(7)
     job = world.run(*SLOW, options=("--checkpoint-every", "8steps", "--keep", "2"))
-    world.committed(3)
+    taken: list[str] = []
+    for due in (8, 16, 24):
+        allow(due - 1)
+        assert kept() == taken[-2:]  # none before it is due
+        allow(due)
+        world.wait(lambda: set(kept()) - set(taken), 60, f"image {due}")
+        (new,) = set(kept()) - set(taken)
+        taken.append(new)
+        # The step's work is done and counted some instants before it is said.
+        assert steps_in(world, taken[-1]) in (due - 1, due)
+        world.wait(lambda: len(kept()) <= 2, 60, "the oldest one's removal")
+        assert kept() == taken[-2:]
     assert world.end_of(job) == 0, world.tail()
-    images = world.images()
-    assert len(images) == 2, images
+    assert kept() == taken[1:]
     check_whole(world, SLOW, 30, undisturbed)
 
 

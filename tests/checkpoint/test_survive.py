@@ -23,7 +23,17 @@ from tests.conftest import LIB
 from tests.integration.needs import require_criu
 from tests.integration.test_programs import BUILD, build_kernels, build_program
 
-SOFT = ("vmm", "limits", "functions", "events", "pools", "host", "graphs")
+SOFT = (
+    "vmm",
+    "limits",
+    "functions",
+    "events",
+    "pools",
+    "host",
+    "managed",
+    "graphs",
+    "graph_memory",
+)
 CUDA = (*SOFT, "link", "prints")  # prints last: nothing may wait for its kernels before the cut
 
 
@@ -71,6 +81,10 @@ def moved(world: World) -> None:
     world.ctl("migrate", "j", "--to", "3")
 
 
+def both_moved(world: World) -> None:
+    world.ctl("migrate", "j", "--to", "3,4")
+
+
 def twice(world: World) -> None:
     """What a restore has made can be dumped as well."""
     killed(world)
@@ -102,6 +116,22 @@ def test_on_the_software_gpu(soft: World, how: Callable[[World], None]) -> None:
     end(soft)
 
 
+@pytest.mark.parametrize("how", [killed, suspended, both_moved, twice])
+def test_managed_memory_of_two_gpus(soft: World, how: Callable[[World], None]) -> None:
+    """Each server opens the other's window again, which is there only when all of them go on."""
+    begin(soft, ("managed", "gpus"), "--gpus", "2")
+    how(soft)
+    end(soft)
+
+
+@pytest.mark.parametrize("how", [killed, moved])
+def test_in_a_capture_that_allocates(soft: World, how: Callable[[World], None]) -> None:
+    """By itself: what the other parts do would break an open capture."""
+    begin(soft, ("capture",))
+    how(soft)
+    end(soft)
+
+
 @pytest.mark.parametrize("how", [killed, suspended, twice])
 def test_over_a_driver(cuda: World, how: Callable[[World], None]) -> None:
     begin(cuda, CUDA, "--device", "cuda")
@@ -110,6 +140,17 @@ def test_over_a_driver(cuda: World, how: Callable[[World], None]) -> None:
     behind = cuda.text().partition("survive ready")[2]
     lines = re.findall(r"^(?:host|kernel) (\d+)$", behind, re.M)
     assert [int(n) for n in lines] == list(range(1, 504)), cuda.text()[:3000]
+
+
+@pytest.mark.parametrize("how", [killed, twice])
+def test_managed_memory_of_two_gpus_over_a_driver(
+    cuda: World, how: Callable[[World], None]
+) -> None:
+    """The other's window is registered with the driver, before the job goes on."""
+    cuda.env["FAKE_GPUS"] = "2"
+    begin(cuda, ("managed", "gpus"), "--device", "cuda", "--gpus", "2")
+    how(cuda)
+    end(cuda)
 
 
 @pytest.mark.parametrize(

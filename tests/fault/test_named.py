@@ -8,9 +8,9 @@ import shutil
 import signal
 import stat
 import subprocess
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from devproxy.checkpoint import criu
@@ -47,6 +47,11 @@ def in_background(scene: Scene, *words: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def finished(command: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    out, err = command.communicate(timeout=60)
+    return subprocess.CompletedProcess(command.args, command.returncode, out, err)
 
 
 def restore_words(scene: Scene, image: str, *more: str) -> list[str]:
@@ -115,13 +120,16 @@ def test_store_gone_in_the_middle(scene: Scene) -> None:
     scene.ctl("checkpoint", "j")
     whole = scene.latest()
     away = scene.home / "away"
-    command = in_background(scene, "checkpoint", "j")
-    wait_staging(scene)
-    scene.store.rename(away)
-    scene.store.write_text("not a folder")  # so that it is not simply made again
-    _, text = command.communicate(timeout=60)
-    assert command.returncode == 1, text
-    scene.check_message(text, stage="(upload|commit)", names="store", state="job continues")
+    with scene.paused_at("store_pack_write") as wait:
+        command = in_background(scene, "checkpoint", "j")
+        wait()
+        scene.store.rename(away)
+        scene.store.write_text("not a folder")  # so that it is not simply made again
+    done = finished(command)
+    assert done.returncode == 1, done.stderr
+    scene.check_message(
+        done.stderr, stage="upload|commit", names="store", state=f"job continues.*{whole}"
+    )
     scene.check_goes_on()
     scene.store.unlink()
     away.rename(scene.store)
@@ -146,9 +154,8 @@ def test_a_flipped_bit(scene: Scene) -> None:
     fresh.chmod(0o600)
     fresh.write_bytes(data)
     text = refused(scene, *restore_words(scene, newer), code=1)
-    scene.check_message(
-        text, names=r"chunk [0-9a-f]{16} of .* is damaged", state="nothing of it runs"
-    )
+    names = r"chunk [0-9a-f]{16} of .* is damaged"
+    scene.check_message(text, stage="fetch", names=names, state="nothing of it runs")
     assert older in text, text
     scene.wait(lambda: not scene.others(), 10, "the end of the agent")
     verified = scene.ctl("images", "--store", str(scene.store), "--verify", "--json", check=False)
@@ -213,47 +220,70 @@ def test_bad_manifests(scene: Scene) -> None:
 # -- CRIU ---------------------------------------------------------------------------------------------------------------
 
 
-def test_criu_fails(scene: Scene) -> None:
-    """A CRIU that ends at once, then one that is killed while it works, at dump; then both at restore."""
+@pytest.fixture
+def bad_criu(scene: Scene) -> Path:
+    """The scene's CRIU ends at once, or is killed while the verb stands still at a point, as this file says."""
     real = criu.find().program
     mode = scene.home / "criu-mode"
-    broken = program(
+    paused = scene.fault.with_name("fault.paused")
+    killed = f'{real} "$@" & until [ -e {paused} ]; do sleep 0.01; done; kill -9 $!; wait $!; rm {paused}'
+    scene.env["DEVPROXY_CRIU"] = program(
         scene,
         "criu",
         f'case "$1$(cat {mode} 2>/dev/null)" in\n'
         "swrkexit) exit 7;;\n"
-        f'swrkkill) {real} "$@" & sleep 0.03; kill -9 $!; exit 1;;\n'
+        f"swrkkill) {killed}; exit 1;;\n"
         f'*) exec {real} "$@";;\nesac',
     )
-    scene.env["DEVPROXY_CRIU"] = broken
+    return mode
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "suspend"])
+def test_criu_fails_at_dump(scene: Scene, bad_criu: Path, verb: str) -> None:
+    """It ends at once; then it is killed when it has written all and holds the tree."""
     scene.start()
     scene.ctl("checkpoint", "j")
     whole = scene.latest()
-    for verb in ("checkpoint", "suspend"):
-        mode.write_text("exit")
-        text = refused(scene, verb, "j", code=1)
-        mode.unlink()
-        scene.check_message(
-            text, stage="host", names="CRIU cannot dump", state="job continues.*whole"
-        )
-        assert scene.latest() == whole
+    for mode, why in (("exit", "ended before it had answered"), ("kill", "criu swrk")):
+        bad_criu.write_text(mode)
+        scene.arm("frozen:pause" if mode == "kill" else "")
+        done = scene.ctl(verb, "j", "--json", check=False)
+        bad_criu.unlink()
+        assert mode == "exit" or scene.fired(), "it was not killed"
+        facts = scene.failure(done)
+        cause = f"CRIU cannot dump the job's processes: .*{why}"
+        scene.check_failure(facts, stage="host", about="the processes of job j", cause=cause)
+        if verb == "suspend" and mode == "kill":
+            # It was stored while CRIU held the tree.
+            assert facts["state"] == f"the job continues; image {scene.latest()} is whole"
+            assert scene.latest() != whole
+        else:
+            assert facts["state"] == f"the job continues; its last whole image is {whole}"
+        scene.disarm()
         scene.check_goes_on()
+        scene.check_nothing_left()
     goes_on_and_works(scene)
-    mode.write_text("kill")
-    done = scene.ctl("checkpoint", "j", check=False)
-    mode.unlink()
-    if done.returncode:
-        scene.check_message(done.stderr, stage="host", names="criu", state="job")
-    if scene.phase() == "running":
-        goes_on_and_works(scene)
+
+
+def test_criu_fails_at_restore(scene: Scene, bad_criu: Path) -> None:
+    """It ends at once; then it is killed when the root of the tree is made."""
+    scene.start()
+    scene.ctl("checkpoint", "j")
     scene.kill_everything()
     scene.job = None
     image = scene.latest()
-    mode.write_text("exit")
-    text = refused(scene, *restore_words(scene, image), code=1)
-    scene.check_message(text, stage="host", names="CRIU cannot restore", state="nothing of it runs")
-    scene.wait(lambda: not scene.others(), 10, "the end of the agent")
-    mode.unlink()
+    for mode, why in (("exit", "ended before it had answered"), ("kill", "criu swrk")):
+        bad_criu.write_text(mode)
+        scene.arm("restore_root:pause" if mode == "kill" else "")
+        done = scene.ctl(*restore_words(scene, image), "--json", check=False)
+        bad_criu.unlink()
+        assert mode == "exit" or scene.fired(), "it was not killed"
+        facts = scene.failure(done)
+        cause = f"CRIU cannot restore the job's processes: .*{why}"
+        scene.check_failure(facts, stage="host", about="the processes of job j", cause=cause)
+        assert facts["state"] == "nothing of it runs"
+        scene.disarm()
+        scene.wait(lambda: not scene.others(), 10, "the end of the agent")
     scene.ctl(*restore_words(scene, image))
     scene.check_goes_on()
 
@@ -270,45 +300,65 @@ def test_undumpable_after_the_preflight(scene: Scene) -> None:
 # -- who is killed ------------------------------------------------------------------------------------------------------
 
 
-def wait_staging(scene: Scene, timeout_s: float = 10) -> None:
-    """Returns while an image is on its way: device memory or the tree is being written."""
-    deadline = time.monotonic() + timeout_s
-    while not list(scene.folder.glob("staging/criu/*")):
-        assert time.monotonic() < deadline, "no image was begun"
-        time.sleep(0.0005)
+def pids_of(scene: Scene, victim: str) -> list[int]:
+    if victim == "devproxy-run":
+        (server,) = scene.named("devproxy-server")
+        return [server.ppid()]
+    if victim == "daemon":
+        return [p.pid for p in scene.processes() if "devproxy.control.daemon" in p.cmdline()]
+    names = {"server": "devproxy-server", "criu": "criu", "janitor": "devproxy-janitor"}
+    found = scene.named(names[victim])
+    if (
+        victim == "criu"
+    ):  # it started with the daemon's environment or the supervisor's: look below that
+        (server,) = scene.named("devproxy-server")
+        found = [p for p in psutil.Process(server.ppid()).children() if p.name() == "criu"]
+    return [p.pid for p in found]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize("victim", ["server", "devproxy-run", "criu", "daemon", "janitor"])
 def test_killed_from_outside_in_the_middle(shared_scene: Scene, victim: str) -> None:
+    """While the tree is frozen and the verb stands still, so that none of them can be faster than the kill."""
     scene = shared_scene
     scene.ready()
     image = scene.latest()
-    name = {"server": "devproxy-server", "criu": "criu", "janitor": "devproxy-janitor"}.get(victim)
-    targets = [p.pid for p in scene.named(name)] if name else []
-    if victim == "devproxy-run":
-        (server,) = scene.named("devproxy-server")
-        targets = [server.ppid()]
-    if victim == "daemon":
-        scene.ctl("list", check=False)
-        targets = [p.pid for p in scene.processes() if "control.daemon" in " ".join(p.cmdline())]
-    command = in_background(scene, "checkpoint", "j")
-    wait_staging(scene)
-    if victim == "criu":
-        targets = [p.pid for p in scene.named("criu")]
-    for pid in targets:
-        scene.kill(pid)
-    out, err = command.communicate(timeout=60)
-    assert "Traceback" not in err, err
-    if victim in ("server", "devproxy-run"):
-        assert command.returncode, out
-        scene.check_message(err, names="server|devproxy-run|job|gone", state="job")
-        scene.check_restores(scene.latest())
-    elif victim == "criu" and scene.phase() != "running":
-        scene.check_restores(image)  # it was killed while a thread of the job ran its code
+    with scene.paused_at("frozen") as wait:
+        command = in_background(scene, "checkpoint", "j", "--json")
+        wait()
+        targets = pids_of(scene, victim)
+        assert targets, f"there is no {victim}"
+        for pid in targets:
+            assert lives(pid)
+            scene.kill(pid)
+        scene.wait(lambda: not any(map(lives, targets)), 10, f"the end of {victim}")
+    done = finished(command)
+    if victim == "janitor":
+        assert done.returncode == 0, done.stderr
     else:
-        scene.wait(
-            lambda: not scene.folder.joinpath("staging").exists(), 20, "the end of the image"
-        )
+        facts = scene.failure(done)
+    if victim == "server":
+        cause = "server of GPU 0 did not answer 'dump_shared': "
+        scene.check_failure(facts, stage="shared", about="GPU 0", cause=cause)
+        assert "signal 9" in facts["state"], facts
+        scene.check_restores(image)
+    elif victim == "devproxy-run":
+        scene.check_failure(facts, stage="device|host", about="job j", cause="went away")
+        scene.check_restores(image)
+    elif victim == "criu":
+        cause = "CRIU cannot dump the job's processes"
+        scene.check_failure(facts, stage="host", about="the processes of job j", cause=cause)
+        assert scene.latest() == image
+    elif victim == "daemon":  # the operation goes on without it
+        assert facts["object"] == "devproxyd" and "go on" in facts["state"], facts
+        scene.wait(lambda: scene.latest() != image, 20, "the image")
+        scene.wait(lambda: not (scene.folder / "staging").exists(), 20, "the end of the operation")
     scene.check_goes_on()
     scene.check_nothing_left()
     scene.ctl("checkpoint", "j")
@@ -336,20 +386,77 @@ def test_two_checkpoints_at_once(shared_scene: Scene) -> None:
     goes_on_and_works(scene)
 
 
-def test_checkpoint_while_the_job_exits(scene: Scene) -> None:
-    """The job ends at a moment of its own; every checkpoint around it is whole or says that the job has ended."""
-    for steps in (28, 34, 40):
-        scene.start(steps=steps)
-        assert scene.job is not None
-        while scene.job.poll() is None:
-            done = scene.ctl("checkpoint", "j", check=False)
-            if done.returncode:
-                scene.check_message(done.stderr, names="job|server|process", state="ended|job|gone")
-        assert scene.job.wait(20) == 0, scene.tail()
-        assert len(scene.digest()) == 1
-        scene.check_log()
-        scene.check_nobody_lives()
-        assert all(i["whole"] for i in scene.images())
+@pytest.mark.parametrize("point", ["refuse_early", "cut", "before_commit"])
+def test_checkpoint_while_the_job_exits(scene: Scene, point: str) -> None:
+    """The job ends by itself while a checkpoint stands at that point: it is whole, or says that the job has ended."""
+    scene.start()
+    scene.ctl("checkpoint", "j")
+    whole = scene.latest()
+    with scene.paused_at(point) as wait:
+        command = in_background(scene, "checkpoint", "j", "--json")
+        wait()
+        (scene.home / "end-now").touch()
+        scene.wait(lambda: not scene.of_the_job(), 20, "the end of the job's processes")
+        assert command.poll() is None, "the checkpoint did not meet the exit"
+    done = finished(command)
+    if done.returncode == 0:
+        assert point == "before_commit"  # what it needs was copied before
+        assert scene.latest() != whole
+    else:
+        facts = scene.failure(done)
+        assert "the job has ended" in facts.get("state", facts["remedy"]), facts
+        if "state" in facts:
+            scene.check_failure(facts, stage=".+", about=".", cause=".")
+        assert scene.latest() == whole
+    assert scene.job is not None
+    assert scene.job.wait(20) == 0, scene.tail()
+    assert len(scene.digest()) == 1
+    scene.check_log()
+    scene.check_nobody_lives()
+    assert all(i["whole"] for i in scene.images())
+
+
+def test_no_image_of_a_job_that_is_ending(scene: Scene) -> None:
+    """The command was killed, what it left running was not told yet: such an image would be the newest whole one, and
+    no job comes back from it. Found by the campaign `verb-kills`."""
+    scene.start()
+    scene.ctl("checkpoint", "j")
+    whole = scene.latest()
+    (init,) = scene.named("devproxy-init")
+    (command,) = scene.of_the_job()
+    with scene.paused_at("cut") as wait:
+        checkpoint = in_background(scene, "checkpoint", "j", "--json")
+        wait()
+        init.send_signal(signal.SIGSTOP)  # so that it has not ended, however long the rest takes
+        command.kill()
+        scene.wait(lambda: not lives(command.pid), 10, "the command's end")
+    facts = scene.failure(finished(checkpoint))
+    assert facts["stage"] == "host" and facts["error"] == "the job's command has ended", facts
+    assert facts["state"] == f"the job has ended; its last whole image is {whole}"
+    assert scene.latest() == whole
+    text = refused(scene, "checkpoint", "j", code=2)
+    assert "the job has ended" in text, text
+    init.send_signal(signal.SIGCONT)
+    assert scene.job is not None and scene.job.wait(20) == 137
+    scene.check_restores()
+
+
+def test_no_image_of_a_job_one_of_whose_processes_was_killed_meanwhile(scene: Scene) -> None:
+    """Its parent stands still and does not know. Found by the campaign `verb-kills`, with a loader worker."""
+    scene.start(script="parent.py")
+    scene.ctl("checkpoint", "j")
+    whole = scene.latest()
+    (child,) = [c for p in scene.of_the_job() for c in p.children()]
+    with scene.paused_at("quiesced") as wait:
+        checkpoint = in_background(scene, "checkpoint", "j", "--json")
+        wait()
+        child.kill()
+        scene.wait(lambda: not lives(child.pid), 10, "the child's end")
+    facts = scene.failure(finished(checkpoint))
+    cause = f"process {child.pid} of the job was killed while the image was taken"
+    scene.check_failure(facts, stage="host", about=f"process {child.pid}", cause=cause)
+    assert facts["state"] == f"the job continues; its last whole image is {whole}"
+    goes_on_and_works(scene)
 
 
 def test_restore_while_the_original_lives(shared_scene: Scene) -> None:
@@ -371,7 +478,9 @@ def test_a_stale_job_cannot_commit(scene: Scene) -> None:
         there = ["restore", image, "--store", str(scene.store), "--output", str(other.home / "log")]
         other.ctl(*there)
         text = refused(scene, "checkpoint", "j")
-        scene.check_message(text, names="restored elsewhere", state="job continues|epoch")
+        scene.check_message(
+            text, stage="refuse_early", names="restored elsewhere", state="job continues"
+        )
         assert scene.latest() == image
         other.ctl("checkpoint", "j")
         assert scene.latest() != image
@@ -396,7 +505,7 @@ def test_no_room_for_staging(scene: Scene) -> None:
     try:
         scene.start()
         text = refused(scene, "checkpoint", "j", code=2)
-        scene.check_message(text, names="has room for", state="job continues")
+        assert "has room for" in text and "the job continues" in text, text
         scene.check_goes_on()
         scene.check_nothing_left()
         subprocess.run(["mount", "-o", "remount,size=2g", str(shm)], check=True)
@@ -416,12 +525,14 @@ def test_staging_on_disk_is_swept(scene: Scene) -> None:
         scene.start()
         scene.ctl("checkpoint", "j")
         staging = scene.home / "state" / "staging"
-        command = in_background(scene, "checkpoint", "j")
-        scene.wait(lambda: list(staging.glob("*/criu/*")), 10, "an image on its way")
-        assert scene.job is not None
-        scene.kill(scene.job.pid)
-        _, text = command.communicate(timeout=60)
-        scene.check_message(text, state="job")
+        with scene.paused_at("frozen") as wait:
+            command = in_background(scene, "checkpoint", "j", "--json")
+            wait()
+            assert list(staging.glob("*/criu/*"))
+            assert scene.job is not None
+            scene.kill(scene.job.pid)
+            facts = scene.failure(finished(command))
+        scene.check_failure(facts, stage="device|host", about="job j", cause="went away")
         assert scene.job.wait(10) == -signal.SIGKILL
         scene.check_restores(scene.latest())  # which looks that nothing is left
         goes_on_and_works(scene)

@@ -518,13 +518,19 @@ EXPORT CUresult CUDAAPI cuGetErrorString(CUresult error, const char** text) {
   *text = error == CUDA_ERROR_ILLEGAL_ADDRESS ? "an illegal memory access was encountered" : "as the name says";
   return CUDA_SUCCESS;
 }
+// FAKE_GPUS: how many; every server uses one of them.
+static int device_count() {
+  const char* const many = std::getenv("FAKE_GPUS");
+  return many ? std::atoi(many) : 1;
+}
+
 EXPORT CUresult CUDAAPI cuDeviceGetCount(int* count) {
-  *count = 1;
+  *count = device_count();
   return CUDA_SUCCESS;
 }
 EXPORT CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
   *device = 7;  // not the ordinal, so that a mix-up shows
-  return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  return ordinal >= 0 && ordinal < device_count() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 EXPORT CUresult CUDAAPI cuDeviceGetName(char* name, int bytes, CUdevice) {
   put_text("Fake GPU", name, static_cast<size_t>(bytes));

@@ -238,7 +238,9 @@ void test_properties() {
   Fixture f;
   const Properties& p = f.device->properties();
   EXPECT(p.name == "Fake GPU" && p.major == 9 && p.minor == 0 && p.uuid[15] == 0x5a && p.total_bytes == 8ull << 30);
-  EXPECT(p.attributes[83] == 0);  // managed memory: the device has it, devproxy refuses it
+  // Managed memory, its concurrent access: mapped host memory's, whatever the driver has; pageable memory: never.
+  EXPECT(p.attributes[83] == g_config.register_host_window && p.attributes[89] == g_config.register_host_window);
+  EXPECT(p.attributes[88] == 0 && p.attributes[101] == 0);
   const Caps caps = f.device->caps();
   EXPECT(caps.fixed_addresses && caps.alias_pages && caps.kernels_see_host_window == g_config.register_host_window);
   EXPECT(!caps.reads_after_fault);

@@ -14,7 +14,7 @@ from tests.cudart.build import find_nvcc, find_nvrtc
 MAY_BE_MISSING = "DEVPROXY_TEST_WITHOUT"  # names of features, separated by commas
 
 
-def _missing(feature: str, why: str) -> None:
+def missing(feature: str, why: str) -> None:
     if feature in os.environ.get(MAY_BE_MISSING, "").split(","):
         pytest.skip(f"{feature}: {why}")
     pytest.fail(f"{feature}: {why} (or set {MAY_BE_MISSING}={feature})", pytrace=False)
@@ -23,7 +23,7 @@ def _missing(feature: str, why: str) -> None:
 def require_namespaces() -> None:
     finding = doctor.namespaces()
     if not finding.ok:
-        _missing("namespaces", f"{finding.found}; {finding.remedy}")
+        missing("namespaces", f"{finding.found}; {finding.remedy}")
 
 
 def require_criu() -> criu.Criu:
@@ -31,7 +31,7 @@ def require_criu() -> criu.Criu:
     try:
         return criu.find()
     except Refused as error:
-        _missing("criu", str(error))
+        missing("criu", str(error))
         raise
 
 
@@ -39,7 +39,7 @@ def require_nvcc() -> str:
     """nvcc of CUDA 13: on PATH, where its installer puts it, or where scripts/install_nvcc.sh does."""
     found = find_nvcc()
     if not found:
-        _missing("nvcc", "no nvcc here; run: scripts/install_nvcc.sh")
+        missing("nvcc", "no nvcc here; run: scripts/install_nvcc.sh")
         raise AssertionError
     return found
 
@@ -48,6 +48,6 @@ def require_nvrtc() -> str:
     """The folder of libnvrtc.so.13."""
     found = find_nvrtc()
     if not found:
-        _missing("nvrtc", "no libnvrtc.so.13 here; run: scripts/install_nvcc.sh")
+        missing("nvrtc", "no libnvrtc.so.13 here; run: scripts/install_nvcc.sh")
         raise AssertionError
     return found

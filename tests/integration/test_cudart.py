@@ -100,10 +100,10 @@ def test_it_knows_the_driver_by_its_exports_only(major: str) -> None:
 def test_a_refusal_is_said_once_and_strict_mode_aborts() -> None:
     program = str(build("errors", "13"))
     done = run(["--gpu-memory", "64MiB"], [program])
-    assert done.stderr.count("cudaMallocManaged is refused") == 1, done.stderr
+    assert done.stderr.count("cudaIpcGetMemHandle is refused") == 1, done.stderr
     strict = run(["--gpu-memory", "64MiB"], [program], DEVPROXY_STRICT="1")
     assert strict.returncode == 134
-    assert "cudaMallocManaged is refused" in strict.stderr
+    assert "cudaIpcGetMemHandle is refused" in strict.stderr
 
 
 # -- nvcc's own output, over the recording GPU: real images, no kernel executed

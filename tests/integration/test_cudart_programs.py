@@ -23,7 +23,6 @@ BUILD = ROOT / "build" / "tests" / "cudart"
 # passes or fails with another text makes its test fail: this table is the list of what is missing.
 REFUSALS: dict[str, str] = {
     "linker": "linking needs NVIDIA's compiler, which this device does not have; link before loading",
-    "managed": "cudaMallocManaged is refused: managed memory faults in the job process, where there is no device",
     "mapped": "cuMemHostGetDevicePointer is refused for memory of cuMemHostRegister",
     "virtual_memory alias": "one allocation handle at two addresses at once is refused",
 }

@@ -141,7 +141,7 @@ def move(servers: list[OneServer], number: int) -> None:
 
 
 STRESS = [
-    "threads", "host_function", "ordering", "pinned", "streams", "events", "copies", "launch", "module", "memset",
+    "threads", "host_function", "ordering", "pinned", "managed", "streams", "events", "copies", "launch", "module", "memset",
     "pool", "pointers", "errors", "graphs explicit", "graphs capture", "graphs update", "graphs launches",
 ]  # fmt: skip
 
@@ -187,6 +187,7 @@ def test_chain_under_cuts_and_dumps(servers: list[OneServer]) -> None:
         "host_function",
         "ordering",
         "pinned",
+        "managed",
         "cut chain 4",
         "graphs launches",
         "graphs threads",

@@ -6,6 +6,8 @@ The oracle is the folder itself: a walk of it at the cut against a walk after pu
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import json
 import os
 import shutil
@@ -26,6 +28,7 @@ from hypothesis import strategies as st
 from devproxy import fault
 from devproxy.checkpoint import criu
 from devproxy.checkpoint.files import KEPT, FanotifyWatch, FileEntry, FilesTracker
+from tests.integration.needs import missing
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "build" / "lib" / "libdevproxy_host.so"
@@ -574,9 +577,7 @@ def test_fanotify_tells_insiders_from_outsiders(job: Job) -> None:
     said: list[str] = []
     watch = FanotifyWatch(job.tracker, lambda: process.pid, said.append)
     if not watch.start():
-        # Without the privilege the states decide; that is said, once.
-        assert len(said) == 1 and "fanotify" in said[0]
-        return
+        missing("fanotify", "; ".join(said))
     try:
         outside = subprocess.Popen(
             ["sh", "-c", 'exec 3>>"$0"; echo mine >&3; exec 3>&-; sleep 1', str(job.root / "b")]
@@ -596,6 +597,22 @@ def test_fanotify_tells_insiders_from_outsiders(job: Job) -> None:
     done = job.put_back(entries, fresh=True)
     assert [os.path.basename(p).split(KEPT)[0] for p in done.kept] == ["b"]
     assert ((job.root / "a").read_text(), (job.root / "b").read_text()) == ("1\n", "1\n")
+
+
+def test_without_fanotify_it_is_said(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the privilege the states decide; that is said, once."""
+    said: list[str] = []
+    watch = FanotifyWatch(job.tracker, os.getpid, said.append)
+
+    class Refuses:
+        def fanotify_init(self, *_: object) -> int:
+            return -1
+
+    monkeypatch.setattr(watch, "_libc", Refuses())
+    monkeypatch.setattr(ctypes, "get_errno", lambda: errno.EPERM)
+    assert not watch.start()
+    assert len(said) == 1 and "fanotify" in said[0], said
+    watch.stop()
 
 
 def test_with_criu(job: Job) -> None:

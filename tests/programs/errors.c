@@ -63,8 +63,8 @@ int main(void) {
   EXPECT_RESULT(cuMemcpyHtoD(freed, host, 16), CUDA_ERROR_INVALID_VALUE);
 
   /* refused by name, with a code, and no harm */
-  CUdeviceptr managed;
-  const CUresult r = cuMemAllocManaged(&managed, 4096, CU_MEM_ATTACH_GLOBAL);
+  CUipcMemHandle shared;
+  const CUresult r = cuIpcGetMemHandle(&shared, p);
   EXPECT(r == CUDA_ERROR_NOT_SUPPORTED || r == CUDA_ERROR_NOT_PERMITTED);
 
   /* after all that the context still works */

@@ -642,10 +642,6 @@ static void errors(CUstream s) {
   begin(s);
   EXPECT_RESULT(cuStreamAddCallback(s, callback, NULL, 0), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   end_with(s, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-  /* by name: memory that a graph allocates */
-  begin(s);
-  EXPECT_RESULT(cuMemAllocAsync(&q, 4096, s), CUDA_ERROR_NOT_SUPPORTED);
-  end_with(s, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 
   /* what is unsafe while somebody captures, by the modes of the capture and of the thread */
   begin(s);

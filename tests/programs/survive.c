@@ -5,6 +5,7 @@
  *
  * Parts that need a feature say so by an error: the test names those that its device has. The kernels are those of
  * tests/programs/kernels.c, or of tests/subjects/variables.ptx and tests/programs/printing.ptx (TEST_PRINTING). */
+#include <stdbool.h>
 #include "program.h"
 
 static CUdevice dev;
@@ -434,6 +435,123 @@ static void host_after(void) {
   CHECK(cuMemFree(host_copy));
 }
 
+/* -- managed memory: contents, addresses, what was said of it
+ * ---------------------------------------------------------- */
+
+static uint32_t *managed, *managed_freed;
+enum { kManagedPages = 900 };
+
+static int said(CUmem_range_attribute which, uint64_t page, uint64_t pages) {
+  int value = 77;
+  CHECK(
+      cuMemRangeGetAttribute(&value, sizeof value, which, (CUdeviceptr)(uintptr_t)managed + page * 4096, pages * 4096));
+  return value;
+}
+
+static void managed_before(void) {
+  const CUmemLocation gpu = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev}, cpu = {.type = CU_MEM_LOCATION_TYPE_HOST};
+  CUdeviceptr p = 0, q = 0;
+  CHECK(cuMemAllocManaged(&q, 1 << 20, CU_MEM_ATTACH_GLOBAL));
+  CHECK(cuMemAllocManaged(&p, kManagedPages * 4096, CU_MEM_ATTACH_GLOBAL));
+  managed = (uint32_t*)(uintptr_t)p, managed_freed = (uint32_t*)(uintptr_t)q;
+  memset(managed, 0x37, kManagedPages * 4096);
+  CHECK(cuMemFree(q));
+  CHECK(cuMemsetD32Async(p + 400 * 4096, 0x77777777, 1024, NULL)); /* nobody waits for it */
+  CHECK(cuMemAdvise(p, 10 * 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, gpu));
+  CHECK(cuMemAdvise(p, 20 * 4096, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, cpu));
+  CHECK(cuMemAdvise(p, 30 * 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, gpu));
+  CHECK(cuMemPrefetchAsync(p, 40 * 4096, gpu, 0, NULL));
+}
+
+static void managed_after(void) {
+  const CUdeviceptr p = (CUdeviceptr)(uintptr_t)managed, word = p + 4096;
+  const CUmemLocation gpu = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev};
+  bool is = false;
+  unsigned type = 0;
+  CUdeviceptr more = 0;
+  size_t size = 0;
+  const uint32_t wanted = put(mod, &counted, word, NULL, 12); /* a kernel first: nothing else has touched it since */
+  CHECK(cuCtxSynchronize());
+  EXPECT_EQ(managed[1024], wanted);
+  EXPECT_EQ(managed[1023], 0x37373737);
+  EXPECT_EQ(managed[1025], 0x37373737);
+  expect_words(managed + 400 * 1024, 0x77777777, 1024);
+  expect_words(managed + 401 * 1024, 0x37373737, (kManagedPages - 401) * 1024);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, 0, 10), 1);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, 0, 11), 0);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, 0, 20), CU_DEVICE_CPU);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, 20, 1), CU_DEVICE_INVALID);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, 0, 30), dev);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, 0, 31), CU_DEVICE_INVALID);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, 0, 40), dev);
+  EXPECT_EQ(said(CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, 40, 1), CU_DEVICE_INVALID);
+  CHECK(cuPointerGetAttribute(&is, CU_POINTER_ATTRIBUTE_IS_MANAGED, p));
+  CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p));
+  CHECK(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, p));
+  EXPECT(is && type == CU_MEMORYTYPE_DEVICE && size == kManagedPages * 4096);
+  EXPECT_RESULT(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)managed_freed),
+                CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuMemsetD32(p, 3, kManagedPages * 1024));
+  CHECK(cuMemPrefetchAsync(p, kManagedPages * 4096, gpu, 0, NULL));
+  CHECK(cuCtxSynchronize());
+  expect_words(managed, 3, kManagedPages * 1024);
+  CHECK(cuMemAllocManaged(&more, 1 << 20, CU_MEM_ATTACH_GLOBAL));
+  CHECK(cuMemcpyDtoD(more, p, 1 << 20));
+  expect_words((uint32_t*)(uintptr_t)more, 3, 1 << 18);
+  CHECK(cuMemFree(more));
+  CHECK(cuMemFree(p));
+}
+
+/* -- managed memory that two GPUs reach: each server has the other's window open
+ * ---------------------------------------- */
+
+enum { kSharedWords = 300000 };
+static CUcontext both[2];
+static CUmodule modules[2];
+static uint32_t* common[2];
+
+static void gpus_before(void) {
+  CHECK(cuCtxGetCurrent(&both[0]));
+  modules[0] = mod;
+  CHECK(cuDevicePrimaryCtxRetain(&both[1], 1));
+  for (int g = 1; g >= 0; --g) {
+    CUdeviceptr p = 0;
+    CHECK(cuCtxSetCurrent(both[g]));
+    if (g == 1) modules[1] = load_kernels();
+    CHECK(cuMemAllocManaged(&p, kSharedWords * 4, CU_MEM_ATTACH_GLOBAL));
+    common[g] = (uint32_t*)(uintptr_t)p;
+    memset(common[g], 0x40 + g, kSharedWords * 4);
+  }
+}
+
+static void gpus_after(void) {
+  uint32_t counter[2] = {counted, 5};
+  for (int g = 0; g < 2; ++g) {
+    uint32_t* p = common[1 - g]; /* of the other */
+    CHECK(cuCtxSetCurrent(both[g]));
+    const uint32_t wanted = put(modules[g], &counter[g], (CUdeviceptr)(uintptr_t)(p + 2000), NULL, 90 + (uint32_t)g);
+    CHECK(cuCtxSynchronize());
+    EXPECT_EQ(p[2000], wanted);
+    EXPECT_EQ(p[2001], 0x40404040u + 0x01010101u * (uint32_t)(1 - g));
+    CHECK(cuMemsetD32((CUdeviceptr)(uintptr_t)p, 7, kSharedWords));
+    CHECK(cuCtxSynchronize());
+    expect_words(p, 7, kSharedWords);
+  }
+  counted = counter[0];
+  for (int g = 0; g < 2; ++g) {
+    CUdeviceptr more = 0;
+    CHECK(cuCtxSetCurrent(both[g]));
+    CHECK(cuMemAllocManaged(&more, 4096, CU_MEM_ATTACH_GLOBAL));
+    CHECK(cuCtxSetCurrent(both[1 - g]));
+    CHECK(cuMemsetD32(more, 8, 1024));
+    CHECK(cuCtxSynchronize());
+    expect_words((uint32_t*)(uintptr_t)more, 8, 1024);
+    CHECK(cuMemFree(more));
+    CHECK(cuMemFree((CUdeviceptr)(uintptr_t)common[g]));
+  }
+  CHECK(cuCtxSetCurrent(both[0]));
+}
+
 /* -- executable graphs: updated in place with the function of a module that came later
  * ------------------------------------ */
 
@@ -500,6 +618,165 @@ static void graphs_after(void) {
   CHECK(cuGraphDestroy(graph));
   CHECK(cuModuleUnload(later));
   CHECK(cuMemFree(graph_word));
+}
+
+/* -- memory that graphs allocate: left by a launch, with its graph and without; of a graph that frees it itself */
+
+enum { kShared = 1024 }; /* words */
+static CUgraph kept_graph, inner_graph, taker_graph;
+static CUgraphExec kept_exec, inner_exec, taker_exec;
+static CUgraphNode kept_node;
+static CUdeviceptr kept, orphan, inner, shared_out;
+static uint64_t shared_used;
+
+static CUgraphNode alloc_node(CUgraph g, CUdeviceptr* p) {
+  CUDA_MEM_ALLOC_NODE_PARAMS a;
+  CUgraphNode n;
+  memset(&a, 0, sizeof a);
+  a.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  a.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  a.poolProps.location.id = dev;
+  a.bytesize = kShared * 4;
+  CHECK(cuGraphAddMemAllocNode(&n, g, NULL, 0, &a));
+  *p = a.dptr;
+  return n;
+}
+
+static CUgraphNode set_node(CUgraph g, CUgraphNode behind, CUdeviceptr p, uint32_t value) {
+  CUDA_MEMSET_NODE_PARAMS m = {.dst = p, .value = value, .elementSize = 4, .width = kShared, .height = 1};
+  CUcontext ctx;
+  CUgraphNode n;
+  CHECK(cuCtxGetCurrent(&ctx));
+  CHECK(cuGraphAddMemsetNode(&n, g, &behind, 1, &m, ctx));
+  return n;
+}
+
+static CUgraphNode copy_node(CUgraph g, const CUgraphNode* behind, CUdeviceptr to, CUdeviceptr from) {
+  CUDA_MEMCPY3D c;
+  CUcontext ctx;
+  CUgraphNode n;
+  memset(&c, 0, sizeof c);
+  c.dstMemoryType = c.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  c.dstDevice = to, c.srcDevice = from, c.WidthInBytes = kShared * 4, c.Height = c.Depth = 1;
+  CHECK(cuCtxGetCurrent(&ctx));
+  CHECK(cuGraphAddMemcpyNode(&n, g, behind, behind ? 1 : 0, &c, ctx));
+  return n;
+}
+
+static uint64_t graph_bytes(void) {
+  cuuint64_t value = 0;
+  CHECK(cuDeviceGetGraphMemAttribute(dev, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &value));
+  return value;
+}
+
+static void graph_memory_before(void) {
+  CUgraph g;
+  CUgraphExec x;
+  CUgraphNode n;
+  CHECK(cuMemAlloc(&shared_out, kShared * 4));
+  CHECK(cuGraphCreate(&kept_graph, 0)); /* its launch has left it allocated */
+  kept_node = alloc_node(kept_graph, &kept);
+  set_node(kept_graph, kept_node, kept, 0x51);
+  CHECK(cuGraphInstantiate(&kept_exec, kept_graph, 0));
+  CHECK(cuGraphCreate(&taker_graph, 0)); /* it will be freed by this */
+  n = copy_node(taker_graph, NULL, shared_out, kept);
+  CHECK(cuGraphAddMemFreeNode(&n, taker_graph, &n, 1, kept));
+  CHECK(cuGraphInstantiate(&taker_exec, taker_graph, 0));
+  CHECK(cuGraphCreate(&inner_graph, 0)); /* its memory lives within a launch */
+  n = alloc_node(inner_graph, &inner);
+  n = set_node(inner_graph, n, inner, 0x53);
+  n = copy_node(inner_graph, &n, shared_out, inner);
+  CHECK(cuGraphAddMemFreeNode(&n, inner_graph, &n, 1, inner));
+  CHECK(cuGraphInstantiate(&inner_exec, inner_graph, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH));
+  CHECK(cuGraphCreate(&g, 0)); /* and what a graph that is gone has left */
+  n = alloc_node(g, &orphan);
+  set_node(g, n, orphan, 0x52);
+  CHECK(cuGraphInstantiate(&x, g, 0));
+  CHECK(cuGraphLaunch(x, NULL));
+  CHECK(cuGraphLaunch(kept_exec, NULL));
+  CHECK(cuGraphLaunch(inner_exec, NULL));
+  CHECK(cuCtxSynchronize());
+  CHECK(cuMemsetD32(kept, 0x61, 1)); /* no launch would make this again */
+  CHECK(cuCtxSynchronize());
+  CHECK(cuGraphExecDestroy(x));
+  CHECK(cuGraphDestroy(g));
+  shared_used = graph_bytes();
+  EXPECT_EQ(shared_used, 3 * 4 * kShared);
+}
+
+static void graph_memory_after(void) {
+  CUDA_MEM_ALLOC_NODE_PARAMS got;
+  CUdeviceptr fresh[8];
+  EXPECT_EQ(graph_bytes(), shared_used);
+  CHECK(cuGraphMemAllocNodeGetParams(kept_node, &got));
+  EXPECT(got.dptr == kept && got.bytesize == kShared * 4);
+  for (int i = 0; i < 8; ++i) { /* nobody else gets these addresses */
+    CHECK(cuMemAlloc(&fresh[i], kShared * 4));
+    CHECK(cuMemsetD32(fresh[i], 0x99, kShared));
+  }
+  expect_device_words(kept, 0x61, 1);
+  expect_device_words(kept + 4, 0x51, kShared - 1);
+  expect_device_words(orphan, 0x52, kShared);
+  EXPECT_RESULT(cuGraphLaunch(kept_exec, NULL), CUDA_ERROR_INVALID_VALUE); /* it is allocated */
+  EXPECT_RESULT(cuMemFree(inner), CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuGraphLaunch(taker_exec, NULL));
+  EXPECT_RESULT(cuGraphLaunch(taker_exec, NULL), CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuCtxSynchronize());
+  expect_device_words(shared_out, 0x61, 1);
+  expect_device_words(shared_out + 4, 0x51, kShared - 1);
+  CHECK(cuGraphLaunch(kept_exec, NULL)); /* again, at the same address */
+  CHECK(cuCtxSynchronize());
+  expect_device_words(kept, 0x51, kShared);
+  CHECK(cuMemFree(kept));
+  for (int i = 0; i < 2; ++i) CHECK(cuGraphLaunch(inner_exec, NULL));
+  CHECK(cuCtxSynchronize());
+  expect_device_words(shared_out, 0x53, kShared);
+  CHECK(cuMemFreeAsync(orphan, NULL));
+  EXPECT_RESULT(cuMemFreeAsync(orphan, NULL), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(graph_bytes(), 2 * 4 * kShared);
+  for (int i = 0; i < 8; ++i) {
+    expect_device_words(fresh[i], 0x99, kShared);
+    CHECK(cuMemFree(fresh[i]));
+  }
+  CHECK(cuGraphExecDestroy(kept_exec));
+  CHECK(cuGraphExecDestroy(taker_exec));
+  CHECK(cuGraphExecDestroy(inner_exec));
+  CHECK(cuGraphDestroy(kept_graph));
+  CHECK(cuGraphDestroy(taker_graph));
+  CHECK(cuGraphDestroy(inner_graph));
+  EXPECT_EQ(graph_bytes(), 0);
+  CHECK(cuMemFree(shared_out));
+}
+
+/* -- the same in the middle of a capture; a part for itself, since others wait for the device */
+
+static CUstream capture_stream;
+static CUdeviceptr captured_word;
+
+static void capture_before(void) {
+  CHECK(cuMemAlloc(&shared_out, kShared * 4));
+  CHECK(cuStreamCreate(&capture_stream, CU_STREAM_NON_BLOCKING));
+  CHECK(cuStreamBeginCapture(capture_stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  CHECK(cuMemAllocAsync(&captured_word, kShared * 4, capture_stream));
+  CHECK(cuMemsetD32Async(captured_word, 0x71, kShared, capture_stream));
+}
+
+static void capture_after(void) {
+  CUgraph g;
+  CUgraphExec x;
+  EXPECT_EQ(graph_bytes(), kShared * 4);
+  CHECK(cuMemcpyDtoDAsync(shared_out, captured_word, kShared * 4, capture_stream));
+  CHECK(cuMemFreeAsync(captured_word, capture_stream));
+  CHECK(cuStreamEndCapture(capture_stream, &g));
+  CHECK(cuGraphInstantiate(&x, g, 0));
+  for (int i = 0; i < 2; ++i) CHECK(cuGraphLaunch(x, capture_stream));
+  CHECK(cuStreamSynchronize(capture_stream));
+  expect_device_words(shared_out, 0x71, kShared);
+  CHECK(cuGraphExecDestroy(x));
+  CHECK(cuGraphDestroy(g));
+  EXPECT_EQ(graph_bytes(), 0);
+  CHECK(cuStreamDestroy(capture_stream));
+  CHECK(cuMemFree(shared_out));
 }
 
 /* -- what only a driver has: the linker, tensor maps, text of kernels
@@ -669,7 +946,11 @@ static const struct {
     {"events", events_before, events_after},
     {"pools", pools_before, pools_after},
     {"host", host_before, host_after},
+    {"managed", managed_before, managed_after},
+    {"gpus", gpus_before, gpus_after},
     {"graphs", graphs_before, graphs_after},
+    {"graph_memory", graph_memory_before, graph_memory_after},
+    {"capture", capture_before, capture_after},
     {"link", link_before, link_after},
     {"prints", prints_before, prints_after},
     {"failed", failed_before, failed_after},

@@ -55,8 +55,9 @@ int main() {
   EXPECT_RESULT(cudaMalloc(&memory, size_t{1} << 60), cudaErrorMemoryAllocation);
   EXPECT_RESULT(cudaGetLastError(), cudaErrorMemoryAllocation);
 
-  // Managed memory is refused; a refusal is an error as any other.
-  EXPECT_RESULT(cudaMallocManaged(&memory, 64, cudaMemAttachGlobal), cudaErrorNotSupported);
+  // IPC handles are refused; a refusal is an error as any other.
+  cudaIpcMemHandle_t handle;
+  EXPECT_RESULT(cudaIpcGetMemHandle(&handle, memory), cudaErrorNotSupported);
   EXPECT_RESULT(cudaGetLastError(), cudaErrorNotSupported);
 
   EXPECT(strcmp(cudaGetErrorName(cudaErrorMemoryAllocation), "cudaErrorMemoryAllocation") == 0);

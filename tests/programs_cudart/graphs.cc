@@ -329,11 +329,137 @@ static void captures(cudaStream_t s) {
   CHECK(cudaFree(q));
 }
 
+static uint64_t graph_bytes(cudaGraphMemAttributeType which) {
+  uint64_t value = ~0ull;
+  CHECK(cudaDeviceGetGraphMemAttribute(0, which, &value));
+  return value;
+}
+
+// Memory that graphs allocate: by nodes, by the one form for all, in a capture.
+static void memory_nodes(cudaStream_t s) {
+  void* out = words();
+  cudaGraph_t g, taker;
+  cudaGraphNode_t alloc, fill, copy, release;
+  cudaMemAllocNodeParams wanted{}, got{};
+  wanted.poolProps.allocType = cudaMemAllocationTypePinned;
+  wanted.poolProps.location.type = cudaMemLocationTypeDevice;
+  wanted.bytesize = kBytes;
+  cudaMemAccessDesc access{};
+  access.location.type = cudaMemLocationTypeDevice;
+  access.flags = cudaMemAccessFlagsProtReadWrite;
+  wanted.accessDescs = &access;
+  wanted.accessDescCount = 1;
+  CHECK(cudaGraphCreate(&g, 0));
+  CHECK(cudaGraphAddMemAllocNode(&alloc, g, nullptr, 0, &wanted));
+  EXPECT(wanted.dptr != nullptr);
+  CHECK(cudaGraphMemAllocNodeGetParams(alloc, &got));
+  EXPECT(got.dptr == wanted.dptr && got.bytesize == kBytes && got.accessDescCount == 1);
+  EXPECT(got.accessDescs[0].flags == cudaMemAccessFlagsProtReadWrite);
+  EXPECT(got.poolProps.allocType == cudaMemAllocationTypePinned && got.poolProps.location.id == 0);
+  cudaMemsetParams set{};
+  set.dst = wanted.dptr;
+  set.value = 9;
+  set.elementSize = 4;
+  set.width = kCount;
+  set.height = 1;
+  CHECK(cudaGraphAddMemsetNode(&fill, g, &alloc, 1, &set));
+  // a second one by the form for all, which its own graph frees
+  cudaGraphNodeParams any{};
+  any.type = cudaGraphNodeTypeMemAlloc;
+  any.alloc.poolProps = wanted.poolProps;
+  any.alloc.bytesize = kBytes;
+#if CUDART_VERSION >= 13000
+  CHECK(cudaGraphAddNode(&alloc, g, &fill, nullptr, 1, &any));
+#else
+  CHECK(cudaGraphAddNode(&alloc, g, &fill, 1, &any));
+#endif
+  void* inner = any.alloc.dptr;
+  EXPECT(inner != nullptr && inner != wanted.dptr);
+  CHECK(cudaGraphAddMemcpyNode1D(&copy, g, &alloc, 1, inner, wanted.dptr, kBytes, cudaMemcpyDeviceToDevice));
+  CHECK(cudaGraphAddMemcpyNode1D(&copy, g, &copy, 1, out, inner, kBytes, cudaMemcpyDeviceToDevice));
+  cudaGraphNodeParams freeing{};
+  freeing.type = cudaGraphNodeTypeMemFree;
+  freeing.free.dptr = inner;
+#if CUDART_VERSION >= 13000
+  CHECK(cudaGraphAddNode(&release, g, &copy, nullptr, 1, &freeing));
+#else
+  CHECK(cudaGraphAddNode(&release, g, &copy, 1, &freeing));
+#endif
+  void* freed = nullptr;
+  CHECK(cudaGraphMemFreeNodeGetParams(release, &freed));
+  EXPECT(freed == inner);
+  cudaGraphNodeType type;
+  CHECK(cudaGraphNodeGetType(release, &type));
+  EXPECT(type == cudaGraphNodeTypeMemFree);
+  EXPECT_RESULT(cudaGraphAddMemFreeNode(&release, g, &copy, 1, inner), cudaErrorInvalidValue);
+  EXPECT_RESULT(cudaGraphAddMemFreeNode(&release, g, &copy, 1, out), cudaErrorInvalidValue);
+  EXPECT_RESULT(cudaGraphClone(&taker, g), cudaErrorNotSupported);
+
+  CHECK(cudaGraphCreate(&taker, 0));
+  CHECK(cudaGraphAddMemFreeNode(&release, taker, nullptr, 0, wanted.dptr));
+  cudaGraphExec_t x, y, second;
+  CHECK(cudaGraphInstantiate(&x, g, 0));
+  EXPECT_RESULT(cudaGraphInstantiate(&second, g, 0), cudaErrorNotSupported);
+  CHECK(cudaGraphInstantiate(&y, taker, 0));
+  EXPECT_RESULT(cudaFree(wanted.dptr), cudaErrorInvalidValue);
+  for (int round = 0; round < 3; ++round) {
+    CHECK(cudaMemset(out, 0, kBytes));
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaGraphLaunch(x, s));
+    EXPECT_RESULT(cudaGraphLaunch(x, s), cudaErrorInvalidValue);
+    EXPECT_RESULT(cudaFree(inner), cudaErrorInvalidValue);
+    CHECK(cudaStreamSynchronize(s));
+    expect_words(out, 9);
+    expect_words(wanted.dptr, 9);
+    if (round == 0) CHECK(cudaGraphLaunch(y, s));
+    if (round == 1) CHECK(cudaFree(wanted.dptr));
+    if (round == 2) CHECK(cudaFreeAsync(wanted.dptr, s));
+  }
+  EXPECT(graph_bytes(cudaGraphMemAttrUsedMemCurrent) >= 2 * kBytes);
+  CHECK(cudaGraphExecDestroy(x));
+  CHECK(cudaGraphExecDestroy(y));
+  CHECK(cudaGraphDestroy(g));
+  CHECK(cudaGraphDestroy(taker));
+  CHECK(cudaDeviceGraphMemTrim(0));
+  EXPECT(graph_bytes(cudaGraphMemAttrUsedMemCurrent) == 0 && graph_bytes(cudaGraphMemAttrReservedMemCurrent) == 0);
+  EXPECT(graph_bytes(cudaGraphMemAttrUsedMemHigh) >= 2 * kBytes);
+  uint64_t zero = 0;
+  CHECK(cudaDeviceSetGraphMemAttribute(0, cudaGraphMemAttrUsedMemHigh, &zero));
+  EXPECT(graph_bytes(cudaGraphMemAttrUsedMemHigh) == 0);
+  EXPECT_RESULT(cudaDeviceGraphMemTrim(7), cudaErrorInvalidDevice);
+
+  // in a capture: one freed there, one left; launched over and over, since each launch frees what the last one left
+  void *left = nullptr, *short_lived = nullptr;
+  CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+  CHECK(cudaMallocAsync(&left, kBytes, s));
+  CHECK(cudaMallocAsync(&short_lived, kBytes, s));
+  CHECK(cudaMemsetAsync(short_lived, 0, kBytes, s));
+  launch(short_lived, 1, 4, s);
+  CHECK(cudaMemcpyAsync(left, short_lived, kBytes, cudaMemcpyDeviceToDevice, s));
+  CHECK(cudaFreeAsync(short_lived, s));
+  EXPECT_RESULT(cudaFreeAsync(out, s), cudaErrorInvalidValue);  // no graph has allocated it
+  CHECK(cudaStreamEndCapture(s, &g));
+  CHECK(cudaGraphInstantiate(&x, g, cudaGraphInstantiateFlagAutoFreeOnLaunch));
+  for (int round = 0; round < 3; ++round) {
+    CHECK(cudaGraphLaunch(x, s));
+    launch(left, 10, 2, s);
+    CHECK(cudaStreamSynchronize(s));
+    expect_words(left, 42);
+  }
+  CHECK(cudaGraphExecDestroy(x));
+  CHECK(cudaGraphDestroy(g));
+  expect_words(left, 42);
+  CHECK(cudaFree(left));
+  EXPECT(graph_bytes(cudaGraphMemAttrUsedMemCurrent) == 0);
+  CHECK(cudaFree(out));
+}
+
 int main() {
   register_all();
   cudaStream_t s;
   CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
   nodes(s);
   captures(s);
+  memory_nodes(s);
   return pass("graphs");
 }

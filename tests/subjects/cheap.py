@@ -1,9 +1,10 @@
 """A few MB of device memory with known contents, changed and checked in each step, and a file. No torch: it starts in 50 ms.
 
-Only with a driver. It appends each step's number to cheap.txt in its folder.
+Only with a driver. It appends each step's number to cheap.txt in its folder, and ends early where that has a file end-now.
 """
 
 import ctypes
+import os
 
 from common import Digest, Steps, check, options
 
@@ -53,6 +54,8 @@ def main() -> None:
         with open("cheap.txt", "a") as file:
             file.write(f"{step}\n")
         steps.say(f"state {state}")
+        if os.path.exists("end-now"):
+            break
     digest.add("memory", bytes(back))
     call("cuMemFree_v2", memory)
     digest.finish()

@@ -154,7 +154,7 @@ def test_an_unchecked_entry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("family", "name"),
     [
-        ("managed memory", "cuMemAllocManaged"),
+        ("managed variables", "cuLibraryGetManaged"),
         ("inter-process handles", "cuIpcOpenMemHandle_v2"),
         ("graphics interop", "cuGraphicsGLRegisterBuffer"),
         ("graphics interop", "cuVDPAUCtxCreate_v2"),
@@ -308,7 +308,7 @@ def golden() -> str:
     answered = client.answered_exports()
     picked = [client.stub(e, n) for n, e in enumerate(answered) if e.name in TYPICAL]
     picked.append(
-        next(line for line in client.emit_refused().splitlines() if "cuMemAllocManaged" in line)
+        next(line for line in client.emit_refused().splitlines() if "cuLibraryGetManaged" in line)
         + "\n"
     )
     # The numbers follow from all the other entries.

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import psutil
 import pytest
 
 from devproxy.errors import Refused
-from devproxy.proxy import elf
+from devproxy.proxy import elf, supervisor
+from devproxy.proxy.server import Server
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FAKE = Path(__file__).parent / "fake_server.py"
@@ -190,3 +192,27 @@ def test_ps_and_status(env: dict[str, str]) -> None:
     job.communicate(timeout=20)
     assert job.returncode == 143
     assert json.loads(ctl("ps", "--json")[1]) == []
+
+
+def test_a_server_that_another_thread_reaps_was_killed() -> None:
+    """The main thread has reaped it and not noted it yet when a verb's thread looks: not exit code 0.
+
+    Seen as "the server of GPU 0 ended with exit code 0" in the message of a suspend whose server was killed.
+    """
+    keeper = supervisor.Supervisor()
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "1000"], {})
+    server = Server(0, pid, -1, "")
+    keeper.servers.append(server)
+    looks = threading.Thread(target=keeper.wait_gone, args=([server], 10))
+    try:
+        os.kill(pid, signal.SIGKILL)
+        with keeper.reaping:
+            assert os.waitpid(pid, 0)[0] == pid
+            looks.start()  # in the gap
+            looks.join(0.2)
+            assert server.status is None
+            assert keeper.note_exit(pid, signal.SIGKILL)
+        looks.join()
+    finally:
+        keeper.stop()
+    assert "signal 9" in server.how_it_ended()

@@ -3,6 +3,7 @@
 Old versions of a function have entries of their own where their parameters differ.
 """
 
+from codegen.apis.cuda_driver.memory import ALLOC, FREE
 from codegen.spec import Api
 
 CHECKED = "2026-11 toolkit 13.0"
@@ -11,7 +12,8 @@ CHECKED = "2026-11 toolkit 13.0"
 cuStreamBeginCapture = Api(client_sa="graph", checked=CHECKED)
 cuStreamBeginCapture_v2 = Api(client_sa="graph", checked=CHECKED)
 cuStreamBeginCaptureToGraph = Api(client_sa="graph", checked=CHECKED)
-cuStreamEndCapture = Api(client_sa="graph", nonnull=("phGraph",), checked=CHECKED)
+# A graph that goes gives back the memory that it allocates.
+cuStreamEndCapture = Api(client_sa="graph", nonnull=("phGraph",), ops=FREE, checked=CHECKED)
 cuStreamIsCapturing = Api(client_sa="graph", nonnull=("captureStatus",), checked=CHECKED)
 cuStreamGetCaptureInfo = Api(client_sa="graph", nonnull=("captureStatus_out",), checked=CHECKED)
 cuStreamGetCaptureInfo_v2 = Api(client_sa="graph", nonnull=("captureStatus_out",), checked=CHECKED)
@@ -21,7 +23,7 @@ cuStreamUpdateCaptureDependencies_v2 = Api(client_sa="graph", checked=CHECKED)
 cuThreadExchangeStreamCaptureMode = Api(client_sa="graph", nonnull=("mode",), checked=CHECKED)
 # -- graphs and their nodes: all in the client
 cuGraphCreate = Api(client_sa="graph", nonnull=("phGraph",), checked=CHECKED)
-cuGraphDestroy = Api(client_sa="graph", checked=CHECKED)
+cuGraphDestroy = Api(client_sa="graph", ops=FREE, checked=CHECKED)
 cuGraphClone = Api(client_sa="graph", nonnull=("phGraphClone",), checked=CHECKED)
 cuGraphAddKernelNode = Api(
     client_sa="graph", nonnull=("phGraphNode", "nodeParams"), checked=CHECKED
@@ -40,8 +42,22 @@ cuGraphAddChildGraphNode = Api(client_sa="graph", nonnull=("phGraphNode",), chec
 cuGraphAddEmptyNode = Api(client_sa="graph", nonnull=("phGraphNode",), checked=CHECKED)
 cuGraphAddEventRecordNode = Api(client_sa="graph", nonnull=("phGraphNode",), checked=CHECKED)
 cuGraphAddEventWaitNode = Api(client_sa="graph", nonnull=("phGraphNode",), checked=CHECKED)
-cuGraphAddNode = Api(client_sa="graph", nonnull=("phGraphNode", "nodeParams"), checked=CHECKED)
-cuGraphAddNode_v2 = Api(client_sa="graph", nonnull=("phGraphNode", "nodeParams"), checked=CHECKED)
+cuGraphAddNode = Api(
+    client_sa="graph", nonnull=("phGraphNode", "nodeParams"), ops=ALLOC, checked=CHECKED
+)
+cuGraphAddNode_v2 = Api(
+    client_sa="graph", nonnull=("phGraphNode", "nodeParams"), ops=ALLOC, checked=CHECKED
+)
+# -- memory nodes: an allocation of the client, made with its node; what a launch adds is bookkeeping
+cuGraphAddMemAllocNode = Api(
+    client_sa="graph", nonnull=("phGraphNode", "nodeParams"), ops=ALLOC, checked=CHECKED
+)
+cuGraphAddMemFreeNode = Api(client_sa="graph", nonnull=("phGraphNode",), checked=CHECKED)
+cuGraphMemAllocNodeGetParams = Api(client_sa="graph", nonnull=("params_out",), checked=CHECKED)
+cuGraphMemFreeNodeGetParams = Api(client_sa="graph", nonnull=("dptr_out",), checked=CHECKED)
+cuDeviceGraphMemTrim = Api(client_sa="graph", checked=CHECKED)
+cuDeviceGetGraphMemAttribute = Api(client_sa="graph", nonnull=("value",), checked=CHECKED)
+cuDeviceSetGraphMemAttribute = Api(client_sa="graph", nonnull=("value",), checked=CHECKED)
 cuGraphNodeSetParams = Api(client_sa="graph", nonnull=("nodeParams",), checked=CHECKED)
 cuGraphKernelNodeGetParams = Api(client_sa="graph", nonnull=("nodeParams",), checked=CHECKED)
 cuGraphKernelNodeGetParams_v2 = Api(client_sa="graph", nonnull=("nodeParams",), checked=CHECKED)
@@ -101,7 +117,9 @@ cuGraphInstantiateWithParams = Api(
     checked=CHECKED,
 )
 cuGraphExecGetFlags = Api(client_sa="graph", nonnull=("flags",), checked=CHECKED)
-cuGraphExecDestroy = Api(client_sa="graph", ops=("GRAPH_DESTROY", "HOST_FREE"), checked=CHECKED)
+cuGraphExecDestroy = Api(
+    client_sa="graph", ops=("GRAPH_DESTROY", "HOST_FREE", *FREE), checked=CHECKED
+)
 cuGraphLaunch = Api(client_sa="graph", ops=("GRAPH_LAUNCH", "HOST_FUNC_DONE"), checked=CHECKED)
 # The steps are on the server since the instantiation; a step of a device has nothing to upload.
 cuGraphUpload = Api(client_sa="graph", checked=CHECKED)

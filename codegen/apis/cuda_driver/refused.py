@@ -7,10 +7,11 @@ from codegen.spec import Refused
 
 # title: (regular expression over the whole symbol without its version and thread suffix, Refused)
 FAMILIES: dict[str, tuple[str, Refused]] = {
-    "managed memory": (
-        r"cuMemAllocManaged|cuMemAdvise|cuMemPrefetch\w*|cuMemRangeGetAttributes?|cuStreamAttachMemAsync|cuMemDiscard\w*",
+    "managed variables": (
+        r"cuLibraryGetManaged",
         Refused(
-            "managed memory faults in the job process, where there is no device; use cuMemAlloc and explicit copies"
+            "a driver places a managed variable in the device-proxy server's process, where the job cannot reach it;"
+            " use cuMemAllocManaged"
         ),
     ),
     "inter-process handles": (
@@ -39,12 +40,6 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
         r"cuCheckpoint\w+",
         Refused(
             "devproxy checkpoints whole jobs; the state of one process in the driver is not enough"
-        ),
-    ),
-    "graph memory nodes": (
-        r"cuGraph(Add)?Mem(Alloc|Free)Node\w*|cuDevice(Get|Set)GraphMemAttribute|cuDeviceGraphMemTrim",
-        Refused(
-            "memory that a graph allocates by itself is not supported yet; allocate it before the capture"
         ),
     ),
     "graph memory operations": (

@@ -3,6 +3,7 @@
 Queries and waits read the completion counters of the segment; they send nothing.
 """
 
+from codegen.apis.cuda_driver.memory import FREE
 from codegen.spec import Api
 
 CHECKED = "2026-11 toolkit 13.0"
@@ -25,7 +26,8 @@ cuStreamAddCallback = Api(
 )
 cuStreamQuery = Api(client_sa="sync", checked=CHECKED)
 cuStreamSynchronize = Api(client_sa="sync", waits=True, checked=CHECKED)
-cuStreamDestroy_v2 = Api(client_sa="sync", ops=("STREAM_DESTROY",), checked=CHECKED)
+# With a capture that began in it, its graph goes, and what that allocates.
+cuStreamDestroy_v2 = Api(client_sa="sync", ops=("STREAM_DESTROY", *FREE), checked=CHECKED)
 # cuda.h lists it under "Execution Control"; it is a command of a stream like cuStreamAddCallback.
 cuLaunchHostFunc = Api(
     client_sa="sync", nonnull=("fn",), ops=("HOST_FUNC", "HOST_FUNC_DONE"), checked=CHECKED

@@ -87,6 +87,29 @@ cudaGraphAddNode_v2 = Api(
     nonnull=("pGraphNode", "nodeParams"),
     checked=CHECKED,
 )
+# -- memory nodes
+cudaGraphAddMemAllocNode = Api(
+    client_sa="cudart.graph",
+    enters="context",
+    nonnull=("pGraphNode", "nodeParams"),
+    checked=CHECKED,
+)
+cudaGraphAddMemFreeNode = Api(
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",), checked=CHECKED
+)
+cudaGraphMemAllocNodeGetParams = Api(
+    client_sa="cudart.graph", enters="context", nonnull=("params_out",), checked=CHECKED
+)
+cudaGraphMemFreeNodeGetParams = Api(
+    client_sa="cudart.graph", enters="context", nonnull=("dptr_out",), checked=CHECKED
+)
+cudaDeviceGraphMemTrim = Api(client_sa="cudart.graph", enters="driver", checked=CHECKED)
+cudaDeviceGetGraphMemAttribute = Api(
+    client_sa="cudart.graph", enters="driver", nonnull=("value",), checked=CHECKED
+)
+cudaDeviceSetGraphMemAttribute = Api(
+    client_sa="cudart.graph", enters="driver", nonnull=("value",), checked=CHECKED
+)
 cudaGraphNodeSetParams = Api(
     client_sa="cudart.graph", enters="context", nonnull=("nodeParams",), checked=CHECKED
 )

@@ -25,6 +25,38 @@ cudaHostUnregister = Api(client_sa="cudart.memory", enters="context", checked=CH
 cudaHostGetDevicePointer = Api(
     client_sa="cudart.memory", enters="context", nonnull=("pDevice",), checked=CHECKED
 )
+cudaMallocManaged = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("devPtr",), checked=CHECKED
+)
+# The plain names have a device's number in 12, a location in 13.
+cudaMemAdvise = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemAdvise_v2 = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemPrefetchAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemPrefetchAsync_v2 = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemPrefetchBatchAsync = Api(
+    client_sa="cudart.memory",
+    enters="context",
+    nonnull=("dptrs", "sizes", "prefetchLocs", "prefetchLocIdxs"),
+    checked=CHECKED,
+)
+cudaMemDiscardBatchAsync = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("dptrs", "sizes"), checked=CHECKED
+)
+cudaMemDiscardAndPrefetchBatchAsync = Api(
+    client_sa="cudart.memory",
+    enters="context",
+    nonnull=("dptrs", "sizes", "prefetchLocs", "prefetchLocIdxs"),
+    checked=CHECKED,
+)
+cudaMemRangeGetAttribute = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("data",), checked=CHECKED
+)
+cudaMemRangeGetAttributes = Api(
+    client_sa="cudart.memory",
+    enters="context",
+    nonnull=("data", "dataSizes", "attributes"),
+    checked=CHECKED,
+)
 cudaHostGetFlags = Api(
     client_sa="cudart.memory", enters="context", nonnull=("pFlags",), checked=CHECKED
 )

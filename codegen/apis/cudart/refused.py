@@ -5,11 +5,11 @@ from codegen.spec import Refused
 
 # title: (regular expression over the whole symbol without its version and thread suffix, Refused)
 FAMILIES: dict[str, tuple[str, Refused]] = {
-    "managed memory": (
-        r"cudaMallocManaged|cudaMemAdvise|cudaMemPrefetch\w*|cudaMemDiscard\w*|cudaMemRangeGetAttributes?"
-        r"|cudaStreamAttachMemAsync|cudaLibraryGetManaged",
+    "managed variables": (
+        r"cudaLibraryGetManaged",
         Refused(
-            "managed memory faults in the job process, where there is no device; use cudaMalloc and explicit copies"
+            "a driver places a managed variable in the device-proxy server's process, where the job cannot reach it;"
+            " use cudaMallocManaged"
         ),
     ),
     "inter-process handles": (
@@ -24,10 +24,6 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
     "external memory and semaphores": (
         r"cudaImportExternal\w+|cudaExternalMemory\w+|cudaDestroyExternal\w+|cuda(Signal|Wait)ExternalSemaphores\w*",
         DRIVER["external memory and semaphores"][1],
-    ),
-    "graph memory nodes": (
-        r"cudaGraph(Add)?Mem(Alloc|Free)Node\w*|cudaDevice(Get|Set)GraphMemAttribute|cudaDeviceGraphMemTrim",
-        DRIVER["graph memory nodes"][1],
     ),
     "graph external semaphores": (
         r"cudaGraph(Add|Exec)?ExternalSemaphores\w*",

@@ -29,6 +29,7 @@ cudaStreamGetDevice = Api(
     client_sa="cudart.stream", enters="context", nonnull=("device",), checked=CHECKED
 )
 cudaStreamDestroy = Api(client_sa="cudart.stream", enters="context", checked=CHECKED)
+cudaStreamAttachMemAsync = Api(client_sa="cudart.stream", enters="context", checked=CHECKED)
 cudaStreamWaitEvent = Api(client_sa="cudart.stream", enters="context", checked=CHECKED)
 cudaStreamAddCallback = Api(
     client_sa="cudart.stream", enters="context", nonnull=("callback",), checked=CHECKED

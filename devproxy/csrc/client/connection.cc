@@ -165,6 +165,8 @@ int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
   device_ = ordinal;
   link_ = link;
   slot_ = reply.slot;
+  unsigned long number = 0;
+  if (sscanf(reply.pinned_name, "gpu%u-%lu.pinned", &window_gpu_, &number) == 2) window_number_ = number;
   keeps_host_pages_ = (reply.flags & kKeepsHostPages) != 0;
   props_ = reply.props;
   props_.name[sizeof(props_.name) - 1] = 0;

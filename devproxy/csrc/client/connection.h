@@ -115,6 +115,9 @@ class Connection {
   const DeviceProps& props() const { return props_; }
   uint32_t slot() const { return slot_; }
   bool keeps_host_pages() const { return keeps_host_pages_; }
+  // What names the pinned window to the other servers of the job: the server that made it, and its connection's number.
+  uint32_t window_gpu() const { return window_gpu_; }
+  uint64_t window_number() const { return window_number_; }
   uint64_t device_base() const { return range_base(slot_); }
   uint64_t pinned_base() const { return range_base(slot_) + kDeviceBytes; }
   bool is_device(uint64_t addr) const { return addr - device_base() < kDeviceBytes; }
@@ -185,6 +188,8 @@ class Connection {
   int link_ = -1;  // write end of the FIFO that the server reads
   uint32_t slot_ = 0;
   bool keeps_host_pages_ = false;
+  uint32_t window_gpu_ = 0;
+  uint64_t window_number_ = 0;
   std::atomic<bool> lost_{false};
   std::atomic<uint64_t> last_look_us_{0};
   // The newest head that any thread has seen: most posts need not touch the line that the server writes. Stored with

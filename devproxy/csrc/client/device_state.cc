@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <new>
 
+#include "devproxy/csrc/client/log.h"
+#include "devproxy/interceptors/managed/advice.h"
+
 namespace devproxy::client {
 namespace {
 
@@ -17,6 +20,8 @@ constexpr size_t kPendingBeforeReclaim = 64;
 
 std::atomic<DeviceState*> g_states[kMaxDevices];
 std::mutex g_states_mu;
+// Over what changes the managed memory that servers know, and over a new state's becoming visible: so none misses any.
+std::mutex g_told_mu;
 
 }  // namespace
 
@@ -81,9 +86,26 @@ void DeviceState::reclaim() {
       list.erase(done, list.end());
     }
   }
+  std::erase_if(retiring_, [&](const Retiring& r) {
+    if (!over(r.uses)) return false;
+    alloc_.give(r.addr, r.bytes);
+    return true;
+  });
+}
+
+bool DeviceState::over(const std::vector<Use>& uses) const {
+  return std::all_of(uses.begin(), uses.end(), [&](const Use& u) { return conn_->completed(u.stream, u.position); });
 }
 
 uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, int32_t* error) {
+  return allocate(bytes, stream, stable, current_context(), error);
+}
+
+uint64_t DeviceState::allocate_for_graph(uint64_t bytes, int32_t* error) {
+  return allocate(bytes, nullptr, false, 0, error);
+}
+
+uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, uint64_t context, int32_t* error) {
   const uint64_t n = BidirAllocator::round_up(bytes);
   if (n < bytes || n > kDeviceBytes) {
     *error = kOutOfMemory;
@@ -117,7 +139,7 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, i
     return 0;
   }
   used_ += n;
-  live_[addr] = {n, bytes, stable, next_buffer_id(), current_context()};
+  live_[addr] = {n, bytes, stable, next_buffer_id(), context};
   return addr;
 }
 
@@ -136,6 +158,23 @@ int32_t DeviceState::free(uint64_t addr, StreamObj* stream) {
     cache.by_bytes[a.bytes].push_back({addr, a.bytes, a.stable, stream->last.load(std::memory_order_acquire)});
     if (++cache.count % kPendingBeforeReclaim == 0) reclaim();
   }
+  give_back_credit();
+  return rc;
+}
+
+int32_t DeviceState::free_behind(uint64_t addr, const std::vector<Use>& uses) {
+  std::lock_guard lock(mu_);
+  const auto it = live_.find(addr);
+  if (it == live_.end()) return kInvalidValue;
+  const uint64_t bytes = it->second.bytes;
+  // The server has its own order: what it was sent before still finds the memory.
+  const int32_t rc = conn_->post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr});
+  live_.erase(it);
+  used_ -= bytes;
+  if (over(uses))
+    alloc_.give(addr, bytes);
+  else
+    retiring_.push_back({addr, bytes, uses});
   give_back_credit();
   return rc;
 }
@@ -197,7 +236,15 @@ void DeviceState::end_context(uint64_t context) {
   }
   // Errors only say that the server is gone, and then its memory is too.
   for (const uint64_t addr : mine) static_cast<void>(free(addr, nullptr));
-  for (const uint64_t addr : mine_pinned) static_cast<void>(free_pinned(addr));
+  for (const uint64_t addr : mine_pinned) {
+    // Kernels of the other GPUs may use managed memory; their streams are not those that the caller waited for.
+    uint64_t base;
+    Allocation a;
+    for (int i = 0; i < kMaxDevices && find_pinned(addr, &base, &a) && a.advice; ++i)
+      if (DeviceState* other = device_state_if_attached(i); other && other != this)
+        static_cast<void>(other->wait_all());
+    static_cast<void>(free_pinned(addr));
+  }
   for (uint32_t i = 1; i < streams_made(); ++i)
     if (streams_[i].context == context && streams_[i].handle.load() != 0)
       static_cast<void>(destroy_stream(&streams_[i]));
@@ -214,7 +261,9 @@ int32_t DeviceState::info(uint64_t* free, uint64_t* total) {
   return kOk;
 }
 
-uint64_t DeviceState::allocate_pinned(uint64_t bytes, int32_t* error) {
+uint64_t DeviceState::allocate_pinned(uint64_t bytes, int32_t* error) { return take_pinned(bytes, false, error); }
+
+uint64_t DeviceState::take_pinned(uint64_t bytes, bool managed, int32_t* error) {
   const uint64_t n = (bytes + 4095) & ~4095ull;
   if (n < bytes || n > kPinnedBytes) {
     *error = kOutOfMemory;
@@ -236,11 +285,84 @@ uint64_t DeviceState::allocate_pinned(uint64_t bytes, int32_t* error) {
     pinned_alloc_.give(addr, n);
     return 0;
   }
-  pinned_live_[addr] = {n, bytes, false, next_buffer_id(), current_context()};
+  Allocation a{n, bytes, false, next_buffer_id(), current_context()};
+  if (managed) a.advice = std::make_shared<AdviceMap>(addr, addr + n);
+  pinned_live_[addr] = std::move(a);
   return addr;
 }
 
+int32_t DeviceState::reached_by_kernels(uint64_t addr, uint64_t bytes) {
+  wire::HOST_DEVICE_ADDRESS_rep rep{};
+  Reply reply{&rep, sizeof(rep)};
+  const wire::HOST_DEVICE_ADDRESS_req req{addr, bytes};
+  const int32_t rc = conn_->call(wire::Opcode::HOST_DEVICE_ADDRESS, req, &reply);
+  return rc == kOk && rep.addr != addr ? static_cast<int32_t>(kNotSupported) : rc;
+}
+
+int32_t DeviceState::learn(const DeviceState& owner, uint64_t addr, uint64_t bytes) {
+  if (!(windows_ >> owner.ordinal_ & 1)) {
+    const wire::HOST_WINDOW_req req{owner.conn_->window_number(), owner.conn_->window_gpu(), owner.conn_->slot()};
+    if (const int32_t rc = conn_->call(wire::Opcode::HOST_WINDOW, req); rc != kOk) return rc;
+    windows_ |= 1u << owner.ordinal_;
+  }
+  if (const int32_t rc = conn_->post(wire::Opcode::HOST_ALLOC, wire::HOST_ALLOC_req{addr, bytes}); rc != kOk) return rc;
+  const int32_t rc = reached_by_kernels(addr, bytes);
+  if (rc != kOk) static_cast<void>(conn_->post(wire::Opcode::HOST_FREE, wire::HOST_FREE_req{addr}));
+  return rc;
+}
+
+int32_t DeviceState::learn_all() {
+  std::vector<uint64_t> known;
+  for (int i = 0; i < kMaxDevices; ++i) {
+    DeviceState* other = device_state_if_attached(i);
+    if (!other) continue;
+    std::lock_guard lock(other->pinned_mu_);
+    for (const auto& [addr, a] : other->pinned_live_) {
+      if (!a.advice) continue;
+      const int32_t rc = learn(*other, addr, a.bytes);
+      if (rc == kOk) {
+        known.push_back(addr);
+        continue;
+      }
+      for (const uint64_t k : known) static_cast<void>(conn_->post(wire::Opcode::HOST_FREE, wire::HOST_FREE_req{k}));
+      return rc;
+    }
+  }
+  return kOk;
+}
+
+uint64_t DeviceState::allocate_managed(uint64_t bytes, int32_t* error) {
+  std::lock_guard told(g_told_mu);
+  const uint64_t addr = take_pinned(bytes, true, error);
+  if (!addr) return 0;
+  const uint64_t n = round_page(bytes);
+  *error = reached_by_kernels(addr, n);
+  int i = 0;
+  for (; i < kMaxDevices && *error == kOk; ++i)
+    if (DeviceState* other = device_state_if_attached(i); other && other != this) *error = other->learn(*this, addr, n);
+  if (*error == kOk) return addr;
+  forget(addr, i - 1);
+  static_cast<void>(give_pinned(addr));
+  return 0;
+}
+
+// An error only says that a server is gone, and then what it knew is too.
+void DeviceState::forget(uint64_t addr, int devices) {
+  for (int i = 0; i < devices; ++i)
+    if (DeviceState* other = device_state_if_attached(i); other && other != this)
+      static_cast<void>(other->conn_->post(wire::Opcode::HOST_FREE, wire::HOST_FREE_req{addr}));
+}
+
 int32_t DeviceState::free_pinned(uint64_t addr) {
+  uint64_t base = 0;
+  Allocation a;
+  if (!find_pinned(addr, &base, &a) || base != addr || !a.advice) return give_pinned(addr);
+  std::lock_guard told(g_told_mu);
+  forget(addr, kMaxDevices);
+  return give_pinned(addr);
+}
+
+int32_t DeviceState::give_pinned(uint64_t addr) {
   std::lock_guard lock(pinned_mu_);
   const auto it = pinned_live_.find(addr);
   if (it == pinned_live_.end()) return kInvalidValue;
@@ -360,6 +482,15 @@ DeviceState* device_state(int ordinal, int32_t* error) {
   std::lock_guard lock(g_states_mu);
   if (DeviceState* s = g_states[ordinal].load(std::memory_order_relaxed)) return s;
   auto* s = new DeviceState(c, ordinal);
+  std::lock_guard told(g_told_mu);
+  if ((*error = s->learn_all()) != kOk) {
+    log(Level::kError,
+        "GPU %d cannot be used by this process: it has managed memory, which kernels of GPU %d do not reach (error "
+        "%d); free it first, or use cuMemAlloc",
+        ordinal, ordinal, *error);
+    delete s;
+    return nullptr;
+  }
   g_states[ordinal].store(s, std::memory_order_release);
   return s;
 }

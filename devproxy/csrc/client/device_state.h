@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -51,6 +52,8 @@ struct EventObj {
   std::atomic<uint64_t> capture{0};  // id of the capture sequence that it was last recorded in; 0: in none
 };
 
+class AdviceMap;
+
 struct Allocation {
   uint64_t bytes = 0;  // rounded to the granule
   uint64_t wanted = 0;
@@ -59,13 +62,22 @@ struct Allocation {
   uint64_t context = 0;  // of the thread that allocated; destroying a context frees what is its
   bool piece = false;    // a mapping of interceptors/vmm: one range with its neighbours, and not to be freed as memory
   bool hidden = false;   // it is unmapped, and keeps its contents
+  std::shared_ptr<AdviceMap> advice{};  // of managed memory (interceptors/managed), which lies in the pinned window
+};
+
+// Up to where a stream has used something.
+struct Use {
+  uint32_t stream = 0;  // index
+  uint64_t position = 0;
 };
 
 // Memory and streams of one device. Locks: mu guards the allocator, never held over a message that waits but
-// MEM_CREDIT (which cannot block on the job).
+// MEM_CREDIT (which cannot block on the job); the making of states < what every server is told (managed memory) <
+// pinned_mu.
 class DeviceState {
  public:
   explicit DeviceState(Connection* connection, int ordinal);
+  ~DeviceState() { delete[] streams_; }  // of one that nobody has seen
 
   Connection& conn() { return *conn_; }
   int ordinal() const { return ordinal_; }
@@ -74,8 +86,12 @@ class DeviceState {
   // A device address, or 0 and *error. stream: on whose order the memory becomes usable (reuse of what was freed in the
   // order of the same stream needs no wait); nullptr: usable at once on every stream.
   [[nodiscard]] uint64_t allocate(uint64_t bytes, StreamObj* stream, bool stable, int32_t* error);
+  // Usable at once, and of no context: it outlives the one that is current.
+  [[nodiscard]] uint64_t allocate_for_graph(uint64_t bytes, int32_t* error);
   // Frees in the order of `stream`; nullptr: the caller has waited for every stream.
   [[nodiscard]] int32_t free(uint64_t addr, StreamObj* stream);
+  // Frees behind what several streams have been given to do. Waits for nothing: only the address waits.
+  [[nodiscard]] int32_t free_behind(uint64_t addr, const std::vector<Use>& uses);
   // The live allocation around addr.
   bool find(uint64_t addr, uint64_t* base, Allocation* out);
   [[nodiscard]] int32_t info(uint64_t* free, uint64_t* total);
@@ -92,6 +108,9 @@ class DeviceState {
   void show(uint64_t addr) { set_hidden(addr, false); }
 
   [[nodiscard]] uint64_t allocate_pinned(uint64_t bytes, int32_t* error);
+  // The same, and every server of the process is told of it, also those that it attaches to later: all their kernels
+  // reach it. kNotSupported where one's do not.
+  [[nodiscard]] uint64_t allocate_managed(uint64_t bytes, int32_t* error);
   [[nodiscard]] int32_t free_pinned(uint64_t addr);
   bool find_pinned(uint64_t addr, uint64_t* base, Allocation* out);
 
@@ -131,9 +150,22 @@ class DeviceState {
     std::unordered_map<uint64_t, std::vector<Pending>> by_bytes;
     size_t count = 0;
   };
+  struct Retiring {
+    uint64_t addr, bytes;
+    std::vector<Use> uses;  // free once all of them are over
+  };
+  uint64_t allocate(uint64_t bytes, StreamObj* stream, bool stable, uint64_t context, int32_t* error);
+  bool over(const std::vector<Use>& uses) const;
   void reclaim();                  // finished pending runs go back to the allocator. mu held
   int32_t credit(uint64_t bytes);  // makes sure that `bytes` more may live. mu held
   void give_back_credit();         // mu held
+  uint64_t take_pinned(uint64_t bytes, bool managed, int32_t* error);
+  [[nodiscard]] int32_t learn(const DeviceState& owner, uint64_t addr, uint64_t bytes);  // managed memory. Told locked
+  [[nodiscard]] int32_t learn_all();                                                     // Told locked
+  [[nodiscard]] int32_t reached_by_kernels(uint64_t addr, uint64_t bytes);
+  void forget(uint64_t addr, int devices);  // of the first `devices`, the other ones' servers. Told locked
+  [[nodiscard]] int32_t give_pinned(uint64_t addr);
+  friend DeviceState* device_state(int ordinal, int32_t* error);
   void fetch_output();
   void set_hidden(uint64_t addr, bool hidden);
 
@@ -145,11 +177,13 @@ class DeviceState {
   BidirAllocator alloc_;
   std::map<uint64_t, Allocation> live_;
   std::unordered_map<uint32_t, StreamCache> pending_;  // by stream index
+  std::vector<Retiring> retiring_;
   uint64_t granted_ = 0, used_ = 0;
 
   std::mutex pinned_mu_;
   BidirAllocator pinned_alloc_;
   std::map<uint64_t, Allocation> pinned_live_;
+  uint32_t windows_ = 0;  // bits of the devices whose windows our server knows
 
   std::mutex stream_mu_;
   StreamObj* streams_;  // kStreams of them

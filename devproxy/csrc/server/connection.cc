@@ -70,6 +70,27 @@ struct Closer {
   ~Closer() { close(fd); }
 };
 
+constexpr uint64_t kWindowAgainUs = 5'000'000;
+
+// Maps a window's file at its address. A process that ended may still have it mapped here, by the connection to this
+// server that looks for its end by itself: that passes.
+Status map_pinned(int file, uint64_t begin) {
+  void* const want = reinterpret_cast<void*>(begin);
+  const uint64_t until = now_us() + kWindowAgainUs;
+  for (;;) {
+    void* const got =
+        mmap(want, kPinnedBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE, file, 0);
+    if (got == want) break;
+    const Status why = Status::from_errno(kOutOfMemory, "mapping the pinned window at its fixed address");
+    const bool taken = got != MAP_FAILED || errno == EEXIST;
+    if (got != MAP_FAILED) munmap(got, kPinnedBytes);
+    if (!taken || now_us() > until) return why;
+    usleep(10'000);
+  }
+  madvise(want, kPinnedBytes, MADV_DONTDUMP);
+  return {};
+}
+
 }  // namespace
 
 void Connection::name_files() {
@@ -113,16 +134,8 @@ Status Connection::open_files() {
   const int pinned = ::open(pinned_path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (pinned < 0) return Status::from_errno(kFileNotFound, "opening " + pinned_path_);
   const Closer close_pinned{pinned};
-  void* const want = reinterpret_cast<void*>(pinned_begin());
-  void* const got =
-      mmap(want, kPinnedBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE, pinned, 0);
-  if (got != want) {
-    const Status why = Status::from_errno(kOutOfMemory, "mapping the pinned window at its fixed address");
-    if (got != MAP_FAILED) munmap(got, kPinnedBytes);
-    return why;
-  }
+  if (Status s = map_pinned(pinned, pinned_begin()); !s.ok()) return s;
   pinned_mapped_ = true;
-  madvise(want, kPinnedBytes, MADV_DONTDUMP);
 
   // Non-blocking: no writer is awaited. poll() says POLLHUP only when a writer has been there since (pipe(7); the
   // kernel compares the count of writers at open), so before the client opens its end the link is quiet.
@@ -137,8 +150,56 @@ Status Connection::open_memory() {
   space_ = std::move(*space);
   streams_[0] = {kLegacyStream, space_->create_queue(hal::QueueKind::kLegacy, 0, 0)};
   device_mirror = MemoryMirror(device_begin(), device_begin() + kDeviceBytes);
-  pinned_mirror = MemoryMirror(pinned_begin(), pinned_begin() + kPinnedBytes);
+  pinned_mirror = MemoryMirror(kRangeBase, range_base(kMaxSlots));
   return {};
+}
+
+// Precondition: it is not mapped.
+Status Connection::map_window(const Window& w) const {
+  const std::string path = parts_.job_dir + "/gpu" + std::to_string(w.gpu) + "-" + std::to_string(w.number) + ".pinned";
+  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (file < 0) return Status::from_errno(kFileNotFound, "opening " + path);
+  const Closer close_file{file};
+  struct stat info;
+  if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode) || static_cast<uint64_t>(info.st_size) != kPinnedBytes)
+    return {kInvalidValue, path + " is no pinned window of this build"};
+  if (Status s = map_pinned(file, w.begin()); !s.ok()) return std::move(s).with(path);
+  space_->host_window(w.begin(), kPinnedBytes);
+  return {};
+}
+
+Status Connection::open_window(Window window) {
+  if (window.slot >= kMaxSlots || window.slot == slot_) return {kInvalidValue, "no other window has such a slot"};
+  for (const Window& w : windows_)
+    if (w.slot == window.slot)
+      return w.gpu == window.gpu && w.number == window.number
+                 ? Status()
+                 : Status(kInvalidValue, "another window of this client has that slot");
+  if (Status s = map_window(window); !s.ok()) return s;
+  window.mapped = true;
+  windows_.push_back(window);
+  return {};
+}
+
+bool Connection::in_a_window(uint64_t addr, uint64_t bytes) const {
+  if (in_own_window(addr, bytes)) return true;
+  return std::any_of(windows_.begin(), windows_.end(), [&](const Window& w) { return w.holds(addr, bytes); });
+}
+
+// The other servers of the job have their windows again only when all of them go on.
+bool Connection::open_restored_windows() {
+  for (Window& w : windows_) {
+    if (w.mapped) continue;
+    if (Status s = map_window(w); !s.ok()) {
+      poison(("restoring client " + std::to_string(number()) + ": " + s.text()).c_str());
+      return false;
+    }
+    w.mapped = true;
+    pinned_mirror.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
+      if (w.holds(addr, bytes)) space_->host_allocated(addr, bytes);
+    });
+  }
+  return true;
 }
 
 void Connection::own() {
@@ -244,6 +305,9 @@ void Connection::tear_down() {
   remove_files();
   if (pinned_mapped_) munmap(reinterpret_cast<void*>(pinned_begin()), kPinnedBytes);
   pinned_mapped_ = false;
+  for (const Window& w : windows_)
+    if (w.mapped) munmap(reinterpret_cast<void*>(w.begin()), kPinnedBytes);
+  windows_.clear();
   if (slot_ != SlotTable::kAny && !keep_files_) parts_.slots->give(slot_);
 }
 

@@ -180,7 +180,21 @@ class Connection final : public hal::SpaceOwner {
   ImageUpload upload;
   ImageStore::Ref uploaded;  // whole, and not loaded yet
 
-  MemoryMirror device_mirror, pinned_mirror;
+  MemoryMirror device_mirror, pinned_mirror;  // pinned: of all windows
+  // Another window of the same process, as the server of `gpu` made it for its connection `number`.
+  struct Window {
+    uint64_t number = 0;
+    uint32_t gpu = 0, slot = 0;
+    bool mapped = false;
+    uint64_t begin() const { return range_base(slot) + kDeviceBytes; }
+    bool holds(uint64_t addr, uint64_t bytes) const {
+      return addr >= begin() && addr - begin() < kPinnedBytes && bytes <= kPinnedBytes - (addr - begin());
+    }
+  };
+  Status open_window(Window window);
+  // Is it a part of this client's window on this server, or of another that is open?
+  bool in_own_window(uint64_t addr, uint64_t bytes) const { return Window{0, 0, slot_}.holds(addr, bytes); }
+  bool in_a_window(uint64_t addr, uint64_t bytes) const;
   // Changes a mirror: the lock that device threads read under.
   [[nodiscard]] std::unique_lock<std::shared_mutex> change_mirrors() { return std::unique_lock(mirrors_mu_); }
   uint64_t credit_bytes = 0;   // granted to the client's allocator
@@ -234,6 +248,7 @@ class Connection final : public hal::SpaceOwner {
   Status make_files();
   Status open_files();
   Status open_memory();
+  Status map_window(const Window& window) const;
   void end_host_functions();
   void fill_reply(AttachReply* reply) const;
 
@@ -244,6 +259,7 @@ class Connection final : public hal::SpaceOwner {
   void throttle();
   bool cut_ready();
   void park();
+  bool open_restored_windows();
   std::string told_json() const;
   Status check_told(const Json& told) const;
   Status restore_memory(const Json& client);
@@ -291,6 +307,7 @@ class Connection final : public hal::SpaceOwner {
     hal::QueueRef queue;
   };
   std::vector<Stream> streams_{kStreams};
+  std::vector<Window> windows_;
   uint64_t position_ = 0;  // our own copy of the ring's head
   bool poisoned_ = false;
   LiveTrace trace_;

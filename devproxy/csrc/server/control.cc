@@ -345,7 +345,8 @@ std::string Server::resume() {
   cut_peer_ = nullptr;
   dumped_.clear();
   DP_LOG(kInfo, kServer, 0, "resumed");
-  return s.ok() ? "{\"ok\":true}" : refused(s.text() + "; the job runs on");
+  // Not "the job runs on": after a restore there is none yet, and whoever asked knows what becomes of it.
+  return s.ok() ? "{\"ok\":true}" : refused(s.text());
 }
 
 std::string Server::leave() {

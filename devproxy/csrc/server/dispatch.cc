@@ -79,6 +79,7 @@ constexpr Row kRows[] = {
     {wire::Opcode::MEMSET, memory::memset},
     {wire::Opcode::HOST_ALLOC, hostmem::host_alloc},
     {wire::Opcode::HOST_FREE, hostmem::host_free},
+    {wire::Opcode::HOST_WINDOW, hostmem::host_window},
     {wire::Opcode::STREAM_CREATE, sync::stream_create},
     {wire::Opcode::STREAM_DESTROY, sync::stream_destroy},
     {wire::Opcode::STREAM_WAIT_EVENT, sync::stream_wait_event},
@@ -168,6 +169,7 @@ void Connection::dispatch() {
       if (cut_ready()) {
         counters_.busy_us.fetch_add(now_us() - busy_since, std::memory_order_relaxed);
         park();
+        if (!stopping() && !open_restored_windows()) return;
         busy_since = now_us();
         continue;
       }

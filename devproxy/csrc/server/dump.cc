@@ -320,6 +320,10 @@ StatusOr<std::string> Connection::state_json() {
                   json_number("bytes", arrays.find(piece.handle)->extent.bytes()) + '}';
   pinned_mirror.for_each_live(
       [&](uint64_t addr, uint64_t bytes, uint32_t) { pinned += (pinned.empty() ? "" : ",") + pair_json(addr, bytes); });
+  std::string windows;
+  for (const Window& w : windows_)
+    windows += (windows.empty() ? "{" : ",{") + json_number("number", w.number) + ',' + json_number("gpu", w.gpu) +
+               ',' + json_number("slot", w.slot) + '}';
   Status failed;
   events.for_each([&](VHandle handle, const hal::EventRef& event) {
     auto time = space_->event_time_ns(event);
@@ -350,11 +354,11 @@ StatusOr<std::string> Connection::state_json() {
          json_number("slot", slot_) + ",\"told\":" + told_json() + ',' + json_number("position", position_) + ',' +
          json_number("credit_bytes", credit_bytes) + ',' + json_number("client_bytes", client_bytes) + ',' +
          json_number("globals_bytes", globals_bytes) + ',' + json_number("arrays_bytes", arrays_bytes) +
-         ",\"device\":[" + device + "],\"arrays\":[" + array_text + "],\"pinned\":[" + pinned + "],\"events\":[" +
-         events_text + "]," + json_number("event_clock_ns", space_->event_clock_ns()) + ",\"limits\":[" + limits_text +
-         "],\"output\":" + json_bytes(output_text) + ",\"errors\":" + json_bytes(error_text) + ",\"log\":[" + log +
-         "],\"host_functions\":[" + tokens + "],\"fault\":{" +
-         json_number("code", static_cast<uint64_t>(lifeline_->fault_code())) +
+         ",\"device\":[" + device + "],\"arrays\":[" + array_text + "],\"pinned\":[" + pinned + "],\"windows\":[" +
+         windows + "],\"events\":[" + events_text + "]," + json_number("event_clock_ns", space_->event_clock_ns()) +
+         ",\"limits\":[" + limits_text + "],\"output\":" + json_bytes(output_text) +
+         ",\"errors\":" + json_bytes(error_text) + ",\"log\":[" + log + "],\"host_functions\":[" + tokens +
+         "],\"fault\":{" + json_number("code", static_cast<uint64_t>(lifeline_->fault_code())) +
          ",\"text\":" + json_string(lifeline_->fault_text()) + ",\"ended\":" + (lifeline_->ended() ? "true" : "false") +
          ",\"poisoned\":" + (poisoned_ ? "true" : "false") + "},\"counters\":{" + json_number("calls", n.calls) + ',' +
          json_number("launches", n.launches) + ',' + json_number("h2d_bytes", n.h2d_bytes) + ',' +

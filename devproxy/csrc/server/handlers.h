@@ -29,6 +29,7 @@ namespace hostmem {
 void host_alloc(Connection&, const Message&);
 void host_free(Connection&, const Message&);
 void host_device_address(Connection&, const Message&);
+void host_window(Connection&, const Message&);
 }  // namespace hostmem
 
 namespace sync {

@@ -168,14 +168,21 @@ Status Connection::restore_memory(const Json& client) {
     client_bytes += bytes;
     count_memory(static_cast<int64_t>(bytes));
   }
+  for (const Json& w : client["windows"].items)
+    windows_.push_back({w["number"].u64(), static_cast<uint32_t>(w["gpu"].u64()),
+                        static_cast<uint32_t>(w["slot"].u64(SlotTable::kAny))});
+  for (const Window& w : windows_)
+    if (w.slot >= kMaxSlots || w.slot == slot_) return {kInvalidImage, "the state names a window that cannot be"};
   for (const Json& range : client["pinned"].items) {
-    if (pinned_mirror.add(range[0].u64(), range[1].u64(), 0, &forgotten) != MemoryMirror::Answer::kOk)
+    const uint64_t addr = range[0].u64(), bytes = range[1].u64();
+    if (!in_a_window(addr, bytes) || pinned_mirror.add(addr, bytes, 0, &forgotten) != MemoryMirror::Answer::kOk)
       return {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
-    space_->host_allocated(range[0].u64(), range[1].u64());
+    if (!in_own_window(addr, bytes)) continue;  // until it is open
+    space_->host_allocated(addr, bytes);
+    Counters::add(counters_.pinned_bytes, bytes);
   }
   if (client_bytes != client["client_bytes"].u64() || client_bytes > credit_bytes)
     return {kInvalidImage, "the state's device ranges do not add up to its count"};
-  counters_.pinned_bytes.store(pinned_mirror.live_bytes(), std::memory_order_relaxed);
   return {};
 }
 

@@ -13,9 +13,7 @@ namespace {
 
 // Features that the device has and devproxy refuses: a program that asks must not be led into the refusal.
 constexpr CUdevice_attribute kMasked[] = {
-    CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY,
     CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
-    CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
     CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1,
     CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1,
     CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH,
@@ -81,6 +79,10 @@ class CudaDevice final : public Device {
                     attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
     config_.register_host_window = config_.register_host_window && can_register_;
     if (!config_.register_host_window) p.attributes[CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY] = 0;
+    // devproxy's own managed memory, which is mapped host memory and not the driver's.
+    const bool mapped = p.attributes[CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY] != 0;
+    for (CUdevice_attribute which : {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS})
+      p.attributes[static_cast<size_t>(which)] = mapped;
     for (CUdevice_attribute which : kMasked) p.attributes[static_cast<size_t>(which)] = 0;
     return {};
   }

@@ -19,8 +19,7 @@ constexpr size_t kFirstSlots =
 HostMemory::HostMemory(std::shared_ptr<Context> context, const CudaConfig& config, const SpaceConfig& space)
     : context_(std::move(context)),
       config_(config),
-      begin_(space.host_base),
-      end_(space.host_base + space.host_bytes),
+      windows_{{space.host_base, space.host_base + space.host_bytes}},
       can_register_(config.register_host_window) {}
 
 StatusOr<std::unique_ptr<HostMemory>> HostMemory::make(const std::shared_ptr<Context>& context,
@@ -82,13 +81,21 @@ std::atomic<uint64_t>* HostMemory::word(uint32_t index) const {
   return reinterpret_cast<std::atomic<uint64_t>*>(words_ + index * kWordBytes);
 }
 
+const HostMemory::Window* HostMemory::window_of(uint64_t addr, uint64_t bytes) const {
+  for (const Window& w : windows_)
+    if (addr >= w.begin && addr < w.end && bytes <= w.end - addr) return &w;
+  return nullptr;
+}
+
 uint64_t HostMemory::direct_bytes(uint64_t addr, uint64_t bytes) {
-  if (!can_register_ || !in_window(addr, bytes)) return 0;
+  const Window* const window = window_of(addr, bytes);
+  if (!can_register_ || !window) return 0;
   auto it = registered_.upper_bound(addr);
   if (it != registered_.begin() && std::prev(it)->second > addr) return std::min(bytes, std::prev(it)->second - addr);
-  const uint64_t begin = begin_ + (addr - begin_) / kPieceBytes * kPieceBytes;
-  uint64_t end = begin_ + (addr + bytes - begin_ + kPieceBytes - 1) / kPieceBytes * kPieceBytes;
-  end = std::min(end, end_);
+  const uint64_t base = window->begin;
+  const uint64_t begin = base + (addr - base) / kPieceBytes * kPieceBytes;
+  uint64_t end = base + (addr + bytes - base + kPieceBytes - 1) / kPieceBytes * kPieceBytes;
+  end = std::min(end, window->end);
   if (it != registered_.end()) end = std::min(end, it->first);
   const Driver& cu = context_->enter();
   if (const CUresult r =

@@ -1,5 +1,5 @@
 // Host memory that the device can reach: staging slots, completion words, and the registered parts of the pinned
-// window.
+// windows.
 //
 // Owner: the space, under its lock.
 #pragma once
@@ -31,7 +31,9 @@ class HostMemory {
   std::atomic<uint64_t>* word(uint32_t index) const;
   CUdeviceptr word_device(uint32_t index) const { return words_device_ + index * kWordBytes; }
 
-  bool in_window(uint64_t addr, uint64_t bytes) const { return addr >= begin_ && addr < end_ && bytes <= end_ - addr; }
+  // One thread adds windows, under the space's lock; it may ask without.
+  void add_window(uint64_t begin, uint64_t bytes) { windows_.push_back({begin, begin + bytes}); }
+  bool in_window(uint64_t addr, uint64_t bytes) const { return window_of(addr, bytes) != nullptr; }
   // How many of the `bytes` from `addr` on the device reaches in one registration; registers what is not. 0: must be
   // staged.
   uint64_t direct_bytes(uint64_t addr, uint64_t bytes);
@@ -41,12 +43,16 @@ class HostMemory {
   static constexpr uint64_t kPieceBytes =
       2ull << 20;  // registering pins the pages, so small; a driver call each, so not tiny
 
+  struct Window {
+    uint64_t begin, end;
+  };
+  const Window* window_of(uint64_t addr, uint64_t bytes) const;
   Status allocate();
   Status add_slot();
 
   const std::shared_ptr<Context> context_;
   const CudaConfig config_;
-  const uint64_t begin_, end_;
+  std::vector<Window> windows_;
   uint8_t* words_ = nullptr;
   CUdeviceptr words_device_ = 0;
   std::vector<uint8_t*> slots_, free_slots_;

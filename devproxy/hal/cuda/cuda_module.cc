@@ -29,7 +29,8 @@ StatusOr<std::shared_ptr<CudaModule>> CudaModule::load(const std::shared_ptr<Con
   if (facts.ok() && !facts->managed.empty())
     return Status(kNotSupported,
                   "the module has the managed variable '" + facts->managed +
-                      "', which the job would touch where there is no device; use __device__ and copies");
+                      "', which the driver would place in the server's process, where the job cannot touch it; use "
+                      "__device__ and copies, or cuMemAllocManaged");
   char log[4096] = "";
   CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
   // cuda.h: a number is passed in the pointer itself.

@@ -946,6 +946,11 @@ void CudaSpace::take_output(std::string* out, std::string* err) {
   Output::take(out, err);
 }
 
+void CudaSpace::host_window(uint64_t addr, uint64_t bytes) {
+  std::lock_guard lock(mu_);
+  host_->add_window(addr, bytes);
+}
+
 // Kernels reach what is registered, so it is registered when the client has it, whether it asks for an address or not.
 void CudaSpace::host_allocated(uint64_t addr, uint64_t bytes) {
   if (!device_.register_host_window) return;

@@ -98,6 +98,7 @@ class CudaSpace final : public Space {
   StatusOr<std::vector<Variable>> variables(const ModuleRef& module) override;
   bool prints(const ModuleRef& module) override;
   void take_output(std::string* out, std::string* err) override;
+  void host_window(uint64_t addr, uint64_t bytes) override;
   void host_allocated(uint64_t addr, uint64_t bytes) override;
   StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t bytes) override;
   Status link(const std::vector<LinkOption>& options, const std::vector<LinkInput>& inputs, LinkOutput* out) override;

@@ -26,7 +26,7 @@ class RecordDevice final : public Device {
     properties_.minor = static_cast<int32_t>(kArch.minor);
     // What a program of such a chip plans with; CUdevice_attribute numbers of cuda.h 13.0, values of an H100 SXM as
     // NVIDIA's documents and its deviceQuery say them. What is not here is the software GPU's: so nothing that devproxy
-    // refuses (managed memory, virtual memory, IPC) is claimed.
+    // refuses (IPC, multicast, sparse arrays) is claimed.
     const struct {
       int number, value;
     } kAttributes[] = {

@@ -274,7 +274,7 @@ StatusOr<Space::Global> RecordSpace::get_global(const ModuleRef& ref, const std:
     l.add("bytes", it->second.place.bytes).add("addr", it->second.place.addr);
   });
   if (!found) return Status(kNotFound, "the module has no variable '" + name + "'");
-  if (it->second.managed) return Status(kNotSupported, "variable '" + name + "' is managed memory, which is refused");
+  if (it->second.managed) return Status(kNotSupported, "variable '" + name + "' is __managed__, which is refused");
   return it->second.place;
 }
 

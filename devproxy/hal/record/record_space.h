@@ -27,6 +27,7 @@ class RecordSpace final : public Space {
   Status commit(uint64_t addr, uint64_t bytes) override;
   void release(uint64_t addr, uint64_t bytes) override;
   void tidy() override;
+  void host_window(uint64_t addr, uint64_t bytes) override { inner_->host_window(addr, bytes); }
   void host_allocated(uint64_t addr, uint64_t bytes) override;
 
   QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;

@@ -87,13 +87,13 @@ class SoftDevice final : public Device {
         {80, 1},           // LOCAL_L1_CACHE_SUPPORTED
         {81, 167936},      // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
         {82, 65536},       // MAX_REGISTERS_PER_MULTIPROCESSOR
-        {83, 0},           // MANAGED_MEMORY
+        {83, 1},           // MANAGED_MEMORY
         {84, 0},           // MULTI_GPU_BOARD
         {85, 0},           // MULTI_GPU_BOARD_GROUP_ID
         {86, 0},           // HOST_NATIVE_ATOMIC_SUPPORTED
         {87, 1},           // SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO
         {88, 0},           // PAGEABLE_MEMORY_ACCESS
-        {89, 0},           // CONCURRENT_MANAGED_ACCESS
+        {89, 1},           // CONCURRENT_MANAGED_ACCESS
         {90, 0},           // COMPUTE_PREEMPTION_SUPPORTED
         {91, 1},           // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
         {95, 1},           // COOPERATIVE_LAUNCH

@@ -211,6 +211,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   // release; a fault stays too, because it is the server's address space that is broken.
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
   texture::end_context(ctx);
+  graph::free_all_memory(d);
   d->end_context(ctx);
   d->primary_flags = 0;
   return CUDA_SUCCESS;

@@ -1,5 +1,6 @@
 // Graphs and stream capture: the driver's, under the runtime's names. What differs is how a node's parameters are
 // written down, and that a kernel is named by its host address.
+#include <stddef.h>
 #include <string.h>
 
 #include "cudart_decl.gen.h"
@@ -17,6 +18,13 @@ static_assert(sizeof(cudaHostNodeParams) == sizeof(CUDA_HOST_NODE_PARAMS));
 static_assert(sizeof(cudaMemsetParams) == sizeof(CUDA_MEMSET_NODE_PARAMS));
 static_assert(sizeof(cudaGraphExecUpdateResultInfo) == sizeof(CUgraphExecUpdateResultInfo));
 static_assert(sizeof(cudaGraphInstantiateParams) == sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS));
+static_assert(sizeof(cudaMemAllocNodeParams) == sizeof(CUDA_MEM_ALLOC_NODE_PARAMS));
+static_assert(sizeof(cudaMemPoolProps) == sizeof(CUmemPoolProps));
+static_assert(sizeof(cudaMemAccessDesc) == sizeof(CUmemAccessDesc));
+static_assert(offsetof(cudaMemAllocNodeParams, dptr) == offsetof(CUDA_MEM_ALLOC_NODE_PARAMS, dptr));
+static_assert(offsetof(cudaMemPoolProps, usage) == offsetof(CUmemPoolProps, usage));
+static_assert(static_cast<int>(cudaGraphMemAttrReservedMemHigh) == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH);
+static_assert(static_cast<int>(cudaGraphNodeTypeMemFree) == CU_GRAPH_NODE_TYPE_MEM_FREE);
 static_assert(sizeof(cudaLaunchAttributeValue) == sizeof(CUlaunchAttributeValue));
 static_assert(static_cast<int>(cudaGraphNodeTypeEventRecord) == CU_GRAPH_NODE_TYPE_EVENT_RECORD);
 static_assert(static_cast<int>(cudaGraphExecUpdateErrorTopologyChanged) == CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
@@ -108,6 +116,11 @@ cudaError_t any(const cudaGraphNodeParams& p, CUgraphNodeParams* out) {
       return cudaSuccess;
     case cudaGraphNodeTypeWaitEvent: out->eventWait.event = p.eventWait.event; return cudaSuccess;
     case cudaGraphNodeTypeEventRecord: out->eventRecord.event = p.eventRecord.event; return cudaSuccess;
+    case cudaGraphNodeTypeMemAlloc:
+      static_assert(sizeof p.alloc == sizeof out->alloc);
+      memcpy(&out->alloc, &p.alloc, sizeof out->alloc);
+      return cudaSuccess;
+    case cudaGraphNodeTypeMemFree: out->free.dptr = reinterpret_cast<CUdeviceptr>(p.free.dptr); return cudaSuccess;
     default: return cudaSuccess;  // the driver says why it refuses
   }
 }
@@ -240,10 +253,13 @@ cudaError_t cudaGraphAddEventWaitNode(cudaGraphNode_t* pGraphNode, cudaGraph_t g
 
 namespace {
 cudaError_t add_any(cudaGraphNode_t* pGraphNode, cudaGraph_t graph, const cudaGraphNode_t* pDependencies,
-                    const cudaGraphEdgeData* data, size_t numDependencies, const cudaGraphNodeParams& params) {
+                    const cudaGraphEdgeData* data, size_t numDependencies, cudaGraphNodeParams& params) {
   CUgraphNodeParams p;
   if (const cudaError_t rc = any(params, &p); rc != cudaSuccess) return rc;
-  return result(cuGraphAddNode_v2(pGraphNode, graph, pDependencies, edges(data), numDependencies, &p));
+  const CUresult rc = cuGraphAddNode_v2(pGraphNode, graph, pDependencies, edges(data), numDependencies, &p);
+  if (rc == CUDA_SUCCESS && p.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+    params.alloc.dptr = reinterpret_cast<void*>(p.alloc.dptr);
+  return result(rc);
 }
 }  // namespace
 
@@ -264,6 +280,39 @@ cudaError_t cudaGraphAddNode_v2(cudaGraphNode_t* pGraphNode, cudaGraph_t graph, 
   return add_any(pGraphNode, graph, pDependencies, dependencyData, numDependencies, *nodeParams);
 }
 #endif
+
+// -- memory nodes -----------------------------------------------------------------------------------------------------
+
+cudaError_t cudaGraphAddMemAllocNode(cudaGraphNode_t* pGraphNode, cudaGraph_t graph,
+                                     const cudaGraphNode_t* pDependencies, size_t numDependencies,
+                                     cudaMemAllocNodeParams* nodeParams) {
+  return result(cuGraphAddMemAllocNode(pGraphNode, graph, pDependencies, numDependencies,
+                                       reinterpret_cast<CUDA_MEM_ALLOC_NODE_PARAMS*>(nodeParams)));
+}
+
+cudaError_t cudaGraphAddMemFreeNode(cudaGraphNode_t* pGraphNode, cudaGraph_t graph,
+                                    const cudaGraphNode_t* pDependencies, size_t numDependencies, void* dptr) {
+  return result(
+      cuGraphAddMemFreeNode(pGraphNode, graph, pDependencies, numDependencies, reinterpret_cast<CUdeviceptr>(dptr)));
+}
+
+cudaError_t cudaGraphMemAllocNodeGetParams(cudaGraphNode_t node, cudaMemAllocNodeParams* params_out) {
+  return result(cuGraphMemAllocNodeGetParams(node, reinterpret_cast<CUDA_MEM_ALLOC_NODE_PARAMS*>(params_out)));
+}
+
+cudaError_t cudaGraphMemFreeNodeGetParams(cudaGraphNode_t node, void* dptr_out) {
+  return result(cuGraphMemFreeNodeGetParams(node, static_cast<CUdeviceptr*>(dptr_out)));
+}
+
+cudaError_t cudaDeviceGraphMemTrim(int device) { return result(cuDeviceGraphMemTrim(device)); }
+
+cudaError_t cudaDeviceGetGraphMemAttribute(int device, cudaGraphMemAttributeType attr, void* value) {
+  return result(cuDeviceGetGraphMemAttribute(device, static_cast<CUgraphMem_attribute>(attr), value));
+}
+
+cudaError_t cudaDeviceSetGraphMemAttribute(int device, cudaGraphMemAttributeType attr, void* value) {
+  return result(cuDeviceSetGraphMemAttribute(device, static_cast<CUgraphMem_attribute>(attr), value));
+}
 
 // -- parameters -------------------------------------------------------------------------------------------------------
 

@@ -301,6 +301,97 @@ cudaError_t cudaHostGetDevicePointer(void** pDevice, void* pHost, unsigned int f
 
 cudaError_t cudaHostGetFlags(unsigned int* pFlags, void* pHost) { return result(cuMemHostGetFlags(pFlags, pHost)); }
 
+// -- managed memory: the flags, advice and attributes of the two libraries number the same things alike ---------------
+
+namespace {
+CUmemLocation drivers_location(const cudaMemLocation& location) {
+  return {.type = static_cast<CUmemLocationType>(location.type), .id = location.id};
+}
+[[maybe_unused]] CUmemLocation location_of(int device) {
+  if (device == cudaCpuDeviceId) return {.type = CU_MEM_LOCATION_TYPE_HOST, .id = device};
+  return {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
+}
+cudaError_t advise(const void* devPtr, size_t count, cudaMemoryAdvise advice, const CUmemLocation& location) {
+  return result(cuMemAdvise_v2(address(devPtr), count, static_cast<CUmem_advise>(advice), location));
+}
+cudaError_t prefetch(const void* devPtr, size_t count, const CUmemLocation& to, unsigned int flags, cudaStream_t s) {
+  return result(cuMemPrefetchAsync_v2(address(devPtr), count, to, flags, stream_of(s)));
+}
+}  // namespace
+
+cudaError_t cudaMallocManaged(void** devPtr, size_t size, unsigned int flags) {
+  CUdeviceptr at = 0;
+  const CUresult rc = cuMemAllocManaged(&at, size, flags);
+  if (rc == CUDA_SUCCESS) *devPtr = reinterpret_cast<void*>(at);
+  return result(rc);
+}
+
+#if CUDART_VERSION >= 13000
+cudaError_t cudaMemAdvise(const void* devPtr, size_t count, cudaMemoryAdvise advice, cudaMemLocation location) {
+  return advise(devPtr, count, advice, drivers_location(location));
+}
+
+cudaError_t cudaMemPrefetchAsync(const void* devPtr, size_t count, cudaMemLocation location, unsigned int flags,
+                                 cudaStream_t stream) {
+  return prefetch(devPtr, count, drivers_location(location), flags, stream);
+}
+
+// The driver takes the same arrays, of its own types.
+static_assert(sizeof(void*) == sizeof(CUdeviceptr) && sizeof(cudaMemLocation) == sizeof(CUmemLocation) &&
+              offsetof(cudaMemLocation, id) == offsetof(CUmemLocation, id));
+
+cudaError_t cudaMemPrefetchBatchAsync(void** dptrs, size_t* sizes, size_t count, cudaMemLocation* prefetchLocs,
+                                      size_t* prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags,
+                                      cudaStream_t stream) {
+  return result(cuMemPrefetchBatchAsync(reinterpret_cast<CUdeviceptr*>(dptrs), sizes, count,
+                                        reinterpret_cast<CUmemLocation*>(prefetchLocs), prefetchLocIdxs,
+                                        numPrefetchLocs, flags, stream_of(stream)));
+}
+
+cudaError_t cudaMemDiscardBatchAsync(void** dptrs, size_t* sizes, size_t count, unsigned long long flags,
+                                     cudaStream_t stream) {
+  return result(cuMemDiscardBatchAsync(reinterpret_cast<CUdeviceptr*>(dptrs), sizes, count, flags, stream_of(stream)));
+}
+
+cudaError_t cudaMemDiscardAndPrefetchBatchAsync(void** dptrs, size_t* sizes, size_t count,
+                                                cudaMemLocation* prefetchLocs, size_t* prefetchLocIdxs,
+                                                size_t numPrefetchLocs, unsigned long long flags, cudaStream_t stream) {
+  return result(cuMemDiscardAndPrefetchBatchAsync(reinterpret_cast<CUdeviceptr*>(dptrs), sizes, count,
+                                                  reinterpret_cast<CUmemLocation*>(prefetchLocs), prefetchLocIdxs,
+                                                  numPrefetchLocs, flags, stream_of(stream)));
+}
+#else
+cudaError_t cudaMemAdvise(const void* devPtr, size_t count, cudaMemoryAdvise advice, int device) {
+  return advise(devPtr, count, advice, location_of(device));
+}
+
+cudaError_t cudaMemAdvise_v2(const void* devPtr, size_t count, cudaMemoryAdvise advice, cudaMemLocation location) {
+  return advise(devPtr, count, advice, drivers_location(location));
+}
+
+cudaError_t cudaMemPrefetchAsync(const void* devPtr, size_t count, int dstDevice, cudaStream_t stream) {
+  return prefetch(devPtr, count, location_of(dstDevice), 0, stream);
+}
+
+cudaError_t cudaMemPrefetchAsync_v2(const void* devPtr, size_t count, cudaMemLocation location, unsigned int flags,
+                                    cudaStream_t stream) {
+  return prefetch(devPtr, count, drivers_location(location), flags, stream);
+}
+#endif
+
+cudaError_t cudaMemRangeGetAttribute(void* data, size_t dataSize, cudaMemRangeAttribute attribute, const void* devPtr,
+                                     size_t count) {
+  return result(
+      cuMemRangeGetAttribute(data, dataSize, static_cast<CUmem_range_attribute>(attribute), address(devPtr), count));
+}
+
+cudaError_t cudaMemRangeGetAttributes(void** data, size_t* dataSizes, cudaMemRangeAttribute* attributes,
+                                      size_t numAttributes, const void* devPtr, size_t count) {
+  static_assert(sizeof(cudaMemRangeAttribute) == sizeof(CUmem_range_attribute));
+  return result(cuMemRangeGetAttributes(data, dataSizes, reinterpret_cast<CUmem_range_attribute*>(attributes),
+                                        numAttributes, address(devPtr), count));
+}
+
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   size_t left = 0, all = 0;
   const CUresult rc = cuMemGetInfo(&left, &all);
@@ -516,10 +607,8 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t memPool, cudaMemPoolAttr attr,
 }
 
 namespace {
-CUmemLocation drivers_location(const cudaMemLocation& location) {
-  return {.type = static_cast<CUmemLocationType>(location.type), .id = location.id};
+using memory::drivers_location;
 }
-}  // namespace
 
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* memPool, const cudaMemPoolProps* poolProps) {
   CUmemPoolProps wanted{};

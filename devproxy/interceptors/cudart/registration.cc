@@ -59,7 +59,9 @@ void say_load_failure(Module* module, CUresult rc) {
 cudaError_t refuse_managed(const char* name) {
   char text[256];
   snprintf(text, sizeof text, "__managed__ variable %s", name);
-  return refuse(text, "managed memory faults in the job process, where there is no device; use __device__ and copies");
+  return refuse(text,
+                "a driver would place it in the device-proxy server's process, where the program cannot reach it; use "
+                "__device__ and copies, or cudaMallocManaged");
 }
 
 // g_load_mu held.

@@ -15,7 +15,7 @@ namespace devproxy::sa::cudart {
 struct Module {
   const void* image = nullptr;  // a fat binary
   std::atomic<CUlibrary> library{nullptr};
-  const char* managed = nullptr;  // a variable in managed memory, which there is none of: the module is not loaded
+  const char* managed = nullptr;  // a variable in managed memory, which are refused: the module is not loaded
   bool failure_said = false;
 };
 

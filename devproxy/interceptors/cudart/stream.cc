@@ -40,6 +40,10 @@ cudaError_t cudaStreamGetDevice(cudaStream_t hStream, int* device) {
 }
 #endif
 
+cudaError_t cudaStreamAttachMemAsync(cudaStream_t stream, void* devPtr, size_t length, unsigned int flags) {
+  return result(cuStreamAttachMemAsync(stream_of(stream), reinterpret_cast<CUdeviceptr>(devPtr), length, flags));
+}
+
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return result(cuStreamDestroy(stream)); }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {

@@ -11,6 +11,7 @@
 
 #include "devproxy/csrc/client/thread_state.h"
 #include "devproxy/interceptors/graph/client_graph.h"
+#include "devproxy/interceptors/managed/client.h"
 #include "devproxy/interceptors/memory/client.h"
 
 namespace devproxy::sa::graph {
@@ -76,6 +77,9 @@ void copy_payload(Node* to, const Node& from) {
   to->host = from.host;
   to->event = from.event;
   to->enabled = from.enabled;
+  to->memory = from.memory;
+  to->freed = from.freed;
+  to->freed_addr = from.freed_addr;
 }
 
 // As the job gets it back: the arrays are the node's own.
@@ -158,6 +162,8 @@ const char* type_name(CUgraphNodeType type) {
     case CU_GRAPH_NODE_TYPE_EMPTY: return "EMPTY";
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return "EVENT_WAIT";
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return "EVENT_RECORD";
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return "MEM_ALLOC";
+    case CU_GRAPH_NODE_TYPE_MEM_FREE: return "MEM_FREE";
     default: return "?";
   }
 }
@@ -210,6 +216,7 @@ void forget_graph(Graph* g) {
 std::unique_ptr<Graph> clone(const Graph& g) {
   auto out = std::make_unique<Graph>();
   out->origin = g.handle;
+  out->has_memory = g.has_memory;
   std::unordered_map<const Node*, Node*> ours;
   for (const auto& n : g.nodes) {
     auto copy = std::make_unique<Node>();
@@ -329,7 +336,7 @@ int32_t fill_memset(Node* n, const CUDA_MEMSET_NODE_PARAMS& p, CUcontext ctx) {
       return kInvalidValue;
     const Place place = place_of(p.dst);
     if (place.device < 0 || !memory::known(p.dst, (p.height - 1) * p.pitch + p.width * width)) return kInvalidValue;
-    device = place.device;
+    if (!managed::is_managed(p.dst, place)) device = place.device;
   }
   n->type = CU_GRAPH_NODE_TYPE_MEMSET;
   n->device = device;
@@ -355,6 +362,7 @@ int32_t fill_event(Node* n, CUgraphNodeType type, CUevent event) {
 }
 
 int32_t fill_child(Node* n, const Graph& child) {
+  if (child.has_memory) return refuse_memory("a child graph");
   n->type = CU_GRAPH_NODE_TYPE_GRAPH;
   n->child = clone(child);
   n->child->inside = n;
@@ -390,6 +398,13 @@ int32_t fill_any(Node* n, const CUgraphNodeParams& p) {
       }
       return fill_child(n, *child);
     }
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
+      CUDA_MEM_ALLOC_NODE_PARAMS a;
+      static_assert(sizeof a == sizeof p.alloc);
+      memcpy(&a, &p.alloc, sizeof a);
+      return fill_alloc(n, a);
+    }
+    case CU_GRAPH_NODE_TYPE_MEM_FREE: return fill_free(n, p.free.dptr);
     default:
       log(client::Level::kWarn, "a graph node of type %d is refused: see docs/support.md", static_cast<int>(p.type));
       return kNotSupported;
@@ -410,7 +425,7 @@ bool valid_edge_data(const CUgraphEdgeData& data, const Node& from, const Node& 
           data.from_port == CU_GRAPH_KERNEL_NODE_PORT_LAUNCH_ORDER);
 }
 
-int32_t add_node(Graph* g, std::unique_ptr<Node> n, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
+int32_t add_node(Graph* g, std::unique_ptr<Node>& n, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
                  size_t count, CUgraphNode* out) {
   if (count && !dependencies) return kInvalidValue;
   std::vector<Edge> edges;
@@ -422,6 +437,7 @@ int32_t add_node(Graph* g, std::unique_ptr<Node> n, const CUgraphNode* dependenc
       if (e.node == from) return kInvalidValue;
     edges.push_back({from, edge_data});
   }
+  if (const int32_t rc = admit_memory(g, *n); rc != kOk) return rc;
   n->graph = g;
   for (const Edge& e : edges) link(e.node, n.get(), e.data);
   n->handle = next_handle(kNodeTag);
@@ -466,7 +482,7 @@ CUresult add(CUgraphNode* out, CUgraph hGraph, const CUgraphNode* dependencies, 
   std::lock_guard lock(mu());
   Graph* g = graph_of(hGraph);
   if (!g) return CUDA_ERROR_INVALID_VALUE;
-  return result(add_node(g, std::move(n), dependencies, data, count, out));
+  return result(add_node(g, n, dependencies, data, count, out));
 }
 
 // Gives a node new parameters of its own type.
@@ -518,6 +534,7 @@ CUresult cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
   std::lock_guard lock(mu());
   const Graph* g = graph_of(originalGraph);
   if (!g) return CUDA_ERROR_INVALID_VALUE;
+  if (g->has_memory) return result(refuse_memory("cuGraphClone"));
   Graph* copy = clone(*g).release();
   register_graph(copy);
   *phGraphClone = handle_of(copy);
@@ -592,8 +609,14 @@ CUresult cuGraphAddEventWaitNode(CUgraphNode* phGraphNode, CUgraph hGraph, const
 CUresult cuGraphAddNode_v2(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
                            const CUgraphEdgeData* dependencyData, size_t numDependencies,
                            CUgraphNodeParams* nodeParams) {
-  return add(phGraphNode, hGraph, dependencies, dependencyData, numDependencies,
-             [&](Node* n) { return fill_any(n, *nodeParams); });
+  CUdeviceptr allocated = 0;
+  const CUresult rc = add(phGraphNode, hGraph, dependencies, dependencyData, numDependencies, [&](Node* n) {
+    const int32_t filled = fill_any(n, *nodeParams);
+    if (n->memory) allocated = n->memory->addr;
+    return filled;
+  });
+  if (rc == CUDA_SUCCESS && nodeParams->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) nodeParams->alloc.dptr = allocated;
+  return rc;
 }
 CUresult cuGraphAddNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
                         size_t numDependencies, CUgraphNodeParams* nodeParams) {
@@ -666,6 +689,7 @@ CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode hNode, CUevent event) {
 }
 CUresult cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
   if (nodeParams->type == CU_GRAPH_NODE_TYPE_GRAPH) return CUDA_ERROR_NOT_SUPPORTED;
+  if (is_memory(nodeParams->type)) return result(refuse_memory("cuGraphNodeSetParams of such a node"));
   return set_params(hNode, nodeParams->type, [&](Node* n) { return fill_any(n, *nodeParams); });
 }
 CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph* phGraph) {
@@ -836,6 +860,7 @@ CUresult cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode* from, c
   std::lock_guard lock(mu());
   const Graph* g = graph_of(hGraph);
   if (!g || (numDependencies && (!from || !to))) return CUDA_ERROR_INVALID_VALUE;
+  if (g->has_memory) return result(refuse_memory("cuGraphRemoveDependencies"));
   for (size_t i = 0; i < numDependencies; ++i) {
     const Node *a = node_of(from[i]), *b = node_of(to[i]);
     if (!a || !b || a->graph != g || b->graph != g) return CUDA_ERROR_INVALID_VALUE;
@@ -855,6 +880,7 @@ CUresult cuGraphDestroyNode(CUgraphNode hNode) {
   Node* n = node_of(hNode);
   // cuda.h, cuStreamGetCaptureInfo: no removal while a capture adds to the graph.
   if (!n || n->graph->capture) return CUDA_ERROR_INVALID_VALUE;
+  if (n->graph->has_memory) return result(refuse_memory("cuGraphDestroyNode"));
   while (!n->dependencies.empty()) unlink(n->dependencies.back().node, n);
   while (!n->dependents.empty()) unlink(n, n->dependents.back());
   nodes().erase(n->handle);
@@ -899,6 +925,14 @@ void print_dot(FILE* out, const Graph& g, bool verbose, int* clusters) {
         if (verbose)
           fprintf(out, "\\n0x%llx = 0x%x\\n%zu x %zu of %u bytes", static_cast<unsigned long long>(n->set.dst),
                   n->set.value, n->set.width, n->set.height, n->set.elementSize);
+        break;
+      case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+        if (verbose)
+          fprintf(out, "\\n0x%llx\\n%zu bytes", static_cast<unsigned long long>(n->memory->addr),
+                  n->memory->given.bytesize);
+        break;
+      case CU_GRAPH_NODE_TYPE_MEM_FREE:
+        if (verbose) fprintf(out, "\\n0x%llx", static_cast<unsigned long long>(n->freed_addr));
         break;
       default: break;
     }

@@ -25,7 +25,7 @@ inline bool capturing() { return __builtin_expect(g_captures.load(std::memory_or
 [[nodiscard]] bool capture_wait(client::StreamObj* s, CUevent event, bool external, CUresult* rc);
 [[nodiscard]] bool capture_alloc(client::StreamObj* s, client::DeviceState* d, CUdeviceptr* ptr, size_t bytes,
                                  CUresult* rc);
-[[nodiscard]] bool capture_free(client::StreamObj* s, client::DeviceState* d, CUdeviceptr ptr, CUresult* rc);
+[[nodiscard]] bool capture_free(client::StreamObj* s, CUdeviceptr ptr, CUresult* rc);
 // A command that no graph can hold.
 [[nodiscard]] bool capture_unsupported(client::StreamObj* s, CUresult* rc);
 
@@ -39,6 +39,19 @@ inline bool capturing() { return __builtin_expect(g_captures.load(std::memory_or
 [[nodiscard]] bool unsafe(CUresult* rc);
 
 void stream_destroyed(client::StreamObj* s);
+
+// -- memory that graphs allocate (client_memory.cc). While there is none, other memory pays one load for it.
+extern constinit std::atomic<size_t> g_memories;
+
+inline bool has_memory() { return __builtin_expect(g_memories.load(std::memory_order_relaxed) != 0, 0); }
+
+// Whether an allocation of a graph begins at `ptr`, and whether a launch has made it and nobody has freed it since.
+enum class MemoryState { kNone, kIdle, kLive };
+[[nodiscard]] MemoryState memory_state(CUdeviceptr ptr);
+// Precondition: memory_state() was not kNone. Frees it in the order of `s`; nullptr: every stream was waited for.
+[[nodiscard]] CUresult free_memory(CUdeviceptr ptr, client::StreamObj* s);
+// The primary context of a device was reset: nothing is allocated any more.
+void free_all_memory(client::DeviceState* d);
 
 // No precondition: an event whose last record is in a capture, which may be over.
 [[nodiscard]] CUresult captured_event(const client::EventObj* e);

@@ -111,12 +111,13 @@ CUresult enter(StreamObj* s, Capture** capture) {
 }
 
 // A node behind everything that the stream has captured.
-CUresult add_captured(Capture* c, StreamObj* s, std::unique_ptr<Node> n) {
+CUresult add_captured(Capture* c, StreamObj* s, std::unique_ptr<Node>& n) {
   Front& front = c->streams[handle_value(s)];
   CUgraphNode node = nullptr;
-  const int32_t rc = add_node(c->graph, std::move(n), front.nodes.data(), front.data.data(), front.nodes.size(), &node);
+  const int32_t rc = add_node(c->graph, n, front.nodes.data(), front.data.data(), front.nodes.size(), &node);
   if (rc != kOk) {
-    c->invalidated = true;
+    // A second free of the same memory is wrong by itself, and harms nothing.
+    if (n->type != CU_GRAPH_NODE_TYPE_MEM_FREE || rc != kInvalidValue) c->invalidated = true;
     return result(rc);
   }
   front = {};
@@ -145,7 +146,7 @@ bool capture_node(StreamObj* s, Fill fill, CUresult* rc) {
     if (filled == kNotSupported) c->invalidated = true;
     *rc = result(filled);
   } else {
-    *rc = add_captured(c, s, std::move(n));
+    *rc = add_captured(c, s, n);
   }
   return true;
 }
@@ -343,22 +344,28 @@ bool capture_unsupported(StreamObj* s, CUresult* rc) {
   return true;
 }
 
-namespace {
-bool no_graph_memory(StreamObj* s, const char* name, CUresult* rc) {
-  if (!capture_unsupported(s, rc)) return false;
-  if (*rc == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {
-    log(client::Level::kWarn, "%s is refused during stream capture: allocate before the capture", name);
-    *rc = CUDA_ERROR_NOT_SUPPORTED;
-  }
-  return true;
+bool capture_alloc(StreamObj* s, DeviceState* d, CUdeviceptr* ptr, size_t bytes, CUresult* rc) {
+  // cuda.h, cuMemAllocAsync: the memory is the graph's and not the pool's, whose properties the node has.
+  CUDA_MEM_ALLOC_NODE_PARAMS p{};
+  p.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  p.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  p.poolProps.location.id = d->ordinal();
+  p.bytesize = bytes;
+  CUdeviceptr allocated = 0;
+  const bool over = capture_node(
+      s,
+      [&](Node* n) {
+        const int32_t filled = fill_alloc(n, p);
+        if (n->memory) allocated = n->memory->addr;
+        return filled;
+      },
+      rc);
+  if (over && *rc == CUDA_SUCCESS) *ptr = allocated;
+  return over;
 }
-}  // namespace
 
-bool capture_alloc(StreamObj* s, DeviceState*, CUdeviceptr*, size_t, CUresult* rc) {
-  return no_graph_memory(s, "cuMemAllocAsync", rc);
-}
-bool capture_free(StreamObj* s, DeviceState*, CUdeviceptr, CUresult* rc) {
-  return no_graph_memory(s, "cuMemFreeAsync", rc);
+bool capture_free(StreamObj* s, CUdeviceptr ptr, CUresult* rc) {
+  return capture_node(s, [&](Node* n) { return fill_free(n, ptr); }, rc);
 }
 
 // -- what may not be called -----------------------------------------------------------------------------------------
@@ -408,6 +415,7 @@ void event_destroyed(uint64_t event) {
 }
 
 void stream_destroyed(StreamObj* s) {
+  std::unique_ptr<Graph> gone;  // behind the lock: its memory is freed by messages
   std::lock_guard lock(mu());
   Capture* c = capture_of(s);
   if (!c) return;
@@ -416,10 +424,9 @@ void stream_destroyed(StreamObj* s) {
   c->streams.erase(handle_value(s));
   if (c->origin != handle_value(s)) return;
   // Nobody can end it any more.
-  Graph* graph = c->ours ? c->graph : nullptr;
+  gone.reset(c->ours ? c->graph : nullptr);
   dissolve(*c);
-  if (graph) forget_graph(graph);
-  delete graph;
+  if (gone) forget_graph(gone.get());
 }
 
 // -- the calls ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@
 
 #include "devproxy/interceptors/graph/client.h"
 #include "devproxy/interceptors/graph/client_graph.h"
+#include "devproxy/interceptors/managed/client.h"
 
 namespace devproxy::sa::graph {
 
@@ -99,7 +100,7 @@ sync::HostCall rows_call(const Rows& rows) {
 // How the server of `device` sees an address.
 Space space_on(int device, uint64_t addr) {
   const client::Place p = place_of(addr);
-  if (p.device != device) return kHost;
+  if (p.device != device) return managed::is_managed(addr, p) ? kPinned : kHost;
   return p.pinned ? kPinned : kDevice;
 }
 
@@ -269,10 +270,12 @@ int32_t instantiate(CUgraph hGraph, uint64_t flags, CUgraphExec* out, Failure* f
   auto x = std::make_shared<Exec>();
   {
     std::lock_guard lock(mu());
-    const Graph* g = graph_of(hGraph);
+    Graph* g = graph_of(hGraph);
     if (!g) return kInvalidValue;
     if (g->capture) return kIllegalState;  // cuda.h, cuStreamBeginCaptureToGraph: not before the capture has ended
+    if (g->has_memory && g->instance.lock()) return refuse_memory("a second executable graph beside the first");
     x->image = clone(*g);
+    if (g->has_memory) g->instance = x;
   }
   Node* at = nullptr;
   if (!linear_order(*x->image, &x->order, &at)) {
@@ -293,6 +296,7 @@ int32_t instantiate(CUgraph hGraph, uint64_t flags, CUgraphExec* out, Failure* f
     steps.insert(steps.end(), n->steps.begin(), n->steps.end());
   }
   gather(x.get());
+  gather_memory(x.get());
   if (x->records.size() > kMaxRecords) {
     log(client::Level::kWarn, "a graph with %zu event records is refused: %zu is the limit", x->records.size(),
         kMaxRecords);
@@ -378,12 +382,14 @@ CUresult cuGraphExecDestroy(CUgraphExec hGraphExec) {
     if (!x) return CUDA_ERROR_INVALID_VALUE;
     execs().get(bits(hGraphExec))->exec = nullptr;
     execs().remove(bits(hGraphExec));
+    if (Graph* g = graph_of(handle<CUgraph>(x->image->origin)); g && g->has_memory) g->instance.reset();
   }
   std::lock_guard lock(x->mu);
   x->gone = true;
   const int32_t rc = x->d->conn().post(Opcode::GRAPH_DESTROY, wire::GRAPH_DESTROY_req{VHandle{x->handle}});
   // A launch may still run: what it uses in the client stays until then.
   if (!x->d->conn().completed(x->last_stream, x->last_end)) when_complete(x->d, x->last_stream, x->last_end, x);
+  forget_memory(x.get());  // it knows its uses by itself
   return result(rc);
 }
 
@@ -404,7 +410,7 @@ CUresult cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) {
   }
   if (const int32_t late = d->conn().take_late_error(); __builtin_expect(late != kOk, 0)) return result(late);
   std::lock_guard lock(x->mu);
-  if (x->gone) return CUDA_ERROR_INVALID_VALUE;
+  if (x->gone || !memory_is_free(*x)) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t records = x->records.size(), positions = wire::graph_positions(records);
   wire::GRAPH_LAUNCH_req req{VHandle{x->handle}, VHandle{s->handle.load(std::memory_order_relaxed)}, 0, 0, 0};
   const size_t filling = positions > sizeof req ? positions - sizeof req : 0;
@@ -424,6 +430,7 @@ CUresult cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) {
       sync::set_record(e, s, wire::graph_record_position(end, records, j));
   x->last_stream = s->index;
   x->last_end = end;
+  memory_launched(x.get(), s->index, end);
   return CUDA_SUCCESS;
 }
 
@@ -513,6 +520,9 @@ CUgraphExecUpdateResult may_become(const Node& to, const Node& from) {
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
       return to.device == from.device ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+      return same_memory(to, from) ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
     default: return CU_GRAPH_EXEC_UPDATE_SUCCESS;
   }
 }
@@ -641,6 +651,8 @@ CUresult cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUg
       if (nodeParams->memcpy.flags || nodeParams->memcpy.reserved) return CUDA_ERROR_INVALID_VALUE;
       return graph::cuGraphExecMemcpyNodeSetParams(hGraphExec, hNode, &nodeParams->memcpy.copyParams,
                                                    nodeParams->memcpy.copyCtx);
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+    case CU_GRAPH_NODE_TYPE_MEM_FREE: return result(refuse_memory("cuGraphExecNodeSetParams of such a node"));
     default:
       return update(
           hGraphExec, hNode, nodeParams->type, [&](Node* n) { return fill_any(n, *nodeParams); },

@@ -2,7 +2,8 @@
 // graph travel in the process image.
 //
 // Locks: mu() guards every graph and node, the captures and the tables of handles; Exec::mu, taken after it or alone,
-// keeps the launches of one executable graph in the order of their messages. mu() is never held over a message.
+// keeps the launches of one executable graph in the order of their messages. mu() is never held over a message, nor
+// where a GraphMemory may go. A leaf of its own guards which of these are live (client_memory.cc).
 #pragma once
 
 #include <cstdint>
@@ -39,6 +40,25 @@ struct Edge {
   CUgraphEdgeData data;
 };
 
+struct Exec;
+
+// What an allocation node allocates. It has its address, and its memory, from the moment when the node is made until
+// there is neither a node nor an executable graph with it, and nothing that a launch allocated is left to be freed.
+struct GraphMemory {
+  client::DeviceState* d = nullptr;
+  uint64_t addr = 0, bytes = 0;        // as the device rounds them
+  CUDA_MEM_ALLOC_NODE_PARAMS given{};  // its accessDescs point to what follows
+  std::vector<CUmemAccessDesc> access;
+  // Guarded by the leaf:
+  std::shared_ptr<GraphMemory> self;  // while it is allocated: that outlives its graph
+  std::vector<client::Use> uses;      // by launches and frees
+
+  GraphMemory() = default;
+  GraphMemory(const GraphMemory&) = delete;
+  GraphMemory& operator=(const GraphMemory&) = delete;
+  ~GraphMemory();
+};
+
 struct Kernel {
   CUDA_KERNEL_NODE_PARAMS given{};  // its kernelParams and extra point to what follows
   uint64_t function = 0;            // the function's own handle on its device
@@ -67,6 +87,9 @@ struct Node {
   CUDA_HOST_NODE_PARAMS host{};
   CUevent event = nullptr;
   std::unique_ptr<Graph> child;
+  std::shared_ptr<GraphMemory> memory;  // of an allocation node
+  std::weak_ptr<GraphMemory> freed;     // of a free node: it keeps nothing
+  CUdeviceptr freed_addr = 0;
 
   // of a node in an Exec: what it is on the server
   bool enabled = true;
@@ -81,6 +104,8 @@ struct Graph {
   Node* inside = nullptr;                    // the node whose child it is
   uint64_t origin = 0;                       // of a clone: the graph that it was made from
   uint64_t capture = 0;                      // id of the capture that adds to it; 0: none
+  bool has_memory = false;                   // it has allocation or free nodes
+  std::weak_ptr<Exec> instance;              // of a graph with such nodes: the one that it may have
   std::vector<std::unique_ptr<Node>> nodes;  // in the order in which they were added
   std::map<UserObject*, uint64_t> objects;
   ~Graph();
@@ -101,6 +126,9 @@ struct Exec {
   std::vector<Node*> order;                       // its nodes and those of its child graphs, as they run
   std::unordered_map<uint64_t, Node*> by_origin;  // the caller's node -> ours
   std::shared_ptr<Staging> staging;
+  // Of a graph with memory nodes: what a launch leaves allocated, what it frees itself, what of other graphs it frees.
+  std::vector<std::shared_ptr<GraphMemory>> leaves, returns;
+  std::vector<std::weak_ptr<GraphMemory>> frees;
 
   std::mutex mu;  // guards what follows, and the order of messages about this graph
   bool gone = false;
@@ -131,15 +159,32 @@ int32_t fill_memset(Node* n, const CUDA_MEMSET_NODE_PARAMS& p, CUcontext ctx);
 int32_t fill_host(Node* n, const CUDA_HOST_NODE_PARAMS& p);
 int32_t fill_event(Node* n, CUgraphNodeType type, CUevent event);
 int32_t fill_child(Node* n, const Graph& child);
+int32_t fill_alloc(Node* n, const CUDA_MEM_ALLOC_NODE_PARAMS& p);
+int32_t fill_free(Node* n, CUdeviceptr ptr);
 int32_t fill_any(Node* n, const CUgraphNodeParams& p);
-// Adds a filled node; the dependencies are nodes of the graph, each once.
-int32_t add_node(Graph* g, std::unique_ptr<Node> n, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
+// Adds a filled node and takes it, else leaves it; the dependencies are nodes of the graph, each once.
+int32_t add_node(Graph* g, std::unique_ptr<Node>& n, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
                  size_t count, CUgraphNode* out);
+// Whether a filled memory node may become one of `g`, which is then noted.
+int32_t admit_memory(Graph* g, const Node& n);
+// Whether `from` may take the place of `to` in an executable graph: of memory nodes only what is the same.
+bool same_memory(const Node& to, const Node& from);
+// Says that a graph with memory nodes cannot be what `what` asks for.
+int32_t refuse_memory(const char* what);
+inline bool is_memory(CUgraphNodeType type) {
+  return type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE;
+}
 bool valid_edge_data(const CUgraphEdgeData& data, const Node& from, const Node& to);
 inline bool is_default(const CUgraphEdgeData& e) { return e.from_port == 0 && e.to_port == 0 && e.type == 0; }
 // An order that the edges allow, with the nodes of child graphs in the place of their nodes; false where there is a
 // cycle, and *at is a node on it.
 bool linear_order(const Graph& g, std::vector<Node*>* order, Node** at);
+
+// An executable graph's memory. `x` is filled by the first; the others need Exec::mu.
+void gather_memory(Exec* x);
+bool memory_is_free(const Exec& x);                                       // may it be launched?
+void memory_launched(Exec* x, uint32_t stream_index, uint64_t position);  // the launch was posted
+void forget_memory(Exec* x);                                              // it is destroyed
 
 // A launch of the executable graph on `s`, where capturing(): true when it is over, with *rc.
 [[nodiscard]] bool capture_graph(client::StreamObj* s, const std::shared_ptr<Exec>& x, CUresult* rc);

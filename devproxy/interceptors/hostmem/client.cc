@@ -54,6 +54,10 @@ CUresult cuMemFreeHost(void* p) {
   const client::Place place = client::place_of(reinterpret_cast<uint64_t>(p));
   if (!place.pinned) return CUDA_ERROR_INVALID_VALUE;
   DeviceState* d = client::device_state_if_attached(place.device);
+  uint64_t base = 0;
+  Allocation a;
+  if (d->find_pinned(reinterpret_cast<uint64_t>(p), &base, &a) && a.advice)
+    return CUDA_ERROR_INVALID_VALUE;  // cuda.h: managed memory is released with cuMemFree
   DP_SAFE();
   // As the driver does: nothing may still copy through it.
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
@@ -68,7 +72,7 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int 
     DeviceState* d = client::device_state_if_attached(place.device);
     uint64_t base = 0;
     Allocation a;
-    if (!d->find_pinned(addr, &base, &a)) return CUDA_ERROR_INVALID_VALUE;
+    if (!d->find_pinned(addr, &base, &a) || a.advice) return CUDA_ERROR_INVALID_VALUE;
     wire::HOST_DEVICE_ADDRESS_rep rep{};
     client::Reply reply{&rep, sizeof(rep)};
     const wire::HOST_DEVICE_ADDRESS_req req{addr, a.bytes - (addr - base)};

@@ -7,13 +7,19 @@ namespace devproxy::server::hostmem {
 void host_alloc(Connection& c, const Message& m) {
   const auto& r = m.as<wire::HOST_ALLOC_req>();
   std::vector<Range> forgotten;
+  if (!c.in_a_window(r.addr, r.bytes)) return c.fail(m, kInvalidValue);
   {
     auto lock = c.change_mirrors();
     if (c.pinned_mirror.add(r.addr, r.bytes, 0, &forgotten) != MemoryMirror::Answer::kOk)
       return c.fail(m, kInvalidValue);
-    c.counting().pinned_bytes.store(c.pinned_mirror.live_bytes(), std::memory_order_relaxed);
   }
+  if (c.in_own_window(r.addr, r.bytes)) Counters::add(c.counting().pinned_bytes, r.bytes);
   c.space().host_allocated(r.addr, r.bytes);
+}
+
+void host_window(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::HOST_WINDOW_req>();
+  if (Status s = c.open_window({r.number, r.gpu, r.slot}); !s.ok()) c.fail(m, s);
 }
 
 void host_device_address(Connection& c, const Message& m) {
@@ -34,7 +40,7 @@ void host_free(Connection& c, const Message& m) {
   auto lock = c.change_mirrors();
   if (c.pinned_mirror.remove(r.addr, m.end, !idle, &freed) != MemoryMirror::Answer::kOk) c.fail(m, kInvalidValue);
   if (oldest) c.pinned_mirror.retire(oldest, &forgotten);
-  c.counting().pinned_bytes.store(c.pinned_mirror.live_bytes(), std::memory_order_relaxed);
+  if (c.in_own_window(freed.addr, freed.bytes)) Counters::add(c.counting().pinned_bytes, -freed.bytes);
 }
 
 }  // namespace devproxy::server::hostmem

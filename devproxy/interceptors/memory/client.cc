@@ -11,6 +11,7 @@
 #include "devproxy/interceptors/client_common.h"
 #include "devproxy/interceptors/graph/client.h"
 #include "devproxy/interceptors/hostmem/client.h"
+#include "devproxy/interceptors/managed/client.h"
 #include "devproxy/interceptors/texture/client.h"
 
 namespace devproxy::sa::memory {
@@ -52,16 +53,17 @@ int32_t post_copy_2d(DeviceState* d, StreamObj* s, Region dst, Space dst_space, 
   return rc;
 }
 
-// How a copy is seen from one device: its own memory, its own pinned window, or neither.
+// How a copy is seen from one device: its own memory, its own pinned window, or neither. Managed memory is in every
+// device's window.
 Space space_on(DeviceState* d, uint64_t addr) {
   const Place p = place_of(addr);
-  if (p.device != d->ordinal()) return kChunk;
+  if (p.device != d->ordinal()) return managed::is_managed(addr, p) ? kPinned : kChunk;
   return p.pinned ? kPinned : kDevice;
 }
 
 // Pageable host -> device: through staging chunks, so the source is free when the call returns (cuda.h: "once the
 // pageable buffer has been copied to the staging memory").
-int32_t stage_in(DeviceState* d, StreamObj* s, uint64_t dst, const void* src, uint64_t bytes) {
+int32_t stage_in(DeviceState* d, StreamObj* s, uint64_t dst, Space space, const void* src, uint64_t bytes) {
   const auto* p = static_cast<const uint8_t*>(src);
   while (bytes) {
     const uint64_t n = std::min<uint64_t>(bytes, kChunkBytes);
@@ -70,7 +72,7 @@ int32_t stage_in(DeviceState* d, StreamObj* s, uint64_t dst, const void* src, ui
     if (chunk == kChunks) return rc;
     memcpy(d->conn().chunk(chunk), p, n);
     uint64_t end;
-    rc = post_copy(d, s, dst, kDevice, chunk_offset(chunk), kChunk, n, chunk + 1, &end);
+    rc = post_copy(d, s, dst, space, chunk_offset(chunk), kChunk, n, chunk + 1, &end);
     if (rc != kOk) {
       d->conn().free_chunk(chunk);
       return rc;
@@ -83,7 +85,7 @@ int32_t stage_in(DeviceState* d, StreamObj* s, uint64_t dst, const void* src, ui
 }
 
 // Device -> pageable host: a few chunks in flight, so that the server copies the next while we empty the last.
-int32_t stage_out(DeviceState* d, StreamObj* s, void* dst, uint64_t src, uint64_t bytes) {
+int32_t stage_out(DeviceState* d, StreamObj* s, void* dst, uint64_t src, Space space, uint64_t bytes) {
   constexpr int kDepth = 4;
   struct Flight {
     uint32_t chunk;
@@ -99,7 +101,7 @@ int32_t stage_out(DeviceState* d, StreamObj* s, void* dst, uint64_t src, uint64_
       if (chunk == kChunks) break;
       Flight& f = flights[(head + count) % kDepth];
       f = {chunk, 0, n};
-      first = post_copy(d, s, chunk_offset(chunk), kChunk, src, kDevice, n, 0, &f.end);
+      first = post_copy(d, s, chunk_offset(chunk), kChunk, src, space, n, 0, &f.end);
       if (first != kOk) {
         d->conn().free_chunk(chunk);
         break;
@@ -165,39 +167,27 @@ int32_t copy(DeviceState* d, StreamObj* s, uint64_t dst, uint64_t src, uint64_t 
   if ((direction == kHtoD || direction == kDtoD) && (to.device < 0)) return kInvalidValue;
   if ((direction == kDtoH || direction == kDtoD) && (from.device < 0)) return kInvalidValue;
   if (!valid_side(dst, bytes) || !valid_side(src, bytes) || dst == 0 || src == 0) return kInvalidValue;
-  if (to.device < 0 && from.device < 0) {  // host to host, in stream order
-    if (const int32_t rc = d->wait_stream(*s); rc != kOk) return rc;
-    memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), bytes);
-    return kOk;
-  }
   const Space dst_space = space_on(d, dst), src_space = space_on(d, src);
   if (dst_space != kChunk && src_space != kChunk) {
     uint64_t end;
     if (const int32_t rc = post_copy(d, s, dst, dst_space, src, src_space, bytes, 0, &end); rc != kOk) return rc;
     return wait ? d->wait_stream(*s) : kOk;
   }
-  // One side is pageable, or lives on another GPU's server.
-  const bool dst_here = dst_space != kChunk;
-  const Place other = dst_here ? from : to;
-  if (other.device < 0) {
-    if (dst_here) {
-      if (dst_space == kPinned) {
-        if (const int32_t rc = d->wait_stream(*s); rc != kOk) return rc;
-        memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), bytes);
-        return kOk;
-      }
-      if (const int32_t rc = stage_in(d, s, dst, reinterpret_cast<const void*>(src), bytes); rc != kOk) return rc;
-      // cuda.h lets a synchronous copy return once the source is staged; jobs rely on more: another stream may read.
-      return wait ? d->wait_stream(*s) : kOk;
-    }
-    if (src_space == kPinned) {
-      if (const int32_t rc = d->wait_stream(*s); rc != kOk) return rc;
-      memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), bytes);
-      return kOk;
-    }
-    return stage_out(d, s, reinterpret_cast<void*>(dst), src, bytes);
+  // One side is pageable, or a pinned buffer of another GPU's; callers split copies between GPUs before.
+  auto device_side = [](uint64_t addr, Space space, const Place& p) {
+    return space == kDevice || (space == kPinned && managed::is_managed(addr, p));
+  };
+  if (device_side(dst, dst_space, to)) {
+    if (const int32_t rc = stage_in(d, s, dst, dst_space, reinterpret_cast<const void*>(src), bytes); rc != kOk)
+      return rc;
+    // cuda.h lets a synchronous copy return once the source is staged; jobs rely on more: another stream may read.
+    return wait ? d->wait_stream(*s) : kOk;
   }
-  return kNotSupported;  // callers split peer copies before
+  if (device_side(src, src_space, from)) return stage_out(d, s, reinterpret_cast<void*>(dst), src, src_space, bytes);
+  // Host to host, in stream order.
+  if (const int32_t rc = d->wait_stream(*s); rc != kOk) return rc;
+  memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), bytes);
+  return kOk;
 }
 
 // Between two servers: out of one, into the other, by this thread, in the order of `s`.
@@ -238,13 +228,6 @@ int32_t dispatch_copy(DeviceState* d, StreamObj* s, uint64_t dst, uint64_t src, 
     DeviceState* other = client::device_state_if_attached(holder);
     return copy(other, other->legacy(), dst, src, bytes, direction, true);
   }
-  // A pinned buffer of another device's window is host memory to this one.
-  const Place& host = dst_dev ? from : to;
-  if (host.device >= 0 && host.pinned && host.device != d->ordinal()) {
-    if (!valid_side(dst, bytes) || !valid_side(src, bytes)) return kInvalidValue;
-    if (dst_dev) return stage_in(d, s, dst, reinterpret_cast<const void*>(src), bytes);
-    return stage_out(d, s, reinterpret_cast<void*>(dst), src, bytes);
-  }
   return copy(d, s, dst, src, bytes, direction, wait);
 }
 
@@ -256,7 +239,8 @@ int32_t fill(DeviceState* d, StreamObj* s, uint64_t dst, uint64_t pitch, uint32_
   const uint64_t span = (rows - 1) * pitch + count * width;
   const Place p = place_of(dst);
   if (p.device < 0 || !live(client::device_state_if_attached(p.device), dst, span)) return kInvalidValue;
-  if (p.device != d->ordinal()) {
+  const bool managed = managed::is_managed(dst, p);
+  if (p.device != d->ordinal() && !managed) {
     if (const int32_t rc = d->wait_stream(*s); rc != kOk) return rc;
     d = client::device_state_if_attached(p.device);
     s = d->legacy();
@@ -267,7 +251,7 @@ int32_t fill(DeviceState* d, StreamObj* s, uint64_t dst, uint64_t pitch, uint32_
   if (const int32_t rc = d->conn().post(Opcode::MEMSET, req, &end); rc != kOk) return rc;
   s->note(end);
   // cuda.h: memset is asynchronous towards the host for device memory, synchronous for pinned host memory.
-  return wait || p.pinned ? d->wait_stream(*s) : kOk;
+  return wait || (p.pinned && !managed) ? d->wait_stream(*s) : kOk;
 }
 
 }  // namespace
@@ -310,14 +294,21 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInByt
 CUresult cuMemFree_v2(CUdeviceptr dptr) {
   if (dptr == 0) return CUDA_SUCCESS;
   const Place p = place_of(dptr);
-  if (p.device < 0 || p.pinned) return CUDA_ERROR_INVALID_VALUE;
+  if (p.device < 0) return CUDA_ERROR_INVALID_VALUE;
+  if (p.pinned) {
+    DP_SAFE();
+    return result(managed::free(dptr));
+  }
   DeviceState* d = client::device_state_if_attached(p.device);
   uint64_t base;
   Allocation a;
   if (!d->find(dptr, &base, &a) || base != dptr || a.piece) return CUDA_ERROR_INVALID_VALUE;
+  const auto graphs = graph::has_memory() ? graph::memory_state(dptr) : graph::MemoryState::kNone;
+  if (graphs == graph::MemoryState::kIdle) return CUDA_ERROR_INVALID_VALUE;
   DP_SAFE();
   // As the driver does: the range may be in use by any stream until all have come this far.
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
+  if (graphs != graph::MemoryState::kNone) return graph::free_memory(dptr, nullptr);
   pool_lost(dptr);
   return result(d->free(dptr, nullptr));
 }
@@ -347,13 +338,13 @@ CUresult alloc_async(CUdeviceptr* dptr, size_t bytesize, uint64_t pool, CUstream
                 device, d->ordinal());
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  if (graph::capturing()) {
-    CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_alloc(s, d, dptr, bytesize, &rc)) return rc;
-  }
   if (bytesize == 0) {
     *dptr = 0;
     return CUDA_SUCCESS;
+  }
+  if (graph::capturing()) {
+    CUresult rc = CUDA_SUCCESS;
+    if (graph::capture_alloc(s, d, dptr, bytesize, &rc)) return rc;
   }
   int32_t error = kOk;
   *dptr = d->allocate(bytesize, s, false, &error);
@@ -371,7 +362,7 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
   DP_STREAM(hStream, s, d);
   if (graph::capturing()) {
     CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_free(s, d, dptr, &rc)) return rc;
+    if (graph::capture_free(s, dptr, &rc)) return rc;
   }
   const Place p = place_of(dptr);
   if (p.device < 0 || p.pinned) return CUDA_ERROR_INVALID_VALUE;
@@ -379,6 +370,7 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
     if (const int32_t rc = d->wait_stream(*s); rc != kOk) return result(rc);
     return memory::cuMemFree_v2(dptr);
   }
+  if (graph::has_memory() && graph::memory_state(dptr) != graph::MemoryState::kNone) return graph::free_memory(dptr, s);
   pool_lost(dptr);
   return result(d->free(dptr, s));
 }
@@ -498,8 +490,11 @@ int32_t copy_rows(DeviceState* d, StreamObj* s, Side dst, Side src, uint64_t wid
   if (dst.pitch == width && src.pitch == width)
     return dispatch_copy(d, s, dst.addr, src.addr, width * height, kAny, wait);
   // As many rows as fit a chunk travel packed: the host side is gathered or scattered here, the device side there.
-  const bool in = to == kDevice && place_of(src.addr).device < 0,
-             out = from == kDevice && place_of(dst.addr).device < 0;
+  auto device_side = [](uint64_t addr, Space space) {
+    return space == kDevice || (space == kPinned && managed::is_managed(addr, place_of(addr)));
+  };
+  const bool in = device_side(dst.addr, to) && place_of(src.addr).device < 0,
+             out = device_side(src.addr, from) && place_of(dst.addr).device < 0;
   if ((in || out) && width <= kChunkBytes) {
     const uint64_t rows_per_chunk = kChunkBytes / width;
     if (!valid_side(in ? dst.addr : src.addr, (height - 1) * (in ? dst.pitch : src.pitch) + width))
@@ -514,11 +509,11 @@ int32_t copy_rows(DeviceState* d, StreamObj* s, Side dst, Side src, uint64_t wid
       if (in) {
         for (uint64_t r = 0; r < rows; ++r)
           memcpy(stage + r * width, reinterpret_cast<const void*>(src.addr + (row + r) * src.pitch), width);
-        rc = post_copy_2d(d, s, {dst.addr + row * dst.pitch, dst.pitch}, kDevice, {chunk_offset(chunk), width}, kChunk,
+        rc = post_copy_2d(d, s, {dst.addr + row * dst.pitch, dst.pitch}, to, {chunk_offset(chunk), width}, kChunk,
                           width, rows, chunk + 1, &end);
         if (rc != kOk) d->conn().free_chunk(chunk);
       } else {
-        rc = post_copy_2d(d, s, {chunk_offset(chunk), width}, kChunk, {src.addr + row * src.pitch, src.pitch}, kDevice,
+        rc = post_copy_2d(d, s, {chunk_offset(chunk), width}, kChunk, {src.addr + row * src.pitch, src.pitch}, from,
                           width, rows, 0, &end);
         if (rc == kOk) rc = d->conn().wait(s->index, end);
         if (rc == kOk)
@@ -648,12 +643,13 @@ CUresult attribute(void* data, CUpointer_attribute attr, uint64_t ptr) {
   Allocation a;
   const bool found = d && (p.pinned ? d->find_pinned(ptr, &base, &a) : find_device(d, ptr, &base, &a));
   if (!found && !hostmem::is_registered(ptr)) return CUDA_ERROR_INVALID_VALUE;
+  const bool managed = a.advice != nullptr;  // on both sides: device memory that the host may touch
   switch (attr) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       *static_cast<CUcontext*>(data) = handle<CUcontext>(d ? d->primary.load() : client::current_context());
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      *static_cast<unsigned*>(data) = found && !p.pinned ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+      *static_cast<unsigned*>(data) = found && (!p.pinned || managed) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       if (!found || (p.pinned && !d->conn().props().attributes[CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY]))
@@ -664,7 +660,7 @@ CUresult attribute(void* data, CUpointer_attribute attr, uint64_t ptr) {
       if (found && !p.pinned) return CUDA_ERROR_INVALID_VALUE;
       *static_cast<void**>(data) = reinterpret_cast<void*>(ptr);
       return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *static_cast<bool*>(data) = false; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *static_cast<bool*>(data) = managed; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       *static_cast<int*>(data) = p.device >= 0 ? p.device : 0;
       return CUDA_SUCCESS;

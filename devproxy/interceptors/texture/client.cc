@@ -203,7 +203,7 @@ CUresult check_memory(const char* call, DeviceState* d, CUdeviceptr address, uin
   const client::Place place = place_of(address);
   if (place.device != d->ordinal()) return CUDA_ERROR_INVALID_VALUE;
   if (place.pinned) {
-    client::log(client::Level::kWarn, "%s is refused for pinned host memory; textures show device memory", call);
+    client::log(client::Level::kWarn, "%s is refused for pinned and managed memory; textures show device memory", call);
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   return CUDA_SUCCESS;

@@ -1,0 +1,38 @@
+"""cuda.h "Memory Management" and "Unified Addressing", managed memory: it lies in the window of pinned memory.
+
+One address for the job, the server and, where the device maps host memory, kernels. Nothing migrates, so advice and
+prefetches are remembered by the client and move nothing.
+"""
+
+from codegen.spec import Api
+
+CHECKED = "2026-11 toolkit 13.0"
+
+# Every server that the process is attached to is told of it: kernels of all its GPUs may use it.
+cuMemAllocManaged = Api(
+    client_sa="managed",
+    nonnull=("dptr",),
+    ops=("HOST_ALLOC", "HOST_DEVICE_ADDRESS", "HOST_WINDOW"),
+    checked=CHECKED,
+)
+cuMemAdvise = Api(client_sa="managed", checked=CHECKED)
+cuMemAdvise_v2 = Api(client_sa="managed", checked=CHECKED)
+cuMemPrefetchAsync = Api(client_sa="managed", checked=CHECKED)
+cuMemPrefetchAsync_v2 = Api(client_sa="managed", checked=CHECKED)
+cuMemPrefetchBatchAsync = Api(
+    client_sa="managed",
+    nonnull=("dptrs", "sizes", "prefetchLocs", "prefetchLocIdxs"),
+    checked=CHECKED,
+)
+# Contents that may be lost may also be kept.
+cuMemDiscardBatchAsync = Api(client_sa="managed", nonnull=("dptrs", "sizes"), checked=CHECKED)
+cuMemDiscardAndPrefetchBatchAsync = Api(
+    client_sa="managed",
+    nonnull=("dptrs", "sizes", "prefetchLocs", "prefetchLocIdxs"),
+    checked=CHECKED,
+)
+cuMemRangeGetAttribute = Api(client_sa="managed", nonnull=("data",), checked=CHECKED)
+cuMemRangeGetAttributes = Api(
+    client_sa="managed", nonnull=("data", "dataSizes", "attributes"), checked=CHECKED
+)
+cuStreamAttachMemAsync = Api(client_sa="managed", checked=CHECKED)
