@@ -1614,9 +1614,16 @@ def subjects(setup: Setup) -> dict[str, list[str]]:
     }
 
 
+# Without importing it, which takes seconds.
+TORCH_WITH_CUDA = (
+    "import importlib.util, os, runpy; torch = importlib.util.find_spec('torch'); assert torch, 'no torch';"
+    " assert runpy.run_path(os.path.join(os.path.dirname(torch.origin), 'version.py'))['cuda'], 'not with CUDA'"
+)
+
+
 def missing_of(subject: str, line: list[str], setup: Setup) -> str:
     """What it needs and is not here."""
-    need = {"numba": "import numba.cuda", "torch": "import torch; assert torch.version.cuda"}
+    need = {"numba": "import numba.cuda", "torch": TORCH_WITH_CUDA}
     if subject in need:
         there = setup.native().run([sys.executable, "-c", need[subject]], 40)
         return f"{subject} is not here, or not with CUDA: {there.brief()}" if there.code else ""
@@ -1746,7 +1753,7 @@ MAY_BE_REFUSED = ("matmul",)  # chapters of torch_program.py
 @stage(120, 40)
 def c_torch(setup: Setup, report: Report) -> None:
     """PyTorch's unmodified wheel: each chapter has the native numbers; what needs a math library is refused by name."""
-    need = setup.native().run([sys.executable, "-c", "import torch; assert torch.version.cuda"], 40)
+    need = setup.native().run([sys.executable, "-c", TORCH_WITH_CUDA], 40)
     if need.code:
         raise Refused(f"no PyTorch with CUDA can be imported: {need.brief()}")
     line = [sys.executable, str(setup.bundle / "programs" / "torch_program.py")]

@@ -113,7 +113,7 @@ def check(
     out: Path,
     *options: str,
     script: Path = SCRIPT,
-    limit_s: float = 100,
+    limit_s: float = 280,
     cwd: Path | None = None,
 ) -> tuple[int, dict[str, dict[str, Any]], str]:
     """Exit code, results by stage, the log."""
@@ -403,7 +403,7 @@ def test_the_bundle_is_whole_and_its_stages_run(tmp_path: Path) -> None:
     )
     _, results, log = check(
         bundle, tmp_path / "out", "--rehearse", "record", "--only", stages,
-        script=bundle / "gpu_check.py", limit_s=280, cwd=decoy,
+        script=bundle / "gpu_check.py", cwd=decoy,
     )  # fmt: skip
     assert json.loads((tmp_path / "out" / "gpu-check.json").read_text())["rehearsal"]
     named = {"b_order": "cuStreamWriteValue64_v2"}
