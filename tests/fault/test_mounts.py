@@ -32,9 +32,15 @@ def mounts() -> Iterator[list[Path]]:
 
 
 def take_away(path: Path) -> None:
-    subprocess.run(["umount", "-l", str(path)], check=False, stderr=subprocess.DEVNULL)
-    if path.exists():
-        path.rmdir()
+    """As often as it takes: umount may lose against somebody who copies a namespace."""
+    deadline = time.monotonic() + 20
+    while path.exists():
+        done = subprocess.run(["umount", "-l", str(path)], check=False, capture_output=True, text=True)  # fmt: skip
+        try:
+            path.rmdir()
+        except OSError:
+            assert time.monotonic() < deadline, done.stderr
+            time.sleep(0.02)
 
 
 def when(seen: Callable[[], object], do: Callable[[], object]) -> threading.Thread:

@@ -17,6 +17,7 @@ uint64_t fake_used_memory();
 void fake_set_attribute(int attribute, int value);
 void fake_set_chaos(uint64_t seed);  // delays between operations; 0: none
 void fake_hold_spin(int hold);       // 1: kernels named spin* stay; 0: they end
+void fake_late(unsigned us);         // who waits for an event is woken late by up to so much
 uint64_t fake_blocked();             // submissions that had to wait for a full queue
 // Of the launch that came last: ids and the first four bytes of the values, at most n; returns how many it had.
 size_t fake_last_attributes(uint32_t* ids, uint32_t* first_words, size_t n);

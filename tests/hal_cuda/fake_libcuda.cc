@@ -943,6 +943,10 @@ EXPORT CUresult CUDAAPI cuEventQuery(CUevent handle) {
   if (!d.events.contains(event)) return bad("cuEventQuery: no such event", CUDA_ERROR_INVALID_HANDLE);
   return !event->stream || event->stream->done >= event->position ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
+// How late, at the most, who waits for an event is woken, in microseconds.
+static std::atomic<unsigned> g_late_us{0};
+EXPORT void fake_late(unsigned us) { g_late_us = us; }
+
 EXPORT CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
   ENTER("cuEventSynchronize");
   auto* event = reinterpret_cast<Event*>(handle);
@@ -951,7 +955,10 @@ EXPORT CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
   const StreamRef stream = event->stream;
   const uint64_t position = event->position;
   d.changed.wait(lock, [&] { return stream->done >= position; });
-  return static_cast<CUresult>(stream->context->sticky.load());
+  const auto sticky = static_cast<CUresult>(stream->context->sticky.load());
+  lock.unlock();
+  if (const unsigned late = g_late_us) usleep(static_cast<unsigned>(std::rand()) % late);
+  return sticky;
 }
 #undef cuEventElapsedTime
 EXPORT CUresult CUDAAPI cuEventElapsedTime(float* ms, CUevent start_handle, CUevent end_handle) {

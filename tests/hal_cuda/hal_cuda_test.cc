@@ -46,6 +46,7 @@ struct Fake {
   decltype(&fake_set_attribute) set_attribute;
   decltype(&fake_set_chaos) set_chaos;
   decltype(&fake_hold_spin) hold_spin;
+  decltype(&fake_late) late;
   decltype(&fake_blocked) blocked;
   decltype(&fake_last_params) last_params;
   decltype(&fake_last_attributes) last_attributes;
@@ -391,6 +392,11 @@ void test_events() {
   auto ms = f.space->elapsed_ms(start, end);
   EXPECT_OK(ms.status());
   EXPECT(ms.ok() && *ms >= 15 && *ms < 10'000);
+  // What a dump keeps of them has their distance, however late whoever asks is woken.
+  fake.late(10'000);
+  auto from = f.space->event_time_ns(start), to = f.space->event_time_ns(end);
+  fake.late(0);
+  EXPECT(from.ok() && to.ok() && ms.ok() && std::abs(static_cast<double>(*to - *from) * 1e-6 - *ms) < 0.01);
 }
 
 void test_copies() {
@@ -1093,6 +1099,7 @@ int main(int argc, char** argv) {
   load(library, "fake_set_attribute", &fake.set_attribute);
   load(library, "fake_set_chaos", &fake.set_chaos);
   load(library, "fake_hold_spin", &fake.hold_spin);
+  load(library, "fake_late", &fake.late);
   load(library, "fake_blocked", &fake.blocked);
   load(library, "fake_last_params", &fake.last_params);
   load(library, "fake_last_attributes", &fake.last_attributes);

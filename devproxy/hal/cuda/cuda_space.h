@@ -223,6 +223,7 @@ class CudaSpace final : public Space {
   Status issue_copy(CUstream stream, const CopyArgs& copy);
   Status issue_memset(CUstream stream, const MemsetArgs& memset);
   Status issue_job(CudaQueue& queue, Pending& pending, const Job& job);
+  Status tie_clock();  // tie_mu_ held
   Status mark(CudaQueue& queue);
   Status mark_other_side(const CudaQueue& queue);
   Status look(CudaQueue& queue);
@@ -267,6 +268,10 @@ class CudaSpace final : public Space {
   std::mutex io_mu_;
   CUstream transfer_ = nullptr;
   uint8_t* io_slots_[2] = {};
+  std::mutex tie_mu_;  // a leaf, but for the driver; guards the next three
+  CUevent tie_ = nullptr;
+  uint64_t tie_ns_ = 0, tie_records_ = 0;
+  std::atomic<uint64_t> records_{0};
   CUevent io_done_[2] = {};
 
   std::mutex modules_mu_;  // a leaf
