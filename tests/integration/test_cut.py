@@ -459,6 +459,28 @@ def test_a_coordinator_that_hangs_up_leaves_the_job_running(servers: list[OneSer
     passed(process, 20)
 
 
+def test_the_first_client_attaches_after_the_dump(servers: list[OneServer]) -> None:
+    """A dump of nobody is a dump: who comes before the freeze is taken into it."""
+    into = staging(servers[0].folder, "staging")
+    with servers[0].control() as control:
+        control.cut()
+        assert control.dump(str(into))["device_bytes"] == 0
+        process = job(servers[0].folder, "cut", "lost")
+        deadline = time.monotonic() + 10
+        while not control.can_dump()["clients"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        control.dump_shared(str(into))
+        state = json.loads((into / "gpu0.state.json").read_text())
+        assert [c["number"] for c in state["clients"]] == [1]
+        control.resume()
+        control.cut()
+        with pytest.raises(ServerError, match="dump first"):
+            control.dump_shared(str(into))
+        process.kill()
+        process.wait()
+
+
 def test_clients_attach_and_leave_during_a_cut(servers: list[OneServer]) -> None:
     with servers[0].control() as control:
         control.cut()

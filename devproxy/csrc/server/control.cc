@@ -179,7 +179,7 @@ void Server::look_at_cut() {
     Status fault = DP_FAULT(server_cut_parked);
     if (!fault.ok()) return fail_cut(fault.text());
     phase_ = Phase::kParked;
-    dumped_.clear();
+    forget_dump();
     Connection::CutFacts sum;
     for (const Client& c : clients_) {
       if (!c.here) continue;
@@ -274,7 +274,7 @@ std::string Server::dump(const std::string& dir) {
   std::string clients;
   Status s = all_parked();
   if (s.ok()) s = DP_FAULT(server_dump_start);
-  dumped_.clear();
+  forget_dump();
   for (const Client& c : clients_) {
     if (!c.here || !s.ok()) continue;
     uint64_t bytes = 0;
@@ -286,9 +286,10 @@ std::string Server::dump(const std::string& dir) {
   if (s.ok()) s = write_state(dir);
   if (s.ok()) s = DP_FAULT(server_dump_end);
   if (!s.ok()) {
-    dumped_.clear();
+    forget_dump();
     return refused("dump to " + dir + " failed: " + s.text());
   }
+  has_dump_ = true;
   const uint64_t us = now_us() - began;
   DP_LOG(kInfo, kServer, 0, "dumped: bytes=%lu us=%lu", static_cast<unsigned long>(total),
          static_cast<unsigned long>(us));
@@ -301,7 +302,7 @@ std::string Server::dump_shared(const std::string& dir) {
   uint64_t total = 0;
   std::string clients;
   Status s = all_parked();
-  if (s.ok() && dumped_.empty() && anybody()) s = {kIllegalState, "dump first: there is no state of these clients"};
+  if (s.ok() && !has_dump_ && anybody()) s = {kIllegalState, "dump first: there is no state of these clients"};
   bool changed = false;
   size_t here = 0;
   for (const Client& c : clients_) {
@@ -343,7 +344,7 @@ std::string Server::resume() {
   phase_ = Phase::kRunning;
   borrowed_ = false;
   cut_peer_ = nullptr;
-  dumped_.clear();
+  forget_dump();
   DP_LOG(kInfo, kServer, 0, "resumed");
   // Not "the job runs on": after a restore there is none yet, and whoever asked knows what becomes of it.
   return s.ok() ? "{\"ok\":true}" : refused(s.text());

@@ -123,7 +123,9 @@ class Server {
   std::vector<std::unique_ptr<ControlPeer>> controls_;
   ControlPeer* cut_peer_ = nullptr;  // who asked for the cut; when it hangs up the server goes on by itself
   uint64_t cut_until_us_ = 0, cut_patience_us_ = 0, cut_progress_ = 0, cut_progress_us_ = 0;
-  std::set<uint64_t> dumped_;  // numbers of the clients whose device memory is in the last dump
+  void forget_dump() { dumped_.clear(), has_dump_ = false; }
+  bool has_dump_ = false;      // there is a dump since the cut, which may be of nobody
+  std::set<uint64_t> dumped_;  // numbers of the clients whose device memory is in it
 };
 
 }  // namespace devproxy::server
