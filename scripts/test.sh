@@ -29,7 +29,7 @@ aside() {
 
 (aside "$@") >build/test-aside.log 2>&1 &
 aside=$!
-step $pytest -n 2 -m "$select" --ignore tests/torch --ignore tests/checkpoint --ignore tests/fault "$@" tests
+step $pytest -n 2 --durations 12 -m "$select" --ignore tests/torch --ignore tests/checkpoint --ignore tests/fault "$@" tests
 wait $aside || { code=$?; [ "$status" != 0 ] || status=$code; }
 cat build/test-aside.log
 # Whole lives of jobs, mostly waiting for each other's steps: several at a time.

@@ -111,6 +111,7 @@ def test_another_devproxy_between_dump_and_restore(world: World, digest: list[st
         name="new",
         log="new",
         DEVPROXY_LIB=str(other),
+        TEST_GATE="",
     )
     assert new.wait(60) == 0, world.tail("new")
     assert len([p for p in builds.iterdir() if p.is_dir()]) == 2
