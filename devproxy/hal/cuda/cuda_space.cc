@@ -965,13 +965,11 @@ bool CudaSpace::prints(const ModuleRef& ref) { return static_cast<const CudaModu
 
 // The driver writes what kernels printed when it synchronises. The whole context, where it has nothing to do, so that
 // this cannot wait for somebody whom the dispatch thread would have to serve; else an idle stream of ours [open: does
-// that write it too].
+// that write it too]. After a fault that one fails before it writes, and the whole context does not wait any more: it
+// fails too, and writes what an assertion said. The client hears of a fault before its launch counts as done here.
 void CudaSpace::take_output(std::string* out, std::string* err) {
   const Driver& cu = context_->enter();
-  if (idle())
-    (void)cu.cuCtxSynchronize();  // after a fault it fails, and writes what an assertion said
-  else
-    (void)cu.cuStreamSynchronize(transfer_);
+  if (idle() || cu.cuStreamSynchronize(transfer_) != CUDA_SUCCESS) (void)cu.cuCtxSynchronize();
   Output::take(out, err);
 }
 
