@@ -354,8 +354,8 @@ class _Worker:
     def _send(self, message: Any) -> None:
         try:
             self._ours.send(message.SerializeToString())
-        except OSError as error:
-            raise self._failure(f"criu swrk is gone: {error.strerror}") from None
+        except OSError:  # as if it had gone a moment later
+            raise self._failure("criu swrk ended before it had answered") from None
 
     def _receive(self) -> Any:
         poll = select.poll()
