@@ -4,6 +4,7 @@
     logs/<job>.log     output of jobs that were restored without a terminal or a file
     store/             the store when none is named
     restores/          what a detached agent is to restore
+    ghosts.lock        one byte for each file that a restore makes in place of a deleted one
 
 A job runs from a copy, so that devproxy can be rebuilt or upgraded under a running job and between dump and restore:
 CRIU restores a mapped file by its path, and refuses one that has changed.

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from devproxy import proctree
+from devproxy.checkpoint import criu_image
 from devproxy.errors import DevproxyError, Refused
 
 OLDEST = (4, 2)
@@ -418,44 +419,13 @@ def _bury(pids: list[int]) -> None:
 
 
 def _frozen_s(folder: str) -> float:
-    """From stats-dump, which CRIU leaves in its work folder: two magic words, a size, and one stats_entry, whose
-    field 1 is the dump's entry, whose field 2 is frozen_time in us (images/stats.proto)."""
+    """From stats-dump, which CRIU leaves in its work folder: stats_entry {dump = 1 {frozen_time = 2, us}}
+    (images/stats.proto)."""
     try:
-        with open(os.path.join(folder, "stats-dump"), "rb") as file:
-            data = file.read()
-    except OSError:
+        (entry,) = criu_image.messages(os.path.join(folder, "stats-dump"))
+        return entry.message(1).integer(2) / 1e6
+    except (OSError, ValueError, criu_image.ImageFileError):
         return 0.0
-    dump = _fields(data[12:]).get(1)
-    frozen_us = _fields(dump).get(2, 0) if isinstance(dump, bytes) else 0
-    return frozen_us / 1e6 if isinstance(frozen_us, int) else 0.0
-
-
-def _fields(data: bytes) -> dict[int, int | bytes]:
-    """A protobuf message, one level: field number -> number, or bytes. Enough for stats-dump."""
-
-    def number(at: int) -> tuple[int, int]:
-        value = shift = 0
-        while True:
-            byte = data[at]
-            value |= (byte & 127) << shift
-            at, shift = at + 1, shift + 7
-            if byte < 128:
-                return value, at
-
-    found: dict[int, int | bytes] = {}
-    at = 0
-    with suppress(IndexError):
-        while at < len(data):
-            key, at = number(at)
-            if key & 7 == 0:
-                found[key >> 3], at = number(at)
-            elif key & 7 == 2:
-                size, at = number(at)
-                found[key >> 3] = data[at : at + size]
-                at += size
-            else:
-                break
-    return found
 
 
 def _version(program: str) -> tuple[int, ...]:

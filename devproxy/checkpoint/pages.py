@@ -4,22 +4,20 @@ pages-N.img is the present pages of a process back to back, in the order of its 
 everything behind it, so chunks at fixed places of the file would find nothing again in the next image. A chunk here is
 the present pages inside one aligned window of the address space; put together in order they are the file again.
 
-pagemap-*.img, read here without pycriu: two u32 magics, then length-prefixed protobuf messages, first pagemap_head
-{pages_id = 1}, then pagemap_entry {vaddr = 1, compat_nr_pages = 2, in_parent = 3, flags = 4, nr_pages = 5} (CRIU 4.2,
+pagemap-*.img: first pagemap_head {pages_id = 1}, then pagemap_entry {vaddr = 1, compat_nr_pages = 2, in_parent = 3, flags = 4, nr_pages = 5} (CRIU 4.2,
 images/pagemap.proto; older writers have only field 2). PE_PRESENT is flag 4 (criu/include/pagemap.h).
 """
 
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from devproxy.checkpoint.chunker import KIB, ChunkRef, cut
+from devproxy.checkpoint.criu_image import ImageFileError, messages
 from devproxy.checkpoint.writer import Writer, mapped
-from devproxy.errors import DevproxyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,18 +29,6 @@ PAGE_BYTES = 4096
 # costs some 10 us of Python, so small windows make the upload, which is after the thaw, and the fetch longer.
 WINDOW_BYTES = 16 * KIB
 _PE_PARENT, _PE_PRESENT = 1, 4
-_U32 = struct.Struct("<I")
-# The first magic of image files that have one magic only (v1) would not be this one.
-_IMG_COMMON_MAGIC = 0x54564319
-
-
-class PagemapError(DevproxyError):
-    """A pagemap of CRIU cannot be understood."""
-
-    def __init__(self, path: str, cause: str) -> None:
-        super().__init__(
-            f"CRIU's image {os.path.basename(path)} cannot be understood: {cause}", "use CRIU 4.2"
-        )
 
 
 class Fetcher(Protocol):
@@ -65,71 +51,22 @@ class Run:
 
 
 def read_pagemap(path: str) -> tuple[int, list[Run]]:
-    """(pages id, the runs that lie in pages-<id>.img, in order). Raises PagemapError and OSError."""
-    with open(path, "rb") as file:
-        data = file.read()
-    start = 8 if data[:4] == _U32.pack(_IMG_COMMON_MAGIC) else 4
+    """(pages id, the runs that lie in pages-<id>.img, in order). Raises ImageFileError and OSError."""
     pages_id: int | None = None
     runs: list[Run] = []
-    for message in _messages(path, data, start):
-        fields = _fields(path, message)
+    for entry in messages(path):
         if pages_id is None:
-            pages_id = fields.get(1, 0)
+            pages_id = entry.integer(1)
             continue
-        flags = fields.get(4)
-        present = flags & _PE_PRESENT if flags is not None else not fields.get(3, 0)
-        if not present or (flags or 0) & _PE_PARENT:
+        flags = entry.integer(4)
+        present = flags & _PE_PRESENT if 4 in entry else not entry.integer(3)
+        if not present or flags & _PE_PARENT:
             continue
-        runs.append(Run(fields.get(1, 0), (fields.get(5) or fields.get(2, 0)) * PAGE_BYTES))
+        pages = entry.integer(5) or entry.integer(2)
+        runs.append(Run(entry.integer(1), pages * PAGE_BYTES))
     if pages_id is None:
-        raise PagemapError(path, "it has no head")
+        raise ImageFileError(path, "it has no head")
     return pages_id, runs
-
-
-def _messages(path: str, data: bytes, start: int) -> Iterator[bytes]:
-    while start < len(data):
-        if start + 4 > len(data):
-            raise PagemapError(path, "it ends in the middle of an entry")
-        (size,) = _U32.unpack_from(data, start)
-        if start + 4 + size > len(data):
-            raise PagemapError(path, "it ends in the middle of an entry")
-        yield data[start + 4 : start + 4 + size]
-        start += 4 + size
-
-
-def _fields(path: str, message: bytes) -> dict[int, int]:
-    """The integer fields of a protobuf message by number. Others are stepped over."""
-    found: dict[int, int] = {}
-    at = 0
-    try:
-        while at < len(message):
-            tag, at = _varint(message, at)
-            kind = tag & 7
-            if kind == 0:
-                found[tag >> 3], at = _varint(message, at)
-            elif kind == 1:
-                at += 8
-            elif kind == 2:
-                size, at = _varint(message, at)
-                at += size
-            elif kind == 5:
-                at += 4
-            else:
-                raise PagemapError(path, f"field of kind {kind}")
-    except IndexError:
-        raise PagemapError(path, "an entry is cut off") from None
-    return found
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
 
 
 def windows(runs: list[Run], window_bytes: int = WINDOW_BYTES) -> Iterator[int]:
@@ -154,7 +91,7 @@ def windows(runs: list[Run], window_bytes: int = WINDOW_BYTES) -> Iterator[int]:
 def put_pages(
     writer: Writer, images_dir: str, window_bytes: int = WINDOW_BYTES
 ) -> list[dict[str, Any]]:
-    """All files of a CRIU dump: [{"name", "bytes", "chunks"}], by name. Raises StoreError, PagemapError, OSError.
+    """All files of a CRIU dump: [{"name", "bytes", "chunks"}], by name. Raises StoreError, ImageFileError, OSError.
 
     A pages file whose size is not what its pagemap says (a pre-dump chain, a later CRIU) is cut by file offset: right,
     only deduplicated less.
@@ -198,6 +135,6 @@ def get_pages(
     for row in section:
         name = str(row["name"])
         if os.path.basename(name) != name or name in ("", ".", ".."):
-            raise PagemapError(name, "its name in the manifest is a path")
+            raise ImageFileError(name, "its name in the manifest is a path")
         refs = [(str(chunk), int(size)) for chunk, size in row["chunks"]]
         store.fetch_file(refs, os.path.join(images_dir, name), name=f"CRIU's {name}", older=older)

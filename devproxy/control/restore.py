@@ -8,17 +8,19 @@ beside them.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from devproxy import config, fault, machine, runtime, state
-from devproxy.checkpoint import criu, facts, files, image, netdiag, store
+from devproxy.checkpoint import criu, criu_image, facts, files, image, netdiag, store
 from devproxy.checkpoint.errors import ImageError
 from devproxy.control import coordinator_api as api
 from devproxy.control.coordinator_api import Progress, Report
@@ -456,23 +458,58 @@ def _restore_tree(job: Job, manifest: dict[str, Any], staging: str) -> int:
         job.keeper.watch(root)  # should we be killed now, it ends with us
         fault.point("restore_root")
 
+    images = os.path.join(staging, "criu")
     while True:
         _make_mount_points(manifest["facts"])
         try:
-            return criu.find().restore(
-                os.path.join(staging, "criu"),
-                job_dir=job.folder.path,
-                mount_at=mount_point(),
-                inherit_fds=inherited,
-                tcp=manifest["criu"]["tcp"],
-                log=os.path.join(staging, "criu-restore.log"),
-                on_root=watch,
-            )
+            with _ghosts_laid(images, job.folder.path):
+                return criu.find().restore(
+                    images,
+                    job_dir=job.folder.path,
+                    mount_at=mount_point(),
+                    inherit_fds=inherited,
+                    tcp=manifest["criu"]["tcp"],
+                    log=os.path.join(staging, "criu-restore.log"),
+                    on_root=watch,
+                )
         except criu.CriuError:
             tries_left -= 1
             gone = [p for p, _ in manifest["facts"].get("mounts", []) if not os.path.lexists(p)]
             if not gone or not tries_left:
                 raise
+
+
+@contextmanager
+def _ghosts_laid(images_dir: str, job_dir: str) -> Iterator[None]:
+    """The files that CRIU makes for deleted ones are not there before the block, nor behind it where it raises.
+
+    An attempt that is ended in the middle leaves them, and with one of them there CRIU refuses to restore. Another
+    restore may be making the same right now (a twin, of the same image): a byte of one file is locked for each name,
+    in rising order, so that two that have names in common come one after the other and none waits in a circle.
+    """
+    paths = [_seen_from_here(path, job_dir) for path in criu_image.ghosts(images_dir)]
+    places = {hashlib.blake2b(os.fsencode(path), digest_size=7).digest() for path in paths}
+
+    def lay() -> None:
+        for path in paths:
+            with suppress(OSError):  # most are not there; of one that stays CRIU will say so
+                os.unlink(path)
+
+    with open(os.path.join(state.state_dir(), "ghosts.lock"), "wb") as file:
+        for place in sorted(places):
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, int.from_bytes(place, "big"))
+        lay()
+        try:
+            yield
+        except BaseException:
+            lay()
+            raise
+
+
+def _seen_from_here(path: str, job_dir: str) -> str:
+    """The job's path as the host has it: the same, but for the job's own folder."""
+    inside = os.path.relpath(path, mount_point())
+    return path if inside.startswith("..") else os.path.join(job_dir, inside)
 
 
 def _make_mount_points(facts: dict[str, Any]) -> None:

@@ -89,6 +89,16 @@ class Scene(World):
         key = (self.home / "key").read_bytes()
         return [image.as_json() for image in Store(open_backend(str(self.store)), key).images()]
 
+    def deleted_files(self) -> list[str]:
+        """What the job's processes have open and nobody finds by its name."""
+        found = set()
+        for process in self.processes():
+            for fd in Path(f"/proc/{process.pid}/fd").iterdir():
+                path, deleted, _ = os.readlink(fd).partition(" (deleted)")
+                if deleted and not path.startswith(("/memfd:", "/dev/")):
+                    found.add(path)
+        return sorted(found)
+
     def latest(self) -> str:
         return str([i for i in self.images() if i["whole"]][-1]["id"])
 

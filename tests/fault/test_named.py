@@ -288,6 +288,33 @@ def test_criu_fails_at_restore(scene: Scene, bad_criu: Path) -> None:
     scene.check_goes_on()
 
 
+def test_a_restore_after_one_that_was_ended_in_the_middle(scene: Scene, bad_criu: Path) -> None:
+    """It has made the files that stand for deleted ones, and did not come to take them away."""
+    scene.start(script="pipes.py")
+    deleted = scene.deleted_files()
+    assert any(path.startswith("/tmp/") for path in deleted), deleted
+    scene.ctl("checkpoint", "j")
+    scene.kill_everything()
+    scene.job = None
+    left = [Path(f"{path}.cr.{number:x}.ghost") for path in deleted for number in range(1, 33)]
+    try:
+        bad_criu.write_text("exit")
+        for path in left:
+            path.write_text("of the attempt before")
+        refused(scene, *restore_words(scene, scene.latest()))
+        assert not all(path.exists() for path in left), "they are still there"
+        bad_criu.unlink()
+        for path in left:
+            path.write_text("of the attempt before")
+        scene.ctl(*restore_words(scene, scene.latest()))
+        scene.wait_step(scene.last_step() + 3)
+        assert len(scene.nonces()) == 1
+        assert "FAILED" not in scene.text(), scene.tail()
+    finally:
+        for path in left:
+            path.unlink(missing_ok=True)
+
+
 def test_undumpable_after_the_preflight(scene: Scene) -> None:
     """What the preflight did not see, CRIU finds in the middle: the tree goes on."""
     scene.start(script="sly.py")

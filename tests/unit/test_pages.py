@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from devproxy.checkpoint.criu_image import ImageFileError
 from devproxy.checkpoint.pages import (
     PAGE_BYTES,
     WINDOW_BYTES,
-    PagemapError,
     Run,
     get_pages,
     put_pages,
@@ -21,21 +21,9 @@ from devproxy.checkpoint.pages import (
     windows,
 )
 from devproxy.checkpoint.store import Store
+from tests.unit.wire import message
 
 PRESENT, PARENT, LAZY = 4, 1, 2
-
-
-def varint(value: int) -> bytes:
-    out = b""
-    while value > 0x7F:
-        out += bytes([value & 0x7F | 0x80])
-        value >>= 7
-    return out + bytes([value])
-
-
-def message(**fields: int) -> bytes:
-    body = b"".join(varint(int(n[1:]) << 3) + varint(v) for n, v in fields.items())
-    return struct.pack("<I", len(body)) + body
 
 
 def pagemap(pages_id: int, entries: list[bytes]) -> bytes:
@@ -108,7 +96,7 @@ def test_a_damaged_pagemap_is_named(tmp_path: Path) -> None:
     data = pagemap(1, [message(f1=0x1000, f2=1, f4=PRESENT)])
     for size in (0, 4, 7, 9, 10, 13, len(data) - 1):
         path.write_bytes(data[:size])
-        with pytest.raises(PagemapError, match=r"pagemap-5\.img cannot be understood"):
+        with pytest.raises(ImageFileError, match=r"pagemap-5\.img cannot be understood"):
             read_pagemap(str(path))
 
 
@@ -124,7 +112,7 @@ def test_pages_that_do_not_fit_their_map_are_stored_all_the_same(
 
 def test_a_name_that_is_a_path_is_refused(store: Store, tmp_path: Path) -> None:
     for name in ("../x", "/x", "", "..", "a/b"):
-        with pytest.raises(PagemapError):
+        with pytest.raises(ImageFileError):
             get_pages(store, [{"name": name, "chunks": []}], str(tmp_path / "o"))
 
 

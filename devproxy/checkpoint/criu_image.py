@@ -1,0 +1,128 @@
+"""CRIU's image files, read without pycriu, whose import brings all of their formats.
+
+Two u32 magics (files of version 1: one), then messages, each behind its length as u32 (criu/protobuf.c, version 4.2).
+Messages are protobuf's wire format.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from devproxy.errors import DevproxyError
+
+_U32 = struct.Struct("<I")
+# The first magic of a file with two (criu/include/magic.h): images, and statistics.
+_TWO_MAGICS = (_U32.pack(0x54564319), _U32.pack(0x55105940))
+_REMAP_GHOST = 1  # images/remap-file-path.proto: remap_type
+
+
+class ImageFileError(DevproxyError):
+    """An image file of CRIU cannot be understood."""
+
+    def __init__(self, path: str, cause: str) -> None:
+        super().__init__(
+            f"CRIU's image {os.path.basename(path)} cannot be understood: {cause}", "use CRIU 4.2"
+        )
+
+
+class Message:
+    """A protobuf message by the numbers of its fields; of a repeated one the last value is kept.
+
+    Raises ImageFileError where it is no message, or a field is not of the kind that is asked for.
+    """
+
+    def __init__(self, path: str, data: bytes) -> None:
+        self._path = path
+        self._fields: dict[int, int | bytes] = {}
+        at = 0
+        while at < len(data):
+            tag, at = self._varint(data, at)
+            number, kind = tag >> 3, tag & 7
+            if kind == 0:
+                self._fields[number], at = self._varint(data, at)
+                continue
+            if kind == 2:
+                size, at = self._varint(data, at)
+            elif kind in (1, 5):
+                size = 8 if kind == 1 else 4
+            else:
+                raise ImageFileError(path, f"field of kind {kind}")
+            if at + size > len(data):
+                raise ImageFileError(path, "an entry is cut off")
+            if kind == 2:
+                self._fields[number] = data[at : at + size]
+            at += size
+
+    def _varint(self, data: bytes, at: int) -> tuple[int, int]:
+        value = shift = 0
+        while True:
+            if at >= len(data):
+                raise ImageFileError(self._path, "an entry is cut off")
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, at
+            shift += 7
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._fields
+
+    def integer(self, number: int) -> int:
+        """0 where it is missing."""
+        value = self._fields.get(number, 0)
+        if not isinstance(value, int):
+            raise ImageFileError(self._path, f"field {number} is no integer")
+        return value
+
+    def text(self, number: int) -> bytes:
+        """Empty where it is missing."""
+        value = self._fields.get(number, b"")
+        if not isinstance(value, bytes):
+            raise ImageFileError(self._path, f"field {number} is no text")
+        return value
+
+    def message(self, number: int) -> Message:
+        """Empty where it is missing."""
+        return Message(self._path, self.text(number))
+
+
+def messages(path: str) -> Iterator[Message]:
+    """The messages of an image file, in order. Raises ImageFileError and OSError."""
+    data = Path(path).read_bytes()
+    at = 8 if data[:4] in _TWO_MAGICS else 4
+    while at < len(data):
+        begin = end = at + 4
+        if begin <= len(data):
+            end += _U32.unpack_from(data, at)[0]
+        if end > len(data):
+            raise ImageFileError(path, "it ends in the middle of an entry")
+        yield Message(path, data[begin:end])
+        at = end
+
+
+def ghosts(images_dir: str) -> list[str]:
+    """Where a restore may make a file for each one that was deleted and open, as the job names it (absolute).
+
+    "NAME.cr.ID.ghost" beside where it was, or beside the nearest folder above that is still there (criu/files-reg.c:
+    ghost_path, create_ghost). CRIU takes them away at the end, and not where it is ended before.
+    Raises ImageFileError and OSError.
+    """
+    remaps = os.path.join(images_dir, "remap-fpath.img")
+    if not os.path.exists(remaps):
+        return []
+    # images/remap-file-path.proto: orig_id = 1, remap_id = 2, remap_type = 3
+    ids = [(m.integer(1), m.integer(2)) for m in messages(remaps) if m.integer(3) == _REMAP_GHOST]
+    # images/fdinfo.proto: file_entry has reg = 3; images/regfile.proto: id = 1, name = 6
+    regular = [m.message(3) for m in messages(os.path.join(images_dir, "files.img"))]
+    names = {m.integer(1): m.text(6) for m in regular}
+    found: dict[str, None] = {}
+    for file_id, ghost_id in ids:
+        path = Path(os.fsdecode(names.get(file_id, b"")))
+        if path.is_absolute():
+            for above in path.parents:
+                found[str(above / f"{path.name}.cr.{ghost_id:x}.ghost")] = None
+    return list(found)

@@ -1,0 +1,68 @@
+"""Which files a restore makes for deleted ones, from CRIU's own images; and images that are none."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from devproxy.checkpoint.criu_image import ImageFileError, Message, ghosts, messages
+from tests.unit.wire import message, varint
+
+GHOST, LINKED = 1, 0
+
+
+def file_entry(number: int, name: str) -> bytes:
+    regular = b"\x08" + varint(number) + b"\x32" + varint(len(name)) + name.encode()
+    entry = b"\x08\x01\x10" + varint(number) + b"\x1a" + varint(len(regular)) + regular
+    return struct.pack("<I", len(entry)) + entry
+
+
+def image(path: Path, *entries: bytes) -> None:
+    path.write_bytes(struct.pack("<II", 0x54564319, 0x56303138) + b"".join(entries))
+
+
+def test_where_ghosts_are_made(tmp_path: Path) -> None:
+    assert ghosts(str(tmp_path)) == []  # a job without deleted files
+    image(
+        tmp_path / "files.img",
+        file_entry(5, "/tmp/a/gone"),
+        file_entry(6, "/dev/shm/sem.x"),
+        file_entry(7, "/there"),
+        file_entry(300, "/linked"),
+        struct.pack("<I", 4) + b"\x08\x02\x10\x09",  # a socket: no regular file inside
+    )
+    image(
+        tmp_path / "remap-fpath.img",
+        message(f1=5, f2=1, f3=GHOST),
+        message(f1=6, f2=26, f3=GHOST),
+        message(f1=300, f2=7, f3=LINKED),
+        message(f1=77, f2=2, f3=GHOST),  # of no file that is known
+    )
+    assert ghosts(str(tmp_path)) == [
+        "/tmp/a/gone.cr.1.ghost",
+        "/tmp/gone.cr.1.ghost",  # CRIU goes up where the folder has gone too
+        "/gone.cr.1.ghost",
+        "/dev/shm/sem.x.cr.1a.ghost",
+        "/dev/sem.x.cr.1a.ghost",
+        "/sem.x.cr.1a.ghost",
+    ]
+
+
+def test_damage_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "remap-fpath.img"
+    whole = message(f1=5, f2=1, f3=GHOST)
+    for data in (whole[:-1], whole[:2], whole + b"\x01"):
+        image(path, data)
+        with pytest.raises(ImageFileError, match=r"remap-fpath\.img cannot be understood"):
+            list(messages(str(path)))
+    for text in (b"\x08", b"\x08\xff", b"\x32\x05abc", b"\x0b"):
+        with pytest.raises(ImageFileError):
+            Message("x.img", text)
+    entry = Message("x.img", b"\x08\x05\x32\x01a\x39" + bytes(8))
+    assert (entry.integer(1), entry.text(6), entry.integer(2), entry.text(3)) == (5, b"a", 0, b"")
+    with pytest.raises(ImageFileError, match="field 6 is no integer"):
+        entry.integer(6)
+    with pytest.raises(ImageFileError, match="field 1 is no text"):
+        entry.message(1)
