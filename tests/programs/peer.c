@@ -3,6 +3,18 @@
 
 enum { kWords = 300000 };
 
+/* No kernel of one GPU reaches the other's memory, so there are no atomics between them. */
+static void no_atomics(void) {
+  const CUatomicOperation ask[] = {CU_ATOMIC_OPERATION_INTEGER_ADD, CU_ATOMIC_OPERATION_CAS};
+  const CUatomicOperation bad = CU_ATOMIC_OPERATION_MAX;
+  unsigned can[2] = {9, 9};
+  CHECK(cuDeviceGetP2PAtomicCapabilities(can, ask, 2, 0, 1));
+  EXPECT(can[0] == 0 && can[1] == 0);
+  EXPECT_RESULT(cuDeviceGetP2PAtomicCapabilities(can, ask, 0, 0, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuDeviceGetP2PAtomicCapabilities(can, &bad, 1, 0, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuDeviceGetP2PAtomicCapabilities(NULL, ask, 2, 0, 1), CUDA_ERROR_INVALID_VALUE);
+}
+
 int main(void) {
   int n = 0, can = 0;
   CUdevice dev[2];
@@ -73,5 +85,6 @@ int main(void) {
   EXPECT_RESULT(launch1(kernel(mod[1], "slow"), s[0], params), CUDA_ERROR_INVALID_HANDLE);
   CHECK(cuCtxGetCurrent(&current));
   EXPECT(current == ctx[1]);
+  no_atomics();
   return pass("peer");
 }

@@ -90,3 +90,5 @@ cuMemAllocFromPoolAsync = Api(client_sa="memory", nonnull=("dptr",), ops=ALLOC, 
 
 cuPointerGetAttribute = Api(client_sa="memory", nonnull=("data",), checked=CHECKED)
 cuPointerGetAttributes = Api(client_sa="memory", nonnull=("attributes", "data"), checked=CHECKED)
+# SYNC_MEMOPS, which is all that the header lets be set: of copies none is left to do, of memory sets the waiting.
+cuPointerSetAttribute = Api(client_sa="memory", nonnull=("value",), checked=CHECKED)

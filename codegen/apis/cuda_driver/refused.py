@@ -92,6 +92,20 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
             "the driver's core dumps and logs belong to the device-proxy server, not to the job"
         ),
     ),
+    "async notifications": (
+        r"cuDevice(Register|Unregister)AsyncNotification",
+        Refused(
+            "a driver tells of its memory budget the process that owns the memory, which is the device-proxy server;"
+            " ask cuMemGetInfo"
+        ),
+    ),
+    "GPUDirect RDMA": (
+        r"cuFlushGPUDirectRDMAWrites",
+        Refused(
+            "no other device can write to the job's device memory, whose addresses its own kernel drivers do not know"
+            " (attribute GPU_DIRECT_RDMA_SUPPORTED is 0); receive into host memory and copy"
+        ),
+    ),
     "profiler": (
         r"cuProfiler\w+",
         Refused("NVIDIA's profiler attaches to the device-proxy server, not to the job"),

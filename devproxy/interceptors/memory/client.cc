@@ -595,31 +595,43 @@ CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream) { retu
 // -- memset ---------------------------------------------------------------------------------------------------------
 
 namespace {
-CUresult set(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t width, size_t count, size_t rows,
-             CUstream hStream) {
+// cuda.h, API synchronization: a synchronous set of device memory need not wait for itself, but where the memory
+// (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) or the context (CU_CTX_SYNC_MEMOPS) was told to. Synchronous copies always do.
+bool must_wait(uint64_t dst) {
+  client::ContextObj* c = client::contexts().get(client::current_context());
+  if (c && client::context_flags(*c) & CU_CTX_SYNC_MEMOPS) return true;
+  const Place p = place_of(dst);
+  DeviceState* d = p.device >= 0 ? client::device_state_if_attached(p.device) : nullptr;
+  uint64_t base = 0;
+  Allocation a;
+  return d && (p.pinned ? d->find_pinned(dst, &base, &a) : d->find(dst, &base, &a)) && a.sync_memops;
+}
+
+CUresult set(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t width, size_t count, size_t rows, CUstream hStream,
+             bool now = false) {
   DP_STREAM(hStream, s, d);
   if (graph::capturing()) {
     CUresult rc = CUDA_SUCCESS;
     if (graph::capture_memset(s, {dst, pitch, value, width, count, rows}, &rc)) return rc;
   }
-  return result(fill(d, s, dst, pitch, value, width, count, rows, false));
+  return result(fill(d, s, dst, pitch, value, width, count, rows, now && must_wait(dst)));
 }
 }  // namespace
 
-CUresult cuMemsetD8_v2(CUdeviceptr p, unsigned char v, size_t n) { return set(p, 0, v, 1, n, 1, nullptr); }
-CUresult cuMemsetD16_v2(CUdeviceptr p, unsigned short v, size_t n) { return set(p, 0, v, 2, n, 1, nullptr); }
-CUresult cuMemsetD32_v2(CUdeviceptr p, unsigned int v, size_t n) { return set(p, 0, v, 4, n, 1, nullptr); }
+CUresult cuMemsetD8_v2(CUdeviceptr p, unsigned char v, size_t n) { return set(p, 0, v, 1, n, 1, nullptr, true); }
+CUresult cuMemsetD16_v2(CUdeviceptr p, unsigned short v, size_t n) { return set(p, 0, v, 2, n, 1, nullptr, true); }
+CUresult cuMemsetD32_v2(CUdeviceptr p, unsigned int v, size_t n) { return set(p, 0, v, 4, n, 1, nullptr, true); }
 CUresult cuMemsetD8Async(CUdeviceptr p, unsigned char v, size_t n, CUstream s) { return set(p, 0, v, 1, n, 1, s); }
 CUresult cuMemsetD16Async(CUdeviceptr p, unsigned short v, size_t n, CUstream s) { return set(p, 0, v, 2, n, 1, s); }
 CUresult cuMemsetD32Async(CUdeviceptr p, unsigned int v, size_t n, CUstream s) { return set(p, 0, v, 4, n, 1, s); }
 CUresult cuMemsetD2D8_v2(CUdeviceptr p, size_t pitch, unsigned char v, size_t w, size_t h) {
-  return set(p, pitch, v, 1, w, h, nullptr);
+  return set(p, pitch, v, 1, w, h, nullptr, true);
 }
 CUresult cuMemsetD2D16_v2(CUdeviceptr p, size_t pitch, unsigned short v, size_t w, size_t h) {
-  return set(p, pitch, v, 2, w, h, nullptr);
+  return set(p, pitch, v, 2, w, h, nullptr, true);
 }
 CUresult cuMemsetD2D32_v2(CUdeviceptr p, size_t pitch, unsigned int v, size_t w, size_t h) {
-  return set(p, pitch, v, 4, w, h, nullptr);
+  return set(p, pitch, v, 4, w, h, nullptr, true);
 }
 CUresult cuMemsetD2D8Async(CUdeviceptr p, size_t pitch, unsigned char v, size_t w, size_t h, CUstream s) {
   return set(p, pitch, v, 1, w, h, s);
@@ -677,6 +689,7 @@ CUresult attribute(void* data, CUpointer_attribute attr, uint64_t ptr) {
       if (!found) return CUDA_ERROR_INVALID_VALUE;
       *static_cast<unsigned long long*>(data) = a.id;
       return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *static_cast<bool*>(data) = a.sync_memops; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *static_cast<bool*>(data) = false; return CUDA_SUCCESS;
     default: return CUDA_ERROR_NOT_SUPPORTED;
   }
@@ -688,6 +701,7 @@ void zero_attribute(void* data, CUpointer_attribute attr) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *static_cast<unsigned*>(data) = 0; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
     case CU_POINTER_ATTRIBUTE_MAPPED:
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *static_cast<bool*>(data) = false; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       *static_cast<int*>(data) = -2;  // as the driver leaves it for memory it does not know
@@ -710,6 +724,21 @@ CUresult cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute*
     if (rc != CUDA_SUCCESS) zero_attribute(data[i], attributes[i]);
   }
   return CUDA_SUCCESS;
+}
+
+CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr ptr) {
+  if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+  const Place p = place_of(ptr);
+  DeviceState* d = p.device >= 0 ? client::device_state_if_attached(p.device) : nullptr;
+  if (!d) return CUDA_ERROR_INVALID_VALUE;
+  const bool on = *static_cast<const unsigned*>(value) != 0;
+  if (on) DP_SAFE();
+  if (!d->set_sync_memops(ptr, on)) return CUDA_ERROR_INVALID_VALUE;
+  if (!on) return CUDA_SUCCESS;
+  // cuda.h: synchronous operations that are still pending are over when this returns. They are in the default streams.
+  if (const int32_t rc = d->wait_stream(*d->legacy()); rc != kOk) return result(rc);
+  const uint64_t own = client::t_state.default_stream[d->ordinal()];
+  return own ? result(d->wait_stream(*d->stream_at(static_cast<uint16_t>(own)))) : CUDA_SUCCESS;
 }
 
 }  // namespace devproxy::sa::memory
