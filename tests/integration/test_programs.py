@@ -38,6 +38,7 @@ PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("ordering", [], []),
     ("copies", [], []),
     ("arrays", [], []),
+    ("batches", [], []),
     ("memset", [], []),
     ("module", [], []),
     ("launch", [], []),

@@ -78,9 +78,11 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
         r"cuStreamWaitValue\d+|cuStreamWriteValue\d+|cuStreamBatchMemOp",
         Refused("waiting on device memory from a stream is not supported yet; use events"),
     ),
-    "batched copies": (
-        r"cuMemcpyBatchAsync|cuMemcpy3DBatchAsync|cuMemcpy3DPeer(Async)?|cuMemBatchDecompressAsync",
-        Refused("batched and 3D peer copies are not supported yet; use cuMemcpyAsync"),
+    "decompression": (
+        r"cuMemBatchDecompressAsync",
+        Refused(
+            "work for the device's decompression engine is not passed on yet; decompress in a kernel or on the host"
+        ),
     ),
     "linker": (
         r"cuLink\w+",

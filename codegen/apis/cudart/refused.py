@@ -42,7 +42,6 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
         r"|cudaDeviceGetTexture1DLinearMaxWidth",
         DRIVER["textures and arrays"][1],
     ),
-    "batched copies": (r"cudaMemcpy(3D)?BatchAsync", DRIVER["batched copies"][1]),
     "cooperative launches": (
         r"cudaLaunchCooperativeKernelMultiDevice",
         Refused("removed in CUDA 13: launch one cooperative kernel per device"),

@@ -258,6 +258,14 @@ int32_t fill(DeviceState* d, StreamObj* s, uint64_t dst, uint64_t pitch, uint32_
 
 bool known(uint64_t addr, uint64_t bytes) { return valid_side(addr, bytes); }
 
+bool copy_from_host_now(DeviceState* d, StreamObj* s, uint64_t dst, uint64_t src, uint64_t bytes, int32_t* done) {
+  const Place from = place_of(src);
+  const Space space = space_on(d, dst);
+  if (from.device < 0 || !from.pinned || space == kChunk) return false;
+  *done = stage_in(d, s, dst, space, reinterpret_cast<const void*>(src), bytes);
+  return true;
+}
+
 // -- allocation -----------------------------------------------------------------------------------------------------
 
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
@@ -473,6 +481,18 @@ bool side(CUmemorytype type, const void* host, CUdeviceptr device, size_t pitch,
   return true;
 }
 
+bool valid_box(const Side& at, uint64_t z, uint64_t slice, const CUDA_MEMCPY3D& p) {
+  uint64_t rows, skipped, all;
+  if (at.addr == 0 || at.pitch < p.WidthInBytes || __builtin_mul_overflow(p.Height - 1, at.pitch, &rows) ||
+      __builtin_add_overflow(rows, p.WidthInBytes, &rows) || __builtin_add_overflow(z, p.Depth, &all) ||
+      __builtin_mul_overflow(all, slice, &all) || __builtin_add_overflow(at.addr, all, &all))
+    return false;
+  skipped = z * slice;
+  for (size_t i = 0; i < p.Depth; ++i)
+    if (!valid_side(at.addr + skipped + i * slice, rows)) return false;
+  return true;
+}
+
 // Linear regions row by row where a side is pageable or foreign; one command where the server sees both.
 int32_t copy_rows(DeviceState* d, StreamObj* s, Side dst, Side src, uint64_t width, uint64_t height, bool wait) {
   if (width == 0 || height == 0) return d->conn().error();
@@ -585,6 +605,21 @@ CUresult copy_3d(const CUDA_MEMCPY3D* p, CUstream hStream, bool wait) {
 }
 
 }  // namespace
+
+int32_t check_3d(const CUDA_MEMCPY3D& p) {
+  if (p.srcLOD || p.dstLOD) return kInvalidValue;
+  if (texture::has_array(p)) return texture::check_copy(p);
+  Side dst, src;
+  if (!side(p.srcMemoryType, p.srcHost, p.srcDevice, p.srcPitch, p.srcXInBytes, p.srcY, p.WidthInBytes, &src) ||
+      !side(p.dstMemoryType, p.dstHost, p.dstDevice, p.dstPitch, p.dstXInBytes, p.dstY, p.WidthInBytes, &dst))
+    return kInvalidValue;
+  if (p.WidthInBytes == 0 || p.Height == 0 || p.Depth == 0) return kOk;
+  const uint64_t src_slice = src.pitch * (p.srcHeight ? p.srcHeight : p.Height),
+                 dst_slice = dst.pitch * (p.dstHeight ? p.dstHeight : p.Height);
+  return valid_box(src, p.srcZ, src_slice, p) && valid_box(dst, p.dstZ, dst_slice, p)
+             ? kOk
+             : static_cast<int32_t>(kInvalidValue);
+}
 
 CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* pCopy) { return copy_2d(pCopy, nullptr, true); }
 CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* pCopy) { return copy_2d(pCopy, nullptr, true); }
