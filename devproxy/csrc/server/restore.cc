@@ -37,6 +37,7 @@ struct Row {
 // What can be in a replay log, but for EVENT_RECORD.
 constexpr Row kReplayed[] = {
     {wire::Opcode::STREAM_CREATE, sync::stream_create},
+    {wire::Opcode::STREAM_SET_ATTRIBUTE, sync::stream_set_attribute},
     {wire::Opcode::EVENT_CREATE, sync::event_create},
     {wire::Opcode::MODULE_LOAD, module::module_load},
     {wire::Opcode::FUNCTION_GET, module::function_get},
