@@ -208,12 +208,29 @@ def test_another_kind_of_gpu_is_refused(cuda: World) -> None:
     cuda.ctl("checkpoint", "j")
     assert cuda.kill_everything()
     restore = ("restore", "j", "--store", str(cuda.store), "--output", "log")
-    done = cuda.ctl(*restore, check=False, FAKE_MAJOR="8")
+    done = cuda.ctl(*restore, check=False, FAKE_MAJORS="8")
     assert done.returncode == 2, done.stdout + done.stderr  # refused before anything is fetched
     assert "compute capability 9.0; GPU 0 (Fake GPU) has 8.0" in done.stderr, done.stderr
     assert "fetching" not in done.stderr
     cuda.kill_everything()
     cuda.ctl(*restore)
+    end(cuda)
+
+
+def test_no_migration_to_another_kind_of_gpu(cuda: World) -> None:
+    """It is the new server that refuses: nothing of a migration is read from an image. The job stays where it was."""
+    cuda.env |= {"FAKE_GPUS": "2", "FAKE_MAJORS": "98"}
+    begin(cuda, ("limits",), "--device", "cuda")
+    done = cuda.ctl("migrate", "j", "--to", "1", "--json", check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    facts = json.loads(done.stderr.strip().splitlines()[-1])
+    assert (
+        "was told that its GPU has compute capability 9.0; GPU 1 of this machine has 8.0"
+        in facts["error"]
+    )
+    assert facts["state"] == "the job continues on its old GPU", facts
+    status = json.loads(cuda.ctl("status", "j", "--json").stdout)
+    assert (status["phase"], status["gpus"]) == ("running", [0])
     end(cuda)
 
 

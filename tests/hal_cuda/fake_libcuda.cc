@@ -118,6 +118,7 @@ struct Mapping {
 };
 
 struct Driver {
+  std::atomic<int> ordinal{0};  // of the GPU that was asked for last: a server asks for its own
   std::mutex mu;
   std::condition_variable changed;
   std::set<Context*> contexts;
@@ -541,6 +542,7 @@ EXPORT CUresult CUDAAPI cuDeviceGetCount(int* count) {
 }
 EXPORT CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
   *device = 7;  // not the ordinal, so that a mix-up shows
+  driver().ordinal = ordinal;
   return ordinal >= 0 && ordinal < device_count() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 EXPORT CUresult CUDAAPI cuDeviceGetName(char* name, int bytes, CUdevice) {
@@ -562,8 +564,8 @@ EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attr
   if (auto it = d.attributes.find(attribute); it != d.attributes.end()) return *value = it->second, CUDA_SUCCESS;
   switch (static_cast<int>(attribute)) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: {
-      const char* const other = std::getenv("FAKE_MAJOR");
-      *value = other ? std::atoi(other) : 9;
+      const char* const each = std::getenv("FAKE_MAJORS");  // a digit for each GPU
+      *value = each && d.ordinal < static_cast<int>(std::strlen(each)) ? each[d.ordinal] - '0' : 9;
       break;
     }
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:

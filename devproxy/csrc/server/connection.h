@@ -54,7 +54,8 @@ struct Counters {
 // What all connections of a server share.
 struct ServerParts {
   std::string job_dir;
-  uint32_t gpu = 0;
+  uint32_t gpu = 0;           // the job's ordinal
+  uint32_t physical_gpu = 0;  // of the machine
   hal::Device* device = nullptr;
   Ledger* ledger = nullptr;
   SlotTable* slots = nullptr;

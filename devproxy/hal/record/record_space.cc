@@ -12,7 +12,6 @@ namespace {
 
 // cuda.h: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 constexpr uint32_t kMaxDynamicShared = 8, kAnyCluster = 14;
-constexpr size_t kMultiprocessors = 16, kSharedPerMultiprocessor = 81, kSystemSharedPerBlock = 111;  // of a device
 constexpr size_t kNamesShown = 4096;  // in a line of load_module
 
 // FNV-1a: tells images of one record apart, no more.
