@@ -878,7 +878,7 @@ EXPORT CUresult CUDAAPI cuStreamSetAttribute(CUstream handle, CUstreamAttrID id,
   const CUaccessPolicyWindow& w = value->accessPolicyWindow;
   switch (id) {
     case CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW:
-      if (w.num_bytes && !device_range(reinterpret_cast<uint64_t>(w.base_ptr), w.num_bytes))
+      if (w.num_bytes && !device_range(reinterpret_cast<uint64_t>(w.base_ptr), 1))
         return bad("cuStreamSetAttribute: a window outside of device memory");
       break;
     case CU_STREAM_ATTRIBUTE_PRIORITY:

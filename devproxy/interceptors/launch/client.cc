@@ -197,7 +197,7 @@ bool block_of(const FunctionObj& f, void** extra, client::Bulk* out) {
 }  // namespace
 
 // A cache hint for a range of device memory. cuda.h: a ratio, and a miss is normal or streaming; a window of no bytes
-// is none, whatever else it says.
+// is none, whatever else it says. Where it ends is not looked at: cuda.h lets the driver align and shorten it.
 CUresult check_window(DeviceState& d, const CUaccessPolicyWindow& w) {
   if (w.num_bytes == 0) return CUDA_SUCCESS;
   if (!(w.hitRatio >= 0 && w.hitRatio <= 1) || w.hitProp < CU_ACCESS_PROPERTY_NORMAL ||
@@ -206,7 +206,10 @@ CUresult check_window(DeviceState& d, const CUaccessPolicyWindow& w) {
     return CUDA_ERROR_INVALID_VALUE;
   const auto addr = reinterpret_cast<uint64_t>(w.base_ptr);
   const client::Place place = client::place_of(addr);
-  if (place.device != d.ordinal() || place.pinned || !memory::known(addr, w.num_bytes)) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t end;
+  if (place.device != d.ordinal() || place.pinned || !memory::known(addr, 1) ||
+      __builtin_add_overflow(addr, w.num_bytes, &end))
+    return CUDA_ERROR_INVALID_VALUE;
   const int32_t most = device_attribute(d, CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE);
   return most > 0 && w.num_bytes > static_cast<uint64_t>(most) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }

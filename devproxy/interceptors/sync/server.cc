@@ -10,9 +10,9 @@ namespace {
 
 constexpr uint32_t kDisableTiming = 2;  // cuda.h: CU_EVENT_DISABLE_TIMING
 
-// cuda.h, CUaccessPolicyWindow: address and length come first.
+// cuda.h, CUaccessPolicyWindow: address and length come first. As of a launch's, only the beginning is looked at.
 bool shows_memory(Connection& c, const Message& m, const wire::STREAM_SET_ATTRIBUTE_req& r) {
-  return r.attr != kLaunchAccessPolicyWindow || r.value1 == 0 || c.in_device(r.value0, r.value1, m.end);
+  return r.attr != kLaunchAccessPolicyWindow || r.value1 == 0 || c.in_device(r.value0, 1, m.end);
 }
 
 }  // namespace
