@@ -110,6 +110,7 @@ int main(void) {
     EXPECT(per > 0);
     const unsigned most = (unsigned)per * (unsigned)device_attribute(dev, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     CHECK(cuMemsetD8(p, 0, 64));
+    CHECK(cuStreamSynchronize(NULL)); /* the stream of the launch does not wait for the legacy one */
     CHECK(cuLaunchCooperativeKernel(shape, most, 1, 1, 64, 1, 1, 512, s, params));
     CHECK(cuStreamSynchronize(s));
     CHECK(cuMemcpyDtoH(got, p, sizeof got));
