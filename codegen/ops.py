@@ -93,6 +93,23 @@ OPS: dict[str, Op] = {
     "STREAM_WAIT_EVENT": Op(0x0203, ASYNC, {"stream": "stream", "event": "event"}, stream="stream"),
     "HOST_FUNC": Op(0x0204, ASYNC, {"stream": "stream", "token": "u64"}, stream="stream"),
     "HOST_FUNC_DONE": Op(0x0205, ANNOUNCE, {"token": "u64"}),
+    # an attribute of CUlaunchAttributeID that streams have; value: the first bytes of the vendor's union, which no such
+    # attribute exceeds. It applies to what is submitted later, and its stream may be the legacy one
+    "STREAM_SET_ATTRIBUTE": Op(
+        0x0206,
+        SYNC,
+        {
+            "stream": "stream",
+            "attr": "u32",
+            "pad": "u32",
+            "value0": "u64",
+            "value1": "u64",
+            "value2": "u64",
+            "value3": "u64",
+        },
+        log=Log.SET,
+        handle="stream",
+    ),
     "EVENT_CREATE": Op(
         0x0211,
         ANNOUNCE,
@@ -139,6 +156,14 @@ OPS: dict[str, Op] = {
         {"function": "function", "attr": "u32", "value": "i32"},
         log=Log.SET,
         handle="function",
+    ),
+    # names of the module's kernels from the number `first` on, in the device's order. The reply's tail: n of them, each
+    # ending in NUL; all: how many there are
+    "FUNCTION_NAMES": Op(
+        0x0406,
+        SYNC,
+        {"module": "module", "first": "u32", "pad": "u32"},
+        {"all": "u32", "n": "u32"},
     ),
     # An image is kept once per server, by its content (base/image_hash.h). MODULE_LOAD names it; where the answer is
     # known = 0, nothing was loaded: the client puts the image, in pieces from 0 up, and asks again.
@@ -235,6 +260,7 @@ OPS: dict[str, Op] = {
         bulk="in",
     ),
     "LINK_FETCH": Op(0x0608, SYNC, {"offset": "u64", "chunk": "u32", "bytes": "u32"}),
+    "RESET_PERSISTING_L2": Op(0x0609, SYNC),
     # what kernels printed: the reply's tail is out_bytes of stdout, then err_bytes of stderr; more: ask again. It is
     # answered also after an execution fault
     "OUTPUT": Op(

@@ -243,22 +243,39 @@ class Client:
     def __init__(self) -> None:
         self._path = ensure_daemon()
 
+    @contextmanager
+    def _call(self, begin: Callable[[Any], Any]) -> Iterator[Any]:
+        """The call that `begin` makes on a daemon's stub. One that was just leaving has not taken it: the next one is
+        asked, once."""
+        from devproxy.control import messages
+
+        with _daemon(self._path) as stub:
+            call = begin(stub)
+            if not messages.was_not_taken(call):
+                yield call
+                return
+        self._path = ensure_daemon()
+        with _daemon(self._path) as stub:
+            yield begin(stub)
+
     def list_jobs(self) -> list[JobStatus]:
         from devproxy.control import messages
         from devproxy.control._pb import job_pb2 as pb
 
-        with _daemon(self._path) as stub:
-            answer = stub.ListJobs(pb.Empty(), timeout=2 * ANSWER_TIMEOUT_S)
-        return [messages.status_from_pb(job) for job in answer.jobs]
+        with self._call(
+            lambda stub: stub.ListJobs.future(pb.Empty(), timeout=2 * ANSWER_TIMEOUT_S)
+        ) as call:
+            return [messages.status_from_pb(job) for job in call.result().jobs]
 
     def status(self, job: str) -> JobStatus:
         from devproxy.control import messages
         from devproxy.control._pb import job_pb2 as pb
 
-        with _daemon(self._path) as stub:
-            return messages.status_from_pb(
-                stub.Status(pb.JobRequest(job=job), timeout=2 * ANSWER_TIMEOUT_S)
-            )
+        request = pb.JobRequest(job=job)
+        with self._call(
+            lambda stub: stub.Status.future(request, timeout=2 * ANSWER_TIMEOUT_S)
+        ) as call:
+            return messages.status_from_pb(call.result())
 
     def checkpoint(
         self, job: str, *, cut_wait_ms: int | None, strict: bool, report: Report
@@ -294,8 +311,7 @@ class Client:
 
     def restore(self, request: pb.RestoreRequest, report: Report) -> Iterator[Result]:
         """The result when the job runs again; with request.wait another one when it has ended."""
-        with _daemon(self._path) as stub:
-            events = stub.Restore(request)
+        with self._call(lambda stub: stub.Restore(request)) as events:
             yield follow(events, report)
             if request.wait:
                 yield follow(events, report)
@@ -303,20 +319,23 @@ class Client:
     def kill(self, job: str, signal: int) -> None:
         from devproxy.control._pb import job_pb2 as pb
 
-        with _daemon(self._path) as stub:
-            stub.Kill(pb.KillRequest(job=job, signal=signal), timeout=2 * ANSWER_TIMEOUT_S)
+        request = pb.KillRequest(job=job, signal=signal)
+        with self._call(
+            lambda stub: stub.Kill.future(request, timeout=2 * ANSWER_TIMEOUT_S)
+        ) as call:
+            call.result()
 
     def logs(self, job: str, *, offset: int, follow: bool) -> Iterator[bytes]:
         from devproxy.control._pb import job_pb2 as pb
 
-        with _daemon(self._path) as stub:
-            request = pb.LogsRequest(job=job, offset=offset, follow=follow)
-            for chunk in stub.Logs(request):
+        request = pb.LogsRequest(job=job, offset=offset, follow=follow)
+        with self._call(lambda stub: stub.Logs(request)) as chunks:
+            for chunk in chunks:
                 yield chunk.data
 
     def _follow(self, call: Callable[[Any], Iterator[pb.Event]], report: Report) -> Result:
-        with _daemon(self._path) as stub:
-            return follow(call(stub), report)
+        with self._call(call) as events:
+            return follow(events, report)
 
 
 def follow(events: Iterator[pb.Event], report: Report) -> Result:

@@ -69,19 +69,30 @@ def log(text: str) -> None:
 
 
 class Calls:
-    """The calls under way, and since when there is nothing to do."""
+    """The calls under way, and since when there is nothing to do.
+
+    Whether to leave and whether to take a call are decided under one lock: no call is taken and then cut off because
+    its caller came a moment too late. It is told that it was not taken, and asks the next daemon (client.py).
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running = 0
         self._idle_since = time.monotonic()
+        self._leaving = False
         self.leave_asked = False
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self, context: grpc.ServicerContext) -> Iterator[None]:
+        from devproxy.control import messages
+
         with self._lock:
-            self._running += 1
+            taken = not self._leaving
+            self._running += taken
+        if not taken:
+            messages.not_taken(context)
         try:
+            messages.taken(context)
             yield
         finally:
             with self._lock:
@@ -97,7 +108,14 @@ class Calls:
         with self._lock:
             if self._running:
                 return False
-            return self.leave_asked or time.monotonic() - self._idle_since >= idle_s
+            if self.leave_asked or time.monotonic() - self._idle_since >= idle_s:
+                self._leaving = True
+            return self._leaving
+
+    def take_no_more(self) -> None:
+        """A signal ends us; calls under way have the rest of the server's grace."""
+        with self._lock:
+            self._leaving = True
 
 
 @dataclass(frozen=True)
@@ -347,13 +365,13 @@ class Service:
     def Ping(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.DaemonInfo:
         from devproxy.control._pb import job_pb2 as pb
 
-        with self.calls.running():
+        with self.calls.running(context):
             return pb.DaemonInfo(version=__version__, pid=os.getpid())
 
     def Leave(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.Empty:
         from devproxy.control._pb import job_pb2 as pb
 
-        with self.calls.running():
+        with self.calls.running(context):
             self.calls.leave_asked = True
             return pb.Empty()
 
@@ -433,7 +451,7 @@ class Service:
         """Counts the call; an error ends it with its details."""
         from devproxy.control import messages
 
-        with self.calls.running():
+        with self.calls.running(context):
             try:
                 yield
             except Exception as error:
@@ -529,6 +547,7 @@ def _serve(service: Service, told_to_end: list[int]) -> str:
             next_look = time.monotonic() + min(LOOK_FOR_JOBS_S, idle)
         if service.calls.should_leave(idle):
             return "asked to" if service.calls.leave_asked else f"nothing to do for {idle:g} s"
+    service.calls.take_no_more()
     return f"signal {told_to_end[0]}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import urllib.parse
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from devproxy import errors
@@ -13,6 +14,7 @@ from devproxy.control.quiet_grpc import grpc
 from devproxy.errors import DevproxyError, OperationFailed
 
 ERROR_KEY = "devproxy-error-bin"
+TAKEN_KEY = "devproxy-taken"
 # gRPC refuses metadata above 8 KiB.
 LONGEST_TEXT = 2000
 LONGEST_FIELD = 400
@@ -131,6 +133,25 @@ def grpc_code(error: BaseException) -> grpc.StatusCode:
         if isinstance(error, cls):
             return grpc.StatusCode[code]
     return grpc.StatusCode.INTERNAL
+
+
+def taken(context: grpc.ServicerContext) -> None:
+    """Tells the caller, before anything is done, that its call will be."""
+    with suppress(grpc.RpcError):  # it has left
+        context.send_initial_metadata(((TAKEN_KEY, "1"),))
+
+
+def not_taken(context: grpc.ServicerContext) -> NoReturn:
+    """Ends the call of somebody who came too late; nothing was done."""
+    context.abort(grpc.StatusCode.UNAVAILABLE, "it is leaving")
+    raise AssertionError("abort returned")
+
+
+def was_not_taken(call: Any) -> bool:
+    """Waits for the other side's first word. True: there was none, and nothing was done."""
+    if any(key == TAKEN_KEY for key, _ in call.initial_metadata() or ()) or call.is_active():
+        return False  # active: an older daemon, which does not say so
+    return bool(call.code() == grpc.StatusCode.UNAVAILABLE)
 
 
 def abort(context: grpc.ServicerContext, error: BaseException) -> NoReturn:

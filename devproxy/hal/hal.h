@@ -216,6 +216,15 @@ class Space {
   // a new queue of the same index starts after that.
   virtual QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) = 0;
   virtual void destroy_queue(const QueueRef& queue) = 0;
+  // Of kLaunchAccessPolicyWindow, kLaunchPriority, kLaunchMemSyncDomainMap and kLaunchMemSyncDomain: it holds for what
+  // is submitted from now on. A device without such a thing does nothing. Where the device keeps commands of the queue
+  // back, it is refused late (SpaceOwner::on_refused).
+  virtual Status set_queue_attribute(const QueueRef& queue, Ticket ticket, const LaunchAttribute& attribute) {
+    (void)queue, (void)ticket, (void)attribute;
+    return {};
+  }
+  // What persists in the second-level cache is as any other line of it when this returns.
+  virtual Status reset_persisting_l2() { return {}; }
   // The smallest position that has not completed, or UINT64_MAX. idle() is the cheap form of the question; any thread
   // may ask it, and true means that everything that was written can be seen.
   virtual uint64_t oldest_pending() = 0;
@@ -254,6 +263,11 @@ class Space {
   virtual StatusOr<std::vector<Variable>> variables(const ModuleRef& module) {
     (void)module;
     return std::vector<Variable>{};
+  }
+  // Of all kernels that get_function() finds, in the device's own order.
+  virtual StatusOr<std::vector<std::string>> function_names(const ModuleRef& module) {
+    (void)module;
+    return Status(kNotSupported, "this device cannot list the kernels of a module: ask for them by name");
   }
   virtual Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) = 0;
   virtual StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) {

@@ -12,7 +12,7 @@ from moto.server import ThreadedMotoServer
 
 from tests.checkpoint.world import SUBJECTS, World, without_pauses
 
-STEPS = 40
+STEPS = 70  # more than the gate lets it do while it is looked at (world.AHEAD)
 # Without PyTorch: the store sees pages and chunks, and moto's server is slow with hundreds of megabytes.
 JOB = (
     sys.executable,

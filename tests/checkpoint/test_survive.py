@@ -28,6 +28,9 @@ SOFT = (
     "limits",
     "functions",
     "events",
+    "streams",
+    "listed",
+    "contexts",
     "pools",
     "host",
     "managed",
@@ -108,11 +111,11 @@ def end(world: World) -> None:
 @pytest.mark.parametrize("how", [killed, suspended, moved, twice])
 def test_on_the_software_gpu(soft: World, how: Callable[[World], None]) -> None:
     begin(soft, SOFT)
-    assert (images(soft)["kept"], images(soft)["loads"]) == (1, 5)
+    assert (images(soft)["kept"], images(soft)["loads"]) == (1, 7)
     how(soft)
-    # Once in the state too, and for each of the five modules: the job brings nothing again.
+    # Once in the state too, and for each of the seven modules: the job brings nothing again.
     again = images(soft)
-    assert (again["kept"], again["loads"], again["received_bytes"]) == (1, 5, 0)
+    assert (again["kept"], again["loads"], again["received_bytes"]) == (1, 7, 0)
     end(soft)
 
 
@@ -140,6 +143,26 @@ def test_over_a_driver(cuda: World, how: Callable[[World], None]) -> None:
     behind = cuda.text().partition("survive ready")[2]
     lines = re.findall(r"^(?:host|kernel) (\d+)$", behind, re.M)
     assert [int(n) for n in lines] == list(range(1, 504)), cuda.text()[:3000]
+
+
+@pytest.mark.parametrize("how", [killed, suspended])
+def test_the_next_driver_is_given_the_attributes_of_streams(
+    cuda: World, how: Callable[[World], None]
+) -> None:
+    """The newest value of each, and no window of memory that is gone; docs: launch.h numbers the attributes."""
+    says = cuda.home / "says"
+    cuda.env["FAKE_SAYS"] = str(says)
+    begin(cuda, ("streams",), "--device", "cuda")
+    first = [line.split() for line in says.read_text().splitlines()]
+    how(cuda)
+    again = [line.split() for line in says.read_text().splitlines()[len(first) :]]
+    assert {pid for pid, *_ in first}.isdisjoint({pid for pid, *_ in again})
+    window, stale, high, low, legacy = (row[1:] for row in first)
+    assert (window[1], stale[1], high[1:3], low[1:3], legacy) == (
+        "1", "1", ["8", "fffffffc"], ["8", "fffffffe"], ["legacy", "10", "1", "0"],
+    )  # fmt: skip
+    assert [row[1:] for row in again] == [window, low, legacy]
+    end(cuda)
 
 
 @pytest.mark.parametrize("how", [killed, twice])
@@ -185,12 +208,29 @@ def test_another_kind_of_gpu_is_refused(cuda: World) -> None:
     cuda.ctl("checkpoint", "j")
     assert cuda.kill_everything()
     restore = ("restore", "j", "--store", str(cuda.store), "--output", "log")
-    done = cuda.ctl(*restore, check=False, FAKE_MAJOR="8")
+    done = cuda.ctl(*restore, check=False, FAKE_MAJORS="8")
     assert done.returncode == 2, done.stdout + done.stderr  # refused before anything is fetched
     assert "compute capability 9.0; GPU 0 (Fake GPU) has 8.0" in done.stderr, done.stderr
     assert "fetching" not in done.stderr
     cuda.kill_everything()
     cuda.ctl(*restore)
+    end(cuda)
+
+
+def test_no_migration_to_another_kind_of_gpu(cuda: World) -> None:
+    """It is the new server that refuses: nothing of a migration is read from an image. The job stays where it was."""
+    cuda.env |= {"FAKE_GPUS": "2", "FAKE_MAJORS": "98"}
+    begin(cuda, ("limits",), "--device", "cuda")
+    done = cuda.ctl("migrate", "j", "--to", "1", "--json", check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    facts = json.loads(done.stderr.strip().splitlines()[-1])
+    assert (
+        "was told that its GPU has compute capability 9.0; GPU 1 of this machine has 8.0"
+        in facts["error"]
+    )
+    assert facts["state"] == "the job continues on its old GPU", facts
+    status = json.loads(cuda.ctl("status", "j", "--json").stdout)
+    assert (status["phase"], status["gpus"]) == ("running", [0])
     end(cuda)
 
 

@@ -520,6 +520,21 @@ class Attacker {
                            wire::FUNCTION_SET_ATTR_req{handle(functions_, HandleKind::kFunction),
                                                        static_cast<uint32_t>(below(12)), static_cast<int32_t>(evil())});
       case 25: return graph();
+      case 26: {
+        if (chance(30)) {
+          const wire::FUNCTION_NAMES_req r{handle(modules_, HandleKind::kModule),
+                                           static_cast<uint32_t>(maybe_evil(below(20))), pad};
+          return with_seq(Raw::record(Opcode::FUNCTION_NAMES, r));
+        }
+        if (chance(10)) return with_seq(Raw::record(Opcode::RESET_PERSISTING_L2, wire::RESET_PERSISTING_L2_req{}));
+        wire::STREAM_SET_ATTRIBUTE_req r{};
+        r.stream = stream();
+        r.attr = static_cast<uint32_t>(maybe_evil(below(12)));
+        r.value0 = piece(block(), &r.value1);
+        if (chance(50)) r.value0 = maybe_evil(below(4)), r.value1 = maybe_evil(below(8192));
+        r.value2 = r.value3 = evil();
+        return with_seq(Raw::record(Opcode::STREAM_SET_ATTRIBUTE, r));
+      }
       case 28:
       case 29: return array_message();
       default: return launch();

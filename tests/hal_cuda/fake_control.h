@@ -21,5 +21,8 @@ void fake_late(unsigned us);         // who waits for an event is woken late by 
 uint64_t fake_blocked();             // submissions that had to wait for a full queue
 // Of the launch that came last: ids and the first four bytes of the values, at most n; returns how many it had.
 size_t fake_last_attributes(uint32_t* ids, uint32_t* first_words, size_t n);
+// Of the stream attributes that were set: how many; of the last one its id, the first 16 bytes of its value, and how
+// much its stream had been given to do by then.
+uint64_t fake_stream_attribute(uint32_t* id, uint64_t* value, uint64_t* submitted);
 size_t fake_last_params(void* to, size_t bytes);  // of the kernel that ran last
 }

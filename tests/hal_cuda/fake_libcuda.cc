@@ -82,6 +82,7 @@ struct Function {
 struct Module {
   Context* context = nullptr;
   std::map<std::string, std::unique_ptr<Function>> functions;
+  std::vector<Function*> order;                                  // of the image
   std::map<std::string, std::pair<uint64_t, uint64_t>> globals;  // address, bytes
   int queued = 0;
 };
@@ -117,6 +118,7 @@ struct Mapping {
 };
 
 struct Driver {
+  std::atomic<int> ordinal{0};  // of the GPU that was asked for last: a server asks for its own
   std::mutex mu;
   std::condition_variable changed;
   std::set<Context*> contexts;
@@ -140,6 +142,9 @@ struct Driver {
   std::vector<std::string> violations;
   std::vector<uint8_t> last_params;
   std::vector<CUlaunchAttribute> last_attributes;
+  CUstreamAttrID stream_attribute{};
+  CUstreamAttrValue stream_value{};
+  uint64_t stream_attributes = 0, stream_submitted = 0;
 };
 
 Driver& driver() {
@@ -488,6 +493,13 @@ EXPORT size_t fake_last_attributes(uint32_t* ids, uint32_t* first_words, size_t 
   }
   return list.size();
 }
+EXPORT uint64_t fake_stream_attribute(uint32_t* id, uint64_t* value, uint64_t* submitted) {
+  std::lock_guard lock(driver().mu);
+  const Driver& d = driver();
+  *id = d.stream_attribute, *submitted = d.stream_submitted;
+  std::memcpy(value, &d.stream_value, 2 * sizeof *value);
+  return d.stream_attributes;
+}
 EXPORT size_t fake_last_params(void* to, size_t bytes) {
   std::lock_guard lock(driver().mu);
   const auto& params = driver().last_params;
@@ -530,6 +542,7 @@ EXPORT CUresult CUDAAPI cuDeviceGetCount(int* count) {
 }
 EXPORT CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
   *device = 7;  // not the ordinal, so that a mix-up shows
+  driver().ordinal = ordinal;
   return ordinal >= 0 && ordinal < device_count() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 EXPORT CUresult CUDAAPI cuDeviceGetName(char* name, int bytes, CUdevice) {
@@ -551,14 +564,18 @@ EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attr
   if (auto it = d.attributes.find(attribute); it != d.attributes.end()) return *value = it->second, CUDA_SUCCESS;
   switch (static_cast<int>(attribute)) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: {
-      const char* const other = std::getenv("FAKE_MAJOR");
-      *value = other ? std::atoi(other) : 9;
+      const char* const each = std::getenv("FAKE_MAJORS");  // a digit for each GPU
+      *value = each && d.ordinal < static_cast<int>(std::strlen(each)) ? each[d.ordinal] - '0' : 9;
       break;
     }
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X:
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y: *value = 1024; break;
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z: *value = 64; break;
+    case CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT: *value = 4; break;
+    case CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS:
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS: *value = 1; break;
     case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X: *value = 0x7fffffff; break;
     case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y:
     case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z: *value = 65535; break;
@@ -850,6 +867,46 @@ EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* to, unsigned int fl
   stream->non_blocking = flags == CU_STREAM_NON_BLOCKING;
   *to = reinterpret_cast<CUstream>(stream.get());
   d.streams[*to] = stream;
+  return CUDA_SUCCESS;
+}
+// What a driver checks of a value that a correct caller may get wrong is refused; what a caller must know is a
+// violation.
+EXPORT CUresult CUDAAPI cuStreamSetAttribute(CUstream handle, CUstreamAttrID id, const CUstreamAttrValue* value) {
+  ENTER("cuStreamSetAttribute");
+  const StreamRef stream = find_stream(handle, "cuStreamSetAttribute");
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  const CUaccessPolicyWindow& w = value->accessPolicyWindow;
+  switch (id) {
+    case CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+      if (w.num_bytes && !device_range(reinterpret_cast<uint64_t>(w.base_ptr), 1))
+        return bad("cuStreamSetAttribute: a window outside of device memory");
+      break;
+    case CU_STREAM_ATTRIBUTE_PRIORITY:
+      if (value->priority > 0 || value->priority < -5) return CUDA_ERROR_INVALID_VALUE;
+      break;
+    case CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+      if (value->memSyncDomainMap.default_ > 3 || value->memSyncDomainMap.remote > 3) return CUDA_ERROR_INVALID_VALUE;
+      break;
+    case CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN: break;
+    default: return bad("cuStreamSetAttribute: attribute " + std::to_string(id));
+  }
+  d.stream_attributes++;
+  d.stream_attribute = id;
+  d.stream_value = *value;
+  d.stream_submitted = stream->submitted;
+  // For a test that sees only the process: which attributes this driver was given.
+  if (const char* path = std::getenv("FAKE_SAYS"))
+    if (FILE* file = std::fopen(path, "a")) {
+      uint64_t words[2];
+      std::memcpy(words, value, sizeof words);
+      std::fprintf(file, "%d %s %d %llx %llx\n", getpid(), stream->legacy ? "legacy" : "stream", id,
+                   static_cast<unsigned long long>(words[0]), static_cast<unsigned long long>(words[1]));
+      std::fclose(file);
+    }
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuCtxResetPersistingL2Cache() {
+  ENTER("cuCtxResetPersistingL2Cache");
   return CUDA_SUCCESS;
 }
 EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream handle) {
@@ -1281,6 +1338,7 @@ void read_ptx(const std::string& text, Module* module, std::set<Function*>* func
       function->module = reinterpret_cast<CUmodule>(module);
       open = function.get();
       functions->insert(open);
+      module->order.push_back(open);
       module->functions[open->name] = std::move(function);
     } else if (word == ".param" && open) {
       words >> type;
@@ -1346,6 +1404,7 @@ EXPORT CUresult CUDAAPI cuModuleLoadDataEx(CUmodule* to, const void* image, unsi
         function->params.push_back({std::stoul(place), std::stoul(place.substr(colon + 1))});
       }
       d.functions.insert(function.get());
+      module->order.push_back(function.get());
       module->functions[name] = std::move(function);
     } else if (what == "global") {
       size_t bytes = 0;
@@ -1385,6 +1444,28 @@ EXPORT CUresult CUDAAPI cuModuleGetFunction(CUfunction* to, CUmodule handle, con
   auto function = it->second->functions.find(name);
   if (function == it->second->functions.end()) return CUDA_ERROR_NOT_FOUND;
   *to = reinterpret_cast<CUfunction>(function->second.get());
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuModuleGetFunctionCount(unsigned int* count, CUmodule handle) {
+  ENTER("cuModuleGetFunctionCount");
+  auto it = d.modules.find(reinterpret_cast<Module*>(handle));
+  if (it == d.modules.end()) return bad("cuModuleGetFunctionCount: no such module", CUDA_ERROR_INVALID_HANDLE);
+  *count = static_cast<unsigned>(it->second->order.size());
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuModuleEnumerateFunctions(CUfunction* to, unsigned int n, CUmodule handle) {
+  ENTER("cuModuleEnumerateFunctions");
+  auto it = d.modules.find(reinterpret_cast<Module*>(handle));
+  if (it == d.modules.end()) return bad("cuModuleEnumerateFunctions: no such module", CUDA_ERROR_INVALID_HANDLE);
+  for (size_t i = 0; i < std::min<size_t>(n, it->second->order.size()); i++)
+    to[i] = reinterpret_cast<CUfunction>(it->second->order[i]);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult CUDAAPI cuFuncGetName(const char** name, CUfunction handle) {
+  ENTER("cuFuncGetName");
+  auto* function = reinterpret_cast<Function*>(handle);
+  if (!d.functions.contains(function)) return bad("cuFuncGetName: no such function", CUDA_ERROR_INVALID_HANDLE);
+  *name = function->name.c_str();
   return CUDA_SUCCESS;
 }
 EXPORT CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr* to, size_t* bytes, CUmodule handle, const char* name) {

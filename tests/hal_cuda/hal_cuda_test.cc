@@ -50,6 +50,7 @@ struct Fake {
   decltype(&fake_blocked) blocked;
   decltype(&fake_last_params) last_params;
   decltype(&fake_last_attributes) last_attributes;
+  decltype(&fake_stream_attribute) stream_attribute;
 } fake;
 
 template <class F>
@@ -242,6 +243,9 @@ void test_properties() {
   // Managed memory, its concurrent access: mapped host memory's, whatever the driver has; pageable memory: never.
   EXPECT(p.attributes[83] == g_config.register_host_window && p.attributes[89] == g_config.register_host_window);
   EXPECT(p.attributes[88] == 0 && p.attributes[101] == 0);
+  // The driver has them, and devproxy refuses what they stand for: atomics towards the host, flushing of RDMA writes,
+  // unified functions. Domains of kernels are the device's.
+  EXPECT(p.attributes[86] == 0 && p.attributes[117] == 0 && p.attributes[129] == 0 && p.attributes[126] == 4);
   const Caps caps = f.device->caps();
   EXPECT(caps.fixed_addresses && caps.alias_pages && caps.kernels_see_host_window == g_config.register_host_window);
   EXPECT(!caps.reads_after_fault);
@@ -937,6 +941,71 @@ void test_launch_attributes() {
          info.attributes[6] == 90 && info.attributes[15] == kNoAttribute);
 }
 
+void test_stream_attributes() {
+  Fixture f;
+  f.load_module();
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  const QueueRef a = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  uint32_t id = 0;
+  uint64_t value[2], submitted = 0;
+  const uint64_t before = fake.stream_attribute(&id, value, &submitted);
+  auto sets = [&] { return fake.stream_attribute(&id, value, &submitted) - before; };
+
+  LaunchAttribute window = attribute(kLaunchAccessPolicyWindow, 0);
+  const uint64_t shown[] = {f.base, 4096};
+  std::memcpy(window.value, shown, sizeof shown);
+  EXPECT_OK(f.space->set_queue_attribute(a, f.ticket(1), window));
+  EXPECT(sets() == 1 && id == 1 && value[0] == f.base && value[1] == 4096);
+  EXPECT_OK(f.space->set_queue_attribute(f.legacy, f.ticket(0), attribute(kLaunchMemSyncDomain, 1)));
+  EXPECT(sets() == 2 && id == 10 && value[0] == 1);
+  // It completes nothing: nobody waits for its ticket.
+  f.last.clear();
+  f.fill(a, 1, f.base, 8, 1);
+  EXPECT(f.sync(1) && f.owner.total == 1);
+  // The driver's own answer, and it is nobody's fault.
+  const Status refused = f.space->set_queue_attribute(a, {}, attribute(kLaunchPriority, 7));
+  EXPECT(refused.code() == kInvalidValue && refused.text().find("attribute 8 of stream 1") != std::string::npos);
+  EXPECT(f.owner.faults == 0 && f.owner.refused.empty() && sets() == 2);
+  EXPECT_OK(f.space->reset_persisting_l2());
+  EXPECT(fake.calls("cuCtxResetPersistingL2Cache") > 0);
+  fake.fail("cuCtxResetPersistingL2Cache", 1, 801);
+  EXPECT(f.space->reset_persisting_l2().code() == kNotSupported);
+
+  // Behind commands that the space keeps back: in their order, for what comes later and nothing that came before. What
+  // the driver refuses then is told to the caller.
+  auto config = g_config;
+  config.max_in_flight = 2;
+  Fixture held(1, config);
+  held.load_module();
+  EXPECT_OK(held.space->commit(held.base, kMiB));
+  const QueueRef b = held.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  for (int i = 0; i < 5; i++) held.spin(b, 1);
+  EXPECT_OK(held.space->set_queue_attribute(b, held.ticket(1), attribute(kLaunchPriority, -3)));
+  Ticket wrong = held.ticket(1);
+  wrong.caller = 5;
+  EXPECT_OK(held.space->set_queue_attribute(b, wrong, attribute(kLaunchPriority, 7)));
+  held.fill(b, 1, held.base, 8, 9);
+  EXPECT(sets() == 2);  // all of it waits: the device has two launches
+  fake.hold_spin(0);
+  EXPECT(held.sync(1));
+  EXPECT(sets() == 3 && id == 8 && static_cast<uint32_t>(value[0]) == 0xfffffffd);
+  EXPECT(submitted >= 5);  // behind the five launches, and the marks between them
+  EXPECT(held.words(held.base, 1)[0] == 9);
+  EXPECT(held.owner.total == 6 && held.owner.faults == 0);
+  EXPECT(held.owner.refused.size() == 1 && held.owner.refused.at(0).caller == 5 &&
+         held.owner.refused.at(0).result == kInvalidValue);
+}
+
+void test_function_names() {
+  Fixture f;
+  f.load_module();
+  auto names = f.space->function_names(f.module);
+  EXPECT_OK(names.status());
+  EXPECT((*names == std::vector<std::string>{"fill", "offset", "spin", "fault"}));  // the image's order
+  fake.fail("cuFuncGetName", 2, 801);
+  EXPECT(f.space->function_names(f.module).status().code() == kNotSupported);
+}
+
 void test_alias() {
   auto made = cuda::make_device(g_config);
   EXPECT_OK(made.status());
@@ -1070,6 +1139,8 @@ const struct {
     {"execution fault", test_execution_fault},
     {"refused command", test_refused_command},
     {"launch attributes", test_launch_attributes},
+    {"stream attributes", test_stream_attributes},
+    {"names of kernels", test_function_names},
     {"alias", test_alias},
     {"arrays", test_arrays},
     {"objects", test_objects},
@@ -1103,6 +1174,7 @@ int main(int argc, char** argv) {
   load(library, "fake_blocked", &fake.blocked);
   load(library, "fake_last_params", &fake.last_params);
   load(library, "fake_last_attributes", &fake.last_attributes);
+  load(library, "fake_stream_attribute", &fake.stream_attribute);
   g_config.driver_path = argv[1];
   g_config.staging_bytes = kMiB;
   std::string only;

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from devproxy import __version__
+from devproxy.control import client
 from tests import fake_agent
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -370,6 +371,26 @@ def test_it_stays_while_a_job_lives(job, env: dict[str, str], shm_dir: Path) -> 
     log = Path(env["DEVPROXY_STATE_DIR"], "logs", "devproxyd.log").read_text()
     assert "leaves: nothing to do for 0.5 s" in log
     assert "checkpoint job=j" in log
+
+
+def test_it_left_right_before_the_call(
+    job, env: dict[str, str], shm_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command found it, and was slow to say what it wants. A signal ends it as idleness does, only now."""
+    job()
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    caller = client.Client()
+    (first,) = daemons(shm_dir)
+    first.terminate()
+    assert wait_for(lambda: first not in daemons(shm_dir))
+    assert [status.job for status in caller.list_jobs()] == ["j"]
+    (second,) = daemons(shm_dir)
+    second.terminate()
+    assert wait_for(lambda: second not in daemons(shm_dir))
+    done_by_next = caller.checkpoint("j", cut_wait_ms=5, strict=False, report=lambda _: None)
+    assert done_by_next.image is not None
+    assert done(shm_dir) == ["checkpoint 5"]
 
 
 def test_what_a_dead_daemon_left_is_no_obstacle(job, env: dict[str, str], shm_dir: Path) -> None:

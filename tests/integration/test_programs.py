@@ -23,14 +23,22 @@ LIB = ROOT / "build" / "lib"
 
 EXIT_SERVER_LOST = 3  # devproxy-run: the command ended well, but a server had died under it
 
+# in the order of tests/programs/kernels.c
+KERNELS = (
+    "fill slow_fill saxpy copy_words affine slow noop64 fail crash shape sum_struct sum_extra mixed"
+)
+
 # program, its arguments, devproxy-run's options; --plain where it must see the server among the processes
 PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("context", [], []),
     ("streams", [], []),
+    ("stream_attributes", [], []),
+    ("enumerate", KERNELS.split(), []),
     ("events", [], []),
     ("ordering", [], []),
     ("copies", [], []),
     ("arrays", [], []),
+    ("batches", [], []),
     ("memset", [], []),
     ("module", [], []),
     ("launch", [], []),
@@ -195,6 +203,19 @@ def test_a_race_is_not_hidden() -> None:
         assert twin.returncode == 0, f"seed {seed}: {twin.stdout}{twin.stderr}"
     print(f"wrong rounds by seed: {wrong}")
     assert any(wrong.values()), wrong
+
+
+@pytest.mark.parametrize("arguments", [["refused"], ["many", "200"]], ids=" ".join)
+def test_kernels_are_listed_or_refused_by_name(arguments: list[str]) -> None:
+    """A module that does not list its kernels says so; names that fill several answers come in order."""
+    define = "-DUNLISTED" if arguments == ["refused"] else "-DMANY"
+    module = build_kernels(BUILD / f"kernels{define}.so", define)
+    program = [*build_program("enumerate"), *arguments]
+    done = run(["--gpu-memory", "64MiB"], program, TEST_KERNELS=str(module))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "PASS enumerate"
+    if arguments == ["refused"]:
+        assert "ask for them by name" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("define", ["-DREFUSES_TO_LOAD", "-DTABLE_ABI=999"])

@@ -1,6 +1,8 @@
 /* Contexts: initialisation, device facts, primary contexts, the stack, one current context per thread. */
 #include "program.h"
 
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* they are asked for as well */
+
 static CUcontext primary;
 
 static void* other_thread(void* unused) {
@@ -16,6 +18,104 @@ static void* other_thread(void* unused) {
   CHECK(cuCtxPopCurrent(&ctx));
   EXPECT(ctx == primary);
   return NULL;
+}
+
+/* The flags of the context that is current, and how often it is in use. */
+static void flags_and_uses(CUdevice dev, CUcontext first) {
+  CUcontext made, got, current;
+  unsigned flags = 99;
+  int active = 0;
+  CHECK(cuCtxGetFlags(&flags));
+  EXPECT_EQ(flags, 0);
+  CHECK(cuCtxSetFlags(CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST));
+  CHECK(cuCtxGetFlags(&flags));
+  EXPECT_EQ(flags, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST);
+  flags = 0;
+  CHECK(cuDevicePrimaryCtxGetState(dev, &flags, &active)); /* it is the primary one */
+  EXPECT_EQ(flags, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST);
+  EXPECT_RESULT(cuCtxSetFlags(CU_CTX_SCHED_SPIN | CU_CTX_SCHED_YIELD), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuCtxSetFlags(0x100), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuCtxSetFlags(0x80000000u), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuCtxSetFlags(CU_CTX_COREDUMP_ENABLE), CUDA_ERROR_NOT_SUPPORTED);
+  CHECK(cuCtxGetFlags(&flags));
+  EXPECT_EQ(flags, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST);
+
+  /* a context that was created: flags of its own */
+  CHECK(cuCtxCreate(&made, NULL, CU_CTX_SCHED_SPIN, dev));
+  CHECK(cuCtxGetFlags(&flags));
+  EXPECT_EQ(flags, CU_CTX_SCHED_SPIN);
+  CHECK(cuCtxSetFlags(CU_CTX_LMEM_RESIZE_TO_MAX));
+  CHECK(cuCtxGetFlags(&flags));
+  EXPECT_EQ(flags, CU_CTX_LMEM_RESIZE_TO_MAX);
+
+  /* it lives until everybody who uses it has let it go */
+  EXPECT_RESULT(cuCtxAttach(&got, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuCtxAttach(NULL, 0), CUDA_ERROR_INVALID_VALUE);
+  for (int i = 0; i < 2; ++i) {
+    CHECK(cuCtxAttach(&got, 0));
+    EXPECT(got == made);
+  }
+  CHECK(cuCtxDetach(made));
+  CHECK(cuCtxDetach(made));
+  CHECK(cuCtxGetCurrent(&current));
+  EXPECT(current == made);
+  CHECK(cuCtxPushCurrent(first));
+  EXPECT_RESULT(cuCtxDetach(made), CUDA_ERROR_INVALID_CONTEXT); /* not current */
+  CHECK(cuCtxPopCurrent(&current));
+  CHECK(cuCtxDetach(made));
+  CHECK(cuCtxGetCurrent(&current));
+  EXPECT(current == first);
+  EXPECT_RESULT(cuCtxPushCurrent(made), CUDA_ERROR_INVALID_CONTEXT);
+  EXPECT_RESULT(cuCtxDetach(made), CUDA_ERROR_INVALID_CONTEXT);
+  CHECK(cuCtxCreate(&made, NULL, 0, dev)); /* a destruction asks nobody */
+  CHECK(cuCtxAttach(&got, 0));
+  CHECK(cuCtxDestroy(made));
+  CHECK(cuCtxGetCurrent(&current));
+  EXPECT(current == first);
+
+  /* a primary context is let go by who attached to it, and by nobody else */
+  EXPECT_RESULT(cuCtxDetach(first), CUDA_ERROR_INVALID_CONTEXT);
+  CHECK(cuCtxAttach(&got, 0));
+  EXPECT(got == first);
+  CHECK(cuCtxDetach(first));
+  EXPECT_RESULT(cuCtxDetach(first), CUDA_ERROR_INVALID_CONTEXT);
+  CHECK(cuCtxSetFlags(0));
+}
+
+static void banks_and_atomics(CUdevice dev) {
+  CUsharedconfig banks = CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE;
+  CHECK(cuCtxSetSharedMemConfig(CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE)); /* of no effect since Volta */
+  CHECK(cuCtxGetSharedMemConfig(&banks));
+  EXPECT_EQ(banks, CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE);
+  EXPECT_RESULT(cuCtxSetSharedMemConfig((CUsharedconfig)3), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuCtxGetSharedMemConfig(NULL), CUDA_ERROR_INVALID_VALUE);
+
+  const CUatomicOperation ask[] = {CU_ATOMIC_OPERATION_INTEGER_ADD, CU_ATOMIC_OPERATION_CAS,
+                                   CU_ATOMIC_OPERATION_FLOAT_MAX};
+  const CUatomicOperation bad[] = {CU_ATOMIC_OPERATION_CAS, CU_ATOMIC_OPERATION_MAX};
+  unsigned can[4] = {9, 9, 9, 9};
+  int native = 1, n = 0;
+  CHECK(cuDeviceGetAttribute(&native, CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED, dev));
+  EXPECT_EQ(native, 0);
+  CHECK(cuDeviceGetHostAtomicCapabilities(can, ask, 3, dev));
+  EXPECT(can[0] == 0 && can[1] == 0 && can[2] == 0 && can[3] == 9);
+  EXPECT_RESULT(cuDeviceGetHostAtomicCapabilities(can, ask, 0, dev), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuDeviceGetHostAtomicCapabilities(can, bad, 2, dev), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuDeviceGetHostAtomicCapabilities(NULL, ask, 3, dev), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuDeviceGetHostAtomicCapabilities(can, NULL, 3, dev), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuDeviceGetHostAtomicCapabilities(can, ask, 3, -1), CUDA_ERROR_INVALID_DEVICE);
+  CHECK(cuDeviceGetCount(&n));
+  EXPECT_RESULT(cuDeviceGetHostAtomicCapabilities(can, ask, 3, n), CUDA_ERROR_INVALID_DEVICE);
+  EXPECT_RESULT(cuDeviceGetP2PAtomicCapabilities(can, ask, 3, dev, dev), CUDA_ERROR_INVALID_DEVICE);
+  EXPECT_RESULT(cuDeviceGetP2PAtomicCapabilities(can, ask, 3, dev, n), CUDA_ERROR_INVALID_DEVICE);
+
+  /* what is refused by name */
+  CUasyncCallbackHandle callback = NULL;
+  EXPECT_RESULT(cuDeviceRegisterAsyncNotification(dev, NULL, NULL, &callback), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_RESULT(cuDeviceUnregisterAsyncNotification(dev, callback), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_RESULT(cuFlushGPUDirectRDMAWrites(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+                                           CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER),
+                CUDA_ERROR_NOT_SUPPORTED);
 }
 
 int main(void) {
@@ -54,6 +154,9 @@ int main(void) {
   EXPECT(current == NULL);
   EXPECT_RESULT(cuCtxGetDevice(&got), CUDA_ERROR_INVALID_CONTEXT);
   EXPECT_RESULT(cuCtxSynchronize(), CUDA_ERROR_INVALID_CONTEXT);
+  EXPECT_RESULT(cuCtxSetFlags(0), CUDA_ERROR_INVALID_CONTEXT);
+  EXPECT_RESULT(cuCtxAttach(&ctx, 0), CUDA_ERROR_INVALID_CONTEXT);
+  EXPECT_RESULT(cuCtxSetSharedMemConfig(CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE), CUDA_ERROR_INVALID_CONTEXT);
 
   /* primary context: one per device, counted */
   CHECK(cuDevicePrimaryCtxGetState(dev, &flags, &active));
@@ -102,6 +205,9 @@ int main(void) {
   EXPECT_EQ(word, 7);
   CHECK(cuCtxDestroy(second));
   EXPECT_RESULT(cuMemFree(p), CUDA_ERROR_INVALID_VALUE); /* went with its context */
+
+  flags_and_uses(dev, primary);
+  banks_and_atomics(dev);
 
   unsigned long long id = 0, id2 = 0;
   CHECK(cuCtxGetId(primary, &id));

@@ -3,6 +3,55 @@
 
 enum { kWords = 300000 };
 
+/* No kernel of one GPU reaches the other's memory, so there are no atomics between them. */
+static void no_atomics(void) {
+  const CUatomicOperation ask[] = {CU_ATOMIC_OPERATION_INTEGER_ADD, CU_ATOMIC_OPERATION_CAS};
+  const CUatomicOperation bad = CU_ATOMIC_OPERATION_MAX;
+  unsigned can[2] = {9, 9};
+  CHECK(cuDeviceGetP2PAtomicCapabilities(can, ask, 2, 0, 1));
+  EXPECT(can[0] == 0 && can[1] == 0);
+  EXPECT_RESULT(cuDeviceGetP2PAtomicCapabilities(can, ask, 0, 0, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuDeviceGetP2PAtomicCapabilities(can, &bad, 1, 0, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuDeviceGetP2PAtomicCapabilities(NULL, ask, 2, 0, 1), CUDA_ERROR_INVALID_VALUE);
+}
+
+/* A box and a batch from one GPU to the other, over rows that are longer than what is copied. */
+static void boxes(CUcontext* ctx, CUstream* s, CUdeviceptr* p) {
+  CUDA_MEMCPY3D_PEER c;
+  CUmemcpyAttributes attrs;
+  CUdeviceptr to[] = {p[1], p[0] + 400000}, from[] = {p[0] + 200000, p[1] + 600000};
+  size_t sizes[] = {4096, 100000}, first = 0;
+  memset(&c, 0, sizeof c);
+  memset(&attrs, 0, sizeof attrs);
+  attrs.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  c.srcMemoryType = c.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  c.srcDevice = p[0], c.srcContext = ctx[0], c.srcPitch = 64, c.srcHeight = 4;
+  c.dstDevice = p[1], c.dstContext = ctx[1], c.dstPitch = 32, c.dstHeight = 2;
+  c.WidthInBytes = 16, c.Height = 2, c.Depth = 3;
+  for (int async = 0; async < 2; ++async) {
+    CHECK(cuCtxSetCurrent(ctx[0]));
+    CHECK(cuMemsetD32(p[0], 50 + (unsigned)async, kWords));
+    CHECK(cuCtxSynchronize());
+    CHECK(cuCtxSetCurrent(ctx[1]));
+    CHECK(cuMemsetD32(p[1], 1, kWords));
+    CHECK(cuCtxSynchronize());
+    CHECK(async ? cuMemcpy3DPeerAsync(&c, s[1]) : cuMemcpy3DPeer(&c));
+    if (async) CHECK(cuStreamSynchronize(s[1]));
+    for (unsigned row = 0; row < 6; ++row) {
+      expect_device_words(p[1] + row * 32, 50 + (unsigned)async, 4);
+      expect_device_words(p[1] + row * 32 + 16, 1, 4);
+    }
+    expect_device_words(p[1] + 192, 1, 16);
+  }
+  c.Depth = kWords;
+  EXPECT_RESULT(cuMemcpy3DPeer(&c), CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuMemcpyBatchAsync(to, from, sizes, 2, &attrs, &first, 1, s[1]));
+  CHECK(cuStreamSynchronize(s[1]));
+  expect_device_words(p[1], 51, 1024);
+  expect_device_words(p[0] + 400000, 1, 25000);
+  CHECK(cuCtxSetCurrent(ctx[1]));
+}
+
 int main(void) {
   int n = 0, can = 0;
   CUdevice dev[2];
@@ -73,5 +122,7 @@ int main(void) {
   EXPECT_RESULT(launch1(kernel(mod[1], "slow"), s[0], params), CUDA_ERROR_INVALID_HANDLE);
   CHECK(cuCtxGetCurrent(&current));
   EXPECT(current == ctx[1]);
+  no_atomics();
+  boxes(ctx, s, p);
   return pass("peer");
 }

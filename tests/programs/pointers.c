@@ -1,6 +1,89 @@
 /* What the driver says of an address: device, pinned, unknown, inside and outside. */
 #include "program.h"
 
+#include <stdbool.h>
+
+static Gate gate;
+
+static void* open_later(void* unused) {
+  (void)unused;
+  usleep(30000); /* who does not wait is back before */
+  open_gate(&gate);
+  return NULL;
+}
+
+/* A synchronous memset behind a closed gate: does it come back before the gate is open? */
+static void expect_memset(CUdeviceptr p, int waits) {
+  pthread_t t;
+  close_gate(&gate, NULL);
+  if (waits) EXPECT_EQ(pthread_create(&t, NULL, open_later, NULL), 0);
+  CHECK(cuMemsetD8(p, 1, 100));
+  EXPECT_RESULT(cuStreamQuery(NULL), waits ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+  if (waits)
+    pthread_join(t, NULL);
+  else
+    open_gate(&gate);
+  CHECK(cuStreamSynchronize(NULL));
+}
+
+static bool sync_memops(CUdeviceptr p) {
+  bool on = true;
+  CHECK(cuPointerGetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, p));
+  return on;
+}
+
+static void synchronous_operations(void) {
+  CUdeviceptr p, q;
+  unsigned on = 1, off = 0;
+  void* pinned;
+  uint32_t local = 0;
+  CHECK(cuMemAlloc(&p, 4096));
+  CHECK(cuMemAlloc(&q, 4096));
+  CHECK(cuMemAllocHost(&pinned, 4096));
+  EXPECT(!sync_memops(p));
+  expect_memset(p, 0);
+  CHECK(cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, p + 100));
+  EXPECT(sync_memops(p) && sync_memops(p + 4095) && !sync_memops(q));
+  expect_memset(p, 1);
+  expect_memset(p + 200, 1);
+  expect_memset(q, 0);
+  close_gate(&gate, NULL); /* what was asked for on a stream stays asynchronous */
+  CHECK(cuMemsetD8Async(p, 1, 100, NULL));
+  EXPECT_RESULT(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
+  open_gate(&gate);
+  CHECK(cuPointerSetAttribute(&off, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, p));
+  EXPECT(!sync_memops(p));
+  expect_memset(p, 0);
+  /* what was under way is over when it is set */
+  pthread_t t;
+  close_gate(&gate, NULL);
+  CHECK(cuMemsetD8(p, 2, 100));
+  EXPECT_EQ(pthread_create(&t, NULL, open_later, NULL), 0);
+  CHECK(cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, p));
+  CHECK(cuStreamQuery(NULL));
+  pthread_join(t, NULL);
+  /* and the same for a whole context */
+  CHECK(cuCtxSetFlags(CU_CTX_SYNC_MEMOPS));
+  expect_memset(q, 1);
+  CHECK(cuCtxSetFlags(0));
+  expect_memset(q, 0);
+  CHECK(cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, (CUdeviceptr)(uintptr_t)pinned));
+  EXPECT(sync_memops((CUdeviceptr)(uintptr_t)pinned));
+
+  EXPECT_RESULT(cuPointerSetAttribute(NULL, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, p), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_BUFFER_ID, p), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, (CUdeviceptr)(uintptr_t)&local),
+                CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, 0), CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuMemFree(p));
+  EXPECT_RESULT(cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, p), CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuMemAlloc(&p, 4096)); /* the next owner of the address has not asked */
+  EXPECT(!sync_memops(p));
+  CHECK(cuMemFree(p));
+  CHECK(cuMemFree(q));
+  CHECK(cuMemFreeHost(pinned));
+}
+
 int main(void) {
   CUdevice dev = start();
   CUcontext ctx, got_ctx = NULL;
@@ -56,6 +139,8 @@ int main(void) {
   CHECK(cuPointerGetAttributes(3, attributes, data, (CUdeviceptr)(uintptr_t)&local));
   EXPECT_EQ(type, 0);
   EXPECT(got_ctx == NULL);
+
+  synchronous_operations();
 
   CHECK(cuMemGetAddressRange(&base, &size, p + 4999));
   EXPECT(base == p && size == 5000);

@@ -8,6 +8,8 @@
 #include <stdbool.h>
 #include "program.h"
 
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* they are asked for as well */
+
 static CUdevice dev;
 static CUmodule mod;
 static size_t unit;
@@ -433,6 +435,156 @@ static void host_after(void) {
     CHECK(cuMemFreeHost(more));
   }
   CHECK(cuMemFree(host_copy));
+}
+
+/* -- attributes of streams: of a stream, of the legacy one, of one that shows memory which is gone
+ * -------------------- */
+
+static CUstream attributed, stale;
+static CUdeviceptr shown;
+
+static CUresult set_word(CUstream s, CUstreamAttrID attr, int word) {
+  CUstreamAttrValue v;
+  memset(&v, 0, sizeof v);
+  memcpy(&v, &word, sizeof word);
+  return cuStreamSetAttribute(s, attr, &v);
+}
+
+static int get_word(CUstream s, CUstreamAttrID attr) {
+  CUstreamAttrValue v;
+  int word;
+  memset(&v, 0, sizeof v);
+  CHECK(cuStreamGetAttribute(s, attr, &v));
+  memcpy(&word, &v, sizeof word);
+  return word;
+}
+
+static void show(CUstream s, CUdeviceptr p, size_t bytes) {
+  CUstreamAttrValue v;
+  memset(&v, 0, sizeof v);
+  v.accessPolicyWindow.base_ptr = (void*)(uintptr_t)p, v.accessPolicyWindow.num_bytes = bytes;
+  v.accessPolicyWindow.hitRatio = 0.75f, v.accessPolicyWindow.hitProp = CU_ACCESS_PROPERTY_PERSISTING;
+  CHECK(cuStreamSetAttribute(s, CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, &v));
+}
+
+static void streams_before(void) {
+  CUdeviceptr freed;
+  CHECK(cuMemAlloc(&shown, 1 << 20));
+  CHECK(cuMemAlloc(&freed, 1 << 20));
+  CHECK(cuStreamCreateWithPriority(&attributed, CU_STREAM_NON_BLOCKING, -1));
+  CHECK(cuStreamCreate(&stale, CU_STREAM_NON_BLOCKING));
+  show(attributed, shown + 4096, 8192);
+  show(stale, freed, 4096);
+  CHECK(set_word(attributed, CU_STREAM_ATTRIBUTE_PRIORITY, -4));
+  CHECK(set_word(attributed, CU_STREAM_ATTRIBUTE_PRIORITY, -2)); /* the last one counts */
+  CHECK(set_word(attributed, CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY, CU_SYNC_POLICY_YIELD));
+  CHECK(set_word(NULL, CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN, CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE));
+  CHECK(cuMemFree(freed));
+}
+
+static void streams_after(void) {
+  CUstreamAttrValue v;
+  CUstream copy;
+  int priority = 0;
+  CHECK(cuStreamCreate(&copy, CU_STREAM_NON_BLOCKING));
+  EXPECT_EQ(get_word(copy, CU_STREAM_ATTRIBUTE_PRIORITY), 0);
+  CHECK(cuStreamCopyAttributes(copy, attributed)); /* the server knows the old ones and takes new ones */
+  for (int i = 0; i < 2; ++i) {
+    CUstream s = i ? copy : attributed;
+    CHECK(cuStreamGetAttribute(s, CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, &v));
+    EXPECT((CUdeviceptr)(uintptr_t)v.accessPolicyWindow.base_ptr == shown + 4096);
+    EXPECT(v.accessPolicyWindow.num_bytes == 8192 && v.accessPolicyWindow.hitRatio == 0.75f);
+    EXPECT_EQ(get_word(s, CU_STREAM_ATTRIBUTE_PRIORITY), -2);
+    CHECK(cuStreamGetPriority(s, &priority));
+    EXPECT_EQ(priority, -2);
+    EXPECT_EQ(get_word(s, CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY), CU_SYNC_POLICY_YIELD);
+    EXPECT_EQ(get_word(s, CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN), CU_LAUNCH_MEM_SYNC_DOMAIN_DEFAULT);
+  }
+  EXPECT_EQ(get_word(NULL, CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN), CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE);
+  CHECK(cuStreamGetAttribute(stale, CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, &v));
+  EXPECT_EQ(v.accessPolicyWindow.num_bytes, 4096);
+  CHECK(set_word(attributed, CU_STREAM_ATTRIBUTE_PRIORITY, -3));
+  CHECK(set_word(NULL, CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN, CU_LAUNCH_MEM_SYNC_DOMAIN_DEFAULT));
+  CHECK(cuMemsetD32Async(shown, 7, 1024, attributed));
+  CHECK(cuStreamSynchronize(attributed));
+  expect_device_words(shown, 7, 1024);
+  CHECK(cuStreamDestroy(attributed));
+  CHECK(cuStreamDestroy(stale));
+  CHECK(cuStreamDestroy(copy));
+  CHECK(cuMemFree(shown));
+}
+
+/* -- the kernels of a module and of a library: listed before, listed after, the same ones ------------------------- */
+
+static CUfunction listed[64];
+static CUkernel listed_kernels[64];
+static CUlibrary listing, unlisted;
+static unsigned n_listed;
+
+static void listed_before(void) {
+  CHECK(cuModuleGetFunctionCount(&n_listed, mod));
+  EXPECT(n_listed >= 2 && n_listed < 64);
+  CHECK(cuModuleEnumerateFunctions(listed, 64, mod));
+  CHECK(cuLibraryLoadFromFile(&listing, kernels_path(), NULL, NULL, 0, NULL, NULL, 0));
+  CHECK(cuLibraryLoadFromFile(&unlisted, kernels_path(), NULL, NULL, 0, NULL, NULL, 0));
+  CHECK(cuLibraryEnumerateKernels(listed_kernels, 64, listing));
+}
+
+static void listed_after(void) {
+  CUfunction again[64], f;
+  CUkernel kernels[64];
+  CUlibrary of;
+  const char *name, *other;
+  unsigned n = 0;
+  CHECK(cuModuleEnumerateFunctions(again, 64, mod));
+  CHECK(cuLibraryEnumerateKernels(kernels, 64, listing));
+  CHECK(cuLibraryGetKernelCount(&n, unlisted)); /* nobody has asked before */
+  EXPECT_EQ(n, n_listed);
+  for (unsigned i = 0; i < n; ++i) EXPECT(again[i] == listed[i] && kernels[i] == listed_kernels[i]);
+  CHECK(cuLibraryEnumerateKernels(kernels, 64, unlisted));
+  for (unsigned i = 0; i < n; ++i) {
+    CHECK(cuFuncGetName(&name, listed[i]));
+    CHECK(cuKernelGetName(&other, kernels[i]));
+    EXPECT(!strcmp(name, other));
+    CHECK(cuKernelGetLibrary(&of, listed_kernels[i]));
+    EXPECT(of == listing);
+    CHECK(cuKernelGetFunction(&f, listed_kernels[i])); /* never used before */
+  }
+  CHECK(cuLibraryUnload(listing));
+  CHECK(cuLibraryUnload(unlisted));
+}
+
+/* -- of contexts and pointers: what the client alone knows -------------------------------------------------------- */
+
+static CUcontext attached_context;
+static CUdeviceptr waited_for;
+
+static void contexts_before(void) {
+  CUcontext first;
+  unsigned on = 1;
+  CHECK(cuCtxGetCurrent(&first));
+  CHECK(cuCtxCreate(&attached_context, NULL, 0, dev));
+  CHECK(cuCtxSetFlags(CU_CTX_SCHED_YIELD));
+  CHECK(cuCtxAttach(&attached_context, 0));
+  CHECK(cuCtxPopCurrent(&attached_context));
+  CHECK(cuMemAlloc(&waited_for, 4096));
+  CHECK(cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, waited_for));
+  CHECK(cuCtxResetPersistingL2Cache());
+}
+
+static void contexts_after(void) {
+  unsigned flags = 0;
+  bool on = false;
+  CHECK(cuCtxPushCurrent(attached_context));
+  CHECK(cuCtxGetFlags(&flags));
+  EXPECT_EQ(flags, CU_CTX_SCHED_YIELD);
+  CHECK(cuCtxDetach(attached_context));
+  CHECK(cuCtxDetach(attached_context));
+  EXPECT_RESULT(cuCtxPushCurrent(attached_context), CUDA_ERROR_INVALID_CONTEXT);
+  CHECK(cuPointerGetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, waited_for));
+  EXPECT(on);
+  CHECK(cuMemFree(waited_for));
+  CHECK(cuCtxResetPersistingL2Cache());
 }
 
 /* -- managed memory: contents, addresses, what was said of it
@@ -944,6 +1096,9 @@ static const struct {
     {"limits", limits_before, limits_after},
     {"functions", functions_before, functions_after},
     {"events", events_before, events_after},
+    {"streams", streams_before, streams_after},
+    {"listed", listed_before, listed_after},
+    {"contexts", contexts_before, contexts_after},
     {"pools", pools_before, pools_after},
     {"host", host_before, host_after},
     {"managed", managed_before, managed_after},

@@ -145,6 +145,13 @@ void replay_log_is_as_long_as_the_state() {
   EXPECT(log.entries().size() == 2 && !log.destroy(function));
   EXPECT(log.create(module, {}, 1, &one, sizeof one) && log.create(function, module, 2, &one, sizeof one));
   EXPECT(log.destroy(function) && log.destroy(module) && log.destroy(event) && log.entries().empty());
+  // A root is there without an entry, and has only what was set.
+  const VHandle legacy = kLegacyStream;
+  log.root(legacy);
+  EXPECT(!log.create(legacy, {}, 1, &one, sizeof one));
+  EXPECT(log.set(legacy, 6, 8, &one, sizeof one) && log.set(legacy, 6, 8, &two, sizeof two));
+  EXPECT(log.entries().size() == 1 && log.entries().front().request[0] == 2 && !log.entries().front().creates);
+  EXPECT(log.destroy(legacy) && log.entries().empty() && !log.set(legacy, 6, 8, &one, sizeof one));
 }
 
 void ledger_never_gives_more_than_there_is(uint32_t seed) {

@@ -164,11 +164,20 @@ def test_an_unchecked_entry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("virtual memory management", "cuMemGetHandleForAddressRange"),
         ("profiler", "cuProfilerStart"),
         ("other versions", "cuMemcpyDtoHAsync"),
-        ("unchecked", "cuStreamSetAttribute"),
+        ("async notifications", "cuDeviceRegisterAsyncNotification"),
+        ("GPUDirect RDMA", "cuFlushGPUDirectRDMAWrites"),
     ],
 )
 def test_refused_family(family: str, name: str) -> None:
     assert next(e for e in tables.driver_exports() if e.name == name).family == family
+
+
+def test_every_function_was_compared_with_its_header() -> None:
+    """Answered, or refused with a reason of its own. A new toolkit's functions end this, until somebody reads them."""
+    exports = [*tables.driver_exports()]
+    for stem in tables.RUNTIMES:
+        exports += tables.runtime_exports(stem)
+    assert [e.name for e in exports if tables.status(e) == "unchecked"] == []
 
 
 # -- faults that the check must find

@@ -284,6 +284,24 @@ def test_what_a_killed_daemon_left_is_swept(folder: str) -> None:
     assert os.listdir(folder) == []
 
 
+class NotTaken(Exception):
+    """What gRPC's abort raises."""
+
+
+class Told:
+    """What the caller hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        self.heard += [key for key, _ in metadata]
+
+    def abort(self, code: Any, details: str) -> None:
+        self.heard.append(code.name)
+        raise NotTaken
+
+
 def test_when_the_daemon_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -293,15 +311,30 @@ def test_when_the_daemon_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     calls.busy()
     now += 9
     assert not calls.should_leave(10)
-    with calls.running():
-        calls.leave_asked = True
+    told = Told()
+    with calls.running(told):
+        assert told.heard == ["devproxy-taken"]
         now += 100
         assert not calls.should_leave(10)
-    assert calls.should_leave(10)
-    calls.leave_asked = False
     assert not calls.should_leave(10)
     now += 10
     assert calls.should_leave(10)
+    with pytest.raises(NotTaken), calls.running(told):
+        raise AssertionError("a call was taken by a daemon that leaves")
+    assert told.heard == ["devproxy-taken", "UNAVAILABLE"]
+
+
+@pytest.mark.parametrize("how", ["asked", "signal"])
+def test_a_daemon_that_leaves_takes_no_call(how: str) -> None:
+    calls = daemon.Calls()
+    told = Told()
+    with calls.running(told):
+        calls.leave_asked = how == "asked"
+        if how == "signal":
+            calls.take_no_more()
+    assert calls.should_leave(10)
+    with pytest.raises(NotTaken), calls.running(told):
+        raise AssertionError("it was taken")
 
 
 # --- the command line ---

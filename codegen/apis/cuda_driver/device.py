@@ -21,3 +21,9 @@ cuDeviceGetByPCIBusId = Api(client_sa="context", nonnull=("dev", "pciBusId"), ch
 cuDeviceGetPCIBusId = Api(client_sa="context", nonnull=("pciBusId",), checked=CHECKED)
 cuDeviceCanAccessPeer = Api(client_sa="context", nonnull=("canAccessPeer",), checked=CHECKED)
 cuDeviceGetP2PAttribute = Api(client_sa="context", nonnull=("value",), checked=CHECKED)
+cuDeviceGetHostAtomicCapabilities = Api(
+    client_sa="context", nonnull=("capabilities", "operations"), checked=CHECKED
+)
+cuDeviceGetP2PAtomicCapabilities = Api(
+    client_sa="context", nonnull=("capabilities", "operations"), checked=CHECKED
+)

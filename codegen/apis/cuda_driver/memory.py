@@ -59,6 +59,35 @@ cuMemcpy2DAsync_v2 = Api(
 cuMemcpy3DAsync_v2 = Api(
     client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY", "ARRAY_COPY"), checked=CHECKED
 )
+cuMemcpy3DPeer = Api(
+    client_sa="memory",
+    nonnull=("pCopy",),
+    ops=("COPY_2D", "COPY", "ARRAY_COPY"),
+    waits=True,
+    checked=CHECKED,
+)
+cuMemcpy3DPeerAsync = Api(
+    client_sa="memory", nonnull=("pCopy",), ops=("COPY_2D", "COPY", "ARRAY_COPY"), checked=CHECKED
+)
+# A batch is its copies, one after the other, sent when all of them have been checked.
+cuMemcpyBatchAsync = Api(
+    client_sa="memory",
+    nonnull=("dsts", "srcs", "sizes", "attrs", "attrsIdxs"),
+    ops=("COPY",),
+    checked=CHECKED,
+)
+cuMemcpyBatchAsync_v2 = Api(
+    client_sa="memory",
+    nonnull=("dsts", "srcs", "sizes", "attrs", "attrsIdxs"),
+    ops=("COPY",),
+    checked=CHECKED,
+)
+cuMemcpy3DBatchAsync = Api(
+    client_sa="memory", nonnull=("opList",), ops=("COPY_2D", "COPY", "ARRAY_COPY"), checked=CHECKED
+)
+cuMemcpy3DBatchAsync_v2 = Api(
+    client_sa="memory", nonnull=("opList",), ops=("COPY_2D", "COPY", "ARRAY_COPY"), checked=CHECKED
+)
 # A memset of device memory is asynchronous to the host also in its plain form (cuda.h, "API synchronization").
 cuMemsetD8_v2 = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
 cuMemsetD16_v2 = Api(client_sa="memory", ops=("MEMSET",), checked=CHECKED)
@@ -90,3 +119,5 @@ cuMemAllocFromPoolAsync = Api(client_sa="memory", nonnull=("dptr",), ops=ALLOC, 
 
 cuPointerGetAttribute = Api(client_sa="memory", nonnull=("data",), checked=CHECKED)
 cuPointerGetAttributes = Api(client_sa="memory", nonnull=("attributes", "data"), checked=CHECKED)
+# SYNC_MEMOPS, which is all that the header lets be set: of copies none is left to do, of memory sets the waiting.
+cuPointerSetAttribute = Api(client_sa="memory", nonnull=("value",), checked=CHECKED)

@@ -26,6 +26,16 @@ cuModuleGetLoadingMode = Api(client_sa="module", nonnull=("mode",), checked=CHEC
 cuModuleGetFunction = Api(
     client_sa="module", nonnull=("hfunc", "name"), ops=("FUNCTION_GET",), checked=CHECKED
 )
+# The device lists the names, once per module.
+cuModuleGetFunctionCount = Api(
+    client_sa="module", nonnull=("count",), ops=("FUNCTION_NAMES",), checked=CHECKED
+)
+cuModuleEnumerateFunctions = Api(
+    client_sa="module",
+    nonnull=("functions",),
+    ops=("FUNCTION_NAMES", "FUNCTION_GET"),
+    checked=CHECKED,
+)
 # The header lets dptr or bytes be null.
 cuModuleGetGlobal_v2 = Api(
     client_sa="module", nonnull=("name",), ops=("MODULE_GLOBAL",), checked=CHECKED
@@ -46,6 +56,15 @@ cuLibraryGetModule = Api(client_sa="module", nonnull=("pMod",), checked=CHECKED)
 cuLibraryGetGlobal = Api(
     client_sa="module", nonnull=("name",), ops=("MODULE_GLOBAL",), checked=CHECKED
 )
+cuLibraryGetKernelCount = Api(
+    client_sa="module", nonnull=("count",), ops=("FUNCTION_NAMES",), checked=CHECKED
+)
+# A kernel becomes a function of a device when it is first used there.
+cuLibraryEnumerateKernels = Api(
+    client_sa="module", nonnull=("kernels",), ops=("FUNCTION_NAMES",), checked=CHECKED
+)
+cuLibraryGetUnifiedFunction = Api(client_sa="module", nonnull=("fptr", "symbol"), checked=CHECKED)
+cuKernelGetLibrary = Api(client_sa="module", nonnull=("pLib",), checked=CHECKED)
 cuKernelGetFunction = Api(client_sa="module", nonnull=("pFunc",), checked=CHECKED)
 cuKernelGetAttribute = Api(client_sa="module", nonnull=("pi",), checked=CHECKED)
 cuKernelSetAttribute = Api(client_sa="module", ops=("FUNCTION_SET_ATTR",), checked=CHECKED)

@@ -78,9 +78,11 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
         r"cuStreamWaitValue\d+|cuStreamWriteValue\d+|cuStreamBatchMemOp",
         Refused("waiting on device memory from a stream is not supported yet; use events"),
     ),
-    "batched copies": (
-        r"cuMemcpyBatchAsync|cuMemcpy3DBatchAsync|cuMemcpy3DPeer(Async)?|cuMemBatchDecompressAsync",
-        Refused("batched and 3D peer copies are not supported yet; use cuMemcpyAsync"),
+    "decompression": (
+        r"cuMemBatchDecompressAsync",
+        Refused(
+            "work for the device's decompression engine is not passed on yet; decompress in a kernel or on the host"
+        ),
     ),
     "linker": (
         r"cuLink\w+",
@@ -90,6 +92,20 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
         r"cuCoredump\w+|cuLogs\w+",
         Refused(
             "the driver's core dumps and logs belong to the device-proxy server, not to the job"
+        ),
+    ),
+    "async notifications": (
+        r"cuDevice(Register|Unregister)AsyncNotification",
+        Refused(
+            "a driver tells of its memory budget the process that owns the memory, which is the device-proxy server;"
+            " ask cuMemGetInfo"
+        ),
+    ),
+    "GPUDirect RDMA": (
+        r"cuFlushGPUDirectRDMAWrites",
+        Refused(
+            "no other device can write to the job's device memory, whose addresses its own kernel drivers do not know"
+            " (attribute GPU_DIRECT_RDMA_SUPPORTED is 0); receive into host memory and copy"
         ),
     ),
     "profiler": (

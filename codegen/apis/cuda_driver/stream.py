@@ -19,6 +19,13 @@ cuStreamGetDevice = Api(client_sa="sync", nonnull=("device",), checked=CHECKED)
 cuStreamGetFlags = Api(client_sa="sync", nonnull=("flags",), checked=CHECKED)
 cuStreamGetId = Api(client_sa="sync", nonnull=("streamId",), checked=CHECKED)
 cuStreamGetCtx = Api(client_sa="sync", nonnull=("pctx",), checked=CHECKED)
+# Both streams are of one context; every attribute of the header's CUstreamAttrID.
+cuStreamCopyAttributes = Api(client_sa="sync", ops=("STREAM_SET_ATTRIBUTE",), checked=CHECKED)
+cuStreamGetAttribute = Api(client_sa="sync", nonnull=("value_out",), checked=CHECKED)
+# The policy of waiting is the client's own; the others go to the device.
+cuStreamSetAttribute = Api(
+    client_sa="sync", nonnull=("value",), ops=("STREAM_SET_ATTRIBUTE",), checked=CHECKED
+)
 cuStreamWaitEvent = Api(client_sa="sync", ops=("STREAM_WAIT_EVENT",), checked=CHECKED)
 # The function runs on a thread of the client when the stream reaches it.
 cuStreamAddCallback = Api(

@@ -54,6 +54,18 @@ cudaDeviceGetMemPool = Api(
 cudaDeviceGetP2PAttribute = Api(
     client_sa="cudart.device", enters="driver", nonnull=("value",), checked=CHECKED
 )
+cudaDeviceGetHostAtomicCapabilities = Api(
+    client_sa="cudart.device",
+    enters="driver",
+    nonnull=("capabilities", "operations"),
+    checked=CHECKED,
+)
+cudaDeviceGetP2PAtomicCapabilities = Api(
+    client_sa="cudart.device",
+    enters="driver",
+    nonnull=("capabilities", "operations"),
+    checked=CHECKED,
+)
 cudaChooseDevice = Api(
     client_sa="cudart.device", enters="driver", nonnull=("device", "prop"), checked=CHECKED
 )

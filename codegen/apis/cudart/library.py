@@ -14,6 +14,15 @@ cudaLibraryUnload = Api(client_sa="cudart.library", enters="context", checked=CH
 cudaLibraryGetKernel = Api(
     client_sa="cudart.library", enters="context", nonnull=("pKernel", "name"), checked=CHECKED
 )
+cudaLibraryGetKernelCount = Api(
+    client_sa="cudart.library", enters="context", nonnull=("count",), checked=CHECKED
+)
+cudaLibraryEnumerateKernels = Api(
+    client_sa="cudart.library", enters="context", nonnull=("kernels",), checked=CHECKED
+)
+cudaLibraryGetUnifiedFunction = Api(
+    client_sa="cudart.library", enters="context", nonnull=("fptr", "symbol"), checked=CHECKED
+)
 # Either pointer may be null.
 cudaLibraryGetGlobal = Api(
     client_sa="cudart.library", enters="context", nonnull=("name",), checked=CHECKED

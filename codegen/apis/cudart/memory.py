@@ -75,6 +75,16 @@ cudaMemcpy3DPeer = Api(
 cudaMemcpy3DPeerAsync = Api(
     client_sa="cudart.memory", enters="context", nonnull=("p",), checked=CHECKED
 )
+# CUDA 12 has failIdx, which may be null.
+cudaMemcpyBatchAsync = Api(
+    client_sa="cudart.memory",
+    enters="context",
+    nonnull=("dsts", "srcs", "sizes", "attrs", "attrsIdxs"),
+    checked=CHECKED,
+)
+cudaMemcpy3DBatchAsync = Api(
+    client_sa="cudart.memory", enters="context", nonnull=("opList",), checked=CHECKED
+)
 # Either pointer may be null.
 cudaMemGetInfo = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
 cudaMemcpy = Api(client_sa="cudart.memory", enters="context", waits=True, checked=CHECKED)

@@ -42,10 +42,20 @@ FAMILIES: dict[str, tuple[str, Refused]] = {
         r"|cudaDeviceGetTexture1DLinearMaxWidth",
         DRIVER["textures and arrays"][1],
     ),
-    "batched copies": (r"cudaMemcpy(3D)?BatchAsync", DRIVER["batched copies"][1]),
     "cooperative launches": (
         r"cudaLaunchCooperativeKernelMultiDevice",
         Refused("removed in CUDA 13: launch one cooperative kernel per device"),
+    ),
+    "async notifications": (
+        r"cudaDevice(Register|Unregister)AsyncNotification",
+        Refused(
+            "a driver tells of its memory budget the process that owns the memory, which is the device-proxy server;"
+            " ask cudaMemGetInfo"
+        ),
+    ),
+    "GPUDirect RDMA": (
+        r"cudaDeviceFlushGPUDirectRDMAWrites",
+        DRIVER["GPUDirect RDMA"][1],
     ),
     "logs": (r"cudaLogs\w+", DRIVER["core dumps and logs"][1]),
     "private tables": (

@@ -28,6 +28,17 @@ cudaStreamGetId = Api(
 cudaStreamGetDevice = Api(
     client_sa="cudart.stream", enters="context", nonnull=("device",), checked=CHECKED
 )
+# The attributes and their values have the driver's numbers and bytes.
+cudaStreamCopyAttributes = Api(client_sa="cudart.stream", enters="context", checked=CHECKED)
+cudaStreamGetAttribute = Api(
+    client_sa="cudart.stream", enters="context", nonnull=("value_out",), checked=CHECKED
+)
+cudaStreamSetAttribute = Api(
+    client_sa="cudart.stream", enters="context", nonnull=("value",), checked=CHECKED
+)
+cudaCtxResetPersistingL2Cache = Api(
+    client_sa="cudart.stream", enters="context", waits=True, checked=CHECKED
+)
 cudaStreamDestroy = Api(client_sa="cudart.stream", enters="context", checked=CHECKED)
 cudaStreamAttachMemAsync = Api(client_sa="cudart.stream", enters="context", checked=CHECKED)
 cudaStreamWaitEvent = Api(client_sa="cudart.stream", enters="context", checked=CHECKED)

@@ -222,6 +222,19 @@ void DeviceState::set_hidden(uint64_t addr, bool hidden) {
   if (const auto it = live_.find(addr); it != live_.end()) it->second.hidden = hidden;
 }
 
+bool DeviceState::set_sync_memops(uint64_t addr, bool on) {
+  auto set = [&](std::mutex& mu, std::map<uint64_t, Allocation>& live) {
+    std::lock_guard lock(mu);
+    auto it = live.upper_bound(addr);
+    if (it == live.begin()) return false;
+    --it;
+    if (addr - it->first >= it->second.bytes || it->second.hidden) return false;
+    it->second.sync_memops = on;
+    return true;
+  };
+  return set(mu_, live_) || set(pinned_mu_, pinned_live_);
+}
+
 void DeviceState::end_context(uint64_t context) {
   std::vector<uint64_t> mine, mine_pinned;
   {
@@ -413,6 +426,7 @@ StreamObj* DeviceState::create_stream(uint32_t flags, int32_t priority, uint64_t
   }
   s.flags = flags;
   s.priority = priority;
+  s.attributes.clear();  // of the last owner of this place; nobody knows the new one yet
   s.context = context;
   s.id = stream_serial_;
   s.capture.store(0, std::memory_order_relaxed);
@@ -496,6 +510,12 @@ DeviceState* device_state(int ordinal, int32_t* error) {
 }
 
 uint64_t current_context() { return t_state.depth ? t_state.contexts[t_state.depth - 1] : 0; }
+
+uint32_t context_flags(ContextObj& context) {
+  if (!context.primary) return std::atomic_ref(context.flags).load();
+  const DeviceState* d = device_state_if_attached(context.device);
+  return d ? d->primary_flags.load() : 0;
+}
 
 int32_t current_device(DeviceState** out) {
   const ContextObj* c = contexts().get(current_context());

@@ -2,6 +2,7 @@
 // travels in the process image and needs no message to be asked.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -23,6 +24,7 @@ struct ContextObj {
   bool primary = false;
   uint32_t flags = 0;
   uint64_t id = 0;
+  uint32_t attached = 0;  // uses beside the one that made it (cuCtxAttach)
 };
 
 struct StreamObj {
@@ -32,9 +34,11 @@ struct StreamObj {
   uint64_t context = 0;
   uint64_t id = 0;
   uint32_t flags = 0;
-  int32_t priority = 0;
+  std::atomic<int32_t> priority{0};
   int device = 0;
   uint32_t index = 0;
+  // What the job set of the vendor's attributes but the priority: number -> value. Guarded by attributes_mu (sync).
+  std::map<uint32_t, std::array<uint64_t, 4>> attributes;
 
   void note(uint64_t end) {
     uint64_t seen = last.load(std::memory_order_relaxed);
@@ -62,6 +66,7 @@ struct Allocation {
   uint64_t context = 0;  // of the thread that allocated; destroying a context frees what is its
   bool piece = false;    // a mapping of interceptors/vmm: one range with its neighbours, and not to be freed as memory
   bool hidden = false;   // it is unmapped, and keeps its contents
+  bool sync_memops = false;             // synchronous operations on it wait, also those that need not
   std::shared_ptr<AdviceMap> advice{};  // of managed memory (interceptors/managed), which lies in the pinned window
 };
 
@@ -104,6 +109,8 @@ class DeviceState {
   void return_credit(uint64_t bytes);
   [[nodiscard]] int32_t place(uint64_t addr, uint64_t bytes);
   [[nodiscard]] int32_t unplace(uint64_t addr);
+  // The allocation around addr, of device memory or of the pinned window. False where there is none.
+  bool set_sync_memops(uint64_t addr, bool on);
   void hide(uint64_t addr) { set_hidden(addr, true); }
   void show(uint64_t addr) { set_hidden(addr, false); }
 
@@ -207,6 +214,8 @@ DeviceState* device_state_if_attached(int ordinal);
 // The device of the calling thread's current context; kInvalidContext where it has none or a dead one.
 [[nodiscard]] int32_t current_device(DeviceState** out);
 uint64_t current_context();
+// What the job set: of a primary context, the device's.
+uint32_t context_flags(ContextObj& context);
 
 // The stream behind what the job passed: 0 and 1 the legacy stream of the current device (0 the thread's own under
 // per-thread default streams), 2 the thread's own, else a handle.

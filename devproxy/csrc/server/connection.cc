@@ -149,6 +149,7 @@ Status Connection::open_memory() {
   if (!space.ok()) return std::move(space).status();
   space_ = std::move(*space);
   streams_[0] = {kLegacyStream, space_->create_queue(hal::QueueKind::kLegacy, 0, 0)};
+  replay.root(kLegacyStream);
   device_mirror = MemoryMirror(device_begin(), device_begin() + kDeviceBytes);
   pinned_mirror = MemoryMirror(kRangeBase, range_base(kMaxSlots));
   return {};

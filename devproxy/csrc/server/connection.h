@@ -54,7 +54,8 @@ struct Counters {
 // What all connections of a server share.
 struct ServerParts {
   std::string job_dir;
-  uint32_t gpu = 0;
+  uint32_t gpu = 0;           // the job's ordinal
+  uint32_t physical_gpu = 0;  // of the machine
   hal::Device* device = nullptr;
   Ledger* ledger = nullptr;
   SlotTable* slots = nullptr;
@@ -147,6 +148,8 @@ class Connection final : public hal::SpaceOwner {
   // The client breaks the protocol: it is told, and nothing of it is looked at any more.
   void poison(const char* text);
   bool poisoned() const { return poisoned_; }
+  // The message is of a replay log: what it names may be gone by now, and its caller is not there.
+  bool replaying() const { return replaying_; }
 
   // nullptr where the stream does not exist.
   hal::QueueRef* queue_of(VHandle stream);

@@ -35,6 +35,7 @@ void host_window(Connection&, const Message&);
 namespace sync {
 void stream_create(Connection&, const Message&);
 void stream_destroy(Connection&, const Message&);
+void stream_set_attribute(Connection&, const Message&);
 void stream_wait_event(Connection&, const Message&);
 void host_func(Connection&, const Message&);
 void host_func_done(Connection&, const Message&);
@@ -48,6 +49,7 @@ namespace context {
 void set_limit(Connection&, const Message&);
 void get_limit(Connection&, const Message&);
 void output(Connection&, const Message&);
+void reset_persisting_l2(Connection&, const Message&);
 }  // namespace context
 
 namespace module {
@@ -56,6 +58,7 @@ void module_load(Connection&, const Message&);
 void module_unload(Connection&, const Message&);
 void function_get(Connection&, const Message&);
 void module_global(Connection&, const Message&);
+void function_names(Connection&, const Message&);
 void function_set_attr(Connection&, const Message&);
 }  // namespace module
 

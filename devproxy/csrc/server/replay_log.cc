@@ -51,7 +51,7 @@ void ReplayLog::forget(VHandle handle) {
   objects_.erase(it);
   for (VHandle child : object.children) forget(child);
   for (Place place : object.sets) entries_.erase(place);
-  entries_.erase(object.created);
+  if (object.created != entries_.end()) entries_.erase(object.created);
 }
 
 }  // namespace devproxy::server

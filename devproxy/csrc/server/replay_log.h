@@ -31,6 +31,8 @@ class ReplayLog {
   // not.
   [[nodiscard]] bool create(VHandle handle, VHandle parent, uint16_t opcode, const void* request, size_t request_bytes,
                             std::vector<uint8_t> bulk = {}, std::shared_ptr<const void> keeps = nullptr);
+  // A handle that exists without having been created: nothing replays it, and it can be set.
+  void root(VHandle handle) { objects_.emplace(handle, Object{{}, entries_.end(), {}, {}}); }
   // False where the handle does not exist.
   [[nodiscard]] bool set(VHandle handle, uint16_t opcode, uint64_t key, const void* request, size_t request_bytes);
   [[nodiscard]] bool destroy(VHandle handle);
@@ -41,7 +43,7 @@ class ReplayLog {
   using Place = std::list<Entry>::iterator;
   struct Object {
     VHandle parent;
-    Place created;
+    Place created;            // entries_.end(): of a root
     std::vector<Place> sets;  // few
     std::vector<VHandle> children;
   };

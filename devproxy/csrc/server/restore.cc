@@ -37,6 +37,7 @@ struct Row {
 // What can be in a replay log, but for EVENT_RECORD.
 constexpr Row kReplayed[] = {
     {wire::Opcode::STREAM_CREATE, sync::stream_create},
+    {wire::Opcode::STREAM_SET_ATTRIBUTE, sync::stream_set_attribute},
     {wire::Opcode::EVENT_CREATE, sync::event_create},
     {wire::Opcode::MODULE_LOAD, module::module_load},
     {wire::Opcode::FUNCTION_GET, module::function_get},
@@ -130,11 +131,12 @@ Status Connection::check_told(const Json& told) const {
   if (told.members.empty()) return {};
   const hal::Caps caps = parts_.device->caps();
   const hal::Properties& p = parts_.device->properties();
-  const std::string gpu = "GPU " + std::to_string(parts_.gpu);
+  const std::string gpu = "GPU " + std::to_string(parts_.physical_gpu) + " of this machine";
   if (told["major"].i64() != p.major || told["minor"].i64() != p.minor)
     return {kNotSupported, "the job was told that its GPU has compute capability " +
                                std::to_string(told["major"].i64()) + '.' + std::to_string(told["minor"].i64()) + "; " +
-                               gpu + " has " + std::to_string(p.major) + '.' + std::to_string(p.minor)};
+                               gpu + " has " + std::to_string(p.major) + '.' + std::to_string(p.minor) +
+                               ": choose one of the same"};
   if (told["kernels_see_host_window"].truth && !caps.kernels_see_host_window)
     return {kNotSupported, "the job was told that kernels see its pinned memory, and " + gpu +
                                " does not register it: restore with DEVPROXY_CUDA_REGISTER_WINDOW=1"};
@@ -151,7 +153,7 @@ Status Connection::restore_memory(const Json& client) {
   // Globals and arrays are taken one by one when they are made again; whether all fits is asked here, at once.
   if (!parts_.ledger->take(credit + globals, credit + globals)) {
     const uint64_t total = parts_.ledger->total_bytes(), used = parts_.ledger->used_bytes();
-    return {kOutOfMemory, "GPU " + std::to_string(parts_.gpu) + " has " +
+    return {kOutOfMemory, "GPU " + std::to_string(parts_.physical_gpu) + " of this machine has " +
                               std::to_string(total > used ? total - used : 0) + " of " + std::to_string(total) +
                               " bytes free, the client needs " + std::to_string(credit + globals)};
   }

@@ -67,6 +67,7 @@ Status Server::open() {
   if (signal_fd_ < 0 || wake_fd_ < 0) return Status::from_errno(kUnknown, "making descriptors");
   parts_.job_dir = config_.job_dir;
   parts_.gpu = config_.gpu;
+  parts_.physical_gpu = config_.physical_gpu;
   parts_.device = device_.get();
   parts_.ledger = ledger_.get();
   parts_.slots = slots_.get();

@@ -69,6 +69,25 @@ bool CudaModule::has(uint64_t addr, uint64_t bytes) const {
   return false;
 }
 
+// The driver and not the image: its compiler may have dropped a kernel, and the order is its own.
+StatusOr<std::vector<std::string>> CudaModule::function_names() const {
+  const Driver& cu = context_->enter();
+  const char* const doing = "listing the kernels of a module";
+  unsigned count = 0;
+  Status s = cu.status(cu.cuModuleGetFunctionCount(&count, handle_), cu.cuModuleGetFunctionCount, doing);
+  std::vector<CUfunction> handles(count);
+  if (s.ok() && count)
+    s = cu.status(cu.cuModuleEnumerateFunctions(handles.data(), count, handle_), cu.cuModuleEnumerateFunctions, doing);
+  std::vector<std::string> names;
+  for (size_t i = 0; i < handles.size() && s.ok(); i++) {
+    const char* name = nullptr;
+    s = cu.status(cu.cuFuncGetName(&name, handles[i]), cu.cuFuncGetName, doing);
+    if (s.ok()) names.emplace_back(name ? name : "");
+  }
+  if (!s.ok()) return s;
+  return names;
+}
+
 CudaModule::~CudaModule() { (void)context_->enter().cuModuleUnload(handle_); }
 
 StatusOr<std::shared_ptr<CudaFunction>> CudaFunction::get(std::shared_ptr<CudaModule> module, const std::string& name,

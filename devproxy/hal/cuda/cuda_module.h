@@ -25,6 +25,8 @@ class CudaModule final : public Module {
   bool prints() const { return facts_.prints || !unlisted_.ok(); }
   bool has(uint64_t addr, uint64_t bytes) const;
   const Context& context() const { return *context_; }
+  // Of its kernels, as the driver lists them.
+  StatusOr<std::vector<std::string>> function_names() const;
 
  private:
   const std::shared_ptr<Context> context_;

@@ -210,6 +210,37 @@ void CudaSpace::reap() {
   });
 }
 
+// cuda.h: an attribute applies to later work and not to earlier. So it is a command where the space keeps commands
+// back; where it keeps none, the driver's own result is the answer.
+Status CudaSpace::set_queue_attribute(const QueueRef& ref, Ticket ticket, const LaunchAttribute& attribute) {
+  context_->enter();
+  const auto queue = std::static_pointer_cast<CudaQueue>(ref);
+  auto driver = driver_attributes(&attribute, 1);
+  std::unique_lock lock(mu_);
+  if (faulted_.load(std::memory_order_relaxed)) return fault_;
+  if (!queue->made.ok()) return queue->made;
+  if (held_.empty()) return issue_attribute(*queue, driver.front());
+  Command command;
+  command.action = Action::kAttribute;
+  command.ticket = ticket;
+  command.last = false;  // nobody waits for its ticket
+  command.attributes = std::move(driver);
+  submit_locked(queue, command, lock);
+  return {};
+}
+
+Status CudaSpace::issue_attribute(const CudaQueue& queue, const CUlaunchAttribute& attribute) {
+  const Driver& cu = context_->driver();
+  return cu.status(cu.cuStreamSetAttribute(queue.stream, attribute.id, &attribute.value), cu.cuStreamSetAttribute,
+                   "setting attribute " + std::to_string(attribute.id) + " of stream " + std::to_string(queue.index));
+}
+
+Status CudaSpace::reset_persisting_l2() {
+  const Driver& cu = context_->enter();
+  return cu.status(cu.cuCtxResetPersistingL2Cache(), cu.cuCtxResetPersistingL2Cache,
+                   "making persisting lines of the cache normal ones");
+}
+
 uint64_t CudaSpace::oldest_pending() {
   if (idle()) return UINT64_MAX;
   uint64_t oldest = UINT64_MAX;
@@ -307,6 +338,10 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
       if (s.ok()) command.event->issued++;
       pending.keeps = command.event;
       break;
+    case Action::kAttribute:
+      s = issue_attribute(queue, command.attributes.front());
+      forgive(command, &s);
+      break;
     case Action::kLaunch:
       s = issue_launch(queue, command);
       forgive(command, &s);
@@ -321,8 +356,9 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
   return {};
 }
 
-// A launch that the driver does not take (too many resources, a cluster that does not fit), or a copy of an array, is
-// an error of that one call, not of the context, as long as that lives. The command completes unexecuted.
+// A launch that the driver does not take (too many resources, a cluster that does not fit), a copy of an array, or a
+// stream's attribute, is an error of that one call, not of the context, as long as that lives. The command completes
+// unexecuted.
 void CudaSpace::forgive(const Command& command, Status* s) {
   if (s->ok() || is_execution_fault(s->code()) || !alive()) return;
   owner_.on_refused(command.ticket.caller, s->code(), s->text().c_str());

@@ -73,6 +73,8 @@ class CudaSpace final : public Space {
 
   QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;
   void destroy_queue(const QueueRef& queue) override;
+  Status set_queue_attribute(const QueueRef& queue, Ticket ticket, const LaunchAttribute& attribute) override;
+  Status reset_persisting_l2() override;
   uint64_t oldest_pending() override;
   bool idle() const override { return pending_all_.load(std::memory_order_acquire) == 0; }
   uint32_t pending() const override { return pending_all_.load(std::memory_order_acquire); }
@@ -92,6 +94,9 @@ class CudaSpace final : public Space {
   StatusOr<double> elapsed_ms(const EventRef& start, const EventRef& end) override;
 
   StatusOr<ModuleRef> load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal& place) override;
+  StatusOr<std::vector<std::string>> function_names(const ModuleRef& module) override {
+    return static_cast<const CudaModule&>(*module).function_names();
+  }
   StatusOr<FunctionRef> get_function(const ModuleRef& module, const std::string& name, FunctionInfo* info) override;
   StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) override;
   std::vector<Global> globals(const ModuleRef& module) override;
@@ -134,7 +139,8 @@ class CudaSpace final : public Space {
     kLaunch,
     kRecord,
     kWait,
-    kHostFunction
+    kHostFunction,
+    kAttribute
   };
 
   struct CudaEvent final : Event {
@@ -165,7 +171,7 @@ class CudaSpace final : public Space {
     LaunchArgs launch;
     uint64_t token = 0;
     std::vector<uint8_t> params;                // launch.params, once the command is held
-    std::vector<CUlaunchAttribute> attributes;  // of the launch
+    std::vector<CUlaunchAttribute> attributes;  // of the launch; the one of kAttribute
     std::shared_ptr<CudaFunction> function;
     std::shared_ptr<CudaEvent> event;
     std::shared_ptr<const ArrayCopy> array_copy;
@@ -219,6 +225,7 @@ class CudaSpace final : public Space {
   Status issue_array_copy(CUstream stream, const ArrayCopy& copy);
   Status issue_staged_array(CudaQueue& queue, const ArrayCopy& copy, Pending& pending);
   void forgive(const Command& command, Status* s);
+  Status issue_attribute(const CudaQueue& queue, const CUlaunchAttribute& attribute);
   Status issue_launch(CudaQueue& queue, const Command& command);
   Status issue_copy(CUstream stream, const CopyArgs& copy);
   Status issue_memset(CUstream stream, const MemsetArgs& memset);

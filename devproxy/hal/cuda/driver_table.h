@@ -36,7 +36,8 @@ namespace devproxy::hal::cuda {
   X(cuCtxSetLimit) X(cuCtxGetLimit) X(cuCtxSynchronize) X(cuLinkCreate) X(cuLinkAddData) X(cuLinkComplete) \
   X(cuLinkDestroy) X(cuTensorMapEncodeTiled) X(cuTensorMapEncodeIm2col) X(cuTensorMapReplaceAddress) \
   X(cuArray3DCreate) X(cuArrayDestroy) X(cuMemcpy3DAsync) X(cuTexObjectCreate) X(cuTexObjectDestroy) \
-  X(cuSurfObjectCreate) X(cuSurfObjectDestroy)
+  X(cuSurfObjectCreate) X(cuSurfObjectDestroy) X(cuStreamSetAttribute) X(cuCtxResetPersistingL2Cache) \
+  X(cuModuleGetFunctionCount) X(cuModuleEnumerateFunctions) X(cuFuncGetName)
 // clang-format on
 
 // X(field, symbol, signature): here an older version is wanted than the header's, because it does the same and every

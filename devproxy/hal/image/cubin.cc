@@ -30,9 +30,6 @@ constexpr uint8_t kEntryMark = 0x10, kManagedMark = 0x04;             // in a sy
 constexpr uint32_t kOnlyThisAbi7 = 0x800;                             // in e_flags
 constexpr uint8_t kCompatOnlyThis = 9;                                // in .nv.compat
 constexpr uint64_t kSystemShared = 1024;                              // in each .nv.shared.<kernel> from sm_90 on
-constexpr size_t kMaxParams = 8192;
-constexpr uint32_t kMaxParamBytes = 32764;
-constexpr uint64_t kMaxGlobalBytes = 1ull << 38;
 
 enum Attribute : uint8_t {
   kMaxThreads = 0x05,

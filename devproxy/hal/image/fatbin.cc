@@ -28,24 +28,24 @@ constexpr uint64_t kMaxUnpackedBytes = 1ull << 30;
 // code and text do not come near it.
 constexpr uint64_t kMaxRatio = 4096;
 
-Status bad(const std::string& why) { return {kInvalidImage, "the fat binary is damaged: " + why}; }
+Status damaged(const std::string& why) { return {kInvalidImage, "the fat binary is damaged: " + why}; }
 
 }  // namespace
 
 StatusOr<std::vector<Entry>> fatbin_entries(const uint8_t* image, size_t bytes) {
   const Bytes all(image, bytes);
-  if (!all.has(0, kContainerBytes)) return bad("shorter than its header");
+  if (!all.has(0, kContainerBytes)) return damaged("shorter than its header");
   const uint64_t head = all.get<uint16_t>(6);
   const auto body = all.part(head, all.get<uint64_t>(8));
-  if (!body || head < kContainerBytes) return bad("it is shorter than it says");
-  if (all.get<uint16_t>(4) != 1) return bad("version " + std::to_string(all.get<uint16_t>(4)) + " is unknown");
+  if (!body || head < kContainerBytes) return damaged("it is shorter than it says");
+  if (all.get<uint16_t>(4) != 1) return damaged("version " + std::to_string(all.get<uint16_t>(4)) + " is unknown");
   std::vector<Entry> entries;
   for (uint64_t at = 0; at < body->size();) {
-    if (!body->has(at, kLeastEntryBytes)) return bad("an entry's header does not fit");
+    if (!body->has(at, kLeastEntryBytes)) return damaged("an entry's header does not fit");
     const uint64_t head_bytes = body->get<uint32_t>(at + 4), body_bytes = body->get<uint64_t>(at + 8);
     if (head_bytes < kLeastEntryBytes || !body->has(at, head_bytes) || !body->has(at + head_bytes, body_bytes))
-      return bad("an entry does not fit");
-    if (entries.size() >= kMaxEntries) return bad("more than 4096 entries");
+      return damaged("an entry does not fit");
+    if (entries.size() >= kMaxEntries) return damaged("more than 4096 entries");
     const uint64_t flags = body->get<uint64_t>(at + 40);
     const auto kind = body->get<uint16_t>(at);
     if (kind == static_cast<uint16_t>(EntryKind::kPtx) || kind == static_cast<uint16_t>(EntryKind::kElf)) {
@@ -59,9 +59,9 @@ StatusOr<std::vector<Entry>> fatbin_entries(const uint8_t* image, size_t bytes) 
         e.packing = flags & kZstd ? Packing::kZstd : Packing::kLz4;
         e.stored_bytes = body->get<uint32_t>(at + 16);
         e.bytes = body->get<uint64_t>(at + 56);
-        if (e.stored_bytes > body_bytes) return bad("a packed body is longer than its entry");
+        if (e.stored_bytes > body_bytes) return damaged("a packed body is longer than its entry");
         if (e.bytes > kMaxUnpackedBytes || e.bytes / kMaxRatio > e.stored_bytes)
-          return bad("a packed body claims an impossible length");
+          return damaged("a packed body claims an impossible length");
       }
       entries.push_back(e);
     }
@@ -72,12 +72,12 @@ StatusOr<std::vector<Entry>> fatbin_entries(const uint8_t* image, size_t bytes) 
 
 StatusOr<std::vector<uint8_t>> unpack(const uint8_t* image, size_t bytes, const Entry& entry) {
   const auto body = Bytes(image, bytes).part(entry.offset, entry.stored_bytes);
-  if (!body || entry.bytes > kMaxUnpackedBytes) return bad("an entry lies outside");
+  if (!body || entry.bytes > kMaxUnpackedBytes) return damaged("an entry lies outside");
   if (entry.packing == Packing::kNone) return std::vector<uint8_t>(body->data(), body->data() + body->size());
   std::vector<uint8_t> out(entry.bytes);
   bool whole;
   if (entry.packing == Packing::kLz4) {
-    if (body->size() > INT_MAX) return bad("a packed body is too long");
+    if (body->size() > INT_MAX) return damaged("a packed body is too long");
     whole = LZ4_decompress_safe(reinterpret_cast<const char*>(body->data()), reinterpret_cast<char*>(out.data()),
                                 static_cast<int>(body->size()),
                                 static_cast<int>(out.size())) == static_cast<int>(out.size());
@@ -85,7 +85,7 @@ StatusOr<std::vector<uint8_t>> unpack(const uint8_t* image, size_t bytes, const 
     const size_t n = ZSTD_decompress(out.data(), out.size(), body->data(), body->size());
     whole = !ZSTD_isError(n) && n == out.size();
   }
-  if (!whole) return bad("a packed body cannot be unpacked to the length that it claims");
+  if (!whole) return damaged("a packed body cannot be unpacked to the length that it claims");
   return out;
 }
 

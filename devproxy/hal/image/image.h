@@ -8,6 +8,7 @@
 // are bounded, no text is taken to end in NUL.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -31,6 +32,11 @@ struct Arch {
 // on the family (same major version, equal or higher minor one).
 bool runs_elf(const Arch& code, const Arch& device);
 bool runs_ptx(const Arch& code, const Arch& device);
+
+// What a kernel and a variable may have at most, whatever they are written in: more is damage.
+inline constexpr size_t kMaxParams = 8192;
+inline constexpr uint32_t kMaxParamBytes = 32764;
+inline constexpr uint64_t kMaxGlobalBytes = 1ull << 38;
 
 enum class Form : uint8_t { kCubin, kFatbin, kText };
 

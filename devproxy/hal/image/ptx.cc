@@ -17,9 +17,8 @@ namespace devproxy::hal::image {
 
 namespace {
 
-constexpr size_t kMaxParams = 8192, kMaxParamBytes = 32764;
 constexpr size_t kMaxKernels = 1 << 16, kMaxGlobals = 1 << 16;
-constexpr uint64_t kMaxGlobalBytes = 1ull << 38, kMaxInitialBytes = 1ull << 30;
+constexpr uint64_t kMaxInitialBytes = 1ull << 30;
 constexpr int kMaxDepth = 64;
 
 uint64_t param_base(const Arch& device) { return device.major < 9 ? 0x160 : device.major == 9 ? 0x210 : 0x380; }

@@ -9,9 +9,8 @@ namespace devproxy::hal::record {
 namespace {
 
 // cuda.h: CU_DEVICE_ATTRIBUTE_*
-constexpr size_t kMaxThreadsPerBlock = 1, kMaxBlockDimX = 2, kMaxGridDimX = 5, kMultiprocessors = 16,
-                 kThreadsPerMultiprocessor = 39, kSharedPerMultiprocessor = 81, kBlocksPerMultiprocessor = 106,
-                 kSystemSharedPerBlock = 111;
+constexpr size_t kMaxThreadsPerBlock = 1, kMaxBlockDimX = 2, kMaxGridDimX = 5, kThreadsPerMultiprocessor = 39,
+                 kBlocksPerMultiprocessor = 106;
 constexpr uint32_t kZeroesBytes = 1 << 16;
 // Registers are given to a warp in units of 256, warps to the four parts of a multiprocessor (CUDA programming guide,
 // "Compute Capabilities").

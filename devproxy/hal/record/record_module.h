@@ -12,7 +12,9 @@
 
 namespace devproxy::hal::record {
 
-inline constexpr size_t kSharedOptinAttribute = 97;  // cuda.h: MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+// cuda.h: CU_DEVICE_ATTRIBUTE_*
+inline constexpr size_t kMultiprocessors = 16, kSharedPerMultiprocessor = 81, kSharedOptinAttribute = 97,
+                        kSystemSharedPerBlock = 111;
 inline constexpr uint32_t kSharedWithoutOptin = 48 << 10;
 
 class RecordModule final : public Module {

@@ -12,7 +12,6 @@ namespace {
 
 // cuda.h: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 constexpr uint32_t kMaxDynamicShared = 8, kAnyCluster = 14;
-constexpr size_t kMultiprocessors = 16, kSharedPerMultiprocessor = 81, kSystemSharedPerBlock = 111;  // of a device
 constexpr size_t kNamesShown = 4096;  // in a line of load_module
 
 // FNV-1a: tells images of one record apart, no more.
@@ -95,6 +94,24 @@ void RecordSpace::destroy_queue(const QueueRef& queue) {
   line("destroy_queue", [&](Line& l) { l.add("stream", index_of(queue)); });
   inner_->destroy_queue(queue);
   queues_.erase(queue.get());
+}
+
+Status RecordSpace::set_queue_attribute(const QueueRef& queue, Ticket ticket, const LaunchAttribute& a) {
+  uint64_t value[4];
+  std::memcpy(value, a.value, sizeof value);
+  line("set_queue_attribute", [&](Line& l) {
+    l.add("stream", index_of(queue)).add("attribute", a.id);
+    if (a.id == kLaunchAccessPolicyWindow)
+      l.add("addr", value[0]).add("bytes", value[1]);
+    else
+      l.add("value", value[0]);
+  });
+  return inner_->set_queue_attribute(queue, ticket, a);
+}
+
+Status RecordSpace::reset_persisting_l2() {
+  line("reset_persisting_l2", [](Line&) {});
+  return inner_->reset_persisting_l2();
 }
 
 void RecordSpace::copy(const QueueRef& queue, Ticket ticket, const CopyArgs& args) {
@@ -226,6 +243,14 @@ StatusOr<ModuleRef> RecordSpace::load_module(const uint8_t* image, size_t image_
   });
   if (!module.ok()) return std::move(module).status();
   return ModuleRef(*module);
+}
+
+StatusOr<std::vector<std::string>> RecordSpace::function_names(const ModuleRef& ref) {
+  auto module = std::static_pointer_cast<RecordModule>(ref);
+  std::vector<std::string> names;
+  for (const image::Kernel& kernel : module->facts().kernels) names.push_back(kernel.name);
+  line("function_names", [&](Line& l) { l.add("module", module->id).add("n_kernels", uint64_t{names.size()}); });
+  return names;
 }
 
 StatusOr<FunctionRef> RecordSpace::get_function(const ModuleRef& ref, const std::string& name, FunctionInfo* info) {

@@ -32,6 +32,8 @@ class RecordSpace final : public Space {
 
   QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;
   void destroy_queue(const QueueRef& queue) override;
+  Status set_queue_attribute(const QueueRef& queue, Ticket ticket, const LaunchAttribute& attribute) override;
+  Status reset_persisting_l2() override;
   uint64_t oldest_pending() override { return inner_->oldest_pending(); }
   bool idle() const override { return inner_->idle(); }
   uint32_t pending() const override { return inner_->pending(); }
@@ -53,6 +55,7 @@ class RecordSpace final : public Space {
   }
 
   StatusOr<ModuleRef> load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal& place) override;
+  StatusOr<std::vector<std::string>> function_names(const ModuleRef& module) override;
   StatusOr<FunctionRef> get_function(const ModuleRef& module, const std::string& name, FunctionInfo* info) override;
   StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) override;
   std::vector<Global> globals(const ModuleRef& module) override;

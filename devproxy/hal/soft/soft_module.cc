@@ -88,6 +88,7 @@ StatusOr<std::shared_ptr<SoftModule>> SoftModule::load(const uint8_t* image, siz
     module->globals_.push_back({global.name, {addr, global.bytes}});
   }
   module->table_ = table;
+  module->function_names_ = static_cast<const char* const*>(dlsym(module->library_, "devproxy_soft_function_names"));
   return module;
 }
 

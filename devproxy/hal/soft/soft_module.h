@@ -23,12 +23,15 @@ class SoftModule final : public Module {
   };
   const devproxy_soft_module_table* table() const { return table_; }
   const std::vector<PlacedGlobal>& globals() const { return globals_; }
+  // Closed by nullptr; nullptr where the module does not list them.
+  const char* const* function_names() const { return function_names_; }
 
  private:
   int fd_ = -1;
   void* library_ = nullptr;
   std::string path_;
   const devproxy_soft_module_table* table_ = nullptr;
+  const char* const* function_names_ = nullptr;
   std::vector<PlacedGlobal> globals_;
 };
 

@@ -582,6 +582,17 @@ StatusOr<ModuleRef> SoftSpace::load_module(const uint8_t* image, size_t image_by
   return ModuleRef(*module);
 }
 
+StatusOr<std::vector<std::string>> SoftSpace::function_names(const ModuleRef& ref) {
+  const char* const* name = std::static_pointer_cast<SoftModule>(ref)->function_names();
+  if (!name)
+    return Status(kNotSupported,
+                  "the module does not list its kernels (symbol devproxy_soft_function_names): ask for "
+                  "them by name");
+  std::vector<std::string> names;
+  for (; *name; name++) names.emplace_back(*name);
+  return names;
+}
+
 StatusOr<FunctionRef> SoftSpace::get_function(const ModuleRef& ref, const std::string& name, FunctionInfo* info) {
   auto module = std::static_pointer_cast<SoftModule>(ref);
   auto function = std::make_shared<SoftFunction>();

@@ -79,6 +79,7 @@ class SoftSpace final : public Space {
   void copy_array(const QueueRef& queue, Ticket ticket, const ArrayCopy& args) override;
 
   StatusOr<ModuleRef> load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal& place) override;
+  StatusOr<std::vector<std::string>> function_names(const ModuleRef& module) override;
   StatusOr<FunctionRef> get_function(const ModuleRef& module, const std::string& name, FunctionInfo* info) override;
   StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) override;
   std::vector<Global> globals(const ModuleRef& module) override;

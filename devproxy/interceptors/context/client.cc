@@ -1,10 +1,12 @@
 // Initialisation, devices and contexts. A device's facts come with the attach; contexts are bookkeeping of the client:
 // one process has one connection per device, and every context of that device shares it.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
 #include "devproxy/interceptors/client_common.h"
 #include "devproxy/interceptors/graph/client.h"
+#include "devproxy/interceptors/sync/client.h"
 #include "devproxy/interceptors/texture/client.h"
 
 namespace devproxy::sa::context {
@@ -21,7 +23,7 @@ std::atomic<uint64_t> g_context_ids{1};
 int32_t make_context(int device, bool primary, uint32_t flags, uint64_t* out) {
   ContextObj* c = contexts().add(device, out);
   if (!c) return kOutOfMemory;
-  *c = ContextObj{device, primary, flags, g_context_ids.fetch_add(1)};
+  *c = ContextObj{device, primary, flags, g_context_ids.fetch_add(1), 0};
   contexts().publish(*out);
   return kOk;
 }
@@ -155,6 +157,32 @@ CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute, CUdevice src
   return context::cuDeviceCanAccessPeer(value, srcDevice, dstDevice);
 }
 
+namespace {
+// What atomics of a kernel a link supports by itself: none. Between two GPUs no kernel reaches the other's memory, and
+// towards the host devproxy promises none (docs/design.md, Memory), also where a device's link could.
+CUresult no_atomics(unsigned* capabilities, const CUatomicOperation* operations, unsigned count) {
+  if (count == 0) return CUDA_ERROR_INVALID_VALUE;
+  for (unsigned i = 0; i < count; ++i)
+    if (static_cast<unsigned>(operations[i]) >= CU_ATOMIC_OPERATION_MAX) return CUDA_ERROR_INVALID_VALUE;
+  std::fill_n(capabilities, count, 0u);
+  return CUDA_SUCCESS;
+}
+}  // namespace
+
+CUresult cuDeviceGetHostAtomicCapabilities(unsigned int* capabilities, const CUatomicOperation* operations,
+                                           unsigned int count, CUdevice dev) {
+  if (dev < 0 || dev >= client::device_count()) return CUDA_ERROR_INVALID_DEVICE;
+  return no_atomics(capabilities, operations, count);
+}
+
+CUresult cuDeviceGetP2PAtomicCapabilities(unsigned int* capabilities, const CUatomicOperation* operations,
+                                          unsigned int count, CUdevice srcDevice, CUdevice dstDevice) {
+  if (srcDevice < 0 || dstDevice < 0 || srcDevice >= client::device_count() || dstDevice >= client::device_count() ||
+      srcDevice == dstDevice)
+    return CUDA_ERROR_INVALID_DEVICE;
+  return no_atomics(capabilities, operations, count);
+}
+
 // -- primary contexts -----------------------------------------------------------------------------------------------
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
@@ -213,6 +241,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   texture::end_context(ctx);
   graph::free_all_memory(d);
   d->end_context(ctx);
+  sync::reset_attributes(d);
   d->primary_flags = 0;
   return CUDA_SUCCESS;
 }
@@ -293,10 +322,49 @@ CUresult cuCtxGetDevice_v2(CUdevice* device, CUcontext ctx) {
 }
 
 CUresult cuCtxGetFlags(unsigned int* flags) {
-  const ContextObj* c = contexts().get(client::current_context());
+  ContextObj* c = contexts().get(client::current_context());
   if (!c) return CUDA_ERROR_INVALID_CONTEXT;
-  *flags = c->primary ? client::device_state_if_attached(c->device)->primary_flags.load() : c->flags;
+  *flags = client::context_flags(*c);
   return CUDA_SUCCESS;
+}
+
+// cuda.h: the flags of cuDevicePrimaryCtxSetFlags. How to wait is one of four; core dumps are the server's.
+CUresult cuCtxSetFlags(unsigned int flags) {
+  ContextObj* c = contexts().get(client::current_context());
+  if (!c) return CUDA_ERROR_INVALID_CONTEXT;
+  const unsigned waiting = flags & CU_CTX_SCHED_MASK;
+  if ((flags & ~static_cast<unsigned>(CU_CTX_FLAGS_MASK)) || (waiting & (waiting - 1))) return CUDA_ERROR_INVALID_VALUE;
+  if (flags & (CU_CTX_COREDUMP_ENABLE | CU_CTX_USER_COREDUMP_ENABLE)) {
+    client::log(
+        client::Level::kWarn,
+        "cuCtxSetFlags refuses the flags of core dumps: they would be the device-proxy server's; the error that "
+        "a kernel ends with, and its name, are in the job's own error text");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (c->primary)
+    client::device_state_if_attached(c->device)->primary_flags = flags;
+  else
+    std::atomic_ref(c->flags).store(flags);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxAttach(CUcontext* pctx, unsigned int flags) {
+  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  ContextObj* c = contexts().get(client::current_context());
+  if (!c) return CUDA_ERROR_INVALID_CONTEXT;
+  std::atomic_ref(c->attached).fetch_add(1);
+  *pctx = handle<CUcontext>(client::current_context());
+  return CUDA_SUCCESS;
+}
+
+// A primary context was made by nobody who could detach it: without an attach it is no such context.
+CUresult cuCtxDetach(CUcontext ctx) {
+  ContextObj* c = contexts().get(bits(ctx));
+  if (!c || bits(ctx) != client::current_context()) return CUDA_ERROR_INVALID_CONTEXT;
+  std::atomic_ref<uint32_t> attached(c->attached);
+  for (uint32_t uses = attached.load(); uses > 0;)
+    if (attached.compare_exchange_weak(uses, uses - 1)) return CUDA_SUCCESS;
+  return context::cuCtxDestroy_v2(ctx);  // which refuses a primary one
 }
 
 CUresult cuCtxGetId(CUcontext ctx, unsigned long long* ctxId) {
@@ -355,6 +423,24 @@ CUresult cuCtxSetCacheConfig(CUfunc_cache config) {
   if (static_cast<unsigned>(config) > CU_FUNC_CACHE_PREFER_EQUAL) return CUDA_ERROR_INVALID_VALUE;
   g_cache_config = config;
   return CUDA_SUCCESS;
+}
+
+// cuda.h: of no effect where banks have one size, as on every device since Volta; what is read is that size.
+CUresult cuCtxGetSharedMemConfig(CUsharedconfig* pConfig) {
+  DP_CURRENT(d);
+  *pConfig = CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetSharedMemConfig(CUsharedconfig config) {
+  DP_CURRENT(d);
+  return static_cast<unsigned>(config) > CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE ? CUDA_ERROR_INVALID_VALUE
+                                                                                   : CUDA_SUCCESS;
+}
+
+CUresult cuCtxResetPersistingL2Cache() {
+  DP_CURRENT(d);
+  return result(d->conn().call(wire::Opcode::RESET_PERSISTING_L2, wire::RESET_PERSISTING_L2_req{}));
 }
 
 CUresult cuCtxGetStreamPriorityRange(int* leastPriority, int* greatestPriority) {

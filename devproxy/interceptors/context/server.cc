@@ -19,6 +19,10 @@ void get_limit(Connection& c, const Message& m) {
   c.reply(m, kOk, &rep, sizeof rep);
 }
 
+void reset_persisting_l2(Connection& c, const Message& m) {
+  if (Status s = c.space().reset_persisting_l2(); !s.ok()) c.fail(m, s);
+}
+
 // As much as a reply holds; the rest stays here for the next question.
 void output(Connection& c, const Message& m) {
   c.gather_output();

@@ -401,6 +401,21 @@ cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attr, int sr
   return result(cuDeviceGetP2PAttribute(value, static_cast<CUdevice_P2PAttribute>(attr), srcDevice, dstDevice));
 }
 
+#if CUDART_VERSION >= 13000
+cudaError_t cudaDeviceGetHostAtomicCapabilities(unsigned int* capabilities, const cudaAtomicOperation* operations,
+                                                unsigned int count, int device) {
+  static_assert(sizeof(cudaAtomicOperation) == sizeof(CUatomicOperation));
+  return result(cuDeviceGetHostAtomicCapabilities(capabilities, reinterpret_cast<const CUatomicOperation*>(operations),
+                                                  count, device));
+}
+
+cudaError_t cudaDeviceGetP2PAtomicCapabilities(unsigned int* capabilities, const cudaAtomicOperation* operations,
+                                               unsigned int count, int srcDevice, int dstDevice) {
+  return result(cuDeviceGetP2PAtomicCapabilities(capabilities, reinterpret_cast<const CUatomicOperation*>(operations),
+                                                 count, srcDevice, dstDevice));
+}
+#endif
+
 cudaError_t cudaDeviceEnablePeerAccess(int peerDevice, unsigned int flags) {
   CUcontext peer = nullptr;
   if (const cudaError_t rc = primary_context(peerDevice, &peer); rc != cudaSuccess) return rc;

@@ -29,6 +29,19 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t* pKernel, cudaLibrary_t library, c
   return result(cuLibraryGetKernel(pKernel, library, name));
 }
 
+cudaError_t cudaLibraryGetKernelCount(unsigned int* count, cudaLibrary_t lib) {
+  return result(cuLibraryGetKernelCount(count, lib));
+}
+
+cudaError_t cudaLibraryEnumerateKernels(cudaKernel_t* kernels, unsigned int numKernels, cudaLibrary_t lib) {
+  return result(cuLibraryEnumerateKernels(kernels, numKernels, lib));
+}
+
+cudaError_t cudaLibraryGetUnifiedFunction(void** fptr, cudaLibrary_t library, const char* symbol) {
+  const CUresult rc = cuLibraryGetUnifiedFunction(fptr, library, symbol);
+  return rc == CUDA_ERROR_NOT_FOUND ? cudaErrorSymbolNotFound : result(rc);
+}
+
 cudaError_t cudaLibraryGetGlobal(void** dptr, size_t* bytes, cudaLibrary_t library, const char* name) {
   CUdeviceptr at = 0;
   const CUresult rc = cuLibraryGetGlobal(&at, bytes, library, name);

@@ -425,6 +425,51 @@ cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* p) { return copy_3d(*p, nullpt
 cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* p, cudaStream_t stream) {
   return copy_3d(*p, stream_of(stream), false);
 }
+// -- batches: the driver's structures under the runtime's names
+
+static_assert(sizeof(cudaMemcpyAttributes) == sizeof(CUmemcpyAttributes) &&
+              offsetof(cudaMemcpyAttributes, flags) == offsetof(CUmemcpyAttributes, flags));
+static_assert(sizeof(cudaMemcpy3DBatchOp) == sizeof(CUDA_MEMCPY3D_BATCH_OP) &&
+              offsetof(cudaMemcpy3DBatchOp, extent) == offsetof(CUDA_MEMCPY3D_BATCH_OP, extent) &&
+              offsetof(cudaMemcpy3DBatchOp, flags) == offsetof(CUDA_MEMCPY3D_BATCH_OP, flags));
+
+#if CUDART_VERSION >= 13000
+cudaError_t cudaMemcpyBatchAsync(void* const* dsts, const void* const* srcs, const size_t* sizes, size_t count,
+                                 cudaMemcpyAttributes* attrs, size_t* attrsIdxs, size_t numAttrs, cudaStream_t stream) {
+  return result(cuMemcpyBatchAsync(reinterpret_cast<CUdeviceptr*>(const_cast<void**>(dsts)),
+                                   reinterpret_cast<CUdeviceptr*>(const_cast<void**>(srcs)), const_cast<size_t*>(sizes),
+                                   count, reinterpret_cast<CUmemcpyAttributes*>(attrs), attrsIdxs, numAttrs,
+                                   stream_of(stream)));
+}
+
+cudaError_t cudaMemcpy3DBatchAsync(size_t numOps, cudaMemcpy3DBatchOp* opList, unsigned long long flags,
+                                   cudaStream_t stream) {
+  return result(
+      cuMemcpy3DBatchAsync(numOps, reinterpret_cast<CUDA_MEMCPY3D_BATCH_OP*>(opList), flags, stream_of(stream)));
+}
+#else
+namespace {
+// cuda.h gives their names to those of CUDA 13, which have no failIdx.
+extern "C" CUresult driver_batch(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, CUmemcpyAttributes*, size_t*, size_t,
+                                 size_t*, CUstream) __asm__("cuMemcpyBatchAsync");
+extern "C" CUresult driver_batch_3d(size_t, CUDA_MEMCPY3D_BATCH_OP*, size_t*, unsigned long long,
+                                    CUstream) __asm__("cuMemcpy3DBatchAsync");
+}  // namespace
+
+cudaError_t cudaMemcpyBatchAsync(void** dsts, void** srcs, size_t* sizes, size_t count, cudaMemcpyAttributes* attrs,
+                                 size_t* attrsIdxs, size_t numAttrs, size_t* failIdx, cudaStream_t stream) {
+  return result(driver_batch(reinterpret_cast<CUdeviceptr*>(dsts), reinterpret_cast<CUdeviceptr*>(srcs), sizes, count,
+                             reinterpret_cast<CUmemcpyAttributes*>(attrs), attrsIdxs, numAttrs, failIdx,
+                             stream_of(stream)));
+}
+
+cudaError_t cudaMemcpy3DBatchAsync(size_t numOps, cudaMemcpy3DBatchOp* opList, size_t* failIdx,
+                                   unsigned long long flags, cudaStream_t stream) {
+  return result(
+      driver_batch_3d(numOps, reinterpret_cast<CUDA_MEMCPY3D_BATCH_OP*>(opList), failIdx, flags, stream_of(stream)));
+}
+#endif
+
 cudaError_t cudaMemcpy3DPeer(const cudaMemcpy3DPeerParms* p) { return copy_3d_peer(*p, nullptr, true); }
 cudaError_t cudaMemcpy3DPeerAsync(const cudaMemcpy3DPeerParms* p, cudaStream_t stream) {
   return copy_3d_peer(*p, stream_of(stream), false);

@@ -18,6 +18,26 @@ cudaError_t cudaStreamGetPriority(cudaStream_t hStream, int* priority) {
   return result(cuStreamGetPriority(stream_of(hStream), priority));
 }
 
+// Attributes and their values have the driver's numbers and bytes; what the driver knows is checked there.
+static_assert(sizeof(cudaStreamAttrValue) == sizeof(CUstreamAttrValue));
+static_assert(static_cast<int>(cudaLaunchAttributeMemSyncDomain) == CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN);
+
+cudaError_t cudaStreamCopyAttributes(cudaStream_t dst, cudaStream_t src) {
+  return result(cuStreamCopyAttributes(stream_of(dst), stream_of(src)));
+}
+
+cudaError_t cudaStreamGetAttribute(cudaStream_t hStream, cudaStreamAttrID attr, cudaStreamAttrValue* value_out) {
+  return result(cuStreamGetAttribute(stream_of(hStream), static_cast<CUstreamAttrID>(attr),
+                                     reinterpret_cast<CUstreamAttrValue*>(value_out)));
+}
+
+cudaError_t cudaStreamSetAttribute(cudaStream_t hStream, cudaStreamAttrID attr, const cudaStreamAttrValue* value) {
+  return result(cuStreamSetAttribute(stream_of(hStream), static_cast<CUstreamAttrID>(attr),
+                                     reinterpret_cast<const CUstreamAttrValue*>(value)));
+}
+
+cudaError_t cudaCtxResetPersistingL2Cache() { return result(cuCtxResetPersistingL2Cache()); }
+
 cudaError_t cudaStreamGetFlags(cudaStream_t hStream, unsigned int* flags) {
   return result(cuStreamGetFlags(stream_of(hStream), flags));
 }

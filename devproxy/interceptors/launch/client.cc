@@ -11,6 +11,7 @@
 #include "devproxy/csrc/wire/launch.h"
 #include "devproxy/interceptors/client_common.h"
 #include "devproxy/interceptors/graph/client.h"
+#include "devproxy/interceptors/memory/client.h"
 
 namespace devproxy::sa::launch {
 
@@ -69,18 +70,6 @@ CUresult check_cluster(const FunctionObj& f, DeviceState& d, const CUlaunchConfi
   if (uint64_t{size[0]} * size[1] * size[2] > (any ? kMaxClusterBlocks : kPortableClusterBlocks))
     return CUDA_ERROR_INVALID_CLUSTER_SIZE;
   return CUDA_SUCCESS;
-}
-
-// A cache hint for a range of device memory.
-CUresult check_window(DeviceState& d, const CUaccessPolicyWindow& w) {
-  if (w.num_bytes == 0) return CUDA_SUCCESS;
-  const auto addr = reinterpret_cast<uint64_t>(w.base_ptr);
-  const client::Place place = client::place_of(addr);
-  uint64_t base = 0;
-  client::Allocation a;
-  if (place.device != d.ordinal() || place.pinned || !d.find(addr, &base, &a)) return CUDA_ERROR_INVALID_VALUE;
-  const int32_t most = device_attribute(d, CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE);
-  return most > 0 && w.num_bytes > static_cast<uint64_t>(most) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 // Which attributes travel. One that changes the meaning of a launch is kept or refused, never dropped; one that names
@@ -206,6 +195,24 @@ bool block_of(const FunctionObj& f, void** extra, client::Bulk* out) {
 }
 
 }  // namespace
+
+// A cache hint for a range of device memory. cuda.h: a ratio, and a miss is normal or streaming; a window of no bytes
+// is none, whatever else it says. Where it ends is not looked at: cuda.h lets the driver align and shorten it.
+CUresult check_window(DeviceState& d, const CUaccessPolicyWindow& w) {
+  if (w.num_bytes == 0) return CUDA_SUCCESS;
+  if (!(w.hitRatio >= 0 && w.hitRatio <= 1) || w.hitProp < CU_ACCESS_PROPERTY_NORMAL ||
+      w.hitProp > CU_ACCESS_PROPERTY_PERSISTING ||
+      (w.missProp != CU_ACCESS_PROPERTY_NORMAL && w.missProp != CU_ACCESS_PROPERTY_STREAMING))
+    return CUDA_ERROR_INVALID_VALUE;
+  const auto addr = reinterpret_cast<uint64_t>(w.base_ptr);
+  const client::Place place = client::place_of(addr);
+  uint64_t end;
+  if (place.device != d.ordinal() || place.pinned || !memory::known(addr, 1) ||
+      __builtin_add_overflow(addr, w.num_bytes, &end))
+    return CUDA_ERROR_INVALID_VALUE;
+  const int32_t most = device_attribute(d, CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE);
+  return most > 0 && w.num_bytes > static_cast<uint64_t>(most) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
 
 int32_t parameter_block(const FunctionObj& f, void* const* kernelParams, void** extra, std::vector<uint8_t>* block) {
   if (kernelParams || (!extra && f.params.empty())) {

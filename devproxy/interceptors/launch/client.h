@@ -38,6 +38,8 @@ template <class Request>
 [[nodiscard]] int32_t parameter_block(const module::FunctionObj& f, void* const* kernelParams, void** extra,
                                       std::vector<uint8_t>* block);
 // The attributes that travel with a launch of that shape, and whether it may have them; may ask the server.
+// Is it a window that a launch or a stream may have?
+[[nodiscard]] CUresult check_window(client::DeviceState& d, const CUaccessPolicyWindow& w);
 [[nodiscard]] int32_t attributes(module::FunctionObj* f, uint64_t handle, const Geometry& g,
                                  const CUlaunchAttribute* list, unsigned n, std::vector<LaunchAttribute>* out);
 

@@ -258,6 +258,14 @@ int32_t fill(DeviceState* d, StreamObj* s, uint64_t dst, uint64_t pitch, uint32_
 
 bool known(uint64_t addr, uint64_t bytes) { return valid_side(addr, bytes); }
 
+bool copy_from_host_now(DeviceState* d, StreamObj* s, uint64_t dst, uint64_t src, uint64_t bytes, int32_t* done) {
+  const Place from = place_of(src);
+  const Space space = space_on(d, dst);
+  if (from.device < 0 || !from.pinned || space == kChunk) return false;
+  *done = stage_in(d, s, dst, space, reinterpret_cast<const void*>(src), bytes);
+  return true;
+}
+
 // -- allocation -----------------------------------------------------------------------------------------------------
 
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
@@ -473,6 +481,18 @@ bool side(CUmemorytype type, const void* host, CUdeviceptr device, size_t pitch,
   return true;
 }
 
+bool valid_box(const Side& at, uint64_t z, uint64_t slice, const CUDA_MEMCPY3D& p) {
+  uint64_t rows, skipped, all;
+  if (at.addr == 0 || at.pitch < p.WidthInBytes || __builtin_mul_overflow(p.Height - 1, at.pitch, &rows) ||
+      __builtin_add_overflow(rows, p.WidthInBytes, &rows) || __builtin_add_overflow(z, p.Depth, &all) ||
+      __builtin_mul_overflow(all, slice, &all) || __builtin_add_overflow(at.addr, all, &all))
+    return false;
+  skipped = z * slice;
+  for (size_t i = 0; i < p.Depth; ++i)
+    if (!valid_side(at.addr + skipped + i * slice, rows)) return false;
+  return true;
+}
+
 // Linear regions row by row where a side is pageable or foreign; one command where the server sees both.
 int32_t copy_rows(DeviceState* d, StreamObj* s, Side dst, Side src, uint64_t width, uint64_t height, bool wait) {
   if (width == 0 || height == 0) return d->conn().error();
@@ -586,6 +606,21 @@ CUresult copy_3d(const CUDA_MEMCPY3D* p, CUstream hStream, bool wait) {
 
 }  // namespace
 
+int32_t check_3d(const CUDA_MEMCPY3D& p) {
+  if (p.srcLOD || p.dstLOD) return kInvalidValue;
+  if (texture::has_array(p)) return texture::check_copy(p);
+  Side dst, src;
+  if (!side(p.srcMemoryType, p.srcHost, p.srcDevice, p.srcPitch, p.srcXInBytes, p.srcY, p.WidthInBytes, &src) ||
+      !side(p.dstMemoryType, p.dstHost, p.dstDevice, p.dstPitch, p.dstXInBytes, p.dstY, p.WidthInBytes, &dst))
+    return kInvalidValue;
+  if (p.WidthInBytes == 0 || p.Height == 0 || p.Depth == 0) return kOk;
+  const uint64_t src_slice = src.pitch * (p.srcHeight ? p.srcHeight : p.Height),
+                 dst_slice = dst.pitch * (p.dstHeight ? p.dstHeight : p.Height);
+  return valid_box(src, p.srcZ, src_slice, p) && valid_box(dst, p.dstZ, dst_slice, p)
+             ? kOk
+             : static_cast<int32_t>(kInvalidValue);
+}
+
 CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* pCopy) { return copy_2d(pCopy, nullptr, true); }
 CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* pCopy) { return copy_2d(pCopy, nullptr, true); }
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* pCopy, CUstream hStream) { return copy_2d(pCopy, hStream, false); }
@@ -595,31 +630,43 @@ CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream) { retu
 // -- memset ---------------------------------------------------------------------------------------------------------
 
 namespace {
-CUresult set(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t width, size_t count, size_t rows,
-             CUstream hStream) {
+// cuda.h, API synchronization: a synchronous set of device memory need not wait for itself, but where the memory
+// (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) or the context (CU_CTX_SYNC_MEMOPS) was told to. Synchronous copies always do.
+bool must_wait(uint64_t dst) {
+  client::ContextObj* c = client::contexts().get(client::current_context());
+  if (c && client::context_flags(*c) & CU_CTX_SYNC_MEMOPS) return true;
+  const Place p = place_of(dst);
+  DeviceState* d = p.device >= 0 ? client::device_state_if_attached(p.device) : nullptr;
+  uint64_t base = 0;
+  Allocation a;
+  return d && (p.pinned ? d->find_pinned(dst, &base, &a) : d->find(dst, &base, &a)) && a.sync_memops;
+}
+
+CUresult set(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t width, size_t count, size_t rows, CUstream hStream,
+             bool now = false) {
   DP_STREAM(hStream, s, d);
   if (graph::capturing()) {
     CUresult rc = CUDA_SUCCESS;
     if (graph::capture_memset(s, {dst, pitch, value, width, count, rows}, &rc)) return rc;
   }
-  return result(fill(d, s, dst, pitch, value, width, count, rows, false));
+  return result(fill(d, s, dst, pitch, value, width, count, rows, now && must_wait(dst)));
 }
 }  // namespace
 
-CUresult cuMemsetD8_v2(CUdeviceptr p, unsigned char v, size_t n) { return set(p, 0, v, 1, n, 1, nullptr); }
-CUresult cuMemsetD16_v2(CUdeviceptr p, unsigned short v, size_t n) { return set(p, 0, v, 2, n, 1, nullptr); }
-CUresult cuMemsetD32_v2(CUdeviceptr p, unsigned int v, size_t n) { return set(p, 0, v, 4, n, 1, nullptr); }
+CUresult cuMemsetD8_v2(CUdeviceptr p, unsigned char v, size_t n) { return set(p, 0, v, 1, n, 1, nullptr, true); }
+CUresult cuMemsetD16_v2(CUdeviceptr p, unsigned short v, size_t n) { return set(p, 0, v, 2, n, 1, nullptr, true); }
+CUresult cuMemsetD32_v2(CUdeviceptr p, unsigned int v, size_t n) { return set(p, 0, v, 4, n, 1, nullptr, true); }
 CUresult cuMemsetD8Async(CUdeviceptr p, unsigned char v, size_t n, CUstream s) { return set(p, 0, v, 1, n, 1, s); }
 CUresult cuMemsetD16Async(CUdeviceptr p, unsigned short v, size_t n, CUstream s) { return set(p, 0, v, 2, n, 1, s); }
 CUresult cuMemsetD32Async(CUdeviceptr p, unsigned int v, size_t n, CUstream s) { return set(p, 0, v, 4, n, 1, s); }
 CUresult cuMemsetD2D8_v2(CUdeviceptr p, size_t pitch, unsigned char v, size_t w, size_t h) {
-  return set(p, pitch, v, 1, w, h, nullptr);
+  return set(p, pitch, v, 1, w, h, nullptr, true);
 }
 CUresult cuMemsetD2D16_v2(CUdeviceptr p, size_t pitch, unsigned short v, size_t w, size_t h) {
-  return set(p, pitch, v, 2, w, h, nullptr);
+  return set(p, pitch, v, 2, w, h, nullptr, true);
 }
 CUresult cuMemsetD2D32_v2(CUdeviceptr p, size_t pitch, unsigned int v, size_t w, size_t h) {
-  return set(p, pitch, v, 4, w, h, nullptr);
+  return set(p, pitch, v, 4, w, h, nullptr, true);
 }
 CUresult cuMemsetD2D8Async(CUdeviceptr p, size_t pitch, unsigned char v, size_t w, size_t h, CUstream s) {
   return set(p, pitch, v, 1, w, h, s);
@@ -677,6 +724,7 @@ CUresult attribute(void* data, CUpointer_attribute attr, uint64_t ptr) {
       if (!found) return CUDA_ERROR_INVALID_VALUE;
       *static_cast<unsigned long long*>(data) = a.id;
       return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *static_cast<bool*>(data) = a.sync_memops; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *static_cast<bool*>(data) = false; return CUDA_SUCCESS;
     default: return CUDA_ERROR_NOT_SUPPORTED;
   }
@@ -688,6 +736,7 @@ void zero_attribute(void* data, CUpointer_attribute attr) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *static_cast<unsigned*>(data) = 0; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
     case CU_POINTER_ATTRIBUTE_MAPPED:
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *static_cast<bool*>(data) = false; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       *static_cast<int*>(data) = -2;  // as the driver leaves it for memory it does not know
@@ -710,6 +759,21 @@ CUresult cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute*
     if (rc != CUDA_SUCCESS) zero_attribute(data[i], attributes[i]);
   }
   return CUDA_SUCCESS;
+}
+
+CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr ptr) {
+  if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+  const Place p = place_of(ptr);
+  DeviceState* d = p.device >= 0 ? client::device_state_if_attached(p.device) : nullptr;
+  if (!d) return CUDA_ERROR_INVALID_VALUE;
+  const bool on = *static_cast<const unsigned*>(value) != 0;
+  if (on) DP_SAFE();
+  if (!d->set_sync_memops(ptr, on)) return CUDA_ERROR_INVALID_VALUE;
+  if (!on) return CUDA_SUCCESS;
+  // cuda.h: synchronous operations that are still pending are over when this returns. They are in the default streams.
+  if (const int32_t rc = d->wait_stream(*d->legacy()); rc != kOk) return result(rc);
+  const uint64_t own = client::t_state.default_stream[d->ordinal()];
+  return own ? result(d->wait_stream(*d->stream_at(static_cast<uint16_t>(own)))) : CUDA_SUCCESS;
 }
 
 }  // namespace devproxy::sa::memory

@@ -34,6 +34,7 @@ ModuleMap& modules() {
 
 // A library is an image that becomes a module on each device where it is used; a kernel is a name in it.
 struct Library {
+  uint64_t handle = 0;
   std::vector<uint8_t> image;
   uint64_t modules[client::kMaxDevices] = {};
   std::unordered_map<std::string, uint64_t> kernels;  // by name: asked for again, the same one
@@ -53,10 +54,16 @@ std::unordered_map<uint64_t, Kernel*>& kernels() {
   return *m;
 }
 
-// The functions of each module by name: asked for again, the same one.
+// The functions of each module by name: asked for again, the same one. And the names of all of them, in the device's
+// order, once somebody has asked: so that this order is the same after a restore.
+struct Names {
+  std::unordered_map<std::string, uint64_t> functions;
+  bool listed = false;
+  std::vector<std::string> all;
+};
 std::mutex g_names_mu;  // guards the table, and is held over the question for a new one; taken after g_library_mu
-std::unordered_map<uint64_t, std::unordered_map<std::string, uint64_t>>& names() {
-  static auto* m = new std::unordered_map<uint64_t, std::unordered_map<std::string, uint64_t>>;
+std::unordered_map<uint64_t, Names>& names() {
+  static auto* m = new std::unordered_map<uint64_t, Names>;
   return *m;
 }
 
@@ -65,7 +72,7 @@ void forget(uint64_t module) {
   {
     std::lock_guard lock(g_names_mu);
     if (const auto it = names().find(module); it != names().end()) {
-      for (const auto& [name, function] : it->second) functions().remove(function);
+      for (const auto& [name, function] : it->second.functions) functions().remove(function);
       names().erase(it);
     }
   }
@@ -168,7 +175,7 @@ int32_t load(DeviceState* d, const void* image, size_t bytes, bool of_library, u
 
 int32_t get_function(DeviceState* d, uint64_t module, const char* name, uint64_t* out) {
   std::lock_guard lock(g_names_mu);
-  auto& known = names()[module];
+  auto& known = names()[module].functions;
   if (const auto it = known.find(name); it != known.end()) {
     *out = it->second;
     return kOk;
@@ -214,6 +221,35 @@ int32_t get_function(DeviceState* d, uint64_t module, const char* name, uint64_t
     return rc;
   }
   *out = known[name] = value;
+  return kOk;
+}
+
+// The names of all kernels of a module.
+int32_t list_functions(DeviceState* d, uint64_t module, std::vector<std::string>* out) {
+  std::lock_guard lock(g_names_mu);
+  Names& known = names()[module];
+  if (!known.listed) {
+    std::vector<std::string> all;
+    for (uint32_t wanted = 1; all.size() < wanted;) {
+      wire::FUNCTION_NAMES_rep rep{};
+      char tail[sizeof(ReplySlot::data)];
+      client::Reply reply{&rep, sizeof(rep), tail, sizeof(tail)};
+      const wire::FUNCTION_NAMES_req req{VHandle{module}, static_cast<uint32_t>(all.size()), 0};
+      if (const int32_t rc = d->conn().call(Opcode::FUNCTION_NAMES, req, &reply); rc != kOk) return rc;
+      wanted = rep.all;
+      const char* at = tail;
+      const char* const end = tail + reply.tail_got;
+      for (uint32_t i = 0; i < rep.n && at < end; ++i) {
+        const size_t length = strnlen(at, static_cast<size_t>(end - at));
+        all.emplace_back(at, length);
+        at += length + 1;
+      }
+      if (rep.n == 0 && all.size() < wanted) return kUnknown;
+    }
+    known.all = std::move(all);
+    known.listed = true;
+  }
+  *out = known.all;
   return kOk;
 }
 
@@ -348,6 +384,29 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr* dptr, size_t* bytes, CUmodule hmod, c
   return result(get_global(client::device_state_if_attached(m->device), bits(hmod), name, dptr, bytes));
 }
 
+CUresult cuModuleGetFunctionCount(unsigned int* count, CUmodule mod) {
+  ModuleObj* m = modules().get(bits(mod));
+  if (!m) return CUDA_ERROR_INVALID_HANDLE;
+  std::vector<std::string> all;
+  const int32_t rc = list_functions(client::device_state_if_attached(m->device), bits(mod), &all);
+  if (rc == kOk) *count = static_cast<unsigned>(all.size());
+  return result(rc);
+}
+
+CUresult cuModuleEnumerateFunctions(CUfunction* functions, unsigned int numFunctions, CUmodule mod) {
+  ModuleObj* m = modules().get(bits(mod));
+  if (!m) return CUDA_ERROR_INVALID_HANDLE;
+  DeviceState* d = client::device_state_if_attached(m->device);
+  std::vector<std::string> all;
+  int32_t rc = list_functions(d, bits(mod), &all);
+  for (size_t i = 0; i < std::min<size_t>(numFunctions, all.size()) && rc == kOk; ++i) {
+    uint64_t value = 0;
+    rc = get_function(d, bits(mod), all[i].c_str(), &value);
+    if (rc == kOk) functions[i] = handle<CUfunction>(value);
+  }
+  return result(rc);
+}
+
 CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
   *mode = CU_MODULE_LAZY_LOADING;
   return CUDA_SUCCESS;
@@ -370,6 +429,7 @@ CUresult make_library(CUlibrary* library, const void* image, size_t bytes) {
     return result(rc);
   }
   const uint64_t value = VHandle::make(HandleKind::kModule, g_library_serial.fetch_add(1) << 4 | 0xf, 0xffff).value;
+  l->handle = value;
   libraries()[value] = l;
   *library = handle<CUlibrary>(value);
   return CUDA_SUCCESS;
@@ -382,6 +442,25 @@ Library* library_of(CUlibrary library) {
 Kernel* kernel_of(uint64_t value) {
   const auto it = kernels().find(value);
   return it == kernels().end() ? nullptr : it->second;
+}
+
+// The kernel of that name, which becomes a function of a device when it is used there. g_library_mu held.
+uint64_t kernel_named(Library* l, const std::string& name) {
+  uint64_t& value = l->kernels[name];
+  if (!value) {
+    value = VHandle::make(HandleKind::kFunction, g_library_serial.fetch_add(1) << 4 | 0xf, 0xffff).value;
+    kernels()[value] = new Kernel{l, name, {}};
+  }
+  return value;
+}
+
+// From a device that has loaded it: one always has. g_library_mu held.
+CUresult list_kernels(CUlibrary library, std::vector<std::string>* out) {
+  Library* l = library_of(library);
+  if (!l) return CUDA_ERROR_INVALID_HANDLE;
+  for (int i = 0; i < client::kMaxDevices; ++i)
+    if (l->modules[i]) return result(list_functions(client::device_state_if_attached(i), l->modules[i], out));
+  return CUDA_ERROR_INVALID_HANDLE;  // half unloaded: a server is gone
 }
 }  // namespace
 
@@ -432,12 +511,41 @@ CUresult cuLibraryGetKernel(CUkernel* pKernel, CUlibrary library, const char* na
   uint64_t m = 0, f = 0;
   if (const int32_t rc = library_module(l, d, &m); rc != kOk) return result(rc);
   if (const int32_t rc = get_function(d, m, name, &f); rc != kOk) return result(rc);
-  auto* k = new Kernel{l, name, {}};
-  k->functions[d->ordinal()] = f;
-  const uint64_t value = VHandle::make(HandleKind::kFunction, g_library_serial.fetch_add(1) << 4 | 0xf, 0xffff).value;
-  kernels()[value] = k;
-  l->kernels[name] = value;
+  const uint64_t value = kernel_named(l, name);
+  kernel_of(value)->functions[d->ordinal()] = f;
   *pKernel = handle<CUkernel>(value);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryGetKernelCount(unsigned int* count, CUlibrary lib) {
+  std::lock_guard lock(g_library_mu);
+  std::vector<std::string> all;
+  const CUresult rc = list_kernels(lib, &all);
+  if (rc == CUDA_SUCCESS) *count = static_cast<unsigned>(all.size());
+  return rc;
+}
+
+CUresult cuLibraryEnumerateKernels(CUkernel* kernels, unsigned int numKernels, CUlibrary lib) {
+  std::lock_guard lock(g_library_mu);
+  std::vector<std::string> all;
+  const CUresult rc = list_kernels(lib, &all);
+  for (size_t i = 0; i < std::min<size_t>(numKernels, all.size()); ++i)
+    kernels[i] = handle<CUkernel>(kernel_named(library_of(lib), all[i]));
+  return rc;
+}
+
+// cuda.h: a unified function is one address for host and device. No device is said to have any
+// (CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS): its address would be one of the server's process.
+CUresult cuLibraryGetUnifiedFunction(void**, CUlibrary library, const char*) {
+  std::lock_guard lock(g_library_mu);
+  return library_of(library) ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuKernelGetLibrary(CUlibrary* pLib, CUkernel kernel) {
+  std::lock_guard lock(g_library_mu);
+  const Kernel* k = kernel_of(bits(kernel));
+  if (!k) return CUDA_ERROR_INVALID_HANDLE;
+  *pLib = handle<CUlibrary>(k->library->handle);
   return CUDA_SUCCESS;
 }
 

@@ -213,6 +213,27 @@ void module_global(Connection& c, const Message& m) {
   c.reply(m, kOk, &rep, sizeof rep);
 }
 
+void function_names(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::FUNCTION_NAMES_req>();
+  const hal::ModuleRef* module = c.modules.find(r.module);
+  if (!module) return c.reply(m, kInvalidHandle);
+  auto names = c.space().function_names(*module);
+  if (!names.ok()) return c.fail(m, names.status());
+  uint8_t reply[sizeof ReplySlot::data];
+  wire::FUNCTION_NAMES_rep rep{static_cast<uint32_t>(names->size()), 0};
+  size_t at = sizeof rep;
+  for (size_t i = r.first; i < names->size() && at + (*names)[i].size() + 1 <= sizeof reply; i++, rep.n++) {
+    std::memcpy(reply + at, (*names)[i].c_str(), (*names)[i].size() + 1);
+    at += (*names)[i].size() + 1;
+  }
+  if (rep.n == 0 && r.first < rep.all)
+    return c.fail(m, {kNotSupported, "kernel " + std::to_string(r.first) + " of the module has a name of " +
+                                         std::to_string((*names)[r.first].size()) +
+                                         " bytes, more than an answer holds: ask for kernels by name"});
+  std::memcpy(reply, &rep, sizeof rep);
+  c.reply(m, kOk, reply, at);
+}
+
 void function_set_attr(Connection& c, const Message& m) {
   const auto& r = m.as<wire::FUNCTION_SET_ATTR_req>();
   auto* object = c.functions.find(r.function);

@@ -1,13 +1,16 @@
 // Streams, events, host functions. Completion is a counter in shared memory, so queries and waits send nothing.
 #include <pthread.h>
 #include <signal.h>
+#include <string.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "devproxy/interceptors/sync/client.h"
 
 #include "devproxy/interceptors/client_common.h"
 #include "devproxy/interceptors/graph/client.h"
+#include "devproxy/interceptors/launch/client.h"
 
 namespace devproxy::sa::sync {
 
@@ -31,6 +34,9 @@ int32_t command(DeviceState* d, StreamObj* s, Opcode op, const Req& req, uint64_
 
 VHandle vhandle(const StreamObj* s) { return VHandle{s->handle.load(std::memory_order_relaxed)}; }
 
+// cuda.h, cuStreamCreateWithPriority: a priority outside of cuCtxGetStreamPriorityRange is moved into it.
+int clamped(int priority) { return std::clamp(priority, -5, 0); }
+
 // Waits as CUDA waits on a stream: the legacy stream waits for every blocking stream too.
 int32_t wait(DeviceState* d, StreamObj* s) {
   if (s->index == 0) {
@@ -51,8 +57,7 @@ CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int 
   if (flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING)) return CUDA_ERROR_INVALID_VALUE;
   DP_CURRENT(d);
   int32_t error = kOk;
-  priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;  // cuda.h: clamped to the range
-  StreamObj* s = d->create_stream(flags, priority, client::current_context(), &error);
+  StreamObj* s = d->create_stream(flags, clamped(priority), client::current_context(), &error);
   if (!s) return result(error);
   *phStream = handle<CUstream>(s->handle.load());
   return CUDA_SUCCESS;
@@ -73,6 +78,160 @@ CUresult cuStreamGetPriority(CUstream hStream, int* priority) {
   DP_STREAM(hStream, s, d);
   *priority = s->priority;
   return CUDA_SUCCESS;
+}
+
+// -- attributes of streams ------------------------------------------------------------------------------------------
+// What lasts is the client's, as everything of a stream is. The server keeps it in its replay log, and the device gets
+// it; but for the policy of waiting, since this library waits by itself.
+
+namespace {
+
+// Over the values of all streams, and over the message: the server has them in the order in which they are read back.
+std::mutex attributes_mu;
+
+using AttributeValue = std::array<uint64_t, 4>;
+static_assert(sizeof(CUaccessPolicyWindow) <= sizeof(AttributeValue));  // the largest that streams have
+
+constexpr CUstreamAttrID kStreamAttributes[] = {
+    CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY, CU_STREAM_ATTRIBUTE_PRIORITY,
+    CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP, CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN};
+
+// cuda.h: the number of domains is a device attribute; a device that says none has the one that every kernel runs in.
+int domains(DeviceState* d) {
+  return std::max(1, d->conn().props().attributes[CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT]);
+}
+
+// What a stream has before anybody sets it.
+CUstreamAttrValue first_value(DeviceState* d, CUstreamAttrID attr) {
+  CUstreamAttrValue value{};
+  if (attr == CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY) value.syncPolicy = CU_SYNC_POLICY_AUTO;
+  if (attr == CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP)
+    value.memSyncDomainMap.remote = static_cast<unsigned char>(std::min(1, domains(d) - 1));
+  return value;
+}
+
+// attributes_mu held. False: no attribute of streams.
+bool read_attribute(DeviceState* d, const StreamObj& s, CUstreamAttrID attr, CUstreamAttrValue* out) {
+  if (std::find(std::begin(kStreamAttributes), std::end(kStreamAttributes), attr) == std::end(kStreamAttributes))
+    return false;
+  *out = first_value(d, attr);
+  if (attr == CU_STREAM_ATTRIBUTE_PRIORITY) out->priority = s.priority.load();
+  if (const auto it = s.attributes.find(attr); it != s.attributes.end())
+    memcpy(static_cast<void*>(out), it->second.data(), sizeof(AttributeValue));
+  return true;
+}
+
+// A value as it is kept and sent: only what the attribute has, so that nothing else of the caller's union travels.
+CUresult take_value(DeviceState* d, CUstreamAttrID attr, const CUstreamAttrValue& from, AttributeValue* out) {
+  CUstreamAttrValue value{};
+  switch (attr) {
+    case CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW: {
+      const CUaccessPolicyWindow& w = from.accessPolicyWindow;
+      if (const CUresult rc = launch::check_window(*d, w); rc != CUDA_SUCCESS) return rc;
+      value.accessPolicyWindow.base_ptr = w.base_ptr;
+      value.accessPolicyWindow.num_bytes = w.num_bytes;
+      value.accessPolicyWindow.hitRatio = w.hitRatio;
+      value.accessPolicyWindow.hitProp = w.hitProp;
+      value.accessPolicyWindow.missProp = w.missProp;
+      break;
+    }
+    case CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+      if (from.syncPolicy < CU_SYNC_POLICY_AUTO || from.syncPolicy > CU_SYNC_POLICY_BLOCKING_SYNC)
+        return CUDA_ERROR_INVALID_VALUE;
+      value.syncPolicy = from.syncPolicy;
+      break;
+    case CU_STREAM_ATTRIBUTE_PRIORITY: value.priority = clamped(from.priority); break;
+    case CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+      if (std::max(from.memSyncDomainMap.default_, from.memSyncDomainMap.remote) >= domains(d))
+        return CUDA_ERROR_INVALID_VALUE;
+      value.memSyncDomainMap = from.memSyncDomainMap;
+      break;
+    case CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN:
+      if (from.memSyncDomain != CU_LAUNCH_MEM_SYNC_DOMAIN_DEFAULT &&
+          from.memSyncDomain != CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE)
+        return CUDA_ERROR_INVALID_VALUE;
+      value.memSyncDomain = from.memSyncDomain;
+      break;
+    default: return CUDA_ERROR_INVALID_VALUE;
+  }
+  memcpy(out->data(), &value, sizeof(AttributeValue));
+  return CUDA_SUCCESS;
+}
+
+// attributes_mu held.
+CUresult set_attribute(DeviceState* d, StreamObj* s, CUstreamAttrID attr, const AttributeValue& v) {
+  if (attr != CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY) {
+    const wire::STREAM_SET_ATTRIBUTE_req req{vhandle(s), static_cast<uint32_t>(attr), 0, v[0], v[1], v[2], v[3]};
+    if (const int32_t rc = d->conn().call(Opcode::STREAM_SET_ATTRIBUTE, req); rc != kOk) return result(rc);
+  }
+  if (attr == CU_STREAM_ATTRIBUTE_PRIORITY)
+    s->priority = static_cast<int32_t>(v[0]);
+  else
+    s->attributes[attr] = v;
+  return CUDA_SUCCESS;
+}
+
+// The legacy stream belongs to the context that is current, every other one to its own.
+uint64_t context_of(const StreamObj& s) { return s.index == 0 ? client::current_context() : s.context; }
+
+}  // namespace
+
+CUresult cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue* value_out) {
+  DP_STREAM(hStream, s, d);
+  CUstreamAttrValue value;
+  {
+    std::lock_guard lock(attributes_mu);
+    if (!read_attribute(d, *s, attr, &value)) return CUDA_ERROR_INVALID_VALUE;
+  }
+  // cuda.h: it is stored in the corresponding member. A caller may have no more room than that.
+  switch (attr) {
+    case CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW: value_out->accessPolicyWindow = value.accessPolicyWindow; break;
+    case CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY: value_out->syncPolicy = value.syncPolicy; break;
+    case CU_STREAM_ATTRIBUTE_PRIORITY: value_out->priority = value.priority; break;
+    case CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP: value_out->memSyncDomainMap = value.memSyncDomainMap; break;
+    default: value_out->memSyncDomain = value.memSyncDomain; break;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue* value) {
+  DP_STREAM(hStream, s, d);
+  AttributeValue taken{};
+  if (const CUresult rc = take_value(d, attr, *value, &taken); rc != CUDA_SUCCESS) return rc;
+  std::lock_guard lock(attributes_mu);
+  return set_attribute(d, s, attr, taken);
+}
+
+CUresult cuStreamCopyAttributes(CUstream dst, CUstream src) {
+  DP_STREAM(dst, to, d);
+  DP_STREAM(src, from, from_device);
+  if (d != from_device || context_of(*to) != context_of(*from)) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard lock(attributes_mu);
+  for (const CUstreamAttrID attr : kStreamAttributes) {
+    CUstreamAttrValue has, wanted;
+    read_attribute(d, *to, attr, &has);
+    read_attribute(d, *from, attr, &wanted);
+    AttributeValue value;
+    memcpy(value.data(), &wanted, sizeof value);
+    if (memcmp(&has, value.data(), sizeof value) == 0) continue;  // with what it shows, which may be gone
+    if (const CUresult rc = set_attribute(d, to, attr, value); rc != CUDA_SUCCESS) return rc;
+  }
+  return CUDA_SUCCESS;
+}
+
+void reset_attributes(DeviceState* d) {
+  std::lock_guard lock(attributes_mu);
+  StreamObj* s = d->legacy();
+  for (const CUstreamAttrID attr : kStreamAttributes) {
+    CUstreamAttrValue has;
+    read_attribute(d, *s, attr, &has);
+    const CUstreamAttrValue first = first_value(d, attr);
+    AttributeValue value;
+    memcpy(value.data(), &first, sizeof value);
+    // An error only says that the server is gone.
+    if (memcmp(&has, value.data(), sizeof value) != 0) static_cast<void>(set_attribute(d, s, attr, value));
+  }
+  s->attributes.clear();
 }
 
 CUresult cuStreamGetFlags(CUstream hStream, unsigned int* flags) {

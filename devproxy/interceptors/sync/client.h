@@ -21,6 +21,9 @@ struct HostCall {
 [[nodiscard]] int32_t post_host_calls(client::DeviceState* d, const HostCall* calls, size_t n,
                                       const std::function<int32_t(uint64_t token)>& post);
 
+// The attributes of the legacy stream, which outlives its context, are again those of a new one.
+void reset_attributes(client::DeviceState* d);
+
 // The event was recorded by the command that ends at `end` on `s`.
 void set_record(client::EventObj* e, const client::StreamObj* s, uint64_t end);
 

@@ -2,11 +2,18 @@
 // counters in the segment.
 #include "devproxy/csrc/server/handlers.h"
 
+#include <cstring>
+
 namespace devproxy::server::sync {
 
 namespace {
 
 constexpr uint32_t kDisableTiming = 2;  // cuda.h: CU_EVENT_DISABLE_TIMING
+
+// cuda.h, CUaccessPolicyWindow: address and length come first. As of a launch's, only the beginning is looked at.
+bool shows_memory(Connection& c, const Message& m, const wire::STREAM_SET_ATTRIBUTE_req& r) {
+  return r.attr != kLaunchAccessPolicyWindow || r.value1 == 0 || c.in_device(r.value0, 1, m.end);
+}
 
 }  // namespace
 
@@ -19,6 +26,31 @@ void stream_create(Connection& c, const Message& m) {
 void stream_destroy(Connection& c, const Message& m) {
   const auto& r = m.as<wire::STREAM_DESTROY_req>();
   if (!c.destroy_stream(r.stream) || !c.replay.destroy(r.stream)) c.fail(m, kInvalidHandle);
+}
+
+void stream_set_attribute(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::STREAM_SET_ATTRIBUTE_req>();
+  hal::QueueRef* queue = c.queue_of(r.stream);
+  if (!queue) return c.fail(m, kInvalidHandle);
+  switch (r.attr) {
+    case kLaunchAccessPolicyWindow:
+    case kLaunchPriority:
+    case kLaunchMemSyncDomainMap:
+    case kLaunchMemSyncDomain: break;
+    default: return c.fail(m, kInvalidValue);
+  }
+  LaunchAttribute attribute;
+  attribute.id = r.attr;
+  static_assert(offsetof(wire::STREAM_SET_ATTRIBUTE_req, value3) ==
+                offsetof(wire::STREAM_SET_ATTRIBUTE_req, value0) + 3 * sizeof r.value0);
+  std::memcpy(attribute.value, &r.value0, 4 * sizeof r.value0);
+  // Memory that a window showed may have been freed since: then there is nothing that the hint could be about, and the
+  // job can still read it back.
+  const bool live = shows_memory(c, m, r);
+  if (!live && !c.replaying()) return c.fail(m, kInvalidValue);
+  if (live)
+    if (Status s = c.space().set_queue_attribute(*queue, {m.end, 0, m.slot}, attribute); !s.ok()) return c.fail(m, s);
+  if (!c.replay.set(r.stream, m.info->opcode, r.attr, &r, sizeof r)) c.fail(m, kInvalidHandle);
 }
 
 void stream_wait_event(Connection& c, const Message& m) {

@@ -131,11 +131,13 @@ int32_t refuse_between_gpus(int from, int to) {
   return kNotSupported;
 }
 
-}  // namespace
-
-int32_t copy(DeviceState* d, StreamObj* s, const CUDA_MEMCPY3D& p, bool wait) {
-  if (p.WidthInBytes == 0 || p.Height == 0 || p.Depth == 0) return d->conn().error();
+// Both sides, and the device that has the array. What is wrong is found here, before anything is sent.
+struct Plan {
   Side dst, src;
+  DeviceState* holder = nullptr;
+};
+int32_t plan(const CUDA_MEMCPY3D& p, Plan* out) {
+  Side &dst = out->dst, &src = out->src;
   if (const int32_t rc = resolve(
           {p.dstMemoryType, p.dstHost, p.dstDevice, p.dstArray, p.dstPitch, p.dstHeight, p.dstXInBytes, p.dstY, p.dstZ},
           p, &dst);
@@ -146,15 +148,36 @@ int32_t copy(DeviceState* d, StreamObj* s, const CUDA_MEMCPY3D& p, bool wait) {
           p, &src);
       rc != kOk)
     return rc;
-  DeviceState* const holder = dst.array ? dst.array->device : src.array->device;
-  const int gpu = holder->ordinal();
+  out->holder = dst.array ? dst.array->device : src.array->device;
+  const int gpu = out->holder->ordinal();
   if (dst.array && src.array) {
-    if (src.array->device != holder) return refuse_between_gpus(src.array->device->ordinal(), gpu);
+    if (src.array->device != out->holder) return refuse_between_gpus(src.array->device->ordinal(), gpu);
     const ArrayShape &to = dst.array->shape, &from = src.array->shape;
     // cuda.h, cuMemcpyAtoA: another format is fine, another size of the elements is not.
     if (array_element_bytes(to.format, to.channels) != array_element_bytes(from.format, from.channels))
       return kInvalidValue;
   }
+  for (const Side* side : {&dst, &src})
+    if (const client::Place& m = side->memory; !side->array && m.device >= 0 && !m.pinned && m.device != gpu)
+      return refuse_between_gpus(gpu, m.device);
+  return kOk;
+}
+
+}  // namespace
+
+int32_t check_copy(const CUDA_MEMCPY3D& p) {
+  if (p.WidthInBytes == 0 || p.Height == 0 || p.Depth == 0) return kOk;
+  Plan unused;
+  return plan(p, &unused);
+}
+
+int32_t copy(DeviceState* d, StreamObj* s, const CUDA_MEMCPY3D& p, bool wait) {
+  if (p.WidthInBytes == 0 || p.Height == 0 || p.Depth == 0) return d->conn().error();
+  Plan made;
+  if (const int32_t rc = plan(p, &made); rc != kOk) return rc;
+  Side &dst = made.dst, &src = made.src;
+  DeviceState* const holder = made.holder;
+  const int gpu = holder->ordinal();
   if (holder != d) {
     if (const int32_t rc = d->wait_stream(*s); rc != kOk) return rc;
     d = holder;
@@ -165,7 +188,6 @@ int32_t copy(DeviceState* d, StreamObj* s, const CUDA_MEMCPY3D& p, bool wait) {
   for (const auto& [side, at] : {std::pair{&dst, &args.dst}, std::pair{&src, &args.src}}) {
     if (side->array) continue;
     const client::Place& m = side->memory;
-    if (m.device >= 0 && !m.pinned && m.device != gpu) return refuse_between_gpus(gpu, m.device);
     if (m.device != gpu) return copy_staged(d, s, args, side == &src, wait);  // pageable, or another GPU's window
     at->space = m.pinned ? kPinned : kDevice;
   }

@@ -67,6 +67,10 @@ typedef struct devproxy_soft_module_table {
   int (*load)(uint32_t device, char* error, uint64_t error_bytes);
 } devproxy_soft_module_table;
 
+/* The names that get_function finds, closed by NULL: of a module that lists its kernels. Optional, and no part of the
+ * table, so that a module without it is as good as ever. */
+extern DEVPROXY_SOFT_MODULE_EXPORT const char* const devproxy_soft_function_names[];
+
 /* The table's name in every module. */
 extern DEVPROXY_SOFT_MODULE_EXPORT const devproxy_soft_module_table devproxy_soft_module;
 
