@@ -74,6 +74,17 @@ test-cuda-wheel-record: build $(CUDA_VENV)/.ready  ## the unmodified CUDA wheel 
 test-third-party-record: build $(CUDA_VENV)/.ready  ## numba-cuda's own tests and Triton's launcher over --device record
 	DEVPROXY_WHEEL_PYTHON=$(CURDIR)/$(CUDA_VENV)/bin/python $(PYTEST) -q tests/wheel/test_third_party.py
 
+# transformers, accelerate, peft, lightning, timm, hydra, wandb, ... as they are on PyPI, with the CUDA wheel; outside CI.
+# Hours on two cores; K=lightning runs a part.
+build/trainers/.ready: requirements/trainers.txt
+	$(PYTHON) -m venv build/trainers
+	build/trainers/bin/pip install -q -r requirements/trainers.txt
+	@touch $@
+
+test-trainers: build build/trainers/.ready  ## training stacks from PyPI, unmodified, through the lives of a job (K=lightning)
+	$(VENV)/devproxy build-torch --python build/trainers/bin/python
+	DEVPROXY_TRAINERS_PYTHON=$(CURDIR)/build/trainers/bin/python $(PYTEST) -v --timeout 900 -k "$(K)" tests/trainers
+
 bench: build  ## the table of costs, also as JSON in build/bench.json
 	$(PY) -m tests.bench
 
@@ -103,5 +114,5 @@ lint: setup  ## the linters alone
 clean:  ## removes build/, keeps .venv
 	rm -rf build dist *.egg-info
 
-.PHONY: help setup gen criu criu-if-possible build check test test-cuda-wheel test-cuda-wheel-record test-third-party-record \
+.PHONY: help setup gen criu criu-if-possible build check test test-cuda-wheel test-cuda-wheel-record test-third-party-record test-trainers \
   demo bench gpu-bundle gpu-check gpu-rehearsal soak fmt lint clean

@@ -27,11 +27,11 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from devproxy import fault
+from devproxy import fault, proctree
 from devproxy.errors import DevproxyError, Refused
 
 fault.register("files_snapshot", "the tree is frozen, before the job's files are copied")
@@ -153,6 +153,41 @@ def _state(st: os.stat_result | None) -> State:
     if stat.S_ISDIR(st.st_mode):  # its size and times are those of its children
         return [st.st_dev, st.st_ino, 0, 0, 0, st.st_mode]
     return [st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_mode]
+
+
+def _open_for_writing(pid: int) -> Iterator[tuple[str, bool]]:
+    """Regular files that have a name: (path, whether it is mapped)."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        numbers = os.listdir(folder)
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            maps = file.read()
+    except OSError:
+        return  # it has ended
+    for number in numbers:
+        try:
+            path = os.readlink(f"{folder}/{number}")
+            if not path.startswith("/"):
+                continue
+            with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii") as file:
+                flags = int(file.read().partition("flags:")[2].split()[0], 8)
+            there = os.stat(f"{folder}/{number}")
+        except OSError:
+            continue
+        if flags & os.O_ACCMODE != os.O_RDONLY and _is_named(path, there.st_dev, there.st_ino):
+            yield path, False
+    for line in maps.split(b"\n"):
+        words = line.split(None, 5)
+        if len(words) == 6 and words[1].startswith(b"rw-s") and words[5].startswith(b"/"):
+            major, _, minor = words[3].partition(b":")
+            path = os.fsdecode(words[5].replace(b"\\012", b"\n"))
+            if _is_named(path, os.makedev(int(major, 16), int(minor, 16)), int(words[4])):
+                yield path, True
+
+
+def _is_named(path: str, device: int, inode: int) -> bool:
+    st = _lstat(path)
+    return st is not None and stat.S_ISREG(st.st_mode) and (st.st_dev, st.st_ino) == (device, inode)
 
 
 class Mounts:
@@ -362,6 +397,27 @@ class FilesTracker:
         """A file of the job that did not come through the journal."""
         with self._mu:
             self._add(path, first)
+
+    def mention_open(self, root_pid: int) -> None:
+        """Every file that a process of the tree has open for writing, or mapped shared and writable.
+
+        The library sees libc's calls alone, and fanotify a file when it is closed: one that a Go or a static program keeps
+        open came through neither, and CRIU refuses it at a restore once it has grown. Whole only while the tree stands still.
+        """
+        with self._mu:
+            self._poll()
+            for pid in [root_pid, *proctree.descendants(root_pid)]:
+                for path, mapped in _open_for_writing(pid):
+                    if path not in self._tracks and not self._ignored(path):
+                        self._add(path, "?").mapped = mapped
+
+    def _ignored(self, path: str) -> bool:
+        """As csrc/hostlib/note.c has it."""
+        return (
+            path.startswith(("/proc/", "/sys/", "/memfd:", f"{self.job_dir}/"))
+            or (path.startswith("/dev/") and not path.startswith("/dev/shm/"))
+            or "/__pycache__/" in path
+        )
 
     def somebody_else(self, path: str, when_ns: int, *, sure: bool) -> None:
         """Somebody outside the job's tree closed a tracked file after writing (wall clock, ns)."""

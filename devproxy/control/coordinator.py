@@ -403,6 +403,8 @@ class JobCoordinator:
     def _make_files_dir(self, staging: str) -> str:
         """For copies of the job's files, which may be many times its memory: then on disk."""
         total = 0
+        if self._job.root is not None:
+            self.tracker.mention_open(self._job.root)
         for path in self.tracker.changed():
             try:
                 size = os.lstat(path).st_size
@@ -484,6 +486,7 @@ class JobCoordinator:
                 for channel in op.parked:
                     channel.dump_shared(op.staging)
             with op.at("files", "copying the files that the job wrote", f"the files of {op.name}"):
+                self.tracker.mention_open(root)
                 entries = self.tracker.snapshot(
                     op.files_dir,
                     previous=self._previous_files,

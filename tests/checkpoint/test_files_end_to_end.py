@@ -74,6 +74,29 @@ print(nonce, "digest whole", flush=True)
 """
 
 
+# As a Go program does: past libc's open(), and the file stays open, so that neither the library nor fanotify sees it.
+PAST_LIBC = """
+import ctypes, os, sys
+from tests.subjects import gate
+steps, nonce = int(sys.argv[1]), os.urandom(8).hex()
+syscall, openat, mmap = ctypes.CDLL(None).syscall, 257, 9
+syscall.restype = ctypes.c_long
+log = syscall(openat, -100, b"past.log", os.O_WRONLY | os.O_CREAT, 0o644)
+table = syscall(openat, -100, b"past.bin", os.O_RDWR | os.O_CREAT, 0o644)
+assert log > 0 and table > 0, (log, table)
+os.write(table, bytes(steps + 1))
+mapped = syscall(mmap, None, ctypes.c_long(4096), 3, 1, table, ctypes.c_long(0))
+assert mapped > 0, mapped
+os.close(table)
+for step in range(1, steps + 1):
+    os.write(log, f"step {step}\\n".encode())
+    ctypes.memset(mapped + step, step, 1)
+    print(nonce, "step", step, "", flush=True)
+    gate.before(step + 1, steps, 0.3)
+print(nonce, "digest whole", flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
 def digest() -> list[str]:
     alone = World()
@@ -341,3 +364,17 @@ def test_what_only_the_supervisor_noted_when_it_alone_is_killed(world: World) ->
     world.wait_end()
     check_whole(world, 30)
     assert (world.home / "out" / "log.txt").read_text().count("\n") == 30
+
+
+def test_what_is_written_past_libc_and_stays_open(world: World) -> None:
+    world.run(sys.executable, "-c", PAST_LIBC, "20")
+    world.wait_step(4)
+    _, at = checkpoint(world)
+    world.wait_step(at + 4)
+    world.kill_everything()
+    assert bytes(range(1, at + 4)) in (world.home / "past.bin").read_bytes()
+    restore(world, "j")
+    check_whole(world, 20)
+    log = (world.home / "past.log").read_text()
+    assert log == "".join(f"step {i}\n" for i in range(1, 21))
+    assert (world.home / "past.bin").read_bytes() == bytes(range(21))

@@ -71,6 +71,39 @@ def test_second_device_and_peer_copies(two_devices: None) -> None:
         x + y
 
 
+def test_data_parallel(two_devices: None) -> None:
+    """transformers.Trainer takes it where there are several GPUs. The oracle does the halves one after the other."""
+    torch.manual_seed(3)
+    alone = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+    both = nn.DataParallel(copy.deepcopy(alone).to("cuda:0"))
+    x = torch.rand(10, 6)
+    halves = [alone(half) for half in x.chunk(2)]
+    for inputs in (x, x.to("cuda:0")):
+        y = both(inputs)
+        assert y.device.index == 0
+        assert equal(torch.cat(halves), y)
+    y.square().sum().backward()
+    torch.cat(halves).square().sum().backward()
+    for mine, theirs in zip(alone.parameters(), both.parameters()):
+        assert torch.allclose(mine.grad, theirs.grad.cpu(), rtol=1e-6, atol=1e-6)
+
+
+def test_comm(two_devices: None) -> None:
+    from torch.nn.parallel import comm
+
+    x = torch.arange(12.0).reshape(6, 2)
+    first, second = comm.scatter(x, [0, 1], [4, 2])
+    assert (first.device.index, second.device.index) == (0, 1)
+    assert equal(x[:4], first) and equal(x[4:], second)
+    assert equal(x, comm.gather([first, second], destination=1))
+    assert torch.equal(x, comm.gather([first, second], out=torch.empty(6, 2)))
+    out = [torch.empty(3, 2, device=f"cuda:{i}") for i in (0, 1)]
+    assert equal(x[3:], comm.scatter(x.cuda(), out=out)[1])
+    assert [t.device.index for t in comm.broadcast(x.cuda(), [0, 1])] == [0, 1]
+    assert equal(x[:3], comm.broadcast(x[:3].cuda(), out=out)[1])
+    assert equal(x + x, comm.reduce_add([x.to("cuda:0"), x.to("cuda:1")]))
+
+
 def test_backward_runs_on_each_device(two_devices: None) -> None:
     a = nn.Linear(4, 4).to("cuda:0")
     b = nn.Linear(4, 4).to("cuda:1")
