@@ -107,21 +107,24 @@ def kill(pid: int) -> bool:
     return True
 
 
-def kill_criu(world: Scene, late_s: float) -> tuple[float, bool]:
+def kill_criu(world: Scene, after_s: float) -> tuple[float, bool]:
     """So long after it was seen; where it was faster, the next image's, at once. When, and whether an image was staged."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if found := criu_of(world):
-            time.sleep(late_s)
+            time.sleep(after_s)
             at, in_the_middle = time.time(), (world.folder / "staging").exists()
             if sum(map(kill, found)):
                 return at, in_the_middle
-            late_s = 0.0
+            after_s = 0.0
     raise AssertionError("no CRIU in a minute of periodic images")
 
 
-def run(seed: int) -> dict[str, int]:
-    """Raises AssertionError where the promise is broken. Returns what was done, to add up."""
+def run(seed: int, late_s: float = LATE_S) -> dict[str, int]:
+    """Raises AssertionError where the promise is broken. Returns what was done, to add up.
+
+    late_s: by how much the image may be older than one interval and one checkpoint.
+    """
     dice = random.Random(seed)
     line = GPT if seed % 8 == 0 else CHEAP
     who = VICTIMS[seed % len(VICTIMS)]
@@ -135,7 +138,7 @@ def run(seed: int) -> dict[str, int]:
         world.run(*line, options=("--checkpoint-every", f"{round(INTERVAL_S * 1000)}ms"))
         world.wait(lambda: any(i["whole"] for i in world.images()), 60, "the first image")
         targets = victims(world, who)  # found beforehand: looking takes as long as a stage
-        late_s = dice.random() * 0.02
+        after_s = dice.random() * 0.02
         if who == "criu":
             pass  # below: it lives for a tenth of a second
         elif aimed:
@@ -143,7 +146,7 @@ def run(seed: int) -> dict[str, int]:
             reached = STAGES[stage]
             world.wait(lambda: not (world.folder / "staging").exists(), 20, "no staging")
             world.wait(lambda: reached(world), 30, stage)
-            time.sleep(late_s)
+            time.sleep(after_s)
         else:
             time.sleep(dice.random() * 1.0)
         killed = 0
@@ -152,12 +155,12 @@ def run(seed: int) -> dict[str, int]:
         if who == "everything":
             killed = world.kill_everything()
         elif who == "criu":
-            at, in_the_middle = kill_criu(world, late_s)
+            at, in_the_middle = kill_criu(world, after_s)
             killed = 1
         else:
             killed = sum(map(kill, targets))
         world.hurry()
-        outcome = after(world, at)
+        outcome = after(world, at, late_s)
         check(world, digest)
     except BaseException as error:
         error.add_note(f"seed {seed}: {who} at {stage}")
@@ -175,7 +178,7 @@ def run(seed: int) -> dict[str, int]:
     }
 
 
-def after(world: Scene, killed_at: float) -> str:
+def after(world: Scene, killed_at: float, late_s: float) -> str:
     """What a user does: looks whether the job still runs, and restores it where it does not."""
     job = world.jobs[0]
     alive_until = time.monotonic() + 1.5
@@ -190,7 +193,7 @@ def after(world: Scene, killed_at: float) -> str:
     assert whole, world.images()
     made = json.loads(world.manifest_path(str(whole[-1]["id"])).read_text())["body"]
     age = killed_at - float(made["created"])
-    assert age < INTERVAL_S + float(made["costs"]["total_s"]) + LATE_S, (
+    assert age < INTERVAL_S + float(made["costs"]["total_s"]) + late_s, (
         f"the image is {age:.1f} s old"
     )
     words = ["restore", "j", "--store", str(world.store), "--output", "log", "--wait"]

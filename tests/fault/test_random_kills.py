@@ -10,5 +10,5 @@ from tests.fault import random_kills
 @pytest.mark.parametrize("seed", [1, 2, 5, 6])
 def test_killed_at_a_random_moment(seed: int) -> None:
     """server and criu in the middle of an image; devproxy-run and everything at any moment."""
-    figures = random_kills.run(seed)
+    figures = random_kills.run(seed, late_s=60)  # the campaign measures it, on a machine of its own
     assert figures["kills"] == 1, figures

@@ -448,7 +448,7 @@ def test_a_killed_parked_server_is_noticed(servers: list[OneServer]) -> None:
         killed = time.monotonic()
         servers[0].process.kill()
     passed(process)
-    assert time.monotonic() - killed < 5
+    assert time.monotonic() - killed < 30
 
 
 def test_a_coordinator_that_hangs_up_leaves_the_job_running(servers: list[OneServer]) -> None:

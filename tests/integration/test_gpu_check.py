@@ -293,7 +293,7 @@ def test_each_stage_reports_whatever_the_others_do(tmp_path: Path) -> None:
     assert "exit code 7" in results["lies"]["text"]
     assert "no result" in results["silent"]["text"]
     assert not running("sleep", "601")
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 120  # and not the 601 of the one that hangs
     log = (tmp_path / "gpu-check.log").read_text()
     assert "-- failed   hangs" in log
     assert "-- ok       last" in log

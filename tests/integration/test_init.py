@@ -206,7 +206,7 @@ def test_orphans_are_reaped_and_stragglers_ended(tree: Tree) -> None:
     started = time.monotonic()
     assert tree.end() == 0
     # 1 s to end by themselves, 3 s for the one that ignores SIGTERM
-    assert 3.9 < time.monotonic() - started < 8
+    assert 3.9 < time.monotonic() - started < 60  # and not their 77
     assert re.fullmatch(r"exit 0 stragglers [34]", tree.status())
 
 
