@@ -177,8 +177,10 @@ def _open_for_writing(pid: int) -> Iterator[tuple[str, bool]]:
         if flags & os.O_ACCMODE != os.O_RDONLY and _is_named(path, there.st_dev, there.st_ino):
             yield path, False
     for line in maps.split(b"\n"):
+        if b" rw-s " not in line:  # of the thousand that a job has
+            continue
         words = line.split(None, 5)
-        if len(words) == 6 and words[1].startswith(b"rw-s") and words[5].startswith(b"/"):
+        if len(words) == 6 and words[5].startswith(b"/"):
             major, _, minor = words[3].partition(b":")
             path = os.fsdecode(words[5].replace(b"\\012", b"\n"))
             if _is_named(path, os.makedev(int(major, 16), int(minor, 16)), int(words[4])):
@@ -408,11 +410,11 @@ class FilesTracker:
             self._poll()
             for pid in [root_pid, *proctree.descendants(root_pid)]:
                 for path, mapped in _open_for_writing(pid):
-                    if path not in self._tracks and not self._ignored(path):
+                    if path not in self._tracks and not self.ignored(path):
                         self._add(path, "?").mapped = mapped
 
-    def _ignored(self, path: str) -> bool:
-        """As csrc/hostlib/note.c has it."""
+    def ignored(self, path: str) -> bool:
+        """No file of the job's own. The library has the same rule where it can spare the line (csrc/hostlib/note.c)."""
         return (
             path.startswith(("/proc/", "/sys/", "/memfd:", f"{self.job_dir}/"))
             or (path.startswith("/dev/") and not path.startswith("/dev/shm/"))
@@ -1246,11 +1248,7 @@ class FanotifyWatch:
         known = self._tracker.tracked(path)
         inside = self._inside(pid)
         if inside:
-            if (
-                not known
-                and not path.startswith(("/dev/", "/proc/"))
-                and "/__pycache__/" not in path
-            ):
+            if not known and not self._tracker.ignored(path):
                 self._tracker.changed()  # the journal may have it by now; its record says more
                 self._tracker.mention(path)
         elif known or self._tracker.tracked_by_now(path):

@@ -4,8 +4,8 @@ pages-N.img is the present pages of a process back to back, in the order of its 
 everything behind it, so chunks at fixed places of the file would find nothing again in the next image. A chunk here is
 the present pages inside one aligned window of the address space; put together in order they are the file again.
 
-pagemap-*.img: first pagemap_head {pages_id = 1}, then pagemap_entry {vaddr = 1, compat_nr_pages = 2, in_parent = 3, flags = 4, nr_pages = 5} (CRIU 4.2,
-images/pagemap.proto; older writers have only field 2). PE_PRESENT is flag 4 (criu/include/pagemap.h).
+pagemap-*.img: first pagemap_head {pages_id = 1}, then pagemap_entry {vaddr = 1, compat_nr_pages = 2, in_parent = 3,
+flags = 4, nr_pages = 5} (CRIU 4.2, images/pagemap.proto; older writers have only field 2). PE_PRESENT is flag 4 (criu/include/pagemap.h).
 """
 
 from __future__ import annotations

@@ -139,15 +139,13 @@ def run(seed: int, late_s: float = LATE_S) -> dict[str, int]:
         world.wait(lambda: any(i["whole"] for i in world.images()), 60, "the first image")
         targets = victims(world, who)  # found beforehand: looking takes as long as a stage
         after_s = dice.random() * 0.02
-        if who == "criu":
-            pass  # below: it lives for a tenth of a second
-        elif aimed:
+        if aimed and who != "criu":  # which is caught below: it lives for a tenth of a second
             # Not the image that is already there: the next one on its way.
             reached = STAGES[stage]
             world.wait(lambda: not (world.folder / "staging").exists(), 20, "no staging")
             world.wait(lambda: reached(world), 30, stage)
             time.sleep(after_s)
-        else:
+        elif not aimed:
             time.sleep(dice.random() * 1.0)
         killed = 0
         in_the_middle = (world.folder / "staging").exists()

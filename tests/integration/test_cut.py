@@ -116,6 +116,13 @@ def until_ready(process: subprocess.Popen[str]) -> None:
     assert process.stdout.readline() == "ready\n"
 
 
+def until_clients(control: ControlChannel, count: int) -> None:
+    deadline = time.monotonic() + 10
+    while len(control.can_dump()["clients"]) != count:
+        assert time.monotonic() < deadline, control.can_dump()
+        time.sleep(0.01)
+
+
 def staging(folder: Path, name: str) -> Path:
     path = folder / name
     path.mkdir()
@@ -466,10 +473,7 @@ def test_the_first_client_attaches_after_the_dump(servers: list[OneServer]) -> N
         control.cut()
         assert control.dump(str(into))["device_bytes"] == 0
         process = job(servers[0].folder, "cut", "lost")
-        deadline = time.monotonic() + 10
-        while not control.can_dump()["clients"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until_clients(control, 1)
         control.dump_shared(str(into))
         state = json.loads((into / "gpu0.state.json").read_text())
         assert [c["number"] for c in state["clients"]] == [1]
@@ -485,18 +489,13 @@ def test_clients_attach_and_leave_during_a_cut(servers: list[OneServer]) -> None
     with servers[0].control() as control:
         control.cut()
         process = job(servers[0].folder, "cut", "chain", "1")
-        deadline = time.monotonic() + 10
-        while not control.can_dump()["clients"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until_clients(control, 1)
         time.sleep(0.1)
         assert process.poll() is None
         into = staging(servers[0].folder, "staging")
         control.dump(str(into))
         second = job(servers[0].folder, "cut", "lost")
-        while len(control.can_dump()["clients"]) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until_clients(control, 2)
         with pytest.raises(ServerError, match="attached after the dump") as error:
             control.leave()
         assert error.value.state == "parked"
@@ -505,9 +504,7 @@ def test_clients_attach_and_leave_during_a_cut(servers: list[OneServer]) -> None
         assert [c["number"] for c in state["clients"]] == [1, 2]
         second.kill()
         second.wait()
-        while len(control.can_dump()["clients"]) > 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until_clients(control, 1)
         control.dump_shared(str(into))
         state = json.loads((into / "gpu0.state.json").read_text())
         assert [c["number"] for c in state["clients"]] == [1]
@@ -548,8 +545,7 @@ def test_fault_points_of_the_dump(point: str, folder: Path) -> None:
     try:
         process = job(folder, "cut", "chain", "1")
         with server.control() as control:
-            while not control.can_dump()["clients"]:
-                time.sleep(0.01)
+            until_clients(control, 1)
             time.sleep(0.1)
             with pytest.raises(ServerError, match=f"fault point {point}"):
                 control.cut()
@@ -587,8 +583,7 @@ def test_fault_points_of_the_restore(point: str, mode: str, servers: list[OneSer
     process = job(folder, "cut", "chain", "1")
     into = staging(folder, "staging")
     with servers[0].control() as control:
-        while not control.can_dump()["clients"]:
-            time.sleep(0.01)
+        until_clients(control, 1)
         control.cut()
         control.dump(str(into))
         env = {"DEVPROXY_FAULT": f"{point}:1:{mode}"}
@@ -606,8 +601,7 @@ def test_a_successor_that_is_not_wanted_goes_in_silence(servers: list[OneServer]
     process = job(folder, "cut", "chain", "2")
     into = staging(folder, "staging")
     with servers[0].control() as control:
-        while not control.can_dump()["clients"]:
-            time.sleep(0.01)
+        until_clients(control, 1)
         control.cut()
         control.dump(str(into))
         successor = OneServer(folder, "--restore", str(into), ledger="ledger2")

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "devproxy/csrc/client/variables.h"
 #include "devproxy/interceptors/client_common.h"
@@ -630,11 +631,15 @@ CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream) { retu
 // -- memset ---------------------------------------------------------------------------------------------------------
 
 namespace {
+// Somebody has set SYNC_MEMOPS of some memory: only then is the allocation behind an address looked for, under a lock.
+std::atomic<bool> some_memory_waits{false};
+
 // cuda.h, API synchronization: a synchronous set of device memory need not wait for itself, but where the memory
 // (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) or the context (CU_CTX_SYNC_MEMOPS) was told to. Synchronous copies always do.
 bool must_wait(uint64_t dst) {
   client::ContextObj* c = client::contexts().get(client::current_context());
   if (c && client::context_flags(*c) & CU_CTX_SYNC_MEMOPS) return true;
+  if (!some_memory_waits.load(std::memory_order_relaxed)) return false;
   const Place p = place_of(dst);
   DeviceState* d = p.device >= 0 ? client::device_state_if_attached(p.device) : nullptr;
   uint64_t base = 0;
@@ -768,6 +773,7 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
   if (!d) return CUDA_ERROR_INVALID_VALUE;
   const bool on = *static_cast<const unsigned*>(value) != 0;
   if (on) DP_SAFE();
+  if (on) some_memory_waits.store(true, std::memory_order_relaxed);
   if (!d->set_sync_memops(ptr, on)) return CUDA_ERROR_INVALID_VALUE;
   if (!on) return CUDA_SUCCESS;
   // cuda.h: synchronous operations that are still pending are over when this returns. They are in the default streams.
