@@ -86,11 +86,14 @@ class Owner final : public SpaceOwner {
     changed.notify_all();
   }
   void on_fault(int32_t result, const char* text) noexcept override {
-    std::lock_guard lock(mu);
-    faults++;
-    fault = result;
-    fault_text = text;
-    total_at_fault = total;
+    {
+      std::lock_guard lock(mu);
+      faults++;
+      fault = result;
+      fault_text = text;
+      total_at_fault = total;
+    }
+    if (at_fault) at_fault();
   }
   void on_refused(uint32_t caller, int32_t result, const char* text) noexcept override {
     std::lock_guard lock(mu);
@@ -127,6 +130,7 @@ class Owner final : public SpaceOwner {
   bool stopped = false;
   std::atomic<int> threads{0}, host_functions{0};
   std::function<void(uint64_t)> run;
+  std::function<void()> at_fault;
 };
 
 const char kImage[] =
@@ -135,6 +139,7 @@ const char kImage[] =
     "kernel offset 4:4 16:40\n"
     "kernel spin\n"
     "kernel fault\n"
+    "kernel claim\n"
     "global table 4096\n";
 
 struct Fixture {
@@ -824,6 +829,28 @@ void test_execution_fault() {
   EXPECT(f.space->read(f.base, f.window, 4).code() == kIllegalAddress);
 }
 
+// The owner is told of a fault before the launch counts as done, and may ask at once for what it said.
+void test_output_after_a_fault() {
+  Fixture f;
+  f.load_module();
+  const QueueRef queue = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  const int log = memfd_create("stderr", MFD_CLOEXEC), before = dup(STDERR_FILENO);
+  f.owner.at_fault = [&] {
+    EXPECT(!f.space->idle());
+    dup2(log, STDERR_FILENO);
+    std::string out, err;
+    f.space->take_output(&out, &err);
+    dup2(before, STDERR_FILENO);
+  };
+  FunctionInfo info;
+  f.space->launch(queue, f.ticket(1), *f.space->get_function(f.module, "claim", &info), {});
+  EXPECT(f.sync(1) && f.owner.faults == 1);
+  char text[256] = {};
+  EXPECT(pread(log, text, sizeof text - 1, 0) > 0 && strstr(text, "Assertion `1 == 2` failed."));
+  close(before);
+  close(log);
+}
+
 void test_refused_command() {
   Fixture f;
   f.load_module();
@@ -1001,7 +1028,7 @@ void test_function_names() {
   f.load_module();
   auto names = f.space->function_names(f.module);
   EXPECT_OK(names.status());
-  EXPECT((*names == std::vector<std::string>{"fill", "offset", "spin", "fault"}));  // the image's order
+  EXPECT((*names == std::vector<std::string>{"fill", "offset", "spin", "fault", "claim"}));  // the image's order
   fake.fail("cuFuncGetName", 2, 801);
   EXPECT(f.space->function_names(f.module).status().code() == kNotSupported);
 }
@@ -1137,6 +1164,7 @@ const struct {
     {"submission never blocks", test_submission_never_blocks},
     {"queue index is used again", test_queue_index_is_used_again},
     {"execution fault", test_execution_fault},
+    {"output after a fault", test_output_after_a_fault},
     {"refused command", test_refused_command},
     {"launch attributes", test_launch_attributes},
     {"stream attributes", test_stream_attributes},
