@@ -9,6 +9,7 @@ Says on stderr what it does. Exit code 0 when everything is equal.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -111,7 +112,7 @@ def show(home: Path, env: dict[str, str], mark: bytes) -> int:
             stdin=subprocess.DEVNULL,
             stdout=out,
         )
-    wait(lambda: list(store.glob("images/*/manifest.json")) or job.poll() is not None, "an image")
+    wait(lambda: glob.glob(f"{store}/images/*/manifest.json") or job.poll() is not None, "an image")
     at_image = len(STEP.findall(log_of(log)))
     wait(
         lambda: len(STEP.findall(log_of(log))) >= at_image + 2 or job.poll() is not None,

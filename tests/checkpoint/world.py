@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.living import found
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 SUBJECTS = ROOT / "tests" / "subjects"
 RUN = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft"]
@@ -140,7 +142,7 @@ class World:
         seen: set[str] = set()
 
         def enough() -> bool:
-            seen.update(path.parent.name for path in self.store.glob("images/*/manifest.json"))
+            seen.update(path.parent.name for path in found(self.store, "images/*/manifest.json"))
             return len(seen) >= count
 
         self.wait(enough, timeout_s, f"{count} images")

@@ -18,6 +18,7 @@ import psutil
 from devproxy.checkpoint.backend import open_backend
 from devproxy.checkpoint.store import Store
 from tests.checkpoint.world import SUBJECTS, World
+from tests.living import found
 
 STEPS = 1_000_000  # it ends by being killed, unless a test says otherwise
 STEP_S = "0.02"
@@ -162,7 +163,7 @@ class Scene(World):
 
     def check_nothing_left(self) -> None:
         """Of a running job: no staging, no CRIU, no frozen process, one server per GPU, one tenant per ledger."""
-        leftovers = [*self.folder.glob("staging*"), *(self.home / "state" / "staging").glob("*")]
+        leftovers = [*found(self.folder, "staging*"), *found(self.home / "state", "staging/*")]
         assert not leftovers, leftovers
         assert not self.named("criu")
         for process in self.processes():
@@ -173,11 +174,11 @@ class Scene(World):
         """No process but the daemon, which leaves by itself; no job folder, no ledger."""
         self.wait(lambda: not self.others(), timeout_s, f"the end of {self.others()}")
         self.wait(
-            lambda: not self.folder.exists() and not list(self.root.glob("ledger-*")),
+            lambda: not self.folder.exists() and not found(self.root, "ledger-*"),
             timeout_s,
-            f"an empty {self.root}: {list(self.root.rglob('*'))}",
+            f"an empty {self.root}: {found(self.root, '**')}",
         )
-        leftovers = list((self.home / "state" / "staging").glob("*"))
+        leftovers = found(self.home / "state", "staging/*")
         assert not leftovers, leftovers
 
     def others(self) -> list[psutil.Process]:

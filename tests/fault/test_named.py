@@ -16,6 +16,7 @@ import pytest
 from devproxy.checkpoint import criu
 from tests.checkpoint.world import CTL
 from tests.fault.scene import Scene
+from tests.living import found
 
 
 def refused(scene: Scene, *words: str, code: int | None = None, **env: str) -> str:
@@ -556,7 +557,7 @@ def test_staging_on_disk_is_swept(scene: Scene) -> None:
         with scene.paused_at("frozen") as wait:
             command = in_background(scene, "checkpoint", "j", "--json")
             wait()
-            assert list(staging.glob("*/criu/*"))
+            assert found(staging, "*/criu/*")
             assert scene.job is not None
             scene.kill(scene.job.pid)
             facts = scene.failure(finished(command))

@@ -408,7 +408,7 @@ def test_the_bundle_is_whole_and_its_stages_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "gpu-check.json").read_text())["rehearsal"]
     named = {"b_order": "cuStreamWriteValue64_v2"}
     for name in ["prepare", *stages.split(",")]:
-        assert results[name]["status"] == ("refused" if name in named else "ok"), (name, log)
+        assert results[name]["status"] == ("refused" if name in named else "ok"), f"{name}\n{log}"
         assert named.get(name, "") in results[name]["text"]
     registered = results["c_registered"]["figures"]
     assert registered["copies"] == {"native": "pass", "proxied": "pass"}
