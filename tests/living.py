@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 
-def found(folder: Path, pattern: str) -> list[Path]:
+def matching(folder: Path, pattern: str) -> list[Path]:
     """What matches pattern ("**" crosses folders) below folder at the moment; what goes meanwhile is passed over.
 
     pathlib's own glob, before Python 3.13, raises FileNotFoundError where a folder goes between its listing and the look

@@ -23,7 +23,7 @@ from devproxy.control.spec import read_job_file
 from devproxy.proxy.control_channel import ControlChannel
 from tests.bench.table import Row, interval
 from tests.checkpoint.world import World
-from tests.living import found
+from tests.living import matching
 
 JOB = Path(__file__).with_name("job.py")
 STEPS = Path(__file__).with_name("steps.py")
@@ -107,7 +107,7 @@ def host_bytes(workers: int, target: float | None, raw: Raw) -> Row:
 
 def copy_alone(world: World) -> float:
     """Seconds in which the server writes its device memory, with nothing beside it."""
-    folder = str(found(world.shm, "**/j/job.json")[0].parent)
+    folder = str(matching(world.shm, "**/j/job.json")[0].parent)
     to = world.shm / "copy"
     to.mkdir()
     try:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.checkpoint.world import SUBJECTS, World, without_pauses
-from tests.living import found
+from tests.living import matching
 
 STEPS = 60
 RUN = (
@@ -158,7 +158,7 @@ def test_killed_again_and_again(world: World, undisturbed: dict[str, Any]) -> No
     options = ("--checkpoint-every", "500ms", "--chaos", "5")
     world.run(*RUN, options=options)
     for round_number, step in enumerate((12, 24, 36)):
-        world.wait(lambda: found(world.store, "images/*/manifest.json"), what="an image")
+        world.wait(lambda: matching(world.store, "images/*/manifest.json"), what="an image")
         world.wait_step(step)
         world.kill_everything()
         world.ctl(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.world import SUBJECTS, World, without_pauses
-from tests.living import found
+from tests.living import matching
 
 STEPS = 40
 FILES = (
@@ -357,7 +357,7 @@ def test_what_only_the_supervisor_noted_when_it_alone_is_killed(world: World) ->
     run.kill()
     run.wait(10)
     world.wait(lambda: not world.processes(), what="the end of the job")
-    assert not found(world.shm, "devproxy-*/j")
+    assert not matching(world.shm, "devproxy-*/j")
     last = max(world.steps())
     late = world.home / "out" / "deeper" / f"made-{last}.txt"
     assert late.exists()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.world import RUN, SUBJECTS, World
-from tests.living import found
+from tests.living import matching
 
 COUNT = """
 import time
@@ -305,7 +305,7 @@ def test_suspended(world: World) -> None:
     world.ctl("suspend", "j")
     world.ctl("kill", "j")
     assert job.wait(20) == 143
-    world.wait(lambda: not found(world.shm, "devproxy-*/j"))
+    world.wait(lambda: not matching(world.shm, "devproxy-*/j"))
     restore(world)
     goes_on(world)
 

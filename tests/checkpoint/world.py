@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.living import found
+from tests.living import matching
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SUBJECTS = ROOT / "tests" / "subjects"
@@ -142,7 +142,7 @@ class World:
         seen: set[str] = set()
 
         def enough() -> bool:
-            seen.update(path.parent.name for path in found(self.store, "images/*/manifest.json"))
+            seen.update(path.parent.name for path in matching(self.store, "images/*/manifest.json"))
             return len(seen) >= count
 
         self.wait(enough, timeout_s, f"{count} images")

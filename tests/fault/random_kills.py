@@ -22,7 +22,7 @@ import psutil
 
 from tests.checkpoint.world import SUBJECTS
 from tests.fault.scene import Scene
-from tests.living import found
+from tests.living import matching
 
 INTERVAL_S = 0.7
 # The periodic thread looks twice a second; the rest is for a loaded machine.
@@ -32,14 +32,14 @@ VICTIMS = ("main", "server", "devproxy-run", "janitor", "daemon", "criu", "every
 # How far an image on its way is, by what can be seen from outside: stage -> what is there by then.
 STAGES: dict[str, Callable[[Scene], bool]] = {
     "staged": lambda w: (w.folder / "staging").exists(),
-    "device": lambda w: bool(found(w.folder, "staging/*.dev")),
-    "host": lambda w: bool(found(w.folder, "staging/criu/*.img")),
-    "shared": lambda w: bool(found(w.folder, "staging/*.shared.json")),
-    "upload": lambda w: bool(found(w.store, "uploads/*")),
+    "device": lambda w: bool(matching(w.folder, "staging/*.dev")),
+    "host": lambda w: bool(matching(w.folder, "staging/criu/*.img")),
+    "shared": lambda w: bool(matching(w.folder, "staging/*.shared.json")),
+    "upload": lambda w: bool(matching(w.store, "uploads/*")),
     "commit": lambda w: (
         (w.folder / "staging").exists()
-        and bool(found(w.store, "uploads/*"))
-        and bool(found(w.folder, "staging/*.shared.json"))
+        and bool(matching(w.store, "uploads/*"))
+        and bool(matching(w.folder, "staging/*.shared.json"))
     ),
 }
 
@@ -87,7 +87,7 @@ def victims(world: Scene, who: str) -> list[int]:
 def criu_of(world: Scene) -> list[int]:
     """It is a child of devproxy-run, and lives for a tenth of a second: /proc in whole would take too long."""
     found = []
-    for path in found(Path(f"/proc/{world.jobs[0].pid}/task"), "*/children"):
+    for path in matching(Path(f"/proc/{world.jobs[0].pid}/task"), "*/children"):
         try:
             for pid in path.read_text().split():
                 if Path(f"/proc/{pid}/comm").read_text() == "criu\n":

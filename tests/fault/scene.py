@@ -18,7 +18,7 @@ import psutil
 from devproxy.checkpoint.backend import open_backend
 from devproxy.checkpoint.store import Store
 from tests.checkpoint.world import SUBJECTS, World
-from tests.living import found
+from tests.living import matching
 
 STEPS = 1_000_000  # it ends by being killed, unless a test says otherwise
 STEP_S = "0.02"
@@ -94,8 +94,11 @@ class Scene(World):
         """What the job's processes have open and nobody finds by its name."""
         found = set()
         for process in self.processes():
-            for fd in Path(f"/proc/{process.pid}/fd").iterdir():
-                path, deleted, _ = os.readlink(fd).partition(" (deleted)")
+            for fd in matching(Path(f"/proc/{process.pid}/fd"), "*"):
+                try:
+                    path, deleted, _ = os.readlink(fd).partition(" (deleted)")
+                except (FileNotFoundError, ProcessLookupError):  # closed, or the process has ended
+                    continue
                 if deleted and not path.startswith(("/memfd:", "/dev/")):
                     found.add(path)
         return sorted(found)
@@ -163,22 +166,29 @@ class Scene(World):
 
     def check_nothing_left(self) -> None:
         """Of a running job: no staging, no CRIU, no frozen process, one server per GPU, one tenant per ledger."""
-        leftovers = [*found(self.folder, "staging*"), *found(self.home / "state", "staging/*")]
+        leftovers = [
+            *matching(self.folder, "staging*"),
+            *matching(self.home / "state", "staging/*"),
+        ]
         assert not leftovers, leftovers
         assert not self.named("criu")
         for process in self.processes():
-            assert process.status() not in ("stopped", "tracing-stop"), process
+            try:
+                status = process.status()
+            except psutil.NoSuchProcess:
+                continue
+            assert status not in ("stopped", "tracing-stop"), process
         assert len(self.named("devproxy-server")) == 1, self.named("devproxy-server")
 
     def check_nobody_lives(self, timeout_s: float = 20) -> None:
         """No process but the daemon, which leaves by itself; no job folder, no ledger."""
         self.wait(lambda: not self.others(), timeout_s, f"the end of {self.others()}")
         self.wait(
-            lambda: not self.folder.exists() and not found(self.root, "ledger-*"),
+            lambda: not self.folder.exists() and not matching(self.root, "ledger-*"),
             timeout_s,
-            f"an empty {self.root}: {found(self.root, '**')}",
+            f"an empty {self.root}: {matching(self.root, '**')}",
         )
-        leftovers = found(self.home / "state", "staging/*")
+        leftovers = matching(self.home / "state", "staging/*")
         assert not leftovers, leftovers
 
     def others(self) -> list[psutil.Process]:

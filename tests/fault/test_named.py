@@ -16,7 +16,7 @@ import pytest
 from devproxy.checkpoint import criu
 from tests.checkpoint.world import CTL
 from tests.fault.scene import Scene
-from tests.living import found
+from tests.living import matching
 
 
 def refused(scene: Scene, *words: str, code: int | None = None, **env: str) -> str:
@@ -341,8 +341,15 @@ def pids_of(scene: Scene, victim: str) -> list[int]:
         victim == "criu"
     ):  # it started with the daemon's environment or the supervisor's: look below that
         (server,) = scene.named("devproxy-server")
-        found = [p for p in psutil.Process(server.ppid()).children() if p.name() == "criu"]
+        found = [p for p in psutil.Process(server.ppid()).children() if is_criu(p)]
     return [p.pid for p in found]
+
+
+def is_criu(process: psutil.Process) -> bool:
+    try:
+        return process.name() == "criu"
+    except psutil.NoSuchProcess:
+        return False
 
 
 def lives(pid: int) -> bool:
@@ -557,7 +564,7 @@ def test_staging_on_disk_is_swept(scene: Scene) -> None:
         with scene.paused_at("frozen") as wait:
             command = in_background(scene, "checkpoint", "j", "--json")
             wait()
-            assert found(staging, "*/criu/*")
+            assert matching(staging, "*/criu/*")
             assert scene.job is not None
             scene.kill(scene.job.pid)
             facts = scene.failure(finished(command))

@@ -21,7 +21,7 @@ from devproxy.control.stage_note import NAME
 from tests.checkpoint.world import CTL, SUBJECTS
 from tests.fault.random_kills import check, command, undisturbed
 from tests.fault.scene import Scene
-from tests.living import found
+from tests.living import matching
 
 VERBS = ("checkpoint", "suspend", "resume", "restore", "migrate")
 VICTIMS = ("main", "init", "worker", "server", "supervisor", "janitor", "daemon", "criu", "everything")  # fmt: skip
@@ -73,7 +73,7 @@ def processes(world: Scene, who: str) -> list[int]:
 def note(world: Scene, verb: str) -> str:
     """The stage that the verb has reached."""
     folder = world.home / "state" / "restores"
-    paths = found(folder, "*.stage") if verb == "restore" else [world.folder / NAME]
+    paths = matching(folder, "*.stage") if verb == "restore" else [world.folder / NAME]
     for path in paths:
         try:
             return path.read_text().strip()

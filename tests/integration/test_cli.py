@@ -107,11 +107,15 @@ def holding(
 
 def children(job: subprocess.Popen[str], name: str) -> list[psutil.Process]:
     """Of the job's processes those with that name; devproxy-init, whose arguments are the command's, is none of them."""
-    return [
-        p
-        for p in psutil.Process(job.pid).children(recursive=True)
-        if name in " ".join(p.cmdline()) and "devproxy-init" not in p.cmdline()[0]
-    ]
+    found = []
+    for process in psutil.Process(job.pid).children(recursive=True):
+        try:
+            line = process.cmdline()
+        except psutil.NoSuchProcess:
+            continue
+        if name in " ".join(line) and "devproxy-init" not in line[0]:
+            found.append(process)
+    return found
 
 
 # --- exit codes ---

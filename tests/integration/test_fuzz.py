@@ -17,7 +17,7 @@ import pytest
 
 from tests.integration.test_model import CXX, ROOT
 from tests.integration.test_programs import build_kernels, cuda_include, devproxy_run
-from tests.living import found
+from tests.living import matching
 
 BUILD = ROOT / "build"
 PYTHON = sys.executable
@@ -110,7 +110,7 @@ def fuzz(
             [*devproxy_run(), "--device", "soft", "--gpu-memory", "256MiB", *options, "--", *command],
             capture_output=True, text=True, timeout=seconds, env=env, cwd=ROOT,
         )  # fmt: skip
-        left = [p.name for end in ("seg", "pinned") for p in found(Path(shm), f"**/*.{end}")]
+        left = [p.name for end in ("seg", "pinned") for p in matching(Path(shm), f"**/*.{end}")]
     reports = "".join(p.read_text(errors="replace") for p in tmp_path.glob("sanitizer*"))
     assert not reports, reports[:6000]
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.living import found
+from tests.living import matching
 from tests.trainers.lives import Ended, Life, Script, plain
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
@@ -100,10 +100,10 @@ def test_killed_while_it_saves(script: Script, life: Life) -> None:
     """Images at once, one after the other, from the moment when a new file appears; one of them is within the write."""
     life.start()
     life.until(script.steps - 1)
-    seen = set(found(life.work, "**"))
+    seen = set(matching(life.work, "**"))
 
     def saves() -> bool:
-        new = [p for p in found(life.work, "**") if p not in seen and "tfevents" not in p.name]
+        new = [p for p in matching(life.work, "**") if p not in seen and "tfevents" not in p.name]
         return any(p.is_file() for p in new)
 
     life.wait(saves, 180, "its own checkpoint")

@@ -19,7 +19,7 @@ import pytest
 from devproxy.errors import Refused
 from devproxy.proxy import elf, supervisor
 from devproxy.proxy.server import Server
-from tests.living import found
+from tests.living import matching
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FAKE = Path(__file__).parent / "fake_server.py"
@@ -161,7 +161,7 @@ def test_kill_9_leaves_nothing(env: dict[str, str]) -> None:
 
 def test_interrupted_before_ready(env: dict[str, str]) -> None:
     job = start(env | {"FAKE_SERVER": "silent"}, "--", "sleep", "1000")
-    while not found(Path(env["DEVPROXY_SHM_DIR"]), "devproxy-*/*/gpu0.sock"):
+    while not matching(Path(env["DEVPROXY_SHM_DIR"]), "devproxy-*/*/gpu0.sock"):
         time.sleep(0.02)
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=20)
