@@ -1,7 +1,7 @@
 #!/bin/sh
-# What `make test` runs after the build. First, side by side: the checks of `make check` and the torch tests under
-# devproxy-run, whose output is shown when they have ended; and everything but torch and whole lives of jobs. Then those
-# lives. A failure does not keep the others from running; the exit code is the first one's. Arguments go to pytest.
+# What `make test` runs after the build. First everything but torch and whole lives of jobs. Then those lives, and beside
+# them the checks of `make check` and the torch tests under devproxy-run, whose output is shown when they have ended. A
+# failure does not keep the others from running; the exit code is the first one's. Arguments go to pytest.
 set -u
 cd "$(dirname "$0")/.."
 unset PYTHONDONTWRITEBYTECODE # hundreds of Pythons start
@@ -27,11 +27,13 @@ aside() {
   exit "$status"
 }
 
+step $pytest -n 3 --durations 12 -m "$select" --ignore tests/torch --ignore tests/checkpoint --ignore tests/fault "$@" tests
+
+# Lives are mostly waiting for each other's steps: several at a time, and the others take what they leave of the cores.
 (aside "$@") >build/test-aside.log 2>&1 &
 aside=$!
-step $pytest -n 2 --durations 12 -m "$select" --ignore tests/torch --ignore tests/checkpoint --ignore tests/fault "$@" tests
+renice -n 5 -p $aside >/dev/null
+step $pytest -n 4 --durations 12 -m "$select" "$@" tests/checkpoint tests/fault
 wait $aside || { code=$?; [ "$status" != 0 ] || status=$code; }
 cat build/test-aside.log
-# Whole lives of jobs, mostly waiting for each other's steps: several at a time.
-step $pytest -n 4 --durations 12 -m "$select" "$@" tests/checkpoint tests/fault
 exit "$status"

@@ -22,7 +22,6 @@ TEMPLATE = ROOT / "devproxy" / "hal" / "template" / "template_device.cc"
 TEST = ROOT / "tests" / "hal_cuda" / "hal_cuda_test.cc"
 FAKE = ROOT / "tests" / "hal_cuda" / "fake_libcuda.cc"
 LOG = ROOT / "devproxy" / "csrc" / "base" / "log.cc"
-IMAGE = sorted((ROOT / "devproxy" / "hal" / "image").glob("*.cc"))
 PACKING = ["-Wl,--as-needed", "-llz4", "-lzstd"]  # of fat binaries (hal/image)
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
 
@@ -67,8 +66,10 @@ def compiled(name: str, sources: Sequence[Path], *options: str) -> Path:
     return out
 
 
-def objects() -> list[Path]:
-    return [compiled(source.stem, [source], "-c") for source in [*HAL, *IMAGE, LOG]]
+def archives() -> list[Path]:
+    """hal/cuda and what it needs, as the build made them for the server."""
+    built = ROOT / "build" / "cmake" / "devproxy" / "hal"
+    return [built / "cuda" / "libdp_hal_cuda.a", built / "image" / "libdp_hal_image.a"]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def fake_driver() -> Path:
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    return compiled("hal_cuda_test", [*objects(), TEST])
+    return compiled("hal_cuda_test", [TEST, LOG, *archives()])
 
 
 def why_not(program: Path, driver: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.integration.needs import require_nvcc
+from tests.unit.test_server_native import as_one
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "tests" / "image"
@@ -66,10 +67,10 @@ def program() -> Path:
     out = BUILD / f"image_facts-{hashlib.blake2b(text, digest_size=8).hexdigest()}"
     if not out.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
-        command = ["g++", "-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
+        command = ["g++", "-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror"]
         command += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-        command += [f"-I{ROOT}", "-o", f"{out}.part", *map(str, sources), "-llz4", "-lzstd"]
-        subprocess.run(command, check=True)
+        command += [f"-I{ROOT}", "-o", f"{out}.part", "-x", "c++", "-", "-llz4", "-lzstd"]
+        subprocess.run(command, check=True, input=as_one(map(str, sources)), text=True)
         Path(f"{out}.part").rename(out)
     return out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,11 @@ PROGRAMS = {
 HEADERS = ("csrc/base", "csrc/server", "csrc/wire", "hal", "hal/soft")
 
 
+def as_one(sources: Iterable[str]) -> str:
+    """One translation unit of several; their paths are relative to the checkout."""
+    return "".join(f'#include "{ROOT / source}"\n' for source in sources)
+
+
 def built(program: str) -> Path:
     """The compiled program; compiled again when a source or header has changed."""
     sources, sanitizer = PROGRAMS[program]
@@ -42,9 +48,10 @@ def built(program: str) -> Path:
     out = BUILD / f"{program}-{hashlib.blake2b(text, digest_size=8).hexdigest()}"
     if not out.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
-        command = ["g++", "-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
-        command += [*sanitizer, f"-I{ROOT}", "-o", f"{out}.part", *sources, "-ldl"]
-        subprocess.run(command, check=True, cwd=ROOT)
+        # Debug information of lines alone, and all as one file: a third to a half of the work.
+        command = ["g++", "-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        command += [*sanitizer, f"-I{ROOT}", "-o", f"{out}.part", "-x", "c++", "-", "-ldl"]
+        subprocess.run(command, check=True, cwd=ROOT, input=as_one(sources), text=True)
         Path(f"{out}.part").rename(out)
     return out
 

@@ -165,10 +165,12 @@ def is_current(product: str, stamp: str) -> bool:
         return False
 
 
-def make(product: str, stamp: str, command: list[str]) -> None:
-    """Runs the command; it leaves its result in place of the last word, which is moved to `product` when whole."""
+def make(product: str, stamp: str, command: list[str], text: str = "") -> None:
+    """Runs the command with text as its standard input; what it makes is moved to `product` when whole."""
     partial = f"{product}.{os.getpid()}"
-    done = subprocess.run([*command, "-o", partial], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "-o", partial], input=text, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         if os.path.exists(partial):
             os.unlink(partial)
@@ -181,11 +183,11 @@ def make(product: str, stamp: str, command: list[str]) -> None:
         file.write(stamp)
 
 
-def link_command(name: str, objects: list[str], torch: Torch, folder: str) -> list[str]:
+def link_command(name: str, part: str, torch: Torch, folder: str) -> list[str]:
     command = [
         "g++",
         "-shared",
-        *objects,
+        part,
         f"-L{torch.lib}",
         f"-Wl,-rpath,{torch.lib}",
         "-Wl,--enable-new-dtags",
@@ -218,32 +220,38 @@ def build(torch: Torch, out: str, cuda_include: str) -> list[str]:
     common = sources_hash(torch)
     made: list[str] = []
 
-    def compile_one(source: str) -> str:
-        path = os.path.join(HERE, source)
-        product = os.path.join(objects_dir, os.path.basename(source).replace(".cc", ".o"))
-        with open(path, "rb") as file:
-            stamp = hashlib.sha256(
-                common.encode() + " ".join(flags).encode() + file.read()
-            ).hexdigest()
-        if not is_current(product, stamp):
-            make(
-                product, stamp, [compiler, *flags, *include_flags(torch, cuda_include), "-c", path]
-            )
+    def compile_one(name: str) -> str:
+        """All of a library's sources as one: most of a compilation is torch's own headers."""
+        paths = [os.path.join(HERE, source) for source in SOURCES[name]]
+        product = os.path.join(objects_dir, name.replace(".so", ".o"))
+        digest = hashlib.sha256(common.encode() + " ".join(flags).encode())
+        for path in paths:
+            with open(path, "rb") as file:
+                digest.update(file.read())
+        if not is_current(product, digest.hexdigest()):
+            text = "".join(f'#include "{path}"\n' for path in paths)
+            command = [
+                compiler,
+                *flags,
+                *include_flags(torch, cuda_include),
+                "-c",
+                "-x",
+                "c++",
+                "-",
+            ]
+            make(product, digest.hexdigest(), command, text)
             made.append(os.path.basename(product))
         return product
 
     with open(os.path.join(folder, ".lock"), "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        everything = [s for sources in SOURCES.values() for s in sources]
         with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
-            objects = dict(zip(everything, pool.map(compile_one, everything), strict=True))
-        for name, sources in SOURCES.items():
-            parts = [objects[s] for s in sources]
-            command = link_command(name, parts, torch, folder)
+            objects = dict(zip(SOURCES, pool.map(compile_one, SOURCES), strict=True))
+        for name, part in objects.items():
+            command = link_command(name, part, torch, folder)
             digest = hashlib.sha256(" ".join(command).encode())
-            for part in parts:
-                with open(part + ".stamp", "rb") as file:
-                    digest.update(file.read())
+            with open(part + ".stamp", "rb") as file:
+                digest.update(file.read())
             product = os.path.join(folder, name)
             if not is_current(product, digest.hexdigest()):
                 make(product, digest.hexdigest(), command)

@@ -418,12 +418,12 @@ PinnedAllocator* pinned_allocator() {
 }
 void free_pinned(void* context) { pinned_allocator()->free(context); }
 
-const struct Register {
-  Register() {
+const struct RegisterAllocators {
+  RegisterAllocators() {
     c10::SetAllocator(c10::kCUDA, device_allocator(), 255);
     at::setHostAllocator(at::kCUDA, pinned_allocator(), 255);
   }
-} g_register;
+} g_register_allocators;
 
 }  // namespace
 

@@ -140,14 +140,14 @@ class Hooks final : public at::CUDAHooksInterface {
   std::string showConfig() const override { return "devproxy software GPU over the CUDA driver API"; }
 };
 
-const struct Register {
-  Register() {
+const struct RegisterHooks {
+  RegisterHooks() {
     at::CUDAHooksRegistry()->Register(
         "CUDAHooks",
         [](at::CUDAHooksArgs a) -> std::unique_ptr<at::CUDAHooksInterface> { return std::make_unique<Hooks>(a); },
         c10::REGISTRY_PREFERRED);
   }
-} g_register;
+} g_register_hooks;
 
 }  // namespace
 
