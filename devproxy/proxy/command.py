@@ -220,8 +220,10 @@ class Command:
     ) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
+            # In this order: one that ends between the two would be left to somebody else to wait for.
+            living = proctree.descendants(os.getpid(), without)
             self._reap(other_exit)
-            if not proctree.descendants(os.getpid(), without):
+            if not living:
                 return
             time.sleep(0.02)
 

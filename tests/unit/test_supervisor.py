@@ -143,6 +143,33 @@ def test_stragglers_end_with_the_command(env: dict[str, str]) -> None:
     assert not psutil.pid_exists(int(out))
 
 
+ENDS_WHILE_LOOKED_FOR = """
+import os, time
+from devproxy import proctree
+from devproxy.proxy import command
+
+begun = command.Command("/bin/sleep", ["sleep", "1000"], dict(os.environ), set())
+look = proctree.descendants
+
+def ends(pid, without=frozenset()):
+    if begun.status is None:
+        os.kill(begun.pid, 9)
+        while open(f"/proc/{begun.pid}/stat").read().split()[2] != "Z":
+            time.sleep(0.001)
+    return look(pid, without)
+
+proctree.descendants = ends
+begun.end_stragglers(frozenset(), lambda pid, status: True)
+assert begun.status == 137, begun.status
+"""
+
+
+def test_one_that_ends_while_it_is_looked_for_is_waited_for() -> None:
+    line = [sys.executable, "-c", ENDS_WHILE_LOOKED_FOR]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=30, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_kill_9_leaves_nothing(env: dict[str, str]) -> None:
     job = start(env, "--gpus", "2", "--", "sh", "-c", "sleep 1000 & echo up; wait")
     assert job.stdout is not None
