@@ -112,7 +112,10 @@ def show(home: Path, env: dict[str, str], mark: bytes) -> int:
             stdin=subprocess.DEVNULL,
             stdout=out,
         )
-    wait(lambda: glob.glob(f"{store}/images/*/manifest.json") or job.poll() is not None, "an image")
+    wait(
+        lambda: glob.glob("images/*/manifest.json", root_dir=store) or job.poll() is not None,
+        "an image",
+    )
     at_image = len(STEP.findall(log_of(log)))
     wait(
         lambda: len(STEP.findall(log_of(log))) >= at_image + 2 or job.poll() is not None,

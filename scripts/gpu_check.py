@@ -2233,7 +2233,8 @@ def servers_say(setup: Setup, what: str) -> tuple[int, float] | None:
     """Bytes and seconds of the last line about device memory `dumped` or `loaded` in the logs of the living servers."""
     found = []
     # Not by pathlib: a folder that goes in the middle of the walk, as that of staging does, would be an error.
-    for path in map(Path, glob.glob(f"{setup.shm()}/**/*.log", recursive=True)):
+    for name in glob.glob("**/*.log", root_dir=setup.shm(), recursive=True):
+        path = setup.shm() / name
         with contextlib.suppress(OSError):  # a job that ends takes its folder away
             found += re.findall(
                 rf"\b{what}: bytes=(\d+) us=(\d+)", path.read_text(errors="replace")

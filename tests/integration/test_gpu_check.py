@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,7 @@ import pytest
 from devproxy import layout, machine
 from tests.integration.needs import require_criu, require_nvcc
 from tests.integration.test_programs import build_program
+from tests.living import matching
 from tests.unit.test_hal_cuda import FAKE, compiled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -370,6 +372,31 @@ def test_the_order_of_the_stages() -> None:
         assert set(needs_of(name)) <= set(names[:number]), name
     direct = [n for n in names if n[:2] in ("a_", "b_", "e_")]
     assert names[3 : 3 + len(direct)] == direct
+
+
+def test_a_folder_that_goes_while_the_servers_logs_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a job's staging does, between the listing that names it and the look into it."""
+    staging = tmp_path / "devproxy-0" / "j" / "staging"
+    staging.mkdir(parents=True)
+    (tmp_path / "devproxy-0" / "j" / "gpu0.log").write_text(
+        "I device: dumped: bytes=5 us=7000000\n"
+    )
+    look = os.scandir
+
+    def goes(path: Any = ".") -> Any:
+        if path in (staging, str(staging)):
+            staging.rmdir()
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", goes)
+    setup = types.SimpleNamespace(shm=lambda: tmp_path)
+    assert gpu_check.servers_say(setup, "dumped") == (5, 7.0)
+    assert not staging.exists()
+    staging.mkdir()
+    assert [path.name for path in matching(tmp_path, "**/*.log")] == ["gpu0.log"]
+    assert not staging.exists()
 
 
 def test_the_real_kernels_have_the_suites_entry_points() -> None:

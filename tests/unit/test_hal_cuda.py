@@ -5,6 +5,8 @@ It shows nothing about a real GPU: docs/gpu-results.md says what ran on one.
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import hashlib
 import importlib.util
 import os
@@ -65,10 +67,19 @@ def compiled(name: str, sources: Sequence[Path], *options: str) -> Path:
     return out
 
 
+@functools.cache
 def archives() -> list[Path]:
-    """hal/cuda and what it needs, as the build made them for the server."""
-    built = ROOT / "build" / "cmake" / "devproxy" / "hal"
-    return [built / "cuda" / "libdp_hal_cuda.a", built / "image" / "libdp_hal_image.a"]
+    """hal/cuda and what it needs, as the build makes them for the server; made anew when something of them changed."""
+    built = ROOT / "build" / "cmake"
+    with open(
+        built / ".tests.lock", "w"
+    ) as lock:  # two test processes, and ninja has no lock of its own
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build = ["cmake", "--build", str(built), "--target", "dp_hal_cuda", "dp_hal_image"]
+        done = subprocess.run(build, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout[-4000:]
+    hal = built / "devproxy" / "hal"
+    return [hal / "cuda" / "libdp_hal_cuda.a", hal / "image" / "libdp_hal_image.a"]
 
 
 @pytest.fixture(scope="module")

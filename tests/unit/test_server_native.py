@@ -35,7 +35,7 @@ HEADERS = ("csrc/base", "csrc/server", "csrc/wire", "hal", "hal/soft")
 
 
 def as_one(sources: Iterable[str]) -> str:
-    """One translation unit of several; their paths are relative to the checkout."""
+    """One translation unit of several; a path may be relative to the checkout."""
     return "".join(f'#include "{ROOT / source}"\n' for source in sources)
 
 

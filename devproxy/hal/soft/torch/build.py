@@ -217,6 +217,7 @@ def build(torch: Torch, out: str, cuda_include: str) -> list[str]:
         flags.append(
             "-DDEVPROXY_TORCH_OVERRIDE"
         )  # the CUDA wheel has kernels of its own: see client/kernels.cc
+    includes = include_flags(torch, cuda_include)
     common = sources_hash(torch)
     made: list[str] = []
 
@@ -230,15 +231,7 @@ def build(torch: Torch, out: str, cuda_include: str) -> list[str]:
                 digest.update(file.read())
         if not is_current(product, digest.hexdigest()):
             text = "".join(f'#include "{path}"\n' for path in paths)
-            command = [
-                compiler,
-                *flags,
-                *include_flags(torch, cuda_include),
-                "-c",
-                "-x",
-                "c++",
-                "-",
-            ]
+            command = [compiler, *flags, *includes, "-c", "-x", "c++", "-"]
             make(product, digest.hexdigest(), command, text)
             made.append(os.path.basename(product))
         return product
