@@ -13,7 +13,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-TORCH = "devproxy.hal.soft.torch"
+TORCH = "devproxy.torch"
 
 
 class BuildWithCMake(build_py):

@@ -57,8 +57,8 @@ def server_path(lib: str = "") -> str:
 
 
 def pylib_dir() -> str:
-    """The Python part of the soft device's torch plugin, as installed."""
-    return os.path.join(PACKAGE_DIR, "hal", "soft", "torch", "pylib")
+    """The Python part of the torch plugin, as installed."""
+    return os.path.join(PACKAGE_DIR, "torch", "pylib")
 
 
 def job_pylib_dir(build: str) -> str:

@@ -206,7 +206,7 @@ def build_torch(arguments: argparse.Namespace) -> int:
     import importlib
 
     try:
-        builder = importlib.import_module("devproxy.hal.soft.torch.build")
+        builder = importlib.import_module("devproxy.torch.build")
     except ImportError as error:
         raise DevproxyError(
             f"the builder of the torch plugin cannot be loaded ({error})", "install devproxy again"

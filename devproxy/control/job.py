@@ -306,7 +306,7 @@ def job_environment(spec: JobSpec, lib: str, pylib: str, job_dir: str) -> dict[s
         given = env.get("LD_LIBRARY_PATH", "")
         env["LD_LIBRARY_PATH"] = ":".join(filter(None, (given, compiler)))
     _prepend(env, "LD_LIBRARY_PATH", lib)
-    if spec.device == "soft":
+    if spec.device in ("soft", "cuda"):  # a recording device runs no operators
         _prepend(env, "PYTHONPATH", pylib)
     return env
 

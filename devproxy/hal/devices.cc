@@ -1,6 +1,9 @@
 #include "devproxy/hal/devices.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
+#include <string>
 
 #include "devproxy/hal/record/record_device.h"
 #include "devproxy/hal/soft/soft_device.h"
@@ -10,10 +13,24 @@
 
 namespace devproxy::hal {
 
+namespace {
+
+// Where the executors are: beside this program, or, where that is a special build of it, in the libraries' folder.
+std::string library_folder() {
+  char path[4096];
+  const ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+  const std::string program(path, n > 0 ? static_cast<size_t>(n) : 0);
+  const std::string beside = program.substr(0, program.rfind('/'));
+  const char* const named = std::getenv("DEVPROXY_LIB");
+  return named && access((beside + "/libcuda.so.1").c_str(), F_OK) != 0 ? named : beside;
+}
+
+}  // namespace
+
 StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
   if (config.kind == "soft") {
     if (!config.memory_bytes) return Status(kInvalidValue, "a software GPU needs a memory size above 0");
-    return soft::make_device({config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed});
+    return soft::make_device({config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed, library_folder()});
   }
   if (config.kind == "record") {
     if (!config.memory_bytes) return Status(kInvalidValue, "a recording GPU needs a memory size above 0");
@@ -28,6 +45,8 @@ StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
     cuda.ordinal = config.ordinal;
     cuda.memory_bytes = config.memory_bytes;
     cuda.capture_output = true;
+    cuda.folder = library_folder();
+    if (const char* which = std::getenv("DEVPROXY_CUDA_EXECUTOR")) cuda.host_executor = std::string(which) == "host";
     if (const char* on = std::getenv("DEVPROXY_CUDA_REGISTER_WINDOW")) cuda.register_host_window = on[0] == '1';
     if (const char* path = std::getenv("DEVPROXY_CUDA_DRIVER")) cuda.driver_path = path;
     return cuda::make_device(cuda);

@@ -182,6 +182,13 @@ class SpaceOwner {
   virtual bool range_live(uint64_t addr, uint64_t bytes, uint64_t position, bool on_submitter) noexcept = 0;
   // Runs the host function `token`; returns when it has returned, or when the space is being stopped.
   virtual void host_function(uint64_t token) noexcept = 0;
+  // The device takes memory of the GPU for itself (what an executor needs while it computes); false where the GPU has
+  // not so much left. Given back in the same amounts or others.
+  virtual bool take_memory(uint64_t bytes) noexcept {
+    (void)bytes;
+    return true;
+  }
+  virtual void give_memory(uint64_t bytes) noexcept { (void)bytes; }
 };
 
 // Chooses the device address of a module's global; 0 where there is no memory.
@@ -190,6 +197,7 @@ using PlaceGlobal = std::function<uint64_t(uint64_t bytes)>;
 struct SpaceConfig {
   uint64_t device_base = 0, device_bytes = 0;  // where device memory appears, page aligned
   uint64_t host_base = 0, host_bytes = 0;      // the pinned window, mapped by the caller at this address
+  bool framework = false;  // for a process whose kernels a framework runs in this one (hal/host_module)
 };
 
 class Space {
@@ -350,6 +358,19 @@ class Space {
     (void)addr, (void)bytes;
     return nullptr;
   }
+  // -- level 2: what a module keeps for this process that is neither in memory nor in its image. Precondition: idle().
+  virtual StatusOr<std::vector<uint8_t>> save_module(const ModuleRef& module) {
+    (void)module;
+    return std::vector<uint8_t>{};
+  }
+  virtual Status load_module_state(const ModuleRef& module, const uint8_t* from, size_t bytes) {
+    (void)module, (void)from, (void)bytes;
+    return {kNotSupported, "modules of this device keep nothing that could be restored"};
+  }
+  // Gives back memory of the GPU that the device keeps for itself and can do without, for now. The owner's thread, or
+  // idle().
+  virtual void trim() {}
+
   // -- level 2: events. Precondition: idle(). Times are nanoseconds of event_clock_ns(), whose zero is the space's own.
   virtual uint64_t event_clock_ns() { return 0; }
   // When the latest record completed; 0 where there was none.

@@ -21,7 +21,7 @@ REFUSED = {
         "libcusparse.so.12", "libcusparseLt.so.0", "libcufile.so.0", "libcupti.so.13", "libnvshmem_host.so.3",
     ),
 }  # fmt: skip
-PLUGIN = "libdevproxy_soft_torch.so"  # in <lib>/torch-<major.minor>[-cuda]/
+PLUGIN = "libdevproxy_torch.so"  # in <lib>/torch-<major.minor>[-cuda]/
 # Torch versions that the plugin's sources are known to compile with.
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
 RECORD_NOTE = (
@@ -79,8 +79,8 @@ def check(
     machine.check_shm(config.shm_dir(), gpus * layout.SEGMENT_BYTES)
     timeout_s = config.start_timeout_s()
     abi = supervisor.check_same_abi(server, os.path.join(lib, DRIVER_SHIM))
-    # The plugin belongs to the software GPU.
-    warning = check_torch(program, command, lib) if device == "soft" else ""
+    # A recording device runs no operators.
+    warning = "" if device == "record" else check_torch(program, command, lib)
     note = "\n".join(filter(None, (note, warning)))
     return Plan(device, memory, server, lib, abi, note, timeout_s)
 

@@ -601,18 +601,57 @@ EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attr
   return CUDA_SUCCESS;
 }
 
-EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext* to, unsigned int, CUdevice device) {
-  ENTER_ANYWHERE("cuCtxCreate_v2");
-  if (device != 7) return bad("cuCtxCreate: not a device", CUDA_ERROR_INVALID_DEVICE);
+namespace {
+
+// Under mu.
+Context* make_context(Driver& d) {
   auto* context = new Context;
   d.contexts.insert(context);
   auto legacy = std::make_shared<Stream>();
   legacy->context = context;
   legacy->legacy = true;
   d.legacy[context] = legacy;
-  t_context = context;
-  *to = reinterpret_cast<CUcontext>(context);
+  return context;
+}
+
+Context* g_primary = nullptr;  // under mu
+int g_primary_holders = 0;
+
+}  // namespace
+
+EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext* to, unsigned int, CUdevice device) {
+  ENTER_ANYWHERE("cuCtxCreate_v2");
+  if (device != 7) return bad("cuCtxCreate: not a device", CUDA_ERROR_INVALID_DEVICE);
+  t_context = make_context(d);
+  *to = reinterpret_cast<CUcontext>(t_context);
   return CUDA_SUCCESS;
+}
+
+EXPORT CUresult CUDAAPI cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int) {
+  ENTER_ANYWHERE("cuDevicePrimaryCtxSetFlags_v2");
+  return device == 7 ? CUDA_SUCCESS : bad("cuDevicePrimaryCtxSetFlags: not a device", CUDA_ERROR_INVALID_DEVICE);
+}
+
+// Does not make it current; one context for all who hold it.
+EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* to, CUdevice device) {
+  ENTER_ANYWHERE("cuDevicePrimaryCtxRetain");
+  if (device != 7) return bad("cuDevicePrimaryCtxRetain: not a device", CUDA_ERROR_INVALID_DEVICE);
+  if (g_primary_holders++ == 0) g_primary = make_context(d);
+  *to = reinterpret_cast<CUcontext>(g_primary);
+  return CUDA_SUCCESS;
+}
+
+extern "C" CUresult CUDAAPI cuCtxDestroy_v2(CUcontext handle);
+
+EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  Context* last = nullptr;
+  {
+    ENTER_ANYWHERE("cuDevicePrimaryCtxRelease_v2");
+    if (device != 7 || g_primary_holders == 0)
+      return bad("cuDevicePrimaryCtxRelease: nobody holds it", CUDA_ERROR_INVALID_CONTEXT);
+    if (--g_primary_holders == 0) last = std::exchange(g_primary, nullptr);
+  }
+  return last ? cuCtxDestroy_v2(reinterpret_cast<CUcontext>(last)) : CUDA_SUCCESS;
 }
 
 EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext handle) {

@@ -131,7 +131,7 @@ def compile_c(out: Path, *argv: str | Path) -> None:
 
 def build_kernels(out: Path, *defines: str) -> Path:
     """The suite's kernels as a module of the software GPU."""
-    soft = ROOT / "devproxy" / "hal" / "soft" / "include"
+    soft = ROOT / "devproxy" / "hal" / "host_module" / "include"
     source = SOURCES / "kernels.c"
     if not newer(out, source, soft / "devproxy_soft_module.h"):
         compile_c(out, "-shared", "-fPIC", *defines, "-I", soft, source)

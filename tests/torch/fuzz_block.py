@@ -25,7 +25,7 @@ def tensor(address: int, sizes: list[int], strides: list[int], flags: int = 0) -
 
 
 def block(arguments: list[bytes], outputs: list[bytes]) -> bytes:
-    header = struct.pack("<IBBHIIQQ", MAGIC, 0, 0, len(arguments), len(outputs), 1, 0, 0)
+    header = struct.pack("<IBBHIIQQII", MAGIC, 0, 0, len(arguments), len(outputs), 1, 0, 0, 0, 0)
     return header + b"".join(arguments) + b"".join(outputs)
 
 
@@ -41,9 +41,9 @@ def main() -> None:
     call("cuInit", 0)
     call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
     call("cuCtxSetCurrent", context)
-    with open(path, "rb") as file:
-        image = file.read()
-    call("cuModuleLoadData", ctypes.byref(module), image)
+    name = "/".join(path.split("/")[-2:])
+    description = f"devproxy executor 1\nbuild -\nhost {name}\n"
+    call("cuModuleLoadData", ctypes.byref(module), description.encode())
 
     def function(name: str) -> ctypes.c_void_p:
         f = ctypes.c_void_p()

@@ -17,7 +17,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix_seed(seed: int, offset: int) -> int:
-    """splitmix64 of the pair, as devproxy/hal/soft/torch/block.h has it."""
+    """splitmix64 of the pair, as devproxy/torch/block.h has it."""
     z = (seed + 0x9E3779B97F4A7C15 * (offset + 1)) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -12,12 +12,14 @@
 
 #include <chrono>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 
 #include "devproxy/csrc/wire/segment.h"
-#include "devproxy/hal/soft/include/devproxy_soft_module.h"
+#include "devproxy/hal/host_module/include/devproxy_executor.h"
+#include "devproxy/hal/host_module/include/devproxy_soft_module.h"
 
 namespace {
 
@@ -34,9 +36,11 @@ struct Event {
 };
 struct Module {
   const devproxy_soft_module_table* table;
+  void* state = nullptr;  // of an executor
 };
 struct Function {
   devproxy_soft_function f;
+  void* state;
 };
 
 std::recursive_mutex mu;
@@ -354,9 +358,36 @@ CUresult cuEventElapsedTime(float* ms, CUevent a, CUevent b) {
   return CUDA_SUCCESS;
 }
 
+int take_memory(void*, uint64_t) { return 1; }
+void give_memory(void*, uint64_t) {}
+
+// A description of an executor: the one for the host, below the libraries' folder.
+CUresult load_executor(CUmodule* out, const std::string& text) {
+  const size_t at = text.find("\nhost ") + 6;
+  const std::string path = std::string(getenv("DEVPROXY_LIB")) + "/" + text.substr(at, text.find('\n', at) - at);
+  void* lib = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (lib == nullptr) {
+    fprintf(stderr, "stand-in libcuda: %s\n", dlerror());
+    return CUDA_ERROR_INVALID_IMAGE;
+  }
+  auto* table = static_cast<const devproxy_soft_module_table*>(dlsym(lib, "devproxy_soft_module"));
+  auto* executor = static_cast<const devproxy_executor_table*>(dlsym(lib, "devproxy_executor"));
+  char error[256] = {};
+  auto module = std::make_unique<Module>(Module{table});
+  const devproxy_executor_host host{0, devproxy::kRangeBase, devproxy::kRangeBytes, 0,
+                                    0, &take_memory,         &give_memory,          nullptr};
+  if (table->load(0, error, sizeof error) != 0 || executor->attach(&host, &module->state, error, sizeof error) != 0) {
+    fprintf(stderr, "stand-in libcuda: %s\n", error);
+    return CUDA_ERROR_INVALID_IMAGE;
+  }
+  *out = reinterpret_cast<CUmodule>(module.release());
+  return CUDA_SUCCESS;
+}
+
 // The image becomes a file without a name, as in the server.
 CUresult cuModuleLoadData(CUmodule* out, const void* image) {
   NEEDS_CONTEXT;
+  if (memcmp(image, "devproxy executor ", 18) == 0) return load_executor(out, static_cast<const char*>(image));
   const auto* header = static_cast<const Elf64_Ehdr*>(image);
   if (memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return CUDA_ERROR_INVALID_IMAGE;
   const size_t bytes = header->e_shoff + static_cast<size_t>(header->e_shnum) * header->e_shentsize;
@@ -378,7 +409,7 @@ CUresult cuModuleLoadData(CUmodule* out, const void* image) {
 }
 CUresult cuModuleGetFunction(CUfunction* out, CUmodule m, const char* name) {
   NEEDS_CONTEXT;
-  Function f{};
+  Function f{{}, reinterpret_cast<Module*>(m)->state};
   const int r = reinterpret_cast<Module*>(m)->table->get_function(name, &f.f);
   if (r != 0) return static_cast<CUresult>(r);
   *out = reinterpret_cast<CUfunction>(new Function(f));
@@ -407,6 +438,7 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
   launch.function_cookie = reinterpret_cast<Function*>(f)->f.cookie;
   launch.error = error;
   launch.error_bytes = sizeof error;
+  launch.state = reinterpret_cast<Function*>(f)->state;
   const int r = reinterpret_cast<Function*>(f)->f.kernel(&launch);
   if (r != 0) {
     fprintf(stderr, "stand-in libcuda: kernel failed with %d: %s\n", r, error);

@@ -93,7 +93,7 @@ def test_captured_ops_equal_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_op_computes_on_the_device_only() -> None:
     """At least one launch for each op of a small program, no copy to the host, no CPU compute kernel in the client."""
-    import _devproxy_soft_torch as plugin
+    import _devproxy_torch as plugin
     from torch.profiler import ProfilerActivity, profile
 
     x = torch.randn(64, 64, device="cuda", requires_grad=True)

@@ -18,7 +18,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 LIB = os.environ.get("DEVPROXY_LIB") or os.path.join(ROOT, "build", "lib")
 KIND = "-cuda" if os.path.exists(os.path.join(torch.__path__[0], "lib", "libtorch_cuda.so")) else ""
 PLUGIN = os.path.join(LIB, "torch-" + ".".join(torch.__version__.split(".")[:2]) + KIND)
-CORE = "libdevproxy_soft_torch.so"
+CORE = "libdevproxy_torch.so"
 ALLOWED_LIBRARIES = {
     "libtorch_cpu.so", "libtorch.so", "libtorch_python.so", "libc10.so", "libstdc++.so.6", "libm.so.6", "libgcc_s.so.1",
     "libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2", CORE,
@@ -35,9 +35,7 @@ def output(*command: str) -> str:
 
 
 @needs_build
-@pytest.mark.parametrize(
-    "name", [CORE, "_devproxy_soft_torch.so", "libdevproxy_soft_torch_exec.so"]
-)
+@pytest.mark.parametrize("name", [CORE, "_devproxy_torch.so", "libdevproxy_torch_cpu.so"])
 def test_plugin_links_only_torch_and_libc(name: str) -> None:
     dynamic = output("readelf", "-d", os.path.join(PLUGIN, name))
     needed = {
@@ -81,7 +79,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.fail("no g++ on this machine", pytrace=False)
-    from devproxy.hal.soft.torch import build
+    from devproxy.torch import build
 
     try:
         include = build.find_cuda_include("", build.ask_torch(sys.executable))
@@ -104,7 +102,7 @@ def run_over(library: Path, *command: str, **more: str) -> subprocess.CompletedP
         LD_PRELOAD=str(library),
         DEVPROXY_DEVICE="soft",
         DEVPROXY_LIB=LIB,
-        PYTHONPATH=os.path.join(ROOT, "devproxy", "hal", "soft", "torch", "pylib"),
+        PYTHONPATH=os.path.join(ROOT, "devproxy", "torch", "pylib"),
         **more,
     )
     return subprocess.run(command, env=env, capture_output=True, text=True)
@@ -131,7 +129,7 @@ def test_training_over_a_recording_libcuda(stand_in: Path, tmp_path: Path) -> No
 
 @needs_build
 def test_executor_survives_damaged_blocks(stand_in: Path) -> None:
-    executor = os.path.join(PLUGIN, "libdevproxy_soft_torch_exec.so")
+    executor = os.path.join(PLUGIN, "libdevproxy_torch_cpu.so")
     script = os.path.join(HERE, "fuzz_block.py")
     count = os.environ.get("DEVPROXY_FUZZ_BLOCKS", "5000")
     done = run_over(
@@ -150,7 +148,7 @@ def test_missing_plugin_says_what_to_do(stand_in: Path, tmp_path: Path) -> None:
         "DEVPROXY_DEVICE": "soft",
         "DEVPROXY_LIB": env_lib,
     }
-    env["PYTHONPATH"] = os.path.join(ROOT, "devproxy", "hal", "soft", "torch", "pylib")
+    env["PYTHONPATH"] = os.path.join(ROOT, "devproxy", "torch", "pylib")
     done = subprocess.run(
         [sys.executable, "-c", "import torch"], env=env, capture_output=True, text=True
     )
@@ -160,7 +158,7 @@ def test_missing_plugin_says_what_to_do(stand_in: Path, tmp_path: Path) -> None:
 
 def test_sitecustomize_runs_the_one_it_shadows(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['SHADOWED'] = 'ran'\n")
-    pylib = os.path.join(ROOT, "devproxy", "hal", "soft", "torch", "pylib")
+    pylib = os.path.join(ROOT, "devproxy", "torch", "pylib")
     env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "DEVPROXY_DEVICE")}
     env["PYTHONPATH"] = os.pathsep.join([pylib, str(tmp_path)])
     done = subprocess.run(

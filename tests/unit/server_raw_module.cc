@@ -5,7 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "devproxy/hal/soft/include/devproxy_soft_module.h"
+#include "devproxy/hal/host_module/include/devproxy_soft_module.h"
 
 namespace {
 

@@ -20,7 +20,9 @@ FORBIDDEN = [
     (r"csrc/server/", r"csrc/client/"),
     (r"interceptors/\w+/client", r"csrc/server/|hal/"),
     (r"interceptors/\w+/server", r"csrc/client/"),
-    (r"hal/(hal\.h|soft/(?!torch/)|cuda/)", DEVICE_SIDE),
+    (r"hal/", DEVICE_SIDE + r"|torch/"),
+    (r"torch/client/", DEVICE_SIDE + r"|torch/executor/|hal/"),
+    (r"torch/executor/", DEVICE_SIDE + r"|torch/client/|hal/(?!host_module/include/)"),
 ]
 
 

@@ -27,11 +27,16 @@ PROGRAMS = {
         ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
     ),
     "server_soft_space": (
-        [f"{SOFT}/{name}.cc" for name in ("soft_device", "soft_module", "soft_space")],
+        [
+            f"{SOFT}/soft_device.cc",
+            f"{SOFT}/soft_space.cc",
+            "devproxy/hal/host_module/descriptor.cc",
+            "devproxy/hal/host_module/host_module.cc",
+        ],
         ["-fsanitize=thread", "-DDEVPROXY_TSAN", "-Wno-tsan"],
     ),
 }
-HEADERS = ("csrc/base", "csrc/server", "csrc/wire", "hal", "hal/soft")
+HEADERS = ("csrc/base", "csrc/server", "csrc/wire", "hal", "hal/soft", "hal/host_module")
 
 
 def as_one(sources: Iterable[str]) -> str:

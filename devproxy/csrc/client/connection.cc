@@ -13,6 +13,9 @@
 #include "devproxy/csrc/client/log.h"
 
 namespace devproxy::client {
+
+std::atomic<bool> g_framework{false};
+
 namespace {
 
 // On two cores a spinning client steals from the server, so it soon sleeps. But a waker pays about 50 us for the futex
@@ -47,7 +50,9 @@ enum class Asked { kAnswered, kHungUp, kSilent };
 
 // Says hello and reads the answer.
 Asked ask(int fd, AttachReply* reply) {
-  AttachRequest req{kAttachMagic, AttachKind::kClient, {}, static_cast<uint32_t>(getpid()), 0xffffffffu};
+  const bool framework = g_framework.load(std::memory_order_relaxed);
+  AttachRequest req{kAttachMagic, AttachKind::kClient,       {}, static_cast<uint32_t>(getpid()),
+                    0xffffffffu,  framework ? kFramework : 0};
   memcpy(req.abi_id, wire::kAbiId, sizeof(req.abi_id));
   if (send(fd, &req, sizeof(req), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(req))) return Asked::kHungUp;
   auto* p = reinterpret_cast<uint8_t*>(reply);

@@ -19,6 +19,10 @@
 
 namespace devproxy::client {
 
+// This process's kernels are a framework's, which runs them in the server (wire/attach.h, kFramework). Set by the
+// framework's plugin (devproxy_use_framework) before the first attach.
+extern std::atomic<bool> g_framework;
+
 // Bulk data that follows a request.
 struct Bulk {
   const void* data = nullptr;

@@ -23,6 +23,7 @@ const std::array<uint8_t, 32> devproxy_abi_id = std::to_array(devproxy::wire::kA
 // Called by the job's import hook after each optimizer step: counts it for checkpoints by steps. 1 when it was counted,
 // 0 where this process has no device. Attaches nothing; any time, any thread.
 __attribute__((visibility("default"))) int devproxy_step(void);
+__attribute__((visibility("default"))) void devproxy_use_framework(void);
 }
 
 namespace devproxy::client {
@@ -237,3 +238,4 @@ static bool count_step() {
 }  // namespace devproxy::client
 
 int devproxy_step(void) { return devproxy::client::count_step() ? 1 : 0; }
+void devproxy_use_framework(void) { devproxy::client::g_framework.store(true, std::memory_order_relaxed); }

@@ -145,7 +145,8 @@ Status Connection::open_files() {
 }
 
 Status Connection::open_memory() {
-  auto space = parts_.device->open_space({device_begin(), kDeviceBytes, pinned_begin(), kPinnedBytes}, *this);
+  auto space =
+      parts_.device->open_space({device_begin(), kDeviceBytes, pinned_begin(), kPinnedBytes, peer_.framework}, *this);
   if (!space.ok()) return std::move(space).status();
   space_ = std::move(*space);
   streams_[0] = {kLegacyStream, space_->create_queue(hal::QueueKind::kLegacy, 0, 0)};

@@ -70,6 +70,7 @@ class Connection final : public hal::SpaceOwner {
     uint64_t number = 0;  // of the connection, from 1
     uint32_t pid = 0;
     uint32_t wanted_slot = SlotTable::kAny;
+    bool framework = false;  // AttachRequest's kFramework
   };
   // Makes files, mappings and the space; the answer for the client is in `reply` either way.
   static std::unique_ptr<Connection> make(ServerParts& parts, const Peer& peer, AttachReply* reply);
@@ -244,6 +245,8 @@ class Connection final : public hal::SpaceOwner {
   void on_refused(uint32_t caller, int32_t result, const char* text) noexcept override;
   bool range_live(uint64_t addr, uint64_t bytes, uint64_t position, bool on_submitter) noexcept override;
   void host_function(uint64_t token) noexcept override;
+  bool take_memory(uint64_t bytes) noexcept override { return parts_.ledger->take(bytes, bytes).has_value(); }
+  void give_memory(uint64_t bytes) noexcept override { parts_.ledger->give(bytes); }
 
  private:
   Connection(ServerParts& parts, const Peer& peer);

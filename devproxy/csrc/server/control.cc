@@ -237,6 +237,7 @@ Status Server::dump_client(const Client& c, const std::string& dir, uint64_t* by
       dir + "/gpu" + std::to_string(config_.gpu) + "-" + std::to_string(c.connection->number()) + ".dev";
   // Asked before the cut too; a fault may have come since.
   if (std::string why = c.connection->undumpable(); !why.empty()) return {kNotSupported, std::move(why)};
+  c.connection->space().trim();  // what it computes with is none of the job's
   if (Status s = server::dump_device(*c.connection, path, bytes); !s.ok()) return s;
   dumped_.insert(c.connection->number());
   return {};

@@ -343,6 +343,9 @@ StatusOr<std::string> Connection::state_json() {
       for (const auto& global : space_->globals(*module))
         globals += (globals.empty() ? "" : ",") + std::to_string(global.addr);
       log += ",\"globals\":[" + globals + "]";
+      auto state = space_->save_module(*module);
+      if (!state.ok()) return std::move(state).status().with("saving a module of client " + std::to_string(number()));
+      if (!state->empty()) log += ",\"state\":\"" + base64(state->data(), state->size()) + '"';
     }
     if (const TextureObject* texture = e.creates ? textures.find(e.handle) : nullptr)
       log += ',' + json_number("value", texture->texture->value);
@@ -351,14 +354,15 @@ StatusOr<std::string> Connection::state_json() {
   for (const uint64_t token : host_functions_) tokens += (tokens.empty() ? "" : ",") + std::to_string(token);
   const Counters& n = counters_;
   return "{" + json_number("number", number()) + ',' + json_number("pid", peer_.pid) + ',' +
-         json_number("slot", slot_) + ",\"told\":" + told_json() + ',' + json_number("position", position_) + ',' +
-         json_number("credit_bytes", credit_bytes) + ',' + json_number("client_bytes", client_bytes) + ',' +
-         json_number("globals_bytes", globals_bytes) + ',' + json_number("arrays_bytes", arrays_bytes) +
-         ",\"device\":[" + device + "],\"arrays\":[" + array_text + "],\"pinned\":[" + pinned + "],\"windows\":[" +
-         windows + "],\"events\":[" + events_text + "]," + json_number("event_clock_ns", space_->event_clock_ns()) +
-         ",\"limits\":[" + limits_text + "],\"output\":" + json_bytes(output_text) +
-         ",\"errors\":" + json_bytes(error_text) + ",\"log\":[" + log + "],\"host_functions\":[" + tokens +
-         "],\"fault\":{" + json_number("code", static_cast<uint64_t>(lifeline_->fault_code())) +
+         json_number("slot", slot_) + (peer_.framework ? ",\"framework\":true" : "") + ",\"told\":" + told_json() +
+         ',' + json_number("position", position_) + ',' + json_number("credit_bytes", credit_bytes) + ',' +
+         json_number("client_bytes", client_bytes) + ',' + json_number("globals_bytes", globals_bytes) + ',' +
+         json_number("arrays_bytes", arrays_bytes) + ",\"device\":[" + device + "],\"arrays\":[" + array_text +
+         "],\"pinned\":[" + pinned + "],\"windows\":[" + windows + "],\"events\":[" + events_text + "]," +
+         json_number("event_clock_ns", space_->event_clock_ns()) + ",\"limits\":[" + limits_text +
+         "],\"output\":" + json_bytes(output_text) + ",\"errors\":" + json_bytes(error_text) + ",\"log\":[" + log +
+         "],\"host_functions\":[" + tokens + "],\"fault\":{" +
+         json_number("code", static_cast<uint64_t>(lifeline_->fault_code())) +
          ",\"text\":" + json_string(lifeline_->fault_text()) + ",\"ended\":" + (lifeline_->ended() ? "true" : "false") +
          ",\"poisoned\":" + (poisoned_ ? "true" : "false") + "},\"counters\":{" + json_number("calls", n.calls) + ',' +
          json_number("launches", n.launches) + ',' + json_number("h2d_bytes", n.h2d_bytes) + ',' +

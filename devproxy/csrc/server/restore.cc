@@ -85,7 +85,7 @@ Status fill_shared(const Json& client, const std::string& stem, const std::strin
 StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, const Json& client, const Json* shared,
                                                           const std::string& dir) {
   const Peer peer{client["number"].u64(), static_cast<uint32_t>(client["pid"].u64()),
-                  static_cast<uint32_t>(client["slot"].u64(SlotTable::kAny))};
+                  static_cast<uint32_t>(client["slot"].u64(SlotTable::kAny)), client["framework"].truth};
   const std::string who = "client " + std::to_string(peer.number) + " (pid " + std::to_string(peer.pid) + ")";
   if (peer.number == 0 || peer.wanted_slot >= kMaxSlots) return Status(kInvalidImage, "the state names no such " + who);
   std::unique_ptr<Connection> c(new Connection(parts, peer));
@@ -265,6 +265,12 @@ Status Connection::replay_entry(const Json& entry) {
     if (opcode == static_cast<uint16_t>(wire::Opcode::MODULE_LOAD) && replay_status_ == kOk &&
         !modules.find(VHandle{entry["handle"].u64()}))
       return {kInvalidImage, "replaying " + what + ": its image is not in the state"};
+    if (const auto state = from_base64(entry["state"].text); replay_status_ == kOk && (!state || !state->empty())) {
+      const hal::ModuleRef* module = modules.find(VHandle{entry["handle"].u64()});
+      if (!state || !module) return {kInvalidImage, "the state of " + what + " is damaged"};
+      if (Status s = space_->load_module_state(*module, state->data(), state->size()); !s.ok())
+        return std::move(s).with("replaying " + what);
+    }
     if (replay_status_ == kOk && replayed_globals.empty()) return {};
     return {replay_status_ ? replay_status_ : static_cast<int32_t>(kInvalidImage),
             "replaying " + what + " failed with result " + std::to_string(replay_status_) +

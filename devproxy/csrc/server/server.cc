@@ -366,7 +366,8 @@ void Server::attach(int socket, const AttachRequest& request, uint32_t pid) {
   AttachReply reply{};
   reply.magic = kAttachMagic;
   std::memcpy(reply.abi_id, wire::kAbiId, sizeof reply.abi_id);
-  auto connection = Connection::make(parts_, {next_number_++, pid, request.wanted_slot}, &reply);
+  auto connection =
+      Connection::make(parts_, {next_number_++, pid, request.wanted_slot, (request.flags & kFramework) != 0}, &reply);
   if (connection) {
     if (phase_ != Phase::kRunning) connection->request_cut(0);
     connection->start();

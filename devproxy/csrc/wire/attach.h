@@ -25,7 +25,12 @@ struct AttachRequest {
   uint8_t abi_id[32];    // hash of wire.lock; both sides must be the same build of the protocol
   uint32_t pid;          // as the client sees itself; information only, SO_PEERCRED decides
   uint32_t wanted_slot;  // 0xffffffff: any; else the slot that the restored process already lives in
+  uint32_t flags;        // kFramework
 };
+
+// The process's kernels are a framework's, run by the framework in the server (hal/host_module): on a device where that
+// matters, its memory and streams belong to the context that the framework uses, which the server's processes share.
+inline constexpr uint32_t kFramework = 1;
 
 // The device remembers pages of the pinned window: the client must not give freed ones back to the machine.
 inline constexpr uint32_t kKeepsHostPages = 1;

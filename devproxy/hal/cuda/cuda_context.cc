@@ -19,14 +19,36 @@ StatusOr<std::shared_ptr<Context>> Context::make(std::shared_ptr<const Driver> d
                                driver->create_context, "making a context for a client process");
   if (!made.ok()) return made;
   t_current = 0;  // cuCtxCreate made it current; whoever needs it enters
-  return std::make_shared<Context>(std::move(driver), device, handle);
+  return std::make_shared<Context>(std::move(driver), device, handle, false);
 }
 
-Context::Context(std::shared_ptr<const Driver> driver, CUdevice device, CUcontext handle)
-    : driver_(std::move(driver)), device_(device), handle_(handle), number_(g_number.fetch_add(1) + 1) {}
+StatusOr<std::shared_ptr<Context>> Context::primary(std::shared_ptr<const Driver> driver, CUdevice device) {
+  const char* const doing = "taking the device's primary context for a client process with a framework";
+  // Where it is active already (another process of the job), its flags are those that were set here before.
+  (void)driver->cuDevicePrimaryCtxSetFlags(device, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST);
+  CUcontext handle = nullptr;
+  Status got =
+      driver->status(driver->cuDevicePrimaryCtxRetain(&handle, device), driver->cuDevicePrimaryCtxRetain, doing);
+  if (got.ok())  // one that failed under another process is still there, and of no use
+    got = driver->status(driver->cuCtxSetCurrent(handle), driver->cuCtxSetCurrent, doing);
+  t_current = 0;
+  if (!got.ok()) {
+    if (handle) (void)driver->cuDevicePrimaryCtxRelease(device);
+    return got;
+  }
+  return std::make_shared<Context>(std::move(driver), device, handle, true);
+}
+
+Context::Context(std::shared_ptr<const Driver> driver, CUdevice device, CUcontext handle, bool primary)
+    : driver_(std::move(driver)),
+      device_(device),
+      handle_(handle),
+      primary_(primary),
+      number_(g_number.fetch_add(1) + 1) {}
 
 Context::~Context() {
-  (void)driver_->cuCtxDestroy(handle_);  // there is nobody left to tell
+  // There is nobody left to tell. A framework's runtime holds the primary context too, and keeps it.
+  (void)(primary_ ? driver_->cuDevicePrimaryCtxRelease(device_) : driver_->cuCtxDestroy(handle_));
   if (t_current == number_) t_current = 0;
 }
 

@@ -31,6 +31,9 @@ struct CudaConfig {
   // The pinned window is registered with the driver: copies go straight, kernels see it, and the client keeps the pages
   // of what it frees, since a registration would go on pointing at them. Off until it was seen working on a device.
   bool register_host_window = false;
+  std::string folder;          // of the server's libraries, where executors are
+  bool host_executor = false;  // tests over a driver that executes on host memory: the executor for the host, in stream
+                               // order. On a GPU it would touch memory that this process does not have
   bool capture_output = false;  // this process's stdout is for what kernels print (output.h)
 };
 

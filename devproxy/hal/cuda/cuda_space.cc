@@ -12,6 +12,7 @@
 
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/hal/cuda/output.h"
+#include "devproxy/hal/host_module/descriptor.h"
 
 namespace devproxy::hal::cuda {
 
@@ -68,6 +69,9 @@ CUlaunchConfig launch_config(const uint32_t (&grid)[3], const uint32_t (&block)[
           static_cast<unsigned>(attributes->size())};
 }
 
+bool is_executor(const ModuleRef& module) { return dynamic_cast<const HostModule*>(module.get()) != nullptr; }
+bool is_executor(const FunctionRef& function) { return dynamic_cast<const HostFunction*>(function.get()) != nullptr; }
+
 bool linear(const CopyArgs& a) {
   return a.height == 1 || (a.dst_pitch == a.width_bytes && a.src_pitch == a.width_bytes);
 }
@@ -78,7 +82,8 @@ bool linear(const CopyArgs& a) {
 
 StatusOr<std::unique_ptr<Space>> CudaSpace::open(const CudaConfig& device, std::shared_ptr<const Driver> driver,
                                                  CUdevice number, const SpaceConfig& config, SpaceOwner& owner) {
-  auto context = Context::make(std::move(driver), number);
+  auto context =
+      config.framework ? Context::primary(std::move(driver), number) : Context::make(std::move(driver), number);
   if (!context.ok()) return std::move(context).status();
   auto space = std::make_unique<CudaSpace>(device, config, owner, *context);
   if (Status s = space->start(); !s.ok()) return s;
@@ -275,20 +280,25 @@ void CudaSpace::submit_locked(const CudaQueueRef& queue, Command& command, std::
   if (asleep_) asleep_ = false, wake_.notify_one();
   if (faulted_.load(std::memory_order_relaxed)) {
     pending.state = Pending::State::kDropped;
-  } else if (!held_.empty() || in_flight_ >= device_.max_in_flight) {
+  } else if (!held_.empty() || issuing_held_ || !may_issue(command)) {
     pending.state = Pending::State::kHeld;
     if (command.launch.params_bytes) {
       command.params.assign(command.launch.params, command.launch.params + command.launch.params_bytes);
       command.launch.params = nullptr;
     }
     held_.push_back({queue, std::move(command), &pending});
-  } else if (Status s = issue(queue, command, pending); !s.ok()) {
+  } else if (Status s = issue(queue, command, pending, lock); !s.ok()) {
     fault(s, lock);
   }
 }
 
+bool CudaSpace::may_issue(const Command& command) const {
+  return in_flight_ < device_.max_in_flight && !(command.executor && tokens_ != 0);
+}
+
 // Hands one command to the driver. A failure leaves it dropped.
-Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pending) {
+Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pending,
+                        std::unique_lock<std::mutex>& lock) {
   const Driver& cu = context_->driver();
   CudaQueue& queue = *ref;
   pending.state = Pending::State::kDropped;
@@ -316,7 +326,9 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
     case Action::kNop: break;
     case Action::kCopy: s = issue_copy(queue.stream, command.copy); break;
     case Action::kStagedCopy: s = issue_staged(queue, command.copy, pending); break;
-    case Action::kHostCopy: s = issue_job(queue, pending, {this, Job::Kind::kCopyRows, command.copy, {}, 0}); break;
+    case Action::kHostCopy:
+      s = issue_job(queue, pending, {this, Job::Kind::kCopyRows, command.copy, {}, 0, nullptr, {}, {}, 0});
+      break;
     case Action::kArrayCopy:
     case Action::kStagedArrayCopy:
       s = command.action == Action::kArrayCopy ? issue_array_copy(queue.stream, *command.array_copy)
@@ -325,8 +337,14 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
       pending.keeps = std::const_pointer_cast<ArrayCopy>(command.array_copy);
       break;
     case Action::kMemset: s = issue_memset(queue.stream, command.memset); break;
-    case Action::kHostMemset: s = issue_job(queue, pending, {this, Job::Kind::kFillRows, {}, command.memset, 0}); break;
-    case Action::kHostFunction: s = issue_job(queue, pending, {this, Job::Kind::kToken, {}, {}, command.token}); break;
+    case Action::kHostMemset:
+      s = issue_job(queue, pending, {this, Job::Kind::kFillRows, {}, command.memset, 0, nullptr, {}, {}, 0});
+      break;
+    case Action::kHostFunction:
+      s = issue_job(queue, pending, {this, Job::Kind::kToken, {}, {}, command.token, nullptr, {}, {}, 0});
+      pending.token = s.ok();
+      tokens_ += s.ok();
+      break;
     case Action::kWait:
       s = cu.status(cu.cuStreamWaitEvent(queue.stream, command.event->handle, 0), cu.cuStreamWaitEvent,
                     "waiting for an event");
@@ -343,12 +361,16 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
       forgive(command, &s);
       break;
     case Action::kLaunch:
-      s = issue_launch(queue, command);
+      s = command.executor ? issue_executor(queue, command, pending, lock) : issue_launch(queue, command);
       forgive(command, &s);
-      pending.keeps = std::move(command.function);
+      if (command.executor)
+        pending.keeps = std::move(command.executor);
+      else
+        pending.keeps = std::move(command.function);
       break;
   }
   if (!s.ok()) return s;
+  if (faulted_.load(std::memory_order_relaxed)) return {};  // told during the call: dropped
   pending.state = Pending::State::kIssued;
   queue.issued = pending.sequence;
   in_flight_++;
@@ -383,6 +405,35 @@ Status CudaSpace::issue_launch(CudaQueue& queue, const Command& command) {
   const CUlaunchConfig config = launch_config(a.grid, a.block, a.shared_bytes, queue.stream, &attributes);
   return cu.status(cu.cuLaunchKernelEx(&config, function, nullptr, extra), cu.cuLaunchKernelEx,
                    "launching '" + command.function->name + "' with attributes");
+}
+
+// The framework submits to the queue's stream, in the context that it shares with this space.
+Status CudaSpace::issue_executor(CudaQueue& queue, const Command& command, Pending& pending,
+                                 std::unique_lock<std::mutex>& lock) {
+  LaunchArgs args = command.launch;
+  if (!command.params.empty()) args.params = command.params.data();
+  if (device_.host_executor) {
+    Job job{this,
+            Job::Kind::kKernel,
+            {},
+            {},
+            0,
+            command.executor,
+            args,
+            {args.params, args.params + args.params_bytes},
+            command.ticket.position};
+    return issue_job(queue, pending, job);
+  }
+  pending.state = Pending::State::kIssuing;
+  lock.unlock();
+  t_inside = command.executor->name.c_str();
+  const RangeCheck check{&owner_, command.ticket.position, /*on_submitter=*/!issuing_held_};
+  Status done =
+      run_host_function(*command.executor, args, device_.ordinal, reinterpret_cast<uint64_t>(queue.stream), check);
+  t_inside = nullptr;
+  lock.lock();
+  pending.state = Pending::State::kDropped;
+  return done;
 }
 
 // Does the context still take calls?
@@ -431,13 +482,14 @@ Status CudaSpace::issue_staged(CudaQueue& queue, const CopyArgs& a, Pending& pen
   if (a.dst_device) {
     host.dst = device.src = slot;
     host.dst_pitch = device.src_pitch = a.width_bytes;
-    if (Status s = issue_job(queue, pending, {this, Job::Kind::kCopyRows, host, {}, 0}); !s.ok()) return s;
+    if (Status s = issue_job(queue, pending, {this, Job::Kind::kCopyRows, host, {}, 0, nullptr, {}, {}, 0}); !s.ok())
+      return s;
     return issue_copy(queue.stream, device);
   }
   device.dst = host.src = slot;
   device.dst_pitch = host.src_pitch = a.width_bytes;
   if (Status s = issue_copy(queue.stream, device); !s.ok()) return s;
-  return issue_job(queue, pending, {this, Job::Kind::kCopyRows, host, {}, 0});
+  return issue_job(queue, pending, {this, Job::Kind::kCopyRows, host, {}, 0, nullptr, {}, {}, 0});
 }
 
 Status CudaSpace::issue_array_copy(CUstream stream, const ArrayCopy& copy) {
@@ -459,7 +511,7 @@ Status CudaSpace::issue_staged_array(CudaQueue& queue, const ArrayCopy& a, Pendi
   host.width_bytes = a.width_bytes, host.height = a.rows;
   host.dst = in ? slot : a.dst.addr, host.dst_pitch = in ? a.width_bytes : a.dst.pitch;
   host.src = in ? a.src.addr : slot, host.src_pitch = in ? a.src.pitch : a.width_bytes;
-  const Job job{this, Job::Kind::kCopyRows, host, {}, 0};
+  const Job job{this, Job::Kind::kCopyRows, host, {}, 0, nullptr, {}, {}, 0};
   if (Status s = in ? issue_job(queue, pending, job) : issue_array_copy(queue.stream, device); !s.ok()) return s;
   return in ? issue_array_copy(queue.stream, device) : issue_job(queue, pending, job);
 }
@@ -491,6 +543,13 @@ Status CudaSpace::issue_memset(CUstream stream, const MemsetArgs& a) {
                    doing);
 }
 
+// A kernel of the host executor failed, on the driver's thread, which may not call the driver: the watcher sees it.
+void CudaSpace::host_kernel_failed(const Status& why) {
+  std::lock_guard lock(mu_);
+  if (host_failure_.ok()) host_failure_ = why;
+  wake_.notify_one();
+}
+
 // The driver's thread; may not call the driver.
 void CudaSpace::run_job(void* cookie) {
   Job& job = *static_cast<Job*>(cookie);
@@ -507,6 +566,15 @@ void CudaSpace::run_job(void* cookie) {
     case Job::Kind::kFillRows: {
       t_inside = "memory set in host memory";
       fill_rows(job.memset);
+      break;
+    }
+    case Job::Kind::kKernel: {
+      t_inside = job.executor->name.c_str();
+      job.launch.params = job.params.data();
+      const RangeCheck check{&job.space->owner_, job.position, false};
+      if (job.space->faulted_.load(std::memory_order_acquire)) break;
+      const Status done = run_host_function(*job.executor, job.launch, job.space->device_.ordinal, 0, check);
+      if (!done.ok()) job.space->host_kernel_failed(done);
       break;
     }
     case Job::Kind::kToken: {
@@ -636,7 +704,10 @@ void CudaSpace::launch(const QueueRef& queue, Ticket ticket, const FunctionRef& 
   command.ticket = ticket;
   command.launch = args;
   command.attributes = driver_attributes(args.attributes, args.n_attributes);
-  command.function = std::static_pointer_cast<CudaFunction>(function);
+  if (auto executor = std::dynamic_pointer_cast<HostFunction>(function))
+    command.executor = std::move(executor);
+  else
+    command.function = std::static_pointer_cast<CudaFunction>(function);
   submit(queue, std::move(command));
 }
 
@@ -859,10 +930,13 @@ void CudaSpace::fault(const Status& why, std::unique_lock<std::mutex>& lock) {
 }
 
 void CudaSpace::issue_held(std::unique_lock<std::mutex>& lock) {
-  while (!held_.empty() && in_flight_ < device_.max_in_flight) {
+  while (!held_.empty() && may_issue(held_.front().command)) {
     Held held = std::move(held_.front());
     held_.pop_front();
-    if (Status s = issue(held.queue, held.command, *held.pending); !s.ok()) return fault(s, lock);
+    issuing_held_ = true;
+    Status s = issue(held.queue, held.command, *held.pending, lock);
+    issuing_held_ = false;
+    if (!s.ok()) return fault(s, lock);
   }
 }
 
@@ -883,6 +957,7 @@ void CudaSpace::collect(std::vector<Done>* done, std::unique_lock<std::mutex>& l
                                : front.state == Pending::State::kDropped && fault_told_;
       if (!over) break;
       if (issued) in_flight_--;
+      if (front.token) tokens_--;
       if (!queue->completing) queue->completing = front.ticket.position;
       // Behind a fault the driver may know a job that it never ran, or that it is just running.
       if (front.job && front.sequence > queue->reached) graveyard_.push_back(std::move(front.job));
@@ -929,6 +1004,7 @@ void CudaSpace::watch() {
     if (!dead_)
       for (const CudaQueueRef& queue : busy_)
         if (Status s = mark(*queue); !s.ok()) failed = std::move(s);
+    if (!host_failure_.ok()) failed = std::exchange(host_failure_, {});
     const auto now = Clock::now();
     if (failed.ok() && !dead_ && !busy_.empty() && now - probed > kProbeEvery) {
       // A context that failed writes no word any more; any call tells.
@@ -960,7 +1036,22 @@ void CudaSpace::watch() {
 // -- modules --------------------------------------------------------------------------------------------------------
 
 // `place` is not asked: the driver chooses where a module's variables lie, and no call moves them. See variables().
-StatusOr<ModuleRef> CudaSpace::load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal&) {
+StatusOr<ModuleRef> CudaSpace::load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal& place) {
+  if (names_executor(image, image_bytes)) {
+    if (!config_.framework)
+      return Status(
+          kNotSupported,
+          "a framework's operators need the process's memory in the context of the framework's runtime, and this "
+          "process began without: import the framework before the first CUDA call");
+    context_->enter();
+    auto executor = HostModule::load(
+        image, image_bytes,
+        {device_.ordinal, device_.ordinal, !device_.host_executor, device_.folder, config_, &owner_}, place);
+    if (!executor.ok()) return std::move(executor).status();
+    std::lock_guard lock(modules_mu_);
+    executors_.push_back(*executor);
+    return ModuleRef(*executor);
+  }
   auto module = CudaModule::load(context_, image, image_bytes);
   if (!module.ok()) return std::move(module).status();
   std::lock_guard lock(modules_mu_);
@@ -970,6 +1061,12 @@ StatusOr<ModuleRef> CudaSpace::load_module(const uint8_t* image, size_t image_by
 }
 
 StatusOr<FunctionRef> CudaSpace::get_function(const ModuleRef& module, const std::string& name, FunctionInfo* info) {
+  if (auto executor = std::dynamic_pointer_cast<HostModule>(module)) {
+    auto function = HostFunction::get(std::move(executor), name);
+    if (!function.ok()) return std::move(function).status();
+    info->max_threads = 1024;
+    return FunctionRef(*function);
+  }
   auto function = CudaFunction::get(std::static_pointer_cast<CudaModule>(module), name, info);
   if (!function.ok()) return std::move(function).status();
   return FunctionRef(*function);
@@ -978,6 +1075,7 @@ StatusOr<FunctionRef> CudaSpace::get_function(const ModuleRef& module, const std
 // facts/driver-shim.md, hazard 2: the address of a variable is the driver's choice, so another server may have it
 // elsewhere. Kernels find it there; a job that was told the first address is refused by the restore.
 StatusOr<Space::Global> CudaSpace::get_global(const ModuleRef& ref, const std::string& name) {
+  if (is_executor(ref)) return Status(kNotFound, "an executor has no global '" + name + "'");
   const auto& module = static_cast<const CudaModule&>(*ref);
   const Driver& cu = context_->enter();
   CUdeviceptr addr = 0;
@@ -992,12 +1090,42 @@ StatusOr<Space::Global> CudaSpace::get_global(const ModuleRef& ref, const std::s
 std::vector<Space::Global> CudaSpace::globals(const ModuleRef&) { return {}; }  // nothing was placed
 
 StatusOr<std::vector<Space::Variable>> CudaSpace::variables(const ModuleRef& ref) {
+  if (is_executor(ref)) return std::vector<Variable>{};
   const auto& module = static_cast<const CudaModule&>(*ref);
   if (!module.unlisted().ok()) return Status(module.unlisted());
   return std::vector<Variable>(module.variables());
 }
 
-bool CudaSpace::prints(const ModuleRef& ref) { return static_cast<const CudaModule&>(*ref).prints(); }
+// A framework's kernels print where an assertion of theirs fails, and that is all.
+bool CudaSpace::prints(const ModuleRef& ref) {
+  if (is_executor(ref)) return true;
+  return static_cast<const CudaModule&>(*ref).prints();
+}
+
+StatusOr<std::vector<std::string>> CudaSpace::function_names(const ModuleRef& module) {
+  if (is_executor(module))
+    return Status(kNotSupported, "an executor's kernels are a framework's operators: ask by name");
+  return static_cast<const CudaModule&>(*module).function_names();
+}
+
+StatusOr<std::vector<uint8_t>> CudaSpace::save_module(const ModuleRef& module) {
+  if (!is_executor(module)) return std::vector<uint8_t>{};
+  context_->enter();
+  return static_cast<const HostModule&>(*module).save_state();
+}
+
+Status CudaSpace::load_module_state(const ModuleRef& module, const uint8_t* from, size_t bytes) {
+  if (!is_executor(module)) return {kNotSupported, "only an executor has a state"};
+  context_->enter();
+  return static_cast<const HostModule&>(*module).load_state(from, bytes);
+}
+
+void CudaSpace::trim() {
+  context_->enter();
+  std::lock_guard lock(modules_mu_);
+  for (const std::weak_ptr<HostModule>& executor : executors_)
+    if (const auto living = executor.lock()) living->trim();
+}
 
 // The driver writes what kernels printed when it synchronises. The whole context, where it has nothing to do, so that
 // this cannot wait for somebody whom the dispatch thread would have to serve; else an idle stream of ours [open: does
@@ -1145,6 +1273,7 @@ bool CudaSpace::in_variable(uint64_t addr, uint64_t bytes) {
 }
 
 Status CudaSpace::set_attribute(const FunctionRef& ref, uint32_t attribute, int32_t value) {
+  if (is_executor(ref)) return {kNotSupported, "an operator has no attributes to set"};
   const auto& function = static_cast<const CudaFunction&>(*ref);
   const Driver& cu = context_->enter();
   return cu.status(cu.cuFuncSetAttribute(function.handle, static_cast<CUfunction_attribute>(attribute), value),
@@ -1153,6 +1282,7 @@ Status CudaSpace::set_attribute(const FunctionRef& ref, uint32_t attribute, int3
 }
 
 StatusOr<int64_t> CudaSpace::occupancy(const FunctionRef& ref, const OccupancyQuery& query) {
+  if (is_executor(ref)) return Status(kNotSupported, "an operator is many kernels, so it has no occupancy");
   const auto& function = static_cast<const CudaFunction&>(*ref);
   const Driver& cu = context_->enter();
   const std::string doing = "asking how much of '" + function.name + "' runs at once";

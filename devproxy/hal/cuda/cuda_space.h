@@ -20,10 +20,22 @@
 //   - after every mark_every commands;
 //   - by the watcher, at whatever the last command is then: that ends every burst.
 //
-// No submission blocks. The driver blocks the submitting thread when about a thousand commands are pending [open: the
-// number]. If that was the dispatch thread while a host function waits for the client's answer, which the dispatch
-// thread would have to read, nothing would ever move. So at most max_in_flight commands are the driver's; the others
-// are held here, in one order for the whole space, and the watcher hands them on.
+// Executors (hal/host_module). A launch of an executor's function calls the framework, which submits kernels of its own
+// to the queue's stream and may wait for that stream. It is called without mu_, by whoever hands the command on: the
+// dispatch thread, or, while commands are held, the watcher. Rules, and why they suffice:
+//   - one at a time: the dispatch thread submits, and holds its commands back while any is held or the watcher is
+//   inside
+//     a call (issuing_held_). So the order of submission is the ring's.
+//   - none is begun while a host function is the driver's: a call may wait for the stream, and whatever precedes it
+//   there
+//     is then work that ends without the client. Such a launch is held, and all that comes behind it.
+//   - its Pending is kIssuing meanwhile: no mark covers it, nobody takes it out of the queue, and a fault that is told
+//     during the call leaves it to the caller, who drops it.
+//
+// No submission blocks, but for those. The driver blocks the submitting thread when about a thousand commands are
+// pending [open: the number]. If that was the dispatch thread while a host function waits for the client's answer,
+// which the dispatch thread would have to read, nothing would ever move. So at most max_in_flight commands are the
+// driver's; the others are held here, in one order for the whole space, and the watcher hands them on.
 //
 // Host memory. An asynchronous copy from memory that the driver does not know as page-locked is copied at the call, or
 // blocks; either breaks D2H-then-H2D through one pinned buffer (facts/driver-shim.md, hazard 3). So what is not
@@ -58,6 +70,7 @@
 #include "devproxy/hal/cuda/cuda_memory.h"
 #include "devproxy/hal/cuda/cuda_module.h"
 #include "devproxy/hal/hal.h"
+#include "devproxy/hal/host_module/host_module.h"
 
 namespace devproxy::hal::cuda {
 
@@ -94,9 +107,7 @@ class CudaSpace final : public Space {
   StatusOr<double> elapsed_ms(const EventRef& start, const EventRef& end) override;
 
   StatusOr<ModuleRef> load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal& place) override;
-  StatusOr<std::vector<std::string>> function_names(const ModuleRef& module) override {
-    return static_cast<const CudaModule&>(*module).function_names();
-  }
+  StatusOr<std::vector<std::string>> function_names(const ModuleRef& module) override;
   StatusOr<FunctionRef> get_function(const ModuleRef& module, const std::string& name, FunctionInfo* info) override;
   StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) override;
   std::vector<Global> globals(const ModuleRef& module) override;
@@ -115,6 +126,9 @@ class CudaSpace final : public Space {
 
   void stop() override;
 
+  StatusOr<std::vector<uint8_t>> save_module(const ModuleRef& module) override;
+  Status load_module_state(const ModuleRef& module, const uint8_t* from, size_t bytes) override;
+  void trim() override;
   Status read(uint64_t addr, void* to, size_t bytes) override;
   Status write(uint64_t addr, const void* from, size_t bytes) override;
   Status read_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, void* to) override;
@@ -156,10 +170,14 @@ class CudaSpace final : public Space {
   // What a host function of the driver does. Lives until its command has completed, so the driver may look at it.
   struct Job {
     CudaSpace* space = nullptr;
-    enum class Kind : uint8_t { kCopyRows, kFillRows, kToken } kind = Kind::kCopyRows;
+    enum class Kind : uint8_t { kCopyRows, kFillRows, kToken, kKernel } kind = Kind::kCopyRows;
     CopyArgs copy;
     MemsetArgs memset;
     uint64_t token = 0;
+    std::shared_ptr<HostFunction> executor;  // kKernel, with its parameters and position
+    LaunchArgs launch;
+    std::vector<uint8_t> params;
+    uint64_t position = 0;
   };
 
   struct Command {
@@ -173,12 +191,14 @@ class CudaSpace final : public Space {
     std::vector<uint8_t> params;                // launch.params, once the command is held
     std::vector<CUlaunchAttribute> attributes;  // of the launch; the one of kAttribute
     std::shared_ptr<CudaFunction> function;
+    std::shared_ptr<HostFunction> executor;  // in the place of `function`
     std::shared_ptr<CudaEvent> event;
     std::shared_ptr<const ArrayCopy> array_copy;
   };
 
   struct Pending {
-    enum class State : uint8_t { kHeld, kIssued, kDropped } state = State::kIssued;
+    enum class State : uint8_t { kHeld, kIssuing, kIssued, kDropped } state = State::kIssued;
+    bool token = false;     // a host function of the client's
     uint64_t sequence = 0;  // of the space; grows from submission to submission; what a mark writes
     Ticket ticket;
     bool last = true;
@@ -220,7 +240,9 @@ class CudaSpace final : public Space {
   Status start();
   void submit(const QueueRef& queue, Command command);
   void submit_locked(const CudaQueueRef& queue, Command& command, std::unique_lock<std::mutex>& lock);
-  Status issue(const CudaQueueRef& queue, Command& command, Pending& pending);
+  Status issue(const CudaQueueRef& queue, Command& command, Pending& pending, std::unique_lock<std::mutex>& lock);
+  Status issue_executor(CudaQueue& queue, const Command& command, Pending& pending, std::unique_lock<std::mutex>& lock);
+  bool may_issue(const Command& command) const;
   Status issue_staged(CudaQueue& queue, const CopyArgs& copy, Pending& pending);
   Status issue_array_copy(CUstream stream, const ArrayCopy& copy);
   Status issue_staged_array(CudaQueue& queue, const ArrayCopy& copy, Pending& pending);
@@ -244,6 +266,7 @@ class CudaSpace final : public Space {
   bool in_variable(uint64_t addr, uint64_t bytes);
   Status move(uint64_t addr, uint8_t* host, size_t bytes, bool to_host);
   Status move_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, uint8_t* host, bool to_host);
+  void host_kernel_failed(const Status& why);
   static void CUDA_CB run_job(void* job);
 
   const CudaConfig device_;
@@ -261,9 +284,11 @@ class CudaSpace final : public Space {
   bool asleep_ = false;      // the watcher must be woken
   bool fault_told_ = false;  // only then dropped commands complete
   bool dead_ = false;        // the context itself has failed: nothing in it will ever finish
-  Status fault_;
+  Status fault_, host_failure_;
   uint64_t sequence_ = 0;
   uint32_t in_flight_ = 0;  // commands that the driver has
+  uint32_t tokens_ = 0;     // of those, host functions of the client's
+  bool issuing_held_ = false;
   std::unique_ptr<HostMemory> host_;
   std::deque<Held> held_;
   std::vector<CudaQueueRef> busy_;  // with pending commands
@@ -283,6 +308,7 @@ class CudaSpace final : public Space {
 
   std::mutex modules_mu_;  // a leaf
   std::vector<std::weak_ptr<CudaModule>> modules_;
+  std::vector<std::weak_ptr<HostModule>> executors_;
 
   std::thread watcher_;
 };

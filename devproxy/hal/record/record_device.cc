@@ -17,7 +17,7 @@ constexpr image::Arch kArch{9, 0, '\0'};
 class RecordDevice final : public Device {
  public:
   RecordDevice(const RecordConfig& config, std::unique_ptr<Recorder> recorder)
-      : soft_(soft::make_device({config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed})),
+      : soft_(soft::make_device({config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed, {}})),
         recorder_(std::move(recorder)) {
     properties_ = soft_->properties();
     properties_.name = "devproxy recording GPU";

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "devproxy/hal/hal.h"
 
@@ -13,6 +14,7 @@ struct SoftConfig {
   uint64_t memory_bytes = 0;  // what the device says that it has
   bool chaos = false;         // nothing runs on the submitting thread; seeded delays between commands
   uint64_t chaos_seed = 0;
+  std::string folder = {};  // of the server's libraries, where executors are
 };
 
 std::unique_ptr<Device> make_device(const SoftConfig& config);

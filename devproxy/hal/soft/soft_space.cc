@@ -50,18 +50,6 @@ uint64_t next_random(uint64_t& state) {  // splitmix64
   return z ^ z >> 31;
 }
 
-// What check_range needs to know of the command that asks.
-struct RangeCheck {
-  SpaceOwner* owner;
-  uint64_t position;
-  bool on_submitter;
-};
-
-int check_range(void* cookie, uint64_t addr, uint64_t bytes) {
-  const auto* check = static_cast<const RangeCheck*>(cookie);
-  return check->owner->range_live(addr, bytes, check->position, check->on_submitter);
-}
-
 void copy_rows(const CopyArgs& a) {
   auto* dst = reinterpret_cast<uint8_t*>(a.dst);
   const auto* src = reinterpret_cast<const uint8_t*>(a.src);
@@ -439,7 +427,7 @@ void SoftSpace::launch(const QueueRef& queue, Ticket ticket, const FunctionRef& 
   command.action = Action::kLaunch;
   command.ticket = ticket;
   command.launch = args;
-  command.function = static_cast<const SoftFunction*>(function.get());
+  command.function = static_cast<const HostFunction*>(function.get());
   submit(queue, command, function, nullptr);
 }
 
@@ -534,56 +522,27 @@ void SoftSpace::execute(Command& command, bool on_submitter) {
 }
 
 void SoftSpace::run_kernel(Command& command, bool on_submitter) {
-  const SoftFunction& function = *command.function;
-  RangeCheck check{&owner_, command.ticket.position, on_submitter};
-  const devproxy_soft_services services{&check_range, &check};
-  char error[512];
-  error[0] = 0;
-  devproxy_soft_launch launch{};
-  std::copy_n(command.launch.grid, 3, launch.grid);
-  std::copy_n(command.launch.block, 3, launch.block);
-  launch.shared_bytes = command.launch.shared_bytes;
-  launch.device = device_.ordinal;
-  launch.stream = command.queue_index;
-  launch.params = command.launch.params;
-  launch.params_bytes = command.launch.params_bytes;
-  launch.services = &services;
-  launch.function_cookie = function.entry.cookie;
-  launch.error = error;
-  launch.error_bytes = sizeof error;
-  int result;
-  {
-    const Running running(function.name.c_str());
-    try {
-      result = function.entry.kernel(&launch);
-    } catch (const std::exception& e) {  // a C ABI must not throw; a kernel that does has failed
-      result = kLaunchFailed;
-      std::snprintf(error, sizeof error, "%s", e.what());
-    } catch (...) {
-      result = kLaunchFailed;
-      std::snprintf(error, sizeof error, "it threw an exception of unknown type");
-    }
-  }
-  if (result == 0) return;
-  if (!is_execution_fault(result)) result = kLaunchFailed;
+  const HostFunction& function = *command.function;
+  const Running running(function.name.c_str());
+  const Status done = run_host_function(function, command.launch, device_.ordinal, command.queue_index,
+                                        {&owner_, command.ticket.position, on_submitter});
+  if (done.ok()) return;
   faulted_.store(true, std::memory_order_release);
-  error[sizeof error - 1] = 0;
-  char text[640];
-  std::snprintf(text, sizeof text, "kernel '%s' failed: %s", function.name.c_str(),
-                error[0] ? error : "no reason given");
-  owner_.on_fault(result, text);
+  owner_.on_fault(done.code(), done.text().c_str());
 }
 
 // -- modules --------------------------------------------------------------------------------------------------------
 
 StatusOr<ModuleRef> SoftSpace::load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal& place) {
-  auto module = SoftModule::load(image, image_bytes, device_.ordinal, place);
+  auto module =
+      HostModule::load(image, image_bytes,
+                       {device_.ordinal, device_.ordinal, /*on_cuda=*/false, device_.folder, config_, &owner_}, place);
   if (!module.ok()) return std::move(module).status();
   return ModuleRef(*module);
 }
 
 StatusOr<std::vector<std::string>> SoftSpace::function_names(const ModuleRef& ref) {
-  const char* const* name = std::static_pointer_cast<SoftModule>(ref)->function_names();
+  const char* const* name = std::static_pointer_cast<HostModule>(ref)->function_names();
   if (!name)
     return Status(kNotSupported,
                   "the module does not list its kernels (symbol devproxy_soft_function_names): ask for "
@@ -594,14 +553,9 @@ StatusOr<std::vector<std::string>> SoftSpace::function_names(const ModuleRef& re
 }
 
 StatusOr<FunctionRef> SoftSpace::get_function(const ModuleRef& ref, const std::string& name, FunctionInfo* info) {
-  auto module = std::static_pointer_cast<SoftModule>(ref);
-  auto function = std::make_shared<SoftFunction>();
-  if (module->table()->get_function(name.c_str(), &function->entry) != 0 || !function->entry.kernel)
-    return Status(kNotFound, "the module has no function '" + name + "'");
-  const devproxy_soft_function& entry = function->entry;
-  if (entry.n_params > std::size(entry.params))
-    return Status(kInvalidImage,
-                  "function '" + name + "' says that it has " + std::to_string(entry.n_params) + " parameters");
+  auto function = HostFunction::get(std::static_pointer_cast<HostModule>(ref), name);
+  if (!function.ok()) return std::move(function).status();
+  const devproxy_soft_function& entry = (*function)->entry;
   info->max_threads = entry.max_threads ? entry.max_threads : 1024;
   info->shared_bytes = entry.shared_bytes;
   info->regs = 32;
@@ -627,20 +581,18 @@ StatusOr<FunctionRef> SoftSpace::get_function(const ModuleRef& ref, const std::s
                       0,
                       0,
                       0};
-  function->module = std::move(module);
-  function->name = name;
-  return FunctionRef(function);
+  return FunctionRef(*function);
 }
 
 StatusOr<Space::Global> SoftSpace::get_global(const ModuleRef& ref, const std::string& name) {
-  for (const auto& global : static_cast<const SoftModule&>(*ref).globals())
+  for (const auto& global : static_cast<const HostModule&>(*ref).globals())
     if (global.name == name) return global.place;
   return Status(kNotFound, "the module has no global '" + name + "'");
 }
 
 std::vector<Space::Global> SoftSpace::globals(const ModuleRef& ref) {
   std::vector<Global> all;
-  for (const auto& global : static_cast<const SoftModule&>(*ref).globals()) all.push_back(global.place);
+  for (const auto& global : static_cast<const HostModule&>(*ref).globals()) all.push_back(global.place);
   return all;
 }
 
@@ -666,7 +618,7 @@ StatusOr<uint64_t> SoftSpace::get_limit(uint32_t limit) {
 // A kernel here is one function call for the whole grid, so any grid runs at once, also a cooperative one. The answers
 // are those of the chip that the device's attributes describe, so that a program sizes its grids as it would there.
 StatusOr<int64_t> SoftSpace::occupancy(const FunctionRef& ref, const OccupancyQuery& query) {
-  const devproxy_soft_function& entry = static_cast<const SoftFunction&>(*ref).entry;
+  const devproxy_soft_function& entry = static_cast<const HostFunction&>(*ref).entry;
   const uint32_t most = entry.max_threads ? entry.max_threads : 1024;
   switch (query.kind) {
     case OccupancyKind::kActiveBlocks: {

@@ -39,9 +39,9 @@
 #include <vector>
 
 #include "devproxy/hal/hal.h"
+#include "devproxy/hal/host_module/host_module.h"
 #include "devproxy/hal/soft/range_set.h"
 #include "devproxy/hal/soft/soft_device.h"
-#include "devproxy/hal/soft/soft_module.h"
 
 namespace devproxy::hal::soft {
 
@@ -95,6 +95,12 @@ class SoftSpace final : public Space {
   Status write(uint64_t addr, const void* from, size_t bytes) override;
   Status read_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, void* to) override;
   Status write_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, const void* from) override;
+  StatusOr<std::vector<uint8_t>> save_module(const ModuleRef& module) override {
+    return static_cast<const HostModule&>(*module).save_state();
+  }
+  Status load_module_state(const ModuleRef& module, const uint8_t* from, size_t bytes) override {
+    return static_cast<const HostModule&>(*module).load_state(from, bytes);
+  }
   void* host_view(uint64_t addr, uint64_t bytes) override {
     return owns(addr, bytes) ? reinterpret_cast<void*>(addr) : nullptr;
   }
@@ -136,7 +142,7 @@ class SoftSpace final : public Space {
       LaunchArgs launch;
       uint64_t token;
     };
-    const SoftFunction* function = nullptr;
+    const HostFunction* function = nullptr;
     const ArrayCopy* array_copy = nullptr;
     Record* record = nullptr;
     Command() : token(0) {}

@@ -102,7 +102,11 @@ void mem_free(Connection& c, const Message& m) {
 
 void mem_credit(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MEM_CREDIT_req>();
-  const auto granted = c.parts().ledger->take(r.bytes, r.minimum);
+  auto granted = c.parts().ledger->take(r.bytes, r.minimum);
+  if (!granted) {  // what the device keeps for later is the job's first
+    c.space().trim();
+    granted = c.parts().ledger->take(r.bytes, r.minimum);
+  }
   if (!granted) return c.reply(m, kOutOfMemory);
   c.credit_bytes += *granted;
   const wire::MEM_CREDIT_rep rep{*granted};

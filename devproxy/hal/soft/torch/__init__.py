@@ -1,1 +1,0 @@
-"""PyTorch over the software GPU."""

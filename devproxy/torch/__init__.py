@@ -1,0 +1,1 @@
+"""PyTorch behind the proxy: the client plugin, and the executors that run its operators in the server."""

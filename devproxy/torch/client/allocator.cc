@@ -1,0 +1,464 @@
+// Locks: Allocator::pools_mu_ guards the pools and what waits for the end of a capture; State::mu a device's
+// statistics. Neither is held over a driver call that waits, nor while the other is taken.
+#include "devproxy/torch/client/allocator.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "devproxy/torch/client/graph.h"
+
+namespace devproxy::aten {
+namespace {
+
+using c10::CachingAllocator::Stat;
+using c10::CachingAllocator::StatArray;
+using c10::CachingAllocator::StatType;
+using c10::CachingDeviceAllocator::DeviceStats;
+
+constexpr size_t kRoundBytes = 512;              // torch's own rounding, so memory_allocated() says the same
+constexpr size_t kSmallBytes = size_t{1} << 20;  // torch's border between its small and its large pool
+
+size_t round_up(size_t n) { return (n + kRoundBytes - 1) & ~(kRoundBytes - 1); }
+
+// A private pool of one device; Allocator::pools_mu_ guards it.
+struct Pool {
+  DeviceIndex device;
+  c10::MempoolId_t id;
+  int graphs = 0;   // that hold it
+  size_t live = 0;  // blocks of it that are in use
+  // By stream, since a stream's own order is all that lets memory be used again within a capture, and by size.
+  std::multimap<std::pair<int64_t, size_t>, CUdeviceptr> unused;
+};
+
+// One live allocation; the DataPtr's context.
+struct Block {
+  CUdeviceptr addr;
+  size_t bytes;    // rounded
+  size_t segment;  // of the driver's allocation: more than `bytes` where a pool had something larger
+  size_t requested;
+  DeviceIndex device;
+  int64_t stream;              // torch's id of the stream that the memory is ordered on
+  Pool* pool;                  // nullptr: memory of no graph
+  std::vector<int64_t> users;  // record_stream: other streams that use it
+};
+
+std::string human(size_t bytes) {
+  char text[64];
+  if (bytes <= 1024) {
+    snprintf(text, sizeof text, "%zu bytes", bytes);
+  } else if (bytes <= 1048576) {
+    snprintf(text, sizeof text, "%.2f KiB", static_cast<double>(bytes) / 1024);
+  } else if (bytes <= 1073741824) {
+    snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / 1048576);
+  } else {
+    snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / 1073741824);
+  }
+  return text;
+}
+
+class Allocator final : public DeviceAllocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override { return allocate_on(current_device(), bytes); }
+
+  c10::DataPtr allocate_on(DeviceIndex device, size_t bytes) override {
+    const c10::Device where(c10::kCUDA, device);
+    if (bytes == 0) return {nullptr, nullptr, &free_nothing, where};
+    const int64_t stream = current_stream_id(device);
+    const CUstream handle = stream_handle(device, stream);  // binds the device
+    const size_t rounded = round_up(bytes);
+    if (any_capture()) [[unlikely]] {
+      if (const Graph* graph = capturing_graph(device, stream))
+        return allocate_in_pool(device, graph->pool(), stream, rounded, bytes);
+    }
+    CUdeviceptr addr = 0;
+    CUresult r =
+        over_fraction(device, rounded) ? CUDA_ERROR_OUT_OF_MEMORY : driver().cuMemAllocAsync(&addr, rounded, handle);
+    if (r == CUDA_ERROR_OUT_OF_MEMORY) [[unlikely]] {
+      if (any_capture()) throw_out_of_memory(device, bytes);  // in a capture nobody may wait for a device
+      // What was freed behind unfinished work comes back once that work is done.
+      check(driver().cuCtxSynchronize(), "cuCtxSynchronize");
+      count_retry(device);
+      r = over_fraction(device, rounded) ? CUDA_ERROR_OUT_OF_MEMORY : driver().cuMemAllocAsync(&addr, rounded, handle);
+      if (r == CUDA_ERROR_OUT_OF_MEMORY) throw_out_of_memory(device, bytes);
+    }
+    check(r, "cuMemAllocAsync");
+    auto* block = new Block{addr, rounded, rounded, bytes, device, stream, nullptr, {}};
+    account_segment(device, rounded, +1);
+    account(*block, +1);
+    return {reinterpret_cast<void*>(addr), block, &free_block, where};
+  }
+
+  // Context and data differ, so there is no raw interface.
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+
+  void copy_data(void* dst, const void* src, size_t bytes) const override {
+    const DeviceIndex device = current_device();
+    check(driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(dst), reinterpret_cast<CUdeviceptr>(src), bytes,
+                                     current_stream(device)),
+          "cuMemcpyDtoDAsync");
+  }
+
+  bool initialized() override { return device_count() > 0; }
+  void emptyCache(c10::MempoolId_t) override {}  // nothing is cached here
+
+  void recordStream(const c10::DataPtr& ptr, c10::Stream stream) override {
+    if (ptr.get() == nullptr || ptr.get_deleter() != &free_block) return;
+    auto* block = static_cast<Block*>(ptr.get_context());
+    if (stream.id() != block->stream) add_user(block, stream.id());
+  }
+
+  DeviceStats getDeviceStats(DeviceIndex device) override {
+    check_device(device);
+    std::lock_guard lock(state_[device].mu);
+    return state_[device].stats;
+  }
+  void resetAccumulatedStats(DeviceIndex device) override {
+    check_device(device);
+    std::lock_guard lock(state_[device].mu);
+    DeviceStats& s = state_[device].stats;
+    for (StatArray* a : arrays(s))
+      for (Stat& stat : *a) stat.reset_accumulated();
+    s.num_alloc_retries = s.num_ooms = s.num_sync_all_streams = s.num_device_alloc = s.num_device_free = 0;
+  }
+  void resetPeakStats(DeviceIndex device) override {
+    check_device(device);
+    std::lock_guard lock(state_[device].mu);
+    for (StatArray* a : arrays(state_[device].stats))
+      for (Stat& stat : *a) stat.reset_peak();
+  }
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
+    bind_device(device);
+    size_t free = 0, total = 0;
+    check(driver().cuMemGetInfo(&free, &total), "cuMemGetInfo");
+    return {free, total};
+  }
+
+  void retain_pool(DeviceIndex device, c10::MempoolId_t id) override {
+    std::lock_guard lock(pools_mu_);
+    auto& pool = pools_[{device, id}];
+    if (pool == nullptr) pool = std::make_unique<Pool>(Pool{device, id, 0, 0, {}});
+    pool->graphs += 1;
+  }
+
+  void release_pool(DeviceIndex device, c10::MempoolId_t id) override {
+    std::multimap<std::pair<int64_t, size_t>, CUdeviceptr> unused;
+    {
+      std::lock_guard lock(pools_mu_);
+      const auto it = pools_.find({device, id});
+      if (it == pools_.end() || --it->second->graphs != 0) return;
+      unused = std::move(it->second->unused);
+      it->second->unused.clear();
+      if (it->second->live == 0) pools_.erase(it);
+    }
+    for (const auto& [key, addr] : unused) free_segment(device, addr, key.second);
+  }
+
+  void free_what_waited() override {
+    std::vector<Block*> blocks;
+    {
+      std::lock_guard lock(pools_mu_);
+      if (any_capture()) return;
+      blocks.swap(waiting_);
+    }
+    for (Block* block : blocks) give_back(block);
+  }
+
+  double memory_fraction(DeviceIndex device) override { return state_[device].fraction; }
+  void set_memory_fraction(DeviceIndex device, double fraction) override {
+    check_device(device);
+    const size_t total = getMemoryInfo(device).second;
+    std::lock_guard lock(state_[device].mu);
+    state_[device].fraction = fraction;
+    state_[device].limit_bytes =
+        fraction >= 1.0 ? SIZE_MAX : static_cast<size_t>(fraction * static_cast<double>(total));
+  }
+
+ private:
+  struct State {
+    std::mutex mu;
+    DeviceStats stats;
+    double fraction = 1.0;
+    size_t limit_bytes = SIZE_MAX;
+  };
+
+  static std::array<StatArray*, 8> arrays(DeviceStats& s) {
+    return {&s.allocation,      &s.segment,        &s.active,       &s.inactive_split,
+            &s.allocated_bytes, &s.reserved_bytes, &s.active_bytes, &s.requested_bytes};
+  }
+
+  // Every driver allocation is one segment. It is in use as a whole, so reserved and allocated are equal but for what a
+  // pool keeps.
+  void account_segment(DeviceIndex device, size_t bytes, int sign) {
+    State& st = state_[device];
+    std::lock_guard lock(st.mu);
+    for (const auto i : kinds(bytes)) {
+      change(st.stats.segment[i], 1, sign);
+      change(st.stats.reserved_bytes[i], bytes, sign);
+    }
+    (sign > 0 ? st.stats.num_device_alloc : st.stats.num_device_free) += 1;
+  }
+  void account(const Block& b, int sign) {
+    State& st = state_[b.device];
+    std::lock_guard lock(st.mu);
+    for (const auto i : kinds(b.segment)) {
+      for (StatArray* a : {&st.stats.allocation, &st.stats.active}) change((*a)[i], 1, sign);
+      for (StatArray* a : {&st.stats.allocated_bytes, &st.stats.active_bytes}) change((*a)[i], b.bytes, sign);
+      change(st.stats.requested_bytes[i], b.requested, sign);
+    }
+  }
+  static std::array<size_t, 2> kinds(size_t bytes) {
+    const auto pool = bytes <= kSmallBytes ? StatType::SMALL_POOL : StatType::LARGE_POOL;
+    return {static_cast<size_t>(StatType::AGGREGATE), static_cast<size_t>(pool)};
+  }
+  static void change(Stat& s, size_t amount, int sign) { sign > 0 ? s.increase(amount) : s.decrease(amount); }
+
+  bool over_fraction(DeviceIndex device, size_t bytes) {
+    State& st = state_[device];
+    if (st.limit_bytes == SIZE_MAX) [[likely]]
+      return false;
+    std::lock_guard lock(st.mu);
+    return static_cast<size_t>(st.stats.reserved_bytes[0].current) + bytes > st.limit_bytes;
+  }
+  void count_retry(DeviceIndex device) {
+    std::lock_guard lock(state_[device].mu);
+    state_[device].stats.num_alloc_retries += 1;
+  }
+
+  [[noreturn]] void throw_out_of_memory(DeviceIndex device, size_t bytes) {
+    size_t allocated = 0;
+    {
+      std::lock_guard lock(state_[device].mu);
+      state_[device].stats.num_ooms += 1;
+      allocated = static_cast<size_t>(state_[device].stats.allocated_bytes[0].current);
+    }
+    size_t free = 0, total = 0;
+    (void)driver().cuMemGetInfo(&free, &total);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", human(bytes), ". GPU ",
+                     static_cast<int>(device), " has a total capacity of ", human(total), " of which ", human(free),
+                     " is free. Of the allocated memory ", human(allocated),
+                     " is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated.");
+  }
+
+  // Precondition: the pool is held by the graph whose capture the caller's stream is in.
+  c10::DataPtr allocate_in_pool(DeviceIndex device, c10::MempoolId_t id, int64_t stream, size_t rounded, size_t bytes) {
+    auto* block = new Block{0, rounded, rounded, bytes, device, stream, nullptr, {}};
+    {
+      std::lock_guard lock(pools_mu_);
+      Pool& pool = *pools_.at({device, id});
+      block->pool = &pool;
+      pool.live += 1;
+      // The smallest that is large enough, unless half of it would lie idle.
+      const auto it = pool.unused.lower_bound({stream, rounded});
+      if (it != pool.unused.end() && it->first.first == stream && it->first.second <= 2 * rounded) {
+        block->addr = it->second;
+        block->segment = it->first.second;
+        pool.unused.erase(it);
+      }
+    }
+    if (block->addr == 0) {
+      const RelaxedScope relaxed;
+      const CUresult r =
+          over_fraction(device, rounded) ? CUDA_ERROR_OUT_OF_MEMORY : driver().cuMemAlloc(&block->addr, rounded);
+      if (r != CUDA_SUCCESS) {
+        block->addr = 0;
+        forget(block);
+        if (r == CUDA_ERROR_OUT_OF_MEMORY) throw_out_of_memory(device, bytes);
+        check(r, "cuMemAlloc");
+      }
+      account_segment(device, rounded, +1);
+    }
+    account(*block, +1);
+    return {reinterpret_cast<void*>(block->addr), block, &free_block, c10::Device(c10::kCUDA, device)};
+  }
+
+  // The pool is one block poorer: keeps its memory while a graph holds the pool, and gives it back otherwise.
+  void forget(Block* block) {
+    Pool& pool = *block->pool;
+    bool keep;
+    {
+      std::lock_guard lock(pools_mu_);
+      keep = pool.graphs != 0;
+      pool.live -= 1;
+      if (keep && block->addr != 0) pool.unused.insert({{block->stream, block->segment}, block->addr});
+      if (!keep && pool.live == 0) pools_.erase({pool.device, pool.id});
+    }
+    if (!keep && block->addr != 0) free_segment(block->device, block->addr, block->segment);
+    delete block;
+  }
+
+  // Memory that graphs used: waits for what is under way.
+  void free_segment(DeviceIndex device, CUdeviceptr addr, size_t bytes) {
+    account_segment(device, bytes, -1);
+    bind_device(device);
+    const RelaxedScope relaxed;
+    (void)driver().cuMemFree(addr);  // a broken context has lost the memory anyway
+  }
+
+  void add_user(Block* block, int64_t stream) {
+    std::lock_guard lock(state_[block->device].mu);
+    for (const int64_t id : block->users)
+      if (id == stream) return;
+    block->users.push_back(stream);
+  }
+
+  static void free_nothing(void*) {}
+
+  // Runs in destructors, at exit, and in forked children: reports nothing, throws nothing.
+  static void free_block(void* context) {
+    auto* block = static_cast<Block*>(context);
+    auto* self = static_cast<Allocator*>(device_allocator());
+    self->account(*block, -1);
+    if (any_capture()) [[unlikely]] {
+      // Memory of the pool that only the block's own stream has used is free for what that stream captures next. All
+      // else waits: a capture would take up the events of a free, and holds none of memory.
+      if (block->pool == nullptr || !block->users.empty()) {
+        std::lock_guard lock(self->pools_mu_);
+        self->waiting_.push_back(block);
+        return;
+      }
+    }
+    // torch's own allocator keeps what is freed, so that a stream which nobody told it of may be reading still: an
+    // optimizer's state, say, which a warm-up made on another stream. Here it is gone at once: not before this stream.
+    if (const int64_t here = current_stream_id(block->device); here != block->stream && block->pool == nullptr)
+      self->add_user(block, here);
+    self->give_back(block);
+  }
+
+  void give_back(Block* block) {
+    if (in_bad_fork()) {
+      delete block;
+      return;
+    }
+    try {
+      if (block->pool != nullptr) return forget(block);
+      account_segment(block->device, block->segment, -1);
+      const CUstream owner = stream_handle(block->device, block->stream);
+      for (int64_t user : block->users) {
+        // The owning stream waits for the user's work so far, then the memory goes back in that order.
+        CUevent done;
+        check(driver().cuEventCreate(&done, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+        check(driver().cuEventRecord(done, stream_handle(block->device, user)), "cuEventRecord");
+        check(driver().cuStreamWaitEvent(owner, done, 0), "cuStreamWaitEvent");
+        check(driver().cuEventDestroy(done), "cuEventDestroy");
+      }
+      (void)driver().cuMemFreeAsync(block->addr, owner);  // a broken context has lost the memory anyway
+    } catch (...) {
+      // Destructors of tensors come here, so nothing may be thrown; what fails is a context that has lost the memory.
+    }
+    delete block;
+  }
+
+  std::array<State, kMaxDevices> state_;
+  std::mutex pools_mu_;
+  std::map<std::pair<DeviceIndex, c10::MempoolId_t>, std::unique_ptr<Pool>> pools_;
+  std::vector<Block*> waiting_;  // freed while a capture was open
+};
+
+// ---- pinned host memory: torch's own caching scheme (free lists, events of the streams that used a block) over ours
+
+struct PinnedEvent {
+  CUevent event = nullptr;
+  DeviceIndex device = 0;
+};
+
+class PinnedImpl final : public at::CachingHostAllocatorImpl<c10::Stream, PinnedEvent> {
+ private:
+  void allocate_host_memory(size_t bytes, void** ptr) override {
+    DeviceIndex device = current_device();
+    bind_device(device);
+    const RelaxedScope relaxed;
+    check(driver().cuMemHostAlloc(ptr, bytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
+  }
+  void free_block(at::HostBlock<c10::Stream>* block) override {
+    const RelaxedScope relaxed;
+    if (!in_bad_fork()) (void)driver().cuMemFreeHost(block->ptr_);
+  }
+  void record_stream(std::optional<std::vector<PinnedEvent>>& events, c10::Stream stream) override {
+    const CUstream handle = handle_of(stream);
+    PinnedEvent e{nullptr, stream.device_index()};
+    // A captured use comes with each replay, and keeping the memory until then is the user's part, as on CUDA.
+    if (!stream_is_capturing(stream)) {
+      check(driver().cuEventCreate(&e.event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+      check(driver().cuEventRecord(e.event, handle), "cuEventRecord");
+    }
+    events->push_back(e);
+  }
+  bool query_event(PinnedEvent& e) override {
+    if (in_bad_fork()) return false;
+    if (e.event == nullptr) return true;
+    bind_device(e.device);
+    const RelaxedScope relaxed;
+    const CUresult r = driver().cuEventQuery(e.event);
+    if (r == CUDA_ERROR_NOT_READY) return false;
+    check(r, "cuEventQuery");
+    (void)driver().cuEventDestroy(e.event);
+    return true;
+  }
+  c10::Stream get_current_stream() const override {
+    return torch_stream(current_device(), current_stream_id(current_device()));
+  }
+  bool stream_is_capturing(c10::Stream s) const override {
+    return any_capture() && capturing_graph(s.device_index(), s.id()) != nullptr;
+  }
+};
+
+void free_pinned(void* context);
+struct PinnedAllocator final : at::CachingHostAllocatorInterface<PinnedImpl, free_pinned> {};
+
+PinnedAllocator* pinned_allocator() {
+  static auto* const a = new PinnedAllocator;
+  return a;
+}
+void free_pinned(void* context) { pinned_allocator()->free(context); }
+
+const struct RegisterAllocators {
+  RegisterAllocators() {
+    c10::SetAllocator(c10::kCUDA, device_allocator(), 255);
+    at::setHostAllocator(at::kCUDA, pinned_allocator(), 255);
+  }
+} g_register_allocators;
+
+}  // namespace
+
+DeviceAllocator* device_allocator() {
+  static auto* const a = new Allocator;
+  return a;
+}
+
+void grow_storage(c10::StorageImpl* storage, DeviceIndex device, size_t bytes) {
+  if (storage->nbytes() >= bytes) return;
+  TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
+  auto memory = device_allocator()->allocate_on(device, bytes);
+  if (storage->nbytes() != 0)
+    check(driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(memory.get()),
+                                     reinterpret_cast<CUdeviceptr>(storage->data()), storage->nbytes(),
+                                     current_stream(device)),
+          "cuMemcpyDtoDAsync");
+  storage->set_data_ptr_noswap(std::move(memory));
+  storage->set_nbytes(bytes);
+}
+
+bool is_pinned(const void* p) {
+  if (device_count() == 0 || in_bad_fork()) return false;
+  // Without a context nothing can have been pinned yet, and asking would make one.
+  bool any = false;
+  for (DeviceIndex d = 0; d < device_count() && !any; ++d) any = has_context(d);
+  if (!any) return false;
+  CUmemorytype type{};
+  const CUresult r =
+      driver().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, reinterpret_cast<CUdeviceptr>(p));
+  return r == CUDA_SUCCESS && type == CU_MEMORYTYPE_HOST;
+}
+
+bool record_pinned_use(const void* data, void* context, DeviceIndex device, int64_t stream_id) {
+  return pinned_allocator()->record_event(const_cast<void*>(data), context, torch_stream(device, stream_id));
+}
+
+}  // namespace devproxy::aten

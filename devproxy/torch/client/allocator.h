@@ -1,0 +1,39 @@
+// Device memory and pinned host memory for torch, straight from the driver: devproxy's client already answers
+// cuMemAllocAsync and cuMemFreeAsync locally, and every live buffer stays visible to the device-proxy server.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/StorageImpl.h>
+
+#include "devproxy/torch/client/device.h"
+
+namespace devproxy::aten {
+
+class DeviceAllocator : public c10::DeviceAllocator {
+ public:
+  // Memory of `bytes` on `device`, ordered on that device's current stream. Throws c10::OutOfMemoryError.
+  virtual c10::DataPtr allocate_on(DeviceIndex device, size_t bytes) = 0;
+  virtual double memory_fraction(DeviceIndex device) = 0;
+  virtual void set_memory_fraction(DeviceIndex device, double fraction) = 0;
+
+  // Private pools: what a capture allocates comes from its graph's pool and stays there when it is freed, for a replay
+  // writes to the same addresses. Graphs may share one; when the last has let go, its free memory goes back, and what
+  // is live follows when it is freed.
+  virtual void retain_pool(DeviceIndex device, c10::MempoolId_t id) = 0;
+  virtual void release_pool(DeviceIndex device, c10::MempoolId_t id) = 0;
+  // Frees what was let go while a capture was open, unless one is.
+  virtual void free_what_waited() = 0;
+};
+
+// Never destroyed.
+DeviceAllocator* device_allocator();
+
+// Makes the storage at least that large, keeping what it holds. Never shrinks it.
+void grow_storage(c10::StorageImpl* storage, DeviceIndex device, size_t bytes);
+
+// Whether the address lies in pinned memory of the driver.
+bool is_pinned(const void* p);
+// Keeps a pinned block from being handed out again before `stream` has got past this point. False if not pinned by us.
+bool record_pinned_use(const void* data, void* context, DeviceIndex device, int64_t stream_id);
+
+}  // namespace devproxy::aten

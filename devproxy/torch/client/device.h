@@ -1,0 +1,66 @@
+// Devices, contexts and streams of this process, as torch sees them.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+
+#include "devproxy/torch/client/driver.h"
+
+namespace devproxy::aten {
+
+using c10::DeviceIndex;
+
+inline constexpr int kMaxDevices = 64;
+inline constexpr int kStreamsPerPool = 32;  // as torch's own pool: one per priority and device
+
+// Number of devices, 0 if there is no usable driver. Never throws, never creates a context.
+DeviceIndex device_count() noexcept;
+// Throws "CUDA error: invalid device ordinal" for a device that does not exist.
+void check_device(DeviceIndex device);
+
+// torch's current device of this thread. Selecting it does not create a context.
+DeviceIndex current_device() noexcept;
+void set_current_device(DeviceIndex device);
+void set_current_device_unchecked(DeviceIndex device) noexcept;
+
+// Makes the device's primary context current in the driver, retaining it at first use; every driver call that needs a
+// context goes through here. Throws.
+void bind_device(DeviceIndex device);
+bool has_context(DeviceIndex device) noexcept;
+
+// True in a child forked after this process initialised the driver.
+bool in_bad_fork() noexcept;
+
+// Streams: id 0 is the device's default stream (the legacy stream); pool streams are made on demand; external streams
+// are entered in a table. `stream_handle` also binds the device.
+int64_t current_stream_id(DeviceIndex device) noexcept;
+void set_current_stream_id(DeviceIndex device, int64_t id) noexcept;
+int64_t pool_stream_id(DeviceIndex device, int priority);
+int64_t external_stream_id(DeviceIndex device, CUstream handle);
+int stream_priority(DeviceIndex device, int64_t id);
+CUstream stream_handle(DeviceIndex device, int64_t id);
+inline CUstream current_stream(DeviceIndex device) { return stream_handle(device, current_stream_id(device)); }
+inline c10::Stream torch_stream(DeviceIndex device, int64_t id) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, device), id);
+}
+inline CUstream handle_of(const c10::Stream& s) { return stream_handle(s.device_index(), s.id()); }
+
+void synchronize_device(DeviceIndex device);
+
+// Restores the current device at the end of a scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(DeviceIndex device) : previous_(current_device()) {
+    if (device >= 0) set_current_device(device);
+  }
+  ~DeviceScope() { set_current_device_unchecked(previous_); }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  DeviceIndex previous_;
+};
+
+}  // namespace devproxy::aten

@@ -1,0 +1,268 @@
+// Locks: modules_mu guards the modules, settings_mu the table of settings, replies_mu the free buffers. The first two
+// are held over a driver call that waits (a module's loading, new settings), and no other lock is taken under any of
+// them.
+#include "devproxy/torch/client/executor.h"
+
+#include <ATen/Context.h>
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <array>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "devproxy/torch/client/graph.h"
+#include "devproxy/torch/settings.h"
+
+#ifndef DEVPROXY_TORCH_BUILD
+#error "the build says what client and executor are made from: -DDEVPROXY_TORCH_BUILD"
+#endif
+
+extern char** environ;
+
+namespace devproxy::aten {
+namespace {
+
+bool is(const char* variable, std::string_view value) {
+  const char* v = std::getenv(variable);
+  return v != nullptr && v == value;
+}
+
+std::string folder_of(const void* symbol) {
+  Dl_info here{};
+  TORCH_CHECK(dladdr(symbol, &here) != 0, "dladdr failed");
+  char real[4096];
+  TORCH_CHECK(realpath(here.dli_fname, real) != nullptr, "The library ", here.dli_fname, " is gone");
+  const std::string path = real;
+  return path.substr(0, path.rfind('/'));
+}
+
+// hal/host_module/descriptor.h has the format.
+const std::string& description() {
+  static const auto* const text = [] {
+    const std::string own = folder_of(reinterpret_cast<const void*>(&description));
+    const std::string plugin = own.substr(own.rfind('/') + 1);
+    const std::string torch = folder_of(reinterpret_cast<const void*>(&at::globalContext));
+    auto* t = new std::string("devproxy executor 1\nbuild " DEVPROXY_TORCH_BUILD "\n");
+    *t += "host " + plugin + "/libdevproxy_torch_cpu.so\n";
+    for (const char* name : {"libc10.so", "libtorch_cpu.so"}) *t += "needs host " + torch + "/" + name + "\n";
+    if (access((torch + "/libtorch_cuda.so").c_str(), F_OK) == 0) {
+      *t += "cuda " + plugin + "/libdevproxy_torch_cuda.so\n";
+      for (const char* name : {"libc10.so", "libtorch_cpu.so", "libc10_cuda.so", "libtorch_cuda.so"})
+        *t += "needs cuda " + torch + "/" + name + "\n";
+      // What the vendor's libraries read when they are first used: the job may have set it after devproxy-run began.
+      for (char** e = environ; *e != nullptr; ++e) {
+        const std::string_view v = *e;
+        for (const char* prefix : {"CUBLAS", "CUDNN_", "CUFFT_", "CUSOLVER_", "NVIDIA_TF32_OVERRIDE=", "TORCH_"})
+          if (v.rfind(prefix, 0) == 0 && v.find('\n') == v.npos) *t += "set " + std::string(v) + "\n";
+      }
+    }
+    return t;
+  }();
+  return *text;
+}
+
+CUmodule module_of(DeviceIndex device) {
+  static auto* const modules_mu = new std::mutex;
+  static auto* const modules = new std::array<CUmodule, kMaxDevices>{};
+  std::lock_guard lock(*modules_mu);
+  CUmodule& module = (*modules)[device];
+  if (module == nullptr) {
+    bind_device(device);
+    const RelaxedScope relaxed;
+    const CUresult r = driver().cuModuleLoadData(&module, description().c_str());
+    TORCH_CHECK(r == CUDA_SUCCESS, "The device-proxy server of GPU ", static_cast<int>(device),
+                " cannot load PyTorch's operators (", error_text(r),
+                "); its log says why: devproxy logs, or the job's folder");
+  }
+  return module;
+}
+
+// A function that is no op, on a stream of its own where ops run asynchronously: it is answered when it is dispatched,
+// so the answer needs no wait for the GPU's work.
+void call_service(DeviceIndex device, std::string_view name, const Writer& block, bool wait) {
+  const CUfunction f = executor_function(device, std::string(name));
+  const CUstream stream = ops_run_on_cuda() || any_capture() ? side_stream(device) : current_stream(device);
+  const RelaxedScope relaxed;
+  launch(f, stream, block);
+  if (wait) check(driver().cuStreamSynchronize(stream), "cuStreamSynchronize");
+}
+
+std::mutex& replies_mu() {
+  static auto* const m = new std::mutex;
+  return *m;
+}
+// Each device has its own: pinned memory belongs to the device whose context was current, and another cannot reach it.
+std::vector<void*>& free_replies(DeviceIndex device) {
+  static auto* const f = new std::array<std::vector<void*>, kMaxDevices>;
+  return (*f)[device];
+}
+
+void post_generator(DeviceIndex device, GeneratorBlock block, bool wait) {
+  static thread_local Writer t_block;
+  block.magic = kBlockMagic;
+  t_block.clear();
+  t_block.put(block);
+  call_service(device, kGeneratorName, t_block, wait);
+}
+
+}  // namespace
+
+bool ops_run_on_cuda() {
+  static const bool on_cuda = is("DEVPROXY_DEVICE", "cuda") && !is("DEVPROXY_CUDA_EXECUTOR", "host");
+  return on_cuda;
+}
+
+bool executor_keeps_generators() {
+  static const bool kept = ops_run_on_cuda() || is("DEVPROXY_TORCH_GENERATORS", "kept");
+  return kept;
+}
+
+CUfunction executor_function(DeviceIndex device, const std::string& name) {
+  const CUmodule module = module_of(device);
+  bind_device(device);
+  CUfunction f = nullptr;
+  const CUresult r = driver().cuModuleGetFunction(&f, module, name.c_str());
+  TORCH_CHECK_NOT_IMPLEMENTED(r != CUDA_ERROR_NOT_FOUND, "Could not run '", name,
+                              "' on the device behind devproxy: its PyTorch has no such op");
+  check(r, "cuModuleGetFunction");
+  return f;
+}
+
+void launch(CUfunction f, CUstream stream, const Writer& block) {
+  size_t bytes = block.size();
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<uint8_t*>(block.data()), CU_LAUNCH_PARAM_BUFFER_SIZE,
+                   &bytes, CU_LAUNCH_PARAM_END};
+  check(driver().cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, extra), "cuLaunchKernel");
+}
+
+uint32_t settings_number(DeviceIndex device) {
+  struct Last {
+    Settings settings;
+    uint32_t number = 0;
+    uint64_t devices = 0;  // that have been told
+  };
+  thread_local Last t_last;
+  static_assert(kMaxDevices <= 64);
+  at::Context& context = at::globalContext();
+  uint8_t matmul = t_last.settings.bytes[0];
+  if (matmul != kMixedMatmulPrecision || t_last.number == 0) matmul = matmul_precision(context);
+  Settings now = read_settings(context, matmul);
+  if (t_last.number != 0 && now == t_last.settings) [[likely]] {
+    if (t_last.devices >> device & 1) return t_last.number;
+  } else if (matmul == kMixedMatmulPrecision) {  // it was mixed when it was last asked
+    now = read_settings(context, matmul_precision(context));
+  }
+
+  struct Known {
+    uint32_t number;
+    uint64_t devices;
+  };
+  static auto* const settings_mu = new std::mutex;
+  static auto* const known = new std::map<std::array<uint8_t, sizeof now.bytes>, Known>;
+  std::lock_guard lock(*settings_mu);
+  Known& k = known->try_emplace(now.bytes, Known{static_cast<uint32_t>(known->size()) + 1, 0}).first->second;
+  if (!(k.devices >> device & 1)) {
+    Writer block;
+    block.put(SettingsBlock{kBlockMagic, k.number, sizeof now.bytes, 0});
+    block.bytes(now.bytes.data(), now.bytes.size());
+    // Waits: an op on another stream, which may run before this one, is about to use the number.
+    call_service(device, kSettingsName, block, true);
+    k.devices |= uint64_t{1} << device;
+  }
+  t_last = {now, k.number, k.devices};
+  return k.number;
+}
+
+void set_generator(DeviceIndex device, uint64_t id, uint64_t seed, uint64_t offset) {
+  post_generator(device, {0, GeneratorBlock::kSet, id, seed, offset, 0}, !ops_run_on_cuda());
+}
+
+void copy_generator(DeviceIndex device, uint64_t id, uint64_t from) {
+  post_generator(device, {0, GeneratorBlock::kCopy, id, from, 0, 0}, !ops_run_on_cuda());
+}
+
+void forget_generator(DeviceIndex device, uint64_t id) noexcept {
+  try {
+    if (!in_bad_fork() && has_context(device)) post_generator(device, {0, GeneratorBlock::kForget, id, 0, 0, 0}, false);
+  } catch (...) {}  // at exit the driver may be gone
+}
+
+std::pair<uint64_t, uint64_t> get_generator(DeviceIndex device, uint64_t id) {
+  ReplyBuffer reply(device, ReplyBuffer::kBytes);
+  std::memset(reply.data(), 0, sizeof(ReplyHeader));
+  post_generator(device, {0, GeneratorBlock::kGet, id, 0, 0, reinterpret_cast<uint64_t>(reply.data())}, true);
+  Reader r(reply.data(), sizeof(ReplyHeader) + 16);
+  TORCH_INTERNAL_ASSERT(r.get<ReplyHeader>().total_bytes == sizeof(ReplyHeader) + 16, "the executor did not answer");
+  const auto seed = r.get<uint64_t>();
+  return {seed, r.get<uint64_t>()};
+}
+
+const Facts& executor_facts() {
+  static const auto* const facts = [] {
+    auto* f = new Facts;
+    if (!ops_run_on_cuda() || device_count() == 0) return f;
+    const DeviceIndex device = current_device();
+    ReplyBuffer reply(device, ReplyBuffer::kBytes);
+    std::memset(reply.data(), 0, sizeof(ReplyHeader));
+    Writer block;
+    block.put(FactsBlock{kBlockMagic, 0, reinterpret_cast<uint64_t>(reply.data()), reply.size()});
+    call_service(device, kFactsName, block, true);
+    Reader r(reply.data(), reply.size());
+    const auto head = r.get<ReplyHeader>();
+    TORCH_INTERNAL_ASSERT(head.total_bytes >= sizeof head && head.total_bytes <= reply.size(),
+                          "the executor did not answer");
+    const size_t n = head.total_bytes - sizeof head;
+    const std::string text(reinterpret_cast<const char*>(r.bytes(n)), n);
+    const std::map<std::string, long*> numbers = {{"cudnn", &f->cudnn},
+                                                  {"cudnn_runtime", &f->cudnn_runtime},
+                                                  {"cudnn_frontend", &f->cudnn_frontend},
+                                                  {"cudart", &f->cudart}};
+    const std::map<std::string, bool*> flags = {
+        {"has_cudnn", &f->has_cudnn},         {"has_cublaslt", &f->has_cublaslt},
+        {"has_cusolver", &f->has_cusolver},   {"has_magma", &f->has_magma},
+        {"dilated_conv", &f->dilated_conv},   {"depthwise_conv", &f->depthwise_conv},
+        {"bfloat16_conv", &f->bfloat16_conv}, {"bfloat16_rnn", &f->bfloat16_rnn}};
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = std::min(text.find('\n', at), text.size());
+      const std::string line = text.substr(at, end - at);
+      at = end + 1;
+      const std::string name = line.substr(0, line.find(' '));
+      const std::string value = line.substr(std::min(name.size() + 1, line.size()));
+      if (const auto n = numbers.find(name); n != numbers.end()) *n->second = std::atol(value.c_str());
+      if (const auto b = flags.find(name); b != flags.end()) *b->second = value == "1";
+      if (name == "batchnorm_epsilon") f->batchnorm_epsilon = std::atof(value.c_str());
+      if (name == "config") f->config += (f->config.empty() ? "" : "\n") + value;
+    }
+    return f;
+  }();
+  return *facts;
+}
+
+ReplyBuffer::ReplyBuffer(DeviceIndex device, size_t bytes) : device_(device), bytes_(bytes) {
+  if (bytes <= kBytes) {
+    std::lock_guard lock(replies_mu());
+    if (auto& free = free_replies(device); !free.empty()) {
+      p_ = free.back();
+      free.pop_back();
+      return;
+    }
+  }
+  bind_device(device);
+  const RelaxedScope relaxed;
+  check(driver().cuMemHostAlloc(&p_, bytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
+}
+
+ReplyBuffer::~ReplyBuffer() {
+  if (bytes_ > kBytes) {
+    const RelaxedScope relaxed;
+    (void)driver().cuMemFreeHost(p_);
+    return;
+  }
+  std::lock_guard lock(replies_mu());
+  free_replies(device_).push_back(p_);
+}
+
+}  // namespace devproxy::aten

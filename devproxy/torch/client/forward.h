@@ -1,0 +1,46 @@
+// Sends an ATen op to the device: one cuLaunchKernel of the executor module's entry point of that name.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <initializer_list>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "devproxy/torch/client/device.h"
+#include "devproxy/torch/client/generator.h"
+
+namespace devproxy::aten {
+
+// Replaces the op's arguments on the stack by its results. The results' metadata come from the schema (in-place, out=),
+// else from a cache by signature, else from the device ('infer', which waits).
+void forward_op(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+// The same for an op by name.
+torch::jit::Stack forward_named(const char* name, const char* overload, torch::jit::Stack arguments);
+
+// The gradients of a composite op whose forward was sent whole: see kVjpPrefix. `wanted` has one flag per defined
+// tensor among the arguments; the result has one tensor per set flag. (seed, offset) replay the forward's random
+// numbers.
+std::vector<at::Tensor> forward_vjp(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
+                                    const std::vector<at::Tensor>& gradients, const std::vector<bool>& wanted,
+                                    const RandomState& random_state);
+// As forward_op, but with the random state given.
+void forward_op_with_state(const c10::OperatorHandle& op, torch::jit::Stack* stack, const RandomState& random_state);
+
+// Address of the first element; 0 for a tensor without memory.
+CUdeviceptr address_of(const at::Tensor& t);
+
+// A new tensor on the device, without going through the dispatcher.
+at::Tensor new_tensor(DeviceIndex device, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides);
+
+struct OpCounts {
+  int64_t launches = 0, infers = 0;
+};
+std::map<std::string, OpCounts> op_counts();
+
+}  // namespace devproxy::aten

@@ -1,0 +1,223 @@
+// Which ops do not simply go to the device: allocation, views, what changes a tensor's shape or storage in the client,
+// copies across the border. All others take the boxed fallback at the end.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/List.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <torch/library.h>
+
+#include <unordered_set>
+
+#include "devproxy/torch/client/allocator.h"
+#include "devproxy/torch/client/copy.h"
+#include "devproxy/torch/client/executor.h"
+#include "devproxy/torch/client/forward.h"
+
+namespace devproxy::aten {
+namespace {
+
+using at::Tensor;
+
+const c10::DispatchKeySet kCudaKeys(c10::DispatchKey::CUDA);
+
+DeviceIndex index_of(std::optional<at::Device> d) {
+  return d.has_value() && d->has_index() ? d->index() : current_device();
+}
+
+void refuse_layout(std::optional<at::Layout> layout) {
+  TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == at::kStrided, "devproxy has no ", *layout, " tensors");
+}
+
+Tensor empty_memory_format(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                           std::optional<at::Device> device, std::optional<bool> pin,
+                           std::optional<at::MemoryFormat> format) {
+  refuse_layout(layout);
+  TORCH_CHECK(!c10::pinned_memory_or_default(pin), "Only dense CPU tensors can be pinned");
+  DeviceScope scope(index_of(device));
+  return at::detail::empty_generic(sizes, device_allocator(), kCudaKeys, c10::dtype_or_default(dtype), format);
+}
+
+Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype,
+                     std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin) {
+  refuse_layout(layout);
+  TORCH_CHECK(!c10::pinned_memory_or_default(pin), "Only dense CPU tensors can be pinned");
+  DeviceScope scope(index_of(device));
+  return at::detail::empty_strided_generic(sizes, strides, device_allocator(), kCudaKeys, c10::dtype_or_default(dtype));
+}
+
+const Tensor& resize_(const Tensor& t, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
+  auto* impl = t.unsafeGetTensorImpl();
+  if (t.sizes() != sizes) {
+    impl->set_sizes_contiguous(sizes);
+    grow_storage(
+        impl->unsafe_storage().unsafeGetStorageImpl(), t.device().index(),
+        at::detail::computeStorageNbytesContiguous(sizes, t.itemsize(), static_cast<size_t>(t.storage_offset())));
+  }
+  if (format.has_value()) {
+    TORCH_CHECK(*format != at::MemoryFormat::Preserve, "Unsupported memory format", *format);
+    impl->empty_tensor_restride(*format);
+  }
+  return t;
+}
+
+Tensor& set_storage_offset(Tensor& t, at::Storage storage, int64_t offset, at::IntArrayRef sizes,
+                           at::IntArrayRef strides) {
+  auto* impl = t.unsafeGetTensorImpl();
+  TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
+  impl->set_storage_keep_dtype(std::move(storage));
+  impl->set_storage_offset(offset);
+  if (strides.size() == sizes.size() && strides.data() != nullptr) {
+    impl->set_sizes_and_strides(sizes, strides);
+  } else {
+    impl->set_sizes_contiguous(sizes);
+  }
+  if (t.numel() != 0)
+    grow_storage(impl->unsafe_storage().unsafeGetStorageImpl(), t.device().index(),
+                 at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize(), static_cast<size_t>(offset)));
+  return t;
+}
+Tensor& set_storage(Tensor& t, at::Storage storage) {
+  const auto n = static_cast<int64_t>(storage.nbytes() / t.itemsize());
+  return set_storage_offset(t, std::move(storage), 0, {n}, {});
+}
+Tensor& set_tensor(Tensor& t, const Tensor& source) {
+  return set_storage_offset(t, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+Tensor& set_nothing(Tensor& t) {
+  at::Storage storage(at::Storage::use_byte_size_t{}, 0, device_allocator()->allocate_on(t.device().index(), 0),
+                      device_allocator(), true);
+  return set_storage_offset(t, std::move(storage), 0, {0}, {});
+}
+
+void record_stream(Tensor& t, at::Stream s) { device_allocator()->recordStream(t.storage().data_ptr(), s); }
+
+Tensor& zero_(Tensor& t) {
+  if (t.numel() == 0) return t;
+  if (!t.is_non_overlapping_and_dense()) {
+    forward_named("aten::zero_", "", {t});
+    return t;
+  }
+  (void)t.storage().mutable_data();  // a shared copy-on-write storage becomes its own
+  check(driver().cuMemsetD8Async(address_of(t), 0, static_cast<size_t>(t.numel()) * t.itemsize(),
+                                 current_stream(t.device().index())),
+        "cuMemsetD8Async");
+  return t;
+}
+
+bool no_ctc_tensor(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; }
+bool no_ctc_lengths(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) { return false; }
+
+void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) { forward_op(op, stack); }
+torch::CppFunction to_device() { return torch::CppFunction::makeFromBoxedFunction<&boxed>(); }
+
+bool exists(const char* name, const char* overload = "") {
+  return c10::Dispatcher::singleton().findSchema({name, overload}).has_value();
+}
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(to_device()); }
+
+// Over the ordinary CUDA wheel there are CUDA kernels already; -DDEVPROXY_TORCH_OVERRIDE puts ours over each of them
+// before the explicit ones below. (The CPU-only wheel needs nothing here.)
+#ifdef DEVPROXY_TORCH_OVERRIDE
+// That this replaces kernels is the intention and no news to the user.
+struct Quiet : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+void override_cuda_kernels(torch::Library& m) {
+  static Quiet quiet;
+  const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op || name.name.rfind("aten::", 0) != 0 || !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) continue;
+    m.impl(c10::toString(name).substr(6).c_str(), to_device());
+  }
+}
+#else
+void override_cuda_kernels(torch::Library&) {}
+#endif
+
+// Kernels of our own, below and in composites.cc.
+bool ours(const std::string& name) {
+  static const auto* const names = new std::unordered_set<std::string>{"empty.memory_format",
+                                                                       "empty_strided",
+                                                                       "resize_",
+                                                                       "copy_",
+                                                                       "zero_",
+                                                                       "record_stream",
+                                                                       "_local_scalar_dense",
+                                                                       "dropout",
+                                                                       "scaled_dot_product_attention",
+                                                                       "_fused_sdp_choice"};
+  return names->count(name) != 0;
+}
+
+bool returns_view(const c10::FunctionSchema& schema) {
+  for (const auto& r : schema.returns())
+    if (r.alias_info() != nullptr && !r.alias_info()->isWrite()) return true;
+  return false;
+}
+
+// Ops that ATen would take apart on the client but that the CPU runs as one: where there is a CPU kernel beside a
+// composite one, the CPU takes its own, so the device does. And every _foreach_*: one launch each.
+void send_whole(torch::Library& m) {
+  using c10::DispatchKey;
+  auto send = [&](const char* name) { m.impl(name, to_device()); };
+  for (const char* name : {"convolution", "convolution_backward", "embedding", "linalg_lstsq"}) send(name);
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    const std::string plain = c10::toString(name).substr(6);
+    if (!op || ours(plain) || returns_view(op->schema())) continue;
+    const bool foreach = plain.rfind("_foreach_", 0) == 0 && name.overload_name.find("out") == std::string::npos;
+    const bool composite = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+                           op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+    // On CUDA an op with a kernel for the CPU alone is taken apart, here as natively.
+    const bool whole = composite && !ops_run_on_cuda() && op->hasKernelForDispatchKey(DispatchKey::CPU);
+    if (foreach || whole) send(plain.c_str());
+  }
+}
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  override_cuda_kernels(m);
+  m.impl("empty.memory_format", empty_memory_format);
+  m.impl("empty_strided", empty_strided);
+  m.impl("resize_", resize_);
+  m.impl("set_.source_Storage", set_storage);
+  m.impl("set_.source_Storage_storage_offset", set_storage_offset);
+  m.impl("set_.source_Tensor", set_tensor);
+  m.impl("set_", set_nothing);
+  m.impl("as_strided", at::native::as_strided_tensorimpl);
+  m.impl("view", at::native::view);
+  m.impl("_reshape_alias", at::native::_reshape_alias);
+  m.impl("unfold", at::native::unfold);
+  m.impl("view_as_real", at::native::view_as_real);
+  m.impl("view_as_complex", at::native::view_as_complex);
+  m.impl("record_stream", record_stream);
+  m.impl("zero_", zero_);
+  m.impl("copy_", copy_);
+  m.impl("_local_scalar_dense", local_scalar_dense);
+  if (ops_run_on_cuda()) {
+    for (const char* choice : {"_fused_sdp_choice", "_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor"})
+      m.impl(choice, to_device());
+  } else {
+    m.impl("_fused_sdp_choice", at::native::_fused_sdp_choice_cpp);
+    m.impl("_use_cudnn_ctc_loss", no_ctc_tensor);
+    m.impl("_use_cudnn_ctc_loss.Tensor", no_ctc_lengths);
+  }
+  if (exists("aten::_use_miopen_ctc_loss")) {
+    m.impl("_use_miopen_ctc_loss", no_ctc_tensor);
+    m.impl("_use_miopen_ctc_loss.Tensor", no_ctc_lengths);
+  }
+  send_whole(m);
+}
+
+}  // namespace
+}  // namespace devproxy::aten

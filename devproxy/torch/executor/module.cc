@@ -1,0 +1,524 @@
+// The executor: every ATen op with a kernel for this device is an entry point. It runs in the device-proxy server, on
+// the thread that the device chose for the launch; several may run at once, so all state is the thread's own but for
+// torch's settings and its default generator, which ops without a generator argument share.
+//
+// Locks: g_default_generator_mu is held over an op that draws from the default generator; client.mu may be taken under
+// it. g_settings_mu guards which settings are in force, and nothing is taken under it.
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "devproxy/hal/host_module/include/devproxy_executor.h"
+#include "devproxy/torch/executor/client.h"
+#include "devproxy/torch/executor/decode.h"
+#include "devproxy/torch/executor/device.h"
+#include "devproxy/torch/executor/placement.h"
+
+namespace devproxy::aten {
+namespace {
+
+constexpr int kResultOutOfMemory = 2, kResultIllegalAddress = 700, kResultAssert = 710, kResultLaunchFailed = 719,
+              kResultNotFound = 500;
+
+#ifndef DEVPROXY_TORCH_BUILD
+#error "the build says what client and executor are made from: -DDEVPROXY_TORCH_BUILD"
+#endif
+
+struct Kernel {
+  explicit Kernel(c10::OperatorHandle op) : op(std::move(op)) {}
+  c10::OperatorHandle op;
+  bool vjp = false;
+};
+
+std::mutex g_default_generator_mu;
+
+// An op that takes no generator argument draws from this one.
+class DefaultGeneratorScope {
+ public:
+  DefaultGeneratorScope(const Client& client, at::Generator wanted)
+      : lock_(g_default_generator_mu), client_(client), wanted_(std::move(wanted)) {
+    device::lend_to_default(client_, wanted_);
+  }
+  ~DefaultGeneratorScope() {
+    try {
+      device::take_from_default(client_, wanted_);
+    } catch (...) {}
+  }
+
+ private:
+  std::lock_guard<std::mutex> lock_;
+  const Client& client_;
+  const at::Generator wanted_;
+};
+
+// An op that is only asked for its results' shapes draws nothing.
+class GeneratorsUntouched {
+ public:
+  explicit GeneratorsUntouched(const std::vector<at::Generator>& generators) : generators_(generators) {
+    for (const at::Generator& g : generators_)
+      states_.push_back(at::Tensor::wrap_tensor_impl(g.getIntrusivePtr()->get_state()));
+  }
+  ~GeneratorsUntouched() {
+    try {
+      for (size_t i = 0; i < states_.size(); i++) generators_[i].set_state(states_[i]);
+    } catch (...) {}
+  }
+
+ private:
+  std::vector<at::Generator> generators_;
+  std::vector<at::Tensor> states_;
+};
+
+// torch's settings are the process's, and its clients have their own. On CUDA ops of several clients are dispatched one
+// at a time only where their settings differ; where one changes them while another's op is inside, that op may see
+// either, as two threads of one process would.
+std::mutex g_settings_mu;
+const Client* g_settings_of = nullptr;
+uint32_t g_settings_number = 0;
+
+void use_settings(Client& client, uint32_t number) {
+  if (number == 0) return;
+  std::lock_guard lock(g_settings_mu);
+  if (g_settings_of == &client && g_settings_number == number) return;
+  g_settings_of = nullptr;  // half of them may be in force if one throws
+  apply_settings(at::globalContext(), settings_of(client, number));
+  g_settings_of = &client;
+  g_settings_number = number;
+}
+
+// Warnings are the client's business: it makes the same checks, and there is somebody who reads them.
+struct Silence final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+// ---- results -------------------------------------------------------------------------------------------------------
+
+template <class F>
+void for_each_new_tensor(const c10::FunctionSchema& schema, torch::jit::Stack& stack, F f) {
+  const auto& returns = schema.returns();
+  for (size_t i = 0; i < stack.size() && i < returns.size(); ++i) {
+    if (returns[i].alias_info() != nullptr) continue;  // an argument, already written
+    if (stack[i].isTensor()) {
+      f(stack[i].toTensor());
+    } else if (stack[i].isTensorList()) {
+      for (const at::Tensor& t : stack[i].toTensorVector()) f(t);
+    }
+  }
+}
+
+// Puts the op's results where the client expects them. Placement usually left nothing to do.
+void deliver(const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& outputs) {
+  std::vector<at::Tensor> from = results;
+  const auto in_place = [](const at::Tensor& t, const at::Tensor& out) {
+    return t.data_ptr() == out.data_ptr() && t.strides() == out.strides() && !t.is_conj() && !t.is_neg();
+  };
+  // Placement may have given output A's memory to result B of equal size, or an output's memory to a result that is a
+  // view of it with other strides: copy such results aside before anything is written.
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (!from[i].defined() || from[i].numel() == 0) continue;
+    for (size_t j = 0; j < outputs.size(); ++j) {
+      if (!outputs[j].defined() || outputs[j].numel() == 0) continue;
+      if (from[i].storage().data() != outputs[j].data_ptr() || (i == j && in_place(from[i], outputs[j]))) continue;
+      from[i] = from[i].clone(at::MemoryFormat::Preserve);
+      break;
+    }
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const at::Tensor& out = outputs[i];
+    if (!out.defined() || out.numel() == 0) continue;
+    TORCH_CHECK(i < from.size() && from[i].defined(), "the op returned fewer tensors than the client expects");
+    const at::Tensor& t = from[i];
+    if (t.device().type() == out.device().type() && in_place(t, out)) continue;
+    TORCH_CHECK(t.sizes() == out.sizes() && t.scalar_type() == out.scalar_type(), "result ", i, " is ", t.scalar_type(),
+                t.sizes(), ", the client expects ", out.scalar_type(), out.sizes());
+    out.copy_(t);
+  }
+}
+
+// Some kernels leave their result elsewhere, or in place but to be read conjugated; the client knows neither.
+void settle_written(std::vector<Written>& written) {
+  for (auto& [given, memory, conj, neg] : written) {
+    if (memory.numel() == 0) continue;
+    if (given.data_ptr() == memory.data_ptr() && given.is_conj() == conj && given.is_neg() == neg) continue;
+    TORCH_CHECK(given.sizes() == memory.sizes(), "an output was resized to ", given.sizes(), ", the client expects ",
+                memory.sizes());
+    at::Tensor result = given.data_ptr() == memory.data_ptr() ? given.resolve_conj().resolve_neg() : given;
+    if (result.is_same(given) && given.data_ptr() == memory.data_ptr()) result = given.clone();
+    at::Tensor target = memory.alias();
+    target._set_conj(conj);
+    target._set_neg(neg);
+    target.copy_(result);
+  }
+}
+
+// ---- infer ---------------------------------------------------------------------------------------------------------
+
+void put_tensor_meta(Writer& w, const at::Tensor& t) {
+  if (!t.defined()) return w.tag(Tag::kUndefined);
+  TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided, "devproxy has no ", t.layout(), " tensors");
+  w.tag(Tag::kTensor);
+  w.put(TensorHead{0,
+                   static_cast<int8_t>(t.scalar_type()),
+                   static_cast<uint8_t>((t.is_conj() ? kConj : 0) | (t.is_neg() ? kNeg : 0) |
+                                        (t.device().type() != device::kType ? kHostResult : 0)),
+                   static_cast<uint8_t>(t.dim()),
+                   {}});
+  w.bytes(t.sizes().data(), 8 * t.sizes().size());
+  w.bytes(t.strides().data(), 8 * t.strides().size());
+}
+
+void put_result(Writer& w, const c10::IValue& v) {
+  if (v.isTensor()) return put_tensor_meta(w, v.toTensor());
+  if (v.isTensorList()) {
+    const auto list = v.toTensorVector();
+    w.tag(Tag::kTensorList);
+    w.put(static_cast<uint32_t>(list.size()));
+    for (const auto& t : list) put_tensor_meta(w, t);
+  } else if (v.isInt()) {
+    w.tag(Tag::kInt);
+    w.put(v.toInt());
+  } else if (v.isDouble()) {
+    w.tag(Tag::kDouble);
+    w.put(v.toDouble());
+  } else if (v.isBool()) {
+    w.tag(Tag::kBool);
+    w.put(static_cast<uint8_t>(v.toBool()));
+  } else if (v.isComplexDouble()) {
+    w.tag(Tag::kComplex);
+    w.put(v.toComplexDouble().real());
+    w.put(v.toComplexDouble().imag());
+  } else if (v.isNone()) {
+    w.tag(Tag::kNone);
+  } else {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "devproxy cannot return a ", v.tagKind());
+  }
+}
+
+ExceptionKind kind_of(const std::exception& e) {
+  if (dynamic_cast<const c10::IndexError*>(&e)) return ExceptionKind::kIndex;
+  if (dynamic_cast<const c10::ValueError*>(&e)) return ExceptionKind::kValue;
+  if (dynamic_cast<const c10::TypeError*>(&e)) return ExceptionKind::kType;
+  if (dynamic_cast<const c10::NotImplementedError*>(&e)) return ExceptionKind::kNotImplemented;
+  if (dynamic_cast<const c10::LinAlgError*>(&e)) return ExceptionKind::kLinAlg;
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&e)) return ExceptionKind::kOutOfMemory;
+  return ExceptionKind::kRuntime;
+}
+
+std::string text_of(const std::exception& e) {
+  if (const auto* c10_error = dynamic_cast<const c10::Error*>(&e)) return c10_error->what_without_backtrace();
+  return e.what();
+}
+
+void send_reply(const BlockHeader& header, Writer& w) {
+  auto* reply = reinterpret_cast<uint8_t*>(header.reply_addr);
+  const uint64_t total = w.size();
+  std::memcpy(w.at(offsetof(ReplyHeader, total_bytes)), &total, sizeof total);
+  std::memcpy(reply, w.data(), total <= header.reply_bytes ? total : sizeof(ReplyHeader));
+}
+
+// ---- one launch ----------------------------------------------------------------------------------------------------
+
+void call_op(const Kernel& kernel, torch::jit::Stack& stack) {
+  at::AutoDispatchBelowAutograd below;
+  kernel.op.callBoxed(&stack);
+}
+
+// The gradients of an op that has no backward op of its own: run it again under autograd, here, and differentiate. The
+// CPU's own graph, so the CPU's own numbers.
+void call_vjp(const Kernel& kernel, torch::jit::Stack& stack) {
+  TORCH_CHECK(stack.size() >= 2 && stack.back().isBoolList() && stack[stack.size() - 2].isTensorList(),
+              "vjp: gradients are missing");
+  const auto wanted = torch::jit::pop(stack).toBoolList();
+  const auto gradients = torch::jit::pop(stack).toTensorVector();
+
+  at::AutoGradMode grad(true);
+  std::vector<at::Tensor> inputs;
+  size_t place = 0;
+  auto leaf = [&](const at::Tensor& t) {
+    TORCH_CHECK(place < wanted.size(), "vjp: too few flags");
+    if (!wanted[place++]) return t;
+    at::Tensor l = t.detach().requires_grad_(true);
+    inputs.push_back(l);
+    return l;
+  };
+  for (auto& v : stack) {
+    if (v.isTensor() && v.toTensor().defined()) {
+      v = leaf(v.toTensor());
+    } else if (v.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& t : v.toTensorVector()) list.push_back(t.defined() ? leaf(t) : t);
+      v = list;
+    }
+  }
+  kernel.op.callBoxed(&stack);
+  std::vector<at::Tensor> outputs, grads;
+  for (size_t i = 0; i < stack.size() && i < gradients.size(); ++i) {
+    if (!gradients[i].defined() || !stack[i].isTensor() || !stack[i].toTensor().requires_grad()) continue;
+    outputs.push_back(stack[i].toTensor());
+    grads.push_back(gradients[i]);
+  }
+  const auto result = torch::autograd::grad(outputs, inputs, grads, /*retain_graph=*/false, /*create_graph=*/false,
+                                            /*allow_unused=*/true);
+  stack.clear();
+  c10::List<at::Tensor> list;
+  for (size_t i = 0; i < result.size(); ++i)
+    list.push_back(result[i].defined() ? result[i] : at::zeros_like(inputs[i], at::MemoryFormat::Contiguous));
+  stack.emplace_back(std::move(list));
+}
+
+// The results that the op has on the host, for a client that waits for them.
+void send_host_results(const BlockHeader& header, const std::vector<at::Tensor>& results) {
+  Writer w;
+  w.put(ReplyHeader{0, ReplyStatus::kOk, ExceptionKind::kRuntime});
+  for (const at::Tensor& t : results) {
+    if (!t.defined() || t.device().type() == device::kType) continue;
+    const at::Tensor c = t.contiguous();
+    w.tag(Tag::kHostTensor);
+    w.put(HostTensorHead{c.nbytes(), static_cast<int8_t>(c.scalar_type()), 0, static_cast<uint8_t>(c.dim()), {}});
+    w.bytes(c.sizes().data(), 8 * c.sizes().size());
+    w.bytes(c.const_data_ptr(), c.nbytes());
+  }
+  send_reply(header, w);
+}
+
+void run(const Kernel& kernel, const devproxy_soft_launch& launch, const BlockHeader& header) {
+  Client& client = *static_cast<Client*>(launch.state);
+  const device::LaunchScope scope(client, launch, header.threads);
+  static Silence silence;
+  c10::WarningUtils::WarningHandlerGuard no_warnings(&silence);
+  // Dispatch as in a fresh thread, also where the module runs inside its own client (tests/torch/stand_in_libcuda.cc).
+  c10::InferenceMode no_inference(false);
+  c10::impl::ForceDispatchKeyGuard fresh(c10::impl::LocalDispatchKeySet(c10::impl::PODLocalDispatchKeySet{}));
+  at::AutoGradMode grad(header.flags & kFlagGradMode);
+  const bool deterministic = header.flags & kFlagDeterministic;
+  if (at::globalContext().deterministicAlgorithms() != deterministic)
+    at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/!device::kRaisesNondeterminism);
+  use_settings(client, header.settings);
+
+  Decoder decoder(client, {launch.params + sizeof header, launch.params_bytes - sizeof header}, launch.services,
+                  header);
+  torch::jit::Stack stack;
+  std::vector<at::Tensor> outputs;
+  at::Generator ambient;
+  const bool infer = header.mode == Mode::kInfer;
+  {
+    at::AutoDispatchBelowAutograd below;
+    const size_t expected = kernel.op.schema().arguments().size() + (kernel.vjp ? 2 : 0);
+    if (header.n_args != expected) throw Malformed("parameter block: wrong number of arguments");
+    stack.reserve(expected);
+    for (size_t i = 0; i < expected; ++i) stack.push_back(decoder.value());
+    if (header.flags & kFlagAmbientGenerator) ambient = decoder.generator();
+    if (!infer)
+      for (uint32_t i = 0; i < header.n_outputs; ++i) outputs.push_back(decoder.output());
+    if (!decoder.at_end()) throw Malformed("parameter block: bytes left over");
+  }
+  std::optional<GeneratorsUntouched> untouched;
+  if (infer && !decoder.kept_generators().empty()) untouched.emplace(decoder.kept_generators());
+  std::optional<DefaultGeneratorScope> default_generator;
+  if (ambient.defined()) default_generator.emplace(client, ambient);
+
+  PlacementScope placement;
+  for (const auto& out : outputs)
+    if (out.defined() && out.numel() != 0 && out.is_non_overlapping_and_dense())
+      placement.offer(out.mutable_data_ptr(), out.storage().nbytes());
+  kernel.vjp ? call_vjp(kernel, stack) : call_op(kernel, stack);
+  placement.close();
+  default_generator.reset();
+
+  at::NoGradGuard no_grad;
+  at::AutoDispatchBelowAutograd below;
+  if (infer) {
+    Writer w;
+    w.put(ReplyHeader{0, ReplyStatus::kOk, ExceptionKind::kRuntime});
+    w.put(static_cast<uint8_t>(stack.size()));
+    for (const auto& v : stack) put_result(w, v);
+    return send_reply(header, w);
+  }
+  settle_written(decoder.written());
+  std::vector<at::Tensor> results;
+  if (kernel.vjp) {
+    results = stack[0].toTensorVector();
+  } else {
+    for_each_new_tensor(kernel.op.schema(), stack, [&](const at::Tensor& t) { results.push_back(t); });
+  }
+  stack.clear();
+  deliver(results, outputs);
+  if (header.reply_addr != 0) send_host_results(header, results);
+}
+
+int fail(const devproxy_soft_launch& launch, int result, const std::string& what, const std::string& text) {
+  const std::string line = what + ": " + text;
+  if (launch.error != nullptr && launch.error_bytes != 0)
+    snprintf(launch.error, launch.error_bytes, "%s", line.substr(0, line.find('\n')).c_str());
+  return result;
+}
+
+int kernel_entry(const devproxy_soft_launch* launch) {
+  const auto& kernel = *static_cast<const Kernel*>(launch->function_cookie);
+  const std::string name = c10::toString(kernel.op.operator_name());
+  BlockHeader header{};
+  bool can_reply = false;
+  try {
+    if (launch->params_bytes < sizeof header) throw Malformed("parameter block is cut short");
+    std::memcpy(&header, launch->params, sizeof header);
+    if (header.magic != kBlockMagic) throw Malformed("parameter block of another version");
+    if (header.mode != Mode::kRun && header.mode != Mode::kInfer) throw Malformed("parameter block: unknown mode");
+    if (header.mode == Mode::kInfer || header.reply_addr != 0) {
+      if (header.reply_bytes < sizeof(ReplyHeader) ||
+          launch->services->check_range(launch->services->cookie, header.reply_addr, header.reply_bytes) != 1)
+        throw IllegalAddress("the reply buffer is not in live memory of this process");
+      can_reply = true;
+    }
+    run(kernel, *launch, header);
+    return 0;
+  } catch (const IllegalAddress& e) {
+    return fail(*launch, kResultIllegalAddress, name, e.what());
+  } catch (const Malformed& e) {
+    return fail(*launch, kResultLaunchFailed, name, e.what());
+  } catch (const std::exception& e) {
+    const std::string text = text_of(e);
+    if (const int fault = device::fault_of(e)) return fail(*launch, fault, name, text);
+    if (can_reply) {
+      // PyTorch's own argument checks: the client raises them as exceptions, and the context lives on.
+      Writer w;
+      w.put(ReplyHeader{0, ReplyStatus::kException, kind_of(e)});
+      w.bytes(text.data(), text.size());
+      send_reply(header, w);
+      return 0;
+    }
+    if (kind_of(e) == ExceptionKind::kOutOfMemory) return fail(*launch, kResultOutOfMemory, name, text);
+    const bool assertion =
+        dynamic_cast<const c10::IndexError*>(&e) != nullptr || text.find("index") != std::string::npos;
+    return fail(*launch, assertion ? kResultAssert : kResultLaunchFailed, name, text);
+  } catch (...) {
+    return fail(*launch, kResultLaunchFailed, name, "unknown exception");
+  }
+}
+
+// The functions that are no operators. The cookie is the name.
+int service_entry(const devproxy_soft_launch* launch) {
+  const std::string name = static_cast<const char*>(launch->function_cookie);
+  auto& client = *static_cast<Client*>(launch->state);
+  const Reader block(launch->params, launch->params_bytes);
+  try {
+    if (name == kSettingsName) set_settings(client, block);
+    if (name == kGeneratorName) use_generator(client, block, *launch->services);
+    if (name == kFactsName) tell_facts(client, block, *launch->services);
+    return 0;
+  } catch (const IllegalAddress& e) {
+    return fail(*launch, kResultIllegalAddress, name, e.what());
+  } catch (const std::exception& e) {
+    return fail(*launch, kResultLaunchFailed, name, text_of(e));
+  } catch (...) {
+    return fail(*launch, kResultLaunchFailed, name, "unknown exception");
+  }
+}
+
+int get_function(const char* name, devproxy_soft_function* out) {
+  static auto* const mu = new std::mutex;
+  static auto* const kernels = new std::unordered_map<std::string, std::unique_ptr<Kernel>>;
+  try {
+    for (const std::string_view service : {kSettingsName, kGeneratorName, kFactsName}) {
+      if (service != name) continue;
+      *out = {};
+      out->kernel = &service_entry;
+      out->cookie = const_cast<char*>(service.data());  // a literal, so it ends in NUL
+      return 0;
+    }
+    std::lock_guard lock(*mu);
+    auto& slot = (*kernels)[name];
+    if (slot == nullptr) {
+      std::string_view rest = name;
+      const bool vjp = rest.substr(0, kVjpPrefix.size()) == kVjpPrefix;
+      if (vjp) rest.remove_prefix(kVjpPrefix.size());
+      const size_t dot = rest.find('.', rest.find("::") == rest.npos ? 0 : rest.find("::"));
+      const std::string base(rest.substr(0, dot));
+      const std::string overload(dot == rest.npos ? std::string_view() : rest.substr(dot + 1));
+      const auto op = c10::Dispatcher::singleton().findSchema({base, overload});
+      if (!op) {
+        kernels->erase(name);
+        return kResultNotFound;
+      }
+      slot = std::make_unique<Kernel>(*op);
+      slot->vjp = vjp;
+    }
+    *out = {};
+    out->kernel = &kernel_entry;
+    out->cookie = slot.get();
+    return 0;
+  } catch (...) {
+    return kResultNotFound;
+  }
+}
+
+// ---- the executor's own table --------------------------------------------------------------------------------------
+
+template <class F>
+int guarded(char* error, uint64_t error_bytes, F f) {
+  try {
+    f();
+    return 0;
+  } catch (const std::exception& e) {
+    if (error != nullptr && error_bytes != 0) snprintf(error, error_bytes, "%s", text_of(e).c_str());
+    return kResultLaunchFailed;
+  }
+}
+
+int load(uint32_t, char* error, uint64_t error_bytes) {
+  return guarded(error, error_bytes, [] { device::install_placement(); });
+}
+
+int attach(const devproxy_executor_host* host, void** state, char* error, uint64_t error_bytes) {
+  return guarded(error, error_bytes, [&] {
+    auto client = std::make_unique<Client>();
+    client->host = *host;
+    device::attach(*client);
+    *state = client.release();
+  });
+}
+
+void detach(void* state) {
+  const std::unique_ptr<Client> client(static_cast<Client*>(state));
+  (void)guarded(nullptr, 0, [&] { device::detach(*client); });
+  std::lock_guard lock(g_settings_mu);
+  if (g_settings_of == client.get()) g_settings_of = nullptr;
+}
+
+uint64_t save(void* state, void* to, uint64_t bytes) {
+  Writer w;
+  save_client(*static_cast<Client*>(state), w);
+  if (w.size() <= bytes) std::memcpy(to, w.data(), w.size());
+  return w.size();
+}
+
+int load_state(void* state, const void* from, uint64_t bytes, char* error, uint64_t error_bytes) {
+  return guarded(error, error_bytes, [&] {
+    load_client(*static_cast<Client*>(state), {static_cast<const uint8_t*>(from), bytes});
+    std::lock_guard lock(g_settings_mu);
+    g_settings_of = nullptr;
+  });
+}
+
+void trim(void* state) {
+  (void)guarded(nullptr, 0, [&] { device::trim(*static_cast<Client*>(state)); });
+}
+
+}  // namespace
+}  // namespace devproxy::aten
+
+extern "C" DEVPROXY_SOFT_MODULE_EXPORT const devproxy_soft_module_table devproxy_soft_module = {
+    DEVPROXY_SOFT_MODULE_ABI, 0, nullptr, devproxy::aten::get_function, devproxy::aten::load,
+};
+
+extern "C" __attribute__((visibility("default"))) const devproxy_executor_table devproxy_executor = {
+    DEVPROXY_EXECUTOR_ABI,  devproxy::aten::device::kWhere, DEVPROXY_TORCH_BUILD,       devproxy::aten::attach,
+    devproxy::aten::detach, devproxy::aten::save,           devproxy::aten::load_state, devproxy::aten::trim,
+};

@@ -1,0 +1,689 @@
+"""Makes the CPU-only torch wheel a CUDA build over the CUDA driver API of the preloaded libcuda.so.1.
+
+The order is the delicate point. torch's C++ side asks for its CUDA hooks while `torch._C` is being made, so the plugin's
+core library is loaded before that; the Python names of a CUDA build (`torch._C._cuda_*`) are added right after
+`torch._C` ran and before any other module of torch looks for them. A finder on sys.meta_path sits at those moments, and
+only there: a process that never imports torch pays nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+
+# Every process of a job imports this module: what is costly to import is imported where it is used.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+    from typing import Any
+
+CUDA_VERSION = "13.0"
+CORE = "libdevproxy_torch.so"
+BINDINGS = "_devproxy_torch"
+CLIENT_SHIM_MARK = "cuInit"  # a process with the shim preloaded has this symbol globally
+
+
+def install() -> None:
+    """Puts the finder in place, once. It does nothing before torch is imported."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def ops_run_on_cuda() -> bool:
+    """As client/executor.cc decides: is there a real GPU behind the server?"""
+    return (
+        os.environ.get("DEVPROXY_DEVICE") == "cuda"
+        and os.environ.get("DEVPROXY_CUDA_EXECUTOR") != "host"
+    )
+
+
+def is_cuda_wheel(torch_dir: str) -> bool:
+    return os.path.exists(os.path.join(torch_dir, "lib", "libtorch_cuda.so"))
+
+
+def shim_is_loaded() -> bool:
+    import ctypes
+
+    return hasattr(ctypes.CDLL(None), CLIENT_SHIM_MARK)
+
+
+def plugin_dir(torch_dir: str) -> str:
+    """Folder of the plugin built for that torch. ImportError, with the remedy, where there is none."""
+    with open(os.path.join(torch_dir, "version.py"), encoding="utf-8") as file:
+        text = file.read()
+    version = text.split("__version__ = '", 1)[-1].split("'", 1)[0]
+    minor = ".".join(version.split(".")[:2])
+    here = os.path.dirname(os.path.abspath(__file__))
+    root = os.path.abspath(os.path.join(here, "..", "..", ".."))
+    lib = os.environ.get("DEVPROXY_LIB") or os.path.join(root, "build", "lib")
+    # The CUDA wheel needs the build that overrides its kernels; both kinds may be installed on one machine.
+    kind = "-cuda" if is_cuda_wheel(torch_dir) else ""
+    folder = os.path.join(lib, f"torch-{minor}{kind}")
+    if not os.path.isfile(os.path.join(folder, CORE)):
+        raise ImportError(
+            f"devproxy's plugin for torch {version} is not in {folder}; build it: "
+            f"devproxy build-torch --python {sys.executable}"
+        )
+    return folder
+
+
+def _load_core(spec: ModuleSpec) -> None:
+    import ctypes
+
+    torch_dir = os.path.dirname(str(spec.origin))
+    lib = os.path.join(torch_dir, "lib")
+    # torch's own order: its helper with the OpenMP runtime first, globally, then what the core is linked to.
+    for name in ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so"):
+        ctypes.CDLL(os.path.join(lib, name), ctypes.RTLD_GLOBAL)
+    # The ordinary CUDA wheel has CUDA kernels, hooks and a device guard of its own. They register themselves when this
+    # library is loaded; the plugin's, loaded after it, take their places, so that nothing reaches NVIDIA's runtime.
+    theirs = os.path.join(lib, "libtorch_cuda.so")
+    if os.path.exists(theirs):
+        ctypes.CDLL(theirs, ctypes.RTLD_GLOBAL)
+        if not ops_run_on_cuda():
+            # torch's own Triton versions of a few ops (bmm) are machine code of a real chip; the ATen ones take their place.
+            os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")
+    ctypes.CDLL(os.path.join(plugin_dir(torch_dir), CORE), ctypes.RTLD_GLOBAL)
+
+
+def _load_bindings(torch_dir: str) -> Any:
+    import importlib.util
+
+    folder = plugin_dir(torch_dir)
+    names = [n for n in sorted(os.listdir(folder)) if n.startswith(BINDINGS) and n.endswith(".so")]
+    if not names:
+        raise ImportError(f"{BINDINGS}*.so is missing in {folder}; build it: devproxy build-torch")
+    spec = importlib.util.spec_from_file_location(BINDINGS, os.path.join(folder, names[0]))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[BINDINGS] = module
+    return module
+
+
+def _refuse(what: str) -> Callable[..., Any]:
+    """A function that says by name what devproxy does not have."""
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise RuntimeError(f"{what} is not supported behind devproxy")
+
+    return refuse
+
+
+def _constant(value: object) -> Callable[..., Any]:
+    """A new function that returns `value`: torch compares some of these by identity, so none is shared."""
+    return lambda *_, **__: value
+
+
+def _make_classes(C: Any, sc: Any) -> dict[str, object]:
+    class _CudaStreamBase(C.Stream):  # type: ignore[misc]
+        def __new__(
+            cls,
+            priority: int = 0,
+            stream_id: int = 0,
+            device_index: int = 0,
+            device_type: int = 0,
+            stream_ptr: int = 0,
+        ) -> Any:
+            if stream_ptr:
+                stream_id, device_index, device_type = sc.external_stream(stream_ptr, -1)
+            elif not (stream_id or device_index or device_type):
+                device_index = sc.get_device()
+                stream_id, device_type = sc.pool_stream(device_index, priority), 1
+            return C.Stream.__new__(
+                cls, stream_id=stream_id, device_index=device_index, device_type=device_type
+            )
+
+        @property
+        def cuda_stream(self) -> int:
+            return int(sc.raw_stream(self.device_index, self.stream_id))
+
+        @property
+        def priority(self) -> int:
+            return int(sc.stream_priority(self.device_index, self.stream_id))
+
+        @staticmethod
+        def priority_range() -> tuple[int, int]:
+            least, greatest = sc.stream_priority_range()
+            return (least, greatest)
+
+    class _CudaEventBase(C.Event):  # type: ignore[misc]
+        def __new__(
+            cls,
+            enable_timing: bool = False,
+            blocking: bool = False,
+            interprocess: bool = False,
+            external: bool = False,
+        ) -> Any:
+            if interprocess:
+                raise RuntimeError(
+                    "events shared between processes are not supported behind devproxy"
+                )
+            return C.Event.__new__(
+                cls,
+                "cuda",
+                enable_timing=enable_timing,
+                blocking=blocking,
+                interprocess=interprocess,
+            )
+
+        @property
+        def cuda_event(self) -> int:
+            return int(self.event_id)
+
+        def elapsed_time(self, end_event: Any) -> float:
+            device = self.device.index if self.device is not None else -1
+            return float(sc.elapsed_ms(self.cuda_event, end_event.cuda_event, device))
+
+        @classmethod
+        def from_ipc_handle(cls, device: object, handle: object) -> Any:
+            raise RuntimeError("events shared between processes are not supported behind devproxy")
+
+        def ipc_handle(self) -> bytes:
+            raise RuntimeError("events shared between processes are not supported behind devproxy")
+
+    class _CudaDeviceProperties:
+        def __init__(self, device: int) -> None:
+            values = sc.properties(device)
+            raw = values.pop("uuid").hex()
+            self.uuid = f"{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
+            for name, value in values.items():
+                setattr(self, name, value)
+            self.gcnArchName = self.name
+
+        name: str
+        major: int
+        minor: int
+        total_memory: int
+        multi_processor_count: int
+
+        def __repr__(self) -> str:
+            return (
+                f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+                f"total_memory={self.total_memory >> 20}MB, multi_processor_count={self.multi_processor_count}, "
+                f"uuid={self.uuid})"
+            )
+
+    class _CUDAGraph:
+        _capturing: dict[int, Any] = {}  # by the address of the plugin's own object
+        _graph: Any
+
+        def __new__(cls, keep_graph: bool = False) -> Any:
+            self = object.__new__(cls)
+            self._graph = sc.Graph(keep_graph)
+            return self
+
+        def register_generator_state(self, generator: Any) -> None:
+            self._graph.register_generator(generator)
+
+        def capture_begin(
+            self, pool: tuple[int, int] | None = None, capture_error_mode: str = "global"
+        ) -> None:
+            self._graph.capture_begin(pool, capture_error_mode)
+            self._capturing[self._graph.address()] = self
+
+        def capture_end(self) -> None:
+            self._capturing.pop(self._graph.address(), None)
+            self._graph.capture_end()
+
+        def instantiate(self) -> None:
+            self._graph.instantiate()
+
+        def replay(self) -> None:
+            self._graph.replay()
+
+        def reset(self) -> None:
+            self._capturing.pop(self._graph.address(), None)
+            self._graph.reset()
+
+        def pool(self) -> tuple[int, int]:
+            return tuple(self._graph.pool())
+
+        def enable_debug_mode(self) -> None:
+            self._graph.enable_debug_mode()
+
+        def debug_dump(self, debug_path: str) -> None:
+            self._graph.debug_dump(debug_path)
+
+        def raw_cuda_graph(self) -> int:
+            return int(self._graph.raw_graph())
+
+        def raw_cuda_graph_exec(self) -> int:
+            return int(self._graph.raw_exec())
+
+        @staticmethod
+        def get_currently_capturing_graph() -> Any:
+            graph = _CUDAGraph._capturing.get(sc.capturing_graph())
+            if graph is None:
+                raise RuntimeError("The current stream is not currently capturing.")
+            return graph
+
+        begin_capture_to_if_node = _refuse("a conditional node of a CUDA graph")
+        end_capture_to_conditional_node = _refuse("a conditional node of a CUDA graph")
+
+    class _MemPool:
+        def __init__(self, *_: object, **__: object) -> None:
+            raise RuntimeError("torch.cuda.MemPool is not supported behind devproxy")
+
+    class _cudart:
+        """The few calls of the CUDA runtime that torch.cuda.cudart() is used for."""
+
+        class cudaError:
+            success = 0
+
+            def __new__(cls, value: int) -> Any:
+                return value
+
+        class cudaOutputMode:
+            KeyValuePair = 0
+            CSV = 1
+
+        cudaGetErrorString = staticmethod(lambda error: sc.error_text(int(error)))
+        cudaMemGetInfo = staticmethod(lambda device: tuple(sc.memory_info(device)))
+        cudaProfilerStart = staticmethod(_constant(0))
+        cudaProfilerStop = staticmethod(_constant(0))
+        cudaHostRegister = staticmethod(_refuse("cudaHostRegister"))
+        cudaHostUnregister = staticmethod(_refuse("cudaHostUnregister"))
+        cudaStreamCreate = staticmethod(_refuse("cudart().cudaStreamCreate"))
+        cudaStreamDestroy = staticmethod(_refuse("cudart().cudaStreamDestroy"))
+
+    return {
+        "_CudaStreamBase": _CudaStreamBase,
+        "_CudaEventBase": _CudaEventBase,
+        "_CudaDeviceProperties": _CudaDeviceProperties,
+        "_CUDAGraph": _CUDAGraph,
+        "_MemPool": _MemPool,
+        "_cudart": _cudart,
+    }
+
+
+def _make_functions(sc: Any) -> dict[str, object]:
+    def cuda_init() -> None:
+        import torch
+
+        if sc.device_count() == 0:
+            raise RuntimeError("No CUDA GPUs are available")
+        sc.bind_device(-1)
+        torch.cuda.default_generators = tuple(
+            sc.default_generator(i) for i in range(sc.device_count())
+        )
+
+    def exchange(device: int) -> int:
+        return int(sc.exchange_device(device))
+
+    def maybe_exchange(device: int) -> int:
+        return int(sc.maybe_exchange_device(device))
+
+    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+        sc.set_stream(stream_id, device_index)
+
+    functions: dict[str, object] = {
+        "_has_cuda": True,
+        "_has_cudnn": False,
+        "_has_magma": False,
+        "_graph_pool_handle": lambda: tuple(sc.new_pool_id()),
+        # device
+        "_cuda_init": cuda_init,
+        "_cuda_getDeviceCount": lambda: sc.device_count(),
+        "_cuda_isInBadFork": lambda: sc.in_bad_fork(),
+        "_cuda_getCompiledVersion": _constant(13000),
+        "_cuda_getArchFlags": _constant("sm_80"),
+        "_cuda_getDevice": lambda: sc.get_device(),
+        "_cuda_setDevice": lambda device: sc.set_device(device),
+        "_cuda_exchangeDevice": exchange,
+        "_cuda_maybeExchangeDevice": maybe_exchange,
+        "_cuda_canDeviceAccessPeer": lambda a, b: sc.can_access_peer(a, b),
+        "_cuda_synchronize": lambda: sc.synchronize(),
+        "_cuda_hasPrimaryContext": lambda device: sc.has_context(device),
+        "_cuda_ipc_collect": _constant(None),
+        "_cuda_sleep": _constant(None),
+        "_cuda_lock_mutex": _constant(None),
+        "_cuda_unlock_mutex": _constant(None),
+        # streams
+        "_cuda_getCurrentStream": lambda device: sc.current_stream(device),
+        "_cuda_getDefaultStream": lambda device: sc.default_stream(device),
+        "_cuda_getCurrentRawStream": lambda device: sc.raw_stream(
+            device, sc.current_stream(device)[0]
+        ),
+        "_cuda_setStream": set_stream,
+        "_cuda_getStreamFromExternal": lambda pointer, device: sc.external_stream(pointer, device),
+        "_cuda_isCurrentStreamCapturing": lambda: sc.stream_is_capturing(),
+        # memory
+        "_cuda_emptyCache": _constant(None),
+        "_host_emptyCache": lambda: sc.host_empty_cache(),
+        "_cuda_memoryStats": lambda device: sc.memory_stats(device),
+        "_cuda_resetPeakMemoryStats": lambda device: sc.reset_peak_stats(device),
+        "_cuda_resetAccumulatedMemoryStats": lambda device: sc.reset_accumulated_stats(device),
+        "_cuda_hostMemoryStats": lambda: sc.host_memory_stats(),
+        "_cuda_resetPeakHostMemoryStats": lambda: sc.host_reset_peak_stats(),
+        "_cuda_resetAccumulatedHostMemoryStats": lambda: sc.host_reset_accumulated_stats(),
+        "_cuda_memorySnapshot": lambda *_: {
+            "segments": [],
+            "device_traces": [],
+            "allocator_settings": {},
+        },
+        "_cuda_getAllocatorBackend": _constant("native"),
+        "_cuda_setMemoryFraction": lambda fraction, device: sc.set_memory_fraction(
+            fraction, device
+        ),
+        "_cuda_getMemoryFraction": lambda device: sc.memory_fraction(device),
+        "_cuda_record_memory_history": _constant(None),
+        "_cuda_record_memory_history_legacy": _constant(None),
+        "_cuda_isHistoryEnabled": _constant(False),
+        "_cuda_attach_out_of_memory_observer": _constant(None),
+        "_cuda_cudaCachingAllocator_is_enabled": _constant(False),
+        "_cuda_cudaCachingAllocator_enable": _constant(None),
+        "_cuda_cudaCachingAllocator_set_allocator_settings": _constant(None),
+        "_cuda_setMemoryMetadata": _constant(None),
+        "_cuda_getMemoryMetadata": _constant(""),
+        # libraries that are not there
+        "_cuda_clearCublasWorkspaces": _constant(None),
+        "_cuda_getCurrentBlasHandle": _refuse("a cuBLAS handle"),
+        "_cuda_getCurrentSolverHandle": _refuse("a cuSOLVER handle"),
+        "_cuda_get_sync_debug_mode": _constant(0),
+        "_cuda_set_sync_debug_mode": _constant(None),
+        "_cuda_get_cudnn_benchmark_limit": lambda: sc.cudnn_benchmark_limit(),
+        "_cuda_set_cudnn_benchmark_limit": lambda limit: sc.set_cudnn_benchmark_limit(limit),
+        "_cuda_get_conv_benchmark_empty_cache": _constant(False),
+        "_cudnn_set_conv_benchmark_empty_cache": _constant(None),
+        "_cuda_jiterator_compile_and_launch_kernel": _refuse("torch.cuda.jiterator"),
+        "_nccl_version": _constant(22703),
+        "_nccl_version_suffix": _constant(b""),
+    }
+    refused = {
+        "_cuda_cudaCachingAllocator_raw_alloc": "caching_allocator_alloc",
+        "_cuda_cudaCachingAllocator_raw_delete": "caching_allocator_delete",
+        "_cuda_cudaHostAllocator": "torch.cuda.memory._host_allocator",
+        "_cuda_getAllocator": "torch.cuda.memory._get_current_allocator",
+        "_cuda_customAllocator": "CUDAPluggableAllocator",
+        "_cuda_changeCurrentAllocator": "change_current_allocator",
+        "_cuda_beginAllocateToPool": "torch.cuda.MemPool",
+        "_cuda_beginAllocateCurrentStreamToPool": "torch.cuda.MemPool",
+        "_cuda_beginAllocateCurrentThreadToPool": "torch.cuda.MemPool",
+        "_cuda_endAllocateToPool": "torch.cuda.MemPool",
+        "_cuda_releasePool": "torch.cuda.MemPool",
+        "_cuda_checkPoolLiveAllocations": "torch.cuda.MemPool",
+        "_cuda_getCheckpointState": "checkpointing a CUDA graph pool",
+        "_cuda_setCheckpointPoolState": "checkpointing a CUDA graph pool",
+        "_cuda_allocationTraceback": "allocation tracebacks",
+        "_nccl_all_reduce": "torch.cuda.nccl",
+        "_nccl_all_gather": "torch.cuda.nccl",
+        "_nccl_broadcast": "torch.cuda.nccl",
+        "_nccl_reduce_scatter": "torch.cuda.nccl",
+        "_nccl_init_rank": "torch.cuda.nccl",
+        "_nccl_unique_id": "torch.cuda.nccl",
+    }
+    functions.update({name: _refuse(what) for name, what in refused.items()})
+    return functions
+
+
+_OF_THE_WHEEL = frozenset(
+    {
+        "_has_cudnn",
+        "_has_magma",
+        "_cuda_getCompiledVersion",
+        "_cuda_getArchFlags",
+        "_nccl_version",
+        "_nccl_version_suffix",
+    }
+)
+
+
+def _cudnn_version(number: int) -> tuple[int, int, int]:
+    """(major, minor, patch) of CUDNN_VERSION: 9.13.2 is 91302, 8.9.2 was 8902 (cudnn_version.h)."""
+    thousands = 10000 if number >= 90000 else 1000
+    return number // thousands, number % thousands // 100, number % 100
+
+
+def _make_copies_between_gpus() -> dict[str, object]:
+    """What torch.nn.parallel.comm is made of: nn.DataParallel, which transformers.Trainer takes for several GPUs."""
+
+    def broadcast(tensor: Any, devices: Sequence[int]) -> list[Any]:
+        return [tensor.to(f"cuda:{d}", non_blocking=True) for d in devices]
+
+    def broadcast_out(tensor: Any, out: Sequence[Any]) -> Sequence[Any]:
+        for one in out:
+            one.copy_(tensor, non_blocking=True)
+        return out
+
+    def broadcast_coalesced(
+        tensors: Sequence[Any], devices: Sequence[int], buffer_size: int
+    ) -> list[list[Any]]:
+        return [[t.to(f"cuda:{d}", non_blocking=True) for t in tensors] for d in devices]
+
+    def scatter(
+        tensor: Any,
+        devices: Sequence[int],
+        chunk_sizes: Sequence[int] | None,
+        dim: int,
+        streams: Sequence[Any] | None,
+    ) -> list[Any]:
+        import torch
+
+        chunks = (
+            tensor.split(list(chunk_sizes), dim)
+            if chunk_sizes is not None
+            else tensor.chunk(len(devices), dim)
+        )
+        found = []
+        for i, (chunk, device) in enumerate(zip(chunks, devices)):
+            with torch.cuda.stream(streams[i] if streams is not None else None):
+                found.append(chunk.contiguous().to(f"cuda:{device}", non_blocking=True))
+        return found
+
+    def scatter_out(
+        tensor: Any, out: Sequence[Any], dim: int, streams: Sequence[Any] | None
+    ) -> Sequence[Any]:
+        import torch
+
+        chunks = tensor.split([o.size(dim) for o in out], dim)
+        for i, (chunk, one) in enumerate(zip(chunks, out)):
+            with torch.cuda.stream(streams[i] if streams is not None else None):
+                one.copy_(chunk, non_blocking=True)
+        return out
+
+    def gather(tensors: Sequence[Any], dim: int, destination: int | None) -> Any:
+        import torch
+
+        where = "cuda" if destination is None else f"cuda:{destination}"
+        return torch.cat([t.to("cpu" if destination == -1 else where) for t in tensors], dim)
+
+    def gather_out(tensors: Sequence[Any], out: Any, dim: int) -> Any:
+        return out.copy_(gather(tensors, dim, out.device.index if out.is_cuda else -1))
+
+    def reduce(
+        inputs: Sequence[Any], output: Any, root: int, op: int, streams: object, comms: object
+    ) -> None:
+        if op != 0 or comms:
+            _refuse("torch.cuda.nccl.reduce but for the sum")()
+        total = inputs[0].to(output.device, copy=True)
+        for one in inputs[1:]:
+            total += one.to(output.device)
+        output.copy_(total)
+
+    return {
+        "_broadcast": broadcast,
+        "_broadcast_out": broadcast_out,
+        "_broadcast_coalesced": broadcast_coalesced,
+        "_scatter": scatter,
+        "_scatter_out": scatter_out,
+        "_gather": gather,
+        "_gather_out": gather_out,
+        "_nccl_reduce": reduce,
+    }
+
+
+def _complete_torch_c(module: ModuleType) -> None:
+    """After `torch._C`: the names of a CUDA build."""
+    sc = _load_bindings(os.path.dirname(str(module.__file__)))
+    names = {**_make_classes(module, sc), **_make_functions(sc), **_make_copies_between_gpus()}
+    if ops_run_on_cuda():
+        # What the wheel says of itself without asking a device is the truth there.
+        names = {k: v for k, v in names.items() if k not in _OF_THE_WHEEL or not hasattr(module, k)}
+        cudnn = getattr(module, "_cudnn", None)
+        if cudnn is not None:  # the library that it would ask is the server's
+            cudnn.getRuntimeVersion = lambda: _cudnn_version(sc.facts()["cudnn_runtime"])
+    for name, value in names.items():
+        setattr(module, name, value)
+    # torch.cuda.memory takes the presence of this one as a promise of pluggable allocators.
+    if hasattr(module, "_cuda_CUDAAllocator"):
+        delattr(module, "_cuda_CUDAAllocator")
+
+
+def _complete_torch_cuda(module: ModuleType) -> None:
+    import torch
+
+    properties = torch._C._CudaDeviceProperties
+    cache: dict[int, Any] = {}
+
+    def _get_device_properties(device: int) -> Any:
+        index = int(device)
+        if index not in cache:
+            cache[index] = properties(index)
+        return cache[index]
+
+    setattr(module, "_get_device_properties", _get_device_properties)
+    if not ops_run_on_cuda():
+        setattr(torch.version, "cuda", CUDA_VERSION)
+
+
+def _complete_torch_storage(module: ModuleType) -> None:
+    """UntypedStorage(n, device='cuda'): its C++ has CUDA behind a compile-time switch."""
+    storage = module.UntypedStorage
+    plain_new = storage.__new__
+
+    def __new__(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        import torch
+
+        if device is None or torch.device(device).type != "cuda":
+            return plain_new(cls, *args, **({} if device is None else {"device": device}), **kwargs)
+        content = args[0] if args else 0
+        if isinstance(content, int):
+            return torch.empty(content, dtype=torch.uint8, device=device).untyped_storage()
+        return torch.tensor(list(content), dtype=torch.uint8, device=device).untyped_storage()
+
+    storage.__new__ = __new__
+
+
+def _complete_torch_cudnn(module: ModuleType) -> None:
+    """On the host there is no cuDNN and nothing misses it: nn.LSTM asks, and must not warn."""
+    if ops_run_on_cuda():
+        return
+    setattr(module, "is_acceptable", lambda tensor: False)
+
+
+def _count_steps(module: ModuleType) -> None:
+    """Tells the client shim of every optimizer step, by torch's own hook: `--checkpoint-every 50steps` counts them."""
+    import ctypes
+
+    try:
+        count = ctypes.PyDLL(
+            None
+        ).devproxy_step  # PyDLL: a few instructions, not worth giving the GIL away
+    except AttributeError:
+        return
+    count.argtypes, count.restype = [], ctypes.c_int
+    getattr(module, "register_optimizer_step_post_hook")(lambda *_: count() and None)
+
+
+def _complete_torch(module: ModuleType) -> None:
+    """torch.cuda.FloatTensor and its kin, which a CPU build leaves out."""
+    torch: Any = module
+
+    class Legacy(type):
+        dtype: Any
+
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, torch.Tensor) and value.is_cuda and value.dtype == cls.dtype
+
+    def make(dtype: Any) -> Callable[..., Any]:
+        def __new__(cls: type, *args: Any, **_: Any) -> Any:
+            if not args:
+                return torch.empty(0, dtype=dtype, device="cuda")
+            if all(isinstance(a, int) for a in args):
+                return torch.empty(args, dtype=dtype, device="cuda")
+            if isinstance(args[0], torch.Size):
+                return torch.empty(args[0], dtype=dtype, device="cuda")
+            return torch.tensor(*args, dtype=dtype, device="cuda")
+
+        return __new__
+
+    types = {
+        "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
+        "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+        "Bool": torch.bool,
+    }  # fmt: skip
+    for prefix, dtype in types.items():
+        name = prefix + "Tensor"
+        body = {"__new__": make(dtype), "dtype": dtype, "__module__": "torch.cuda"}
+        setattr(torch.cuda, name, Legacy(name, (), body))
+
+
+class _Loader:
+    """The module's own loader, with something to do before the module is made and after it ran."""
+
+    def __init__(
+        self,
+        inner: Any,
+        before: Callable[[ModuleSpec], None] | None,
+        after: Callable[[ModuleType], None],
+    ) -> None:
+        self._inner, self._before, self._after = inner, before, after
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        if self._before is not None:
+            self._before(spec)
+        module: ModuleType | None = self._inner.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._inner.exec_module(module)
+        self._after(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _plugin_is_for(torch: ModuleSpec | None) -> bool:
+    """Not for torch's CPU build where there is a real GPU: natively it would not see that either. Nor where the job was
+    told to use devproxy's CUDA runtime alone (DEVPROXY_TORCH=cudart), below which the wheel's own kernels run."""
+    if torch is None or torch.origin is None:
+        return False
+    if not ops_run_on_cuda():
+        return True
+    return os.environ.get("DEVPROXY_TORCH") != "cudart" and is_cuda_wheel(
+        os.path.dirname(torch.origin)
+    )
+
+
+class _Finder:
+    """Stands before the other finders and wraps the loaders of six modules of torch."""
+
+    _hooks: dict[str, tuple[Callable[[ModuleSpec], None] | None, Callable[[ModuleType], None]]] = {
+        "torch": (None, _complete_torch),
+        "torch._C": (_load_core, _complete_torch_c),
+        "torch.backends.cudnn": (None, _complete_torch_cudnn),
+        "torch.cuda": (None, _complete_torch_cuda),
+        "torch.optim.optimizer": (None, _count_steps),
+        "torch.storage": (None, _complete_torch_storage),
+    }
+    _active: bool | None = (
+        None  # whether the client shim is in this process; asked when torch is first imported
+    )
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        hooks = self._hooks.get(name)
+        if hooks is None:
+            return None
+        if self._active is None:
+            self._active = shim_is_loaded() and _plugin_is_for(PathFinder.find_spec("torch"))
+        if not self._active:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, *hooks)  # type: ignore[assignment]
+        return spec
