@@ -137,3 +137,30 @@ def test_linking_and_tensor_maps_are_the_drivers(world: World) -> None:
     world.env["TEST_KERNELS"] = str(SUBJECTS / "variables.ptx")
     world.run(*build_program("linking"), "fake", options=("--device", "cuda")).wait(60)
     assert "PASS linking" in world.text(), world.tail()
+
+
+TORCH_JOBS = {
+    "gpt.py": ("--steps", "40", "--seconds-per-step", "0.1", "--workers", "2"),
+    "torch_graph.py": ("--steps", "40", "--seconds-per-step", "0.1"),
+}
+
+
+@pytest.mark.parametrize("subject", TORCH_JOBS)
+def test_pytorch_through_the_executor(subject: str, world: World) -> None:
+    """PyTorch's operators by hal/cuda: descriptions of executors, launches in stream order, the primary context, the
+    executor's state in the dump. The executor is the one for the host, so the numbers are the software GPU's."""
+    command = (sys.executable, str(SUBJECTS / subject), *TORCH_JOBS[subject])
+    alone = world.env | {"TEST_GATE": ""}
+    world.run(*without_pauses(command), name="soft", log="soft.log", **alone).wait(120)
+    assert world.digest("soft.log")
+    world.env["DEVPROXY_CUDA_EXECUTOR"] = "host"
+    world.run(*command, options=("--device", "cuda"))
+    world.wait_step(10)
+    world.ctl("checkpoint", "j")
+    world.wait_step(20)
+    assert world.kill_everything()
+    world.ctl("restore", "j", "--store", str(world.store), "--output", "log", "--wait")
+    world.wait_end()
+    assert world.digest() == world.digest("soft.log")
+    assert len(world.nonces()) == 1
+    assert set(world.steps()) == set(range(1, 41))

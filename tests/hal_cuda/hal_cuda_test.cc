@@ -99,7 +99,9 @@ class Owner final : public SpaceOwner {
     std::lock_guard lock(mu);
     refused.push_back({caller, result, text});
   }
-  bool range_live(uint64_t, uint64_t, uint64_t, bool) noexcept override { return true; }
+  bool range_live(uint64_t addr, uint64_t, uint64_t, bool) noexcept override { return addr != not_live; }
+  bool take_memory(uint64_t bytes) noexcept override { return taken += bytes, true; }
+  void give_memory(uint64_t bytes) noexcept override { taken -= bytes; }
   void host_function(uint64_t token) noexcept override {
     host_functions++;
     if (run) run(token);
@@ -129,6 +131,8 @@ class Owner final : public SpaceOwner {
   std::vector<Refusal> refused;
   bool stopped = false;
   std::atomic<int> threads{0}, host_functions{0};
+  std::atomic<uint64_t> taken{0};
+  uint64_t not_live = 0;
   std::function<void(uint64_t)> run;
   std::function<void()> at_fault;
 };
@@ -142,8 +146,13 @@ const char kImage[] =
     "kernel claim\n"
     "global table 4096\n";
 
+std::string executor_name(const std::string& build = "test-build", const std::string& file = "fake/executor.so") {
+  return "devproxy executor 1\nbuild " + build + "\ncuda " + file + "\n";
+}
+
 struct Fixture {
-  explicit Fixture(uint32_t slot = 0, cuda::CudaConfig config = g_config, Device* shared = nullptr) {
+  explicit Fixture(uint32_t slot = 0, cuda::CudaConfig config = g_config, Device* shared = nullptr,
+                   bool framework = false) {
     base = kBase + slot * kRange;
     window_base = base + kDeviceBytes;
     window_fd = memfd_create("window", MFD_CLOEXEC);
@@ -158,7 +167,7 @@ struct Fixture {
       shared = own.get();
     }
     device = shared;
-    auto opened = device->open_space({base, kDeviceBytes, window_base, kWindowBytes}, owner);
+    auto opened = device->open_space({base, kDeviceBytes, window_base, kWindowBytes, framework}, owner);
     if (!opened.ok()) {
       open_error = opened.status().text();
       return;
@@ -178,6 +187,7 @@ struct Fixture {
     }
     legacy.reset();
     fill_f.reset(), spin_f.reset(), fault_f.reset(), offset_f.reset(), module.reset();
+    ops.clear(), executor.reset();
     space.reset();
     EXPECT(owner.backwards == 0);
     EXPECT(owner.late == 0);
@@ -214,6 +224,29 @@ struct Fixture {
     fake.hold_spin(1);
     space->launch(queue, ticket(index), spin_f, {});
   }
+  void load_executor() {
+    const std::string name = executor_name();
+    auto loaded = space->load_module(reinterpret_cast<const uint8_t*>(name.c_str()), name.size() + 1, nullptr);
+    EXPECT_OK(loaded.status());
+    if (loaded.ok()) executor = *loaded;
+  }
+  // One of the fake executor's functions (fake_executor.cc).
+  void op(const char* name, const QueueRef& queue, uint32_t index, uint64_t a = 0, uint64_t b = 0, uint64_t c = 0) {
+    FunctionInfo info;
+    if (!ops[name]) ops[name] = *space->get_function(executor, name, &info);
+    alignas(16) const uint64_t p[3] = {a, b, c};
+    LaunchArgs args;
+    args.params = reinterpret_cast<const uint8_t*>(p);
+    args.params_bytes = sizeof p;
+    space->launch(queue, ticket(index), ops[name], args);
+  }
+  std::vector<uint64_t> notes() {
+    auto state = space->save_module(executor);
+    EXPECT_OK(state.status());
+    std::vector<uint64_t> all(state.ok() ? state->size() / 8 : 0);
+    if (!all.empty()) std::memcpy(all.data(), state->data(), all.size() * 8);
+    return all;
+  }
   CopyArgs up(uint64_t to, const void* from, uint64_t bytes) const {
     return {to, reinterpret_cast<uint64_t>(from), 0, 0, bytes, 1, true, false};
   }
@@ -237,6 +270,8 @@ struct Fixture {
   QueueRef legacy;
   ModuleRef module;
   FunctionRef fill_f, spin_f, fault_f, offset_f;
+  ModuleRef executor;
+  std::map<std::string, FunctionRef> ops;
   uint64_t position = 0;
   std::map<uint32_t, uint64_t> last;
 };
@@ -1146,6 +1181,220 @@ void test_random_work() {
   EXPECT(f.owner.faults == 0 && f.owner.total == f.position);
 }
 
+// A framework's operators beside plain commands: one order, on the streams that they were launched on.
+void test_executor() {
+  Fixture f(0, g_config, nullptr, /*framework=*/true);
+  f.load_module();
+  f.load_executor();
+  if (!f.executor) return;
+  EXPECT(f.owner.taken == 4096);
+  EXPECT_OK(f.space->commit(f.base, 4 * kMiB));
+  const QueueRef side = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  f.fill(f.legacy, 0, f.base, 16, 7);                // a kernel of the job's own: 7, 8, ...
+  f.op("fill", f.legacy, 0, f.base + 16, 32, 0x11);  // an operator: words 4 to 11
+  f.fill(f.legacy, 0, f.base + 32, 2, 9);            // a kernel again: words 8 and 9
+  f.op("fill", side, 1, f.base + 4096, 64, 0x22);
+  f.op("sync", f.legacy, 0);
+  EXPECT(f.sync(0) && f.sync(1));
+  const auto words = f.words(f.base, 16);
+  EXPECT(words[3] == 10 && words[4] == 0x11111111 && words[8] == 9 && words[9] == 10 && words[10] == 0x11111111 &&
+         words[12] == 19);  // the kernel adds the index
+  EXPECT(f.words(f.base + 4096, 1)[0] == 0x22222222);
+
+  f.space->trim();
+  EXPECT(f.owner.taken == 0);
+  FunctionInfo info;
+  EXPECT(f.space->get_function(f.executor, "no_such_op", &info).status().code() == kNotFound);
+  EXPECT(f.space->variables(f.executor).ok() && f.space->globals(f.executor).empty());
+  EXPECT(!f.space->function_names(f.executor).ok() && !f.space->set_attribute(f.ops["fill"], 8, 1).ok());
+  EXPECT(!f.space->occupancy(f.ops["fill"], {}).ok());
+
+  // Its state.
+  for (uint64_t i = 1; i <= 3; i++) f.op("note", f.legacy, 0, 0, 0, i);
+  EXPECT(f.sync(0));
+  EXPECT((f.notes() == std::vector<uint64_t>{1, 2, 3}));
+  const uint64_t other[] = {8, 9};
+  EXPECT_OK(f.space->load_module_state(f.executor, reinterpret_cast<const uint8_t*>(other), sizeof other));
+  EXPECT((f.notes() == std::vector<uint64_t>{8, 9}));
+  EXPECT(
+      f.space->load_module_state(f.executor, reinterpret_cast<const uint8_t*>(other), 3).text().find("half a note") !=
+      std::string::npos);
+  EXPECT(f.space->save_module(f.module).ok() && f.space->save_module(f.module)->empty());
+}
+
+// An operator may wait for its stream, and what precedes it there must then end without the client. A host function
+// does not: what is launched behind one is kept back until it is over, in its order, and the dispatch thread goes on.
+void test_executor_behind_a_host_function() {
+  Fixture f(0, g_config, nullptr, true);
+  f.load_module();
+  f.load_executor();
+  if (!f.executor) return;
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  const QueueRef side = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  std::mutex mu;
+  std::condition_variable changed;
+  bool go = false;
+  f.owner.run = [&](uint64_t) {
+    std::unique_lock lock(mu);
+    changed.wait_for(lock, std::chrono::seconds(10), [&] { return go; });
+  };
+  f.op("note", f.legacy, 0, 0, 0, 1);
+  f.space->host_function(f.legacy, f.ticket(0), 5);
+  for (int i = 0; i < 2000 && f.owner.host_functions == 0; i++) usleep(1000);
+  f.op("sync", f.legacy, 0);  // were it begun now, this thread would wait for the client for ever
+  f.op("note", side, 1, 0, 0, 2);
+  f.fill(side, 1, f.base, 4, 3);
+  f.op("note", f.legacy, 0, 0, 0, 4);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT(!f.owner.done(1, f.last[1]) && !f.space->idle());
+  {
+    std::lock_guard lock(mu);
+    go = true;
+    changed.notify_all();
+  }
+  EXPECT(f.sync(0) && f.sync(1));
+  EXPECT((f.notes() == std::vector<uint64_t>{1, 2, 4}));
+  EXPECT(f.words(f.base, 4)[0] == 3);
+  f.op("note", f.legacy, 0, 0, 0, 5);  // nothing is held any more
+  EXPECT(f.sync(0) && f.notes().back() == 5);
+}
+
+// While the watcher is inside a call, nothing is held any more, and this thread must not overtake it all the same.
+void test_executor_in_the_watcher() {
+  Fixture f(0, g_config, nullptr, true);
+  f.load_module();
+  f.load_executor();
+  if (!f.executor) return;
+  const QueueRef side = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  std::atomic<bool> go{false};
+  f.owner.run = [&](uint64_t) {
+    for (int i = 0; i < 10'000 && !go; i++) usleep(1000);
+  };
+  f.space->host_function(f.legacy, f.ticket(0), 5);
+  f.op("slow", side, 1, 1, 0, 150'000);  // held, so the watcher's
+  go = true;
+  EXPECT(f.sync(0));
+  usleep(30'000);  // it is in there now, or will be
+  f.op("note", f.legacy, 0, 0, 0, 2);
+  EXPECT(f.sync(0) && f.sync(1));
+  EXPECT((f.notes() == std::vector<uint64_t>{1, 2}));
+}
+
+// A fault elsewhere, during a call: the launch completes when the call is over and not before.
+void test_fault_during_a_call() {
+  Fixture f(0, g_config, nullptr, true);
+  f.load_module();
+  f.load_executor();
+  if (!f.executor) return;
+  const QueueRef side = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  f.spin(side, 1);
+  f.space->launch(side, f.ticket(1), f.fault_f, {});
+  const uint64_t position = (f.position + 1) * 64;
+  bool told = false, early = false;
+  std::thread other([&] {
+    usleep(30'000);
+    fake.hold_spin(0);
+    for (int i = 0; i < 150 && !told; i++) {
+      usleep(1000);
+      std::lock_guard lock(f.owner.mu);
+      told = f.owner.faults != 0;
+    }
+    usleep(20'000);
+    early = f.owner.done(0, position);
+  });
+  f.op("slow", f.legacy, 0, 1, 0, 400'000);
+  other.join();
+  EXPECT(told && !early && f.last[0] == position);
+  EXPECT(f.sync(0) && f.sync(1));
+}
+
+// Many launches, more than the driver is given at once, on several streams: their order is that of submission.
+void test_executor_order() {
+  Fixture f(0, g_config, nullptr, true);
+  f.load_module();
+  f.load_executor();
+  if (!f.executor) return;
+  EXPECT_OK(f.space->commit(f.base, kMiB));
+  std::vector<QueueRef> queues = {f.legacy};
+  for (uint32_t i = 1; i < 4; i++)
+    queues.push_back(f.space->create_queue(i == 1 ? QueueKind::kBlocking : QueueKind::kNonBlocking, 0, i));
+  std::mt19937 random(3);
+  std::vector<uint64_t> wanted;
+  f.spin(queues[2], 2);  // until the driver has had enough
+  for (uint64_t i = 0; i < 2000; i++) {
+    const uint32_t q = random() % 4;
+    if (random() % 8 == 0) {
+      f.fill(queues[q], q, f.base, 4, 1);
+    } else {
+      f.op("note", queues[q], q, 0, 0, i);
+      wanted.push_back(i);
+    }
+    if (i == 1000) fake.hold_spin(0);
+    if (random() % 400 == 0) f.op("slow", queues[q], q, i, 0, 2000), wanted.push_back(i);
+  }
+  for (uint32_t q = 0; q < 4; q++) EXPECT(f.sync(q));
+  EXPECT(f.notes() == wanted);
+}
+
+void test_executor_failures() {
+  {
+    Fixture f(0, g_config, nullptr, true);
+    f.load_module();
+    f.load_executor();
+    if (!f.executor) return;
+    EXPECT_OK(f.space->commit(f.base, kMiB));
+    // Out of memory is that launch's, and late: the process goes on.
+    f.op("fails", f.legacy, 0, 0, 0, kOutOfMemory);
+    f.fill(f.legacy, 0, f.base, 4, 6);
+    EXPECT(f.sync(0));
+    EXPECT(f.owner.refused.size() == 1 && f.owner.refused[0].result == kOutOfMemory && f.owner.faults == 0);
+    EXPECT(f.words(f.base, 1)[0] == 6);
+    // Memory that is not the process's is a fault, and sticks.
+    f.owner.not_live = f.base + 512;
+    f.op("fill", f.legacy, 0, f.base + 512, 16, 1);
+    f.op("note", f.legacy, 0, 0, 0, 1);
+    EXPECT(f.sync(0));
+    EXPECT(f.owner.faults == 1 && f.owner.fault == kIllegalAddress &&
+           f.owner.fault_text.find("not its memory") != std::string::npos);
+    EXPECT(f.notes().empty());
+  }
+  // Without the framework's context there is no executor, and what does not fit says why.
+  Fixture plain;
+  auto refused = [&](Fixture& f, const std::string& name, const char* why) {
+    const auto got = f.space->load_module(reinterpret_cast<const uint8_t*>(name.c_str()), name.size() + 1, nullptr);
+    EXPECT(!got.ok());
+    if (got.ok() || got.status().text().find(why) == std::string::npos)
+      g_failures += " '" + name + "': " + got.status().text();
+  };
+  refused(plain, executor_name(), "import the framework before");
+  Fixture f(1, g_config, nullptr, true);
+  refused(f, executor_name("other-build"), "of build test-build");
+  refused(f, executor_name("test-build", "../executor.so"), "FOLDER/NAME");
+  refused(f, executor_name("test-build", "fake/missing.so"), "build it");
+  refused(f, "devproxy executor 2\n", "another version");
+  refused(f, "devproxy executor 1\nbuild b\nset LD_PRELOAD=x\n", "not for a job to set");
+  refused(f, "devproxy executor 1\nbuild b\nhost fake/executor.so\n", "CPU build");
+  refused(f, "devproxy executor 1\nbuild b\nwhat is this\n", "does not know");
+}
+
+// Processes with a framework share the device's primary context; others have their own.
+void test_primary_context() {
+  auto made = cuda::make_device(g_config);
+  EXPECT_OK(made.status());
+  if (!made.ok()) return;
+  const uint64_t retained = fake.calls("cuDevicePrimaryCtxRetain"), own = fake.calls("cuCtxCreate_v2");
+  {
+    Fixture a(0, g_config, made->get(), true), b(1, g_config, made->get(), true), c(2, g_config, made->get());
+    EXPECT(fake.calls("cuDevicePrimaryCtxRetain") == retained + 2 && fake.calls("cuCtxCreate_v2") == own + 1);
+    a.load_module(), c.load_module();
+    EXPECT_OK(a.space->commit(a.base, kMiB));
+    EXPECT_OK(c.space->commit(c.base, kMiB));
+    a.fill(a.legacy, 0, a.base, 4, 1), c.fill(c.legacy, 0, c.base, 4, 2);
+    EXPECT(a.sync() && c.sync() && a.words(a.base, 1)[0] == 1 && c.words(c.base, 1)[0] == 2);
+  }
+  EXPECT(fake.calls("cuDevicePrimaryCtxRelease_v2") >= 2);
+}
+
 const struct {
   const char* name;
   void (*run)();
@@ -1175,6 +1424,13 @@ const struct {
     {"arrays that are refused", test_refused_arrays},
     {"stop with work", test_stop_with_work},
     {"random work", test_random_work},
+    {"executor", test_executor},
+    {"executor behind a host function", test_executor_behind_a_host_function},
+    {"executor in the watcher", test_executor_in_the_watcher},
+    {"fault during an executor's call", test_fault_during_a_call},
+    {"order of executors' launches", test_executor_order},
+    {"executor's failures", test_executor_failures},
+    {"primary context", test_primary_context},
 };
 
 }  // namespace
@@ -1204,6 +1460,9 @@ int main(int argc, char** argv) {
   load(library, "fake_last_attributes", &fake.last_attributes);
   load(library, "fake_stream_attribute", &fake.stream_attribute);
   g_config.driver_path = argv[1];
+  // EXECUTORS/fake/executor.so is fake_executor.cc.
+  if (const char* folder = std::getenv("EXECUTORS")) g_config.folder = folder;
+  setenv("FAKE_EXECUTOR_DRIVER", argv[1], 1);
   g_config.staging_bytes = kMiB;
   std::string only;
   for (int i = 2; i < argc; i++) {

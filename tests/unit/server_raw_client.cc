@@ -594,7 +594,7 @@ void bad_hellos_are_refused() {
     address.sun_family = AF_UNIX;
     std::snprintf(address.sun_path, sizeof address.sun_path, "%s", server.socket_path.c_str());
     EXPECT(connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
-    AttachRequest hello{kAttachMagic, AttachKind::kClient, {}, 1, 0xffffffff, 0};
+    AttachRequest hello{kAttachMagic, AttachKind::kClient, {}, 1, 0xffffffff};
     std::memcpy(hello.abi_id, wire::kAbiId, 32);
     change(hello);
     EXPECT(send(socket, &hello, sizeof hello, 0) == sizeof hello);

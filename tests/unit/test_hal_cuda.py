@@ -89,6 +89,16 @@ def fake_driver() -> Path:
 
 
 @pytest.fixture(scope="module")
+def executors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A libraries' folder with the executor of tests/hal_cuda."""
+    folder = tmp_path_factory.mktemp("executors")
+    (folder / "fake").mkdir()
+    made = compiled("fake_executor.so", [FAKE.parent / "fake_executor.cc"], "-shared")
+    (folder / "fake" / "executor.so").symlink_to(made)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def program() -> Path:
     return compiled("hal_cuda_test", [TEST, LOG, *archives()])
 
@@ -100,10 +110,14 @@ def why_not(program: Path, driver: str) -> str:
 
 
 @pytest.mark.parametrize("mode", ["", "events", "register", "events register chaos"])
-def test_whole_interface(program: Path, fake_driver: Path, mode: str) -> None:
+def test_whole_interface(program: Path, fake_driver: Path, executors: Path, mode: str) -> None:
     """mode: how completion is seen, whether pinned memory is registered, delays between operations."""
     run = subprocess.run(
-        [program, fake_driver, *mode.split()], capture_output=True, text=True, timeout=240
+        [program, fake_driver, *mode.split()],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "EXECUTORS": str(executors)},
     )
     assert run.returncode == 0, run.stdout + run.stderr
     tests = re.findall(r'^    \{"[^"]+", test_', TEST.read_text(), re.M)

@@ -50,9 +50,8 @@ enum class Asked { kAnswered, kHungUp, kSilent };
 
 // Says hello and reads the answer.
 Asked ask(int fd, AttachReply* reply) {
-  const bool framework = g_framework.load(std::memory_order_relaxed);
-  AttachRequest req{kAttachMagic, AttachKind::kClient,       {}, static_cast<uint32_t>(getpid()),
-                    0xffffffffu,  framework ? kFramework : 0};
+  const auto kind = g_framework.load(std::memory_order_relaxed) ? AttachKind::kFramework : AttachKind::kClient;
+  AttachRequest req{kAttachMagic, kind, {}, static_cast<uint32_t>(getpid()), 0xffffffffu};
   memcpy(req.abi_id, wire::kAbiId, sizeof(req.abi_id));
   if (send(fd, &req, sizeof(req), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(req))) return Asked::kHungUp;
   auto* p = reinterpret_cast<uint8_t*>(reply);

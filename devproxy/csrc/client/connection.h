@@ -19,8 +19,8 @@
 
 namespace devproxy::client {
 
-// This process's kernels are a framework's, which runs them in the server (wire/attach.h, kFramework). Set by the
-// framework's plugin (devproxy_use_framework) before the first attach.
+// This process's kernels are a framework's, which runs them in the server (wire/attach.h, AttachKind::kFramework). Set
+// by the framework's plugin (devproxy_use_framework) before the first attach.
 extern std::atomic<bool> g_framework;
 
 // Bulk data that follows a request.

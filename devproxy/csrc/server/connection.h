@@ -70,7 +70,7 @@ class Connection final : public hal::SpaceOwner {
     uint64_t number = 0;  // of the connection, from 1
     uint32_t pid = 0;
     uint32_t wanted_slot = SlotTable::kAny;
-    bool framework = false;  // AttachRequest's kFramework
+    bool framework = false;  // AttachKind::kFramework
   };
   // Makes files, mappings and the space; the answer for the client is in `reply` either way.
   static std::unique_ptr<Connection> make(ServerParts& parts, const Peer& peer, AttachReply* reply);

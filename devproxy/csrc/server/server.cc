@@ -343,7 +343,7 @@ bool Server::read_hello(Hello& hello) {
     controls_.push_back(std::make_unique<ControlPeer>(hello.socket));
     hello.socket = -1;
     return false;
-  } else if (hello.request.kind != AttachKind::kClient) {
+  } else if (hello.request.kind != AttachKind::kClient && hello.request.kind != AttachKind::kFramework) {
     std::snprintf(reply.text, sizeof reply.text, "unknown kind %u of attach request",
                   static_cast<unsigned>(hello.request.kind));
   } else if (std::memcmp(hello.request.abi_id, wire::kAbiId, sizeof wire::kAbiId) != 0) {
@@ -366,8 +366,8 @@ void Server::attach(int socket, const AttachRequest& request, uint32_t pid) {
   AttachReply reply{};
   reply.magic = kAttachMagic;
   std::memcpy(reply.abi_id, wire::kAbiId, sizeof reply.abi_id);
-  auto connection =
-      Connection::make(parts_, {next_number_++, pid, request.wanted_slot, (request.flags & kFramework) != 0}, &reply);
+  auto connection = Connection::make(
+      parts_, {next_number_++, pid, request.wanted_slot, request.kind == AttachKind::kFramework}, &reply);
   if (connection) {
     if (phase_ != Phase::kRunning) connection->request_cut(0);
     connection->start();

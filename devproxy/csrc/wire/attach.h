@@ -13,9 +13,12 @@ namespace devproxy {
 
 inline constexpr uint32_t kAttachMagic = 0x41505044;  // "DPPA"
 
-// kStats: the answer is a uint32_t length and JSON text. kControl: the socket stays open, and each request and each
-// answer is a uint32_t length and JSON text (server/control.h); the request's abi_id and slot are not looked at.
-enum class AttachKind : uint32_t { kClient = 1, kStats = 2, kControl = 3 };
+// kFramework: a client whose kernels are a framework's, run by the framework in the server (hal/host_module). On a
+// device where that matters, its memory and streams belong to the context that the framework uses, which the server's
+// processes share. A kind and not a field, so that the struct is that of the servers in older images. kStats: the
+// answer is a uint32_t length and JSON text. kControl: the socket stays open, and each request and each answer is a
+// uint32_t length and JSON text (server/control.h); the request's abi_id and slot are not looked at.
+enum class AttachKind : uint32_t { kClient = 1, kStats = 2, kControl = 3, kFramework = 4 };
 
 inline constexpr uint8_t kLinked = 1;  // the client's last byte on the socket
 
@@ -25,12 +28,7 @@ struct AttachRequest {
   uint8_t abi_id[32];    // hash of wire.lock; both sides must be the same build of the protocol
   uint32_t pid;          // as the client sees itself; information only, SO_PEERCRED decides
   uint32_t wanted_slot;  // 0xffffffff: any; else the slot that the restored process already lives in
-  uint32_t flags;        // kFramework
 };
-
-// The process's kernels are a framework's, run by the framework in the server (hal/host_module): on a device where that
-// matters, its memory and streams belong to the context that the framework uses, which the server's processes share.
-inline constexpr uint32_t kFramework = 1;
 
 // The device remembers pages of the pinned window: the client must not give freed ones back to the machine.
 inline constexpr uint32_t kKeepsHostPages = 1;

@@ -258,7 +258,8 @@ Status run_host_function(const HostFunction& function, const LaunchArgs& args, u
     std::snprintf(error, sizeof error, "it threw an exception of unknown type");
   }
   if (result == 0) return {};
-  if (!is_execution_fault(result)) result = kLaunchFailed;
+  const bool late_error = result == kOutOfMemory && function.module->is_executor();
+  if (!is_execution_fault(result) && !late_error) result = kLaunchFailed;
   error[sizeof error - 1] = 0;
   return {result, "kernel '" + function.name + "' failed: " + (error[0] ? error : "no reason given")};
 }

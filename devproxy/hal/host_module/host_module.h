@@ -79,8 +79,8 @@ struct RangeCheck {
   bool on_submitter = false;
 };
 
-// Runs the function on this thread; stream is what devproxy_soft_launch.stream says. kOk, or an execution fault with a
-// text for the user. `args` are those of the launch.
+// Runs the function on this thread; stream is what devproxy_soft_launch.stream says. kOk; an execution fault with a
+// text for the user; or, of an executor, kOutOfMemory, which is that launch's alone. `args` are those of the launch.
 Status run_host_function(const HostFunction& function, const LaunchArgs& args, uint32_t ordinal, uint64_t stream,
                          const RangeCheck& check);
 

@@ -527,6 +527,8 @@ void SoftSpace::run_kernel(Command& command, bool on_submitter) {
   const Status done = run_host_function(function, command.launch, device_.ordinal, command.queue_index,
                                         {&owner_, command.ticket.position, on_submitter});
   if (done.ok()) return;
+  if (!is_execution_fault(done.code()))
+    return owner_.on_refused(command.ticket.caller, done.code(), done.text().c_str());
   faulted_.store(true, std::memory_order_release);
   owner_.on_fault(done.code(), done.text().c_str());
 }
