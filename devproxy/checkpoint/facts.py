@@ -131,16 +131,49 @@ def check_restore(
     return found
 
 
-def check_gpus(image: dict[str, Any], here: list[dict[str, Any]]) -> list[Finding]:
+def is_other_gpu(image: dict[str, Any], here: list[dict[str, Any]]) -> bool:
+    """Is one of these GPUs of another compute capability than the image's?"""
+    return any(
+        was and (was["major"], was["minor"]) != (now["major"], now["minor"])
+        for was, now in zip(image.get("gpus") or [], here, strict=False)
+    )
+
+
+def check_gpus(
+    image: dict[str, Any],
+    here: list[dict[str, Any]],
+    other_device: tuple[str, str] | None = None,
+    allow_other: bool = False,
+) -> list[Finding]:
     """What speaks against restoring on these GPUs, in the order of the job's; see proxy.supervisor.describe.
 
-    Its servers would find the same after all has been fetched. Images of before this was kept say nothing.
+    other_device: (the image's kind of device, the one that was asked for), where they differ. allow_other: the user has
+    said that the job may get another GPU than it was told of. Its servers would find the same after all has been fetched.
+    Images of before this was kept say nothing.
     """
     found: list[Finding] = []
     for gpu, (was, now) in enumerate(zip(image.get("gpus") or [], here, strict=False)):
         if not was:
             continue
-        if (was["major"], was["minor"]) != (now["major"], now["minor"]):
+        differs = (was["major"], was["minor"]) != (now["major"], now["minor"])
+        own = was.get("machine_code")  # absent: an image of before it was counted
+        if (differs or other_device) and own == 0:
+            found.append(_other_gpu(gpu, was, now, other_device))
+            continue
+        if (differs or other_device) and allow_other:
+            found.append(_other_gpu(gpu, was, now, other_device))
+            what = f"the job has {own or 'perhaps some'} module(s) of machine code on GPU {gpu}"
+            found.append(Finding(what, "they may not load on this GPU", "", False))
+            continue
+        if other_device:
+            what = (
+                f"the job has {own if own is not None else 'perhaps some'} module(s) of machine code (Triton's, or its"
+                f" own kernels) on GPU {gpu}, made for device '{other_device[0]}'"
+            )
+            why = f"device '{other_device[1]}' cannot be expected to run them"
+            found.append(Finding(what, why, "to try it all the same: --allow-other-gpu", True))
+            continue
+        if differs:
             what = (
                 f"the job was told that its GPU has compute capability {was['major']}.{was['minor']};"
                 f" GPU {gpu} ({now['name']}) has {now['major']}.{now['minor']}"
@@ -151,6 +184,20 @@ def check_gpus(image: dict[str, Any], here: list[dict[str, Any]]) -> list[Findin
             what = f"GPU {gpu} is a {now['name']}, in the image it is a {was['name']}"
             found.append(Finding(what, "its results may differ in the last bits", "", False))
     return found
+
+
+def _other_gpu(
+    gpu: int, was: dict[str, Any], now: dict[str, Any], device: tuple[str, str] | None
+) -> Finding:
+    """The job's kernels are operators by name, so this GPU can run them: what will be otherwise."""
+    kind = f", device '{device[1]}' instead of '{device[0]}'" if device else ""
+    what = f"GPU {gpu} is a {now['name']}{kind}; in the image it is a {was['name']}"
+    why = (
+        "results differ in their last bits"
+        + (", random numbers are others from here on" if device else "")
+        + f", and the job goes on saying that it has a {was['name']} with {was['memory_bytes'] >> 20} MiB"
+    )
+    return Finding(what, why, "", False)
 
 
 def _check_driver(image: dict[str, Any], here: dict[str, Any], found: list[Finding]) -> None:

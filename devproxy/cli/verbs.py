@@ -323,6 +323,8 @@ def restore(arguments: argparse.Namespace) -> int:
         "gpus": gpus,
         "output": os.path.abspath(arguments.output) if arguments.output else None,
         "strict": arguments.strict,
+        "device": arguments.device,
+        "allow_other_gpu": arguments.allow_other_gpu,
     }
     if arguments.attach:
         from devproxy.control import agent
@@ -402,6 +404,12 @@ def add_to(verb: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
     sub.add_argument("image", metavar="IMAGE", help="id, its beginning, a job's name, or latest")
     sub.add_argument("--store", metavar="DIR", help="folder or URL (the default store)")
     sub.add_argument("--gpu", action="append", metavar="ID[,ID]", help="GPUs of this machine")
+    sub.add_argument("--device", choices=["soft", "cuda"], help="another kind of GPU than before")
+    sub.add_argument(
+        "--allow-other-gpu",
+        action="store_true",
+        help="also where the job holds machine code for another GPU",
+    )
     sub.add_argument("--name", metavar="NEW", help="another name for the job")
     sub.add_argument("--output", metavar="FILE", help="where its output goes (the job's log)")
     sub.add_argument("--attach", action="store_true", help="stay in the foreground, as the job")

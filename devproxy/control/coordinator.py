@@ -367,7 +367,8 @@ class JobCoordinator:
             device_bytes, gpus = 0, []
             for server in job.supervisor.servers:
                 answer = self._ask(server, "can_dump")
-                gpus.append(answer.get("gpu"))
+                own = sum(c.get("machine_code", 0) for c in answer["clients"])
+                gpus.append((answer.get("gpu") or {}) | {"machine_code": own})
                 if answer["refusals"]:
                     raise Refused(
                         f"GPU {server.gpu}: {'; '.join(answer['refusals'])}", "the job continues"

@@ -153,6 +153,8 @@ class Agents:
                 "gpus": list(request.gpus),
                 "output": request.output or None,
                 "strict": request.strict,
+                "device": request.device or None,
+                "allow_other_gpu": request.allow_other_gpu,
             }
             path = os.path.join(state.subfolder("restores"), f"{name}-{time.time_ns()}.json")
             spec["note"] = path + ".stage"

@@ -30,7 +30,7 @@ from devproxy.control.stage_note import StageNote
 from devproxy.control.stdio import Stdio
 from devproxy.errors import DevproxyError, Refused, RestoreError, object_of
 from devproxy.log import say
-from devproxy.proxy import supervisor
+from devproxy.proxy import preflight, supervisor
 from devproxy.proxy.control_channel import ControlChannel
 from devproxy.proxy.janitor import Janitor
 from devproxy.proxy.server import Server
@@ -157,6 +157,9 @@ def bring_back(
                 "name as many",
             )
         spec.gpus = list(request["gpus"])
+    image_device = spec.device
+    if request.get("device") and request["device"] != spec.device:
+        _change_device(spec, request["device"], manifest)
     lib = ensure_build(opened, manifest, request["image"])
     supervisor = Supervisor()
     descriptors = _descriptors(request.get("output"))
@@ -186,6 +189,10 @@ def bring_back(
                     image_job_id=image_job_id,
                     times=times,
                     ready=lambda entries: coordinator.adopt(request["image"], entries),
+                    other_device=(image_device, spec.device)
+                    if image_device != spec.device
+                    else None,
+                    allow_other=bool(request.get("allow_other_gpu")),
                 )
                 # Not before it runs: a restore that fails must not make a job that lives elsewhere stale.
                 coordinator.take_epoch()
@@ -202,6 +209,26 @@ def bring_back(
         supervisor.stop()
         raise
     return job, agent
+
+
+def _change_device(spec: JobSpec, device: str, manifest: dict[str, Any]) -> None:
+    """The job gets another kind of GPU than it was started with. Raises Refused where this machine has none."""
+    if device not in ("soft", "cuda") or spec.device not in ("soft", "cuda"):
+        raise Refused(
+            f"a job of device {spec.device!r} cannot be restored on device {device!r}",
+            "soft and cuda can take each other's jobs",
+        )
+    _, note = preflight.choose_device(device, spec.gpus)
+    if note:
+        say(note)
+    # A real GPU has the memory that it has; a simulated one gets what it would get at a start, or what the job needs.
+    spec.gpu_memory_bytes = 0
+    if device == "soft":
+        available = machine.available_memory_bytes(config.sysroot())
+        least = 2 * int(manifest["sizes"]["device"])
+        default = machine.gpu_memory_bytes(None, len(spec.gpus), available)
+        spec.gpu_memory_bytes = max(default, least)
+    spec.device = device
 
 
 def _descriptors(output: str | None) -> tuple[int, int, int]:
@@ -270,6 +297,8 @@ def into(
     image_job_id: str = "",
     times: Times | None = None,
     ready: Callable[[list[files.FileEntry]], None] = lambda entries: None,
+    other_device: tuple[str, str] | None = None,
+    allow_other: bool = False,
 ) -> None:
     """Servers and processes of the image into this job. `ready` is called with the image's files before a process runs.
 
@@ -297,10 +326,9 @@ def into(
         findings = facts.check_restore(
             manifest["facts"], put_back={e.path for e in entries if not e.listed_only}
         )
-        findings += facts.check_gpus(
-            manifest["facts"],
-            [supervisor.describe(config.server_path(), spec.device, gpu) for gpu in spec.gpus],
-        )
+        here = [supervisor.describe(config.server_path(), spec.device, gpu) for gpu in spec.gpus]
+        findings += facts.check_gpus(manifest["facts"], here, other_device, allow_other)
+        other_gpu = bool(other_device) or facts.is_other_gpu(manifest["facts"], here)
         refusals = [finding.text for finding in findings if finding.refuse]
         for finding in findings:
             if not finding.refuse:
@@ -329,7 +357,8 @@ def into(
         remove_shared(job.folder.path)
         # Servers fill device memory while the rest is fetched.
         with _beside(fetch.host, times, "fetch_host") as host, times("servers"):
-            started = start_servers(job, spec.gpus, ("--restore", staging, "--restore-shared"))
+            more = ("--restore", staging, "--restore-shared")
+            started = start_servers(job, spec.gpus, (*more, "--other-gpu") if other_gpu else more)
         stage, about = "fetch", f"image {image_id}"
         host.result()
         if put_files:

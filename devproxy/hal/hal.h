@@ -309,6 +309,11 @@ class Space {
     return {kNotSupported, "this device has no tensor maps"};
   }
 
+  // Are the module's kernels operators by name, which another kind of device can run too? False: machine code.
+  virtual bool portable(const ModuleRef& module) {
+    (void)module;
+    return false;
+  }
   // Does a kernel of the module print? True where that is not known.
   virtual bool prints(const ModuleRef& module) {
     (void)module;

@@ -164,3 +164,51 @@ def test_pytorch_through_the_executor(subject: str, world: World) -> None:
     assert world.digest() == world.digest("soft.log")
     assert len(world.nonces()) == 1
     assert set(world.steps()) == set(range(1, 41))
+
+
+def test_an_image_moves_between_kinds_of_gpu(world: World) -> None:
+    """Operators by name and plain memory: begun on the software GPU, on by hal/cuda, and back. Both have the executor for
+    the host here, so the numbers stay the same."""
+    command = (
+        sys.executable,
+        str(SUBJECTS / "gpt.py"),
+        *("--steps", "45", "--seconds-per-step", "0.1"),
+    )
+    world.env["DEVPROXY_CUDA_EXECUTOR"] = "host"
+    alone = world.env | {"TEST_GATE": ""}
+    world.run(*without_pauses(command), name="soft", log="soft.log", **alone).wait(120)
+    world.run(*command, options=("--device", "soft"))
+    world.wait_step(8)
+    world.ctl("checkpoint", "j")
+    world.wait_step(12)
+    assert world.kill_everything()
+    back = ("--store", str(world.store), "--output", "log")
+    world.ctl("restore", "j", *back, "--device", "cuda")
+    world.wait_step(20)
+    assert world.ctl_json("status", "j")["device"] == "cuda"
+    world.ctl("checkpoint", "j")
+    world.wait_step(26)
+    assert world.kill_everything()
+    world.ctl("restore", "j", *back, "--device", "soft", "--wait")
+    world.wait_end()
+    assert world.digest() == world.digest("soft.log")
+    assert len(world.nonces()) == 1
+    assert set(world.steps()) == set(range(1, 46))
+    logs = (world.home / "state" / "logs").glob("*")
+    said = world.text() + "".join(path.read_text(errors="replace") for path in logs)
+    assert "random numbers are others from here on" in said, said[-2000:]
+
+
+def test_machine_code_keeps_an_image_to_its_kind_of_gpu(world: World) -> None:
+    world.run(*VARIABLES, options=("--device", "cuda"))
+    world.wait_step(10)
+    world.ctl("checkpoint", "j")
+    world.wait_step(12)
+    assert world.kill_everything()
+    words = ("restore", "j", "--store", str(world.store), "--output", "log", "--device", "soft")
+    done = world.ctl(*words, check=False)
+    assert done.returncode != 0
+    assert "1 module(s) of machine code" in done.stderr, done.stderr
+    assert "--allow-other-gpu" in done.stderr
+    done = world.ctl(*words, "--allow-other-gpu", check=False)
+    assert done.returncode != 0 and "--allow-other-gpu" not in done.stderr, done.stderr

@@ -45,8 +45,9 @@ struct Counters {
   std::atomic<uint64_t> calls{0}, launches{0}, h2d_bytes{0}, d2h_bytes{0}, d2d_bytes{0}, memset_bytes{0}, allocs{0},
       frees{0}, busy_us{0}, live_bytes{0}, peak_bytes{0};
   std::atomic<uint64_t> modules{0}, streams{0}, events{0}, pinned_bytes{0};  // now
-  std::atomic<uint64_t> trough_bytes{UINT64_MAX}, period_us{0};              // as LiveTrace says
-  static void add(std::atomic<uint64_t>& counter, uint64_t n) {              // one writer: no locked instruction
+  std::atomic<uint64_t> machine_code{0};  // of the modules: those that only this kind of device runs
+  std::atomic<uint64_t> trough_bytes{UINT64_MAX}, period_us{0};  // as LiveTrace says
+  static void add(std::atomic<uint64_t>& counter, uint64_t n) {  // one writer: no locked instruction
     counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
   }
 };
@@ -56,6 +57,7 @@ struct ServerParts {
   std::string job_dir;
   uint32_t gpu = 0;           // the job's ordinal
   uint32_t physical_gpu = 0;  // of the machine
+  bool other_gpu = false;     // a restore may be of another kind or model of GPU
   hal::Device* device = nullptr;
   Ledger* ledger = nullptr;
   SlotTable* slots = nullptr;

@@ -129,8 +129,8 @@ std::string Server::can_dump() {
     clients += (clients.empty() ? "{" : ",{") + json_number("number", c.connection->number()) + ',' +
                json_number("pid", c.connection->peer().pid) + ',' + json_number("slot", c.connection->slot()) + ',' +
                json_number("live_bytes", n.live_bytes) + ',' + json_number("pinned_bytes", n.pinned_bytes) + ',' +
-               json_number("modules", n.modules) + ',' + json_number("streams", n.streams) + ',' +
-               json_number("events", n.events) + ',' +
+               json_number("modules", n.modules) + ',' + json_number("machine_code", n.machine_code) + ',' +
+               json_number("streams", n.streams) + ',' + json_number("events", n.events) + ',' +
                json_number("host_functions", c.connection->host_functions_out()) +
                ",\"trough_bytes\":" + plain(n.trough_bytes) + ',' + json_number("period_us", n.period_us) +
                ",\"faulted\":" + (c.connection->faulted() ? "true" : "false") + '}';

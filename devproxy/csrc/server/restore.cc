@@ -125,10 +125,10 @@ StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, co
   return c;
 }
 
-// The client goes on with what it was told, so this device must be such a one. Images of before this was kept say
-// nothing.
+// The client goes on with what it was told, so this device must be such a one, unless whoever restores has looked at
+// that. Images of before this was kept say nothing.
 Status Connection::check_told(const Json& told) const {
-  if (told.members.empty()) return {};
+  if (told.members.empty() || parts_.other_gpu) return {};
   const hal::Caps caps = parts_.device->caps();
   const hal::Properties& p = parts_.device->properties();
   const std::string gpu = "GPU " + std::to_string(parts_.physical_gpu) + " of this machine";

@@ -68,6 +68,7 @@ Status Server::open() {
   parts_.job_dir = config_.job_dir;
   parts_.gpu = config_.gpu;
   parts_.physical_gpu = config_.physical_gpu;
+  parts_.other_gpu = config_.other_gpu;
   parts_.device = device_.get();
   parts_.ledger = ledger_.get();
   parts_.slots = slots_.get();
@@ -143,7 +144,7 @@ Status Server::restore() {
     return {kInvalidImage, "the state is of another build (ABI " + (*state)["abi"].text.substr(0, 16) +
                                ", this server " + abi_hex().substr(0, 16) +
                                "): restore with the build that the image carries"};
-  if ((*state)["device"].text != config_.device)
+  if ((*state)["device"].text != config_.device && !config_.other_gpu)
     return {kInvalidDevice,
             "the state is of a '" + (*state)["device"].text + "' device, this one is '" + config_.device + "'"};
   Json shared;

@@ -24,6 +24,7 @@ struct ServerConfig {
   uint32_t gpu = 0;             // the job's ordinal: names of files, what kernels are told
   uint32_t physical_gpu = 0;    // of the machine: the device
   std::string restore_dir;      // begin with the state in it, parked
+  bool other_gpu = false;       // the state may be of another kind or model of GPU
   bool restore_shared = false;  // make and fill the shared files too; else they are there (handover)
   std::string device;           // soft, record or cuda
   uint64_t memory_bytes = 0;    // what the ledger may give away on this GPU; 0: what the device has

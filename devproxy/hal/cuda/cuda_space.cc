@@ -1096,6 +1096,8 @@ StatusOr<std::vector<Space::Variable>> CudaSpace::variables(const ModuleRef& ref
   return std::vector<Variable>(module.variables());
 }
 
+bool CudaSpace::portable(const ModuleRef& module) { return is_executor(module); }
+
 // A framework's kernels print where an assertion of theirs fails, and that is all.
 bool CudaSpace::prints(const ModuleRef& ref) {
   if (is_executor(ref)) return true;

@@ -112,6 +112,7 @@ class CudaSpace final : public Space {
   StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) override;
   std::vector<Global> globals(const ModuleRef& module) override;
   StatusOr<std::vector<Variable>> variables(const ModuleRef& module) override;
+  bool portable(const ModuleRef& module) override;
   bool prints(const ModuleRef& module) override;
   void take_output(std::string* out, std::string* err) override;
   void host_window(uint64_t addr, uint64_t bytes) override;

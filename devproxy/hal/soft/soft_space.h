@@ -95,6 +95,7 @@ class SoftSpace final : public Space {
   Status write(uint64_t addr, const void* from, size_t bytes) override;
   Status read_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, void* to) override;
   Status write_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, const void* from) override;
+  bool portable(const ModuleRef& module) override { return static_cast<const HostModule&>(*module).is_executor(); }
   StatusOr<std::vector<uint8_t>> save_module(const ModuleRef& module) override {
     return static_cast<const HostModule&>(*module).save_state();
   }

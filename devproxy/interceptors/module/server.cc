@@ -66,6 +66,13 @@ void note_variables(Connection& c, VHandle module, const hal::ModuleRef& loaded)
   for (const auto& v : *found) c.variables[v.addr] = {v.bytes, module, v.name, false};
 }
 
+void count_modules(Connection& c) {
+  uint64_t machine_code = 0;
+  c.modules.for_each([&](VHandle, const hal::ModuleRef& module) { machine_code += !c.space().portable(module); });
+  c.counting().machine_code.store(machine_code, std::memory_order_relaxed);
+  c.counting().modules.store(c.modules.size(), std::memory_order_relaxed);
+}
+
 // The name in the bulk data; false where it is no name.
 bool name_of(const Message& m, std::string* name) {
   if (m.bulk_bytes == 0 || m.bulk_bytes > kMaxNameBytes) return false;
@@ -118,7 +125,7 @@ void module_load(Connection& c, const Message& m) {
   if (!c.modules.insert(r.module, *loaded) || !c.replay.create(r.module, {}, m.info->opcode, &r, sizeof r, {}, image))
     return c.reply(m, kInvalidHandle);
   note_variables(c, r.module, *loaded);
-  c.counting().modules.store(c.modules.size(), std::memory_order_relaxed);
+  count_modules(c);
   const bool prints = c.space().prints(*loaded);
   c.any_prints = c.any_prints || prints;
   rep.known = 1;
@@ -143,7 +150,7 @@ void module_unload(Connection& c, const Message& m) {
     return true;
   });
   if (!c.modules.erase(r.module) || !c.replay.destroy(r.module)) return c.fail(m, kInvalidHandle);
-  c.counting().modules.store(c.modules.size(), std::memory_order_relaxed);
+  count_modules(c);
 }
 
 void function_get(Connection& c, const Message& m) {
