@@ -14,6 +14,10 @@
 | DEVPROXY_JOB_ID | devproxy-run, for the job | names the job's processes, also those that leave its tree |
 | DEVPROXY_CUDA_DRIVER | user | absolute path of NVIDIA's libcuda.so.1 for --device cuda, instead of the usual places |
 | DEVPROXY_CUDA_REGISTER_WINDOW | user | 1: --device cuda registers pinned memory with the driver, so that kernels see it and copies go straight; never seen on a GPU |
+| DEVPROXY_TORCH | user, for the job | cudart: on a real GPU the CUDA wheel's own kernels run, over devproxy's CUDA runtime, and math libraries are refused; else operators run in the server |
+| DEVPROXY_CUDA_EXECUTOR | tests | host: --device cuda runs PyTorch's operators on the host, over a driver that executes on host memory |
+| DEVPROXY_TORCH_OPS | tests | cuda: the client takes operators apart as for a real GPU, whatever runs them |
+| DEVPROXY_TORCH_GENERATORS | tests | kept: random generators live in the server, as on a real GPU |
 | DEVPROXY_RECORD | user | with --device record: the file to which each server appends one JSON line per call; with several GPUs FILE.gpu0, FILE.gpu1 |
 | DEVPROXY_DAEMON_IDLE_S | tests | seconds without job and call after which devproxyd leaves (10) |
 | DEVPROXY_SYSROOT | tests | folder that stands in for / when the machine's devices are looked for |

@@ -1181,6 +1181,26 @@ void test_random_work() {
   EXPECT(f.owner.faults == 0 && f.owner.total == f.position);
 }
 
+// A device that is told early loads by itself. Runs before every other test of executors.
+void test_warm() {
+  auto made = cuda::make_device(g_config);
+  EXPECT_OK(made.status());
+  if (!made.ok()) return;
+  const std::string file = g_config.folder + "/fake/executor.so", name = executor_name();
+  auto loaded = [&] {
+    void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD);
+    if (library) dlclose(library);
+    return library != nullptr;
+  };
+  EXPECT(!loaded());
+  (*made)->warm({1, 2, 3});  // no description: nothing happens, and the next one is not looked at
+  auto second = cuda::make_device(g_config);
+  EXPECT_OK(second.status());
+  (*second)->warm({name.c_str(), name.c_str() + name.size() + 1});
+  for (int i = 0; i < 5000 && !loaded(); i++) usleep(1000);
+  EXPECT(loaded());
+}
+
 // A framework's operators beside plain commands: one order, on the streams that they were launched on.
 void test_executor() {
   Fixture f(0, g_config, nullptr, /*framework=*/true);
@@ -1424,6 +1444,7 @@ const struct {
     {"arrays that are refused", test_refused_arrays},
     {"stop with work", test_stop_with_work},
     {"random work", test_random_work},
+    {"warm", test_warm},
     {"executor", test_executor},
     {"executor behind a host function", test_executor_behind_a_host_function},
     {"executor in the watcher", test_executor_in_the_watcher},

@@ -127,3 +127,24 @@ def test_gpus_of_another_kind() -> None:
     # Images of before this was kept, and servers of before it that made them.
     assert facts.check_gpus({}, [gpu("B200", 10)]) == []
     assert facts.check_gpus({"gpus": [None]}, [gpu("B200", 10)]) == []
+
+
+def test_a_job_of_operators_alone_takes_any_gpu() -> None:
+    """Its kernels are named, so only what may differ is said; a module of its own keeps it to what it was told of."""
+
+    def gpu(name: str, major: int, **more: int) -> dict[str, object]:
+        return {"name": name, "major": major, "minor": 0, "memory_bytes": 80 << 30} | more
+
+    portable, bound = gpu("H100", 9, machine_code=0), gpu("H100", 9, machine_code=2)
+    (said,) = facts.check_gpus({"gpus": [portable]}, [gpu("B200", 10)])
+    assert not said.refuse and "last bits" in said.text
+    (refused,) = facts.check_gpus({"gpus": [bound]}, [gpu("B200", 10)])
+    assert refused.refuse
+    other = ("cuda", "soft")
+    (said,) = facts.check_gpus({"gpus": [portable]}, [gpu("Software GPU", 8)], other)
+    assert not said.refuse and "random numbers" in said.text and "'soft'" in said.text
+    for unknown_or_bound in (bound, gpu("H100", 9)):
+        (refused,) = facts.check_gpus({"gpus": [unknown_or_bound]}, [gpu("H100", 9)], other)
+        assert refused.refuse and "--allow-other-gpu" in refused.text
+        found = facts.check_gpus({"gpus": [unknown_or_bound]}, [gpu("H100", 9)], other, True)
+        assert found and not any(one.refuse for one in found)

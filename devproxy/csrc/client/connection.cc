@@ -88,6 +88,29 @@ void hex(const uint8_t* id, char* out) {
 
 }  // namespace
 
+void warm(int gpu, const char* description) {
+  const char* const dir = getenv("DEVPROXY_JOB_DIR");
+  const size_t length = strlen(description);
+  if (!dir || length > kMaxWarmBytes) return;
+  sockaddr_un addr{};
+  addr.sun_family = AF_UNIX;
+  const int n = snprintf(addr.sun_path, sizeof(addr.sun_path), "%s/gpu%d.sock", dir, gpu);
+  if (n < 0 || static_cast<size_t>(n) >= sizeof(addr.sun_path)) return;
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return;
+  AttachRequest hello{kAttachMagic, AttachKind::kWarm, {}, static_cast<uint32_t>(getpid()), 0xffffffffu};
+  memcpy(hello.abi_id, wire::kAbiId, sizeof(hello.abi_id));
+  const auto bytes = static_cast<uint32_t>(length);
+  iovec parts[] = {
+      {&hello, sizeof hello}, {const_cast<uint32_t*>(&bytes), sizeof bytes}, {const_cast<char*>(description), length}};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = 3;
+  // One send: the server reads what is there and does not wait for more.
+  if (connect(fd, reinterpret_cast<sockaddr*>(&addr), sizeof(addr)) == 0) (void)!sendmsg(fd, &message, MSG_NOSIGNAL);
+  close(fd);
+}
+
 int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
   sockaddr_un addr{};
   addr.sun_family = AF_UNIX;

@@ -23,6 +23,10 @@ namespace devproxy::client {
 // by the framework's plugin (devproxy_use_framework) before the first attach.
 extern std::atomic<bool> g_framework;
 
+// Tells the server of the job's GPU what this process will ask it to load, so that it can begin: see AttachKind::kWarm.
+// Before the first attach, from the framework's plugin. No error: then it is loaded when it is asked for.
+void warm(int gpu, const char* description);
+
 // Bulk data that follows a request.
 struct Bulk {
   const void* data = nullptr;

@@ -305,6 +305,14 @@ void Server::take_hellos() {
   });
 }
 
+// The rest of the message came with the hello, or it is not looked at.
+void Server::warm(int socket) {
+  uint32_t bytes = 0;
+  if (recv(socket, &bytes, sizeof bytes, MSG_DONTWAIT) != sizeof bytes || bytes == 0 || bytes > kMaxWarmBytes) return;
+  std::vector<uint8_t> text(bytes + 1);  // NUL behind it, as an image has
+  if (recv(socket, text.data(), bytes, MSG_DONTWAIT) == static_cast<ssize_t>(bytes)) device_->warm(std::move(text));
+}
+
 // Ends this server alone: what the clients have stays as it is.
 void Server::leave_files() {
   unlink_socket();
@@ -337,6 +345,9 @@ bool Server::read_hello(Hello& hello) {
     std::snprintf(reply.text, sizeof reply.text, "this server serves user %u, not user %u", geteuid(), peer.uid);
   } else if (hello.request.magic != kAttachMagic) {
     std::snprintf(reply.text, sizeof reply.text, "this is no attach request of devproxy");
+  } else if (hello.request.kind == AttachKind::kWarm) {
+    warm(hello.socket);
+    return false;
   } else if (hello.request.kind == AttachKind::kStats) {
     send_stats(hello.socket);
     return false;

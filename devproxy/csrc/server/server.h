@@ -73,6 +73,7 @@ class Server {
   bool read_hello(Hello& hello);  // false: done with it, one way or the other
   void attach(int socket, const AttachRequest& request, uint32_t pid);
   void send_stats(int socket);
+  void warm(int socket);
   std::string stats_json() const;
   std::string images_json() const;
   void reap();

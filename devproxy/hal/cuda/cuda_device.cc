@@ -1,11 +1,16 @@
 #include "devproxy/hal/cuda/cuda_device.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
+#include "devproxy/csrc/base/log.h"
 #include "devproxy/hal/cuda/cuda_space.h"
 #include "devproxy/hal/cuda/output.h"
+#include "devproxy/hal/host_module/descriptor.h"
+#include "devproxy/hal/host_module/host_module.h"
 
 namespace devproxy::hal::cuda {
 
@@ -96,6 +101,21 @@ class CudaDevice final : public Device {
     return {3, true, config_.register_host_window, config_.register_host_window, true, false};
   }
   const Properties& properties() const override { return properties_; }
+  // One thread per description is enough for ever: a framework stays loaded. It is detached because it may be inside a
+  // library's constructors when the server leaves, by _exit.
+  void warm(std::vector<uint8_t> description) override {
+    if (std::exchange(warmed_, true) || !names_executor(description.data(), description.size())) return;
+    HostModuleConfig config;
+    config.on_cuda = !config_.host_executor;
+    config.folder = config_.folder;
+    std::thread([config, description = std::move(description)] {
+      const auto began = std::chrono::steady_clock::now();
+      const Status s = HostModule::warm(description.data(), description.size(), config);
+      const auto ms =
+          std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - began).count();
+      DP_LOG(kInfo, kDevice, 0, "warmed: ms=%lld %s", static_cast<long long>(ms), s.ok() ? "ok" : s.text().c_str());
+    }).detach();
+  }
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
     return CudaSpace::open(config_, driver_, device_, config, owner);
   }
@@ -106,6 +126,7 @@ class CudaDevice final : public Device {
   const std::shared_ptr<const Driver> driver_;
   CUdevice device_ = 0;
   bool can_register_ = false;
+  bool warmed_ = false;  // the server's thread
   Properties properties_;
 };
 

@@ -121,6 +121,10 @@ StatusOr<std::shared_ptr<HostModule>> HostModule::load(const uint8_t* image, siz
   return module;
 }
 
+Status HostModule::warm(const uint8_t* image, size_t image_bytes, const HostModuleConfig& config) {
+  return HostModule().open_executor(image, image_bytes, config);
+}
+
 Status HostModule::open_image(const uint8_t* image, size_t image_bytes) {
   if (Status s = check_image(image, image_bytes); !s.ok()) return s;
   fd_ = memfd_create("devproxy-module", MFD_CLOEXEC);

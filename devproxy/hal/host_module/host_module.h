@@ -29,6 +29,8 @@ class HostModule final : public Module {
   static StatusOr<std::shared_ptr<HostModule>> load(const uint8_t* image, size_t image_bytes,
                                                     const HostModuleConfig& config, const PlaceGlobal& place);
   ~HostModule() override;
+  // Loads the framework and the executor of a description, once, and nothing else. Any thread.
+  static Status warm(const uint8_t* image, size_t image_bytes, const HostModuleConfig& config);
 
   struct PlacedGlobal {
     std::string name;

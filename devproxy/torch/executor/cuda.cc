@@ -140,6 +140,11 @@ class PlacingAllocator final : public CUDAAllocator {
   void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override {
     base_->attachOutOfMemoryObserver(std::move(observer));
   }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 12
+  void attachOomRejectionObserver(caching::OomRejectionObserver observer) override {
+    base_->attachOomRejectionObserver(std::move(observer));
+  }
+#endif
   void attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) override {
     base_->attachAllocatorTraceTracker(std::move(tracker));
   }
