@@ -1,16 +1,18 @@
 """Prepares build/gpu-bundle: everything that scripts/gpu_check.py needs on a bare machine with a GPU and no network.
 
-    python scripts/gpu_bundle.py [--out DIR] [--without wheels,criu,kernels]
+    python scripts/gpu_bundle.py [--out DIR] [--without wheels,criu,kernels,torch] [--as-built]
 
 Runs on a machine without a GPU, after `make build`. It needs nvcc 13.0 for the kernels (not for anything else), and pip
-for the wheels of the device's Python. The bundle:
+for the wheels of the device's Python. The torch plugin for the device's version of PyTorch is built where there is an
+environment with that version (make .venv-cuda-2.11.0/.ready TORCH=2.11.0: several GB, so nothing does it unasked). The bundle:
 
     manifest.json        versions, commit, what each binary needs of the device; size and sha256 of every file
-    gpu_check.py         the check itself, standard library only
+    gpu_check.py         the check itself, standard library only; gpu_torch_compare.py is a part of it
     lib/                 client libraries, devproxy-server, devproxy-init, without debug information
+    lib/torch-2.11-cuda/ the torch plugin with its executors
     py/                  the Python side of devproxy
     wheels/, spare/      what it imports, for cp312; spare ones are used where the device's Python has none
-    programs/            tests/programs compiled, tests/gpu, tests/subjects
+    programs/            tests/programs compiled, tests/gpu, tests/subjects, what they take of tests/torch
     programs/cudart/     tests/cudart compiled, with the shared runtime
     cudart/              NVIDIA's libcudart as a wheel, for the native runs on a device that has none
     kernels/             tests/gpu/kernels.cu as cubin, PTX and fat binary
@@ -39,6 +41,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_BYTES = 60_000_000
 DEVICE_PYTHON = "3.12"  # of the lent machines' image, 'cuda'
+DEVICE_TORCH = "2.11.0"  # of the same
+PLUGIN = (
+    "libdevproxy_torch.so",
+    "_devproxy_torch.so",
+    "libdevproxy_torch_cpu.so",
+    "libdevproxy_torch_cuda.so",
+)
 CUBIN_ARCH = "sm_90"  # H100, H200; other GPUs compile the PTX
 LIBRARIES = (
     "libcuda.so.1", "libcudart.so.13", "libcudart.so.12", "libnvidia-ml.so.1", "libnccl.so.2", "libdevproxy_host.so",
@@ -51,8 +60,14 @@ PACKAGES = (
 )  # fmt: skip
 RUNTIME = "nvidia-cuda-runtime"
 # Only where the device's Python has none, and only as long as there is room.
-# filecheck: what numba-cuda's own tests import, and the device's image has not.
-SPARE_PACKAGES = ("nvidia-ml-py", "filecheck==1.0.6", "cuda-pathfinder", "cuda-bindings")
+# filecheck, expecttest: what numba-cuda's own tests and torch's op_db import, and the device's image has not.
+SPARE_PACKAGES = (
+    "expecttest==0.3.0",
+    "nvidia-ml-py",
+    "filecheck==1.0.6",
+    "cuda-pathfinder",
+    "cuda-bindings",
+)
 # What the parts that come from elsewhere may take of LIMIT_BYTES: so a test of our own parts needs neither.
 MOST_BYTES = {"wheels": 31_000_000, "criu": 4_000_000}
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (39, 35, 34, 31, 28, 27, 26, 24, 17)] + [
@@ -112,7 +127,8 @@ def add_python(out: Path) -> None:
     if not (ROOT / "devproxy/control/_pb/job_pb2.py").exists():
         raise Refused("devproxy/control/_pb is not there: make build")
     copy_tree(ROOT / "devproxy", out / "py" / "devproxy", "*.py", "py.typed")
-    copy(ROOT / "scripts" / "gpu_check.py", out / "gpu_check.py")
+    for name in ("gpu_check.py", "gpu_torch_compare.py"):
+        copy(ROOT / "scripts" / name, out / name)
 
 
 def cuda_include() -> Path:
@@ -137,6 +153,50 @@ def add_programs(out: Path) -> None:
     for folder in ("tests/programs", "tests/gpu", "tests/subjects"):
         for source in sorted((ROOT / folder).glob("*.py")):
             copy(source, programs / source.name)
+    for name in ("opdb.py", "mix.py"):
+        copy(ROOT / "tests/torch" / name, programs / name)
+
+
+def torch_environment() -> Path:
+    """The Python of an environment with the device's torch; make installs it when it is asked to, and only then."""
+    return ROOT / f".venv-cuda-{DEVICE_TORCH}" / "bin" / "python"
+
+
+def add_torch_plugin(out: Path, as_built: bool) -> list[dict[str, Any]]:
+    """Of the device's torch, and of others that are built for a CUDA wheel. Returns what they are for."""
+    python = torch_environment()
+    wanted = f"torch-{'.'.join(DEVICE_TORCH.split('.')[:2])}-cuda"
+    if python.exists() and not as_built:
+        output("nice", sys.executable, "-m", "devproxy.torch.build", "--python", python, "--out", ROOT / "build/lib")  # fmt: skip
+    built = ROOT / "build" / "lib" / wanted
+    if missing := [name for name in PLUGIN if not (built / name).exists()]:
+        print(
+            f"gpu_bundle: WITHOUT THE TORCH PLUGIN: {', '.join(missing)} not in {built.relative_to(ROOT)}, so no stage t_* can run."
+            f" To have it: make {python.parents[1].name}/.ready TORCH={DEVICE_TORCH} (several GB), then make gpu-bundle",
+            file=sys.stderr,
+        )
+        return []
+    for name in PLUGIN:
+        to = out / "lib" / wanted / name
+        copy(built / name, to)
+        output("strip", "--strip-debug", to)
+        to.write_bytes(without_our_folders(to.read_bytes()))
+    facts: dict[str, Any] = {"folder": wanted, "torch": DEVICE_TORCH}
+    if python.exists():
+        ask = "import json, platform, torch; print(json.dumps([torch.__version__, platform.python_version()]))"
+        facts["torch"], facts["python"] = json.loads(output(python, "-c", ask))
+    return [facts]
+
+
+def without_our_folders(library: bytes) -> bytes:
+    """The library with a RUNPATH of $ORIGIN alone, in the place of this machine's torch folder. On the device what it needs
+    is loaded before it, by torch itself in the client and by the executor's description in the server; a folder of this
+    machine could at best be one that is not there."""
+    found = re.search(rb"\0(/[^\0]*/torch/lib(?::\$ORIGIN)?)\0", library)
+    if not found:
+        return library
+    at, size = found.start(1), len(found[1])
+    return library[:at] + b"$ORIGIN".ljust(size, b"\0") + library[at + size :]
 
 
 def nvcc_of_13() -> tuple[str, str]:
@@ -357,7 +417,7 @@ def check_part(name: str, total: int) -> None:
         )
 
 
-def build(out: Path, without: set[str]) -> dict[str, Any]:
+def build(out: Path, without: set[str], as_built: bool = False) -> dict[str, Any]:
     """The whole bundle, made beside `out` and put in its place when it is whole."""
     fresh = out.with_name(f"{out.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -368,6 +428,7 @@ def build(out: Path, without: set[str]) -> dict[str, Any]:
         add_python(fresh)
         add_programs(fresh)
         add_runtime(fresh)
+        extra["torch_plugins"] = [] if "torch" in without else add_torch_plugin(fresh, as_built)
         if "kernels" not in without:
             extra["nvcc"] = add_kernels(fresh)
             extra["cudart"] = add_cudart_programs(fresh)
@@ -391,16 +452,23 @@ def build(out: Path, without: set[str]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-bundle")
-    parser.add_argument("--without", default="", help="parts to leave out: wheels,criu,kernels")
+    parser.add_argument(
+        "--without", default="", help="parts to leave out: wheels,criu,kernels,torch"
+    )
+    parser.add_argument(
+        "--as-built", action="store_true", help="take the torch plugin as it lies in build/lib"
+    )
     options = parser.parse_args()
     try:
-        made = build(options.out.resolve(), set(filter(None, options.without.split(","))))
+        without = set(filter(None, options.without.split(",")))
+        made = build(options.out.resolve(), without, options.as_built)
     except Refused as refusal:
         print(f"gpu_bundle: {refusal}", file=sys.stderr)
         return 2
     print(
         f"{options.out}: {len(made['files'])} files, {made['bytes'] / 1e6:.1f} MB, commit {made['commit'][:10]}"
-        f"{' and changes' if made['changed'] else ''}; needs glibc {made['needs_glibc']}, Python {DEVICE_PYTHON}"
+        f"{' and changes' if made['changed'] else ''}; needs glibc {made['needs_glibc']}, Python {DEVICE_PYTHON};"
+        f" torch plugin: {', '.join(p['torch'] for p in made['torch_plugins']) or 'NONE'}"
     )
     return 0
 

@@ -1,6 +1,6 @@
 """Everything that is to be found out on a GPU, in one command: stages from the cheapest fact to the whole job.
 
-    python3 gpu_check.py [--out DIR] [--driver PATH] [--limit SECONDS] [--only STAGE,... | --second] [--list]
+    python3 gpu_check.py [--out DIR] [--driver PATH] [--limit SECONDS] [--only STAGE,... | --second | --third] [--list]
 
 Standard library only, Python 3.10 or later, no network. It lies in the bundle that scripts/gpu_bundle.py makes, or is
 given one by --bundle. Each stage is a process of its own with a time limit: when one hangs or dies, its figures so far
@@ -10,6 +10,7 @@ gets
     gpu-check.json    `stages`: name, status (ok, failed, refused, not_run), seconds, figures, text; written after each.
                       `next`: the command for what was not run or was cut short
     gpu-check.log     what they said
+    torch-ops.json    of every op of torch that was compared and is not bitwise equal: why
 
 failed: something was wrong, or hung, or died. refused: something that the stage needs is not here, named in its text.
 not_run: no time was left, or it was not asked for. Exit code 0 only if every stage that ran is ok.
@@ -22,6 +23,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import glob
 import gzip
 import hashlib
@@ -29,6 +31,7 @@ import importlib.util
 import json
 import mmap
 import os
+import queue
 import re
 import shutil
 import signal
@@ -44,6 +47,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+# Beside this file, wherever that lies.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import gpu_torch_compare as compare_torch
+from gpu_torch_compare import Side, Table, run_both
 
 U32 = ctypes.c_uint32
 U64 = ctypes.c_uint64
@@ -83,15 +92,19 @@ class Failed(Exception):
 @dataclass(frozen=True)
 class Stage:
     """limit_s: after that it is ended. least_s: with less time left it is not begun, and the stages before it leave it
-    that much; but for a spare one, which gets what the others leave."""
+    that much; but for a spare one, which gets what the others leave. call: whose time is kept for it (1, 2 or 3)."""
 
     name: str
     limit_s: float
     least_s: float
     run: Callable[[Setup, Report], None] | None = None
-    spare: bool = False
+    call: int = 1
     direct: bool = False  # it calls the driver itself, not by way of programs
     needs: tuple[str, ...] = ()  # stages whose figures it reads
+
+    @property
+    def spare(self) -> bool:
+        return self.call > 1
 
 
 @dataclass(frozen=True)
@@ -116,6 +129,10 @@ class Setup:
     small: bool = False  # tests: megabytes and one turn, where a GPU is given gigabytes and three
     # Developers: a device of devproxy's own (record, soft) in the place of the GPU, on both sides of each comparison.
     rehearse: str = ""
+    keep: Path = Path()  # what is written there comes back from the device
+    ops_start: str = ""  # where the sweep of torch's ops begins
+    ops: str = ""  # of the sweep only these
+    spoil: str = ""  # tests: this case has other numbers on the proxied side
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -290,6 +307,14 @@ def end_descendants(patience_s: float = ENDING_S - 1) -> list[int]:
     return []
 
 
+# For a stage that fits its work into its time: when it is ended, by the monotonic clock.
+ENDS = "GPU_CHECK_ENDS"
+
+
+def time_left_s() -> float:
+    return float(os.environ.get(ENDS) or time.monotonic() + 60) - time.monotonic()
+
+
 def run_stage(
     stage: Stage,
     command: Sequence[str],
@@ -307,7 +332,7 @@ def run_stage(
         # is given, with neither what is generated nor what is compiled.
         process = subprocess.Popen(
             command,
-            env=env,
+            env=(os.environ if env is None else env) | {ENDS: str(begin + limit_s)},
             cwd=report.parent,
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -361,7 +386,7 @@ def campaign(
 ) -> list[dict[str, Any]]:
     """Runs the stages in their order; the JSON is whole after each."""
     deadline = time.monotonic() + limit_s
-    log, results, again = out / "gpu-check.log", [], []
+    log, results, again, options = out / "gpu-check.log", [], [], ""
     for number, stage in enumerate(stages):
         left_s = deadline - time.monotonic()
         report = report_of(work, stage.name)
@@ -376,10 +401,13 @@ def campaign(
             limit = limit_of(stage, stages[number + 1 :], left_s, only)
             command = command_of(stage, report)
             result = run_stage(stage, command, report, log, limit, env_of(stage))
-            if result.pop("cut_short"):
+            figures = result["figures"]
+            if result.pop("cut_short") or figures.get(GO_ON) or figures.get(NOT_REACHED):
                 again.append(stage.name)
+            if start := result["figures"].get(GO_ON):
+                options = f" --ops-start {start}"
         results.append(result)
-        about["next"] = f"python3 {sys.argv[0]} --only {','.join(again)}" if again else ""
+        about["next"] = f"python3 {sys.argv[0]} --only {','.join(again)}{options}" if again else ""
         line = (
             f"{result['status']:8} {stage.name:18} {result['seconds']:7.2f} s  "
             + (result["text"].replace("\n", " | ")[:160])
@@ -416,6 +444,10 @@ def not_run(stage: Stage, why: str) -> dict[str, Any]:
     return {"name": stage.name, "status": NOT_RUN, "seconds": 0.0, "figures": {}, "text": why}
 
 
+# Figures of a stage that has not done all: where the next call begins; what it runs again for.
+GO_ON, NOT_REACHED = "go on with", "not reached"
+
+
 def run_here(stage: Stage, setup: Setup, report: Report) -> int:
     """The inside of a stage's process."""
     assert stage.run
@@ -436,16 +468,16 @@ def run_here(stage: Stage, setup: Setup, report: Report) -> int:
 
 STAGES: list[Stage] = []
 
-# What nobody can know without a GPU comes first, and of that what devproxy stands or falls with: fixed addresses, layouts
-# of parameters, where globals land, whether shared memory can be registered. Then a whole job, its checkpoint and its
-# cost, and programs by the issue's list. From c_third_party on they are spare: with a first call's time all used up, they
-# are the second call (--second).
+# First what decides most: whether whole training jobs run on a GPU through the torch plugin, with the native bits, at the
+# native speed, and whether they can be checkpointed. Before that only what this stands on. Then what nobody can know
+# without a GPU about single calls of the driver. The second and third call have the older suites.
 ORDER = (
-    "prepare", "machine", "driver", "a_ranges", "b_layouts", "b_modules", "e_host_memory", "b_order", "b_faults",
-    "a_vmm_cost", "a_alias", "e_dump",
-    "c_first", "f_criu", "f_cuda_checkpoint", "f_checkpoint", "c_training", "d_cost", "c_cudart", "c_registered",
-    "c_programs", "c_torch", "f_checkpoint_cudart", "c_nvml",
-    "c_third_party", "c_triton", "f_checkpoint_numba", "c_training_numba", "f_checkpoint_torch", "c_numba_tests",
+    "prepare", "machine", "driver", "a_ranges", "c_first",
+    "t_first", "t_ops", "t_models", "t_cost", "t_migrate", "t_checkpoint", "t_memory", "t_graphs", "t_compile", "t_two",
+    "b_layouts", "b_modules", "e_host_memory", "b_order", "b_faults", "a_vmm_cost", "a_alias", "e_dump",
+    "f_criu", "f_cuda_checkpoint", "f_checkpoint", "c_training", "d_cost", "c_cudart", "c_registered", "c_programs", "c_nvml",
+    "c_torch", "f_checkpoint_cudart", "c_third_party", "c_triton", "f_checkpoint_numba", "c_training_numba",
+    "f_checkpoint_torch", "c_numba_tests",
 )  # fmt: skip
 
 
@@ -453,14 +485,14 @@ def stage(
     limit_s: float,
     least_s: float,
     *,
-    spare: bool = False,
+    call: int = 1,
     direct: bool = False,
     needs: tuple[str, ...] = (),
 ) -> Callable[[Any], Any]:
     """Adds the function to STAGES, whose order is ORDER."""
 
     def add(run: Callable[[Setup, Report], None]) -> Callable[[Setup, Report], None]:
-        STAGES.append(Stage(run.__name__, limit_s, least_s, run, spare, direct, needs))
+        STAGES.append(Stage(run.__name__, limit_s, least_s, run, call, direct, needs))
         STAGES.sort(key=lambda one: ORDER.index(one.name))
         return run
 
@@ -802,6 +834,8 @@ def prepare(setup: Setup, report: Report) -> None:
     report.put("devproxy", with_devproxy.out.strip() or with_devproxy.brief())
     report.put("genuine_cudart", find_cudart(setup))
     report.put("compilers", find_compilers(setup))
+    report.put("torch", find_torch(setup) or None)
+    report.put("torch_plugins", facts.get("torch_plugins", []))
     service = "import devproxy.control.agent_service, blake3, zstandard, rich"
     imports = run([sys.executable, "-c", service], setup.proxied_env(), 30)
     report.put("imports", imports.code == 0 or imports.brief())
@@ -1380,7 +1414,7 @@ def c_first(setup: Setup, report: Report) -> None:
 NVML_SAME = ("count", "index", "name", "uuid", "bus", "capability", "by_uuid", "by_bus")
 
 
-@stage(40, 6)
+@stage(40, 6, call=2)
 def c_nvml(setup: Setup, report: Report) -> None:
     """What devproxy's NVML answers in a job, against NVIDIA's."""
     line = [sys.executable, str(setup.bundle / "programs" / "nvml_program.py")]
@@ -1407,7 +1441,7 @@ def c_nvml(setup: Setup, report: Report) -> None:
 MAPS = ("managed", "mapped", "pinned")
 
 
-@stage(150, 40, needs=("e_host_memory",))
+@stage(150, 40, call=2, needs=("e_host_memory",))
 def c_programs(setup: Setup, report: Report) -> None:
     """The driver-API suite: whatever passes natively must pass through the proxy, plain and in namespaces."""
     programs = [[*p, "cubin"] for p in setup.manifest["programs"] if "third_party" not in p[0]]
@@ -1482,7 +1516,7 @@ print(*sorted({line.split()[-1] for line in open("/proc/self/maps") if "libcuda"
 """
 
 
-@stage(110, 25)
+@stage(110, 25, call=2)
 def c_cudart(setup: Setup, report: Report) -> None:
     """Programs of the CUDA runtime: whatever passes natively passes through the proxy, or is refused by name."""
     ways = {"native": setup.native(), "proxied": setup.proxied("--plain")}
@@ -1506,7 +1540,7 @@ REGISTERED = (
 )
 
 
-@stage(60, 12, needs=("e_host_memory",))
+@stage(60, 12, call=2, needs=("e_host_memory",))
 def c_registered(setup: Setup, report: Report) -> None:
     """Programs of the CUDA runtime whose pinned memory is registered with the driver: mapped, managed, copies, streams, graphs."""
     if why := cannot_register(setup):
@@ -1570,7 +1604,7 @@ THIRD_PARTY = (
 )
 
 
-@stage(90, 25, spare=True)
+@stage(90, 25, call=3)
 def c_third_party(setup: Setup, report: Report) -> None:
     """Clients that nobody here wrote: cuda-bindings and numba-cuda, natively and through the proxy."""
     differ, missing = [], []
@@ -1611,7 +1645,8 @@ def subjects(setup: Setup) -> dict[str, list[str]]:
         "driver": [sys.executable, str(programs / "train.py")],
         "cudart": [str(programs / "cudart" / "mlp")],
         "numba": [sys.executable, str(programs / "train_numba.py")],
-        "torch": [sys.executable, str(programs / "train_torch.py")],
+        "torch": [torch_python(setup), str(programs / "train_torch.py")],
+        "gpt2": gpt2_line(setup, gpt2_steps(setup)),
     }
 
 
@@ -1625,8 +1660,10 @@ TORCH_WITH_CUDA = (
 def missing_of(subject: str, line: list[str], setup: Setup) -> str:
     """What it needs and is not here."""
     need = {"numba": "import numba.cuda", "torch": TORCH_WITH_CUDA}
+    if subject == "gpt2":
+        return ""
     if subject in need:
-        there = setup.native().run([sys.executable, "-c", need[subject]], 40)
+        there = setup.native().run([line[0], "-c", need[subject]], 40)
         return f"{subject} is not here, or not with CUDA: {there.brief()}" if there.code else ""
     return "" if os.path.exists(line[-1]) else f"{line[-1]} is not in the bundle"
 
@@ -1650,13 +1687,13 @@ STEP_TARGETS = {"launch_bound": 1.05, "usual": 1.01}  # of the native time
 TURNS = {"driver": 2, "cudart": 2, "numba": 1}
 
 
-@stage(120, 40)
+@stage(120, 40, call=2)
 def c_training(setup: Setup, report: Report) -> None:
     """Training programs (driver API; CUDA C++): bit for bit the same, their steps' times, and two at once on one GPU."""
     train_all(setup, report, "driver", "cudart")
 
 
-@stage(150, 45, spare=True)
+@stage(150, 45, call=3)
 def c_training_numba(setup: Setup, report: Report) -> None:
     """The same with the training program on numba-cuda, which compiles its kernels in each run."""
     train_all(setup, report, "numba")
@@ -1721,18 +1758,18 @@ def compare_training(setup: Setup, report: Report, subject: str, line: list[str]
     return wrong
 
 
-@stage(70, 25, spare=True)
+@stage(70, 25, call=3)
 def c_triton(setup: Setup, report: Report) -> None:
-    """Triton kernels by Triton's own launcher, which is compiled there: natively and through the proxy, bit for bit."""
-    need = setup.native().run([sys.executable, "-c", "import triton, torch"], 40)
+    """Triton kernels by Triton's own launcher, without the plugin, which is compiled there: natively and through the proxy, bit for bit."""
+    need = setup.native().run([torch_python(setup), "-c", "import triton, torch"], 40)
     if need.code:
         raise Refused(f"Triton or PyTorch cannot be imported: {need.brief()}")
     if not shutil.which("gcc") and not shutil.which("cc"):
         raise Refused("Triton's launcher needs a C compiler, and none is here")
-    line = [sys.executable, str(setup.bundle / "programs" / "triton_program.py")]
+    line = [torch_python(setup), str(setup.bundle / "programs" / "triton_program.py")]
     digests: dict[str, str | None] = {}
     for title, way in (("native", setup.native()), ("plain", setup.proxied("--plain"))):
-        done = way.run(line, 45, TRITON_CACHE_DIR=str(setup.work / f"triton-{title}"))
+        done = way.run(line, 45, TRITON_CACHE_DIR=str(setup.work / f"triton-{title}"), **WITHOUT_PLUGIN)  # fmt: skip
         passed = done.code == 0 and "PASS triton_program" in done.out
         digests[title] = digest_of(done.out) if passed else None
         refused = refusal_in(done.err)
@@ -1748,16 +1785,18 @@ def c_triton(setup: Setup, report: Report) -> None:
         raise Failed("not the native numbers, or none")
 
 
+# In the job: its torch runs over devproxy's CUDA runtime alone, as it did before there was a plugin for real GPUs.
+WITHOUT_PLUGIN = {"DEVPROXY_TORCH": "cudart"}
 MAY_BE_REFUSED = ("matmul",)  # chapters of torch_program.py
 
 
-@stage(120, 40)
+@stage(120, 40, call=3)
 def c_torch(setup: Setup, report: Report) -> None:
-    """PyTorch's unmodified wheel: each chapter has the native numbers; what needs a math library is refused by name."""
-    need = setup.native().run([sys.executable, "-c", TORCH_WITH_CUDA], 40)
+    """PyTorch's unmodified wheel over devproxy's CUDA runtime, without the plugin: each chapter has the native numbers; what needs a math library is refused by name."""
+    need = setup.native().run([torch_python(setup), "-c", TORCH_WITH_CUDA], 40)
     if need.code:
         raise Refused(f"no PyTorch with CUDA can be imported: {need.brief()}")
-    line = [sys.executable, str(setup.bundle / "programs" / "torch_program.py")]
+    line = [torch_python(setup), str(setup.bundle / "programs" / "torch_program.py")]
     results: dict[str, dict[str, str]] = {}
     refused: dict[str, str] = {}
     # Twice natively: a chapter whose own numbers are not the same twice cannot be compared.
@@ -1766,7 +1805,7 @@ def c_torch(setup: Setup, report: Report) -> None:
         ("plain", setup.proxied("--plain")),
         ("native_again", setup.native()),
     ):
-        done = way.run(line, 60)
+        done = way.run(line, 60, **WITHOUT_PLUGIN)
         found = re.findall(r"^chapter (\w+) (digest \w+|error .*)$", done.out, re.M)
         results[title] = dict(found)
         whole = done.code == 0 and "\nDONE" in done.out
@@ -1805,7 +1844,7 @@ NUMBA_TESTS = "numba.cuda.tests.cudadrv"
 NUMBA_LEFT_OUT = ("test_managed_alloc", "test_detect", "test_is_fp16")
 
 
-@stage(120, 40, spare=True)
+@stage(120, 40, call=3)
 def c_numba_tests(setup: Setup, report: Report) -> None:
     """numba-cuda's own tests of its driver layer, by name: what passes natively passes through the proxy, or is refused."""
     program = str(setup.bundle / "programs" / "numba_tests.py")
@@ -1843,10 +1882,509 @@ def c_numba_tests(setup: Setup, report: Report) -> None:
         raise Failed("no test passes natively: nothing was compared")
 
 
+# -- t. PyTorch through the plugin: ops run in the server over the job's own wheel ---------------------------------------
+
+FIND_TORCH = """
+import importlib.util, json, os, platform, runpy
+spec = importlib.util.find_spec("torch")
+facts = dict(python=platform.python_version(), torch=None)
+if spec and spec.origin:
+    folder = os.path.dirname(spec.origin)
+    version = runpy.run_path(os.path.join(folder, "version.py"))
+    facts.update(torch=version["__version__"], cuda=version["cuda"], folder=folder)
+    facts["numpy"] = importlib.util.find_spec("numpy") is not None
+    facts["wheel"] = os.path.exists(os.path.join(folder, "lib", "libtorch_cuda.so"))
+print(json.dumps(facts))
+"""
+# Pythons that may have torch, besides the one that runs this.
+TORCH_PLACES = ("/opt/torch/.venv/bin/python", "/opt/*/.venv/bin/python", "/opt/*/bin/python")
+
+
+def find_torch(setup: Setup) -> dict[str, Any]:
+    """Of the Python that has torch with CUDA; in a rehearsal any torch will do. Empty where there is none."""
+    named = [sys.executable, shutil.which("python3") or "", shutil.which("python") or ""]
+    for python in dict.fromkeys([*named, *(p for place in TORCH_PLACES for p in sorted(glob.glob(place)))]):  # fmt: skip
+        done = run([python, "-c", FIND_TORCH], setup.native_env(), 30) if python else None
+        if done is None or done.code:
+            continue
+        facts: dict[str, Any] = json.loads(done.out.splitlines()[-1]) | {"executable": python}
+        if facts["torch"] and (facts["cuda"] or setup.rehearse == "soft"):
+            return facts
+    return {}
+
+
+def torch_facts(setup: Setup) -> dict[str, Any]:
+    """What prepare found."""
+    facts: dict[str, Any] = earlier(setup, "prepare").get("torch") or {}
+    return facts
+
+
+def torch_python(setup: Setup) -> str:
+    return str(torch_facts(setup).get("executable") or sys.executable)
+
+
+def need_plugin(setup: Setup) -> dict[str, Any]:
+    """Refused where torch is not here, or the bundle has no plugin for it, or its first words were no good: then what stands
+    on them would only take the time of stages that can still find something out."""
+    if setup.rehearse == "record":
+        raise Refused("the recording device runs no operators")
+    facts = torch_facts(setup)
+    if not facts:
+        raise Refused("no Python with PyTorch and CUDA is here")
+    minor = ".".join(facts["torch"].split(".")[:2])
+    folder = f"torch-{minor}" + ("-cuda" if facts["wheel"] else "")
+    if not (setup.bundle / "lib" / folder / "libdevproxy_torch.so").exists():
+        has = [str(p["folder"]) for p in setup.manifest.get("torch_plugins", [])]
+        raise Refused(f"the bundle has no plugin for torch {facts['torch']} ({folder}; it has {', '.join(has) or 'none'})")  # fmt: skip
+    first = earlier(setup, "t_first").get("first", {})
+    if first.get("verdict") in (compare_torch.PROXY_ERROR, compare_torch.NOT_REACHED, compare_torch.NO_NATIVE):  # fmt: skip
+        raise Refused(f"t_first did not get through: {first.get('why') or first['verdict']}")
+    return facts
+
+
+def torch_ways(setup: Setup, *options: str) -> tuple[Way, Way]:
+    """Natively and through the proxy. Both see torch's own libraries alone, as a user's job does: compilers that lie
+    elsewhere on the machine could make other code."""
+    ways = []
+    for way in (setup.native(), setup.proxied(*(options or ("--plain",)))):
+        env = dict(way.env)
+        ours = (str(setup.work / "native"), str(setup.work / "compilers"))
+        kept = [p for p in env["LD_LIBRARY_PATH"].split(":") if p and p not in ours]
+        if not setup.rehearse and way.prefix == [] and setup.driver not in DRIVER_PLACES:
+            kept.insert(0, str(setup.work / "driver_alone"))
+        env["LD_LIBRARY_PATH"] = ":".join(kept)
+        env.pop("TRITON_LIBCUDA_PATH", None)
+        env["PYTHONHASHSEED"] = "0"
+        ways.append(Way(way.prefix, env))
+    return ways[0], ways[1]
+
+
+def torch_line(setup: Setup, program: str, *arguments: str) -> list[str]:
+    small = ["--small"] if setup.small else []
+    return [torch_python(setup), str(setup.bundle / "programs" / program), *small, *arguments]
+
+
+def torch_sides(setup: Setup, program: str, *arguments: str, twice: bool = False, kept: Path | None = None) -> tuple[Side, Side]:  # fmt: skip
+    """twice: the native side runs each case twice, so that it is known what can be compared."""
+    sides = []
+    for title, way in zip(("native", "proxied"), torch_ways(setup), strict=True):
+        line = [*way.prefix, *torch_line(setup, program, *arguments)]
+        if title == "native" and twice:
+            line += ["--times", "2"]
+        if title == "proxied" and setup.spoil:
+            line += ["--spoil", setup.spoil] if program != "torch_models.py" else ["--seed", "1"]
+        env = way.env | {"TORCHINDUCTOR_CACHE_DIR": str(setup.work / f"inductor-{title}"), "TRITON_CACHE_DIR": str(setup.work / f"triton-t-{title}")}  # fmt: skip
+        stem = f"{Path(program).stem}-{hashlib.sha256(' '.join(arguments).encode()).hexdigest()[:6]}-{title}"
+        lines = kept.with_name(f"{kept.name}-{title}.jsonl") if kept else setup.work / f"{stem}.jsonl"  # fmt: skip
+        sides.append(Side(title, line, env, lines, setup.work / f"{stem}.log"))
+    return sides[0], sides[1]
+
+
+def say_trouble(report: Report, *sides: Side) -> None:
+    for side in sides:
+        if side.trouble:
+            report.put(f"trouble, {side.title}", side.trouble[:20])
+            report.say(f"{side.title}: {side.said()}")
+
+
+def compare_cases(
+    setup: Setup,
+    report: Report,
+    program: str,
+    names: Sequence[str],
+    key: str,
+    *,
+    twice: bool = False,
+    at_once: bool = True,
+    alarm_s: int = 40,
+) -> Table:
+    """Runs the cases on both sides, within the stage's time, and puts what became of them into the report."""
+    only = ["--only", ",".join(names)] if names else []
+    alarm = ["--alarm", str(round(alarm_s * patience))]
+    native, proxied = torch_sides(setup, program, *alarm, *only, twice=twice)
+    for side in (native, proxied):
+        side.wanted, side.silent_s = tuple(names), alarm_s + 20.0
+    run_both((native, proxied), time_left_s() - 4, at_once, patience)
+    say_trouble(report, native, proxied)
+    ours, theirs = native.read(), proxied.read()
+    found = compare_torch.table(
+        names or native.plan(), ours, theirs, lambda a, b: compare_torch.compare_result(a, b, key)
+    )
+    report.put("counts", found.counts())
+    for name, (kind, why) in found.verdicts.items():
+        facts: dict[str, Any] = {"verdict": kind} | ({"why": why} if why else {})
+        for title, lines in (("native", ours), ("proxied", theirs)):
+            one = lines.get(name, {})
+            if "shown" in one:
+                facts[title] = one["shown"]
+            facts[f"{title}_s"] = one.get("s")
+        report.put(name, facts)
+    return found
+
+
+def judge(found: Table, what: str) -> None:
+    """Raises Failed unless all are as natively."""
+    if wrong := found.names(*compare_torch.WRONG, compare_torch.NOT_REACHED):
+        first = "; ".join(f"{name}: {why or 'not reached'}" for name, why in list(wrong.items())[:6])  # fmt: skip
+        raise Failed(f"{len(wrong)} of {len(found.verdicts)} {what} are not as natively: {first}")
+    if not found.names(compare_torch.BITWISE):
+        raise Failed(f"no {what} run natively: nothing was compared")
+
+
+@stage(150, 35)
+def t_first(setup: Setup, report: Report) -> None:
+    """PyTorch's first words through the plugin: a copy, sums, cuBLAS, cuDNN, cuSOLVER, cuFFT, random numbers; how long loading takes; facts; generators, streams, errors."""
+    report.put("torch", need_plugin(setup))
+    begin = time.monotonic()
+    first = ["first", "facts", "generators", "streams", "checks"]
+    # One behind the other: the times of the first calls are looked at.
+    found = compare_cases(setup, report, "torch_chapters.py", first, "same", at_once=False)
+    report.put("both_s", round(time.monotonic() - begin, 1))
+    judge(found, "chapters")
+
+
+OPS_SAMPLES = 3
+CONFIRM_S = 30.0  # of the sweep's time, for looking again at what differs
+
+
+@stage(130, 70)
+def t_ops(setup: Setup, report: Report) -> None:
+    """torch's op_db in every type that the device has, forward and backward: bits against native. What it has no time for, the next call goes on with."""
+    facts = need_plugin(setup)
+    if not facts["numpy"]:
+        raise Refused("op_db needs numpy, which that Python has not")
+    # Beside the bundle, and for this very bundle: a second call on the same machine finds it.
+    mark = hashlib.sha256((setup.bundle / "manifest.json").read_bytes()).hexdigest()[:12]
+    progress = (setup.work if setup.rehearse else setup.bundle.parent / "gpu-check-progress") / f"ops-{mark}"  # fmt: skip
+    progress.parent.mkdir(exist_ok=True)
+    more = ["--samples", str(1 if setup.small else OPS_SAMPLES)]
+    if setup.ops_start:
+        more += ["--start", setup.ops_start]
+    if setup.ops:
+        more += ["--only", setup.ops]
+        progress = setup.work / "ops-asked"
+    elif setup.small:
+        more += ["--types", "float32"]
+    native, proxied = torch_sides(setup, "torch_ops.py", *more, twice=True, kept=progress)
+    report.put("already_done", len(proxied.read()))
+    run_both((native, proxied), max(10.0, time_left_s() - CONFIRM_S - 8), True, patience)
+    say_trouble(report, native, proxied)
+    plan, ours, theirs = native.plan(), native.read(), proxied.read()
+    if setup.ops:
+        plan = [name for name in plan if name in setup.ops.split(",")]
+    if not plan or not ours:
+        raise Failed(f"the sweep does not run natively: {native.said()}")
+    if set(proxied.plan()) != set(plan):
+        report.put("other_plan", sorted(set(plan) ^ set(proxied.plan()))[:40])
+    reached = [name for name in plan if name in ours and name in theirs]
+    found = compare_torch.table(reached, ours, theirs, compare_torch.compare_op)
+    differ = list(found.names(compare_torch.DIFFERENT))[:60]
+    if (
+        differ and not setup.small
+    ):  # several times more, in another process: does it differ from itself?
+        again = Side("again", [*native.command, "--times", "6", "--only", ",".join(differ)], native.env, setup.work / "ops-again.jsonl", setup.work / "ops-again.log")  # fmt: skip
+        again.run(min(CONFIRM_S, time_left_s() - 5), patience)
+        for name, facts in again.read().items():
+            unsteady = any(sample.get("unsteady") for sample in facts.get("samples", []))
+            if unsteady or compare_torch.compare_op(ours[name], facts)[0] == compare_torch.DIFFERENT:  # fmt: skip
+                found.verdicts[name] = (compare_torch.UNSTEADY, found.verdicts[name][1])
+    report.put("ops", {"planned": len(plan), "reached": len(reached), "counts": found.counts(), "bitwise_fraction": found.fraction()})  # fmt: skip
+    by_type: dict[str, dict[str, int]] = {}
+    for name, (kind, _) in found.verdicts.items():
+        counts = by_type.setdefault(name.split("/")[0], {})
+        counts[kind] = counts.get(kind, 0) + 1
+    report.put("by_type", by_type)
+    wrong = found.names(*compare_torch.WRONG)
+    report.put("not_bitwise", dict(list(wrong.items())[:150]))
+    others = {name: list(one) for name, one in found.verdicts.items() if one[0] != compare_torch.BITWISE}  # fmt: skip
+    write_whole(setup.keep / "torch-ops.json", json.dumps(others, indent=0) + "\n")
+    if len(reached) < len(plan) and not setup.small:
+        # Passed by with --ops-start, they are another call's.
+        behind = plan[plan.index(setup.ops_start) :] if setup.ops_start in plan else plan
+        todo = next((name for name in behind if name not in theirs or name not in ours), "")
+        if todo:
+            report.put(GO_ON, todo)
+    if wrong:
+        first = "; ".join(f"{name}: {why}" for name, why in list(wrong.items())[:8])
+        raise Failed(f"{len(wrong)} of {len(reached)} are not bitwise as natively: {first}")
+    if not found.names(compare_torch.BITWISE):
+        raise Failed("nothing could be compared")
+
+
+@stage(130, 50)
+def t_models(setup: Setup, report: Report) -> None:
+    """MLP, ResNet, BERT, GPT-2, LSTM, U-Net in plain torch, 20 steps each by many ways (autocast, scaler, channels_last, fused, attention): losses, parameters and moments bit for bit."""
+    need_plugin(setup)
+    found = compare_cases(setup, report, "torch_models.py", [], "result", twice=True)
+    not_reached = found.names(compare_torch.NOT_REACHED)
+    if not_reached:
+        report.put(NOT_REACHED, list(not_reached))
+        report.say(f"not reached: {', '.join(not_reached)}")
+    judge(Table({n: v for n, v in found.verdicts.items() if n not in not_reached}), "models")
+
+
+# Of the native time of a step.
+TORCH_TARGETS = {"resnet50": 1.01, "bert_base": 1.01, "gpt2_small": 1.01, "launch_bound": 1.0}
+TORCH_STEPS = {"resnet50": 8, "bert_base": 8, "gpt2_small": 8, "launch_bound": 500}
+PAIRS = 7
+
+
+class Partner:
+    """A program that is told by lines what to do and answers each with a line of JSON (tests/gpu/torch_cost.py)."""
+
+    def __init__(self, way: Way, line: Sequence[str], log: Path) -> None:
+        self.log = log
+        with open(log, "wb") as said:
+            self.process = subprocess.Popen(
+                [*way.prefix, *line], env=way.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=said, start_new_session=True,
+            )  # fmt: skip
+        self.lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            if line.startswith(b"{"):
+                self.lines.put(line.decode(errors="replace"))
+        self.lines.put("")
+
+    def answer(self, limit_s: float) -> dict[str, Any]:
+        try:
+            line = self.lines.get(timeout=max(0.1, limit_s))
+        except queue.Empty:
+            raise Failed(f"no answer within {limit_s:.0f} s") from None
+        if not line:
+            said = (read(str(self.log)) or "").splitlines()[-3:]
+            raise Failed(f"the program ended: {' | '.join(said)[:500]}")
+        facts: dict[str, Any] = json.loads(line)
+        return facts
+
+    def ask(self, line: str, limit_s: float) -> dict[str, Any]:
+        assert self.process.stdin
+        self.process.stdin.write(f"{line}\n".encode())
+        self.process.stdin.flush()
+        return self.answer(limit_s)
+
+
+@stage(120, 40)
+def t_cost(setup: Setup, report: Report) -> None:
+    """A step of ResNet-50, BERT base, GPT-2 small and of twenty small ops, natively and proxied by turns: medians and ratios."""
+    need_plugin(setup)
+    ways = dict(zip(("native", "proxied"), torch_ways(setup), strict=True))
+    line = torch_line(setup, "torch_cost.py")
+    partners = {title: Partner(way, line, setup.work / f"cost-{title}.log") for title, way in ways.items()}  # fmt: skip
+    wrong = []
+    try:
+        ready = {title: one.answer(min(100, time_left_s() - 10)) for title, one in partners.items()}
+        report.put("ready", {title: facts["ready"] for title, facts in ready.items()})
+        cases = [c for c in TORCH_TARGETS if c in ready["native"]["cases"]]
+        for number, case in enumerate(reversed(cases)):  # the launch-bound one first: it is quick
+            budget = (time_left_s() - 8) / (len(cases) - number)
+            if why := cost_of(case, partners, report, budget, setup.small):
+                wrong.append(f"{case}: {why}")
+        for one in partners.values():
+            assert one.process.stdin
+            one.process.stdin.close()
+    except (BrokenPipeError, Failed) as error:
+        wrong.append(str(error) or "a program ended")
+    if wrong:
+        raise Failed("; ".join(wrong))
+
+
+def cost_of(case: str, partners: dict[str, Partner], report: Report, budget_s: float, small: bool) -> str:  # fmt: skip
+    """Puts medians and ratios into the report. Returns what is wrong: not the ratios, those are only shown."""
+    end = time.monotonic() + budget_s
+    steps = 2 if small else TORCH_STEPS[case]
+    losses = {}
+    for title, partner in partners.items():
+        answer = partner.ask(f"warm {case} {2 if small else 12}", end - time.monotonic() + 20)
+        if "error" in answer:
+            return f"{title}: {answer['error']}"
+        losses[title] = answer["loss"]
+    taken: dict[str, dict[str, list[float]]] = {}
+    for turn in range(2 if small else PAIRS):
+        began = time.monotonic()
+        order = list(partners) if turn % 2 == 0 else list(reversed(partners))
+        for title in order:
+            answer = partners[title].ask(
+                f"time {case} {steps}", max(10, end - time.monotonic() + 20)
+            )
+            if "error" in answer:
+                return f"{title}: {answer['error']}"
+            for key in ("ms", "waiting_ms"):
+                taken.setdefault(key, {}).setdefault(title, []).append(answer[key])
+        if time.monotonic() + (time.monotonic() - began) > end:  # another turn would not fit
+            break
+    for partner in partners.values():
+        partner.ask(f"drop {case}", 20)
+    facts: dict[str, Any] = {"target": TORCH_TARGETS[case], "loss": losses}
+    for key, sides in taken.items():
+        pairs = [b / a for a, b in zip(sides["native"], sides["proxied"], strict=True)]
+        facts[key] = {t: round(statistics.median(v), 4) for t, v in sides.items()}
+        facts[key] |= {
+            "ratio_of_medians": round(facts[key]["proxied"] / facts[key]["native"], 4),
+            "median_of_ratios": round(statistics.median(pairs), 4),
+            "pairs": [[round(a, 4), round(b, 4)] for a, b in zip(sides["native"], sides["proxied"], strict=True)],
+        }  # fmt: skip
+    facts["target_met"] = facts["ms"]["ratio_of_medians"] <= TORCH_TARGETS[case]
+    report.put(case, facts)
+    return ""
+
+
+def gpt2_line(setup: Setup, steps: int) -> list[str]:
+    line = [torch_python(setup), str(setup.bundle / "programs" / "torch_train.py"), "--steps", str(steps)]  # fmt: skip
+    if setup.small:
+        return [*line, "--small", "1", "--ballast-mib", "16"]
+    return [*line, "--ballast-mib", "1024"]
+
+
+def gate_of(setup: Setup, name: str) -> Path:
+    """How far the job may go (tests/subjects/gate.py): it waits for what is done with it, however long that takes."""
+    return setup.work / f"{name}.gate"
+
+
+def open_gate(setup: Setup, name: str, to: str) -> None:
+    gate = gate_of(setup, name)
+    fresh = gate.with_suffix(".fresh")
+    fresh.symlink_to(to)
+    fresh.rename(gate)
+
+
+@contextlib.contextmanager
+def gpt2_job(setup: Setup, name: str, steps: int, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, str]]]:  # fmt: skip
+    """A job in training, slowly, begun; yields it and the environment for devproxy's verbs."""
+    _, way = torch_ways(setup, "--name", name, "--store", str(setup.work / f"{name}.store"))
+    env = way.env | {"DEVPROXY_LOG": "warn,server=info", "TEST_GATE": str(gate_of(setup, name))}
+    line = [*way.prefix, *gpt2_line(setup, steps), "--seconds-per-step", "0.08"]
+    with open(log, "wb") as out:
+        job = subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
+    try:
+        yield job, env
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+
+
+def gpt2_digest(setup: Setup, report: Report, steps: int) -> str | None:
+    """Of the native run, kept for the stages behind; a run of other steps is another one."""
+    kept = setup.work / f"gpt2-{steps}.digest"
+    if not kept.exists():
+        native, _ = torch_ways(setup)
+        done = native.run(gpt2_line(setup, steps), 60)
+        report.put("native", {"code": done.code, "seconds": done.seconds, "median step": re.findall(r"median step ([\d.]+) us", done.out)})  # fmt: skip
+        if done.code or not digest_of(done.out):
+            raise Failed(f"the training program does not run natively: {done.brief()}")
+        kept.write_text(digest_of(done.out) or "")
+    return kept.read_text()
+
+
+def gpt2_steps(setup: Setup) -> int:
+    return 120 if setup.small else 200
+
+
+def at_step(log: Path, step: int, job: subprocess.Popen[bytes]) -> bool:
+    """Or has it ended?"""
+    return steps_in(log) >= step or job.poll() is not None
+
+
+@stage(90, 25)
+def t_migrate(setup: Setup, report: Report) -> None:
+    """Device memory and torch's state out and in, without CRIU: the GPT-2 job's server is replaced on the same GPU (devproxy migrate), twice; the digest is the native one."""
+    need_plugin(setup)
+    steps = gpt2_steps(setup)
+    want = gpt2_digest(setup, report, steps)
+    log, name = setup.work / "gpt2-migrate.log", "gpucheck-migrate"
+    ctl = [sys.executable, "-m", "devproxy.cli.ctl"]
+    open_gate(setup, name, str(steps // 3 + 10))
+    with gpt2_job(setup, name, steps, log) as (job, env):
+        for turn, step in ((1, steps // 6), (2, steps // 3)):
+            begun = functools.partial(at_step, log, step, job)
+            wait_for(begun, 60, f"step {step}")
+            if job.poll() is not None:
+                raise Failed(f"the job ended with {job.returncode}: {log.read_text()[-800:]}")
+            begin = time.perf_counter()
+            moved = run([*ctl, "migrate", name, "--to", "0", "--json"], env, 40)
+            facts = json.loads(moved.out) if moved.code == 0 else moved.brief()
+            report.put(f"migrate {turn}", {"code": moved.code, "s": round(time.perf_counter() - begin, 2), "at_step": steps_in(log), "facts": facts})  # fmt: skip
+            if moved.code:
+                raise Failed(f"devproxy migrate: {(moved.out + moved.err)[-1200:]}")
+            for what, way in (("dumped", "out"), ("loaded", "in")):
+                if told := servers_say(setup, what):
+                    report.put(f"{what} {turn}", rate(setup, *told, way))
+        open_gate(setup, name, "end")
+        wait_for(lambda: digest_of(log.read_text()) or job.poll() is not None, 60, "the digest")
+        wait_for(lambda: digest_of(log.read_text()), 2, f"the digest: {log.read_text()[-600:]}")
+    got = digest_of(log.read_text())
+    report.put("digests", {"native": want, "after": got})
+    if got != want:
+        raise Failed("after two changes of the server the numbers are others")
+
+
+@stage(120, 30)
+def t_checkpoint(setup: Setup, report: Report) -> None:
+    """The GPT-2 job: checkpoint, kill -9 of everything, restore, the native digest. Where CRIU works; else t_migrate is what there is."""
+    need_plugin(setup)
+    criu = setup.bundle / "criu" / "sbin" / "criu"
+    if not setup.rehearse:
+        checked = run([str(criu), "check"], dict(os.environ), 15) if criu.exists() else None
+        if checked is None or checked.code:
+            why = checked.brief() if checked else "the bundle was made without CRIU"
+            raise Refused(f"CRIU does not work here ({why}): t_migrate tests dump and restore of the device's side")  # fmt: skip
+    checkpoint_of(setup, report, "gpt2")
+
+
+@stage(80, 20)
+def t_memory(setup: Setup, report: Report) -> None:
+    """What torch says is allocated and free, OutOfMemoryError at the right call, and a kernel's own fault as an exception: as natively."""
+    need_plugin(setup)
+    names = ["memory", "oom", "fault"]
+    # One behind the other: each fills the whole GPU.
+    found = compare_cases(setup, report, "torch_chapters.py", names, "same", at_once=False)
+    judge(found, "chapters")
+
+
+@stage(60, 15)
+def t_graphs(setup: Setup, report: Report) -> None:
+    """torch.cuda.graph: forward, a whole step, dropout, shared pools, make_graphed_callables: bit for bit. And an error that only the op finds."""
+    need_plugin(setup)
+    names = ["graph", "graph_training", "graph_callables", "check_types"]
+    judge(compare_cases(setup, report, "torch_chapters.py", names, "same"), "chapters")
+
+
+@stage(130, 30)
+def t_compile(setup: Setup, report: Report) -> None:
+    """torch.compile: Inductor's Triton kernels beside ATen's ops in one job, bit for bit; with graphs (reduce-overhead) it may be refused by name."""
+    need_plugin(setup)
+    names = ["compile", "compile_conv", "compile_reduce_overhead"]
+    found = compare_cases(setup, report, "torch_chapters.py", names, "same", alarm_s=90)
+    kind, why = found.verdicts["compile_reduce_overhead"]
+    if kind == compare_torch.PROXY_ERROR and "not supported behind devproxy" in why:
+        report.put("refused", why)
+        del found.verdicts["compile_reduce_overhead"]
+    judge(found, "chapters")
+
+
+@stage(70, 15)
+def t_two(setup: Setup, report: Report) -> None:
+    """Two GPT-2 jobs at once on one GPU: both have the native digest."""
+    need_plugin(setup)
+    steps = gpt2_steps(setup)
+    want = gpt2_digest(setup, report, steps)
+    _, way = torch_ways(setup)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: way.run(gpt2_line(setup, steps), time_left_s() / patience - 3), range(2)))  # fmt: skip
+    for number, done in enumerate(both):
+        report.put(f"job {number}", {"code": done.code, "seconds": done.seconds, "digest": digest_of(done.out), "said": done.brief() if done.code else ""})  # fmt: skip
+    report.put("native digest", want)
+    if any(digest_of(done.out) != want for done in both):
+        raise Failed("not the native digest in both")
+
+
 # -- d. cost ------------------------------------------------------------------------------------------------------------
 
 
-@stage(130, 40, needs=("e_host_memory",))
+@stage(130, 40, call=2, needs=("e_host_memory",))
 def d_cost(setup: Setup, report: Report) -> None:
     """What calls cost at the client, in turn natively, proxied, as a job that can be checkpointed, and with pinned memory
     registered: medians of up to three runs each, and their ratios."""
@@ -2041,7 +2579,7 @@ def e_dump(setup: Setup, report: Report) -> None:
 # -- f. checkpoints -----------------------------------------------------------------------------------------------------
 
 
-@stage(40, 8)
+@stage(40, 8, call=2)
 def f_criu(setup: Setup, report: Report) -> None:
     """Is CRIU usable here, by its own check and by `devproxy doctor`?"""
     criu = setup.bundle / "criu" / "sbin" / "criu"
@@ -2080,7 +2618,7 @@ def ballast_mib(setup: Setup, subject: str) -> int:
     return 16 if setup.small else BALLAST_MIB[subject]
 
 
-@stage(60, 20, direct=True, needs=("e_dump",))
+@stage(60, 20, call=2, direct=True, needs=("e_dump",))
 def f_cuda_checkpoint(setup: Setup, report: Report) -> None:
     """The driver's own checkpoints (cuCheckpointProcess*) of the training program that f_checkpoint takes, running natively."""
     control = Driver(setup.driver)
@@ -2138,7 +2676,7 @@ def rate(setup: Setup, size: int, seconds: float, way: str) -> dict[str, Any]:
     return facts
 
 
-@stage(110, 40, needs=("e_dump",))
+@stage(110, 40, call=2, needs=("e_dump",))
 def f_checkpoint(setup: Setup, report: Report) -> None:
     """The whole job: checkpoint, kill -9 of everything, restore, equal to native; dump and load against the PCIe rate."""
     report.put("beside: cuCheckpointProcess*", {
@@ -2147,21 +2685,21 @@ def f_checkpoint(setup: Setup, report: Report) -> None:
     checkpoint_of(setup, report, "driver")
 
 
-@stage(110, 35, needs=("e_dump",))
+@stage(110, 35, call=3, needs=("e_dump",))
 def f_checkpoint_cudart(setup: Setup, report: Report) -> None:
     """The same with a training program in CUDA C++, on the runtime."""
     checkpoint_of(setup, report, "cudart")
 
 
-@stage(110, 45, spare=True, needs=("e_dump",))
+@stage(110, 45, call=3, needs=("e_dump",))
 def f_checkpoint_numba(setup: Setup, report: Report) -> None:
     """The same with a training program on numba-cuda, which compiles its kernels while it runs."""
     checkpoint_of(setup, report, "numba")
 
 
-@stage(110, 45, spare=True, needs=("e_dump",))
+@stage(110, 45, call=3, needs=("e_dump",))
 def f_checkpoint_torch(setup: Setup, report: Report) -> None:
-    """The same with PyTorch's unmodified wheel: a model of element-wise layers under AdamW."""
+    """The same with PyTorch's unmodified wheel, without the plugin: a model of element-wise layers under AdamW."""
     checkpoint_of(setup, report, "torch")
 
 
@@ -2169,23 +2707,33 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
     line = subjects(setup)[subject]
     if missing := missing_of(subject, line, setup):
         raise Refused(missing)
-    steps = "300" if setup.small else "400"
-    line += ["--steps", steps, "--ballast-mib", str(ballast_mib(setup, subject))]
+    if subject != "gpt2":
+        steps = "300" if setup.small else "400"
+        line += ["--steps", steps, "--ballast-mib", str(ballast_mib(setup, subject))]
     name = f"gpucheck-{subject}"
-    native = setup.native().run(line, 40)
-    want = digest_of(native.out)
-    report.put("native", {"code": native.code, "digest": want, "seconds": native.seconds})
-    if native.code:
-        raise Failed(f"the training program does not run natively: {native.brief()}")
     log, store = setup.work / f"{name}.log", setup.work / f"{name}.store"
-    job_way = setup.proxied("--name", name, "--store", str(store))
+    job_options = ("--name", name, "--store", str(store))
+    if subject == "gpt2":
+        (_, job_way), first, second, start_s = torch_ways(setup, *job_options), 15, 25, 80.0
+        want = gpt2_digest(setup, report, gpt2_steps(setup))
+        open_gate(setup, name, str(second))
+        job_way = Way(job_way.prefix, job_way.env | {"TEST_GATE": str(gate_of(setup, name))})
+    else:
+        job_way, first, second, start_s = setup.proxied(*job_options), 30, 60, 40.0
+        if subject == "torch":
+            job_way = Way(job_way.prefix, job_way.env | WITHOUT_PLUGIN)
+        native = setup.native().run(line, 40)
+        want = digest_of(native.out)
+        report.put("native", {"code": native.code, "digest": want, "seconds": native.seconds})
+        if native.code:
+            raise Failed(f"the training program does not run natively: {native.brief()}")
     # The servers say in their logs how long device memory took; these are in the runtime folder while the job lives.
     env = job_way.env | {"DEVPROXY_LOG": "warn,server=info"}
     ctl = [sys.executable, "-m", "devproxy.cli.ctl"]
     with open(log, "wb") as out:
         whole = [*job_way.prefix, *line, "--seconds-per-step", "0.03"]
         job = subprocess.Popen(whole, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
-    wait_for(lambda: steps_in(log) >= 30 or job.poll() is not None, 40, "step 30")
+    wait_for(lambda: steps_in(log) >= first or job.poll() is not None, start_s, f"step {first}")
     if job.poll() is not None:
         raise Failed(f"the job ended with {job.returncode}: {log.read_text()[-800:]}")
     begin = time.perf_counter()
@@ -2196,9 +2744,11 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
         raise Failed(f"devproxy checkpoint: {(image.out + image.err)[-1500:]}")
     if told := servers_say(setup, "dumped"):
         report.put("dump", rate(setup, *told, "out"))
-    wait_for(lambda: steps_in(log) >= 60, 30, "step 60")
+    wait_for(lambda: steps_in(log) >= second, 30, f"step {second}")
     report.put("killed", kill_marked(f"DEVPROXY_SHM_DIR={setup.shm()}".encode()))
     at = steps_in(log)
+    if subject == "gpt2":
+        open_gate(setup, name, "end")
     begin = time.perf_counter()
     line_of_restore = [*ctl, "restore", name, "--store", str(store), "--output", str(log), "--json"]
     told = None
@@ -2224,7 +2774,7 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
     if got == want and len(nonces) == 1:
         return
     if got != want:  # is it the checkpoint's fault?
-        plain = setup.proxied("--plain").run(line, 40)
+        plain = Way(setup.proxied("--plain").prefix, job_way.env).run(line, 40)
         report.put("proxied", {"code": plain.code, "digest": digest_of(plain.out)})
     raise Failed("the restored run is not the native one")
 
@@ -2289,9 +2839,11 @@ def workplace(driver: str, bundle: Path) -> Iterator[Path]:
         (work / "shm").write_text(str(shm))
         (work / "native").mkdir()
         (work / "shim").mkdir()
+        (work / "driver_alone").mkdir()
         for name in ("libcuda.so.1", "libcuda.so"):
             if driver:
                 (work / "native" / name).symlink_to(driver)
+                (work / "driver_alone" / name).symlink_to(driver)
             (work / "shim" / name).symlink_to(bundle / "lib" / "libcuda.so.1")
         yield work
     finally:
@@ -2311,6 +2863,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--second", action="store_true", help="the stages that a first call keeps no time for"
     )
+    parser.add_argument("--third", action="store_true", help="and those of a third call")
+    parser.add_argument("--ops-start", default="", help="t_ops begins with this case (TYPE/OP)")
+    parser.add_argument("--ops", default="", help="t_ops takes these cases alone (TYPE/OP,...)")
     parser.add_argument("--list", action="store_true", help="names the stages, in their order")
     parser.add_argument("--rehearse", default="", choices=["record", "soft"], help="for developers, without a GPU: this device of devproxy's on both sides of each comparison; with record no kernel is executed, so nothing is learnt but that the stages run")  # fmt: skip
     parser.add_argument("--stage", default="", help=argparse.SUPPRESS)
@@ -2318,6 +2873,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--sysroot", default="", help=argparse.SUPPRESS)
     parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--spoil", default="", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
@@ -2327,7 +2883,7 @@ def main(argv: list[str]) -> int:
     patience = 5.0 if options.rehearse else 1.0
     if options.list:
         for one in STAGES:
-            when = "second" if one.spare else "first"
+            when = ("first", "second", "third")[one.call - 1]
             print(f"{one.name:20} {when:6} {one.least_s:3.0f} to {one.limit_s:3.0f} s  {' '.join((one.run.__doc__ or '').split())}")  # fmt: skip
         return 0
     bundle, options.out = options.bundle.resolve(), options.out.resolve()
@@ -2342,6 +2898,10 @@ def main(argv: list[str]) -> int:
                 options.sysroot,
                 options.small,
                 options.rehearse,
+                options.out,
+                options.ops_start,
+                options.ops,
+                options.spoil,
             ),
             Report(options.report),
         )
@@ -2352,11 +2912,16 @@ def main(argv: list[str]) -> int:
     if unknown := only - {s.name for s in STAGES}:
         print(f"gpu_check: no stage {', '.join(sorted(unknown))}: --list", file=sys.stderr)
         return 2
-    if options.second:
-        only |= {s.name for s in STAGES if s.spare}
+    for asked, call in ((options.second, 2), (options.third, 3)):
+        if asked:
+            only |= {s.name for s in STAGES if s.call == call}
+    if options.ops or (options.ops_start and only):
+        only |= {"t_ops"}
     if only:
         only |= {name for s in STAGES if s.name in only for name in s.needs}
-        if options.rehearse or any(n[:2] in ("c_", "d_", "f_") or n == "machine" for n in only):
+        if options.rehearse or any(
+            n[:2] in ("c_", "d_", "f_", "t_") or n == "machine" for n in only
+        ):
             only |= {"prepare"}  # the proxy needs what it unpacks
     begin = time.monotonic()
     become_subreaper()
@@ -2387,6 +2952,7 @@ def main(argv: list[str]) -> int:
             line = [
                 sys.executable, os.path.abspath(__file__), "--stage", one.name, "--bundle", str(bundle),
                 "--driver", driver_path, "--work", str(work), "--report", str(report), "--sysroot", options.sysroot,
+                "--out", str(options.out), "--ops-start", options.ops_start, "--ops", options.ops, "--spoil", options.spoil,
                 *(["--small"] if options.small else []),
             ]  # fmt: skip
             if not options.rehearse:

@@ -1,9 +1,10 @@
 """make bench: the table of costs. Each figure stands beside its limit, measured in the same run.
 
-    python -m tests.bench [--quick] [--docs] [--only micro|steps|start|checkpoints]
+    python -m tests.bench [--quick] [--docs] [--only micro|ops|steps|start|checkpoints]
 
-Writes build/bench.json: figures, limits, ratios, targets, machine, commit. A target of the step table counts as missed
-when the whole 95 % interval of the ratio lies above it.
+Writes build/bench.json: figures, limits, ratios, targets, machine, commit. A target of the step table, or of the tiny
+ops, counts as missed when the whole 95 % interval lies above it. The ratio of a tiny op is its time itself, in
+microseconds, since its target is one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ CXX = ["g++", "-std=c++20", "-O2", "-Wall", "-Wextra", "-I", str(ROOT), "-I", st
 PAIRS = 30
 STEP_TARGETS = {"resnet": 1.05, "gpt": 1.05, "lstm": 1.2, "mlp": 2.0}
 STEPS_PER_TURN = {"resnet": 2, "gpt": 4, "lstm": 6, "mlp": 100}
+OPS = ("add_", "add", "relu", "mm")  # of tests/bench/ops.py
+OPS_PER_TURN = 20_000
+POST_TARGET, PIPELINE_TARGET = 2.0, 3.0  # microseconds per op
 
 
 def environment(shm: str) -> dict[str, str]:
@@ -168,8 +172,10 @@ def micro(env: dict[str, str], rounds: int) -> tuple[list[Row], dict[str, float]
 class Worker:
     """One side of a comparison, told when to go."""
 
-    def __init__(self, model: str, device: str, env: dict[str, str]) -> None:
-        script = [sys.executable, str(ROOT / "tests/bench/steps.py"), model, device]
+    def __init__(self, program: str, arguments: list[str], env: dict[str, str]) -> None:
+        """program: of tests/bench; its last argument is the device."""
+        script = [sys.executable, str(ROOT / "tests/bench" / program), *arguments]
+        device = arguments[-1]
         command = [*RUN, "--", *script] if device == "cuda" else script
         self.process = subprocess.Popen(
             command, env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -179,13 +185,13 @@ class Worker:
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         if self.stdout.readline().strip() != "ready":
             self.close()
-            raise RuntimeError(f"{model} does not run on {device}")
+            raise RuntimeError(f"{' '.join([program, *arguments])} does not run")
 
-    def train(self, steps: int) -> float:
-        """Seconds per step."""
-        self.stdin.write(f"{steps}\n")
+    def ask(self, what: str) -> list[float]:
+        """The figures that it answers with."""
+        self.stdin.write(f"{what}\n")
         self.stdin.flush()
-        return float(self.stdout.readline())
+        return [float(figure) for figure in self.stdout.readline().split()]
 
     def close(self) -> None:
         """Ends the process by the end of its input."""
@@ -196,13 +202,14 @@ class Worker:
 def steps(env: dict[str, str], model: str, pairs: int) -> Row:
     """Interleaved turns of both processes; who begins alternates."""
     target = STEP_TARGETS[model]
-    plain, proxied = Worker(model, "cpu", env), Worker(model, "cuda", env)
+    plain, proxied = (Worker("steps.py", [model, device], env) for device in ("cpu", "cuda"))
     try:
         n = STEPS_PER_TURN[model]
-        cpu, cuda = [], []
+        cpu: list[float] = []
+        cuda: list[float] = []
         for i in range(pairs):
             for worker in (plain, proxied) if i % 2 else (proxied, plain):
-                (cpu if worker is plain else cuda).append(worker.train(n))
+                (cpu if worker is plain else cuda).append(worker.ask(str(n))[0])
     finally:
         plain.close()
         proxied.close()
@@ -222,6 +229,44 @@ def steps(env: dict[str, str], model: str, pairs: int) -> Row:
         high=high,
         note=f"{pairs} pairs",
     )
+
+
+def tiny_ops(env: dict[str, str], rounds: int) -> list[Row]:
+    """Ops on 16 elements: the client's share, and all of it. The targets are times; beside each stands plain eager on the
+    CPU, in turns of the same run."""
+    plain, proxied = (Worker("ops.py", [device], env) for device in ("cpu", "cuda"))
+    figures: dict[tuple[str, bool], list[list[float]]] = {}
+    try:
+        for i in range(rounds):
+            for op in OPS:
+                for worker in (plain, proxied) if i % 2 else (proxied, plain):
+                    turn = worker.ask(f"{op} {OPS_PER_TURN}")
+                    figures.setdefault((op, worker is proxied), []).append(turn)
+    finally:
+        plain.close()
+        proxied.close()
+    rows = []
+    for which, target in enumerate((POST_TARGET, PIPELINE_TARGET)):
+        for op in OPS:
+            limits, values = ([turn[which] for turn in figures[op, side]] for side in (False, True))
+            value, limit = statistics.median(values), statistics.median(limits)
+            low, high = interval(values)
+            eager = statistics.median(b / a for a, b in zip(limits, values, strict=True))
+            rows.append(
+                Row(
+                    f"{op} of 16 elements, {('post', 'pipeline')[which]}",
+                    value,
+                    "us",
+                    limit,
+                    "device='cpu'",
+                    value,
+                    target,
+                    low=low,
+                    high=high,
+                    note=f"{eager:.2f} of eager on the CPU; {rounds} turns",
+                )
+            )
+    return rows
 
 
 def start_up(env: dict[str, str], rounds: int) -> list[Row]:
@@ -281,7 +326,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="fewer rounds; not for figures that are quoted"
     )
-    parser.add_argument("--only", choices=["micro", "steps", "start", "checkpoints"])
+    parser.add_argument("--only", choices=["micro", "ops", "steps", "start", "checkpoints"])
     parser.add_argument(
         "--docs",
         action="store_true",
@@ -296,6 +341,8 @@ def main() -> None:
         if options.only in (None, "micro"):
             rows, figures = micro(env, 1 if options.quick else 5)
             raw |= figures
+        if options.only in (None, "ops"):
+            rows += tiny_ops(env, 4 if options.quick else 20)
         if options.only in (None, "steps"):
             for model in STEP_TARGETS:
                 try:

@@ -156,6 +156,10 @@ def test_pytorch_through_the_executor(subject: str, world: World) -> None:
     world.env["DEVPROXY_CUDA_EXECUTOR"] = "host"
     world.run(*command, options=("--device", "cuda"))
     world.wait_step(10)
+    (log,) = world.shm.glob("devproxy-*/j/gpu0.log")
+    assert re.search(r"warmed: ms=\d+ ok", log.read_text()), (
+        "the server loaded nothing beside the import"
+    )
     world.ctl("checkpoint", "j")
     world.wait_step(20)
     assert world.kill_everything()

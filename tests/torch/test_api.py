@@ -839,3 +839,15 @@ def test_another_process_that_ends_takes_nothing_along() -> None:
             x = torch.ones(n, 2 * n, device="cuda").fill_(2.0)
             assert (x.t() @ torch.ones(n, n, device="cuda")).shape == (2 * n, n)
     torch.cuda.synchronize()
+
+
+def test_types_that_a_kernel_refuses_are_an_exception_at_the_call() -> None:
+    """mm's shape function does not look at types, its kernel does: on the device that would be too late."""
+    single = torch.randn(3, 3, device="cuda")
+    double = torch.randn(3, 3, device="cuda", dtype=torch.float64)
+    for op in (torch.mm, torch.matmul, lambda a, b: torch.addmm(a, a, b)):
+        with pytest.raises(RuntimeError, match="same dtype"):
+            op(single, double)
+    assert (single + double).dtype == torch.float64  # where the op converts, it converts
+    torch.cuda.synchronize()
+    assert single.isfinite().all()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +72,31 @@ def test_ops_equal_the_cpu_bit_for_bit(dtype: str) -> None:
     if dtype == "float32":
         assert len(equal) >= LEAST_BITWISE * (len(equal) + len(differ))
         check_guards(outcomes)
+
+
+def test_ops_that_are_taken_apart_as_for_cuda(tmp_path: Path) -> None:
+    """The client as it is where a real GPU is behind the server (DEVPROXY_TORCH_OPS=cuda), over the executor for the host: it
+    takes composite ops apart CUDA's way, asks the executor what it chooses, and leaves generators there. What it sends
+    must be ops that run; most give the CPU's bits all the same."""
+    out = tmp_path / "outcomes.json"
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        os.path.join(HERE, "opdb.py"),
+        "--samples",
+        "2",
+        "--json",
+        str(out),
+    ]
+    env = os.environ | {"DEVPROXY_TORCH_OPS": "cuda", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    outcomes: dict[str, list[str]] = json.loads(out.read_text())
+    differ = {n: f"{k}: {w}" for n, (k, w) in outcomes.items() if k in ("different", "error")}
+    new = {n: w for n, w in differ.items() if n not in known("cuda client")}
+    assert not new, f"not in opdb_known.json, 'cuda client': {json.dumps(new, indent=1)}"
+    assert sum(k == "bitwise" for k, _ in outcomes.values()) > 600
 
 
 def test_captured_ops_equal_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:

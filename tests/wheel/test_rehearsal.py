@@ -43,6 +43,9 @@ def test_every_stage(tmp_path: Path) -> None:
     print(done.stdout)
     assert len(results) >= 30
     for result in results:
-        status, words = OTHERWISE.get(result["name"], ("ok", ""))
+        usual = ("ok", "")
+        if result["name"].startswith("t_"):
+            usual = ("refused", "the recording device runs no operators")
+        status, words = OTHERWISE.get(result["name"], usual)
         assert result["status"] == status, result
         assert words in result["text"]

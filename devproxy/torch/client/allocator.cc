@@ -89,10 +89,7 @@ class Allocator final : public DeviceAllocator {
       if (r == CUDA_ERROR_OUT_OF_MEMORY) throw_out_of_memory(device, bytes);
     }
     check(r, "cuMemAllocAsync");
-    auto* block = new Block{addr, rounded, rounded, bytes, device, stream, nullptr, {}};
-    account_segment(device, rounded, +1);
-    account(*block, +1);
-    return {reinterpret_cast<void*>(addr), block, &free_block, where};
+    return {reinterpret_cast<void*>(addr), made_block(addr, rounded, bytes, device, stream), &free_block, where};
   }
 
   // Context and data differ, so there is no raw interface.
@@ -167,7 +164,7 @@ class Allocator final : public DeviceAllocator {
       if (any_capture()) return;
       blocks.swap(waiting_);
     }
-    for (Block* block : blocks) give_back(block);
+    for (Block* block : blocks) give_back(block, false);
   }
 
   double memory_fraction(DeviceIndex device) override { return state_[device].fraction; }
@@ -186,7 +183,10 @@ class Allocator final : public DeviceAllocator {
     DeviceStats stats;
     double fraction = 1.0;
     size_t limit_bytes = SIZE_MAX;
+    // Blocks that are in use no more, for the next allocations: an op mostly takes one and gives one back.
+    std::vector<Block*> spare;
   };
+  static constexpr size_t kSpare = 256;  // of each device
 
   static std::array<StatArray*, 8> arrays(DeviceStats& s) {
     return {&s.allocation,      &s.segment,        &s.active,       &s.inactive_split,
@@ -198,21 +198,63 @@ class Allocator final : public DeviceAllocator {
   void account_segment(DeviceIndex device, size_t bytes, int sign) {
     State& st = state_[device];
     std::lock_guard lock(st.mu);
+    account_segment_locked(st, bytes, sign);
+  }
+  void account(const Block& b, int sign) {
+    State& st = state_[b.device];
+    std::lock_guard lock(st.mu);
+    account_locked(st, b, sign);
+  }
+  // Precondition of both: st.mu is held.
+  static void account_segment_locked(State& st, size_t bytes, int sign) {
     for (const auto i : kinds(bytes)) {
       change(st.stats.segment[i], 1, sign);
       change(st.stats.reserved_bytes[i], bytes, sign);
     }
     (sign > 0 ? st.stats.num_device_alloc : st.stats.num_device_free) += 1;
   }
-  void account(const Block& b, int sign) {
-    State& st = state_[b.device];
-    std::lock_guard lock(st.mu);
+  static void account_locked(State& st, const Block& b, int sign) {
     for (const auto i : kinds(b.segment)) {
       for (StatArray* a : {&st.stats.allocation, &st.stats.active}) change((*a)[i], 1, sign);
       for (StatArray* a : {&st.stats.allocated_bytes, &st.stats.active_bytes}) change((*a)[i], b.bytes, sign);
       change(st.stats.requested_bytes[i], b.requested, sign);
     }
   }
+
+  // A block of no pool, entered in the statistics: one lock for all of it.
+  Block* made_block(CUdeviceptr addr, size_t rounded, size_t bytes, DeviceIndex device, int64_t stream) {
+    State& st = state_[device];
+    std::lock_guard lock(st.mu);
+    Block* block;
+    if (st.spare.empty()) {
+      st.spare.reserve(kSpare);
+      block = new Block{};
+    } else {
+      block = st.spare.back();
+      st.spare.pop_back();
+    }
+    block->addr = addr;
+    block->bytes = block->segment = rounded;
+    block->requested = bytes;
+    block->device = device;
+    block->stream = stream;
+    account_segment_locked(st, rounded, +1);
+    account_locked(st, *block, +1);
+    return block;
+  }
+  // And its end. in_use: it is still counted as allocated.
+  void unmade_block(Block* block, bool in_use) {
+    State& st = state_[block->device];
+    std::lock_guard lock(st.mu);
+    if (in_use) account_locked(st, *block, -1);
+    account_segment_locked(st, block->segment, -1);
+    if (st.spare.size() == st.spare.capacity()) {  // made_block() makes the room, since here nothing may be thrown
+      delete block;
+      return;
+    }
+    st.spare.push_back(block);
+  }
+
   static std::array<size_t, 2> kinds(size_t bytes) {
     const auto pool = bytes <= kSmallBytes ? StatType::SMALL_POOL : StatType::LARGE_POOL;
     return {static_cast<size_t>(StatType::AGGREGATE), static_cast<size_t>(pool)};
@@ -314,8 +356,12 @@ class Allocator final : public DeviceAllocator {
   static void free_block(void* context) {
     auto* block = static_cast<Block*>(context);
     auto* self = static_cast<Allocator*>(device_allocator());
+    if (block->pool == nullptr && !any_capture()) [[likely]] {
+      self->add_user_here(block);
+      return self->give_back(block, true);
+    }
     self->account(*block, -1);
-    if (any_capture()) [[unlikely]] {
+    if (any_capture()) {
       // Memory of the pool that only the block's own stream has used is free for what that stream captures next. All
       // else waits: a capture would take up the events of a free, and holds none of memory.
       if (block->pool == nullptr || !block->users.empty()) {
@@ -324,35 +370,49 @@ class Allocator final : public DeviceAllocator {
         return;
       }
     }
-    // torch's own allocator keeps what is freed, so that a stream which nobody told it of may be reading still: an
-    // optimizer's state, say, which a warm-up made on another stream. Here it is gone at once: not before this stream.
-    if (const int64_t here = current_stream_id(block->device); here != block->stream && block->pool == nullptr)
-      self->add_user(block, here);
-    self->give_back(block);
+    if (block->pool == nullptr) self->add_user_here(block);
+    self->give_back(block, false);
   }
 
-  void give_back(Block* block) {
+  // torch's own allocator keeps what is freed, so that a stream which nobody told it of may be reading still: an
+  // optimizer's state, say, which a warm-up made on another stream. Here it is gone at once: not before this stream.
+  void add_user_here(Block* block) {
+    if (const int64_t here = current_stream_id(block->device); here != block->stream) add_user(block, here);
+  }
+
+  // in_use: the block is still counted as allocated.
+  void give_back(Block* block, bool in_use) {
     if (in_bad_fork()) {
+      if (in_use) account(*block, -1);
       delete block;
       return;
     }
+    if (block->pool != nullptr) {
+      try {
+        forget(block);
+      } catch (...) {}  // as below
+      return;
+    }
+    const CUdeviceptr addr = block->addr;
+    const DeviceIndex device = block->device;
+    const int64_t stream = block->stream;
+    std::vector<int64_t> users;
+    users.swap(block->users);
+    unmade_block(block, in_use);
     try {
-      if (block->pool != nullptr) return forget(block);
-      account_segment(block->device, block->segment, -1);
-      const CUstream owner = stream_handle(block->device, block->stream);
-      for (int64_t user : block->users) {
+      const CUstream owner = stream_handle(device, stream);
+      for (int64_t user : users) {
         // The owning stream waits for the user's work so far, then the memory goes back in that order.
         CUevent done;
         check(driver().cuEventCreate(&done, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
-        check(driver().cuEventRecord(done, stream_handle(block->device, user)), "cuEventRecord");
+        check(driver().cuEventRecord(done, stream_handle(device, user)), "cuEventRecord");
         check(driver().cuStreamWaitEvent(owner, done, 0), "cuStreamWaitEvent");
         check(driver().cuEventDestroy(done), "cuEventDestroy");
       }
-      (void)driver().cuMemFreeAsync(block->addr, owner);  // a broken context has lost the memory anyway
+      (void)driver().cuMemFreeAsync(addr, owner);  // a broken context has lost the memory anyway
     } catch (...) {
       // Destructors of tensors come here, so nothing may be thrown; what fails is a context that has lost the memory.
     }
-    delete block;
   }
 
   std::array<State, kMaxDevices> state_;

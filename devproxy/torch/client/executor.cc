@@ -6,6 +6,7 @@
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
+#include <torch/headeronly/version.h>
 #include <unistd.h>
 
 #include <array>
@@ -100,6 +101,81 @@ std::vector<void*>& free_replies(DeviceIndex device) {
   return (*f)[device];
 }
 
+// ---- has a setting changed? ----------------------------------------------------------------------------------------
+
+// at::Context tells nobody when a setting changes, and asking its getters for all of them is a tenth of an op. So its
+// bytes are compared: what read_settings() asks for lies between the first of its flags and its table of precisions,
+// and in that table's entries, which are made once and never move. Both members are private; an explicit instantiation
+// may name them all the same. A torch that nobody has looked at takes the long way.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11 && TORCH_VERSION_MINOR <= 15
+
+template <class Name, auto Member>
+struct Expose {
+  friend constexpr auto member_of_context(Name) { return Member; }
+};
+struct FirstFlag {
+  friend constexpr auto member_of_context(FirstFlag);
+};
+struct Precisions {
+  friend constexpr auto member_of_context(Precisions);
+};
+template struct Expose<FirstFlag, &at::Context::enabled_cudnn>;
+template struct Expose<Precisions, &at::Context::fp32_precision>;
+
+// What the settings were made of when this thread last read them. It is the thread's own; another thread may change a
+// setting meanwhile, and as with torch's getters, which take no lock either, an op then goes with the one or the other.
+// take() comes before the settings are read: what changes in between differs from the copy, and is seen the next time.
+class SettingsWatch {
+ public:
+  bool unchanged(const at::Context& c) const {
+    const Where& w = where(c);
+    if (std::memcmp(flags_.data(), w.flags, w.bytes) != 0) return false;
+    for (size_t i = 0; i < precisions_.size(); i++)
+      if (precisions_[i] != *w.precisions[i]) return false;
+    return true;
+  }
+  void take(const at::Context& c) {
+    const Where& w = where(c);
+    std::memcpy(flags_.data(), w.flags, w.bytes);
+    for (size_t i = 0; i < precisions_.size(); i++) precisions_[i] = *w.precisions[i];
+  }
+
+ private:
+  static constexpr size_t kPrecisions = std::size(settings_detail::kPrecisions), kMostBytes = 512;
+  struct Where {
+    const unsigned char* flags;
+    size_t bytes;
+    std::array<const at::Float32Precision*, kPrecisions> precisions;
+  };
+  static const Where& where(const at::Context& c) {  // there is one at::Context
+    static const Where w = [&] {
+      const auto& table = c.*member_of_context(Precisions{});
+      Where made{};
+      made.flags = reinterpret_cast<const unsigned char*>(&(c.*member_of_context(FirstFlag{})));
+      made.bytes = static_cast<size_t>(reinterpret_cast<const unsigned char*>(&table) - made.flags);
+      TORCH_INTERNAL_ASSERT(made.bytes <= kMostBytes && table.size() == kPrecisions);
+      for (size_t i = 0; i < kPrecisions; i++) {
+        const auto& p = settings_detail::kPrecisions[i];
+        made.precisions[i] = &table.at({p.backend, p.op});
+      }
+      return made;
+    }();
+    return w;
+  }
+
+  std::array<unsigned char, kMostBytes> flags_;
+  std::array<at::Float32Precision, kPrecisions> precisions_;
+};
+
+#else
+
+struct SettingsWatch {
+  bool unchanged(const at::Context&) const { return false; }
+  void take(const at::Context&) {}
+};
+
+#endif
+
 void post_generator(DeviceIndex device, GeneratorBlock block, bool wait) {
   static thread_local Writer t_block;
   block.magic = kBlockMagic;
@@ -108,10 +184,23 @@ void post_generator(DeviceIndex device, GeneratorBlock block, bool wait) {
   call_service(device, kGeneratorName, t_block, wait);
 }
 
+// The server begins to load its half while this process goes on importing. Only on a real GPU, which the user has asked
+// for: elsewhere a job that imports torch and never uses a GPU would pay for it.
+const bool g_warmed = [] {
+  if (!is("DEVPROXY_DEVICE", "cuda")) return false;
+  using Warm = void (*)(int, const char*);
+  const auto warm = reinterpret_cast<Warm>(dlsym(RTLD_DEFAULT, "devproxy_warm"));
+  const char* const rank = std::getenv("LOCAL_RANK");  // one process per GPU: its own
+  if (warm != nullptr) warm(rank != nullptr ? std::atoi(rank) : 0, description().c_str());
+  return warm != nullptr;
+}();
+
 }  // namespace
 
 bool ops_run_on_cuda() {
-  static const bool on_cuda = is("DEVPROXY_DEVICE", "cuda") && !is("DEVPROXY_CUDA_EXECUTOR", "host");
+  // DEVPROXY_TORCH_OPS=cuda: tests, which try the client's half of this over the executor for the host.
+  static const bool on_cuda =
+      is("DEVPROXY_TORCH_OPS", "cuda") || (is("DEVPROXY_DEVICE", "cuda") && !is("DEVPROXY_CUDA_EXECUTOR", "host"));
   return on_cuda;
 }
 
@@ -143,18 +232,20 @@ uint32_t settings_number(DeviceIndex device) {
     Settings settings;
     uint32_t number = 0;
     uint64_t devices = 0;  // that have been told
+    SettingsWatch watch;
   };
   thread_local Last t_last;
   static_assert(kMaxDevices <= 64);
   at::Context& context = at::globalContext();
+  if (t_last.devices >> device & 1 && t_last.watch.unchanged(context)) [[likely]]
+    return t_last.number;
+  t_last.devices = 0;  // until it is done: who throws on the way leaves nothing to believe
+  t_last.watch.take(context);
   uint8_t matmul = t_last.settings.bytes[0];
   if (matmul != kMixedMatmulPrecision || t_last.number == 0) matmul = matmul_precision(context);
   Settings now = read_settings(context, matmul);
-  if (t_last.number != 0 && now == t_last.settings) [[likely]] {
-    if (t_last.devices >> device & 1) return t_last.number;
-  } else if (matmul == kMixedMatmulPrecision) {  // it was mixed when it was last asked
+  if (matmul == kMixedMatmulPrecision && now != t_last.settings)  // it was mixed when it was last asked
     now = read_settings(context, matmul_precision(context));
-  }
 
   struct Known {
     uint32_t number;
@@ -172,7 +263,9 @@ uint32_t settings_number(DeviceIndex device) {
     call_service(device, kSettingsName, block, true);
     k.devices |= uint64_t{1} << device;
   }
-  t_last = {now, k.number, k.devices};
+  t_last.settings = now;
+  t_last.number = k.number;
+  t_last.devices = k.devices;
   return k.number;
 }
 

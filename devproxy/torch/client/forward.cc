@@ -10,9 +10,14 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 
+#include <c10/util/MaybeOwned.h>
+#include <torch/library.h>
+
 #include <atomic>
 #include <mutex>
+#include <type_traits>
 #include <unordered_map>
+#include <utility>
 
 #include "devproxy/torch/block.h"
 #include "devproxy/torch/client/allocator.h"
@@ -172,20 +177,10 @@ std::unique_ptr<OpPlan> make_plan(const c10::OperatorHandle& op) {
   return plan;
 }
 
-OpPlan& plan_for(const c10::OperatorHandle& op) {
-  struct Entry {
-    const void* key;
-    OpPlan* plan;
-  };
-  thread_local std::array<Entry, 1024> t_recent{};
-  const void* key = &op.schema();
-  Entry& e = t_recent[(reinterpret_cast<uintptr_t>(key) >> 6) % t_recent.size()];
-  if (e.key == key) [[likely]]
-    return *e.plan;
+OpPlan& plan_of(const c10::OperatorHandle& op) {
   std::lock_guard lock(g_plans_mu);
-  auto& slot = plans()[key];
+  auto& slot = plans()[&op.schema()];
   if (slot == nullptr) slot = make_plan(op);
-  e = {key, slot.get()};
   return *slot;
 }
 
@@ -335,7 +330,8 @@ class Encoder {
                                 "devproxy has only dense tensors, got ", t.layout());
     const DeviceIndex d = t.device().index();
     if (tensors_++ == 0) {
-      device = d;
+      if (device != d) [[unlikely]]
+        move_to(d);
     } else if (device != d) {
       throw_mixed_devices(device, t.device());
     }
@@ -360,6 +356,15 @@ class Encoder {
 
  private:
   static constexpr size_t kRemembered = 8;
+
+  // The op runs where its tensors are, which need not be the current device: that one too must know the settings.
+  void move_to(DeviceIndex d) {
+    device = d;
+    BlockHeader h = header();
+    h.settings = settings_number(d);
+    set_header(h);
+    if (want_key) key[0] = h.flags | uint64_t{h.settings} << 8;
+  }
 
   void mark(Tag tag, uint64_t what = 0) {
     block.tag(tag);
@@ -427,36 +432,85 @@ class Encoder {
   size_t tensors_ = 0;
 };
 
-// One encoder per thread; a second one if an op is sent while another is being encoded.
-class EncoderLease {
+// What a thread keeps from op to op, and shares with none. Found by one load: `t_worker` is a plain pointer (see
+// below).
+struct Worker {
+  Encoder encoder;
+
+  // Plans are never destroyed.
+  struct Planned {
+    const void* schema = nullptr;
+    OpPlan* plan = nullptr;
+  };
+  std::array<Planned, 1024> planned;
+
+  // Signatures seen of late. What an op makes of a signature never changes (OpPlan::cache forgets, but only for room),
+  // so an entry needs no check but its own key; it owns its Meta, whatever becomes of OpPlan::cache.
+  struct Recent {
+    const OpPlan* plan = nullptr;
+    c10::SmallVector<uint64_t, 24> key;
+    std::shared_ptr<const Meta> meta;
+
+    bool is(const OpPlan& p, const Key& k) const {
+      return plan == &p && key.size() == k.size() && std::memcmp(key.data(), k.data(), k.size() * sizeof k[0]) == 0;
+    }
+    void set(const OpPlan& p, const Key& k, std::shared_ptr<const Meta> m) {
+      plan = nullptr;  // half of an entry if the next line throws
+      key.assign(k.begin(), k.end());
+      meta = std::move(m);
+      plan = &p;
+    }
+  };
+  std::array<Recent, 256> recent;
+
+  Recent& recent_of(const OpPlan& plan, const Key& key) {
+    uint64_t h = reinterpret_cast<uintptr_t>(&plan) >> 6;
+    for (const uint64_t w : key) h = (h << 5 | h >> 59) ^ w;
+    return recent[(h ^ h >> 7 ^ h >> 14 ^ h >> 32) % recent.size()];
+  }
+};
+
+// The thread's worker while no op has it. An op takes it away and puts it back: one that is sent while another is being
+// encoded (a warning's handler may be Python) finds none and makes a worker for the moment. Only the thread itself
+// comes here, so there is nothing to order. initial-exec: no call to find it; it is one word of what every process
+// keeps free.
+thread_local constinit Worker* t_worker [[gnu::tls_model("initial-exec")]] = nullptr;
+
+class WorkerLease {
  public:
-  EncoderLease() : mine_(!t_busy_) {
-    if (mine_) {
-      t_busy_ = true;
-      encoder_ = &t_encoder_;
-    } else {
-      encoder_ = new Encoder;
-    }
+  WorkerLease() : worker_(std::exchange(t_worker, nullptr)) {
+    if (worker_ == nullptr) [[unlikely]]
+      worker_ = make();
   }
-  ~EncoderLease() {
-    if (mine_) {
-      t_busy_ = false;
-    } else {
-      delete encoder_;
-    }
+  ~WorkerLease() {
+    if (t_worker == nullptr) [[likely]]
+      t_worker = worker_;
+    else
+      delete worker_;
   }
-  EncoderLease(const EncoderLease&) = delete;
-  EncoderLease& operator=(const EncoderLease&) = delete;
-  Encoder& operator*() { return *encoder_; }
+  WorkerLease(const WorkerLease&) = delete;
+  WorkerLease& operator=(const WorkerLease&) = delete;
+  Worker& operator*() { return *worker_; }
 
  private:
-  static thread_local Encoder t_encoder_;
-  static thread_local bool t_busy_;
-  bool mine_;
-  Encoder* encoder_;
+  [[gnu::noinline]] static Worker* make() {
+    struct AtThreadEnd {
+      ~AtThreadEnd() { delete std::exchange(t_worker, nullptr); }
+    };
+    static thread_local AtThreadEnd t_at_end;
+    (void)&t_at_end;  // makes it
+    return new Worker;
+  }
+  Worker* worker_;
 };
-thread_local Encoder EncoderLease::t_encoder_;
-thread_local bool EncoderLease::t_busy_ = false;
+
+OpPlan& plan_for(Worker& worker, const c10::OperatorHandle& op) {
+  const void* schema = &op.schema();
+  Worker::Planned& p = worker.planned[(reinterpret_cast<uintptr_t>(schema) >> 6) % worker.planned.size()];
+  if (p.schema != schema) [[unlikely]]
+    p = {schema, &plan_of(op)};
+  return *p.plan;
+}
 
 // ---- infer ---------------------------------------------------------------------------------------------------------
 
@@ -572,18 +626,24 @@ std::shared_ptr<const Meta> infer(OpPlan& plan, Encoder& e, bool captured) {
   }
 }
 
-std::shared_ptr<const Meta> cached_meta(OpPlan& plan, Encoder& e, bool captured) {
+std::shared_ptr<const Meta> cached_meta(Worker& worker, OpPlan& plan, bool captured) {
+  Encoder& e = worker.encoder;
+  Worker::Recent& recent = worker.recent_of(plan, e.key);
+  if (recent.is(plan, e.key)) [[likely]]
+    return recent.meta;
+  std::shared_ptr<const Meta> meta;
   {
     std::lock_guard lock(plan.mu);
-    const auto it = plan.cache.find(e.key);
-    if (it != plan.cache.end()) [[likely]]
-      return it->second;
+    if (const auto it = plan.cache.find(e.key); it != plan.cache.end()) meta = it->second;
   }
-  auto meta = infer(plan, e, captured);
-  if (captured) return meta;  // not tried with real contents: the first call outside still is
-  std::lock_guard lock(plan.mu);
-  if (plan.cache.size() >= kMaxCachedSignatures) plan.cache.clear();
-  plan.cache.emplace(e.key, meta);
+  if (meta == nullptr) {
+    meta = infer(plan, e, captured);
+    if (captured) return meta;  // not tried with real contents: the first call outside still is
+    std::lock_guard lock(plan.mu);
+    if (plan.cache.size() >= kMaxCachedSignatures) plan.cache.clear();
+    plan.cache.emplace(e.key, meta);
+  }
+  recent.set(plan, e.key, meta);
   return meta;
 }
 
@@ -603,9 +663,22 @@ at::Tensor new_tensor_of(DeviceIndex device, const TensorMeta& m) {
   return t;
 }
 
+// Shape functions look at types only where the op converts them; a kernel that does not (mm) would refuse them when it
+// runs, and that is too late for an exception.
+bool types_agree(const OpPlan& plan, const c10::IValue* args) {
+  auto type = at::ScalarType::Undefined;
+  for (size_t i = 0; i < plan.args.size(); ++i) {
+    if (!args[i].isTensor() || !args[i].toTensor().defined()) continue;
+    const at::ScalarType t = args[i].toTensor().scalar_type();
+    if (type != at::ScalarType::Undefined && t != type) return false;
+    type = t;
+  }
+  return true;
+}
+
 // out= tensors that ATen made itself, just before, by the op's own shape function, need no question to the device.
 bool outs_are_right(const OpPlan& plan, const c10::IValue* args) {
-  if (!plan.checked_by_meta) return false;
+  if (!plan.checked_by_meta || !types_agree(plan, args)) return false;
   for (const int i : plan.outs) {
     if (!args[i].isTensor()) return false;
     const at::Tensor& t = args[i].toTensor();
@@ -668,8 +741,10 @@ bool shape_is_known(const OpPlan& plan, const c10::IValue* args) {
   return true;
 }
 
+using NewTensors = c10::SmallVector<at::Tensor, 4>;
+
 // Runs the op and waits until it is submitted, for the results that it has on the host.
-void launch_for_host_results(OpPlan& plan, Encoder& e, const Meta& meta, std::vector<at::Tensor>* outputs) {
+void launch_for_host_results(OpPlan& plan, Encoder& e, const Meta& meta, NewTensors* outputs) {
   ReplyBuffer reply(e.device, ReplyBuffer::kBytes);
   std::memset(reply.data(), 0, sizeof(ReplyHeader));
   BlockHeader h = e.header();
@@ -708,15 +783,15 @@ void launch_for_host_results(OpPlan& plan, Encoder& e, const Meta& meta, std::ve
   }
 }
 
-void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::optional<RandomState> random) {
-  OpPlan& plan = plan_for(op);
-  TORCH_CHECK_NOT_IMPLEMENTED(plan.view_of < 0, "devproxy has no kernel for the view ", plan.name);
-  const size_t n = plan.args.size();
-  const size_t base = stack->size() - n;
-  const c10::IValue* args = stack->data() + base;
+// An op that is on its way: what its new results are, with memory that the device will write.
+struct Sent {
+  std::shared_ptr<const Meta> meta;
+  NewTensors outputs;
+};
 
-  EncoderLease lease;
-  Encoder& e = *lease;
+void send(Worker& worker, OpPlan& plan, const c10::IValue* args, std::optional<RandomState> random, Sent* sent) {
+  TORCH_CHECK_NOT_IMPLEMENTED(plan.view_of < 0, "devproxy has no kernel for the view ", plan.name);
+  Encoder& e = worker.encoder;
   const bool trusted = !plan.outs.empty() && outs_are_right(plan, args);
   const bool captures = any_capture();
   const bool known = !plan.dynamic || (captures && shape_is_known(plan, args));
@@ -727,15 +802,15 @@ void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::optio
   if (captured && !known) check(driver().cuStreamSynchronize(current_stream(e.device)), "cuStreamSynchronize");
 
   // In-place ops too are tried once per signature: their errors are then Python exceptions, not device faults.
-  std::shared_ptr<const Meta> meta;
+  std::shared_ptr<const Meta>& meta = sent->meta;
   if (!known) {
     meta = infer(plan, e, captured);
   } else if (!trusted) {
-    meta = cached_meta(plan, e, captured);
+    meta = cached_meta(worker, plan, captured);
   }
   if (meta != nullptr && !plan.outs.empty() && resize_outs(plan, args, *meta)) encode_op(plan, e, args, random);
 
-  std::vector<at::Tensor> outputs;
+  NewTensors& outputs = sent->outputs;
   if (plan.new_tensors && meta != nullptr) {
     size_t k = 0;
     for (size_t i = 0; i < meta->returns.size(); ++i) {
@@ -760,29 +835,329 @@ void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::optio
       launch(function_of(plan, e.device), current_stream(e.device), e.block);
     plan.launches.fetch_add(1, std::memory_order_relaxed);
   }
+}
 
-  torch::jit::Stack results;
-  results.reserve(plan.return_is_arg.size());
-  size_t k = 0;
-  for (size_t i = 0; i < plan.return_is_arg.size(); ++i) {
-    if (plan.return_is_arg[i] >= 0) {
-      results.push_back((*stack)[base + static_cast<size_t>(plan.return_is_arg[i])]);
-      continue;
-    }
-    const ReturnMeta& r = meta->returns[i];
-    if (r.tag == Tag::kTensor) {
-      results.emplace_back(std::move(outputs[k++]));
-    } else if (r.tag == Tag::kTensorList) {
-      c10::List<at::Tensor> list;
-      list.reserve(r.count);
-      for (uint32_t j = 0; j < r.count; ++j) list.push_back(std::move(outputs[k++]));
-      results.emplace_back(std::move(list));
-    } else {
-      results.push_back(r.scalar);
-    }
+void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::optional<RandomState>& random) {
+  WorkerLease lease;
+  OpPlan& plan = plan_for(*lease, op);
+  const size_t base = stack->size() - plan.args.size();
+  Sent sent;
+  send(*lease, plan, stack->data() + base, random, &sent);
+
+  // The results take the arguments' place. A result that is an argument is copied, since several may be the same one.
+  const size_t n_results = plan.return_is_arg.size();
+  if (n_results == 1 && plan.return_is_arg[0] >= 0) {
+    const size_t from = base + static_cast<size_t>(plan.return_is_arg[0]);
+    if (from != base) (*stack)[base] = std::move((*stack)[from]);
+    stack->resize(base + 1);
+    return;
   }
+  size_t k = 0;
+  auto result = [&](size_t i) -> c10::IValue {
+    if (plan.return_is_arg[i] >= 0) return (*stack)[base + static_cast<size_t>(plan.return_is_arg[i])];
+    const ReturnMeta& r = sent.meta->returns[i];
+    if (r.tag == Tag::kTensor) return std::move(sent.outputs[k++]);
+    if (r.tag != Tag::kTensorList) return r.scalar;
+    c10::List<at::Tensor> list;
+    list.reserve(r.count);
+    for (uint32_t j = 0; j < r.count; ++j) list.push_back(std::move(sent.outputs[k++]));
+    return list;
+  };
+  if (n_results == 1) {
+    c10::IValue only = result(0);
+    stack->resize(base);
+    stack->push_back(std::move(only));
+    return;
+  }
+  c10::SmallVector<c10::IValue, 4> results;
+  for (size_t i = 0; i < n_results; ++i) results.push_back(result(i));
   stack->resize(base);
   for (auto& r : results) stack->push_back(std::move(r));
+}
+
+// ---- ops of a common form ------------------------------------------------------------------------------------------
+
+// The boxed fallback gets its arguments as values that own their tensors, and a tensor that Python holds takes the GIL
+// to be owned once more, and again to be let go: two locks for each argument, a fifth of a small op. Ops of tensors and
+// numbers alone, which are most of what is small, have kernels of their own signature instead: the caller, whose
+// references these are, keeps the tensors for the length of the call, so nobody else needs to own them.
+
+// The arguments as values that own nothing.
+template <size_t N>
+class Borrowed {
+ public:
+  template <class... A>
+  explicit Borrowed(const A&... args) {
+    size_t i = 0;
+    (number(i++, args),
+     ...);  // first: after this nothing is thrown, and a borrowed value must not be destroyed as such
+    i = 0;
+    (tensor(i++, args), ...);
+  }
+  ~Borrowed() {
+    for (c10::IValue& v : values_) {
+      if (!v.isTensor()) continue;
+      at::Tensor t = std::move(v).toTensor();
+      Traits::destroyBorrow(t);
+    }
+  }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+  const c10::IValue* data() const { return values_.data(); }
+
+ private:
+  using Traits = c10::MaybeOwnedTraits<at::Tensor>;
+  void number(size_t i, const at::Scalar& s) { values_[i] = s; }
+  void number(size_t, const at::Tensor&) {}
+  void tensor(size_t, const at::Scalar&) noexcept {}
+  void tensor(size_t i, const at::Tensor& t) noexcept { values_[i] = Traits::createBorrow(t); }
+  std::array<c10::IValue, N> values_;
+};
+
+// A kernel for one op. R is at::Tensor, or at::Tensor& for the argument of that type.
+template <class R, class... A>
+struct Direct {
+  c10::OperatorHandle op;
+
+  R operator()(A... args) const {
+    Sent sent;
+    {
+      WorkerLease lease;
+      const Borrowed<sizeof...(A)> values(args...);
+      send(*lease, plan_for(*lease, op), values.data(), std::nullopt, &sent);
+    }
+    if constexpr (std::is_same_v<R, at::Tensor>) {
+      return std::move(sent.outputs[0]);
+    } else {
+      at::Tensor* written = nullptr;
+      ((written = written_one(args, written)), ...);
+      return *written;
+    }
+  }
+
+ private:
+  static at::Tensor* written_one(at::Tensor& t, at::Tensor*) { return &t; }
+  static at::Tensor* written_one(const at::Tensor&, at::Tensor* other) { return other; }
+  static at::Tensor* written_one(const at::Scalar&, at::Tensor* other) { return other; }
+};
+
+// Structured ops: torch makes one of a shape function and the op's out= form. The shape function is dear (half of an
+// add) and says the same of the same signature, so what it made is remembered, and next time the out= form is sent
+// straight away: the very block that would have come about. Everything else goes through torch: what is new, a capture,
+// arguments on other devices or with names, and an in-place op whose arguments share memory, which the shape function
+// looks into and no signature tells.
+template <class R, class... A>
+struct Structured {
+  static constexpr bool kNew = std::is_same_v<R, at::Tensor>;
+  c10::OperatorHandle op, out;
+
+  R operator()(A... args) const {
+    Key key;
+    const bool plain = !any_capture() && are_plain(args...);
+    if (plain) [[likely]] {
+      WorkerLease lease;
+      Encoder& e = (*lease).encoder;
+      OpPlan& plan = plan_for(*lease, op);
+      OpPlan& target = plan_for(*lease, out);
+      e.want_key = true;
+      e.begin(sizeof...(A) + 1, current_device());
+      size_t i = 0;
+      (encode(e, args, target.args[i++]), ...);
+      const Worker::Recent& recent = (*lease).recent_of(plan, e.key);
+      if (recent.is(plan, e.key)) [[likely]] {
+        e.want_key = false;
+        if constexpr (kNew) {
+          at::Tensor result = new_tensor_of(e.device, recent.meta->tensors[0]);
+          e.tensor(result, target.args.back());
+          launch_it(target, e);
+          return result;
+        } else {
+          e.tensor(first(args...), target.args.back());
+          launch_it(target, e);
+          return first(args...);
+        }
+      }
+      key = e.key;
+    }
+    // torch's own way. A kernel of ours stands before it for CUDA; for a device that nobody has it is what is left.
+    R result = op.typed<R(A...)>().redispatch(c10::DispatchKeySet(c10::DispatchKey::PrivateUse3), args...);
+    if (plain) learn(key, result);
+    return result;
+  }
+
+ private:
+  template <class F, class... More>
+  static F& first(F& f, More&...) {
+    return f;
+  }
+  template <class F, class... More>
+  static bool are_plain(const F& f, const More&... more) {
+    const DeviceIndex here = current_device();
+    return is_plain(f, f, here) && f.is_cuda() && (is_plain(f, more, here) && ...);
+  }
+  template <class Impl>
+  static bool has_names(const Impl& impl) {
+    if constexpr (requires { impl.has_named_tensor_meta(); }) return impl.has_named_tensor_meta();
+    return false;  // newer torch has no named tensors
+  }
+  static bool is_plain(const at::Tensor&, const at::Scalar& s, DeviceIndex) { return !s.isSymbolic(); }
+  static bool is_plain(const at::Tensor& f, const at::Tensor& t, DeviceIndex here) {
+    if (!t.defined()) return false;
+    const auto* impl = t.unsafeGetTensorImpl();
+    if (has_names(*impl)) return false;
+    if (!t.is_cuda()) return t.is_cpu() && t.dim() == 0;
+    if (t.device().index() != here || t.layout() != at::kStrided) return false;
+    return kNew || impl == f.unsafeGetTensorImpl() ||
+           impl->unsafe_storage().unsafeGetStorageImpl() !=
+               f.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  }
+  static void encode(Encoder& e, const at::Tensor& t, const ArgPlan& arg) { e.tensor(t, arg); }
+  static void encode(Encoder& e, const at::Scalar& s, const ArgPlan& arg) { e.value(s, arg, false); }
+  static void launch_it(OpPlan& target, Encoder& e) {
+    launch(function_of(target, e.device), current_stream(e.device), e.block);
+    target.launches.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  // The Meta that the device would have sent, from the tensor that torch made.
+  void learn(const Key& key, const at::Tensor& result) const {
+    TensorMeta m;
+    m.defined = true;
+    m.dtype = result.scalar_type();
+    m.flags = tensor_flags(result);
+    m.sizes.assign(result.sizes().begin(), result.sizes().end());
+    m.strides.assign(result.strides().begin(), result.strides().end());
+    m.bytes = at::detail::computeStorageNbytes(m.sizes, m.strides, result.itemsize());
+    // Not what new_tensor_of() makes: then it is asked for each time.
+    if (kNew &&
+        (!result.is_cuda() || result.storage_offset() != 0 || m.flags != 0 || result.storage().nbytes() != m.bytes))
+      return;
+    auto meta = std::make_shared<Meta>();
+    meta->returns.emplace_back().tag = Tag::kTensor;
+    meta->tensors.push_back(std::move(m));
+    WorkerLease lease;
+    const OpPlan& plan = plan_for(*lease, op);
+    (*lease).recent_of(plan, key).set(plan, key, std::move(meta));
+  }
+};
+
+template <class A>
+bool is_of(const c10::Argument& a) {
+  const bool number = std::is_same_v<A, const at::Scalar&>, written = std::is_same_v<A, at::Tensor&>;
+  return a.type()->kind() == (number ? c10::TypeKind::NumberType : c10::TypeKind::TensorType) &&
+         (a.alias_info() != nullptr) == written && (!written || a.alias_info()->isWrite());
+}
+
+template <class R, class... A>
+bool register_direct(torch::Library& m, const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  if (schema.arguments().size() != sizeof...(A) || schema.returns().size() != 1 || !is_of<R>(schema.returns()[0]))
+    return false;
+  size_t i = 0;
+  if (!(is_of<A>(schema.arguments()[i++]) && ...)) return false;
+  m.impl(c10::toString(op.operator_name()).c_str(), torch::CppFunction(Direct<R, A...>{op}));
+  return true;
+}
+
+// The out= form of a structured op has the op's own arguments and then the result.
+std::optional<c10::OperatorHandle> out_form(const c10::OperatorHandle& op,
+                                            const std::vector<c10::OperatorName>& of_base) {
+  const auto& args = op.schema().arguments();
+  for (const auto& name : of_base) {
+    const auto out = c10::Dispatcher::singleton().findSchema(name);
+    if (!out || out->schema().arguments().size() != args.size() + 1 || !out->schema().arguments().back().is_out() ||
+        !out->hasKernelForDispatchKey(c10::DispatchKey::CPU))
+      continue;
+    bool same = true;
+    for (size_t i = 0; i < args.size() && same; ++i)
+      same = args[i].name() == out->schema().arguments()[i].name() &&
+             *args[i].type() == *out->schema().arguments()[i].type();
+    if (same) return out;
+  }
+  return {};
+}
+
+template <class R, class... A>
+bool register_structured(torch::Library& m, const c10::OperatorHandle& op,
+                         const std::vector<c10::OperatorName>& of_base) {
+  const c10::FunctionSchema& schema = op.schema();
+  if (schema.arguments().size() != sizeof...(A) || schema.returns().size() != 1 || !is_of<R>(schema.returns()[0]))
+    return false;
+  size_t i = 0;
+  if (!(is_of<A>(schema.arguments()[i++]) && ...)) return false;
+  if (const auto out = out_form(op, of_base))
+    m.impl(c10::toString(op.operator_name()).c_str(), torch::CppFunction(Structured<R, A...>{op, *out}));
+  return true;
+}
+
+bool is_structured(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  for (const auto key :
+       {DispatchKey::CUDA, DispatchKey::CompositeExplicitAutograd, DispatchKey::CompositeImplicitAutograd})
+    if (op.hasKernelForDispatchKey(key)) return false;
+  for (const auto tag : op.getTags())
+    if (tag == at::Tag::dynamic_output_shape || tag == at::Tag::data_dependent_output ||
+        tag == at::Tag::nondeterministic_seeded)
+      return false;
+  return op.hasKernelForDispatchKey(DispatchKey::CPU) &&
+         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+// Those with a number whose value no shape function looks at (softshrink's does): a signature has only its kind.
+bool number_is_free(const std::string& base) {
+  for (const char* known : {"aten::add", "aten::sub", "aten::addmm", "aten::addcmul", "aten::addcdiv", "aten::baddbmm",
+                            "aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge"})
+    if (base == known || base == std::string(known) + "_") return true;
+  return false;
+}
+
+// What would come to the boxed fallback: an op that has no kernel of another kind for this device.
+bool comes_here(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  for (const auto key : {DispatchKey::CUDA, DispatchKey::CompositeExplicitAutogradNonFunctional,
+                         DispatchKey::CompositeExplicitAutograd, DispatchKey::CompositeImplicitAutograd})
+    if (op.hasKernelForDispatchKey(key)) return false;
+  return op.hasKernelForDispatchKey(DispatchKey::CPU);
+}
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  using T = const at::Tensor&;
+  using W = at::Tensor&;
+  using S = const at::Scalar&;
+  using New = at::Tensor;
+  const auto names = c10::Dispatcher::singleton().getAllOpNames();
+  std::unordered_map<std::string, std::vector<c10::OperatorName>> outs;
+  for (const auto& name : names)
+    if (name.overload_name.find("out") != std::string::npos || name.overload_name == "grad_input")
+      outs[name.name].push_back(name);
+  for (const auto& name : names) {
+    if (name.name.rfind("aten::", 0) != 0 || name.name == "aten::set_" || name.name == "aten::zero_")
+      continue;  // kernels.cc
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op) continue;
+    if (is_structured(*op)) {
+      const bool in_place = name.name.back() == '_' && name.name.size() > 7;
+      const auto found = outs.find(in_place ? name.name.substr(0, name.name.size() - 1) : name.name);
+      if (found == outs.end()) continue;
+      const auto& of_base = found->second;
+      if (!register_structured<New, T>(m, *op, of_base) && !register_structured<New, T, T>(m, *op, of_base) &&
+          !register_structured<New, T, T, T>(m, *op, of_base) && !register_structured<W, W>(m, *op, of_base) &&
+          !register_structured<W, W, T>(m, *op, of_base) && number_is_free(name.name))
+        (void)(register_structured<New, T, S>(m, *op, of_base) || register_structured<New, T, T, S>(m, *op, of_base) ||
+               register_structured<New, T, T, T, S>(m, *op, of_base) ||
+               register_structured<New, T, T, T, S, S>(m, *op, of_base) ||
+               register_structured<W, W, T, S>(m, *op, of_base) || register_structured<W, W, T, T, S>(m, *op, of_base));
+      continue;
+    }
+    if (!comes_here(*op)) continue;
+    (void)(register_direct<New, T>(m, *op) || register_direct<New, T, T>(m, *op) ||
+           register_direct<New, T, T, T>(m, *op) || register_direct<New, T, S>(m, *op) ||
+           register_direct<New, T, T, S>(m, *op) || register_direct<W, W>(m, *op) || register_direct<W, W, T>(m, *op) ||
+           register_direct<W, W, S>(m, *op) || register_direct<W, W, T, T>(m, *op) ||
+           register_direct<W, W, T, S>(m, *op) || register_direct<W, T, W>(m, *op) ||
+           register_direct<W, T, T, W>(m, *op) || register_direct<W, T, T, T, W>(m, *op) ||
+           register_direct<W, T, S, W>(m, *op) || register_direct<W, T, T, S, W>(m, *op) ||
+           register_direct<W, T, T, T, S, W>(m, *op) || register_direct<W, T, T, T, S, S, W>(m, *op));
+  }
 }
 
 }  // namespace
@@ -819,9 +1194,9 @@ torch::jit::Stack forward_named(const char* name, const char* overload, torch::j
 std::vector<at::Tensor> forward_vjp(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
                                     const std::vector<at::Tensor>& gradients, const std::vector<bool>& wanted,
                                     const RandomState& random_state) {
-  OpPlan& plan = plan_for(op);
-  EncoderLease lease;
-  Encoder& e = *lease;
+  WorkerLease lease;
+  Encoder& e = (*lease).encoder;
+  OpPlan& plan = plan_for(*lease, op);
   e.want_key = false;
   e.begin(plan.args.size() + 2, current_device());
   for (size_t i = 0; i < plan.args.size(); ++i) e.value(arguments[i], plan.args[i], false);

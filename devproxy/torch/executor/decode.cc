@@ -74,6 +74,10 @@ at::Generator seeded(const Client& client, uint64_t seed) {
 
 }  // namespace
 
+at::Tensor Written::memory(const Client& client) const {
+  return over_memory(device::of(client), p, bytes, dtype, sizes, strides, false);
+}
+
 void Decoder::check_range(uint64_t addr, uint64_t bytes) const {
   if (services_->check_range(services_->cookie, addr, bytes) == 1) return;
   char text[96];
@@ -100,22 +104,26 @@ at::Tensor Decoder::device_tensor(bool is_output) {
 
   at::IntArrayRef sz(sizes, n), st(strides, n);
   const c10::Device device = device::of(client_);
-  at::Tensor memory = over_memory(device, p, e.span_bytes, dtype, sz, st, false);
-  at::Tensor t = memory;
+  at::Tensor t;
   if (copy && blank_) {
     t = made_up(device, dtype, sz, st, e.span_bytes);
-  } else if (copy) {
-    t = at::empty_strided(sz, st, memory.options());
-    t.copy_(memory);
-  } else if (writes && !is_output && (e.numel == 0 || memory.is_non_overlapping_and_dense())) {
-    // Some out= kernels resize what they write for a while: give them storage that can, and look afterwards where
-    // the result is.
-    t = over_memory(device, p, e.span_bytes, dtype, sz, st, true);
-  } else if (head.flags & (kConj | kNeg | kWritable)) {
-    t = over_memory(device, p, e.span_bytes, dtype, sz, st, false);  // flags belong to the tensor, `memory` has none
+  } else {
+    t = over_memory(device, p, e.span_bytes, dtype, sz, st, false);
+    if (copy) {
+      const at::Tensor memory = std::move(t);
+      t = at::empty_strided(sz, st, memory.options());
+      t.copy_(memory);
+    }
   }
   const bool conj = head.flags & kConj, neg = head.flags & kNeg;
-  if (writes && !is_output && !copy) written_.push_back({t, memory, conj, neg});
+  if (writes && !is_output && !copy) {
+    // Some out= kernels resize what they write for a while: give them storage that can, and look afterwards where
+    // the result is.
+    if (e.numel == 0 || t.is_non_overlapping_and_dense())
+      t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()->set_resizable(true);
+    if (e.numel != 0)
+      written_.push_back({t, p, e.span_bytes, dtype, conj, neg, {sz.begin(), sz.end()}, {st.begin(), st.end()}});
+  }
   if (conj) t._set_conj(true);
   if (neg) t._set_neg(true);
   if (head.flags & kWrappedNumber && n == 0) t.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -178,11 +186,15 @@ c10::IValue Decoder::value(int depth) {
   switch (reader_.get<Tag>()) {
     case Tag::kNone: return {};
     case Tag::kUndefined: return at::Tensor();
-    case Tag::kTensor: tensors_.push_back(device_tensor(false)); return tensors_.back();
+    case Tag::kTensor: {
+      at::Tensor t = device_tensor(false);
+      tensors_.push_back(t.unsafeGetTensorImpl());
+      return t;
+    }
     case Tag::kSameTensor: {
       const auto i = reader_.get<uint16_t>();
       if (i >= tensors_.size()) throw Malformed("parameter block: reference to no tensor");
-      return tensors_[i];
+      return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(tensors_[i]));
     }
     case Tag::kHostTensor: return host_tensor();
     case Tag::kInt: return reader_.get<int64_t>();

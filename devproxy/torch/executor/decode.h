@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
 
 #include <utility>
 #include <vector>
@@ -15,11 +17,18 @@
 
 namespace devproxy::aten {
 
-// A tensor that the op writes, and the device memory that must hold the result afterwards.
+// A tensor that the op writes, and the device memory that must hold the result afterwards. The memory is not a tensor
+// yet: nearly every op leaves its result where it belongs, and then nobody asks for one.
 struct Written {
-  at::Tensor given;   // what the op got
-  at::Tensor memory;  // the device memory, its bits without conjugation or negation
-  bool conj, neg;     // how the client reads those bits
+  at::Tensor given;  // what the op got
+  void* p;           // the device memory, its bits without conjugation or negation
+  uint64_t bytes;
+  at::ScalarType dtype;
+  bool conj, neg;  // how the client reads those bits
+  // As the client said it; the op may have resized `given`. Copies: the client can change the block meanwhile.
+  c10::SmallVector<int64_t, 5> sizes, strides;
+
+  at::Tensor memory(const Client& client) const;
 };
 
 class Decoder {
@@ -41,7 +50,8 @@ class Decoder {
   std::vector<at::Generator>& kept_generators() { return kept_generators_; }
 
   bool at_end() const { return reader_.left() == 0; }
-  std::vector<Written>& written() { return written_; }
+  // Those that have elements.
+  c10::ArrayRef<Written> written() const { return written_; }
 
  private:
   at::Tensor device_tensor(bool is_output);
@@ -53,8 +63,10 @@ class Decoder {
   Reader reader_;
   const devproxy_soft_services* services_;
   bool infer_, copy_all_, blank_;
-  std::vector<at::Tensor> tensors_;  // kTensor arguments in order, for kSameTensor
-  std::vector<Written> written_;
+  // kTensor arguments in order, for kSameTensor. Not owned: value() has returned each to the caller, who keeps all of
+  // them as long as values are read, or has it in a list that it is about to return.
+  c10::SmallVector<c10::TensorImpl*, 8> tensors_;
+  c10::SmallVector<Written, 2> written_;
   std::vector<at::Generator> kept_generators_;
 };
 

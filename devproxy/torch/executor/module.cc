@@ -3,16 +3,20 @@
 // torch's settings and its default generator, which ops without a generator argument share.
 //
 // Locks: g_default_generator_mu is held over an op that draws from the default generator; client.mu may be taken under
-// it. g_settings_mu guards which settings are in force, and nothing is taken under it.
+// it. g_settings_mu guards which settings are in force; client.mu may be taken under it.
 #include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/InferenceMode.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <atomic>
 #include <mutex>
 #include <unordered_map>
 
@@ -32,10 +36,22 @@ constexpr int kResultOutOfMemory = 2, kResultIllegalAddress = 700, kResultAssert
 #error "the build says what client and executor are made from: -DDEVPROXY_TORCH_BUILD"
 #endif
 
+// What is known of an op before it is launched.
 struct Kernel {
-  explicit Kernel(c10::OperatorHandle op) : op(std::move(op)) {}
+  Kernel(c10::OperatorHandle which, bool vjp)
+      : op(std::move(which)), vjp(vjp), name(c10::toString(op.operator_name())) {
+    n_args = op.schema().arguments().size() + (vjp ? 2 : 0);
+    for (const auto& r : op.schema().returns()) {
+      is_new.push_back(r.alias_info() == nullptr);
+      any_new |= is_new.back();
+    }
+  }
   c10::OperatorHandle op;
-  bool vjp = false;
+  bool vjp;
+  std::string name;
+  size_t n_args;                     // that a block of it must have
+  c10::SmallVector<bool, 8> is_new;  // of each result: not an argument, which is already written
+  bool any_new = false;
 };
 
 std::mutex g_default_generator_mu;
@@ -84,14 +100,38 @@ std::mutex g_settings_mu;
 const Client* g_settings_of = nullptr;
 uint32_t g_settings_number = 0;
 
+// How often the settings in force have changed, or have become unknown; written under g_settings_mu. A thread that
+// found its client's settings in force needs no lock until then. Nobody changes them between its look and its op more
+// than they could before: the lock was never held over an op. The count goes up before anything is touched, so that no
+// thread takes half-applied settings for its own; a thread reads it under the lock together with what is in force, so
+// the pair is of one moment. It also goes up when a client leaves: another may get that address.
+std::atomic<uint64_t> g_settings_changes{1};
+
+// Precondition: g_settings_mu is held.
+void forget_settings() {
+  g_settings_changes.fetch_add(1, std::memory_order_release);
+  g_settings_of = nullptr;
+}
+
 void use_settings(Client& client, uint32_t number) {
   if (number == 0) return;
+  struct Last {
+    const Client* client;
+    uint64_t changes;
+    uint32_t number;
+  };
+  thread_local Last t_last{};
+  if (t_last.client == &client && t_last.number == number &&
+      t_last.changes == g_settings_changes.load(std::memory_order_acquire)) [[likely]]
+    return;
   std::lock_guard lock(g_settings_mu);
-  if (g_settings_of == &client && g_settings_number == number) return;
-  g_settings_of = nullptr;  // half of them may be in force if one throws
-  apply_settings(at::globalContext(), settings_of(client, number));
-  g_settings_of = &client;
-  g_settings_number = number;
+  if (g_settings_of != &client || g_settings_number != number) {
+    forget_settings();  // half of them may be in force if one throws
+    apply_settings(at::globalContext(), settings_of(client, number));
+    g_settings_of = &client;
+    g_settings_number = number;
+  }
+  t_last = {&client, g_settings_changes.load(std::memory_order_relaxed), number};
 }
 
 // Warnings are the client's business: it makes the same checks, and there is somebody who reads them.
@@ -101,11 +141,13 @@ struct Silence final : c10::WarningHandler {
 
 // ---- results -------------------------------------------------------------------------------------------------------
 
+using Tensors = c10::SmallVector<at::Tensor, 4>;
+
 template <class F>
-void for_each_new_tensor(const c10::FunctionSchema& schema, torch::jit::Stack& stack, F f) {
-  const auto& returns = schema.returns();
-  for (size_t i = 0; i < stack.size() && i < returns.size(); ++i) {
-    if (returns[i].alias_info() != nullptr) continue;  // an argument, already written
+void for_each_new_tensor(const Kernel& kernel, torch::jit::Stack& stack, F f) {
+  if (!kernel.any_new) return;
+  for (size_t i = 0; i < stack.size() && i < kernel.is_new.size(); ++i) {
+    if (!kernel.is_new[i]) continue;
     if (stack[i].isTensor()) {
       f(stack[i].toTensor());
     } else if (stack[i].isTensorList()) {
@@ -115,17 +157,27 @@ void for_each_new_tensor(const c10::FunctionSchema& schema, torch::jit::Stack& s
 }
 
 // Puts the op's results where the client expects them. Placement usually left nothing to do.
-void deliver(const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& outputs) {
-  std::vector<at::Tensor> from = results;
+void deliver(const Tensors& results, const Tensors& outputs) {
+  const auto empty = [](const at::Tensor& t) { return !t.defined() || t.numel() == 0; };
   const auto in_place = [](const at::Tensor& t, const at::Tensor& out) {
     return t.data_ptr() == out.data_ptr() && t.strides() == out.strides() && !t.is_conj() && !t.is_neg();
   };
+  const auto there = [&](size_t i) {
+    if (empty(outputs[i])) return true;
+    return i < results.size() && results[i].defined() && results[i].device().type() == outputs[i].device().type() &&
+           in_place(results[i], outputs[i]);
+  };
+  size_t n = 0;
+  while (n < outputs.size() && there(n)) ++n;
+  if (n == outputs.size()) return;
+
+  Tensors from = results;
   // Placement may have given output A's memory to result B of equal size, or an output's memory to a result that is a
   // view of it with other strides: copy such results aside before anything is written.
   for (size_t i = 0; i < from.size(); ++i) {
-    if (!from[i].defined() || from[i].numel() == 0) continue;
+    if (empty(from[i])) continue;
     for (size_t j = 0; j < outputs.size(); ++j) {
-      if (!outputs[j].defined() || outputs[j].numel() == 0) continue;
+      if (empty(outputs[j])) continue;
       if (from[i].storage().data() != outputs[j].data_ptr() || (i == j && in_place(from[i], outputs[j]))) continue;
       from[i] = from[i].clone(at::MemoryFormat::Preserve);
       break;
@@ -133,7 +185,7 @@ void deliver(const std::vector<at::Tensor>& results, const std::vector<at::Tenso
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     const at::Tensor& out = outputs[i];
-    if (!out.defined() || out.numel() == 0) continue;
+    if (empty(out)) continue;
     TORCH_CHECK(i < from.size() && from[i].defined(), "the op returned fewer tensors than the client expects");
     const at::Tensor& t = from[i];
     if (t.device().type() == out.device().type() && in_place(t, out)) continue;
@@ -144,17 +196,19 @@ void deliver(const std::vector<at::Tensor>& results, const std::vector<at::Tenso
 }
 
 // Some kernels leave their result elsewhere, or in place but to be read conjugated; the client knows neither.
-void settle_written(std::vector<Written>& written) {
-  for (auto& [given, memory, conj, neg] : written) {
-    if (memory.numel() == 0) continue;
-    if (given.data_ptr() == memory.data_ptr() && given.is_conj() == conj && given.is_neg() == neg) continue;
+void settle_written(const Client& client, c10::ArrayRef<Written> written) {
+  for (const Written& w : written) {
+    const at::Tensor& given = w.given;
+    const bool there = given.data_ptr() == w.p;
+    if (there && given.is_conj() == w.conj && given.is_neg() == w.neg) continue;
+    const at::Tensor memory = w.memory(client);
     TORCH_CHECK(given.sizes() == memory.sizes(), "an output was resized to ", given.sizes(), ", the client expects ",
                 memory.sizes());
-    at::Tensor result = given.data_ptr() == memory.data_ptr() ? given.resolve_conj().resolve_neg() : given;
-    if (result.is_same(given) && given.data_ptr() == memory.data_ptr()) result = given.clone();
+    at::Tensor result = there ? given.resolve_conj().resolve_neg() : given;
+    if (result.is_same(given) && there) result = given.clone();
     at::Tensor target = memory.alias();
-    target._set_conj(conj);
-    target._set_neg(neg);
+    target._set_conj(w.conj);
+    target._set_neg(w.neg);
     target.copy_(result);
   }
 }
@@ -226,10 +280,51 @@ void send_reply(const BlockHeader& header, Writer& w) {
 
 // ---- one launch ----------------------------------------------------------------------------------------------------
 
-void call_op(const Kernel& kernel, torch::jit::Stack& stack) {
-  at::AutoDispatchBelowAutograd below;
-  kernel.op.callBoxed(&stack);
-}
+// Dispatch and autograd as in a fresh thread, below autograd, also where the module runs inside its own client
+// (tests/torch/stand_in_libcuda.cc): all of it in one step, where torch's guards for the parts cost a call or two each.
+class FreshState {
+ public:
+  explicit FreshState(bool grad_mode)
+      : state_(c10::AutogradState::get_tls_state()), keys_(c10::impl::tls_local_dispatch_key_set()) {
+    // As InferenceMode(false) sets it, but for the grad mode, which is the client's.
+    c10::AutogradState::set_tls_state({grad_mode, /*inference_mode=*/false, /*fw_grad_mode=*/true,
+                                       /*multithreading_enabled=*/true});
+    c10::impl::LocalDispatchKeySet keys = fresh_keys();
+    keys.excluded_ = keys.excluded_ | c10::autograd_dispatch_keyset;  // AutoDispatchBelowAutograd
+    c10::impl::_force_tls_local_dispatch_key_set(keys);
+  }
+  ~FreshState() {
+    c10::AutogradState::set_tls_state(state_);
+    c10::impl::_force_tls_local_dispatch_key_set(keys_);
+  }
+  FreshState(const FreshState&) = delete;
+  FreshState& operator=(const FreshState&) = delete;
+
+  static c10::impl::LocalDispatchKeySet fresh_keys() { return c10::impl::PODLocalDispatchKeySet{}; }
+
+ private:
+  const c10::AutogradState state_;
+  const c10::impl::LocalDispatchKeySet keys_;
+};
+
+// The thread's stack of arguments, whose memory is kept from op to op. Whoever runs inside another launch of the same
+// thread finds none and makes its own.
+class StackLease {
+ public:
+  StackLease() { stack_.swap(t_kept_); }
+  ~StackLease() {
+    stack_.clear();
+    stack_.swap(t_kept_);
+  }
+  StackLease(const StackLease&) = delete;
+  StackLease& operator=(const StackLease&) = delete;
+  torch::jit::Stack& operator*() { return stack_; }
+
+ private:
+  static thread_local torch::jit::Stack t_kept_;
+  torch::jit::Stack stack_;
+};
+thread_local torch::jit::Stack StackLease::t_kept_;
 
 // The gradients of an op that has no backward op of its own: run it again under autograd, here, and differentiate. The
 // CPU's own graph, so the CPU's own numbers.
@@ -239,6 +334,7 @@ void call_vjp(const Kernel& kernel, torch::jit::Stack& stack) {
   const auto wanted = torch::jit::pop(stack).toBoolList();
   const auto gradients = torch::jit::pop(stack).toTensorVector();
 
+  c10::impl::ForceDispatchKeyGuard with_autograd(FreshState::fresh_keys());
   at::AutoGradMode grad(true);
   std::vector<at::Tensor> inputs;
   size_t place = 0;
@@ -275,7 +371,7 @@ void call_vjp(const Kernel& kernel, torch::jit::Stack& stack) {
 }
 
 // The results that the op has on the host, for a client that waits for them.
-void send_host_results(const BlockHeader& header, const std::vector<at::Tensor>& results) {
+void send_host_results(const BlockHeader& header, const Tensors& results) {
   Writer w;
   w.put(ReplyHeader{0, ReplyStatus::kOk, ExceptionKind::kRuntime});
   for (const at::Tensor& t : results) {
@@ -294,10 +390,7 @@ void run(const Kernel& kernel, const devproxy_soft_launch& launch, const BlockHe
   const device::LaunchScope scope(client, launch, header.threads);
   static Silence silence;
   c10::WarningUtils::WarningHandlerGuard no_warnings(&silence);
-  // Dispatch as in a fresh thread, also where the module runs inside its own client (tests/torch/stand_in_libcuda.cc).
-  c10::InferenceMode no_inference(false);
-  c10::impl::ForceDispatchKeyGuard fresh(c10::impl::LocalDispatchKeySet(c10::impl::PODLocalDispatchKeySet{}));
-  at::AutoGradMode grad(header.flags & kFlagGradMode);
+  const FreshState fresh(header.flags & kFlagGradMode);
   const bool deterministic = header.flags & kFlagDeterministic;
   if (at::globalContext().deterministicAlgorithms() != deterministic)
     at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/!device::kRaisesNondeterminism);
@@ -305,21 +398,18 @@ void run(const Kernel& kernel, const devproxy_soft_launch& launch, const BlockHe
 
   Decoder decoder(client, {launch.params + sizeof header, launch.params_bytes - sizeof header}, launch.services,
                   header);
-  torch::jit::Stack stack;
-  std::vector<at::Tensor> outputs;
+  StackLease lease;
+  torch::jit::Stack& stack = *lease;
+  Tensors outputs;
   at::Generator ambient;
   const bool infer = header.mode == Mode::kInfer;
-  {
-    at::AutoDispatchBelowAutograd below;
-    const size_t expected = kernel.op.schema().arguments().size() + (kernel.vjp ? 2 : 0);
-    if (header.n_args != expected) throw Malformed("parameter block: wrong number of arguments");
-    stack.reserve(expected);
-    for (size_t i = 0; i < expected; ++i) stack.push_back(decoder.value());
-    if (header.flags & kFlagAmbientGenerator) ambient = decoder.generator();
-    if (!infer)
-      for (uint32_t i = 0; i < header.n_outputs; ++i) outputs.push_back(decoder.output());
-    if (!decoder.at_end()) throw Malformed("parameter block: bytes left over");
-  }
+  if (header.n_args != kernel.n_args) throw Malformed("parameter block: wrong number of arguments");
+  stack.reserve(kernel.n_args);
+  for (size_t i = 0; i < kernel.n_args; ++i) stack.push_back(decoder.value());
+  if (header.flags & kFlagAmbientGenerator) ambient = decoder.generator();
+  if (!infer)
+    for (uint32_t i = 0; i < header.n_outputs; ++i) outputs.push_back(decoder.output());
+  if (!decoder.at_end()) throw Malformed("parameter block: bytes left over");
   std::optional<GeneratorsUntouched> untouched;
   if (infer && !decoder.kept_generators().empty()) untouched.emplace(decoder.kept_generators());
   std::optional<DefaultGeneratorScope> default_generator;
@@ -329,12 +419,15 @@ void run(const Kernel& kernel, const devproxy_soft_launch& launch, const BlockHe
   for (const auto& out : outputs)
     if (out.defined() && out.numel() != 0 && out.is_non_overlapping_and_dense())
       placement.offer(out.mutable_data_ptr(), out.storage().nbytes());
-  kernel.vjp ? call_vjp(kernel, stack) : call_op(kernel, stack);
+  if (kernel.vjp) {
+    call_vjp(kernel, stack);
+  } else {
+    kernel.op.callBoxed(&stack);
+  }
   placement.close();
   default_generator.reset();
 
-  at::NoGradGuard no_grad;
-  at::AutoDispatchBelowAutograd below;
+  c10::GradMode::set_enabled(false);  // `fresh` ends it
   if (infer) {
     Writer w;
     w.put(ReplyHeader{0, ReplyStatus::kOk, ExceptionKind::kRuntime});
@@ -342,12 +435,12 @@ void run(const Kernel& kernel, const devproxy_soft_launch& launch, const BlockHe
     for (const auto& v : stack) put_result(w, v);
     return send_reply(header, w);
   }
-  settle_written(decoder.written());
-  std::vector<at::Tensor> results;
+  settle_written(client, decoder.written());
+  Tensors results;
   if (kernel.vjp) {
-    results = stack[0].toTensorVector();
+    for (const at::Tensor& t : stack[0].toTensorVector()) results.push_back(t);
   } else {
-    for_each_new_tensor(kernel.op.schema(), stack, [&](const at::Tensor& t) { results.push_back(t); });
+    for_each_new_tensor(kernel, stack, [&](const at::Tensor& t) { results.push_back(t); });
   }
   stack.clear();
   deliver(results, outputs);
@@ -363,7 +456,6 @@ int fail(const devproxy_soft_launch& launch, int result, const std::string& what
 
 int kernel_entry(const devproxy_soft_launch* launch) {
   const auto& kernel = *static_cast<const Kernel*>(launch->function_cookie);
-  const std::string name = c10::toString(kernel.op.operator_name());
   BlockHeader header{};
   bool can_reply = false;
   try {
@@ -380,12 +472,12 @@ int kernel_entry(const devproxy_soft_launch* launch) {
     run(kernel, *launch, header);
     return 0;
   } catch (const IllegalAddress& e) {
-    return fail(*launch, kResultIllegalAddress, name, e.what());
+    return fail(*launch, kResultIllegalAddress, kernel.name, e.what());
   } catch (const Malformed& e) {
-    return fail(*launch, kResultLaunchFailed, name, e.what());
+    return fail(*launch, kResultLaunchFailed, kernel.name, e.what());
   } catch (const std::exception& e) {
     const std::string text = text_of(e);
-    if (const int fault = device::fault_of(e)) return fail(*launch, fault, name, text);
+    if (const int fault = device::fault_of(e)) return fail(*launch, fault, kernel.name, text);
     if (can_reply) {
       // PyTorch's own argument checks: the client raises them as exceptions, and the context lives on.
       Writer w;
@@ -394,12 +486,12 @@ int kernel_entry(const devproxy_soft_launch* launch) {
       send_reply(header, w);
       return 0;
     }
-    if (kind_of(e) == ExceptionKind::kOutOfMemory) return fail(*launch, kResultOutOfMemory, name, text);
+    if (kind_of(e) == ExceptionKind::kOutOfMemory) return fail(*launch, kResultOutOfMemory, kernel.name, text);
     const bool assertion =
         dynamic_cast<const c10::IndexError*>(&e) != nullptr || text.find("index") != std::string::npos;
-    return fail(*launch, assertion ? kResultAssert : kResultLaunchFailed, name, text);
+    return fail(*launch, assertion ? kResultAssert : kResultLaunchFailed, kernel.name, text);
   } catch (...) {
-    return fail(*launch, kResultLaunchFailed, name, "unknown exception");
+    return fail(*launch, kResultLaunchFailed, kernel.name, "unknown exception");
   }
 }
 
@@ -447,8 +539,7 @@ int get_function(const char* name, devproxy_soft_function* out) {
         kernels->erase(name);
         return kResultNotFound;
       }
-      slot = std::make_unique<Kernel>(*op);
-      slot->vjp = vjp;
+      slot = std::make_unique<Kernel>(*op, vjp);
     }
     *out = {};
     out->kernel = &kernel_entry;
@@ -489,7 +580,7 @@ void detach(void* state) {
   const std::unique_ptr<Client> client(static_cast<Client*>(state));
   (void)guarded(nullptr, 0, [&] { device::detach(*client); });
   std::lock_guard lock(g_settings_mu);
-  if (g_settings_of == client.get()) g_settings_of = nullptr;
+  if (g_settings_of == client.get()) forget_settings();
 }
 
 uint64_t save(void* state, void* to, uint64_t bytes) {
@@ -503,7 +594,7 @@ int load_state(void* state, const void* from, uint64_t bytes, char* error, uint6
   return guarded(error, error_bytes, [&] {
     load_client(*static_cast<Client*>(state), {static_cast<const uint8_t*>(from), bytes});
     std::lock_guard lock(g_settings_mu);
-    g_settings_of = nullptr;
+    forget_settings();
   });
 }
 
