@@ -408,8 +408,8 @@ class Device {
   virtual ~Device() = default;
   virtual Caps caps() const = 0;
   virtual const Properties& properties() const = 0;
-  // A process is likely to load this description of an executor: a good moment to begin, on a thread of the device's own.
-  // What is wrong with it is said when it is loaded.
+  // A process is likely to load this description of an executor: a good moment to begin, on a thread of the device's
+  // own. What is wrong with it is said when it is loaded.
   virtual void warm(std::vector<uint8_t> description) { (void)description; }
   // Any thread.
   virtual StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) = 0;

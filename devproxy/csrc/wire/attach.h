@@ -13,13 +13,15 @@ namespace devproxy {
 
 inline constexpr uint32_t kAttachMagic = 0x41505044;  // "DPPA"
 
+// kStats: the answer is a uint32_t length and JSON text. kControl: the socket stays open, and each request and each
+// answer is a uint32_t length and JSON text (server/control.h); the request's abi_id and slot are not looked at.
+//
 // kFramework: a client whose kernels are a framework's, run by the framework in the server (hal/host_module). On a
 // device where that matters, its memory and streams belong to the context that the framework uses, which the server's
-// processes share. A kind and not a field, so that the struct is that of the servers in older images. kStats: the
-// answer is a uint32_t length and JSON text. kControl: the socket stays open, and each request and each answer is a
-// uint32_t length and JSON text (server/control.h); the request's abi_id and slot are not looked at.
-// kWarm: no client; a uint32_t length and a description of an executor follow at once, which the process is likely to ask
-// for. There is no answer.
+// processes share. A kind and not a field, so that the struct is that of the servers in older images.
+//
+// kWarm: no client; a uint32_t length and a description of an executor follow at once, which the process is likely to
+// ask for. There is no answer.
 enum class AttachKind : uint32_t { kClient = 1, kStats = 2, kControl = 3, kFramework = 4, kWarm = 5 };
 inline constexpr uint32_t kMaxWarmBytes = 64 << 10;
 
