@@ -190,7 +190,7 @@ def check_torch(program: str, command: list[str], lib: str) -> str:
     if not os.path.exists(os.path.join(lib, f"torch-{minor}", PLUGIN)):
         # Not a refusal: a Python program that does not use torch needs no plugin.
         return (
-            f"the software GPU's plugin for torch {version} is not built, so torch will see no GPU:"
+            f"devproxy's plugin for torch {version} is not built, so `import torch` will fail:"
             f" devproxy build-torch --python {program}"
         )
     return ""

@@ -153,7 +153,7 @@ def test_pytorch_through_the_executor(subject: str, world: World) -> None:
     alone = world.env | {"TEST_GATE": ""}
     world.run(*without_pauses(command), name="soft", log="soft.log", **alone).wait(120)
     assert world.digest("soft.log")
-    world.env["DEVPROXY_CUDA_EXECUTOR"] = "host"
+    world.env |= {"DEVPROXY_CUDA_EXECUTOR": "host", "DEVPROXY_LOG": "warn,device=info"}
     world.run(*command, options=("--device", "cuda"))
     world.wait_step(10)
     (log,) = world.shm.glob("devproxy-*/j/gpu0.log")

@@ -61,17 +61,14 @@ def test_settings_of_many_kinds_are_taken() -> None:
             assert (x @ x).isfinite().all()
             assert torch.get_float32_matmul_precision() == precision
         for flag in (True, False):
-            torch.backends.cudnn.benchmark = flag
-            torch.backends.cudnn.deterministic = flag
-            torch.backends.cuda.enable_flash_sdp(flag)
-            torch.backends.cuda.enable_math_sdp(True)
-            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = flag
-            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = flag
-            assert (x + 1).isfinite().all()
+            # torch.testing, which other tests here import, takes cuDNN's flags by this way alone.
+            with torch.backends.cudnn.flags(True, benchmark=flag, deterministic=flag):
+                torch.backends.cuda.enable_flash_sdp(flag)
+                torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = flag
+                torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = flag
+                assert (x + 1).isfinite().all()
     finally:
         torch.set_float32_matmul_precision(saved)
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.deterministic = False
         torch.backends.cuda.enable_flash_sdp(True)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
