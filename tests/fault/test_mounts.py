@@ -66,7 +66,8 @@ def test_mounts_vanish_below_a_dump_and_are_gone_at_the_restore(
         thread = when(log.exists, lambda gone=gone: [take_away(path) for path in gone])
         scene.ctl("checkpoint", "j")
         thread.join()
-        assert not any(path.exists() for path in gone)
+        # A folder may be there again: another test's job has a copy of the mount, and its restore makes an empty place.
+        assert not any(path.is_mount() for path in gone)
     scene.check_nothing_left()
     for path in left:
         take_away(path)
