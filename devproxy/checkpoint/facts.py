@@ -131,6 +131,16 @@ def check_restore(
     return found
 
 
+def gpu_of(answer: dict[str, Any]) -> dict[str, Any] | None:
+    """The fact about one GPU that an image keeps, from its server's answer to can_dump. Servers of older builds, which
+    restored jobs run on, say less: then the image says less too."""
+    gpu: dict[str, Any] | None = answer.get("gpu")
+    counts = [client.get("machine_code") for client in answer["clients"]]
+    if gpu and None not in counts:
+        return gpu | {"machine_code": sum(counts)}
+    return gpu
+
+
 def is_other_gpu(image: dict[str, Any], here: list[dict[str, Any]]) -> bool:
     """Is one of these GPUs of another compute capability than the image's?"""
     return any(
@@ -153,37 +163,42 @@ def check_gpus(
     """
     found: list[Finding] = []
     for gpu, (was, now) in enumerate(zip(image.get("gpus") or [], here, strict=False)):
-        if not was:
-            continue
-        differs = (was["major"], was["minor"]) != (now["major"], now["minor"])
-        own = was.get("machine_code")  # absent: an image of before it was counted
-        if (differs or other_device) and own == 0:
-            found.append(_other_gpu(gpu, was, now, other_device))
-            continue
-        if (differs or other_device) and allow_other:
-            found.append(_other_gpu(gpu, was, now, other_device))
-            what = f"the job has {own or 'perhaps some'} module(s) of machine code on GPU {gpu}"
-            found.append(Finding(what, "they may not load on this GPU", "", False))
-            continue
-        if other_device:
-            what = (
-                f"the job has {own if own is not None else 'perhaps some'} module(s) of machine code (Triton's, or its"
-                f" own kernels) on GPU {gpu}, made for device '{other_device[0]}'"
-            )
-            why = f"device '{other_device[1]}' cannot be expected to run them"
-            found.append(Finding(what, why, "to try it all the same: --allow-other-gpu", True))
-            continue
-        if differs:
-            what = (
-                f"the job was told that its GPU has compute capability {was['major']}.{was['minor']};"
-                f" GPU {gpu} ({now['name']}) has {now['major']}.{now['minor']}"
-            )
-            why = "it has chosen its kernels by that"
-            found.append(Finding(what, why, f"restore on a {was['name']}: --gpu", True))
-        elif was["name"] != now["name"]:
-            what = f"GPU {gpu} is a {now['name']}, in the image it is a {was['name']}"
-            found.append(Finding(what, "its results may differ in the last bits", "", False))
+        if was:
+            found += _check_gpu(gpu, was, now, other_device, allow_other)
     return found
+
+
+def _check_gpu(
+    gpu: int,
+    was: dict[str, Any],
+    now: dict[str, Any],
+    device: tuple[str, str] | None,
+    allow_other: bool,
+) -> list[Finding]:
+    capability = (was["major"], was["minor"])
+    if not device and capability == (now["major"], now["minor"]):
+        if was["name"] == now["name"]:
+            return []
+        what = f"GPU {gpu} is a {now['name']}, in the image it is a {was['name']}"
+        return [Finding(what, "its results may differ in the last bits", "", False)]
+    own = was.get("machine_code")  # absent: nobody counted
+    modules = f"{'perhaps some' if own is None else own} module(s) of machine code"
+    if own == 0:
+        return [_other_gpu(gpu, was, now, device)]
+    if allow_other:
+        what = f"the job has {modules} on GPU {gpu}"
+        said = Finding(what, "they may not load on this GPU", "", False)
+        return [_other_gpu(gpu, was, now, device), said]
+    if device:
+        what = f"the job has {modules} (Triton's, or its own kernels) on GPU {gpu}, made for device '{device[0]}'"
+        why = f"device '{device[1]}' cannot be expected to run them"
+        return [Finding(what, why, "to try it all the same: --allow-other-gpu", True)]
+    what = (
+        f"the job was told that its GPU has compute capability {was['major']}.{was['minor']};"
+        f" GPU {gpu} ({now['name']}) has {now['major']}.{now['minor']}, and the job has {modules}"
+    )
+    remedy = f"restore on a {was['name']}: --gpu; to try it all the same: --allow-other-gpu"
+    return [Finding(what, "it has chosen its kernels by that", remedy, True)]
 
 
 def _other_gpu(

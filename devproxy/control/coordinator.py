@@ -367,8 +367,7 @@ class JobCoordinator:
             device_bytes, gpus = 0, []
             for server in job.supervisor.servers:
                 answer = self._ask(server, "can_dump")
-                own = sum(c.get("machine_code", 0) for c in answer["clients"])
-                gpus.append((answer.get("gpu") or {}) | {"machine_code": own})
+                gpus.append(facts.gpu_of(answer))
                 if answer["refusals"]:
                     raise Refused(
                         f"GPU {server.gpu}: {'; '.join(answer['refusals'])}", "the job continues"

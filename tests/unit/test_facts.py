@@ -140,6 +140,8 @@ def test_a_job_of_operators_alone_takes_any_gpu() -> None:
     assert not said.refuse and "last bits" in said.text
     (refused,) = facts.check_gpus({"gpus": [bound]}, [gpu("B200", 10)])
     assert refused.refuse
+    (said, more) = facts.check_gpus({"gpus": [bound]}, [gpu("B200", 10)], None, True)
+    assert not said.refuse and not more.refuse and "2 module(s)" in more.text
     other = ("cuda", "soft")
     (said,) = facts.check_gpus({"gpus": [portable]}, [gpu("Software GPU", 8)], other)
     assert not said.refuse and "random numbers" in said.text and "'soft'" in said.text
@@ -148,3 +150,15 @@ def test_a_job_of_operators_alone_takes_any_gpu() -> None:
         assert refused.refuse and "--allow-other-gpu" in refused.text
         found = facts.check_gpus({"gpus": [unknown_or_bound]}, [gpu("H100", 9)], other, True)
         assert found and not any(one.refuse for one in found)
+
+
+def test_what_an_older_server_does_not_say_is_not_taken_for_none() -> None:
+    """A restored job runs on the server of its image, whose answer may have no count of machine code, or no GPU."""
+    gpu = {"name": "H100", "major": 9, "minor": 0, "memory_bytes": 1}
+    assert facts.gpu_of(
+        {"gpu": gpu, "clients": [{"machine_code": 0}, {"machine_code": 2}]}
+    ) == gpu | {"machine_code": 2}
+    assert facts.gpu_of({"gpu": gpu, "clients": []}) == gpu | {"machine_code": 0}
+    assert facts.gpu_of({"gpu": gpu, "clients": [{"machine_code": 0}, {}]}) == gpu
+    assert facts.gpu_of({"clients": [{}]}) is None
+    assert not facts.is_other_gpu({"gpus": [None]}, [gpu])

@@ -125,19 +125,20 @@ StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, co
   return c;
 }
 
-// The client goes on with what it was told, so this device must be such a one, unless whoever restores has looked at
-// that. Images of before this was kept say nothing.
+// The client goes on with what it was told, so this device must be such a one. Where it may be another kind or model
+// (--other-gpu), whoever restores has looked at what the job's kernels need. What the driver remembers of the client's
+// memory is a matter of its contents, and holds on every GPU. Images of before this was kept say nothing.
 Status Connection::check_told(const Json& told) const {
-  if (told.members.empty() || parts_.other_gpu) return {};
+  if (told.members.empty()) return {};
   const hal::Caps caps = parts_.device->caps();
   const hal::Properties& p = parts_.device->properties();
   const std::string gpu = "GPU " + std::to_string(parts_.physical_gpu) + " of this machine";
-  if (told["major"].i64() != p.major || told["minor"].i64() != p.minor)
+  if (!parts_.other_gpu && (told["major"].i64() != p.major || told["minor"].i64() != p.minor))
     return {kNotSupported, "the job was told that its GPU has compute capability " +
                                std::to_string(told["major"].i64()) + '.' + std::to_string(told["minor"].i64()) + "; " +
                                gpu + " has " + std::to_string(p.major) + '.' + std::to_string(p.minor) +
                                ": choose one of the same"};
-  if (told["kernels_see_host_window"].truth && !caps.kernels_see_host_window)
+  if (!parts_.other_gpu && told["kernels_see_host_window"].truth && !caps.kernels_see_host_window)
     return {kNotSupported, "the job was told that kernels see its pinned memory, and " + gpu +
                                " does not register it: restore with DEVPROXY_CUDA_REGISTER_WINDOW=1"};
   // The driver remembers pages of the window, and this client gives back those that it frees.
