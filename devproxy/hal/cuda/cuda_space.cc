@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <typeinfo>
 #include <utility>
 
 #include "devproxy/csrc/base/log.h"
@@ -69,8 +70,9 @@ CUlaunchConfig launch_config(const uint32_t (&grid)[3], const uint32_t (&block)[
           static_cast<unsigned>(attributes->size())};
 }
 
-bool is_executor(const ModuleRef& module) { return dynamic_cast<const HostModule*>(module.get()) != nullptr; }
-bool is_executor(const FunctionRef& function) { return dynamic_cast<const HostFunction*>(function.get()) != nullptr; }
+// Both classes are final. This is asked at each launch, where a look at the type's name costs less than a cast.
+bool is_executor(const ModuleRef& module) { return typeid(*module) == typeid(HostModule); }
+bool is_executor(const FunctionRef& function) { return typeid(*function) == typeid(HostFunction); }
 
 bool linear(const CopyArgs& a) {
   return a.height == 1 || (a.dst_pitch == a.width_bytes && a.src_pitch == a.width_bytes);
@@ -326,9 +328,7 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
     case Action::kNop: break;
     case Action::kCopy: s = issue_copy(queue.stream, command.copy); break;
     case Action::kStagedCopy: s = issue_staged(queue, command.copy, pending); break;
-    case Action::kHostCopy:
-      s = issue_job(queue, pending, {this, Job::Kind::kCopyRows, command.copy, {}, 0, nullptr, {}, {}, 0});
-      break;
+    case Action::kHostCopy: s = issue_job(queue, pending, {this, Job::Kind::kCopyRows, command.copy}); break;
     case Action::kArrayCopy:
     case Action::kStagedArrayCopy:
       s = command.action == Action::kArrayCopy ? issue_array_copy(queue.stream, *command.array_copy)
@@ -337,11 +337,9 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
       pending.keeps = std::const_pointer_cast<ArrayCopy>(command.array_copy);
       break;
     case Action::kMemset: s = issue_memset(queue.stream, command.memset); break;
-    case Action::kHostMemset:
-      s = issue_job(queue, pending, {this, Job::Kind::kFillRows, {}, command.memset, 0, nullptr, {}, {}, 0});
-      break;
+    case Action::kHostMemset: s = issue_job(queue, pending, {this, Job::Kind::kFillRows, {}, command.memset}); break;
     case Action::kHostFunction:
-      s = issue_job(queue, pending, {this, Job::Kind::kToken, {}, {}, command.token, nullptr, {}, {}, 0});
+      s = issue_job(queue, pending, {this, Job::Kind::kToken, {}, {}, command.token});
       pending.token = s.ok();
       tokens_ += s.ok();
       break;
@@ -413,15 +411,9 @@ Status CudaSpace::issue_executor(CudaQueue& queue, const Command& command, Pendi
   LaunchArgs args = command.launch;
   if (!command.params.empty()) args.params = command.params.data();
   if (device_.host_executor) {
-    Job job{this,
-            Job::Kind::kKernel,
-            {},
-            {},
-            0,
-            command.executor,
-            args,
-            {args.params, args.params + args.params_bytes},
-            command.ticket.position};
+    Job job{this, Job::Kind::kKernel};
+    job.kernel = std::make_shared<HostKernel>(
+        HostKernel{command.executor, args, {args.params, args.params + args.params_bytes}, command.ticket.position});
     return issue_job(queue, pending, job);
   }
   pending.state = Pending::State::kIssuing;
@@ -482,14 +474,13 @@ Status CudaSpace::issue_staged(CudaQueue& queue, const CopyArgs& a, Pending& pen
   if (a.dst_device) {
     host.dst = device.src = slot;
     host.dst_pitch = device.src_pitch = a.width_bytes;
-    if (Status s = issue_job(queue, pending, {this, Job::Kind::kCopyRows, host, {}, 0, nullptr, {}, {}, 0}); !s.ok())
-      return s;
+    if (Status s = issue_job(queue, pending, {this, Job::Kind::kCopyRows, host}); !s.ok()) return s;
     return issue_copy(queue.stream, device);
   }
   device.dst = host.src = slot;
   device.dst_pitch = host.src_pitch = a.width_bytes;
   if (Status s = issue_copy(queue.stream, device); !s.ok()) return s;
-  return issue_job(queue, pending, {this, Job::Kind::kCopyRows, host, {}, 0, nullptr, {}, {}, 0});
+  return issue_job(queue, pending, {this, Job::Kind::kCopyRows, host});
 }
 
 Status CudaSpace::issue_array_copy(CUstream stream, const ArrayCopy& copy) {
@@ -511,7 +502,7 @@ Status CudaSpace::issue_staged_array(CudaQueue& queue, const ArrayCopy& a, Pendi
   host.width_bytes = a.width_bytes, host.height = a.rows;
   host.dst = in ? slot : a.dst.addr, host.dst_pitch = in ? a.width_bytes : a.dst.pitch;
   host.src = in ? a.src.addr : slot, host.src_pitch = in ? a.src.pitch : a.width_bytes;
-  const Job job{this, Job::Kind::kCopyRows, host, {}, 0, nullptr, {}, {}, 0};
+  const Job job{this, Job::Kind::kCopyRows, host};
   if (Status s = in ? issue_job(queue, pending, job) : issue_array_copy(queue.stream, device); !s.ok()) return s;
   return in ? issue_array_copy(queue.stream, device) : issue_job(queue, pending, job);
 }
@@ -569,11 +560,13 @@ void CudaSpace::run_job(void* cookie) {
       break;
     }
     case Job::Kind::kKernel: {
-      t_inside = job.executor->name.c_str();
-      job.launch.params = job.params.data();
-      const RangeCheck check{&job.space->owner_, job.position, false};
+      const HostKernel& kernel = *job.kernel;
+      t_inside = kernel.function->name.c_str();
       if (job.space->faulted_.load(std::memory_order_acquire)) break;
-      const Status done = run_host_function(*job.executor, job.launch, job.space->device_.ordinal, 0, check);
+      LaunchArgs args = kernel.args;
+      args.params = kernel.params.data();
+      const RangeCheck check{&job.space->owner_, kernel.position, false};
+      const Status done = run_host_function(*kernel.function, args, job.space->device_.ordinal, 0, check);
       if (!done.ok()) job.space->host_kernel_failed(done);
       break;
     }
@@ -704,8 +697,8 @@ void CudaSpace::launch(const QueueRef& queue, Ticket ticket, const FunctionRef& 
   command.ticket = ticket;
   command.launch = args;
   command.attributes = driver_attributes(args.attributes, args.n_attributes);
-  if (auto executor = std::dynamic_pointer_cast<HostFunction>(function))
-    command.executor = std::move(executor);
+  if (is_executor(function))
+    command.executor = std::static_pointer_cast<HostFunction>(function);
   else
     command.function = std::static_pointer_cast<CudaFunction>(function);
   submit(queue, std::move(command));
@@ -1061,8 +1054,8 @@ StatusOr<ModuleRef> CudaSpace::load_module(const uint8_t* image, size_t image_by
 }
 
 StatusOr<FunctionRef> CudaSpace::get_function(const ModuleRef& module, const std::string& name, FunctionInfo* info) {
-  if (auto executor = std::dynamic_pointer_cast<HostModule>(module)) {
-    auto function = HostFunction::get(std::move(executor), name);
+  if (is_executor(module)) {
+    auto function = HostFunction::get(std::static_pointer_cast<HostModule>(module), name);
     if (!function.ok()) return std::move(function).status();
     info->max_threads = 1024;
     return FunctionRef(*function);

@@ -168,17 +168,22 @@ class CudaSpace final : public Space {
     ~CudaEvent() override;
   };
 
+  // A launch of the host executor (CudaConfig::host_executor), until its stream comes to it.
+  struct HostKernel {
+    std::shared_ptr<HostFunction> function;
+    LaunchArgs args;
+    std::vector<uint8_t> params;
+    uint64_t position = 0;
+  };
+
   // What a host function of the driver does. Lives until its command has completed, so the driver may look at it.
   struct Job {
     CudaSpace* space = nullptr;
     enum class Kind : uint8_t { kCopyRows, kFillRows, kToken, kKernel } kind = Kind::kCopyRows;
-    CopyArgs copy;
-    MemsetArgs memset;
+    CopyArgs copy = {};
+    MemsetArgs memset = {};
     uint64_t token = 0;
-    std::shared_ptr<HostFunction> executor;  // kKernel, with its parameters and position
-    LaunchArgs launch;
-    std::vector<uint8_t> params;
-    uint64_t position = 0;
+    std::shared_ptr<const HostKernel> kernel = {};
   };
 
   struct Command {
