@@ -54,7 +54,7 @@ enum BlockFlags : uint8_t {
   kFlagDeterministic = 2,     // torch.use_deterministic_algorithms
   kFlagAmbientGenerator = 4,  // a random op without a generator argument: a generator value follows the arguments
   kFlagCopyAll = 8,           // with kInfer: run on copies of all tensors (ops that write outside their schema)
-  kFlagFillUninitialized = 16,
+  kFlagWarnOnly = 16,         // use_deterministic_algorithms(warn_only=True)
   kFlagBlank = 32,  // with kInfer: read no tensor, take made-up contents (in a capture nothing has been computed yet)
 };
 

@@ -106,12 +106,17 @@ void detach(void* p) {
   delete static_cast<State*>(p);
 }
 
-uint64_t save(void* p, void* to, uint64_t bytes) {
+// Notes 666 cannot be saved.
+int save(void* p, void* to, uint64_t bytes, uint64_t* needed, char* error, uint64_t error_bytes) {
   auto& state = *static_cast<State*>(p);
   std::lock_guard lock(state.mu);
-  const uint64_t need = state.notes.size() * sizeof(uint64_t);
-  if (need <= bytes && need) std::memcpy(to, state.notes.data(), need);
-  return need;
+  if (!state.notes.empty() && state.notes.back() == 666) {
+    std::snprintf(error, error_bytes, "no good note");
+    return 1;
+  }
+  *needed = state.notes.size() * sizeof(uint64_t);
+  if (*needed <= bytes && *needed) std::memcpy(to, state.notes.data(), *needed);
+  return 0;
 }
 
 int load(void* p, const void* from, uint64_t bytes, char* error, uint64_t error_bytes) {

@@ -1240,6 +1240,8 @@ void test_executor() {
       f.space->load_module_state(f.executor, reinterpret_cast<const uint8_t*>(other), 3).text().find("half a note") !=
       std::string::npos);
   EXPECT(f.space->save_module(f.module).ok() && f.space->save_module(f.module)->empty());
+  f.op("note", f.legacy, 0, 0, 0, 666);
+  EXPECT(f.sync(0) && f.space->save_module(f.executor).status().text().find("no good note") != std::string::npos);
 }
 
 // An operator may wait for its stream, and what precedes it there must then end without the client. A host function
@@ -1391,6 +1393,13 @@ void test_executor_failures() {
   refused(f, executor_name("other-build"), "of build test-build");
   refused(f, executor_name("test-build", "../executor.so"), "FOLDER/NAME");
   refused(f, executor_name("test-build", "fake/missing.so"), "build it");
+  // Two copies of one library cannot both be there: the second would use the first one's symbols.
+  auto needs = [](const std::string& path) { return executor_name() + "needs cuda " + path + "\n"; };
+  const std::string once = g_config.folder + "/fake/executor.so", again = g_config.folder + "/./fake/executor.so";
+  const std::string good = needs(once);
+  EXPECT_OK(f.space->load_module(reinterpret_cast<const uint8_t*>(good.c_str()), good.size() + 1, nullptr).status());
+  refused(f, needs(again), "let the job's processes use one Python environment");
+  refused(f, needs("/no/such/library.so"), "the framework's library cannot be loaded");
   refused(f, "devproxy executor 2\n", "another version");
   refused(f, "devproxy executor 1\nbuild b\nset LD_PRELOAD=x\n", "not for a job to set");
   refused(f, "devproxy executor 1\nbuild b\nhost fake/executor.so\n", "CPU build");

@@ -206,11 +206,17 @@ HostModule::~HostModule() {
   if (fd_ >= 0 && !resident) close(fd_);
 }
 
-std::vector<uint8_t> HostModule::save_state() const {
+StatusOr<std::vector<uint8_t>> HostModule::save_state() const {
   std::vector<uint8_t> bytes;
   if (!executor_) return bytes;
-  for (uint64_t n; (n = executor_->save(state_, bytes.data(), bytes.size())) > bytes.size();) bytes.resize(n);
-  return bytes;
+  char error[512] = "";
+  for (uint64_t needed = 0;; bytes.resize(needed)) {
+    if (executor_->save(state_, bytes.data(), bytes.size(), &needed, error, sizeof error) != 0) {
+      error[sizeof error - 1] = 0;
+      return Status(kUnknown, std::string("the executor cannot save its state: ") + error);
+    }
+    if (needed == bytes.size()) return bytes;
+  }
 }
 
 Status HostModule::load_state(const uint8_t* from, size_t bytes) const {

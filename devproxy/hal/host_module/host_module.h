@@ -44,7 +44,7 @@ class HostModule final : public Module {
   bool is_executor() const { return executor_ != nullptr; }
   void* state() const { return state_; }
   // Precondition: nothing of the space is running. A module that is no executor has none.
-  std::vector<uint8_t> save_state() const;
+  StatusOr<std::vector<uint8_t>> save_state() const;
   Status load_state(const uint8_t* from, size_t bytes) const;
   void trim() const {
     if (executor_) executor_->trim(state_);

@@ -390,7 +390,7 @@ class Allocator final : public DeviceAllocator {
     if (block->pool != nullptr) {
       try {
         forget(block);
-      } catch (...) {}  // as below
+      } catch (...) {}  // a broken context has lost the memory anyway
       return;
     }
     const CUdeviceptr addr = block->addr;

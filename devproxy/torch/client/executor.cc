@@ -81,11 +81,17 @@ CUmodule module_of(DeviceIndex device) {
   return module;
 }
 
-// A function that is no op, on a stream of its own where ops run asynchronously: it is answered when it is dispatched,
-// so the answer needs no wait for the GPU's work.
+// Is the executor called when a launch is dispatched, in the order of all streams? So it is on CUDA, where it submits
+// to the GPU. On the host an op runs when its stream comes to it.
+bool called_in_order() {
+  static const bool in_order = is("DEVPROXY_DEVICE", "cuda") && !is("DEVPROXY_CUDA_EXECUTOR", "host");
+  return in_order;
+}
+
+// A function that is no op, on a stream of its own where that needs no wait for the GPU's work.
 void call_service(DeviceIndex device, std::string_view name, const Writer& block, bool wait) {
   const CUfunction f = executor_function(device, std::string(name));
-  const CUstream stream = ops_run_on_cuda() || any_capture() ? side_stream(device) : current_stream(device);
+  const CUstream stream = called_in_order() || any_capture() ? side_stream(device) : current_stream(device);
   const RelaxedScope relaxed;
   launch(f, stream, block);
   if (wait) check(driver().cuStreamSynchronize(stream), "cuStreamSynchronize");
@@ -199,8 +205,7 @@ const bool g_warmed = [] {
 
 bool ops_run_on_cuda() {
   // DEVPROXY_TORCH_OPS=cuda: tests, which try the client's half of this over the executor for the host.
-  static const bool on_cuda =
-      is("DEVPROXY_TORCH_OPS", "cuda") || (is("DEVPROXY_DEVICE", "cuda") && !is("DEVPROXY_CUDA_EXECUTOR", "host"));
+  static const bool on_cuda = is("DEVPROXY_TORCH_OPS", "cuda") || called_in_order();
   return on_cuda;
 }
 
@@ -225,6 +230,11 @@ void launch(CUfunction f, CUstream stream, const Writer& block) {
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<uint8_t*>(block.data()), CU_LAUNCH_PARAM_BUFFER_SIZE,
                    &bytes, CU_LAUNCH_PARAM_END};
   check(driver().cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, extra), "cuLaunchKernel");
+}
+
+void wait_submitted(DeviceIndex device, CUstream stream) {
+  if (!called_in_order()) return check(driver().cuStreamSynchronize(stream), "cuStreamSynchronize");
+  post_generator(device, {0, GeneratorBlock::kForget, 0, 0, 0, 0}, true);  // there is no generator 0 to forget
 }
 
 uint32_t settings_number(DeviceIndex device) {
@@ -270,11 +280,11 @@ uint32_t settings_number(DeviceIndex device) {
 }
 
 void set_generator(DeviceIndex device, uint64_t id, uint64_t seed, uint64_t offset) {
-  post_generator(device, {0, GeneratorBlock::kSet, id, seed, offset, 0}, !ops_run_on_cuda());
+  post_generator(device, {0, GeneratorBlock::kSet, id, seed, offset, 0}, !called_in_order());
 }
 
 void copy_generator(DeviceIndex device, uint64_t id, uint64_t from) {
-  post_generator(device, {0, GeneratorBlock::kCopy, id, from, 0, 0}, !ops_run_on_cuda());
+  post_generator(device, {0, GeneratorBlock::kCopy, id, from, 0, 0}, !called_in_order());
 }
 
 void forget_generator(DeviceIndex device, uint64_t id) noexcept {

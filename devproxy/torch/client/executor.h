@@ -18,6 +18,9 @@ bool executor_keeps_generators();
 // Throws NotImplementedError where the framework has no such op.
 CUfunction executor_function(DeviceIndex device, const std::string& name);
 void launch(CUfunction f, CUstream stream, const Writer& block);
+// Returns when the executor has been given what this thread launched on the stream, and so has written its reply. Where
+// that is when an op has run, it waits for that; on CUDA it does not wait for the GPU.
+void wait_submitted(DeviceIndex device, CUstream stream);
 
 // The number of this thread's settings at the device's executor, which has been told of them. Cheap where nothing
 // changed.

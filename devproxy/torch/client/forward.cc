@@ -222,8 +222,10 @@ class Encoder {
     BlockHeader h{};
     h.magic = kBlockMagic;
     h.mode = Mode::kRun;
+    const at::Context& context = at::globalContext();
     h.flags = static_cast<uint8_t>((c10::GradMode::is_enabled() ? kFlagGradMode : 0) |
-                                   (at::globalContext().deterministicAlgorithms() ? kFlagDeterministic : 0));
+                                   (context.deterministicAlgorithms() ? kFlagDeterministic : 0) |
+                                   (context.deterministicAlgorithmsWarnOnly() ? kFlagWarnOnly : 0));
     h.n_args = static_cast<uint16_t>(n_args);
     h.threads = static_cast<uint32_t>(at::get_num_threads());
     h.settings = settings_number(fallback);
@@ -604,7 +606,7 @@ std::shared_ptr<const Meta> infer(OpPlan& plan, Encoder& e, bool captured) {
     std::memset(reply.data(), 0, sizeof(ReplyHeader));
     launch(function_of(plan, e.device), stream, e.block);
     e.set_header(run);
-    check(driver().cuStreamSynchronize(stream), "cuStreamSynchronize");
+    wait_submitted(e.device, stream);
     ReplyHeader head;
     std::memcpy(&head, reply.data(), sizeof head);
     TORCH_INTERNAL_ASSERT(head.total_bytes >= sizeof head, plan.name, ": the device did not answer");
@@ -743,8 +745,13 @@ bool shape_is_known(const OpPlan& plan, const c10::IValue* args) {
 
 using NewTensors = c10::SmallVector<at::Tensor, 4>;
 
-// Runs the op and waits until it is submitted, for the results that it has on the host.
+// Runs the op and waits until it is submitted, for the results that it has on the host. In a capture nothing runs that
+// could be waited for.
 void launch_for_host_results(OpPlan& plan, Encoder& e, const Meta& meta, NewTensors* outputs) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!any_capture() || capturing_graph(e.device, current_stream_id(e.device)) == nullptr,
+                              plan.name,
+                              " has results on the host, which a CUDA graph cannot hold behind devproxy; choose "
+                              "another kernel for the capture");
   ReplyBuffer reply(e.device, ReplyBuffer::kBytes);
   std::memset(reply.data(), 0, sizeof(ReplyHeader));
   BlockHeader h = e.header();
@@ -753,7 +760,7 @@ void launch_for_host_results(OpPlan& plan, Encoder& e, const Meta& meta, NewTens
   e.set_header(h);
   const CUstream stream = current_stream(e.device);
   launch(function_of(plan, e.device), stream, e.block);
-  check(driver().cuStreamSynchronize(stream), "cuStreamSynchronize");
+  wait_submitted(e.device, stream);
   ReplyHeader head;
   std::memcpy(&head, reply.data(), sizeof head);
   TORCH_INTERNAL_ASSERT(head.total_bytes >= sizeof head && head.total_bytes <= reply.size(), plan.name,

@@ -56,18 +56,15 @@ struct Kernel {
 
 std::mutex g_default_generator_mu;
 
-// An op that takes no generator argument draws from this one.
+// An op that takes no generator argument draws from this one. done() when it has drawn; without it the op has thrown,
+// and where the generator then stands is as open as natively.
 class DefaultGeneratorScope {
  public:
   DefaultGeneratorScope(const Client& client, at::Generator wanted)
       : lock_(g_default_generator_mu), client_(client), wanted_(std::move(wanted)) {
     device::lend_to_default(client_, wanted_);
   }
-  ~DefaultGeneratorScope() {
-    try {
-      device::take_from_default(client_, wanted_);
-    } catch (...) {}
-  }
+  void done() { device::take_from_default(client_, wanted_); }
 
  private:
   std::lock_guard<std::mutex> lock_;
@@ -75,17 +72,15 @@ class DefaultGeneratorScope {
   const at::Generator wanted_;
 };
 
-// An op that is only asked for its results' shapes draws nothing.
+// An op that is only asked for its results' shapes draws nothing, also where it throws: put_back() in either case.
 class GeneratorsUntouched {
  public:
   explicit GeneratorsUntouched(const std::vector<at::Generator>& generators) : generators_(generators) {
     for (const at::Generator& g : generators_)
       states_.push_back(at::Tensor::wrap_tensor_impl(g.getIntrusivePtr()->get_state()));
   }
-  ~GeneratorsUntouched() {
-    try {
-      for (size_t i = 0; i < states_.size(); i++) generators_[i].set_state(states_[i]);
-    } catch (...) {}
+  void put_back() {
+    for (size_t i = 0; i < states_.size(); i++) generators_[i].set_state(states_[i]);
   }
 
  private:
@@ -392,8 +387,10 @@ void run(const Kernel& kernel, const devproxy_soft_launch& launch, const BlockHe
   c10::WarningUtils::WarningHandlerGuard no_warnings(&silence);
   const FreshState fresh(header.flags & kFlagGradMode);
   const bool deterministic = header.flags & kFlagDeterministic;
-  if (at::globalContext().deterministicAlgorithms() != deterministic)
-    at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/!device::kRaisesNondeterminism);
+  const bool warn_only = !device::kRaisesNondeterminism || header.flags & kFlagWarnOnly;
+  at::Context& context = at::globalContext();
+  if (context.deterministicAlgorithms() != deterministic || context.deterministicAlgorithmsWarnOnly() != warn_only)
+    context.setDeterministicAlgorithms(deterministic, warn_only);
   use_settings(client, header.settings);
 
   Decoder decoder(client, {launch.params + sizeof header, launch.params_bytes - sizeof header}, launch.services,
@@ -419,13 +416,16 @@ void run(const Kernel& kernel, const devproxy_soft_launch& launch, const BlockHe
   for (const auto& out : outputs)
     if (out.defined() && out.numel() != 0 && out.is_non_overlapping_and_dense())
       placement.offer(out.mutable_data_ptr(), out.storage().nbytes());
-  if (kernel.vjp) {
-    call_vjp(kernel, stack);
-  } else {
-    kernel.op.callBoxed(&stack);
+  try {
+    kernel.vjp ? call_vjp(kernel, stack) : kernel.op.callBoxed(&stack);
+  } catch (...) {
+    if (untouched) untouched->put_back();
+    throw;
   }
   placement.close();
-  default_generator.reset();
+  if (default_generator) default_generator->done();
+  if (untouched) untouched->put_back();
+  default_generator.reset();  // others may draw
 
   c10::GradMode::set_enabled(false);  // `fresh` ends it
   if (infer) {
@@ -583,11 +583,13 @@ void detach(void* state) {
   if (g_settings_of == client.get()) forget_settings();
 }
 
-uint64_t save(void* state, void* to, uint64_t bytes) {
-  Writer w;
-  save_client(*static_cast<Client*>(state), w);
-  if (w.size() <= bytes) std::memcpy(to, w.data(), w.size());
-  return w.size();
+int save(void* state, void* to, uint64_t bytes, uint64_t* needed, char* error, uint64_t error_bytes) {
+  return guarded(error, error_bytes, [&] {
+    Writer w;
+    save_client(*static_cast<Client*>(state), w);
+    if (w.size() <= bytes) std::memcpy(to, w.data(), w.size());
+    *needed = w.size();
+  });
 }
 
 int load_state(void* state, const void* from, uint64_t bytes, char* error, uint64_t error_bytes) {

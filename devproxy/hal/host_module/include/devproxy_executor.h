@@ -40,9 +40,9 @@ typedef struct devproxy_executor_table {
   /* 0, or a CUresult. The state is handed to each launch as devproxy_soft_launch.state. */
   int (*attach)(const devproxy_executor_host* host, void** state, char* error, uint64_t error_bytes);
   void (*detach)(void* state);
-  /* What the client's operators depend on and device memory does not hold (generators, settings). save returns how many
+  /* What the client's operators depend on and device memory does not hold (generators, settings). save says how many
    * bytes there are, and writes them where `bytes` is enough. Precondition of both: nothing is running. */
-  uint64_t (*save)(void* state, void* to, uint64_t bytes);
+  int (*save)(void* state, void* to, uint64_t bytes, uint64_t* needed, char* error, uint64_t error_bytes);
   int (*load)(void* state, const void* from, uint64_t bytes, char* error, uint64_t error_bytes);
   /* Gives back the GPU's memory that holds nothing which a later launch needs. Precondition: nothing is running. */
   void (*trim)(void* state);
