@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.checkpoint.world import ROOT, SUBJECTS, World, without_pauses
+from tests.checkpoint.world import ROOT, SUBJECTS, World
 from tests.integration.test_programs import build_program
 
 
@@ -29,18 +29,14 @@ def test_checkpoint_kill_restore(subject: str, world: World) -> None:
     """graphs: a device that knows nothing of graphs executes them, by the messages that they are."""
     script = str(SUBJECTS / f"{subject}.py")
     command = (sys.executable, script, "--steps", "60", "--seconds-per-step", "0.1")
-    alone = world.env | {"TEST_GATE": ""}
-    world.run(*without_pauses(command), name="soft", log="soft.log", **alone).wait(60)
-    assert world.digest("soft.log")
+    undisturbed = world.undisturbed(*command)
     world.run(*command, options=("--device", "cuda"))
     world.wait_step(10)
     assert "--device cuda is experimental" in world.text()
-    world.ctl("checkpoint", "j")
-    world.wait_step(20)
-    assert world.kill_everything()
-    world.ctl("restore", "j", "--store", str(world.store), "--output", "log", "--wait")
+    world.checkpoint_then_die(10, after=20)
+    world.restore("--wait")
     world.wait_end()
-    assert world.digest() == world.digest("soft.log")
+    assert world.digest() == undisturbed
     assert len(world.nonces()) == 1
     assert set(world.steps()) == set(range(1, 61))
 
@@ -58,32 +54,27 @@ def survive(world: World, *command: str, after: str) -> None:
     place.write_text("7e0000000000")
     world.env["FAKE_GLOBALS_AT"] = str(place)
     world.run(*command, options=("--device", "cuda"))
-    world.wait_step(10)
-    world.ctl("checkpoint", "j")
-    world.wait_step(20)
-    assert world.kill_everything()
+    world.checkpoint_then_die(10, after=20)
     place.write_text(after)
 
 
 def test_variables_of_a_module_keep_their_contents_where_they_lie_elsewhere(world: World) -> None:
     survive(world, *VARIABLES, after="7e1200000000")
-    world.ctl("restore", "j", "--store", str(world.store), "--output", "log", "--wait")
+    world.restore("--wait")
     world.wait_end()
     assert set(world.steps()) == set(range(1, 61))
 
 
 def test_a_variable_whose_address_the_job_knows_comes_back_where_it_was(world: World) -> None:
     survive(world, *VARIABLES, "--ask", "1", after="7e0000000000")
-    world.ctl("restore", "j", "--store", str(world.store), "--output", "log", "--wait")
+    world.restore("--wait")
     world.wait_end()
     assert set(world.steps()) == set(range(1, 61))
 
 
 def test_a_variable_whose_address_the_job_knows_must_not_move(world: World) -> None:
     survive(world, *VARIABLES, "--ask", "1", after="7e1200000000")
-    done = world.ctl(
-        "restore", "j", "--store", str(world.store), "--output", "log", "--wait", check=False
-    )
+    done = world.restore("--wait", check=False)
     assert done.returncode == 1
     assert "variable 'table'" in done.stderr and "lies at 0x7e12" in done.stderr, done.stderr
 
@@ -150,9 +141,7 @@ def test_pytorch_through_the_executor(subject: str, world: World) -> None:
     """PyTorch's operators by hal/cuda: descriptions of executors, launches in stream order, the primary context, the
     executor's state in the dump. The executor is the one for the host, so the numbers are the software GPU's."""
     command = (sys.executable, str(SUBJECTS / subject), *TORCH_JOBS[subject])
-    alone = world.env | {"TEST_GATE": ""}
-    world.run(*without_pauses(command), name="soft", log="soft.log", **alone).wait(120)
-    assert world.digest("soft.log")
+    undisturbed = world.undisturbed(*command)
     world.env |= {"DEVPROXY_CUDA_EXECUTOR": "host", "DEVPROXY_LOG": "warn,device=info"}
     world.run(*command, options=("--device", "cuda"))
     world.wait_step(10)
@@ -160,12 +149,10 @@ def test_pytorch_through_the_executor(subject: str, world: World) -> None:
     assert re.search(r"warmed: ms=\d+ ok", log.read_text()), (
         "the server loaded nothing beside the import"
     )
-    world.ctl("checkpoint", "j")
-    world.wait_step(20)
-    assert world.kill_everything()
-    world.ctl("restore", "j", "--store", str(world.store), "--output", "log", "--wait")
+    world.checkpoint_then_die(10, after=20)
+    world.restore("--wait")
     world.wait_end()
-    assert world.digest() == world.digest("soft.log")
+    assert world.digest() == undisturbed
     assert len(world.nonces()) == 1
     assert set(world.steps()) == set(range(1, 41))
 
@@ -179,28 +166,19 @@ def test_an_image_moves_between_kinds_of_gpu(world: World) -> None:
         *("--steps", "45", "--seconds-per-step", "0.1"),
     )
     world.env["DEVPROXY_CUDA_EXECUTOR"] = "host"
-    alone = world.env | {"TEST_GATE": ""}
-    world.run(*without_pauses(command), name="soft", log="soft.log", **alone).wait(120)
+    undisturbed = world.undisturbed(*command)
     world.run(*command, options=("--device", "soft"))
-    world.wait_step(8)
-    world.ctl("checkpoint", "j")
-    world.wait_step(12)
-    assert world.kill_everything()
-    back = ("--store", str(world.store), "--output", "log")
+    world.checkpoint_then_die(8, after=12)
     # The job gives freed pages of pinned memory back, and a driver that has it registered would go on using them.
-    registered = world.ctl(
-        "restore", "j", *back, "--device", "cuda", check=False, DEVPROXY_CUDA_REGISTER_WINDOW="1"
-    )
+    registered = world.restore("--device", "cuda", check=False, DEVPROXY_CUDA_REGISTER_WINDOW="1")
     assert registered.returncode != 0 and "registers it" in registered.stderr, registered.stderr
-    world.ctl("restore", "j", *back, "--device", "cuda")
+    world.restore("--device", "cuda")
     world.wait_step(20)
     assert world.ctl_json("status", "j")["device"] == "cuda"
-    world.ctl("checkpoint", "j")
-    world.wait_step(26)
-    assert world.kill_everything()
-    world.ctl("restore", "j", *back, "--device", "soft", "--wait")
+    world.checkpoint_then_die(20, after=26)
+    world.restore("--device", "soft", "--wait")
     world.wait_end()
-    assert world.digest() == world.digest("soft.log")
+    assert world.digest() == undisturbed
     assert len(world.nonces()) == 1
     assert set(world.steps()) == set(range(1, 46))
     logs = (world.home / "state" / "logs").glob("*")
@@ -210,14 +188,10 @@ def test_an_image_moves_between_kinds_of_gpu(world: World) -> None:
 
 def test_machine_code_keeps_an_image_to_its_kind_of_gpu(world: World) -> None:
     world.run(*VARIABLES, options=("--device", "cuda"))
-    world.wait_step(10)
-    world.ctl("checkpoint", "j")
-    world.wait_step(12)
-    assert world.kill_everything()
-    words = ("restore", "j", "--store", str(world.store), "--output", "log", "--device", "soft")
-    done = world.ctl(*words, check=False)
+    world.checkpoint_then_die(10, after=12)
+    done = world.restore("--device", "soft", check=False)
     assert done.returncode != 0
     assert "1 module(s) of machine code" in done.stderr, done.stderr
     assert "--allow-other-gpu" in done.stderr
-    done = world.ctl(*words, "--allow-other-gpu", check=False)
+    done = world.restore("--device", "soft", "--allow-other-gpu", check=False)
     assert done.returncode != 0 and "--allow-other-gpu" not in done.stderr, done.stderr

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.checkpoint.world import SUBJECTS, World, without_pauses
+from tests.checkpoint.world import SUBJECTS, World
 from tests.integration.needs import require_criu
 
 
@@ -31,17 +31,12 @@ COMMAND = (
 
 
 def test_generators_of_the_executor_go_on_after_a_restore_and_a_migration(world: World) -> None:
-    alone = world.env | {"TEST_GATE": ""}
-    world.run(*without_pauses(COMMAND), name="alone", log="alone.log", **alone).wait(120)
-    assert world.digest("alone.log")
+    undisturbed = world.undisturbed(*COMMAND)
     world.run(*COMMAND, options=("--device", "soft"))
     world.wait_step(10)
     world.ctl("migrate", "j", "--to", "0")
-    world.wait_step(15)
-    world.ctl("checkpoint", "j")
-    world.wait_step(25)
-    assert world.kill_everything()
-    world.ctl("restore", "j", "--store", str(world.store), "--output", "log", "--wait")
+    world.checkpoint_then_die(15, after=25)
+    world.restore("--wait")
     world.wait_end()
-    assert world.digest() == world.digest("alone.log")
+    assert world.digest() == undisturbed
     assert set(world.steps()) == set(range(1, 41))

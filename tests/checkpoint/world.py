@@ -100,6 +100,26 @@ class World:
         found: dict[str, object] = json.loads(text)
         return found
 
+    def undisturbed(self, *command: str) -> list[str]:
+        """The digest of the same command, run beside the job under test as fast as it goes."""
+        self.run(*without_pauses(command), name="alone", log="alone.log", TEST_GATE="").wait(120)
+        digest = self.digest("alone.log")
+        assert digest, self.tail("alone.log")
+        return digest
+
+    def checkpoint_then_die(self, at: int, after: int) -> None:
+        """Makes an image of j at one step or later, lets it run to another, and kills every process with -9."""
+        self.wait_step(at)
+        self.ctl("checkpoint", "j")
+        self.wait_step(after)
+        assert self.kill_everything()
+
+    def restore(
+        self, *options: str, check: bool = True, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        words = ("restore", "j", "--store", str(self.store), "--output", "log", *options)
+        return self.ctl(*words, check=check, **env)
+
     def images(self) -> list[dict[str, object]]:
         found = json.loads(self.ctl("images", "--store", str(self.store), "--json").stdout)
         return found if isinstance(found, list) else found["images"]
