@@ -36,7 +36,7 @@ DAEMON_SOCKET = ".devproxyd.sock"
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
-# What is saved of a dead job's folder before it is removed (control/burial.py, set by whoever sweeps).
+# What is saved of a dead job's folder before it is removed (node/burial.py, set by whoever sweeps).
 before_removal: Callable[[str], None] | None = None
 
 

@@ -21,6 +21,7 @@ from devproxy import runtime
 from devproxy.control import agent_service
 from devproxy.control import coordinator_api as api
 from devproxy.errors import CheckpointError, Refused
+from devproxy.node.stages import Progress, Report
 
 # Of cut_wait_ms: what goes wrong.
 FAIL, BUG, KILLED = 13, 14, 15
@@ -63,10 +64,10 @@ class FakeCoordinator:
             steps=7,
         )
 
-    def _stages(self, report: api.Report, *stages: str) -> None:
+    def _stages(self, report: Report, *stages: str) -> None:
         for stage in stages:
             for part in range(4):
-                report(api.Progress(stage, f"{stage} of {self.job}", part * 1024, 3 * 1024))
+                report(Progress(stage, f"{stage} of {self.job}", part * 1024, 3 * 1024))
                 time.sleep(self.pace_s)
 
     def _done(self, what: str) -> None:
@@ -74,7 +75,7 @@ class FakeCoordinator:
             file.write(what + "\n")
 
     def checkpoint(
-        self, *, cut_wait_ms: int | None, strict: bool, report: api.Report
+        self, *, cut_wait_ms: int | None, strict: bool, report: Report
     ) -> api.ImageFacts:
         if not self._verb.acquire(blocking=False):
             raise Refused("a checkpoint is under way", "try again when that has ended")
@@ -112,21 +113,19 @@ class FakeCoordinator:
             self.phase = api.RUNNING
             self._verb.release()
 
-    def suspend(
-        self, *, strict: bool, cut_wait_ms: int | None, report: api.Report
-    ) -> api.ImageFacts:
+    def suspend(self, *, strict: bool, cut_wait_ms: int | None, report: Report) -> api.ImageFacts:
         facts = self.checkpoint(cut_wait_ms=cut_wait_ms, strict=strict, report=report)
         self.phase = api.SUSPENDED
         return facts
 
-    def resume(self, *, gpus: list[int] | None, report: api.Report) -> None:
+    def resume(self, *, gpus: list[int] | None, report: Report) -> None:
         if self.phase != api.SUSPENDED:
             raise Refused(f"job {self.job} is {self.phase}", "suspend it first")
         self._stages(report, "restore")
         self.gpus = gpus or self.gpus
         self.phase = api.RUNNING
 
-    def migrate(self, *, to: list[int], report: api.Report) -> dict[str, Any]:
+    def migrate(self, *, to: list[int], report: Report) -> dict[str, Any]:
         self._stages(report, "cut", "device", "restore")
         self.gpus = to
         return {"still_s": 0.5, "device_bytes": 1 << 20}

@@ -2,7 +2,7 @@
 
 Three lines that are one JSON text, so that any tool can read it and no reader has to guess where it ends:
 
-    {"authentication":"HMAC-SHA256 of format and line 2","body_bytes":N,"checksum":"BLAKE3 of line 2","format":1,"body":
+    {"authentication":"HMAC-SHA256 of format and line 2","body_bytes":N,"checksum":"BLAKE3 of line 2","format":2,"body":
     {...}
     }
 
@@ -26,8 +26,8 @@ from devproxy.checkpoint.errors import (
     WrongChecksum,
 )
 
-FORMAT = 1
-READABLE = (1,)
+FORMAT = 2
+READABLE = (1, 2)
 _HEAD_LIMIT = 512
 
 

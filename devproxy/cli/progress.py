@@ -8,9 +8,10 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from devproxy.control.coordinator_api import ImageFacts, Progress
+from devproxy.control.coordinator_api import ImageFacts
 from devproxy.log import say
 from devproxy.machine import show_bytes
+from devproxy.node.stages import Progress
 
 MODES = ("auto", "bar", "lines", "json", "none")
 

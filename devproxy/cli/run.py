@@ -10,11 +10,12 @@ import sys
 import time
 
 from devproxy import config, machine, proctree, runtime, state
-from devproxy.control import burial, stdio, tree
-from devproxy.control import job as jobs
-from devproxy.control import spec as specs
+from devproxy.control.late_agent import LateAgent
 from devproxy.errors import EXIT_REFUSED, EXIT_SERVER_LOST, DevproxyError, Refused
 from devproxy.log import say
+from devproxy.node import burial, environment, init, stdio
+from devproxy.node import spec as specs
+from devproxy.node.tree import Tree
 from devproxy.proxy import command as cmd
 from devproxy.proxy import janitor, preflight
 from devproxy.proxy.proof import Proof
@@ -133,7 +134,7 @@ def _set(options: Options, name: str, value: str) -> None:
     elif name == "--chaos":
         options.chaos = _number(name, value, 0, (1 << 64) - 1)
     elif name == "--gpu":
-        options.on = jobs.check_gpus(value, MOST_GPUS)
+        options.on = specs.check_gpus(value, MOST_GPUS)
         options.gpus = len(options.on)
     elif name == "--store":
         options.store = value
@@ -165,7 +166,7 @@ def run(options: Options) -> int:
     plan = preflight.check(
         options.device, options.machine_gpus(), options.gpu_memory_bytes, program, options.command
     )
-    plain = options.plain or not tree.may_make_namespaces()
+    plain = options.plain or not init.may_make_namespaces()
     if plain and options.every:
         raise Refused(
             "--checkpoint-every needs the job in namespaces of its own, and "
@@ -180,17 +181,17 @@ def run(options: Options) -> int:
     supervisor = Supervisor()
     lib = state.build_path(build)
     server = config.server_path(lib)
+    gpus = options.machine_gpus()
     try:
-        supervisor.start_all(
-            server, folder, spec.gpus, spec.device, spec.gpu_memory_bytes, spec.chaos
-        )
+        supervisor.start_all(server, folder, gpus, spec.device, spec.gpu_memory_bytes, spec.chaos)
         cmd.become_subreaper()
-        specs.write_job_file(folder.path, spec, os.getpid())
+        specs.write_job_file(folder.path, spec, gpus, os.getpid())
         supervisor.wait_ready(plan.start_timeout_s, cmd.check_interrupted)
         for line in plan.note.splitlines():
             say(line)
-        job = jobs.Job(spec, folder, supervisor, keeper, stdio.Stdio(folder.path), lib, server)
-        return _run_command(options, job, mask)
+        streams = stdio.Stdio(folder.path)
+        tree = Tree(spec, gpus, folder, supervisor, keeper, streams, lib, server)
+        return _run_command(options, tree, mask)
     finally:
         supervisor.stop()
         keeper.dismiss()
@@ -208,7 +209,6 @@ def make_spec(
         program=program,
         cwd=os.getcwd(),
         device=plan.device,
-        gpus=options.machine_gpus(),
         gpu_memory_bytes=plan.gpu_memory_bytes,
         chaos=options.chaos,
         build=build,
@@ -224,35 +224,37 @@ def make_spec(
     )
 
 
-def _run_command(options: Options, job: jobs.Job, mask: set[int]) -> int:
-    supervisor = job.supervisor
+def _run_command(options: Options, tree: Tree, mask: set[int]) -> int:
+    supervisor = tree.supervisor
 
     def ours() -> frozenset[int]:
-        return frozenset([job.keeper.pid, *(server.pid for server in supervisor.servers)])
+        return frozenset([tree.keeper.pid, *(server.pid for server in supervisor.servers)])
 
     proof = Proof([server.pid for server in supervisor.servers])
 
     def look() -> float | None:
         if not options.summary:
             return None
-        if job.root is not None:
+        if tree.root is not None:
             proof.server_pids = [server.pid for server in supervisor.servers]
-            proof.look([job.root, *proctree.descendants(job.root)])
+            proof.look([tree.root, *proctree.descendants(tree.root)])
         return proof.pause_s()
 
-    mount_at = job.folder.path
-    if not job.spec.plain:
-        mount_at = tree.prepare_mount_point(runtime.root_path())
-    env = jobs.job_environment(job.spec, job.lib, config.job_pylib_dir(job.lib), mount_at)
-    if job.spec.plain:
-        job.start_plain(env, mask)
+    mount_at = tree.folder.path
+    if not tree.spec.plain:
+        mount_at = init.prepare_mount_point(runtime.root_path())
+    pylib = config.job_pylib_dir(tree.lib)
+    env = environment.job_environment(tree.spec, len(tree.gpus), tree.lib, pylib, mount_at)
+    if tree.spec.plain:
+        tree.start_plain(env, mask)
     else:
-        job.start_tree(env, mask, mount_at)
-    jobs.start_agent(job)
-    code = job.wait(look)
-    wall_s = time.monotonic() - job.started_at
-    lost = supervisor.lost(job.folder)
-    stragglers = job.end(ours())
+        tree.start_tree(env, mask, mount_at)
+    agent = LateAgent(tree)
+    agent.start()
+    code = tree.wait(look)
+    wall_s = time.monotonic() - tree.started_at
+    lost = supervisor.lost(tree.folder)
+    stragglers = tree.end(ours())
     if stragglers:
         say(f"ended {stragglers} process(es) that the command had left running")
     for server in lost:
@@ -264,12 +266,12 @@ def _run_command(options: Options, job: jobs.Job, mask: set[int]) -> int:
     if lost and code == 0:
         code = EXIT_SERVER_LOST
     if options.summary:
-        _say_summary(options, job, proof, wall_s, code)
-    jobs.stop_agent(job)
+        _say_summary(options, tree, proof, wall_s, code)
+    agent.stop()
     return code
 
 
-def _say_summary(options: Options, job: jobs.Job, proof: Proof, wall_s: float, code: int) -> None:
+def _say_summary(options: Options, tree: Tree, proof: Proof, wall_s: float, code: int) -> None:
     import json
 
     from devproxy.cli import summary
@@ -277,12 +279,12 @@ def _say_summary(options: Options, job: jobs.Job, proof: Proof, wall_s: float, c
     from devproxy.proxy import stats
 
     gpus: list[dict[str, Any]] = []
-    for server in job.supervisor.servers:
+    for server in tree.supervisor.servers:
         try:
-            gpus.append(stats.query(job.folder.path, server.gpu, bytes.fromhex(job.spec.abi)))
+            gpus.append(stats.query(tree.folder.path, server.gpu, bytes.fromhex(tree.spec.abi)))
         except ServerUnreachable as error:
             gpus.append({"gpu": server.gpu, "lost": str(error)})
-    facts = summary.build(job.spec.job, job.spec.device, wall_s, code, gpus, proof.as_json())
+    facts = summary.build(tree.spec.job, tree.spec.device, wall_s, code, gpus, proof.as_json())
     if options.json:
         sys.stderr.write(json.dumps(facts) + "\n")
         return

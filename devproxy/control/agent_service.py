@@ -22,11 +22,12 @@ from typing import Any, cast
 from devproxy.control import messages, stage_note
 from devproxy.control._pb import job_pb2 as pb
 from devproxy.control._pb import job_pb2_grpc
-from devproxy.control.coordinator_api import Coordinator, Progress, Report
+from devproxy.control.coordinator_api import Coordinator
 from devproxy.control.quiet_grpc import grpc
 from devproxy.control.stage_note import StageNote
 from devproxy.errors import DevproxyError, Refused
 from devproxy.log import say
+from devproxy.node.stages import Progress, Report
 
 SOCKET_NAME = "agent.sock"
 MOST_CALLS = 64

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from devproxy import __version__, config, runtime
-from devproxy.control.coordinator_api import GONE, ImageFacts, JobStatus, Report
+from devproxy.control.coordinator_api import GONE, ImageFacts, JobStatus
 from devproxy.errors import DevproxyError, Refused
+from devproxy.node.stages import Report
 
 if TYPE_CHECKING:
     from devproxy.control._pb import job_pb2 as pb

@@ -5,9 +5,11 @@ No third-party import here: the supervisor loads this module while a job starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from devproxy.node.stages import Report
 
 # The phases of a job, as JobStatus.phase says them. The coordinator is their only writer.
 STARTING = "starting"
@@ -32,19 +34,6 @@ PHASES = (
     ENDING,
     GONE,
 )
-
-
-@dataclass(frozen=True)
-class Progress:
-    """One line of news about a long operation. total_bytes == 0: the size is not known (yet)."""
-
-    stage: str  # refuse_early cut device host files upload commit restore ...
-    text: str
-    done_bytes: int = 0
-    total_bytes: int = 0
-
-
-Report = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from devproxy import __version__, config, runtime, state
-from devproxy.control import burial, client, stage_note
+from devproxy.control import client, stage_note
 from devproxy.control.client import BUSY, READY
 from devproxy.control.coordinator_api import RESTORING, STARTING
 from devproxy.errors import (
@@ -36,6 +36,7 @@ from devproxy.errors import (
     RestoreError,
     SuspendError,
 )
+from devproxy.node import burial
 
 if TYPE_CHECKING:
     from devproxy.control._pb import job_pb2 as pb

@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 
 from devproxy import errors
 from devproxy.control._pb import job_pb2 as pb
-from devproxy.control.coordinator_api import ImageFacts, JobStatus, Progress
+from devproxy.control.coordinator_api import ImageFacts, JobStatus
 from devproxy.control.quiet_grpc import grpc
 from devproxy.errors import DevproxyError, OperationFailed
+from devproxy.node.stages import Progress
 
 ERROR_KEY = "devproxy-error-bin"
 TAKEN_KEY = "devproxy-taken"

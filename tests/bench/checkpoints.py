@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from devproxy.control.spec import read_job_file
+from devproxy.node.spec import read_job_file
 from devproxy.proxy.control_channel import ControlChannel
 from tests.bench.table import Row, interval
 from tests.checkpoint.world import World

@@ -19,28 +19,56 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def body() -> dict[str, Any]:
-    """As much of a manifest as has to do with paths."""
+    """As much of a manifest of format 2 as has to do with paths."""
     return {
         "image": "j-1",
         "job": "j",
         "job_id": "ab12",
+        "created": 1.0,
+        "sizes": {},
         "spec": {"job": "j", "job_id": "ab12", "build": "cafe"},
         "build": {"id": "cafe", "path": "/var/tmp/x/builds/cafe", "files": {"pylib/a.py": {}}},
+        "trees": [tree()],
+    }
+
+
+def tree() -> dict[str, Any]:
+    return {
+        "host": "h",
+        "gpus": [0, 1],
+        "facts": {},
+        "criu": {},
         "shared": {"gpu0.state.json": {}},
         "device": {"gpu0-1.dev": []},
-        "host": [{"name": "core-1.img"}],
+        "processes": [{"name": "core-1.img"}],
         "files": [{"path": "", "kind": "mark"}, {"path": "/home/x/log", "kind": "present"}],
         "stdio": {"modes": ["null", "fifo:stdout.fifo", "path:0:0:/x/y"], "outputs": []},
     }
 
 
+def as_format_1(whole: dict[str, Any]) -> dict[str, Any]:
+    """The same image as the first format told it: one tree, in the body."""
+    (one,) = whole["trees"]
+    rest = {key: value for key, value in whole.items() if key != "trees"}
+    flat = {key: value for key, value in one.items() if key not in ("host", "gpus", "processes")}
+    spec = whole["spec"] | {"gpus": one["gpus"]}
+    return rest | flat | {"host": one["processes"], "spec": spec}
+
+
+def of_tree(change: Change) -> Change:
+    return lambda b: change(b["trees"][0])
+
+
 FORGERIES: dict[str, Change] = {
-    "shared": lambda b: b["shared"].update({"../../x": {}}),
-    "shared in a folder": lambda b: b["shared"].update({"criu/x": {}}),
-    "device": lambda b: b["device"].update({"/etc/x": []}),
-    "host": lambda b: b["host"].append({"name": "../x"}),
-    "host dots": lambda b: b["host"].append({"name": ".."}),
-    "host NUL": lambda b: b["host"].append({"name": "a\0b"}),
+    "shared": of_tree(lambda t: t["shared"].update({"../../x": {}})),
+    "shared in a folder": of_tree(lambda t: t["shared"].update({"criu/x": {}})),
+    "device": of_tree(lambda t: t["device"].update({"/etc/x": []})),
+    "processes": of_tree(lambda t: t["processes"].append({"name": "../x"})),
+    "processes dots": of_tree(lambda t: t["processes"].append({"name": ".."})),
+    "processes NUL": of_tree(lambda t: t["processes"].append({"name": "a\0b"})),
+    "processes of a second tree": lambda b: b["trees"].append(tree() | {"processes": [{"name": "../x"}]}),
+    "no tree": lambda b: b["trees"].clear(),
+    "GPUs": of_tree(lambda t: t["gpus"].append("x")),
     "build file": lambda b: b["build"]["files"].update({"../../x": {}}),
     "build file in the middle": lambda b: b["build"]["files"].update({"a/../../x": {}}),
     "build file absolute": lambda b: b["build"]["files"].update({"/etc/x": {}}),
@@ -52,18 +80,22 @@ FORGERIES: dict[str, Change] = {
     "job": lambda b: b.update(job="../x"),
     "job id": lambda b: (b.update(job_id="../x"), b["spec"].update(job_id="../x")),
     "job id of another": lambda b: b["spec"].update(job_id="cd34"),
-    "file relative": lambda b: b["files"].append({"path": "x", "kind": "present"}),
-    "file up": lambda b: b["files"].append({"path": "/a/../b", "kind": "present"}),
-    "stream": lambda b: b["stdio"]["modes"].append("fifo:../../x"),
-    "stream of no kind": lambda b: b["stdio"]["modes"].append("exec:x"),
+    "file relative": of_tree(lambda t: t["files"].append({"path": "x", "kind": "present"})),
+    "file up": of_tree(lambda t: t["files"].append({"path": "/a/../b", "kind": "present"})),
+    "stream": of_tree(lambda t: t["stdio"]["modes"].append("fifo:../../x")),
+    "stream of no kind": of_tree(lambda t: t["stdio"]["modes"].append("exec:x")),
     "under another name": lambda b: b.update(image="j-2"),
     "nothing": lambda b: b.clear(),
-    "wrong kind": lambda b: b.update(shared=7),
-}
+    "wrong kind": of_tree(lambda t: t.update(shared=7)),
+}  # fmt: skip
 
 
 def test_what_we_write_is_accepted() -> None:
-    image.check(body(), "j-1")
+    two = body()
+    one = as_format_1(body())
+    assert image.understand(two, "j-1").trees[0].processes == [{"name": "core-1.img"}]
+    assert image.understand(one, "j-1").trees[0].processes == [{"name": "core-1.img"}]
+    assert image.understand(one, "j-1").gpus == 2
 
 
 @pytest.mark.parametrize("change", FORGERIES.values(), ids=FORGERIES.keys())
@@ -71,10 +103,28 @@ def test_a_forgery_is_named(change: Change) -> None:
     forged = body()
     change(forged)
     with pytest.raises(DevproxyError, match="image j-1"):
-        image.check(forged, "j-1")
+        image.understand(forged, "j-1")
 
 
-def test_signed_and_refused_and_nothing_written(world: World) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda b: b["host"].append({"name": "../x"}),
+        lambda b: b["shared"].update({"../../x": {}}),
+        lambda b: b["files"].append({"path": "x", "kind": "present"}),
+        lambda b: b["spec"].update(gpus="all"),
+    ],
+)
+def test_a_forgery_of_format_1_is_named(change: Change) -> None:
+    forged = as_format_1(body())
+    change(forged)
+    with pytest.raises(DevproxyError, match="image j-1"):
+        image.understand(forged, "j-1")
+
+
+def test_signed_and_refused_and_nothing_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.run(
         sys.executable, str(SUBJECTS / "files.py"), "--steps", "200", "--seconds-per-step", "0.1"
     )
@@ -84,11 +134,11 @@ def test_signed_and_refused_and_nothing_written(world: World) -> None:
     path = Path(world.store) / "images" / name / "manifest.json"
     key = (world.home / "key").read_bytes()
     whole = manifest.decode(name, path.read_bytes(), key)
-    image.check(whole, name)
-    some = next(iter(whole["shared"].values()))
+    image.understand(whole, name)
+    some = next(iter(whole["trees"][0]["shared"].values()))
     changes: list[tuple[str, Change]] = [
-        ("shared", lambda b: b["shared"].update({"../../../escaped": some})),
-        ("host", lambda b: b["host"].append({**b["host"][0], "name": "../../../escaped"})),
+        ("shared", of_tree(lambda t: t["shared"].update({"../../../escaped": some}))),
+        ("processes", of_tree(lambda t: t["processes"].append({**t["processes"][0], "name": "../../../escaped"}))),
         ("build", lambda b: b["build"]["files"].update({"../../../escaped": some | {"mode": 448, "mtime_ns": 1}})),
     ]  # fmt: skip
     for what, change in changes:
@@ -110,8 +160,11 @@ def test_signed_and_refused_and_nothing_written(world: World) -> None:
     )
     assert refused.returncode != 0
     assert "escaped" not in refused.stderr
-    path.write_bytes(manifest.encode(whole, key))
+    # What an older devproxy wrote is restored: the same image, told as the first format did.
+    monkeypatch.setattr(manifest, "FORMAT", 1)
+    path.write_bytes(manifest.encode(as_format_1(whole) | {"format": 1}, key))
     world.ctl("restore", name, "--store", str(world.store), "--output", "log")
+    world.wait_step(5)
     assert json.loads(world.ctl("images", "--store", str(world.store), "--json").stdout)
     for private in (next(world.shm.glob("devproxy-*")), world.home / "state", world.home / "key"):
         assert private.stat().st_mode & 0o077 == 0, private

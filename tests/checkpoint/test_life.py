@@ -167,7 +167,7 @@ def test_restore_on_another_gpu_under_another_name(world: World, undisturbed) ->
 def steps_in(world: World, image: str) -> int:
     """How many steps the job had said at the cut: what its log was long then."""
     body = json.loads((world.store / "images" / image / "manifest.json").read_text())["body"]
-    length = body["stdio"]["outputs"][0]["file"]["bytes"]
+    length = body["trees"][0]["stdio"]["outputs"][0]["file"]["bytes"]
     return len(re.findall(rb"^\S+ step \d+\b", (world.home / "log").read_bytes()[:length], re.M))
 
 

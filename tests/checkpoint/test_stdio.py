@@ -213,7 +213,7 @@ def test_pipe_to_tee(world: World) -> None:
     seen = len(numbers(world.text("all")))
     world.wait(lambda: len(numbers(world.text("all"))) > seen + 50)
     check_count(world.text("all"))
-    (stream,) = manifest(world)["stdio"]["outputs"]
+    (stream,) = manifest(world)["trees"][0]["stdio"]["outputs"]
     world.kill_everything()
     restore(world, "--output", "rest")
     world.wait(lambda: len(numbers(world.text("rest"))) > 20)
@@ -435,7 +435,7 @@ def test_logs_of_a_restored_job(world: World) -> None:
     world.run(sys.executable, "-c", COUNT)
     world.wait(lambda: len(numbers(world.text())) > 20)
     world.ctl("checkpoint", "j")
-    (stream,) = manifest(world)["stdio"]["outputs"]
+    (stream,) = manifest(world)["trees"][0]["stdio"]["outputs"]
     world.kill_everything()
     restore(world)
     so_far = world.text()[: stream["delivered"]]
@@ -476,7 +476,7 @@ def test_two_files_are_two_streams(world: World) -> None:
         start(world, sys.executable, "-c", script, stdout=out, stderr=err)
     world.wait(lambda: len(numbers(world.text("err"))) > 20)
     world.ctl("checkpoint", "j")
-    streams = {s["name"]: s for s in manifest(world)["stdio"]["outputs"]}
+    streams = {s["name"]: s for s in manifest(world)["trees"][0]["stdio"]["outputs"]}
     world.kill_everything()
     restore(world, "--output", "both")
     world.wait(lambda: len(numbers(world.text("both"))) > 40)

@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.checkpoint.world import ROOT
 from tests.fault.scene import Scene
 
-for module in ("control.coordinator", "control.restore", "checkpoint.files", "checkpoint.store"):
+for module in (
+    "control.coordinator",
+    "control.restore",
+    "node.dump",
+    "checkpoint.files",
+    "checkpoint.store",
+):
     importlib.import_module(f"devproxy.{module}")  # they register their points
 
 SERVER_POINTS = re.findall(
@@ -243,12 +252,13 @@ def _kill(scene: Scene, case: Case) -> None:
     """Whoever passes the point is killed with -9: S, the detached agent, or a server."""
     line = prepare(scene, case)
     gpu = scene.gpu() if case.verb == MIGRATE else None
-    # A store is opened by the command line first: its end says nothing, and harms nothing.
-    nth = ":2" if case.point == "store_open" else ""
-    scene.arm(f"{case.point}{nth}:kill")
-    done = scene.ctl(*line, "--json", check=False)
-    fired = scene.fired()
-    scene.disarm()
+    if case.point == "store_open":
+        done, fired = _kill_behind_the_command_line(scene, line)
+    else:
+        scene.arm(f"{case.point}:kill")
+        done = scene.ctl(*line, "--json", check=False)
+        fired = scene.fired()
+        scene.disarm()
     assert fired, f"{case.point} is not passed by {case.verb}: {done.stdout}{done.stderr}"
     facts = scene.failure(done)
     point = POINTS[case.point]
@@ -269,3 +279,20 @@ def _kill(scene: Scene, case: Case) -> None:
         scene.check_restores(scene.latest())
     scene.check_goes_on()
     scene.check_nothing_left()
+
+
+def _kill_behind_the_command_line(
+    scene: Scene, line: list[str]
+) -> tuple[subprocess.CompletedProcess[str], bool]:
+    """The command line opens the store first: its end says nothing, and harms nothing. The agent is to be killed."""
+    paused = Path(f"{scene.fault}.paused")
+    scene.arm("store_open:pause")
+    with ThreadPoolExecutor(1) as pool:
+        verb = pool.submit(scene.ctl, *line, "--json", check=False)
+        scene.wait(paused.exists, 30, "the command line at store_open")
+        scene.arm("store_open:kill")
+        paused.unlink()
+        done = verb.result()
+    fired = scene.fired()
+    scene.disarm()
+    return done, fired

@@ -186,21 +186,21 @@ def test_bad_manifests(scene: Scene) -> None:
     text = refused(scene, *words, code=2, DEVPROXY_KEY_FILE=str(other_key))
     assert "was not signed with the key in" in text and str(other_key) in text, text
 
-    path.write_bytes(good.replace(b'"format":1', b'"format":9', 1))
+    path.write_bytes(good.replace(b'"format":2', b'"format":9', 1))
     text = refused(scene, *words, code=2)
     assert "format 9" in text, text
 
     def flags(body: dict) -> None:
-        body["facts"]["cpu"]["flags"].append("avx4096")
+        body["trees"][0]["facts"]["cpu"]["flags"].append("avx4096")
 
     def torch(body: dict) -> None:
-        body["facts"]["processes"][0]["torch"] = {"folder": "/nowhere/torch", "version": "1.0"}
+        body["trees"][0]["facts"]["processes"][0]["torch"] = {"folder": "/nowhere/torch", "version": "1.0"}
 
     def user(body: dict) -> None:
-        body["facts"]["user"] = {"uid": 4321, "name": "somebody"}
+        body["trees"][0]["facts"]["user"] = {"uid": 4321, "name": "somebody"}
 
     def machine(body: dict) -> None:
-        body["facts"]["machine"] = "riscv64"
+        body["trees"][0]["facts"]["machine"] = "riscv64"
 
     for change, names in (
         (flags, "lacks avx4096"),

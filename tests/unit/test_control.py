@@ -22,6 +22,7 @@ from devproxy.control import agent_service, client, daemon, messages
 from devproxy.control import coordinator_api as api
 from devproxy.control._pb import job_pb2 as pb
 from devproxy.errors import CheckpointError, DevproxyError, Refused, RestoreError
+from devproxy.node.stages import Progress
 from tests.fake_agent import BUG, FAIL, FakeCoordinator
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -43,7 +44,7 @@ def fake(folder: str) -> Iterator[FakeCoordinator]:
     handle.stop(0.1)
 
 
-def checkpoint(folder: str, news: list[api.Progress], **request: Any) -> client.Result:
+def checkpoint(folder: str, news: list[Progress], **request: Any) -> client.Result:
     with client.agent(folder) as stub:
         return client.follow(stub.Checkpoint(pb.CheckpointRequest(**request)), news.append)
 
@@ -58,7 +59,7 @@ def test_facts_travel_whole() -> None:
     assert messages.status_from_pb(messages.status_to_pb(due)) == due
     image = api.ImageFacts("i", "j", "id", 1.5, 1 << 40, warnings=["a", "ü"], stages={"cut": 0.5})
     assert messages.image_from_pb(messages.image_to_pb(image)) == image
-    news = api.Progress("device", "5 of 7", 5, 7)
+    news = Progress("device", "5 of 7", 5, 7)
     assert messages.progress_from_pb(messages.progress_to_pb(news)) == news
 
 
@@ -112,7 +113,7 @@ def test_every_error_has_a_code() -> None:
 
 
 def test_a_checkpoint(fake: FakeCoordinator, folder: str) -> None:
-    news: list[api.Progress] = []
+    news: list[Progress] = []
     result = checkpoint(folder, news, cut_wait_ms=0)
     assert result.image is not None
     assert result.image.device_bytes == 5 << 30
@@ -175,7 +176,7 @@ def test_a_caller_that_leaves_ends_nothing(fake: FakeCoordinator, folder: str) -
         stream.cancel()
     with pytest.raises(Refused, match="under way"):  # it runs, and hides nothing:
         checkpoint(folder, [])
-    news: list[api.Progress] = []
+    news: list[Progress] = []
     with client.agent(folder) as stub:
         result = client.follow(stub.Watch(pb.Empty()), news.append)
     assert result.image is not None
@@ -200,7 +201,7 @@ def test_watchers_of_an_operation_that_no_call_began(folder: str) -> None:
 
     thread = threading.Thread(target=watch)
     with pytest.raises(RestoreError), handle.operation("restore") as report:
-        report(api.Progress("fetch", "chunks"))
+        report(Progress("fetch", "chunks"))
         thread.start()
         time.sleep(0.3)
         raise RestoreError("fetch", "a chunk is damaged")
@@ -407,7 +408,7 @@ def test_progress_is_shown(mode: str, capsys: pytest.CaptureFixture[str]) -> Non
             ("host", 0, 0),
             ("device", 4, 4),
         ):
-            show(api.Progress(stage, f"[red]{stage}[/]", done, total))
+            show(Progress(stage, f"[red]{stage}[/]", done, total))
     out, err = capsys.readouterr()
     assert out == ""
     if mode == "json":

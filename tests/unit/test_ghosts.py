@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from devproxy.checkpoint import criu_image
-from devproxy.control import restore
+from devproxy.node import environment, processes
 
 CONTEXT = multiprocessing.get_context("fork")
 
@@ -24,11 +24,11 @@ def ghost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_before_and_after_a_failure(ghost: Path) -> None:
     ghost.touch()
-    with restore._ghosts_laid("a", "/job"):
+    with processes.no_ghosts("a", "/job"):
         assert not ghost.exists()
         ghost.touch()  # CRIU's own, which it removes itself where all goes well
     assert ghost.exists()
-    with pytest.raises(KeyError), restore._ghosts_laid("a", "/job"):
+    with pytest.raises(KeyError), processes.no_ghosts("a", "/job"):
         ghost.touch()
         raise KeyError
     assert not ghost.exists()
@@ -36,14 +36,14 @@ def test_before_and_after_a_failure(ghost: Path) -> None:
 
 def test_a_place_that_cannot_be_looked_at_is_left_to_criu(ghost: Path) -> None:
     ghost.mkdir()
-    with restore._ghosts_laid("a", "/job"):
+    with processes.no_ghosts("a", "/job"):
         assert ghost.is_dir()
 
 
 def test_in_the_job_s_own_folder(tmp_path: Path) -> None:
-    inside = f"{restore.mount_point()}/sub/x.cr.1.ghost"
-    assert restore._seen_from_here(inside, "/jobs/j") == "/jobs/j/sub/x.cr.1.ghost"
-    assert restore._seen_from_here("/dev/shm/x.cr.1.ghost", "/jobs/j") == "/dev/shm/x.cr.1.ghost"
+    inside = f"{environment.mount_point()}/sub/x.cr.1.ghost"
+    assert processes._seen_from_here(inside, "/jobs/j") == "/jobs/j/sub/x.cr.1.ghost"
+    assert processes._seen_from_here("/dev/shm/x.cr.1.ghost", "/jobs/j") == "/dev/shm/x.cr.1.ghost"
 
 
 @pytest.mark.parametrize(("other", "waits"), [("a", True), ("b", False)])
@@ -52,7 +52,7 @@ def test_two_restores_at_once(ghost: Path, other: str, waits: bool) -> None:
     inside, leave, second = CONTEXT.Event(), CONTEXT.Event(), CONTEXT.Event()
 
     def hold(images: str, entered: Event, until: Event) -> None:
-        with restore._ghosts_laid(images, "/job"):
+        with processes.no_ghosts(images, "/job"):
             entered.set()
             assert until.wait(30)
 

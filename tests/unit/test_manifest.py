@@ -1,9 +1,10 @@
-"""The manifest: every kind of damage has its own name, and an image of format 1 stays readable."""
+"""The manifest: every kind of damage has its own name, and images of older formats stay readable."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import stat
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from devproxy.checkpoint import image as images
 from devproxy.checkpoint import key as keys
 from devproxy.checkpoint import manifest as manifests
 from devproxy.checkpoint.errors import (
@@ -71,10 +73,11 @@ def test_wrong_key_and_a_forged_checksum() -> None:
         manifests.decode("i", forged, KEY)
 
 
-@pytest.mark.parametrize("version", [0, 2, 99, "1", 1.0, None, True])
+@pytest.mark.parametrize("version", [0, 3, 99, "1", 1.0, None, True])
 def test_unknown_format_is_named_before_anything_else(version: object) -> None:
     data = manifests.encode(BODY, KEY).replace(
-        b'"format":1,"body"', b'"format":%s,"body"' % json.dumps(version).encode()
+        b'"format":%d,"body"' % manifests.FORMAT,
+        b'"format":%s,"body"' % json.dumps(version).encode(),
     )
     head, _, rest = data.partition(b"\n")
     head = json.loads(head + b"null}")
@@ -129,6 +132,35 @@ def test_the_image_of_format_1_is_still_read(
     noise = store.fetch_bytes(body["noise"]["chunks"])
     assert manifests.digest(noise).hex() == expected
     assert before, "the golden image is not in tests/data"
+
+
+def test_the_image_of_format_2_is_still_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its golden image has one tree with each kind of part; what is fetched is what was staged."""
+    shutil.copytree(GOLDEN.with_name("image-format-2"), tmp_path / "g")
+    key = tmp_path / "g" / "image.key"
+    key.chmod(0o600)
+    monkeypatch.setenv("DEVPROXY_KEY_FILE", str(key))
+    store = Store.open(str(tmp_path / "g" / "store"))
+    assert store.verify("golden", full=True).whole
+    golden = images.load(store, "golden")
+    (tree,) = golden.trees
+    assert (golden.job, tree.host, tree.gpus, golden.gpus) == ("train", "a-host", [0], 1)
+    assert (tree.criu, tree.facts) == ({"tcp": "close"}, {"gpus": [{}]})
+    fetch = images.Fetch(
+        store, tree, str(tmp_path / "s"), golden.staged_bytes, lambda done, total: None
+    )
+    fetch.device()
+    assert sorted(os.listdir(tmp_path / "s")) == ["gpu0-1.dev", "gpu0.state.json"]
+    fetch.processes()
+    device = random.Random(2).randbytes(5000) + bytes(3000)
+    assert (tmp_path / "s" / "gpu0-1.dev").read_bytes() == device
+    assert (tmp_path / "s" / "criu" / "inventory.img").read_bytes() == b"inventory"
+    (file,) = tree.files
+    assert store.fetch_bytes(file.refs) == b"a line\n" * 3
+    (library,) = golden.build["files"].values()
+    assert store.fetch_bytes(library["chunks"]) == b"a library"
 
 
 class TestKey:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devproxy.cli.run import parse
-from devproxy.control.job import job_environment
-from devproxy.control.spec import JobSpec, parse_every
 from devproxy.errors import Refused
+from devproxy.node.environment import job_environment
+from devproxy.node.spec import JobSpec, parse_every
 
 
 def test_all_options() -> None:
@@ -73,10 +73,10 @@ def test_environment(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/y")
     monkeypatch.setenv("PYTHONPATH", "/z")
     spec = JobSpec(
-        job="j", job_id="1234", command=["a"], program="/a", cwd="/", device="soft", gpus=[0, 1, 2],
+        job="j", job_id="1234", command=["a"], program="/a", cwd="/", device="soft",
         gpu_memory_bytes=1, build="b", abi="00", store="/s",
     )  # fmt: skip
-    env = job_environment(spec, lib, "/build/pylib", "/shm/.job")
+    env = job_environment(spec, 3, lib, "/build/pylib", "/shm/.job")
     assert (
         env["LD_PRELOAD"] == f"{lib}/libcuda.so.1:/x/libfoo.so"
     )  # only what exists, once, ours first

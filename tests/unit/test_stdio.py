@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from devproxy.control.stdio import Stdio
+from devproxy.node.stdio import Stdio
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a job is: everything that devproxy-run was told, and what a restore needs of it. Travels in job.json and in images."""
+"""What a job is: what devproxy-run was told, and what a restore needs of it. Travels in job.json and in images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ GIB = 1 << 30
 
 
 class JobSpec:
-    """Plain data. A plain class: importing dataclasses costs devproxy-run 10 ms."""
+    """What holds for the whole job, however many trees on however many hosts it has: which GPUs it uses is each tree's.
+
+    A plain class: importing dataclasses costs devproxy-run 10 ms.
+    """
 
     def __init__(self, **given: Any) -> None:
         self.job: str = given["job"]
@@ -24,7 +27,6 @@ class JobSpec:
         self.program: str = given["program"]
         self.cwd: str = given["cwd"]
         self.device: str = given["device"]
-        self.gpus: list[int] = list(given["gpus"])  # [k]: the machine's GPU behind the job's GPU k
         self.gpu_memory_bytes: int = given["gpu_memory_bytes"]
         self.chaos: int | None = given.get("chaos")
         self.build: str = given["build"]
@@ -43,11 +45,14 @@ class JobSpec:
         return dict(vars(self))
 
 
-def write_job_file(job_dir: str, spec: JobSpec, pid: int) -> None:
-    """job.json, for `devproxy ps`: written under another name first, so that nobody reads half of it."""
+def write_job_file(job_dir: str, spec: JobSpec, gpus: list[int], pid: int) -> None:
+    """job.json, for `devproxy ps`: written under another name first, so that nobody reads half of it.
+
+    gpus: [k] is the machine's GPU behind the job's GPU k.
+    """
     path = os.path.join(job_dir, "job.json")
     with open(path + ".new", "w", encoding="utf-8") as file:
-        json.dump(spec.as_json() | {"pid": pid}, file)
+        json.dump(spec.as_json() | {"gpus": gpus, "pid": pid}, file)
     os.rename(path + ".new", path)
 
 
@@ -79,3 +84,17 @@ def parse_every(text: str) -> tuple[float, int]:
     raise Refused(
         f"--checkpoint-every {text!r} is no interval", "write it like 30s, 10m or 50steps"
     )
+
+
+def check_gpus(text: str, most: int) -> list[int]:
+    """ "0,2" -> [0, 2]. Raises Refused."""
+    found = []
+    for part in text.split(","):
+        if not part.isascii() or not part.isdigit() or int(part) >= most:
+            raise Refused(
+                f"{text!r} is no list of GPUs", f"write numbers below {most}, as 0 or 0,1"
+            )
+        found.append(int(part))
+    if len(set(found)) != len(found):
+        raise Refused(f"{text!r} names a GPU twice")
+    return found

@@ -1,12 +1,12 @@
-"""S, the supervisor of one job: its servers, its process tree, its standard streams, its end.
+"""A job's process tree on this host, with its servers, its standard streams, and its end.
 
-This is devproxy-run, and the detached agent after a restore. The main thread waits here for signals and for the tree's
-end; the coordinator's verbs come from other threads and change `root` and `phase` through the methods below.
+The process that owns it is devproxy-run, or the detached agent after a restore. Its main thread waits here for signals
+and for the tree's end; the coordinator's verbs come from other threads and change `root` through the methods below.
 
 Who owns what
-    main thread     signals, reaping, the decision that the job has ended
-    verb thread     one at a time (the coordinator's lock): servers, phase, suspend() and restored()
-    _lock           root, expect_end, ended; a leaf, taken under supervisor.reaping
+    main thread     signals, reaping, the decision that the tree has ended for good
+    verb thread     one at a time (the coordinator's lock): servers, gpus, expect_end() and restored()
+    _lock           root, expect_end, code; a leaf, taken under supervisor.reaping
 """
 
 from __future__ import annotations
@@ -17,33 +17,31 @@ import threading
 import time
 
 from devproxy import config, proctree, runtime
-from devproxy.control import stdio as streams
-from devproxy.control import tree
-from devproxy.control.spec import JobSpec
-from devproxy.errors import Refused
-from devproxy.log import say
+from devproxy.node import init
+from devproxy.node import stdio as streams
+from devproxy.node.spec import JobSpec
 from devproxy.proxy import command as cmd
-from devproxy.proxy import preflight
 from devproxy.proxy.janitor import Janitor
+from devproxy.proxy.server import Server
 from devproxy.proxy.supervisor import Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from devproxy.control.agent import Agent
+    from devproxy.proxy.control_channel import ControlChannel
 
 RESTORE_ENDS_S = 60.0
 GIVEN_UP_S = 2.0  # for output that nobody takes, after a signal that ended the job
-HOST_LIBRARY = "libdevproxy_host.so"
 
 
-class Job:
-    """One job on this host. Phases: see coordinator_api."""
+class Tree:
+    """gpus: [k] is the machine's GPU behind the tree's GPU k. lib: the folder of the build that the tree has mapped."""
 
     def __init__(
         self,
         spec: JobSpec,
+        gpus: list[int],
         folder: runtime.JobFolder,
         supervisor: Supervisor,
         keeper: Janitor,
@@ -52,20 +50,17 @@ class Job:
         server: str,
     ) -> None:
         self.spec = spec
+        self.gpus = gpus
         self.folder = folder
         self.supervisor = supervisor
         self.keeper = keeper
         self.stdio = stdio
         self.lib = lib
         self.server = server
-        self.phase = "starting"
         self.root: int | None = None  # outer process id of the tree's root
-        self.code: int | None = None  # how the job ended, as a shell tells it
+        self.code: int | None = None  # how it ended for good, as a shell tells it
         self.stragglers = 0
         self.started_at = time.monotonic()
-        self.ended = threading.Event()
-        self.agent: Agent | None = None
-        self.agent_thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._expect_end = False
         self._tree_gone = threading.Event()
@@ -86,12 +81,11 @@ class Job:
         self._plain = cmd.Command(self.spec.program, self.spec.command, env, mask)
         self.root = self._plain.pid
         self.keeper.watch(self.root)
-        self.phase = "running"
 
     def start_tree(self, env: dict[str, str], mask: set[int], mount_at: str) -> None:
-        """Under devproxy-init. Raises what tree.start raises."""
+        """Under devproxy-init. Raises what init.start raises."""
         self.stdio.open()
-        root = tree.start(
+        root = init.start(
             os.path.join(self.lib, "devproxy-init"),
             self.spec.program,
             self.spec.command,
@@ -103,14 +97,54 @@ class Job:
         )
         self.restored(root)
         self.begin_streams()
-        self.phase = "running"
 
     def begin_streams(self) -> None:
         self.stdio.start()
         if self.stdio.terminal:
             threading.Thread(target=self._follow_events, name="events", daemon=True).start()
 
-    # -- for the coordinator ------------------------------------------------------------------------------------
+    # -- for the verbs ------------------------------------------------------------------------------------------
+
+    def lives(self) -> bool:
+        """Its command, and not only what that left running."""
+        root = self.root
+        return root is not None and init.command_lives(root)
+
+    def lost_servers(self) -> str:
+        """Which servers have ended under the tree, and how; "" for none."""
+        lost = self.supervisor.lost(self.folder)
+        return ", ".join(f"the server of GPU {s.gpu} {s.how_it_ended()}" for s in lost)
+
+    def channel(self, server: Server) -> ControlChannel:
+        """Raises ServerGone where it does not answer."""
+        from devproxy.proxy.control_channel import (
+            ControlChannel,  # json, typing: devproxy-run starts without
+        )
+
+        return ControlChannel(self.folder.path, server.gpu, bytes.fromhex(self.spec.abi))
+
+    def start_servers(self, gpus: list[int], more: tuple[str, ...]) -> list[Server]:
+        """One server for each of these GPUs of the machine, parked. more: further arguments (--restore DIR).
+
+        Raises Refused with the server's own words; then none of them runs.
+        """
+        spec, before = self.spec, list(self.supervisor.servers)
+        try:
+            fresh = self.supervisor.start_all(
+                self.server,
+                self.folder,
+                gpus,
+                spec.device,
+                spec.gpu_memory_bytes,
+                spec.chaos,
+                more,
+            )
+            self.supervisor.wait_ready(config.start_timeout_s(), lambda: None, fresh)
+        except BaseException:
+            started = [server for server in self.supervisor.servers if server not in before]
+            self.supervisor.dismiss(started, grace_s=0.5)
+            raise
+        return fresh
 
     def expect_end(self) -> None:
         """The tree is about to be ended by us (suspend): that is not the job's end."""
@@ -174,10 +208,10 @@ class Job:
                 self.end_now(128 + number)
             return
         if self._plain or number in cmd.FORWARDED or number == signal.SIGKILL:
-            tree.kill_tree(root, number)
+            init.kill_tree(root, number)
             return
         for pid in proctree.children(root)[:1]:  # one that devproxy-init does not pass on
-            tree.kill_tree(pid, number)
+            init.kill_tree(pid, number)
 
     def _wake(self) -> None:
         signal.pthread_kill(self._main, signal.SIGCHLD)
@@ -191,7 +225,6 @@ class Job:
         while True:
             self._reap()
             if self.code is not None:
-                self.phase = "ending"
                 return self.code
             if due is None:
                 self._on_signal(signal.sigwaitinfo(cmd.WATCHED))
@@ -229,7 +262,7 @@ class Job:
                 self._note_end(status)
 
     def _note_end(self, status: int) -> None:
-        left = None if self._plain else tree.read_status(self.folder.path)
+        left = None if self._plain else init.read_status(self.folder.path)
         if left is not None:
             self.code, self.stragglers = left
         else:
@@ -275,7 +308,7 @@ class Job:
         with self._lock:
             root = self.root
         if root is not None:
-            tree.kill_tree(root)
+            init.kill_tree(root)
             try:
                 os.waitpid(root, 0)
             except ChildProcessError:
@@ -283,78 +316,3 @@ class Job:
         # Who was told to end must not wait for a reader that does not read.
         self.stdio.finish(GIVEN_UP_S if self._told_to_end else None)
         return self.stragglers
-
-
-def job_environment(spec: JobSpec, lib: str, pylib: str, job_dir: str) -> dict[str, str]:
-    """What the command gets on top of our own environment. job_dir: as the job sees its folder."""
-    env = dict(os.environ)
-    refused, compiler = preflight.cuda_wheel(spec.device, spec.program)
-    names = (HOST_LIBRARY, *preflight.shims(spec.device), *refused)
-    preload = [p for p in (os.path.join(lib, name) for name in names) if os.path.exists(p)]
-    around = env.get("LD_PRELOAD", "").replace(" ", ":").split(":")
-    env["LD_PRELOAD"] = ":".join(preload + [p for p in around if p and p not in preload])
-    env[config.JOB_DIR] = job_dir
-    env[config.JOB_ID] = spec.job_id
-    env[config.GPUS] = str(len(spec.gpus))
-    env[config.DEVICE] = spec.device
-    env[config.LIB] = lib
-    env["DEVPROXY_FILES_MAX"] = str(spec.files_max_bytes)
-    # Triton links -l:libcuda.so.1 and a dropped LD_PRELOAD still finds ours (facts: driver shim).
-    env["TRITON_LIBCUDA_PATH"] = lib
-    if compiler:
-        # Behind the user's own folders.
-        given = env.get("LD_LIBRARY_PATH", "")
-        env["LD_LIBRARY_PATH"] = ":".join(filter(None, (given, compiler)))
-    _prepend(env, "LD_LIBRARY_PATH", lib)
-    if spec.device in ("soft", "cuda"):  # a recording device runs no operators
-        _prepend(env, "PYTHONPATH", pylib)
-    return env
-
-
-def _prepend(env: dict[str, str], variable: str, folder: str) -> None:
-    rest = [p for p in env.get(variable, "").split(":") if p and p != folder]
-    env[variable] = ":".join([folder, *rest])
-
-
-def check_gpus(text: str, most: int) -> list[int]:
-    """ "0,2" -> [0, 2]. Raises Refused."""
-    found = []
-    for part in text.split(","):
-        if not part.isascii() or not part.isdigit() or int(part) >= most:
-            raise Refused(
-                f"{text!r} is no list of GPUs", f"write numbers below {most}, as 0 or 0,1"
-            )
-        found.append(int(part))
-    if len(set(found)) != len(found):
-        raise Refused(f"{text!r} names a GPU twice")
-    return found
-
-
-AGENT_DELAY_S = 0.4
-
-
-def start_agent(job: Job) -> None:
-    """Serves the job's verbs, from a thread and a little later: a short command must not pay for what that imports."""
-    job.agent_thread = threading.Thread(target=_serve, args=(job,), name="agent", daemon=True)
-    job.agent_thread.start()
-
-
-def _serve(job: Job) -> None:
-    if job.ended.wait(AGENT_DELAY_S):
-        return
-    try:
-        from devproxy.control import agent
-
-        job.agent = agent.serve(job)
-    except Exception as error:
-        say(f"no checkpoints for this job: its control service cannot start: {error}")
-
-
-def stop_agent(job: Job) -> None:
-    """Ends the service; a verb that runs is told that the job is gone. May be called more than once."""
-    job.ended.set()
-    if job.agent_thread:
-        job.agent_thread.join()  # at most the time of an import
-    if job.agent:
-        job.agent.stop()
-        job.agent = None

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 
 from devproxy import config, runtime
-from devproxy.control.spec import read_job_file
 from devproxy.errors import DevproxyError
+from devproxy.node.spec import read_job_file
 
 
 def bury(path: str) -> None:

@@ -1,0 +1,47 @@
+"""The environment of a job's command."""
+
+from __future__ import annotations
+
+import os
+
+from devproxy import config, runtime
+from devproxy.node.spec import JobSpec
+from devproxy.proxy import preflight
+
+HOST_LIBRARY = "libdevproxy_host.so"
+
+
+def mount_point() -> str:
+    """Where a job sees its own folder."""
+    return os.path.join(runtime.root_path(), runtime.MOUNT_NAME)
+
+
+def job_environment(spec: JobSpec, gpus: int, lib: str, pylib: str, job_dir: str) -> dict[str, str]:
+    """What the command gets on top of our own environment. gpus: how many. job_dir: as the job sees its folder."""
+    env = dict(os.environ)
+    refused, compiler = preflight.cuda_wheel(spec.device, spec.program)
+    names = (HOST_LIBRARY, *preflight.shims(spec.device), *refused)
+    preload = [p for p in (os.path.join(lib, name) for name in names) if os.path.exists(p)]
+    around = env.get("LD_PRELOAD", "").replace(" ", ":").split(":")
+    env["LD_PRELOAD"] = ":".join(preload + [p for p in around if p and p not in preload])
+    env[config.JOB_DIR] = job_dir
+    env[config.JOB_ID] = spec.job_id
+    env[config.GPUS] = str(gpus)
+    env[config.DEVICE] = spec.device
+    env[config.LIB] = lib
+    env["DEVPROXY_FILES_MAX"] = str(spec.files_max_bytes)
+    # Triton links -l:libcuda.so.1 and a dropped LD_PRELOAD still finds ours (facts: driver shim).
+    env["TRITON_LIBCUDA_PATH"] = lib
+    if compiler:
+        # Behind the user's own folders.
+        given = env.get("LD_LIBRARY_PATH", "")
+        env["LD_LIBRARY_PATH"] = ":".join(filter(None, (given, compiler)))
+    _prepend(env, "LD_LIBRARY_PATH", lib)
+    if spec.device in ("soft", "cuda"):  # a recording device runs no operators
+        _prepend(env, "PYTHONPATH", pylib)
+    return env
+
+
+def _prepend(env: dict[str, str], variable: str, folder: str) -> None:
+    rest = [p for p in env.get(variable, "").split(":") if p and p != folder]
+    env[variable] = ":".join([folder, *rest])

@@ -1,0 +1,99 @@
+"""A tree whose servers stand still between two messages, and the way back from it."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from devproxy.errors import DevproxyError, Refused
+from devproxy.node.together import all_of
+from devproxy.node.tree import Tree
+
+if TYPE_CHECKING:
+    from devproxy.proxy.control_channel import ControlChannel
+
+DRAIN_MS = 10_000  # without progress
+DYING_S = 1.0  # between a server's hanging up and its end
+
+
+class Parked:
+    """Stops the servers and lets them go on. One operation, one thread at a time.
+
+    still_s: how long the job stood still, as far as it goes on again.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.channels: list[ControlChannel] = []  # to servers that stand still
+        self.still_s = 0.0
+        self.waited_s = 0.0  # for the moment of least device memory
+        self.warnings: list[str] = []
+        self._since: float | None = None
+        self._relays_paused = False
+
+    def open(self) -> None:
+        self.channels = [self._tree.channel(server) for server in self._tree.supervisor.servers]
+
+    def cut(self, wait_ms: int) -> None:
+        """All at once: each server learns its own least, and none waits for another's. wait_ms: see ControlChannel.cut."""
+        answers = all_of([partial(c.cut, wait_ms, DRAIN_MS) for c in self.channels])
+        drained_s = max((a["drained_us"] for a in answers), default=0) / 1e6
+        self._since = time.monotonic() - drained_s
+        self.waited_s = max((a["waited_us"] for a in answers), default=0) / 1e6
+
+    def dump(self, staging: str) -> None:
+        """Device memory and the servers' state."""
+        all_of([partial(c.dump, staging) for c in self.channels])
+
+    def pause_relays(self) -> None:
+        self._relays_paused = True
+        self._tree.stdio.prepare()
+
+    def go_on(self) -> None:
+        """Servers and relays go on, as far as they were stopped. May be called more than once."""
+        for channel in self.channels:
+            try:
+                channel.resume()
+            except (OSError, DevproxyError) as error:
+                self.warnings.append(f"a server did not go on: {error}")
+                same = [s for s in self._tree.supervisor.servers if s.gpu == channel.gpu]
+                self._tree.supervisor.wait_gone(same, DYING_S)
+            channel.close()
+        self.channels = []
+        if self._relays_paused:
+            self._tree.stdio.go_on()
+            self._relays_paused = False
+        self.stands_still_no_more()
+
+    def stands_still_no_more(self) -> None:
+        if self._since is not None:
+            self.still_s = time.monotonic() - self._since
+            self._since = None
+
+    def leave(self) -> None:
+        """The servers end, since an image or other servers have all that they hold. Raises where one did not."""
+        for channel in self.channels:
+            channel.leave()
+
+    def hand_to(self, channels: list[ControlChannel]) -> list[ControlChannel]:
+        """Other servers, parked like these, stand for them from here on. Returns the channels to the old ones."""
+        leaving, self.channels = self.channels, channels
+        return leaving
+
+    def close(self) -> None:
+        for channel in self.channels:
+            channel.close()
+        self.channels = []
+
+
+def may_dump(tree: Tree) -> list[dict[str, Any]]:
+    """What each server holds. Changes nothing. Raises Refused where a server names what stands in the way."""
+    answers = []
+    for server in tree.supervisor.servers:
+        with tree.channel(server) as channel:
+            answer = channel.can_dump()
+        if answer["refusals"]:
+            raise Refused(f"GPU {server.gpu}: {'; '.join(answer['refusals'])}", "the job continues")
+        answers.append(answer)
+    return answers

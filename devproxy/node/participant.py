@@ -1,0 +1,152 @@
+"""What a job's coordinator asks of each of its trees: on this host (local.py), or, one day, on another.
+
+A participant decides nothing about the job: it says what it can do, does its part, and undoes it. Everything that the
+coordinator must know of an operation stands in the operation's object, so that a participant has no state of a verb
+that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from devproxy.checkpoint.image import Image
+from devproxy.checkpoint.store import Store
+from devproxy.checkpoint.writer import Writer
+from devproxy.node.restore import Wishes
+from devproxy.node.stages import Stages
+
+
+class Dump(Protocol):
+    """One tree's part of an image. In this order; go_on() and close() from any point on."""
+
+    stages: Stages  # this tree's own
+    warnings: list[str]
+    freeze_s: float  # the processes stood still
+
+    @property
+    def still_s(self) -> float: ...  # the tree did, as far as it goes on again
+
+    def check(self) -> None:
+        """Nothing has stopped. Raises Refused by name of what is in the way."""
+        ...
+
+    def cut(self, wait_ms: int) -> None:
+        """The servers stand still between two messages."""
+        ...
+
+    def write(self) -> None:
+        """Everything is staged. The processes are frozen when it returns."""
+        ...
+
+    def put(self, writer: Writer, report: Callable[[int, int], None]) -> dict[str, Any]:
+        """Into the store. Returns the tree's entry in the manifest."""
+        ...
+
+    def thaw(self) -> None:
+        """The tree runs on."""
+        ...
+
+    def end_tree(self) -> None:
+        """The image is whole: the processes end."""
+        ...
+
+    def tree_has_ended(self) -> bool:
+        """After end_tree() failed."""
+        ...
+
+    def leave(self) -> None:
+        """The processes have ended: the servers end."""
+        ...
+
+    def go_on(self) -> None: ...
+
+    def close(self, error: BaseException | None) -> None:
+        """The operation's end, with its error: nothing stands still, nothing is left in the staging folder."""
+        ...
+
+
+class Move(Protocol):
+    """A tree's change to other GPUs of its host. In this order; close() from any point on."""
+
+    stages: Stages
+    warnings: list[str]
+    handed_over: bool  # no way back
+
+    @property
+    def still_s(self) -> float: ...
+
+    def check(self) -> None: ...
+
+    def cut(self) -> None: ...
+
+    def copy(self) -> None: ...
+
+    def start(self) -> None: ...
+
+    def hand_over(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Participant(Protocol):
+    """One process tree with its servers."""
+
+    @property
+    def gpus(self) -> list[int]:
+        """[k]: the host's GPU behind the tree's GPU k."""
+        ...
+
+    def has_processes(self) -> bool: ...
+
+    def lives(self) -> bool:
+        """Its command, and not only what that left running."""
+        ...
+
+    def has_ended(self) -> bool:
+        """For good."""
+        ...
+
+    def lost_servers(self) -> str:
+        """Which servers have ended under the tree, and how; "" for none."""
+        ...
+
+    def steps(self) -> int:
+        """Optimizer steps so far. Raises OSError or DevproxyError where no server says."""
+        ...
+
+    def send(self, number: int) -> None:
+        """A signal."""
+        ...
+
+    def dump(self, stages: Stages, *, leave: bool, strict: bool) -> Dump: ...
+
+    def dumped(self, dump: Dump) -> None:
+        """That image is whole: the next one's files are compared with its."""
+        ...
+
+    def move(self, to: list[int], stages: Stages) -> Move: ...
+
+    def restore(
+        self,
+        store: Store,
+        image: Image,
+        number: int,
+        gpus: list[int],
+        wishes: Wishes,
+        stages: Stages,
+    ) -> None:
+        """Tree `number` of the image, on these GPUs of the host. Raises with nothing of it running."""
+        ...
+
+    def begin(self) -> None:
+        """The tree runs: from now on the state of its files is noted."""
+        ...
+
+    def look(self) -> None:
+        """From time to time: notes that state, where it is due."""
+        ...
+
+    def end(self, *, has_image: bool, asleep: bool) -> None:
+        """The job has ended. has_image: what its files are now is kept for a restore. asleep: as its image has them."""
+        ...

@@ -1,0 +1,124 @@
+"""The processes of a tree out of CRIU's images, and what CRIU expects to find or not to find on the host."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from devproxy import fault, state
+from devproxy.checkpoint import criu, criu_image, image
+from devproxy.errors import DevproxyError
+from devproxy.log import say
+from devproxy.node import environment
+from devproxy.node.tree import Tree
+
+fault.register(
+    "restore_root", "CRIU has made the tree's root; the rest is not there, none of it runs"
+)
+
+
+def _inherited(stdio: dict[str, Any]) -> dict[str, int]:
+    """The pipe that the job read is ours if we are the same supervisor, else one that has ended."""
+    inode = stdio.get("stdin_pipe")
+    if not inode:
+        return {}
+    try:
+        if os.fstat(0).st_ino == inode:
+            return {f"pipe:[{inode}]": 0}
+    except OSError:
+        pass
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+    return {f"pipe:[{inode}]": read_end}
+
+
+def restore(tree: Tree, part: image.TreeImage, staging: str) -> int:
+    """The root's process id. Tried again where a mount went away between our look and CRIU's."""
+    inherited = _inherited(part.stdio)
+    tries_left = criu.MOUNT_TRIES
+
+    def watch(root: int) -> None:
+        tree.keeper.watch(root)  # should we be killed now, it ends with us
+        fault.point("restore_root")
+
+    images = os.path.join(staging, "criu")
+    while True:
+        _make_mount_points(part.facts)
+        try:
+            with no_ghosts(images, tree.folder.path):
+                return criu.find().restore(
+                    images,
+                    job_dir=tree.folder.path,
+                    mount_at=environment.mount_point(),
+                    inherit_fds=inherited,
+                    tcp=part.criu["tcp"],
+                    log=os.path.join(staging, "criu-restore.log"),
+                    on_root=watch,
+                )
+        except criu.CriuError:
+            tries_left -= 1
+            gone = [p for p, _ in part.facts.get("mounts", []) if not os.path.lexists(p)]
+            if not gone or not tries_left:
+                raise
+
+
+@contextmanager
+def no_ghosts(images_dir: str, job_dir: str) -> Iterator[None]:
+    """The files that CRIU makes for deleted ones are not there before the block, nor behind it where it raises.
+
+    An attempt that is ended in the middle leaves them, and with one of them there CRIU refuses to restore. Another
+    restore may be making the same right now (a twin, of the same image): a byte of one file is locked for each name,
+    in rising order, so that two that have names in common come one after the other and none waits in a circle.
+    """
+    paths = [_seen_from_here(path, job_dir) for path in criu_image.ghosts(images_dir)]
+    places = {hashlib.blake2b(os.fsencode(path), digest_size=7).digest() for path in paths}
+
+    def lay() -> None:
+        for path in paths:
+            with suppress(OSError):  # most are not there; of one that stays CRIU will say so
+                os.unlink(path)
+
+    with open(os.path.join(state.state_dir(), "ghosts.lock"), "wb") as file:
+        for place in sorted(places):
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, int.from_bytes(place, "big"))
+        lay()
+        try:
+            yield
+        except BaseException:
+            lay()
+            raise
+
+
+def _seen_from_here(path: str, job_dir: str) -> str:
+    """The job's path as the host has it: the same, but for the job's own folder."""
+    inside = os.path.relpath(path, environment.mount_point())
+    return path if inside.startswith("..") else os.path.join(job_dir, inside)
+
+
+def _make_mount_points(facts: dict[str, Any]) -> None:
+    """A file system that the job saw and that is not mounted any more: CRIU is content with an empty place."""
+    for path, is_folder in facts.get("mounts", []):
+        if os.path.lexists(path):
+            continue
+        try:
+            os.makedirs(path if is_folder else os.path.dirname(path), exist_ok=True)
+            if not is_folder:
+                os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise DevproxyError(
+                f"{path}, where a file system was mounted when the job started, cannot be made: {error.strerror}",
+                "mount it again",
+            ) from None
+        say(f"{path} was a mounted file system when the job started; now it is an empty place")
+
+
+def forget_end(job_dir: str) -> None:
+    """How the tree ended before, which is no news any more."""
+    try:
+        os.unlink(os.path.join(job_dir, "init.status"))
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,227 @@
+"""One tree of an image back to life: its servers, its files, its processes.
+
+A list of steps, each with its undo. A step that fails is undone, then those before it, in reverse: nothing of the tree
+runs then. Files that were put back stay, with the newer ones kept beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from devproxy import config, fault, state
+from devproxy.checkpoint import criu, facts, image, netdiag
+from devproxy.checkpoint.files import FileEntry, FilesTracker
+from devproxy.checkpoint.store import Store
+from devproxy.errors import Refused
+from devproxy.log import say
+from devproxy.node import build, processes, shared, staging
+from devproxy.node.stages import Stages
+from devproxy.node.tree import Tree
+from devproxy.proxy import supervisor
+from devproxy.proxy.server import Server
+
+fault.register("restore_fetch", "the manifest is read, nothing is fetched")
+fault.register(
+    "restore_files", "all is fetched, the servers are there, the job's files are not put back"
+)
+fault.register("restore_device", "device state is fetched, no server is started")
+fault.register("restore_host", "the servers have the device state, the processes are not restored")
+fault.register("restore_go_on", "processes and servers are back, the servers stand still")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How a restore differs from putting everything back as it was."""
+
+    put_files: bool = True  # False: a copy beside a living job, whose files they are
+    image_job_id: str = ""  # of the job that the image is of, where this one is another
+    other_device: tuple[str, str] | None = None  # the image's kind of GPU, and this restore's
+    allow_other_gpu: bool = False
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class _Step:
+    do: Callable[[], None]
+    undo: Callable[[], None] = _nothing
+
+
+class TreeRestore:
+    """Precondition: no server and no process of the tree lives; its FIFOs exist; its streams are paused or not begun.
+
+    ready is called with the image's files before a process runs.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        store: Store,
+        whole: image.Image,
+        part: image.TreeImage,
+        wishes: Wishes,
+        stages: Stages,
+        ready: Callable[[list[FileEntry]], None],
+    ) -> None:
+        self.stages = stages
+        self._tree, self._store, self._image, self._part = tree, store, whole, part
+        self._wishes = wishes
+        self._ready = ready
+        self._about = f"image {whole.id}"
+        self._servers = f"GPU {', '.join(map(str, tree.gpus))}"
+        self._processes = f"the processes of job {tree.spec.job}"
+        self._other_gpu = False
+        self._staging = ""
+        self._started: list[Server] = []
+        self._root: int | None = None
+
+    def run(self) -> None:
+        """Raises what the step raised, with the stage and object in self.stages."""
+        steps = [
+            _Step(self._check),
+            _Step(self._fetch_device, self._keep_log),
+            _Step(self._start_servers, self._end_servers),
+            _Step(self._put_files),
+            _Step(self._restore_processes, self._kill_processes),
+            _Step(self._go_on),
+        ]
+        begun: list[_Step] = []
+        try:
+            for step in steps:
+                begun.append(step)
+                step.do()
+        except BaseException as error:
+            for step in reversed(begun):
+                step.undo()
+            if isinstance(error, criu.CriuError):  # its own words are about a path that goes now
+                error.remedy = f"CRIU's log is {self._kept_log}" if self._kept_log else ""
+            raise
+        finally:
+            staging.remove(self._staging)
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """What holds on this machine. Nothing was begun when it raises Refused."""
+        part, wishes = self._part, self._wishes
+        put_back = {entry.path for entry in part.files if not entry.listed_only}
+        findings = facts.check_restore(part.facts, put_back=put_back)
+        device = self._tree.spec.device
+        here = [supervisor.describe(config.server_path(), device, gpu) for gpu in self._tree.gpus]
+        findings += facts.check_gpus(part.facts, here, wishes.other_device, wishes.allow_other_gpu)
+        self._other_gpu = bool(wishes.other_device) or facts.is_other_gpu(part.facts, here)
+        refusals = [finding.text for finding in findings if finding.refuse]
+        for finding in findings:
+            if not finding.refuse:
+                say(finding.text)
+        # destroy_tcp must not reach connections that live: a twin of a running job would end that one's.
+        refusals += [
+            f"the connection {ends} is inside of the image and of a running job too"
+            for ends in netdiag.established(part.criu.get("inside_tcp", []))
+        ]
+        if refusals:
+            raise Refused("; ".join(refusals[:5]))
+
+    def _fetch_device(self) -> None:
+        self.stages.reach("fetch", "fetching", self._about)
+        fault.point("restore_fetch")
+        tree, need = self._tree, self._image.staged_bytes
+        self._staging = staging.make(tree.folder, tree.spec.job_id, need, refuse=False)
+        self._fetch = image.Fetch(
+            self._store,
+            self._part,
+            self._staging,
+            need,
+            lambda done, total: self.stages.beside("fetch", "fetching", done, total),
+        )
+        with self.stages.timed("fetch_device"):
+            self._fetch.device()
+            build.ensure(self._store, self._image)
+
+    def _start_servers(self) -> None:
+        """They fill device memory, segments and pinned windows while the rest is fetched, and stay parked."""
+        self.stages.reach("device", "starting servers with the device memory", self._servers)
+        fault.point("restore_device")
+        shared.remove(self._tree.folder.path)
+        more = ["--restore", self._staging, "--restore-shared"]
+        if self._other_gpu:
+            more.append("--other-gpu")
+
+        def fetch_processes() -> None:
+            with self.stages.timed("fetch_host"):
+                self._fetch.processes()
+
+        with ThreadPoolExecutor(1, thread_name_prefix="fetch") as pool:
+            fetched = pool.submit(fetch_processes)
+            with self.stages.timed("servers"):
+                self._started = self._tree.start_servers(self._tree.gpus, tuple(more))
+        self.stages.name, self.stages.object = "fetch", self._about
+        fetched.result()
+
+    def _end_servers(self) -> None:
+        if self._started:
+            self._tree.supervisor.dismiss(self._started, grace_s=0.5)
+
+    def _put_files(self) -> None:
+        """What the job wrote, as it was at the cut; what somebody else changed since is kept beside."""
+        if not self._wishes.put_files:
+            return
+        self.stages.reach("files", "putting the job's files back", self._about)
+        fault.point("restore_files")
+        job_id = self._wishes.image_job_id or self._tree.spec.job_id
+        tracker = FilesTracker(self._tree.folder.path, state.state_dir(), job_id=job_id)
+
+        def fetch(entry: FileEntry, to: str) -> None:
+            self._store.fetch_file(entry.refs, to, name=f"{self._about}: file {entry.path}")
+
+        with self.stages.timed("files"):
+            done = tracker.put_back(self._part.files, fetch, say, image_time=self._image.created)
+        for path in done.not_rolled_back:
+            say(f"{path} is not part of the image and stays as it is")
+
+    def _restore_processes(self) -> None:
+        tree, tcp = self._tree, self._part.criu
+        self.stages.reach("host", "restoring the processes", self._processes)
+        fault.point("restore_host")
+        processes.forget_end(tree.folder.path)
+        self._ready(self._part.files)
+        tree.await_root()
+        for local, remote in tcp.get("inside_tcp", []):
+            netdiag.destroy_tcp(local, remote)  # in TIME_WAIT after a kill, it would keep the port
+        with self.stages.timed("processes"):
+            self._root = processes.restore(tree, self._part, self._staging)
+
+    def _kill_processes(self) -> None:
+        self._tree.no_root()
+        if self._root is not None:
+            os.kill(self._root, signal.SIGKILL)
+
+    _kept_log = ""
+
+    def _keep_log(self) -> None:
+        log = os.path.join(self._staging, "criu-restore.log")
+        if self._staging:
+            self._kept_log = staging.keep_log(log, self._tree.spec.job)
+
+    def _go_on(self) -> None:
+        tree, tcp = self._tree, self._part.criu
+        self.stages.reach("go on", "letting the servers go on", self._servers)
+        fault.point("restore_go_on")
+        if tcp["tcp"] == "established":
+            # CRIU keeps all connections or none; those that lead outside have lost their other end.
+            for local, remote in tcp.get("outside_tcp", []):
+                netdiag.destroy_tcp(local, remote)
+        for server in self._started:
+            with tree.channel(server) as channel:
+                channel.resume()
+        assert self._root is not None
+        tree.restored(self._root)
+        tree.stdio.restored()
+        if tree.stdio.terminal:
+            tree.send(signal.SIGWINCH)  # this one may have another size
