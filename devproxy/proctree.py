@@ -18,6 +18,12 @@ def _stat(pid: int) -> tuple[int, str] | None:
     return int(tail[1]), tail[0].decode()
 
 
+def parent(pid: int) -> int | None:
+    """None: the process has ended."""
+    info = _stat(pid)
+    return info and info[0]
+
+
 def _children(pid: int) -> list[int] | None:
     """By the kernel's own list; None where it was built without CONFIG_PROC_CHILDREN."""
     found: list[int] = []
@@ -38,7 +44,7 @@ def _children(pid: int) -> list[int] | None:
 
 
 def children(pid: int) -> list[int]:
-    """Its living children, oldest first as far as the kernel says."""
+    """Its children that nobody has waited for yet, zombies too; oldest first as far as the kernel says."""
     found = _children(pid)
     return _all_children().get(pid, []) if found is None else found
 

@@ -28,7 +28,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from devproxy import proctree
+from devproxy import procfs, proctree
 from devproxy.checkpoint import criu_image
 from devproxy.errors import DevproxyError, Refused
 
@@ -117,13 +117,13 @@ class Criu:
                 on_frozen()
 
         for tries_left in reversed(range(MOUNT_TRIES)):
-            mounts = _mountinfo(root_pid)
+            mounts = procfs.mounts(root_pid)
             try:
                 with _Worker(self, "dump", images_dir, fields) as worker:
                     worker.ask(notified)
                 break
             except CriuError:
-                now = _mountinfo(root_pid)
+                now = procfs.mounts(root_pid)
                 if written or not tries_left or now == mounts or not now:
                     raise
             for name in os.listdir(images_dir):
@@ -390,14 +390,6 @@ class _Worker:
         except OSError:
             text = ""
         return CriuError(self._stage, first_error(text) or otherwise, self._log)
-
-
-def _mountinfo(pid: int) -> str:
-    """Empty: there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def first_error(log: str) -> str:

@@ -51,7 +51,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from devproxy import proctree
+from devproxy import procfs, proctree
 from devproxy.checkpoint import netdiag
 
 GHOST_LIMIT_BYTES = 1 << 30  # as checkpoint/criu.py gives it to CRIU
@@ -131,17 +131,12 @@ class Verdict:
     inside_tcp: list[tuple[str, str]] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Process:
+    """pid: as we see it; its own number is status.inner_pid."""
+
     pid: int
-    inner: int
-    name: str
-    uids: tuple[int, ...]
-    threads: int
-    state: str
-    tracer: int
-    group_outside: bool
-    session_outside: bool
+    status: procfs.Status
 
 
 @dataclass(frozen=True)
@@ -211,7 +206,7 @@ def _check_once(
         tree.processes.append(process)
         _check_process(tree, process, root_pid, spaces)
         _check_threads(tree, process)
-        if process.state != "Z":
+        if process.status.state != "Z":
             _check_descriptors(tree, process, ghost_limit)
             _check_mappings(tree, process, ghost_limit)
     if not tree.processes:
@@ -231,37 +226,16 @@ def _check_once(
 def _obstacle(
     process: _Process, thing: str, what: str, why: str, remedy: str = "", transient: bool = False
 ) -> Obstacle:
-    return Obstacle(process.inner, process.pid, process.name, thing, what, why, remedy, transient)
+    status = process.status
+    return Obstacle(status.inner_pid, process.pid, status.name, thing, what, why, remedy, transient)
 
 
 # --- processes ---
 
 
-def _status(path: str) -> dict[str, str] | None:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
 def _process(pid: int) -> _Process | None:
-    status = _status(f"/proc/{pid}/status")
-    if status is None:
-        return None
-    return _Process(
-        pid=pid,
-        inner=int(status.get("NSpid", str(pid)).split()[-1]),
-        name=status["Name"],
-        uids=tuple(map(int, status["Uid"].split())),
-        threads=int(status.get("Threads", "1")),
-        state=status["State"][:1],
-        tracer=int(status["TracerPid"]),
-        # The namespace's innermost number is 0 for a leader that lives outside of it (fs/proc/array.c).
-        group_outside=status.get("NSpgid", "1").split()[-1] == "0",
-        session_outside=status.get("NSsid", "1").split()[-1] == "0",
-    )
+    status = procfs.status(pid)
+    return None if status is None else _Process(pid, status)
 
 
 def _namespaces(pid: int) -> dict[str, str]:
@@ -277,30 +251,30 @@ def _namespaces(pid: int) -> dict[str, str]:
 
 
 def _own_capability(number: int) -> bool:
-    status = _status("/proc/self/status") or {}
-    return bool(int(status.get("CapEff", "0"), 16) >> number & 1)
+    me = procfs.status("self")
+    return me is not None and me.has_capability(number)
 
 
 def _name_of(pid: int) -> str:
-    status = _status(f"/proc/{pid}/status")
-    return status["Name"] if status else "gone"
+    status = procfs.status(pid)
+    return status.name if status else "gone"
 
 
 def _check_process(tree: _Tree, process: _Process, root_pid: int, spaces: dict[str, str]) -> None:
-    refuse = tree.refusals.append
-    if process.state == "Z":
+    refuse, status = tree.refusals.append, process.status
+    if status.state == "Z":
         return
-    if process.uids != (os.getuid(),) * 4 and not _own_capability(_CAP_SYS_RESOURCE):
+    if status.uids != (os.getuid(),) * 4 and not _own_capability(_CAP_SYS_RESOURCE):
         refuse(
             _obstacle(
                 process,
                 "",
-                f"it runs as uid {process.uids[1]}",
+                f"it runs as uid {status.uids[1]}",
                 f"only processes of uid {os.getuid()} can be dumped",
                 "run the whole job as one user",
             )
         )
-    if process.state == "D":
+    if status.state == "D":
         wait = "it waits in the kernel, uninterruptibly (state D)"
         refuse(_obstacle(process, "", wait, "it cannot be frozen now", "try again", True))
     mine = _namespaces(process.pid)
@@ -317,8 +291,8 @@ def _check_process(tree: _Tree, process: _Process, root_pid: int, spaces: dict[s
                     )
                 )
                 break
-    if process.session_outside or process.group_outside:
-        which = "session" if process.session_outside else "process group"
+    if not status.inner_session or not status.inner_group:
+        which = "process group" if status.inner_session else "session"
         refuse(
             _obstacle(
                 process,
@@ -328,8 +302,8 @@ def _check_process(tree: _Tree, process: _Process, root_pid: int, spaces: dict[s
                 "start the job through devproxy-run",
             )
         )
-    if process.pid != root_pid and process.tracer:
-        _refuse_traced(tree, process, "", process.tracer)
+    if process.pid != root_pid and status.tracer:
+        _refuse_traced(tree, process, "", status.tracer)
 
 
 def _refuse_traced(tree: _Tree, process: _Process, thing: str, tracer: int) -> None:
@@ -353,14 +327,13 @@ def _check_threads(tree: _Tree, process: _Process) -> None:
     for tid in tids:
         if int(tid) == process.pid:
             continue
-        status = _status(f"/proc/{process.pid}/task/{tid}/status")
+        status = procfs.status(process.pid, int(tid))
         if status is None:
             continue
-        tracer = int(status["TracerPid"])
-        if tracer and tracer != process.tracer:
-            _refuse_traced(tree, process, f"thread {status['NSpid'].split()[-1]}", tracer)
-        if status["State"].startswith("D"):
-            thing = f"thread {status['NSpid'].split()[-1]} ({status['Name']})"
+        if status.tracer and status.tracer != process.status.tracer:
+            _refuse_traced(tree, process, f"thread {status.inner_pid}", status.tracer)
+        if status.state == "D":
+            thing = f"thread {status.inner_pid} ({status.name})"
             wait = "it waits in the kernel, uninterruptibly (state D)"
             tree.refusals.append(
                 _obstacle(process, thing, wait, "it cannot be frozen now", "try again", True)
@@ -370,9 +343,9 @@ def _check_threads(tree: _Tree, process: _Process) -> None:
 def _check_zombies(tree: _Tree) -> None:
     """proctree leaves zombies out, and with them a leader that has ended before its threads."""
     for process in tree.processes:
-        for pid in proctree._children(process.pid) or []:
+        for pid in proctree.children(process.pid):
             child = _process(pid)
-            if child is None or child.state != "Z":
+            if child is None or child.status.state != "Z":
                 continue
             try:
                 threads = len(os.listdir(f"/proc/{pid}/task"))
@@ -394,11 +367,10 @@ def _check_zombies(tree: _Tree) -> None:
 
 
 def _check_descriptors(tree: _Tree, process: _Process, ghost_limit: int) -> None:
-    folder = f"/proc/{process.pid}/fd"
     try:
-        numbers = os.listdir(folder)
+        descriptors = procfs.descriptors(process.pid)
     except OSError:
-        if os.path.exists(folder):
+        if os.path.exists(f"/proc/{process.pid}/fd"):
             tree.refusals.append(
                 _obstacle(
                     process,
@@ -409,12 +381,8 @@ def _check_descriptors(tree: _Tree, process: _Process, ghost_limit: int) -> None
                 )
             )
         return
-    for number in numbers:
-        try:
-            target = os.readlink(f"{folder}/{number}")
-        except OSError:
-            continue  # closed while we looked
-        _check_descriptor(tree, process, int(number), target, ghost_limit)
+    for fd, target in descriptors:
+        _check_descriptor(tree, process, fd, target, ghost_limit)
 
 
 def _check_descriptor(
@@ -533,9 +501,9 @@ def _check_character(tree: _Tree, process: _Process, fd: int, target: str, devic
     if device in _MEMORY_DEVICES or device == _TTY:
         return
     if device == _PTMX:
-        index = _fdinfo(process.pid, fd).get("tty-index")
-        if index is not None:
-            tree.masters.add(int(index))
+        info = procfs.fdinfo(process.pid, fd)
+        if info and info.tty_index is not None:
+            tree.masters.add(info.tty_index)
     elif os.major(device) in _PTS_MAJORS:
         index_of = (os.major(device) - 136) * 256 + os.minor(device)
         tree.terminals.append((process, fd, index_of))
@@ -566,10 +534,6 @@ def _check_ghost(
         )
 
 
-def _fdinfo(pid: int, fd: int) -> dict[str, str]:
-    return _status(f"/proc/{pid}/fdinfo/{fd}") or {}
-
-
 def _check_terminals(tree: _Tree) -> None:
     for process, fd, index in tree.terminals:
         if index not in tree.masters:
@@ -588,31 +552,17 @@ def _check_terminals(tree: _Tree) -> None:
 
 
 def _check_mappings(tree: _Tree, process: _Process, ghost_limit: int) -> None:
-    try:
-        with open(f"/proc/{process.pid}/maps", "rb") as file:
-            text = file.read()
-    except OSError:
-        return
-    # Most jobs map a thousand ranges and none of these: one search in C instead of a loop over lines.
-    if not any(mark in text for mark in (b" (deleted)", b" /dev/", b"anon_inode:", b" /SYSV")):
-        return
-    seen: set[bytes] = set()
-    for line in text.splitlines():
-        words = line.split(None, 5)
-        if len(words) < 6:
-            continue
-        path = words[5]
-        key = words[4] + words[3] + path
-        if key in seen or not (
-            path.endswith(b" (deleted)") or path.startswith((b"/dev/", b"anon_inode:"))
-        ):
-            continue
-        seen.add(key)
-        _check_mapping(tree, process, words[0].decode(), path.decode(errors="replace"), ghost_limit)
+    seen: set[tuple[int, int, str]] = set()
+    # System V segments are "/SYSV00000000 (deleted)".
+    for one in procfs.mappings(process.pid, b" (deleted)", b" /dev/", b" anon_inode:"):
+        key = (one.device, one.inode, one.path)
+        if key not in seen and (one.deleted or one.path.startswith(("/dev/", "anon_inode:"))):
+            seen.add(key)
+            _check_mapping(tree, process, one, ghost_limit)
 
 
-def _check_mapping(tree: _Tree, process: _Process, range_: str, path: str, limit: int) -> None:
-    thing = f"mapping {range_}"
+def _check_mapping(tree: _Tree, process: _Process, mapping: procfs.Mapping, limit: int) -> None:
+    thing, path = f"mapping {mapping.range}", mapping.path
     if path.startswith("/SYSV"):
         tree.refusals.append(
             _obstacle(
@@ -633,25 +583,20 @@ def _check_mapping(tree: _Tree, process: _Process, range_: str, path: str, limit
         tree.refusals.append(_obstacle(process, thing, kind, why, remedy))
     elif path.startswith(("/memfd:", "/dev/zero", "/[aio]")):
         return  # anonymous shared memory is called /dev/zero (deleted)
-    elif path.endswith(" (deleted)"):
+    elif mapping.deleted:
         try:
-            info = os.stat(f"/proc/{process.pid}/map_files/{_short(range_)}")
+            info = os.stat(f"/proc/{process.pid}/map_files/{mapping.map_file}")
         except OSError:
             return
         if stat.S_ISREG(info.st_mode):
             _check_ghost(tree, process, thing, path, info, limit)
     elif not path.startswith("/dev/shm/"):
         try:
-            info = os.stat(f"/proc/{process.pid}/map_files/{_short(range_)}")
+            info = os.stat(f"/proc/{process.pid}/map_files/{mapping.map_file}")
         except OSError:
             return
         if not stat.S_ISREG(info.st_mode) and info.st_rdev not in _MEMORY_DEVICES:
             tree.refusals.append(_device(process, thing, path))
-
-
-def _short(range_: str) -> str:
-    """The names in map_files have no leading zeros; those in maps have eight digits at least."""
-    return "-".join(f"{int(part, 16):x}" for part in range_.split("-"))
 
 
 # --- pipes ---
@@ -666,14 +611,10 @@ def _holders_outside(tree: _Tree, inodes: set[int]) -> dict[int, int]:
         if not name.isdigit() or int(name) in inside:
             continue
         try:
-            numbers = os.listdir(f"/proc/{name}/fd")
+            descriptors = procfs.descriptors(name)
         except OSError:
             continue
-        for number in numbers:
-            try:
-                target = os.readlink(f"/proc/{name}/fd/{number}")
-            except OSError:
-                continue
+        for _, target in descriptors:
             if target in marks:
                 found.setdefault(marks[target], int(name))
     return found
@@ -698,10 +639,8 @@ def _check_pipes(tree: _Tree, known: frozenset[int]) -> None:
 
 
 def _access(pid: int, fd: int) -> int:
-    try:
-        return int(_fdinfo(pid, fd)["flags"], 8) & os.O_ACCMODE
-    except (KeyError, ValueError):
-        return os.O_RDWR
+    info = procfs.fdinfo(pid, fd)
+    return os.O_RDWR if info is None else info.access
 
 
 # --- sockets ---
@@ -769,7 +708,15 @@ def _listens(listeners: set[str], address: str) -> bool:
 def _outside_tcp(tree: _Tree, verdict: Verdict, one: _Socket, info: netdiag.InternetSocket) -> None:
     process, state = one.process, netdiag.TCP_STATES.get(info.state, str(info.state))
     verdict.outside_tcp.append(
-        OutsideTcp(process.inner, process.pid, process.name, one.fd, info.local, info.remote, state)
+        OutsideTcp(
+            process.status.inner_pid,
+            process.pid,
+            process.status.name,
+            one.fd,
+            info.local,
+            info.remote,
+            state,
+        )
     )
     tree.warnings.append(
         _obstacle(
@@ -855,9 +802,8 @@ def _socket_holder(inode: int) -> str:
         if not name.isdigit():
             continue
         try:
-            for number in os.listdir(f"/proc/{name}/fd"):
-                if os.readlink(f"/proc/{name}/fd/{number}") == mark:
-                    return f"process {name} ({_name_of(int(name))})"
+            if any(target == mark for _, target in procfs.descriptors(name)):
+                return f"process {name} ({_name_of(int(name))})"
         except OSError:
             continue
     return ""

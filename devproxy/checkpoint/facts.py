@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import devproxy
-from devproxy import proctree
+from devproxy import procfs, proctree
 from devproxy.errors import Refused
 from devproxy.proxy import elf
 
@@ -345,47 +345,37 @@ class _Files:
 def _mounts(root_pid: int, job_dir: str) -> list[list[Any]]:
     """[path, is a folder] of each mount that the tree sees: CRIU asks for all of these places at a restore."""
     found: dict[str, list[Any]] = {}
-    try:
-        with open(f"/proc/{root_pid}/mountinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                path = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), line.split()[4])
-                if path != job_dir and not path.startswith(("/proc", "/sys", "/dev/pts")):
-                    found[path] = [path, os.path.isdir(f"/proc/{root_pid}/root{path}")]
-    except OSError:
-        pass
+    for mount in procfs.mounts(root_pid):
+        # The manifest is UTF-8 throughout.
+        path = os.fsencode(mount.point).decode(errors="replace")
+        if path != job_dir and not path.startswith(("/proc", "/sys", "/dev/pts")):
+            found[path] = [path, os.path.isdir(f"/proc/{root_pid}/root{path}")]
     return [found[path] for path in sorted(found)]
 
 
 def _process_facts(pid: int, files: _Files) -> dict[str, Any] | None:
+    status, mappings = procfs.status(pid), procfs.mappings(pid, b" /")
     try:
-        with open(f"/proc/{pid}/maps", "rb") as file:
-            maps = file.read()
         with open(f"/proc/{pid}/environ", "rb") as file:
             environment = file.read().split(b"\0")
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as text:
-            status = dict(line.split(":", 1) for line in text.read().splitlines() if ":" in line)
         executable = os.readlink(f"/proc/{pid}/exe")
     except OSError:
         return None  # it ended while we looked
+    if status is None:
+        return None
     root = f"/proc/{pid}/root"
     paths: dict[str, bool] = {executable: False}
-    for line in maps.splitlines():
-        at = line.find(b" /")
-        if at < 0:
-            continue
-        path = line[at + 1 :].decode(errors="surrogateescape")
-        mode = line[line.index(b" ") + 1 :][:4]
-        if path.startswith(_NOT_FILES) or path.endswith(" (deleted)"):
-            continue
-        paths[path] = paths.get(path, False) or (mode[1:2] == b"w" and mode[3:4] == b"s")
+    for one in mappings:
+        if one.path.startswith("/") and not one.path.startswith(_NOT_FILES) and not one.deleted:
+            paths[one.path] = paths.get(one.path, False) or one.shared_writable
     for path, written in paths.items():
         files.add(root, path, written)
     wanted = dict(e.decode(errors="replace").split("=", 1) for e in environment if b"=" in e)
     return {
-        "pid": int(status.get("NSpid", str(pid)).split()[-1]),
-        "name": status["Name"].strip(),
+        "pid": status.inner_pid,
+        "name": status.name,
         "executable": executable,
-        "threads": int(status["Threads"]),
+        "threads": status.threads,
         "environment": {name: wanted[name] for name in THREAD_VARIABLES if name in wanted},
         "python": _python_version(root, executable, paths),
         "torch": _torch(root, paths),

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from devproxy import fault, proctree
+from devproxy import fault, procfs, proctree
 from devproxy.errors import DevproxyError, Refused
 
 fault.register("files_snapshot", "the tree is frozen, before the job's files are copied")
@@ -157,34 +157,23 @@ def _state(st: os.stat_result | None) -> State:
 
 def _open_for_writing(pid: int) -> Iterator[tuple[str, bool]]:
     """Regular files that have a name: (path, whether it is mapped)."""
-    folder = f"/proc/{pid}/fd"
     try:
-        numbers = os.listdir(folder)
-        with open(f"/proc/{pid}/maps", "rb") as file:
-            maps = file.read()
+        descriptors = procfs.descriptors(pid)
     except OSError:
         return  # it has ended
-    for number in numbers:
+    for number, path in descriptors:
+        info = procfs.fdinfo(pid, number) if path.startswith("/") else None
+        if info is None or info.access == os.O_RDONLY:
+            continue
         try:
-            path = os.readlink(f"{folder}/{number}")
-            if not path.startswith("/"):
-                continue
-            with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii") as file:
-                flags = int(file.read().partition("flags:")[2].split()[0], 8)
-            there = os.stat(f"{folder}/{number}")
+            there = os.stat(f"/proc/{pid}/fd/{number}")
         except OSError:
             continue
-        if flags & os.O_ACCMODE != os.O_RDONLY and _is_named(path, there.st_dev, there.st_ino):
+        if _is_named(path, there.st_dev, there.st_ino):
             yield path, False
-    for line in maps.split(b"\n"):
-        if b" rw-s " not in line:  # of the thousand that a job has
-            continue
-        words = line.split(None, 5)
-        if len(words) == 6 and words[5].startswith(b"/"):
-            major, _, minor = words[3].partition(b":")
-            path = os.fsdecode(words[5].replace(b"\\012", b"\n"))
-            if _is_named(path, os.makedev(int(major, 16), int(minor, 16)), int(words[4])):
-                yield path, True
+    for one in procfs.mappings(pid, b" rw-s "):
+        if one.path.startswith("/") and _is_named(one.path, one.device, one.inode):
+            yield one.path, True
 
 
 def _is_named(path: str, device: int, inode: int) -> bool:
@@ -193,22 +182,11 @@ def _is_named(path: str, device: int, inode: int) -> bool:
 
 
 class Mounts:
-    """File-system types by path, out of /proc/self/mountinfo (proc(5))."""
+    """File-system types by path."""
 
-    def __init__(self, text: str | None = None) -> None:
-        if text is None:
-            with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-                text = file.read()
-        self._types: dict[str, str] = {}
-        for line in text.splitlines():
-            left, _, right = line.partition(" - ")
-            words = left.split()
-            if len(words) < 5 or not right:
-                continue
-            point = words[4]
-            for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-                point = point.replace(code, char)
-            self._types[point] = right.split()[0]  # the mount on top comes last
+    def __init__(self, mounts: Iterable[procfs.Mount] | None = None) -> None:
+        found = procfs.mounts("self") if mounts is None else mounts
+        self._types = {mount.point: mount.kind for mount in found}  # the one on top comes last
         self._folders: dict[str, str] = {}
 
     def type_of(self, path: str) -> str:
@@ -1266,8 +1244,10 @@ class FanotifyWatch:
             while pid > 1:
                 if pid == root:
                     return True
-                with open(f"/proc/{pid}/stat", "rb") as file:
-                    pid = int(file.read().rsplit(b")", 1)[1].split()[1])
-        except (OSError, IndexError, ValueError):
+                parent = proctree.parent(pid)
+                if parent is None:
+                    return None
+                pid = parent
+        except OSError:
             return None
         return False

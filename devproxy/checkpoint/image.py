@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from devproxy import __version__, proctree, runtime, state
+from devproxy import __version__, procfs, proctree, runtime, state
 from devproxy.checkpoint import pages
 from devproxy.checkpoint.files import FileEntry
 from devproxy.checkpoint.store import Store
@@ -151,13 +151,8 @@ def resident_bytes(root: int) -> int:
     """Bytes of anonymous memory in the tree below that process: about what CRIU will write."""
     total = 0
     for pid in [root, *proctree.descendants(root)]:
-        try:
-            with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-                for line in file:
-                    if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:")):
-                        total += int(line.split()[1]) * 1024
-        except OSError:
-            pass
+        if status := procfs.status(pid):
+            total += status.anonymous_bytes
     return total
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from devproxy import config, layout, machine, runtime
+from devproxy import config, layout, machine, procfs, runtime
 from devproxy.checkpoint import criu
 from devproxy.errors import Refused
 from devproxy.hal import nvml
@@ -236,13 +236,9 @@ def _criu() -> Finding:
 
 def namespaces() -> Finding:
     """May we make the namespaces that a job is stored in? The capability alone does not say: a container may forbid."""
-    capabilities = 0
-    with open("/proc/self/status", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("CapEff:"):
-                capabilities = int(line.split()[1], 16)
-    admin = bool(capabilities >> CAP_SYS_ADMIN & 1)
-    restore = bool(capabilities >> CAP_CHECKPOINT_RESTORE & 1)
+    me = procfs.status("self")
+    admin = me is not None and me.has_capability(CAP_SYS_ADMIN)
+    restore = me is not None and me.has_capability(CAP_CHECKPOINT_RESTORE)
     found = f"CAP_SYS_ADMIN {'yes' if admin else 'no'}, CAP_CHECKPOINT_RESTORE {'yes' if restore else 'no'}"
     possible = admin and _can_unshare()
     if admin:

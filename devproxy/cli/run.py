@@ -18,12 +18,13 @@ from devproxy.node import spec as specs
 from devproxy.node.tree import Tree
 from devproxy.proxy import command as cmd
 from devproxy.proxy import janitor, preflight
-from devproxy.proxy.proof import Proof
 from devproxy.proxy.supervisor import Supervisor
 
 TYPE_CHECKING = False  # typing itself costs every start 10 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
+
+    from devproxy.proxy.proof import Proof
 
 USAGE = """usage: devproxy-run [options] -- COMMAND [ARGUMENT...]
 
@@ -230,10 +231,14 @@ def _run_command(options: Options, tree: Tree, mask: set[int]) -> int:
     def ours() -> frozenset[int]:
         return frozenset([tree.keeper.pid, *(server.pid for server in supervisor.servers)])
 
-    proof = Proof([server.pid for server in supervisor.servers])
+    proof: Proof | None = None
+    if options.summary:
+        from devproxy.proxy import proof as proofs  # its reader of /proc is for these jobs alone
+
+        proof = proofs.Proof([server.pid for server in supervisor.servers])
 
     def look() -> float | None:
-        if not options.summary:
+        if proof is None:
             return None
         if tree.root is not None:
             proof.server_pids = [server.pid for server in supervisor.servers]
@@ -265,7 +270,7 @@ def _run_command(options: Options, tree: Tree, mask: set[int]) -> int:
         )
     if lost and code == 0:
         code = EXIT_SERVER_LOST
-    if options.summary:
+    if proof is not None:
         _say_summary(options, tree, proof, wall_s, code)
     agent.stop()
     return code

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from devproxy import layout
+from devproxy import layout, procfs
 
 FIRST_LOOKS = 10
 FIRST_PAUSE_S = 0.5
@@ -43,26 +43,21 @@ class Proof:
 
     def _look_at_maps(self, pid: int, server_files: set[tuple[int, int]]) -> int:
         ranges = 0
-        for start, protection, file, _ in _maps(pid):
-            if layout.in_device_range(start):
+        for one in procfs.mappings(pid):
+            if layout.in_device_range(one.start):
                 ranges += 1
-                if protection != "---":
-                    self.violations.add(f"process {pid} can touch device memory at {start:#x}")
-            elif file in server_files:
-                self.violations.add(f"process {pid} maps a server's memory at {start:#x}")
+                if not one.mode.startswith("---"):
+                    self.violations.add(f"process {pid} can touch device memory at {one.start:#x}")
+            elif (one.device, one.inode) in server_files:
+                self.violations.add(f"process {pid} maps a server's memory at {one.start:#x}")
         return ranges
 
     def _look_at_descriptors(self, pid: int, server_files: set[tuple[int, int]]) -> None:
-        folder = f"/proc/{pid}/fd"
-        for name in _list(folder):
-            try:
-                target = os.readlink(f"{folder}/{name}")
-            except OSError:
-                continue
+        for fd, target in _descriptors(pid):
             if target.startswith("/dev/nvidia"):
                 self.device_nodes += 1
                 self.violations.add(f"process {pid} holds {target}")
-            elif target.startswith("/memfd:") and _identity(f"{folder}/{name}") in server_files:
+            elif target.startswith("/memfd:") and _identity(pid, fd) in server_files:
                 self.violations.add(f"process {pid} holds a server's memory ({target})")
 
     def as_json(self) -> dict[str, object]:
@@ -76,48 +71,26 @@ class Proof:
         }
 
 
-def _list(folder: str) -> list[str]:
+def _descriptors(pid: int) -> list[tuple[int, str]]:
     try:
-        return os.listdir(folder)
+        return procfs.descriptors(pid)
     except OSError:
         return []
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _identity(pid: int, fd: int) -> tuple[int, int] | None:
     try:
-        info = os.stat(path)
+        info = os.stat(f"/proc/{pid}/fd/{fd}")
     except OSError:
         return None
     return info.st_dev, info.st_ino
 
 
-def _maps(pid: int) -> list[tuple[int, str, tuple[int, int], str]]:
-    """(start address, "rwx" letters, (device, inode), name) of each mapping; empty when the process is gone."""
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            lines = file.readlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        part = line.split(None, 5)
-        major, minor = part[3].split(":")
-        file_id = (os.makedev(int(major, 16), int(minor, 16)), int(part[4]))
-        start = int(part[0].split("-")[0], 16)
-        found.append((start, part[1][:3], file_id, part[5].strip() if len(part) > 5 else ""))
-    return found
-
-
 def _memory_files(server_pid: int) -> set[tuple[int, int]]:
     """The anonymous files (memfd) that the server holds or maps: its device memory is among them."""
-    files = {file for _, _, file, name in _maps(server_pid) if name.startswith("/memfd:")}
-    folder = f"/proc/{server_pid}/fd"
-    for name in _list(folder):
-        try:
-            if os.readlink(f"{folder}/{name}").startswith("/memfd:"):
-                identity = _identity(f"{folder}/{name}")
-                if identity:
-                    files.add(identity)
-        except OSError:
-            pass
+    maps = procfs.mappings(server_pid, b" /memfd:")
+    files = {(one.device, one.inode) for one in maps if one.path.startswith("/memfd:")}
+    for fd, target in _descriptors(server_pid):
+        if target.startswith("/memfd:") and (identity := _identity(server_pid, fd)):
+            files.add(identity)
     return files

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from devproxy import procfs
 from devproxy.checkpoint import files
 from devproxy.checkpoint.files import FileEntry, FilesTracker, Mounts
 from devproxy.errors import DevproxyError, Refused
 
-MOUNTINFO = r"""
+MOUNTINFO = rb"""
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw
 30 22 0:40 / /home rw - nfs4 server:/home rw
 31 30 0:41 / /home/local\040disk rw - ext4 /dev/sdb rw
@@ -35,7 +36,7 @@ MOUNTINFO = r"""
     ],
 )
 def test_shared_file_systems(path: str, shared: bool) -> None:
-    assert Mounts(MOUNTINFO).shared(path) is shared
+    assert Mounts(procfs.parse_mountinfo(MOUNTINFO)).shared(path) is shared
 
 
 def test_this_machine_has_mounts() -> None:
