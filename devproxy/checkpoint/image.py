@@ -22,7 +22,7 @@ from typing import Any
 
 from devproxy import __version__, procfs, proctree, runtime, state
 from devproxy.checkpoint import pages
-from devproxy.checkpoint.files import FileEntry
+from devproxy.checkpoint.files.records import FileEntry
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer, check_image_id
 from devproxy.errors import DevproxyError, Refused

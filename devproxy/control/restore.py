@@ -12,7 +12,7 @@ from typing import Any
 
 from devproxy import config, machine, runtime, state
 from devproxy.checkpoint import image
-from devproxy.checkpoint.files import FilesTracker
+from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.store import Store
 from devproxy.control import coordinator_api as api
 from devproxy.control.coordinator import JobCoordinator

@@ -21,7 +21,7 @@ def bury(path: str) -> None:
     import shutil
 
     from devproxy import state
-    from devproxy.checkpoint.files import FilesTracker
+    from devproxy.checkpoint.files.tracker import FilesTracker
 
     try:
         job_id = runtime.check_job_name(read_job_file(path)["job_id"])

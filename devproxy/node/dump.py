@@ -20,7 +20,8 @@ from typing import Any
 
 from devproxy import fault, proctree
 from devproxy.checkpoint import criu, dumpable, facts, image
-from devproxy.checkpoint.files import FileEntry, FilesTracker
+from devproxy.checkpoint.files.records import FileEntry
+from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.writer import Writer
 from devproxy.errors import CheckpointError, DevproxyError, Refused
 from devproxy.node import environment, shared, staging

@@ -6,7 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 from devproxy import state
-from devproxy.checkpoint.files import FanotifyWatch, FileEntry, FilesTracker
+from devproxy.checkpoint.files.records import FileEntry
+from devproxy.checkpoint.files.tracker import FilesTracker
+from devproxy.checkpoint.files.watch import FanotifyWatch
 from devproxy.checkpoint.image import Image
 from devproxy.checkpoint.store import Store
 from devproxy.errors import DevproxyError

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from devproxy import config, fault, state
 from devproxy.checkpoint import criu, facts, image, netdiag
-from devproxy.checkpoint.files import FileEntry, FilesTracker
+from devproxy.checkpoint.files.records import FileEntry
+from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.store import Store
 from devproxy.errors import Refused
 from devproxy.log import say

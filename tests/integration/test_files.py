@@ -27,7 +27,10 @@ from hypothesis import strategies as st
 
 from devproxy import fault
 from devproxy.checkpoint import criu
-from devproxy.checkpoint.files import KEPT, FanotifyWatch, FileEntry, FilesTracker
+from devproxy.checkpoint.files.owner import KEPT
+from devproxy.checkpoint.files.records import FileEntry
+from devproxy.checkpoint.files.tracker import FilesTracker
+from devproxy.checkpoint.files.watch import FanotifyWatch
 from tests.integration.needs import missing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -555,7 +558,7 @@ def test_steady_state_writes_no_records(job: Job) -> None:
 
 
 def test_journal_rotation_loses_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devproxy.checkpoint.files.ROTATE_BYTES", 1)
+    monkeypatch.setattr("devproxy.checkpoint.files.journal.ROTATE_BYTES", 1)
     for i in range(3):
         job.run(f"open('a{i}','w').write('1')")
         job.cut()

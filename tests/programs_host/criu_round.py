@@ -17,7 +17,7 @@ import time
 CHECKOUT, CRIU, LIBRARY, WORK, JOB_DIR = sys.argv[1:]
 sys.path.insert(0, CHECKOUT)
 
-from devproxy.checkpoint.files import FilesTracker  # noqa: E402
+from devproxy.checkpoint.files.tracker import FilesTracker  # noqa: E402
 
 CODE = """
 import itertools, mmap, os, sqlite3, tempfile, time

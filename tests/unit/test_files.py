@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from devproxy import procfs
-from devproxy.checkpoint import files
-from devproxy.checkpoint.files import FileEntry, FilesTracker, Mounts
+from devproxy import procfs, runtime
+from devproxy.checkpoint.files.copying import copy_file
+from devproxy.checkpoint.files.mounts import Mounts
+from devproxy.checkpoint.files.put_back import TEMPORARY
+from devproxy.checkpoint.files.records import YOUNG_NS, FileEntry, unchanged
+from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.errors import DevproxyError, Refused
 
 MOUNTINFO = rb"""
@@ -50,7 +53,7 @@ def make(tmp_path: Path) -> Callable[[], FilesTracker]:
 
 
 def journal(tmp_path: Path, text: str) -> None:
-    with open(tmp_path / "job" / files.JOURNAL, "a") as file:
+    with open(tmp_path / "job" / runtime.JOURNAL, "a") as file:
         file.write(text)
 
 
@@ -79,7 +82,7 @@ def test_state_survives_the_supervisor(tmp_path: Path, make: Callable[[], FilesT
     (tmp_path / "x").write_text("1")
     journal(tmp_path, f"C 0 0 {tmp_path}/x\n")
     make().note_state()
-    os.unlink(tmp_path / "job" / files.JOURNAL)  # a reboot
+    os.unlink(tmp_path / "job" / runtime.JOURNAL)  # a reboot
     assert make().changed() == [f"{tmp_path}/x"]
 
 
@@ -106,18 +109,18 @@ def test_a_young_file_is_copied_again() -> None:
     old = FileEntry(
         "/a", "present", "C", 1, 2, 3, mtime_ns=10**12, ctime_ns=10**12, taken_ns=10**12 + 10**6
     )
-    assert not files._unchanged(old, old)
-    old.taken_ns += files.YOUNG_NS
-    assert files._unchanged(old, old)
+    assert not unchanged(old, old)
+    old.taken_ns += YOUNG_NS
+    assert unchanged(old, old)
     old.mapped = True
-    assert not files._unchanged(old, old)
+    assert not unchanged(old, old)
 
 
 def test_copies_keep_holes(tmp_path: Path) -> None:
     with open(tmp_path / "a", "wb") as file:
         file.seek(64 << 20)
         file.write(b"end")
-    files._copy_file(str(tmp_path / "a"), str(tmp_path / "b"))
+    copy_file(str(tmp_path / "a"), str(tmp_path / "b"))
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
     assert (tmp_path / "b").stat().st_blocks * 512 < 1 << 20
 
@@ -132,7 +135,7 @@ def test_content_of_another_size_is_refused(
         make().put_back([entry], lambda e, p: Path(p).write_text("abc"), print, image_time=0)
     assert path.read_text() == "12"
     assert os.listdir(tmp_path).count("x") == 1
-    assert not [n for n in os.listdir(tmp_path) if n.startswith(files._TEMPORARY)]
+    assert not [n for n in os.listdir(tmp_path) if n.startswith(TEMPORARY)]
 
 
 def test_without_any_state_what_is_there_is_kept(

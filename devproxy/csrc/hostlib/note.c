@@ -1,4 +1,4 @@
-// The journal of changed files: <job folder>/files.journal, read by devproxy/checkpoint/files.py.
+// The journal of changed files: <job folder>/files.journal, read by devproxy/checkpoint/files/journal.py.
 //
 // A record is one line, written by one write() to a file opened with O_APPEND, so records of different processes do not
 // mix; the descriptor is closed at once, so a dump finds none. "<kind> <dev> <ino> <path>\n", bytes below 0x20, 0x7f
