@@ -34,8 +34,8 @@ from devproxy.errors import DevproxyError, Refused
 
 OLDEST = (4, 2)
 JOB_DIR_KEY = "jobdir"
+GHOST_LIMIT_BYTES = 1 << 30  # largest deleted file that is open and goes into an image
 _LOG_LEVEL = 4  # CRIU's "debug": the steps, without every page
-_GHOST_LIMIT_BYTES = 1 << 30  # largest deleted file that is open and goes into an image
 _TIMEOUT_S = 600  # for freezing a tree; CRIU's own 10 s is short for a loaded machine
 _REPLY_BYTES = 1 << 16
 _LOOK_MS = 200
@@ -192,7 +192,7 @@ class Criu:
             "notify_scripts": True,
             "file_locks": True,
             "link_remap": True,
-            "ghost_limit": _GHOST_LIMIT_BYTES,
+            "ghost_limit": GHOST_LIMIT_BYTES,
             "manage_cgroups_mode": self._rpc.IGNORE,
             "network_lock": self._rpc.SKIP,
             "tcp_established": tcp == "established",

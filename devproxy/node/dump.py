@@ -19,7 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from devproxy import fault, proctree
-from devproxy.checkpoint import criu, dumpable, facts, image
+from devproxy.checkpoint import criu, facts, image
+from devproxy.checkpoint.dumpable.check import check_tree
 from devproxy.checkpoint.files.records import FileEntry
 from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.writer import Writer
@@ -100,7 +101,7 @@ class TreeDump:
             if tree.root is None or not tree.lives():
                 raise Refused(f"job {spec.job} has no processes any more", "the job has ended")
             known = {tree.stdio.stdin_pipe} if tree.stdio.stdin_pipe else set()
-            verdict = dumpable.check_tree(
+            verdict = check_tree(
                 tree.root, tree.folder.path, strict=self._strict, known_pipes=known
             )
             self.warnings += [warning.text for warning in verdict.warnings]

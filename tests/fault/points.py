@@ -22,7 +22,7 @@ for module in (
     "control.coordinator",
     "control.restore",
     "node.dump",
-    "checkpoint.files",
+    "checkpoint.files.tracker",
     "checkpoint.store",
 ):
     importlib.import_module(f"devproxy.{module}")  # they register their points

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from devproxy.checkpoint import dumpable, netdiag
+from devproxy.checkpoint import netdiag
+from devproxy.checkpoint.dumpable.check import check_tree
+from devproxy.checkpoint.dumpable.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 CRIU = ROOT / "build" / "criu" / "sbin" / "criu"
@@ -134,11 +136,9 @@ def start(tmp_path: Path) -> Iterator[object]:
         subject.end()
 
 
-def check(subject: Subject, **more: object) -> dumpable.Verdict:
+def check(subject: Subject, **more: object) -> Verdict:
     # The dump of these tests runs with CRIU's own ghost limit.
-    return dumpable.check_tree(
-        subject.root, "/no/job", settle_s=0, ghost_limit_bytes=1 << 20, **more
-    )  # type: ignore[arg-type]
+    return check_tree(subject.root, "/no/job", settle_s=0, ghost_limit_bytes=1 << 20, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -191,11 +191,11 @@ def test_attach_under_way_is_waited_for(start, tmp_path: Path) -> None:
         subject = start("s = socket.socket(1)\ns.connect('gpu0.sock')" + TAIL)
         connection, _ = server.accept()
         begin = time.monotonic()
-        verdict = dumpable.check_tree(subject.root, str(tmp_path), settle_s=0.3)
+        verdict = check_tree(subject.root, str(tmp_path), settle_s=0.3)
         assert verdict.refusals[0].transient
         assert time.monotonic() - begin >= 0.3
         connection.close()  # the other end is gone: nothing is lost
-        assert not dumpable.check_tree(subject.root, str(tmp_path), settle_s=0.3).refusals
+        assert not check_tree(subject.root, str(tmp_path), settle_s=0.3).refusals
 
 
 def test_traced_process_names_the_tracer(start) -> None:

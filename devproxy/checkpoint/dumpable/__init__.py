@@ -1,0 +1,45 @@
+"""What of a job's process tree CRIU cannot dump, or what would be lost: found before anything is stopped, and named.
+
+Looks through /proc and sock_diag from outside; nothing waits for it. Called with the pid (as we see it) of the first
+process of the job's PID namespace.
+
+Each rule was tried against CRIU 4.2.1, kernel 6.18, `--external mnt[] --tcp-established --network-lock skip --file-locks
+--link-remap`, by dump and restore (tests/unit/test_dumpable.py does it again):
+
+| found in the tree | CRIU | here |
+|---|---|---|
+| unix stream, seqpacket, dgram socket connected to an outsider | dump fails | refused; the proxy's own: waited for |
+| unix sockets among themselves, one end closed, data in flight, SCM_RIGHTS in flight | works | - |
+| unix connection not accepted yet, with data written | dump fails: "Non-empty write queue" | refused, transient |
+| TCP among themselves, closed ends, listeners | works (--tcp-established) | - |
+| TCP not accepted yet | dump fails: "In-flight connection" | refused, transient |
+| TCP to outside | not a failure; the other side goes on alone | warned, strict: refused |
+| UDP, unconnected or connected; packet, raw, netlink sockets | works | connected UDP: warned |
+| netlink socket with unread messages | dump fails | refused, transient |
+| vsock, MPTCP; other families, ping sockets [inferred] | dump fails | refused |
+| io_uring, perf event, userfaultfd, bpf map, landlock rule set | dump fails | refused |
+| eventfd, epoll, signalfd, timerfd, inotify, fanotify, pidfd (also of the dead), memfd, AIO | works | - |
+| memfd_secret mapping | dump fails | refused |
+| System V shared memory, no IPC namespace | dump fails | refused |
+| POSIX message queue | dump fails | refused |
+| unlinked file with more than the ghost limit of allocated bytes, open or mapped | dump fails | refused |
+| memfd of huge pages | dump fails | refused |
+| unlinked file that has another name | dump works; restore fails after --leave-running | refused |
+| file hidden by a later mount | dump fails: "link remap" | refused |
+| unlinked directory, O_TMPFILE, O_PATH, file of a dead process in /proc | works | - |
+| nested pid, user, ipc, uts, net, time, cgroup namespace | dump fails | refused |
+| nested mount namespace, tmpfs, bind, overlay, proc mount of the job, chroot | works | - |
+| seccomp filter, stopped processes, zombies, sessions without leader | works | - |
+| zombie leader whose threads live | dump fails | refused |
+| traced process | dump fails | refused, with the tracer's name |
+| process of another uid, without CAP_SYS_RESOURCE on our side | dump fails | refused |
+| session or group leader outside the PID namespace | dump fails | refused |
+| file locks, leases | works (--file-locks) | - |
+| pipe whose other end only an outsider holds | dump works, restore gives end of file or SIGPIPE | refused |
+| pipe with both ends inside that an outsider holds too | works inside | warned |
+| FIFO in the file system | works by path | - |
+| devices null, zero, full, random, urandom, kmsg, tty, ptmx; a pty with its master inside | works | - |
+| a terminal whose master is outside; any other device, open or mapped | dump fails | refused |
+
+check.check_tree goes over the tree; each other module knows one kind of obstacle.
+"""
