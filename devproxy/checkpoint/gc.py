@@ -1,6 +1,6 @@
 """Removing what no image needs, while uploads may run. Why it cannot take a chunk from under an upload:
 
-An upload (writer.py, Store.known_chunks)          A gc
+An upload (writer.py, Shelf.known_chunks)          A gc
   U1 writes its marker                               G1 writes its tombstone, empty; a second gc sees it and leaves
   U2 reads the tombstones                            G2 lists packs, then markers, then reads the manifests; from that
   U3 lists the packs, without those in U2               it chooses its victims
@@ -33,7 +33,6 @@ has a place, whatever happened before: that check is the last word.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from devproxy.checkpoint import manifest as manifests
 from devproxy.checkpoint import markers
@@ -41,10 +40,8 @@ from devproxy.checkpoint.chunker import ZERO, decompress, digest
 from devproxy.checkpoint.errors import ImageError, NoSuchImage, StoreError
 from devproxy.checkpoint.markers import ABANDONED_S, TOMBSTONES, UPLOADS, Marker
 from devproxy.checkpoint.packs import PackIndex, index_name, owner, pack_name
-from devproxy.checkpoint.writer import Writer
-
-if TYPE_CHECKING:
-    from devproxy.checkpoint.store import Store
+from devproxy.checkpoint.shelf import Shelf
+from devproxy.checkpoint.writer import Writer, begin
 
 # A pack with less than this share of live bytes is written anew.
 REPACK_BELOW = 0.5
@@ -70,13 +67,13 @@ class _View:
     live: set[bytes]
 
 
-def collect(store: Store, abandoned_s: float = ABANDONED_S, repack: bool = True) -> GcReport:
+def collect(shelf: Shelf, abandoned_s: float = ABANDONED_S, repack: bool = True) -> GcReport:
     """Removes packs that no image references, and what dead uploads left. Raises StoreError.
 
     abandoned_s below ABANDONED_S is for tests: an upload believes itself alive for half of that.
     """
     report = GcReport()
-    backend = store.backend
+    backend = shelf.backend
     tombstone = Marker(backend, TOMBSTONES, {"victims": []})  # G1
     try:
         for other in markers.read_all(backend, TOMBSTONES, abandoned_s):
@@ -86,7 +83,7 @@ def collect(store: Store, abandoned_s: float = ABANDONED_S, repack: bool = True)
                 report.busy.append("another gc is running")
                 return report
             markers.remove(backend, TOMBSTONES, other.id)
-        _collect(store, tombstone, report, abandoned_s, repack)
+        _collect(shelf, tombstone, report, abandoned_s, repack)
         if hasattr(backend, "sweep"):
             backend.sweep()
     finally:
@@ -95,12 +92,12 @@ def collect(store: Store, abandoned_s: float = ABANDONED_S, repack: bool = True)
 
 
 def _collect(
-    store: Store, tombstone: Marker, report: GcReport, abandoned_s: float, repack: bool
+    shelf: Shelf, tombstone: Marker, report: GcReport, abandoned_s: float, repack: bool
 ) -> None:
-    backend = store.backend
-    packs = _list_packs(store)  # G2
+    backend = shelf.backend
+    packs = _list_packs(shelf)  # G2
     first = markers.read_all(backend, UPLOADS, abandoned_s)
-    view = _look(store, packs, report)
+    view = _look(shelf, packs, report)
     if view is None:
         return
     spared = _spared(first)
@@ -111,8 +108,8 @@ def _collect(
     writer: Writer | None = None
     try:
         if sparse:
-            writer = store.writer(f"gc-{tombstone.id}")
-            sparse = _repack(store, writer, view, sparse, report)
+            writer = begin(shelf, f"gc-{tombstone.id}")
+            sparse = _repack(shelf, writer, view, sparse, report)
         victims = (unreferenced | sparse | view.half) - {
             p for p in view.sizes if owner(p) in spared.owners
         }
@@ -131,13 +128,13 @@ def _collect(
         spared = _spared(seen)
         victims -= spared.pins
         victims -= {pack for pack in victims if owner(pack) in spared.owners}
-        now = _list_packs(store)
+        now = _list_packs(shelf)
         victims -= {pack for pack in view.half if now.get(pack, (0, False))[1]}
         for upload in seen:
             if not upload.alive:
                 markers.remove(backend, UPLOADS, upload.id)
                 report.uploads_ended += 1
-        view = _look(store, now, report)  # G5
+        view = _look(shelf, now, report)  # G5
         if view is None:
             return
         victims = _without_loss(view, victims)
@@ -147,7 +144,7 @@ def _collect(
                 return
             backend.remove(index_name(pack))
             backend.remove(pack_name(pack))
-            store.forget(pack)
+            shelf.forget(pack)
             report.removed_packs += 1
             report.removed_bytes += view.sizes.get(pack, 0)
         report.repacked_packs = len(sparse & victims)
@@ -168,9 +165,9 @@ def _spared(seen: list[markers.Seen]) -> _Spared:
     return _Spared(frozenset(upload.id for upload in alive), pins)
 
 
-def _list_packs(store: Store) -> dict[str, tuple[int, bool]]:
+def _list_packs(shelf: Shelf) -> dict[str, tuple[int, bool]]:
     """Pack -> (bytes, whether it has an index)."""
-    entries = {entry.name: entry.size for entry in store.backend.list("packs")}
+    entries = {entry.name: entry.size for entry in shelf.backend.list("packs")}
     found: dict[str, tuple[int, bool]] = {}
     for name, size in entries.items():
         stem, _, suffix = name.rpartition(".")
@@ -181,12 +178,12 @@ def _list_packs(store: Store) -> dict[str, tuple[int, bool]]:
     return found
 
 
-def _look(store: Store, packs: dict[str, tuple[int, bool]], report: GcReport) -> _View | None:
+def _look(shelf: Shelf, packs: dict[str, tuple[int, bool]], report: GcReport) -> _View | None:
     """The manifests and the indices of `packs`. None when a manifest cannot be read: what it needs is unknown."""
     live: set[bytes] = set()
-    for image_id in store.image_ids():
+    for image_id in shelf.image_ids():
         try:
-            body = store.read_unauthenticated(image_id)
+            body = shelf.read_unauthenticated(image_id)
         except NoSuchImage:
             continue
         except ImageError as error:
@@ -200,7 +197,7 @@ def _look(store: Store, packs: dict[str, tuple[int, bool]], report: GcReport) ->
     damaged: set[str] = set()
     for pack, (_, indexed) in packs.items():
         if indexed:
-            index = store.pack_index(pack)
+            index = shelf.pack_index(pack)
             if index is None:
                 damaged.add(pack)  # stays: somebody may want to look at it
             else:
@@ -223,7 +220,7 @@ def _sparse(view: _View, spared: _Spared) -> set[str]:
 
 
 def _repack(
-    store: Store, writer: Writer, view: _View, sparse: set[str], report: GcReport
+    shelf: Shelf, writer: Writer, view: _View, sparse: set[str], report: GcReport
 ) -> set[str]:
     """Copies the live chunks of the sparse packs; the packs of which everything was copied."""
     done: set[str] = set()
@@ -233,7 +230,7 @@ def _repack(
             if hashed not in view.live:
                 continue
             try:
-                body = store.backend.read_range(pack_name(pack), where.offset, where.stored_bytes)
+                body = shelf.backend.read_range(pack_name(pack), where.offset, where.stored_bytes)
             except FileNotFoundError:
                 whole = False
                 break

@@ -23,8 +23,9 @@ from typing import Any
 from devproxy import __version__, procfs, proctree, runtime, state
 from devproxy.checkpoint import pages
 from devproxy.checkpoint.files.records import FileEntry
+from devproxy.checkpoint.manifest import check_image_id
 from devproxy.checkpoint.store import Store
-from devproxy.checkpoint.writer import Writer, check_image_id
+from devproxy.checkpoint.writer import Writer
 from devproxy.errors import DevproxyError, Refused
 
 NOT_STORED = (".log",)

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from devproxy.checkpoint.chunker import ChunkRef, digest
@@ -25,10 +26,29 @@ from devproxy.checkpoint.errors import (
     WrongAuthentication,
     WrongChecksum,
 )
+from devproxy.errors import Refused
 
 FORMAT = 2
 READABLE = (1, 2)
 _HEAD_LIMIT = 512
+
+
+@dataclass(frozen=True)
+class Image:
+    """What `devproxy images` shows. Bytes; created in seconds since 1970. problem is "" for a whole image."""
+
+    id: str
+    job: str = ""
+    job_id: str = ""
+    created: float = 0.0
+    epoch: int = 0
+    format: int = 0
+    sizes: dict[str, Any] = field(default_factory=dict)
+    whole: bool = True
+    problem: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def canonical(body: object) -> bytes:
@@ -117,3 +137,28 @@ def chunk_lists(value: object, path: str = "") -> Iterator[tuple[str, list[Chunk
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
             yield from chunk_lists(item, f"{path}[{number}]")
+
+
+def summary(body: dict[str, Any], problem: str = "") -> Image:
+    """Of the image whose manifest has this body."""
+    return Image(
+        id=str(body["image"]),
+        job=str(body.get("job", "")),
+        job_id=str(body.get("job_id", "")),
+        created=float(body.get("created", 0.0)),
+        epoch=int(body.get("epoch") or 0),
+        format=int(body["format"]),
+        sizes=dict(body.get("sizes", {})),
+        whole=not problem,
+        problem=problem,
+    )
+
+
+def check_image_id(image_id: str) -> None:
+    """Raises Refused for an id that cannot be a folder's name."""
+    if (
+        not image_id
+        or image_id.startswith(".")
+        or not all(c.isalnum() or c in "-_.:" for c in image_id)
+    ):
+        raise Refused(f"image id {image_id!r} cannot be used", "letters, digits and - _ . : only")

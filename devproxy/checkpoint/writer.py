@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from blake3 import blake3
 
@@ -46,10 +46,8 @@ from devproxy.checkpoint.packs import (
     index_name,
     pack_name,
 )
+from devproxy.checkpoint.shelf import Shelf
 from devproxy.errors import Refused
-
-if TYPE_CHECKING:
-    from devproxy.checkpoint.store import Image, Store
 
 _WORKERS = 2
 _WINDOW = 24  # batches of 1 MiB under way
@@ -92,18 +90,26 @@ class RangeChunks:
         }
 
 
+def begin(shelf: Shelf, image_id: str) -> Writer:
+    """An upload. Raises Refused when there is such an image."""
+    manifests.check_image_id(image_id)
+    if any(entry.name == "manifest.json" for entry in shelf.backend.list(f"images/{image_id}")):
+        raise Refused(f"image {image_id} is in store {shelf.url} already", "give another id")
+    return Writer(shelf, image_id)
+
+
 class Writer:
-    """Made by Store.writer(). A context manager: leaving it without commit() gives the upload up.
+    """Made by begin(). A context manager: leaving it without commit() gives the upload up.
 
     put_* may be called from several threads. Every error of the store is a StoreError; what was stored until then
     serves the next try.
     """
 
-    def __init__(self, store: Store, image_id: str) -> None:
+    def __init__(self, shelf: Shelf, image_id: str) -> None:
         self.image_id = image_id
         self.counts: dict[str, KindCount] = {kind: KindCount() for kind in KINDS}
-        self._store = store
-        self._backend = store.backend
+        self._shelf = shelf
+        self._backend = shelf.backend
         self._mu = threading.Lock()  # the open pack, _new, counts
         self._new: dict[bytes, int] = {}  # chunks of this upload -> raw bytes
         self._pack: _Pack | None = None
@@ -116,7 +122,7 @@ class Writer:
         # The order of these three is the upload's half of the agreement with gc (gc.py).
         self._marker = Marker(self._backend, UPLOADS, {"image": image_id})
         try:
-            self._known: dict[bytes, Location] = store.known_chunks(self._marker)
+            self._known: dict[bytes, Location] = shelf.known_chunks(self._marker)
         except BaseException:
             self._marker.end()
             raise
@@ -271,7 +277,7 @@ class Writer:
             )
         target = self._pack.object
         offset = target.size
-        with named("write a pack", f"{pack_name(self._pack.pack)} in store {self._store.url}"):
+        with named("write a pack", f"{pack_name(self._pack.pack)} in store {self._shelf.url}"):
             fault.point("store_pack_write")
             target.append(body)
         self._pack.records.append(Record(hashed, offset, len(body), raw_bytes, codec))
@@ -296,7 +302,7 @@ class Writer:
             pack.object.abandon()
             raise
         name = index_name(pack.pack)
-        with named("write an index", f"{name} in store {self._store.url}"):
+        with named("write an index", f"{name} in store {self._shelf.url}"):
             fault.point("store_index_write")
             self._backend.write(
                 name, encode_index(pack_bytes, pack.records), stage="write an index", durable=True
@@ -323,7 +329,7 @@ class Writer:
         total["per_kind"] = per_kind
         return total
 
-    def commit(self, manifest: dict[str, Any]) -> Image:
+    def commit(self, manifest: dict[str, Any]) -> manifests.Image:
         """Makes the image: from the manifest's rename on it is whole. `manifest` brings job, job_id and epoch.
 
         Raises StaleJob when the job was restored elsewhere, UploadLost when a gc took this upload for dead, and
@@ -341,10 +347,10 @@ class Writer:
         job_id, epoch = body.get("job_id"), body.get("epoch")
         self._check_still_ours(job_id, epoch)
         name = f"images/{self.image_id}/manifest.json"
-        label = f"{name} in store {self._store.url}"
+        label = f"{name} in store {self._shelf.url}"
         with named("write the manifest", label):
             fault.point("store_manifest_write")
-            data = manifests.encode(body, self._store.key)
+            data = manifests.encode(body, self._shelf.key)
             self._backend.write(name, data, stage="write the manifest", durable=True)
         self.whole = True
         with named("end the upload", label):
@@ -358,7 +364,7 @@ class Writer:
                 self.whole = False
             raise
         self._close()
-        return self._store.summary(body)
+        return manifests.summary(body)
 
     def _check_references(self, body: dict[str, Any]) -> None:
         for label, refs in manifests.chunk_lists(body):
@@ -375,7 +381,7 @@ class Writer:
 
     def _check_still_ours(self, job_id: object, epoch: object) -> None:
         if isinstance(job_id, str) and isinstance(epoch, int):
-            self._store.check_epoch(job_id, epoch)
+            self._shelf.check_epoch(job_id, epoch)
         if not self._marker.exists():
             raise UploadLost(self.image_id, "a gc took this upload for dead")
         there = {entry.name for entry in self._backend.list("packs")}
@@ -434,13 +440,3 @@ def _read_chunks(stream: IO[bytes], chunk_bytes: int) -> Iterator[memoryview]:
         if not have:
             return
         yield memoryview(b"".join(parts) if len(parts) > 1 else parts[0])
-
-
-def check_image_id(image_id: str) -> None:
-    """Raises Refused for an id that cannot be a folder's name."""
-    if (
-        not image_id
-        or image_id.startswith(".")
-        or not all(c.isalnum() or c in "-_.:" for c in image_id)
-    ):
-        raise Refused(f"image id {image_id!r} cannot be used", "letters, digits and - _ . : only")

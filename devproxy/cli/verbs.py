@@ -23,7 +23,8 @@ from devproxy.log import say
 from devproxy.machine import show_bytes
 
 if TYPE_CHECKING:
-    from devproxy.checkpoint.store import Image, Store
+    from devproxy.checkpoint.manifest import Image
+    from devproxy.checkpoint.store import Store
 
 EXIT_INTERRUPTED = 130
 LONGEST_CUT_WAIT_MS = 24 * 3600 * 1000
@@ -204,7 +205,9 @@ def logs(arguments: argparse.Namespace) -> int:
 
 def open_store(given: str | None) -> Store | None:
     """The store named, or the default one. None where the default one was never used. Raises Refused, StoreError."""
-    from devproxy.checkpoint.store import Store
+    from devproxy.checkpoint.store import (
+        Store,
+    )  # blake3 and zstandard: not for verbs without a store
 
     url = given or state.default_store()
     path = url.removeprefix("file://")
@@ -327,14 +330,16 @@ def restore(arguments: argparse.Namespace) -> int:
         "allow_other_gpu": arguments.allow_other_gpu,
     }
     if arguments.attach:
-        from devproxy.control import agent
+        from devproxy.control import agent  # gRPC and the coordinator: the others talk to a daemon
 
         return agent.run_foreground(spec)
     return _restore_detached(arguments, spec)
 
 
 def _restore_detached(arguments: argparse.Namespace, spec: dict[str, Any]) -> int:
-    from devproxy.control._pb import job_pb2 as pb
+    from devproxy.control._pb import (
+        job_pb2 as pb,
+    )  # protobuf is loaded by the first call (client.py)
 
     request = pb.RestoreRequest(
         **{key: value for key, value in spec.items() if value is not None},

@@ -25,7 +25,8 @@ from devproxy.checkpoint.errors import (
     TruncatedManifest,
     WrongAuthentication,
 )
-from devproxy.checkpoint.store import Image, Store
+from devproxy.checkpoint.manifest import Image
+from devproxy.checkpoint.store import Store
 from devproxy.errors import Refused
 
 BUCKET = "images"

@@ -35,8 +35,9 @@ from devproxy.checkpoint.errors import (
     StoreGone,
     UploadLost,
 )
+from devproxy.checkpoint.manifest import Image
 from devproxy.checkpoint.markers import Marker
-from devproxy.checkpoint.store import Image, Store
+from devproxy.checkpoint.store import Store
 from devproxy.errors import Refused
 
 
@@ -637,7 +638,7 @@ class TestGc:
         data = noise(0, MIB)
         save(store, "a", data)
         store.remove_image("a")
-        tombstone = Marker(store.backend, markers.TOMBSTONES, {"victims": store._pack_ids()})
+        tombstone = Marker(store.backend, markers.TOMBSTONES, {"victims": store.pack_ids()})
         image = save(store, "b", data)
         assert image.sizes["new"] == MIB
         assert store.gc().busy == ["another gc is running"]
