@@ -19,7 +19,7 @@ import shutil
 import stat
 import time
 
-from devproxy import config
+from devproxy import config, proctree
 from devproxy.errors import Refused
 
 BUILD_KEEP_S = 24 * 3600.0
@@ -187,8 +187,6 @@ def take_over_build(path: str) -> None:
 
 def _prune(builds: str) -> None:
     """Copies that no start has used for a day and no living process maps. Images carry their own."""
-    from devproxy import proctree
-
     now = time.time()
     for name in os.listdir(builds):
         path = os.path.join(builds, name)

@@ -12,6 +12,7 @@ What CRIU is told, and why (version 4.2.1, images/rpc.proto and criu/cr-service.
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import re
 import select
@@ -202,8 +203,6 @@ class Criu:
     @cached_property
     def _rpc(self) -> Any:
         """The generated messages. Only this module of pycriu: the package itself imports all image formats."""
-        import importlib.util
-
         name = "devproxy_criu_rpc_pb2"
         if name not in sys.modules:
             path = os.path.join(self.pycriu_dir, "pycriu", "rpc_pb2.py")

@@ -22,7 +22,7 @@ from devproxy.proxy import stats
 
 def _abi() -> bytes:
     """The ABI id to say hello with; zeros where nothing is built (then the server says so)."""
-    from devproxy.proxy import preflight, supervisor
+    from devproxy.proxy import preflight, supervisor  # not for the verbs that ask no server
 
     try:
         return bytes.fromhex(
@@ -187,7 +187,7 @@ def _print_server(server: dict[str, Any]) -> None:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """What is missing here, and the command that mends it. Exit code 1 when something needed is missing."""
-    from devproxy.cli import doctor as examine
+    from devproxy.cli import doctor as examine  # half of devproxy, for this verb alone
 
     findings = examine.examine(arguments.python)
     if arguments.json:
@@ -203,7 +203,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 def build_torch(arguments: argparse.Namespace) -> int:
     """Builds the software GPU's torch plugin for one Python's torch."""
-    import importlib
+    import importlib  # an installed devproxy may come without the builder
 
     try:
         builder = importlib.import_module("devproxy.torch.build")

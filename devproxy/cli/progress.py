@@ -31,6 +31,7 @@ class Show:
 
     def __enter__(self) -> Show:
         if self._mode == "bar":
+            # An import of 0.1 s: not where the output is no terminal.
             from rich.console import Console
             from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
             from rich.progress import Progress as Bars

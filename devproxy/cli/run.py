@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from devproxy import config, machine, proctree, runtime, state
+from devproxy import __version__, config, machine, proctree, runtime, state
 from devproxy.control.late_agent import LateAgent
 from devproxy.errors import EXIT_REFUSED, EXIT_SERVER_LOST, DevproxyError, Refused
 from devproxy.log import say
@@ -277,6 +277,7 @@ def _run_command(options: Options, tree: Tree, mask: set[int]) -> int:
 
 
 def _say_summary(options: Options, tree: Tree, proof: Proof, wall_s: float, code: int) -> None:
+    # For these jobs alone, and at their end.
     import json
 
     from devproxy.cli import summary
@@ -299,7 +300,7 @@ def _say_summary(options: Options, tree: Tree, proof: Proof, wall_s: float, code
 
 def _fail(error: DevproxyError, as_json: bool) -> int:
     if as_json:
-        import json
+        import json  # nothing is started
 
         facts = {"error": error.what, "remedy": error.remedy, "exit_code": error.exit_code}
         sys.stderr.write(json.dumps(facts) + "\n")
@@ -314,8 +315,6 @@ def _main(argv: list[str]) -> int:
         sys.stdout.write(USAGE)
         return 0
     if "--version" in own:
-        from devproxy import __version__
-
         sys.stdout.write(f"devproxy {__version__}\n")
         return 0
     as_json = "--json" in own

@@ -6,6 +6,7 @@ import sys
 
 
 def show_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    # An import of 0.1 s: not for verbs that show no table.
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

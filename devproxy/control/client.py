@@ -22,6 +22,7 @@ from devproxy.control.coordinator_api import GONE, ImageFacts, JobStatus
 from devproxy.errors import DevproxyError, Refused
 from devproxy.node.stages import Report
 
+# Late imports: the first call loads gRPC and protobuf.
 if TYPE_CHECKING:
     from devproxy.control._pb import job_pb2 as pb
     from devproxy.control.quiet_grpc import grpc

@@ -38,6 +38,7 @@ from devproxy.errors import (
 )
 from devproxy.node import burial
 
+# Late imports: of daemons that start at once, all but one only say BUSY, and load no gRPC.
 if TYPE_CHECKING:
     from devproxy.control._pb import job_pb2 as pb
     from devproxy.control.quiet_grpc import grpc

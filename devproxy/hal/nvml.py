@@ -150,7 +150,7 @@ def read(driver: str = "") -> Machine:
     Raises Refused where the Python package or the library is not there, or the library cannot be started.
     """
     try:
-        import pynvml
+        import pynvml  # an optional package
     except ImportError:
         raise Refused(
             "health and topology of GPUs cannot be read: no package nvidia-ml-py",

@@ -1,7 +1,4 @@
-"""What of a killed job's folder is needed after it: set as runtime.before_removal by everybody who sweeps.
-
-Imports little until it has something to do: devproxy-run loads it at every start.
-"""
+"""What of a killed job's folder is needed after it: set as runtime.before_removal by everybody who sweeps."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ def bury(path: str) -> None:
     staging = os.path.join(config.state_dir(), "staging")
     if not os.path.exists(os.path.join(path, runtime.JOURNAL)) and not os.path.isdir(staging):
         return
+    # devproxy-run loads this module at every start, and seldom needs these.
     import shutil
 
     from devproxy import state

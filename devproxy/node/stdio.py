@@ -29,6 +29,7 @@ import stat
 import threading
 import time
 
+# Late imports: devproxy-run loads this at every start; few jobs have a terminal, and most are never dumped.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

@@ -12,7 +12,7 @@ import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 
-# Every process of a job imports this module: what is costly to import is imported where it is used.
+# Late imports: every process of a job loads this module, and most never import torch.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
