@@ -7,7 +7,7 @@ for the wheels of the device's Python. The torch plugin for the device's version
 environment with that version (make .venv-cuda-2.11.0/.ready TORCH=2.11.0: several GB, so nothing does it unasked). The bundle:
 
     manifest.json        versions, commit, what each binary needs of the device; size and sha256 of every file
-    gpu_check.py         the check itself, standard library only; gpu_torch_compare.py is a part of it
+    gpu_check.py         the check itself, with gpucheck/; standard library and py/ only
     lib/                 client libraries, devproxy-server, devproxy-init, without debug information
     lib/torch-2.11-cuda/ the torch plugin with its executors
     py/                  the Python side of devproxy
@@ -127,8 +127,8 @@ def add_python(out: Path) -> None:
     if not (ROOT / "devproxy/control/_pb/job_pb2.py").exists():
         raise Refused("devproxy/control/_pb is not there: make build")
     copy_tree(ROOT / "devproxy", out / "py" / "devproxy", "*.py", "py.typed")
-    for name in ("gpu_check.py", "gpu_torch_compare.py"):
-        copy(ROOT / "scripts" / name, out / name)
+    copy(ROOT / "scripts" / "gpu_check.py", out / "gpu_check.py")
+    copy_tree(ROOT / "scripts" / "gpucheck", out / "gpucheck", "*.py")
 
 
 def cuda_include() -> Path:

@@ -17,12 +17,11 @@ import time
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from devproxy import layout, machine
+from devproxy import layout
 from tests.integration.needs import require_criu, require_nvcc
 from tests.integration.test_programs import build_program
 from tests.living import matching
@@ -30,21 +29,16 @@ from tests.unit.test_hal_cuda import FAKE, compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
+sys.path.insert(0, str(SCRIPT.parent))
 
-
-def load_script(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-gpu_check: Any = load_script(SCRIPT)
-compare: Any = gpu_check.compare_torch
-gpu_bundle: Any = load_script(ROOT / "scripts" / "gpu_bundle.py")
+import gpu_bundle  # noqa: E402
+from gpucheck import campaign as campaigns  # noqa: E402
+from gpucheck import torch_compare as compare  # noqa: E402
+from gpucheck.checkpoints import servers_say  # noqa: E402
+from gpucheck.stage import ORDER, Stage  # noqa: E402
+from gpucheck.stages import STAGES  # noqa: E402
+from gpucheck.stages.modules import LAYOUTS  # noqa: E402
+from gpucheck.stages.programs import REGISTERED  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +86,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (made / "programs" / "cudart" / name).write_text(f"#!/bin/sh\n{text}\n")
         (made / "programs" / "cudart" / name).chmod(0o755)
     (made / "kernels").mkdir()
-    slots = {n: " ".join(f"{o}:{s}" for o, s in p) for n, p in gpu_check.LAYOUTS.items()}
+    slots = {n: " ".join(f"{o}:{s}" for o, s in p) for n, p in LAYOUTS.items()}
     text = "".join(f"kernel {name} {params}\n" for name, params in slots.items())
     text += "kernel slow 0:8\nglobal table 16\nglobal zeroes 4096\n"
     for form in ("cubin", "ptx"):
@@ -144,7 +138,7 @@ def check(
 def test_dry_run(bundle: Path, fake: Path, tmp_path: Path) -> None:
     """Every stage on the fake. The address stages pass; what a fake cannot do is named; the proxied half works."""
     root = as_root(tmp_path, fake)
-    names = [stage.name for stage in gpu_check.STAGES]
+    names = [stage.name for stage in STAGES]
     dry = [n for n in names if n != "e_dump" and "e_dump" not in needs_of(n)]
     out = tmp_path / "out"
     options = ["--driver", str(fake), "--sysroot", str(root), "--only", ",".join(dry)]
@@ -257,16 +251,17 @@ def campaign(
     """In a process of its own, since the campaign ends whatever is below its process."""
     stages = {name: (limits or {}).get(name, GOOD_LIMITS) for name in bodies}
     program = (
-        "import importlib.util, json, pathlib, sys\n"
-        f"spec = importlib.util.spec_from_file_location('gpu_check', {str(SCRIPT)!r})\n"
-        "g = importlib.util.module_from_spec(spec); sys.modules['gpu_check'] = g\n"
-        "spec.loader.exec_module(g)\n"
-        "g.become_subreaper()\n"
+        "import json, pathlib, sys\n"
+        f"sys.path[:0] = [{str(SCRIPT.parent)!r}, {str(ROOT)!r}]\n"
+        "from gpucheck.campaign import campaign\n"
+        "from gpucheck.stage import Stage\n"
+        "from devproxy.proxy.command import become_subreaper\n"
+        "become_subreaper()\n"
         f"bodies, figure = {bodies!r}, {FIGURE!r}\n"
         "out = pathlib.Path(sys.argv[1])\n"
-        f"stages = [g.Stage(n, *limits) for n, limits in {stages!r}.items()]\n"
+        f"stages = [Stage(n, *limits) for n, limits in {stages!r}.items()]\n"
         "command = lambda s, r: [sys.executable, '-c', figure + bodies[s.name], str(r)]\n"
-        f"g.campaign(stages, command, out, out, {{'about': 1}}, {limit_s})\n"
+        f"campaign(stages, command, out, out, {{'about': 1}}, {limit_s})\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
     found = json.loads((tmp_path / "gpu-check.json").read_text())
@@ -321,7 +316,7 @@ def test_a_hanging_stage_leaves_the_last_one_its_time(tmp_path: Path) -> None:
     """Its own limit would take all that there is; and what was cut short is asked for again."""
     bodies = {"hangs": BODIES["hangs"], "last": BODIES["last"]}
     limits = {"hangs": (600.0, 0.5), "last": (30.0, 25.0)}
-    hangs, last = campaign(tmp_path, bodies, limit_s=27 + gpu_check.ENDING_S, limits=limits)
+    hangs, last = campaign(tmp_path, bodies, limit_s=27 + campaigns.ENDING_S, limits=limits)
     assert hangs["status"] == "failed"
     assert hangs["figures"] == {"n": 2}
     assert "no end after 2 s (of its 600: later stages need the rest); killed" in hangs["text"]
@@ -329,57 +324,50 @@ def test_a_hanging_stage_leaves_the_last_one_its_time(tmp_path: Path) -> None:
 
 
 def test_what_a_stage_may_take() -> None:
-    early, late = gpu_check.Stage("early", 100, 5), gpu_check.Stage("late", 50, 20)
-    spare = gpu_check.Stage("spare", 50, 40, call=2)
-    everything, none, ending = [late, spare], frozenset[str](), gpu_check.ENDING_S
-    assert gpu_check.limit_of(early, everything, 300, none) == 100
+    early, late = Stage("early", 100, 5), Stage("late", 50, 20)
+    spare = Stage("spare", 50, 40, call=2)
+    everything, none, ending = [late, spare], frozenset[str](), campaigns.ENDING_S
+    assert campaigns.limit_of(early, everything, 300, none) == 100
     assert (
-        gpu_check.limit_of(early, everything, 60 + ending, none) == 40
+        campaigns.limit_of(early, everything, 60 + ending, none) == 40
     )  # a spare one gets nothing
-    assert gpu_check.limit_of(early, everything, 22, none) == 5  # never less than it needs itself
+    assert campaigns.limit_of(early, everything, 22, none) == 5  # never less than it needs itself
     asked = frozenset({"early", "spare"})
     assert (
-        gpu_check.limit_of(early, everything, 60 + ending, asked) == 20
+        campaigns.limit_of(early, everything, 60 + ending, asked) == 20
     )  # unless it was asked for
 
 
-# -- facts that are said twice, because the script stands alone ----------------------------------------------------------
-
-
-def test_the_script_knows_devproxys_layout() -> None:
-    ours = (layout.RANGE_BASE, layout.RANGE_BYTES, layout.DEVICE_BYTES, layout.MAX_SLOTS)
-    script = (gpu_check.RANGE_BASE, gpu_check.RANGE_BYTES, gpu_check.DEVICE_BYTES, gpu_check.SLOTS)
-    assert script == ours
-    assert gpu_check.DRIVER_PLACES == machine.CUDA_DRIVER_PLACES
+# -- the stages ------------------------------------------------------------------------------------------------------
 
 
 def test_the_limits_fit_the_device_tool() -> None:
     """Three calls are enough: each stage gets its least in one of them, and some time is over."""
-    total = gpu_check.TOTAL_LIMIT_S
+    total = campaigns.TOTAL_LIMIT_S
     assert total < 540
-    assert all(s.least_s <= s.limit_s for s in gpu_check.STAGES)
+    assert all(s.least_s <= s.limit_s for s in STAGES)
     for call in (1, 2, 3):
-        mine = [s for s in gpu_check.STAGES if s.call == call]
+        mine = [s for s in STAGES if s.call == call]
         brought = {"prepare", *(n for s in mine for n in s.needs)}
-        asked = [s for s in gpu_check.STAGES if s in mine or s.name in brought]
+        asked = [s for s in STAGES if s in mine or s.name in brought]
         assert sum(s.least_s for s in asked) < 0.85 * total, call
 
 
 def needs_of(name: str) -> tuple[str, ...]:
-    needs: tuple[str, ...] = next(s for s in gpu_check.STAGES if s.name == name).needs
+    needs: tuple[str, ...] = next(s for s in STAGES if s.name == name).needs
     return needs
 
 
 def test_the_order_of_the_stages() -> None:
     """First what decides most, and what that stands on; each stage behind those whose figures it reads."""
-    names = [s.name for s in gpu_check.STAGES]
-    assert names == list(gpu_check.ORDER)
+    names = [s.name for s in STAGES]
+    assert names == list(ORDER)
     assert names[:7] == ["prepare", "machine", "driver", "a_ranges", "c_first", "t_first", "t_ops"]
-    calls = [s.call for s in gpu_check.STAGES]
+    calls = [s.call for s in STAGES]
     assert calls == sorted(calls)
     for number, name in enumerate(names):
         assert set(needs_of(name)) <= set(names[:number]), name
-    assert all(s.call == 1 for s in gpu_check.STAGES if s.name[:2] in ("a_", "b_", "e_", "t_"))
+    assert all(s.call == 1 for s in STAGES if s.name[:2] in ("a_", "b_", "e_", "t_"))
 
 
 def test_a_folder_that_goes_while_the_servers_logs_are_looked_for(
@@ -400,7 +388,7 @@ def test_a_folder_that_goes_while_the_servers_logs_are_looked_for(
 
     monkeypatch.setattr(os, "scandir", goes)
     setup = types.SimpleNamespace(shm=lambda: tmp_path)
-    assert gpu_check.servers_say(setup, "dumped") == (5, 7.0)
+    assert servers_say(setup, "dumped") == (5, 7.0)
     assert not staging.exists()
     staging.mkdir()
     assert [path.name for path in matching(tmp_path, "**/*.log")] == ["gpu0.log"]
@@ -447,7 +435,7 @@ def test_the_bundle_is_whole_and_its_stages_run(tmp_path: Path) -> None:
         assert named.get(name, "") in results[name]["text"]
     registered = results["c_registered"]["figures"]
     assert registered["copies"] == {"native": "pass", "proxied": "pass"}
-    assert {name for name, _ in made["cudart"]} >= set(gpu_check.REGISTERED)
+    assert {name for name, _ in made["cudart"]} >= set(REGISTERED)
     medians = results["d_cost"]["figures"]["medians"]
     assert set(medians["launch_async_us"]["ratio"]) == {"proxied", "namespaces", "registered"}
     assert medians["h2d_pinned_1MiB_GBps"]["native"] > 0

@@ -1,4 +1,4 @@
-"""No module of the Python side imports itself by way of others, and what is imported late says why.
+"""No module of our Python imports itself by way of others, and what is imported late says why.
 
 import-linter knows the layers (pyproject.toml); it does not look for circles below one layer. Here every import counts: at
 the top, inside a function, for type checkers alone.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("devproxy", "codegen")
+PACKAGES = {"devproxy": ROOT, "codegen": ROOT, "gpucheck": ROOT / "scripts"}
 GENERATED = "devproxy.control._pb"
 # One circle. It goes when the control folder is put in layers; then these lines go too.
 STILL_OPEN = {f"devproxy.control.{name}" for name in ("agent", "coordinator", "job", "restore")}
@@ -19,9 +19,9 @@ STILL_OPEN = {f"devproxy.control.{name}" for name in ("agent", "coordinator", "j
 
 def modules() -> dict[str, Path]:
     found = {}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
+    for package, folder in PACKAGES.items():
+        for path in sorted((folder / package).rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             if not name.startswith(GENERATED):
                 found[name] = path

@@ -1,7 +1,4 @@
-"""Two runs of one of torch's programs (tests/gpu/torch_cases.py), natively and through the proxy: started, and compared.
-
-A part of gpu_check.py: standard library only.
-"""
+"""Two runs of one of torch's programs (tests/gpu/torch_cases.py), natively and through the proxy: started, and compared."""
 
 from __future__ import annotations
 

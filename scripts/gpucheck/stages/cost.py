@@ -1,0 +1,181 @@
+"""What calls and steps cost, natively and through the proxy in turn."""
+
+from __future__ import annotations
+
+import json
+import queue
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpucheck.campaign import time_left_s
+from gpucheck.ends import Failed
+from gpucheck.report import Report
+from gpucheck.running import Way, read
+from gpucheck.setup import Setup, cannot_register
+from gpucheck.stage import stage
+from gpucheck.torch_sides import need_plugin, torch_line, torch_ways
+
+# Of the native time of a step.
+TORCH_TARGETS = {"resnet50": 1.01, "bert_base": 1.01, "gpt2_small": 1.01, "launch_bound": 1.0}
+TORCH_STEPS = {"resnet50": 8, "bert_base": 8, "gpt2_small": 8, "launch_bound": 500}
+PAIRS = 7
+
+
+class Partner:
+    """A program that is told by lines what to do and answers each with a line of JSON (tests/gpu/torch_cost.py)."""
+
+    def __init__(self, way: Way, line: Sequence[str], log: Path) -> None:
+        self.log = log
+        with open(log, "wb") as said:
+            self.process = subprocess.Popen(
+                [*way.prefix, *line], env=way.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=said, start_new_session=True,
+            )  # fmt: skip
+        self.lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            if line.startswith(b"{"):
+                self.lines.put(line.decode(errors="replace"))
+        self.lines.put("")
+
+    def answer(self, limit_s: float) -> dict[str, Any]:
+        try:
+            line = self.lines.get(timeout=max(0.1, limit_s))
+        except queue.Empty:
+            raise Failed(f"no answer within {limit_s:.0f} s") from None
+        if not line:
+            said = (read(str(self.log)) or "").splitlines()[-3:]
+            raise Failed(f"the program ended: {' | '.join(said)[:500]}")
+        facts: dict[str, Any] = json.loads(line)
+        return facts
+
+    def ask(self, line: str, limit_s: float) -> dict[str, Any]:
+        assert self.process.stdin
+        self.process.stdin.write(f"{line}\n".encode())
+        self.process.stdin.flush()
+        return self.answer(limit_s)
+
+
+@stage(120, 40)
+def t_cost(setup: Setup, report: Report) -> None:
+    """A step of ResNet-50, BERT base, GPT-2 small and of twenty small ops, natively and proxied by turns: medians and ratios."""
+    need_plugin(setup)
+    ways = dict(zip(("native", "proxied"), torch_ways(setup), strict=True))
+    line = torch_line(setup, "torch_cost.py")
+    partners = {title: Partner(way, line, setup.work / f"cost-{title}.log") for title, way in ways.items()}  # fmt: skip
+    wrong = []
+    try:
+        ready = {title: one.answer(min(100, time_left_s() - 10)) for title, one in partners.items()}
+        report.put("ready", {title: facts["ready"] for title, facts in ready.items()})
+        cases = [c for c in TORCH_TARGETS if c in ready["native"]["cases"]]
+        for number, case in enumerate(reversed(cases)):  # the launch-bound one first: it is quick
+            budget = (time_left_s() - 8) / (len(cases) - number)
+            if why := cost_of(case, partners, report, budget, setup.small):
+                wrong.append(f"{case}: {why}")
+        for one in partners.values():
+            assert one.process.stdin
+            one.process.stdin.close()
+    except (BrokenPipeError, Failed) as error:
+        wrong.append(str(error) or "a program ended")
+    if wrong:
+        raise Failed("; ".join(wrong))
+
+
+def cost_of(case: str, partners: dict[str, Partner], report: Report, budget_s: float, small: bool) -> str:  # fmt: skip
+    """Puts medians and ratios into the report. Returns what is wrong: not the ratios, those are only shown."""
+    end = time.monotonic() + budget_s
+    steps = 2 if small else TORCH_STEPS[case]
+    losses = {}
+    for title, partner in partners.items():
+        answer = partner.ask(f"warm {case} {2 if small else 12}", end - time.monotonic() + 20)
+        if "error" in answer:
+            return f"{title}: {answer['error']}"
+        losses[title] = answer["loss"]
+    taken: dict[str, dict[str, list[float]]] = {}
+    for turn in range(2 if small else PAIRS):
+        began = time.monotonic()
+        order = list(partners) if turn % 2 == 0 else list(reversed(partners))
+        for title in order:
+            answer = partners[title].ask(
+                f"time {case} {steps}", max(10, end - time.monotonic() + 20)
+            )
+            if "error" in answer:
+                return f"{title}: {answer['error']}"
+            for key in ("ms", "waiting_ms"):
+                taken.setdefault(key, {}).setdefault(title, []).append(answer[key])
+        if time.monotonic() + (time.monotonic() - began) > end:  # another turn would not fit
+            break
+    for partner in partners.values():
+        partner.ask(f"drop {case}", 20)
+    facts: dict[str, Any] = {"target": TORCH_TARGETS[case], "loss": losses}
+    for key, sides in taken.items():
+        pairs = [b / a for a, b in zip(sides["native"], sides["proxied"], strict=True)]
+        facts[key] = {t: round(statistics.median(v), 4) for t, v in sides.items()}
+        facts[key] |= {
+            "ratio_of_medians": round(facts[key]["proxied"] / facts[key]["native"], 4),
+            "median_of_ratios": round(statistics.median(pairs), 4),
+            "pairs": [[round(a, 4), round(b, 4)] for a, b in zip(sides["native"], sides["proxied"], strict=True)],
+        }  # fmt: skip
+    facts["target_met"] = facts["ms"]["ratio_of_medians"] <= TORCH_TARGETS[case]
+    report.put(case, facts)
+    return ""
+
+
+@stage(130, 40, call=2, needs=("e_host_memory",))
+def d_cost(setup: Setup, report: Report) -> None:
+    """What calls cost at the client, in turn natively, proxied, as a job that can be checkpointed, and with pinned memory
+    registered: medians of up to three runs each, and their ratios."""
+    ways = {
+        "native": setup.native(),
+        "proxied": setup.proxied("--plain"),
+        "namespaces": setup.proxied(),
+        "registered": setup.proxied("--plain", registered=True),
+    }
+    if why := cannot_register(setup):
+        report.put("registered", f"refused: {why}")
+        del ways["registered"]
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    # Turn by turn, so that whatever time there is, each way has had as much of it.
+    for turn in range(1 if setup.small else 3):
+        for title in ("cost", "cudart/cost"):
+            program = setup.bundle / "programs" / title
+            if not program.exists():
+                continue
+            for name, way in ways.items():
+                if turn and not found.get((title, name)):
+                    continue  # it did not run the first time
+                done = way.run([str(program), *(["small"] if setup.small else [])], 30)
+                if done.code:
+                    report.say(f"{title}, {name}, run {turn}: {done.code}: {done.err.strip()[-800:]}")  # fmt: skip
+                    if name in ("native", "proxied"):
+                        raise Failed(f"{title}, {name}: it does not run: {done.brief()}")
+                    continue
+                found.setdefault((title, name), []).append(json.loads(done.out.splitlines()[0]))
+                report.put(f"{title}, {name}, runs", found[title, name])
+        table = medians_of(found)
+        report.put("medians", table)
+        for call in ("launch_async_us", "cudart_launch_async_us"):
+            if row := table.get(call):
+                report.put(f"{call}, target met", {n: row[n] <= row["native"] for n in ways if n in row and n != "native"})  # fmt: skip
+    if lost := [f"{title}, {n}" for title, _ in found for n in ways if not found.get((title, n))]:
+        raise Failed(f"did not run: {', '.join(sorted(set(lost)))}")
+
+
+def medians_of(found: dict[tuple[str, str], list[dict[str, float]]]) -> dict[str, Any]:
+    """By the call's name: the median of each way's runs, and what it is of the native one."""
+    table: dict[str, Any] = {}
+    for (_, way), runs in found.items():
+        for call in runs[0]:
+            table.setdefault(call, {})[way] = statistics.median(one[call] for one in runs)
+    for row in table.values():
+        if native := row.get("native"):
+            row["ratio"] = {w: round(us / native, 3) for w, us in row.items() if w != "native"}
+    return table
