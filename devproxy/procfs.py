@@ -236,6 +236,14 @@ def parse_fdinfo(text: bytes) -> FdInfo:
     return FdInfo(int(facts[b"flags"], 8), None if index is None else int(index))
 
 
+# --- the machine ---
+
+
+def boot_id() -> str:
+    """Another one after each start of the machine; "" where the system does not say."""
+    return _read("/proc/sys/kernel/random/boot_id").decode(errors="replace").strip()
+
+
 def _read(path: str) -> bytes:
     """All of it; empty where the process has ended, or is not ours to look at."""
     try:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from devproxy import procfs
 from devproxy.checkpoint.errors import StoreError, StoreFull, StoreGone
 from devproxy.errors import DevproxyError, Refused
 
@@ -283,10 +284,9 @@ class LocalBackend:
 
 def _namespace() -> str:
     """Which pids are meant: the boot and the pid namespace. "?" where the system does not say."""
+    boot = procfs.boot_id()[:8]
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()[:8]
-        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
+        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}" if boot else "?"
     except OSError:
         return "?"
 

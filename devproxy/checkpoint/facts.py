@@ -83,7 +83,7 @@ def host_facts() -> dict[str, Any]:
         "kernel": name.release,
         "machine": name.machine,
         "hostname": name.nodename,
-        "boot_id": _line("/proc/sys/kernel/random/boot_id"),
+        "boot_id": procfs.boot_id(),
         "distribution": _distribution(),
         "cpu": {"model": model, "flags": flags, "count": len(os.sched_getaffinity(0))},
         "page_bytes": os.sysconf("SC_PAGE_SIZE"),

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from devproxy import procfs
 from devproxy.checkpoint.backend import Backend
 from devproxy.checkpoint.errors import StoreError
 
@@ -33,9 +34,9 @@ def new_id() -> str:
 def identity() -> dict[str, Any]:
     """This process, as another one of the same boot and pid namespace can look it up."""
     facts: dict[str, Any] = {"host": os.uname().nodename, "pid": os.getpid()}
+    if boot := procfs.boot_id():
+        facts["boot"] = boot
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            facts["boot"] = file.read().strip()
         facts["pid_namespace"] = os.stat("/proc/self/ns/pid").st_ino
         facts["started_ticks"] = _started_ticks(os.getpid())
     except OSError:

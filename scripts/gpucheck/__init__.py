@@ -4,7 +4,7 @@
 
 Standard library only, Python 3.10 or later, no network. It lies in the bundle that scripts/gpu_bundle.py makes, or is
 given one by --bundle. Each stage is a process of its own with a time limit: when one hangs or dies, its figures so far
-are kept and the next one begins; none takes the time that later ones need at least. DIR ($OUT, else build/gpu-check)
+are kept and the next one begins; each leaves the later ones the least time that they need. DIR ($OUT, else build/gpu-check)
 gets
 
     gpu-check.json    `stages`: name, status (ok, failed, refused, not_run), seconds, figures, text; written after each.

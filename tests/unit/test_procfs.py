@@ -157,3 +157,8 @@ def test_descriptors(tmp_path: Path) -> None:
     assert procfs.fdinfo("self", fd) is None
     master = b"pos:\t0\nflags:\t02100002\nmnt_id:\t26\nino:\t88\ntty-index:\t12\n"
     assert procfs.parse_fdinfo(master) == procfs.FdInfo(0o2100002, 12)
+
+
+def test_boot_id() -> None:
+    assert procfs.boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert len(procfs.boot_id()) == 36

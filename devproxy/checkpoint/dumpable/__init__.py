@@ -1,7 +1,7 @@
-"""What of a job's process tree CRIU cannot dump, or what would be lost: found before anything is stopped, and named.
+"""Finds what in a job's process tree CRIU cannot dump or a restore would lose, and names it, before anything is stopped.
 
-Looks through /proc and sock_diag from outside; nothing waits for it. Called with the pid (as we see it) of the first
-process of the job's PID namespace.
+It looks through /proc and sock_diag from outside, and the job runs on. It is called with the pid (as we see it) of the
+first process of the job's PID namespace.
 
 Each rule was tried against CRIU 4.2.1, kernel 6.18, `--external mnt[] --tcp-established --network-lock skip --file-locks
 --link-remap`, by dump and restore (tests/unit/test_dumpable.py does it again):

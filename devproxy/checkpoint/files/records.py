@@ -12,7 +12,7 @@ YOUNG_NS = 50_000_000
 
 @dataclass(slots=True)
 class FileEntry:
-    """One file at the cut. The coordinator stores what lies at `staged` and fills `refs`."""
+    """A file, as a manifest lists it. The coordinator stores what lies at `staged` and fills `refs`."""
 
     path: str
     # present | directory | symlink | absent; listed only: too-large | shared-fs | special. "mark" is no file: `size`
