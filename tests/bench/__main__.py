@@ -38,6 +38,7 @@ STEP_TARGETS = {"resnet": 1.05, "gpt": 1.05, "lstm": 1.2, "mlp": 2.0}
 STEPS_PER_TURN = {"resnet": 2, "gpt": 4, "lstm": 6, "mlp": 100}
 OPS = ("add_", "add", "relu", "mm")  # of tests/bench/ops.py
 OPS_PER_TURN = 20_000
+START_TARGET = 7.0  # starts of a bare Python: devproxy-run is one, and starts a janitor, servers and devproxy-init
 POST_TARGET, PIPELINE_TARGET = 2.0, 3.0  # microseconds per op
 
 
@@ -279,17 +280,27 @@ def start_up(env: dict[str, str], rounds: int) -> list[Row]:
 
     python = [sys.executable, "-c", "import torch"]
     wall(python)
-    plain, proxied, nothing = [], [], []
+    plain, proxied, nothing, bare = [], [], [], []
     for _ in range(rounds):
+        bare.append(wall([sys.executable, "-c", "pass"]))
         plain.append(wall(python))
         proxied.append(wall([*RUN, "--", *python]))
         nothing.append(wall([*RUN, "--", "true"]))
     base = statistics.median(plain)
     added = statistics.median(p - q for p, q in zip(proxied, plain, strict=True))
-    ready = statistics.median(nothing)
+    ready, start = statistics.median(nothing), statistics.median(bare)
     return [
         Row("added to import torch", added, "s", base, "plain import torch", added, 0.3),
-        Row("server ready", ready, "s", None, "", ready, 3.0, note="all of `devproxy-run -- true`"),
+        Row(
+            "server ready",
+            ready,
+            "s",
+            start,
+            "`python -c pass`",
+            ready / start,
+            START_TARGET,
+            note="all of `devproxy-run -- true`: servers up, the command, everything gone",
+        ),
     ]
 
 
@@ -358,7 +369,11 @@ def main() -> None:
         print(
             f"note: the machine was not idle when this began (load {facts['load']:.1f}); figures suffer from that"
         )
-    result = {"machine": facts, "rows": [asdict(r) | {"met": r.met} for r in rows], "raw": raw}
+    result = {
+        "machine": facts,
+        "rows": [asdict(r) | {"verdict": r.verdict} for r in rows],
+        "raw": raw,
+    }
     write(RESULT, result)
     if options.docs:
         into_docs(result)

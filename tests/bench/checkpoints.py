@@ -295,7 +295,7 @@ def checkpoints(quick: bool, raw: Raw) -> list[Row]:
         lambda: [device_bytes("gpt", GPT, cuts, raw)],
         lambda: [device_bytes("resnet", ("--model", "resnet"), cuts, raw)],
         lambda: [host_bytes(0, 0.05, raw)],
-        lambda: [host_bytes(2, None, raw)],
+        lambda: [host_bytes(2, 0.1, raw)],
         lambda: stand_still(64 if quick else 1024, 1 if quick else 2, raw),
         lambda: [steady("gpt", pairs, turn_s, raw)],
         lambda: [steady("mlp", pairs, turn_s, raw)],

@@ -17,20 +17,22 @@ class Row:
     limit: float | None
     limit_is: str
     ratio: float
-    target: float | None  # None: reported only
+    target: float | None  # None: there is none
     at_least: bool = False  # bandwidths: the ratio must reach the target, not stay below it
     low: float | None = None  # 95 % interval of the ratio
     high: float | None = None
     note: str = ""
 
     @property
-    def met(self) -> bool:
-        """Within the target; with an interval, unless all of it is above."""
+    def verdict(self) -> str:
+        """no target; met; missed; undecided, where the 95 % interval has the target inside and the median is beyond it."""
         if self.target is None:
-            return True
+            return "no target"
         if self.at_least:
-            return self.ratio >= self.target
-        return (self.low if self.low is not None else self.ratio) <= self.target
+            return "met" if self.ratio >= self.target else "missed"
+        if self.ratio <= self.target:
+            return "met"
+        return "missed" if self.low is None or self.low > self.target else "undecided"
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
@@ -47,11 +49,11 @@ def text(rows: list[Row]) -> str:
     for r in rows:
         limit = "" if r.limit is None else f"{r.limit:.4g} {r.unit}"
         spread = "" if r.low is None else f" [{r.low:.3f}, {r.high:.3f}]"
-        target = "reported" if r.target is None else f"{'>=' if r.at_least else '<='} {r.target:g}"
-        missed = ""
-        if not r.met and r.target:
-            missed = f"MISSED by {100 * abs(r.ratio / r.target - 1):.0f} %"
-        facts = "; ".join(t for t in (missed, r.limit_is and f"limit: {r.limit_is}", r.note) if t)
+        target = "" if r.target is None else f"{'>=' if r.at_least else '<='} {r.target:g}"
+        verdict = r.verdict
+        if verdict == "missed" and r.target:
+            verdict = f"MISSED by {100 * abs(r.ratio / r.target - 1):.0f} %"
+        facts = "; ".join(t for t in (verdict, r.limit_is and f"limit: {r.limit_is}", r.note) if t)
         figure = f"{r.value:.4g} {r.unit}"
         lines.append(
             f"{r.what:32} {figure:>13} {limit:>13}  {r.ratio:7.3f}{spread} {target}  {facts}"
