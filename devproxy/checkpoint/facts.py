@@ -155,7 +155,7 @@ def check_gpus(
     other_device: tuple[str, str] | None = None,
     allow_other: bool = False,
 ) -> list[Finding]:
-    """What speaks against restoring on these GPUs, in the order of the job's; see proxy.supervisor.describe.
+    """What speaks against restoring on these GPUs, in the order of the job's; see proxy.server_set.describe.
 
     other_device: (the image's kind of device, the one that was asked for), where they differ. allow_other: the user has
     said that the job may get another GPU than it was told of. Its servers would find the same after all has been fetched.

@@ -22,11 +22,11 @@ from devproxy.proxy import stats
 
 def _abi() -> bytes:
     """The ABI id to say hello with; zeros where nothing is built (then the server says so)."""
-    from devproxy.proxy import preflight, supervisor  # not for the verbs that ask no server
+    from devproxy.proxy import preflight, server_set  # not for the verbs that ask no server
 
     try:
         return bytes.fromhex(
-            supervisor.client_abi(os.path.join(config.lib_dir(), preflight.DRIVER_SHIM))
+            server_set.client_abi(os.path.join(config.lib_dir(), preflight.DRIVER_SHIM))
         )
     except Refused:
         return bytes(layout.ABI_BYTES)

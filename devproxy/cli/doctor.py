@@ -13,7 +13,7 @@ from devproxy import config, layout, machine, procfs, runtime
 from devproxy.checkpoint import criu
 from devproxy.errors import Refused
 from devproxy.hal import nvml
-from devproxy.proxy import preflight, supervisor
+from devproxy.proxy import preflight, server_set
 
 CAP_SYS_ADMIN = 21
 CAP_CHECKPOINT_RESTORE = 40
@@ -138,7 +138,7 @@ def _outputs() -> Finding:
     lib = config.lib_dir()
     try:
         preflight.check_outputs(lib, config.server_path())
-        abi = supervisor.check_same_abi(
+        abi = server_set.check_same_abi(
             config.server_path(), os.path.join(lib, preflight.DRIVER_SHIM)
         )
     except Refused as error:

@@ -17,8 +17,9 @@ from devproxy.node import burial, environment, init, stdio
 from devproxy.node import spec as specs
 from devproxy.node.tree import Tree
 from devproxy.proxy import command as cmd
-from devproxy.proxy import janitor, preflight
-from devproxy.proxy.supervisor import Supervisor
+from devproxy.proxy import janitor as janitors
+from devproxy.proxy import preflight
+from devproxy.proxy.server_set import ServerSet
 
 TYPE_CHECKING = False  # typing itself costs every start 10 ms
 if TYPE_CHECKING:
@@ -178,24 +179,24 @@ def run(options: Options) -> int:
     mask = cmd.block_signals()
     folder = runtime.create_job(options.name or runtime.default_job_name(options.command[0]))
     spec = make_spec(options, plan, folder.name, program, build, plain)
-    keeper = janitor.start(folder, spec.job_id)
-    supervisor = Supervisor()
+    janitor = janitors.start(folder, spec.job_id)
+    servers = ServerSet()
     lib = state.build_path(build)
     server = config.server_path(lib)
     gpus = options.machine_gpus()
     try:
-        supervisor.start_all(server, folder, gpus, spec.device, spec.gpu_memory_bytes, spec.chaos)
+        servers.start_all(server, folder, gpus, spec.device, spec.gpu_memory_bytes, spec.chaos)
         cmd.become_subreaper()
         specs.write_job_file(folder.path, spec, gpus, os.getpid())
-        supervisor.wait_ready(plan.start_timeout_s, cmd.check_interrupted)
+        servers.wait_ready(plan.start_timeout_s, cmd.check_interrupted)
         for line in plan.note.splitlines():
             say(line)
         streams = stdio.Stdio(folder.path)
-        tree = Tree(spec, gpus, folder, supervisor, keeper, streams, lib, server)
+        tree = Tree(spec, gpus, folder, servers, janitor, streams, lib, server)
         return _run_command(options, tree, mask)
     finally:
-        supervisor.stop()
-        keeper.dismiss()
+        servers.stop()
+        janitor.dismiss()
         runtime.remove_job(folder)
 
 
@@ -226,22 +227,22 @@ def make_spec(
 
 
 def _run_command(options: Options, tree: Tree, mask: set[int]) -> int:
-    supervisor = tree.supervisor
+    servers = tree.servers
 
     def ours() -> frozenset[int]:
-        return frozenset([tree.keeper.pid, *(server.pid for server in supervisor.servers)])
+        return frozenset([tree.janitor.pid, *(server.pid for server in servers.members)])
 
     proof: Proof | None = None
     if options.summary:
         from devproxy.proxy import proof as proofs  # its reader of /proc is for these jobs alone
 
-        proof = proofs.Proof([server.pid for server in supervisor.servers])
+        proof = proofs.Proof([server.pid for server in servers.members])
 
     def look() -> float | None:
         if proof is None:
             return None
         if tree.root is not None:
-            proof.server_pids = [server.pid for server in supervisor.servers]
+            proof.server_pids = [server.pid for server in servers.members]
             proof.look([tree.root, *proctree.descendants(tree.root)])
         return proof.pause_s()
 
@@ -258,7 +259,7 @@ def _run_command(options: Options, tree: Tree, mask: set[int]) -> int:
     agent.start()
     code = tree.wait(look)
     wall_s = time.monotonic() - tree.started_at
-    lost = supervisor.lost(tree.folder)
+    lost = servers.lost(tree.folder)
     stragglers = tree.end(ours())
     if stragglers:
         say(f"ended {stragglers} process(es) that the command had left running")
@@ -285,7 +286,7 @@ def _say_summary(options: Options, tree: Tree, proof: Proof, wall_s: float, code
     from devproxy.proxy import stats
 
     gpus: list[dict[str, Any]] = []
-    for server in tree.supervisor.servers:
+    for server in tree.servers.members:
         try:
             gpus.append(stats.query(tree.folder.path, server.gpu, bytes.fromhex(tree.spec.abi)))
         except ServerUnreachable as error:

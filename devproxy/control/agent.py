@@ -20,7 +20,7 @@ from devproxy.errors import EXIT_SERVER_LOST, DevproxyError, RestoreError, objec
 from devproxy.log import say
 from devproxy.node import burial
 from devproxy.proxy import command as cmd
-from devproxy.proxy import janitor
+from devproxy.proxy import janitor as janitors
 
 
 def run_foreground(spec: dict[str, Any]) -> int:
@@ -32,21 +32,21 @@ def run_foreground(spec: dict[str, Any]) -> int:
     store = Store.open(spec["store"])
     whole = image.load(store, spec["image"])
     folder = restore.make_folder(spec, whole)
-    keeper = janitor.start(folder, "")
+    janitor = janitors.start(folder, "")
     try:
-        tree, agent = restore.bring_back(spec, store, whole, folder, keeper)
+        tree, agent = restore.bring_back(spec, store, whole, folder, janitor)
         try:
             code = tree.wait(lambda: None)
-            lost = tree.supervisor.lost(folder)
+            lost = tree.servers.lost(folder)
             tree.end(frozenset())
             for server in lost:
                 say(f"the server of GPU {server.gpu} {server.how_it_ended()} while the job ran")
             return code if code or not lost else EXIT_SERVER_LOST
         finally:
             agent.stop()
-            tree.supervisor.stop()
+            tree.servers.stop()
     finally:
-        keeper.dismiss()
+        janitor.dismiss()
         runtime.remove_job(folder)
 
 

@@ -29,7 +29,7 @@ from devproxy.node.stdio import Stdio
 from devproxy.node.tree import Tree
 from devproxy.proxy import preflight
 from devproxy.proxy.janitor import Janitor
-from devproxy.proxy.supervisor import Supervisor
+from devproxy.proxy.server_set import ServerSet
 
 
 def make_folder(request: dict[str, Any], whole: image.Image) -> runtime.JobFolder:
@@ -73,7 +73,7 @@ def bring_back(
     store: Store,
     whole: image.Image,
     folder: runtime.JobFolder,
-    keeper: Janitor,
+    janitor: Janitor,
 ) -> tuple[Tree, Agent]:
     """Returns the running job's tree and its agent. Raises DevproxyError; then nothing runs."""
     if len(whole.trees) != 1:
@@ -102,10 +102,10 @@ def bring_back(
         other_device = (spec.device, request["device"])
         _change_device(spec, gpus, request["device"], whole)
     lib = build.ensure(store, whole)
-    supervisor = Supervisor()
+    servers = ServerSet()
     descriptors = _descriptors(request.get("output"))
     stdio = Stdio(folder.path, descriptors)
-    tree = Tree(spec, gpus, folder, supervisor, keeper, stdio, lib, config.server_path(lib))
+    tree = Tree(spec, gpus, folder, servers, janitor, stdio, lib, config.server_path(lib))
     try:
         write_job_file(folder.path, spec, gpus, os.getpid())
         stdio.open(part.stdio)
@@ -144,7 +144,7 @@ def bring_back(
     except BaseException:
         if tree.root is not None:
             tree.send(9)
-        supervisor.stop()
+        servers.stop()
         raise
     return tree, agent
 

@@ -29,7 +29,7 @@ from devproxy.node import environment, shared, staging
 from devproxy.node.parked import Parked, may_dump
 from devproxy.node.stages import Stages
 from devproxy.node.tree import Tree
-from devproxy.proxy.supervisor import STOP_GRACE_S
+from devproxy.proxy.server_set import STOP_GRACE_S
 
 TREE_ENDS_S = 5.0  # CRIU kills it as its last act
 LAST_PROCESS_S = 10.0
@@ -74,7 +74,7 @@ class TreeDump:
         self._strict = strict
         self._parked = Parked(tree)
         self._name = f"job {tree.spec.job}"
-        self._servers = f"GPU {', '.join(str(s.gpu) for s in tree.supervisor.servers)}"
+        self._servers = f"GPU {', '.join(str(s.gpu) for s in tree.servers.members)}"
         self._processes = f"the processes of {self._name}"
         self._killed_before: set[int] = set()
         self._staging = ""
@@ -284,7 +284,7 @@ class TreeDump:
                 grace_s = 0.0  # the image has all that they hold
                 self.warnings.append(f"a server did not leave and was killed: {error}")
             self._parked.close()
-            tree.supervisor.dismiss(list(tree.supervisor.servers), grace_s)
+            tree.servers.dismiss(list(tree.servers.members), grace_s)
             tree.stdio.discard_input()
             shared.remove(tree.folder.path)
             self._parked.go_on()  # the relays

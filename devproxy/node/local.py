@@ -99,7 +99,7 @@ class LocalTree:
     def steps(self) -> int:
         try:
             if self._step_channel is None:
-                self._step_channel = self._tree.channel(self._tree.supervisor.servers[0])
+                self._step_channel = self._tree.channel(self._tree.servers.members[0])
             return self._step_channel.steps()
         except (OSError, DevproxyError, IndexError):
             self._step_channel = None

@@ -31,7 +31,7 @@ class TreeMove:
         self._tree = tree
         self._to = to
         self._there = f"GPU {', '.join(map(str, to))}"
-        self._old = list(tree.supervisor.servers)
+        self._old = list(tree.servers.members)
         self._old_servers = f"GPU {', '.join(str(s.gpu) for s in self._old)}"
         self._fresh: list[Server] = []
         self._parked = Parked(tree)
@@ -79,12 +79,12 @@ class TreeMove:
                         os.kill(server.pid, signal.SIGKILL)
             for channel in leaving:
                 channel.close()
-            self._tree.supervisor.dismiss(self._old)
+            self._tree.servers.dismiss(self._old)
             self._tree.gpus = self._to
 
     def close(self) -> None:
         if self._fresh and not self.handed_over:
-            self._tree.supervisor.dismiss(self._fresh)
+            self._tree.servers.dismiss(self._fresh)
         self._parked.go_on()
         self.warnings += self._parked.warnings
         staging.remove(self._staging)

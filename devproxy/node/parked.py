@@ -33,7 +33,7 @@ class Parked:
         self._relays_paused = False
 
     def open(self) -> None:
-        self.channels = [self._tree.channel(server) for server in self._tree.supervisor.servers]
+        self.channels = [self._tree.channel(server) for server in self._tree.servers.members]
 
     def cut(self, wait_ms: int) -> None:
         """All at once: each server learns its own least, and none waits for another's. wait_ms: see ControlChannel.cut."""
@@ -57,8 +57,8 @@ class Parked:
                 channel.resume()
             except (OSError, DevproxyError) as error:
                 self.warnings.append(f"a server did not go on: {error}")
-                same = [s for s in self._tree.supervisor.servers if s.gpu == channel.gpu]
-                self._tree.supervisor.wait_gone(same, DYING_S)
+                same = [s for s in self._tree.servers.members if s.gpu == channel.gpu]
+                self._tree.servers.wait_gone(same, DYING_S)
             channel.close()
         self.channels = []
         if self._relays_paused:
@@ -90,7 +90,7 @@ class Parked:
 def may_dump(tree: Tree) -> list[dict[str, Any]]:
     """What each server holds. Changes nothing. Raises Refused where a server names what stands in the way."""
     answers = []
-    for server in tree.supervisor.servers:
+    for server in tree.servers.members:
         with tree.channel(server) as channel:
             answer = channel.can_dump()
         if answer["refusals"]:

@@ -42,7 +42,7 @@ def restore(tree: Tree, part: image.TreeImage, staging: str) -> int:
     tries_left = criu.MOUNT_TRIES
 
     def watch(root: int) -> None:
-        tree.keeper.watch(root)  # should we be killed now, it ends with us
+        tree.janitor.watch(root)  # should we be killed now, it ends with us
         fault.point("restore_root")
 
     images = os.path.join(staging, "criu")

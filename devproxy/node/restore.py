@@ -22,7 +22,7 @@ from devproxy.log import say
 from devproxy.node import build, processes, shared, staging
 from devproxy.node.stages import Stages
 from devproxy.node.tree import Tree
-from devproxy.proxy import supervisor
+from devproxy.proxy import server_set
 from devproxy.proxy.server import Server
 
 fault.register("restore_fetch", "the manifest is read, nothing is fetched")
@@ -114,7 +114,7 @@ class TreeRestore:
         put_back = {entry.path for entry in part.files if not entry.listed_only}
         findings = facts.check_restore(part.facts, put_back=put_back)
         device = self._tree.spec.device
-        here = [supervisor.describe(config.server_path(), device, gpu) for gpu in self._tree.gpus]
+        here = [server_set.describe(config.server_path(), device, gpu) for gpu in self._tree.gpus]
         findings += facts.check_gpus(part.facts, here, wishes.other_device, wishes.allow_other_gpu)
         self._other_gpu = bool(wishes.other_device) or facts.is_other_gpu(part.facts, here)
         refusals = [finding.text for finding in findings if finding.refuse]
@@ -167,7 +167,7 @@ class TreeRestore:
 
     def _end_servers(self) -> None:
         if self._started:
-            self._tree.supervisor.dismiss(self._started, grace_s=0.5)
+            self._tree.servers.dismiss(self._started, grace_s=0.5)
 
     def _put_files(self) -> None:
         """What the job wrote, as it was at the cut; what somebody else changed since is kept beside."""

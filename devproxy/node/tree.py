@@ -6,7 +6,7 @@ and for the tree's end; the coordinator's verbs come from other threads and chan
 Who owns what
     main thread     signals, reaping, the decision that the tree has ended for good
     verb thread     one at a time (the coordinator's lock): servers, gpus, expect_end() and restored()
-    _lock           root, expect_end, code; a leaf, taken under supervisor.reaping
+    _lock           root, expect_end, code; a leaf, taken under servers.reaping
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from devproxy.node.spec import JobSpec
 from devproxy.proxy import command as cmd
 from devproxy.proxy.janitor import Janitor
 from devproxy.proxy.server import Server
-from devproxy.proxy.supervisor import Supervisor
+from devproxy.proxy.server_set import ServerSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Tree:
         spec: JobSpec,
         gpus: list[int],
         folder: runtime.JobFolder,
-        supervisor: Supervisor,
-        keeper: Janitor,
+        servers: ServerSet,
+        janitor: Janitor,
         stdio: streams.Stdio,
         lib: str,
         server: str,
@@ -52,8 +52,8 @@ class Tree:
         self.spec = spec
         self.gpus = gpus
         self.folder = folder
-        self.supervisor = supervisor
-        self.keeper = keeper
+        self.servers = servers
+        self.janitor = janitor
         self.stdio = stdio
         self.lib = lib
         self.server = server
@@ -80,7 +80,7 @@ class Tree:
         """Without namespaces, as a child of ours with our own standard streams."""
         self._plain = cmd.Command(self.spec.program, self.spec.command, env, mask)
         self.root = self._plain.pid
-        self.keeper.watch(self.root)
+        self.janitor.watch(self.root)
 
     def start_tree(self, env: dict[str, str], mask: set[int], mount_at: str) -> None:
         """Under devproxy-init. Raises what init.start raises."""
@@ -112,7 +112,7 @@ class Tree:
 
     def lost_servers(self) -> str:
         """Which servers have ended under the tree, and how; "" for none."""
-        lost = self.supervisor.lost(self.folder)
+        lost = self.servers.lost(self.folder)
         return ", ".join(f"the server of GPU {s.gpu} {s.how_it_ended()}" for s in lost)
 
     def channel(self, server: Server) -> ControlChannel:
@@ -128,9 +128,9 @@ class Tree:
 
         Raises Refused with the server's own words; then none of them runs.
         """
-        spec, before = self.spec, list(self.supervisor.servers)
+        spec, before = self.spec, list(self.servers.members)
         try:
-            fresh = self.supervisor.start_all(
+            fresh = self.servers.start_all(
                 self.server,
                 self.folder,
                 gpus,
@@ -139,10 +139,10 @@ class Tree:
                 spec.chaos,
                 more,
             )
-            self.supervisor.wait_ready(config.start_timeout_s(), lambda: None, fresh)
+            self.servers.wait_ready(config.start_timeout_s(), lambda: None, fresh)
         except BaseException:
-            started = [server for server in self.supervisor.servers if server not in before]
-            self.supervisor.dismiss(started, grace_s=0.5)
+            started = [server for server in self.servers.members if server not in before]
+            self.servers.dismiss(started, grace_s=0.5)
             raise
         return fresh
 
@@ -188,7 +188,7 @@ class Tree:
             self._note_end(status)
             self._wake()
             return
-        self.keeper.watch(root)
+        self.janitor.watch(root)
 
     def end_now(self, code: int) -> None:
         """There is no tree, and there will be none: the main thread goes on to the job's end."""
@@ -241,7 +241,7 @@ class Tree:
         with; CRIU says in its answer how it ended."""
         while True:
             # A verb's thread that looks for a server meanwhile must find it running or its status noted.
-            with self.supervisor.reaping:
+            with self.servers.reaping:
                 try:
                     pid, status = os.waitpid(-1, os.WNOHANG)
                 except ChildProcessError:
@@ -253,7 +253,7 @@ class Tree:
                     expected = self._expect_end
                     if is_root:
                         self.root = None
-                    elif not self.supervisor.note_exit(pid, status) and self._strangers is not None:
+                    elif not self.servers.note_exit(pid, status) and self._strangers is not None:
                         self._strangers[pid] = status
             if not is_root:
                 continue
@@ -302,7 +302,7 @@ class Tree:
     def end(self, ours: frozenset[int]) -> int:
         """After wait(): what the command left running ends with it. Returns how many processes had to be told."""
         if self._plain:
-            return self._plain.end_stragglers(ours, self.supervisor.note_exit)
+            return self._plain.end_stragglers(ours, self.servers.note_exit)
         # Killed while it was being restored: the tree that is about to run belongs to nobody.
         self._has_root.wait(RESTORE_ENDS_S)
         with self._lock:

@@ -6,7 +6,7 @@ import os
 
 from devproxy import config, layout, machine
 from devproxy.errors import Refused
-from devproxy.proxy import supervisor
+from devproxy.proxy import server_set
 
 DRIVER_SHIM = "libcuda.so.1"
 SHIMS = (DRIVER_SHIM, "libnvidia-ml.so.1", "libnccl.so.2")
@@ -78,7 +78,7 @@ def check(
         )
     machine.check_shm(config.shm_dir(), gpus * layout.SEGMENT_BYTES)
     timeout_s = config.start_timeout_s()
-    abi = supervisor.check_same_abi(server, os.path.join(lib, DRIVER_SHIM))
+    abi = server_set.check_same_abi(server, os.path.join(lib, DRIVER_SHIM))
     # A recording device runs no operators.
     warning = "" if device == "record" else check_torch(program, command, lib)
     note = "\n".join(filter(None, (note, warning)))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from devproxy.proxy import stats
-from devproxy.proxy.supervisor import client_abi
+from devproxy.proxy.server_set import client_abi
 from tests.checkpoint.world import ROOT, SUBJECTS, World
 from tests.conftest import LIB
 from tests.integration.needs import require_criu

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from devproxy.proxy.supervisor import client_abi, server_abi
+from devproxy.proxy.server_set import client_abi, server_abi
 from tests.checkpoint.world import SUBJECTS, World, without_pauses
 from tests.conftest import LIB
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from devproxy.errors import Refused
-from devproxy.proxy import elf, supervisor
+from devproxy.proxy import elf, server_set
 from devproxy.proxy.server import Server
 from tests.living import matching
 
@@ -227,20 +227,20 @@ def test_a_server_that_another_thread_reaps_was_killed() -> None:
 
     Seen as "the server of GPU 0 ended with exit code 0" in the message of a suspend whose server was killed.
     """
-    keeper = supervisor.Supervisor()
+    servers = server_set.ServerSet()
     pid = os.posix_spawn("/bin/sleep", ["sleep", "1000"], {})
     server = Server(0, pid, -1, "")
-    keeper.servers.append(server)
-    looks = threading.Thread(target=keeper.wait_gone, args=([server], 10))
+    servers.members.append(server)
+    looks = threading.Thread(target=servers.wait_gone, args=([server], 10))
     try:
         os.kill(pid, signal.SIGKILL)
-        with keeper.reaping:
+        with servers.reaping:
             assert os.waitpid(pid, 0)[0] == pid
             looks.start()  # in the gap
             looks.join(0.2)
             assert server.status is None
-            assert keeper.note_exit(pid, signal.SIGKILL)
+            assert servers.note_exit(pid, signal.SIGKILL)
         looks.join()
     finally:
-        keeper.stop()
+        servers.stop()
     assert "signal 9" in server.how_it_ended()

@@ -86,13 +86,13 @@ def check_same_abi(program: str, library: str) -> str:
     return client
 
 
-class Supervisor:
+class ServerSet:
     """Owns the servers of one job and their lease. Precondition: SIGCHLD is blocked; the owner reaps and tells us."""
 
     def __init__(self) -> None:
-        self.servers: list[Server] = []
+        self.members: list[Server] = []
         self._gone: list[Server] = []  # dismissed ones, whose end may still have to be reaped
-        # From a child's waitpid to its noted status, and from a server's start to its place in `servers`: else another
+        # From a child's waitpid to its noted status, and from a server's start to its place in `members`: else another
         # thread that looks in between takes a server that was killed for one that ended well, with exit code 0.
         self.reaping = threading.Lock()
         self._lease_read, self._lease_write = os.pipe()
@@ -122,14 +122,14 @@ class Supervisor:
                 server = start(
                     program, arguments, gpu, self._lease_read, job.lock_fd, log_path, record
                 )
-                self.servers.append(server)
+                self.members.append(server)
             fresh.append(server)
         return fresh
 
     def dismiss(self, servers: Iterable[Server], grace_s: float = STOP_GRACE_S) -> None:
         """These are not the job's any more: they were told to leave, or have failed. Waits, then kills."""
         leaving = list(servers)
-        self.servers = [server for server in self.servers if server not in leaving]
+        self.members = [server for server in self.members if server not in leaving]
         self._gone += leaving
         if not self.wait_gone(leaving, grace_s):
             for server in leaving:
@@ -148,7 +148,7 @@ class Supervisor:
         Raises Refused with the server's own line when one fails, or when timeout_s have passed.
         """
         deadline = time.monotonic() + timeout_s
-        waiting = {s.ready_fd: s for s in (self.servers if servers is None else servers)}
+        waiting = {s.ready_fd: s for s in (self.members if servers is None else servers)}
         texts = dict.fromkeys(waiting, b"")
         poll = select.poll()
         for fd in waiting:
@@ -189,7 +189,7 @@ class Supervisor:
 
         Precondition, where verbs run in other threads: the caller has held `reaping` since before its waitpid.
         """
-        for server in [*self.servers, *self._gone]:
+        for server in [*self.members, *self._gone]:
             if server.pid == pid and server.status is None:
                 server.status = os.waitstatus_to_exitcode(wait_status)
                 return True
@@ -202,14 +202,14 @@ class Supervisor:
         taken for one that ended well: such a server is waited for.
         """
         self._reap()
-        sockets = {s: os.path.join(job.path, f"gpu{s.gpu}.sock") for s in self.servers}
+        sockets = {s: os.path.join(job.path, f"gpu{s.gpu}.sock") for s in self.members}
         leaving = [server for server, path in sockets.items() if not os.path.exists(path)]
         self.wait_gone(leaving, LEAVING_S)
-        return [server for server in self.servers if server.status is not None]
+        return [server for server in self.members if server.status is not None]
 
     def _reap(self) -> None:
         with self.reaping:
-            for server in [*self.servers, *self._gone]:
+            for server in [*self.members, *self._gone]:
                 if server.status is None:
                     try:
                         pid, status = os.waitpid(server.pid, os.WNOHANG)
@@ -234,15 +234,15 @@ class Supervisor:
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Ends the lease and waits; a server that does not go on its own is killed. May be called twice."""
-        for fd in (self._lease_read, self._lease_write, *(s.ready_fd for s in self.servers)):
+        for fd in (self._lease_read, self._lease_write, *(s.ready_fd for s in self.members)):
             if fd >= 0:
                 os.close(fd)
         self._lease_read = self._lease_write = -1
-        for server in self.servers:
+        for server in self.members:
             server.ready_fd = -1
-        if self.wait_gone(self.servers, grace_s):
+        if self.wait_gone(self.members, grace_s):
             return
-        for server in self.servers:
+        for server in self.members:
             if server.status is None:
                 os.kill(server.pid, signal.SIGKILL)
-        self.wait_gone(self.servers, grace_s)
+        self.wait_gone(self.members, grace_s)
