@@ -1,7 +1,6 @@
 """An open store as all parts of it see it: its packs by their indices, its manifests, its epochs.
 
-Adds and removes nothing but epochs: what uploads (writer.py) and what removes (gc.py) both stand on this, and store.py on
-them.
+It writes nothing but epochs. Uploads (writer.py), reading (reader.py) and removal (gc.py) stand on it, and store.py on them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from devproxy.checkpoint.packs import Location, PackIndex
 
 
 class Shelf:
-    """Any number of threads and processes may use one at the same time."""
+    """url, key: as the store was opened. Any number of threads and processes may use one at the same time."""
 
     def __init__(self, backend: Backend, key: bytes) -> None:
         self.backend = backend
@@ -48,6 +47,7 @@ class Shelf:
         return found
 
     def pack_ids(self) -> list[str]:
+        """Packs that have an index."""
         names = {entry.name for entry in self.backend.list(packs.FOLDER)}
         return sorted(
             name.removesuffix(".idx")
@@ -73,11 +73,13 @@ class Shelf:
         return index
 
     def forget(self, pack: str) -> None:
+        """The pack was removed."""
         with self._mu:
             self._indices.pop(pack, None)
             self._merged = None
 
     def refresh(self) -> None:
+        """Looks which packs there are now."""
         there = self.pack_ids()
         with self._mu:
             gone = set(self._indices) - set(there)
@@ -87,6 +89,7 @@ class Shelf:
             self.pack_index(pack)
 
     def lookup(self) -> dict[bytes, list[Location]]:
+        """Every place of every chunk, in the packs that were there at the last refresh."""
         with self._mu:
             if self._merged is None:
                 merged: dict[bytes, list[Location]] = {}
@@ -97,6 +100,7 @@ class Shelf:
             return self._merged
 
     def why_missing(self) -> str:
+        """What may explain a chunk without a place; "" where nothing does."""
         with self._mu:
             damaged = sorted(pack for pack, index in self._indices.items() if index is None)
         return f"the index of pack {damaged[0]} is damaged" if damaged else ""
