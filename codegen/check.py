@@ -7,7 +7,7 @@ import re
 from codegen.apis import cuda_driver, cudart
 from codegen.emit.wire import layout, request_fields
 from codegen.ops import OPS, RETIRED
-from codegen.spec import Api, Op
+from codegen.spec import Api, Capture, Op
 from codegen.tables import (
     LIBRARIES,
     RUNTIMES,
@@ -84,6 +84,31 @@ def api_faults(table: dict[str, Api], known: Facts, ops: dict[str, Op]) -> list[
     return out
 
 
+# Parameters by which a call can meet a capture. The emitter knows their types too: cuda.h gives them no other name.
+CAPTURED_TYPES = {"CUstream", "CUevent"}
+
+
+def capture_faults(table: dict[str, Api], known: Facts) -> list[str]:
+    """Entries that can meet a stream capture and do not say what they do then."""
+    out: list[str] = []
+    for name, api in table.items():
+        kinds = (
+            {kind for kind, _ in known.functions[name].params} if name in known.functions else set()
+        )
+        meets = [
+            *(f"names a {kind}" for kind in sorted(kinds & CAPTURED_TYPES)),
+            *(f"sends {op}" for op in api.ops[:1]),
+            *(["waits"] if api.waits else []),
+        ]
+        if meets and api.capture is None:
+            out.append(
+                f"{name}: it {' and '.join(meets)}: say what it does in a stream capture (capture=)"
+            )
+        if api.capture is Capture.REFUSED and "CUstream" not in kinds:
+            out.append(f"{name}: capture={api.capture.name}, and it names no stream")
+    return out
+
+
 def resolver_faults() -> list[str]:
     known = facts("cuda").functions
     return [
@@ -97,6 +122,7 @@ def resolver_faults() -> list[str]:
 def table_faults() -> list[str]:
     """All faults of the committed tables; empty when they are right."""
     out = op_faults(OPS) + api_faults(driver_table(), facts("cuda"), OPS) + resolver_faults()
+    out += capture_faults(driver_table(), facts("cuda"))
     for stem, module in LIBRARIES.items():
         out += api_faults(entries(module), facts(stem), OPS)
     for stem in RUNTIMES:

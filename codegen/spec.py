@@ -43,6 +43,22 @@ class Log(Enum):
     SET = "set"
 
 
+class Capture(Enum):
+    """What a call does while some stream of the process captures: the check that its stub makes, and the support page's words.
+
+    NODE and HOOK: the stub calls devproxy::sa::<domain>::captured::<symbol> then, which has the vendor's signature, so a
+    missing function is a link error. The others are refused by the stub itself (interceptors/graph/client.h), or are not.
+    """
+
+    FREE = "free"  # it may be called at any time; what the others mean: emit/docs.py
+    NODE = "node"
+    HOOK = "depends"
+    REFUSED = "refused"
+    STREAM = "stream"
+    DEVICE = "device"
+    UNSAFE = "unsafe"
+
+
 @dataclass(frozen=True)
 class Op:
     """One message of the wire. Several APIs may travel as the same message (all copies are COPY).
@@ -71,6 +87,8 @@ class Api:
     nonnull: pointer parameters that the stub checks first (CUDA_ERROR_INVALID_VALUE).
     ops: the wire messages it may send, the usual one first; empty means that it never leaves the client.
     waits: it returns only when the device has come to a point; with ops empty that is seen in the segment's counters.
+    capture: what it does while a stream captures. A driver function that sends, waits, or names a stream or an event must
+    say it; None, for the others, is FREE.
     checked: who read the header's page, when, for which toolkit. Empty: the stub refuses.
     enters: of a runtime library's function. "driver": the driver is initialised first; "context": the thread's device has
     its primary context current first, as that library does it lazily. Empty: neither.
@@ -83,6 +101,7 @@ class Api:
     needs_init: bool = True
     checked: str = ""
     waits: bool = False
+    capture: Capture | None = None
     enters: str = ""
     records: bool = True
 

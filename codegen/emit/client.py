@@ -6,9 +6,19 @@ The refused exports are in a file of their own without <cuda.h>, so that they ne
 
 from __future__ import annotations
 
+from codegen.spec import Capture
 from codegen.tables import Export, Function, driver_exports, driver_table, facts
 
 EXPORT = 'extern "C" __attribute__((visibility("default")))'
+
+# What a stub asks while some stream captures: a function of interceptors/graph/client.h, and the type of the first
+# parameter that it looks at ("": none).
+REFUSALS = {
+    Capture.REFUSED: ("refuse_command", "CUstream"),
+    Capture.STREAM: ("refuse_stream", "CUstream"),
+    Capture.DEVICE: ("refuse_device", "CUcontext"),
+    Capture.UNSAFE: ("refuse_unsafe", "CUevent"),
+}
 
 
 def c_string(text: str) -> str:
@@ -32,8 +42,34 @@ def function_of(export: Export) -> Function:
     return known.get(export.name) or known[export.target]
 
 
+def domain(export: Export) -> str:
+    assert export.api is not None
+    return f"devproxy::sa::{export.api.client_sa}"
+
+
+def capture_check(export: Export, function: Function) -> list[str]:
+    """What a stub does while some stream of the process captures; nothing for a call that may be made at any time."""
+    assert export.api is not None
+    word = export.api.capture or Capture.FREE
+    if word is Capture.FREE:
+        return []
+    if word in (Capture.NODE, Capture.HOOK):
+        args = ", ".join(name for _, name in function.params)
+        call = f"{domain(export)}::captured::{export.target}({args})"
+        return [f"  if (devproxy::sa::graph::capturing()) return {call};"]
+    refusal, kind = REFUSALS[word]
+    asked = [name for param, name in function.params if param == kind][:1]
+    args = ", ".join([*asked, "&refused"])
+    return [
+        "  if (devproxy::sa::graph::capturing()) {",
+        "    CUresult refused = CUDA_SUCCESS;",
+        f"    if (devproxy::sa::graph::{refusal}({args})) return refused;",
+        "  }",
+    ]
+
+
 def stub(export: Export, number: int) -> str:
-    """One export: the scope checks initialisation, then null pointers, then the interceptor."""
+    """One export: the scope checks initialisation, then null pointers, then a capture, then the interceptor."""
     function = function_of(export)
     assert export.api is not None
     lines = [f"{EXPORT} {declaration(function, export.name)} {{"]
@@ -44,8 +80,9 @@ def stub(export: Export, number: int) -> str:
         lines.append(f"  if ({nulls}) return CUDA_ERROR_INVALID_VALUE;")
     if export.per_thread:
         lines.append("  PerThreadDefault per_thread;")
+    lines += capture_check(export, function)
     args = ", ".join(name for _, name in function.params)
-    lines.append(f"  return devproxy::sa::{export.api.client_sa}::{export.target}({args});")
+    lines.append(f"  return {domain(export)}::{export.target}({args});")
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -67,10 +104,15 @@ def emit_declarations() -> str:
     for name, api in table.items():
         if api.checked:
             domains.setdefault(api.client_sa, []).append(name)
-    for domain, names in domains.items():
-        out.append(f"namespace devproxy::sa::{domain} {{")
+    for folder, names in domains.items():
+        out.append(f"namespace devproxy::sa::{folder} {{")
         out += [f"{declaration(known[name], name)};" for name in names]
-        out.append(f"}}  // namespace devproxy::sa::{domain}")
+        captured = [n for n in names if table[n].capture in (Capture.NODE, Capture.HOOK)]
+        if captured:  # called in place of the others while some stream captures
+            out.append("namespace captured {")
+            out += [f"[[gnu::cold]] {declaration(known[name], name)};" for name in captured]
+            out.append("}")
+        out.append(f"}}  // namespace devproxy::sa::{folder}")
     return "\n".join(out) + "\n"
 
 
@@ -87,6 +129,7 @@ def emit_client(results: dict[str, tuple[int, str]]) -> str:
         "",
         '#include "devproxy/csrc/base/result.h"',
         '#include "devproxy/csrc/client/stub.h"',
+        '#include "devproxy/interceptors/graph/client.h"',
         '#include "sa_decl.gen.h"',
     ]
     out += [f"#undef {e.name}" for e in answered]

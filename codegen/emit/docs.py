@@ -6,6 +6,7 @@ from collections import Counter
 
 from codegen.apis import cudart
 from codegen.apis.mathlibs import SHIMS
+from codegen.spec import Capture
 from codegen.tables import (
     LIBRARIES,
     RUNTIMES,
@@ -24,6 +25,15 @@ WORDS = {
     "sync": "the call waits for the server or the device",
     "refused": "returns an error by name, with the reason",
     "unchecked": "refused because nobody has checked it yet",
+}
+# What a function does while some stream of the process captures, where it is not free.
+CAPTURES = {
+    Capture.NODE: "a command of the capturing stream becomes a node of its graph",
+    Capture.HOOK: "depends on its arguments",
+    Capture.REFUSED: "refused on the capturing stream, and the capture with it: no graph holds it",
+    Capture.STREAM: "refused where it asks or waits for what the capturing stream has done, else unsafe",
+    Capture.DEVICE: "refused where it waits for the capturing stream's device, else unsafe",
+    Capture.UNSAFE: "refused by the modes of the thread and of the capture",
 }
 FIRST = (
     "init",
@@ -60,6 +70,8 @@ def row(export: Export) -> str:
         notes.append("null stream: the thread's own")
     if export.api is not None and export.api.ops:
         notes.append("sends " + ", ".join(export.api.ops))
+    if export.api is not None and export.api.capture in CAPTURES:
+        notes.append(f"capture: {export.api.capture.value}")
     return f"| {export.name} | {status(export)} | {'; '.join(notes)} |"
 
 
@@ -126,6 +138,10 @@ def emit() -> str:
         "| status | meaning |",
         "|---|---|",
         *(f"| {word} | {meaning} |" for word, meaning in WORDS.items()),
+        "",
+        "| while a stream captures | meaning |",
+        "|---|---|",
+        *(f"| {word.value} | {meaning} |" for word, meaning in CAPTURES.items()),
     ]
     families: dict[str, list[Export]] = {}
     for export in driver:

@@ -14,15 +14,18 @@ from pathlib import Path
 import pytest
 
 from codegen import check, tables
-from codegen.__main__ import LOCK, ROOT, SUPPORT, outputs, results, write
+from codegen.__main__ import LOCK, ROOT, SUPPORT, main, outputs, results, write
 from codegen.emit import client, dispatch, docs, library, wire
 from codegen.ops import OPS
-from codegen.spec import Api, Carry, Op
+from codegen.spec import Api, Capture, Carry, Op
 
 DATA = Path(__file__).parent.parent / "data"
 LIB = ROOT / "build/lib/libcuda.so.1"
 TYPICAL = [
     "cuMemAlloc_v2",
+    "cuMemPrefetchAsync",
+    "cuEventQuery",
+    "cuMemcpyHtoD_v2_ptds",
     "cuCtxDestroy",
     "cuMemcpyHtoDAsync_v2_ptsz",
     "cuCtxSynchronize",
@@ -211,6 +214,37 @@ def test_entry_that_disagrees_with_the_header_is_found(api: Api, fault: str) -> 
     assert len(faults) == 1 and fault in faults[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "meets"),
+    [
+        ("cuStreamGetId", "names a CUstream"),
+        ("cuEventSynchronize", "names a CUevent and waits"),
+        ("cuCtxSynchronize", "waits"),
+        ("cuLaunchKernelEx", "sends LAUNCH"),
+    ],
+)
+def test_entry_that_does_not_say_what_it_does_in_a_capture_is_found(name: str, meets: str) -> None:
+    silent = replace(tables.driver_table()[name], capture=None)
+    faults = check.capture_faults({name: silent}, tables.facts("cuda"))
+    assert faults == [f"{name}: it {meets}: say what it does in a stream capture (capture=)"]
+
+
+def test_generation_stops_at_an_entry_that_is_silent_about_captures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = tables.driver_table()
+    silent = table | {"cuMemsetD8Async": replace(table["cuMemsetD8Async"], capture=None)}
+    monkeypatch.setattr(check, "driver_table", lambda: silent)
+    monkeypatch.setattr(sys, "argv", ["codegen", "--out", "/nonexistent/written/by/nobody"])
+    assert main() == 1
+
+
+def test_refused_command_without_a_stream_is_found() -> None:
+    api = replace(tables.driver_table()["cuCtxSynchronize"], capture=Capture.REFUSED)
+    faults = check.capture_faults({"cuCtxSynchronize": api}, tables.facts("cuda"))
+    assert faults == ["cuCtxSynchronize: capture=REFUSED, and it names no stream"]
+
+
 def test_entry_without_a_declaration_is_found() -> None:
     assert (
         "declares no such function"
@@ -322,6 +356,35 @@ def golden() -> str:
     )
     # The numbers follow from all the other entries.
     return re.sub(r"(kApis\[|refuse_export\()\d+", r"\1N", "\n".join(picked))
+
+
+def test_each_word_of_a_capture_makes_its_check() -> None:
+    exports = {e.name: e for e in client.answered_exports()}
+
+    def asked(name: str) -> str:
+        export = exports[name]
+        return " ".join(client.capture_check(export, client.function_of(export)))
+
+    assert asked("cuGetErrorName") == ""
+    assert "return devproxy::sa::sync::captured::cuEventRecord(hEvent, hStream);" in asked(
+        "cuEventRecord_ptsz"
+    )
+    assert "return devproxy::sa::memory::captured::cuMemFree_v2(dptr);" in asked("cuMemFree_v2")
+    assert "refuse_command(hStream, &refused)" in asked("cuStreamAddCallback")
+    assert "refuse_stream(hStream, &refused)" in asked("cuStreamQuery")
+    assert "refuse_stream(&refused)" in asked("cuMemcpyDtoH_v2")  # the default stream
+    assert "refuse_device(&refused)" in asked("cuCtxSynchronize")
+    assert "refuse_device(ctx, &refused)" in asked("cuCtxSynchronize_v2")
+    assert "refuse_unsafe(&refused)" in asked("cuMemAllocHost_v2")
+    assert "refuse_unsafe(hEvent, &refused)" in asked("cuEventSynchronize")
+
+
+def test_what_the_interceptor_says_of_a_capture_is_declared() -> None:
+    """So that an entry with NODE or HOOK and no captured:: function does not link."""
+    text = client.emit_declarations()
+    for name, api in tables.driver_table().items():
+        own = api.capture in (Capture.NODE, Capture.HOOK)
+        assert len(re.findall(rf" {name}\(", text)) == 1 + own, name
 
 
 def test_result_numbers_are_held_against_the_vendors() -> None:

@@ -4,16 +4,22 @@ Both are functions of their arguments. Nothing of them lives in the server: the 
 and travel together, so a checkpoint in the middle of one loses nothing.
 """
 
-from codegen.spec import Api
+from codegen.spec import Api, Capture
 
 CHECKED = "2026-11 toolkit 13.0"
 
 # With no inputs LINK only says whether the device has a linker.
-cuLinkCreate_v2 = Api(client_sa="link", nonnull=("stateOut",), ops=("LINK",), checked=CHECKED)
+cuLinkCreate_v2 = Api(
+    client_sa="link", nonnull=("stateOut",), ops=("LINK",), capture=Capture.FREE, checked=CHECKED
+)
 cuLinkAddData_v2 = Api(client_sa="link", nonnull=("data",), checked=CHECKED)
 cuLinkAddFile_v2 = Api(client_sa="link", nonnull=("path",), checked=CHECKED)
 cuLinkComplete = Api(
-    client_sa="link", nonnull=("cubinOut", "sizeOut"), ops=("LINK", "LINK_FETCH"), checked=CHECKED
+    client_sa="link",
+    nonnull=("cubinOut", "sizeOut"),
+    ops=("LINK", "LINK_FETCH"),
+    capture=Capture.FREE,
+    checked=CHECKED,
 )
 cuLinkDestroy = Api(client_sa="link", checked=CHECKED)
 
@@ -21,6 +27,7 @@ cuTensorMapEncodeTiled = Api(
     client_sa="link",
     nonnull=("tensorMap", "globalDim", "boxDim", "elementStrides"),
     ops=("TENSOR_MAP",),
+    capture=Capture.FREE,
     checked=CHECKED,
 )
 cuTensorMapEncodeIm2col = Api(
@@ -33,8 +40,13 @@ cuTensorMapEncodeIm2col = Api(
         "elementStrides",
     ),
     ops=("TENSOR_MAP",),
+    capture=Capture.FREE,
     checked=CHECKED,
 )
 cuTensorMapReplaceAddress = Api(
-    client_sa="link", nonnull=("tensorMap",), ops=("TENSOR_MAP",), checked=CHECKED
+    client_sa="link",
+    nonnull=("tensorMap",),
+    ops=("TENSOR_MAP",),
+    capture=Capture.FREE,
+    checked=CHECKED,
 )

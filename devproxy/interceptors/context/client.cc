@@ -376,7 +376,6 @@ CUresult cuCtxGetId(CUcontext ctx, unsigned long long* ctxId) {
 
 CUresult cuCtxSynchronize() {
   DP_CURRENT(d);
-  DP_NOT_IN_CAPTURE(d);
   return result(d->wait_all());
 }
 
@@ -384,9 +383,7 @@ CUresult cuCtxSynchronize_v2(CUcontext ctx) {
   if (!ctx) return context::cuCtxSynchronize();
   const ContextObj* c = contexts().get(bits(ctx));
   if (!c) return CUDA_ERROR_INVALID_CONTEXT;
-  DeviceState* d = client::device_state_if_attached(c->device);
-  DP_NOT_IN_CAPTURE(d);
-  return result(d->wait_all());
+  return result(client::device_state_if_attached(c->device)->wait_all());
 }
 
 // A cache preference is a hint to a real chip; the value read back is the one set.

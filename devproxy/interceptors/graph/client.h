@@ -1,5 +1,6 @@
-// What the other interceptors ask of stream capture. While no stream of the process captures, each of them pays one
-// load and a predicted branch: capturing().
+// What the generated exports and the other interceptors ask of stream capture. While no stream of the process captures,
+// an export pays one load and a predicted branch for it: capturing(). What it does then is a word of its entry
+// (codegen/spec.py, Capture): it calls captured::<symbol>, or one of refuse_*().
 #pragma once
 
 #include <atomic>
@@ -15,6 +16,17 @@ inline bool capturing() { return __builtin_expect(g_captures.load(std::memory_or
 
 // Precondition of what follows: capturing().
 
+// For exports. True: the call is over, and *rc is its error. A handle that names nothing is left to the interceptor.
+[[nodiscard]] bool refuse_command(CUstream stream, CUresult* rc);  // a command that no graph can hold
+[[nodiscard]] bool refuse_stream(CUresult* rc);                    // asks or waits for what the default stream has done
+[[nodiscard]] bool refuse_stream(CUstream stream, CUresult* rc);
+[[nodiscard]] bool refuse_device(CUresult* rc);  // the same for everything on the current device
+[[nodiscard]] bool refuse_device(CUcontext context, CUresult* rc);
+// What cuThreadExchangeStreamCaptureMode calls potentially unsafe: refused where this thread may not do it now. event:
+// of which it asks.
+[[nodiscard]] bool refuse_unsafe(CUresult* rc);
+[[nodiscard]] bool refuse_unsafe(CUevent event, CUresult* rc);
+
 // A command on a stream. True: it is over, captured as a node or refused, and *rc is its result.
 [[nodiscard]] bool capture_kernel(client::StreamObj* s, CUfunction f, const launch::Geometry& g, void** kernelParams,
                                   void** extra, const CUlaunchConfig* config, CUresult* rc);
@@ -26,17 +38,6 @@ inline bool capturing() { return __builtin_expect(g_captures.load(std::memory_or
 [[nodiscard]] bool capture_alloc(client::StreamObj* s, client::DeviceState* d, CUdeviceptr* ptr, size_t bytes,
                                  CUresult* rc);
 [[nodiscard]] bool capture_free(client::StreamObj* s, CUdeviceptr ptr, CUresult* rc);
-// A command that no graph can hold.
-[[nodiscard]] bool capture_unsupported(client::StreamObj* s, CUresult* rc);
-
-// A call that asks for, or waits for, what `s` has done: true, with the error, where that is in a capture, or where the
-// call is unsafe now.
-[[nodiscard]] bool prohibited(client::StreamObj* s, CUresult* rc);
-// The same for everything on a device.
-[[nodiscard]] bool prohibited(client::DeviceState* d, CUresult* rc);
-// A call that cuThreadExchangeStreamCaptureMode calls potentially unsafe: true, with the error, where this thread may
-// not make it now.
-[[nodiscard]] bool unsafe(CUresult* rc);
 
 void stream_destroyed(client::StreamObj* s);
 
@@ -59,16 +60,6 @@ void event_destroyed(uint64_t event);
 
 }  // namespace devproxy::sa::graph
 
-#define DP_NOT_IN_CAPTURE(s)                                                    \
-  if (::devproxy::sa::graph::capturing()) {                                     \
-    CUresult prohibited_ = CUDA_SUCCESS;                                        \
-    if (::devproxy::sa::graph::prohibited(s, &prohibited_)) return prohibited_; \
-  }
-#define DP_SAFE()                                                \
-  if (::devproxy::sa::graph::capturing()) {                      \
-    CUresult unsafe_ = CUDA_SUCCESS;                             \
-    if (::devproxy::sa::graph::unsafe(&unsafe_)) return unsafe_; \
-  }
 #define DP_EVENT_OUTSIDE(e)                                                   \
   if (__builtin_expect((e)->capture.load(std::memory_order_relaxed) != 0, 0)) \
   return ::devproxy::sa::graph::captured_event(e)

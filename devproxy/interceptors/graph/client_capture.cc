@@ -333,17 +333,6 @@ bool capture_wait(StreamObj* s, CUevent event, bool external, CUresult* rc) {
   return true;
 }
 
-bool capture_unsupported(StreamObj* s, CUresult* rc) {
-  std::lock_guard lock(mu());
-  Capture* c = nullptr;
-  *rc = enter(s, &c);
-  if (*rc != CUDA_SUCCESS) return true;
-  if (!c) return false;
-  c->invalidated = true;
-  *rc = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  return true;
-}
-
 bool capture_alloc(StreamObj* s, DeviceState* d, CUdeviceptr* ptr, size_t bytes, CUresult* rc) {
   // cuda.h, cuMemAllocAsync: the memory is the graph's and not the pool's, whose properties the node has.
   CUDA_MEM_ALLOC_NODE_PARAMS p{};
@@ -370,7 +359,32 @@ bool capture_free(StreamObj* s, CUdeviceptr ptr, CUresult* rc) {
 
 // -- what may not be called -----------------------------------------------------------------------------------------
 
-bool unsafe(CUresult* rc) {
+namespace {
+
+bool unsupported(StreamObj* s, CUresult* rc) {
+  std::lock_guard lock(mu());
+  Capture* c = nullptr;
+  *rc = enter(s, &c);
+  if (*rc != CUDA_SUCCESS) return true;
+  if (!c) return false;
+  c->invalidated = true;
+  *rc = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return true;
+}
+
+bool on_device(int device, CUresult* rc) {
+  std::lock_guard lock(mu());
+  bool any = false;
+  for (auto& [id, c] : captures())
+    for (const auto& [value, front] : c.streams)
+      if (const StreamObj* s = stream_of(value); s && s->device == device) c.invalidated = any = true;
+  if (any) *rc = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return any;
+}
+
+}  // namespace
+
+bool refuse_unsafe(CUresult* rc) {
   if (t_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
   std::lock_guard lock(mu());
   bool any = false;
@@ -385,21 +399,35 @@ bool unsafe(CUresult* rc) {
   return any;
 }
 
-bool prohibited(StreamObj* s, CUresult* rc) { return capture_unsupported(s, rc) || unsafe(rc); }
+bool refuse_unsafe(CUevent event, CUresult* rc) {
+  const EventObj* e = client::events().get(bits(event));
+  if (!e) return false;
+  if (e->capture.load(std::memory_order_relaxed) == 0) return refuse_unsafe(rc);
+  *rc = captured_event(e);
+  return true;
+}
 
-bool prohibited(DeviceState* d, CUresult* rc) {
-  {
-    std::lock_guard lock(mu());
-    bool any = false;
-    for (auto& [id, c] : captures())
-      for (const auto& [value, front] : c.streams)
-        if (const StreamObj* s = stream_of(value); s && s->device == d->ordinal()) c.invalidated = any = true;
-    if (any) {
-      *rc = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-      return true;
-    }
-  }
-  return unsafe(rc);
+bool refuse_command(CUstream stream, CUresult* rc) {
+  StreamObj* s = nullptr;
+  DeviceState* d = nullptr;
+  return client::resolve_stream(bits(stream), &s, &d) == kOk && unsupported(s, rc);
+}
+
+bool refuse_stream(CUstream stream, CUresult* rc) {
+  StreamObj* s = nullptr;
+  DeviceState* d = nullptr;
+  return client::resolve_stream(bits(stream), &s, &d) == kOk && (unsupported(s, rc) || refuse_unsafe(rc));
+}
+bool refuse_stream(CUresult* rc) { return refuse_stream(CUstream{nullptr}, rc); }
+
+bool refuse_device(CUresult* rc) {
+  DeviceState* d = nullptr;
+  return client::current_device(&d) == kOk && (on_device(d->ordinal(), rc) || refuse_unsafe(rc));
+}
+bool refuse_device(CUcontext context, CUresult* rc) {
+  if (!context) return refuse_device(rc);
+  const client::ContextObj* c = client::contexts().get(bits(context));
+  return c && (on_device(c->device, rc) || refuse_unsafe(rc));
 }
 
 CUresult captured_event(const EventObj* e) {

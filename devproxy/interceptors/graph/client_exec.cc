@@ -399,10 +399,6 @@ CUresult cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) {
   DP_STREAM(hStream, s, d);
   const auto x = locked_exec_of(hGraphExec);
   if (!x) return CUDA_ERROR_INVALID_VALUE;
-  if (capturing()) {
-    CUresult rc = CUDA_SUCCESS;
-    if (capture_graph(s, x, &rc)) return rc;
-  }
   if (d != x->d) {
     log(client::Level::kWarn, "launching a graph of GPU %d on a stream of GPU %d is refused", x->d->ordinal(),
         d->ordinal());
@@ -432,6 +428,14 @@ CUresult cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) {
   x->last_end = end;
   memory_launched(x.get(), s->index, end);
   return CUDA_SUCCESS;
+}
+
+CUresult captured::cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) {
+  DP_STREAM(hStream, s, d);
+  const auto x = locked_exec_of(hGraphExec);
+  if (!x) return CUDA_ERROR_INVALID_VALUE;
+  CUresult rc = CUDA_SUCCESS;
+  return capture_graph(s, x, &rc) ? rc : graph::cuGraphLaunch(hGraphExec, hStream);
 }
 
 CUresult cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream) {

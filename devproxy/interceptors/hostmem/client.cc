@@ -40,7 +40,6 @@ CUresult cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
                 "(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY is 0); use copies");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  DP_SAFE();
   int32_t error = kOk;
   const uint64_t addr = d->allocate_pinned(bytesize, &error);
   *pp = reinterpret_cast<void*>(addr);
@@ -58,10 +57,14 @@ CUresult cuMemFreeHost(void* p) {
   Allocation a;
   if (d->find_pinned(reinterpret_cast<uint64_t>(p), &base, &a) && a.advice)
     return CUDA_ERROR_INVALID_VALUE;  // cuda.h: managed memory is released with cuMemFree
-  DP_SAFE();
   // As the driver does: nothing may still copy through it.
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
   return result(d->free_pinned(reinterpret_cast<uint64_t>(p)));
+}
+
+CUresult captured::cuMemFreeHost(void* p) {
+  CUresult rc = CUDA_SUCCESS;
+  return p && graph::refuse_unsafe(&rc) ? rc : hostmem::cuMemFreeHost(p);  // the null pointer has nothing to wait for
 }
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int Flags) {

@@ -295,7 +295,9 @@ namespace {
   return result(rc);
 }
 
-// config: where the attributes are; nullptr for an ordinary launch. Inlined, so that an ordinary one is one function.
+// config: where the attributes are; nullptr for an ordinary launch. kCapturing: some stream of the process captures.
+// Inlined, so that an ordinary one is one function.
+template <bool kCapturing = false>
 [[gnu::always_inline]] inline CUresult launch(CUfunction hfunc, const Geometry& g, CUstream hStream,
                                               void** kernelParams, void** extra,
                                               const CUlaunchConfig* config = nullptr) {
@@ -306,7 +308,7 @@ namespace {
   DP_STREAM(hStream, s, d);
   if (d->ordinal() != f->device) return CUDA_ERROR_INVALID_HANDLE;
   if (const int32_t rc = check(*f, g, *d); rc != kOk) return result(rc);
-  if (graph::capturing()) {
+  if constexpr (kCapturing) {
     CUresult rc = CUDA_SUCCESS;
     if (graph::capture_kernel(s, hfunc, g, kernelParams, extra, config, &rc)) return rc;
   }
@@ -316,6 +318,8 @@ namespace {
 
 }  // namespace
 
+// The three forms of a launch, and the same while some stream captures.
+
 CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
                         unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
                         unsigned int sharedMemBytes, CUstream hStream, void** kernelParams, void** extra) {
@@ -323,23 +327,54 @@ CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDi
                 kernelParams, extra);
 }
 
-CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** kernelParams, void** extra) {
-  return launch(f,
-                {{config->gridDimX, config->gridDimY, config->gridDimZ},
-                 {config->blockDimX, config->blockDimY, config->blockDimZ},
-                 config->sharedMemBytes},
-                config->hStream, kernelParams, extra, config);
+CUresult captured::cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
+                                  unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
+                                  unsigned int sharedMemBytes, CUstream hStream, void** kernelParams, void** extra) {
+  return launch<true>(f, {{gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes}, hStream,
+                      kernelParams, extra);
 }
+
+namespace {
+Geometry geometry_of(const CUlaunchConfig& c) {
+  return {{c.gridDimX, c.gridDimY, c.gridDimZ}, {c.blockDimX, c.blockDimY, c.blockDimZ}, c.sharedMemBytes};
+}
+}  // namespace
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** kernelParams, void** extra) {
+  return launch(f, geometry_of(*config), config->hStream, kernelParams, extra, config);
+}
+
+CUresult captured::cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** kernelParams, void** extra) {
+  return launch<true>(f, geometry_of(*config), config->hStream, kernelParams, extra, config);
+}
+
+namespace {
+struct Cooperative {
+  CUlaunchAttribute attribute{};
+  CUlaunchConfig config;
+
+  Cooperative(const Geometry& g, CUstream stream)
+      : config{g.grid[0], g.grid[1], g.grid[2], g.block[0], g.block[1], g.block[2], g.shared, stream, &attribute, 1} {
+    attribute.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    attribute.value.cooperative = 1;
+  }
+  Cooperative(const Cooperative&) = delete;
+};
+}  // namespace
 
 CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
                                    unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
                                    unsigned int sharedMemBytes, CUstream hStream, void** kernelParams) {
-  CUlaunchAttribute cooperative{};
-  cooperative.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
-  cooperative.value.cooperative = 1;
-  const CUlaunchConfig config{gridDimX,  gridDimY,       gridDimZ, blockDimX,    blockDimY,
-                              blockDimZ, sharedMemBytes, hStream,  &cooperative, 1};
-  return launch::cuLaunchKernelEx(&config, f, kernelParams, nullptr);
+  const Cooperative c({{gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes}, hStream);
+  return launch::cuLaunchKernelEx(&c.config, f, kernelParams, nullptr);
+}
+
+CUresult captured::cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
+                                             unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY,
+                                             unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream,
+                                             void** kernelParams) {
+  const Cooperative c({{gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes}, hStream);
+  return captured::cuLaunchKernelEx(&c.config, f, kernelParams, nullptr);
 }
 
 CUresult cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunction hfunc) {

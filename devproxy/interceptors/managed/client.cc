@@ -100,7 +100,6 @@ CUresult cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned int flag
                 "DEVPROXY_CUDA_REGISTER_WINDOW=1, or use cuMemAlloc and copies");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  DP_SAFE();
   int32_t error = kOk;
   const uint64_t addr = d->allocate_managed(bytesize, &error);
   if (error == kOk) *dptr = addr;
@@ -162,10 +161,6 @@ CUresult cuMemAdvise(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUde
 CUresult cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocation to, unsigned int flags,
                                CUstream hStream) {
   DP_STREAM(hStream, s, d);
-  if (graph::capturing()) {
-    CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_unsupported(s, &rc)) return rc;
-  }
   Pages pages;
   if (flags != 0 || !pages_of(devPtr, count, &pages)) return CUDA_ERROR_INVALID_VALUE;
   Location where;
@@ -185,10 +180,6 @@ namespace {
 CUresult batch(CUdeviceptr* dptrs, size_t* sizes, size_t count, CUmemLocation* locations, size_t* firsts,
                size_t n_locations, unsigned long long flags, CUstream hStream) {
   DP_STREAM(hStream, s, d);
-  if (graph::capturing()) {
-    CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_unsupported(s, &rc)) return rc;
-  }
   // cuda.h: hStream must not be the legacy stream.
   if (flags != 0 || count == 0 || s == d->legacy()) return CUDA_ERROR_INVALID_VALUE;
   if (locations && (n_locations == 0 || n_locations > count || firsts[0] != 0)) return CUDA_ERROR_INVALID_VALUE;
@@ -230,10 +221,6 @@ CUresult cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr* dptrs, size_t* sizes, si
 // cuda.h: which stream a kernel may come from is the program's promise; nobody checks it.
 CUresult cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags) {
   DP_STREAM(hStream, s, d);
-  if (graph::capturing()) {
-    CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_unsupported(s, &rc)) return rc;
-  }
   if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST && flags != CU_MEM_ATTACH_SINGLE)
     return CUDA_ERROR_INVALID_VALUE;
   if (flags == CU_MEM_ATTACH_SINGLE && s == d->legacy()) return CUDA_ERROR_INVALID_HANDLE;

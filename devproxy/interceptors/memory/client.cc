@@ -283,7 +283,6 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
 CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
   if (bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
   DP_CURRENT(d);
-  DP_SAFE();
   int32_t error = kOk;
   *dptr = d->allocate(bytesize, nullptr, false, &error);
   return result(error);
@@ -304,22 +303,23 @@ CUresult cuMemFree_v2(CUdeviceptr dptr) {
   if (dptr == 0) return CUDA_SUCCESS;
   const Place p = place_of(dptr);
   if (p.device < 0) return CUDA_ERROR_INVALID_VALUE;
-  if (p.pinned) {
-    DP_SAFE();
-    return result(managed::free(dptr));
-  }
+  if (p.pinned) return result(managed::free(dptr));
   DeviceState* d = client::device_state_if_attached(p.device);
   uint64_t base;
   Allocation a;
   if (!d->find(dptr, &base, &a) || base != dptr || a.piece) return CUDA_ERROR_INVALID_VALUE;
   const auto graphs = graph::has_memory() ? graph::memory_state(dptr) : graph::MemoryState::kNone;
   if (graphs == graph::MemoryState::kIdle) return CUDA_ERROR_INVALID_VALUE;
-  DP_SAFE();
   // As the driver does: the range may be in use by any stream until all have come this far.
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);
   if (graphs != graph::MemoryState::kNone) return graph::free_memory(dptr, nullptr);
   pool_lost(dptr);
   return result(d->free(dptr, nullptr));
+}
+
+CUresult captured::cuMemFree_v2(CUdeviceptr dptr) {
+  CUresult rc = CUDA_SUCCESS;
+  return dptr && graph::refuse_unsafe(&rc) ? rc : memory::cuMemFree_v2(dptr);  // 0 has nothing to wait for
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdeviceptr dptr) {
@@ -335,8 +335,8 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdeviceptr 
 }
 
 namespace {
-// pool 0: the one that is current on the stream's device.
-CUresult alloc_async(CUdeviceptr* dptr, size_t bytesize, uint64_t pool, CUstream hStream) {
+// pool 0: the one that is current on the stream's device. capturing: some stream of the process captures.
+CUresult alloc_async(CUdeviceptr* dptr, size_t bytesize, uint64_t pool, CUstream hStream, bool capturing = false) {
   DP_STREAM(hStream, s, d);
   if (pool == 0) pool = current_pool(d->ordinal());
   int device = -1;
@@ -351,7 +351,7 @@ CUresult alloc_async(CUdeviceptr* dptr, size_t bytesize, uint64_t pool, CUstream
     *dptr = 0;
     return CUDA_SUCCESS;
   }
-  if (graph::capturing()) {
+  if (capturing) {
     CUresult rc = CUDA_SUCCESS;
     if (graph::capture_alloc(s, d, dptr, bytesize, &rc)) return rc;
   }
@@ -365,14 +365,13 @@ CUresult alloc_async(CUdeviceptr* dptr, size_t bytesize, uint64_t pool, CUstream
 CUresult cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
   return alloc_async(dptr, bytesize, 0, hStream);
 }
+CUresult captured::cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
+  return alloc_async(dptr, bytesize, 0, hStream, true);
+}
 
 CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
   if (dptr == 0) return CUDA_SUCCESS;
   DP_STREAM(hStream, s, d);
-  if (graph::capturing()) {
-    CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_free(s, dptr, &rc)) return rc;
-  }
   const Place p = place_of(dptr);
   if (p.device < 0 || p.pinned) return CUDA_ERROR_INVALID_VALUE;
   if (p.device != d->ordinal()) {
@@ -384,8 +383,22 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
   return result(d->free(dptr, s));
 }
 
+CUresult captured::cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
+  if (dptr == 0) return CUDA_SUCCESS;
+  DP_STREAM(hStream, s, d);
+  CUresult rc = CUDA_SUCCESS;
+  if (graph::capture_free(s, dptr, &rc)) return rc;
+  // Memory of another device is freed as by cuMemFree.
+  const Place p = place_of(dptr);
+  if (p.device >= 0 && !p.pinned && p.device != d->ordinal() && graph::refuse_unsafe(&rc)) return rc;
+  return memory::cuMemFreeAsync(dptr, hStream);
+}
+
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream) {
   return alloc_async(dptr, bytesize, bits(pool), hStream);
+}
+CUresult captured::cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream) {
+  return alloc_async(dptr, bytesize, bits(pool), hStream, true);
 }
 
 // -- copies ---------------------------------------------------------------------------------------------------------
@@ -393,7 +406,6 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPoo
 namespace {
 CUresult copy_now(uint64_t dst, uint64_t src, size_t bytes, Direction direction) {
   DP_STREAM(CUstream{nullptr}, s, d);
-  DP_NOT_IN_CAPTURE(s);
   // A synchronous copy is a legacy-stream copy: all earlier work of blocking streams comes first, which the server's
   // stream rule keeps; towards the host only D2H and pinned copies must be waited for (cuda.h, API synchronization).
   return result(dispatch_copy(d, s, dst, src, bytes, direction, true));
@@ -421,11 +433,18 @@ CUDA_MEMCPY3D copy_1d(uint64_t dst, uint64_t src, size_t bytes, Direction direct
 }
 CUresult copy_async(uint64_t dst, uint64_t src, size_t bytes, Direction direction, CUstream hStream) {
   DP_STREAM(hStream, s, d);
-  if (graph::capturing()) {
-    CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_copy(s, copy_1d(dst, src, bytes, direction), &rc)) return rc;
-  }
   return result(dispatch_copy(d, s, dst, src, bytes, direction, false));
+}
+CUresult copy_captured(uint64_t dst, uint64_t src, size_t bytes, Direction direction, CUstream hStream) {
+  DP_STREAM(hStream, s, d);
+  CUresult rc = CUDA_SUCCESS;
+  return graph::capture_copy(s, copy_1d(dst, src, bytes, direction), &rc)
+             ? rc
+             : copy_async(dst, src, bytes, direction, hStream);
+}
+CUresult check_contexts(CUcontext dst, CUcontext src) {
+  return client::contexts().get(bits(dst)) && client::contexts().get(bits(src)) ? CUDA_SUCCESS
+                                                                                : CUDA_ERROR_INVALID_CONTEXT;
 }
 uint64_t address(const void* p) { return reinterpret_cast<uint64_t>(p); }
 }  // namespace
@@ -447,15 +466,31 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstre
   return copy_async(dst, src, n, kDtoD, st);
 }
 CUresult cuMemcpyPeer(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t n) {
-  if (!client::contexts().get(bits(dstContext)) || !client::contexts().get(bits(srcContext)))
-    return CUDA_ERROR_INVALID_CONTEXT;
-  return copy_now(dst, src, n, kDtoD);
+  const CUresult rc = check_contexts(dstContext, srcContext);
+  return rc == CUDA_SUCCESS ? copy_now(dst, src, n, kDtoD) : rc;
 }
 CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t n,
                            CUstream st) {
-  if (!client::contexts().get(bits(dstContext)) || !client::contexts().get(bits(srcContext)))
-    return CUDA_ERROR_INVALID_CONTEXT;
-  return copy_async(dst, src, n, kDtoD, st);
+  const CUresult rc = check_contexts(dstContext, srcContext);
+  return rc == CUDA_SUCCESS ? copy_async(dst, src, n, kDtoD, st) : rc;
+}
+
+CUresult captured::cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream st) {
+  return copy_captured(dst, src, n, kAny, st);
+}
+CUresult captured::cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void* src, size_t n, CUstream st) {
+  return copy_captured(dst, address(src), n, kHtoD, st);
+}
+CUresult captured::cuMemcpyDtoHAsync_v2(void* dst, CUdeviceptr src, size_t n, CUstream st) {
+  return copy_captured(address(dst), src, n, kDtoH, st);
+}
+CUresult captured::cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream st) {
+  return copy_captured(dst, src, n, kDtoD, st);
+}
+CUresult captured::cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext,
+                                     size_t n, CUstream st) {
+  const CUresult rc = check_contexts(dstContext, srcContext);
+  return rc == CUDA_SUCCESS ? copy_captured(dst, src, n, kDtoD, st) : rc;
 }
 
 // -- 2D and 3D ------------------------------------------------------------------------------------------------------
@@ -565,15 +600,8 @@ CUDA_MEMCPY3D as_3d(const CUDA_MEMCPY2D& p) {
   return out;
 }
 
-// False where the copy is over: captured, or an error of the capture.
-bool outside_capture(StreamObj* s, const CUDA_MEMCPY3D& p, bool wait, CUresult* rc) {
-  if (!graph::capturing()) return true;
-  return wait ? !graph::prohibited(s, rc) : !graph::capture_copy(s, p, rc);
-}
-
 CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream hStream, bool wait) {
   DP_STREAM(hStream, s, d);
-  if (CUresult rc = CUDA_SUCCESS; !outside_capture(s, as_3d(*p), wait, &rc)) return rc;
   if (const CUDA_MEMCPY3D box = as_3d(*p); texture::has_array(box)) return result(texture::copy(d, s, box, wait));
   Side dst, src;
   if (!side(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcPitch, p->srcXInBytes, p->srcY, p->WidthInBytes, &src) ||
@@ -585,7 +613,6 @@ CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream hStream, bool wait) {
 CUresult copy_3d(const CUDA_MEMCPY3D* p, CUstream hStream, bool wait) {
   if (p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
   DP_STREAM(hStream, s, d);
-  if (CUresult rc = CUDA_SUCCESS; !outside_capture(s, *p, wait, &rc)) return rc;
   if (texture::has_array(*p)) return result(texture::copy(d, s, *p, wait));
   Side dst, src;
   if (!side(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcPitch, p->srcXInBytes, p->srcY, p->WidthInBytes, &src) ||
@@ -628,6 +655,18 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* pCopy, CUstream hStream) { retu
 CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* pCopy) { return copy_3d(pCopy, nullptr, true); }
 CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream) { return copy_3d(pCopy, hStream, false); }
 
+CUresult captured::cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* pCopy, CUstream hStream) {
+  DP_STREAM(hStream, s, d);
+  CUresult rc = CUDA_SUCCESS;
+  return graph::capture_copy(s, as_3d(*pCopy), &rc) ? rc : copy_2d(pCopy, hStream, false);
+}
+CUresult captured::cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream) {
+  if (pCopy->srcLOD || pCopy->dstLOD) return CUDA_ERROR_INVALID_VALUE;
+  DP_STREAM(hStream, s, d);
+  CUresult rc = CUDA_SUCCESS;
+  return graph::capture_copy(s, *pCopy, &rc) ? rc : copy_3d(pCopy, hStream, false);
+}
+
 // -- memset ---------------------------------------------------------------------------------------------------------
 
 namespace {
@@ -650,11 +689,15 @@ bool must_wait(uint64_t dst) {
 CUresult set(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t width, size_t count, size_t rows, CUstream hStream,
              bool now = false) {
   DP_STREAM(hStream, s, d);
-  if (graph::capturing()) {
-    CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_memset(s, {dst, pitch, value, width, count, rows}, &rc)) return rc;
-  }
   return result(fill(d, s, dst, pitch, value, width, count, rows, now && must_wait(dst)));
+}
+CUresult set_captured(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t width, size_t count, size_t rows,
+                      CUstream hStream, bool now = false) {
+  DP_STREAM(hStream, s, d);
+  CUresult rc = CUDA_SUCCESS;
+  return graph::capture_memset(s, {dst, pitch, value, width, count, rows}, &rc)
+             ? rc
+             : set(dst, pitch, value, width, count, rows, hStream, now);
 }
 }  // namespace
 
@@ -682,6 +725,39 @@ CUresult cuMemsetD2D16Async(CUdeviceptr p, size_t pitch, unsigned short v, size_
 CUresult cuMemsetD2D32Async(CUdeviceptr p, size_t pitch, unsigned int v, size_t w, size_t h, CUstream s) {
   return set(p, pitch, v, 4, w, h, s);
 }
+
+namespace captured {
+CUresult cuMemsetD8_v2(CUdeviceptr p, unsigned char v, size_t n) { return set_captured(p, 0, v, 1, n, 1, {}, true); }
+CUresult cuMemsetD16_v2(CUdeviceptr p, unsigned short v, size_t n) { return set_captured(p, 0, v, 2, n, 1, {}, true); }
+CUresult cuMemsetD32_v2(CUdeviceptr p, unsigned int v, size_t n) { return set_captured(p, 0, v, 4, n, 1, {}, true); }
+CUresult cuMemsetD8Async(CUdeviceptr p, unsigned char v, size_t n, CUstream s) {
+  return set_captured(p, 0, v, 1, n, 1, s);
+}
+CUresult cuMemsetD16Async(CUdeviceptr p, unsigned short v, size_t n, CUstream s) {
+  return set_captured(p, 0, v, 2, n, 1, s);
+}
+CUresult cuMemsetD32Async(CUdeviceptr p, unsigned int v, size_t n, CUstream s) {
+  return set_captured(p, 0, v, 4, n, 1, s);
+}
+CUresult cuMemsetD2D8_v2(CUdeviceptr p, size_t pitch, unsigned char v, size_t w, size_t h) {
+  return set_captured(p, pitch, v, 1, w, h, {}, true);
+}
+CUresult cuMemsetD2D16_v2(CUdeviceptr p, size_t pitch, unsigned short v, size_t w, size_t h) {
+  return set_captured(p, pitch, v, 2, w, h, {}, true);
+}
+CUresult cuMemsetD2D32_v2(CUdeviceptr p, size_t pitch, unsigned int v, size_t w, size_t h) {
+  return set_captured(p, pitch, v, 4, w, h, {}, true);
+}
+CUresult cuMemsetD2D8Async(CUdeviceptr p, size_t pitch, unsigned char v, size_t w, size_t h, CUstream s) {
+  return set_captured(p, pitch, v, 1, w, h, s);
+}
+CUresult cuMemsetD2D16Async(CUdeviceptr p, size_t pitch, unsigned short v, size_t w, size_t h, CUstream s) {
+  return set_captured(p, pitch, v, 2, w, h, s);
+}
+CUresult cuMemsetD2D32Async(CUdeviceptr p, size_t pitch, unsigned int v, size_t w, size_t h, CUstream s) {
+  return set_captured(p, pitch, v, 4, w, h, s);
+}
+}  // namespace captured
 
 // -- pointer attributes ---------------------------------------------------------------------------------------------
 
@@ -772,7 +848,6 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
   DeviceState* d = p.device >= 0 ? client::device_state_if_attached(p.device) : nullptr;
   if (!d) return CUDA_ERROR_INVALID_VALUE;
   const bool on = *static_cast<const unsigned*>(value) != 0;
-  if (on) DP_SAFE();
   if (on) some_memory_waits.store(true, std::memory_order_relaxed);
   if (!d->set_sync_memops(ptr, on)) return CUDA_ERROR_INVALID_VALUE;
   if (!on) return CUDA_SUCCESS;
@@ -780,6 +855,13 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
   if (const int32_t rc = d->wait_stream(*d->legacy()); rc != kOk) return result(rc);
   const uint64_t own = client::t_state.default_stream[d->ordinal()];
   return own ? result(d->wait_stream(*d->stream_at(static_cast<uint16_t>(own)))) : CUDA_SUCCESS;
+}
+
+// Only what is switched on waits.
+CUresult captured::cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr ptr) {
+  const bool waits = attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && *static_cast<const unsigned*>(value) != 0;
+  CUresult rc = CUDA_SUCCESS;
+  return waits && graph::refuse_unsafe(&rc) ? rc : memory::cuPointerSetAttribute(value, attribute, ptr);
 }
 
 }  // namespace devproxy::sa::memory

@@ -52,9 +52,10 @@ class Ephemeral {
   bool wait_ = false;
 };
 
-CUresult batch(const CUdeviceptr* dsts, const CUdeviceptr* srcs, const size_t* sizes, size_t count,
-               const CUmemcpyAttributes* attrs, const size_t* firsts, size_t n_attrs, size_t* index_out,
-               CUstream hStream) {
+// copy: memory::cuMemcpyAsync, or the same while some stream captures.
+CUresult batch(decltype(&memory::cuMemcpyAsync) copy, const CUdeviceptr* dsts, const CUdeviceptr* srcs,
+               const size_t* sizes, size_t count, const CUmemcpyAttributes* attrs, const size_t* firsts, size_t n_attrs,
+               size_t* index_out, CUstream hStream) {
   StreamObj* s = nullptr;
   DeviceState* d = nullptr;
   if (const int32_t rc = client::resolve_stream(bits(hStream), &s, &d); rc != kOk)
@@ -87,7 +88,7 @@ CUresult batch(const CUdeviceptr* dsts, const CUdeviceptr* srcs, const size_t* s
       if (done != kOk) return fail(index_out, i, result(done));
       continue;
     }
-    if (const CUresult rc = memory::cuMemcpyAsync(dsts[i], srcs[i], sizes[i], hStream); rc != CUDA_SUCCESS)
+    if (const CUresult rc = copy(dsts[i], srcs[i], sizes[i], hStream); rc != CUDA_SUCCESS)
       return fail(index_out, i, rc);
     if (during[i]) ephemeral.note(srcs[i]);
   }
@@ -151,8 +152,10 @@ bool describe(const CUDA_MEMCPY3D_BATCH_OP& op, CUDA_MEMCPY3D* out) {
   return true;
 }
 
-CUresult batch_3d(size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, unsigned long long flags, size_t* index_out,
-                  CUstream hStream) {
+using Copy3D = decltype(&memory::cuMemcpy3DAsync_v2);
+
+CUresult batch_3d(Copy3D copy_3d, size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, unsigned long long flags,
+                  size_t* index_out, CUstream hStream) {
   StreamObj* s = nullptr;
   DeviceState* d = nullptr;
   if (const int32_t rc = client::resolve_stream(bits(hStream), &s, &d); rc != kOk)
@@ -170,8 +173,7 @@ CUresult batch_3d(size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, unsigned long
   Ephemeral ephemeral;
   if (const CUresult rc = ephemeral.begin(s, any_during); rc != CUDA_SUCCESS) return fail(index_out, kNoCopy, rc);
   for (size_t i = 0; i < count; ++i) {
-    if (const CUresult rc = memory::cuMemcpy3DAsync_v2(&copies[i], hStream); rc != CUDA_SUCCESS)
-      return fail(index_out, i, rc);
+    if (const CUresult rc = copy_3d(&copies[i], hStream); rc != CUDA_SUCCESS) return fail(index_out, i, rc);
     if (ops[i].srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL) continue;
     if (ops[i].src.type == CU_MEMCPY_OPERAND_TYPE_ARRAY)
       ephemeral.note_array();
@@ -187,34 +189,52 @@ CUresult batch_3d(size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, unsigned long
 CUresult cuMemcpyBatchAsync(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
                             CUmemcpyAttributes* attrs, size_t* attrsIdxs, size_t numAttrs, size_t* failIdx,
                             CUstream hStream) {
-  return batch(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
+  return batch(memory::cuMemcpyAsync, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
+}
+CUresult captured::cuMemcpyBatchAsync(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
+                                      CUmemcpyAttributes* attrs, size_t* attrsIdxs, size_t numAttrs, size_t* failIdx,
+                                      CUstream hStream) {
+  return batch(captured::cuMemcpyAsync, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
 }
 
 CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
                                CUmemcpyAttributes* attrs, size_t* attrsIdxs, size_t numAttrs, CUstream hStream) {
-  return batch(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, nullptr, hStream);
+  return batch(memory::cuMemcpyAsync, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, nullptr, hStream);
+}
+CUresult captured::cuMemcpyBatchAsync_v2(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
+                                         CUmemcpyAttributes* attrs, size_t* attrsIdxs, size_t numAttrs,
+                                         CUstream hStream) {
+  return batch(captured::cuMemcpyAsync, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, nullptr, hStream);
 }
 
 CUresult cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP* opList, size_t* failIdx, unsigned long long flags,
                               CUstream hStream) {
-  return batch_3d(numOps, opList, flags, failIdx, hStream);
+  return batch_3d(memory::cuMemcpy3DAsync_v2, numOps, opList, flags, failIdx, hStream);
+}
+CUresult captured::cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP* opList, size_t* failIdx,
+                                        unsigned long long flags, CUstream hStream) {
+  return batch_3d(captured::cuMemcpy3DAsync_v2, numOps, opList, flags, failIdx, hStream);
 }
 
 CUresult cuMemcpy3DBatchAsync_v2(size_t numOps, CUDA_MEMCPY3D_BATCH_OP* opList, unsigned long long flags,
                                  CUstream hStream) {
-  return batch_3d(numOps, opList, flags, nullptr, hStream);
+  return batch_3d(memory::cuMemcpy3DAsync_v2, numOps, opList, flags, nullptr, hStream);
+}
+CUresult captured::cuMemcpy3DBatchAsync_v2(size_t numOps, CUDA_MEMCPY3D_BATCH_OP* opList, unsigned long long flags,
+                                           CUstream hStream) {
+  return batch_3d(captured::cuMemcpy3DAsync_v2, numOps, opList, flags, nullptr, hStream);
 }
 
 // -- between contexts -----------------------------------------------------------------------------------------------
 
 namespace {
-CUresult copy_peer(const CUDA_MEMCPY3D_PEER* p, CUstream stream, bool wait) {
+CUresult plain_copy(const CUDA_MEMCPY3D_PEER* p, CUDA_MEMCPY3D* out) {
   // cuda.h: the context of an array is its own.
   if ((p->srcMemoryType != CU_MEMORYTYPE_ARRAY && !client::contexts().get(bits(p->srcContext))) ||
       (p->dstMemoryType != CU_MEMORYTYPE_ARRAY && !client::contexts().get(bits(p->dstContext))))
     return CUDA_ERROR_INVALID_CONTEXT;
   // An address says by itself on which device it lies.
-  CUDA_MEMCPY3D c{};
+  CUDA_MEMCPY3D& c = *out = {};
   c.srcXInBytes = p->srcXInBytes, c.srcY = p->srcY, c.srcZ = p->srcZ, c.srcLOD = p->srcLOD;
   c.srcMemoryType = p->srcMemoryType, c.srcHost = p->srcHost, c.srcDevice = p->srcDevice, c.srcArray = p->srcArray;
   c.srcPitch = p->srcPitch, c.srcHeight = p->srcHeight;
@@ -222,14 +242,24 @@ CUresult copy_peer(const CUDA_MEMCPY3D_PEER* p, CUstream stream, bool wait) {
   c.dstMemoryType = p->dstMemoryType, c.dstHost = p->dstHost, c.dstDevice = p->dstDevice, c.dstArray = p->dstArray;
   c.dstPitch = p->dstPitch, c.dstHeight = p->dstHeight;
   c.WidthInBytes = p->WidthInBytes, c.Height = p->Height, c.Depth = p->Depth;
-  if (const int32_t rc = check_3d(c); rc != kOk) return result(rc);
-  return wait ? memory::cuMemcpy3D_v2(&c) : memory::cuMemcpy3DAsync_v2(&c, stream);
+  return result(check_3d(c));
 }
 }  // namespace
 
-CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* pCopy) { return copy_peer(pCopy, nullptr, true); }
+CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* pCopy) {
+  CUDA_MEMCPY3D c;
+  const CUresult rc = plain_copy(pCopy, &c);
+  return rc == CUDA_SUCCESS ? memory::cuMemcpy3D_v2(&c) : rc;
+}
 CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream) {
-  return copy_peer(pCopy, hStream, false);
+  CUDA_MEMCPY3D c;
+  const CUresult rc = plain_copy(pCopy, &c);
+  return rc == CUDA_SUCCESS ? memory::cuMemcpy3DAsync_v2(&c, hStream) : rc;
+}
+CUresult captured::cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream) {
+  CUDA_MEMCPY3D c;
+  const CUresult rc = plain_copy(pCopy, &c);
+  return rc == CUDA_SUCCESS ? captured::cuMemcpy3DAsync_v2(&c, hStream) : rc;
 }
 
 }  // namespace devproxy::sa::memory

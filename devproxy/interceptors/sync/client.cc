@@ -70,8 +70,14 @@ CUresult cuStreamCreate(CUstream* phStream, unsigned int Flags) {
 CUresult cuStreamDestroy_v2(CUstream hStream) {
   if (bits(hStream) <= 2) return CUDA_ERROR_INVALID_HANDLE;
   DP_STREAM(hStream, s, d);
-  if (graph::capturing()) graph::stream_destroyed(s);
   return result(d->destroy_stream(s));  // cuda.h: returns at once; what is queued still runs
+}
+
+CUresult captured::cuStreamDestroy_v2(CUstream hStream) {
+  if (bits(hStream) <= 2) return CUDA_ERROR_INVALID_HANDLE;
+  DP_STREAM(hStream, s, d);
+  graph::stream_destroyed(s);
+  return result(d->destroy_stream(s));
 }
 
 CUresult cuStreamGetPriority(CUstream hStream, int* priority) {
@@ -260,7 +266,6 @@ CUresult cuStreamGetDevice(CUstream hStream, CUdevice* device) {
 
 CUresult cuStreamQuery(CUstream hStream) {
   DP_STREAM(hStream, s, d);
-  DP_NOT_IN_CAPTURE(s);
   if (d->idle(*s)) {
     const int32_t e = d->conn().error();
     return result(e != kOk ? e : d->conn().take_late_error());
@@ -271,7 +276,6 @@ CUresult cuStreamQuery(CUstream hStream) {
 
 CUresult cuStreamSynchronize(CUstream hStream) {
   DP_STREAM(hStream, s, d);
-  DP_NOT_IN_CAPTURE(s);
   return result(wait(d, s));
 }
 
@@ -321,10 +325,6 @@ CUresult cuEventRecord(CUevent hEvent, CUstream hStream) {
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
   DP_STREAM(hStream, s, d);
   if (d->ordinal() != e->device) return CUDA_ERROR_INVALID_HANDLE;  // cuda.h: event and stream are of one context
-  if (graph::capturing()) {
-    CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_record(s, hEvent, false, &rc)) return rc;
-  }
   uint64_t end = 0;
   const wire::EVENT_RECORD_req req{VHandle{bits(hEvent)}, vhandle(s)};
   const int32_t rc = command(d, s, Opcode::EVENT_RECORD, req, &end);
@@ -333,14 +333,23 @@ CUresult cuEventRecord(CUevent hEvent, CUstream hStream) {
 }
 
 CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags) {
-  if (flags == CU_EVENT_RECORD_DEFAULT) return sync::cuEventRecord(hEvent, hStream);
-  if (flags != CU_EVENT_RECORD_EXTERNAL || !graph::capturing()) return CUDA_ERROR_INVALID_VALUE;  // outside a capture
+  // CU_EVENT_RECORD_EXTERNAL is for captures.
+  return flags == CU_EVENT_RECORD_DEFAULT ? sync::cuEventRecord(hEvent, hStream) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult captured::cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags) {
+  const bool external = flags == CU_EVENT_RECORD_EXTERNAL;
+  if (flags != CU_EVENT_RECORD_DEFAULT && !external) return CUDA_ERROR_INVALID_VALUE;
   EventObj* e = events().get(bits(hEvent));
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
   DP_STREAM(hStream, s, d);
   if (d->ordinal() != e->device) return CUDA_ERROR_INVALID_HANDLE;
   CUresult rc = CUDA_SUCCESS;
-  return graph::capture_record(s, hEvent, true, &rc) ? rc : CUDA_ERROR_INVALID_VALUE;
+  return graph::capture_record(s, hEvent, external, &rc) ? rc : sync::cuEventRecordWithFlags(hEvent, hStream, flags);
+}
+
+CUresult captured::cuEventRecord(CUevent hEvent, CUstream hStream) {
+  return captured::cuEventRecordWithFlags(hEvent, hStream, CU_EVENT_RECORD_DEFAULT);
 }
 
 namespace {
@@ -358,7 +367,6 @@ CUresult cuEventQuery(CUevent hEvent) {
   EventObj* e = events().get(bits(hEvent));
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
   DP_EVENT_OUTSIDE(e);
-  DP_SAFE();
   DeviceState* d = client::device_state_if_attached(e->device);
   const Recorded r = recorded(*e);
   if (r.position == 0 || d->conn().completed(r.index, r.position)) return result(d->conn().error());
@@ -370,7 +378,6 @@ CUresult cuEventSynchronize(CUevent hEvent) {
   EventObj* e = events().get(bits(hEvent));
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
   DP_EVENT_OUTSIDE(e);
-  DP_SAFE();
   DeviceState* d = client::device_state_if_attached(e->device);
   const Recorded r = recorded(*e);
   if (r.position == 0) return result(d->conn().error());
@@ -384,10 +391,6 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
   EventObj* e = events().get(bits(hEvent));
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
   DP_STREAM(hStream, s, d);
-  if (graph::capturing()) {
-    CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_wait(s, hEvent, Flags == CU_EVENT_WAIT_EXTERNAL, &rc)) return rc;
-  }
   if (Flags == CU_EVENT_WAIT_EXTERNAL) return CUDA_ERROR_INVALID_VALUE;  // cuda.h: invalid outside of a capture
   DP_EVENT_OUTSIDE(e);
   const Recorded r = recorded(*e);
@@ -399,6 +402,16 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
   if (d->conn().completed(r.index, r.position)) return CUDA_SUCCESS;
   return result(
       command(d, s, Opcode::STREAM_WAIT_EVENT, wire::STREAM_WAIT_EVENT_req{vhandle(s), VHandle{bits(hEvent)}}));
+}
+
+CUresult captured::cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) {
+  if (Flags & ~1u) return CUDA_ERROR_INVALID_VALUE;
+  if (!events().get(bits(hEvent))) return CUDA_ERROR_INVALID_HANDLE;
+  DP_STREAM(hStream, s, d);
+  CUresult rc = CUDA_SUCCESS;
+  return graph::capture_wait(s, hEvent, Flags == CU_EVENT_WAIT_EXTERNAL, &rc)
+             ? rc
+             : sync::cuStreamWaitEvent(hStream, hEvent, Flags);
 }
 
 namespace {
@@ -547,20 +560,19 @@ CUresult post_host_call(DeviceState* d, StreamObj* s, const HostCall& call) {
 CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {
   if (!fn) return CUDA_ERROR_INVALID_VALUE;
   DP_STREAM(hStream, s, d);
-  if (graph::capturing()) {
-    CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_host(s, fn, userData, &rc)) return rc;
-  }
   return post_host_call(d, s, HostCall{fn, nullptr, userData, hStream, nullptr});
+}
+
+CUresult captured::cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {
+  if (!fn) return CUDA_ERROR_INVALID_VALUE;
+  DP_STREAM(hStream, s, d);
+  CUresult rc = CUDA_SUCCESS;
+  return graph::capture_host(s, fn, userData, &rc) ? rc : sync::cuLaunchHostFunc(hStream, fn, userData);
 }
 
 CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void* userData, unsigned int flags) {
   if (flags != 0 || !callback) return CUDA_ERROR_INVALID_VALUE;
   DP_STREAM(hStream, s, d);
-  if (graph::capturing()) {  // cuda.h: "not supported with cuStreamBeginCapture"
-    CUresult rc = CUDA_SUCCESS;
-    if (graph::capture_unsupported(s, &rc)) return rc;
-  }
   return post_host_call(d, s, HostCall{nullptr, callback, userData, hStream, nullptr});
 }
 

@@ -108,7 +108,6 @@ CUresult check_shape(const char* call, const ArrayShape& s, const DeviceProps& p
 
 CUresult create(const char* call, CUarray* pHandle, const ArrayShape& s) {
   DP_CURRENT(d);
-  DP_SAFE();
   if (const CUresult rc = check_shape(call, s, d->conn().props()); rc != CUDA_SUCCESS) return rc;
   uint64_t value = 0;
   ArrayObj* const array = arrays().add(d->ordinal(), &value);
@@ -160,7 +159,6 @@ CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR* out, CUarray hArray)
 CUresult cuArrayDestroy(CUarray hArray) {
   const ArrayObj* a = arrays().get(bits(hArray));
   if (!a) return CUDA_ERROR_INVALID_HANDLE;
-  DP_SAFE();
   // Like memory: any stream may use it until all have come this far.
   DeviceState* const d = a->device;
   if (const int32_t rc = d->wait_all(); rc != kOk) return result(rc);

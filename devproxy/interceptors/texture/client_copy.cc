@@ -210,13 +210,13 @@ End in_array(CUarray array, size_t offset) { return {CU_MEMORYTYPE_ARRAY, array,
 End on_device(CUdeviceptr at) { return {CU_MEMORYTYPE_DEVICE, nullptr, at}; }
 End on_host(const void* at) { return {CU_MEMORYTYPE_HOST, nullptr, reinterpret_cast<uint64_t>(at)}; }
 
-CUresult copy_run(End dst, End src, size_t bytes, CUstream stream, bool wait) {
+CUresult plain_copy(End dst, End src, size_t bytes, CUDA_MEMCPY3D* out) {
   for (const End* end : {&dst, &src}) {
     if (end->type != CU_MEMORYTYPE_ARRAY) continue;
     const ArrayObj* a = arrays().get(bits(end->array));
     if (!a || a->shape.height != 0 || a->shape.depth != 0) return CUDA_ERROR_INVALID_VALUE;
   }
-  CUDA_MEMCPY3D p{};
+  CUDA_MEMCPY3D& p = *out = {};
   p.srcMemoryType = src.type;
   p.srcArray = src.array;
   p.dstMemoryType = dst.type;
@@ -231,31 +231,50 @@ CUresult copy_run(End dst, End src, size_t bytes, CUstream stream, bool wait) {
     p.dstHost = reinterpret_cast<void*>(dst.at), p.dstDevice = dst.at;
   p.WidthInBytes = bytes;
   p.Height = p.Depth = 1;
-  return wait ? memory::cuMemcpy3D_v2(&p) : memory::cuMemcpy3DAsync_v2(&p, stream);
+  return CUDA_SUCCESS;
+}
+
+CUresult copy_now(End dst, End src, size_t bytes) {
+  CUDA_MEMCPY3D p;
+  const CUresult rc = plain_copy(dst, src, bytes, &p);
+  return rc == CUDA_SUCCESS ? memory::cuMemcpy3D_v2(&p) : rc;
+}
+
+// copy_3d: memory::cuMemcpy3DAsync_v2, or the same while some stream captures.
+CUresult copy_async(decltype(&memory::cuMemcpy3DAsync_v2) copy_3d, End dst, End src, size_t bytes, CUstream stream) {
+  CUDA_MEMCPY3D p;
+  const CUresult rc = plain_copy(dst, src, bytes, &p);
+  return rc == CUDA_SUCCESS ? copy_3d(&p, stream) : rc;
 }
 
 }  // namespace
 
 CUresult cuMemcpyHtoA_v2(CUarray dst, size_t offset, const void* src, size_t bytes) {
-  return copy_run(in_array(dst, offset), on_host(src), bytes, nullptr, true);
+  return copy_now(in_array(dst, offset), on_host(src), bytes);
 }
 CUresult cuMemcpyAtoH_v2(void* dst, CUarray src, size_t offset, size_t bytes) {
-  return copy_run(on_host(dst), in_array(src, offset), bytes, nullptr, true);
+  return copy_now(on_host(dst), in_array(src, offset), bytes);
 }
 CUresult cuMemcpyHtoAAsync_v2(CUarray dst, size_t offset, const void* src, size_t bytes, CUstream stream) {
-  return copy_run(in_array(dst, offset), on_host(src), bytes, stream, false);
+  return copy_async(memory::cuMemcpy3DAsync_v2, in_array(dst, offset), on_host(src), bytes, stream);
 }
 CUresult cuMemcpyAtoHAsync_v2(void* dst, CUarray src, size_t offset, size_t bytes, CUstream stream) {
-  return copy_run(on_host(dst), in_array(src, offset), bytes, stream, false);
+  return copy_async(memory::cuMemcpy3DAsync_v2, on_host(dst), in_array(src, offset), bytes, stream);
+}
+CUresult captured::cuMemcpyHtoAAsync_v2(CUarray dst, size_t offset, const void* src, size_t bytes, CUstream stream) {
+  return copy_async(memory::captured::cuMemcpy3DAsync_v2, in_array(dst, offset), on_host(src), bytes, stream);
+}
+CUresult captured::cuMemcpyAtoHAsync_v2(void* dst, CUarray src, size_t offset, size_t bytes, CUstream stream) {
+  return copy_async(memory::captured::cuMemcpy3DAsync_v2, on_host(dst), in_array(src, offset), bytes, stream);
 }
 CUresult cuMemcpyDtoA_v2(CUarray dst, size_t offset, CUdeviceptr src, size_t bytes) {
-  return copy_run(in_array(dst, offset), on_device(src), bytes, nullptr, true);
+  return copy_now(in_array(dst, offset), on_device(src), bytes);
 }
 CUresult cuMemcpyAtoD_v2(CUdeviceptr dst, CUarray src, size_t offset, size_t bytes) {
-  return copy_run(on_device(dst), in_array(src, offset), bytes, nullptr, true);
+  return copy_now(on_device(dst), in_array(src, offset), bytes);
 }
 CUresult cuMemcpyAtoA_v2(CUarray dst, size_t dst_offset, CUarray src, size_t src_offset, size_t bytes) {
-  return copy_run(in_array(dst, dst_offset), in_array(src, src_offset), bytes, nullptr, true);
+  return copy_now(in_array(dst, dst_offset), in_array(src, src_offset), bytes);
 }
 
 }  // namespace devproxy::sa::texture
