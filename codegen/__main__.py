@@ -34,6 +34,7 @@ def outputs() -> dict[str, str]:
     texts = {
         "wire.gen.h": wire.emit(segment_headers()),
         "dispatch.gen.h": dispatch.emit(),
+        "handlers.gen.h": dispatch.emit_handlers(),
         "format.gen.cc": format.emit(),
         "sa_decl.gen.h": client.emit_declarations(),
         "client.gen.cc": client.emit_client(results()),

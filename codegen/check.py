@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from codegen.apis import cuda_driver, cudart
-from codegen.emit.wire import layout, request_fields
+from codegen.emit.wire import HANDLES, layout, request_fields
 from codegen.ops import OPS, RETIRED
-from codegen.spec import Api, Capture, Op
+from codegen.spec import Api, Capture, Carry, Log, Op
 from codegen.tables import (
     LIBRARIES,
     RUNTIMES,
@@ -39,6 +39,24 @@ def result_names(header: str) -> dict[str, tuple[int, str]]:
     return out
 
 
+def log_faults(op: Op) -> list[str]:
+    """What a message says of its handler and of the replay log, and does not hang together."""
+    out: list[str] = []
+    if not op.server_sa and (op.carry is not Carry.SYNC or op.req or op.rep or op.bulk):
+        out.append("no server half handles it (server_sa=)")
+    if (op.log is not Log.NONE) != bool(op.handle):
+        out.append("log and handle go together: the one says what happens to the other")
+    if op.handle in op.req and op.req[op.handle] not in HANDLES:
+        out.append(f"its field {op.handle} is no handle")
+    if op.log is not Log.CREATE and (op.parent or op.log_bulk):
+        out.append("parent and log_bulk are for what it creates (log=Log.CREATE)")
+    if op.log_bulk and op.bulk != "in":
+        out.append("log_bulk: it brings no bulk data")
+    if op.key and (op.log is not Log.SET or op.req.get(op.key) != "u32"):
+        out.append("key is a u32 field of a message that sets (log=Log.SET)")
+    return out
+
+
 def op_faults(ops: dict[str, Op]) -> list[str]:
     """Opcodes that repeat, fields that are not aligned, handles and streams that name no field."""
     out: list[str] = []
@@ -54,9 +72,10 @@ def op_faults(ops: dict[str, Op]) -> list[str]:
                 layout(fields)
             except (KeyError, ValueError) as fault:
                 out.append(f"message {name}: {fault}")
-        for word in (op.handle, op.stream):
+        for word in (op.handle, op.stream, op.parent, op.key):
             if word and word not in op.req:
                 out.append(f"message {name}: it has no field {word}")
+        out += [f"message {name}: {fault}" for fault in log_faults(op)]
         if op.bulk not in ("", "in", "out"):
             out.append(f"message {name}: bulk is 'in' or 'out', not {op.bulk!r}")
     return out

@@ -18,13 +18,18 @@ OPS: dict[str, Op] = {
     # 0x0002 was DETACH: retired, see RETIRED
     # -- memory: the client's bidirectional allocator decides, the server keeps the mirror (design.md, Memory)
     "MEM_ALLOC": Op(
-        0x0101, ANNOUNCE, {"addr": "u64", "bytes": "u64", "flags": "u32", "pad": "u32"}
+        0x0101,
+        ANNOUNCE,
+        {"addr": "u64", "bytes": "u64", "flags": "u32", "pad": "u32"},
+        server_sa="memory",
     ),
-    "MEM_FREE": Op(0x0102, ANNOUNCE, {"addr": "u64"}),
+    "MEM_FREE": Op(0x0102, ANNOUNCE, {"addr": "u64"}, server_sa="memory"),
     # physical memory comes in credits: beyond its credit the client asks, so out-of-memory is exact and at the right call
-    "MEM_CREDIT": Op(0x0103, SYNC, {"bytes": "u64", "minimum": "u64"}, {"granted": "u64"}),
-    "MEM_CREDIT_RETURN": Op(0x0104, ANNOUNCE, {"bytes": "u64"}),
-    "MEM_INFO": Op(0x0105, SYNC, {}, {"free": "u64", "total": "u64"}),
+    "MEM_CREDIT": Op(
+        0x0103, SYNC, {"bytes": "u64", "minimum": "u64"}, {"granted": "u64"}, server_sa="memory"
+    ),
+    "MEM_CREDIT_RETURN": Op(0x0104, ANNOUNCE, {"bytes": "u64"}, server_sa="memory"),
+    "MEM_INFO": Op(0x0105, SYNC, {}, {"free": "u64", "total": "u64"}, server_sa="memory"),
     # spaces: 0 device address, 1 pinned window address, 2 byte offset into the segment's chunks.
     # chunk_release: 1 + index of the chunk to mark free when the command is complete, 0 for none
     "COPY": Op(
@@ -40,6 +45,7 @@ OPS: dict[str, Op] = {
             "pad": "u16",
             "chunk_release": "u32",
         },
+        server_sa="memory",
         stream="stream",
     ),
     "COPY_2D": Op(
@@ -58,6 +64,7 @@ OPS: dict[str, Op] = {
             "pad": "u16",
             "chunk_release": "u32",
         },
+        server_sa="memory",
         stream="stream",
     ),
     # width: bytes of one element (1, 2, 4); rows of `count` elements, `pitch` bytes apart
@@ -73,26 +80,36 @@ OPS: dict[str, Op] = {
             "value": "u32",
             "width": "u32",
         },
+        server_sa="memory",
         stream="stream",
     ),
     # -- host memory: the pinned window is one shared sparse file per slot
-    "HOST_ALLOC": Op(0x0121, ANNOUNCE, {"addr": "u64", "bytes": "u64"}),
-    "HOST_FREE": Op(0x0122, ANNOUNCE, {"addr": "u64"}),
+    "HOST_ALLOC": Op(0x0121, ANNOUNCE, {"addr": "u64", "bytes": "u64"}, server_sa="hostmem"),
+    "HOST_FREE": Op(0x0122, ANNOUNCE, {"addr": "u64"}, server_sa="hostmem"),
     # another window of the same process, which the server of GPU `gpu` made for its connection `number` in address slot
     # `slot`: from now on HOST_ALLOC may name parts of it, so kernels of all a process's GPUs reach its managed memory
-    "HOST_WINDOW": Op(0x0123, SYNC, {"number": "u64", "gpu": "u32", "slot": "u32"}),
+    "HOST_WINDOW": Op(
+        0x0123, SYNC, {"number": "u64", "gpu": "u32", "slot": "u32"}, server_sa="hostmem"
+    ),
     # -- streams and events: the low 16 bits of a stream handle are its index in the segment's stream table
     "STREAM_CREATE": Op(
         0x0201,
         ANNOUNCE,
         {"stream": "stream", "flags": "u32", "priority": "i32"},
+        server_sa="sync",
         log=Log.CREATE,
         handle="stream",
     ),
-    "STREAM_DESTROY": Op(0x0202, ANNOUNCE, {"stream": "stream"}, log=Log.DESTROY, handle="stream"),
-    "STREAM_WAIT_EVENT": Op(0x0203, ASYNC, {"stream": "stream", "event": "event"}, stream="stream"),
-    "HOST_FUNC": Op(0x0204, ASYNC, {"stream": "stream", "token": "u64"}, stream="stream"),
-    "HOST_FUNC_DONE": Op(0x0205, ANNOUNCE, {"token": "u64"}),
+    "STREAM_DESTROY": Op(
+        0x0202, ANNOUNCE, {"stream": "stream"}, server_sa="sync", log=Log.DESTROY, handle="stream"
+    ),
+    "STREAM_WAIT_EVENT": Op(
+        0x0203, ASYNC, {"stream": "stream", "event": "event"}, server_sa="sync", stream="stream"
+    ),
+    "HOST_FUNC": Op(
+        0x0204, ASYNC, {"stream": "stream", "token": "u64"}, server_sa="sync", stream="stream"
+    ),
+    "HOST_FUNC_DONE": Op(0x0205, ANNOUNCE, {"token": "u64"}, server_sa="sync"),
     # an attribute of CUlaunchAttributeID that streams have; value: the first bytes of the vendor's union, which no such
     # attribute exceeds. It applies to what is submitted later, and its stream may be the legacy one
     "STREAM_SET_ATTRIBUTE": Op(
@@ -107,29 +124,39 @@ OPS: dict[str, Op] = {
             "value2": "u64",
             "value3": "u64",
         },
+        server_sa="sync",
         log=Log.SET,
         handle="stream",
+        key="attr",
     ),
     "EVENT_CREATE": Op(
         0x0211,
         ANNOUNCE,
         {"event": "event", "flags": "u32", "pad": "u32"},
+        server_sa="sync",
         log=Log.CREATE,
         handle="event",
     ),
-    "EVENT_DESTROY": Op(0x0212, ANNOUNCE, {"event": "event"}, log=Log.DESTROY, handle="event"),
+    "EVENT_DESTROY": Op(
+        0x0212, ANNOUNCE, {"event": "event"}, server_sa="sync", log=Log.DESTROY, handle="event"
+    ),
     "EVENT_RECORD": Op(
         0x0213,
         ASYNC,
         {"event": "event", "stream": "stream"},
+        server_sa="sync",
         log=Log.SET,
         handle="event",
         stream="stream",
     ),
-    "EVENT_ELAPSED": Op(0x0214, SYNC, {"start": "event", "end": "event"}, {"ms": "f64"}),
+    "EVENT_ELAPSED": Op(
+        0x0214, SYNC, {"start": "event", "end": "event"}, {"ms": "f64"}, server_sa="sync"
+    ),
     # -- modules: a function's parameter layout comes back as u32 (offset, size) pairs
     # 0x0401 was MODULE_LOAD with the image in it: retired, see RETIRED
-    "MODULE_UNLOAD": Op(0x0402, ANNOUNCE, {"module": "module"}, log=Log.DESTROY, handle="module"),
+    "MODULE_UNLOAD": Op(
+        0x0402, ANNOUNCE, {"module": "module"}, server_sa="module", log=Log.DESTROY, handle="module"
+    ),
     # bulk in: the name; the reply's tail: n_attributes values (i32) by CUfunction_attribute, then n_params pairs
     "FUNCTION_GET": Op(
         0x0403,
@@ -144,18 +171,28 @@ OPS: dict[str, Op] = {
             "pad": "u32",
         },
         bulk="in",
+        server_sa="module",
         log=Log.CREATE,
         handle="function",
+        parent="module",
+        log_bulk=True,
     ),
     "MODULE_GLOBAL": Op(
-        0x0404, SYNC, {"module": "module"}, {"addr": "u64", "bytes": "u64"}, bulk="in"
+        0x0404,
+        SYNC,
+        {"module": "module"},
+        {"addr": "u64", "bytes": "u64"},
+        bulk="in",
+        server_sa="module",
     ),
     "FUNCTION_SET_ATTR": Op(
         0x0405,
         SYNC,
         {"function": "function", "attr": "u32", "value": "i32"},
+        server_sa="module",
         log=Log.SET,
         handle="function",
+        key="attr",
     ),
     # names of the module's kernels from the number `first` on, in the device's order. The reply's tail: n of them, each
     # ending in NUL; all: how many there are
@@ -164,6 +201,7 @@ OPS: dict[str, Op] = {
         SYNC,
         {"module": "module", "first": "u32", "pad": "u32"},
         {"all": "u32", "n": "u32"},
+        server_sa="module",
     ),
     # An image is kept once per server, by its content (base/image_hash.h). MODULE_LOAD names it; where the answer is
     # known = 0, nothing was loaded: the client puts the image, in pieces from 0 up, and asks again.
@@ -172,12 +210,14 @@ OPS: dict[str, Op] = {
         ANNOUNCE,
         {"hash_low": "u64", "hash_high": "u64", "bytes": "u64", "offset": "u64"},
         bulk="in",
+        server_sa="module",
     ),
     "MODULE_LOAD": Op(
         0x0412,
         SYNC,
         {"module": "module", "hash_low": "u64", "hash_high": "u64", "bytes": "u64"},
         {"known": "u32", "prints": "u32"},
+        server_sa="module",
         log=Log.CREATE,
         handle="module",
     ),
@@ -198,6 +238,7 @@ OPS: dict[str, Op] = {
             "flags": "u32",
         },
         bulk="in",
+        server_sa="launch",
         stream="stream",
     ),
     # the same with launch attributes. bulk in: n_attributes records (hal.h, LaunchAttribute), then the block
@@ -217,6 +258,7 @@ OPS: dict[str, Op] = {
             "n_attributes": "u32",
         },
         bulk="in",
+        server_sa="launch",
         stream="stream",
     ),
     # -- what only some devices have. kind: hal.h, OccupancyQuery; bulk in: launch attributes, as with LAUNCH_EX
@@ -237,15 +279,22 @@ OPS: dict[str, Op] = {
         },
         {"value": "i64"},
         bulk="in",
+        server_sa="launch",
     ),
     # CUlimit of the process's context on this device
-    "SET_LIMIT": Op(0x0602, SYNC, {"limit": "u32", "pad": "u32", "value": "u64"}),
-    "GET_LIMIT": Op(0x0603, SYNC, {"limit": "u32", "pad": "u32"}, {"value": "u64"}),
+    "SET_LIMIT": Op(
+        0x0602, SYNC, {"limit": "u32", "pad": "u32", "value": "u64"}, server_sa="context"
+    ),
+    "GET_LIMIT": Op(
+        0x0603, SYNC, {"limit": "u32", "pad": "u32"}, {"value": "u64"}, server_sa="context"
+    ),
     # by which address kernels reach pinned memory: bytes from addr on, inside of one allocation
-    "HOST_DEVICE_ADDRESS": Op(0x0605, SYNC, {"addr": "u64", "bytes": "u64"}, {"addr": "u64"}),
+    "HOST_DEVICE_ADDRESS": Op(
+        0x0605, SYNC, {"addr": "u64", "bytes": "u64"}, {"addr": "u64"}, server_sa="hostmem"
+    ),
     # functions of their arguments, which travel as bulk (csrc/wire/link.h). LINK's tail: info_bytes of the driver's log,
     # then error_bytes of its errors; the image is fetched by parts into a chunk of the client's
-    "TENSOR_MAP": Op(0x0606, SYNC, {}, bulk="in"),
+    "TENSOR_MAP": Op(0x0606, SYNC, {}, bulk="in", server_sa="link"),
     "LINK": Op(
         0x0607,
         SYNC,
@@ -258,13 +307,20 @@ OPS: dict[str, Op] = {
             "pad": "u32",
         },
         bulk="in",
+        server_sa="link",
     ),
-    "LINK_FETCH": Op(0x0608, SYNC, {"offset": "u64", "chunk": "u32", "bytes": "u32"}),
-    "RESET_PERSISTING_L2": Op(0x0609, SYNC),
+    "LINK_FETCH": Op(
+        0x0608, SYNC, {"offset": "u64", "chunk": "u32", "bytes": "u32"}, server_sa="link"
+    ),
+    "RESET_PERSISTING_L2": Op(0x0609, SYNC, server_sa="context"),
     # what kernels printed: the reply's tail is out_bytes of stdout, then err_bytes of stderr; more: ask again. It is
     # answered also after an execution fault
     "OUTPUT": Op(
-        0x0604, SYNC, {}, {"out_bytes": "u32", "err_bytes": "u32", "more": "u32", "pad": "u32"}
+        0x0604,
+        SYNC,
+        {},
+        {"out_bytes": "u32", "err_bytes": "u32", "more": "u32", "pad": "u32"},
+        server_sa="context",
     ),
     # -- arrays, and the objects that show memory to kernels (csrc/wire/array.h). An array's memory lies wherever the device
     # likes, so it has a handle and no address; its bytes come out of the ledger beside the client's credit
@@ -281,16 +337,20 @@ OPS: dict[str, Op] = {
             "flags": "u32",
             "pad": "u32",
         },
+        server_sa="texture",
         log=Log.CREATE,
         handle="array",
     ),
-    "ARRAY_DESTROY": Op(0x0622, ANNOUNCE, {"array": "array"}, log=Log.DESTROY, handle="array"),
+    "ARRAY_DESTROY": Op(
+        0x0622, ANNOUNCE, {"array": "array"}, server_sa="texture", log=Log.DESTROY, handle="array"
+    ),
     # bulk in: ArrayCopyArgs
     "ARRAY_COPY": Op(
         0x0623,
         ASYNC,
         {"stream": "stream", "chunk_release": "u32", "pad": "u32"},
         bulk="in",
+        server_sa="texture",
         stream="stream",
     ),
     # bulk in: TextureArgs. value: the device's own, which kernels find in their parameters: a restore must make it again
@@ -300,15 +360,30 @@ OPS: dict[str, Op] = {
         {"texture": "texture"},
         {"value": "u64"},
         bulk="in",
+        server_sa="texture",
         log=Log.CREATE,
         handle="texture",
+        log_bulk=True,
     ),
     "TEXTURE_DESTROY": Op(
-        0x0625, ANNOUNCE, {"texture": "texture"}, log=Log.DESTROY, handle="texture"
+        0x0625,
+        ANNOUNCE,
+        {"texture": "texture"},
+        server_sa="texture",
+        log=Log.DESTROY,
+        handle="texture",
     ),
     # -- graphs: what was instantiated, as the list of messages that a launch stands for (csrc/wire/graph_step.h)
     # Logged without its bulk: updates change the steps in place, so a dump asks the graph itself for them.
-    "GRAPH_CREATE": Op(0x0701, SYNC, {"graph": "graph"}, bulk="in", log=Log.CREATE, handle="graph"),
+    "GRAPH_CREATE": Op(
+        0x0701,
+        SYNC,
+        {"graph": "graph"},
+        bulk="in",
+        server_sa="graph",
+        log=Log.CREATE,
+        handle="graph",
+    ),
     # token: of the first HOST_FUNC step; the others count on from it. bulk in: as many bytes of nothing as the steps
     # need ring positions beside the request (docs/protocol.md, Graphs)
     "GRAPH_LAUNCH": Op(
@@ -316,11 +391,18 @@ OPS: dict[str, Op] = {
         ASYNC,
         {"graph": "graph", "stream": "stream", "token": "u64"},
         bulk="in",
+        server_sa="graph",
         stream="stream",
     ),
     # bulk in: the steps that take the place of steps first .. first + count
     "GRAPH_UPDATE": Op(
-        0x0703, ANNOUNCE, {"graph": "graph", "first": "u32", "count": "u32"}, bulk="in"
+        0x0703,
+        ANNOUNCE,
+        {"graph": "graph", "first": "u32", "count": "u32"},
+        bulk="in",
+        server_sa="graph",
     ),
-    "GRAPH_DESTROY": Op(0x0704, ANNOUNCE, {"graph": "graph"}, log=Log.DESTROY, handle="graph"),
+    "GRAPH_DESTROY": Op(
+        0x0704, ANNOUNCE, {"graph": "graph"}, server_sa="graph", log=Log.DESTROY, handle="graph"
+    ),
 }

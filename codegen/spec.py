@@ -65,7 +65,12 @@ class Op:
 
     req, rep: field name -> type ("u8 u16 u32 i32 u64 i64 f32 f64", or a Kind's name for a virtual handle, u64).
     bulk: "in" appends bulk data to the request (inline, or as a list of chunks); "out" appends bytes to the reply.
-    creates, destroys: the field that names the handle, for the replay log.
+    server_sa: the interceptor domain whose server half handles it; the dispatch row calls devproxy::server::<domain>::<name>,
+    the message's name in lower case, so a missing function is a link error. Empty: answered with success.
+    stream: the field that names the stream on which the message is a command.
+    log: what the replay log does when the handler says that it is done. handle: the field that names the object. parent: of
+    a CREATE, the field of the object that it is made from and goes with. key: of a SET, the field that tells its messages
+    apart; one of the same key replaces the earlier. log_bulk: a CREATE is logged with its bulk data.
     """
 
     opcode: int
@@ -73,9 +78,13 @@ class Op:
     req: dict[str, str] = field(default_factory=dict)
     rep: dict[str, str] = field(default_factory=dict)
     bulk: str = ""
+    server_sa: str = ""
+    stream: str = ""
     log: Log = Log.NONE
     handle: str = ""
-    stream: str = ""  # the field that names the stream on which the message is a command
+    parent: str = ""
+    key: str = ""
+    log_bulk: bool = False
 
 
 @dataclass(frozen=True)

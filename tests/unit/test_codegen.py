@@ -17,7 +17,7 @@ from codegen import check, tables
 from codegen.__main__ import LOCK, ROOT, SUPPORT, main, outputs, results, write
 from codegen.emit import client, dispatch, docs, library, wire
 from codegen.ops import OPS
-from codegen.spec import Api, Capture, Carry, Op
+from codegen.spec import Api, Capture, Carry, Log, Op
 
 DATA = Path(__file__).parent.parent / "data"
 LIB = ROOT / "build/lib/libcuda.so.1"
@@ -199,6 +199,55 @@ def test_field_that_is_not_aligned_is_found() -> None:
         in check.op_faults({"A": Op(1, Carry.SYNC, {"flags": "u32", "addr": "u64"})})[0]
     )
     assert wire.layout({"flags": "u32", "pad": "u32", "addr": "u64"}) == 16
+
+
+@pytest.mark.parametrize(
+    ("op", "fault"),
+    [
+        (Op(1, Carry.ASYNC, {"a": "u64"}), "no server half handles it (server_sa=)"),
+        (
+            Op(1, Carry.SYNC, {"a": "event"}, server_sa="x", log=Log.SET),
+            "log and handle go together",
+        ),
+        (
+            Op(1, Carry.SYNC, {"a": "event"}, server_sa="x", handle="a"),
+            "log and handle go together",
+        ),
+        (
+            Op(1, Carry.SYNC, {"a": "u64"}, server_sa="x", log=Log.SET, handle="a"),
+            "its field a is no handle",
+        ),
+        (
+            Op(1, Carry.SYNC, {"a": "event"}, server_sa="x", log=Log.SET, handle="a", parent="a"),
+            "parent and log_bulk are for what it creates",
+        ),
+        (
+            Op(
+                1,
+                Carry.SYNC,
+                {"a": "event"},
+                server_sa="x",
+                log=Log.CREATE,
+                handle="a",
+                log_bulk=True,
+            ),
+            "it brings no bulk data",
+        ),
+        (
+            Op(1, Carry.SYNC, {"a": "event"}, server_sa="x", log=Log.SET, handle="a", key="a"),
+            "key is a u32 field",
+        ),
+        (
+            Op(
+                1, Carry.SYNC, {"a": "event"}, server_sa="x", log=Log.CREATE, handle="a", parent="b"
+            ),
+            "it has no field b",
+        ),
+    ],
+)
+def test_message_that_does_not_hang_together_is_found(op: Op, fault: str) -> None:
+    faults = check.op_faults({"A": op})
+    assert len(faults) == 1 and fault in faults[0], faults
 
 
 @pytest.mark.parametrize(
@@ -400,18 +449,38 @@ def test_dispatch_table_says_where_the_stream_is() -> None:
     assert dispatch.offset(copy, "stream") == 0
     assert dispatch.offset(OPS["NOP"], "") == -1
     rows = re.findall(
-        r'\{"(\w+)", (0x\w+), (\d+), (\d+), (\w+), (\w+), (-?\d+), (-?\d+), (-?\d+)\},',
+        r'\{"(\w+)", (0x\w+), (\d+), (\d+), (\w+), (\w+), (-?\d+), (-?\d+), Log::k(\w+), (\w+), '
+        r"(-?\d+), (-?\d+), (-?\d+)\},",
         dispatch.emit(),
     )
     assert [row[0] for row in rows] == list(OPS)
-    for name, opcode, req_bytes, _, has_bulk, is_sync, *_ in rows:
+    for name, opcode, req_bytes, _, has_bulk, is_sync, stream, _, log, *logged in rows:
         op = OPS[name]
+        assert int(stream) == dispatch.offset(op, op.stream)
+        assert (log.lower(), logged[0]) == (op.log.value, str(op.log_bulk).lower())
+        places = [dispatch.offset(op, word) for word in (op.handle, op.parent, op.key)]
+        assert [int(place) for place in logged[1:]] == places
         assert int(opcode, 16) == op.opcode
         assert int(req_bytes) == wire.layout(wire.request_fields(op))
         assert (has_bulk, is_sync) == (
             str(op.bulk == "in").lower(),
             str(op.carry is Carry.SYNC).lower(),
         )
+
+
+def test_every_message_has_its_handler_and_its_place_in_the_log() -> None:
+    text = dispatch.emit_handlers()
+    rows = re.findall(r"^    (\S+),  // (\w+)$", text, re.MULTILINE)
+    assert [name for _, name in rows] == list(OPS)
+    found = {name: row for row, name in rows}
+    assert found["NOP"] == "answer"
+    assert found["LAUNCH"] == "launch::launch"
+    assert found["EVENT_RECORD"] == "logged<sync::event_record>"
+    for name, op in OPS.items():
+        if op.server_sa:
+            result = "void" if op.log is Log.NONE else r"\[\[nodiscard\]\] bool"
+            domain = text.split(f"namespace {op.server_sa} {{")[1].split("}")[0]
+            assert re.search(rf"^{result} {name.lower()}\(", domain, re.MULTILINE), name
 
 
 def test_library_without_its_header_declares_what_it_uses() -> None:

@@ -61,86 +61,40 @@ constexpr uint64_t kDrainLookUs = 50;
 // Commands that wait in streams; each is some 300 bytes and its parameters.
 constexpr uint32_t kMaxPending = 1u << 16, kMaxPendingEver = 1u << 20;
 
-void nop(Connection&, const Message&) {}  // answered with success
-
-struct Row {
-  wire::Opcode opcode;
-  Handler handler;
-};
-constexpr Row kRows[] = {
-    {wire::Opcode::NOP, nop},
-    {wire::Opcode::MEM_ALLOC, memory::mem_alloc},
-    {wire::Opcode::MEM_FREE, memory::mem_free},
-    {wire::Opcode::MEM_CREDIT, memory::mem_credit},
-    {wire::Opcode::MEM_CREDIT_RETURN, memory::mem_credit_return},
-    {wire::Opcode::MEM_INFO, memory::mem_info},
-    {wire::Opcode::COPY, memory::copy},
-    {wire::Opcode::COPY_2D, memory::copy_2d},
-    {wire::Opcode::MEMSET, memory::memset},
-    {wire::Opcode::HOST_ALLOC, hostmem::host_alloc},
-    {wire::Opcode::HOST_FREE, hostmem::host_free},
-    {wire::Opcode::HOST_WINDOW, hostmem::host_window},
-    {wire::Opcode::STREAM_CREATE, sync::stream_create},
-    {wire::Opcode::STREAM_DESTROY, sync::stream_destroy},
-    {wire::Opcode::STREAM_SET_ATTRIBUTE, sync::stream_set_attribute},
-    {wire::Opcode::STREAM_WAIT_EVENT, sync::stream_wait_event},
-    {wire::Opcode::HOST_FUNC, sync::host_func},
-    {wire::Opcode::HOST_FUNC_DONE, sync::host_func_done},
-    {wire::Opcode::EVENT_CREATE, sync::event_create},
-    {wire::Opcode::EVENT_DESTROY, sync::event_destroy},
-    {wire::Opcode::EVENT_RECORD, sync::event_record},
-    {wire::Opcode::EVENT_ELAPSED, sync::event_elapsed},
-    {wire::Opcode::IMAGE_PUT, module::image_put},
-    {wire::Opcode::MODULE_LOAD, module::module_load},
-    {wire::Opcode::MODULE_UNLOAD, module::module_unload},
-    {wire::Opcode::FUNCTION_GET, module::function_get},
-    {wire::Opcode::MODULE_GLOBAL, module::module_global},
-    {wire::Opcode::FUNCTION_SET_ATTR, module::function_set_attr},
-    {wire::Opcode::FUNCTION_NAMES, module::function_names},
-    {wire::Opcode::LAUNCH, launch::launch},
-    {wire::Opcode::LAUNCH_EX, launch::launch_ex},
-    {wire::Opcode::OCCUPANCY, launch::occupancy},
-    {wire::Opcode::SET_LIMIT, context::set_limit},
-    {wire::Opcode::GET_LIMIT, context::get_limit},
-    {wire::Opcode::HOST_DEVICE_ADDRESS, hostmem::host_device_address},
-    {wire::Opcode::OUTPUT, context::output},
-    {wire::Opcode::RESET_PERSISTING_L2, context::reset_persisting_l2},
-    {wire::Opcode::TENSOR_MAP, link::tensor_map},
-    {wire::Opcode::LINK, link::link},
-    {wire::Opcode::LINK_FETCH, link::link_fetch},
-    {wire::Opcode::ARRAY_CREATE, texture::array_create},
-    {wire::Opcode::ARRAY_DESTROY, texture::array_destroy},
-    {wire::Opcode::ARRAY_COPY, texture::array_copy},
-    {wire::Opcode::TEXTURE_CREATE, texture::texture_create},
-    {wire::Opcode::TEXTURE_DESTROY, texture::texture_destroy},
-    {wire::Opcode::GRAPH_CREATE, graph::graph_create},
-    {wire::Opcode::GRAPH_LAUNCH, graph::graph_launch},
-    {wire::Opcode::GRAPH_UPDATE, graph::graph_update},
-    {wire::Opcode::GRAPH_DESTROY, graph::graph_destroy},
-};
-
-// The rows in the order of wire::kOps. A message without a row, or a request that Message cannot hold, does not
-// compile.
-struct HandlerTable {
-  Handler of[wire::kOpCount] = {};
-};
-consteval HandlerTable make_handlers() {
-  HandlerTable table;
-  bool has_row[wire::kOpCount] = {};  // not `!table.of[i]`: gcc 12 with UBSan does not take that for a constant
-  for (const Row& row : kRows) {
-    const size_t i = wire::kOpIndex[static_cast<uint16_t>(row.opcode)];
-    table.of[i] = row.handler;
-    has_row[i] = true;
-  }
-  for (size_t i = 0; i < wire::kOpCount; i++)
-    if (!has_row[i] || wire::kOps[i].req_bytes > kMaxRequestBytes) throw "a message has no handler";
-  return table;
+// A request that Message cannot hold does not compile.
+consteval bool requests_fit() {
+  for (const wire::OpInfo& info : wire::kOps)
+    if (info.req_bytes > kMaxRequestBytes) return false;
+  return true;
 }
-constexpr HandlerTable kHandlers = make_handlers();
+static_assert(requests_fit());
+
+// A field of the request; T{} where the message has none.
+template <class T>
+T field(const Message& m, int16_t offset) {
+  T value{};
+  if (offset >= 0) std::memcpy(&value, m.request + offset, sizeof value);
+  return value;
+}
 
 }  // namespace
 
-Handler handler_of(const wire::OpInfo& info) { return kHandlers.of[wire::kOpIndex[info.opcode]]; }
+Handler handler_of(const wire::OpInfo& info) { return kHandlers[wire::kOpIndex[info.opcode]]; }
+
+bool log_message(Connection& c, const Message& m) {
+  const wire::OpInfo& info = *m.info;
+  const auto handle = field<VHandle>(m, info.handle_offset);
+  switch (info.log) {
+    case wire::Log::kCreate:
+      return c.replay.create(handle, field<VHandle>(m, info.parent_offset), info.opcode, m.request, info.req_bytes,
+                             info.log_bulk ? c.take_bulk(m) : std::vector<uint8_t>{});
+    case wire::Log::kDestroy: return c.replay.destroy(handle);
+    case wire::Log::kSet:
+      return c.replay.set(handle, info.opcode, field<uint32_t>(m, info.key_offset), m.request, info.req_bytes);
+    case wire::Log::kNone: break;
+  }
+  return true;
+}
 
 void Connection::run() {
   prepare_thread_for_crash();
@@ -309,7 +263,7 @@ bool Connection::consume(uint32_t record_bytes) {
     if (message.info->is_sync && lifeline_->faulted() && !always) {
       reply(message, lifeline_->fault_code());
     } else {
-      kHandlers.of[wire::kOpIndex[head.opcode]](*this, message);
+      kHandlers[wire::kOpIndex[head.opcode]](*this, message);
     }
     if (!poisoned_) {
       if (!answered_) reply(message, kOk);

@@ -7,7 +7,8 @@
 namespace devproxy::server {
 
 bool ReplayLog::create(VHandle handle, VHandle parent, uint16_t opcode, const void* request, size_t request_bytes,
-                       std::vector<uint8_t> bulk, std::shared_ptr<const void> keeps) {
+                       std::vector<uint8_t> bulk) {
+  std::shared_ptr<const void> keeps = std::exchange(kept_, nullptr);
   if (objects_.contains(handle)) return false;
   if (parent.value) {
     const auto it = objects_.find(parent);

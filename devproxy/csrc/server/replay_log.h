@@ -9,6 +9,7 @@
 #include <list>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "devproxy/csrc/wire/handle.h"
@@ -30,7 +31,9 @@ class ReplayLog {
   // parent: the handle it is made from, VHandle{} for none. False where the handle already exists or the parent does
   // not.
   [[nodiscard]] bool create(VHandle handle, VHandle parent, uint16_t opcode, const void* request, size_t request_bytes,
-                            std::vector<uint8_t> bulk = {}, std::shared_ptr<const void> keeps = nullptr);
+                            std::vector<uint8_t> bulk = {});
+  // What the next create() keeps with its entry.
+  void keep(std::shared_ptr<const void> needed) { kept_ = std::move(needed); }
   // A handle that exists without having been created: nothing replays it, and it can be set.
   void root(VHandle handle) { objects_.emplace(handle, Object{{}, entries_.end(), {}, {}}); }
   // False where the handle does not exist.
@@ -48,6 +51,7 @@ class ReplayLog {
     std::vector<VHandle> children;
   };
   void forget(VHandle handle);
+  std::shared_ptr<const void> kept_;
   std::list<Entry> entries_;
   std::unordered_map<VHandle, Object> objects_;
 };

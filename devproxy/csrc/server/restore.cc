@@ -30,23 +30,6 @@ struct File {
 
 constexpr uint64_t kUsedUpBytes = 2u << 20;
 
-struct Row {
-  wire::Opcode opcode;
-  Handler handler;
-};
-// What can be in a replay log, but for EVENT_RECORD.
-constexpr Row kReplayed[] = {
-    {wire::Opcode::STREAM_CREATE, sync::stream_create},
-    {wire::Opcode::STREAM_SET_ATTRIBUTE, sync::stream_set_attribute},
-    {wire::Opcode::EVENT_CREATE, sync::event_create},
-    {wire::Opcode::MODULE_LOAD, module::module_load},
-    {wire::Opcode::FUNCTION_GET, module::function_get},
-    {wire::Opcode::FUNCTION_SET_ATTR, module::function_set_attr},
-    {wire::Opcode::ARRAY_CREATE, texture::array_create},
-    {wire::Opcode::TEXTURE_CREATE, texture::texture_create},
-    {wire::Opcode::GRAPH_CREATE, graph::graph_create},
-};
-
 // The extents of one of the job's files, from the bytes in the dump; `pages` get pages, whatever they hold.
 Status fill(const Json& about, const std::string& from_path, const std::string& to_path) {
   const File from(from_path, O_RDONLY), to(to_path, O_RDWR);
@@ -248,36 +231,33 @@ Status Connection::replay_entry(const Json& entry) {
   std::memcpy(message.request, request->data(), request->size());
   message.bulk = bulk->data();
   message.bulk_bytes = bulk->size();
-  // The record itself was done; its stream may be gone. The event's time comes from the state.
-  if (opcode == static_cast<uint16_t>(wire::Opcode::EVENT_RECORD)) {
-    const auto& r = message.as<wire::EVENT_RECORD_req>();
-    if (!replay.set(r.event, opcode, 0, &r, sizeof r)) return {kInvalidImage, "replaying " + what + ": no such event"};
+  if (message.info->log != wire::Log::kCreate && message.info->log != wire::Log::kSet)
+    return {kInvalidImage, "the replay log has " + what + ", which no replay makes"};
+  // A command was done, and its stream may be gone. An event's time comes from the state.
+  if (message.info->stream_offset >= 0) {
+    if (!log_message(*this, message)) return {kInvalidImage, "replaying " + what + ": its object is not in the log"};
     return {};
   }
-  for (const Row& row : kReplayed) {
-    if (static_cast<uint16_t>(row.opcode) != opcode) continue;
-    replay_status_ = kOk;
-    replayed_globals.clear();
-    for (const Json& addr : entry["globals"].items) replayed_globals.push_back(addr.u64());
-    replayed_value.reset();
-    if (opcode == static_cast<uint16_t>(wire::Opcode::TEXTURE_CREATE)) replayed_value = entry["value"].u64();
-    row.handler(*this, message);
-    if (Status s = same_value(entry); !s.ok()) return s;
-    if (opcode == static_cast<uint16_t>(wire::Opcode::MODULE_LOAD) && replay_status_ == kOk &&
-        !modules.find(VHandle{entry["handle"].u64()}))
-      return {kInvalidImage, "replaying " + what + ": its image is not in the state"};
-    if (const auto state = from_base64(entry["state"].text); replay_status_ == kOk && (!state || !state->empty())) {
-      const hal::ModuleRef* module = modules.find(VHandle{entry["handle"].u64()});
-      if (!state || !module) return {kInvalidImage, "the state of " + what + " is damaged"};
-      if (Status s = space_->load_module_state(*module, state->data(), state->size()); !s.ok())
-        return std::move(s).with("replaying " + what);
-    }
-    if (replay_status_ == kOk && replayed_globals.empty()) return {};
-    return {replay_status_ ? replay_status_ : static_cast<int32_t>(kInvalidImage),
-            "replaying " + what + " failed with result " + std::to_string(replay_status_) +
-                " (the reason is in the server's log)"};
+  replay_status_ = kOk;
+  replayed_globals.clear();
+  for (const Json& addr : entry["globals"].items) replayed_globals.push_back(addr.u64());
+  replayed_value.reset();
+  if (opcode == static_cast<uint16_t>(wire::Opcode::TEXTURE_CREATE)) replayed_value = entry["value"].u64();
+  handler_of (*message.info)(*this, message);
+  if (Status s = same_value(entry); !s.ok()) return s;
+  if (opcode == static_cast<uint16_t>(wire::Opcode::MODULE_LOAD) && replay_status_ == kOk &&
+      !modules.find(VHandle{entry["handle"].u64()}))
+    return {kInvalidImage, "replaying " + what + ": its image is not in the state"};
+  if (const auto state = from_base64(entry["state"].text); replay_status_ == kOk && (!state || !state->empty())) {
+    const hal::ModuleRef* module = modules.find(VHandle{entry["handle"].u64()});
+    if (!state || !module) return {kInvalidImage, "the state of " + what + " is damaged"};
+    if (Status s = space_->load_module_state(*module, state->data(), state->size()); !s.ok())
+      return std::move(s).with("replaying " + what);
   }
-  return {kInvalidImage, "the replay log has " + what + ", which no replay makes"};
+  if (replay_status_ == kOk && replayed_globals.empty()) return {};
+  return {replay_status_ ? replay_status_ : static_cast<int32_t>(kInvalidImage),
+          "replaying " + what + " failed with result " + std::to_string(replay_status_) +
+              " (the reason is in the server's log)"};
 }
 
 // Is the object that was just made again the number that the job has in its parameters?

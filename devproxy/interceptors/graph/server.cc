@@ -12,15 +12,14 @@
 
 namespace devproxy::server::graph {
 
-void graph_create(Connection& c, const Message& m) {
+bool graph_create(Connection& c, const Message& m) {
   const auto& r = m.as<wire::GRAPH_CREATE_req>();
-  if (r.graph.kind() != HandleKind::kGraph || c.graphs.find(r.graph)) return c.reply(m, kInvalidHandle);
+  if (r.graph.kind() != HandleKind::kGraph || c.graphs.find(r.graph)) return c.reply(m, kInvalidHandle), false;
   StoredGraph graph;
-  if (!graph.splice(0, 0, m.bulk, m.bulk_bytes)) return c.reply(m, kInvalidValue);
+  if (!graph.splice(0, 0, m.bulk, m.bulk_bytes)) return c.reply(m, kInvalidValue), false;
   graph.done = c.space().create_event(false);
-  if (!c.graphs.insert(r.graph, std::move(graph)) || !c.replay.create(r.graph, {}, m.info->opcode, &r, sizeof r))
-    return c.reply(m, kInvalidHandle);
-  c.reply(m, kOk);
+  if (!c.graphs.insert(r.graph, std::move(graph))) return c.reply(m, kInvalidHandle), false;
+  return true;
 }
 
 void graph_update(Connection& c, const Message& m) {
@@ -30,10 +29,11 @@ void graph_update(Connection& c, const Message& m) {
   if (!graph->splice(r.first, r.count, m.bulk, m.bulk_bytes)) c.fail(m, kInvalidValue);
 }
 
-void graph_destroy(Connection& c, const Message& m) {
+bool graph_destroy(Connection& c, const Message& m) {
   const auto& r = m.as<wire::GRAPH_DESTROY_req>();
   // A launch that has not completed keeps what it needs by itself: its steps were submitted.
-  if (!c.graphs.erase(r.graph) || !c.replay.destroy(r.graph)) c.fail(m, kInvalidHandle);
+  if (!c.graphs.erase(r.graph)) return c.fail(m, kInvalidHandle), false;
+  return true;
 }
 
 void graph_launch(Connection& c, const Message& m) {

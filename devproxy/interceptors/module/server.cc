@@ -95,17 +95,17 @@ void image_put(Connection& c, const Message& m) {
     c.uploaded = std::move(image);
 }
 
-void module_load(Connection& c, const Message& m) {
+bool module_load(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MODULE_LOAD_req>();
-  if (r.module.kind() != HandleKind::kModule || c.modules.find(r.module)) return c.reply(m, kInvalidHandle);
+  if (r.module.kind() != HandleKind::kModule || c.modules.find(r.module)) return c.reply(m, kInvalidHandle), false;
   ImageStore& store = c.parts().images;
   const ImageStore::Ref image = store.find({r.hash_low, r.hash_high});
   wire::MODULE_LOAD_rep rep{};
-  if (!image) return c.reply(m, kOk, &rep, sizeof rep);
+  if (!image) return c.reply(m, kOk, &rep, sizeof rep), false;
   if (image->bytes.size() != r.bytes) {
     DP_LOG(kWarn, kModule, c.number(), "module of %lu bytes refused: the image of that hash has %zu",
            static_cast<unsigned long>(r.bytes), image->bytes.size());
-    return c.reply(m, kInvalidValue);
+    return c.reply(m, kInvalidValue), false;
   }
   store.loads.fetch_add(1, std::memory_order_relaxed);
   if (c.uploaded != image) store.loads_known.fetch_add(1, std::memory_order_relaxed);
@@ -120,10 +120,10 @@ void module_load(Connection& c, const Message& m) {
     for (uint64_t addr : placed) drop_global(c, addr, m.end);
     DP_LOG(kWarn, kModule, c.number(), "module of %zu bytes refused: %s", image->bytes.size(),
            loaded.status().text().c_str());
-    return c.reply(m, loaded.status().code());
+    return c.reply(m, loaded.status().code()), false;
   }
-  if (!c.modules.insert(r.module, *loaded) || !c.replay.create(r.module, {}, m.info->opcode, &r, sizeof r, {}, image))
-    return c.reply(m, kInvalidHandle);
+  if (!c.modules.insert(r.module, *loaded)) return c.reply(m, kInvalidHandle), false;
+  c.replay.keep(image);
   note_variables(c, r.module, *loaded);
   count_modules(c);
   const bool prints = c.space().prints(*loaded);
@@ -131,12 +131,13 @@ void module_load(Connection& c, const Message& m) {
   rep.known = 1;
   rep.prints = prints;
   c.reply(m, kOk, &rep, sizeof rep);
+  return true;
 }
 
-void module_unload(Connection& c, const Message& m) {
+bool module_unload(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MODULE_UNLOAD_req>();
   const hal::ModuleRef* module = c.modules.find(r.module);
-  if (!module) return c.fail(m, kInvalidHandle);
+  if (!module) return c.fail(m, kInvalidHandle), false;
   for (const auto& global : c.space().globals(*module)) drop_global(c, global.addr, m.end);
   std::erase_if(c.variables, [&](const auto& item) {
     if (item.second.module != r.module) return false;
@@ -149,20 +150,21 @@ void module_unload(Connection& c, const Message& m) {
     c.set_undumpable(function, {});
     return true;
   });
-  if (!c.modules.erase(r.module) || !c.replay.destroy(r.module)) return c.fail(m, kInvalidHandle);
+  if (!c.modules.erase(r.module)) return c.fail(m, kInvalidHandle), false;
   count_modules(c);
+  return true;
 }
 
-void function_get(Connection& c, const Message& m) {
+bool function_get(Connection& c, const Message& m) {
   const auto& r = m.as<wire::FUNCTION_GET_req>();
   const hal::ModuleRef* module = c.modules.find(r.module);
   if (!module || r.function.kind() != HandleKind::kFunction || c.functions.find(r.function))
-    return c.reply(m, kInvalidHandle);
+    return c.reply(m, kInvalidHandle), false;
   std::string name;
-  if (!name_of(m, &name)) return c.reply(m, kInvalidValue);
+  if (!name_of(m, &name)) return c.reply(m, kInvalidValue), false;
   hal::FunctionInfo info;
   auto function = c.space().get_function(*module, name, &info);
-  if (!function.ok()) return c.reply(m, function.status().code());
+  if (!function.ok()) return c.reply(m, function.status().code()), false;
 
   if (info.attributes.empty()) {  // cuda.h: the first numbers of CUfunction_attribute
     info.attributes.assign(kSharedAttributes, hal::kNoAttribute);
@@ -178,7 +180,7 @@ void function_get(Connection& c, const Message& m) {
                                      0};
   std::vector<uint8_t> rep(sizeof fixed + info.attributes.size() * sizeof(int32_t) +
                            info.params.size() * sizeof(hal::ParamPlace));
-  if (rep.size() > sizeof ReplySlot::data) return c.reply(m, kInvalidImage);
+  if (rep.size() > sizeof ReplySlot::data) return c.reply(m, kInvalidImage), false;
   uint8_t* to = rep.data();
   auto put = [&](const void* from, size_t bytes) {
     if (bytes) std::memcpy(to, from, bytes);
@@ -190,17 +192,17 @@ void function_get(Connection& c, const Message& m) {
   uint32_t params_bytes = 0;
   for (const hal::ParamPlace& p : info.params) {
     uint32_t end;
-    if (__builtin_add_overflow(p.offset_bytes, p.size_bytes, &end)) return c.reply(m, kInvalidImage);
+    if (__builtin_add_overflow(p.offset_bytes, p.size_bytes, &end)) return c.reply(m, kInvalidImage), false;
     params_bytes = std::max(params_bytes, end);
   }
-  if (!c.functions.insert(r.function, {*function, r.module, info.max_threads, params_bytes}) ||
-      !c.replay.create(r.function, r.module, m.info->opcode, &r, sizeof r, c.take_bulk(m)))
-    return c.reply(m, kInvalidHandle);
+  if (!c.functions.insert(r.function, {*function, r.module, info.max_threads, params_bytes}))
+    return c.reply(m, kInvalidHandle), false;
   if (info.uses_heap)
     c.set_undumpable(
         r.function,
         "its kernel '" + name + "' allocates with malloc() on the device, and a checkpoint does not hold that heap");
   c.reply(m, kOk, rep.data(), rep.size());
+  return true;
 }
 
 void module_global(Connection& c, const Message& m) {
@@ -241,12 +243,12 @@ void function_names(Connection& c, const Message& m) {
   c.reply(m, kOk, reply, at);
 }
 
-void function_set_attr(Connection& c, const Message& m) {
+bool function_set_attr(Connection& c, const Message& m) {
   const auto& r = m.as<wire::FUNCTION_SET_ATTR_req>();
   auto* object = c.functions.find(r.function);
-  if (!object) return c.fail(m, kInvalidHandle);
-  if (Status s = c.space().set_attribute(object->function, r.attr, r.value); !s.ok()) return c.fail(m, s);
-  if (!c.replay.set(r.function, m.info->opcode, r.attr, &r, sizeof r)) c.fail(m, kInvalidHandle);
+  if (!object) return c.fail(m, kInvalidHandle), false;
+  if (Status s = c.space().set_attribute(object->function, r.attr, r.value); !s.ok()) return c.fail(m, s), false;
+  return true;
 }
 
 }  // namespace devproxy::server::module

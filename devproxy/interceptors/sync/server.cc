@@ -17,27 +17,27 @@ bool shows_memory(Connection& c, const Message& m, const wire::STREAM_SET_ATTRIB
 
 }  // namespace
 
-void stream_create(Connection& c, const Message& m) {
+bool stream_create(Connection& c, const Message& m) {
   const auto& r = m.as<wire::STREAM_CREATE_req>();
-  if (!c.create_stream(r.stream, r.flags, r.priority) || !c.replay.create(r.stream, {}, m.info->opcode, &r, sizeof r))
-    c.fail(m, kInvalidHandle);
+  if (!c.create_stream(r.stream, r.flags, r.priority)) return c.fail(m, kInvalidHandle), false;
+  return true;
 }
 
-void stream_destroy(Connection& c, const Message& m) {
-  const auto& r = m.as<wire::STREAM_DESTROY_req>();
-  if (!c.destroy_stream(r.stream) || !c.replay.destroy(r.stream)) c.fail(m, kInvalidHandle);
+bool stream_destroy(Connection& c, const Message& m) {
+  if (!c.destroy_stream(m.as<wire::STREAM_DESTROY_req>().stream)) return c.fail(m, kInvalidHandle), false;
+  return true;
 }
 
-void stream_set_attribute(Connection& c, const Message& m) {
+bool stream_set_attribute(Connection& c, const Message& m) {
   const auto& r = m.as<wire::STREAM_SET_ATTRIBUTE_req>();
   hal::QueueRef* queue = c.queue_of(r.stream);
-  if (!queue) return c.fail(m, kInvalidHandle);
+  if (!queue) return c.fail(m, kInvalidHandle), false;
   switch (r.attr) {
     case kLaunchAccessPolicyWindow:
     case kLaunchPriority:
     case kLaunchMemSyncDomainMap:
     case kLaunchMemSyncDomain: break;
-    default: return c.fail(m, kInvalidValue);
+    default: return c.fail(m, kInvalidValue), false;
   }
   LaunchAttribute attribute;
   attribute.id = r.attr;
@@ -47,10 +47,11 @@ void stream_set_attribute(Connection& c, const Message& m) {
   // Memory that a window showed may have been freed since: then there is nothing that the hint could be about, and the
   // job can still read it back.
   const bool live = shows_memory(c, m, r);
-  if (!live && !c.replaying()) return c.fail(m, kInvalidValue);
+  if (!live && !c.replaying()) return c.fail(m, kInvalidValue), false;
   if (live)
-    if (Status s = c.space().set_queue_attribute(*queue, {m.end, 0, m.slot}, attribute); !s.ok()) return c.fail(m, s);
-  if (!c.replay.set(r.stream, m.info->opcode, r.attr, &r, sizeof r)) c.fail(m, kInvalidHandle);
+    if (Status s = c.space().set_queue_attribute(*queue, {m.end, 0, m.slot}, attribute); !s.ok())
+      return c.fail(m, s), false;
+  return true;
 }
 
 void stream_wait_event(Connection& c, const Message& m) {
@@ -73,27 +74,28 @@ void host_func_done(Connection& c, const Message& m) {
   if (!c.finish_host_function(m.as<wire::HOST_FUNC_DONE_req>().token)) c.fail(m, kInvalidValue);
 }
 
-void event_create(Connection& c, const Message& m) {
+bool event_create(Connection& c, const Message& m) {
   const auto& r = m.as<wire::EVENT_CREATE_req>();
   if (!c.events.insert(r.event, c.space().create_event(!(r.flags & kDisableTiming))) ||
       !c.replay.create(r.event, {}, m.info->opcode, &r, sizeof r))
     return c.fail(m, kInvalidHandle);
   c.counting().events.store(c.events.size(), std::memory_order_relaxed);
+  return true;
 }
 
-void event_destroy(Connection& c, const Message& m) {
-  const auto& r = m.as<wire::EVENT_DESTROY_req>();
-  if (!c.events.erase(r.event) || !c.replay.destroy(r.event)) return c.fail(m, kInvalidHandle);
+bool event_destroy(Connection& c, const Message& m) {
+  if (!c.events.erase(m.as<wire::EVENT_DESTROY_req>().event)) return c.fail(m, kInvalidHandle), false;
   c.counting().events.store(c.events.size(), std::memory_order_relaxed);
+  return true;
 }
 
-void event_record(Connection& c, const Message& m) {
+bool event_record(Connection& c, const Message& m) {
   const auto& r = m.as<wire::EVENT_RECORD_req>();
   hal::QueueRef* queue = c.queue_of(r.stream);
   hal::EventRef* event = c.events.find(r.event);
-  if (!queue || !event || !c.replay.set(r.event, m.info->opcode, 0, &r, sizeof r))
-    return c.refuse(m, r.stream, kInvalidHandle);
+  if (!queue || !event) return c.refuse(m, r.stream, kInvalidHandle), false;
   c.space().record(*queue, {m.end, 0}, *event);
+  return true;
 }
 
 void event_elapsed(Connection& c, const Message& m) {

@@ -67,37 +67,39 @@ bool shows(Connection& c, const Message& m, const TextureArgs& a, Connection::Te
 
 }  // namespace
 
-void array_create(Connection& c, const Message& m) {
+bool array_create(Connection& c, const Message& m) {
   const auto& r = m.as<wire::ARRAY_CREATE_req>();
-  if (r.array.kind() != HandleKind::kArray || c.arrays.find(r.array)) return c.fail(m, kInvalidHandle);
+  if (r.array.kind() != HandleKind::kArray || c.arrays.find(r.array)) return c.fail(m, kInvalidHandle), false;
   const ArrayShape shape{r.width, r.height, r.depth, r.format, r.channels, r.flags, 0};
   ArrayExtent extent;
-  if (!array_extent(shape, &extent)) return c.fail(m, kInvalidValue);
+  if (!array_extent(shape, &extent)) return c.fail(m, kInvalidValue), false;
   const uint64_t bytes = extent.bytes();
-  if (!c.parts().ledger->take(bytes, bytes)) return c.fail(m, kOutOfMemory);
+  if (!c.parts().ledger->take(bytes, bytes)) return c.fail(m, kOutOfMemory), false;
   auto array = c.space().create_array(shape);
-  if (!array.ok() || !c.arrays.insert(r.array, {*array, shape, extent}) ||
-      !c.replay.create(r.array, {}, m.info->opcode, &r, sizeof r)) {
+  if (!array.ok() || !c.arrays.insert(r.array, {*array, shape, extent})) {
     c.parts().ledger->give(bytes);
-    return array.ok() ? c.fail(m, kInvalidHandle) : c.fail(m, array.status());
+    array.ok() ? c.fail(m, kInvalidHandle) : c.fail(m, array.status());
+    return false;
   }
   c.arrays_bytes += bytes;
   c.count_memory(static_cast<int64_t>(bytes));
+  return true;
 }
 
 // The client has waited for what used it. An object that still shows it keeps the device's array alive.
-void array_destroy(Connection& c, const Message& m) {
+bool array_destroy(Connection& c, const Message& m) {
   const auto& r = m.as<wire::ARRAY_DESTROY_req>();
   const Connection::ArrayObject* object = c.arrays.find(r.array);
-  if (!object) return c.fail(m, kInvalidHandle);
+  if (!object) return c.fail(m, kInvalidHandle), false;
   const uint64_t bytes = object->extent.bytes();
   c.textures.for_each([&](VHandle texture, const Connection::TextureObject& t) {
     if (t.array == r.array) c.set_undumpable(texture, "a texture or surface object shows an array that was destroyed");
   });
-  if (!c.arrays.erase(r.array) || !c.replay.destroy(r.array)) return c.fail(m, kInvalidHandle);
+  if (!c.arrays.erase(r.array)) return c.fail(m, kInvalidHandle), false;
   c.parts().ledger->give(bytes);
   c.arrays_bytes -= bytes;
   c.count_memory(-static_cast<int64_t>(bytes));
+  return true;
 }
 
 void array_copy(Connection& c, const Message& m) {
@@ -120,22 +122,22 @@ void array_copy(Connection& c, const Message& m) {
   c.space().copy_array(*queue, {m.end, r.chunk_release, m.slot}, copy);
 }
 
-void texture_create(Connection& c, const Message& m) {
+bool texture_create(Connection& c, const Message& m) {
   const auto& r = m.as<wire::TEXTURE_CREATE_req>();
-  if (r.texture.kind() != HandleKind::kTexture || c.textures.find(r.texture)) return c.fail(m, kInvalidHandle);
+  if (r.texture.kind() != HandleKind::kTexture || c.textures.find(r.texture)) return c.fail(m, kInvalidHandle), false;
   TextureArgs a;
-  if (m.bulk_bytes != sizeof a) return c.fail(m, kInvalidValue);
+  if (m.bulk_bytes != sizeof a) return c.fail(m, kInvalidValue), false;
   std::memcpy(&a, m.bulk, sizeof a);
   Connection::TextureObject object;
   if (a.kind > static_cast<uint32_t>(TextureKind::kSurface) || !shows(c, m, a, &object))
-    return c.fail(m, kInvalidValue);
+    return c.fail(m, kInvalidValue), false;
   const hal::ArrayRef array = object.array.value ? c.arrays.find(object.array)->array : nullptr;
   // A replay wants a certain number. What the device gives in its place is held until that one comes, so that it is not
   // given twice.
   std::vector<hal::TextureRef> held;
   for (;;) {
     auto made = c.space().create_texture(a, array);
-    if (!made.ok() && held.empty()) return c.fail(m, made.status());
+    if (!made.ok() && held.empty()) return c.fail(m, made.status()), false;
     if (!made.ok()) {  // there are no more of them, and the number was not among those that came
       object.texture = std::move(held.back());
       held.pop_back();
@@ -146,16 +148,16 @@ void texture_create(Connection& c, const Message& m) {
     held.push_back(std::move(object.texture));
   }
   const wire::TEXTURE_CREATE_rep rep{object.texture->value};
-  if (!c.textures.insert(r.texture, std::move(object)) ||
-      !c.replay.create(r.texture, {}, m.info->opcode, &r, sizeof r, {m.bulk, m.bulk + m.bulk_bytes}))
-    return c.fail(m, kInvalidHandle);
+  if (!c.textures.insert(r.texture, std::move(object))) return c.fail(m, kInvalidHandle), false;
   c.reply(m, kOk, &rep, sizeof rep);
+  return true;
 }
 
-void texture_destroy(Connection& c, const Message& m) {
+bool texture_destroy(Connection& c, const Message& m) {
   const auto& r = m.as<wire::TEXTURE_DESTROY_req>();
   c.set_undumpable(r.texture, {});
-  if (!c.textures.erase(r.texture) || !c.replay.destroy(r.texture)) c.fail(m, kInvalidHandle);
+  if (!c.textures.erase(r.texture)) return c.fail(m, kInvalidHandle), false;
+  return true;
 }
 
 }  // namespace devproxy::server::texture
