@@ -8,7 +8,18 @@ from pathlib import Path
 
 from codegen import check
 from codegen.apis.mathlibs import SHIMS
-from codegen.emit import client, dispatch, docs, format, library, mathlibs, resolve, runtime, wire
+from codegen.emit import (
+    client,
+    dispatch,
+    docs,
+    format,
+    library,
+    mathlibs,
+    numbers,
+    resolve,
+    runtime,
+    wire,
+)
 from codegen.tables import RUNTIMES
 
 ROOT = Path(__file__).parent.parent
@@ -33,9 +44,11 @@ def outputs() -> dict[str, str]:
     """File name -> text of everything under build/gen."""
     texts = {
         "wire.gen.h": wire.emit(segment_headers()),
+        "handle_kind.gen.h": wire.emit_kinds(),
         "dispatch.gen.h": dispatch.emit(),
         "handlers.gen.h": dispatch.emit_handlers(),
         "format.gen.cc": format.emit(),
+        "cuda_number.gen.h": numbers.emit(),
         "sa_decl.gen.h": client.emit_declarations(),
         "client.gen.cc": client.emit_client(results()),
         "refused.gen.cc": client.emit_refused(),

@@ -94,6 +94,8 @@ CUDART_HEADERS = (
     "cuda_vdpau_interop.h",
 )
 DEVICE_RUNTIME = "cudaCDP"  # functions of device code
+# Enums of cuda.h whose numbers are known where no vendor header is: by the server, and by the devices without one.
+CUDA_ENUMS = {"CUdevice_attribute", "CUfunction_attribute", "CUstream_flags", "CUevent_flags"}
 CUDART_ENUMS = ("cudaError",)  # whose names the library gives out as text
 
 
@@ -174,13 +176,20 @@ def struct_fields(node: c_ast.Struct) -> list[list[str]] | None:
 
 
 def enumerators(node: c_ast.Enum) -> list[list[str | int]]:
-    """[name, value] of an enum whose values are all written as numbers."""
-    rows: list[list[str | int]] = []
+    """[name, value] of an enum whose values are written as numbers, as other names of it, or not at all."""
+    values: dict[str, int] = {}
+    last = -1
     for e in node.values.enumerators if node.values else []:
-        if not isinstance(e.value, c_ast.Constant):
+        if isinstance(e.value, c_ast.Constant):
+            last = int(e.value.value, 0)
+        elif isinstance(e.value, c_ast.ID):
+            last = values[e.value.name]
+        elif e.value is None:
+            last += 1
+        else:
             return []
-        rows.append([e.name, int(e.value.value, 0)])
-    return rows
+        values[e.name] = last
+    return [[name, value] for name, value in values.items()]
 
 
 def read(text: str, include: Path, defines: tuple[str, ...] = ()) -> Header:
@@ -203,6 +212,8 @@ def read(text: str, include: Path, defines: tuple[str, ...] = ()) -> Header:
                     out.structs[node.name] = fields
             elif isinstance(kind, c_ast.TypeDecl) and isinstance(kind.type, c_ast.Enum):
                 out.typedefs[node.name] = "enum"
+                if node.name in CUDA_ENUMS:
+                    out.enums[node.name] = enumerators(kind.type)
             elif isinstance(kind, (c_ast.TypeDecl, c_ast.PtrDecl)):
                 out.typedefs[node.name] = type_text(kind)
     return out
@@ -306,6 +317,7 @@ def cuda(include: Path, out: Path) -> None:
             for name, sig in found.functions.items():
                 headers.setdefault(name, header)
                 functions.setdefault(name, sig)
+    enums: dict[str, object] = dict(read(f"{PRELUDE}#include <cuda.h>", include, ()).enums)
     rows: dict[str, list[tuple[int, str, str]]] = {}
     for header in TYPEDEF_HEADERS:
         pfns = Header()
@@ -331,6 +343,7 @@ def cuda(include: Path, out: Path) -> None:
             "functions": {
                 n: [r, p, headers[n]] for n, (r, p) in functions.items() if n.startswith("cu")
             },
+            "enums": enums,
             "typedefs": {k: v for k, v in typedefs.items() if k in types},
             "versions": {k: sorted(v) for k, v in rows.items()},
         },

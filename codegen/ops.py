@@ -30,7 +30,7 @@ OPS: dict[str, Op] = {
     ),
     "MEM_CREDIT_RETURN": Op(0x0104, ANNOUNCE, {"bytes": "u64"}, server_sa="memory"),
     "MEM_INFO": Op(0x0105, SYNC, {}, {"free": "u64", "total": "u64"}, server_sa="memory"),
-    # spaces: 0 device address, 1 pinned window address, 2 byte offset into the segment's chunks.
+    # spaces: codegen/spec.py, Space
     # chunk_release: 1 + index of the chunk to mark free when the command is complete, 0 for none
     "COPY": Op(
         0x0111,

@@ -11,18 +11,27 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What a parameter or a wire field holds; a virtual handle is a 64-bit number chosen by the client."""
+    """What a virtual handle names: a 64-bit number that the client chose, with this number on top (wire/handle.h).
 
-    VALUE = "value"
-    DEVPTR = "devptr"
-    CONTEXT = "context"
-    STREAM = "stream"
-    EVENT = "event"
-    MODULE = "module"
-    FUNCTION = "function"
-    GRAPH = "graph"
-    ARRAY = "array"
-    TEXTURE = "texture"  # and surface objects: for the replay log; the job holds the device's value
+    The numbers are in images, and none is used again. In lower case the name is the type of a wire field.
+    """
+
+    CONTEXT = 1
+    STREAM = 2
+    EVENT = 3
+    MODULE = 4
+    FUNCTION = 5
+    GRAPH = 12
+    ARRAY = 13
+    TEXTURE = 14  # and surface objects: for the replay log; the job holds the device's value
+
+
+class Space(Enum):
+    """Where an address of a copy is. Beside them ARRAY_COPY has 3, an array (wire/array.h)."""
+
+    DEVICE = 0  # a device address
+    PINNED = 1  # an address in the pinned window, the same in both processes
+    CHUNK = 2  # a byte offset into the segment's chunks
 
 
 class Carry(Enum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 
 from codegen.ops import OPS
-from codegen.spec import Kind, Op
+from codegen.spec import Kind, Op, Space
 
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "i32": 4, "f32": 4, "u64": 8, "i64": 8, "f64": 8}
 CTYPES = {
@@ -22,7 +22,7 @@ CTYPES = {
     "f32": "float",
     "f64": "double",
 }
-HANDLES = {k.value for k in Kind} - {"value"}
+HANDLES = {kind.name.lower() for kind in Kind}
 
 
 def ctype(word: str) -> str:
@@ -52,6 +52,24 @@ def struct(name: str, fields: dict[str, str]) -> str:
     return f"struct {name} {{\n{body}}};\nstatic_assert(sizeof({name}) == {size});\n"
 
 
+def enumeration(head: str, numbers: dict[str, int]) -> list[str]:
+    """`enum X { kName = 1, };` of NAME: 1."""
+    return [f"{head} {{", *(f"  k{n.capitalize()} = {v}," for n, v in numbers.items()), "};"]
+
+
+def emit_kinds() -> str:
+    """Text of handle_kind.gen.h."""
+    numbers = {"NONE": 0} | {kind.name: kind.value for kind in Kind}
+    out = [
+        "#pragma once",
+        "#include <cstdint>",
+        "namespace devproxy {",
+        *enumeration("enum class HandleKind : uint8_t", numbers),
+        "}  // namespace devproxy",
+    ]
+    return "\n".join(out) + "\n"
+
+
 def lock() -> str:
     """The contract: one line per message. Its hash is the ABI id."""
     rows = []
@@ -77,6 +95,7 @@ def emit(segment_header: str) -> str:
         "#include <cstdint>",
         '#include "devproxy/csrc/wire/handle.h"',
         "namespace devproxy::wire {",
+        *enumeration("enum Space : uint8_t", {space.name: space.value for space in Space}),
         "enum class Opcode : uint16_t {",
     ]
     out += [f"  {name} = {op.opcode:#06x}," for name, op in OPS.items()]

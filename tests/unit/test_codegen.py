@@ -15,7 +15,7 @@ import pytest
 
 from codegen import check, tables
 from codegen.__main__ import LOCK, ROOT, SUPPORT, main, outputs, results, write
-from codegen.emit import client, dispatch, docs, library, wire
+from codegen.emit import client, dispatch, docs, library, numbers, wire
 from codegen.ops import OPS
 from codegen.spec import Api, Capture, Carry, Log, Op
 
@@ -483,6 +483,30 @@ def test_every_message_has_its_handler_and_its_place_in_the_log() -> None:
             assert re.search(rf"^{result} {name.lower()}\(", domain, re.MULTILINE), name
 
 
+def test_kinds_of_handles_are_those_of_every_image() -> None:
+    kinds = re.findall(r"k(\w+) = (\d+),", wire.emit_kinds())
+    assert [(name, int(number)) for name, number in kinds] == [
+        ("None", 0),
+        ("Context", 1),
+        ("Stream", 2),
+        ("Event", 3),
+        ("Module", 4),
+        ("Function", 5),
+        ("Graph", 12),
+        ("Array", 13),
+        ("Texture", 14),
+    ]
+    assert wire.HANDLES == {name.lower() for name, _ in kinds[1:]}
+
+
+def test_numbers_of_the_vendor_have_its_names() -> None:
+    found = dict(re.findall(r"int32_t (CU_\w+) = (-?\d+);", numbers.emit()))
+    assert found["CU_DEVICE_ATTRIBUTE_WARP_SIZE"] == "10"
+    assert found["CU_FUNC_ATTRIBUTE_NUM_REGS"] == "4"
+    assert found["CU_FUNC_ATTRIBUTE_MAX"] == "16"  # no number is written in the header
+    assert found["CU_EVENT_DISABLE_TIMING"] == "2"
+
+
 def test_library_without_its_header_declares_what_it_uses() -> None:
     text = library.emit_declarations("nvml")
     assert (
@@ -525,7 +549,7 @@ def test_formatter_prints_any_bytes_within_its_room(tmp_path: Path) -> None:
         }
         """
     )
-    for name in ("wire.gen.h", "dispatch.gen.h", "format.gen.cc"):
+    for name in ("handle_kind.gen.h", "wire.gen.h", "dispatch.gen.h", "format.gen.cc"):
         write(tmp_path / name, outputs()[name])
     sources = [str(tmp_path / "main.cc"), str(tmp_path / "format.gen.cc")]
     flags = [

@@ -36,6 +36,7 @@ PROGRAMS = {
         ["-fsanitize=thread", "-DDEVPROXY_TSAN", "-Wno-tsan"],
     ),
 }
+GEN = ROOT / "build/gen"
 HEADERS = ("csrc/base", "csrc/server", "csrc/wire", "hal", "hal/soft", "hal/host_module")
 
 
@@ -49,13 +50,24 @@ def built(program: str) -> Path:
     sources, sanitizer = PROGRAMS[program]
     sources = [f"tests/unit/{program}.cc", *sources]
     headers = [p for folder in HEADERS for p in sorted((ROOT / "devproxy" / folder).glob("*.h"))]
+    headers += sorted(GEN.glob("*.gen.h"))
     text = b"".join(p.read_bytes() for p in [*(ROOT / s for s in sources), *headers])
     out = BUILD / f"{program}-{hashlib.blake2b(text, digest_size=8).hexdigest()}"
     if not out.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
         # Debug information of lines alone, and all as one file: a third to a half of the work.
         command = ["g++", "-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread"]
-        command += [*sanitizer, f"-I{ROOT}", "-o", f"{out}.part", "-x", "c++", "-", "-ldl"]
+        command += [
+            *sanitizer,
+            f"-I{ROOT}",
+            f"-I{GEN}",
+            "-o",
+            f"{out}.part",
+            "-x",
+            "c++",
+            "-",
+            "-ldl",
+        ]
         subprocess.run(command, check=True, cwd=ROOT, input=as_one(sources), text=True)
         Path(f"{out}.part").rename(out)
     return out

@@ -4,19 +4,9 @@
 #include <cstdint>
 #include <functional>
 
-namespace devproxy {
+#include "handle_kind.gen.h"
 
-enum class HandleKind : uint8_t {
-  kNone = 0,
-  kContext = 1,
-  kStream = 2,
-  kEvent = 3,
-  kModule = 4,
-  kFunction = 5,
-  kGraph = 12,
-  kArray = 13,
-  kTexture = 14
-};
+namespace devproxy {
 
 // A virtual handle: what the job holds. Chosen by the client, stable over restore.
 //   bits 56..63 kind, 16..55 serial number (never reused), 0..15 index (a stream's place in the stream table)

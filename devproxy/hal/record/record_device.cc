@@ -24,25 +24,26 @@ class RecordDevice final : public Device {
     properties_.uuid[0] ^= 0xff;  // not the software GPU of this number
     properties_.major = static_cast<int32_t>(kArch.major);
     properties_.minor = static_cast<int32_t>(kArch.minor);
-    // What a program of such a chip plans with; CUdevice_attribute numbers of cuda.h 13.0, values of an H100 SXM as
-    // NVIDIA's documents and its deviceQuery say them. What is not here is the software GPU's: so nothing that devproxy
-    // refuses (IPC, multicast, sparse arrays) is claimed.
+    using namespace cuda_number;
+    // What a program of such a chip plans with; values of an H100 SXM as NVIDIA's documents and its deviceQuery say
+    // them. What is not here is the software GPU's: so nothing that devproxy refuses (IPC, multicast, sparse arrays) is
+    // claimed.
     const struct {
       int number, value;
     } kAttributes[] = {
-        {13, 1980000},                    // CLOCK_RATE, kHz
-        {16, 132},                        // MULTIPROCESSOR_COUNT
-        {36, 2619000},                    // MEMORY_CLOCK_RATE, kHz
-        {37, 5120},                       // GLOBAL_MEMORY_BUS_WIDTH, bits
-        {38, 50 << 20},                   // L2_CACHE_SIZE
-        {40, 3},                          // ASYNC_ENGINE_COUNT
-        {75, properties_.major},          // COMPUTE_CAPABILITY_MAJOR
-        {76, properties_.minor},          // COMPUTE_CAPABILITY_MINOR
-        {81, 233472},                     // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
-        {87, 2},                          // SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO
-        {90, 1},                          // COMPUTE_PREEMPTION_SUPPORTED
-        {kSharedOptinAttribute, 232448},  // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-        {120, 1},                         // CLUSTER_LAUNCH
+        {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1980000},  // kHz
+        {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132},
+        {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 2619000},     // kHz
+        {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 5120},  // bits
+        {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 50 << 20},
+        {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 3},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, properties_.major},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, properties_.minor},
+        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 233472},
+        {CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO, 2},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED, 1},
+        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 232448},
+        {CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 1},
     };
     for (const auto& a : kAttributes) properties_.attributes[static_cast<size_t>(a.number)] = a.value;
     recorder_->line("start", [&](Line& line) {

@@ -7,14 +7,17 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cuda_number.gen.h"
 #include "devproxy/hal/hal.h"
 #include "devproxy/hal/image/image.h"
 
 namespace devproxy::hal::record {
 
-// cuda.h: CU_DEVICE_ATTRIBUTE_*
-inline constexpr size_t kMultiprocessors = 16, kSharedPerMultiprocessor = 81, kSharedOptinAttribute = 97,
-                        kSystemSharedPerBlock = 111;
+inline constexpr size_t kMultiprocessors = cuda_number::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                        kSharedPerMultiprocessor =
+                            cuda_number::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+                        kSharedOptinAttribute = cuda_number::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                        kSystemSharedPerBlock = cuda_number::CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK;
 inline constexpr uint32_t kSharedWithoutOptin = 48 << 10;
 
 class RecordModule final : public Module {

@@ -283,7 +283,7 @@ StatusOr<FunctionRef> RecordSpace::get_function(const ModuleRef& ref, const std:
   info->max_threads = function->max_threads;
   info->shared_bytes = kernel->shared_bytes;
   info->attributes = function_attributes(*function, module->facts(), arch_);
-  info->regs = static_cast<uint32_t>(info->attributes[4]);
+  info->regs = static_cast<uint32_t>(info->attributes[cuda_number::CU_FUNC_ATTRIBUTE_NUM_REGS]);
   info->params.clear();
   for (const image::Param& p : kernel->params) info->params.push_back({p.offset_bytes, p.size_bytes});
   return FunctionRef(function);

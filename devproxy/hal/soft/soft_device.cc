@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "cuda_number.gen.h"
 #include "devproxy/hal/soft/soft_space.h"
 
 namespace devproxy::hal::soft {
@@ -42,73 +43,73 @@ class SoftDevice final : public Device {
     p.minor = 0;
     p.pci_bus = static_cast<int32_t>(config.ordinal) + 1;
     const auto cpus = static_cast<int32_t>(sysconf(_SC_NPROCESSORS_ONLN));
-    // CUdevice_attribute numbers of cuda.h 13.0, with the end of the name that the number has there.
+    using namespace cuda_number;
     const struct {
       int number, value;
     } kAttributes[] = {
-        {1, 1024},         // MAX_THREADS_PER_BLOCK
-        {2, 1024},         // MAX_BLOCK_DIM_X
-        {3, 1024},         // MAX_BLOCK_DIM_Y
-        {4, 64},           // MAX_BLOCK_DIM_Z
-        {5, 0x7fffffff},   // MAX_GRID_DIM_X
-        {6, 65535},        // MAX_GRID_DIM_Y
-        {7, 65535},        // MAX_GRID_DIM_Z
-        {8, 49152},        // MAX_SHARED_MEMORY_PER_BLOCK
-        {9, 65536},        // TOTAL_CONSTANT_MEMORY
-        {10, 32},          // WARP_SIZE
-        {11, 0x7fffffff},  // MAX_PITCH
-        {12, 65536},       // MAX_REGISTERS_PER_BLOCK
-        {13, 1000000},     // CLOCK_RATE, kHz
-        {14, 512},         // TEXTURE_ALIGNMENT
-        {15, 1},           // GPU_OVERLAP
-        {16, cpus},        // MULTIPROCESSOR_COUNT
-        {17, 0},           // KERNEL_EXEC_TIMEOUT
-        {18, 0},           // INTEGRATED
-        {19, 1},           // CAN_MAP_HOST_MEMORY
-        {20, 0},           // COMPUTE_MODE: default
-        {30, 512},         // SURFACE_ALIGNMENT
-        {31, 1},           // CONCURRENT_KERNELS
-        {32, 0},           // ECC_ENABLED
-        {33, p.pci_bus},   // PCI_BUS_ID
-        {34, 0},           // PCI_DEVICE_ID
-        {35, 0},           // TCC_DRIVER
-        {36, 1000000},     // MEMORY_CLOCK_RATE, kHz
-        {37, 128},         // GLOBAL_MEMORY_BUS_WIDTH, bits
-        {38, 4 << 20},     // L2_CACHE_SIZE
-        {39, 2048},        // MAX_THREADS_PER_MULTIPROCESSOR
-        {40, 2},           // ASYNC_ENGINE_COUNT
-        {41, 1},           // UNIFIED_ADDRESSING
-        {50, 0},           // PCI_DOMAIN_ID
-        {51, 32},          // TEXTURE_PITCH_ALIGNMENT
-        {75, p.major},     // COMPUTE_CAPABILITY_MAJOR
-        {76, p.minor},     // COMPUTE_CAPABILITY_MINOR
-        {78, 1},           // STREAM_PRIORITIES_SUPPORTED
-        {79, 1},           // GLOBAL_L1_CACHE_SUPPORTED
-        {80, 1},           // LOCAL_L1_CACHE_SUPPORTED
-        {81, 167936},      // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
-        {82, 65536},       // MAX_REGISTERS_PER_MULTIPROCESSOR
-        {83, 1},           // MANAGED_MEMORY
-        {84, 0},           // MULTI_GPU_BOARD
-        {85, 0},           // MULTI_GPU_BOARD_GROUP_ID
-        {86, 0},           // HOST_NATIVE_ATOMIC_SUPPORTED
-        {87, 1},           // SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO
-        {88, 0},           // PAGEABLE_MEMORY_ACCESS
-        {89, 1},           // CONCURRENT_MANAGED_ACCESS
-        {90, 0},           // COMPUTE_PREEMPTION_SUPPORTED
-        {91, 1},           // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
-        {95, 1},           // COOPERATIVE_LAUNCH
-        {96, 0},           // COOPERATIVE_MULTI_DEVICE_LAUNCH
-        {97, 101376},      // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-        {98, 0},           // CAN_FLUSH_REMOTE_WRITES
-        {99, 1},           // HOST_REGISTER_SUPPORTED
-        {100, 0},          // PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
-        {101, 0},          // DIRECT_MANAGED_MEM_ACCESS_FROM_HOST
-        {102, 1},          // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-        {106, 32},         // MAX_BLOCKS_PER_MULTIPROCESSOR
-        {108, 0},          // MAX_PERSISTING_L2_CACHE_SIZE
-        {111, 1024},       // RESERVED_SHARED_MEMORY_PER_BLOCK
-        {113, 0},          // READ_ONLY_HOST_REGISTER_SUPPORTED
-        {115, 1},          // MEMORY_POOLS_SUPPORTED
+        {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
+        {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024},
+        {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, 1024},
+        {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, 64},
+        {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 0x7fffffff},
+        {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, 65535},
+        {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, 65535},
+        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 49152},
+        {CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY, 65536},
+        {CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32},
+        {CU_DEVICE_ATTRIBUTE_MAX_PITCH, 0x7fffffff},
+        {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, 65536},
+        {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1000000},  // kHz
+        {CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, 512},
+        {CU_DEVICE_ATTRIBUTE_GPU_OVERLAP, 1},
+        {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cpus},
+        {CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT, 0},
+        {CU_DEVICE_ATTRIBUTE_INTEGRATED, 0},
+        {CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, 0},  // default
+        {CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT, 512},
+        {CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 1},
+        {CU_DEVICE_ATTRIBUTE_ECC_ENABLED, 0},
+        {CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, p.pci_bus},
+        {CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, 0},
+        {CU_DEVICE_ATTRIBUTE_TCC_DRIVER, 0},
+        {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 1000000},    // kHz
+        {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 128},  // bits
+        {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 4 << 20},
+        {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 2048},
+        {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 2},
+        {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
+        {CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 0},
+        {CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT, 32},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, p.major},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, p.minor},
+        {CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1},
+        {CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED, 1},
+        {CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED, 1},
+        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 167936},
+        {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65536},
+        {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
+        {CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD, 0},
+        {CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD_GROUP_ID, 0},
+        {CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED, 0},
+        {CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO, 1},
+        {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, 0},
+        {CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 1},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED, 0},
+        {CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1},
+        {CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 1},
+        {CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH, 0},
+        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 101376},
+        {CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, 0},
+        {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
+        {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, 0},
+        {CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 0},
+        {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
+        {CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32},
+        {CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE, 0},
+        {CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, 1024},
+        {CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 0},
+        {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1},
     };
     for (const auto& a : kAttributes) p.attributes[static_cast<size_t>(a.number)] = a.value;
   }

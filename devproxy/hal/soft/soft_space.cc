@@ -14,6 +14,8 @@
 #include <iterator>
 #include <utility>
 
+#include "cuda_number.gen.h"
+
 namespace devproxy::hal::soft {
 
 namespace {
@@ -28,7 +30,8 @@ constexpr uint64_t kPage = 4096;
 // As soft_device.cc says them to programs.
 constexpr int32_t kSharedPerBlock = 49152, kSharedPerBlockOptin = 101376;
 constexpr uint32_t kThreadsPerMultiprocessor = 2048, kSharedPerMultiprocessor = 167936;
-constexpr uint32_t kLastPlainAttribute = 9;  // CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT; clusters follow
+// Those of clusters follow.
+constexpr uint32_t kLastPlainAttribute = cuda_number::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
 
 thread_local const char* t_running = nullptr;
 

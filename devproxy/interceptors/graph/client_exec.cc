@@ -28,7 +28,9 @@ constexpr uint64_t kStagingBytes = 4u << 20;
 // A launch has its ring positions in one record (wire/graph_step.h).
 constexpr size_t kMaxRecords = kMaxInlineBytes / 2 - 2;
 
-enum Space : uint8_t { kDevice = 0, kPinned = 1, kHost = 2 };
+using wire::Space;
+using enum wire::Space;
+constexpr Space kHost = kChunk;  // pageable: it goes through staging
 
 struct ExecEntry {
   std::shared_ptr<Exec> exec;

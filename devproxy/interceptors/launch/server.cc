@@ -2,22 +2,24 @@
 // late.
 #include <algorithm>
 
+#include "cuda_number.gen.h"
 #include "devproxy/csrc/server/handlers.h"
 
 namespace devproxy::server::launch {
 
 namespace {
 
-// CUdevice_attribute of cuda.h.
-constexpr size_t kMaxSharedPerBlockOptin = 97, kCooperativeLaunch = 95, kClusterLaunch = 120;
+using namespace cuda_number;
 
-int32_t attribute(Connection& c, size_t which) { return c.parts().device->properties().attributes[which]; }
+int32_t attribute(Connection& c, int32_t which) {
+  return c.parts().device->properties().attributes[static_cast<size_t>(which)];
+}
 
 bool takes(Connection& c, uint32_t id) {
   switch (id) {
-    case kLaunchCooperative: return attribute(c, kCooperativeLaunch) != 0;
+    case kLaunchCooperative: return attribute(c, CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH) != 0;
     case kLaunchClusterDimension:
-    case kLaunchPreferredClusterDimension: return attribute(c, kClusterLaunch) != 0;
+    case kLaunchPreferredClusterDimension: return attribute(c, CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH) != 0;
     case kLaunchAccessPolicyWindow:
     case kLaunchSynchronizationPolicy:
     case kLaunchClusterScheduling:
@@ -48,7 +50,7 @@ void launch_with(Connection& c, const Message& m, const Request& r, size_t n_att
   uint64_t threads;
   if (__builtin_mul_overflow(uint64_t{r.block_x} * r.block_y, uint64_t{r.block_z}, &threads) || threads == 0 ||
       threads > object->max_threads || r.grid_x == 0 || r.grid_y == 0 || r.grid_z == 0 ||
-      r.shared_bytes > static_cast<uint32_t>(attribute(c, kMaxSharedPerBlockOptin)) ||
+      r.shared_bytes > static_cast<uint32_t>(attribute(c, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)) ||
       (n_attributes && !attributes_of(c, m, n_attributes)))
     return c.refuse(m, r.stream, kInvalidValue);
   const size_t skip = n_attributes * sizeof(LaunchAttribute);

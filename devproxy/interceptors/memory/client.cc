@@ -23,10 +23,10 @@ using client::Place;
 using client::place_of;
 using client::StreamObj;
 using wire::Opcode;
+using wire::Space;
+using enum wire::Space;
 
 namespace {
-
-enum Space : uint8_t { kDevice = 0, kPinned = 1, kChunk = 2 };
 
 // A 2D region of bytes; a plain run is height 1.
 struct Region {

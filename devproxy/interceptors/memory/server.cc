@@ -10,7 +10,7 @@ namespace devproxy::server::memory {
 
 namespace {
 
-enum Space : uint8_t { kDevice = 0, kPinned = 1, kChunk = 2 };
+using enum wire::Space;
 
 // Bytes from the first to the last of a rectangle; false where that is no number of bytes.
 bool extent(uint64_t width, uint64_t pitch, uint64_t rows, uint64_t* bytes) {

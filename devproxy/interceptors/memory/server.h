@@ -8,6 +8,5 @@ namespace devproxy::server::memory {
 // One side of a copy: where it is in this process, or on the device; false where the client has nothing there.
 // space: as in COPY.
 bool resolve(Connection& c, const Message& m, uint8_t space, uint64_t place, uint64_t bytes, uint64_t* addr);
-inline constexpr uint8_t kDeviceSpace = 0;
 
 }  // namespace devproxy::server::memory

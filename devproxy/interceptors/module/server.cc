@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cuda_number.gen.h"
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/handlers.h"
 
@@ -11,7 +12,7 @@ namespace {
 
 constexpr size_t kMaxNameBytes = 4096;
 constexpr uint64_t kGlobalAlign = 256;
-constexpr size_t kSharedAttributes = 16;  // CU_FUNC_ATTRIBUTE_MAX
+using namespace cuda_number;
 
 void drop_global(Connection& c, uint64_t addr, uint64_t position) {
   const bool idle = c.space().idle();
@@ -166,11 +167,11 @@ bool function_get(Connection& c, const Message& m) {
   auto function = c.space().get_function(*module, name, &info);
   if (!function.ok()) return c.reply(m, function.status().code()), false;
 
-  if (info.attributes.empty()) {  // cuda.h: the first numbers of CUfunction_attribute
-    info.attributes.assign(kSharedAttributes, hal::kNoAttribute);
-    info.attributes[0] = static_cast<int32_t>(info.max_threads);
-    info.attributes[1] = static_cast<int32_t>(info.shared_bytes);
-    info.attributes[4] = static_cast<int32_t>(info.regs);
+  if (info.attributes.empty()) {
+    info.attributes.assign(CU_FUNC_ATTRIBUTE_MAX, hal::kNoAttribute);
+    info.attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = static_cast<int32_t>(info.max_threads);
+    info.attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES] = static_cast<int32_t>(info.shared_bytes);
+    info.attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = static_cast<int32_t>(info.regs);
   }
   const wire::FUNCTION_GET_rep fixed{static_cast<uint32_t>(info.params.size()),
                                      info.max_threads,

@@ -1,5 +1,6 @@
 // Streams, events and host functions, the server's half. Waiting itself is the client's: it looks at the completion
 // counters in the segment.
+#include "cuda_number.gen.h"
 #include "devproxy/csrc/server/handlers.h"
 
 #include <cstring>
@@ -7,8 +8,6 @@
 namespace devproxy::server::sync {
 
 namespace {
-
-constexpr uint32_t kDisableTiming = 2;  // cuda.h: CU_EVENT_DISABLE_TIMING
 
 // cuda.h, CUaccessPolicyWindow: address and length come first. As of a launch's, only the beginning is looked at.
 bool shows_memory(Connection& c, const Message& m, const wire::STREAM_SET_ATTRIBUTE_req& r) {
@@ -76,9 +75,8 @@ void host_func_done(Connection& c, const Message& m) {
 
 bool event_create(Connection& c, const Message& m) {
   const auto& r = m.as<wire::EVENT_CREATE_req>();
-  if (!c.events.insert(r.event, c.space().create_event(!(r.flags & kDisableTiming))) ||
-      !c.replay.create(r.event, {}, m.info->opcode, &r, sizeof r))
-    return c.fail(m, kInvalidHandle);
+  if (!c.events.insert(r.event, c.space().create_event(!(r.flags & cuda_number::CU_EVENT_DISABLE_TIMING))))
+    return c.fail(m, kInvalidHandle), false;
   c.counting().events.store(c.events.size(), std::memory_order_relaxed);
   return true;
 }

@@ -15,7 +15,7 @@ using wire::Opcode;
 
 namespace {
 
-enum Space : uint8_t { kDevice = 0, kPinned = 1, kChunk = 2 };  // beside kArraySpace
+using enum wire::Space;  // beside kArraySpace
 
 // One side of the copy as the job named it.
 struct Side {

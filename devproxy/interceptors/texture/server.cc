@@ -32,7 +32,7 @@ bool side_of(Connection& c, const Message& m, const ArrayCopyArgs& args, const A
       __builtin_add_overflow(bytes, args.width_bytes, &bytes) ||
       !memory::resolve(c, m, from.space, from.place, bytes, &addr))
     return false;
-  *to = {nullptr, 0, 0, 0, addr, from.pitch, from.slice_rows, from.space == memory::kDeviceSpace};
+  *to = {nullptr, 0, 0, 0, addr, from.pitch, from.slice_rows, from.space == wire::kDevice};
   return true;
 }
 
