@@ -1,7 +1,7 @@
 """The words of an entry: who answers an API, what it may send, whether it waits and what the replay log keeps.
 
 Everything that is generated comes from these entries and the header facts in codegen/ir. A symbol without an entry
-is exported and refused by name: not checked means not forwarded.
+is exported and refused by name. An entry is written by who has read the header's page; until then there is none.
 """
 
 from __future__ import annotations
@@ -107,7 +107,6 @@ class Api:
     waits: it returns only when the device has come to a point; with ops empty that is seen in the segment's counters.
     capture: what it does while a stream captures. A driver function that sends, waits, or names a stream or an event must
     say it; None, for the others, is FREE.
-    checked: who read the header's page, when, for which toolkit. Empty: the stub refuses.
     enters: of a runtime library's function. "driver": the driver is initialised first; "context": the thread's device has
     its primary context current first, as that library does it lazily. Empty: neither.
     records: of a runtime library's function. Its failure becomes the thread's last error.
@@ -117,7 +116,6 @@ class Api:
     nonnull: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
     needs_init: bool = True
-    checked: str = ""
     waits: bool = False
     capture: Capture | None = None
     enters: str = ""

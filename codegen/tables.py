@@ -153,7 +153,7 @@ def driver_exports() -> tuple[Export, ...]:
         base, _, form = split(name)
         candidates = {entry: table[entry] for entry in by_base.get(base, [])}
         target = answered(name, candidates, known)
-        if target and table[target].checked:
+        if target:
             out.append(Export(name, chapters[target], table[target], target, form != ""))
             continue
         family, reason = "unchecked", UNCHECKED
@@ -190,7 +190,7 @@ def library_exports(stem: str) -> tuple[Export, ...]:
     out = []
     for name in sorted({*known.functions, *library.also}):
         target = answered(name, table, known) if name in known.functions else ""
-        if target and table[target].checked:
+        if target:
             out.append(Export(name, stem, table[target], target))
         else:
             out.append(Export(name, stem, reason=library.reason))
@@ -268,7 +268,7 @@ def runtime_exports(stem: str) -> tuple[Export, ...]:
     out = []
     for name in sorted({*known.functions, *RUNTIMES[stem].also}):
         target = answered(name, table, known)
-        if target and table[target].checked:
+        if target:
             form = split(name)[2]
             out.append(Export(name, chapters[target], table[target], target, form != ""))
             continue

@@ -102,8 +102,7 @@ def emit_declarations() -> str:
     out += [f"#undef {name}" for name in sorted({e.name for e in answered_exports()})]
     domains: dict[str, list[str]] = {}
     for name, api in table.items():
-        if api.checked:
-            domains.setdefault(api.client_sa, []).append(name)
+        domains.setdefault(api.client_sa, []).append(name)
     for folder, names in domains.items():
         out.append(f"namespace devproxy::sa::{folder} {{")
         out += [f"{declaration(known[name], name)};" for name in names]

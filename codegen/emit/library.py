@@ -42,7 +42,7 @@ def type_lines(stem: str, words: set[str]) -> list[str]:
 def emit_declarations(stem: str) -> str:
     """<stem>_decl.gen.h: the types that answered functions use, and what interceptors/<stem>/client.cc defines."""
     known, table = facts(stem), entries(LIBRARIES[stem])
-    functions = [known.functions[name] for name, api in table.items() if api.checked]
+    functions = [known.functions[name] for name in table]
     words = {
         w for f in functions for kind in (f.result, *(k for k, _ in f.params)) for w in kind.split()
     }

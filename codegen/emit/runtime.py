@@ -44,8 +44,7 @@ def emit_declarations(stem: str) -> str:
     out += [f"#undef {e.name}" for e in answered]
     domains: dict[str, list[str]] = {}
     for name, api in runtime_table(stem).items():
-        if api.checked:
-            domains.setdefault(api.client_sa, []).append(f"{declaration(known[name], name)};")
+        domains.setdefault(api.client_sa, []).append(f"{declaration(known[name], name)};")
     for domain, lines in domains.items():
         out += [
             f"namespace {namespace(domain)} {{",

@@ -2,21 +2,12 @@
 
 from codegen.spec import Api
 
-CHECKED = "2026-11 toolkit 13.0"
-
-cuGetProcAddress = Api(
-    client_sa="entrypoint", nonnull=("symbol", "pfn"), needs_init=False, checked=CHECKED
-)
+cuGetProcAddress = Api(client_sa="entrypoint", nonnull=("symbol", "pfn"), needs_init=False)
 # symbolStatus may be null.
-cuGetProcAddress_v2 = Api(
-    client_sa="entrypoint", nonnull=("symbol", "pfn"), needs_init=False, checked=CHECKED
-)
+cuGetProcAddress_v2 = Api(client_sa="entrypoint", nonnull=("symbol", "pfn"), needs_init=False)
 # Undocumented tables, by UUID. devproxy has none: NVIDIA's cudart, which asks for them, is replaced (design.md).
 cuGetExportTable = Api(
-    client_sa="entrypoint",
-    nonnull=("ppExportTable", "pExportTableId"),
-    needs_init=False,
-    checked=CHECKED,
+    client_sa="entrypoint", nonnull=("ppExportTable", "pExportTableId"), needs_init=False
 )
 
 # Besides the vendor's typedefs: from 12.0 on the plain name means another function (a #define in cuda.h says so, but

@@ -2,36 +2,18 @@
 
 from codegen.spec import Api, Capture
 
-CHECKED = "2026-11 toolkit 13.0"
-
 cuEventCreate = Api(
-    client_sa="sync",
-    nonnull=("phEvent",),
-    ops=("EVENT_CREATE",),
-    capture=Capture.FREE,
-    checked=CHECKED,
+    client_sa="sync", nonnull=("phEvent",), ops=("EVENT_CREATE",), capture=Capture.FREE
 )
-cuEventRecord = Api(client_sa="sync", ops=("EVENT_RECORD",), capture=Capture.NODE, checked=CHECKED)
-cuEventRecordWithFlags = Api(
-    client_sa="sync", ops=("EVENT_RECORD",), capture=Capture.NODE, checked=CHECKED
-)
-cuEventQuery = Api(client_sa="sync", capture=Capture.UNSAFE, checked=CHECKED)
-cuEventSynchronize = Api(client_sa="sync", waits=True, capture=Capture.UNSAFE, checked=CHECKED)
-cuEventDestroy_v2 = Api(
-    client_sa="sync", ops=("EVENT_DESTROY",), capture=Capture.FREE, checked=CHECKED
-)
+cuEventRecord = Api(client_sa="sync", ops=("EVENT_RECORD",), capture=Capture.NODE)
+cuEventRecordWithFlags = Api(client_sa="sync", ops=("EVENT_RECORD",), capture=Capture.NODE)
+cuEventQuery = Api(client_sa="sync", capture=Capture.UNSAFE)
+cuEventSynchronize = Api(client_sa="sync", waits=True, capture=Capture.UNSAFE)
+cuEventDestroy_v2 = Api(client_sa="sync", ops=("EVENT_DESTROY",), capture=Capture.FREE)
 # The server holds the time stamps.
 cuEventElapsedTime = Api(
-    client_sa="sync",
-    nonnull=("pMilliseconds",),
-    ops=("EVENT_ELAPSED",),
-    capture=Capture.FREE,
-    checked=CHECKED,
+    client_sa="sync", nonnull=("pMilliseconds",), ops=("EVENT_ELAPSED",), capture=Capture.FREE
 )
 cuEventElapsedTime_v2 = Api(
-    client_sa="sync",
-    nonnull=("pMilliseconds",),
-    ops=("EVENT_ELAPSED",),
-    capture=Capture.FREE,
-    checked=CHECKED,
+    client_sa="sync", nonnull=("pMilliseconds",), ops=("EVENT_ELAPSED",), capture=Capture.FREE
 )

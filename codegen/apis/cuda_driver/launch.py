@@ -6,76 +6,46 @@ verbatim. Grid, block and shared memory are checked before the post, so their er
 
 from codegen.spec import Api, Capture
 
-CHECKED = "2026-11 toolkit 13.0"
-
-cuFuncGetAttribute = Api(client_sa="launch", nonnull=("pi",), checked=CHECKED)
-cuFuncSetAttribute = Api(
-    client_sa="launch", ops=("FUNCTION_SET_ATTR",), capture=Capture.FREE, checked=CHECKED
-)
-cuFuncSetCacheConfig = Api(client_sa="launch", checked=CHECKED)
-cuFuncGetModule = Api(client_sa="launch", nonnull=("hmod",), checked=CHECKED)
-cuFuncGetName = Api(client_sa="launch", nonnull=("name",), checked=CHECKED)
+cuFuncGetAttribute = Api(client_sa="launch", nonnull=("pi",))
+cuFuncSetAttribute = Api(client_sa="launch", ops=("FUNCTION_SET_ATTR",), capture=Capture.FREE)
+cuFuncSetCacheConfig = Api(client_sa="launch")
+cuFuncGetModule = Api(client_sa="launch", nonnull=("hmod",))
+cuFuncGetName = Api(client_sa="launch", nonnull=("name",))
 # paramSize may be null.
-cuFuncGetParamInfo = Api(client_sa="launch", nonnull=("paramOffset",), checked=CHECKED)
-cuLaunchKernel = Api(client_sa="launch", ops=("LAUNCH",), capture=Capture.NODE, checked=CHECKED)
+cuFuncGetParamInfo = Api(client_sa="launch", nonnull=("paramOffset",))
+cuLaunchKernel = Api(client_sa="launch", ops=("LAUNCH",), capture=Capture.NODE)
 cuLaunchKernelEx = Api(
-    client_sa="launch",
-    nonnull=("config",),
-    ops=("LAUNCH", "LAUNCH_EX"),
-    capture=Capture.NODE,
-    checked=CHECKED,
+    client_sa="launch", nonnull=("config",), ops=("LAUNCH", "LAUNCH_EX"), capture=Capture.NODE
 )
 # A grid that does not fit the device at once is found here, with OCCUPANCY, so that the call itself returns it.
 cuLaunchCooperativeKernel = Api(
-    client_sa="launch", ops=("LAUNCH_EX", "OCCUPANCY"), capture=Capture.NODE, checked=CHECKED
+    client_sa="launch", ops=("LAUNCH_EX", "OCCUPANCY"), capture=Capture.NODE
 )
 # The device's own answers, asked once for each question.
 cuOccupancyMaxActiveBlocksPerMultiprocessor = Api(
-    client_sa="launch",
-    nonnull=("numBlocks",),
-    ops=("OCCUPANCY",),
-    capture=Capture.FREE,
-    checked=CHECKED,
+    client_sa="launch", nonnull=("numBlocks",), ops=("OCCUPANCY",), capture=Capture.FREE
 )
 cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags = Api(
-    client_sa="launch",
-    nonnull=("numBlocks",),
-    ops=("OCCUPANCY",),
-    capture=Capture.FREE,
-    checked=CHECKED,
+    client_sa="launch", nonnull=("numBlocks",), ops=("OCCUPANCY",), capture=Capture.FREE
 )
 cuOccupancyMaxPotentialBlockSize = Api(
     client_sa="launch",
     nonnull=("minGridSize", "blockSize"),
     ops=("OCCUPANCY",),
     capture=Capture.FREE,
-    checked=CHECKED,
 )
 cuOccupancyMaxPotentialBlockSizeWithFlags = Api(
     client_sa="launch",
     nonnull=("minGridSize", "blockSize"),
     ops=("OCCUPANCY",),
     capture=Capture.FREE,
-    checked=CHECKED,
 )
 cuOccupancyAvailableDynamicSMemPerBlock = Api(
-    client_sa="launch",
-    nonnull=("dynamicSmemSize",),
-    ops=("OCCUPANCY",),
-    capture=Capture.FREE,
-    checked=CHECKED,
+    client_sa="launch", nonnull=("dynamicSmemSize",), ops=("OCCUPANCY",), capture=Capture.FREE
 )
 cuOccupancyMaxActiveClusters = Api(
-    client_sa="launch",
-    nonnull=("numClusters", "config"),
-    ops=("OCCUPANCY",),
-    capture=Capture.FREE,
-    checked=CHECKED,
+    client_sa="launch", nonnull=("numClusters", "config"), ops=("OCCUPANCY",), capture=Capture.FREE
 )
 cuOccupancyMaxPotentialClusterSize = Api(
-    client_sa="launch",
-    nonnull=("clusterSize", "config"),
-    ops=("OCCUPANCY",),
-    capture=Capture.FREE,
-    checked=CHECKED,
+    client_sa="launch", nonnull=("clusterSize", "config"), ops=("OCCUPANCY",), capture=Capture.FREE
 )

@@ -6,38 +6,31 @@ prefetches are remembered by the client and move nothing.
 
 from codegen.spec import Api, Capture
 
-CHECKED = "2026-11 toolkit 13.0"
-
 # Every server that the process is attached to is told of it: kernels of all its GPUs may use it.
 cuMemAllocManaged = Api(
     client_sa="managed",
     nonnull=("dptr",),
     ops=("HOST_ALLOC", "HOST_DEVICE_ADDRESS", "HOST_WINDOW"),
     capture=Capture.UNSAFE,
-    checked=CHECKED,
 )
-cuMemAdvise = Api(client_sa="managed", checked=CHECKED)
-cuMemAdvise_v2 = Api(client_sa="managed", checked=CHECKED)
-cuMemPrefetchAsync = Api(client_sa="managed", capture=Capture.REFUSED, checked=CHECKED)
-cuMemPrefetchAsync_v2 = Api(client_sa="managed", capture=Capture.REFUSED, checked=CHECKED)
+cuMemAdvise = Api(client_sa="managed")
+cuMemAdvise_v2 = Api(client_sa="managed")
+cuMemPrefetchAsync = Api(client_sa="managed", capture=Capture.REFUSED)
+cuMemPrefetchAsync_v2 = Api(client_sa="managed", capture=Capture.REFUSED)
 cuMemPrefetchBatchAsync = Api(
     client_sa="managed",
     nonnull=("dptrs", "sizes", "prefetchLocs", "prefetchLocIdxs"),
     capture=Capture.REFUSED,
-    checked=CHECKED,
 )
 # Contents that may be lost may also be kept.
 cuMemDiscardBatchAsync = Api(
-    client_sa="managed", nonnull=("dptrs", "sizes"), capture=Capture.REFUSED, checked=CHECKED
+    client_sa="managed", nonnull=("dptrs", "sizes"), capture=Capture.REFUSED
 )
 cuMemDiscardAndPrefetchBatchAsync = Api(
     client_sa="managed",
     nonnull=("dptrs", "sizes", "prefetchLocs", "prefetchLocIdxs"),
     capture=Capture.REFUSED,
-    checked=CHECKED,
 )
-cuMemRangeGetAttribute = Api(client_sa="managed", nonnull=("data",), checked=CHECKED)
-cuMemRangeGetAttributes = Api(
-    client_sa="managed", nonnull=("data", "dataSizes", "attributes"), checked=CHECKED
-)
-cuStreamAttachMemAsync = Api(client_sa="managed", capture=Capture.REFUSED, checked=CHECKED)
+cuMemRangeGetAttribute = Api(client_sa="managed", nonnull=("data",))
+cuMemRangeGetAttributes = Api(client_sa="managed", nonnull=("data", "dataSizes", "attributes"))
+cuStreamAttachMemAsync = Api(client_sa="managed", capture=Capture.REFUSED)

@@ -6,52 +6,33 @@ address survives migration, so a device address is carried as it is.
 
 from codegen.spec import Api, Capture
 
-CHECKED = "2026-11 toolkit 13.0"
-
 # Within the credit an allocation is an announcement; beyond it MEM_CREDIT asks, so out-of-memory is exact.
 ALLOC = ("MEM_ALLOC", "MEM_CREDIT")
 FREE = ("MEM_FREE", "MEM_CREDIT_RETURN")
 
 cuMemGetInfo_v2 = Api(
-    client_sa="memory",
-    nonnull=("free", "total"),
-    ops=("MEM_INFO",),
-    capture=Capture.FREE,
-    checked=CHECKED,
+    client_sa="memory", nonnull=("free", "total"), ops=("MEM_INFO",), capture=Capture.FREE
 )
-cuMemAlloc_v2 = Api(
-    client_sa="memory", nonnull=("dptr",), ops=ALLOC, capture=Capture.UNSAFE, checked=CHECKED
-)
+cuMemAlloc_v2 = Api(client_sa="memory", nonnull=("dptr",), ops=ALLOC, capture=Capture.UNSAFE)
 cuMemAllocPitch_v2 = Api(
-    client_sa="memory",
-    nonnull=("dptr", "pPitch"),
-    ops=ALLOC,
-    capture=Capture.UNSAFE,
-    checked=CHECKED,
+    client_sa="memory", nonnull=("dptr", "pPitch"), ops=ALLOC, capture=Capture.UNSAFE
 )
-cuMemFree_v2 = Api(client_sa="memory", ops=FREE, capture=Capture.HOOK, checked=CHECKED)
+cuMemFree_v2 = Api(client_sa="memory", ops=FREE, capture=Capture.HOOK)
 # The header lets pbase and psize be null.
-cuMemGetAddressRange_v2 = Api(client_sa="memory", checked=CHECKED)
+cuMemGetAddressRange_v2 = Api(client_sa="memory")
 
-cuMemcpy = Api(
-    client_sa="memory", ops=("COPY",), waits=True, capture=Capture.STREAM, checked=CHECKED
-)
-cuMemcpyPeer = Api(
-    client_sa="memory", ops=("COPY",), waits=True, capture=Capture.STREAM, checked=CHECKED
-)
+cuMemcpy = Api(client_sa="memory", ops=("COPY",), waits=True, capture=Capture.STREAM)
+cuMemcpyPeer = Api(client_sa="memory", ops=("COPY",), waits=True, capture=Capture.STREAM)
 # Pageable memory is copied into chunks before the call returns, so the host-to-device copies need not wait.
-cuMemcpyHtoD_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.STREAM, checked=CHECKED)
-cuMemcpyDtoH_v2 = Api(
-    client_sa="memory", ops=("COPY",), waits=True, capture=Capture.STREAM, checked=CHECKED
-)
-cuMemcpyDtoD_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.STREAM, checked=CHECKED)
+cuMemcpyHtoD_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.STREAM)
+cuMemcpyDtoH_v2 = Api(client_sa="memory", ops=("COPY",), waits=True, capture=Capture.STREAM)
+cuMemcpyDtoD_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.STREAM)
 cuMemcpy2D_v2 = Api(
     client_sa="memory",
     nonnull=("pCopy",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     waits=True,
     capture=Capture.STREAM,
-    checked=CHECKED,
 )
 cuMemcpy2DUnaligned_v2 = Api(
     client_sa="memory",
@@ -59,7 +40,6 @@ cuMemcpy2DUnaligned_v2 = Api(
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     waits=True,
     capture=Capture.STREAM,
-    checked=CHECKED,
 )
 cuMemcpy3D_v2 = Api(
     client_sa="memory",
@@ -67,26 +47,23 @@ cuMemcpy3D_v2 = Api(
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     waits=True,
     capture=Capture.STREAM,
-    checked=CHECKED,
 )
-cuMemcpyAsync = Api(client_sa="memory", ops=("COPY",), capture=Capture.NODE, checked=CHECKED)
-cuMemcpyPeerAsync = Api(client_sa="memory", ops=("COPY",), capture=Capture.NODE, checked=CHECKED)
-cuMemcpyHtoDAsync_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.NODE, checked=CHECKED)
-cuMemcpyDtoHAsync_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.NODE, checked=CHECKED)
-cuMemcpyDtoDAsync_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.NODE, checked=CHECKED)
+cuMemcpyAsync = Api(client_sa="memory", ops=("COPY",), capture=Capture.NODE)
+cuMemcpyPeerAsync = Api(client_sa="memory", ops=("COPY",), capture=Capture.NODE)
+cuMemcpyHtoDAsync_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.NODE)
+cuMemcpyDtoHAsync_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.NODE)
+cuMemcpyDtoDAsync_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.NODE)
 cuMemcpy2DAsync_v2 = Api(
     client_sa="memory",
     nonnull=("pCopy",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     capture=Capture.NODE,
-    checked=CHECKED,
 )
 cuMemcpy3DAsync_v2 = Api(
     client_sa="memory",
     nonnull=("pCopy",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     capture=Capture.NODE,
-    checked=CHECKED,
 )
 cuMemcpy3DPeer = Api(
     client_sa="memory",
@@ -94,14 +71,12 @@ cuMemcpy3DPeer = Api(
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     waits=True,
     capture=Capture.STREAM,
-    checked=CHECKED,
 )
 cuMemcpy3DPeerAsync = Api(
     client_sa="memory",
     nonnull=("pCopy",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     capture=Capture.NODE,
-    checked=CHECKED,
 )
 # A batch is its copies, one after the other, sent when all of them have been checked.
 cuMemcpyBatchAsync = Api(
@@ -109,67 +84,59 @@ cuMemcpyBatchAsync = Api(
     nonnull=("dsts", "srcs", "sizes", "attrs", "attrsIdxs"),
     ops=("COPY",),
     capture=Capture.NODE,
-    checked=CHECKED,
 )
 cuMemcpyBatchAsync_v2 = Api(
     client_sa="memory",
     nonnull=("dsts", "srcs", "sizes", "attrs", "attrsIdxs"),
     ops=("COPY",),
     capture=Capture.NODE,
-    checked=CHECKED,
 )
 cuMemcpy3DBatchAsync = Api(
     client_sa="memory",
     nonnull=("opList",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     capture=Capture.NODE,
-    checked=CHECKED,
 )
 cuMemcpy3DBatchAsync_v2 = Api(
     client_sa="memory",
     nonnull=("opList",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     capture=Capture.NODE,
-    checked=CHECKED,
 )
 # A memset of device memory is asynchronous to the host also in its plain form (cuda.h, "API synchronization").
-cuMemsetD8_v2 = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE, checked=CHECKED)
-cuMemsetD16_v2 = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE, checked=CHECKED)
-cuMemsetD32_v2 = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE, checked=CHECKED)
-cuMemsetD2D8_v2 = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE, checked=CHECKED)
-cuMemsetD2D16_v2 = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE, checked=CHECKED)
-cuMemsetD2D32_v2 = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE, checked=CHECKED)
-cuMemsetD8Async = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE, checked=CHECKED)
-cuMemsetD16Async = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE, checked=CHECKED)
-cuMemsetD32Async = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE, checked=CHECKED)
-cuMemsetD2D8Async = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE, checked=CHECKED)
-cuMemsetD2D16Async = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE, checked=CHECKED)
-cuMemsetD2D32Async = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE, checked=CHECKED)
+cuMemsetD8_v2 = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE)
+cuMemsetD16_v2 = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE)
+cuMemsetD32_v2 = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE)
+cuMemsetD2D8_v2 = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE)
+cuMemsetD2D16_v2 = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE)
+cuMemsetD2D32_v2 = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE)
+cuMemsetD8Async = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE)
+cuMemsetD16Async = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE)
+cuMemsetD32Async = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE)
+cuMemsetD2D8Async = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE)
+cuMemsetD2D16Async = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE)
+cuMemsetD2D32Async = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NODE)
 
-cuMemFreeAsync = Api(client_sa="memory", ops=FREE, capture=Capture.NODE, checked=CHECKED)
-cuMemAllocAsync = Api(
-    client_sa="memory", nonnull=("dptr",), ops=ALLOC, capture=Capture.NODE, checked=CHECKED
-)
-cuMemPoolTrimTo = Api(
-    client_sa="memory", ops=("MEM_CREDIT_RETURN",), capture=Capture.FREE, checked=CHECKED
-)
-cuMemPoolSetAttribute = Api(client_sa="memory", nonnull=("value",), checked=CHECKED)
-cuMemPoolGetAttribute = Api(client_sa="memory", nonnull=("value",), checked=CHECKED)
+cuMemFreeAsync = Api(client_sa="memory", ops=FREE, capture=Capture.NODE)
+cuMemAllocAsync = Api(client_sa="memory", nonnull=("dptr",), ops=ALLOC, capture=Capture.NODE)
+cuMemPoolTrimTo = Api(client_sa="memory", ops=("MEM_CREDIT_RETURN",), capture=Capture.FREE)
+cuMemPoolSetAttribute = Api(client_sa="memory", nonnull=("value",))
+cuMemPoolGetAttribute = Api(client_sa="memory", nonnull=("value",))
 # A pool is a name for the device's one allocator, with attributes and an account of its own.
-cuMemPoolCreate = Api(client_sa="memory", nonnull=("pool", "poolProps"), checked=CHECKED)
-cuMemPoolDestroy = Api(client_sa="memory", checked=CHECKED)
-cuMemPoolSetAccess = Api(client_sa="memory", nonnull=("map",), checked=CHECKED)
-cuMemPoolGetAccess = Api(client_sa="memory", nonnull=("flags", "location"), checked=CHECKED)
-cuMemGetDefaultMemPool = Api(client_sa="memory", nonnull=("pool_out", "location"), checked=CHECKED)
-cuMemGetMemPool = Api(client_sa="memory", nonnull=("pool", "location"), checked=CHECKED)
-cuMemSetMemPool = Api(client_sa="memory", nonnull=("location",), checked=CHECKED)
+cuMemPoolCreate = Api(client_sa="memory", nonnull=("pool", "poolProps"))
+cuMemPoolDestroy = Api(client_sa="memory")
+cuMemPoolSetAccess = Api(client_sa="memory", nonnull=("map",))
+cuMemPoolGetAccess = Api(client_sa="memory", nonnull=("flags", "location"))
+cuMemGetDefaultMemPool = Api(client_sa="memory", nonnull=("pool_out", "location"))
+cuMemGetMemPool = Api(client_sa="memory", nonnull=("pool", "location"))
+cuMemSetMemPool = Api(client_sa="memory", nonnull=("location",))
 cuMemAllocFromPoolAsync = Api(
-    client_sa="memory", nonnull=("dptr",), ops=ALLOC, capture=Capture.NODE, checked=CHECKED
+    client_sa="memory", nonnull=("dptr",), ops=ALLOC, capture=Capture.NODE
 )
 
-cuPointerGetAttribute = Api(client_sa="memory", nonnull=("data",), checked=CHECKED)
-cuPointerGetAttributes = Api(client_sa="memory", nonnull=("attributes", "data"), checked=CHECKED)
+cuPointerGetAttribute = Api(client_sa="memory", nonnull=("data",))
+cuPointerGetAttributes = Api(client_sa="memory", nonnull=("attributes", "data"))
 # SYNC_MEMOPS, which is all that the header lets be set: of copies none is left to do, of memory sets the waiting.
 cuPointerSetAttribute = Api(
-    client_sa="memory", nonnull=("value",), waits=True, capture=Capture.HOOK, checked=CHECKED
+    client_sa="memory", nonnull=("value",), waits=True, capture=Capture.HOOK
 )

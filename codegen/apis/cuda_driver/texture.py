@@ -6,74 +6,52 @@ device gave, since kernels find it in parameters that nobody looks into: a resto
 
 from codegen.spec import Api, Capture
 
-CHECKED = "2026-11 toolkit 13.0"
-
 cuArrayCreate_v2 = Api(
     client_sa="texture",
     nonnull=("pHandle", "pAllocateArray"),
     ops=("ARRAY_CREATE",),
     capture=Capture.UNSAFE,
-    checked=CHECKED,
 )
 cuArray3DCreate_v2 = Api(
     client_sa="texture",
     nonnull=("pHandle", "pAllocateArray"),
     ops=("ARRAY_CREATE",),
     capture=Capture.UNSAFE,
-    checked=CHECKED,
 )
-cuArrayGetDescriptor_v2 = Api(client_sa="texture", nonnull=("pArrayDescriptor",), checked=CHECKED)
-cuArray3DGetDescriptor_v2 = Api(client_sa="texture", nonnull=("pArrayDescriptor",), checked=CHECKED)
+cuArrayGetDescriptor_v2 = Api(client_sa="texture", nonnull=("pArrayDescriptor",))
+cuArray3DGetDescriptor_v2 = Api(client_sa="texture", nonnull=("pArrayDescriptor",))
 # Waits for every stream, as cuMemFree does.
 cuArrayDestroy = Api(
-    client_sa="texture", ops=("ARRAY_DESTROY",), waits=True, capture=Capture.UNSAFE, checked=CHECKED
+    client_sa="texture", ops=("ARRAY_DESTROY",), waits=True, capture=Capture.UNSAFE
 )
 
-cuMemcpyHtoA_v2 = Api(
-    client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM, checked=CHECKED
-)
-cuMemcpyAtoH_v2 = Api(
-    client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM, checked=CHECKED
-)
-cuMemcpyDtoA_v2 = Api(
-    client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM, checked=CHECKED
-)
-cuMemcpyAtoD_v2 = Api(
-    client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM, checked=CHECKED
-)
-cuMemcpyAtoA_v2 = Api(
-    client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM, checked=CHECKED
-)
-cuMemcpyHtoAAsync_v2 = Api(
-    client_sa="texture", ops=("ARRAY_COPY",), capture=Capture.NODE, checked=CHECKED
-)
-cuMemcpyAtoHAsync_v2 = Api(
-    client_sa="texture", ops=("ARRAY_COPY",), capture=Capture.NODE, checked=CHECKED
-)
+cuMemcpyHtoA_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
+cuMemcpyAtoH_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
+cuMemcpyDtoA_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
+cuMemcpyAtoD_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
+cuMemcpyAtoA_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
+cuMemcpyHtoAAsync_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), capture=Capture.NODE)
+cuMemcpyAtoHAsync_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), capture=Capture.NODE)
 
 cuTexObjectCreate = Api(
     client_sa="texture",
     nonnull=("pTexObject", "pResDesc", "pTexDesc"),
     ops=("TEXTURE_CREATE",),
     capture=Capture.FREE,
-    checked=CHECKED,
 )
 cuTexObjectDestroy = Api(
-    client_sa="texture", ops=("TEXTURE_DESTROY",), waits=True, capture=Capture.FREE, checked=CHECKED
+    client_sa="texture", ops=("TEXTURE_DESTROY",), waits=True, capture=Capture.FREE
 )
-cuTexObjectGetResourceDesc = Api(client_sa="texture", nonnull=("pResDesc",), checked=CHECKED)
-cuTexObjectGetTextureDesc = Api(client_sa="texture", nonnull=("pTexDesc",), checked=CHECKED)
-cuTexObjectGetResourceViewDesc = Api(
-    client_sa="texture", nonnull=("pResViewDesc",), checked=CHECKED
-)
+cuTexObjectGetResourceDesc = Api(client_sa="texture", nonnull=("pResDesc",))
+cuTexObjectGetTextureDesc = Api(client_sa="texture", nonnull=("pTexDesc",))
+cuTexObjectGetResourceViewDesc = Api(client_sa="texture", nonnull=("pResViewDesc",))
 cuSurfObjectCreate = Api(
     client_sa="texture",
     nonnull=("pSurfObject", "pResDesc"),
     ops=("TEXTURE_CREATE",),
     capture=Capture.FREE,
-    checked=CHECKED,
 )
 cuSurfObjectDestroy = Api(
-    client_sa="texture", ops=("TEXTURE_DESTROY",), waits=True, capture=Capture.FREE, checked=CHECKED
+    client_sa="texture", ops=("TEXTURE_DESTROY",), waits=True, capture=Capture.FREE
 )
-cuSurfObjectGetResourceDesc = Api(client_sa="texture", nonnull=("pResDesc",), checked=CHECKED)
+cuSurfObjectGetResourceDesc = Api(client_sa="texture", nonnull=("pResDesc",))

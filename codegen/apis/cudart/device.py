@@ -6,88 +6,52 @@ driver API counts as well.
 
 from codegen.spec import Api
 
-CHECKED = "2026-11 toolkit 13.0 and 12.9"
-
-cudaDeviceReset = Api(client_sa="cudart.device", enters="driver", waits=True, checked=CHECKED)
-cudaDeviceSynchronize = Api(
-    client_sa="cudart.device", enters="context", waits=True, checked=CHECKED
-)
-cudaDeviceSetLimit = Api(client_sa="cudart.device", enters="context", checked=CHECKED)
-cudaDeviceGetLimit = Api(
-    client_sa="cudart.device", enters="context", nonnull=("pValue",), checked=CHECKED
-)
+cudaDeviceReset = Api(client_sa="cudart.device", enters="driver", waits=True)
+cudaDeviceSynchronize = Api(client_sa="cudart.device", enters="context", waits=True)
+cudaDeviceSetLimit = Api(client_sa="cudart.device", enters="context")
+cudaDeviceGetLimit = Api(client_sa="cudart.device", enters="context", nonnull=("pValue",))
 cudaDeviceGetCacheConfig = Api(
-    client_sa="cudart.device", enters="context", nonnull=("pCacheConfig",), checked=CHECKED
+    client_sa="cudart.device", enters="context", nonnull=("pCacheConfig",)
 )
 # Either pointer may be null.
-cudaDeviceGetStreamPriorityRange = Api(client_sa="cudart.device", enters="context", checked=CHECKED)
-cudaDeviceSetCacheConfig = Api(client_sa="cudart.device", enters="context", checked=CHECKED)
+cudaDeviceGetStreamPriorityRange = Api(client_sa="cudart.device", enters="context")
+cudaDeviceSetCacheConfig = Api(client_sa="cudart.device", enters="context")
 cudaDeviceGetByPCIBusId = Api(
-    client_sa="cudart.device", enters="driver", nonnull=("device", "pciBusId"), checked=CHECKED
+    client_sa="cudart.device", enters="driver", nonnull=("device", "pciBusId")
 )
-cudaDeviceGetPCIBusId = Api(
-    client_sa="cudart.device", enters="driver", nonnull=("pciBusId",), checked=CHECKED
-)
+cudaDeviceGetPCIBusId = Api(client_sa="cudart.device", enters="driver", nonnull=("pciBusId",))
 # Shared memory banks have had one size since Volta: reading gives it, setting has no effect (the header says so).
 cudaDeviceGetSharedMemConfig = Api(
-    client_sa="cudart.device", enters="context", nonnull=("pConfig",), checked=CHECKED
+    client_sa="cudart.device", enters="context", nonnull=("pConfig",)
 )
-cudaDeviceSetSharedMemConfig = Api(client_sa="cudart.device", enters="context", checked=CHECKED)
+cudaDeviceSetSharedMemConfig = Api(client_sa="cudart.device", enters="context")
 # No device is an answer, not a failure of the driver.
-cudaGetDeviceCount = Api(client_sa="cudart.device", nonnull=("count",), checked=CHECKED)
-cudaGetDeviceProperties = Api(
-    client_sa="cudart.device", enters="driver", nonnull=("prop",), checked=CHECKED
-)
-cudaGetDeviceProperties_v2 = Api(
-    client_sa="cudart.device", enters="driver", nonnull=("prop",), checked=CHECKED
-)
-cudaDeviceGetAttribute = Api(
-    client_sa="cudart.device", enters="driver", nonnull=("value",), checked=CHECKED
-)
-cudaDeviceGetDefaultMemPool = Api(
-    client_sa="cudart.pool", enters="driver", nonnull=("memPool",), checked=CHECKED
-)
-cudaDeviceSetMemPool = Api(client_sa="cudart.pool", enters="driver", checked=CHECKED)
-cudaDeviceGetMemPool = Api(
-    client_sa="cudart.pool", enters="driver", nonnull=("memPool",), checked=CHECKED
-)
-cudaDeviceGetP2PAttribute = Api(
-    client_sa="cudart.device", enters="driver", nonnull=("value",), checked=CHECKED
-)
+cudaGetDeviceCount = Api(client_sa="cudart.device", nonnull=("count",))
+cudaGetDeviceProperties = Api(client_sa="cudart.device", enters="driver", nonnull=("prop",))
+cudaGetDeviceProperties_v2 = Api(client_sa="cudart.device", enters="driver", nonnull=("prop",))
+cudaDeviceGetAttribute = Api(client_sa="cudart.device", enters="driver", nonnull=("value",))
+cudaDeviceGetDefaultMemPool = Api(client_sa="cudart.pool", enters="driver", nonnull=("memPool",))
+cudaDeviceSetMemPool = Api(client_sa="cudart.pool", enters="driver")
+cudaDeviceGetMemPool = Api(client_sa="cudart.pool", enters="driver", nonnull=("memPool",))
+cudaDeviceGetP2PAttribute = Api(client_sa="cudart.device", enters="driver", nonnull=("value",))
 cudaDeviceGetHostAtomicCapabilities = Api(
-    client_sa="cudart.device",
-    enters="driver",
-    nonnull=("capabilities", "operations"),
-    checked=CHECKED,
+    client_sa="cudart.device", enters="driver", nonnull=("capabilities", "operations")
 )
 cudaDeviceGetP2PAtomicCapabilities = Api(
-    client_sa="cudart.device",
-    enters="driver",
-    nonnull=("capabilities", "operations"),
-    checked=CHECKED,
+    client_sa="cudart.device", enters="driver", nonnull=("capabilities", "operations")
 )
-cudaChooseDevice = Api(
-    client_sa="cudart.device", enters="driver", nonnull=("device", "prop"), checked=CHECKED
-)
-cudaInitDevice = Api(client_sa="cudart.device", enters="driver", checked=CHECKED)
+cudaChooseDevice = Api(client_sa="cudart.device", enters="driver", nonnull=("device", "prop"))
+cudaInitDevice = Api(client_sa="cudart.device", enters="driver")
 # Since CUDA 12 it initialises the device at once.
-cudaSetDevice = Api(client_sa="cudart.device", enters="driver", checked=CHECKED)
-cudaGetDevice = Api(
-    client_sa="cudart.device", enters="driver", nonnull=("device",), checked=CHECKED
-)
-cudaSetDeviceFlags = Api(client_sa="cudart.device", enters="driver", checked=CHECKED)
-cudaGetDeviceFlags = Api(
-    client_sa="cudart.device", enters="driver", nonnull=("flags",), checked=CHECKED
-)
-cudaThreadExit = Api(client_sa="cudart.device", enters="driver", waits=True, checked=CHECKED)
-cudaThreadSynchronize = Api(
-    client_sa="cudart.device", enters="context", waits=True, checked=CHECKED
-)
-cudaThreadSetLimit = Api(client_sa="cudart.device", enters="context", checked=CHECKED)
-cudaThreadGetLimit = Api(
-    client_sa="cudart.device", enters="context", nonnull=("pValue",), checked=CHECKED
-)
+cudaSetDevice = Api(client_sa="cudart.device", enters="driver")
+cudaGetDevice = Api(client_sa="cudart.device", enters="driver", nonnull=("device",))
+cudaSetDeviceFlags = Api(client_sa="cudart.device", enters="driver")
+cudaGetDeviceFlags = Api(client_sa="cudart.device", enters="driver", nonnull=("flags",))
+cudaThreadExit = Api(client_sa="cudart.device", enters="driver", waits=True)
+cudaThreadSynchronize = Api(client_sa="cudart.device", enters="context", waits=True)
+cudaThreadSetLimit = Api(client_sa="cudart.device", enters="context")
+cudaThreadGetLimit = Api(client_sa="cudart.device", enters="context", nonnull=("pValue",))
 cudaThreadGetCacheConfig = Api(
-    client_sa="cudart.device", enters="context", nonnull=("pCacheConfig",), checked=CHECKED
+    client_sa="cudart.device", enters="context", nonnull=("pCacheConfig",)
 )
-cudaThreadSetCacheConfig = Api(client_sa="cudart.device", enters="context", checked=CHECKED)
+cudaThreadSetCacheConfig = Api(client_sa="cudart.device", enters="context")

@@ -2,12 +2,10 @@
 
 from codegen.spec import Api
 
-CHECKED = "2026-11 toolkit 13.0 and 12.9"
-
 # driverStatus may be null.
 cudaGetDriverEntryPoint = Api(
-    client_sa="cudart.library", enters="driver", nonnull=("symbol", "funcPtr"), checked=CHECKED
+    client_sa="cudart.library", enters="driver", nonnull=("symbol", "funcPtr")
 )
 cudaGetDriverEntryPointByVersion = Api(
-    client_sa="cudart.library", enters="driver", nonnull=("symbol", "funcPtr"), checked=CHECKED
+    client_sa="cudart.library", enters="driver", nonnull=("symbol", "funcPtr")
 )

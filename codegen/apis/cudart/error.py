@@ -2,9 +2,7 @@
 
 from codegen.spec import Api
 
-CHECKED = "2026-11 toolkit 13.0 and 12.9"
-
-cudaGetLastError = Api(client_sa="cudart.error", records=False, checked=CHECKED)
-cudaPeekAtLastError = Api(client_sa="cudart.error", records=False, checked=CHECKED)
-cudaGetErrorName = Api(client_sa="cudart.error", records=False, checked=CHECKED)
-cudaGetErrorString = Api(client_sa="cudart.error", records=False, checked=CHECKED)
+cudaGetLastError = Api(client_sa="cudart.error", records=False)
+cudaPeekAtLastError = Api(client_sa="cudart.error", records=False)
+cudaGetErrorName = Api(client_sa="cudart.error", records=False)
+cudaGetErrorString = Api(client_sa="cudart.error", records=False)

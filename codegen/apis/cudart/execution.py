@@ -5,34 +5,20 @@ A launch enters the context by itself: it needs to know the context in any case.
 
 from codegen.spec import Api
 
-CHECKED = "2026-11 toolkit 13.0 and 12.9"
-
-cudaLaunchKernel = Api(client_sa="cudart.execution", checked=CHECKED)
-cudaLaunchKernelExC = Api(client_sa="cudart.execution", nonnull=("config",), checked=CHECKED)
-cudaLaunchCooperativeKernel = Api(client_sa="cudart.execution", checked=CHECKED)
-cudaFuncSetCacheConfig = Api(client_sa="cudart.execution", enters="context", checked=CHECKED)
-cudaFuncGetAttributes = Api(
-    client_sa="cudart.execution", enters="context", nonnull=("attr",), checked=CHECKED
-)
-cudaFuncSetAttribute = Api(client_sa="cudart.execution", enters="context", checked=CHECKED)
-cudaFuncGetName = Api(
-    client_sa="cudart.execution", enters="context", nonnull=("name",), checked=CHECKED
-)
+cudaLaunchKernel = Api(client_sa="cudart.execution")
+cudaLaunchKernelExC = Api(client_sa="cudart.execution", nonnull=("config",))
+cudaLaunchCooperativeKernel = Api(client_sa="cudart.execution")
+cudaFuncSetCacheConfig = Api(client_sa="cudart.execution", enters="context")
+cudaFuncGetAttributes = Api(client_sa="cudart.execution", enters="context", nonnull=("attr",))
+cudaFuncSetAttribute = Api(client_sa="cudart.execution", enters="context")
+cudaFuncGetName = Api(client_sa="cudart.execution", enters="context", nonnull=("name",))
 # paramSize may be null.
-cudaFuncGetParamInfo = Api(
-    client_sa="cudart.execution", enters="context", nonnull=("paramOffset",), checked=CHECKED
-)
-cudaLaunchHostFunc = Api(
-    client_sa="cudart.stream", enters="context", nonnull=("fn",), checked=CHECKED
-)
+cudaFuncGetParamInfo = Api(client_sa="cudart.execution", enters="context", nonnull=("paramOffset",))
+cudaLaunchHostFunc = Api(client_sa="cudart.stream", enters="context", nonnull=("fn",))
 # Without effect since Volta, as cudaDeviceSetSharedMemConfig.
-cudaFuncSetSharedMemConfig = Api(client_sa="cudart.execution", enters="context", checked=CHECKED)
+cudaFuncSetSharedMemConfig = Api(client_sa="cudart.execution", enters="context")
 # Without effect: the header says so since CUDA 12.
-cudaSetDoubleForDevice = Api(client_sa="cudart.execution", nonnull=("d",), checked=CHECKED)
-cudaSetDoubleForHost = Api(client_sa="cudart.execution", nonnull=("d",), checked=CHECKED)
-cudaGetFuncBySymbol = Api(
-    client_sa="cudart.execution", enters="context", nonnull=("functionPtr",), checked=CHECKED
-)
-cudaGetKernel = Api(
-    client_sa="cudart.execution", enters="context", nonnull=("kernelPtr",), checked=CHECKED
-)
+cudaSetDoubleForDevice = Api(client_sa="cudart.execution", nonnull=("d",))
+cudaSetDoubleForHost = Api(client_sa="cudart.execution", nonnull=("d",))
+cudaGetFuncBySymbol = Api(client_sa="cudart.execution", enters="context", nonnull=("functionPtr",))
+cudaGetKernel = Api(client_sa="cudart.execution", enters="context", nonnull=("kernelPtr",))

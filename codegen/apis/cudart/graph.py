@@ -5,263 +5,175 @@ What counts edges without their data in major 12 has a _v2 there that major 13 c
 
 from codegen.spec import Api
 
-CHECKED = "2026-11 toolkit 13.0 and 12.9"
-
 # -- stream capture
-cudaStreamBeginCapture = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaStreamBeginCaptureToGraph = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaStreamEndCapture = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraph",), checked=CHECKED
-)
-cudaStreamUpdateCaptureDependencies = Api(
-    client_sa="cudart.graph", enters="context", checked=CHECKED
-)
-cudaStreamUpdateCaptureDependencies_v2 = Api(
-    client_sa="cudart.graph", enters="context", checked=CHECKED
-)
+cudaStreamBeginCapture = Api(client_sa="cudart.graph", enters="context")
+cudaStreamBeginCaptureToGraph = Api(client_sa="cudart.graph", enters="context")
+cudaStreamEndCapture = Api(client_sa="cudart.graph", enters="context", nonnull=("pGraph",))
+cudaStreamUpdateCaptureDependencies = Api(client_sa="cudart.graph", enters="context")
+cudaStreamUpdateCaptureDependencies_v2 = Api(client_sa="cudart.graph", enters="context")
 # -- graphs and nodes
-cudaGraphCreate = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraph",), checked=CHECKED
-)
-cudaGraphDestroy = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaGraphClone = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraphClone",), checked=CHECKED
-)
-cudaGraphNodeFindInClone = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNode",), checked=CHECKED
-)
+cudaGraphCreate = Api(client_sa="cudart.graph", enters="context", nonnull=("pGraph",))
+cudaGraphDestroy = Api(client_sa="cudart.graph", enters="context")
+cudaGraphClone = Api(client_sa="cudart.graph", enters="context", nonnull=("pGraphClone",))
+cudaGraphNodeFindInClone = Api(client_sa="cudart.graph", enters="context", nonnull=("pNode",))
 cudaGraphAddKernelNode = Api(
-    client_sa="cudart.graph",
-    enters="context",
-    nonnull=("pGraphNode", "pNodeParams"),
-    checked=CHECKED,
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode", "pNodeParams")
 )
 cudaGraphAddHostNode = Api(
-    client_sa="cudart.graph",
-    enters="context",
-    nonnull=("pGraphNode", "pNodeParams"),
-    checked=CHECKED,
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode", "pNodeParams")
 )
 cudaGraphAddMemcpyNode = Api(
-    client_sa="cudart.graph",
-    enters="context",
-    nonnull=("pGraphNode", "pCopyParams"),
-    checked=CHECKED,
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode", "pCopyParams")
 )
 cudaGraphAddMemsetNode = Api(
-    client_sa="cudart.graph",
-    enters="context",
-    nonnull=("pGraphNode", "pMemsetParams"),
-    checked=CHECKED,
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode", "pMemsetParams")
 )
-cudaGraphAddMemcpyNode1D = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",), checked=CHECKED
-)
+cudaGraphAddMemcpyNode1D = Api(client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",))
 cudaGraphAddMemcpyNodeFromSymbol = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",)
 )
 cudaGraphAddMemcpyNodeToSymbol = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",)
 )
 cudaGraphAddChildGraphNode = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",)
 )
-cudaGraphAddEmptyNode = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",), checked=CHECKED
-)
+cudaGraphAddEmptyNode = Api(client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",))
 cudaGraphAddEventRecordNode = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",)
 )
-cudaGraphAddEventWaitNode = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",), checked=CHECKED
-)
+cudaGraphAddEventWaitNode = Api(client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",))
 cudaGraphAddNode = Api(
-    client_sa="cudart.graph",
-    enters="context",
-    nonnull=("pGraphNode", "nodeParams"),
-    checked=CHECKED,
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode", "nodeParams")
 )
 cudaGraphAddNode_v2 = Api(
-    client_sa="cudart.graph",
-    enters="context",
-    nonnull=("pGraphNode", "nodeParams"),
-    checked=CHECKED,
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode", "nodeParams")
 )
 # -- memory nodes
 cudaGraphAddMemAllocNode = Api(
-    client_sa="cudart.graph",
-    enters="context",
-    nonnull=("pGraphNode", "nodeParams"),
-    checked=CHECKED,
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode", "nodeParams")
 )
-cudaGraphAddMemFreeNode = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",), checked=CHECKED
-)
+cudaGraphAddMemFreeNode = Api(client_sa="cudart.graph", enters="context", nonnull=("pGraphNode",))
 cudaGraphMemAllocNodeGetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("params_out",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("params_out",)
 )
 cudaGraphMemFreeNodeGetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("dptr_out",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("dptr_out",)
 )
-cudaDeviceGraphMemTrim = Api(client_sa="cudart.graph", enters="driver", checked=CHECKED)
-cudaDeviceGetGraphMemAttribute = Api(
-    client_sa="cudart.graph", enters="driver", nonnull=("value",), checked=CHECKED
-)
-cudaDeviceSetGraphMemAttribute = Api(
-    client_sa="cudart.graph", enters="driver", nonnull=("value",), checked=CHECKED
-)
-cudaGraphNodeSetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("nodeParams",), checked=CHECKED
-)
+cudaDeviceGraphMemTrim = Api(client_sa="cudart.graph", enters="driver")
+cudaDeviceGetGraphMemAttribute = Api(client_sa="cudart.graph", enters="driver", nonnull=("value",))
+cudaDeviceSetGraphMemAttribute = Api(client_sa="cudart.graph", enters="driver", nonnull=("value",))
+cudaGraphNodeSetParams = Api(client_sa="cudart.graph", enters="context", nonnull=("nodeParams",))
 cudaGraphKernelNodeGetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",)
 )
 cudaGraphKernelNodeSetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",)
 )
 cudaGraphMemcpyNodeGetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",)
 )
 cudaGraphMemcpyNodeSetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",)
 )
 cudaGraphMemsetNodeGetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",)
 )
 cudaGraphMemsetNodeSetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",)
 )
 cudaGraphHostNodeGetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",)
 )
 cudaGraphHostNodeSetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",)
 )
-cudaGraphMemcpyNodeSetParams1D = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaGraphMemcpyNodeSetParamsFromSymbol = Api(
-    client_sa="cudart.graph", enters="context", checked=CHECKED
-)
-cudaGraphMemcpyNodeSetParamsToSymbol = Api(
-    client_sa="cudart.graph", enters="context", checked=CHECKED
-)
+cudaGraphMemcpyNodeSetParams1D = Api(client_sa="cudart.graph", enters="context")
+cudaGraphMemcpyNodeSetParamsFromSymbol = Api(client_sa="cudart.graph", enters="context")
+cudaGraphMemcpyNodeSetParamsToSymbol = Api(client_sa="cudart.graph", enters="context")
 cudaGraphKernelNodeGetAttribute = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("value_out",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("value_out",)
 )
 cudaGraphKernelNodeSetAttribute = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("value",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("value",)
 )
 # The headers of 12 and 13 name its two nodes in opposite order: answered in 13, refused in 12.
-cudaGraphKernelNodeCopyAttributes = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
+cudaGraphKernelNodeCopyAttributes = Api(client_sa="cudart.graph", enters="context")
 cudaGraphEventRecordNodeGetEvent = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("event_out",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("event_out",)
 )
-cudaGraphEventRecordNodeSetEvent = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
+cudaGraphEventRecordNodeSetEvent = Api(client_sa="cudart.graph", enters="context")
 cudaGraphEventWaitNodeGetEvent = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("event_out",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("event_out",)
 )
-cudaGraphEventWaitNodeSetEvent = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
+cudaGraphEventWaitNodeSetEvent = Api(client_sa="cudart.graph", enters="context")
 cudaGraphChildGraphNodeGetGraph = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraph",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pGraph",)
 )
-cudaGraphNodeGetType = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pType",), checked=CHECKED
-)
-cudaGraphGetNodes = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("numNodes",), checked=CHECKED
-)
-cudaGraphGetRootNodes = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNumRootNodes",), checked=CHECKED
-)
-cudaGraphGetEdges = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("numEdges",), checked=CHECKED
-)
+cudaGraphNodeGetType = Api(client_sa="cudart.graph", enters="context", nonnull=("pType",))
+cudaGraphGetNodes = Api(client_sa="cudart.graph", enters="context", nonnull=("numNodes",))
+cudaGraphGetRootNodes = Api(client_sa="cudart.graph", enters="context", nonnull=("pNumRootNodes",))
+cudaGraphGetEdges = Api(client_sa="cudart.graph", enters="context", nonnull=("numEdges",))
 cudaGraphNodeGetDependencies = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNumDependencies",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNumDependencies",)
 )
 cudaGraphNodeGetDependentNodes = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNumDependentNodes",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNumDependentNodes",)
 )
-cudaGraphAddDependencies = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaGraphRemoveDependencies = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaGraphGetEdges_v2 = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("numEdges",), checked=CHECKED
-)
+cudaGraphAddDependencies = Api(client_sa="cudart.graph", enters="context")
+cudaGraphRemoveDependencies = Api(client_sa="cudart.graph", enters="context")
+cudaGraphGetEdges_v2 = Api(client_sa="cudart.graph", enters="context", nonnull=("numEdges",))
 cudaGraphNodeGetDependencies_v2 = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNumDependencies",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNumDependencies",)
 )
 cudaGraphNodeGetDependentNodes_v2 = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNumDependentNodes",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNumDependentNodes",)
 )
-cudaGraphAddDependencies_v2 = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaGraphRemoveDependencies_v2 = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaGraphDestroyNode = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaGraphDebugDotPrint = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("path",), checked=CHECKED
-)
+cudaGraphAddDependencies_v2 = Api(client_sa="cudart.graph", enters="context")
+cudaGraphRemoveDependencies_v2 = Api(client_sa="cudart.graph", enters="context")
+cudaGraphDestroyNode = Api(client_sa="cudart.graph", enters="context")
+cudaGraphDebugDotPrint = Api(client_sa="cudart.graph", enters="context", nonnull=("path",))
 # -- executable graphs
-cudaGraphInstantiate = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraphExec",), checked=CHECKED
-)
+cudaGraphInstantiate = Api(client_sa="cudart.graph", enters="context", nonnull=("pGraphExec",))
 cudaGraphInstantiateWithFlags = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pGraphExec",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphExec",)
 )
 cudaGraphInstantiateWithParams = Api(
-    client_sa="cudart.graph",
-    enters="context",
-    nonnull=("pGraphExec", "instantiateParams"),
-    checked=CHECKED,
+    client_sa="cudart.graph", enters="context", nonnull=("pGraphExec", "instantiateParams")
 )
-cudaGraphExecGetFlags = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("flags",), checked=CHECKED
-)
-cudaGraphExecDestroy = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaGraphLaunch = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaGraphUpload = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
+cudaGraphExecGetFlags = Api(client_sa="cudart.graph", enters="context", nonnull=("flags",))
+cudaGraphExecDestroy = Api(client_sa="cudart.graph", enters="context")
+cudaGraphLaunch = Api(client_sa="cudart.graph", enters="context")
+cudaGraphUpload = Api(client_sa="cudart.graph", enters="context")
 cudaGraphExecKernelNodeSetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",)
 )
 cudaGraphExecMemcpyNodeSetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",)
 )
 cudaGraphExecMemsetNodeSetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",)
 )
 cudaGraphExecHostNodeSetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("pNodeParams",)
 )
-cudaGraphExecMemcpyNodeSetParams1D = Api(
-    client_sa="cudart.graph", enters="context", checked=CHECKED
-)
-cudaGraphExecMemcpyNodeSetParamsFromSymbol = Api(
-    client_sa="cudart.graph", enters="context", checked=CHECKED
-)
-cudaGraphExecMemcpyNodeSetParamsToSymbol = Api(
-    client_sa="cudart.graph", enters="context", checked=CHECKED
-)
+cudaGraphExecMemcpyNodeSetParams1D = Api(client_sa="cudart.graph", enters="context")
+cudaGraphExecMemcpyNodeSetParamsFromSymbol = Api(client_sa="cudart.graph", enters="context")
+cudaGraphExecMemcpyNodeSetParamsToSymbol = Api(client_sa="cudart.graph", enters="context")
 cudaGraphExecNodeSetParams = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("nodeParams",), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("nodeParams",)
 )
-cudaGraphExecChildGraphNodeSetParams = Api(
-    client_sa="cudart.graph", enters="context", checked=CHECKED
-)
-cudaGraphExecEventRecordNodeSetEvent = Api(
-    client_sa="cudart.graph", enters="context", checked=CHECKED
-)
-cudaGraphExecEventWaitNodeSetEvent = Api(
-    client_sa="cudart.graph", enters="context", checked=CHECKED
-)
-cudaGraphExecUpdate = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("resultInfo",), checked=CHECKED
-)
-cudaGraphNodeSetEnabled = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaGraphNodeGetEnabled = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("isEnabled",), checked=CHECKED
-)
+cudaGraphExecChildGraphNodeSetParams = Api(client_sa="cudart.graph", enters="context")
+cudaGraphExecEventRecordNodeSetEvent = Api(client_sa="cudart.graph", enters="context")
+cudaGraphExecEventWaitNodeSetEvent = Api(client_sa="cudart.graph", enters="context")
+cudaGraphExecUpdate = Api(client_sa="cudart.graph", enters="context", nonnull=("resultInfo",))
+cudaGraphNodeSetEnabled = Api(client_sa="cudart.graph", enters="context")
+cudaGraphNodeGetEnabled = Api(client_sa="cudart.graph", enters="context", nonnull=("isEnabled",))
 # -- user objects
 cudaUserObjectCreate = Api(
-    client_sa="cudart.graph", enters="context", nonnull=("object_out", "destroy"), checked=CHECKED
+    client_sa="cudart.graph", enters="context", nonnull=("object_out", "destroy")
 )
-cudaUserObjectRetain = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaUserObjectRelease = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaGraphRetainUserObject = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
-cudaGraphReleaseUserObject = Api(client_sa="cudart.graph", enters="context", checked=CHECKED)
+cudaUserObjectRetain = Api(client_sa="cudart.graph", enters="context")
+cudaUserObjectRelease = Api(client_sa="cudart.graph", enters="context")
+cudaGraphRetainUserObject = Api(client_sa="cudart.graph", enters="context")
+cudaGraphReleaseUserObject = Api(client_sa="cudart.graph", enters="context")

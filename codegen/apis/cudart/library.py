@@ -2,29 +2,21 @@
 
 from codegen.spec import Api
 
-CHECKED = "2026-11 toolkit 13.0 and 12.9"
-
-cudaLibraryLoadData = Api(
-    client_sa="cudart.library", enters="context", nonnull=("library", "code"), checked=CHECKED
-)
+cudaLibraryLoadData = Api(client_sa="cudart.library", enters="context", nonnull=("library", "code"))
 cudaLibraryLoadFromFile = Api(
-    client_sa="cudart.library", enters="context", nonnull=("library", "fileName"), checked=CHECKED
+    client_sa="cudart.library", enters="context", nonnull=("library", "fileName")
 )
-cudaLibraryUnload = Api(client_sa="cudart.library", enters="context", checked=CHECKED)
+cudaLibraryUnload = Api(client_sa="cudart.library", enters="context")
 cudaLibraryGetKernel = Api(
-    client_sa="cudart.library", enters="context", nonnull=("pKernel", "name"), checked=CHECKED
+    client_sa="cudart.library", enters="context", nonnull=("pKernel", "name")
 )
-cudaLibraryGetKernelCount = Api(
-    client_sa="cudart.library", enters="context", nonnull=("count",), checked=CHECKED
-)
+cudaLibraryGetKernelCount = Api(client_sa="cudart.library", enters="context", nonnull=("count",))
 cudaLibraryEnumerateKernels = Api(
-    client_sa="cudart.library", enters="context", nonnull=("kernels",), checked=CHECKED
+    client_sa="cudart.library", enters="context", nonnull=("kernels",)
 )
 cudaLibraryGetUnifiedFunction = Api(
-    client_sa="cudart.library", enters="context", nonnull=("fptr", "symbol"), checked=CHECKED
+    client_sa="cudart.library", enters="context", nonnull=("fptr", "symbol")
 )
 # Either pointer may be null.
-cudaLibraryGetGlobal = Api(
-    client_sa="cudart.library", enters="context", nonnull=("name",), checked=CHECKED
-)
-cudaKernelSetAttributeForDevice = Api(client_sa="cudart.library", enters="context", checked=CHECKED)
+cudaLibraryGetGlobal = Api(client_sa="cudart.library", enters="context", nonnull=("name",))
+cudaKernelSetAttributeForDevice = Api(client_sa="cudart.library", enters="context")

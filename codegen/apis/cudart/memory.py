@@ -5,107 +5,69 @@ An address of the runtime is the driver's. A copy names its direction; cudaMemcp
 
 from codegen.spec import Api
 
-CHECKED = "2026-11 toolkit 13.0 and 12.9"
-
-cudaMalloc = Api(client_sa="cudart.memory", enters="context", nonnull=("devPtr",), checked=CHECKED)
-cudaMallocHost = Api(client_sa="cudart.memory", enters="context", nonnull=("ptr",), checked=CHECKED)
-cudaMallocPitch = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("devPtr", "pitch"), checked=CHECKED
-)
+cudaMalloc = Api(client_sa="cudart.memory", enters="context", nonnull=("devPtr",))
+cudaMallocHost = Api(client_sa="cudart.memory", enters="context", nonnull=("ptr",))
+cudaMallocPitch = Api(client_sa="cudart.memory", enters="context", nonnull=("devPtr", "pitch"))
 # cudaFree(0) is the usual way to say: initialise the device.
-cudaFree = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaFreeHost = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaHostAlloc = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("pHost",), checked=CHECKED
-)
-cudaHostRegister = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("ptr",), checked=CHECKED
-)
-cudaHostUnregister = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaHostGetDevicePointer = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("pDevice",), checked=CHECKED
-)
-cudaMallocManaged = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("devPtr",), checked=CHECKED
-)
+cudaFree = Api(client_sa="cudart.memory", enters="context")
+cudaFreeHost = Api(client_sa="cudart.memory", enters="context")
+cudaHostAlloc = Api(client_sa="cudart.memory", enters="context", nonnull=("pHost",))
+cudaHostRegister = Api(client_sa="cudart.memory", enters="context", nonnull=("ptr",))
+cudaHostUnregister = Api(client_sa="cudart.memory", enters="context")
+cudaHostGetDevicePointer = Api(client_sa="cudart.memory", enters="context", nonnull=("pDevice",))
+cudaMallocManaged = Api(client_sa="cudart.memory", enters="context", nonnull=("devPtr",))
 # The plain names have a device's number in 12, a location in 13.
-cudaMemAdvise = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemAdvise_v2 = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemPrefetchAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemPrefetchAsync_v2 = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
+cudaMemAdvise = Api(client_sa="cudart.memory", enters="context")
+cudaMemAdvise_v2 = Api(client_sa="cudart.memory", enters="context")
+cudaMemPrefetchAsync = Api(client_sa="cudart.memory", enters="context")
+cudaMemPrefetchAsync_v2 = Api(client_sa="cudart.memory", enters="context")
 cudaMemPrefetchBatchAsync = Api(
     client_sa="cudart.memory",
     enters="context",
     nonnull=("dptrs", "sizes", "prefetchLocs", "prefetchLocIdxs"),
-    checked=CHECKED,
 )
 cudaMemDiscardBatchAsync = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("dptrs", "sizes"), checked=CHECKED
+    client_sa="cudart.memory", enters="context", nonnull=("dptrs", "sizes")
 )
 cudaMemDiscardAndPrefetchBatchAsync = Api(
     client_sa="cudart.memory",
     enters="context",
     nonnull=("dptrs", "sizes", "prefetchLocs", "prefetchLocIdxs"),
-    checked=CHECKED,
 )
-cudaMemRangeGetAttribute = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("data",), checked=CHECKED
-)
+cudaMemRangeGetAttribute = Api(client_sa="cudart.memory", enters="context", nonnull=("data",))
 cudaMemRangeGetAttributes = Api(
-    client_sa="cudart.memory",
-    enters="context",
-    nonnull=("data", "dataSizes", "attributes"),
-    checked=CHECKED,
+    client_sa="cudart.memory", enters="context", nonnull=("data", "dataSizes", "attributes")
 )
-cudaHostGetFlags = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("pFlags",), checked=CHECKED
-)
-cudaMalloc3D = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("pitchedDevPtr",), checked=CHECKED
-)
-cudaMemcpy3D = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("p",), waits=True, checked=CHECKED
-)
-cudaMemcpy3DAsync = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("p",), checked=CHECKED
-)
-cudaMemcpy3DPeer = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("p",), waits=True, checked=CHECKED
-)
-cudaMemcpy3DPeerAsync = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("p",), checked=CHECKED
-)
+cudaHostGetFlags = Api(client_sa="cudart.memory", enters="context", nonnull=("pFlags",))
+cudaMalloc3D = Api(client_sa="cudart.memory", enters="context", nonnull=("pitchedDevPtr",))
+cudaMemcpy3D = Api(client_sa="cudart.memory", enters="context", nonnull=("p",), waits=True)
+cudaMemcpy3DAsync = Api(client_sa="cudart.memory", enters="context", nonnull=("p",))
+cudaMemcpy3DPeer = Api(client_sa="cudart.memory", enters="context", nonnull=("p",), waits=True)
+cudaMemcpy3DPeerAsync = Api(client_sa="cudart.memory", enters="context", nonnull=("p",))
 # CUDA 12 has failIdx, which may be null.
 cudaMemcpyBatchAsync = Api(
     client_sa="cudart.memory",
     enters="context",
     nonnull=("dsts", "srcs", "sizes", "attrs", "attrsIdxs"),
-    checked=CHECKED,
 )
-cudaMemcpy3DBatchAsync = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("opList",), checked=CHECKED
-)
+cudaMemcpy3DBatchAsync = Api(client_sa="cudart.memory", enters="context", nonnull=("opList",))
 # Either pointer may be null.
-cudaMemGetInfo = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemcpy = Api(client_sa="cudart.memory", enters="context", waits=True, checked=CHECKED)
-cudaMemcpyPeer = Api(client_sa="cudart.memory", enters="context", waits=True, checked=CHECKED)
-cudaMemcpy2D = Api(client_sa="cudart.memory", enters="context", waits=True, checked=CHECKED)
-cudaMemcpyToSymbol = Api(client_sa="cudart.memory", enters="context", waits=True, checked=CHECKED)
-cudaMemcpyFromSymbol = Api(client_sa="cudart.memory", enters="context", waits=True, checked=CHECKED)
-cudaMemcpyAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemcpyPeerAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemcpy2DAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemcpyToSymbolAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemcpyFromSymbolAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemset = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemset2D = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemset3D = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemsetAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemset2DAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaMemset3DAsync = Api(client_sa="cudart.memory", enters="context", checked=CHECKED)
-cudaGetSymbolAddress = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("devPtr",), checked=CHECKED
-)
-cudaGetSymbolSize = Api(
-    client_sa="cudart.memory", enters="context", nonnull=("size",), checked=CHECKED
-)
+cudaMemGetInfo = Api(client_sa="cudart.memory", enters="context")
+cudaMemcpy = Api(client_sa="cudart.memory", enters="context", waits=True)
+cudaMemcpyPeer = Api(client_sa="cudart.memory", enters="context", waits=True)
+cudaMemcpy2D = Api(client_sa="cudart.memory", enters="context", waits=True)
+cudaMemcpyToSymbol = Api(client_sa="cudart.memory", enters="context", waits=True)
+cudaMemcpyFromSymbol = Api(client_sa="cudart.memory", enters="context", waits=True)
+cudaMemcpyAsync = Api(client_sa="cudart.memory", enters="context")
+cudaMemcpyPeerAsync = Api(client_sa="cudart.memory", enters="context")
+cudaMemcpy2DAsync = Api(client_sa="cudart.memory", enters="context")
+cudaMemcpyToSymbolAsync = Api(client_sa="cudart.memory", enters="context")
+cudaMemcpyFromSymbolAsync = Api(client_sa="cudart.memory", enters="context")
+cudaMemset = Api(client_sa="cudart.memory", enters="context")
+cudaMemset2D = Api(client_sa="cudart.memory", enters="context")
+cudaMemset3D = Api(client_sa="cudart.memory", enters="context")
+cudaMemsetAsync = Api(client_sa="cudart.memory", enters="context")
+cudaMemset2DAsync = Api(client_sa="cudart.memory", enters="context")
+cudaMemset3DAsync = Api(client_sa="cudart.memory", enters="context")
+cudaGetSymbolAddress = Api(client_sa="cudart.memory", enters="context", nonnull=("devPtr",))
+cudaGetSymbolSize = Api(client_sa="cudart.memory", enters="context", nonnull=("size",))

@@ -2,26 +2,18 @@
 
 from codegen.spec import Api
 
-CHECKED = "2026-11 toolkit 13.0 and 12.9"
-
 cudaOccupancyMaxActiveBlocksPerMultiprocessor = Api(
-    client_sa="cudart.execution", enters="context", nonnull=("numBlocks",), checked=CHECKED
+    client_sa="cudart.execution", enters="context", nonnull=("numBlocks",)
 )
 cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags = Api(
-    client_sa="cudart.execution", enters="context", nonnull=("numBlocks",), checked=CHECKED
+    client_sa="cudart.execution", enters="context", nonnull=("numBlocks",)
 )
 cudaOccupancyAvailableDynamicSMemPerBlock = Api(
-    client_sa="cudart.execution", enters="context", nonnull=("dynamicSmemSize",), checked=CHECKED
+    client_sa="cudart.execution", enters="context", nonnull=("dynamicSmemSize",)
 )
 cudaOccupancyMaxPotentialClusterSize = Api(
-    client_sa="cudart.execution",
-    enters="context",
-    nonnull=("clusterSize", "launchConfig"),
-    checked=CHECKED,
+    client_sa="cudart.execution", enters="context", nonnull=("clusterSize", "launchConfig")
 )
 cudaOccupancyMaxActiveClusters = Api(
-    client_sa="cudart.execution",
-    enters="context",
-    nonnull=("numClusters", "launchConfig"),
-    checked=CHECKED,
+    client_sa="cudart.execution", enters="context", nonnull=("numClusters", "launchConfig")
 )

@@ -5,19 +5,17 @@ None of them records an error: a program that is being loaded has nobody who wou
 
 from codegen.spec import Api, Declared
 
-CHECKED = "2026-11 toolkit 13.0 and 12.9"
-
-__cudaRegisterFatBinary = Api(client_sa="cudart.registration", records=False, checked=CHECKED)
-__cudaRegisterFatBinaryEnd = Api(client_sa="cudart.registration", records=False, checked=CHECKED)
-__cudaUnregisterFatBinary = Api(client_sa="cudart.registration", records=False, checked=CHECKED)
-__cudaRegisterFunction = Api(client_sa="cudart.registration", records=False, checked=CHECKED)
-__cudaRegisterVar = Api(client_sa="cudart.registration", records=False, checked=CHECKED)
-__cudaRegisterManagedVar = Api(client_sa="cudart.registration", records=False, checked=CHECKED)
-__cudaInitModule = Api(client_sa="cudart.registration", records=False, checked=CHECKED)
-__cudaPushCallConfiguration = Api(client_sa="cudart.execution", records=False, checked=CHECKED)
-__cudaPopCallConfiguration = Api(client_sa="cudart.execution", checked=CHECKED)
-__cudaGetKernel = Api(client_sa="cudart.execution", nonnull=("kernelPtr",), checked=CHECKED)
-__cudaLaunchKernel = Api(client_sa="cudart.execution", checked=CHECKED)
+__cudaRegisterFatBinary = Api(client_sa="cudart.registration", records=False)
+__cudaRegisterFatBinaryEnd = Api(client_sa="cudart.registration", records=False)
+__cudaUnregisterFatBinary = Api(client_sa="cudart.registration", records=False)
+__cudaRegisterFunction = Api(client_sa="cudart.registration", records=False)
+__cudaRegisterVar = Api(client_sa="cudart.registration", records=False)
+__cudaRegisterManagedVar = Api(client_sa="cudart.registration", records=False)
+__cudaInitModule = Api(client_sa="cudart.registration", records=False)
+__cudaPushCallConfiguration = Api(client_sa="cudart.execution", records=False)
+__cudaPopCallConfiguration = Api(client_sa="cudart.execution")
+__cudaGetKernel = Api(client_sa="cudart.execution", nonnull=("kernelPtr",))
+__cudaLaunchKernel = Api(client_sa="cudart.execution")
 
 FATBIN = ("void **", "fatCubinHandle")
 LAUNCH = (

@@ -2,7 +2,5 @@
 
 from codegen.spec import Api
 
-CHECKED = "2026-11 toolkit 13.0 and 12.9"
-
-cudaProfilerStart = Api(client_sa="cudart.device", checked=CHECKED)
-cudaProfilerStop = Api(client_sa="cudart.device", checked=CHECKED)
+cudaProfilerStart = Api(client_sa="cudart.device")
+cudaProfilerStop = Api(client_sa="cudart.device")

@@ -5,66 +5,44 @@ A cudaArray_t is the driver's CUarray, and the objects are the driver's numbers.
 
 from codegen.spec import Api
 
-CHECKED = "2026-11 toolkit 13.0 and 12.9"
-
 # It only fills a struct.
-cudaCreateChannelDesc = Api(client_sa="cudart.memory", checked=CHECKED)
+cudaCreateChannelDesc = Api(client_sa="cudart.memory")
 
-cudaMallocArray = Api(
-    client_sa="cudart.texture", enters="context", nonnull=("array", "desc"), checked=CHECKED
-)
-cudaMalloc3DArray = Api(
-    client_sa="cudart.texture", enters="context", nonnull=("array", "desc"), checked=CHECKED
-)
+cudaMallocArray = Api(client_sa="cudart.texture", enters="context", nonnull=("array", "desc"))
+cudaMalloc3DArray = Api(client_sa="cudart.texture", enters="context", nonnull=("array", "desc"))
 # A null array is none to free.
-cudaFreeArray = Api(client_sa="cudart.texture", enters="context", waits=True, checked=CHECKED)
+cudaFreeArray = Api(client_sa="cudart.texture", enters="context", waits=True)
 # Each of the three may be null.
-cudaArrayGetInfo = Api(client_sa="cudart.texture", enters="context", checked=CHECKED)
-cudaGetChannelDesc = Api(
-    client_sa="cudart.texture", enters="context", nonnull=("desc",), checked=CHECKED
-)
+cudaArrayGetInfo = Api(client_sa="cudart.texture", enters="context")
+cudaGetChannelDesc = Api(client_sa="cudart.texture", enters="context", nonnull=("desc",))
 
-cudaMemcpy2DToArray = Api(client_sa="cudart.texture", enters="context", waits=True, checked=CHECKED)
-cudaMemcpy2DFromArray = Api(
-    client_sa="cudart.texture", enters="context", waits=True, checked=CHECKED
-)
-cudaMemcpy2DArrayToArray = Api(
-    client_sa="cudart.texture", enters="context", waits=True, checked=CHECKED
-)
-cudaMemcpy2DToArrayAsync = Api(client_sa="cudart.texture", enters="context", checked=CHECKED)
-cudaMemcpy2DFromArrayAsync = Api(client_sa="cudart.texture", enters="context", checked=CHECKED)
-cudaMemcpyToArray = Api(client_sa="cudart.texture", enters="context", waits=True, checked=CHECKED)
-cudaMemcpyFromArray = Api(client_sa="cudart.texture", enters="context", waits=True, checked=CHECKED)
-cudaMemcpyToArrayAsync = Api(client_sa="cudart.texture", enters="context", checked=CHECKED)
-cudaMemcpyFromArrayAsync = Api(client_sa="cudart.texture", enters="context", checked=CHECKED)
+cudaMemcpy2DToArray = Api(client_sa="cudart.texture", enters="context", waits=True)
+cudaMemcpy2DFromArray = Api(client_sa="cudart.texture", enters="context", waits=True)
+cudaMemcpy2DArrayToArray = Api(client_sa="cudart.texture", enters="context", waits=True)
+cudaMemcpy2DToArrayAsync = Api(client_sa="cudart.texture", enters="context")
+cudaMemcpy2DFromArrayAsync = Api(client_sa="cudart.texture", enters="context")
+cudaMemcpyToArray = Api(client_sa="cudart.texture", enters="context", waits=True)
+cudaMemcpyFromArray = Api(client_sa="cudart.texture", enters="context", waits=True)
+cudaMemcpyToArrayAsync = Api(client_sa="cudart.texture", enters="context")
+cudaMemcpyFromArrayAsync = Api(client_sa="cudart.texture", enters="context")
 
 cudaCreateTextureObject = Api(
-    client_sa="cudart.texture",
-    enters="context",
-    nonnull=("pTexObject", "pResDesc", "pTexDesc"),
-    checked=CHECKED,
+    client_sa="cudart.texture", enters="context", nonnull=("pTexObject", "pResDesc", "pTexDesc")
 )
-cudaDestroyTextureObject = Api(
-    client_sa="cudart.texture", enters="context", waits=True, checked=CHECKED
-)
+cudaDestroyTextureObject = Api(client_sa="cudart.texture", enters="context", waits=True)
 cudaGetTextureObjectResourceDesc = Api(
-    client_sa="cudart.texture", enters="context", nonnull=("pResDesc",), checked=CHECKED
+    client_sa="cudart.texture", enters="context", nonnull=("pResDesc",)
 )
 cudaGetTextureObjectTextureDesc = Api(
-    client_sa="cudart.texture", enters="context", nonnull=("pTexDesc",), checked=CHECKED
+    client_sa="cudart.texture", enters="context", nonnull=("pTexDesc",)
 )
 cudaGetTextureObjectResourceViewDesc = Api(
-    client_sa="cudart.texture", enters="context", nonnull=("pResViewDesc",), checked=CHECKED
+    client_sa="cudart.texture", enters="context", nonnull=("pResViewDesc",)
 )
 cudaCreateSurfaceObject = Api(
-    client_sa="cudart.texture",
-    enters="context",
-    nonnull=("pSurfObject", "pResDesc"),
-    checked=CHECKED,
+    client_sa="cudart.texture", enters="context", nonnull=("pSurfObject", "pResDesc")
 )
-cudaDestroySurfaceObject = Api(
-    client_sa="cudart.texture", enters="context", waits=True, checked=CHECKED
-)
+cudaDestroySurfaceObject = Api(client_sa="cudart.texture", enters="context", waits=True)
 cudaGetSurfaceObjectResourceDesc = Api(
-    client_sa="cudart.texture", enters="context", nonnull=("pResDesc",), checked=CHECKED
+    client_sa="cudart.texture", enters="context", nonnull=("pResDesc",)
 )
