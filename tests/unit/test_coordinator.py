@@ -1,0 +1,377 @@
+"""The coordinator over trees that are told how to behave: the order of steps, and how a verb ends, with one tree and two."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devproxy.checkpoint import criu, image
+from devproxy.checkpoint.store import Store
+from devproxy.checkpoint.writer import Writer
+from devproxy.control import coordinator_api as api
+from devproxy.control.coordinator import JobCoordinator
+from devproxy.errors import (
+    CheckpointError,
+    MigrateError,
+    Refused,
+    RestoreError,
+    SuspendError,
+)
+from devproxy.node.dump import _Criu
+from devproxy.node.restore import Wishes
+from devproxy.node.spec import JobSpec
+from devproxy.node.stages import Stages
+
+STEPS = ("check", "cut", "write", "thaw", "end_tree", "leave", "copy", "start", "hand_over")
+
+
+class FakePart:
+    """A dump or a move: notes each step, and fails at the one that its tree names."""
+
+    def __init__(self, tree: FakeTree, stages: Stages, to: list[int] | None = None) -> None:
+        self.stages = stages
+        self.warnings: list[str] = []
+        self.still_s = 1.0 + tree.number
+        self.freeze_s = 0.5
+        self.handed_over = False
+        self._tree = tree
+        self._to = to
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name not in STEPS:
+            raise AttributeError(name)
+
+        def step(*_: object) -> None:
+            self._tree.note(name)
+            # As the real ones: looking for what is in the way is the stage refuse_early.
+            self.stages.reach(
+                "refuse_early" if name == "check" else name, "", f"tree {self._tree.number}"
+            )
+            if name == "end_tree":  # CRIU kills it as its last act, and may say no all the same
+                self._tree.alive = False
+            if name == self._tree.fails_at:
+                raise self._tree.error
+            if name == "hand_over":
+                self.handed_over = True
+                self._tree.gpus = self._to or []
+
+        return step
+
+    def put(self, writer: Writer, report: Callable[[int, int], None]) -> dict[str, Any]:
+        self._tree.note("put")
+        chunks = writer.put_bytes(b"tree %d" % self._tree.number, kind="host")
+        return {
+            "host": f"host{self._tree.number}",
+            "gpus": self._tree.gpus,
+            "stdio": {"modes": []},
+            "facts": {},
+            "criu": {},
+            "files": [],
+            "device": {},
+            "shared": {},
+            "processes": [{"name": "core.img", "chunks": chunks}],
+        }
+
+    def tree_has_ended(self) -> bool:
+        return not self._tree.alive
+
+    def go_on(self) -> None:
+        pass
+
+    def close(self, error: BaseException | None = None) -> None:
+        self._tree.note("close")
+
+
+class FakeTree:
+    def __init__(self, number: int, gpus: list[int], seen: list[str]) -> None:
+        self.number, self.gpus = number, gpus
+        self.alive = True
+        self.ended = False
+        self.fails_at = ""
+        self.error: Exception = OSError(5, "broken")
+        self.whole: list[object] = []
+        self._seen = seen
+
+    def note(self, what: str) -> None:
+        self._seen.append(f"{what}{self.number}")
+
+    def has_processes(self) -> bool:
+        return self.alive
+
+    def lives(self) -> bool:
+        return self.alive
+
+    def has_ended(self) -> bool:
+        return self.ended
+
+    def lost_servers(self) -> str:
+        return ""
+
+    def dump(self, stages: Stages, *, leave: bool, strict: bool) -> FakePart:
+        return FakePart(self, stages)
+
+    def dumped(self, dump: object) -> None:
+        self.whole.append(dump)
+
+    def move(self, to: list[int], stages: Stages) -> FakePart:
+        return FakePart(self, stages, to)
+
+    def restore(
+        self,
+        store: Store,
+        whole: image.Image,
+        number: int,
+        gpus: list[int],
+        wishes: Wishes,
+        stages: Stages,
+    ) -> None:
+        assert whole.trees[number].host == f"host{self.number}"
+        self.note("restore")
+        stages.reach("host", "", f"tree {self.number}")
+        if self.fails_at == "restore":
+            raise self.error
+        self.gpus, self.alive = gpus, True
+
+
+class World:
+    def __init__(self, folder: Path, trees: int) -> None:
+        build = folder / "builds" / "cafe"
+        build.mkdir(parents=True)
+        (build / "libcuda.so.1").write_bytes(b"library")
+        self.seen: list[str] = []
+        self.trees = [FakeTree(n, [2 * n, 2 * n + 1], self.seen) for n in range(trees)]
+        self.store = Store.open(str(folder / "store"))
+        spec = JobSpec(
+            job="j", job_id="ab12", command=["a"], program="/a", cwd="/", device="soft",
+            gpu_memory_bytes=1, build="cafe", abi="00", store=str(folder / "store"),
+        )  # fmt: skip
+        self.job = JobCoordinator(spec, self.trees, lib=str(build), opened=self.store)  # type: ignore[arg-type]
+
+    def checkpoint(self) -> api.ImageFacts:
+        return self.job.checkpoint(cut_wait_ms=0, strict=False, report=lambda _: None)
+
+    def suspend(self) -> api.ImageFacts:
+        return self.job.suspend(cut_wait_ms=0, strict=False, report=lambda _: None)
+
+    def resume(self, gpus: list[int] | None = None) -> None:
+        self.job.resume(gpus=gpus, report=lambda _: None)
+
+    def migrate(self, to: list[int]) -> dict[str, Any]:
+        return self.job.migrate(to=to, report=lambda _: None)
+
+    def order(self) -> list[str]:
+        """Each step once, where all trees have it before the next."""
+        found: list[str] = []
+        for entry in self.seen:
+            if not found or found[-1] != entry[:-1]:
+                found.append(entry[:-1])
+        return found
+
+    def images(self) -> list[str]:
+        return [one.id for one in self.store.images()]
+
+
+@pytest.fixture(params=[1, 2])
+def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("DEVPROXY_KEY_FILE", str(tmp_path / "key"))
+    monkeypatch.setenv("DEVPROXY_STATE_DIR", str(tmp_path / "state"))
+    return World(tmp_path, request.param)
+
+
+def test_a_checkpoint_stores_behind_the_thaw(world: World) -> None:
+    facts = world.checkpoint()
+    assert world.order() == ["check", "cut", "write", "thaw", "put", "close"]
+    whole = image.load(world.store, facts.id)
+    assert [tree.host for tree in whole.trees] == [f"host{t.number}" for t in world.trees]
+    assert [tree.gpus for tree in whole.trees] == [t.gpus for t in world.trees]
+    assert facts.still_s == len(world.trees)  # its slowest tree's
+    assert world.job.phase == api.RUNNING
+    assert all(len(tree.whole) == 1 for tree in world.trees)
+
+
+def test_a_suspend_stores_before_anything_ends(world: World) -> None:
+    world.suspend()
+    assert world.order() == ["check", "cut", "write", "put", "end_tree", "leave", "close"]
+    assert world.job.phase == api.SUSPENDED
+    with pytest.raises(Refused, match="the job is suspended"):
+        world.checkpoint()
+    count = 2 * len(world.trees)
+    with pytest.raises(Refused, match=f"has {count} GPU"):
+        world.resume([7])
+    world.resume(list(range(10, 10 + count)))
+    assert world.job.gpus == list(range(10, 10 + count))
+    assert world.trees[-1].gpus == [10 + count - 2, 10 + count - 1]
+    assert world.job.phase == api.RUNNING
+
+
+@pytest.mark.parametrize("step", ["cut", "write", "thaw"])
+def test_a_failed_checkpoint(world: World, step: str) -> None:
+    last = world.trees[-1]
+    last.fails_at = step
+    with pytest.raises(CheckpointError, match="broken") as caught:
+        world.checkpoint()
+    assert (caught.value.stage, caught.value.object) == (step, f"tree {last.number}")
+    assert caught.value.state == "the job continues"
+    assert [s for s in world.seen if s.startswith("close")] == [
+        f"close{t.number}" for t in world.trees
+    ]
+    assert world.job.phase == api.RUNNING
+    assert world.images() == []
+    assert not any(tree.whole for tree in world.trees)
+    last.fails_at = ""
+    world.checkpoint()
+
+
+def test_what_is_in_the_way_is_refused_as_it_is(world: World) -> None:
+    world.trees[-1].fails_at, world.trees[-1].error = "check", Refused("a socket", "close it")
+    with pytest.raises(Refused, match="a socket: close it"):
+        world.checkpoint()
+    assert "cut" not in world.order()
+    assert world.job.phase == api.RUNNING
+
+
+def test_a_suspend_that_fails_before_its_image_is_whole(world: World) -> None:
+    world.trees[-1].fails_at = "write"
+    with pytest.raises(SuspendError):
+        world.suspend()
+    assert "end_tree" not in world.order()
+    assert world.job.phase == api.RUNNING
+
+
+def test_a_suspend_whose_trees_ended_all_the_same(world: World) -> None:
+    """The image is whole: an error while the trees end leaves the job suspended, with a warning."""
+    for tree in world.trees:
+        tree.fails_at, tree.error = "end_tree", OSError(5, "CRIU said no")
+    facts = world.suspend()
+    assert any("CRIU said no" in warning for warning in facts.warnings)
+    assert world.job.phase == api.SUSPENDED
+
+
+def test_a_resume_that_fails_can_be_tried_again(world: World) -> None:
+    world.suspend()
+    world.trees[-1].fails_at = "restore"
+    with pytest.raises(RestoreError) as caught:
+        world.resume()
+    assert (caught.value.stage, caught.value.state) == ("host", "it is still suspended")
+    assert world.job.phase == api.SUSPENDED
+    world.trees[-1].fails_at = ""
+    world.resume()
+    assert world.job.phase == api.RUNNING
+
+
+def test_a_migrate_gives_each_tree_its_share(world: World) -> None:
+    count = 2 * len(world.trees)
+    with pytest.raises(Refused, match="--to needs as many"):
+        world.migrate([1])
+    with pytest.raises(Refused, match="each once"):
+        world.migrate([1] * count)
+    facts = world.migrate(list(range(20, 20 + count)))
+    assert facts["gpus"] == list(range(20, 20 + count)) == world.job.gpus
+    assert world.order() == ["check", "cut", "copy", "start", "hand_over", "close"]
+
+
+def test_a_migrate_that_fails_before_the_hand_over(world: World) -> None:
+    before = world.job.gpus
+    world.trees[-1].fails_at = "start"
+    with pytest.raises(MigrateError) as caught:
+        world.migrate(list(range(20, 20 + len(before))))
+    assert caught.value.state == "the job continues on its old GPU"
+    assert world.job.gpus == before
+    assert "hand_over" not in world.order()
+    assert world.job.phase == api.RUNNING
+
+
+def test_the_phase_of_a_job_whose_tree_has_ended(world: World) -> None:
+    world.trees[-1].ended = True
+    assert world.job.status().phase == api.ENDING
+    with pytest.raises(Refused, match="the job is ending"):
+        world.checkpoint()
+
+
+def test_one_verb_at_a_time(world: World) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def report(progress: object) -> None:
+        inside.set()
+        assert leave.wait(30)
+
+    first = threading.Thread(
+        target=lambda: world.job.checkpoint(cut_wait_ms=0, strict=False, report=report)
+    )
+    first.start()
+    assert inside.wait(30)
+    with pytest.raises(Refused, match="a checkpoint of it is under way"):
+        world.migrate([1])
+    leave.set()
+    first.join()
+    world.checkpoint()
+
+
+class TestCriuInItsThread:
+    """The handshake of _Criu: whatever happens, CRIU's notification comes back, and nobody waits for ever."""
+
+    FACTS = criu.DumpFacts(0.1, 0.2)
+
+    def test_released(self) -> None:
+        seen: list[str] = []
+
+        def run(frozen: Callable[[], None]) -> criu.DumpFacts:
+            seen.append("frozen")
+            frozen()
+            seen.append("let go")
+            return self.FACTS
+
+        one = _Criu()
+        one.start(run)
+        one.wait_frozen()
+        assert seen == ["frozen"]
+        assert one.release() is self.FACTS
+        one.abandon()  # afterwards nothing
+        assert seen == ["frozen", "let go"]
+
+    def test_abandoned(self) -> None:
+        told: list[str] = []
+
+        def run(frozen: Callable[[], None]) -> criu.DumpFacts:
+            try:
+                frozen()
+            except Exception as error:
+                told.append(type(error).__name__)
+                raise
+            return self.FACTS
+
+        one = _Criu()
+        one.start(run)
+        one.wait_frozen()
+        one.abandon()
+        one.abandon()
+        assert told == ["_Abandoned"]
+
+    def test_it_fails_before_the_freeze(self) -> None:
+        def run(frozen: Callable[[], None]) -> criu.DumpFacts:
+            raise KeyError("no")
+
+        one = _Criu()
+        one.start(run)
+        with pytest.raises(KeyError):
+            one.wait_frozen()
+        one.abandon()
+
+    def test_it_fails_after_the_release(self) -> None:
+        def run(frozen: Callable[[], None]) -> criu.DumpFacts:
+            frozen()
+            raise KeyError("late")
+
+        one = _Criu()
+        one.start(run)
+        one.wait_frozen()
+        with pytest.raises(KeyError):
+            one.release()
+        one.abandon()
+
+    def test_never_started(self) -> None:
+        _Criu().abandon()
