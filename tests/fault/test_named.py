@@ -194,7 +194,10 @@ def test_bad_manifests(scene: Scene) -> None:
         body["trees"][0]["facts"]["cpu"]["flags"].append("avx4096")
 
     def torch(body: dict) -> None:
-        body["trees"][0]["facts"]["processes"][0]["torch"] = {"folder": "/nowhere/torch", "version": "1.0"}
+        body["trees"][0]["facts"]["processes"][0]["torch"] = {
+            "folder": "/nowhere/torch",
+            "version": "1.0",
+        }
 
     def user(body: dict) -> None:
         body["trees"][0]["facts"]["user"] = {"uid": 4321, "name": "somebody"}

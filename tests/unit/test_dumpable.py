@@ -39,7 +39,18 @@ while True:
 """
 HEAD = "import ctypes, mmap, os, socket, struct, time\nlibc = ctypes.CDLL(None)\n"
 TAIL = "\nprint('READY')\ntime.sleep(1000)\n"
-ZOMBIE_LEADER = "import threading\nthreading.Thread(target=time.sleep, args=(1000,)).start()\nprint('READY')\nlibc.syscall(60, 0)"
+ZOMBIE_LEADER = """
+import threading
+
+def rest():
+    while ') Z' not in open(f'/proc/{os.getpid()}/stat').read():
+        time.sleep(0.001)
+    print('READY')
+    time.sleep(1000)
+
+threading.Thread(target=rest).start()
+libc.syscall(60, 0)
+"""
 
 REFUSED = {
     "io_uring": ("b = ctypes.create_string_buffer(120)\nlibc.syscall(425, 4, b)", "io_uring"),
