@@ -841,6 +841,26 @@ def test_another_process_that_ends_takes_nothing_along() -> None:
     torch.cuda.synchronize()
 
 
+TYPED = {
+    "sum": lambda x, **given: x.sum(1, **given),
+    "nansum": lambda x, **given: x.nansum(1, **given),
+    "prod": lambda x, **given: x.prod(1, **given),
+    "cumsum": lambda x, **given: x.cumsum(1, **given),
+    "full_like": lambda x, **given: torch.full_like(x, 3, **given),
+    "rand_like": lambda x, **given: torch.randint_like(x, 1, 2, **given),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_the_type_that_an_op_is_told_to_give_is_part_of_its_signature(name: str) -> None:
+    """Results are remembered by signature: one of the same shapes with another dtype= is another."""
+    x = torch.arange(6).reshape(2, 3)
+    for given in ({}, {"dtype": torch.float32}, {"dtype": torch.float64}, {}):
+        mine, theirs = TYPED[name](x, **given), TYPED[name](x.cuda(), **given)
+        assert theirs.dtype == mine.dtype
+        assert equal(mine, theirs)
+
+
 def test_types_that_a_kernel_refuses_are_an_exception_at_the_call() -> None:
     """mm's shape function does not look at types, its kernel does: on the device that would be too late."""
     single = torch.randn(3, 3, device="cuda")

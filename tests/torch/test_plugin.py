@@ -121,7 +121,7 @@ def test_training_over_a_recording_libcuda(stand_in: Path, tmp_path: Path) -> No
         "cuMemAllocAsync", "cuMemFreeAsync", "cuMemHostAlloc", "cuMemFreeHost", "cuPointerGetAttribute",
         "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async", "cuMemGetInfo_v2",
         "cuStreamSynchronize", "cuStreamWaitEvent", "cuEventCreate", "cuEventRecord", "cuEventQuery",
-        "cuEventDestroy_v2", "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDeviceTotalMem_v2", "cuDeviceGetAttribute",
+        "cuStreamIsCapturing", "cuEventDestroy_v2", "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDeviceTotalMem_v2", "cuDeviceGetAttribute",
     }  # fmt: skip
     assert int(calls["cuLaunchKernel"]) > 100
     assert int(calls["cuMemAllocAsync"]) >= int(calls["cuMemFreeAsync"]) > 0

@@ -134,7 +134,8 @@ std::unique_ptr<OpPlan> make_plan(const c10::OperatorHandle& op) {
     const std::string type = a.real_type()->str();
     arg.writable = a.alias_info() != nullptr && a.alias_info()->isWrite();
     arg.generator = mentions(type, "Generator");
-    arg.scalar = mentions(type, "Scalar") || mentions(type, "number");
+    // Not a ScalarType, which is a number too and decides the result's.
+    arg.scalar = (mentions(type, "Scalar") && !mentions(type, "ScalarType")) || mentions(type, "number");
     arg.host_ok =
         mentions(type, "Optional[Tensor][]") || mentions(type, "Tensor?[]") || mentions(type, "List[Optional[Tensor]]");
     if (mentions(a.name(), "lengths") || a.name() == "batch_sizes" || a.name() == "tensor_indices_or_sections" ||
