@@ -1,6 +1,6 @@
 """make bench: the table of costs. Each figure stands beside its limit, measured in the same run.
 
-    python -m tests.bench [--quick] [--docs] [--only micro|ops|steps|start|checkpoints]
+    python -m tests.bench [--quick] [--docs] [--only micro|ops|steps|start|checkpoints] [--cuda-wheel PYTHON]
 
 Writes build/bench.json: figures, limits, ratios, targets, machine, commit. A target of the step table, or of the tiny
 ops, counts as missed when the whole 95 % interval lies above it. The ratio of a tiny op is its time itself, in
@@ -39,6 +39,7 @@ STEPS_PER_TURN = {"resnet": 2, "gpt": 4, "lstm": 6, "mlp": 100}
 OPS = ("add_", "add", "relu", "mm")  # of tests/bench/ops.py
 OPS_PER_TURN = 20_000
 START_TARGET = 7.0  # starts of a bare Python: devproxy-run is one, and starts a janitor, servers and devproxy-init
+CUDA_WHEEL = "CUDA wheel"
 POST_TARGET, PIPELINE_TARGET = 2.0, 3.0  # microseconds per op
 
 
@@ -173,9 +174,11 @@ def micro(env: dict[str, str], rounds: int) -> tuple[list[Row], dict[str, float]
 class Worker:
     """One side of a comparison, told when to go."""
 
-    def __init__(self, program: str, arguments: list[str], env: dict[str, str]) -> None:
+    def __init__(
+        self, program: str, arguments: list[str], env: dict[str, str], python: str = sys.executable
+    ) -> None:
         """program: of tests/bench; its last argument is the device."""
-        script = [sys.executable, str(ROOT / "tests/bench" / program), *arguments]
+        script = [python, str(ROOT / "tests/bench" / program), *arguments]
         device = arguments[-1]
         command = [*RUN, "--", *script] if device == "cuda" else script
         self.process = subprocess.Popen(
@@ -232,41 +235,49 @@ def steps(env: dict[str, str], model: str, pairs: int) -> Row:
     )
 
 
-def tiny_ops(env: dict[str, str], rounds: int) -> list[Row]:
+def tiny_ops(env: dict[str, str], rounds: int, cuda_wheel: str | None) -> list[Row]:
     """Ops on 16 elements: the client's share, and all of it. The targets are times; beside each stands plain eager on the
-    CPU, in turns of the same run."""
-    plain, proxied = (Worker("ops.py", [device], env) for device in ("cpu", "cuda"))
-    figures: dict[tuple[str, bool], list[list[float]]] = {}
+    CPU, in turns of the same run. cuda_wheel: a Python with PyTorch's CUDA wheel, whose client is measured beside."""
+    workers = {side: Worker("ops.py", [side], env) for side in ("cpu", "cuda")}
+    if cuda_wheel is not None:
+        workers[CUDA_WHEEL] = Worker("ops.py", ["cuda"], env, cuda_wheel)
+    figures: dict[tuple[str, str], list[list[float]]] = {}
     try:
         for i in range(rounds):
             for op in OPS:
-                for worker in (plain, proxied) if i % 2 else (proxied, plain):
-                    turn = worker.ask(f"{op} {OPS_PER_TURN}")
-                    figures.setdefault((op, worker is proxied), []).append(turn)
+                for side in list(workers) if i % 2 else reversed(workers):
+                    turn = workers[side].ask(f"{op} {OPS_PER_TURN}")
+                    figures.setdefault((op, side), []).append(turn)
     finally:
-        plain.close()
-        proxied.close()
+        for worker in workers.values():
+            worker.close()
     rows = []
-    for which, target in enumerate((POST_TARGET, PIPELINE_TARGET)):
-        for op in OPS:
-            limits, values = ([turn[which] for turn in figures[op, side]] for side in (False, True))
-            value, limit = statistics.median(values), statistics.median(limits)
-            low, high = interval(values)
-            eager = statistics.median(b / a for a, b in zip(limits, values, strict=True))
-            rows.append(
-                Row(
-                    f"{op} of 16 elements, {('post', 'pipeline')[which]}",
-                    value,
-                    "us",
-                    limit,
-                    "device='cpu'",
-                    value,
-                    target,
-                    low=low,
-                    high=high,
-                    note=f"{eager:.2f} of eager on the CPU; {rounds} turns",
+    for side in list(workers)[1:]:
+        for which, target in enumerate((POST_TARGET, PIPELINE_TARGET)):
+            for op in OPS:
+                limits, values = ([turn[which] for turn in figures[op, s]] for s in ("cpu", side))
+                value, limit = statistics.median(values), statistics.median(limits)
+                low, high = interval(values)
+                eager = statistics.median(b / a for a, b in zip(limits, values, strict=True))
+                note = f"{eager:.2f} of eager on the CPU; {rounds} turns"
+                if side == CUDA_WHEEL:
+                    pairs = zip(figures[op, "cuda"], figures[op, side], strict=True)
+                    ratio = statistics.median(b[which] / a[which] for a, b in pairs)
+                    note += f"; {ratio:.2f} of the CPU wheel's client"
+                rows.append(
+                    Row(
+                        f"{op} of 16 elements, {'' if side == 'cuda' else side + ', '}{('post', 'pipeline')[which]}",
+                        value,
+                        "us",
+                        limit,
+                        "device='cpu'",
+                        value,
+                        target,
+                        low=low,
+                        high=high,
+                        note=note,
+                    )
                 )
-            )
     return rows
 
 
@@ -339,6 +350,11 @@ def main() -> None:
     )
     parser.add_argument("--only", choices=["micro", "ops", "steps", "start", "checkpoints"])
     parser.add_argument(
+        "--cuda-wheel",
+        metavar="PYTHON",
+        help="its tiny ops too; built before by devproxy build-torch --python PYTHON",
+    )
+    parser.add_argument(
         "--docs",
         action="store_true",
         help="into docs/bench.json and the table in docs/bench.md too",
@@ -353,7 +369,7 @@ def main() -> None:
             rows, figures = micro(env, 1 if options.quick else 5)
             raw |= figures
         if options.only in (None, "ops"):
-            rows += tiny_ops(env, 4 if options.quick else 20)
+            rows += tiny_ops(env, 4 if options.quick else 20, options.cuda_wheel)
         if options.only in (None, "steps"):
             for model in STEP_TARGETS:
                 try:

@@ -1092,15 +1092,16 @@ bool register_structured(torch::Library& m, const c10::OperatorHandle& op,
     return false;
   size_t i = 0;
   if (!(is_of<A>(schema.arguments()[i++]) && ...)) return false;
-  if (const auto out = out_form(op, of_base))
-    m.impl(c10::toString(op.operator_name()).c_str(), torch::CppFunction(Structured<R, A...>{op, *out}));
-  return true;
+  const auto out = out_form(op, of_base);
+  if (out) m.impl(c10::toString(op.operator_name()).c_str(), torch::CppFunction(Structured<R, A...>{op, *out}));
+  return out.has_value();
 }
 
-bool is_structured(const c10::OperatorHandle& op) {
+// `replaced`: the kernel for CUDA that the op has is the CUDA wheel's, which ours takes the place of.
+bool is_structured(const c10::OperatorHandle& op, bool replaced) {
   using c10::DispatchKey;
-  for (const auto key :
-       {DispatchKey::CUDA, DispatchKey::CompositeExplicitAutograd, DispatchKey::CompositeImplicitAutograd})
+  if (op.hasKernelForDispatchKey(DispatchKey::CUDA) && !replaced) return false;
+  for (const auto key : {DispatchKey::CompositeExplicitAutograd, DispatchKey::CompositeImplicitAutograd})
     if (op.hasKernelForDispatchKey(key)) return false;
   for (const auto tag : op.getTags())
     if (tag == at::Tag::dynamic_output_shape || tag == at::Tag::data_dependent_output ||
@@ -1119,56 +1120,59 @@ bool number_is_free(const std::string& base) {
 }
 
 // What would come to the boxed fallback: an op that has no kernel of another kind for this device.
-bool comes_here(const c10::OperatorHandle& op) {
+bool comes_here(const c10::OperatorHandle& op, bool replaced) {
   using c10::DispatchKey;
+  if (replaced) return true;
   for (const auto key : {DispatchKey::CUDA, DispatchKey::CompositeExplicitAutogradNonFunctional,
                          DispatchKey::CompositeExplicitAutograd, DispatchKey::CompositeImplicitAutograd})
     if (op.hasKernelForDispatchKey(key)) return false;
   return op.hasKernelForDispatchKey(DispatchKey::CPU);
 }
 
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+// The out= forms of the op, or of the one that it is the in-place form of.
+const std::vector<c10::OperatorName>& outs_of(const std::string& name) {
+  static const auto* const outs = [] {
+    auto* found = new std::unordered_map<std::string, std::vector<c10::OperatorName>>;
+    for (const auto& n : c10::Dispatcher::singleton().getAllOpNames())
+      if (n.overload_name.find("out") != std::string::npos || n.overload_name == "grad_input")
+        (*found)[n.name].push_back(n);
+    return found;
+  }();
+  static const auto* const none = new std::vector<c10::OperatorName>;
+  const bool in_place = name.back() == '_' && name.size() > 7;
+  const auto it = outs->find(in_place ? name.substr(0, name.size() - 1) : name);
+  return it != outs->end() ? it->second : *none;
+}
+
+}  // namespace
+
+bool register_small(torch::Library& m, const c10::OperatorHandle& op, bool replaced) {
   using T = const at::Tensor&;
   using W = at::Tensor&;
   using S = const at::Scalar&;
   using New = at::Tensor;
-  const auto names = c10::Dispatcher::singleton().getAllOpNames();
-  std::unordered_map<std::string, std::vector<c10::OperatorName>> outs;
-  for (const auto& name : names)
-    if (name.overload_name.find("out") != std::string::npos || name.overload_name == "grad_input")
-      outs[name.name].push_back(name);
-  for (const auto& name : names) {
-    if (name.name.rfind("aten::", 0) != 0 || name.name == "aten::set_" || name.name == "aten::zero_")
-      continue;  // kernels.cc
-    const auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (!op) continue;
-    if (is_structured(*op)) {
-      const bool in_place = name.name.back() == '_' && name.name.size() > 7;
-      const auto found = outs.find(in_place ? name.name.substr(0, name.name.size() - 1) : name.name);
-      if (found == outs.end()) continue;
-      const auto& of_base = found->second;
-      if (!register_structured<New, T>(m, *op, of_base) && !register_structured<New, T, T>(m, *op, of_base) &&
-          !register_structured<New, T, T, T>(m, *op, of_base) && !register_structured<W, W>(m, *op, of_base) &&
-          !register_structured<W, W, T>(m, *op, of_base) && number_is_free(name.name))
-        (void)(register_structured<New, T, S>(m, *op, of_base) || register_structured<New, T, T, S>(m, *op, of_base) ||
-               register_structured<New, T, T, T, S>(m, *op, of_base) ||
-               register_structured<New, T, T, T, S, S>(m, *op, of_base) ||
-               register_structured<W, W, T, S>(m, *op, of_base) || register_structured<W, W, T, T, S>(m, *op, of_base));
-      continue;
-    }
-    if (!comes_here(*op)) continue;
-    (void)(register_direct<New, T>(m, *op) || register_direct<New, T, T>(m, *op) ||
-           register_direct<New, T, T, T>(m, *op) || register_direct<New, T, S>(m, *op) ||
-           register_direct<New, T, T, S>(m, *op) || register_direct<W, W>(m, *op) || register_direct<W, W, T>(m, *op) ||
-           register_direct<W, W, S>(m, *op) || register_direct<W, W, T, T>(m, *op) ||
-           register_direct<W, W, T, S>(m, *op) || register_direct<W, T, W>(m, *op) ||
-           register_direct<W, T, T, W>(m, *op) || register_direct<W, T, T, T, W>(m, *op) ||
-           register_direct<W, T, S, W>(m, *op) || register_direct<W, T, T, S, W>(m, *op) ||
-           register_direct<W, T, T, T, S, W>(m, *op) || register_direct<W, T, T, T, S, S, W>(m, *op));
+  if (is_structured(op, replaced)) {
+    const std::string& name = op.operator_name().name;
+    const auto& outs = outs_of(name);
+    if (register_structured<New, T>(m, op, outs) || register_structured<New, T, T>(m, op, outs) ||
+        register_structured<New, T, T, T>(m, op, outs) || register_structured<W, W>(m, op, outs) ||
+        register_structured<W, W, T>(m, op, outs))
+      return true;
+    if (number_is_free(name) &&
+        (register_structured<New, T, S>(m, op, outs) || register_structured<New, T, T, S>(m, op, outs) ||
+         register_structured<New, T, T, T, S>(m, op, outs) || register_structured<New, T, T, T, S, S>(m, op, outs) ||
+         register_structured<W, W, T, S>(m, op, outs) || register_structured<W, W, T, T, S>(m, op, outs)))
+      return true;
   }
+  return comes_here(op, replaced) &&
+         (register_direct<New, T>(m, op) || register_direct<New, T, T>(m, op) || register_direct<New, T, T, T>(m, op) ||
+          register_direct<New, T, S>(m, op) || register_direct<New, T, T, S>(m, op) || register_direct<W, W>(m, op) ||
+          register_direct<W, W, T>(m, op) || register_direct<W, W, S>(m, op) || register_direct<W, W, T, T>(m, op) ||
+          register_direct<W, W, T, S>(m, op) || register_direct<W, T, W>(m, op) || register_direct<W, T, T, W>(m, op) ||
+          register_direct<W, T, T, T, W>(m, op) || register_direct<W, T, S, W>(m, op) ||
+          register_direct<W, T, T, S, W>(m, op) || register_direct<W, T, T, T, S, W>(m, op) ||
+          register_direct<W, T, T, T, S, S, W>(m, op));
 }
-
-}  // namespace
 
 CUdeviceptr address_of(const at::Tensor& t) {
   const auto* impl = t.unsafeGetTensorImpl();

@@ -5,6 +5,7 @@
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <torch/library.h>
 
 #include <initializer_list>
 #include <map>
@@ -31,6 +32,11 @@ std::vector<at::Tensor> forward_vjp(const c10::OperatorHandle& op, const torch::
                                     const RandomState& random_state);
 // As forward_op, but with the random state given.
 void forward_op_with_state(const c10::OperatorHandle& op, torch::jit::Stack* stack, const RandomState& random_state);
+
+// Registers a kernel of the op's own signature where there is one: for small ops, most of whose cost is the boxing of
+// their arguments and the making of their results. False: the op is not of such a form, or goes another way.
+// `replaced`: it has a kernel of the CUDA wheel's, which ours takes the place of.
+bool register_small(torch::Library& m, const c10::OperatorHandle& op, bool replaced);
 
 // Address of the first element; 0 for a tensor without memory.
 CUdeviceptr address_of(const at::Tensor& t);

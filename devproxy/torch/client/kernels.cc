@@ -123,26 +123,31 @@ bool exists(const char* name, const char* overload = "") {
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(to_device()); }
 
-// Over the ordinary CUDA wheel there are CUDA kernels already; -DDEVPROXY_TORCH_OVERRIDE puts ours over each of them
-// before the explicit ones below. (The CPU-only wheel needs nothing here.)
+// Over the ordinary CUDA wheel there are CUDA kernels already, and ours take the place of each of them.
 #ifdef DEVPROXY_TORCH_OVERRIDE
-// That this replaces kernels is the intention and no news to the user.
+constexpr bool kReplace = true;
+#else
+constexpr bool kReplace = false;
+#endif
+
+// That this replaces kernels is the intention and no news to the user. torch says it once, of the first.
 struct Quiet : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-void override_cuda_kernels(torch::Library& m) {
+// The small ops, and over the CUDA wheel all others too that have a kernel of its. What is explicit below comes later.
+void register_ops(torch::Library& m) {
   static Quiet quiet;
-  const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  std::optional<c10::WarningUtils::WarningHandlerGuard> guard;
+  if (kReplace) guard.emplace(&quiet);
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0 || name.name == "aten::set_" || name.name == "aten::zero_") continue;
     const auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (!op || name.name.rfind("aten::", 0) != 0 || !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) continue;
-    m.impl(c10::toString(name).substr(6).c_str(), to_device());
+    if (!op) continue;
+    const bool replaced = kReplace && op->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+    if (!register_small(m, *op, replaced) && replaced) m.impl(c10::toString(name).substr(6).c_str(), to_device());
   }
 }
-#else
-void override_cuda_kernels(torch::Library&) {}
-#endif
 
 // Kernels of our own, below and in composites.cc.
 bool ours(const std::string& name) {
@@ -186,7 +191,7 @@ void send_whole(torch::Library& m) {
 }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
-  override_cuda_kernels(m);
+  register_ops(m);
   m.impl("empty.memory_format", empty_memory_format);
   m.impl("empty_strided", empty_strided);
   m.impl("resize_", resize_);
