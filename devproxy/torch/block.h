@@ -113,6 +113,7 @@ inline constexpr std::string_view kVjpPrefix = "vjp:";
 inline constexpr std::string_view kSettingsName = "devproxy::settings";
 inline constexpr std::string_view kGeneratorName = "devproxy::generator";
 inline constexpr std::string_view kFactsName = "devproxy::facts";
+inline constexpr std::string_view kPlansName = "devproxy::plans";
 
 struct SettingsBlock {  // then `bytes` bytes of Settings
   uint32_t magic, number, bytes, zero;
@@ -126,6 +127,12 @@ struct GeneratorBlock {
 struct FactsBlock {
   uint32_t magic, zero;
   uint64_t reply_addr, reply_bytes;  // ReplyHeader, then text (facts.h)
+};
+struct PlansBlock {  // torch's cache of cuFFT plans
+  enum What : uint32_t { kSize = 0, kMaxSize = 1, kSetMaxSize = 2, kClear = 3 };
+  uint32_t magic, what;
+  int64_t value;
+  uint64_t reply_addr, reply_bytes;  // ReplyHeader, then kOk: i64 | kException: text
 };
 
 // The rule for random numbers where the ops run on the host: the op draws from a CPU generator whose seed is

@@ -35,6 +35,7 @@ CORE_SOURCES = (
     "copy",
     "composites",
     "graph",
+    "profile",
 )
 EXECUTOR_SOURCES = ("client", "decode", "module", "placement")
 CORE, BINDINGS, EXECUTOR, CUDA_EXECUTOR = (

@@ -24,6 +24,7 @@ const std::array<uint8_t, 32> devproxy_abi_id = std::to_array(devproxy::wire::kA
 // 0 where this process has no device. Attaches nothing; any time, any thread.
 __attribute__((visibility("default"))) int devproxy_step(void);
 __attribute__((visibility("default"))) void devproxy_use_framework(void);
+__attribute__((visibility("default"))) void devproxy_warn(const char* line);
 __attribute__((visibility("default"))) void devproxy_warm(int gpu, const char* description);
 }
 
@@ -240,4 +241,5 @@ static bool count_step() {
 
 int devproxy_step(void) { return devproxy::client::count_step() ? 1 : 0; }
 void devproxy_warm(int gpu, const char* description) { devproxy::client::warm(gpu, description); }
+void devproxy_warn(const char* line) { devproxy::client::log(devproxy::client::Level::kWarn, "%s", line); }
 void devproxy_use_framework(void) { devproxy::client::g_framework.store(true, std::memory_order_relaxed); }

@@ -22,8 +22,7 @@ using c10::CachingAllocator::StatArray;
 using c10::CachingAllocator::StatType;
 using c10::CachingDeviceAllocator::DeviceStats;
 
-constexpr size_t kRoundBytes = 512;              // torch's own rounding, so memory_allocated() says the same
-constexpr size_t kSmallBytes = size_t{1} << 20;  // torch's border between its small and its large pool
+constexpr size_t kRoundBytes = 512;  // torch's own rounding, so memory_allocated() says the same
 
 size_t round_up(size_t n) { return (n + kRoundBytes - 1) & ~(kRoundBytes - 1); }
 
@@ -47,6 +46,7 @@ struct Block {
   int64_t stream;              // torch's id of the stream that the memory is ordered on
   Pool* pool;                  // nullptr: memory of no graph
   std::vector<int64_t> users;  // record_stream: other streams that use it
+  Block *before, *behind;      // in the list of all that the device's statistics count
 };
 
 std::string human(size_t bytes) {
@@ -89,7 +89,10 @@ class Allocator final : public DeviceAllocator {
       if (r == CUDA_ERROR_OUT_OF_MEMORY) throw_out_of_memory(device, bytes);
     }
     check(r, "cuMemAllocAsync");
-    return {reinterpret_cast<void*>(addr), made_block(addr, rounded, bytes, device, stream), &free_block, where};
+    Block* block = made_block(addr, rounded, bytes, device, stream);
+    if (c10::memoryProfilingEnabled()) [[unlikely]]
+      report(*block, +1);
+    return {reinterpret_cast<void*>(addr), block, &free_block, where};
   }
 
   // Context and data differ, so there is no raw interface.
@@ -167,6 +170,24 @@ class Allocator final : public DeviceAllocator {
     for (Block* block : blocks) give_back(block, false);
   }
 
+  std::vector<Segment> segments(DeviceIndex device) override {
+    check_device(device);
+    std::vector<Segment> found;
+    {
+      std::lock_guard lock(pools_mu_);
+      for (const auto& [key, pool] : pools_)
+        for (const auto& [about, addr] : pool->unused)
+          if (key.first == device) found.push_back({addr, about.second, 0, 0, about.first, pool->id});
+      for (const Block* b : waiting_)
+        if (b->device == device) found.push_back({b->addr, b->segment, 0, 0, b->stream, pool_of(*b)});
+    }
+    State& st = state_[device];
+    std::lock_guard lock(st.mu);
+    for (const Block* b = st.live; b != nullptr; b = b->behind)
+      found.push_back({b->addr, b->segment, b->bytes, b->requested, b->stream, pool_of(*b)});
+    return found;
+  }
+
   double memory_fraction(DeviceIndex device) override { return state_[device].fraction; }
   void set_memory_fraction(DeviceIndex device, double fraction) override {
     check_device(device);
@@ -183,6 +204,7 @@ class Allocator final : public DeviceAllocator {
     DeviceStats stats;
     double fraction = 1.0;
     size_t limit_bytes = SIZE_MAX;
+    Block* live = nullptr;  // the first of those that the statistics count
     // Blocks that are in use no more, for the next allocations: an op mostly takes one and gives one back.
     std::vector<Block*> spare;
   };
@@ -193,6 +215,8 @@ class Allocator final : public DeviceAllocator {
             &s.allocated_bytes, &s.reserved_bytes, &s.active_bytes, &s.requested_bytes};
   }
 
+  static c10::MempoolId_t pool_of(const Block& b) { return b.pool != nullptr ? b.pool->id : c10::MempoolId_t{0, 0}; }
+
   // Every driver allocation is one segment. It is in use as a whole, so reserved and allocated are equal but for what a
   // pool keeps.
   void account_segment(DeviceIndex device, size_t bytes, int sign) {
@@ -200,7 +224,7 @@ class Allocator final : public DeviceAllocator {
     std::lock_guard lock(st.mu);
     account_segment_locked(st, bytes, sign);
   }
-  void account(const Block& b, int sign) {
+  void account(Block& b, int sign) {
     State& st = state_[b.device];
     std::lock_guard lock(st.mu);
     account_locked(st, b, sign);
@@ -213,12 +237,39 @@ class Allocator final : public DeviceAllocator {
     }
     (sign > 0 ? st.stats.num_device_alloc : st.stats.num_device_free) += 1;
   }
-  static void account_locked(State& st, const Block& b, int sign) {
+  static void account_locked(State& st, Block& b, int sign) {
     for (const auto i : kinds(b.segment)) {
       for (StatArray* a : {&st.stats.allocation, &st.stats.active}) change((*a)[i], 1, sign);
       for (StatArray* a : {&st.stats.allocated_bytes, &st.stats.active_bytes}) change((*a)[i], b.bytes, sign);
       change(st.stats.requested_bytes[i], b.requested, sign);
     }
+    if (sign > 0) {
+      b.before = nullptr;
+      b.behind = st.live;
+      if (st.live != nullptr) st.live->before = &b;
+      st.live = &b;
+    } else {
+      (b.before != nullptr ? b.before->behind : st.live) = b.behind;
+      if (b.behind != nullptr) b.behind->before = b.before;
+    }
+  }
+
+  // Tells torch.profiler(profile_memory=True), as torch's own allocator does. A block that goes is still counted.
+  void report(const Block& b, int sign) {
+    State& st = state_[b.device];
+    int64_t allocated, reserved;
+    {
+      std::lock_guard lock(st.mu);
+      allocated = st.stats.allocated_bytes[0].current;
+      reserved = st.stats.reserved_bytes[0].current;
+    }
+    if (sign < 0) {
+      allocated -= static_cast<int64_t>(b.bytes);
+      if (b.pool == nullptr) reserved -= static_cast<int64_t>(b.segment);
+    }
+    c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(b.addr), sign * static_cast<int64_t>(b.bytes),
+                                     static_cast<size_t>(allocated), static_cast<size_t>(reserved),
+                                     c10::Device(c10::kCUDA, b.device));
   }
 
   // A block of no pool, entered in the statistics: one lock for all of it.
@@ -274,12 +325,14 @@ class Allocator final : public DeviceAllocator {
   }
 
   [[noreturn]] void throw_out_of_memory(DeviceIndex device, size_t bytes) {
-    size_t allocated = 0;
+    size_t allocated = 0, reserved = 0;
     {
       std::lock_guard lock(state_[device].mu);
       state_[device].stats.num_ooms += 1;
       allocated = static_cast<size_t>(state_[device].stats.allocated_bytes[0].current);
+      reserved = static_cast<size_t>(state_[device].stats.reserved_bytes[0].current);
     }
+    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), allocated, reserved, {c10::kCUDA, device});
     size_t free = 0, total = 0;
     (void)driver().cuMemGetInfo(&free, &total);
     TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", human(bytes), ". GPU ",
@@ -290,7 +343,7 @@ class Allocator final : public DeviceAllocator {
 
   // Precondition: the pool is held by the graph whose capture the caller's stream is in.
   c10::DataPtr allocate_in_pool(DeviceIndex device, c10::MempoolId_t id, int64_t stream, size_t rounded, size_t bytes) {
-    auto* block = new Block{0, rounded, rounded, bytes, device, stream, nullptr, {}};
+    auto* block = new Block{0, rounded, rounded, bytes, device, stream, nullptr, {}, nullptr, nullptr};
     {
       std::lock_guard lock(pools_mu_);
       Pool& pool = *pools_.at({device, id});
@@ -317,6 +370,8 @@ class Allocator final : public DeviceAllocator {
       account_segment(device, rounded, +1);
     }
     account(*block, +1);
+    if (c10::memoryProfilingEnabled()) [[unlikely]]
+      report(*block, +1);
     return {reinterpret_cast<void*>(block->addr), block, &free_block, c10::Device(c10::kCUDA, device)};
   }
 
@@ -356,6 +411,8 @@ class Allocator final : public DeviceAllocator {
   static void free_block(void* context) {
     auto* block = static_cast<Block*>(context);
     auto* self = static_cast<Allocator*>(device_allocator());
+    if (c10::memoryProfilingEnabled()) [[unlikely]]
+      self->report(*block, -1);
     if (block->pool == nullptr && !any_capture()) [[likely]] {
       self->add_user_here(block);
       return self->give_back(block, true);

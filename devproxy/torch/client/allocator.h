@@ -5,9 +5,21 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StorageImpl.h>
 
+#include <vector>
+
 #include "devproxy/torch/client/device.h"
 
 namespace devproxy::aten {
+
+// One allocation of the driver, for torch.cuda.memory_snapshot(). A tensor's memory is at its beginning.
+struct Segment {
+  CUdeviceptr addr;
+  size_t bytes, allocated, requested;  // of the driver; of it in use (rounded as torch does); of that asked for
+  int64_t stream;                      // torch's id
+  c10::MempoolId_t pool;               // {0, 0}: of no graph
+};
+
+inline constexpr size_t kSmallBytes = size_t{1} << 20;  // torch's border between its small and its large pool
 
 class DeviceAllocator : public c10::DeviceAllocator {
  public:
@@ -15,6 +27,8 @@ class DeviceAllocator : public c10::DeviceAllocator {
   virtual c10::DataPtr allocate_on(DeviceIndex device, size_t bytes) = 0;
   virtual double memory_fraction(DeviceIndex device) = 0;
   virtual void set_memory_fraction(DeviceIndex device, double fraction) = 0;
+  // What is allocated on the device now, and what its pools keep, in no order.
+  virtual std::vector<Segment> segments(DeviceIndex device) = 0;
 
   // Private pools: what a capture allocates comes from its graph's pool and stays there when it is freed, for a replay
   // writes to the same addresses. Graphs may share one; when the last has let go, its free memory goes back, and what

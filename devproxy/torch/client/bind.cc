@@ -136,6 +136,35 @@ py::dict memory_stats(int device) {
   return d;
 }
 
+// As torch's own: a segment is an allocation of the driver. None is split, but a pool's may be larger than what it
+// holds.
+py::list segments(bool of_all_pools, c10::MempoolId_t pool) {
+  py::list found;
+  for (DeviceIndex device = 0; device < device_count(); ++device) {
+    for (const Segment& s : device_allocator()->segments(device)) {
+      if (!of_all_pools && s.pool != pool) continue;
+      py::list blocks;
+      const auto block = [&](size_t at, size_t bytes, size_t requested, const char* state) {
+        py::dict d;
+        d["address"] = s.addr + at, d["size"] = bytes, d["requested_size"] = requested, d["state"] = state;
+        d["frames"] = py::list();
+        if (bytes != 0) blocks.append(d);
+      };
+      block(0, s.allocated, s.requested, "active_allocated");
+      block(s.allocated, s.bytes - s.allocated, 0, "inactive");
+      py::dict d;
+      d["device"] = static_cast<int>(device), d["address"] = s.addr, d["total_size"] = s.bytes;
+      d["allocated_size"] = s.allocated, d["active_size"] = s.allocated, d["requested_size"] = s.requested;
+      d["stream"] = reinterpret_cast<intptr_t>(stream_handle(device, s.stream));
+      d["segment_type"] = s.bytes <= kSmallBytes ? "small" : "large";
+      d["segment_pool_id"] = py::make_tuple(s.pool.first, s.pool.second);
+      d["is_expandable"] = false, d["frames"] = py::list(), d["blocks"] = blocks;
+      found.append(d);
+    }
+  }
+  return found;
+}
+
 py::dict host_memory_stats() {
   const auto s = at::getHostAllocator(at::kCUDA)->get_stats();
   py::dict d;
@@ -254,6 +283,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("memory_fraction", [](int d) { return device_allocator()->memory_fraction(index_or_current(d)); });
   m.def("set_memory_fraction",
         [](double f, int d) { device_allocator()->set_memory_fraction(index_or_current(d), f); });
+  m.def("segments", &segments);
   m.def("host_memory_stats", &host_memory_stats);
   m.def("host_empty_cache", [] { at::getHostAllocator(at::kCUDA)->empty_cache(); });
   m.def("host_reset_peak_stats", [] { at::getHostAllocator(at::kCUDA)->reset_peak_stats(); });

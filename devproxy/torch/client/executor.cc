@@ -303,6 +303,21 @@ std::pair<uint64_t, uint64_t> get_generator(DeviceIndex device, uint64_t id) {
   return {seed, r.get<uint64_t>()};
 }
 
+int64_t plan_cache(DeviceIndex device, PlansBlock::What what, int64_t value) {
+  ReplyBuffer reply(device, ReplyBuffer::kBytes);
+  std::memset(reply.data(), 0, sizeof(ReplyHeader));
+  Writer block;
+  block.put(PlansBlock{kBlockMagic, what, value, reinterpret_cast<uint64_t>(reply.data()), reply.size()});
+  call_service(device, kPlansName, block, true);
+  Reader r(reply.data(), reply.size());
+  const auto head = r.get<ReplyHeader>();
+  TORCH_INTERNAL_ASSERT(head.total_bytes > sizeof head && head.total_bytes <= reply.size(),
+                        "the executor did not answer");
+  const size_t n = head.total_bytes - sizeof head;
+  TORCH_CHECK(head.status == ReplyStatus::kOk, std::string(reinterpret_cast<const char*>(r.bytes(n)), n));
+  return r.get<int64_t>();
+}
+
 const Facts& executor_facts() {
   static const auto* const facts = [] {
     auto* f = new Facts;

@@ -31,6 +31,10 @@ std::pair<uint64_t, uint64_t> get_generator(DeviceIndex device, uint64_t id);  /
 void copy_generator(DeviceIndex device, uint64_t id, uint64_t from);
 void forget_generator(DeviceIndex device, uint64_t id) noexcept;
 
+// torch's cache of cuFFT plans, which is the executor's: the number that was asked for. Waits; throws what torch
+// throws.
+int64_t plan_cache(DeviceIndex device, PlansBlock::What what, int64_t value = 0);
+
 // What the framework in the server says of itself and of the GPU; asked once. Empty on the host.
 struct Facts {
   long cudnn = 0, cudnn_runtime = 0, cudnn_frontend = 0, cudart = 0;

@@ -166,8 +166,27 @@ class Hooks final : public at::CUDAHooksInterface {
   long versionRuntimeCuDNN() const override { return executor_facts().cudnn_runtime; }
   long versionCuDNNFrontend() const override { return executor_facts().cudnn_frontend; }
   double batchnormMinEpsilonCuDNN() const override { return executor_facts().batchnorm_epsilon; }
+  int64_t cuFFTGetPlanCacheMaxSize(DeviceIndex d) const override {
+    return plan_cache(checked(d, "cufft_get_plan_cache_max_size"), PlansBlock::kMaxSize);
+  }
+  void cuFFTSetPlanCacheMaxSize(DeviceIndex d, int64_t most) const override {
+    plan_cache(checked(d, "cufft_set_plan_cache_max_size"), PlansBlock::kSetMaxSize, most);
+  }
+  int64_t cuFFTGetPlanCacheSize(DeviceIndex d) const override {
+    return plan_cache(checked(d, "cufft_get_plan_cache_size"), PlansBlock::kSize);
+  }
+  void cuFFTClearPlanCache(DeviceIndex d) const override {
+    plan_cache(checked(d, "cufft_clear_plan_cache"), PlansBlock::kClear);
+  }
   std::string showConfig() const override {
     return ops_run_on_cuda() ? executor_facts().config : "devproxy software GPU over the CUDA driver API";
+  }
+
+ private:
+  static DeviceIndex checked(DeviceIndex d, const char* what) {
+    TORCH_CHECK(d >= 0 && d < device_count(), what, ": expected 0 <= device_index < ", static_cast<int>(device_count()),
+                "], but got device_index=", static_cast<int>(d));
+    return d;
   }
 };
 

@@ -7,7 +7,7 @@
 namespace devproxy::aten {
 namespace {
 
-constexpr uint32_t kStateMagic = 0x31535044;  // "DPS1"
+constexpr uint32_t kStateMagic = 0x32535044;  // "DPS2"
 constexpr size_t kMaxGenerators = 1 << 16, kMaxSettings = 1 << 16;
 
 void check_reply(const devproxy_soft_services& services, uint64_t addr, uint64_t bytes) {
@@ -114,11 +114,35 @@ void tell_facts(Client& client, Reader r, const devproxy_soft_services& services
               w.size() <= block.reply_bytes ? w.size() : sizeof(ReplyHeader));
 }
 
+void use_plans(Client& client, Reader r, const devproxy_soft_services& services) {
+  const auto block = r.get<PlansBlock>();
+  if (block.magic != kBlockMagic || block.what > PlansBlock::kClear) throw Malformed("a question of another version");
+  check_reply(services, block.reply_addr, block.reply_bytes);
+  Writer w;
+  try {
+    const int64_t value = device::plan_cache(client, static_cast<PlansBlock::What>(block.what), block.value);
+    w.put(ReplyHeader{sizeof(ReplyHeader) + sizeof value, ReplyStatus::kOk, ExceptionKind::kRuntime});
+    w.put(value);
+    if (block.what == PlansBlock::kSetMaxSize) {
+      std::lock_guard lock(client.mu);
+      client.most_plans = block.value;
+    }
+  } catch (const c10::Error& e) {
+    const std::string text = e.what_without_backtrace();
+    w.clear();
+    w.put(ReplyHeader{sizeof(ReplyHeader) + text.size(), ReplyStatus::kException, ExceptionKind::kRuntime});
+    w.bytes(text.data(), text.size());
+  }
+  std::memcpy(reinterpret_cast<void*>(block.reply_addr), w.data(),
+              w.size() <= block.reply_bytes ? w.size() : sizeof(ReplyHeader));
+}
+
 Writer& save_client(Client& client, Writer& w) {
   std::lock_guard lock(client.mu);
   w.clear();
   w.put(kStateMagic);
   w.put(static_cast<uint32_t>(device::kType));
+  w.put(client.most_plans);
   w.put(static_cast<uint32_t>(client.settings.size()));
   for (const auto& [number, s] : client.settings) {
     w.put(number);
@@ -136,9 +160,10 @@ Writer& save_client(Client& client, Writer& w) {
 }
 
 void load_client(Client& client, Reader r) {
-  std::lock_guard lock(client.mu);
+  std::unique_lock lock(client.mu);
   if (r.get<uint32_t>() != kStateMagic) throw Malformed("the executor's state is of another version");
   const bool same_kind = r.get<uint32_t>() == static_cast<uint32_t>(device::kType);
+  const int64_t most_plans = client.most_plans = r.get<int64_t>();
   client.settings.clear();
   client.generators.clear();
   for (uint32_t n = r.count(4 + sizeof Settings::bytes); n > 0; n--) {
@@ -160,6 +185,8 @@ void load_client(Client& client, Reader r) {
     }
   }
   if (r.left() != 0) throw Malformed("the executor's state has bytes left over");
+  lock.unlock();
+  if (most_plans >= 0) device::plan_cache(client, PlansBlock::kSetMaxSize, most_plans);
 }
 
 }  // namespace devproxy::aten

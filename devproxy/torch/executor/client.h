@@ -20,6 +20,7 @@ struct Client {
   std::mutex mu;
   std::map<uint64_t, at::Generator> generators;  // 0: the default one
   std::map<uint32_t, Settings> settings;         // 0 is none: the framework's own at attach
+  int64_t most_plans = -1;                       // that the client wants kept for cuFFT; -1: it has not said
   void* device_state = nullptr;                  // of executor/cuda.cc
 };
 
@@ -31,6 +32,7 @@ Settings settings_of(Client& client, uint32_t number);
 void set_settings(Client& client, Reader block);
 void use_generator(Client& client, Reader block, const devproxy_soft_services& services);
 void tell_facts(Client& client, Reader block, const devproxy_soft_services& services);
+void use_plans(Client& client, Reader block, const devproxy_soft_services& services);
 
 // All of it as bytes, and back.
 Writer& save_client(Client& client, Writer& to);

@@ -89,5 +89,14 @@ LaunchScope::~LaunchScope() = default;
 int fault_of(const std::exception&) { return 0; }
 std::string facts(const Client&) { return {}; }
 
+// There is no cuFFT and so no plan: what torch says of a cache that nothing has used. 4096 is torch's own first size.
+int64_t plan_cache(Client& client, PlansBlock::What what, int64_t value) {
+  if (what == PlansBlock::kSetMaxSize)
+    TORCH_CHECK(value >= 0, "cuFFT plan cache size must be non-negative, but got ", value);
+  if (what != PlansBlock::kMaxSize) return 0;
+  std::lock_guard lock(client.mu);
+  return client.most_plans >= 0 ? client.most_plans : 4096;
+}
+
 }  // namespace device
 }  // namespace devproxy::aten

@@ -253,6 +253,19 @@ int fault_of(const std::exception& e) {
   return code == cudaErrorAssert || (code >= cudaErrorIllegalAddress && code <= cudaErrorLaunchFailure) ? code : 0;
 }
 
+// The cache is the process's: of several clients on one GPU the last that sets its size has set it for all.
+int64_t plan_cache(Client& client, PlansBlock::What what, int64_t value) {
+  const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
+  const DeviceIndex device = index_of(client);
+  switch (what) {
+    case PlansBlock::kSize: return hooks.cuFFTGetPlanCacheSize(device);
+    case PlansBlock::kMaxSize: return hooks.cuFFTGetPlanCacheMaxSize(device);
+    case PlansBlock::kSetMaxSize: hooks.cuFFTSetPlanCacheMaxSize(device, value); return 0;
+    case PlansBlock::kClear: hooks.cuFFTClearPlanCache(device); return 0;
+  }
+  return 0;
+}
+
 std::string facts(const Client& client) {
   const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
   const c10::cuda::CUDAGuard guard(index_of(client));

@@ -65,6 +65,9 @@ class LaunchScope {
 // The CUresult of an exception that ends the context (a device-side assertion, an illegal address); 0 for others.
 int fault_of(const std::exception& e);
 
+// torch's cache of cuFFT plans: what was asked for, 0 where nothing was. Throws what torch throws.
+int64_t plan_cache(Client& client, PlansBlock::What what, int64_t value);
+
 // Lines "name value" for the client's hooks: see client/facts.h.
 std::string facts(const Client& client);
 

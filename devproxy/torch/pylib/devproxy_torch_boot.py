@@ -319,6 +319,19 @@ def _make_functions(sc: Any) -> dict[str, object]:
     def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
         sc.set_stream(stream_id, device_index)
 
+    def memory_snapshot(which: Sequence[int] | None = None) -> dict[str, object]:
+        """Of all pools, or of one: (a, b), from torch 2.11 on (a, b, whether to have traces)."""
+        pool = (which[0], which[1]) if which else (0, 0)
+        return {
+            "segments": sc.segments(pool == (0, 0), pool),
+            "device_traces": [[] for _ in range(sc.device_count())],
+            "allocator_settings": {},
+        }
+
+    def record_memory_history(enabled: object, *_: object) -> None:
+        if enabled:
+            _refuse("a history of memory (torch.cuda.memory._record_memory_history)")()
+
     functions: dict[str, object] = {
         "_has_cuda": True,
         "_has_cudnn": False,
@@ -359,18 +372,14 @@ def _make_functions(sc: Any) -> dict[str, object]:
         "_cuda_hostMemoryStats": lambda: sc.host_memory_stats(),
         "_cuda_resetPeakHostMemoryStats": lambda: sc.host_reset_peak_stats(),
         "_cuda_resetAccumulatedHostMemoryStats": lambda: sc.host_reset_accumulated_stats(),
-        "_cuda_memorySnapshot": lambda *_: {
-            "segments": [],
-            "device_traces": [],
-            "allocator_settings": {},
-        },
+        "_cuda_memorySnapshot": memory_snapshot,
         "_cuda_getAllocatorBackend": _constant("native"),
         "_cuda_setMemoryFraction": lambda fraction, device: sc.set_memory_fraction(
             fraction, device
         ),
         "_cuda_getMemoryFraction": lambda device: sc.memory_fraction(device),
-        "_cuda_record_memory_history": _constant(None),
-        "_cuda_record_memory_history_legacy": _constant(None),
+        "_cuda_record_memory_history": record_memory_history,
+        "_cuda_record_memory_history_legacy": record_memory_history,
         "_cuda_isHistoryEnabled": _constant(False),
         "_cuda_attach_out_of_memory_observer": _constant(None),
         "_cuda_cudaCachingAllocator_is_enabled": _constant(False),
@@ -435,6 +444,28 @@ def _cudnn_version(number: int) -> tuple[int, int, int]:
     """(major, minor, patch) of CUDNN_VERSION: 9.13.2 is 91302, 8.9.2 was 8902 (cudnn_version.h)."""
     thousands = 10000 if number >= 90000 else 1000
     return number // thousands, number % thousands // 100, number % 100
+
+
+class _NoRanges:
+    """torch._C._nvtx where the wheel has none: what NVTX answers when no tool is attached (nvToolsExt.h)."""
+
+    NO_TRACKING = -2  # NVTX_NO_PUSH_POP_TRACKING
+    rangePushA = staticmethod(lambda message: _NoRanges.NO_TRACKING)
+    rangePop = staticmethod(lambda: _NoRanges.NO_TRACKING)
+    rangeStartA = staticmethod(lambda message: 0)
+    rangeEnd = staticmethod(lambda handle: None)
+    markA = staticmethod(lambda message: None)
+
+
+def _complete_nvtx(module: ModuleType) -> None:
+    """The CUDA wheel's own ranges stay: they tell a tool that is attached to this process, and ask no GPU. Those in a stream
+    would be host functions of NVIDIA's runtime, and become nothing."""
+    ranges: Any = getattr(module, "_nvtx", None)
+    if ranges is None:
+        ranges = _NoRanges()
+        setattr(module, "_nvtx", ranges)
+    ranges.deviceRangeStart = lambda message, stream=0: None
+    ranges.deviceRangeEnd = lambda handle, stream=0: None
 
 
 def _make_copies_between_gpus() -> dict[str, object]:
@@ -527,6 +558,7 @@ def _complete_torch_c(module: ModuleType) -> None:
             cudnn.getRuntimeVersion = lambda: _cudnn_version(sc.facts()["cudnn_runtime"])
     for name, value in names.items():
         setattr(module, name, value)
+    _complete_nvtx(module)
     # torch.cuda.memory takes the presence of this one as a promise of pluggable allocators.
     if hasattr(module, "_cuda_CUDAAllocator"):
         delattr(module, "_cuda_CUDAAllocator")
@@ -572,6 +604,74 @@ def _complete_torch_cudnn(module: ModuleType) -> None:
     if ops_run_on_cuda():
         return
     setattr(module, "is_acceptable", lambda tensor: False)
+
+
+_said: set[str] = set()
+
+
+def _say_once(line: str) -> None:
+    """On stderr as all of devproxy's warnings; not a Python warning, which a script may have made an error."""
+    if line in _said:
+        return
+    _said.add(line)
+    import ctypes
+
+    try:
+        warn = ctypes.CDLL(None).devproxy_warn
+    except AttributeError:  # a libcuda that is not ours
+        return
+    warn(line.encode())
+
+
+def _complete_torch_autograd(module: ModuleType) -> None:
+    """A profile may be asked for CUDA, which the CPU wheel's torch does not know."""
+    import torch
+
+    plain = module._supported_activities
+    cuda = torch._C._profiler.ProfilerActivity.CUDA
+    setattr(
+        module,
+        "_supported_activities",
+        lambda: plain() | ({cuda} if torch._C._cuda_getDeviceCount() > 0 else set()),
+    )
+
+
+def _complete_torch_profiler(module: ModuleType) -> None:
+    """Kineto sees no kernel in this process, so torch takes events for the GPU's times (client/profile.cc)."""
+    import functools
+
+    import torch
+
+    cuda = module.ProfilerActivity.CUDA
+    plain_activities = module._supported_activities
+    plain_init = module.profile.__init__
+    plain_enter = module.emit_nvtx.__enter__
+
+    @functools.wraps(plain_init)
+    def init(self: Any, enabled: bool = True, **given: Any) -> None:
+        wanted = given.get("use_cuda") or given.get("use_device") == "cuda"
+        if enabled and wanted and torch.cuda.is_available():
+            _say_once(
+                "torch.profiler sees no GPU kernels, copies or CUDA calls of this job, which run in devproxy's server; "
+                "its CUDA times are those of whole operators on their streams, by events"
+            )
+            given["use_cpu"] = (
+                True  # the times by events are those of the operators that it records
+            )
+        plain_init(self, enabled, **given)
+
+    @functools.wraps(plain_enter)
+    def enter(self: Any) -> Any:
+        if self.enabled:
+            _say_once(
+                "emit_nvtx: a tool that is attached to this job sees its ranges and no GPU work, which runs in devproxy's "
+                "server"
+            )
+        return plain_enter(self)
+
+    setattr(module, "_supported_activities", lambda: plain_activities() - {cuda})
+    module.profile.__init__ = init
+    module.emit_nvtx.__enter__ = enter
 
 
 def _count_steps(module: ModuleType) -> None:
@@ -659,11 +759,13 @@ def _plugin_is_for(torch: ModuleSpec | None) -> bool:
 
 
 class _Finder:
-    """Stands before the other finders and wraps the loaders of six modules of torch."""
+    """Stands before the other finders and wraps the loaders of some modules of torch."""
 
     _hooks: dict[str, tuple[Callable[[ModuleSpec], None] | None, Callable[[ModuleType], None]]] = {
         "torch": (None, _complete_torch),
         "torch._C": (_load_core, _complete_torch_c),
+        "torch.autograd": (None, _complete_torch_autograd),
+        "torch.autograd.profiler": (None, _complete_torch_profiler),
         "torch.backends.cudnn": (None, _complete_torch_cudnn),
         "torch.cuda": (None, _complete_torch_cuda),
         "torch.optim.optimizer": (None, _count_steps),

@@ -1,0 +1,185 @@
+"""What torch.cuda says of the GPU and of itself: the truth, or an error by name."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+# -- NVTX ------------------------------------------------------------------------------------------------------------
+
+
+def test_nvtx_ranges_do_nothing_without_a_tool() -> None:
+    nvtx = torch.cuda.nvtx
+    assert nvtx.range_push("outer") == -2  # NVTX_NO_PUSH_POP_TRACKING, as natively
+    assert nvtx.range_pop() == -2
+    assert nvtx.mark("here") is None
+    handle = nvtx.range_start("across threads")
+    assert isinstance(handle, int)
+    assert nvtx.range_end(handle) is None
+    with nvtx.range("step {}", 3):
+        assert torch.ones(2, device="cuda").sum().item() == 2
+    handle = nvtx._device_range_start("in a stream")
+    nvtx._device_range_end(handle)
+    torch.cuda.synchronize()
+
+
+# -- NVML ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["utilization", "memory_usage", "temperature", "power_draw", "clock_rate"]
+)
+def test_health_is_refused_with_nvmls_own_error(name: str) -> None:
+    import pynvml
+
+    with pytest.raises(pynvml.NVMLError_NotSupported):
+        getattr(torch.cuda, name)()
+
+
+def test_what_nvml_answers() -> None:
+    pytest.importorskip("pynvml")
+    free, total = torch.cuda.mem_get_info()
+    x = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+    used = torch.cuda.device_memory_used()
+    assert used >= x.nbytes
+    assert used <= total
+    assert torch.cuda.mem_get_info()[0] <= free - x.nbytes
+    assert "no processes are running" in torch.cuda.list_gpu_processes()
+
+
+# -- properties and statistics ---------------------------------------------------------------------------------------
+
+PROPERTIES = {
+    "name": str, "uuid": object, "total_memory": int, "major": int, "minor": int, "multi_processor_count": int,
+    "is_integrated": int, "is_multi_gpu_board": int, "max_threads_per_multi_processor": int, "warp_size": int,
+    "gcnArchName": str, "L2_cache_size": int, "regs_per_multiprocessor": int, "shared_memory_per_block": int,
+    "shared_memory_per_block_optin": int, "shared_memory_per_multiprocessor": int, "clock_rate": int,
+    "memory_clock_rate": int, "memory_bus_width": int, "pci_bus_id": int, "pci_device_id": int, "pci_domain_id": int,
+}  # fmt: skip
+
+
+def test_properties_have_the_names_of_torchs_own_class() -> None:
+    p = torch.cuda.get_device_properties()
+    for name, kind in PROPERTIES.items():
+        assert isinstance(getattr(p, name), kind), name
+    assert torch.cuda.get_device_properties("cuda:0") is torch.cuda.get_device_properties(0)
+    assert (p.major, p.minor) == torch.cuda.get_device_capability()
+    assert p.total_memory == torch.cuda.mem_get_info()[1]
+    with pytest.raises((RuntimeError, AssertionError), match="[Ii]nvalid device"):
+        torch.cuda.get_device_properties(99)
+
+
+def test_statistics_follow_the_allocations() -> None:
+    before = torch.cuda.memory_stats()
+    x = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+    y = torch.empty(5, dtype=torch.uint8, device="cuda")
+    now = torch.cuda.memory_stats()
+
+    def grown(key: str) -> Any:
+        return now[key] - before[key]
+
+    assert grown("allocated_bytes.all.current") == (3 << 20) + 512
+    assert grown("allocated_bytes.large_pool.current") == 3 << 20
+    assert grown("allocated_bytes.small_pool.current") == 512
+    assert grown("requested_bytes.all.current") == x.nbytes + y.nbytes
+    assert grown("allocation.all.allocated") == 2
+    assert grown("num_ooms") == 0
+    del x, y
+    assert (
+        torch.cuda.memory_stats()["allocated_bytes.all.current"]
+        == before["allocated_bytes.all.current"]
+    )
+
+
+def test_a_snapshot_lists_what_is_allocated(tmp_path: Path) -> None:
+    side = torch.cuda.Stream()
+    x = torch.empty((2 << 20) + 5, dtype=torch.uint8, device="cuda")
+    with torch.cuda.stream(side):
+        y = torch.empty(100, dtype=torch.uint8, device="cuda")
+    segments = {s["address"]: s for s in torch.cuda.memory_snapshot()}
+    large, small = segments[x.data_ptr()], segments[y.data_ptr()]
+    assert large["segment_type"] == "large" and small["segment_type"] == "small"
+    assert large["requested_size"] == x.nbytes and large["total_size"] == (2 << 20) + 512
+    assert small["stream"] == side.cuda_stream and large["stream"] == 0
+    assert [b["state"] for b in large["blocks"]] == ["active_allocated"]
+    assert sum(s["total_size"] for s in segments.values()) == torch.cuda.memory_reserved()
+    assert sum(s["allocated_size"] for s in segments.values()) == torch.cuda.memory_allocated()
+    at = x.data_ptr()
+    del x
+    assert at not in {s["address"] for s in torch.cuda.memory_snapshot()}
+    torch.cuda.memory._dump_snapshot(str(tmp_path / "snapshot"))
+    found = pickle.loads((tmp_path / "snapshot").read_bytes())
+    assert y.data_ptr() in {s["address"] for s in found["segments"]}
+    assert found["device_traces"] == [[] for _ in range(torch.cuda.device_count())]
+
+
+def test_a_snapshot_has_the_memory_of_graphs() -> None:
+    x = torch.ones(1 << 10, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        y = (x * 2) + 1
+    pool = torch.cuda.memory_snapshot(graph.pool())
+    assert y.data_ptr() in {s["address"] for s in pool}
+    assert all(tuple(s["segment_pool_id"]) == tuple(graph.pool()) for s in pool)
+    assert sum(s["total_size"] for s in pool) > sum(s["allocated_size"] for s in pool)  # of x * 2
+    assert (
+        sum(s["total_size"] for s in torch.cuda.memory_snapshot()) == torch.cuda.memory_reserved()
+    )
+
+
+def test_a_history_of_memory_is_refused_by_name() -> None:
+    for enabled in ("all", "state"):
+        with pytest.raises(
+            RuntimeError, match="history of memory .* not supported behind devproxy"
+        ):
+            torch.cuda.memory._record_memory_history(enabled)
+    torch.cuda.memory._record_memory_history(None)
+
+
+# -- cuFFT's plans ---------------------------------------------------------------------------------------------------
+
+PLANS = """
+import torch
+cache = torch.backends.cuda.cufft_plan_cache
+assert cache.size == 0
+assert cache.max_size == 4096
+torch.fft.rfft(torch.ones(8, device="cuda"))
+cache.max_size = 10
+assert cache.max_size == 10
+assert torch.backends.cuda.cufft_plan_cache[0].max_size == 10
+for i in range(1, torch.cuda.device_count()):
+    assert torch.backends.cuda.cufft_plan_cache[i].max_size == 4096
+cache.clear()
+assert cache.size == 0
+for wrong, what in (
+    (lambda: setattr(cache, "max_size", -1), "must be non-negative, but got -1"),
+    (lambda: torch._cufft_get_plan_cache_size(99), "expected 0 <= device_index"),
+    (lambda: torch._cufft_get_plan_cache_max_size(-1), "expected 0 <= device_index"),
+    (lambda: setattr(cache, "size", 3), "read-only"),
+):
+    try:
+        wrong()
+        raise SystemExit(what)
+    except RuntimeError as error:
+        assert what in str(error), error
+assert cache.max_size == 10
+"""
+
+
+@pytest.mark.parametrize("ops", ["", "cuda"])
+def test_plan_cache_is_the_servers(ops: str) -> None:
+    """There is no cuFFT on the software GPU, so there is no plan; how many may be kept is remembered."""
+    env = os.environ | ({"DEVPROXY_TORCH_OPS": ops} if ops else {})
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PLANS)], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
