@@ -19,8 +19,6 @@ namespace devproxy::server {
 
 namespace {
 
-constexpr uint32_t kNonBlockingFlag = 1;  // cuda.h: CU_STREAM_NON_BLOCKING
-
 int make_file(const std::string& path) {
   unlink(path.c_str());  // left by a server that was killed; names are ours alone
   return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -28,10 +26,20 @@ int make_file(const std::string& path) {
 
 }  // namespace
 
-Connection::Connection(ServerParts& parts, const Peer& peer) : parts_(parts), peer_(peer) {}
+Connection::Connection(ServerParts& parts, const Peer& peer, uint32_t slot)
+    : parts_(parts),
+      peer_(peer),
+      slot_(slot),
+      device_(*parts.device),
+      memory_(slot, *parts.ledger, parts.live, counters_),
+      windows_(parts.job_dir, slot) {
+  const std::string stem = parts_.job_dir + "/gpu" + std::to_string(parts_.gpu) + "-" + std::to_string(peer_.number);
+  segment_path_ = stem + ".seg";
+  pinned_path_ = stem + ".pinned";
+  link_path_ = stem + ".link";
+}
 
 std::unique_ptr<Connection> Connection::make(ServerParts& parts, const Peer& peer, AttachReply* reply) {
-  std::unique_ptr<Connection> connection(new Connection(parts, peer));
   const auto slot = parts.slots->take(peer.wanted_slot);
   if (!slot) {
     reply->status = AttachStatus::kNoSlot;
@@ -41,8 +49,7 @@ std::unique_ptr<Connection> Connection::make(ServerParts& parts, const Peer& pee
       std::snprintf(reply->text, sizeof reply->text, "process slot %u of this job is not free", peer.wanted_slot);
     return nullptr;
   }
-  connection->slot_ = *slot;
-  connection->name_files();
+  std::unique_ptr<Connection> connection(new Connection(parts, peer, *slot));
   Status status = connection->make_files();
   if (status.ok()) status = connection->open_files();
   if (status.ok()) {
@@ -70,35 +77,7 @@ struct Closer {
   ~Closer() { close(fd); }
 };
 
-constexpr uint64_t kWindowAgainUs = 5'000'000;
-
-// Maps a window's file at its address. A process that ended may still have it mapped here, by the connection to this
-// server that looks for its end by itself: that passes.
-Status map_pinned(int file, uint64_t begin) {
-  void* const want = reinterpret_cast<void*>(begin);
-  const uint64_t until = now_us() + kWindowAgainUs;
-  for (;;) {
-    void* const got =
-        mmap(want, kPinnedBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE, file, 0);
-    if (got == want) break;
-    const Status why = Status::from_errno(kOutOfMemory, "mapping the pinned window at its fixed address");
-    const bool taken = got != MAP_FAILED || errno == EEXIST;
-    if (got != MAP_FAILED) munmap(got, kPinnedBytes);
-    if (!taken || now_us() > until) return why;
-    usleep(10'000);
-  }
-  madvise(want, kPinnedBytes, MADV_DONTDUMP);
-  return {};
-}
-
 }  // namespace
-
-void Connection::name_files() {
-  const std::string stem = parts_.job_dir + "/gpu" + std::to_string(parts_.gpu) + "-" + std::to_string(peer_.number);
-  segment_path_ = stem + ".seg";
-  pinned_path_ = stem + ".pinned";
-  link_path_ = stem + ".link";
-}
 
 Status Connection::make_files() {
   const int segment = make_file(segment_path_);
@@ -131,10 +110,7 @@ Status Connection::open_files() {
   if (!view_.map(segment)) return Status::from_errno(kOutOfMemory, "mapping the shared segment");
   lifeline_ = std::make_unique<Lifeline>(view_);
 
-  const int pinned = ::open(pinned_path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (pinned < 0) return Status::from_errno(kFileNotFound, "opening " + pinned_path_);
-  const Closer close_pinned{pinned};
-  if (Status s = map_pinned(pinned, pinned_begin()); !s.ok()) return s;
+  if (Status s = map_window(pinned_path_, pinned_begin()); !s.ok()) return s;
   pinned_mapped_ = true;
 
   // Non-blocking: no writer is awaited. poll() says POLLHUP only when a writer has been there since (pipe(7); the
@@ -145,63 +121,11 @@ Status Connection::open_files() {
 }
 
 Status Connection::open_memory() {
-  auto space =
-      parts_.device->open_space({device_begin(), kDeviceBytes, pinned_begin(), kPinnedBytes, peer_.framework}, *this);
-  if (!space.ok()) return std::move(space).status();
-  space_ = std::move(*space);
-  streams_[0] = {kLegacyStream, space_->create_queue(hal::QueueKind::kLegacy, 0, 0)};
-  replay.root(kLegacyStream);
-  device_mirror = MemoryMirror(device_begin(), device_begin() + kDeviceBytes);
-  pinned_mirror = MemoryMirror(kRangeBase, range_base(kMaxSlots));
+  Status opened =
+      device_.open({memory_.device_begin(), kDeviceBytes, pinned_begin(), kPinnedBytes, peer_.framework}, *this);
+  if (!opened.ok()) return opened;
+  state_.replay().root(kLegacyStream);
   return {};
-}
-
-// Precondition: it is not mapped.
-Status Connection::map_window(const Window& w) const {
-  const std::string path = parts_.job_dir + "/gpu" + std::to_string(w.gpu) + "-" + std::to_string(w.number) + ".pinned";
-  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (file < 0) return Status::from_errno(kFileNotFound, "opening " + path);
-  const Closer close_file{file};
-  struct stat info;
-  if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode) || static_cast<uint64_t>(info.st_size) != kPinnedBytes)
-    return {kInvalidValue, path + " is no pinned window of this build"};
-  if (Status s = map_pinned(file, w.begin()); !s.ok()) return std::move(s).with(path);
-  space_->host_window(w.begin(), kPinnedBytes);
-  return {};
-}
-
-Status Connection::open_window(Window window) {
-  if (window.slot >= kMaxSlots || window.slot == slot_) return {kInvalidValue, "no other window has such a slot"};
-  for (const Window& w : windows_)
-    if (w.slot == window.slot)
-      return w.gpu == window.gpu && w.number == window.number
-                 ? Status()
-                 : Status(kInvalidValue, "another window of this client has that slot");
-  if (Status s = map_window(window); !s.ok()) return s;
-  window.mapped = true;
-  windows_.push_back(window);
-  return {};
-}
-
-bool Connection::in_a_window(uint64_t addr, uint64_t bytes) const {
-  if (in_own_window(addr, bytes)) return true;
-  return std::any_of(windows_.begin(), windows_.end(), [&](const Window& w) { return w.holds(addr, bytes); });
-}
-
-// The other servers of the job have their windows again only when all of them go on.
-bool Connection::open_restored_windows() {
-  for (Window& w : windows_) {
-    if (w.mapped) continue;
-    if (Status s = map_window(w); !s.ok()) {
-      poison(("restoring client " + std::to_string(number()) + ": " + s.text()).c_str());
-      return false;
-    }
-    w.mapped = true;
-    pinned_mirror.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
-      if (w.holds(addr, bytes)) space_->host_allocated(addr, bytes);
-    });
-  }
-  return true;
 }
 
 void Connection::own() {
@@ -213,14 +137,14 @@ void Connection::own() {
 void Connection::fill_reply(AttachReply* reply) const {
   reply->status = AttachStatus::kOk;
   reply->slot = slot_;
-  reply->flags = parts_.device->caps().keeps_host_pages ? kKeepsHostPages : 0;
+  reply->flags = device_.caps().keeps_host_pages ? kKeepsHostPages : 0;
   auto name = [](const std::string& path, auto& to) {
     std::snprintf(to, sizeof to, "%s", path.substr(path.rfind('/') + 1).c_str());
   };
   name(segment_path_, reply->segment_name);
   name(pinned_path_, reply->pinned_name);
   name(link_path_, reply->link_name);
-  const hal::Properties& from = parts_.device->properties();
+  const hal::Properties& from = device_.properties();
   DeviceProps& to = reply->props;
   std::snprintf(to.name, sizeof to.name, "%s", from.name.c_str());
   std::copy(from.uuid.begin(), from.uuid.end(), to.uuid);
@@ -239,10 +163,7 @@ void Connection::start() {
 
 void Connection::request_stop() {
   attention_.fetch_or(kStop, std::memory_order_seq_cst);
-  {
-    std::lock_guard lock(host_mu_);
-    host_wake_.notify_all();
-  }
+  host_functions_.look_again();
   {
     std::lock_guard lock(park_mu_);
     park_wake_.notify_all();
@@ -291,26 +212,16 @@ void Connection::remove_files() const {
 
 // Gives everything back; also what a half-made connection has.
 void Connection::tear_down() {
-  if (space_) space_->stop();
-  graphs.clear();
-  textures.clear();
-  arrays.clear();
-  functions.clear();
-  modules.clear();
-  events.clear();
-  streams_.clear();
-  space_.reset();
+  if (device_.is_open()) device_.stop();
+  state_.clear();
+  device_.close();
   forget_for_crash(slot_);
-  if (const uint64_t taken = credit_bytes + globals_bytes + arrays_bytes) parts_.ledger->give(taken);
-  credit_bytes = globals_bytes = arrays_bytes = 0;
-  count_memory(-static_cast<int64_t>(counters_.live_bytes.load(std::memory_order_relaxed)));
+  memory_.give_all();
   remove_files();
-  if (pinned_mapped_) munmap(reinterpret_cast<void*>(pinned_begin()), kPinnedBytes);
+  if (pinned_mapped_) unmap_window(pinned_begin());
   pinned_mapped_ = false;
-  for (const Window& w : windows_)
-    if (w.mapped) munmap(reinterpret_cast<void*>(w.begin()), kPinnedBytes);
-  windows_.clear();
-  if (slot_ != SlotTable::kAny && !keep_files_) parts_.slots->give(slot_);
+  windows_.close();
+  if (!keep_files_) parts_.slots->give(slot_);
 }
 
 Connection::~Connection() {
@@ -326,7 +237,7 @@ Connection::~Connection() {
 void Connection::reply(const Message& message, int32_t status, const void* data, size_t bytes) {
   answered_ = true;
   if (message.seq == 0) {
-    if (replaying_) replay_status_ = status;
+    if (state_.replaying().on) state_.replaying().status = status;
     return;
   }
   ReplySlot& slot = view_.replies()[message.slot];
@@ -344,7 +255,8 @@ void Connection::reply(const Message& message, int32_t status, const void* data,
 
 void Connection::fail(const Message& message, int32_t code) {
   DP_LOG(kDebug, kConnection, number(), "%s fails late with %d", message.info->name, code);
-  if (message.seq || replaying_) return reply(message, code);  // a thread's late error is the job's, not a replay's
+  if (message.seq || state_.replaying().on)
+    return reply(message, code);  // a thread's late error is the job's, not a replay's
   int32_t none = 0;
   view_.replies()[message.slot].late_error.compare_exchange_strong(none, code, std::memory_order_release);
 }
@@ -359,8 +271,8 @@ void Connection::refuse(const Message& message, VHandle stream, int32_t code, ui
   fail(message, code);
   // Also a command on a stream that does not exist completes, or somebody would wait for it. Where its index now
   // belongs to another stream, it completes in that one's order.
-  if (stream.index() < kStreams && streams_[stream.index()].queue)
-    return space_->nop(streams_[stream.index()].queue, {message.end, chunk_tag});
+  if (const hal::QueueRef* queue = device_.queue_at(stream.index()))
+    return device_.nop(*queue, {message.end, chunk_tag});
   if (chunk_tag) lifeline_->release_chunk(chunk_tag - 1);
   if (stream.index() < kStreams) lifeline_->complete(stream.index(), message.end);
 }
@@ -372,51 +284,8 @@ void Connection::poison(const char* text) {
   lifeline_->fault(kUnknown, text);
   lifeline_->end(ServerState::kPoisoned);
   // What waits in streams completes unexecuted: nobody will answer a host function any more.
-  if (space_) space_->restore_fault(kUnknown);
-  end_host_functions();
-}
-
-hal::QueueRef* Connection::queue_of(VHandle stream) {
-  if (stream.index() >= kStreams) return nullptr;
-  Stream& entry = streams_[stream.index()];
-  return entry.queue && entry.handle == stream ? &entry.queue : nullptr;
-}
-
-bool Connection::create_stream(VHandle stream, uint32_t flags, int32_t priority) {
-  if (stream.kind() != HandleKind::kStream || stream.index() == 0 || stream.index() >= kStreams) return false;
-  Stream& entry = streams_[stream.index()];
-  if (entry.queue) return false;
-  const auto kind = flags & kNonBlockingFlag ? hal::QueueKind::kNonBlocking : hal::QueueKind::kBlocking;
-  entry = {stream, space_->create_queue(kind, priority, stream.index())};
-  Counters::add(counters_.streams, 1);
-  return true;
-}
-
-bool Connection::destroy_stream(VHandle stream) {
-  if (stream.index() == 0 || !queue_of(stream)) return false;
-  space_->destroy_queue(streams_[stream.index()].queue);
-  streams_[stream.index()] = {};
-  Counters::add(counters_.streams, UINT64_MAX);
-  return true;
-}
-
-void Connection::count_memory(int64_t change_bytes) {
-  const auto change = static_cast<uint64_t>(change_bytes);  // wraps as it should
-  const uint64_t live = counters_.live_bytes.load(std::memory_order_relaxed) + change;
-  counters_.live_bytes.store(live, std::memory_order_relaxed);
-  if (live > counters_.peak_bytes.load(std::memory_order_relaxed))
-    counters_.peak_bytes.store(live, std::memory_order_relaxed);
-  const uint64_t all = parts_.live_bytes.fetch_add(change, std::memory_order_relaxed) + change;
-  uint64_t peak = parts_.peak_bytes.load(std::memory_order_relaxed);
-  while (all > peak && !parts_.peak_bytes.compare_exchange_weak(peak, all, std::memory_order_relaxed)) {}
-}
-
-void Connection::trace_memory() {
-  trace_.changed(client_bytes, [this] {
-    counters_.trough_bytes.store(trace_.trough_bytes(), std::memory_order_relaxed);
-    counters_.period_us.store(trace_.period_us(), std::memory_order_relaxed);
-    return now_us();
-  });
+  if (device_.is_open()) device_.restore_fault(kUnknown);
+  host_functions_.look_again();
 }
 
 std::vector<uint8_t> Connection::take_bulk(const Message& message) {
@@ -424,52 +293,13 @@ std::vector<uint8_t> Connection::take_bulk(const Message& message) {
   return {message.bulk, message.bulk + message.bulk_bytes};
 }
 
-void Connection::texture_memory_gone(uint64_t addr, uint64_t bytes) {
-  if (textures.size() == 0) return;
-  textures.for_each([&](VHandle handle, const TextureObject& t) {
-    if (t.bytes && t.addr < addr + bytes && addr < t.addr + t.bytes)
-      set_undumpable(handle, "a texture object shows device memory that was freed");
-  });
-}
-
-bool Connection::in_variable(uint64_t addr, uint64_t bytes) const {
-  auto it = variables.upper_bound(addr);
-  if (it == variables.begin()) return false;
-  --it;
-  const uint64_t offset = addr - it->first;
-  return offset <= it->second.bytes && bytes <= it->second.bytes - offset;
-}
-
-void Connection::set_undumpable(VHandle handle, std::string why) {
-  std::lock_guard lock(undumpable_mu_);
-  if (why.empty())
-    undumpable_.erase(handle);
-  else
-    undumpable_[handle] = std::move(why);
-}
-
-std::string Connection::undumpable() {
-  if (faulted() && !parts_.device->caps().reads_after_fault)
-    return "client " + std::to_string(number()) + " (pid " + std::to_string(peer_.pid) +
-           "): its GPU context has failed with error " + std::to_string(lifeline_->fault_code()) +
+std::string Connection::undumpable() const {
+  const std::string who = "client " + std::to_string(number()) + " (pid " + std::to_string(peer_.pid) + "): ";
+  if (faulted() && !device_.caps().reads_after_fault)
+    return who + "its GPU context has failed with error " + std::to_string(lifeline_->fault_code()) +
            ", and the driver reads no memory of a failed context; that process must end before a checkpoint";
-  std::lock_guard lock(undumpable_mu_);
-  if (undumpable_.empty()) return {};
-  return "client " + std::to_string(number()) + " (pid " + std::to_string(peer_.pid) +
-         "): " + undumpable_.begin()->second +
-         (undumpable_.size() > 1 ? " (and " + std::to_string(undumpable_.size() - 1) + " more)" : "");
-}
-
-bool Connection::add_host_function(uint64_t token) {
-  std::lock_guard lock(host_mu_);
-  return host_functions_.insert(token).second;
-}
-
-bool Connection::finish_host_function(uint64_t token) {
-  std::lock_guard lock(host_mu_);
-  if (!host_functions_.erase(token)) return false;
-  host_wake_.notify_all();
-  return true;
+  const std::string why = state_.obstacles().text();
+  return why.empty() ? why : who + why;
 }
 
 // -- hal::SpaceOwner ------------------------------------------------------------------------------------------------
@@ -484,7 +314,8 @@ void Connection::on_complete(uint32_t queue_index, uint64_t position, uint32_t t
 void Connection::on_fault(int32_t result, const char* text) noexcept {
   DP_LOG(kWarn, kLaunch, number(), "pid=%u execution fault %d: %s", peer_.pid, result, text);
   lifeline_->fault(result, text);
-  end_host_functions();
+  // The client posts nothing more, so no host function will be said to be done: those who wait for one go on.
+  host_functions_.look_again();
 }
 
 void Connection::on_refused(uint32_t caller, int32_t result, const char* text) noexcept {
@@ -494,25 +325,8 @@ void Connection::on_refused(uint32_t caller, int32_t result, const char* text) n
     view_.replies()[caller].late_error.compare_exchange_strong(none, result, std::memory_order_release);
 }
 
-// After a fault the client posts nothing more, so no host function will be said to be done: those who wait for one go
-// on.
-void Connection::end_host_functions() {
-  std::lock_guard lock(host_mu_);
-  host_wake_.notify_all();
-}
-
-size_t Connection::host_functions_out() {
-  std::lock_guard lock(host_mu_);
-  return host_functions_.size();
-}
-
 bool Connection::range_live(uint64_t addr, uint64_t bytes, uint64_t position, bool on_submitter) noexcept {
-  auto live = [&] {
-    return device_mirror.contains(addr, bytes, position) || pinned_mirror.contains(addr, bytes, position);
-  };
-  if (on_submitter) return live();
-  std::shared_lock lock(mirrors_mu_);
-  return live();
+  return memory_.live(addr, bytes, position, !on_submitter);
 }
 
 void Connection::host_function(uint64_t token) noexcept {
@@ -524,8 +338,7 @@ void Connection::host_function(uint64_t token) noexcept {
   }
   view_.control()->hostfunc_seq.fetch_add(1, std::memory_order_release);
   futex_wake(&view_.control()->hostfunc_seq, INT_MAX);
-  std::unique_lock lock(host_mu_);
-  host_wake_.wait(lock, [&] { return !host_functions_.contains(token) || stopping() || lifeline_->faulted(); });
+  host_functions_.wait(token, [this] { return stopping() || lifeline_->faulted(); });
 }
 
 }  // namespace devproxy::server

@@ -131,7 +131,7 @@ std::string Server::can_dump() {
                json_number("live_bytes", n.live_bytes) + ',' + json_number("pinned_bytes", n.pinned_bytes) + ',' +
                json_number("modules", n.modules) + ',' + json_number("machine_code", n.machine_code) + ',' +
                json_number("streams", n.streams) + ',' + json_number("events", n.events) + ',' +
-               json_number("host_functions", c.connection->host_functions_out()) +
+               json_number("host_functions", c.connection->host_functions().count()) +
                ",\"trough_bytes\":" + plain(n.trough_bytes) + ',' + json_number("period_us", n.period_us) +
                ",\"faulted\":" + (c.connection->faulted() ? "true" : "false") + '}';
   }
@@ -201,7 +201,7 @@ void Server::look_at_cut() {
   if (now < cut_until_us_) return;
   if (progress != cut_progress_) cut_progress_us_ = std::max(cut_progress_us_, now);
   cut_progress_ = progress;
-  const size_t out = waits_for->connection->host_functions_out();
+  const size_t out = waits_for->connection->host_functions().count();
   const bool overlap = out != 0 && now > cut_until_us_ + kOverlapPatience * cut_patience_us_;
   if (now <= cut_progress_us_ + cut_patience_us_ && !overlap) return;
   const std::string who = "client " + std::to_string(waits_for->connection->number()) + " (pid " +
@@ -237,7 +237,7 @@ Status Server::dump_client(const Client& c, const std::string& dir, uint64_t* by
       dir + "/gpu" + std::to_string(config_.gpu) + "-" + std::to_string(c.connection->number()) + ".dev";
   // Asked before the cut too; a fault may have come since.
   if (std::string why = c.connection->undumpable(); !why.empty()) return {kNotSupported, std::move(why)};
-  c.connection->space().trim();  // what it computes with is none of the job's
+  c.connection->device().trim();  // what it computes with is none of the job's
   if (Status s = server::dump_device(*c.connection, path, bytes); !s.ok()) return s;
   dumped_.insert(c.connection->number());
   return {};
@@ -265,7 +265,7 @@ Status Server::write_state(const std::string& dir) {
       json_number("d2d_bytes", t.d2d_bytes) + ',' + json_number("memset_bytes", t.memset_bytes) + ',' +
       json_number("allocs", t.allocs) + ',' + json_number("frees", t.frees) + ',' + json_number("wakes", t.wakes) +
       ',' + json_number("busy_us", t.busy_us) + ',' + json_number("steps", t.steps) + ',' +
-      json_number("peak_bytes", parts_.peak_bytes) + "},\"images\":" + *images + ",\"clients\":[" + clients + "]}";
+      json_number("peak_bytes", parts_.live.peak) + "},\"images\":" + *images + ",\"clients\":[" + clients + "]}";
   return write_file(stem + ".state.json", text);
 }
 

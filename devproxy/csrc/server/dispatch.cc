@@ -17,7 +17,7 @@
 //      looks at the link every 100 ms, so the end of a parked server reaches it like that of any other.
 //   3. A host function is out. It may need a lock whose holder waits for an answer of ours, and its HOST_FUNC_DONE
 //      comes through the ring. So a cut consumes on until none is out. A client with a sticky error posts nothing any
-//      more, HOST_FUNC_DONE included: then it is not waited for (Connection::end_host_functions).
+//      more, HOST_FUNC_DONE included: then it is not waited for (Connection::on_fault).
 //   4. A free was announced, and a command in a stream still used the memory. After the drain none does, so park()
 //      retires every freed range: a dump has live ranges only.
 //   5. A client attaches during the cut: its connection is made with the cut already asked for, and parks at once.
@@ -86,11 +86,12 @@ bool log_message(Connection& c, const Message& m) {
   const auto handle = field<VHandle>(m, info.handle_offset);
   switch (info.log) {
     case wire::Log::kCreate:
-      return c.replay.create(handle, field<VHandle>(m, info.parent_offset), info.opcode, m.request, info.req_bytes,
-                             info.log_bulk ? c.take_bulk(m) : std::vector<uint8_t>{});
-    case wire::Log::kDestroy: return c.replay.destroy(handle);
+      return c.state().replay().create(handle, field<VHandle>(m, info.parent_offset), info.opcode, m.request,
+                                       info.req_bytes, info.log_bulk ? c.take_bulk(m) : std::vector<uint8_t>{});
+    case wire::Log::kDestroy: return c.state().replay().destroy(handle);
     case wire::Log::kSet:
-      return c.replay.set(handle, info.opcode, field<uint32_t>(m, info.key_offset), m.request, info.req_bytes);
+      return c.state().replay().set(handle, info.opcode, field<uint32_t>(m, info.key_offset), m.request,
+                                    info.req_bytes);
     case wire::Log::kNone: break;
   }
   return true;
@@ -126,7 +127,9 @@ void Connection::dispatch() {
       if (cut_ready()) {
         counters_.busy_us.fetch_add(now_us() - busy_since, std::memory_order_relaxed);
         park();
-        if (!stopping() && !open_restored_windows()) return;
+        if (stopping()) continue;
+        if (Status s = windows_.open_restored(memory_.pinned(), device_); !s.ok())
+          return poison(("restoring client " + std::to_string(number()) + ": " + s.text()).c_str());
         busy_since = now_us();
         continue;
       }
@@ -146,15 +149,15 @@ void Connection::dispatch() {
     if (!consume(bytes)) return;
     position_ += bytes;
     if (ring.release(bytes)) futex_wake(&view_.control()->space_seq, INT_MAX);
-    if (space_->pending() > kMaxPending) throttle();
+    if (device_.pending() > kMaxPending) throttle();
   }
 }
 
-// May the dispatch thread park at this boundary? Only it changes host_functions_, so it reads them without the lock.
+// May the dispatch thread park at this boundary?
 bool Connection::cut_ready() {
   if (!(attention_.load(std::memory_order_relaxed) & kCut)) return false;
-  if (!host_functions_.empty() && !lifeline_->faulted()) return false;
-  return now_us() >= cut_until_us_.load(std::memory_order_relaxed) || trace_.at_trough(client_bytes);
+  if (!host_functions_.none_out() && !lifeline_->faulted()) return false;
+  return now_us() >= cut_until_us_.load(std::memory_order_relaxed) || memory_.at_trough();
 }
 
 // Drains what was submitted, says that it is parked, and waits there. Returns when there is no cut any more, or a stop.
@@ -165,23 +168,17 @@ void Connection::park() {
     number = cut_number_;
   }
   const uint64_t began = now_us(), asked = cut_asked_us_.load(std::memory_order_relaxed);
-  uint32_t pending = space_->pending();
-  while (!space_->idle()) {
+  uint32_t pending = device_.pending();
+  while (!device_.idle()) {
     if (attention_.load(std::memory_order_relaxed) != kCut) return;  // a stop, or the server has lost patience
-    const uint32_t now = space_->pending();
+    const uint32_t now = device_.pending();
     if (now != pending) drained_.fetch_add(1, std::memory_order_relaxed);
     pending = now;
     usleep(kDrainLookUs);
   }
   // Nothing that was submitted can still use what was freed.
-  std::vector<Range> forgotten, window;
-  {
-    auto lock = change_mirrors();
-    device_mirror.retire(UINT64_MAX, &forgotten);
-    pinned_mirror.retire(UINT64_MAX, &window);
-  }
-  for (const Range& range : forgotten) space_->release(range.addr, range.bytes);
-  cut_facts_ = {counters_.live_bytes.load(std::memory_order_relaxed), trace_.trough_bytes(),
+  for (const Range& range : memory_.retire_all()) device_.release(range.addr, range.bytes);
+  cut_facts_ = {counters_.live_bytes.load(std::memory_order_relaxed), memory_.trough_bytes(),
                 began > asked ? began - asked : 0, now_us() - began};
   parked_number_.store(number, std::memory_order_release);
   parts_.wake();
@@ -192,15 +189,12 @@ void Connection::park() {
 // Streams are far behind: lets the ring fill up, and with it the client wait, until they have caught up. Not while a
 // host function is out: its end comes through the ring.
 void Connection::throttle() {
-  while (space_->pending() > kMaxPending / 2 && !stopping()) {
+  while (device_.pending() > kMaxPending / 2 && !stopping()) {
     if ((attention_.load(std::memory_order_relaxed) & kCut) && cut_ready()) return;
-    {
-      std::lock_guard lock(host_mu_);
-      if (!host_functions_.empty()) break;
-    }
+    if (!host_functions_.none_out()) break;
     usleep(200);
   }
-  if (space_->pending() > kMaxPendingEver) poison("more than a million commands wait behind a host function");
+  if (device_.pending() > kMaxPendingEver) poison("more than a million commands wait behind a host function");
 }
 
 // True when there is a message. Spins briefly, then sleeps until the doorbell, a stop, or 100 ms.
@@ -221,7 +215,7 @@ bool Connection::wait_for_work() {
   if ((poisoned_ || ring.peek() == 0) && !(attention & kStop) && !(poisoned_ && attention))
     futex_wait(&view_.control()->doorbell.sleeping, 1, attention ? kSleepInCutUs : kSleepUs);
   ring.sleep_done();
-  if (ring.peek() == 0) space_->tidy();
+  if (ring.peek() == 0) device_.tidy();
   return !poisoned_ && ring.peek() != 0;
 }
 

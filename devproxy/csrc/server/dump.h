@@ -13,7 +13,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,26 +24,6 @@ namespace devproxy::server {
 // 2: module images once per server, in a file of their own.
 inline constexpr uint64_t kStateVersion = 2;
 
-// Some bytes of a file, and where they are or go in memory.
-struct Piece {
-  uint64_t addr = 0, offset = 0, bytes = 0;
-};
-// Calls `copy` for pieces of at most 16 MiB, on two threads: one does not fill the memory's bandwidth. The first error
-// ends it.
-Status copy_pieces(const std::vector<Piece>& pieces, const std::function<Status(const Piece&)>& copy);
-Status write_all(int fd, const void* from, uint64_t bytes, uint64_t offset);
-Status read_all(int fd, void* to, uint64_t bytes, uint64_t offset);
-
-// The client's live device ranges, one behind the other in the file, in address order.
-std::vector<Piece> device_pieces(const Connection& connection);
-
-// The client's arrays in the same file, behind those.
-struct ArrayPiece {
-  VHandle handle;
-  uint64_t offset = 0;
-};
-std::vector<ArrayPiece> array_pieces(Connection& connection);
-
 Status dump_device(Connection& connection, const std::string& path, uint64_t* bytes);
 // json: the client's object of gpuK.shared.json. Precondition: the client's process is frozen.
 Status dump_shared(Connection& connection, const std::string& dir, std::string* json, uint64_t* bytes);
@@ -52,10 +31,6 @@ Status dump_shared(Connection& connection, const std::string& dir, std::string* 
 StatusOr<std::string> dump_images(ImageStore& store, const std::string& path);
 // And back. They live as long as somebody holds them.
 StatusOr<std::vector<ImageStore::Ref>> restore_images(ImageStore& store, const Json& table, const std::string& path);
-// Writes the file and its name in one go: a reader sees all of it or none.
-Status write_file(const std::string& path, const std::string& text);
-StatusOr<std::string> read_file(const std::string& path);
-
 // restore.cc: fills the segment and pinned window that have just been made.
 // stem: DIR/gpuK-N.
 Status fill_shared(const Json& client, const std::string& stem, const std::string& segment_path,

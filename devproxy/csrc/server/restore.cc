@@ -14,19 +14,12 @@
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/dump.h"
 #include "devproxy/csrc/server/handlers.h"
+#include "devproxy/csrc/server/state_files.h"
 #include "devproxy/csrc/transport/futex.h"
 
 namespace devproxy::server {
 
 namespace {
-
-struct File {
-  int fd = -1;
-  File(const std::string& path, int flags) : fd(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW)) {}
-  ~File() {
-    if (fd >= 0) close(fd);
-  }
-};
 
 constexpr uint64_t kUsedUpBytes = 2u << 20;
 
@@ -57,6 +50,29 @@ Status fill(const Json& about, const std::string& from_path, const std::string& 
       .with("filling " + to_path + " from " + from_path);
 }
 
+// The client goes on with what it was told, so this device must be such a one. Where it may be another kind or model
+// (--other-gpu), whoever restores has looked at what the job's kernels need. What the driver remembers of the client's
+// memory is a matter of its contents, and holds on every GPU. Images of before this was kept say nothing.
+Status check_told(const ServerParts& parts, const Json& told) {
+  if (told.members.empty()) return {};
+  const hal::Caps caps = parts.device->caps();
+  const hal::Properties& p = parts.device->properties();
+  const std::string gpu = "GPU " + std::to_string(parts.physical_gpu) + " of this machine";
+  if (!parts.other_gpu && (told["major"].i64() != p.major || told["minor"].i64() != p.minor))
+    return {kNotSupported, "the job was told that its GPU has compute capability " +
+                               std::to_string(told["major"].i64()) + '.' + std::to_string(told["minor"].i64()) + "; " +
+                               gpu + " has " + std::to_string(p.major) + '.' + std::to_string(p.minor) +
+                               ": choose one of the same"};
+  if (!parts.other_gpu && told["kernels_see_host_window"].truth && !caps.kernels_see_host_window)
+    return {kNotSupported, "the job was told that kernels see its pinned memory, and " + gpu +
+                               " does not register it: restore with DEVPROXY_CUDA_REGISTER_WINDOW=1"};
+  // The driver remembers pages of the window, and this client gives back those that it frees.
+  if (!told["keeps_host_pages"].truth && caps.keeps_host_pages)
+    return {kNotSupported, "the job ran where its pinned memory was not registered, and " + gpu +
+                               " registers it: restore without DEVPROXY_CUDA_REGISTER_WINDOW"};
+  return {};
+}
+
 }  // namespace
 
 Status fill_shared(const Json& client, const std::string& stem, const std::string& segment_path,
@@ -71,12 +87,10 @@ StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, co
                   static_cast<uint32_t>(client["slot"].u64(SlotTable::kAny)), client["framework"].truth};
   const std::string who = "client " + std::to_string(peer.number) + " (pid " + std::to_string(peer.pid) + ")";
   if (peer.number == 0 || peer.wanted_slot >= kMaxSlots) return Status(kInvalidImage, "the state names no such " + who);
-  std::unique_ptr<Connection> c(new Connection(parts, peer));
-  if (Status s = c->check_told(client["told"]); !s.ok()) return std::move(s).with("restoring " + who);
+  if (Status s = check_told(parts, client["told"]); !s.ok()) return std::move(s).with("restoring " + who);
+  std::unique_ptr<Connection> c(new Connection(parts, peer, peer.wanted_slot));
   // In a handover the files are the predecessor's until this server is told to go on: own() in resume.
   c->keep_files_ = !shared;
-  c->slot_ = peer.wanted_slot;
-  c->name_files();
   const std::string stem = dir + "/gpu" + std::to_string(parts.gpu) + "-" + std::to_string(peer.number);
   Status s;
   if (shared) {
@@ -108,105 +122,35 @@ StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, co
   return c;
 }
 
-// The client goes on with what it was told, so this device must be such a one. Where it may be another kind or model
-// (--other-gpu), whoever restores has looked at what the job's kernels need. What the driver remembers of the client's
-// memory is a matter of its contents, and holds on every GPU. Images of before this was kept say nothing.
-Status Connection::check_told(const Json& told) const {
-  if (told.members.empty()) return {};
-  const hal::Caps caps = parts_.device->caps();
-  const hal::Properties& p = parts_.device->properties();
-  const std::string gpu = "GPU " + std::to_string(parts_.physical_gpu) + " of this machine";
-  if (!parts_.other_gpu && (told["major"].i64() != p.major || told["minor"].i64() != p.minor))
-    return {kNotSupported, "the job was told that its GPU has compute capability " +
-                               std::to_string(told["major"].i64()) + '.' + std::to_string(told["minor"].i64()) + "; " +
-                               gpu + " has " + std::to_string(p.major) + '.' + std::to_string(p.minor) +
-                               ": choose one of the same"};
-  if (!parts_.other_gpu && told["kernels_see_host_window"].truth && !caps.kernels_see_host_window)
-    return {kNotSupported, "the job was told that kernels see its pinned memory, and " + gpu +
-                               " does not register it: restore with DEVPROXY_CUDA_REGISTER_WINDOW=1"};
-  // The driver remembers pages of the window, and this client gives back those that it frees.
-  if (!told["keeps_host_pages"].truth && caps.keeps_host_pages)
-    return {kNotSupported, "the job ran where its pinned memory was not registered, and " + gpu +
-                               " registers it: restore without DEVPROXY_CUDA_REGISTER_WINDOW"};
-  return {};
-}
-
 Status Connection::restore_memory(const Json& client) {
-  const uint64_t credit = client["credit_bytes"].u64();
-  const uint64_t globals = client["globals_bytes"].u64() + client["arrays_bytes"].u64();
-  // Globals and arrays are taken one by one when they are made again; whether all fits is asked here, at once.
-  if (!parts_.ledger->take(credit + globals, credit + globals)) {
-    const uint64_t total = parts_.ledger->total_bytes(), used = parts_.ledger->used_bytes();
-    return {kOutOfMemory, "GPU " + std::to_string(parts_.physical_gpu) + " of this machine has " +
-                              std::to_string(total > used ? total - used : 0) + " of " + std::to_string(total) +
-                              " bytes free, the client needs " + std::to_string(credit + globals)};
-  }
-  parts_.ledger->give(globals);
-  credit_bytes = credit;
-  std::vector<Range> forgotten;
-  for (const Json& range : client["device"].items) {
-    const uint64_t addr = range["addr"].u64(), bytes = range["bytes"].u64();
-    if (addr >= globals_begin() || range["module"].u64()) continue;  // comes with its module
-    if (device_mirror.add(addr, bytes, static_cast<uint32_t>(range["flags"].u64()), &forgotten) !=
-        MemoryMirror::Answer::kOk)
-      return {kInvalidImage, "the state's device ranges overlap or lie outside"};
-    if (Status s = space_->commit(addr, bytes); !s.ok()) return s;
-    client_bytes += bytes;
-    count_memory(static_cast<int64_t>(bytes));
-  }
-  for (const Json& w : client["windows"].items)
-    windows_.push_back({w["number"].u64(), static_cast<uint32_t>(w["gpu"].u64()),
-                        static_cast<uint32_t>(w["slot"].u64(SlotTable::kAny))});
-  for (const Window& w : windows_)
-    if (w.slot >= kMaxSlots || w.slot == slot_) return {kInvalidImage, "the state names a window that cannot be"};
-  for (const Json& range : client["pinned"].items) {
-    const uint64_t addr = range[0].u64(), bytes = range[1].u64();
-    if (!in_a_window(addr, bytes) || pinned_mirror.add(addr, bytes, 0, &forgotten) != MemoryMirror::Answer::kOk)
-      return {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
-    if (!in_own_window(addr, bytes)) continue;  // until it is open
-    space_->host_allocated(addr, bytes);
+  if (Status s = memory_.restore(client, parts_.physical_gpu); !s.ok()) return s;
+  if (Status s = windows_.restore(client["windows"]); !s.ok()) return s;
+  Status s;
+  memory_.device().for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
+    if (s.ok()) s = device_.commit(addr, bytes);
+  });
+  memory_.pinned().for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
+    if (!windows_.in_any(addr, bytes)) s = {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
+    if (!windows_.in_own(addr, bytes)) return;  // until it is open
+    device_.host_allocated(addr, bytes);
     Counters::add(counters_.pinned_bytes, bytes);
-  }
-  if (client_bytes != client["client_bytes"].u64() || client_bytes > credit_bytes)
-    return {kInvalidImage, "the state's device ranges do not add up to its count"};
-  return {};
+  });
+  return s;
 }
 
 Status Connection::restore_objects(const Json& client) {
-  // First: the heap of kernels cannot grow once one has used it (cuda.h, cuCtxSetLimit).
-  for (const Json& limit : client["limits"].items) {
-    const auto number = static_cast<uint32_t>(limit[0].u64());
-    if (Status s = space_->set_limit(number, limit[1].u64()); !s.ok())
-      return std::move(s).with("setting limit " + std::to_string(number) + " again");
-    limits[number] = limit[1].u64();
-  }
-  for (const auto& [name, text] : {std::pair{"output", &output_text}, std::pair{"errors", &error_text}})
-    if (const auto bytes = from_base64(client[name].text)) text->assign(bytes->begin(), bytes->end());
-  replaying_ = true;
+  if (Status s = state_.restore_settings(client, device_); !s.ok()) return s;
+  state_.replaying().on = true;
   for (const Json& entry : client["log"].items)
     if (Status s = replay_entry(entry); !s.ok()) return s;
-  replaying_ = false;
-  if (arrays_bytes != client["arrays_bytes"].u64())
-    return {kInvalidImage, "the state's arrays do not add up to its count"};
-  if (globals_bytes != client["globals_bytes"].u64())
-    return {kInvalidImage, "the modules' globals take other memory than before"};
-  // Times move with the clock, so that one event before the dump and one after the restore are as far apart as the job
-  // ran in between.
-  const uint64_t shift = space_->event_clock_ns() - client["event_clock_ns"].u64();
-  for (const Json& recorded : client["events"].items) {
-    const hal::EventRef* event = events.find(VHandle{recorded[0].u64()});
-    if (!event) return {kInvalidImage, "the state has a time for an event that does not exist"};
-    const uint64_t time = recorded[1].u64() + shift;
-    if (Status s = space_->restore_event(*event, time ? time : 1); !s.ok()) return s;
-  }
+  state_.replaying() = {};
+  if (Status s = memory_.check_restored(client); !s.ok()) return s;
+  if (Status s = state_.restore_events(client, device_); !s.ok()) return s;
   const Json& fault = client["fault"];
   lifeline_->restore(static_cast<int32_t>(fault["code"].i64()), fault["text"].text.c_str(), fault["ended"].truth);
   poisoned_ = fault["poisoned"].truth;
-  if (faulted()) space_->restore_fault(lifeline_->fault_code());
-  {
-    std::lock_guard lock(host_mu_);
-    for (const Json& token : client["host_functions"].items) host_functions_.insert(token.u64());
-  }
+  if (faulted()) device_.restore_fault(lifeline_->fault_code());
+  for (const Json& token : client["host_functions"].items) host_functions_.add(token.u64());
   Counters& n = counters_;
   const Json& was = client["counters"];
   n.calls = was["calls"].u64(), n.launches = was["launches"].u64(), n.h2d_bytes = was["h2d_bytes"].u64();
@@ -238,33 +182,33 @@ Status Connection::replay_entry(const Json& entry) {
     if (!log_message(*this, message)) return {kInvalidImage, "replaying " + what + ": its object is not in the log"};
     return {};
   }
-  replay_status_ = kOk;
-  replayed_globals.clear();
-  for (const Json& addr : entry["globals"].items) replayed_globals.push_back(addr.u64());
-  replayed_value.reset();
-  if (opcode == static_cast<uint16_t>(wire::Opcode::TEXTURE_CREATE)) replayed_value = entry["value"].u64();
+  Replaying& replaying = state_.replaying();
+  replaying = {true, kOk, std::nullopt, {}};
+  for (const Json& addr : entry["globals"].items) replaying.globals.push_back(addr.u64());
+  if (opcode == static_cast<uint16_t>(wire::Opcode::TEXTURE_CREATE)) replaying.value = entry["value"].u64();
   handler_of (*message.info)(*this, message);
   if (Status s = same_value(entry); !s.ok()) return s;
-  if (opcode == static_cast<uint16_t>(wire::Opcode::MODULE_LOAD) && replay_status_ == kOk &&
-      !modules.find(VHandle{entry["handle"].u64()}))
+  if (opcode == static_cast<uint16_t>(wire::Opcode::MODULE_LOAD) && replaying.status == kOk &&
+      !state_.modules().find(VHandle{entry["handle"].u64()}))
     return {kInvalidImage, "replaying " + what + ": its image is not in the state"};
-  if (const auto state = from_base64(entry["state"].text); replay_status_ == kOk && (!state || !state->empty())) {
-    const hal::ModuleRef* module = modules.find(VHandle{entry["handle"].u64()});
+  if (const auto state = from_base64(entry["state"].text); replaying.status == kOk && (!state || !state->empty())) {
+    const hal::ModuleRef* module = state_.modules().find(VHandle{entry["handle"].u64()});
     if (!state || !module) return {kInvalidImage, "the state of " + what + " is damaged"};
-    if (Status s = space_->load_module_state(*module, state->data(), state->size()); !s.ok())
+    if (Status s = device_.load_module_state(*module, state->data(), state->size()); !s.ok())
       return std::move(s).with("replaying " + what);
   }
-  if (replay_status_ == kOk && replayed_globals.empty()) return {};
-  return {replay_status_ ? replay_status_ : static_cast<int32_t>(kInvalidImage),
-          "replaying " + what + " failed with result " + std::to_string(replay_status_) +
+  if (replaying.status == kOk && replaying.globals.empty()) return {};
+  return {replaying.status ? replaying.status : static_cast<int32_t>(kInvalidImage),
+          "replaying " + what + " failed with result " + std::to_string(replaying.status) +
               " (the reason is in the server's log)"};
 }
 
 // Is the object that was just made again the number that the job has in its parameters?
 Status Connection::same_value(const Json& entry) {
-  const TextureObject* object = replayed_value ? textures.find(VHandle{entry["handle"].u64()}) : nullptr;
-  const uint64_t wanted = replayed_value.value_or(0);
-  replayed_value.reset();
+  std::optional<uint64_t>& value = state_.replaying().value;
+  const TextureObject* object = value ? state_.textures().find(VHandle{entry["handle"].u64()}) : nullptr;
+  const uint64_t wanted = value.value_or(0);
+  value.reset();
   if (!object || object->texture->value == wanted) return {};
   char text[64];
   std::snprintf(text, sizeof text, "0x%llx and is 0x%llx now", static_cast<unsigned long long>(wanted),
@@ -274,31 +218,9 @@ Status Connection::same_value(const Json& entry) {
                              ": the driver counts otherwise here, and the job cannot be told; nothing of it runs"};
 }
 
-// Where a module's variable lies now. The driver chose again; kernels find it by themselves, the job does not.
-Status Connection::place_variable(const Json& saved, uint64_t* addr) {
-  const std::string& name = saved["name"].text;
-  const uint64_t was = saved["addr"].u64();
-  for (auto& [now, variable] : variables) {
-    if (variable.module.value != saved["module"].u64() || variable.name != name) continue;
-    if (variable.bytes != saved["bytes"].u64())
-      return {kInvalidImage, "the module's variable '" + name + "' has another size than before"};
-    if (saved["given"].truth && now != was) {
-      char text[64];
-      std::snprintf(text, sizeof text, "0x%llx and lies at 0x%llx now", static_cast<unsigned long long>(was),
-                    static_cast<unsigned long long>(now));
-      return {kNotSupported, "the job was told that its module's variable '" + name + "' lies at " + text +
-                                 ": the driver chose another place, and the job cannot be told; nothing of it runs"};
-    }
-    variable.given = variable.given || saved["given"].truth;
-    *addr = now;
-    return {};
-  }
-  return {kInvalidImage, "the module has no variable '" + name + "' any more"};
-}
-
 Status Connection::restore_arrays(const Json& client, int fd) {
   for (const Json& saved : client["arrays"].items) {
-    const ArrayObject* array = arrays.find(VHandle{saved["handle"].u64()});
+    const ArrayObject* array = state_.arrays().find(VHandle{saved["handle"].u64()});
     if (!array || array->extent.bytes() != saved["bytes"].u64())
       return {kInvalidImage, "the state has the contents of an array that does not exist, or is of another size"};
     const uint64_t row = array->extent.width_bytes, all = array->extent.rows * array->extent.slices;
@@ -307,7 +229,7 @@ Status Connection::restore_arrays(const Json& client, int fd) {
     for (uint64_t done = 0; done < all; done += at_once) {
       const uint64_t rows = std::min(at_once, all - done);
       if (Status s = read_all(fd, bounce.data(), rows * row, saved["offset"].u64() + done * row); !s.ok()) return s;
-      if (Status s = space_->write_array(array->array, done, rows, bounce.data()); !s.ok()) return s;
+      if (Status s = device_.write_array(array->array, done, rows, bounce.data()); !s.ok()) return s;
     }
   }
   return {};
@@ -325,16 +247,16 @@ Status Connection::restore_contents(const Json& client, const std::string& path,
   for (const Json& range : client["device"].items) {
     Piece piece{range["addr"].u64(), range["offset"].u64(), range["bytes"].u64()};
     if (range["module"].u64())
-      if (Status s = place_variable(range, &piece.addr); !s.ok()) return s;
-    if (!in_device(piece.addr, piece.bytes, position_))
+      if (Status s = memory_.place_variable(range, &piece.addr); !s.ok()) return s;
+    if (!memory_.in_device(piece.addr, piece.bytes, position_))
       return {kInvalidImage, "the state has device memory that no object owns"};
     pieces.push_back(piece);
   }
   auto read_piece = [&](const Piece& p) -> Status {
-    if (void* view = space_->host_view(p.addr, p.bytes)) return read_all(file.fd, view, p.bytes, p.offset);
+    if (void* view = device_.host_view(p.addr, p.bytes)) return read_all(file.fd, view, p.bytes, p.offset);
     std::vector<uint8_t> bounce(p.bytes);
     if (Status s = read_all(file.fd, bounce.data(), p.bytes, p.offset); !s.ok()) return s;
-    return space_->write(p.addr, bounce.data(), p.bytes);
+    return device_.write(p.addr, bounce.data(), p.bytes);
   };
   const uint64_t began = now_us();
   if (Status s = restore_arrays(client, file.fd); !s.ok()) return std::move(s).with("filling arrays from " + path);

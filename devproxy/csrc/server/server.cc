@@ -184,7 +184,7 @@ Status Server::restore() {
   gone_.memset_bytes = gone["memset_bytes"].u64(), gone_.allocs = gone["allocs"].u64();
   gone_.frees = gone["frees"].u64(), gone_.wakes = gone["wakes"].u64(), gone_.busy_us = gone["busy_us"].u64();
   gone_.steps = gone["steps"].u64();
-  parts_.peak_bytes = std::max(parts_.peak_bytes.load(), gone["peak_bytes"].u64());
+  parts_.live.peak = std::max(parts_.live.peak.load(), gone["peak_bytes"].u64());
   phase_ = Phase::kParked;
   borrowed_ = true;
   if (Status s = all_parked(); !s.ok()) return s;
@@ -462,8 +462,8 @@ std::string Server::stats_json() const {
          json_number("pid", static_cast<uint64_t>(getpid())) + ",\"device\":" + json_string(config_.device) +
          ",\"name\":" + json_string(device_->properties().name) + ",\"uptime_s\":" + uptime +
          ",\"chaos\":" + (config_.chaos ? "true" : "false") + ",\"memory\":{" + json_number("total", total_bytes_) +
-         ',' + json_number("used", parts_.live_bytes.load()) + ',' + json_number("peak", parts_.peak_bytes.load()) +
-         "}," + json_number("clients_now", now) + ",\"totals\":{" + json_number("calls", t.calls) + ',' +
+         ',' + json_number("used", parts_.live.now.load()) + ',' + json_number("peak", parts_.live.peak.load()) + "}," +
+         json_number("clients_now", now) + ",\"totals\":{" + json_number("calls", t.calls) + ',' +
          json_number("launches", t.launches) + ',' + json_number("h2d_bytes", t.h2d_bytes) + ',' +
          json_number("d2h_bytes", t.d2h_bytes) + ',' + json_number("d2d_bytes", t.d2d_bytes) + ',' +
          json_number("memset_bytes", t.memset_bytes) + ',' + json_number("allocs", t.allocs) + ',' +

@@ -14,17 +14,18 @@ namespace devproxy::server::graph {
 
 bool graph_create(Connection& c, const Message& m) {
   const auto& r = m.as<wire::GRAPH_CREATE_req>();
-  if (r.graph.kind() != HandleKind::kGraph || c.graphs.find(r.graph)) return c.reply(m, kInvalidHandle), false;
+  if (r.graph.kind() != HandleKind::kGraph || c.state().graphs().find(r.graph))
+    return c.reply(m, kInvalidHandle), false;
   StoredGraph graph;
   if (!graph.splice(0, 0, m.bulk, m.bulk_bytes)) return c.reply(m, kInvalidValue), false;
-  graph.done = c.space().create_event(false);
-  if (!c.graphs.insert(r.graph, std::move(graph))) return c.reply(m, kInvalidHandle), false;
+  graph.done = c.device().create_event(false);
+  if (!c.state().graphs().insert(r.graph, std::move(graph))) return c.reply(m, kInvalidHandle), false;
   return true;
 }
 
 void graph_update(Connection& c, const Message& m) {
   const auto& r = m.as<wire::GRAPH_UPDATE_req>();
-  StoredGraph* graph = c.graphs.find(r.graph);
+  StoredGraph* graph = c.state().graphs().find(r.graph);
   if (!graph) return c.fail(m, kInvalidHandle);
   if (!graph->splice(r.first, r.count, m.bulk, m.bulk_bytes)) c.fail(m, kInvalidValue);
 }
@@ -32,14 +33,14 @@ void graph_update(Connection& c, const Message& m) {
 bool graph_destroy(Connection& c, const Message& m) {
   const auto& r = m.as<wire::GRAPH_DESTROY_req>();
   // A launch that has not completed keeps what it needs by itself: its steps were submitted.
-  if (!c.graphs.erase(r.graph)) return c.fail(m, kInvalidHandle), false;
+  if (!c.state().graphs().erase(r.graph)) return c.fail(m, kInvalidHandle), false;
   return true;
 }
 
 void graph_launch(Connection& c, const Message& m) {
   const auto& r = m.as<wire::GRAPH_LAUNCH_req>();
-  hal::QueueRef* queue = c.queue_of(r.stream);
-  StoredGraph* graph = c.graphs.find(r.graph);
+  hal::QueueRef* queue = c.device().queue_of(r.stream);
+  StoredGraph* graph = c.state().graphs().find(r.graph);
   if (!queue || !graph) return c.refuse(m, r.stream, kInvalidHandle);
   // Bulk data in chunks takes no place in the ring, so its length says nothing of the positions that are free.
   if (r.bulk_chunks || sizeof r + m.bulk_bytes < wire::graph_positions(graph->records))
@@ -47,7 +48,7 @@ void graph_launch(Connection& c, const Message& m) {
   Message step;
   step.slot = m.slot;
   step.end = wire::graph_record_position(m.end, graph->records, 0) - 1;
-  if (graph->last_stream.value && graph->last_stream != r.stream) c.space().wait(*queue, {step.end, 0}, graph->done);
+  if (graph->last_stream.value && graph->last_stream != r.stream) c.device().wait(*queue, {step.end, 0}, graph->done);
   graph->last_stream = r.stream;
   uint64_t token = r.token, record = 0;
   for (const GraphStep& stored : graph->steps) {
@@ -66,7 +67,7 @@ void graph_launch(Connection& c, const Message& m) {
     if (records) step.end++;
     if (c.poisoned()) return;
   }
-  c.space().record(*queue, {m.end, 0}, graph->done);
+  c.device().record(*queue, {m.end, 0}, graph->done);
 }
 
 }  // namespace devproxy::server::graph

@@ -12,7 +12,7 @@ namespace {
 using namespace cuda_number;
 
 int32_t attribute(Connection& c, int32_t which) {
-  return c.parts().device->properties().attributes[static_cast<size_t>(which)];
+  return c.device().properties().attributes[static_cast<size_t>(which)];
 }
 
 bool takes(Connection& c, uint32_t id) {
@@ -44,8 +44,8 @@ bool attributes_of(Connection& c, const Message& m, size_t n) {
 
 template <class Request>
 void launch_with(Connection& c, const Message& m, const Request& r, size_t n_attributes) {
-  hal::QueueRef* queue = c.queue_of(r.stream);
-  const Connection::FunctionObject* object = c.functions.find(r.function);
+  hal::QueueRef* queue = c.device().queue_of(r.stream);
+  const FunctionObject* object = c.state().functions().find(r.function);
   if (!queue || !object) return c.refuse(m, r.stream, kInvalidHandle);
   uint64_t threads;
   if (__builtin_mul_overflow(uint64_t{r.block_x} * r.block_y, uint64_t{r.block_z}, &threads) || threads == 0 ||
@@ -56,14 +56,14 @@ void launch_with(Connection& c, const Message& m, const Request& r, size_t n_att
   const size_t skip = n_attributes * sizeof(LaunchAttribute);
   if (m.bulk_bytes - skip < object->params_bytes) return c.refuse(m, r.stream, kInvalidValue);
   Counters::add(c.counting().launches, 1);
-  c.space().launch(*queue, {m.end, 0, m.slot}, object->function,
-                   {{r.grid_x, r.grid_y, r.grid_z},
-                    {r.block_x, r.block_y, r.block_z},
-                    r.shared_bytes,
-                    m.bulk + skip,
-                    m.bulk_bytes - skip,
-                    reinterpret_cast<const LaunchAttribute*>(m.bulk),
-                    n_attributes});
+  c.device().launch(*queue, {m.end, 0, m.slot}, object->function,
+                    {{r.grid_x, r.grid_y, r.grid_z},
+                     {r.block_x, r.block_y, r.block_z},
+                     r.shared_bytes,
+                     m.bulk + skip,
+                     m.bulk_bytes - skip,
+                     reinterpret_cast<const LaunchAttribute*>(m.bulk),
+                     n_attributes});
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ void launch_ex(Connection& c, const Message& m) {
 
 void occupancy(Connection& c, const Message& m) {
   const auto& r = m.as<wire::OCCUPANCY_req>();
-  const Connection::FunctionObject* object = c.functions.find(r.function);
+  const FunctionObject* object = c.state().functions().find(r.function);
   if (!object) return c.reply(m, kInvalidHandle);
   const size_t n = m.bulk_bytes / sizeof(LaunchAttribute);
   if (r.kind >= kOccupancyKinds || r.block_x == 0 || m.bulk_bytes % sizeof(LaunchAttribute) || !attributes_of(c, m, n))
@@ -91,7 +91,7 @@ void occupancy(Connection& c, const Message& m) {
   std::copy_n(block, 3, query.block);
   query.attributes = reinterpret_cast<const LaunchAttribute*>(m.bulk);
   query.n_attributes = n;
-  auto answer = c.space().occupancy(object->function, query);
+  auto answer = c.device().occupancy(object->function, query);
   if (!answer.ok()) return c.fail(m, answer.status());
   const wire::OCCUPANCY_rep rep{*answer};
   c.reply(m, kOk, &rep, sizeof rep);

@@ -61,17 +61,17 @@ void link(Connection& c, const Message& m) {
   std::vector<hal::LinkInput> inputs;
   if (!read_inputs(m, &options, &inputs)) return c.reply(m, kInvalidValue);
   hal::LinkOutput out;
-  const Status s = c.space().link(options, inputs, &out);
+  const Status s = c.device().link(options, inputs, &out);
   if (s.code() == kNotSupported) return c.fail(m, s);
   // A failure is an answer: its text belongs into the caller's log buffer.
-  c.link_image = std::move(out.image);
+  c.state().link_image() = std::move(out.image);
   uint8_t reply[sizeof ReplySlot::data];
   wire::LINK_rep rep{};
   const size_t room = (sizeof reply - sizeof rep) / 2;
   out.info.resize(std::min(out.info.size(), room));
   out.error.resize(std::min(out.error.size(), room));
   rep.result = s.code();
-  rep.image_bytes = c.link_image.size();
+  rep.image_bytes = c.state().link_image().size();
   rep.info_bytes = static_cast<uint32_t>(out.info.size());
   rep.error_bytes = static_cast<uint32_t>(out.error.size());
   std::memcpy(reply, &rep, sizeof rep);
@@ -85,9 +85,10 @@ void link(Connection& c, const Message& m) {
 void link_fetch(Connection& c, const Message& m) {
   const auto& r = m.as<wire::LINK_FETCH_req>();
   if (r.chunk >= kChunks || r.bytes == 0 || r.bytes > kChunkBytes) return c.reply(m, kInvalidValue);
-  if (r.offset > c.link_image.size() || r.bytes > c.link_image.size() - r.offset) return c.reply(m, kNotFound);
-  std::memcpy(c.view().chunk(r.chunk), c.link_image.data() + r.offset, r.bytes);
-  if (r.offset + r.bytes == c.link_image.size()) c.link_image = {};
+  if (r.offset > c.state().link_image().size() || r.bytes > c.state().link_image().size() - r.offset)
+    return c.reply(m, kNotFound);
+  std::memcpy(c.view().chunk(r.chunk), c.state().link_image().data() + r.offset, r.bytes);
+  if (r.offset + r.bytes == c.state().link_image().size()) c.state().link_image() = {};
   c.reply(m, kOk);
 }
 
@@ -98,7 +99,7 @@ void tensor_map(Connection& c, const Message& m) {
   if (args.kind > static_cast<uint32_t>(TensorMapKind::kReplaceAddress) || args.rank > kTensorRank)
     return c.reply(m, kInvalidValue);
   uint8_t map[kTensorMapBytes] = {};
-  if (Status s = c.space().tensor_map(args, map); !s.ok()) return c.fail(m, s);
+  if (Status s = c.device().tensor_map(args, map); !s.ok()) return c.fail(m, s);
   c.reply(m, kOk, map, sizeof map);
 }
 

@@ -23,8 +23,8 @@ bool extent(uint64_t width, uint64_t pitch, uint64_t rows, uint64_t* bytes) {
 
 bool resolve(Connection& c, const Message& m, uint8_t space, uint64_t place, uint64_t bytes, uint64_t* addr) {
   *addr = place;
-  if (space == kDevice) return c.in_device(place, bytes, m.end);
-  if (space == kPinned) return c.pinned_mirror.contains(place, bytes, m.end);
+  if (space == kDevice) return c.memory().in_device(place, bytes, m.end);
+  if (space == kPinned) return c.memory().pinned().contains(place, bytes, m.end);
   const uint64_t chunks_bytes = kChunkBytes * kChunks;
   if (space != kChunk || place > chunks_bytes || bytes > chunks_bytes - place) return false;
   *addr = reinterpret_cast<uint64_t>(c.view().chunk(0)) + place;
@@ -35,9 +35,9 @@ namespace {
 
 void copy_rectangle(Connection& c, const Message& m, const wire::COPY_2D_req& r) {
   if (r.chunk_release > kChunks) return c.poison("malformed message: no such chunk");
-  hal::QueueRef* queue = c.queue_of(r.stream);
+  hal::QueueRef* queue = c.device().queue_of(r.stream);
   if (!queue) return c.refuse(m, r.stream, kInvalidHandle, r.chunk_release);
-  if (r.width_bytes == 0 || r.height == 0) return c.space().nop(*queue, {m.end, r.chunk_release});
+  if (r.width_bytes == 0 || r.height == 0) return c.device().nop(*queue, {m.end, r.chunk_release});
   hal::CopyArgs args{
       0, 0, r.dst_pitch, r.src_pitch, r.width_bytes, r.height, r.dst_space == kDevice, r.src_space == kDevice};
   uint64_t dst_bytes, src_bytes;
@@ -49,77 +49,58 @@ void copy_rectangle(Connection& c, const Message& m, const wire::COPY_2D_req& r)
   Counters& n = c.counting();
   const uint64_t bytes = r.width_bytes * r.height;
   Counters::add(args.dst_device ? (args.src_device ? n.d2d_bytes : n.h2d_bytes) : n.d2h_bytes, bytes);
-  c.space().copy(*queue, {m.end, r.chunk_release}, args);
+  c.device().copy(*queue, {m.end, r.chunk_release}, args);
 }
 
 void release_all(Connection& c, const std::vector<Range>& ranges) {
-  for (const Range& range : ranges) c.space().release(range.addr, range.bytes);
+  for (const Range& range : ranges) c.device().release(range.addr, range.bytes);
 }
 
 }  // namespace
 
 void mem_alloc(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MEM_ALLOC_req>();
-  if (r.bytes > c.credit_bytes - c.client_bytes) return c.fail(m, kOutOfMemory);
-  if (r.addr >= c.globals_begin() || r.bytes > c.globals_begin() - r.addr) return c.fail(m, kInvalidValue);
+  if (!c.memory().has_credit(r.bytes)) return c.fail(m, kOutOfMemory);
+  if (r.addr >= c.memory().globals_begin() || r.bytes > c.memory().globals_begin() - r.addr)
+    return c.fail(m, kInvalidValue);
   std::vector<Range> forgotten;
-  MemoryMirror::Answer answer;
-  {
-    auto lock = c.change_mirrors();
-    answer = c.device_mirror.add(r.addr, r.bytes, r.flags, &forgotten);
-  }
+  const auto answer = c.memory().allocate(r.addr, r.bytes, r.flags, &forgotten);
   release_all(c, forgotten);
   if (answer != MemoryMirror::Answer::kOk) return c.fail(m, kInvalidValue);
-  c.client_bytes += r.bytes;
-  c.count_memory(static_cast<int64_t>(r.bytes));
-  Counters::add(c.counting().allocs, 1);
-  c.trace_memory();
-  if (Status s = c.space().commit(r.addr, r.bytes); !s.ok()) c.fail(m, s.code());
+  if (Status s = c.device().commit(r.addr, r.bytes); !s.ok()) c.fail(m, s.code());
 }
 
 void mem_free(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MEM_FREE_req>();
-  if (r.addr >= c.globals_begin()) return c.fail(m, kInvalidValue);
-  const bool idle = c.space().idle();
-  const uint64_t oldest = c.device_mirror.has_freed() ? c.space().oldest_pending() : 0;
+  if (r.addr >= c.memory().globals_begin()) return c.fail(m, kInvalidValue);
+  const bool idle = c.device().idle();
+  const uint64_t oldest = c.memory().device().has_freed() ? c.device().oldest_pending() : 0;
   std::vector<Range> forgotten;
   Range freed;
-  MemoryMirror::Answer answer;
-  {
-    auto lock = c.change_mirrors();
-    answer = c.device_mirror.remove(r.addr, m.end, !idle, &freed);
-    if (oldest) c.device_mirror.retire(oldest, &forgotten);
-  }
+  const auto answer = c.memory().free(r.addr, m.end, !idle, oldest, &freed, &forgotten);
   if (answer != MemoryMirror::Answer::kOk) return release_all(c, forgotten), c.fail(m, kInvalidValue);
-  c.client_bytes -= freed.bytes;
-  c.count_memory(-static_cast<int64_t>(freed.bytes));
-  Counters::add(c.counting().frees, 1);
-  c.trace_memory();
-  c.texture_memory_gone(freed.addr, freed.bytes);
-  if (idle) c.space().release(freed.addr, freed.bytes);
+  c.state().texture_memory_gone(freed.addr, freed.bytes);
+  if (idle) c.device().release(freed.addr, freed.bytes);
   release_all(c, forgotten);
 }
 
 void mem_credit(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MEM_CREDIT_req>();
-  auto granted = c.parts().ledger->take(r.bytes, r.minimum);
+  auto granted = c.memory().take_credit(r.bytes, r.minimum);
   if (!granted) {  // what the device keeps for later is the job's first
-    c.space().trim();
-    granted = c.parts().ledger->take(r.bytes, r.minimum);
+    c.device().trim();
+    granted = c.memory().take_credit(r.bytes, r.minimum);
   }
   if (!granted) return c.reply(m, kOutOfMemory);
-  c.credit_bytes += *granted;
   const wire::MEM_CREDIT_rep rep{*granted};
   c.reply(m, kOk, &rep, sizeof rep);
   DP_LOG(kDebug, kMemory, c.number(), "credit +%lu of %lu wanted, %lu held", static_cast<unsigned long>(*granted),
-         static_cast<unsigned long>(r.bytes), static_cast<unsigned long>(c.credit_bytes));
+         static_cast<unsigned long>(r.bytes), static_cast<unsigned long>(c.memory().credit_bytes()));
 }
 
 void mem_credit_return(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MEM_CREDIT_RETURN_req>();
-  if (r.bytes > c.credit_bytes - c.client_bytes) return c.fail(m, kInvalidValue);
-  c.credit_bytes -= r.bytes;
-  c.parts().ledger->give(r.bytes);
+  if (!c.memory().return_credit(r.bytes)) c.fail(m, kInvalidValue);
 }
 
 void mem_info(Connection& c, const Message& m) {
@@ -137,17 +118,17 @@ void copy_2d(Connection& c, const Message& m) { copy_rectangle(c, m, m.as<wire::
 
 void memset(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MEMSET_req>();
-  hal::QueueRef* queue = c.queue_of(r.stream);
+  hal::QueueRef* queue = c.device().queue_of(r.stream);
   if (!queue) return c.refuse(m, r.stream, kInvalidHandle);
-  if (r.count == 0 || r.rows == 0) return c.space().nop(*queue, {m.end, 0});
+  if (r.count == 0 || r.rows == 0) return c.device().nop(*queue, {m.end, 0});
   uint64_t width_bytes, bytes;
   if ((r.width != 1 && r.width != 2 && r.width != 4) || r.dst % r.width != 0 ||
       (r.rows > 1 && r.pitch % r.width != 0) || __builtin_mul_overflow(r.count, uint64_t{r.width}, &width_bytes) ||
       !extent(width_bytes, r.pitch, r.rows, &bytes) ||
-      !(c.in_device(r.dst, bytes, m.end) || c.pinned_mirror.contains(r.dst, bytes, m.end)))
+      !(c.memory().in_device(r.dst, bytes, m.end) || c.memory().pinned().contains(r.dst, bytes, m.end)))
     return c.refuse(m, r.stream, kInvalidValue);
   Counters::add(c.counting().memset_bytes, width_bytes * r.rows);
-  c.space().memset(*queue, {m.end, 0}, {r.dst, r.pitch, r.count, r.rows, r.value, r.width});
+  c.device().memset(*queue, {m.end, 0}, {r.dst, r.pitch, r.count, r.rows, r.value, r.width});
 }
 
 }  // namespace devproxy::server::memory

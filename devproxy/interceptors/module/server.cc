@@ -15,40 +15,24 @@ constexpr uint64_t kGlobalAlign = 256;
 using namespace cuda_number;
 
 void drop_global(Connection& c, uint64_t addr, uint64_t position) {
-  const bool idle = c.space().idle();
+  const bool idle = c.device().idle();
   Range freed;
-  {
-    auto lock = c.change_mirrors();
-    if (c.device_mirror.remove(addr, position, !idle, &freed) != MemoryMirror::Answer::kOk) return;
-  }
-  if (idle) c.space().release(freed.addr, freed.bytes);
-  c.parts().ledger->give(freed.bytes);
-  c.globals_bytes -= freed.bytes;
-  c.count_memory(-static_cast<int64_t>(freed.bytes));
+  if (c.memory().drop_global(addr, position, !idle, &freed) != MemoryMirror::Answer::kOk) return;
+  if (idle) c.device().release(freed.addr, freed.bytes);
 }
 
 // Device memory for one global, from the server's piece at the top of the range; 0 where there is none.
 uint64_t place_global(Connection& c, uint64_t bytes) {
   if (bytes == 0 || bytes > kGlobalsBytes) return 0;
   uint64_t addr;
-  if (c.replayed_globals.empty()) {
-    addr = c.device_mirror.first_gap(c.globals_begin(), c.globals_begin() + kGlobalsBytes, bytes, kGlobalAlign);
+  if (c.state().replaying().globals.empty()) {
+    addr = c.memory().gap_for_global(bytes, kGlobalAlign);
   } else {
-    addr = c.replayed_globals.front();
-    c.replayed_globals.erase(c.replayed_globals.begin());
+    addr = c.state().replaying().globals.front();
+    c.state().replaying().globals.erase(c.state().replaying().globals.begin());
   }
-  if (!addr || !c.parts().ledger->take(bytes, bytes)) return 0;
-  std::vector<Range> forgotten;
-  {
-    auto lock = c.change_mirrors();
-    if (c.device_mirror.add(addr, bytes, 0, &forgotten) != MemoryMirror::Answer::kOk) {
-      c.parts().ledger->give(bytes);
-      return 0;
-    }
-  }
-  c.globals_bytes += bytes;
-  c.count_memory(static_cast<int64_t>(bytes));
-  if (!c.space().commit(addr, bytes).ok()) {
+  if (!addr || !c.memory().add_global(addr, bytes)) return 0;
+  if (!c.device().commit(addr, bytes).ok()) {
     drop_global(c, addr, 0);
     return 0;
   }
@@ -58,20 +42,22 @@ uint64_t place_global(Connection& c, uint64_t bytes) {
 // The variables that the device placed. One that is listed is dumped, whether anybody ever asks for it or not, since
 // kernels write to it.
 void note_variables(Connection& c, VHandle module, const hal::ModuleRef& loaded) {
-  auto found = c.space().variables(loaded);
+  auto found = c.device().variables(loaded);
   if (!found.ok()) {
-    c.set_undumpable(module, "the variables of one of its modules cannot be listed, so their contents would be lost: " +
-                                 found.status().text());
+    c.state().obstacles().set(
+        module, "the variables of one of its modules cannot be listed, so their contents would be lost: " +
+                    found.status().text());
     return;
   }
-  for (const auto& v : *found) c.variables[v.addr] = {v.bytes, module, v.name, false};
+  for (const auto& v : *found) c.memory().variables()[v.addr] = {v.bytes, module, v.name, false};
 }
 
 void count_modules(Connection& c) {
   uint64_t machine_code = 0;
-  c.modules.for_each([&](VHandle, const hal::ModuleRef& module) { machine_code += !c.space().portable(module); });
+  c.state().modules().for_each(
+      [&](VHandle, const hal::ModuleRef& module) { machine_code += !c.device().portable(module); });
   c.counting().machine_code.store(machine_code, std::memory_order_relaxed);
-  c.counting().modules.store(c.modules.size(), std::memory_order_relaxed);
+  c.counting().modules.store(c.state().modules().size(), std::memory_order_relaxed);
 }
 
 // The name in the bulk data; false where it is no name.
@@ -92,13 +78,14 @@ void image_put(Connection& c, const Message& m) {
   ImageStore& store = c.parts().images;
   store.received_bytes.fetch_add(m.bulk_bytes, std::memory_order_relaxed);
   // Held until it is loaded, or the next one comes.
-  if (auto image = c.upload.piece(store, {r.hash_low, r.hash_high}, r.bytes, r.offset, m.bulk, m.bulk_bytes))
-    c.uploaded = std::move(image);
+  if (auto image = c.state().upload().piece(store, {r.hash_low, r.hash_high}, r.bytes, r.offset, m.bulk, m.bulk_bytes))
+    c.state().uploaded() = std::move(image);
 }
 
 bool module_load(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MODULE_LOAD_req>();
-  if (r.module.kind() != HandleKind::kModule || c.modules.find(r.module)) return c.reply(m, kInvalidHandle), false;
+  if (r.module.kind() != HandleKind::kModule || c.state().modules().find(r.module))
+    return c.reply(m, kInvalidHandle), false;
   ImageStore& store = c.parts().images;
   const ImageStore::Ref image = store.find({r.hash_low, r.hash_high});
   wire::MODULE_LOAD_rep rep{};
@@ -109,10 +96,10 @@ bool module_load(Connection& c, const Message& m) {
     return c.reply(m, kInvalidValue), false;
   }
   store.loads.fetch_add(1, std::memory_order_relaxed);
-  if (c.uploaded != image) store.loads_known.fetch_add(1, std::memory_order_relaxed);
-  c.uploaded.reset();
+  if (c.state().uploaded() != image) store.loads_known.fetch_add(1, std::memory_order_relaxed);
+  c.state().uploaded().reset();
   std::vector<uint64_t> placed;
-  auto loaded = c.space().load_module(image->bytes.data(), image->bytes.size(), [&](uint64_t bytes) {
+  auto loaded = c.device().load_module(image->bytes.data(), image->bytes.size(), [&](uint64_t bytes) {
     const uint64_t addr = place_global(c, bytes);
     if (addr) placed.push_back(addr);
     return addr;
@@ -123,12 +110,12 @@ bool module_load(Connection& c, const Message& m) {
            loaded.status().text().c_str());
     return c.reply(m, loaded.status().code()), false;
   }
-  if (!c.modules.insert(r.module, *loaded)) return c.reply(m, kInvalidHandle), false;
-  c.replay.keep(image);
+  if (!c.state().modules().insert(r.module, *loaded)) return c.reply(m, kInvalidHandle), false;
+  c.state().replay().keep(image);
   note_variables(c, r.module, *loaded);
   count_modules(c);
-  const bool prints = c.space().prints(*loaded);
-  c.any_prints = c.any_prints || prints;
+  const bool prints = c.device().prints(*loaded);
+  if (prints) c.state().output().expected = true;
   rep.known = 1;
   rep.prints = prints;
   c.reply(m, kOk, &rep, sizeof rep);
@@ -137,34 +124,34 @@ bool module_load(Connection& c, const Message& m) {
 
 bool module_unload(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MODULE_UNLOAD_req>();
-  const hal::ModuleRef* module = c.modules.find(r.module);
+  const hal::ModuleRef* module = c.state().modules().find(r.module);
   if (!module) return c.fail(m, kInvalidHandle), false;
-  for (const auto& global : c.space().globals(*module)) drop_global(c, global.addr, m.end);
-  std::erase_if(c.variables, [&](const auto& item) {
+  for (const auto& global : c.device().globals(*module)) drop_global(c, global.addr, m.end);
+  std::erase_if(c.memory().variables(), [&](const auto& item) {
     if (item.second.module != r.module) return false;
-    c.texture_memory_gone(item.first, item.second.bytes);
+    c.state().texture_memory_gone(item.first, item.second.bytes);
     return true;
   });
-  c.set_undumpable(r.module, {});
-  c.functions.erase_if([&](VHandle function, const Connection::FunctionObject& f) {
+  c.state().obstacles().set(r.module, {});
+  c.state().functions().erase_if([&](VHandle function, const FunctionObject& f) {
     if (f.module != r.module) return false;
-    c.set_undumpable(function, {});
+    c.state().obstacles().set(function, {});
     return true;
   });
-  if (!c.modules.erase(r.module)) return c.fail(m, kInvalidHandle), false;
+  if (!c.state().modules().erase(r.module)) return c.fail(m, kInvalidHandle), false;
   count_modules(c);
   return true;
 }
 
 bool function_get(Connection& c, const Message& m) {
   const auto& r = m.as<wire::FUNCTION_GET_req>();
-  const hal::ModuleRef* module = c.modules.find(r.module);
-  if (!module || r.function.kind() != HandleKind::kFunction || c.functions.find(r.function))
+  const hal::ModuleRef* module = c.state().modules().find(r.module);
+  if (!module || r.function.kind() != HandleKind::kFunction || c.state().functions().find(r.function))
     return c.reply(m, kInvalidHandle), false;
   std::string name;
   if (!name_of(m, &name)) return c.reply(m, kInvalidValue), false;
   hal::FunctionInfo info;
-  auto function = c.space().get_function(*module, name, &info);
+  auto function = c.device().get_function(*module, name, &info);
   if (!function.ok()) return c.reply(m, function.status().code()), false;
 
   if (info.attributes.empty()) {
@@ -196,10 +183,10 @@ bool function_get(Connection& c, const Message& m) {
     if (__builtin_add_overflow(p.offset_bytes, p.size_bytes, &end)) return c.reply(m, kInvalidImage), false;
     params_bytes = std::max(params_bytes, end);
   }
-  if (!c.functions.insert(r.function, {*function, r.module, info.max_threads, params_bytes}))
+  if (!c.state().functions().insert(r.function, {*function, r.module, info.max_threads, params_bytes}))
     return c.reply(m, kInvalidHandle), false;
   if (info.uses_heap)
-    c.set_undumpable(
+    c.state().obstacles().set(
         r.function,
         "its kernel '" + name + "' allocates with malloc() on the device, and a checkpoint does not hold that heap");
   c.reply(m, kOk, rep.data(), rep.size());
@@ -208,15 +195,15 @@ bool function_get(Connection& c, const Message& m) {
 
 void module_global(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MODULE_GLOBAL_req>();
-  const hal::ModuleRef* module = c.modules.find(r.module);
+  const hal::ModuleRef* module = c.state().modules().find(r.module);
   if (!module) return c.reply(m, kInvalidHandle);
   std::string name;
   if (!name_of(m, &name)) return c.reply(m, kInvalidValue);
-  auto global = c.space().get_global(*module, name);
+  auto global = c.device().get_global(*module, name);
   if (!global.ok()) return c.fail(m, global.status());
-  const bool placed = c.device_mirror.contains(global->addr, global->bytes, m.end);
+  const bool placed = c.memory().device().contains(global->addr, global->bytes, m.end);
   if (!placed && global->bytes) {
-    Connection::VariableObject& v = c.variables[global->addr];
+    VariableObject& v = c.memory().variables()[global->addr];
     v = {global->bytes, r.module, name, true};
   }
   const wire::MODULE_GLOBAL_rep rep{global->addr, global->bytes};
@@ -225,9 +212,9 @@ void module_global(Connection& c, const Message& m) {
 
 void function_names(Connection& c, const Message& m) {
   const auto& r = m.as<wire::FUNCTION_NAMES_req>();
-  const hal::ModuleRef* module = c.modules.find(r.module);
+  const hal::ModuleRef* module = c.state().modules().find(r.module);
   if (!module) return c.reply(m, kInvalidHandle);
-  auto names = c.space().function_names(*module);
+  auto names = c.device().function_names(*module);
   if (!names.ok()) return c.fail(m, names.status());
   uint8_t reply[sizeof ReplySlot::data];
   wire::FUNCTION_NAMES_rep rep{static_cast<uint32_t>(names->size()), 0};
@@ -246,9 +233,9 @@ void function_names(Connection& c, const Message& m) {
 
 bool function_set_attr(Connection& c, const Message& m) {
   const auto& r = m.as<wire::FUNCTION_SET_ATTR_req>();
-  auto* object = c.functions.find(r.function);
+  auto* object = c.state().functions().find(r.function);
   if (!object) return c.fail(m, kInvalidHandle), false;
-  if (Status s = c.space().set_attribute(object->function, r.attr, r.value); !s.ok()) return c.fail(m, s), false;
+  if (Status s = c.device().set_attribute(object->function, r.attr, r.value); !s.ok()) return c.fail(m, s), false;
   return true;
 }
 

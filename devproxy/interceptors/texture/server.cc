@@ -17,7 +17,7 @@ constexpr int kReplayTries = 4096;
 bool side_of(Connection& c, const Message& m, const ArrayCopyArgs& args, const ArrayCopySide& from,
              hal::ArrayCopy::Side* to) {
   if (from.space == kArraySpace) {
-    const Connection::ArrayObject* object = c.arrays.find(VHandle{from.place});
+    const ArrayObject* object = c.state().arrays().find(VHandle{from.place});
     if (!object || !array_holds(object->extent, from.x_bytes, from.y, from.z, args.width_bytes, args.rows, args.slices))
       return false;
     const uint32_t element = array_element_bytes(object->shape.format, object->shape.channels);
@@ -37,10 +37,10 @@ bool side_of(Connection& c, const Message& m, const ArrayCopyArgs& args, const A
 }
 
 // The memory or the array that an object is to show; false where the client has no such thing.
-bool shows(Connection& c, const Message& m, const TextureArgs& a, Connection::TextureObject* object) {
+bool shows(Connection& c, const Message& m, const TextureArgs& a, TextureObject* object) {
   switch (static_cast<TextureResource>(a.resource)) {
     case TextureResource::kArray: {
-      Connection::ArrayObject* array = c.arrays.find(VHandle{a.array});
+      ArrayObject* array = c.state().arrays().find(VHandle{a.array});
       if (!array) return false;
       object->array = VHandle{a.array};
       return true;
@@ -62,50 +62,47 @@ bool shows(Connection& c, const Message& m, const TextureArgs& a, Connection::Te
   object->addr = a.address;
   object->bytes = a.bytes;
   return a.kind == static_cast<uint32_t>(TextureKind::kTexture) && array_element_bytes(a.format, a.channels) != 0 &&
-         c.in_device(a.address, a.bytes, m.end);
+         c.memory().in_device(a.address, a.bytes, m.end);
 }
 
 }  // namespace
 
 bool array_create(Connection& c, const Message& m) {
   const auto& r = m.as<wire::ARRAY_CREATE_req>();
-  if (r.array.kind() != HandleKind::kArray || c.arrays.find(r.array)) return c.fail(m, kInvalidHandle), false;
+  if (r.array.kind() != HandleKind::kArray || c.state().arrays().find(r.array)) return c.fail(m, kInvalidHandle), false;
   const ArrayShape shape{r.width, r.height, r.depth, r.format, r.channels, r.flags, 0};
   ArrayExtent extent;
   if (!array_extent(shape, &extent)) return c.fail(m, kInvalidValue), false;
   const uint64_t bytes = extent.bytes();
-  if (!c.parts().ledger->take(bytes, bytes)) return c.fail(m, kOutOfMemory), false;
-  auto array = c.space().create_array(shape);
-  if (!array.ok() || !c.arrays.insert(r.array, {*array, shape, extent})) {
-    c.parts().ledger->give(bytes);
+  if (!c.memory().take_array(bytes)) return c.fail(m, kOutOfMemory), false;
+  auto array = c.device().create_array(shape);
+  if (!array.ok() || !c.state().arrays().insert(r.array, {*array, shape, extent})) {
+    c.memory().give_array(bytes);
     array.ok() ? c.fail(m, kInvalidHandle) : c.fail(m, array.status());
     return false;
   }
-  c.arrays_bytes += bytes;
-  c.count_memory(static_cast<int64_t>(bytes));
   return true;
 }
 
 // The client has waited for what used it. An object that still shows it keeps the device's array alive.
 bool array_destroy(Connection& c, const Message& m) {
   const auto& r = m.as<wire::ARRAY_DESTROY_req>();
-  const Connection::ArrayObject* object = c.arrays.find(r.array);
+  const ArrayObject* object = c.state().arrays().find(r.array);
   if (!object) return c.fail(m, kInvalidHandle), false;
   const uint64_t bytes = object->extent.bytes();
-  c.textures.for_each([&](VHandle texture, const Connection::TextureObject& t) {
-    if (t.array == r.array) c.set_undumpable(texture, "a texture or surface object shows an array that was destroyed");
+  c.state().textures().for_each([&](VHandle texture, const TextureObject& t) {
+    if (t.array == r.array)
+      c.state().obstacles().set(texture, "a texture or surface object shows an array that was destroyed");
   });
-  if (!c.arrays.erase(r.array)) return c.fail(m, kInvalidHandle), false;
-  c.parts().ledger->give(bytes);
-  c.arrays_bytes -= bytes;
-  c.count_memory(-static_cast<int64_t>(bytes));
+  if (!c.state().arrays().erase(r.array)) return c.fail(m, kInvalidHandle), false;
+  c.memory().give_array(bytes);
   return true;
 }
 
 void array_copy(Connection& c, const Message& m) {
   const auto& r = m.as<wire::ARRAY_COPY_req>();
   if (r.chunk_release > kChunks) return c.poison("malformed message: no such chunk");
-  hal::QueueRef* queue = c.queue_of(r.stream);
+  hal::QueueRef* queue = c.device().queue_of(r.stream);
   if (!queue) return c.refuse(m, r.stream, kInvalidHandle, r.chunk_release);
   ArrayCopyArgs a;
   if (m.bulk_bytes != sizeof a) return c.refuse(m, r.stream, kInvalidValue, r.chunk_release);
@@ -119,24 +116,25 @@ void array_copy(Connection& c, const Message& m) {
   Counters& n = c.counting();
   Counters::add(copy.dst.device ? (copy.src.device ? n.d2d_bytes : n.h2d_bytes) : n.d2h_bytes,
                 a.width_bytes * a.rows * a.slices);
-  c.space().copy_array(*queue, {m.end, r.chunk_release, m.slot}, copy);
+  c.device().copy_array(*queue, {m.end, r.chunk_release, m.slot}, copy);
 }
 
 bool texture_create(Connection& c, const Message& m) {
   const auto& r = m.as<wire::TEXTURE_CREATE_req>();
-  if (r.texture.kind() != HandleKind::kTexture || c.textures.find(r.texture)) return c.fail(m, kInvalidHandle), false;
+  if (r.texture.kind() != HandleKind::kTexture || c.state().textures().find(r.texture))
+    return c.fail(m, kInvalidHandle), false;
   TextureArgs a;
   if (m.bulk_bytes != sizeof a) return c.fail(m, kInvalidValue), false;
   std::memcpy(&a, m.bulk, sizeof a);
-  Connection::TextureObject object;
+  TextureObject object;
   if (a.kind > static_cast<uint32_t>(TextureKind::kSurface) || !shows(c, m, a, &object))
     return c.fail(m, kInvalidValue), false;
-  const hal::ArrayRef array = object.array.value ? c.arrays.find(object.array)->array : nullptr;
+  const hal::ArrayRef array = object.array.value ? c.state().arrays().find(object.array)->array : nullptr;
   // A replay wants a certain number. What the device gives in its place is held until that one comes, so that it is not
   // given twice.
   std::vector<hal::TextureRef> held;
   for (;;) {
-    auto made = c.space().create_texture(a, array);
+    auto made = c.device().create_texture(a, array);
     if (!made.ok() && held.empty()) return c.fail(m, made.status()), false;
     if (!made.ok()) {  // there are no more of them, and the number was not among those that came
       object.texture = std::move(held.back());
@@ -144,19 +142,21 @@ bool texture_create(Connection& c, const Message& m) {
       break;
     }
     object.texture = *made;
-    if (!c.replayed_value || object.texture->value == *c.replayed_value || held.size() == kReplayTries) break;
+    if (!c.state().replaying().value || object.texture->value == *c.state().replaying().value ||
+        held.size() == kReplayTries)
+      break;
     held.push_back(std::move(object.texture));
   }
   const wire::TEXTURE_CREATE_rep rep{object.texture->value};
-  if (!c.textures.insert(r.texture, std::move(object))) return c.fail(m, kInvalidHandle), false;
+  if (!c.state().textures().insert(r.texture, std::move(object))) return c.fail(m, kInvalidHandle), false;
   c.reply(m, kOk, &rep, sizeof rep);
   return true;
 }
 
 bool texture_destroy(Connection& c, const Message& m) {
   const auto& r = m.as<wire::TEXTURE_DESTROY_req>();
-  c.set_undumpable(r.texture, {});
-  if (!c.textures.erase(r.texture)) return c.fail(m, kInvalidHandle), false;
+  c.state().obstacles().set(r.texture, {});
+  if (!c.state().textures().erase(r.texture)) return c.fail(m, kInvalidHandle), false;
   return true;
 }
 

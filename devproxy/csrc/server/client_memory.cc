@@ -1,0 +1,241 @@
+#include "devproxy/csrc/server/client_memory.h"
+
+#include <cstdio>
+#include <mutex>
+#include <utility>
+
+#include "devproxy/csrc/transport/futex.h"
+
+namespace devproxy::server {
+
+void ClientMemory::count(int64_t change_bytes) {
+  const auto change = static_cast<uint64_t>(change_bytes);  // wraps as it should
+  const uint64_t live = counters_.live_bytes.load(std::memory_order_relaxed) + change;
+  counters_.live_bytes.store(live, std::memory_order_relaxed);
+  if (live > counters_.peak_bytes.load(std::memory_order_relaxed))
+    counters_.peak_bytes.store(live, std::memory_order_relaxed);
+  server_.change(change);
+}
+
+void ClientMemory::trace() {
+  trace_.changed(client_bytes_, [this] {
+    counters_.trough_bytes.store(trace_.trough_bytes(), std::memory_order_relaxed);
+    counters_.period_us.store(trace_.period_us(), std::memory_order_relaxed);
+    return now_us();
+  });
+}
+
+bool ClientMemory::in_variable(uint64_t addr, uint64_t bytes) const {
+  auto it = variables_.upper_bound(addr);
+  if (it == variables_.begin()) return false;
+  --it;
+  const uint64_t offset = addr - it->first;
+  return offset <= it->second.bytes && bytes <= it->second.bytes - offset;
+}
+
+std::optional<uint64_t> ClientMemory::take_credit(uint64_t wanted, uint64_t minimum) {
+  const auto granted = ledger_.take(wanted, minimum);
+  if (granted) credit_bytes_ += *granted;
+  return granted;
+}
+
+bool ClientMemory::return_credit(uint64_t bytes) {
+  if (!has_credit(bytes)) return false;
+  credit_bytes_ -= bytes;
+  ledger_.give(bytes);
+  return true;
+}
+
+MemoryMirror::Answer ClientMemory::allocate(uint64_t addr, uint64_t bytes, uint32_t flags,
+                                            std::vector<Range>* forgotten) {
+  {
+    std::unique_lock lock(mu_);
+    if (const Answer answer = device_.add(addr, bytes, flags, forgotten); answer != Answer::kOk) return answer;
+  }
+  client_bytes_ += bytes;
+  count(static_cast<int64_t>(bytes));
+  Counters::add(counters_.allocs, 1);
+  trace();
+  return Answer::kOk;
+}
+
+MemoryMirror::Answer ClientMemory::free(uint64_t addr, uint64_t position, bool keep, uint64_t oldest_pending,
+                                        Range* freed, std::vector<Range>* forgotten) {
+  {
+    std::unique_lock lock(mu_);
+    const Answer answer = device_.remove(addr, position, keep, freed);
+    if (oldest_pending) device_.retire(oldest_pending, forgotten);
+    if (answer != Answer::kOk) return answer;
+  }
+  client_bytes_ -= freed->bytes;
+  count(-static_cast<int64_t>(freed->bytes));
+  Counters::add(counters_.frees, 1);
+  trace();
+  return Answer::kOk;
+}
+
+bool ClientMemory::add_global(uint64_t addr, uint64_t bytes) {
+  if (!ledger_.take(bytes, bytes)) return false;
+  std::vector<Range> forgotten;
+  {
+    std::unique_lock lock(mu_);
+    if (device_.add(addr, bytes, 0, &forgotten) != Answer::kOk) {
+      ledger_.give(bytes);
+      return false;
+    }
+  }
+  globals_bytes_ += bytes;
+  count(static_cast<int64_t>(bytes));
+  return true;
+}
+
+MemoryMirror::Answer ClientMemory::drop_global(uint64_t addr, uint64_t position, bool keep, Range* freed) {
+  {
+    std::unique_lock lock(mu_);
+    if (const Answer answer = device_.remove(addr, position, keep, freed); answer != Answer::kOk) return answer;
+  }
+  ledger_.give(freed->bytes);
+  globals_bytes_ -= freed->bytes;
+  count(-static_cast<int64_t>(freed->bytes));
+  return Answer::kOk;
+}
+
+bool ClientMemory::take_array(uint64_t bytes) {
+  if (!ledger_.take(bytes, bytes)) return false;
+  arrays_bytes_ += bytes;
+  count(static_cast<int64_t>(bytes));
+  return true;
+}
+
+void ClientMemory::give_array(uint64_t bytes) {
+  ledger_.give(bytes);
+  arrays_bytes_ -= bytes;
+  count(-static_cast<int64_t>(bytes));
+}
+
+MemoryMirror::Answer ClientMemory::allocate_pinned(uint64_t addr, uint64_t bytes) {
+  std::vector<Range> forgotten;
+  std::unique_lock lock(mu_);
+  return pinned_.add(addr, bytes, 0, &forgotten);
+}
+
+MemoryMirror::Answer ClientMemory::free_pinned(uint64_t addr, uint64_t position, bool keep, uint64_t oldest_pending,
+                                               Range* freed) {
+  std::vector<Range> forgotten;
+  std::unique_lock lock(mu_);
+  const Answer answer = pinned_.remove(addr, position, keep, freed);
+  if (oldest_pending) pinned_.retire(oldest_pending, &forgotten);
+  return answer;
+}
+
+std::vector<Range> ClientMemory::retire_all() {
+  std::vector<Range> forgotten, window;
+  std::unique_lock lock(mu_);
+  device_.retire(UINT64_MAX, &forgotten);
+  pinned_.retire(UINT64_MAX, &window);
+  return forgotten;
+}
+
+void ClientMemory::give_all() {
+  if (const uint64_t taken = credit_bytes_ + globals_bytes_ + arrays_bytes_) ledger_.give(taken);
+  credit_bytes_ = globals_bytes_ = arrays_bytes_ = 0;
+  count(-static_cast<int64_t>(counters_.live_bytes.load(std::memory_order_relaxed)));
+}
+
+// -- dump and restore -------------------------------------------------------------------------------------------------
+
+std::vector<Piece> ClientMemory::pieces() const {
+  std::vector<Piece> pieces;
+  uint64_t offset = 0;
+  device_.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
+    pieces.push_back({addr, offset, bytes});
+    offset += bytes;
+  });
+  for (const auto& [addr, variable] : variables_) {
+    pieces.push_back({addr, offset, variable.bytes});
+    offset += variable.bytes;
+  }
+  return pieces;
+}
+
+std::string ClientMemory::save() const {
+  std::string device, pinned;
+  uint64_t offset = 0;  // as pieces() places them
+  device_.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t flags) {
+    device += (device.empty() ? "{" : ",{") + json_number("addr", addr) + ',' + json_number("bytes", bytes) + ',' +
+              json_number("flags", flags) + ',' + json_number("offset", offset) + '}';
+    offset += bytes;
+  });
+  for (const auto& [addr, v] : variables_) {
+    device += (device.empty() ? "{" : ",{") + json_number("addr", addr) + ',' + json_number("bytes", v.bytes) + ',' +
+              json_number("offset", offset) + ',' + json_number("module", v.module.value) +
+              ",\"name\":" + json_string(v.name) + ",\"given\":" + (v.given ? "true" : "false") + '}';
+    offset += v.bytes;
+  }
+  pinned_.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
+    pinned += (pinned.empty() ? "[" : ",[") + std::to_string(addr) + ',' + std::to_string(bytes) + ']';
+  });
+  return json_number("credit_bytes", credit_bytes_) + ',' + json_number("client_bytes", client_bytes_) + ',' +
+         json_number("globals_bytes", globals_bytes_) + ',' + json_number("arrays_bytes", arrays_bytes_) +
+         ",\"device\":[" + device + "],\"pinned\":[" + pinned + ']';
+}
+
+Status ClientMemory::restore(const Json& client, uint32_t physical_gpu) {
+  const uint64_t credit = client["credit_bytes"].u64();
+  const uint64_t globals = client["globals_bytes"].u64() + client["arrays_bytes"].u64();
+  // Globals and arrays are taken one by one when they are made again; whether all fits is asked here, at once.
+  if (!ledger_.take(credit + globals, credit + globals)) {
+    const uint64_t total = ledger_.total_bytes(), used = ledger_.used_bytes();
+    return {kOutOfMemory, "GPU " + std::to_string(physical_gpu) + " of this machine has " +
+                              std::to_string(total > used ? total - used : 0) + " of " + std::to_string(total) +
+                              " bytes free, the client needs " + std::to_string(credit + globals)};
+  }
+  ledger_.give(globals);
+  credit_bytes_ = credit;
+  std::vector<Range> forgotten;
+  for (const Json& range : client["device"].items) {
+    const uint64_t addr = range["addr"].u64(), bytes = range["bytes"].u64();
+    if (addr >= globals_begin() || range["module"].u64()) continue;  // comes with its module
+    if (device_.add(addr, bytes, static_cast<uint32_t>(range["flags"].u64()), &forgotten) != Answer::kOk)
+      return {kInvalidImage, "the state's device ranges overlap or lie outside"};
+    client_bytes_ += bytes;
+    count(static_cast<int64_t>(bytes));
+  }
+  for (const Json& range : client["pinned"].items)
+    if (pinned_.add(range[0].u64(), range[1].u64(), 0, &forgotten) != Answer::kOk)
+      return {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
+  if (client_bytes_ != client["client_bytes"].u64() || client_bytes_ > credit_bytes_)
+    return {kInvalidImage, "the state's device ranges do not add up to its count"};
+  return {};
+}
+
+Status ClientMemory::check_restored(const Json& client) const {
+  if (arrays_bytes_ != client["arrays_bytes"].u64())
+    return {kInvalidImage, "the state's arrays do not add up to its count"};
+  if (globals_bytes_ != client["globals_bytes"].u64())
+    return {kInvalidImage, "the modules' globals take other memory than before"};
+  return {};
+}
+
+Status ClientMemory::place_variable(const Json& saved, uint64_t* addr) {
+  const std::string& name = saved["name"].text;
+  const uint64_t was = saved["addr"].u64();
+  for (auto& [now, variable] : variables_) {
+    if (variable.module.value != saved["module"].u64() || variable.name != name) continue;
+    if (variable.bytes != saved["bytes"].u64())
+      return {kInvalidImage, "the module's variable '" + name + "' has another size than before"};
+    if (saved["given"].truth && now != was) {
+      char text[64];
+      std::snprintf(text, sizeof text, "0x%llx and lies at 0x%llx now", static_cast<unsigned long long>(was),
+                    static_cast<unsigned long long>(now));
+      return {kNotSupported, "the job was told that its module's variable '" + name + "' lies at " + text +
+                                 ": the driver chose another place, and the job cannot be told; nothing of it runs"};
+    }
+    variable.given = variable.given || saved["given"].truth;
+    *addr = now;
+    return {};
+  }
+  return {kInvalidImage, "the module has no variable '" + name + "' any more"};
+}
+
+}  // namespace devproxy::server

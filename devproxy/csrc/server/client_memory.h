@@ -1,0 +1,132 @@
+// The device and pinned memory of one client: what its allocator says is live, what it may allocate, and what its
+// modules and arrays take beside that.
+//
+// The dispatch thread writes, the mirrors under mu_, and reads without (nobody else writes); device threads ask live(),
+// under a shared lock. So the common case, a kernel that runs on the dispatch thread, takes no lock. The server thread
+// reads while the client is parked, and the counters at any time. Locks: mu_ is a leaf.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "devproxy/csrc/base/json.h"
+#include "devproxy/csrc/base/status.h"
+#include "devproxy/csrc/server/counters.h"
+#include "devproxy/csrc/server/ledger.h"
+#include "devproxy/csrc/server/live_trace.h"
+#include "devproxy/csrc/server/memory_mirror.h"
+#include "devproxy/csrc/server/state_files.h"
+#include "devproxy/csrc/wire/handle.h"
+#include "devproxy/csrc/wire/segment.h"
+
+namespace devproxy::server {
+
+// A variable of a module that lies where the device put it: live memory outside of the client's range. given: the job
+// was told the address, so it must be the same after a restore.
+struct VariableObject {
+  uint64_t bytes = 0;
+  VHandle module;
+  std::string name;
+  bool given = false;
+};
+
+class ClientMemory {
+ public:
+  using Answer = MemoryMirror::Answer;
+
+  ClientMemory(uint32_t slot, Ledger& ledger, LiveBytes& server, Counters& counters)
+      : base_(range_base(slot)),
+        device_(device_begin(), device_begin() + kDeviceBytes),
+        pinned_(kRangeBase, range_base(kMaxSlots)),
+        ledger_(ledger),
+        server_(server),
+        counters_(counters) {}
+
+  uint64_t device_begin() const { return base_; }
+  uint64_t globals_begin() const { return base_ + kDeviceBytes - kGlobalsBytes; }
+  const MemoryMirror& device() const { return device_; }
+  const MemoryMirror& pinned() const { return pinned_; }
+
+  // Is [addr, addr + bytes) device memory that is live for a command at `position`?
+  bool in_device(uint64_t addr, uint64_t bytes, uint64_t position) const {
+    return device_.contains(addr, bytes, position) || in_variable(addr, bytes);
+  }
+  bool in_variable(uint64_t addr, uint64_t bytes) const;
+  // Any thread; locked: not the dispatch thread.
+  bool live(uint64_t addr, uint64_t bytes, uint64_t position, bool locked) const {
+    auto inside = [&] { return device_.contains(addr, bytes, position) || pinned_.contains(addr, bytes, position); };
+    if (!locked) return inside();
+    std::shared_lock lock(mu_);
+    return inside();
+  }
+
+  // -- the client's allocator, within its credit
+  std::optional<uint64_t> take_credit(uint64_t wanted, uint64_t minimum);
+  bool return_credit(uint64_t bytes);  // false: so much is not free
+  bool has_credit(uint64_t bytes) const { return bytes <= credit_bytes_ - client_bytes_; }
+  uint64_t credit_bytes() const { return credit_bytes_; }
+  // forgotten: as in MemoryMirror.
+  [[nodiscard]] Answer allocate(uint64_t addr, uint64_t bytes, uint32_t flags, std::vector<Range>* forgotten);
+  // keep, freed: as in MemoryMirror. oldest_pending: 0, or what retires earlier ranges.
+  [[nodiscard]] Answer free(uint64_t addr, uint64_t position, bool keep, uint64_t oldest_pending, Range* freed,
+                            std::vector<Range>* forgotten);
+  // Does the client hold as little now as it ever does in its rhythm?
+  bool at_trough() const { return trace_.at_trough(client_bytes_); }
+  uint64_t trough_bytes() const { return trace_.trough_bytes(); }
+
+  // -- beside the credit, from the ledger. False: there is no memory, or no room.
+  uint64_t gap_for_global(uint64_t bytes, uint64_t align) const {
+    return device_.first_gap(globals_begin(), globals_begin() + kGlobalsBytes, bytes, align);
+  }
+  bool add_global(uint64_t addr, uint64_t bytes);
+  [[nodiscard]] Answer drop_global(uint64_t addr, uint64_t position, bool keep, Range* freed);
+  bool take_array(uint64_t bytes);
+  void give_array(uint64_t bytes);
+
+  // -- pinned memory of all windows
+  [[nodiscard]] Answer allocate_pinned(uint64_t addr, uint64_t bytes);
+  [[nodiscard]] Answer free_pinned(uint64_t addr, uint64_t position, bool keep, uint64_t oldest_pending, Range* freed);
+
+  // Nothing that was submitted can still use what was freed. The device ranges that this forgets.
+  std::vector<Range> retire_all();
+
+  // Variables of modules, by address.
+  std::map<uint64_t, VariableObject>& variables() { return variables_; }
+
+  // What a dump has of device memory: live ranges in address order, then variables, one behind the other in the file.
+  std::vector<Piece> pieces() const;
+  // Members of the client's object in the state file, and back. restore() marks the ranges as live; whoever calls it
+  // commits those of device(). Arrays and globals come with their objects.
+  std::string save() const;
+  Status restore(const Json& client, uint32_t physical_gpu);
+  // Do the objects that were made again take what they took?
+  Status check_restored(const Json& client) const;
+  // Where a saved variable lies now: the driver chose again; kernels find it by themselves, the job does not.
+  Status place_variable(const Json& saved, uint64_t* addr);
+
+  // Everything back into the ledger.
+  void give_all();
+
+ private:
+  void count(int64_t change_bytes);
+  void trace();
+
+  const uint64_t base_;
+  mutable std::shared_mutex mu_;
+  MemoryMirror device_, pinned_;
+  uint64_t credit_bytes_ = 0;   // granted to the client's allocator
+  uint64_t client_bytes_ = 0;   // of that, allocated
+  uint64_t globals_bytes_ = 0;  // of modules, taken from the ledger beside the credit
+  uint64_t arrays_bytes_ = 0;   // of arrays, likewise
+  std::map<uint64_t, VariableObject> variables_;
+  LiveTrace trace_;
+  Ledger& ledger_;
+  LiveBytes& server_;
+  Counters& counters_;
+};
+
+}  // namespace devproxy::server

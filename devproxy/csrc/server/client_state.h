@@ -1,0 +1,131 @@
+// What a client has made on this server: its objects by virtual handle, and the calls that make them again.
+//
+// Thread: the dispatch thread; the server thread while the client is parked. Obstacles excepted, which any thread
+// reads.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "devproxy/csrc/base/json.h"
+#include "devproxy/csrc/base/status.h"
+#include "devproxy/csrc/server/device_door.h"
+#include "devproxy/csrc/server/handle_table.h"
+#include "devproxy/csrc/server/image_store.h"
+#include "devproxy/csrc/server/replay_log.h"
+#include "devproxy/csrc/server/stored_graph.h"
+#include "devproxy/csrc/wire/array.h"
+#include "devproxy/csrc/wire/handle.h"
+#include "devproxy/hal/hal.h"
+
+namespace devproxy::server {
+
+struct FunctionObject {
+  hal::FunctionRef function;
+  VHandle module;
+  uint32_t max_threads = 0;
+  uint32_t params_bytes = 0;  // least length of a parameter block
+};
+struct ArrayObject {
+  hal::ArrayRef array;
+  ArrayShape shape;
+  ArrayExtent extent;
+};
+// What a texture or surface object shows: an array, or linear memory.
+struct TextureObject {
+  hal::TextureRef texture;
+  VHandle array;
+  uint64_t addr = 0, bytes = 0;
+};
+
+// Why a client cannot be dumped now, by the object that is in the way. Any thread. Locks: mu_ is a leaf.
+class Obstacles {
+ public:
+  void set(VHandle object, std::string why);  // an empty text: it is in the way no more
+  // One of them, and how many more there are; empty where there is none.
+  std::string text() const;
+
+ private:
+  mutable std::mutex mu_;
+  std::map<uint64_t, std::string> why_;
+};
+
+// What kernels printed and nobody has asked for yet.
+struct Output {
+  std::string text, errors;
+  bool expected = false;  // some module's kernels print, or may
+  void gather(DeviceDoor& device) { device.take_output(&text, &errors); }
+  std::string save() const;
+  void restore(const Json& client);
+};
+
+// While a restore replays the log, handlers learn from it what the objects were, and it from them how they went.
+struct Replaying {
+  bool on = false;
+  int32_t status = 0;             // of the reply that nobody waits for
+  std::optional<uint64_t> value;  // the number of the next texture object
+  std::vector<uint64_t> globals;  // where the next module's globals lie, in order
+};
+
+// Where an array lies in the file of device memory.
+struct ArrayPiece {
+  VHandle handle;
+  uint64_t offset = 0;
+};
+
+class ClientState {
+ public:
+  auto& events() { return events_; }
+  auto& modules() { return modules_; }
+  auto& functions() { return functions_; }
+  auto& graphs() { return graphs_; }
+  auto& arrays() { return arrays_; }
+  auto& textures() { return textures_; }
+  ReplayLog& replay() { return replay_; }
+  Replaying& replaying() { return replaying_; }
+  Obstacles& obstacles() { return obstacles_; }
+  const Obstacles& obstacles() const { return obstacles_; }
+  Output& output() { return output_; }
+  std::map<uint32_t, uint64_t>& limits() { return limits_; }  // those that the job set
+  std::vector<uint8_t>& link_image() { return link_image_; }  // linked last, until it was fetched
+  ImageUpload& upload() { return upload_; }                   // an image that arrives
+  ImageStore::Ref& uploaded() { return uploaded_; }           // whole, and not loaded yet
+
+  // Device memory goes: an object that shows some of it cannot be made again.
+  void texture_memory_gone(uint64_t addr, uint64_t bytes);
+  // Lets go of all of the device's objects; what was submitted keeps its own.
+  void clear();
+
+  // The client's arrays in the order in which they were made, behind `offset`.
+  std::vector<ArrayPiece> array_pieces(uint64_t offset);
+  // Members of the client's object in the state file. arrays_offset: as in array_pieces().
+  StatusOr<std::string> save(DeviceDoor& device, uint64_t arrays_offset);
+  // Back, around the replay: limits and output before it, the times of events after it.
+  Status restore_settings(const Json& client, DeviceDoor& device);
+  Status restore_events(const Json& client, DeviceDoor& device);
+
+ private:
+  StatusOr<std::string> save_log(DeviceDoor& device);
+
+  HandleTable<hal::EventRef, HandleKind::kEvent> events_;
+  HandleTable<hal::ModuleRef, HandleKind::kModule> modules_;
+  HandleTable<FunctionObject, HandleKind::kFunction> functions_;
+  HandleTable<StoredGraph, HandleKind::kGraph> graphs_;
+  HandleTable<ArrayObject, HandleKind::kArray> arrays_;
+  HandleTable<TextureObject, HandleKind::kTexture> textures_;
+  ReplayLog replay_;
+  Replaying replaying_;
+  Obstacles obstacles_;
+  Output output_;
+  std::map<uint32_t, uint64_t> limits_;
+  std::vector<uint8_t> link_image_;
+  ImageUpload upload_;
+  ImageStore::Ref uploaded_;
+};
+
+}  // namespace devproxy::server

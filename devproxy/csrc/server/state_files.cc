@@ -1,0 +1,81 @@
+#include "devproxy/csrc/server/state_files.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace devproxy::server {
+
+Status write_all(int fd, const void* from, uint64_t bytes, uint64_t offset) {
+  const auto* at = static_cast<const uint8_t*>(from);
+  for (uint64_t done = 0; done < bytes;) {
+    const ssize_t n = pwrite(fd, at + done, bytes - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return Status::from_errno(kOutOfMemory, "writing");
+    done += static_cast<uint64_t>(n);
+  }
+  return {};
+}
+
+Status read_all(int fd, void* to, uint64_t bytes, uint64_t offset) {
+  auto* at = static_cast<uint8_t*>(to);
+  for (uint64_t done = 0; done < bytes;) {
+    const ssize_t n = pread(fd, at + done, bytes - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Status::from_errno(kUnknown, "reading");
+    if (n == 0) return {kInvalidImage, "the file is shorter than its table says"};
+    done += static_cast<uint64_t>(n);
+  }
+  return {};
+}
+
+Status copy_pieces(const std::vector<Piece>& pieces, const std::function<Status(const Piece&)>& copy) {
+  std::vector<Piece> small;
+  for (const Piece& p : pieces)
+    for (uint64_t done = 0; done < p.bytes; done += kPieceBytes)
+      small.push_back({p.addr + done, p.offset + done, std::min(kPieceBytes, p.bytes - done)});
+  std::atomic<size_t> next{0};
+  std::mutex mu;
+  Status first;
+  auto work = [&] {
+    for (size_t i; (i = next.fetch_add(1)) < small.size();) {
+      Status s = copy(small[i]);
+      if (s.ok()) continue;
+      std::lock_guard lock(mu);
+      if (first.ok()) first = std::move(s);
+      next = small.size();
+    }
+  };
+  std::thread helper;
+  if (small.size() > 1) helper = std::thread(work);
+  work();
+  if (helper.joinable()) helper.join();
+  return first;
+}
+
+Status write_file(const std::string& path, const std::string& text) {
+  const std::string part = path + ".part";
+  {
+    const File file(part, O_WRONLY | O_CREAT | O_TRUNC);
+    if (file.fd < 0) return Status::from_errno(kFileNotFound, "making " + part);
+    if (Status s = write_all(file.fd, text.data(), text.size(), 0); !s.ok()) return std::move(s).with(part);
+  }
+  if (rename(part.c_str(), path.c_str()) != 0) return Status::from_errno(kUnknown, "renaming " + part);
+  return {};
+}
+
+StatusOr<std::string> read_file(const std::string& path) {
+  const File file(path, O_RDONLY);
+  struct stat info;
+  if (file.fd < 0 || fstat(file.fd, &info) != 0) return Status::from_errno(kFileNotFound, "opening " + path);
+  std::string text(static_cast<size_t>(info.st_size), 0);
+  if (Status s = read_all(file.fd, text.data(), text.size(), 0); !s.ok()) return std::move(s).with(path);
+  return text;
+}
+
+}  // namespace devproxy::server

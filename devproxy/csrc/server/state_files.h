@@ -1,0 +1,42 @@
+// Files of a dump: whole texts, and pieces of memory side by side.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "devproxy/csrc/base/status.h"
+
+namespace devproxy::server {
+
+// A descriptor that is closed with the object; fd is -1 where the file could not be opened.
+struct File {
+  const int fd;
+  File(const std::string& path, int flags) : fd(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, 0600)) {}
+  ~File() {
+    if (fd >= 0) close(fd);
+  }
+  File(const File&) = delete;
+};
+
+// Some bytes of a file, and where they are or go in memory.
+struct Piece {
+  uint64_t addr = 0, offset = 0, bytes = 0;
+};
+inline constexpr uint64_t kPieceBytes = 16u << 20;
+
+// Calls `copy` for pieces of at most kPieceBytes, on two threads: one does not fill the memory's bandwidth. The first
+// error ends it.
+Status copy_pieces(const std::vector<Piece>& pieces, const std::function<Status(const Piece&)>& copy);
+Status write_all(int fd, const void* from, uint64_t bytes, uint64_t offset);
+Status read_all(int fd, void* to, uint64_t bytes, uint64_t offset);
+
+// Writes the file and its name in one go: a reader sees all of it or none.
+Status write_file(const std::string& path, const std::string& text);
+StatusOr<std::string> read_file(const std::string& path);
+
+}  // namespace devproxy::server
