@@ -1,7 +1,7 @@
-"""The command ring under the model checker (tests/model) and under real threads (tests/stress).
+"""The command ring and the gate under model checkers (tests/model), the ring under real threads too (tests/stress).
 
-The checker explores the real ring.h; each of its mutants, the ring broken on purpose, must be caught: a checker that
-cannot fail proves nothing.
+The checkers explore the real ring.h and gate.h; each of their mutants, the code around them broken on purpose, must be
+caught: a checker that cannot fail proves nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "tests"
 CXX = ["g++", "-std=c++20", "-Wall", "-Wextra", "-I", str(ROOT)]
 N_MUTANTS = 16
+N_GATE_MUTANTS = 10
 
 
 def build(source: str, name: str, *flags: str) -> Path:
-    """Compiles tests/<source> into build/tests/<name> unless it is newer than the ring and the source."""
+    """Compiles tests/<source> into build/tests/<name> unless it is newer than what it includes."""
     out = BUILD / name
     inputs = [ROOT / "tests" / source, *(ROOT / "devproxy/csrc/transport").glob("*.h")]
     inputs += (ROOT / "devproxy/csrc/wire").glob("*.h")
+    inputs += [ROOT / "devproxy/csrc/server/gate.h"]
     if out.exists() and all(out.stat().st_mtime > p.stat().st_mtime for p in inputs):
         return out
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -63,6 +65,31 @@ def test_no_mutant_is_forgotten() -> None:
     """The list above covers every mutant of the checker."""
     done = run(build("model/ring_model.cc", "ring_model_mutants", "-O2"), "--list")
     assert len(done.stdout.splitlines()) == N_MUTANTS
+
+
+def gate_model() -> Path:
+    """The checker of the gate."""
+    return build("model/gate_model.cc", "gate_model", "-O1")
+
+
+def test_every_interleaving_of_the_gate_holds() -> None:
+    """A server thread that cuts, resumes and stops, the dispatch loop, and a client with host functions."""
+    done = run(gate_model())
+    assert done.returncode == 0
+    assert "every state holds" in done.stdout
+
+
+@pytest.mark.parametrize("mutant", range(1, N_GATE_MUTANTS + 1))
+def test_a_broken_loop_around_the_gate_is_caught(mutant: int) -> None:
+    """The checker finds each mutant and prints the steps that show it."""
+    done = run(gate_model(), "--mutant", str(mutant))
+    assert done.returncode == 1
+    assert "VIOLATION" in done.stdout
+
+
+def test_no_mutant_of_the_gate_is_forgotten() -> None:
+    """The list above covers every mutant of the checker."""
+    assert len(run(gate_model(), "--list").stdout.splitlines()) == N_GATE_MUTANTS
 
 
 @pytest.mark.parametrize("sanitizer", ["none", "thread"])

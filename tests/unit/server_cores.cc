@@ -1,4 +1,5 @@
-// The pure cores of the server against slow models: mirror, handle table, replay log, ledger table, range set.
+// The pure cores of the server against slow models: mirror, handle table, replay log, ledger table, range set;
+// and the decisions of a cut.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +11,8 @@
 #include <vector>
 
 #include "devproxy/csrc/base/json.h"
+#include "devproxy/csrc/server/cut.h"
+#include "devproxy/csrc/server/gate.h"
 #include "devproxy/csrc/server/handle_table.h"
 #include "devproxy/csrc/server/image_store.h"
 #include "devproxy/csrc/server/ledger.h"
@@ -326,9 +329,59 @@ void images_live_as_long_as_somebody_holds_them() {
   EXPECT(store.all().empty());
 }
 
+// All orders of its events: tests/model/gate_model.cc.
+void gate_stops_and_cuts() {
+  using Step = Gate::Step;
+  Gate g;
+  EXPECT(g.attention() == 0 && g.at_boundary({100, false, true}) == Step::kServe);
+  EXPECT(g.cut(200, 100).ring && g.attention() == Gate::kCut);
+  EXPECT(g.at_boundary({150, false, false}) == Step::kServe);  // waits for the moment of least memory
+  EXPECT(g.at_boundary({150, true, true}) == Step::kServe);    // a host function is out
+  EXPECT(g.at_boundary({250, true, false}) == Step::kServe);
+  EXPECT(g.at_boundary({150, false, true}) == Step::kDrain && g.phase() == Gate::Phase::kDraining);
+  const uint64_t before = g.drain_progress();
+  EXPECT(g.draining(3) == Step::kDrain && g.draining(3) == Step::kDrain && g.drain_progress() == before + 1);
+  EXPECT(g.draining(2) == Step::kDrain && g.drain_progress() == before + 2);
+  EXPECT(g.drained(180) == Step::kRest && g.phase() == Gate::Phase::kParked);
+  EXPECT(g.waited_us() == 50 && g.drained_us() == 30);
+  EXPECT(!g.cut(900, 190).ring && g.phase() == Gate::Phase::kParked);  // it has its cut already
+  EXPECT(g.resume().rest && g.step() == Step::kServe && g.attention() == 0);
+
+  // Given up in a drain, and asked for again: the drain that ends now is not the new cut's.
+  (void)g.cut(0, 300);
+  EXPECT(g.at_boundary({300, false, false}) == Step::kDrain);
+  EXPECT(!g.resume().rest && g.draining(1) == Step::kServe);
+  (void)g.cut(0, 400);
+  EXPECT(g.drained(400) == Step::kServe && g.phase() == Gate::Phase::kCutting);
+  EXPECT(g.at_boundary({410, false, false}) == Step::kDrain && g.drained(420) == Step::kRest);
+
+  // A stop beats every phase, and leaves the phase alone.
+  EXPECT(g.stop().rest && g.step() == Step::kLeave && g.phase() == Gate::Phase::kParked);
+  EXPECT(g.attention() == (Gate::kStop | Gate::kCut));
+  (void)g.resume();
+  EXPECT(g.at_boundary({500, false, true}) == Step::kLeave && g.drained(500) == Step::kLeave);
+}
+
+void cut_has_patience() {
+  using Verdict = Cut::Verdict;
+  Cut c(1000, 500, 100);
+  EXPECT(c.until_us() == 1500);
+  EXPECT(c.on({1499, false, 1, true}) == Verdict::kWait && c.on({1499, true, 1, false}) == Verdict::kParked);
+  EXPECT(c.on({1600, false, 0, false}) == Verdict::kWait && c.on({1601, false, 0, false}) == Verdict::kNoProgress);
+  EXPECT(c.on({1601, false, 7, false}) == Verdict::kWait && c.on({1701, false, 7, false}) == Verdict::kWait);
+  EXPECT(c.on({1702, false, 7, true}) == Verdict::kNoProgress);
+  // Host functions overlap without end: there is progress, but not for ever.
+  uint64_t progress = 8;
+  for (uint64_t now = 1702; now <= 3500; now += 50) EXPECT(c.on({now, false, progress++, true}) == Verdict::kWait);
+  EXPECT(c.on({3501, false, progress++, false}) == Verdict::kWait);
+  EXPECT(c.on({3501, false, progress++, true}) == Verdict::kOverlap);
+}
+
 }  // namespace
 
 int main() {
+  gate_stops_and_cuts();
+  cut_has_patience();
   images_live_as_long_as_somebody_holds_them();
   trace_finds_the_point_after_zero_grad();
   trace_forgets_an_earlier_phase();

@@ -49,3 +49,20 @@ def test_layer(folder: str, forbidden: str) -> None:
         if re.match("devproxy/(" + forbidden + ")", name)
     ]
     assert bad == []
+
+
+def test_commands_reach_the_device_through_one_door() -> None:
+    """A server half, a dump or a restore that held a hal::Space would pass by what looks at every command."""
+    halves = [
+        p
+        for p in SOURCES
+        if re.match(
+            r"csrc/server/|interceptors/\w+/server", p.relative_to(ROOT / "devproxy").as_posix()
+        )
+    ]
+    names = {
+        p.name
+        for p in halves
+        if re.search(r"\bhal::Space\b(?!::)|\bopen_space\b", re.sub(r"//.*", "", p.read_text()))
+    }
+    assert names == {"device_door.h"}

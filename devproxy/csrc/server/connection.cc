@@ -1,28 +1,51 @@
+// The dispatch thread: the one consumer of a connection's ring.
+//
+// The cut. The server thread asks the gate, the dispatch thread stops at a message boundary, waits until the device is
+// idle, and parks: it holds the ring, but takes nothing out of it. Then everything that the server has of this client
+// stands still, and the server thread may read it: Gate::drained() hands it over, resume() hands it back. The device
+// threads are asleep, since nothing is pending. No thread of the client takes part, and none has to: what it posts
+// stays in the ring, which is state of the job like its heap.
+//
+// Interleavings that worried us
+//   1. The client posts during the cut. Records published or half written lie between head and tail; whoever stores the
+//      segment while the process is frozen stores them too. A full ring makes the client wait for space as ever.
+//   2. A caller sleeps for an answer, or for a completion. Its message was either consumed, then it is answered and
+//      complete before the drain ends, or it lies in the ring, and the caller sleeps until somebody goes on with it. It
+//      looks at the link every 100 ms, so the end of a parked server reaches it like that of any other.
+//   3. A host function is out. It may need a lock whose holder waits for an answer of ours, and its HOST_FUNC_DONE
+//      comes through the ring. So a cut consumes on until none is out. A client with a sticky error posts nothing any
+//      more, HOST_FUNC_DONE included: then it is not waited for (Connection::on_fault).
+//   4. A free was announced, and a command in a stream still used the memory. After the drain none does, so drain()
+//      retires every freed range: a dump has live ranges only.
+//   5. A client attaches during the cut: its connection is made with the cut already asked for, and parks at once.
+//   6. The client goes while parked: the server thread, which alone reads the parked state, is the one who sees it and
+//      calls request_stop; so no dump is in progress. A stop ends the rest, and tear_down is as ever.
+//   7. resume() races with a stop: the two are apart in the gate, and a stop beats every phase.
+//   8. A resume and a new cut before the thread has woken: the gate's phase is then kCutting, so the thread leaves its
+//      rest, passes at_boundary() again and drains again, which is over at once. Until then it is not parked.
+//   9. The server gives up waiting for the drain (a kernel that does not end), and perhaps cuts again: draining() and
+//      drained() answer with the step of that moment, so the thread never parks for a cut that was given up. Nothing
+//      was lost, since nothing had been taken.
 #include "devproxy/csrc/server/connection.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cinttypes>
-#include <climits>
 #include <cstdio>
-#include <cstring>
+#include <exception>
 
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/crash.h"
+#include "devproxy/csrc/server/handlers.h"
 #include "devproxy/csrc/transport/futex.h"
 
 namespace devproxy::server {
 
 namespace {
 
-int make_file(const std::string& path) {
-  unlink(path.c_str());  // left by a server that was killed; names are ours alone
-  return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-}
+constexpr uint64_t kDrainLookUs = 50;
+// Commands that wait in streams; each is some 300 bytes and its parameters.
+constexpr uint32_t kMaxPending = 1u << 16, kMaxPendingEver = 1u << 20;
 
 }  // namespace
 
@@ -30,14 +53,10 @@ Connection::Connection(ServerParts& parts, const Peer& peer, uint32_t slot)
     : parts_(parts),
       peer_(peer),
       slot_(slot),
+      endpoint_(parts.job_dir + "/gpu" + std::to_string(parts.gpu) + "-" + std::to_string(peer.number), slot),
       device_(*parts.device),
       memory_(slot, *parts.ledger, parts.live, counters_),
-      windows_(parts.job_dir, slot) {
-  const std::string stem = parts_.job_dir + "/gpu" + std::to_string(parts_.gpu) + "-" + std::to_string(peer_.number);
-  segment_path_ = stem + ".seg";
-  pinned_path_ = stem + ".pinned";
-  link_path_ = stem + ".link";
-}
+      windows_(parts.job_dir, slot) {}
 
 std::unique_ptr<Connection> Connection::make(ServerParts& parts, const Peer& peer, AttachReply* reply) {
   const auto slot = parts.slots->take(peer.wanted_slot);
@@ -50,14 +69,10 @@ std::unique_ptr<Connection> Connection::make(ServerParts& parts, const Peer& pee
     return nullptr;
   }
   std::unique_ptr<Connection> connection(new Connection(parts, peer, *slot));
-  Status status = connection->make_files();
-  if (status.ok()) status = connection->open_files();
+  Status status = connection->endpoint_.make_files();
+  if (status.ok()) status = connection->endpoint_.open_files();
   if (status.ok()) {
-    ControlPage* control = connection->view_.control();
-    control->magic = kSegmentMagic;
-    control->slot = *slot;
-    std::memcpy(control->abi_id, wire::kAbiId, sizeof control->abi_id);
-    control->server_state.store(static_cast<uint32_t>(ServerState::kRunning), std::memory_order_release);
+    connection->endpoint_.begin();
     status = connection->open_memory();
   }
   if (!status.ok()) {
@@ -70,80 +85,24 @@ std::unique_ptr<Connection> Connection::make(ServerParts& parts, const Peer& pee
   return connection;
 }
 
-namespace {
-
-struct Closer {
-  int fd;
-  ~Closer() { close(fd); }
-};
-
-}  // namespace
-
-Status Connection::make_files() {
-  const int segment = make_file(segment_path_);
-  if (segment < 0) return Status::from_errno(kOutOfMemory, "making " + segment_path_);
-  const Closer close_segment{segment};
-  // The pages of everything but the chunks now: on a full /dev/shm this is an error, later it would be a SIGBUS.
-  const int no_space = ftruncate(segment, kSegmentBytes) != 0 ? errno : posix_fallocate(segment, 0, kChunksOffset);
-  if (no_space) {
-    errno = no_space;
-    return Status::from_errno(kOutOfMemory, "making the shared segment in " + parts_.job_dir +
-                                                " (make /dev/shm larger; in a container --shm-size)");
-  }
-  const int pinned = make_file(pinned_path_);
-  if (pinned < 0) return Status::from_errno(kOutOfMemory, "making " + pinned_path_);
-  const Closer close_pinned{pinned};
-  if (ftruncate(pinned, static_cast<off_t>(kPinnedBytes)) != 0)
-    return Status::from_errno(kOutOfMemory, "sizing the pinned window");
-  unlink(link_path_.c_str());
-  if (mkfifo(link_path_.c_str(), 0600) != 0) return Status::from_errno(kOutOfMemory, "making " + link_path_);
-  return {};
-}
-
-Status Connection::open_files() {
-  const int segment = ::open(segment_path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (segment < 0) return Status::from_errno(kFileNotFound, "opening " + segment_path_);
-  const Closer close_segment{segment};
-  struct stat info;
-  if (fstat(segment, &info) != 0 || static_cast<uint64_t>(info.st_size) != kSegmentBytes)
-    return {kInvalidValue, segment_path_ + " has another size than a segment of this build"};
-  if (!view_.map(segment)) return Status::from_errno(kOutOfMemory, "mapping the shared segment");
-  lifeline_ = std::make_unique<Lifeline>(view_);
-
-  if (Status s = map_window(pinned_path_, pinned_begin()); !s.ok()) return s;
-  pinned_mapped_ = true;
-
-  // Non-blocking: no writer is awaited. poll() says POLLHUP only when a writer has been there since (pipe(7); the
-  // kernel compares the count of writers at open), so before the client opens its end the link is quiet.
-  link_ = ::open(link_path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
-  if (link_ < 0) return Status::from_errno(kFileNotFound, "opening " + link_path_);
-  return {};
-}
-
 Status Connection::open_memory() {
-  Status opened =
-      device_.open({memory_.device_begin(), kDeviceBytes, pinned_begin(), kPinnedBytes, peer_.framework}, *this);
+  Status opened = device_.open(
+      {memory_.device_begin(), kDeviceBytes, endpoint_.pinned_begin(), kPinnedBytes, peer_.framework}, *this);
   if (!opened.ok()) return opened;
   state_.replay().root(kLegacyStream);
   return {};
 }
 
 void Connection::own() {
-  keep_files_ = false;
+  endpoint_.own();
   parts_.slots->adopt(slot_);
-  register_for_crash(slot_, lifeline_.get(), segment_path_.c_str(), pinned_path_.c_str(), link_path_.c_str());
 }
 
 void Connection::fill_reply(AttachReply* reply) const {
   reply->status = AttachStatus::kOk;
   reply->slot = slot_;
   reply->flags = device_.caps().keeps_host_pages ? kKeepsHostPages : 0;
-  auto name = [](const std::string& path, auto& to) {
-    std::snprintf(to, sizeof to, "%s", path.substr(path.rfind('/') + 1).c_str());
-  };
-  name(segment_path_, reply->segment_name);
-  name(pinned_path_, reply->pinned_name);
-  name(link_path_, reply->link_name);
+  endpoint_.name_files(reply);
   const hal::Properties& from = device_.properties();
   DeviceProps& to = reply->props;
   std::snprintf(to.name, sizeof to.name, "%s", from.name.c_str());
@@ -162,52 +121,24 @@ void Connection::start() {
 }
 
 void Connection::request_stop() {
-  attention_.fetch_or(kStop, std::memory_order_seq_cst);
+  [[maybe_unused]] const bool always = gate_.stop();
   host_functions_.look_again();
-  {
-    std::lock_guard lock(park_mu_);
-    park_wake_.notify_all();
-  }
-  call_dispatch_thread();
-}
-
-// The dispatch thread looks at attention_ at least every 100 ms; this makes it look now.
-void Connection::call_dispatch_thread() {
-  if (finished() || !view_.mapped()) return;
-  view_.control()->doorbell.sleeping.store(0, std::memory_order_relaxed);
-  futex_wake(&view_.control()->doorbell.sleeping, 1);
+  if (!finished()) endpoint_.wake_dispatch_thread();
 }
 
 void Connection::request_cut(uint64_t until_us) {
-  {
-    std::lock_guard lock(park_mu_);
-    cut_number_++;
-  }
-  resumed_ = false;
-  cut_until_us_.store(until_us, std::memory_order_relaxed);
-  cut_asked_us_.store(now_us(), std::memory_order_relaxed);
-  attention_.fetch_or(kCut, std::memory_order_seq_cst);
-  call_dispatch_thread();
+  if (gate_.cut(until_us, now_us()) && !finished()) endpoint_.wake_dispatch_thread();
 }
 
-void Connection::resume() {
-  resumed_ = true;
-  {
-    std::lock_guard lock(park_mu_);
-    attention_.fetch_and(~kCut, std::memory_order_seq_cst);
-    park_wake_.notify_all();
-  }
+Connection::CutFacts Connection::cut_facts() const {
+  return gate_.ask([this](const Gate& g) {
+    return CutFacts{counters_.live_bytes.load(std::memory_order_relaxed), memory_.trough_bytes(), g.waited_us(),
+                    g.drained_us()};
+  });
 }
 
 void Connection::join() {
   if (thread_.joinable()) thread_.join();
-}
-
-void Connection::remove_files() const {
-  if (keep_files_) return;
-  if (!segment_path_.empty()) unlink(segment_path_.c_str());
-  if (!pinned_path_.empty()) unlink(pinned_path_.c_str());
-  if (!link_path_.empty()) unlink(link_path_.c_str());
 }
 
 // Gives everything back; also what a half-made connection has.
@@ -215,21 +146,127 @@ void Connection::tear_down() {
   if (device_.is_open()) device_.stop();
   state_.clear();
   device_.close();
-  forget_for_crash(slot_);
   memory_.give_all();
-  remove_files();
-  if (pinned_mapped_) unmap_window(pinned_begin());
-  pinned_mapped_ = false;
+  endpoint_.give_back();
   windows_.close();
-  if (!keep_files_) parts_.slots->give(slot_);
+  if (!endpoint_.keeps_files()) parts_.slots->give(slot_);
 }
 
 Connection::~Connection() {
   if (thread_.joinable()) request_stop();  // a restore that failed after this client was back
   join();
   if (!finished()) tear_down();
-  if (link_ >= 0) close(link_);
-  view_.unmap();
+}
+
+// -- the dispatch thread ----------------------------------------------------------------------------------------------
+
+void Connection::run() {
+  prepare_thread_for_crash();
+  try {
+    dispatch();
+  } catch (const std::exception& e) {  // our bug or no memory: this connection pays, the others go on
+    char text[sizeof ControlPage::sticky_text];
+    std::snprintf(text, sizeof text, "devproxy-server failed internally: %s", e.what());
+    poison(text);
+  }
+  while (attend()) endpoint_.wait(gate_, true, [this] { device_.tidy(); });  // poisoned: until the client goes
+  tear_down();
+  finished_.store(true, std::memory_order_release);
+  parts_.wake();
+}
+
+void Connection::dispatch() {
+  uint64_t busy_since = now_us();
+  auto count_busy = [&] { counters_.busy_us.fetch_add(now_us() - busy_since, std::memory_order_relaxed); };
+  while (!poisoned_) {
+    if (gate_.attention() != 0) [[unlikely]] {
+      count_busy();
+      if (!attend() || poisoned_) return;
+      busy_since = now_us();
+    }
+    const uint32_t bytes = endpoint_.peek();
+    if (bytes == 0) {
+      // The next message of a caller that was just answered comes within this; the clock is only read after it.
+      for (int i = 0; i < 64 && endpoint_.peek() == 0; i++) RealSync::pause();
+      if (endpoint_.peek() != 0) continue;
+      count_busy();
+      while (!endpoint_.wait(gate_, false, [this] { device_.tidy(); }) && gate_.attention() == 0) {}
+      busy_since = now_us();
+      continue;
+    }
+    if (!consume(bytes)) return;
+    endpoint_.release(bytes);
+    if (device_.pending() > kMaxPending) throttle();
+  }
+}
+
+Gate::Boundary Connection::boundary() const {
+  return {now_us(), !poisoned_ && !host_functions_.none_out() && !faulted(), poisoned_ || memory_.at_trough()};
+}
+
+// Between two messages: does what the gate asks. True when the next one may be taken, false when it is time to leave.
+bool Connection::attend() {
+  for (Gate::Step step = gate_.at_boundary(boundary());;) {
+    switch (step) {
+      case Gate::Step::kServe: return true;
+      case Gate::Step::kLeave: return false;
+      case Gate::Step::kDrain: step = drain(); break;
+      case Gate::Step::kRest:
+        parts_.wake();
+        if (gate_.rest() != Gate::Step::kLeave && !poisoned_)
+          if (Status s = windows_.open_restored(memory_.pinned(), device_); !s.ok())
+            poison(("restoring client " + std::to_string(number()) + ": " + s.text()).c_str());
+        step = gate_.at_boundary(boundary());
+        break;
+    }
+  }
+}
+
+// Waits until nothing that was submitted is pending, or the gate says otherwise.
+Gate::Step Connection::drain() {
+  while (!device_.idle()) {
+    if (const Gate::Step step = gate_.draining(device_.pending()); step != Gate::Step::kDrain) return step;
+    usleep(kDrainLookUs);
+  }
+  // Nothing that was submitted can still use what was freed.
+  for (const Range& range : memory_.retire_all()) device_.release(range.addr, range.bytes);
+  return gate_.drained(now_us());
+}
+
+// Streams are far behind: lets the ring fill up, and with it the client wait, until they have caught up. Not while a
+// host function is out: its end comes through the ring.
+void Connection::throttle() {
+  while (device_.pending() > kMaxPending / 2) {
+    if (gate_.attention() != 0 && gate_.at_boundary(boundary()) != Gate::Step::kServe) return;  // dispatch() attends
+    if (!host_functions_.none_out()) break;
+    usleep(200);
+  }
+  if (device_.pending() > kMaxPendingEver) poison("more than a million commands wait behind a host function");
+}
+
+// Handles the record at the ring's head. False when the connection is poisoned.
+bool Connection::consume(uint32_t record_bytes) {
+  Message message;
+  const char* const wrong = endpoint_.read(record_bytes, &message);
+  if (!wrong) {
+    Counters::add(counters_.calls, 1);
+    answered_ = false;
+    // What kernels said before a fault is for the job to read.
+    const bool always = message.info->opcode == static_cast<uint16_t>(wire::Opcode::OUTPUT);
+    if (message.info->is_sync && faulted() && !always) {
+      reply(message, endpoint_.lifeline().fault_code());
+    } else {
+      handler_of (*message.info)(*this, message);
+    }
+    if (!poisoned_) {
+      if (!answered_) reply(message, kOk);
+      return true;
+    }
+  }
+  // One that waits for this very message can be answered; the others learn it from server_state.
+  if (wrong) poison(wrong);
+  if (message.slot < kReplySlots) reply(message, kUnknown);
+  return false;
 }
 
 // -- for handlers ---------------------------------------------------------------------------------------------------
@@ -240,25 +277,14 @@ void Connection::reply(const Message& message, int32_t status, const void* data,
     if (state_.replaying().on) state_.replaying().status = status;
     return;
   }
-  ReplySlot& slot = view_.replies()[message.slot];
-  bytes = std::min(bytes, sizeof slot.data);
-  slot.status = status;
-  slot.bytes = static_cast<uint32_t>(bytes);
-  if (bytes) std::memcpy(slot.data, data, bytes);
-  slot.seq.store(message.seq, std::memory_order_release);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (slot.waiting.load(std::memory_order_relaxed)) {
-    woke_caller_ = true;
-    futex_wake(&slot.seq, INT_MAX);
-  }
+  endpoint_.answer(message, status, data, bytes);
 }
 
 void Connection::fail(const Message& message, int32_t code) {
   DP_LOG(kDebug, kConnection, number(), "%s fails late with %d", message.info->name, code);
   if (message.seq || state_.replaying().on)
     return reply(message, code);  // a thread's late error is the job's, not a replay's
-  int32_t none = 0;
-  view_.replies()[message.slot].late_error.compare_exchange_strong(none, code, std::memory_order_release);
+  endpoint_.late_error(message.slot, code);
 }
 
 void Connection::fail(const Message& message, const Status& why) {
@@ -273,30 +299,25 @@ void Connection::refuse(const Message& message, VHandle stream, int32_t code, ui
   // belongs to another stream, it completes in that one's order.
   if (const hal::QueueRef* queue = device_.queue_at(stream.index()))
     return device_.nop(*queue, {message.end, chunk_tag});
-  if (chunk_tag) lifeline_->release_chunk(chunk_tag - 1);
-  if (stream.index() < kStreams) lifeline_->complete(stream.index(), message.end);
+  if (chunk_tag) endpoint_.lifeline().release_chunk(chunk_tag - 1);
+  if (stream.index() < kStreams) endpoint_.lifeline().complete(stream.index(), message.end);
 }
 
 void Connection::poison(const char* text) {
   if (poisoned_) return;
   poisoned_ = true;
   DP_LOG(kError, kConnection, number(), "pid=%u poisoned: %s", peer_.pid, text);
-  lifeline_->fault(kUnknown, text);
-  lifeline_->end(ServerState::kPoisoned);
+  endpoint_.lifeline().fault(kUnknown, text);
+  endpoint_.lifeline().end(ServerState::kPoisoned);
   // What waits in streams completes unexecuted: nobody will answer a host function any more.
   if (device_.is_open()) device_.restore_fault(kUnknown);
   host_functions_.look_again();
 }
 
-std::vector<uint8_t> Connection::take_bulk(const Message& message) {
-  if (message.bulk == gathered_.data()) return std::move(gathered_);
-  return {message.bulk, message.bulk + message.bulk_bytes};
-}
-
 std::string Connection::undumpable() const {
   const std::string who = "client " + std::to_string(number()) + " (pid " + std::to_string(peer_.pid) + "): ";
   if (faulted() && !device_.caps().reads_after_fault)
-    return who + "its GPU context has failed with error " + std::to_string(lifeline_->fault_code()) +
+    return who + "its GPU context has failed with error " + std::to_string(endpoint_.lifeline().fault_code()) +
            ", and the driver reads no memory of a failed context; that process must end before a checkpoint";
   const std::string why = state_.obstacles().text();
   return why.empty() ? why : who + why;
@@ -307,22 +328,20 @@ std::string Connection::undumpable() const {
 void Connection::on_thread_start() noexcept { prepare_thread_for_crash(); }
 
 void Connection::on_complete(uint32_t queue_index, uint64_t position, uint32_t tag) noexcept {
-  if (tag) lifeline_->release_chunk(tag - 1);
-  lifeline_->complete(queue_index, position);
+  if (tag) endpoint_.lifeline().release_chunk(tag - 1);
+  endpoint_.lifeline().complete(queue_index, position);
 }
 
 void Connection::on_fault(int32_t result, const char* text) noexcept {
   DP_LOG(kWarn, kLaunch, number(), "pid=%u execution fault %d: %s", peer_.pid, result, text);
-  lifeline_->fault(result, text);
+  endpoint_.lifeline().fault(result, text);
   // The client posts nothing more, so no host function will be said to be done: those who wait for one go on.
   host_functions_.look_again();
 }
 
 void Connection::on_refused(uint32_t caller, int32_t result, const char* text) noexcept {
   DP_LOG(kWarn, kLaunch, number(), "pid=%u the device refused a command: %s", peer_.pid, text);
-  int32_t none = 0;
-  if (caller < kReplySlots)
-    view_.replies()[caller].late_error.compare_exchange_strong(none, result, std::memory_order_release);
+  if (caller < kReplySlots) endpoint_.late_error(caller, result);
 }
 
 bool Connection::range_live(uint64_t addr, uint64_t bytes, uint64_t position, bool on_submitter) noexcept {
@@ -330,15 +349,8 @@ bool Connection::range_live(uint64_t addr, uint64_t bytes, uint64_t position, bo
 }
 
 void Connection::host_function(uint64_t token) noexcept {
-  HostFuncEntry& entry = view_.control()->hostfuncs[token % kHostFuncs];
-  // The entry is taken while the client has not yet looked at the function of kHostFuncs tokens ago: rare, so polled.
-  for (uint64_t empty = 0; !entry.token.compare_exchange_weak(empty, token, std::memory_order_release); empty = 0) {
-    if (stopping() || lifeline_->faulted()) return;
-    usleep(100);
-  }
-  view_.control()->hostfunc_seq.fetch_add(1, std::memory_order_release);
-  futex_wake(&view_.control()->hostfunc_seq, INT_MAX);
-  host_functions_.wait(token, [this] { return stopping() || lifeline_->faulted(); });
+  auto ended = [this] { return gate_.stopping() || faulted(); };
+  if (endpoint_.post_host_function(token, ended)) host_functions_.wait(token, ended);
 }
 
 }  // namespace devproxy::server

@@ -1,18 +1,17 @@
-// One client process on this server: its segment, its address range, its objects, and the thread that dispatches.
+// One client process on this server: its endpoint, its gate, its state and memory, the door to its device, and the
+// thread that takes its messages from the one to the other.
 //
 // Who owns what
 //   dispatch thread   the consuming side of the ring, the door, the client's state and memory; all handlers run on it
-//   device threads    call the SpaceOwner methods: they touch the lifeline, ClientMemory::live() and HostFunctions only
-//   server thread     makes it, asks it to stop, joins it, reads the counters; while parked() it may read everything
-// Locks: park_mu_ is a leaf, as are those of the parts; none is taken under another.
+//   device threads    call the SpaceOwner methods: they touch the endpoint, ClientMemory::live() and HostFunctions only
+//   server thread     makes it, asks its gate, joins it, reads the counters; while parked() it may read everything
+// Locks: those of the parts are leaves; none is taken under another.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,14 +21,14 @@
 #include "devproxy/csrc/server/client_state.h"
 #include "devproxy/csrc/server/counters.h"
 #include "devproxy/csrc/server/device_door.h"
+#include "devproxy/csrc/server/endpoint.h"
 #include "devproxy/csrc/server/host_functions.h"
 #include "devproxy/csrc/server/image_store.h"
 #include "devproxy/csrc/server/ledger.h"
-#include "devproxy/csrc/server/lifeline.h"
 #include "devproxy/csrc/server/message.h"
+#include "devproxy/csrc/server/shared_gate.h"
 #include "devproxy/csrc/server/slot_table.h"
 #include "devproxy/csrc/server/windows.h"
-#include "devproxy/csrc/transport/segment_view.h"
 #include "devproxy/csrc/wire/attach.h"
 #include "devproxy/hal/hal.h"
 
@@ -67,32 +66,26 @@ class Connection final : public hal::SpaceOwner {
   ~Connection() override;
 
   void start();
-  // Any thread. The dispatch thread ends the streams, gives everything back, and calls connection_finished.
+  // Any thread. The dispatch thread ends the streams, gives everything back, and wakes the server thread.
   void request_stop();
   bool finished() const { return finished_.load(std::memory_order_acquire); }
   void join();
-  // Any thread, any time: for a connection whose kernel does not end.
-  void remove_files() const;
-  // The read end of the link: polls as hung up when the client is gone. Open as long as the connection lives.
-  int link() const { return link_; }
-
-  // -- the cut; server thread. The argument is at the top of dispatch.cc.
+  // -- the cut; server thread. The argument is at the top of connection.cc.
   // Stops the consumption of the ring at the first boundary where that is possible; from until_us (now_us()) on at any
   // such boundary, before that only at least live bytes.
   void request_cut(uint64_t until_us);
-  void resume();
-  bool parked() const {
-    return cut_number_ != 0 && parked_number_.load(std::memory_order_acquire) == cut_number_ && !resumed_;
-  }
+  void resume() { gate_.resume(); }
+  bool parked() const { return gate_.phase() == Gate::Phase::kParked; }
   // Moves while the connection comes nearer to parking.
   uint64_t cut_progress() const {
-    return counters_.calls.load(std::memory_order_relaxed) + drained_.load(std::memory_order_relaxed);
+    return counters_.calls.load(std::memory_order_relaxed) +
+           gate_.ask([](const Gate& g) { return g.drain_progress(); });
   }
   struct CutFacts {
     uint64_t live_bytes = 0, trough_bytes = 0, waited_us = 0, drained_us = 0;
   };
-  const CutFacts& cut_facts() const { return cut_facts_; }  // Precondition: parked()
-  bool faulted() const { return lifeline_->faulted(); }
+  CutFacts cut_facts() const;  // Precondition: parked()
+  bool faulted() const { return endpoint_.lifeline().faulted(); }
   // Why this client cannot be dumped now; empty where it can. Any thread.
   std::string undumpable() const;
   // The client's object of the state file. Precondition: parked().
@@ -103,11 +96,8 @@ class Connection final : public hal::SpaceOwner {
   const Peer& peer() const { return peer_; }
   uint32_t slot() const { return slot_; }
   const Counters& counters() const { return counters_; }
-  uint64_t wakes() const { return view_.control()->wakes.load(std::memory_order_relaxed); }
-  uint64_t steps() const { return view_.control()->steps.load(std::memory_order_relaxed); }
-  const std::string& segment_path() const { return segment_path_; }
-  const std::string& pinned_path() const { return pinned_path_; }
-  Lifeline& lifeline() { return *lifeline_; }
+  Endpoint& endpoint() { return endpoint_; }
+  const Endpoint& endpoint() const { return endpoint_; }
 
   // -- for handlers; dispatch thread only -----------------------------------------------------------------------------
 
@@ -115,10 +105,6 @@ class Connection final : public hal::SpaceOwner {
   ServerParts& parts() { return parts_; }
   Counters& counting() { return counters_; }
   uint64_t number() const { return peer_.number; }
-  uint64_t position() const { return position_; }
-  uint64_t pinned_begin() const { return range_base(slot_) + kDeviceBytes; }
-  const SegmentView& view() const { return view_; }
-
   // Answers the message. bytes: of the reply struct and its tail.
   void reply(const Message& message, int32_t status, const void* data = nullptr, size_t bytes = 0);
   // A failure of this message that is not an execution fault.
@@ -131,13 +117,11 @@ class Connection final : public hal::SpaceOwner {
   // The client breaks the protocol: it is told, and nothing of it is looked at any more.
   void poison(const char* text);
   bool poisoned() const { return poisoned_; }
+
   ClientState& state() { return state_; }
   ClientMemory& memory() { return memory_; }
   Windows& windows() { return windows_; }
   HostFunctions& host_functions() { return host_functions_; }
-  // The message's bulk data, for keeping; may be called once per message.
-  std::vector<uint8_t> take_bulk(const Message& message);
-
   // -- hal::SpaceOwner; any device thread -----------------------------------------------------------------------------
 
   void on_thread_start() noexcept override;
@@ -151,18 +135,20 @@ class Connection final : public hal::SpaceOwner {
 
  private:
   Connection(ServerParts& parts, const Peer& peer, uint32_t slot);
-  Status make_files();
-  Status open_files();
   Status open_memory();
   void fill_reply(AttachReply* reply) const;
 
-  // dispatch.cc
+  // The dispatch thread.
   void run();
   void dispatch();
-  bool wait_for_work();
+  bool attend();
+  Gate::Boundary boundary() const;
+  Gate::Step drain();
   void throttle();
-  bool cut_ready();
-  void park();
+  bool consume(uint32_t record_bytes);
+  void tear_down();
+
+  // restore.cc
   // What the client was told about the device when it attached, asks nobody about again, and relies on.
   std::string told_json() const;
   Status restore_memory(const Json& client);
@@ -172,35 +158,14 @@ class Connection final : public hal::SpaceOwner {
   Status replay_entry(const Json& entry);
   Status same_value(const Json& entry);
 
-  bool consume(uint32_t record_bytes);
-  bool fetch_bulk(Message& message, const uint8_t* inline_bytes, uint32_t inline_length);
-  void tear_down();
-
   ServerParts& parts_;
   const Peer peer_;
   const uint32_t slot_;
-  std::string segment_path_, pinned_path_, link_path_;
-  int link_ = -1;
-  bool keep_files_ = false;  // they and the slot belong to a successor or predecessor: our end leaves them
-  bool pinned_mapped_ = false;
-  SegmentView view_;
-  std::unique_ptr<Lifeline> lifeline_;
+  Endpoint endpoint_;
+  SharedGate gate_;
   Counters counters_;
-
   std::thread thread_;
-  static constexpr uint32_t kStop = 1, kCut = 2;
-  std::atomic<uint32_t> attention_{0};  // what the dispatch thread shall look at: one load per message
   std::atomic<bool> finished_{false};
-  bool stopping() const { return attention_.load(std::memory_order_relaxed) & kStop; }
-  void call_dispatch_thread();
-
-  std::mutex park_mu_;
-  std::condition_variable park_wake_;
-  uint64_t cut_number_ = 0;  // server thread writes, under park_mu_
-  bool resumed_ = false;     // server thread only
-  std::atomic<uint64_t> cut_until_us_{0}, cut_asked_us_{0};
-  std::atomic<uint64_t> parked_number_{0}, drained_{0};
-  CutFacts cut_facts_;  // dispatch thread writes, before parked_number_
 
   // dispatch thread only; while the client is parked, the server thread
   DeviceDoor device_;
@@ -208,12 +173,8 @@ class Connection final : public hal::SpaceOwner {
   ClientMemory memory_;
   Windows windows_;
   HostFunctions host_functions_;
-  uint64_t position_ = 0;  // our own copy of the ring's head
   bool poisoned_ = false;
-  bool answered_ = false;     // the message being handled has its reply
-  bool woke_caller_ = false;  // and its caller slept
-  alignas(64) uint8_t inline_[kMaxInlineBytes];
-  std::vector<uint8_t> gathered_;  // bulk that came in chunks
+  bool answered_ = false;  // the message being handled has its reply
 };
 
 }  // namespace devproxy::server

@@ -20,7 +20,6 @@ namespace devproxy::server {
 namespace {
 
 constexpr uint64_t kAutoWaitMaxUs = 30'000'000;
-constexpr uint64_t kOverlapPatience = 20;  // times drain_ms, for host functions of which one is always out
 constexpr uint64_t kStragglerUs = 2'000'000;
 
 std::string seconds(uint64_t us) {
@@ -74,7 +73,7 @@ void send_all(int socket, const void* data, size_t bytes) {
 
 std::string Server::refused(const std::string& why) const {
   return "{\"ok\":false,\"error\":" + json_string("GPU " + std::to_string(config_.gpu) + ": " + why) + ",\"state\":\"" +
-         (phase_ == Phase::kParked ? "parked" : "running") + "\"}";
+         (parked() ? "parked" : "running") + "\"}";
 }
 
 // All requests that have arrived. False when the peer has gone, or the server leaves.
@@ -98,7 +97,7 @@ void Server::serve_control(ControlPeer& peer) {
       peer.answer(resume());
     } else if (op == "steps") {
       uint64_t steps = gone_.steps;
-      for (const Client& c : clients_) steps += c.connection->steps();
+      for (const Client& c : clients_) steps += c.connection->endpoint().steps();
       peer.answer("{\"ok\":true," + json_number("steps", steps) + "}");
     } else if (op == "leave") {
       peer.answer(leave());
@@ -141,8 +140,7 @@ std::string Server::can_dump() {
 }
 
 void Server::begin_cut(ControlPeer& peer, const Json& request) {
-  if (phase_ != Phase::kRunning)
-    return peer.answer(refused(phase_ == Phase::kParked ? "it is parked already" : "a cut is under way already"));
+  if (held_) return peer.answer(refused(parked() ? "it is parked already" : "a cut is under way already"));
   if (device_->caps().level < 2) return peer.answer(refused("the device '" + config_.device + "' cannot be dumped"));
   const int64_t wait_ms = request["wait_ms"].i64();
   uint64_t wait_us = static_cast<uint64_t>(wait_ms) * 1000;
@@ -151,22 +149,19 @@ void Server::begin_cut(ControlPeer& peer, const Json& request) {
     for (const Client& c : clients_) wait_us = std::max<uint64_t>(wait_us, 2 * c.connection->counters().period_us);
     wait_us = std::min(wait_us, kAutoWaitMaxUs);
   }
-  phase_ = Phase::kCutting;
+  held_ = true;
   cut_peer_ = &peer;
-  cut_until_us_ = now_us() + wait_us;
-  cut_patience_us_ = std::max<uint64_t>(1, request["drain_ms"].u64(10'000)) * 1000;
-  cut_progress_ = 0;
-  cut_progress_us_ = cut_until_us_;
+  cut_.emplace(now_us(), wait_us, std::max<uint64_t>(1, request["drain_ms"].u64(10'000)) * 1000);
   DP_LOG(kInfo, kServer, 0, "cut: waiting up to %lu ms for least live bytes",
          static_cast<unsigned long>(wait_us / 1000));
   for (Client& c : clients_)
-    if (c.here) c.connection->request_cut(cut_until_us_);
+    if (c.here) c.connection->request_cut(cut_->until_us());
   look_at_cut();
 }
 
 // Called whenever a connection has woken the server thread, and every few milliseconds during a cut.
 void Server::look_at_cut() {
-  if (phase_ != Phase::kCutting) return;
+  if (!cut_) return;
   uint64_t progress = 0;
   const Client* waits_for = nullptr;
   for (const Client& c : clients_) {
@@ -174,16 +169,18 @@ void Server::look_at_cut() {
     progress += c.connection->cut_progress();
     if (!c.connection->parked()) waits_for = &c;
   }
-  const uint64_t now = now_us();
-  if (!waits_for) {
+  const size_t out = waits_for ? waits_for->connection->host_functions().count() : 0;
+  const Cut::Verdict verdict = cut_->on({now_us(), !waits_for, progress, out != 0});
+  if (verdict == Cut::Verdict::kWait) return;
+  if (verdict == Cut::Verdict::kParked) {
     Status fault = DP_FAULT(server_cut_parked);
     if (!fault.ok()) return fail_cut(fault.text());
-    phase_ = Phase::kParked;
+    cut_.reset();
     forget_dump();
     Connection::CutFacts sum;
     for (const Client& c : clients_) {
       if (!c.here) continue;
-      const Connection::CutFacts& f = c.connection->cut_facts();
+      const Connection::CutFacts f = c.connection->cut_facts();
       sum.live_bytes += f.live_bytes;
       sum.trough_bytes += f.trough_bytes == UINT64_MAX ? f.live_bytes : f.trough_bytes;
       sum.waited_us = std::max(sum.waited_us, f.waited_us);
@@ -198,23 +195,18 @@ void Server::look_at_cut() {
                         ',' + json_number("drained_us", sum.drained_us) + '}');
     return;
   }
-  if (now < cut_until_us_) return;
-  if (progress != cut_progress_) cut_progress_us_ = std::max(cut_progress_us_, now);
-  cut_progress_ = progress;
-  const size_t out = waits_for->connection->host_functions().count();
-  const bool overlap = out != 0 && now > cut_until_us_ + kOverlapPatience * cut_patience_us_;
-  if (now <= cut_progress_us_ + cut_patience_us_ && !overlap) return;
   const std::string who = "client " + std::to_string(waits_for->connection->number()) + " (pid " +
                           std::to_string(waits_for->connection->peer().pid) + ")";
   if (out)
     return fail_cut(who + " has " + std::to_string(out) + " host functions that do not return" +
-                    (overlap ? ", or always one more" : "") + ": try again, or end them");
+                    (verdict == Cut::Verdict::kOverlap ? ", or always one more" : "") + ": try again, or end them");
   fail_cut("a kernel or copy of " + who + " does not end: try again, or with a longer drain time");
 }
 
 void Server::fail_cut(const std::string& why) {
   for (Client& c : clients_) c.connection->resume();
-  phase_ = Phase::kRunning;
+  held_ = false;
+  cut_.reset();
   DP_LOG(kWarn, kServer, 0, "cut given up: %s", why.c_str());
   if (cut_peer_) cut_peer_->answer(refused(why + "; the job runs on"));
   cut_peer_ = nullptr;
@@ -222,7 +214,7 @@ void Server::fail_cut(const std::string& why) {
 
 // A client that attached while the server was parked parks on its own.
 Status Server::all_parked() {
-  if (phase_ != Phase::kParked) return {kIllegalState, "it is not parked: cut first"};
+  if (!parked()) return {kIllegalState, "it is not parked: cut first"};
   const uint64_t until = now_us() + kStragglerUs;
   for (const Client& c : clients_)
     while (c.here && !c.connection->parked() && !c.connection->finished()) {
@@ -329,11 +321,11 @@ std::string Server::dump_shared(const std::string& dir) {
 }
 
 std::string Server::resume() {
-  if (phase_ == Phase::kCutting) {
+  if (cut_) {
     fail_cut("it was told to resume");
     return "{\"ok\":true}";
   }
-  if (phase_ != Phase::kParked) return refused("it is not parked");
+  if (!held_) return refused("it is not parked");
   Status s = listen_here();  // a successor that did not take over has the socket's name
   if (!s.ok()) return refused(s.text());
   for (Client& c : clients_) {
@@ -342,7 +334,7 @@ std::string Server::resume() {
     c.connection->resume();
     s = DP_FAULT(server_resume);  // "error": the others must go on all the same
   }
-  phase_ = Phase::kRunning;
+  held_ = false;
   borrowed_ = false;
   cut_peer_ = nullptr;
   forget_dump();
@@ -352,7 +344,7 @@ std::string Server::resume() {
 }
 
 std::string Server::leave() {
-  if (phase_ != Phase::kParked) return refused("only a parked server leaves: cut and dump first");
+  if (!parked()) return refused("only a parked server leaves: cut and dump first");
   if (!borrowed_) {
     take_hellos();  // whoever knocks now belongs to this server
     for (const Client& c : clients_)

@@ -125,14 +125,14 @@ StatusOr<std::vector<ImageStore::Ref>> restore_images(ImageStore& store, const J
 
 Status dump_shared(Connection& connection, const std::string& dir, std::string* json, uint64_t* bytes) {
   const std::string stem = "gpu" + std::to_string(connection.parts().gpu) + "-" + std::to_string(connection.number());
-  const SegmentView& view = connection.view();
+  const SegmentView& view = connection.endpoint().view();
   const ControlPage* control = view.control();
 
   // The segment: everything before the ring, the ring from head to tail (a record that is reserved and half written
   // belongs to a thread that will go on writing it), the chunks in use. The other lines of the ring are as good as new:
   // the first word of each is 0.
   std::vector<Range> used = {{0, kRingOffset}};
-  const uint64_t head = connection.position();
+  const uint64_t head = connection.endpoint().position();
   const uint64_t in_ring = std::min<uint64_t>(control->tail.value.load(std::memory_order_acquire) - head, kRingBytes);
   const uint64_t first = head % kRingBytes, before_end = std::min<uint64_t>(in_ring, kRingBytes - first);
   if (before_end) used.push_back({kRingOffset + first, before_end});
@@ -142,12 +142,12 @@ Status dump_shared(Connection& connection, const std::string& dir, std::string* 
       used.push_back({kChunksOffset + i * kChunkBytes, kChunkBytes});
   // Chunks that have pages: the client relies on it, so a restore gives them pages again.
   std::vector<Range> pages, window;
-  if (Status s = data_extents(connection.segment_path(), &pages); !s.ok()) return s;
+  if (Status s = data_extents(connection.endpoint().segment_path(), &pages); !s.ok()) return s;
   // The whole window by what has pages, not by the mirror: the client may use memory whose HOST_ALLOC is still unread.
-  if (Status s = data_extents(connection.pinned_path(), &window); !s.ok()) return s;
+  if (Status s = data_extents(connection.endpoint().pinned_path(), &window); !s.ok()) return s;
 
-  const File segment(connection.segment_path(), O_RDONLY);
-  if (segment.fd < 0) return Status::from_errno(kFileNotFound, "opening " + connection.segment_path());
+  const File segment(connection.endpoint().segment_path(), O_RDONLY);
+  if (segment.fd < 0) return Status::from_errno(kFileNotFound, "opening " + connection.endpoint().segment_path());
   std::string seg_json, pin_json, page_json;
   std::vector<Piece> seg_pieces, pin_pieces;
   uint64_t offset = 0;
@@ -160,7 +160,7 @@ Status dump_shared(Connection& connection, const std::string& dir, std::string* 
   offset = 0;
   for (const Range& r : window) {
     pin_json += (offset ? "," : "") + pair_json(r.addr, r.bytes);
-    pin_pieces.push_back({connection.pinned_begin() + r.addr, offset, r.bytes});
+    pin_pieces.push_back({connection.endpoint().pinned_begin() + r.addr, offset, r.bytes});
     offset += r.bytes;
   }
   for (const Range& r : pages) page_json += (page_json.empty() ? "" : ",") + pair_json(r.addr, r.bytes);
@@ -200,10 +200,11 @@ StatusOr<std::string> Connection::state_json() {
   const Counters& n = counters_;
   return "{" + json_number("number", number()) + ',' + json_number("pid", peer_.pid) + ',' +
          json_number("slot", slot_) + (peer_.framework ? ",\"framework\":true" : "") + ",\"told\":" + told_json() +
-         ',' + json_number("position", position_) + ',' + memory_.save() + ',' + windows_.save() + ',' + *objects +
-         ",\"host_functions\":[" + tokens + "],\"fault\":{" +
-         json_number("code", static_cast<uint64_t>(lifeline_->fault_code())) +
-         ",\"text\":" + json_string(lifeline_->fault_text()) + ",\"ended\":" + (lifeline_->ended() ? "true" : "false") +
+         ',' + json_number("position", endpoint_.position()) + ',' + memory_.save() + ',' + windows_.save() + ',' +
+         *objects + ",\"host_functions\":[" + tokens + "],\"fault\":{" +
+         json_number("code", static_cast<uint64_t>(endpoint_.lifeline().fault_code())) +
+         ",\"text\":" + json_string(endpoint_.lifeline().fault_text()) +
+         ",\"ended\":" + (endpoint_.lifeline().ended() ? "true" : "false") +
          ",\"poisoned\":" + (poisoned_ ? "true" : "false") + "},\"counters\":{" + json_number("calls", n.calls) + ',' +
          json_number("launches", n.launches) + ',' + json_number("h2d_bytes", n.h2d_bytes) + ',' +
          json_number("d2h_bytes", n.d2h_bytes) + ',' + json_number("d2d_bytes", n.d2d_bytes) + ',' +

@@ -90,27 +90,19 @@ StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, co
   if (Status s = check_told(parts, client["told"]); !s.ok()) return std::move(s).with("restoring " + who);
   std::unique_ptr<Connection> c(new Connection(parts, peer, peer.wanted_slot));
   // In a handover the files are the predecessor's until this server is told to go on: own() in resume.
-  c->keep_files_ = !shared;
+  if (!shared) c->endpoint_.keep_files();
   const std::string stem = dir + "/gpu" + std::to_string(parts.gpu) + "-" + std::to_string(peer.number);
   Status s;
   if (shared) {
-    s = c->make_files();
-    if (s.ok()) s = fill_shared(*shared, stem, c->segment_path_, c->pinned_path_);
-  } else if (access(c->link_path_.c_str(), F_OK) != 0) {
+    s = c->endpoint_.make_files();
+    if (s.ok()) s = fill_shared(*shared, stem, c->endpoint_.segment_path(), c->endpoint_.pinned_path());
+  } else if (!c->endpoint_.has_files()) {
     return std::unique_ptr<Connection>();
   }
-  if (s.ok()) s = c->open_files();
-  if (s.ok() && !shared) {
-    // No writer is left: the client went, and poll() would never say so to a reader that came later.
-    char byte;
-    if (read(c->link_, &byte, 1) == 0) return std::unique_ptr<Connection>();
-  }
-  if (s.ok()) {
-    c->view_.ring().own();
-    if (c->view_.control()->magic != kSegmentMagic || c->view_.ring().head() != client["position"].u64())
-      s = {kInvalidImage, "the segment " + c->segment_path_ + " does not belong to this state"};
-    c->position_ = c->view_.ring().head();
-  }
+  if (s.ok()) s = c->endpoint_.open_files();
+  // No writer is left: the client went, and poll() would never say so to a reader that came later.
+  if (s.ok() && !shared && c->endpoint_.client_went()) return std::unique_ptr<Connection>();
+  if (s.ok()) s = c->endpoint_.go_on(client["position"].u64());
   if (s.ok()) s = c->open_memory();
   if (s.ok()) s = c->restore_memory(client);
   if (s.ok()) s = c->restore_objects(client);
@@ -147,9 +139,10 @@ Status Connection::restore_objects(const Json& client) {
   if (Status s = memory_.check_restored(client); !s.ok()) return s;
   if (Status s = state_.restore_events(client, device_); !s.ok()) return s;
   const Json& fault = client["fault"];
-  lifeline_->restore(static_cast<int32_t>(fault["code"].i64()), fault["text"].text.c_str(), fault["ended"].truth);
+  endpoint_.lifeline().restore(static_cast<int32_t>(fault["code"].i64()), fault["text"].text.c_str(),
+                               fault["ended"].truth);
   poisoned_ = fault["poisoned"].truth;
-  if (faulted()) device_.restore_fault(lifeline_->fault_code());
+  if (faulted()) device_.restore_fault(endpoint_.lifeline().fault_code());
   for (const Json& token : client["host_functions"].items) host_functions_.add(token.u64());
   Counters& n = counters_;
   const Json& was = client["counters"];
@@ -170,7 +163,7 @@ Status Connection::replay_entry(const Json& entry) {
       std::string(message.info ? message.info->name : "a message") + " v" + std::to_string(entry["handle"].u64());
   if (!message.info || !request || !bulk || request->size() != message.info->req_bytes)
     return {kInvalidImage, "the replay log's " + what + " is damaged"};
-  message.end = position_;
+  message.end = endpoint_.position();
   std::memset(message.request, 0, sizeof message.request);
   std::memcpy(message.request, request->data(), request->size());
   message.bulk = bulk->data();
@@ -248,7 +241,7 @@ Status Connection::restore_contents(const Json& client, const std::string& path,
     Piece piece{range["addr"].u64(), range["offset"].u64(), range["bytes"].u64()};
     if (range["module"].u64())
       if (Status s = memory_.place_variable(range, &piece.addr); !s.ok()) return s;
-    if (!memory_.in_device(piece.addr, piece.bytes, position_))
+    if (!memory_.in_device(piece.addr, piece.bytes, endpoint_.position()))
       return {kInvalidImage, "the state has device memory that no object owns"};
     pieces.push_back(piece);
   }

@@ -185,7 +185,7 @@ Status Server::restore() {
   gone_.frees = gone["frees"].u64(), gone_.wakes = gone["wakes"].u64(), gone_.busy_us = gone["busy_us"].u64();
   gone_.steps = gone["steps"].u64();
   parts_.live.peak = std::max(parts_.live.peak.load(), gone["peak_bytes"].u64());
-  phase_ = Phase::kParked;
+  held_ = true;
   borrowed_ = true;
   if (Status s = all_parked(); !s.ok()) return s;
   return DP_FAULT(server_restore_end);
@@ -209,10 +209,10 @@ void Server::run() {
       if (c.here && c.socket >= 0)
         fds.push_back({c.socket, POLLIN | POLLRDHUP, 0});
       else if (c.here)
-        fds.push_back({c.connection->link(), 0, 0});
+        fds.push_back({c.connection->endpoint().link(), 0, 0});
     const size_t first_control = fds.size();
     for (const auto& control : controls_) fds.push_back({control->socket(), POLLIN, 0});
-    const int timeout_ms = phase_ == Phase::kCutting ? kCutLookMs : hellos_.empty() ? -1 : 1000;
+    const int timeout_ms = cut_ ? kCutLookMs : hellos_.empty() ? -1 : 1000;
     if (poll(fds.data(), fds.size(), timeout_ms) < 0 && errno != EINTR) break;
 
     if (fds[1].revents) {
@@ -278,7 +278,7 @@ void Server::look_at_clients(const std::vector<pollfd>& fds) {
   for (const pollfd& fd : fds) {
     if (!fd.revents) continue;
     for (Client& c : clients_) {
-      if (!c.here || fd.fd != (c.socket >= 0 ? c.socket : c.connection->link())) continue;
+      if (!c.here || fd.fd != (c.socket >= 0 ? c.socket : c.connection->endpoint().link())) continue;
       uint8_t byte = 0;
       if (c.socket >= 0) {
         const ssize_t n = recv(c.socket, &byte, 1, MSG_DONTWAIT);
@@ -381,7 +381,7 @@ void Server::attach(int socket, const AttachRequest& request, uint32_t pid) {
   auto connection = Connection::make(
       parts_, {next_number_++, pid, request.wanted_slot, request.kind == AttachKind::kFramework}, &reply);
   if (connection) {
-    if (phase_ != Phase::kRunning) connection->request_cut(0);
+    if (held_) connection->request_cut(0);
     connection->start();
     DP_LOG(kInfo, kServer, connection->peer().number, "pid=%u attached, slot %u", pid, connection->slot());
     clients_.push_back({socket, true, std::move(connection)});
@@ -398,7 +398,7 @@ void Server::Totals::add(const Connection& connection) {
   calls += get(n.calls), launches += get(n.launches);
   h2d_bytes += get(n.h2d_bytes), d2h_bytes += get(n.d2h_bytes), d2d_bytes += get(n.d2d_bytes);
   memset_bytes += get(n.memset_bytes), allocs += get(n.allocs), frees += get(n.frees);
-  wakes += connection.wakes(), busy_us += get(n.busy_us), steps += connection.steps();
+  wakes += connection.endpoint().wakes(), busy_us += get(n.busy_us), steps += connection.endpoint().steps();
 }
 
 void Server::reap() {
@@ -406,7 +406,7 @@ void Server::reap() {
     if (!c.connection->finished()) return false;
     c.connection->join();
     gone_.add(*c.connection);
-    if (last_fault_.empty()) last_fault_ = c.connection->lifeline().fault_text();
+    if (last_fault_.empty()) last_fault_ = c.connection->endpoint().lifeline().fault_text();
     if (c.socket >= 0) close(c.socket);
     return true;
   });
@@ -417,7 +417,7 @@ void Server::stop_all(bool tell) {
   if (listen_fd_ >= 0) close(listen_fd_);
   unlink_socket();
   for (Client& c : clients_) {
-    if (tell && c.here) c.connection->lifeline().end(ServerState::kGone);
+    if (tell && c.here) c.connection->endpoint().lifeline().end(ServerState::kGone);
     c.connection->request_stop();
   }
   const uint64_t until = now_us() + kLeaveUs;
@@ -427,7 +427,7 @@ void Server::stop_all(bool tell) {
     reap();
   }
   for (Client& c : clients_) {  // its kernel does not end; it ends with the process
-    c.connection->remove_files();
+    c.connection->endpoint().remove_files();
     slots_->give(c.connection->slot());
   }
   ledger_->leave();
@@ -448,7 +448,7 @@ std::string Server::stats_json() const {
   uint64_t now = 0;
   for (const Client& c : clients_) {
     t.add(*c.connection);
-    if (fault.empty()) fault = c.connection->lifeline().fault_text();
+    if (fault.empty()) fault = c.connection->endpoint().lifeline().fault_text();
     if (!c.here) continue;
     const Counters& n = c.connection->counters();
     clients += (now++ ? ",{" : "{") + json_number("pid", c.connection->peer().pid) + ',' +

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/csrc/server/connection.h"
 #include "devproxy/csrc/server/control.h"
+#include "devproxy/csrc/server/cut.h"
 
 namespace devproxy::server {
 
@@ -117,14 +119,16 @@ class Server {
   uint64_t started_us_ = 0;
   ino_t socket_inode_ = 0;  // of what we bound: a successor renames its own socket over it
 
-  enum class Phase { kRunning, kCutting, kParked };
-  Phase phase_ = Phase::kRunning;
+  // From a cut, or a restore, to the resume. Whoever attaches meanwhile parks at once. How far a client is, its own
+  // gate says.
+  bool held_ = false;
+  std::optional<Cut> cut_;  // under way: not all are parked yet
+  bool parked() const { return held_ && !cut_; }
   // Restored and not resumed yet: clients, files and slots are still the predecessor's. Such a server ends in silence.
   bool borrowed_ = false;
   bool leaving_ = false;
   std::vector<std::unique_ptr<ControlPeer>> controls_;
   ControlPeer* cut_peer_ = nullptr;  // who asked for the cut; when it hangs up the server goes on by itself
-  uint64_t cut_until_us_ = 0, cut_patience_us_ = 0, cut_progress_ = 0, cut_progress_us_ = 0;
   void forget_dump() { dumped_.clear(), has_dump_ = false; }
   bool has_dump_ = false;      // there is a dump since the cut, which may be of nobody
   std::set<uint64_t> dumped_;  // numbers of the clients whose device memory is in it

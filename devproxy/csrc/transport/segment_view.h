@@ -58,6 +58,7 @@ class SegmentView {
   ReplySlot* replies() const { return std::launder(reinterpret_cast<ReplySlot*>(base_ + kRepliesOffset)); }
   uint8_t* chunk(uint32_t i) const { return base_ + kRingOffset + 2 * kRingBytes + i * kChunkBytes; }
   CommandRing& ring() { return ring_; }
+  const CommandRing& ring() const { return ring_; }
 
  private:
   uint8_t* base_ = nullptr;

@@ -87,7 +87,7 @@ void link_fetch(Connection& c, const Message& m) {
   if (r.chunk >= kChunks || r.bytes == 0 || r.bytes > kChunkBytes) return c.reply(m, kInvalidValue);
   if (r.offset > c.state().link_image().size() || r.bytes > c.state().link_image().size() - r.offset)
     return c.reply(m, kNotFound);
-  std::memcpy(c.view().chunk(r.chunk), c.state().link_image().data() + r.offset, r.bytes);
+  std::memcpy(c.endpoint().view().chunk(r.chunk), c.state().link_image().data() + r.offset, r.bytes);
   if (r.offset + r.bytes == c.state().link_image().size()) c.state().link_image() = {};
   c.reply(m, kOk);
 }

@@ -27,7 +27,7 @@ bool resolve(Connection& c, const Message& m, uint8_t space, uint64_t place, uin
   if (space == kPinned) return c.memory().pinned().contains(place, bytes, m.end);
   const uint64_t chunks_bytes = kChunkBytes * kChunks;
   if (space != kChunk || place > chunks_bytes || bytes > chunks_bytes - place) return false;
-  *addr = reinterpret_cast<uint64_t>(c.view().chunk(0)) + place;
+  *addr = reinterpret_cast<uint64_t>(c.endpoint().view().chunk(0)) + place;
   return true;
 }
 
