@@ -17,6 +17,8 @@ header() { echo "#include <$1>" | cc -E -x c - >/dev/null 2>&1; }
 header lz4.h || need liblz4-dev
 header zstd.h || need libzstd-dev
 header xxhash.h || need libxxhash-dev
+json() { echo "#include <nlohmann/json_fwd.hpp>" | c++ -E -x c++ - >/dev/null 2>&1; }
+json || need nlohmann-json3-dev # of the server (csrc/base/json.h)
 if have "$python"; then
   "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv
   # Python.h: the torch plugin has a part that torch loads as a Python extension.

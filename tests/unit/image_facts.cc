@@ -25,7 +25,7 @@ using namespace devproxy::hal::image;
 
 namespace {
 
-std::string number(const char* name, uint64_t value) { return json_number(name, value); }
+std::string number(const std::string& name, uint64_t value) { return json_string(name) + ':' + std::to_string(value); }
 std::string three(const char* name, const uint32_t* n) {
   return std::string("\"") + name + "\":[" + std::to_string(n[0]) + ',' + std::to_string(n[1]) + ',' +
          std::to_string(n[2]) + ']';
@@ -119,7 +119,7 @@ int fuzz(const std::vector<uint8_t>& image, uint64_t seed, uint64_t count) {
             return std::fprintf(stderr, "seed %lu, copy %lu: a parameter outside of its block\n", seed, i), 1;
   }
   std::string text;
-  for (const auto& [how, n] : ends) text += (text.empty() ? "" : ",") + json_number(how.c_str(), n);
+  for (const auto& [how, n] : ends) text += (text.empty() ? "" : ",") + number(how, n);
   std::printf("{%s}\n", text.c_str());
   return 0;
 }

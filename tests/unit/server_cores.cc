@@ -7,6 +7,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "devproxy/csrc/server/live_trace.h"
 #include "devproxy/csrc/server/memory_mirror.h"
 #include "devproxy/csrc/server/replay_log.h"
+#include "devproxy/csrc/server/state_record.h"
 #include "devproxy/hal/soft/range_set.h"
 
 using namespace devproxy;
@@ -285,13 +287,35 @@ void trace_of_constant_and_random_memory() {
   EXPECT(rising.trough_bytes() == 0 && !rising.at_trough(1) && !rising.at_trough(UINT64_MAX / 2));
 }
 
-void json_keeps_numbers_and_texts() {
-  const auto v = Json::parse(R"( {"a":[1,{"b":18446744073709551615}],"s":"x\n\u00e9\"","t":true,"n":null,"m":-5} )");
-  EXPECT(v && (*v)["a"][1]["b"].u64() == UINT64_MAX && (*v)["a"][0].u64() == 1 && (*v)["m"].i64() == -5);
-  EXPECT((*v)["s"].text == "x\n\xc3\xa9\"" && (*v)["t"].truth && (*v)["nothing"]["at"]["all"].u64(7) == 7);
-  EXPECT(Json::parse(json_string("a\"\\\n\x01z"))->text == "a\"\\\n\x01z");
-  for (const char* bad : {"", "{", "[1,", "{\"a\"}", "\"", "tru", "1 2", "{\"a\":}"}) EXPECT(!Json::parse(bad));
-  EXPECT(!Json::parse(std::string(100, '[') + std::string(100, ']')));
+// A state as servers wrote it before they had structs for it: members in another order, some missing.
+void a_state_keeps_its_form() {
+  const std::string text =
+      R"({"version":2,"abi":"ab","gpu":1,"device":"soft","memory_bytes":64,"next_number":3,"uptime_us":5,"last_fault":"",)"
+      R"("gone":{"calls":7,"peak_bytes":9},"images":[[1,18446744073709551615,3]],"clients":[{"number":2,"pid":10,"slot":4,)"
+      R"("position":128,"device":[{"addr":4096,"bytes":8,"flags":1,"offset":0},)"
+      R"({"addr":18446744073709551000,"bytes":4,"offset":8,"module":5,"name":"x\n\u00e9\"","given":true}],)"
+      R"("pinned":[[32,64]],"events":[[3,44]],"limits":[[1,2]],"output":"YWI=","log":[{"opcode":9,"handle":6,"key":0,)"
+      R"("request":"AAEC","globals":[12]}],"host_functions":[8],"fault":{"code":-1,"text":"t","ended":true}}]})";
+  auto read = read_record<ServerRecord>(text, "the state");
+  EXPECT(read.ok() && read->abi == "ab" && read->gone.calls == 7 && read->gone.frees == 0 && read->clients.size() == 1);
+  EXPECT(read->images[0] == (ImageRecord{1, UINT64_MAX, 3}));
+  const ClientRecord& c = read->clients[0];
+  EXPECT(c.slot == 4 && !c.framework && c.told.major == 0 && c.position == 128 && c.pinned[0] == Pair(32, 64));
+  EXPECT(c.device[0].flags == 1 && c.device[0].module == 0 && c.device[1].addr == 18446744073709551000u);
+  EXPECT(c.device[1].name == "x\n\xc3\xa9\"" && c.device[1].given && c.errors.bytes.empty());
+  EXPECT(c.output.bytes == (std::vector<uint8_t>{'a', 'b'}) && c.log[0].request.bytes.size() == 3);
+  EXPECT(c.log[0].globals == std::vector<uint64_t>{12} && c.host_functions[0] == 8 && c.fault.code == -1);
+  // What is written is read as the same, and is one text.
+  const std::string again = json_text(*read);
+  auto reread = read_record<ServerRecord>(again, "the state");
+  EXPECT(reread.ok() && json_text(*reread) == again);
+  for (const char* bad :
+       {"", "{", "[2]", "7", "{\"version\":1}", "{\"version\":\"2\"}", "{\"version\":2,\"gpu\":\"x\"}",
+        "{\"version\":2,\"clients\":7}", "{\"version\":2,\"clients\":[{\"output\":\"a*cd\"}]}"})
+    EXPECT(!read_record<ServerRecord>(bad, "the state").ok());
+}
+
+void base64_is_its_own_inverse() {
   for (size_t n = 0; n < 50; n++) {
     std::vector<uint8_t> bytes(n);
     for (size_t i = 0; i < n; i++) bytes[i] = static_cast<uint8_t>(i * 37 + n);
@@ -386,7 +410,8 @@ int main() {
   trace_finds_the_point_after_zero_grad();
   trace_forgets_an_earlier_phase();
   trace_of_constant_and_random_memory();
-  json_keeps_numbers_and_texts();
+  a_state_keeps_its_form();
+  base64_is_its_own_inverse();
   mirror_knows_what_is_live();
   handles_are_typed_and_never_stale();
   replay_log_is_as_long_as_the_state();

@@ -233,7 +233,7 @@ class RawControl {
     EXPECT(recv(socket_, text.data(), length, MSG_WAITALL) == static_cast<ssize_t>(length));
     return text;
   }
-  bool ok(const std::string& json) { return ask(json).starts_with("{\"ok\":true"); }
+  bool ok(const std::string& json) { return ask(json).find("\"ok\":true") != std::string::npos; }
 
  private:
   int socket_ = -1;

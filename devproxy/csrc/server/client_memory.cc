@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "devproxy/csrc/server/state_record.h"
 #include "devproxy/csrc/transport/futex.h"
 
 namespace devproxy::server {
@@ -158,80 +159,71 @@ std::vector<Piece> ClientMemory::pieces() const {
   return pieces;
 }
 
-std::string ClientMemory::save() const {
-  std::string device, pinned;
+void ClientMemory::save(ClientRecord* client) const {
+  client->credit_bytes = credit_bytes_;
+  client->client_bytes = client_bytes_;
+  client->globals_bytes = globals_bytes_;
+  client->arrays_bytes = arrays_bytes_;
   uint64_t offset = 0;  // as pieces() places them
   device_.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t flags) {
-    device += (device.empty() ? "{" : ",{") + json_number("addr", addr) + ',' + json_number("bytes", bytes) + ',' +
-              json_number("flags", flags) + ',' + json_number("offset", offset) + '}';
+    client->device.push_back({addr, bytes, offset, flags, 0, {}, false});
     offset += bytes;
   });
   for (const auto& [addr, v] : variables_) {
-    device += (device.empty() ? "{" : ",{") + json_number("addr", addr) + ',' + json_number("bytes", v.bytes) + ',' +
-              json_number("offset", offset) + ',' + json_number("module", v.module.value) +
-              ",\"name\":" + json_string(v.name) + ",\"given\":" + (v.given ? "true" : "false") + '}';
+    client->device.push_back({addr, v.bytes, offset, 0, v.module.value, v.name, v.given});
     offset += v.bytes;
   }
-  pinned_.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
-    pinned += (pinned.empty() ? "[" : ",[") + std::to_string(addr) + ',' + std::to_string(bytes) + ']';
-  });
-  return json_number("credit_bytes", credit_bytes_) + ',' + json_number("client_bytes", client_bytes_) + ',' +
-         json_number("globals_bytes", globals_bytes_) + ',' + json_number("arrays_bytes", arrays_bytes_) +
-         ",\"device\":[" + device + "],\"pinned\":[" + pinned + ']';
+  pinned_.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) { client->pinned.emplace_back(addr, bytes); });
 }
 
-Status ClientMemory::restore(const Json& client, uint32_t physical_gpu) {
-  const uint64_t credit = client["credit_bytes"].u64();
-  const uint64_t globals = client["globals_bytes"].u64() + client["arrays_bytes"].u64();
+Status ClientMemory::restore(const ClientRecord& client, uint32_t physical_gpu) {
+  const uint64_t credit = client.credit_bytes, beside = client.globals_bytes + client.arrays_bytes;
   // Globals and arrays are taken one by one when they are made again; whether all fits is asked here, at once.
-  if (!ledger_.take(credit + globals, credit + globals)) {
+  if (!ledger_.take(credit + beside, credit + beside)) {
     const uint64_t total = ledger_.total_bytes(), used = ledger_.used_bytes();
     return {kOutOfMemory, "GPU " + std::to_string(physical_gpu) + " of this machine has " +
                               std::to_string(total > used ? total - used : 0) + " of " + std::to_string(total) +
-                              " bytes free, the client needs " + std::to_string(credit + globals)};
+                              " bytes free, the client needs " + std::to_string(credit + beside)};
   }
-  ledger_.give(globals);
+  ledger_.give(beside);
   credit_bytes_ = credit;
   std::vector<Range> forgotten;
-  for (const Json& range : client["device"].items) {
-    const uint64_t addr = range["addr"].u64(), bytes = range["bytes"].u64();
-    if (addr >= globals_begin() || range["module"].u64()) continue;  // comes with its module
-    if (device_.add(addr, bytes, static_cast<uint32_t>(range["flags"].u64()), &forgotten) != Answer::kOk)
+  for (const RangeRecord& range : client.device) {
+    if (range.addr >= globals_begin() || range.module) continue;  // comes with its module
+    if (device_.add(range.addr, range.bytes, range.flags, &forgotten) != Answer::kOk)
       return {kInvalidImage, "the state's device ranges overlap or lie outside"};
-    client_bytes_ += bytes;
-    count(static_cast<int64_t>(bytes));
+    client_bytes_ += range.bytes;
+    count(static_cast<int64_t>(range.bytes));
   }
-  for (const Json& range : client["pinned"].items)
-    if (pinned_.add(range[0].u64(), range[1].u64(), 0, &forgotten) != Answer::kOk)
+  for (const auto& [addr, bytes] : client.pinned)
+    if (pinned_.add(addr, bytes, 0, &forgotten) != Answer::kOk)
       return {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
-  if (client_bytes_ != client["client_bytes"].u64() || client_bytes_ > credit_bytes_)
+  if (client_bytes_ != client.client_bytes || client_bytes_ > credit_bytes_)
     return {kInvalidImage, "the state's device ranges do not add up to its count"};
   return {};
 }
 
-Status ClientMemory::check_restored(const Json& client) const {
-  if (arrays_bytes_ != client["arrays_bytes"].u64())
-    return {kInvalidImage, "the state's arrays do not add up to its count"};
-  if (globals_bytes_ != client["globals_bytes"].u64())
+Status ClientMemory::check_restored(const ClientRecord& client) const {
+  if (arrays_bytes_ != client.arrays_bytes) return {kInvalidImage, "the state's arrays do not add up to its count"};
+  if (globals_bytes_ != client.globals_bytes)
     return {kInvalidImage, "the modules' globals take other memory than before"};
   return {};
 }
 
-Status ClientMemory::place_variable(const Json& saved, uint64_t* addr) {
-  const std::string& name = saved["name"].text;
-  const uint64_t was = saved["addr"].u64();
+Status ClientMemory::place_variable(const RangeRecord& saved, uint64_t* addr) {
+  const std::string& name = saved.name;
   for (auto& [now, variable] : variables_) {
-    if (variable.module.value != saved["module"].u64() || variable.name != name) continue;
-    if (variable.bytes != saved["bytes"].u64())
+    if (variable.module.value != saved.module || variable.name != name) continue;
+    if (variable.bytes != saved.bytes)
       return {kInvalidImage, "the module's variable '" + name + "' has another size than before"};
-    if (saved["given"].truth && now != was) {
+    if (saved.given && now != saved.addr) {
       char text[64];
-      std::snprintf(text, sizeof text, "0x%llx and lies at 0x%llx now", static_cast<unsigned long long>(was),
+      std::snprintf(text, sizeof text, "0x%llx and lies at 0x%llx now", static_cast<unsigned long long>(saved.addr),
                     static_cast<unsigned long long>(now));
       return {kNotSupported, "the job was told that its module's variable '" + name + "' lies at " + text +
                                  ": the driver chose another place, and the job cannot be told; nothing of it runs"};
     }
-    variable.given = variable.given || saved["given"].truth;
+    variable.given = variable.given || saved.given;
     *addr = now;
     return {};
   }

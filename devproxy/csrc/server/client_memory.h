@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/csrc/server/counters.h"
 #include "devproxy/csrc/server/ledger.h"
@@ -33,6 +32,9 @@ struct VariableObject {
   std::string name;
   bool given = false;
 };
+
+struct ClientRecord;
+struct RangeRecord;
 
 class ClientMemory {
  public:
@@ -99,14 +101,14 @@ class ClientMemory {
 
   // What a dump has of device memory: live ranges in address order, then variables, one behind the other in the file.
   std::vector<Piece> pieces() const;
-  // Members of the client's object in the state file, and back. restore() marks the ranges as live; whoever calls it
+  // Into the record and back. restore() marks the ranges as live; whoever calls it
   // commits those of device(). Arrays and globals come with their objects.
-  std::string save() const;
-  Status restore(const Json& client, uint32_t physical_gpu);
+  void save(ClientRecord* client) const;
+  Status restore(const ClientRecord& client, uint32_t physical_gpu);
   // Do the objects that were made again take what they took?
-  Status check_restored(const Json& client) const;
+  Status check_restored(const ClientRecord& client) const;
   // Where a saved variable lies now: the driver chose again; kernels find it by themselves, the job does not.
-  Status place_variable(const Json& saved, uint64_t* addr);
+  Status place_variable(const RangeRecord& saved, uint64_t* addr);
 
   // Everything back into the ledger.
   void give_all();

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/csrc/server/device_door.h"
 #include "devproxy/csrc/server/handle_table.h"
@@ -24,6 +23,8 @@
 #include "devproxy/hal/hal.h"
 
 namespace devproxy::server {
+
+struct ClientRecord;
 
 struct FunctionObject {
   hal::FunctionRef function;
@@ -60,8 +61,8 @@ struct Output {
   std::string text, errors;
   bool expected = false;  // some module's kernels print, or may
   void gather(DeviceDoor& device) { device.take_output(&text, &errors); }
-  std::string save() const;
-  void restore(const Json& client);
+  void save(ClientRecord* client) const;
+  void restore(const ClientRecord& client);
 };
 
 // While a restore replays the log, handlers learn from it what the objects were, and it from them how they went.
@@ -103,14 +104,14 @@ class ClientState {
 
   // The client's arrays in the order in which they were made, behind `offset`.
   std::vector<ArrayPiece> array_pieces(uint64_t offset);
-  // Members of the client's object in the state file. arrays_offset: as in array_pieces().
-  StatusOr<std::string> save(DeviceDoor& device, uint64_t arrays_offset);
+  // Into the record. arrays_offset: as in array_pieces().
+  Status save(DeviceDoor& device, uint64_t arrays_offset, ClientRecord* client);
   // Back, around the replay: limits and output before it, the times of events after it.
-  Status restore_settings(const Json& client, DeviceDoor& device);
-  Status restore_events(const Json& client, DeviceDoor& device);
+  Status restore_settings(const ClientRecord& client, DeviceDoor& device);
+  Status restore_events(const ClientRecord& client, DeviceDoor& device);
 
  private:
-  StatusOr<std::string> save_log(DeviceDoor& device);
+  Status save_log(DeviceDoor& device, ClientRecord* client);
 
   HandleTable<hal::EventRef, HandleKind::kEvent> events_;
   HandleTable<hal::ModuleRef, HandleKind::kModule> modules_;

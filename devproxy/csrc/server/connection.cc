@@ -37,6 +37,7 @@
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/crash.h"
 #include "devproxy/csrc/server/handlers.h"
+#include "devproxy/csrc/server/state_record.h"
 #include "devproxy/csrc/transport/futex.h"
 
 namespace devproxy::server {
@@ -156,6 +157,28 @@ Connection::~Connection() {
   if (thread_.joinable()) request_stop();  // a restore that failed after this client was back
   join();
   if (!finished()) tear_down();
+}
+
+Status Connection::save(ClientRecord* client) {
+  if (std::string why = undumpable(); !why.empty()) return {kNotSupported, std::move(why)};
+  const hal::Caps caps = device_.caps();
+  const hal::Properties& gpu = device_.properties();
+  const Lifeline& lifeline = endpoint_.lifeline();
+  const Counters& n = counters_;
+  client->number = number();
+  client->pid = peer_.pid;
+  client->slot = slot_;
+  client->framework = peer_.framework;
+  client->told = {caps.kernels_see_host_window, caps.keeps_host_pages, gpu.major, gpu.minor};
+  client->position = endpoint_.position();
+  client->host_functions.assign(host_functions_.tokens().begin(), host_functions_.tokens().end());
+  client->fault = {lifeline.fault_code(), lifeline.fault_text(), lifeline.ended(), poisoned_};
+  client->counters = {n.calls,        n.launches, n.h2d_bytes, n.d2h_bytes, n.d2d_bytes,
+                      n.memset_bytes, n.allocs,   n.frees,     n.busy_us,   n.peak_bytes};
+  memory_.save(client);
+  windows_.save(client);
+  Status s = state_.save(device_, end_of(memory_.pieces()), client);
+  return std::move(s).with("saving client " + std::to_string(number()));
 }
 
 // -- the dispatch thread ----------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@
 #include <thread>
 #include <vector>
 
-#include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/server/client_memory.h"
 #include "devproxy/csrc/server/client_state.h"
 #include "devproxy/csrc/server/counters.h"
@@ -48,6 +47,10 @@ struct ServerParts {
   std::function<void()> wake;  // the server thread: a connection has parked, or finished as its last act
 };
 
+struct ClientRecord;
+struct LogRecord;
+struct SharedClientRecord;
+
 class Connection final : public hal::SpaceOwner {
  public:
   struct Peer {
@@ -58,11 +61,10 @@ class Connection final : public hal::SpaceOwner {
   };
   // Makes files, mappings and the space; the answer for the client is in `reply` either way.
   static std::unique_ptr<Connection> make(ServerParts& parts, const Peer& peer, AttachReply* reply);
-  // The same from a dump in `dir`. client: the client's object in the state file.
-  // shared: the client's object in the shared file, nullptr for a handover. An empty pointer: the client has gone
-  // meanwhile. Its start() parks at once.
-  static StatusOr<std::unique_ptr<Connection>> restore(ServerParts& parts, const Json& client, const Json* shared,
-                                                       const std::string& dir);
+  // The same from a dump in `dir`. shared: nullptr for a handover. An empty pointer: the client has gone meanwhile. Its
+  // start() parks at once.
+  static StatusOr<std::unique_ptr<Connection>> restore(ServerParts& parts, const ClientRecord& client,
+                                                       const SharedClientRecord* shared, const std::string& dir);
   ~Connection() override;
 
   void start();
@@ -88,8 +90,8 @@ class Connection final : public hal::SpaceOwner {
   bool faulted() const { return endpoint_.lifeline().faulted(); }
   // Why this client cannot be dumped now; empty where it can. Any thread.
   std::string undumpable() const;
-  // The client's object of the state file. Precondition: parked().
-  StatusOr<std::string> state_json();
+  // Into the record, of which nothing is filled yet. Precondition: parked().
+  Status save(ClientRecord* client);
   // Takes its place in the crash handler's list and the slot table, again or for the first time.
   void own();
 
@@ -149,14 +151,12 @@ class Connection final : public hal::SpaceOwner {
   void tear_down();
 
   // restore.cc
-  // What the client was told about the device when it attached, asks nobody about again, and relies on.
-  std::string told_json() const;
-  Status restore_memory(const Json& client);
-  Status restore_objects(const Json& client);
-  Status restore_contents(const Json& client, const std::string& path, bool use_up);
-  Status restore_arrays(const Json& client, int fd);
-  Status replay_entry(const Json& entry);
-  Status same_value(const Json& entry);
+  Status restore_memory(const ClientRecord& client);
+  Status restore_objects(const ClientRecord& client);
+  Status restore_contents(const ClientRecord& client, const std::string& path, bool use_up);
+  Status restore_arrays(const ClientRecord& client, int fd);
+  Status replay_entry(const LogRecord& entry);
+  Status same_value(const LogRecord& entry);
 
   ServerParts& parts_;
   const Peer peer_;

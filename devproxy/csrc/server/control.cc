@@ -13,6 +13,8 @@
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/dump.h"
 #include "devproxy/csrc/server/server.h"
+#include "devproxy/csrc/server/state_files.h"
+#include "devproxy/csrc/server/state_record.h"
 #include "devproxy/csrc/transport/futex.h"
 
 namespace devproxy::server {
@@ -22,13 +24,17 @@ namespace {
 constexpr uint64_t kAutoWaitMaxUs = 30'000'000;
 constexpr uint64_t kStragglerUs = 2'000'000;
 
-std::string seconds(uint64_t us) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.6f", static_cast<double>(us) * 1e-6);
-  return text;
+// A member of a request; what is missing or of another kind is as if it were not there.
+std::string text_of(const Json& request, const char* name) {
+  const auto it = request.find(name);
+  return it != request.end() && it->is_string() ? it->get<std::string>() : std::string();
+}
+int64_t number_of(const Json& request, const char* name, int64_t otherwise) {
+  const auto it = request.find(name);
+  return it != request.end() && it->is_number_integer() ? it->get<int64_t>() : otherwise;
 }
 
-std::string plain(uint64_t trough) { return std::to_string(trough == UINT64_MAX ? 0 : trough); }
+double seconds(uint64_t us) { return static_cast<double>(us) * 1e-6; }
 
 }  // namespace
 
@@ -54,10 +60,11 @@ std::optional<std::string> ControlPeer::request() {
   return text;
 }
 
-void ControlPeer::answer(const std::string& json) const {
-  const auto length = static_cast<uint32_t>(json.size());
+void ControlPeer::answer(const Json& json) const {
+  const std::string text = json_text(json);
+  const auto length = static_cast<uint32_t>(text.size());
   send_all(socket_, &length, sizeof length);
-  send_all(socket_, json.data(), json.size());
+  send_all(socket_, text.data(), text.size());
 }
 
 void send_all(int socket, const void* data, size_t bytes) {
@@ -71,34 +78,35 @@ void send_all(int socket, const void* data, size_t bytes) {
 
 // -- the server's half ------------------------------------------------------------------------------------------------
 
-std::string Server::refused(const std::string& why) const {
-  return "{\"ok\":false,\"error\":" + json_string("GPU " + std::to_string(config_.gpu) + ": " + why) + ",\"state\":\"" +
-         (parked() ? "parked" : "running") + "\"}";
+Json Server::refused(const std::string& why) const {
+  return {{"ok", false},
+          {"error", "GPU " + std::to_string(config_.gpu) + ": " + why},
+          {"state", parked() ? "parked" : "running"}};
 }
 
 // All requests that have arrived. False when the peer has gone, or the server leaves.
 void Server::serve_control(ControlPeer& peer) {
   while (auto text = peer.request()) {
-    const auto request = Json::parse(*text);
-    if (!request || !request->is(Json::Kind::kObject)) {
+    const Json request = Json::parse(*text, nullptr, false);
+    if (!request.is_object()) {
       peer.answer(refused("a control request is not JSON"));
       continue;
     }
-    const std::string& op = (*request)["op"].text;
+    const std::string op = text_of(request, "op"), dir = text_of(request, "dir");
     if (op == "cut") {
-      begin_cut(peer, *request);
+      begin_cut(peer, request);
     } else if (op == "can_dump") {
       peer.answer(can_dump());
     } else if (op == "dump") {
-      peer.answer(dump((*request)["dir"].text));
+      peer.answer(dump(dir));
     } else if (op == "dump_shared") {
-      peer.answer(dump_shared((*request)["dir"].text));
+      peer.answer(dump_shared(dir));
     } else if (op == "resume") {
       peer.answer(resume());
     } else if (op == "steps") {
       uint64_t steps = gone_.steps;
       for (const Client& c : clients_) steps += c.connection->endpoint().steps();
-      peer.answer("{\"ok\":true," + json_number("steps", steps) + "}");
+      peer.answer({{"ok", true}, {"steps", steps}});
     } else if (op == "leave") {
       peer.answer(leave());
       if (leaving_) return;
@@ -108,41 +116,46 @@ void Server::serve_control(ControlPeer& peer) {
   }
 }
 
-std::string describe(const hal::Properties& gpu) {
-  return "{\"name\":" + json_string(gpu.name) + ',' + json_number("major", static_cast<uint64_t>(gpu.major)) + ',' +
-         json_number("minor", static_cast<uint64_t>(gpu.minor)) + ',' + json_number("memory_bytes", gpu.total_bytes) +
-         '}';
+Json describe(const hal::Properties& gpu) {
+  return {{"name", gpu.name}, {"major", gpu.major}, {"minor", gpu.minor}, {"memory_bytes", gpu.total_bytes}};
 }
 
-std::string Server::can_dump() {
-  std::string clients, refusals;
-  auto refuse = [&](const std::string& why) { refusals += (refusals.empty() ? "" : ",") + json_string(why); };
+Json Server::can_dump() {
+  Json clients = Json::array(), refusals = Json::array();
   const int level = device_->caps().level;
   if (level < 2)
-    refuse("the device '" + config_.device + "' of GPU " + std::to_string(config_.gpu) +
-           " cannot be dumped: it has level " + std::to_string(level) + ", a checkpoint needs 2");
+    refusals.push_back("the device '" + config_.device + "' of GPU " + std::to_string(config_.gpu) +
+                       " cannot be dumped: it has level " + std::to_string(level) + ", a checkpoint needs 2");
   for (const Client& c : clients_) {
     if (!c.here) continue;
-    if (const std::string why = c.connection->undumpable(); !why.empty()) refuse(why);
+    if (std::string why = c.connection->undumpable(); !why.empty()) refusals.push_back(std::move(why));
     const Counters& n = c.connection->counters();
-    clients += (clients.empty() ? "{" : ",{") + json_number("number", c.connection->number()) + ',' +
-               json_number("pid", c.connection->peer().pid) + ',' + json_number("slot", c.connection->slot()) + ',' +
-               json_number("live_bytes", n.live_bytes) + ',' + json_number("pinned_bytes", n.pinned_bytes) + ',' +
-               json_number("modules", n.modules) + ',' + json_number("machine_code", n.machine_code) + ',' +
-               json_number("streams", n.streams) + ',' + json_number("events", n.events) + ',' +
-               json_number("host_functions", c.connection->host_functions().count()) +
-               ",\"trough_bytes\":" + plain(n.trough_bytes) + ',' + json_number("period_us", n.period_us) +
-               ",\"faulted\":" + (c.connection->faulted() ? "true" : "false") + '}';
+    const uint64_t trough = n.trough_bytes;
+    clients.push_back({{"number", c.connection->number()},
+                       {"pid", c.connection->peer().pid},
+                       {"slot", c.connection->slot()},
+                       {"live_bytes", n.live_bytes.load()},
+                       {"pinned_bytes", n.pinned_bytes.load()},
+                       {"modules", n.modules.load()},
+                       {"machine_code", n.machine_code.load()},
+                       {"streams", n.streams.load()},
+                       {"events", n.events.load()},
+                       {"host_functions", c.connection->host_functions().count()},
+                       {"trough_bytes", trough == UINT64_MAX ? 0 : trough},
+                       {"period_us", n.period_us.load()},
+                       {"faulted", c.connection->faulted()}});
   }
-  return "{\"ok\":true," + json_number("level", static_cast<uint64_t>(level)) +
-         ",\"gpu\":" + describe(device_->properties()) + ",\"clients\":[" + clients + "],\"refusals\":[" + refusals +
-         "]}";
+  return {{"ok", true},
+          {"level", level},
+          {"gpu", describe(device_->properties())},
+          {"clients", clients},
+          {"refusals", refusals}};
 }
 
 void Server::begin_cut(ControlPeer& peer, const Json& request) {
   if (held_) return peer.answer(refused(parked() ? "it is parked already" : "a cut is under way already"));
   if (device_->caps().level < 2) return peer.answer(refused("the device '" + config_.device + "' cannot be dumped"));
-  const int64_t wait_ms = request["wait_ms"].i64();
+  const int64_t wait_ms = number_of(request, "wait_ms", 0);
   uint64_t wait_us = static_cast<uint64_t>(wait_ms) * 1000;
   if (wait_ms < 0) {  // two periods, as far as they are known
     wait_us = 0;
@@ -151,7 +164,8 @@ void Server::begin_cut(ControlPeer& peer, const Json& request) {
   }
   held_ = true;
   cut_peer_ = &peer;
-  cut_.emplace(now_us(), wait_us, std::max<uint64_t>(1, request["drain_ms"].u64(10'000)) * 1000);
+  cut_.emplace(now_us(), wait_us,
+               static_cast<uint64_t>(std::max<int64_t>(1, number_of(request, "drain_ms", 10'000))) * 1000);
   DP_LOG(kInfo, kServer, 0, "cut: waiting up to %lu ms for least live bytes",
          static_cast<unsigned long>(wait_us / 1000));
   for (Client& c : clients_)
@@ -190,9 +204,11 @@ void Server::look_at_cut() {
            static_cast<unsigned long>(sum.live_bytes), static_cast<unsigned long>(sum.waited_us),
            static_cast<unsigned long>(sum.drained_us));
     if (cut_peer_)
-      cut_peer_->answer("{\"ok\":true," + json_number("live_bytes", sum.live_bytes) + ',' +
-                        json_number("trough_bytes", sum.trough_bytes) + ',' + json_number("waited_us", sum.waited_us) +
-                        ',' + json_number("drained_us", sum.drained_us) + '}');
+      cut_peer_->answer({{"ok", true},
+                         {"live_bytes", sum.live_bytes},
+                         {"trough_bytes", sum.trough_bytes},
+                         {"waited_us", sum.waited_us},
+                         {"drained_us", sum.drained_us}});
     return;
   }
   const std::string who = "client " + std::to_string(waits_for->connection->number()) + " (pid " +
@@ -237,34 +253,30 @@ Status Server::dump_client(const Client& c, const std::string& dir, uint64_t* by
 
 Status Server::write_state(const std::string& dir) {
   const std::string stem = dir + "/gpu" + std::to_string(config_.gpu);
-  auto images = dump_images(parts_.images, stem + ".images");
-  if (!images.ok()) return std::move(images).status();
-  std::string clients;
+  ServerRecord state;
+  if (Status s = dump_images(parts_.images, stem + ".images", &state); !s.ok()) return s;
   for (const Client& c : clients_) {
     if (!c.here) continue;
-    auto client = c.connection->state_json();
-    if (!client.ok()) return std::move(client).status();
-    clients += (clients.empty() ? "" : ",") + *client;
+    if (Status s = c.connection->save(&state.clients.emplace_back()); !s.ok()) return s;
   }
   const Totals& t = gone_;
-  const std::string text =
-      "{" + json_number("version", kStateVersion) + ",\"abi\":" + json_string(abi_hex()) + ',' +
-      json_number("gpu", config_.gpu) + ",\"device\":" + json_string(config_.device) + ',' +
-      json_number("memory_bytes", total_bytes_) + ',' + json_number("next_number", next_number_) + ',' +
-      json_number("uptime_us", now_us() - started_us_) + ",\"last_fault\":" + json_string(last_fault_) + ",\"gone\":{" +
-      json_number("calls", t.calls) + ',' + json_number("launches", t.launches) + ',' +
-      json_number("h2d_bytes", t.h2d_bytes) + ',' + json_number("d2h_bytes", t.d2h_bytes) + ',' +
-      json_number("d2d_bytes", t.d2d_bytes) + ',' + json_number("memset_bytes", t.memset_bytes) + ',' +
-      json_number("allocs", t.allocs) + ',' + json_number("frees", t.frees) + ',' + json_number("wakes", t.wakes) +
-      ',' + json_number("busy_us", t.busy_us) + ',' + json_number("steps", t.steps) + ',' +
-      json_number("peak_bytes", parts_.live.peak) + "},\"images\":" + *images + ",\"clients\":[" + clients + "]}";
-  return write_file(stem + ".state.json", text);
+  state.version = kStateVersion;
+  state.abi = abi_hex();
+  state.gpu = config_.gpu;
+  state.device = config_.device;
+  state.memory_bytes = total_bytes_;
+  state.next_number = next_number_;
+  state.uptime_us = now_us() - started_us_;
+  state.last_fault = last_fault_;
+  state.gone = {t.calls,  t.launches, t.h2d_bytes, t.d2h_bytes, t.d2d_bytes, t.memset_bytes,
+                t.allocs, t.frees,    t.wakes,     t.busy_us,   t.steps,     parts_.live.peak};
+  return write_file(stem + ".state.json", json_text(state));
 }
 
-std::string Server::dump(const std::string& dir) {
+Json Server::dump(const std::string& dir) {
   const uint64_t began = now_us();
   uint64_t total = 0;
-  std::string clients;
+  Json clients = Json::array();
   Status s = all_parked();
   if (s.ok()) s = DP_FAULT(server_dump_start);
   forget_dump();
@@ -272,8 +284,7 @@ std::string Server::dump(const std::string& dir) {
     if (!c.here || !s.ok()) continue;
     uint64_t bytes = 0;
     s = dump_client(c, dir, &bytes);
-    clients += (clients.empty() ? "{" : ",{") + json_number("number", c.connection->number()) + ',' +
-               json_number("bytes", bytes) + '}';
+    clients.push_back({{"number", c.connection->number()}, {"bytes", bytes}});
     total += bytes;
   }
   if (s.ok()) s = write_state(dir);
@@ -286,14 +297,13 @@ std::string Server::dump(const std::string& dir) {
   const uint64_t us = now_us() - began;
   DP_LOG(kInfo, kServer, 0, "dumped: bytes=%lu us=%lu", static_cast<unsigned long>(total),
          static_cast<unsigned long>(us));
-  return "{\"ok\":true," + json_number("device_bytes", total) + ",\"seconds\":" + seconds(us) + ",\"clients\":[" +
-         clients + "]}";
+  return {{"ok", true}, {"device_bytes", total}, {"seconds", seconds(us)}, {"clients", clients}};
 }
 
-std::string Server::dump_shared(const std::string& dir) {
+Json Server::dump_shared(const std::string& dir) {
   const uint64_t began = now_us();
   uint64_t total = 0;
-  std::string clients;
+  SharedRecord shared{kStateVersion, {}};
   Status s = all_parked();
   if (s.ok() && !has_dump_ && anybody()) s = {kIllegalState, "dump first: there is no state of these clients"};
   bool changed = false;
@@ -306,24 +316,22 @@ std::string Server::dump_shared(const std::string& dir) {
       s = dump_client(c, dir, &bytes);
       changed = true;
     }
-    std::string json;
-    if (s.ok()) s = server::dump_shared(*c.connection, dir, &json, &bytes);
-    clients += (clients.empty() ? "" : ",") + json;
-    total += bytes;
+    if (!s.ok()) break;
+    SharedClientRecord& client = shared.clients.emplace_back();
+    s = server::dump_shared(*c.connection, dir, &client);
+    total += client.segment.bytes + client.pinned.bytes;
   }
   // Whoever came or went between the dump and the freeze: the state is that of the frozen tree.
   if (s.ok() && (changed || here != dumped_.size())) s = write_state(dir);
-  if (s.ok())
-    s = write_file(dir + "/gpu" + std::to_string(config_.gpu) + ".shared.json",
-                   "{" + json_number("version", kStateVersion) + ",\"clients\":[" + clients + "]}");
+  if (s.ok()) s = write_file(dir + "/gpu" + std::to_string(config_.gpu) + ".shared.json", json_text(shared));
   if (!s.ok()) return refused("dump of shared memory to " + dir + " failed: " + s.text());
-  return "{\"ok\":true," + json_number("shared_bytes", total) + ",\"seconds\":" + seconds(now_us() - began) + '}';
+  return {{"ok", true}, {"shared_bytes", total}, {"seconds", seconds(now_us() - began)}};
 }
 
-std::string Server::resume() {
+Json Server::resume() {
   if (cut_) {
     fail_cut("it was told to resume");
-    return "{\"ok\":true}";
+    return {{"ok", true}};
   }
   if (!held_) return refused("it is not parked");
   Status s = listen_here();  // a successor that did not take over has the socket's name
@@ -340,10 +348,10 @@ std::string Server::resume() {
   forget_dump();
   DP_LOG(kInfo, kServer, 0, "resumed");
   // Not "the job runs on": after a restore there is none yet, and whoever asked knows what becomes of it.
-  return s.ok() ? "{\"ok\":true}" : refused(s.text());
+  return s.ok() ? Json{{"ok", true}} : refused(s.text());
 }
 
-std::string Server::leave() {
+Json Server::leave() {
   if (!parked()) return refused("only a parked server leaves: cut and dump first");
   if (!borrowed_) {
     take_hellos();  // whoever knocks now belongs to this server
@@ -356,7 +364,7 @@ std::string Server::leave() {
   leaving_ = true;
   ledger_->leave();
   DP_LOG(kInfo, kServer, 0, "leaving to a successor");
-  return "{\"ok\":true}";
+  return {{"ok", true}};
 }
 
 }  // namespace devproxy::server

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -29,7 +30,7 @@ class ControlPeer {
   int socket() const { return socket_; }
   bool receive();                        // false: it hung up, or says what no coordinator says
   std::optional<std::string> request();  // the next whole one
-  void answer(const std::string& json) const;
+  void answer(const nlohmann::json& json) const;
 
  private:
   const int socket_;
@@ -37,7 +38,7 @@ class ControlPeer {
 };
 
 // What an image keeps of its GPU, and a restore compares: {"name", "major", "minor", "memory_bytes"}.
-std::string describe(const hal::Properties& gpu);
+nlohmann::json describe(const hal::Properties& gpu);
 
 // Fixed structs and short texts into a socket: a peer that is gone is not waited for.
 void send_all(int socket, const void* data, size_t bytes);

@@ -10,16 +10,11 @@
 #include "devproxy/csrc/base/fault.h"
 #include "devproxy/csrc/server/connection.h"
 #include "devproxy/csrc/server/state_files.h"
+#include "devproxy/csrc/server/state_record.h"
 
 namespace devproxy::server {
 
 namespace {
-
-uint64_t end_of(const std::vector<Piece>& pieces) {
-  return pieces.empty() ? 0 : pieces.back().offset + pieces.back().bytes;
-}
-
-std::string pair_json(uint64_t a, uint64_t b) { return '[' + std::to_string(a) + ',' + std::to_string(b) + ']'; }
 
 // Where a sparse file holds pages.
 Status data_extents(const std::string& path, std::vector<Range>* extents) {
@@ -84,36 +79,33 @@ Status dump_device(Connection& connection, const std::string& path, uint64_t* by
   return ranges.ok() ? dump_arrays(connection, path, bytes) : ranges;
 }
 
-StatusOr<std::string> dump_images(ImageStore& store, const std::string& path) {
-  std::string table;
+Status dump_images(ImageStore& store, const std::string& path, ServerRecord* state) {
   std::vector<Piece> pieces;
   std::vector<ImageStore::Ref> images = store.all();
   // One order, so that the next dump's file begins with the same chunks.
   std::sort(images.begin(), images.end(), [](const auto& a, const auto& b) { return a->hash.low < b->hash.low; });
   uint64_t offset = 0;
   for (const auto& image : images) {
-    table += (table.empty() ? "[" : ",[") + std::to_string(image->hash.low) + ',' + std::to_string(image->hash.high) +
-             ',' + std::to_string(image->bytes.size()) + ']';
+    state->images.push_back({image->hash.low, image->hash.high, image->bytes.size()});
     pieces.push_back({reinterpret_cast<uint64_t>(image->bytes.data()), offset, image->bytes.size()});
     offset += image->bytes.size();
   }
-  Status s = dump_pieces(path, pieces, [](int fd, const Piece& p) {
+  return dump_pieces(path, pieces, [](int fd, const Piece& p) {
     return write_all(fd, reinterpret_cast<const void*>(p.addr), p.bytes, p.offset);
   });
-  if (!s.ok()) return s;
-  return "[" + table + "]";
 }
 
-StatusOr<std::vector<ImageStore::Ref>> restore_images(ImageStore& store, const Json& table, const std::string& path) {
+StatusOr<std::vector<ImageStore::Ref>> restore_images(ImageStore& store, const ServerRecord& state,
+                                                      const std::string& path) {
   std::vector<ImageStore::Ref> images;
   const File file(path, O_RDONLY);
   if (file.fd < 0) return Status::from_errno(kFileNotFound, "opening " + path);
   uint64_t offset = 0;
-  for (const Json& row : table.items) {
-    const ImageHash hash{row[0].u64(), row[1].u64()};
-    if (row[2].u64() > kMaxImageBytes)
+  for (const auto& [low, high, n_bytes] : state.images) {
+    const ImageHash hash{low, high};
+    if (n_bytes > kMaxImageBytes)
       return Status(kInvalidImage, path + ": the state claims an image of impossible length");
-    std::vector<uint8_t> bytes(row[2].u64());
+    std::vector<uint8_t> bytes(n_bytes);
     if (Status s = read_all(file.fd, bytes.data(), bytes.size(), offset); !s.ok()) return std::move(s).with(path);
     offset += bytes.size();
     if (image_hash(bytes.data(), bytes.size()) != hash)
@@ -123,7 +115,7 @@ StatusOr<std::vector<ImageStore::Ref>> restore_images(ImageStore& store, const J
   return images;
 }
 
-Status dump_shared(Connection& connection, const std::string& dir, std::string* json, uint64_t* bytes) {
+Status dump_shared(Connection& connection, const std::string& dir, SharedClientRecord* shared) {
   const std::string stem = "gpu" + std::to_string(connection.parts().gpu) + "-" + std::to_string(connection.number());
   const SegmentView& view = connection.endpoint().view();
   const ControlPage* control = view.control();
@@ -148,22 +140,19 @@ Status dump_shared(Connection& connection, const std::string& dir, std::string* 
 
   const File segment(connection.endpoint().segment_path(), O_RDONLY);
   if (segment.fd < 0) return Status::from_errno(kFileNotFound, "opening " + connection.endpoint().segment_path());
-  std::string seg_json, pin_json, page_json;
+  shared->number = connection.number();
   std::vector<Piece> seg_pieces, pin_pieces;
-  uint64_t offset = 0;
-  for (const Range& r : used) {
-    seg_json += (offset ? "," : "") + pair_json(r.addr, r.bytes);
-    seg_pieces.push_back({r.addr, offset, r.bytes});
-    offset += r.bytes;
-  }
-  const uint64_t seg_bytes = offset;
-  offset = 0;
-  for (const Range& r : window) {
-    pin_json += (offset ? "," : "") + pair_json(r.addr, r.bytes);
-    pin_pieces.push_back({connection.endpoint().pinned_begin() + r.addr, offset, r.bytes});
-    offset += r.bytes;
-  }
-  for (const Range& r : pages) page_json += (page_json.empty() ? "" : ",") + pair_json(r.addr, r.bytes);
+  // One behind the other in the dump's file, from their places in the job's, which starts at `base` in memory.
+  auto place = [](const std::vector<Range>& ranges, uint64_t base, ExtentsRecord* about, std::vector<Piece>* pieces) {
+    for (const Range& r : ranges) {
+      about->extents.emplace_back(r.addr, r.bytes);
+      pieces->push_back({base + r.addr, about->bytes, r.bytes});
+      about->bytes += r.bytes;
+    }
+  };
+  place(used, 0, &shared->segment, &seg_pieces);
+  place(window, connection.endpoint().pinned_begin(), &shared->pinned, &pin_pieces);
+  for (const Range& r : pages) shared->segment.pages.emplace_back(r.addr, r.bytes);
   Status s = dump_pieces(dir + "/" + stem + ".seg", seg_pieces, [&](int fd, const Piece& p) -> Status {
     std::vector<uint8_t> bounce(p.bytes);
     if (Status r = read_all(segment.fd, bounce.data(), p.bytes, p.addr); !r.ok()) return r;
@@ -174,43 +163,7 @@ Status dump_shared(Connection& connection, const std::string& dir, std::string* 
     s = dump_pieces(dir + "/" + stem + ".pin", pin_pieces, [&](int fd, const Piece& p) {
       return write_all(fd, reinterpret_cast<const void*>(p.addr), p.bytes, p.offset);
     });
-  if (!s.ok()) return s;
-  *bytes = seg_bytes + offset;
-  *json = "{" + json_number("number", connection.number()) + ",\"segment\":{" + json_number("bytes", seg_bytes) +
-          ",\"extents\":[" + seg_json + "],\"pages\":[" + page_json + "]},\"pinned\":{" + json_number("bytes", offset) +
-          ",\"extents\":[" + pin_json + "]}}";
-  return {};
-}
-
-std::string Connection::told_json() const {
-  const hal::Caps caps = device_.caps();
-  const hal::Properties& p = device_.properties();
-  auto flag = [](const char* name, bool on) { return '"' + std::string(name) + (on ? "\":true" : "\":false"); };
-  return "{" + flag("kernels_see_host_window", caps.kernels_see_host_window) + ',' +
-         flag("keeps_host_pages", caps.keeps_host_pages) + ',' + json_number("major", static_cast<uint64_t>(p.major)) +
-         ',' + json_number("minor", static_cast<uint64_t>(p.minor)) + '}';
-}
-
-StatusOr<std::string> Connection::state_json() {
-  if (std::string why = undumpable(); !why.empty()) return Status(kNotSupported, std::move(why));
-  auto objects = state_.save(device_, end_of(memory_.pieces()));
-  if (!objects.ok()) return std::move(objects).status().with("saving client " + std::to_string(number()));
-  std::string tokens;
-  for (const uint64_t token : host_functions_.tokens()) tokens += (tokens.empty() ? "" : ",") + std::to_string(token);
-  const Counters& n = counters_;
-  return "{" + json_number("number", number()) + ',' + json_number("pid", peer_.pid) + ',' +
-         json_number("slot", slot_) + (peer_.framework ? ",\"framework\":true" : "") + ",\"told\":" + told_json() +
-         ',' + json_number("position", endpoint_.position()) + ',' + memory_.save() + ',' + windows_.save() + ',' +
-         *objects + ",\"host_functions\":[" + tokens + "],\"fault\":{" +
-         json_number("code", static_cast<uint64_t>(endpoint_.lifeline().fault_code())) +
-         ",\"text\":" + json_string(endpoint_.lifeline().fault_text()) +
-         ",\"ended\":" + (endpoint_.lifeline().ended() ? "true" : "false") +
-         ",\"poisoned\":" + (poisoned_ ? "true" : "false") + "},\"counters\":{" + json_number("calls", n.calls) + ',' +
-         json_number("launches", n.launches) + ',' + json_number("h2d_bytes", n.h2d_bytes) + ',' +
-         json_number("d2h_bytes", n.d2h_bytes) + ',' + json_number("d2d_bytes", n.d2d_bytes) + ',' +
-         json_number("memset_bytes", n.memset_bytes) + ',' + json_number("allocs", n.allocs) + ',' +
-         json_number("frees", n.frees) + ',' + json_number("busy_us", n.busy_us) + ',' +
-         json_number("peak_bytes", n.peak_bytes) + "}}";
+  return s;
 }
 
 }  // namespace devproxy::server

@@ -21,19 +21,16 @@
 
 namespace devproxy::server {
 
-// 2: module images once per server, in a file of their own.
-inline constexpr uint64_t kStateVersion = 2;
+struct ExtentsRecord;
+struct ServerRecord;
+struct SharedClientRecord;
 
 Status dump_device(Connection& connection, const std::string& path, uint64_t* bytes);
-// json: the client's object of gpuK.shared.json. Precondition: the client's process is frozen.
-Status dump_shared(Connection& connection, const std::string& dir, std::string* json, uint64_t* bytes);
-// Every image of the store into the file; their table as JSON.
-StatusOr<std::string> dump_images(ImageStore& store, const std::string& path);
+// Precondition: the client's process is frozen.
+Status dump_shared(Connection& connection, const std::string& dir, SharedClientRecord* shared);
+// Every image of the store into the file, their table into the state.
+Status dump_images(ImageStore& store, const std::string& path, ServerRecord* state);
 // And back. They live as long as somebody holds them.
-StatusOr<std::vector<ImageStore::Ref>> restore_images(ImageStore& store, const Json& table, const std::string& path);
-// restore.cc: fills the segment and pinned window that have just been made.
-// stem: DIR/gpuK-N.
-Status fill_shared(const Json& client, const std::string& stem, const std::string& segment_path,
-                   const std::string& pinned_path);
-
+StatusOr<std::vector<ImageStore::Ref>> restore_images(ImageStore& store, const ServerRecord& state,
+                                                      const std::string& path);
 }  // namespace devproxy::server

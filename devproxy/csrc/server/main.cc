@@ -14,6 +14,7 @@
 #include <string>
 
 #include "devproxy/csrc/base/fault.h"
+#include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/control.h"
 #include "devproxy/csrc/server/server.h"
@@ -154,7 +155,7 @@ int describe_one(const std::string& device, const char* gpu) {
   auto found =
       hal::open_device({device, static_cast<uint32_t>(*number_of), device == "cuda" ? 0 : kGlobalsBytes, false, 0});
   if (!found.ok()) return refuse(out, found.status().text());
-  const std::string text = describe((*found)->properties()) + '\n';
+  const std::string text = json_text(describe((*found)->properties())) + '\n';
   const bool written = write(out, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   _exit(written ? 0 : 1);  // no destructors of a driver
 }

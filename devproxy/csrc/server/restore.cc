@@ -12,9 +12,10 @@
 
 #include "devproxy/csrc/base/fault.h"
 #include "devproxy/csrc/base/log.h"
-#include "devproxy/csrc/server/dump.h"
+#include "devproxy/csrc/server/connection.h"
 #include "devproxy/csrc/server/handlers.h"
 #include "devproxy/csrc/server/state_files.h"
+#include "devproxy/csrc/server/state_record.h"
 #include "devproxy/csrc/transport/futex.h"
 
 namespace devproxy::server {
@@ -24,22 +25,22 @@ namespace {
 constexpr uint64_t kUsedUpBytes = 2u << 20;
 
 // The extents of one of the job's files, from the bytes in the dump; `pages` get pages, whatever they hold.
-Status fill(const Json& about, const std::string& from_path, const std::string& to_path) {
+Status fill(const ExtentsRecord& about, const std::string& from_path, const std::string& to_path) {
   const File from(from_path, O_RDONLY), to(to_path, O_RDWR);
   if (from.fd < 0) return Status::from_errno(kFileNotFound, "opening " + from_path);
   if (to.fd < 0) return Status::from_errno(kFileNotFound, "opening " + to_path);
   std::vector<Piece> pieces;
   uint64_t offset = 0;
-  auto pages = [&](const Json& extent) -> Status {
-    errno = posix_fallocate(to.fd, static_cast<off_t>(extent[0].u64()), static_cast<off_t>(extent[1].u64()));
+  auto pages = [&](const Pair& extent) -> Status {
+    errno = posix_fallocate(to.fd, static_cast<off_t>(extent.first), static_cast<off_t>(extent.second));
     return errno ? Status::from_errno(kOutOfMemory, "making room in " + to_path + " (make /dev/shm larger)") : Status();
   };
-  for (const Json& extent : about["pages"].items)
+  for (const Pair& extent : about.pages)
     if (Status s = pages(extent); !s.ok()) return s;
-  for (const Json& extent : about["extents"].items) {
+  for (const Pair& extent : about.extents) {
     if (Status s = pages(extent); !s.ok()) return s;
-    pieces.push_back({extent[0].u64(), offset, extent[1].u64()});
-    offset += extent[1].u64();
+    pieces.push_back({extent.first, offset, extent.second});
+    offset += extent.second;
   }
   return copy_pieces(pieces,
                      [&](const Piece& p) -> Status {
@@ -52,22 +53,21 @@ Status fill(const Json& about, const std::string& from_path, const std::string& 
 
 // The client goes on with what it was told, so this device must be such a one. Where it may be another kind or model
 // (--other-gpu), whoever restores has looked at what the job's kernels need. What the driver remembers of the client's
-// memory is a matter of its contents, and holds on every GPU. Images of before this was kept say nothing.
-Status check_told(const ServerParts& parts, const Json& told) {
-  if (told.members.empty()) return {};
+// memory is a matter of its contents, and holds on every GPU.
+Status check_told(const ServerParts& parts, const ToldRecord& told) {
+  if (told.major == 0) return {};  // an image from before this was kept
   const hal::Caps caps = parts.device->caps();
   const hal::Properties& p = parts.device->properties();
   const std::string gpu = "GPU " + std::to_string(parts.physical_gpu) + " of this machine";
-  if (!parts.other_gpu && (told["major"].i64() != p.major || told["minor"].i64() != p.minor))
-    return {kNotSupported, "the job was told that its GPU has compute capability " +
-                               std::to_string(told["major"].i64()) + '.' + std::to_string(told["minor"].i64()) + "; " +
-                               gpu + " has " + std::to_string(p.major) + '.' + std::to_string(p.minor) +
-                               ": choose one of the same"};
-  if (!parts.other_gpu && told["kernels_see_host_window"].truth && !caps.kernels_see_host_window)
+  if (!parts.other_gpu && (told.major != p.major || told.minor != p.minor))
+    return {kNotSupported, "the job was told that its GPU has compute capability " + std::to_string(told.major) + '.' +
+                               std::to_string(told.minor) + "; " + gpu + " has " + std::to_string(p.major) + '.' +
+                               std::to_string(p.minor) + ": choose one of the same"};
+  if (!parts.other_gpu && told.kernels_see_host_window && !caps.kernels_see_host_window)
     return {kNotSupported, "the job was told that kernels see its pinned memory, and " + gpu +
                                " does not register it: restore with DEVPROXY_CUDA_REGISTER_WINDOW=1"};
   // The driver remembers pages of the window, and this client gives back those that it frees.
-  if (!told["keeps_host_pages"].truth && caps.keeps_host_pages)
+  if (!told.keeps_host_pages && caps.keeps_host_pages)
     return {kNotSupported, "the job ran where its pinned memory was not registered, and " + gpu +
                                " registers it: restore without DEVPROXY_CUDA_REGISTER_WINDOW"};
   return {};
@@ -75,19 +75,12 @@ Status check_told(const ServerParts& parts, const Json& told) {
 
 }  // namespace
 
-Status fill_shared(const Json& client, const std::string& stem, const std::string& segment_path,
-                   const std::string& pinned_path) {
-  if (Status s = fill(client["segment"], stem + ".seg", segment_path); !s.ok()) return s;
-  return fill(client["pinned"], stem + ".pin", pinned_path);
-}
-
-StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, const Json& client, const Json* shared,
-                                                          const std::string& dir) {
-  const Peer peer{client["number"].u64(), static_cast<uint32_t>(client["pid"].u64()),
-                  static_cast<uint32_t>(client["slot"].u64(SlotTable::kAny)), client["framework"].truth};
+StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, const ClientRecord& client,
+                                                          const SharedClientRecord* shared, const std::string& dir) {
+  const Peer peer{client.number, client.pid, client.slot, client.framework};
   const std::string who = "client " + std::to_string(peer.number) + " (pid " + std::to_string(peer.pid) + ")";
   if (peer.number == 0 || peer.wanted_slot >= kMaxSlots) return Status(kInvalidImage, "the state names no such " + who);
-  if (Status s = check_told(parts, client["told"]); !s.ok()) return std::move(s).with("restoring " + who);
+  if (Status s = check_told(parts, client.told); !s.ok()) return std::move(s).with("restoring " + who);
   std::unique_ptr<Connection> c(new Connection(parts, peer, peer.wanted_slot));
   // In a handover the files are the predecessor's until this server is told to go on: own() in resume.
   if (!shared) c->endpoint_.keep_files();
@@ -95,14 +88,15 @@ StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, co
   Status s;
   if (shared) {
     s = c->endpoint_.make_files();
-    if (s.ok()) s = fill_shared(*shared, stem, c->endpoint_.segment_path(), c->endpoint_.pinned_path());
+    if (s.ok()) s = fill(shared->segment, stem + ".seg", c->endpoint_.segment_path());
+    if (s.ok()) s = fill(shared->pinned, stem + ".pin", c->endpoint_.pinned_path());
   } else if (!c->endpoint_.has_files()) {
     return std::unique_ptr<Connection>();
   }
   if (s.ok()) s = c->endpoint_.open_files();
   // No writer is left: the client went, and poll() would never say so to a reader that came later.
   if (s.ok() && !shared && c->endpoint_.client_went()) return std::unique_ptr<Connection>();
-  if (s.ok()) s = c->endpoint_.go_on(client["position"].u64());
+  if (s.ok()) s = c->endpoint_.go_on(client.position);
   if (s.ok()) s = c->open_memory();
   if (s.ok()) s = c->restore_memory(client);
   if (s.ok()) s = c->restore_objects(client);
@@ -114,9 +108,9 @@ StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, co
   return c;
 }
 
-Status Connection::restore_memory(const Json& client) {
+Status Connection::restore_memory(const ClientRecord& client) {
   if (Status s = memory_.restore(client, parts_.physical_gpu); !s.ok()) return s;
-  if (Status s = windows_.restore(client["windows"]); !s.ok()) return s;
+  if (Status s = windows_.restore(client); !s.ok()) return s;
   Status s;
   memory_.device().for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
     if (s.ok()) s = device_.commit(addr, bytes);
@@ -130,44 +124,42 @@ Status Connection::restore_memory(const Json& client) {
   return s;
 }
 
-Status Connection::restore_objects(const Json& client) {
+Status Connection::restore_objects(const ClientRecord& client) {
   if (Status s = state_.restore_settings(client, device_); !s.ok()) return s;
   state_.replaying().on = true;
-  for (const Json& entry : client["log"].items)
+  for (const LogRecord& entry : client.log)
     if (Status s = replay_entry(entry); !s.ok()) return s;
   state_.replaying() = {};
   if (Status s = memory_.check_restored(client); !s.ok()) return s;
   if (Status s = state_.restore_events(client, device_); !s.ok()) return s;
-  const Json& fault = client["fault"];
-  endpoint_.lifeline().restore(static_cast<int32_t>(fault["code"].i64()), fault["text"].text.c_str(),
-                               fault["ended"].truth);
-  poisoned_ = fault["poisoned"].truth;
+  const FaultRecord& fault = client.fault;
+  endpoint_.lifeline().restore(fault.code, fault.text.c_str(), fault.ended);
+  poisoned_ = fault.poisoned;
   if (faulted()) device_.restore_fault(endpoint_.lifeline().fault_code());
-  for (const Json& token : client["host_functions"].items) host_functions_.add(token.u64());
+  for (const uint64_t token : client.host_functions) host_functions_.add(token);
   Counters& n = counters_;
-  const Json& was = client["counters"];
-  n.calls = was["calls"].u64(), n.launches = was["launches"].u64(), n.h2d_bytes = was["h2d_bytes"].u64();
-  n.d2h_bytes = was["d2h_bytes"].u64(), n.d2d_bytes = was["d2d_bytes"].u64();
-  n.memset_bytes = was["memset_bytes"].u64(), n.allocs = was["allocs"].u64(), n.frees = was["frees"].u64();
-  n.busy_us = was["busy_us"].u64();
-  n.peak_bytes = std::max(n.live_bytes.load(), was["peak_bytes"].u64());
+  const CounterRecord& was = client.counters;
+  n.calls = was.calls, n.launches = was.launches, n.h2d_bytes = was.h2d_bytes, n.d2h_bytes = was.d2h_bytes;
+  n.d2d_bytes = was.d2d_bytes, n.memset_bytes = was.memset_bytes, n.allocs = was.allocs, n.frees = was.frees;
+  n.busy_us = was.busy_us;
+  n.peak_bytes = std::max(n.live_bytes.load(), was.peak_bytes);
   return {};
 }
 
-Status Connection::replay_entry(const Json& entry) {
-  const auto request = from_base64(entry["request"].text), bulk = from_base64(entry["bulk"].text);
-  const auto opcode = static_cast<uint16_t>(entry["opcode"].u64());
+Status Connection::replay_entry(const LogRecord& entry) {
+  const std::vector<uint8_t>&request = entry.request.bytes, &bulk = entry.bulk.bytes;
+  const uint16_t opcode = entry.opcode;
   Message message;
   message.info = wire::op_info(opcode);
   const std::string what =
-      std::string(message.info ? message.info->name : "a message") + " v" + std::to_string(entry["handle"].u64());
-  if (!message.info || !request || !bulk || request->size() != message.info->req_bytes)
+      std::string(message.info ? message.info->name : "a message") + " v" + std::to_string(entry.handle);
+  if (!message.info || request.size() != message.info->req_bytes)
     return {kInvalidImage, "the replay log's " + what + " is damaged"};
   message.end = endpoint_.position();
   std::memset(message.request, 0, sizeof message.request);
-  std::memcpy(message.request, request->data(), request->size());
-  message.bulk = bulk->data();
-  message.bulk_bytes = bulk->size();
+  std::memcpy(message.request, request.data(), request.size());
+  message.bulk = bulk.data();
+  message.bulk_bytes = bulk.size();
   if (message.info->log != wire::Log::kCreate && message.info->log != wire::Log::kSet)
     return {kInvalidImage, "the replay log has " + what + ", which no replay makes"};
   // A command was done, and its stream may be gone. An event's time comes from the state.
@@ -176,18 +168,17 @@ Status Connection::replay_entry(const Json& entry) {
     return {};
   }
   Replaying& replaying = state_.replaying();
-  replaying = {true, kOk, std::nullopt, {}};
-  for (const Json& addr : entry["globals"].items) replaying.globals.push_back(addr.u64());
-  if (opcode == static_cast<uint16_t>(wire::Opcode::TEXTURE_CREATE)) replaying.value = entry["value"].u64();
+  replaying = {true, kOk, std::nullopt, entry.globals};
+  if (opcode == static_cast<uint16_t>(wire::Opcode::TEXTURE_CREATE)) replaying.value = entry.value;
   handler_of (*message.info)(*this, message);
   if (Status s = same_value(entry); !s.ok()) return s;
   if (opcode == static_cast<uint16_t>(wire::Opcode::MODULE_LOAD) && replaying.status == kOk &&
-      !state_.modules().find(VHandle{entry["handle"].u64()}))
+      !state_.modules().find(VHandle{entry.handle}))
     return {kInvalidImage, "replaying " + what + ": its image is not in the state"};
-  if (const auto state = from_base64(entry["state"].text); replaying.status == kOk && (!state || !state->empty())) {
-    const hal::ModuleRef* module = state_.modules().find(VHandle{entry["handle"].u64()});
-    if (!state || !module) return {kInvalidImage, "the state of " + what + " is damaged"};
-    if (Status s = device_.load_module_state(*module, state->data(), state->size()); !s.ok())
+  if (const std::vector<uint8_t>& kept = entry.state.bytes; replaying.status == kOk && !kept.empty()) {
+    const hal::ModuleRef* module = state_.modules().find(VHandle{entry.handle});
+    if (!module) return {kInvalidImage, "the state of " + what + " is damaged"};
+    if (Status s = device_.load_module_state(*module, kept.data(), kept.size()); !s.ok())
       return std::move(s).with("replaying " + what);
   }
   if (replaying.status == kOk && replaying.globals.empty()) return {};
@@ -197,9 +188,9 @@ Status Connection::replay_entry(const Json& entry) {
 }
 
 // Is the object that was just made again the number that the job has in its parameters?
-Status Connection::same_value(const Json& entry) {
+Status Connection::same_value(const LogRecord& entry) {
   std::optional<uint64_t>& value = state_.replaying().value;
-  const TextureObject* object = value ? state_.textures().find(VHandle{entry["handle"].u64()}) : nullptr;
+  const TextureObject* object = value ? state_.textures().find(VHandle{entry.handle}) : nullptr;
   const uint64_t wanted = value.value_or(0);
   value.reset();
   if (!object || object->texture->value == wanted) return {};
@@ -211,17 +202,17 @@ Status Connection::same_value(const Json& entry) {
                              ": the driver counts otherwise here, and the job cannot be told; nothing of it runs"};
 }
 
-Status Connection::restore_arrays(const Json& client, int fd) {
-  for (const Json& saved : client["arrays"].items) {
-    const ArrayObject* array = state_.arrays().find(VHandle{saved["handle"].u64()});
-    if (!array || array->extent.bytes() != saved["bytes"].u64())
+Status Connection::restore_arrays(const ClientRecord& client, int fd) {
+  for (const ArrayRecord& saved : client.arrays) {
+    const ArrayObject* array = state_.arrays().find(VHandle{saved.handle});
+    if (!array || array->extent.bytes() != saved.bytes)
       return {kInvalidImage, "the state has the contents of an array that does not exist, or is of another size"};
     const uint64_t row = array->extent.width_bytes, all = array->extent.rows * array->extent.slices;
     const uint64_t at_once = std::max<uint64_t>(1, kUsedUpBytes / row);
     std::vector<uint8_t> bounce(std::min(at_once, all) * row);
     for (uint64_t done = 0; done < all; done += at_once) {
       const uint64_t rows = std::min(at_once, all - done);
-      if (Status s = read_all(fd, bounce.data(), rows * row, saved["offset"].u64() + done * row); !s.ok()) return s;
+      if (Status s = read_all(fd, bounce.data(), rows * row, saved.offset + done * row); !s.ok()) return s;
       if (Status s = device_.write_array(array->array, done, rows, bounce.data()); !s.ok()) return s;
     }
   }
@@ -231,15 +222,15 @@ Status Connection::restore_arrays(const Json& client, int fd) {
 // use_up: what has been read of a file in memory is freed at once, so that a restore never needs memory for two copies
 // of the device's (and the kernel has the pages at hand for the next piece). Not in a handover: the file is what a
 // second successor would start from.
-Status Connection::restore_contents(const Json& client, const std::string& path, bool use_up) {
+Status Connection::restore_contents(const ClientRecord& client, const std::string& path, bool use_up) {
   const File file(path, use_up ? O_RDWR : O_RDONLY);
   if (file.fd < 0) return Status::from_errno(kFileNotFound, "opening " + path);
   struct statfs system;
   use_up = use_up && fstatfs(file.fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
   std::vector<Piece> pieces;
-  for (const Json& range : client["device"].items) {
-    Piece piece{range["addr"].u64(), range["offset"].u64(), range["bytes"].u64()};
-    if (range["module"].u64())
+  for (const RangeRecord& range : client.device) {
+    Piece piece{range.addr, range.offset, range.bytes};
+    if (range.module)
       if (Status s = memory_.place_variable(range, &piece.addr); !s.ok()) return s;
     if (!memory_.in_device(piece.addr, piece.bytes, endpoint_.position()))
       return {kInvalidImage, "the state has device memory that no object owns"};
@@ -267,7 +258,7 @@ Status Connection::restore_contents(const Json& client, const std::string& path,
   if (!s.ok()) return std::move(s).with("filling device memory from " + path);
   uint64_t total = 0;
   for (const Piece& piece : pieces) total += piece.bytes;
-  for (const Json& saved : client["arrays"].items) total += saved["bytes"].u64();
+  for (const ArrayRecord& saved : client.arrays) total += saved.bytes;
   // scripts/gpu_check.py reads this line, as that of a dump: what is loaded per second is not to be told from outside.
   DP_LOG(kInfo, kServer, number(), "loaded: bytes=%lu us=%lu", static_cast<unsigned long>(total),
          static_cast<unsigned long>(now_us() - began));

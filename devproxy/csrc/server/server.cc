@@ -14,9 +14,12 @@
 #include <cstring>
 
 #include "devproxy/csrc/base/fault.h"
+#include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/crash.h"
 #include "devproxy/csrc/server/dump.h"
+#include "devproxy/csrc/server/state_files.h"
+#include "devproxy/csrc/server/state_record.h"
 #include "devproxy/csrc/transport/futex.h"
 
 #include "wire.gen.h"
@@ -135,56 +138,48 @@ Status Server::restore() {
   const std::string stem = config_.restore_dir + "/gpu" + std::to_string(config_.gpu);
   auto text = read_file(stem + ".state.json");
   if (!text.ok()) return std::move(text).status();
-  const auto state = Json::parse(*text);
-  if (!state) return {kInvalidImage, stem + ".state.json is damaged"};
-  if ((*state)["version"].u64() != kStateVersion)
-    return {kInvalidImage, "the state has format version " + (*state)["version"].text + ", this server reads " +
-                               std::to_string(kStateVersion)};
-  if ((*state)["abi"].text != abi_hex())
-    return {kInvalidImage, "the state is of another build (ABI " + (*state)["abi"].text.substr(0, 16) +
-                               ", this server " + abi_hex().substr(0, 16) +
-                               "): restore with the build that the image carries"};
-  if ((*state)["device"].text != config_.device && !config_.other_gpu)
-    return {kInvalidDevice,
-            "the state is of a '" + (*state)["device"].text + "' device, this one is '" + config_.device + "'"};
-  Json shared;
+  auto read = read_record<ServerRecord>(*text, "the state");
+  if (!read.ok()) return read.status();
+  const ServerRecord& state = *read;
+  if (state.abi != abi_hex())
+    return {kInvalidImage, "the state is of another build (ABI " + state.abi.substr(0, 16) + ", this server " +
+                               abi_hex().substr(0, 16) + "): restore with the build that the image carries"};
+  if (state.device != config_.device && !config_.other_gpu)
+    return {kInvalidDevice, "the state is of a '" + state.device + "' device, this one is '" + config_.device + "'"};
+  SharedRecord shared;
   if (config_.restore_shared) {
     auto shared_text = read_file(stem + ".shared.json");
     if (!shared_text.ok()) return std::move(shared_text).status();
-    auto parsed = Json::parse(*shared_text);
-    if (!parsed || (*parsed)["version"].u64() != kStateVersion)
-      return {kInvalidImage, stem + ".shared.json is damaged, or of another format version"};
-    shared = std::move(*parsed);
+    auto read_shared = read_record<SharedRecord>(*shared_text, "the table of shared memory");
+    if (!read_shared.ok()) return std::move(read_shared).status();
+    shared = std::move(*read_shared);
   }
   if (Status s = DP_FAULT(server_restore_start); !s.ok()) return s;
   // Held until the clients' logs hold them.
-  const auto images = restore_images(parts_.images, (*state)["images"], stem + ".images");
+  const auto images = restore_images(parts_.images, state, stem + ".images");
   if (!images.ok()) return images.status();
-  for (const Json& client : (*state)["clients"].items) {
-    const Json* files = nullptr;
-    for (const Json& one : shared["clients"].items)
-      if (one["number"].u64() == client["number"].u64()) files = &one;
+  for (const ClientRecord& client : state.clients) {
+    const SharedClientRecord* files = nullptr;
+    for (const SharedClientRecord& one : shared.clients)
+      if (one.number == client.number) files = &one;
     if (config_.restore_shared && !files)
-      return {kInvalidImage, "the shared memory of client " + client["number"].text + " is missing"};
+      return {kInvalidImage, "the shared memory of client " + std::to_string(client.number) + " is missing"};
     auto connection = Connection::restore(parts_, client, files, config_.restore_dir);
     if (!connection.ok()) return std::move(connection).status();
     if (!*connection) {
-      DP_LOG(kInfo, kServer, client["number"].u64(), "the client has gone during the handover");
+      DP_LOG(kInfo, kServer, client.number, "the client has gone during the handover");
       continue;
     }
     (*connection)->start();
     clients_.push_back({-1, true, std::move(*connection)});
   }
-  next_number_ = (*state)["next_number"].u64(1);
-  last_fault_ = (*state)["last_fault"].text;
-  started_us_ -= (*state)["uptime_us"].u64();
-  const Json& gone = (*state)["gone"];
-  gone_.calls = gone["calls"].u64(), gone_.launches = gone["launches"].u64(), gone_.h2d_bytes = gone["h2d_bytes"].u64();
-  gone_.d2h_bytes = gone["d2h_bytes"].u64(), gone_.d2d_bytes = gone["d2d_bytes"].u64();
-  gone_.memset_bytes = gone["memset_bytes"].u64(), gone_.allocs = gone["allocs"].u64();
-  gone_.frees = gone["frees"].u64(), gone_.wakes = gone["wakes"].u64(), gone_.busy_us = gone["busy_us"].u64();
-  gone_.steps = gone["steps"].u64();
-  parts_.live.peak = std::max(parts_.live.peak.load(), gone["peak_bytes"].u64());
+  next_number_ = state.next_number;
+  last_fault_ = state.last_fault;
+  started_us_ -= state.uptime_us;
+  const GoneRecord& gone = state.gone;
+  gone_ = {gone.calls,  gone.launches, gone.h2d_bytes, gone.d2h_bytes, gone.d2d_bytes, gone.memset_bytes,
+           gone.allocs, gone.frees,    gone.wakes,     gone.busy_us,   gone.steps};
+  parts_.live.peak = std::max(parts_.live.peak.load(), gone.peak_bytes);
   held_ = true;
   borrowed_ = true;
   if (Status s = all_parked(); !s.ok()) return s;
@@ -433,46 +428,58 @@ void Server::stop_all(bool tell) {
   ledger_->leave();
 }
 
-std::string Server::images_json() const {
-  uint64_t kept = 0, bytes = 0;
-  for (const auto& image : parts_.images.all()) kept++, bytes += image->bytes.size();
-  const ImageStore& store = parts_.images;
-  return "{" + json_number("kept", kept) + ',' + json_number("kept_bytes", bytes) + ',' +
-         json_number("received_bytes", store.received_bytes) + ',' + json_number("loads", store.loads) + ',' +
-         json_number("loads_known", store.loads_known) + '}';
-}
-
-std::string Server::stats_json() const {
+Json Server::stats() const {
   Totals t = gone_;
-  std::string clients, fault = last_fault_;
-  uint64_t now = 0;
+  Json clients = Json::array();
+  std::string fault = last_fault_;
   for (const Client& c : clients_) {
     t.add(*c.connection);
     if (fault.empty()) fault = c.connection->endpoint().lifeline().fault_text();
     if (!c.here) continue;
     const Counters& n = c.connection->counters();
-    clients += (now++ ? ",{" : "{") + json_number("pid", c.connection->peer().pid) + ',' +
-               json_number("slot", c.connection->slot()) + ',' + json_number("calls", n.calls) + ',' +
-               json_number("launches", n.launches) + ',' + json_number("live_bytes", n.live_bytes) + ',' +
-               json_number("peak_bytes", n.peak_bytes) + '}';
+    clients.push_back({{"pid", c.connection->peer().pid},
+                       {"slot", c.connection->slot()},
+                       {"calls", n.calls.load()},
+                       {"launches", n.launches.load()},
+                       {"live_bytes", n.live_bytes.load()},
+                       {"peak_bytes", n.peak_bytes.load()}});
   }
-  char uptime[32];
-  std::snprintf(uptime, sizeof uptime, "%.3f", static_cast<double>(now_us() - started_us_) * 1e-6);
-  return "{\"job\":" + json_string(config_.job) + ',' + json_number("gpu", config_.gpu) + ',' +
-         json_number("pid", static_cast<uint64_t>(getpid())) + ",\"device\":" + json_string(config_.device) +
-         ",\"name\":" + json_string(device_->properties().name) + ",\"uptime_s\":" + uptime +
-         ",\"chaos\":" + (config_.chaos ? "true" : "false") + ",\"memory\":{" + json_number("total", total_bytes_) +
-         ',' + json_number("used", parts_.live.now.load()) + ',' + json_number("peak", parts_.live.peak.load()) + "}," +
-         json_number("clients_now", now) + ",\"totals\":{" + json_number("calls", t.calls) + ',' +
-         json_number("launches", t.launches) + ',' + json_number("h2d_bytes", t.h2d_bytes) + ',' +
-         json_number("d2h_bytes", t.d2h_bytes) + ',' + json_number("d2d_bytes", t.d2d_bytes) + ',' +
-         json_number("memset_bytes", t.memset_bytes) + ',' + json_number("allocs", t.allocs) + ',' +
-         json_number("frees", t.frees) + ',' + json_number("wakes", t.wakes) + ',' + json_number("busy_us", t.busy_us) +
-         "},\"images\":" + images_json() + ",\"clients\":[" + clients + "],\"sticky\":" + json_string(fault) + '}';
+  uint64_t kept = 0, kept_bytes = 0;
+  const ImageStore& images = parts_.images;
+  for (const auto& image : images.all()) kept++, kept_bytes += image->bytes.size();
+  const uint64_t uptime_ms = (now_us() - started_us_) / 1000;
+  return {{"job", config_.job},
+          {"gpu", config_.gpu},
+          {"pid", getpid()},
+          {"device", config_.device},
+          {"name", device_->properties().name},
+          {"uptime_s", static_cast<double>(uptime_ms) / 1000},
+          {"chaos", config_.chaos},
+          {"memory", {{"total", total_bytes_}, {"used", parts_.live.now.load()}, {"peak", parts_.live.peak.load()}}},
+          {"clients_now", clients.size()},
+          {"totals",
+           {{"calls", t.calls},
+            {"launches", t.launches},
+            {"h2d_bytes", t.h2d_bytes},
+            {"d2h_bytes", t.d2h_bytes},
+            {"d2d_bytes", t.d2d_bytes},
+            {"memset_bytes", t.memset_bytes},
+            {"allocs", t.allocs},
+            {"frees", t.frees},
+            {"wakes", t.wakes},
+            {"busy_us", t.busy_us}}},
+          {"images",
+           {{"kept", kept},
+            {"kept_bytes", kept_bytes},
+            {"received_bytes", images.received_bytes.load()},
+            {"loads", images.loads.load()},
+            {"loads_known", images.loads_known.load()}}},
+          {"clients", clients},
+          {"sticky", fault}};
 }
 
 void Server::send_stats(int socket) {
-  const std::string text = stats_json();
+  const std::string text = json_text(stats());
   const auto length = static_cast<uint32_t>(text.size());
   send_all(socket, &length, sizeof length);
   send_all(socket, text.data(), text.size());

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <set>
 #include <string>
@@ -76,8 +77,7 @@ class Server {
   void attach(int socket, const AttachRequest& request, uint32_t pid);
   void send_stats(int socket);
   void warm(int socket);
-  std::string stats_json() const;
-  std::string images_json() const;
+  nlohmann::json stats() const;
   void reap();
   void stop_all(bool tell);
   void leave_files();
@@ -90,18 +90,18 @@ class Server {
 
   // control.cc
   void serve_control(ControlPeer& peer);
-  std::string refused(const std::string& why) const;
-  std::string can_dump();
-  void begin_cut(ControlPeer& peer, const Json& request);
+  nlohmann::json refused(const std::string& why) const;
+  nlohmann::json can_dump();
+  void begin_cut(ControlPeer& peer, const nlohmann::json& request);
   void look_at_cut();
   void fail_cut(const std::string& why);
   Status all_parked();
   Status dump_client(const Client& c, const std::string& dir, uint64_t* bytes);
   Status write_state(const std::string& dir);
-  std::string dump(const std::string& dir);
-  std::string dump_shared(const std::string& dir);
-  std::string resume();
-  std::string leave();
+  nlohmann::json dump(const std::string& dir);
+  nlohmann::json dump_shared(const std::string& dir);
+  nlohmann::json resume();
+  nlohmann::json leave();
 
   const ServerConfig config_;
   const uint64_t total_bytes_;

@@ -27,6 +27,10 @@ struct File {
 struct Piece {
   uint64_t addr = 0, offset = 0, bytes = 0;
 };
+// Where the last of pieces that lie one behind the other in a file ends.
+inline uint64_t end_of(const std::vector<Piece>& pieces) {
+  return pieces.empty() ? 0 : pieces.back().offset + pieces.back().bytes;
+}
 inline constexpr uint64_t kPieceBytes = 16u << 20;
 
 // Calls `copy` for pieces of at most kPieceBytes, on two threads: one does not fill the memory's bandwidth. The first

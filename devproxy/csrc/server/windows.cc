@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "devproxy/csrc/server/slot_table.h"
 #include "devproxy/csrc/server/state_files.h"
+#include "devproxy/csrc/server/state_record.h"
 #include "devproxy/csrc/transport/futex.h"
 
 namespace devproxy::server {
@@ -87,18 +87,12 @@ void Windows::close() {
   others_.clear();
 }
 
-std::string Windows::save() const {
-  std::string windows;
-  for (const Window& w : others_)
-    windows += (windows.empty() ? "{" : ",{") + json_number("number", w.number) + ',' + json_number("gpu", w.gpu) +
-               ',' + json_number("slot", w.slot) + '}';
-  return "\"windows\":[" + windows + ']';
+void Windows::save(ClientRecord* client) const {
+  for (const Window& w : others_) client->windows.push_back({w.number, w.gpu, w.slot});
 }
 
-Status Windows::restore(const Json& windows) {
-  for (const Json& w : windows.items)
-    others_.push_back({w["number"].u64(), static_cast<uint32_t>(w["gpu"].u64()),
-                       static_cast<uint32_t>(w["slot"].u64(SlotTable::kAny))});
+Status Windows::restore(const ClientRecord& client) {
+  for (const WindowRecord& w : client.windows) others_.push_back({w.number, w.gpu, w.slot});
   for (const Window& w : others_)
     if (w.slot >= kMaxSlots || w.slot == own_.slot) return {kInvalidImage, "the state names a window that cannot be"};
   return {};

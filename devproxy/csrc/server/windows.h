@@ -6,9 +6,9 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/csrc/server/device_door.h"
 #include "devproxy/csrc/server/memory_mirror.h"
@@ -20,6 +20,8 @@ namespace devproxy::server {
 // server that looks for its end by itself: that passes.
 Status map_window(const std::string& path, uint64_t begin);
 void unmap_window(uint64_t begin);
+
+struct ClientRecord;
 
 class Windows {
  public:
@@ -45,9 +47,9 @@ class Windows {
   Status open_restored(const MemoryMirror& pinned, DeviceDoor& device);
   void close();
 
-  // The member "windows" of the client's object in the state file, and back; restored windows are not open yet.
-  std::string save() const;
-  Status restore(const Json& windows);
+  // Into the record and back; restored windows are not open yet.
+  void save(ClientRecord* client) const;
+  Status restore(const ClientRecord& client);
 
  private:
   Status map(Window& window, DeviceDoor& device) const;
