@@ -62,7 +62,6 @@ def build() -> tuple[Path, Path, Path]:
     OUT.mkdir(parents=True, exist_ok=True)
     post, driver, cudart = OUT / "bench_post", OUT / "bench_driver", OUT / "bench_cudart"
     client = [*map(str, sorted((ROOT / "devproxy/csrc/client").glob("*.cc")))]
-    client.append(str(ROOT / "devproxy/interceptors/memory/alloc_bidir.cc"))
     source = ROOT / "tests" / "bench"
     subprocess.run([*CXX, str(source / "bench_post.cc"), "-o", str(post), "-pthread"], check=True)
     subprocess.run(

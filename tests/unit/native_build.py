@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
-    "cores": ["tests/unit/native/cores.cc", "devproxy/interceptors/memory/alloc_bidir.cc"],
+    "cores": ["tests/unit/native/cores.cc", "devproxy/csrc/client/alloc_bidir.cc"],
 }
 
 

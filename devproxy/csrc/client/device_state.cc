@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <new>
 
+#include "devproxy/csrc/client/advice.h"
 #include "devproxy/csrc/client/log.h"
-#include "devproxy/interceptors/managed/advice.h"
 
 namespace devproxy::client {
 namespace {

@@ -12,10 +12,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "devproxy/csrc/client/alloc_bidir.h"
 #include "devproxy/csrc/client/connection.h"
 #include "devproxy/csrc/client/handle_map.h"
 #include "devproxy/csrc/client/process.h"
-#include "devproxy/interceptors/memory/alloc_bidir.h"
 
 namespace devproxy::client {
 

@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "devproxy/csrc/client/alloc_bidir.h"
 #include "devproxy/interceptors/graph/client.h"
 #include "devproxy/interceptors/graph/client_graph.h"
-#include "devproxy/interceptors/memory/alloc_bidir.h"
 
 namespace devproxy::sa::graph {
 

@@ -8,9 +8,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "devproxy/csrc/client/advice.h"
 #include "devproxy/interceptors/client_common.h"
 #include "devproxy/interceptors/graph/client.h"
-#include "devproxy/interceptors/managed/advice.h"
 
 namespace devproxy::sa::managed {
 

@@ -1,7 +1,7 @@
 // The pure cores behind a C ABI, for hypothesis: no device, no clock, no socket.
 #include <cstdint>
 
-#include "devproxy/interceptors/memory/alloc_bidir.h"
+#include "devproxy/csrc/client/alloc_bidir.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -1,4 +1,4 @@
-#include "devproxy/interceptors/memory/alloc_bidir.h"
+#include "devproxy/csrc/client/alloc_bidir.h"
 
 #include <iterator>
 
