@@ -300,7 +300,7 @@ void a_state_keeps_its_form() {
   EXPECT(read.ok() && read->abi == "ab" && read->gone.calls == 7 && read->gone.frees == 0 && read->clients.size() == 1);
   EXPECT(read->images[0] == (ImageRecord{1, UINT64_MAX, 3}));
   const ClientRecord& c = read->clients[0];
-  EXPECT(c.slot == 4 && !c.framework && c.told.major == 0 && c.position == 128 && c.pinned[0] == Pair(32, 64));
+  EXPECT(c.slot == 4 && !c.framework && c.told.major == -1 && c.position == 128 && c.pinned[0] == Pair(32, 64));
   EXPECT(c.device[0].flags == 1 && c.device[0].module == 0 && c.device[1].addr == 18446744073709551000u);
   EXPECT(c.device[1].name == "x\n\xc3\xa9\"" && c.device[1].given && c.errors.bytes.empty());
   EXPECT(c.output.bytes == (std::vector<uint8_t>{'a', 'b'}) && c.log[0].request.bytes.size() == 3);

@@ -55,7 +55,7 @@ Status fill(const ExtentsRecord& about, const std::string& from_path, const std:
 // (--other-gpu), whoever restores has looked at what the job's kernels need. What the driver remembers of the client's
 // memory is a matter of its contents, and holds on every GPU.
 Status check_told(const ServerParts& parts, const ToldRecord& told) {
-  if (told.major == 0) return {};  // an image from before this was kept
+  if (told.major < 0) return {};  // an image from before this was kept
   const hal::Caps caps = parts.device->caps();
   const hal::Properties& p = parts.device->properties();
   const std::string gpu = "GPU " + std::to_string(parts.physical_gpu) + " of this machine";

@@ -71,11 +71,11 @@ struct FaultRecord {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(FaultRecord, code, text, ended, poisoned)
 
-// What the client was told about the device when it attached, asks nobody about again, and relies on. major 0: images
+// What the client was told about the device when it attached, asks nobody about again, and relies on. major -1: images
 // from before this was kept say nothing.
 struct ToldRecord {
   bool kernels_see_host_window = false, keeps_host_pages = false;
-  int32_t major = 0, minor = 0;
+  int32_t major = -1, minor = 0;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ToldRecord, kernels_see_host_window, keeps_host_pages, major, minor)
 
