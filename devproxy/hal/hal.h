@@ -26,11 +26,9 @@
 namespace devproxy::hal {
 
 struct Caps {
-  int level = 1;                 // 1 run, 2 dump and restore, 3 splice
-  bool fixed_addresses = false;  // memory appears at addresses that the caller chose; devproxy needs it
+  int level = 1;  // 1 run, 2 dump and restore, 3 splice
   bool kernels_see_host_window = false;
   bool keeps_host_pages = false;  // it remembers pages of the window: freed ones must not be given back to the machine
-  bool alias_pages = false;       // level 3: one physical page at two addresses
   bool reads_after_fault = true;  // level 2: what an execution fault leaves can still be read
 };
 

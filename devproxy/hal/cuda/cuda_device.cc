@@ -97,9 +97,7 @@ class CudaDevice final : public Device {
   }
 
   // cuda.h: after an execution fault every call of the context fails, also one that copies from it.
-  Caps caps() const override {
-    return {3, true, config_.register_host_window, config_.register_host_window, true, false};
-  }
+  Caps caps() const override { return {3, config_.register_host_window, config_.register_host_window, false}; }
   const Properties& properties() const override { return properties_; }
   // One thread per description is enough for ever: a framework stays loaded. It is detached because it may be inside a
   // library's constructors when the server leaves, by _exit.

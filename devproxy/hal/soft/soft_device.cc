@@ -114,7 +114,7 @@ class SoftDevice final : public Device {
     for (const auto& a : kAttributes) p.attributes[static_cast<size_t>(a.number)] = a.value;
   }
 
-  Caps caps() const override { return {3, true, true, false, true}; }
+  Caps caps() const override { return {3, true}; }
   const Properties& properties() const override { return properties_; }
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
     return SoftSpace::open(config_, config, owner);

@@ -1,9 +1,8 @@
 // How to add a device
 //
 //  1. Copy this folder to hal/<name>/, rename namespace and classes. It compiles, and copies and sets memory already.
-//  2. Make memory real: "memory at an address that the caller chose" is the one thing devproxy cannot do without. If
-//  your
-//     device cannot, say caps().fixed_addresses = false and stop here.
+//  2. Make memory real, at addresses that the caller chose: the one thing devproxy cannot do without. If your device
+//     cannot, stop here.
 //  3. Make queues real: commands of one queue in order, queues side by side, kLegacy as hal.h says. Look at hal/soft
 //     (threads of its own) and hal/cuda (the driver's streams) for the two ways. The rules that are easy to break:
 //       - a submission never blocks, not even when your driver's queue is full;
@@ -124,7 +123,7 @@ class TemplateDevice final : public Device {
     properties_.name = "devproxy template device";
     properties_.total_bytes = config.memory_bytes;
   }
-  Caps caps() const override { return {1, true, false, false, false}; }
+  Caps caps() const override { return {1}; }
   const Properties& properties() const override { return properties_; }
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
     void* const want = reinterpret_cast<void*>(config.device_base);
