@@ -323,6 +323,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     d["cudnn"] = f.cudnn, d["cudnn_runtime"] = f.cudnn_runtime, d["cudart"] = f.cudart;
     return d;
   });
+  m.def("hide_gpu_from_kineto", &hide_gpu_from_kineto);
   m.def("op_counts", [] {
     py::dict d;
     for (const auto& [name, c] : op_counts()) d[py::str(name)] = py::make_tuple(c.launches, c.infers);

@@ -17,6 +17,8 @@ inline constexpr int kStreamsPerPool = 32;  // as torch's own pool: one per prio
 
 // Number of devices, 0 if there is no usable driver. Never throws, never creates a context.
 DeviceIndex device_count() noexcept;
+// Kineto asks torch whether there is a GPU, and would then look for CUPTI's, on the thread where it starts.
+void hide_gpu_from_kineto(bool hidden);
 // Throws "CUDA error: invalid device ordinal" for a device that does not exist.
 void check_device(DeviceIndex device);
 

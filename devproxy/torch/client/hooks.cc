@@ -17,6 +17,8 @@ namespace {
 
 constexpr size_t kStateBytes = 16;
 
+thread_local bool t_kineto_starts = false;
+
 // As the executor knows it, which has been told of it.
 RandomState named(GeneratorState& state) {
   std::lock_guard lock(state.mu);
@@ -123,7 +125,7 @@ class Hooks final : public at::CUDAHooksInterface {
   void init() const override {}
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return device_count() > 0; }
-  bool hasCUDA() const override { return device_count() > 0; }
+  bool hasCUDA() const override { return !t_kineto_starts && device_count() > 0; }
   bool hasCUDART() const override { return true; }
   const at::Generator& getDefaultGenerator(DeviceIndex d) const override { return default_generator(d); }
   at::Generator getNewGenerator(DeviceIndex d) const override { return new_generator(d); }
@@ -200,6 +202,8 @@ const struct RegisterHooks {
 } g_register_hooks;
 
 }  // namespace
+
+void hide_gpu_from_kineto(bool hidden) { t_kineto_starts = hidden; }
 
 const at::Generator& default_generator(DeviceIndex device) {
   static auto* const all = [] {

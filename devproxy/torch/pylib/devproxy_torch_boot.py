@@ -644,6 +644,7 @@ def _complete_torch_profiler(module: ModuleType) -> None:
 
     cuda = module.ProfilerActivity.CUDA
     plain_activities = module._supported_activities
+    plain_prepare = module._prepare_profiler
     plain_init = module.profile.__init__
     plain_enter = module.emit_nvtx.__enter__
 
@@ -669,6 +670,15 @@ def _complete_torch_profiler(module: ModuleType) -> None:
             )
         return plain_enter(self)
 
+    def prepare(*given: Any, **named: Any) -> None:
+        bindings: Any = sys.modules[BINDINGS]
+        bindings.hide_gpu_from_kineto(True)
+        try:
+            plain_prepare(*given, **named)
+        finally:
+            bindings.hide_gpu_from_kineto(False)
+
+    setattr(module, "_prepare_profiler", prepare)
     setattr(module, "_supported_activities", lambda: plain_activities() - {cuda})
     module.profile.__init__ = init
     module.emit_nvtx.__enter__ = enter
