@@ -114,6 +114,7 @@ inline constexpr std::string_view kSettingsName = "devproxy::settings";
 inline constexpr std::string_view kGeneratorName = "devproxy::generator";
 inline constexpr std::string_view kFactsName = "devproxy::facts";
 inline constexpr std::string_view kPlansName = "devproxy::plans";
+inline constexpr std::string_view kRnnName = "devproxy::rnn";
 
 struct SettingsBlock {  // then `bytes` bytes of Settings
   uint32_t magic, number, bytes, zero;
@@ -127,6 +128,15 @@ struct GeneratorBlock {
 struct FactsBlock {
   uint32_t magic, zero;
   uint64_t reply_addr, reply_bytes;  // ReplyHeader, then text (facts.h)
+};
+struct RnnForm {  // of a recurrent layer, as _cudnn_rnn_flatten_weight has it
+  int64_t dtype, weight_stride0, input_size, mode, hidden_size, proj_size, num_layers, batch_first, bidirectional;
+};
+struct RnnBlock {  // then, for each weight: i64 dims, i64 sizes...
+  uint32_t magic, weights;
+  RnnForm form;
+  uint64_t reply_addr,
+      reply_bytes;  // ReplyHeader, then kOk: i64 elements, i64 offset of each weight | kException: text
 };
 struct PlansBlock {  // torch's cache of cuFFT plans
   enum What : uint32_t { kSize = 0, kMaxSize = 1, kSetMaxSize = 2, kClear = 3 };

@@ -36,6 +36,7 @@ CORE_SOURCES = (
     "composites",
     "graph",
     "profile",
+    "rnn",
 )
 EXECUTOR_SOURCES = ("client", "decode", "module", "placement")
 CORE, BINDINGS, EXECUTOR, CUDA_EXECUTOR = (

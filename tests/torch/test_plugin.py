@@ -128,6 +128,17 @@ def test_training_over_a_recording_libcuda(stand_in: Path, tmp_path: Path) -> No
 
 
 @needs_build
+def test_recurrent_layers_of_cudnn(stand_in: Path) -> None:
+    """The client's half: nothing asks cuDNN in the job's process, weights lie as the executor says, and are not copied."""
+    script = os.path.join(HERE, "rnn_program.py")
+    done = run_over(
+        stand_in, sys.executable, script, DEVPROXY_TORCH_OPS="cuda", DEVPROXY_TORCH_RNN="cudnn", OMP_NUM_THREADS="1"
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "all as on the CPU" in done.stdout
+
+
+@needs_build
 def test_executor_survives_damaged_blocks(stand_in: Path) -> None:
     executor = os.path.join(PLUGIN, "libdevproxy_torch_cpu.so")
     script = os.path.join(HERE, "fuzz_block.py")

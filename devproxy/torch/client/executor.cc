@@ -182,6 +182,19 @@ struct SettingsWatch {
 
 #endif
 
+// Calls a function that answers with numbers; its block names the reply. Throws the text that it answers with.
+Reader answer_of(DeviceIndex device, std::string_view name, const Writer& block, const ReplyBuffer& reply) {
+  std::memset(reply.data(), 0, sizeof(ReplyHeader));
+  call_service(device, name, block, true);
+  Reader r(reply.data(), reply.size());
+  const auto head = r.get<ReplyHeader>();
+  TORCH_INTERNAL_ASSERT(head.total_bytes > sizeof head && head.total_bytes <= reply.size(),
+                        "the executor did not answer");
+  const size_t n = head.total_bytes - sizeof head;
+  TORCH_CHECK(head.status == ReplyStatus::kOk, std::string(reinterpret_cast<const char*>(r.bytes(n)), n));
+  return {reply.data() + sizeof head, n};
+}
+
 void post_generator(DeviceIndex device, GeneratorBlock block, bool wait) {
   static thread_local Writer t_block;
   block.magic = kBlockMagic;
@@ -305,17 +318,24 @@ std::pair<uint64_t, uint64_t> get_generator(DeviceIndex device, uint64_t id) {
 
 int64_t plan_cache(DeviceIndex device, PlansBlock::What what, int64_t value) {
   ReplyBuffer reply(device, ReplyBuffer::kBytes);
-  std::memset(reply.data(), 0, sizeof(ReplyHeader));
   Writer block;
   block.put(PlansBlock{kBlockMagic, what, value, reinterpret_cast<uint64_t>(reply.data()), reply.size()});
-  call_service(device, kPlansName, block, true);
-  Reader r(reply.data(), reply.size());
-  const auto head = r.get<ReplyHeader>();
-  TORCH_INTERNAL_ASSERT(head.total_bytes > sizeof head && head.total_bytes <= reply.size(),
-                        "the executor did not answer");
-  const size_t n = head.total_bytes - sizeof head;
-  TORCH_CHECK(head.status == ReplyStatus::kOk, std::string(reinterpret_cast<const char*>(r.bytes(n)), n));
-  return r.get<int64_t>();
+  return answer_of(device, kPlansName, block, reply).get<int64_t>();
+}
+
+RnnLayout rnn_layout(DeviceIndex device, at::TensorList weights, const RnnForm& form) {
+  ReplyBuffer reply(device, ReplyBuffer::kBytes);
+  Writer block;
+  block.put(RnnBlock{kBlockMagic, static_cast<uint32_t>(weights.size()), form, reinterpret_cast<uint64_t>(reply.data()),
+                     reply.size()});
+  for (const at::Tensor& w : weights) {
+    block.put(static_cast<int64_t>(w.dim()));
+    for (const int64_t n : w.sizes()) block.put(n);
+  }
+  Reader r = answer_of(device, kRnnName, block, reply);
+  RnnLayout layout{r.get<int64_t>(), {}};
+  for (size_t i = 0; i < weights.size(); i++) layout.offsets.push_back(r.get<int64_t>());
+  return layout;
 }
 
 const Facts& executor_facts() {
@@ -354,6 +374,8 @@ const Facts& executor_facts() {
       if (name == "batchnorm_epsilon") f->batchnorm_epsilon = std::atof(value.c_str());
       if (name == "config") f->config += (f->config.empty() ? "" : "\n") + value;
     }
+    // Tests: the client's half of cuDNN's recurrent layers, over an executor that was given some.
+    f->has_cudnn |= is("DEVPROXY_TORCH_RNN", "cudnn");
     return f;
   }();
   return *facts;

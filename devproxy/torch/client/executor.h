@@ -2,7 +2,10 @@
 // it that are no ops (block.h).
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <string>
+#include <vector>
 
 #include "devproxy/torch/block.h"
 #include "devproxy/torch/client/device.h"
@@ -34,6 +37,13 @@ void forget_generator(DeviceIndex device, uint64_t id) noexcept;
 // torch's cache of cuFFT plans, which is the executor's: the number that was asked for. Waits; throws what torch
 // throws.
 int64_t plan_cache(DeviceIndex device, PlansBlock::What what, int64_t value = 0);
+
+// Where cuDNN wants a recurrent layer's weights in one buffer: in elements of their type. Waits.
+struct RnnLayout {
+  int64_t elements = 0;
+  std::vector<int64_t> offsets;
+};
+RnnLayout rnn_layout(DeviceIndex device, at::TensorList weights, const RnnForm& form);
 
 // What the framework in the server says of itself and of the GPU; asked once. Empty on the host.
 struct Facts {

@@ -85,6 +85,7 @@ struct OpPlan {
   bool copy_all_on_infer = false;
   bool checked_by_meta = false;  // structured: whoever calls out= from ATen has run the op's own shape function
   int view_of = -1;
+  int kept_result = -1, kept_arg = -1;  // a result that is that argument, where the argument is there
 
   std::mutex mu;
   std::unordered_map<Key, std::shared_ptr<const Meta>, KeyHash> cache;
@@ -174,7 +175,10 @@ std::unique_ptr<OpPlan> make_plan(const c10::OperatorHandle& op) {
     if (plan->name.rfind(layer, 0) == 0) plan->random = true;
   if (!plan->outs.empty()) plan->checked_by_meta = has_structured_kernel(schema.operator_name());
   // native_batch_norm and its kin update running statistics that their schemas do not declare as written.
-  plan->copy_all_on_infer = mentions(plan->name, "batch_norm");
+  // cuDNN's recurrent layers move the state of their dropout.
+  plan->copy_all_on_infer = mentions(plan->name, "batch_norm") || mentions(plan->name, "_cudnn_rnn");
+  // Their weights in one buffer come back as they were given, and nobody should copy them.
+  if (plan->name == "aten::_cudnn_rnn") plan->kept_result = 4, plan->kept_arg = 3;
   return plan;
 }
 
@@ -744,6 +748,8 @@ bool shape_is_known(const OpPlan& plan, const c10::IValue* args) {
   return true;
 }
 
+bool is_defined(const c10::IValue& v) { return v.isTensor() && v.toTensor().defined(); }
+
 using NewTensors = c10::SmallVector<at::Tensor, 4>;
 
 // Runs the op and waits until it is submitted, for the results that it has on the host. In a capture nothing runs that
@@ -827,6 +833,11 @@ void send(Worker& worker, OpPlan& plan, const c10::IValue* args, std::optional<R
       for (uint32_t j = 0; j < r.count; ++j, ++k) {
         if (plan.return_is_arg[i] >= 0) continue;
         const TensorMeta& m = meta->tensors[k];
+        if (static_cast<int>(i) == plan.kept_result && is_defined(args[plan.kept_arg])) [[unlikely]] {
+          e.output({});
+          outputs.push_back(args[plan.kept_arg].toTensor());
+          continue;
+        }
         outputs.push_back(m.defined && !m.on_host ? new_tensor_of(e.device, m) : at::Tensor());
         e.output(outputs.back());
       }

@@ -45,11 +45,14 @@ struct GeneratorState {
   std::mutex mu;
   uint64_t seed = 0, offset = 0;  // mu. In the executor, `offset` only counts while nobody has been told
   bool told = false;              // mu. Does the executor have it? It is told at the first use
+  bool seeded = true;             // mu. Since take_seeded()
 };
 
 // Takes the state for one random op and moves the offset on; in a capture, the graph's. Throws if it is not a CUDA
 // generator, or one that the graph does not know.
 RandomState take_random_state(const at::Generator& generator);
+// Has it been seeded since the last time? Then cuDNN's generators, which are seeded from it, are to be made anew.
+bool take_seeded(const at::Generator& generator);
 std::shared_ptr<GeneratorState> state_of(const at::Generator& generator);
 
 }  // namespace devproxy::aten

@@ -254,6 +254,7 @@ void GeneratorState::set(std::optional<uint64_t> new_seed, uint64_t new_offset) 
   std::lock_guard lock(mu);
   if (new_seed.has_value()) seed = *new_seed;
   offset = new_offset;
+  seeded = true;
   if (told) set_generator(device, id, seed, offset);
 }
 
@@ -266,7 +267,13 @@ void GeneratorState::copy(GeneratorState& from) {
   std::scoped_lock lock(mu, from.mu);
   copy_generator(device, id, from.id);
   seed = from.seed;
-  told = true;
+  told = seeded = true;
+}
+
+bool take_seeded(const at::Generator& generator) {
+  GeneratorState& state = *state_of(generator);
+  std::lock_guard lock(state.mu);
+  return std::exchange(state.seeded, false);
 }
 
 std::shared_ptr<GeneratorState> state_of(const at::Generator& generator) { return cuda_generator(generator).state(); }

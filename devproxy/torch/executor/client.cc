@@ -15,6 +15,23 @@ void check_reply(const devproxy_soft_services& services, uint64_t addr, uint64_t
     throw IllegalAddress("the reply buffer is not in live memory of this process");
 }
 
+// Answers with the numbers that f returns, or with the text of what torch throws.
+template <class F>
+void answer(const devproxy_soft_services& services, uint64_t addr, uint64_t bytes, F f) {
+  check_reply(services, addr, bytes);
+  Writer w;
+  try {
+    const std::vector<int64_t> numbers = f();
+    w.put(ReplyHeader{sizeof(ReplyHeader) + 8 * numbers.size(), ReplyStatus::kOk, ExceptionKind::kRuntime});
+    for (const int64_t n : numbers) w.put(n);
+  } catch (const c10::Error& e) {
+    const std::string text = e.what_without_backtrace();
+    w.put(ReplyHeader{sizeof(ReplyHeader) + text.size(), ReplyStatus::kException, ExceptionKind::kRuntime});
+    w.bytes(text.data(), text.size());
+  }
+  std::memcpy(reinterpret_cast<void*>(addr), w.data(), w.size() <= bytes ? w.size() : sizeof(ReplyHeader));
+}
+
 // The state as torch gives it, and nothing of it is looked at here.
 std::vector<uint8_t> bytes_of(const at::Generator& g) {
   const at::Tensor t = at::Tensor::wrap_tensor_impl(g.getIntrusivePtr()->get_state());
@@ -114,27 +131,31 @@ void tell_facts(Client& client, Reader r, const devproxy_soft_services& services
               w.size() <= block.reply_bytes ? w.size() : sizeof(ReplyHeader));
 }
 
+void tell_rnn_layout(Client& client, Reader r, const devproxy_soft_services& services) {
+  const auto block = r.get<RnnBlock>();
+  if (block.magic != kBlockMagic || block.weights == 0) throw Malformed("a question of another version");
+  std::vector<std::vector<int64_t>> weights;
+  for (uint32_t i = 0; i < block.weights; i++) {
+    const auto dims = r.get<int64_t>();
+    if (dims < 0 || dims > kMaxDims) throw Malformed("a weight has too many dimensions");
+    auto& sizes = weights.emplace_back();
+    for (int64_t d = 0; d < dims; d++) sizes.push_back(r.get<int64_t>());
+  }
+  answer(services, block.reply_addr, block.reply_bytes,
+         [&] { return device::rnn_layout(client, block.form, weights); });
+}
+
 void use_plans(Client& client, Reader r, const devproxy_soft_services& services) {
   const auto block = r.get<PlansBlock>();
   if (block.magic != kBlockMagic || block.what > PlansBlock::kClear) throw Malformed("a question of another version");
-  check_reply(services, block.reply_addr, block.reply_bytes);
-  Writer w;
-  try {
+  answer(services, block.reply_addr, block.reply_bytes, [&] {
     const int64_t value = device::plan_cache(client, static_cast<PlansBlock::What>(block.what), block.value);
-    w.put(ReplyHeader{sizeof(ReplyHeader) + sizeof value, ReplyStatus::kOk, ExceptionKind::kRuntime});
-    w.put(value);
     if (block.what == PlansBlock::kSetMaxSize) {
       std::lock_guard lock(client.mu);
       client.most_plans = block.value;
     }
-  } catch (const c10::Error& e) {
-    const std::string text = e.what_without_backtrace();
-    w.clear();
-    w.put(ReplyHeader{sizeof(ReplyHeader) + text.size(), ReplyStatus::kException, ExceptionKind::kRuntime});
-    w.bytes(text.data(), text.size());
-  }
-  std::memcpy(reinterpret_cast<void*>(block.reply_addr), w.data(),
-              w.size() <= block.reply_bytes ? w.size() : sizeof(ReplyHeader));
+    return std::vector{value};
+  });
 }
 
 Writer& save_client(Client& client, Writer& w) {

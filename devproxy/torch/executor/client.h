@@ -32,6 +32,7 @@ Settings settings_of(Client& client, uint32_t number);
 void set_settings(Client& client, Reader block);
 void use_generator(Client& client, Reader block, const devproxy_soft_services& services);
 void tell_facts(Client& client, Reader block, const devproxy_soft_services& services);
+void tell_rnn_layout(Client& client, Reader block, const devproxy_soft_services& services);
 void use_plans(Client& client, Reader block, const devproxy_soft_services& services);
 
 // All of it as bytes, and back.

@@ -89,6 +89,22 @@ LaunchScope::~LaunchScope() = default;
 int fault_of(const std::exception&) { return 0; }
 std::string facts(const Client&) { return {}; }
 
+// A stand-in, for tests of the client (DEVPROXY_TORCH_OPS=cuda): all matrices, then all vectors, and a gap before each.
+std::vector<int64_t> rnn_layout(const Client&, const RnnForm&, const std::vector<std::vector<int64_t>>& weights) {
+  constexpr int64_t kGap = 3;
+  std::vector<int64_t> layout(1 + weights.size());
+  int64_t end = 0;
+  for (const bool matrices : {true, false}) {
+    for (size_t i = 0; i < weights.size(); i++) {
+      if ((weights[i].size() == 2) != matrices) continue;
+      layout[1 + i] = end + kGap;
+      end = layout[1 + i] + c10::multiply_integers(weights[i]);
+    }
+  }
+  layout[0] = end;
+  return layout;
+}
+
 // There is no cuFFT and so no plan: what torch says of a cache that nothing has used. 4096 is torch's own first size.
 int64_t plan_cache(Client& client, PlansBlock::What what, int64_t value) {
   if (what == PlansBlock::kSetMaxSize)

@@ -10,6 +10,9 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/_cudnn_rnn_flatten_weight.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -251,6 +254,25 @@ int fault_of(const std::exception& e) {
   if (error == nullptr) return 0;
   const int code = error->get_error_code();
   return code == cudaErrorAssert || (code >= cudaErrorIllegalAddress && code <= cudaErrorLaunchFailure) ? code : 0;
+}
+
+// torch's own function lays out weights of our own making, and where it has put them is the answer.
+std::vector<int64_t> rnn_layout(const Client& client, const RnnForm& f,
+                                const std::vector<std::vector<int64_t>>& sizes) {
+  const c10::cuda::CUDAGuard guard(index_of(client));
+  const at::NoGradGuard no_grad;
+  const auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(f.dtype)).device(of(client));
+  std::vector<at::Tensor> weights;
+  for (const auto& s : sizes) weights.push_back(at::empty(s, options));
+  const at::Tensor buffer =
+      at::_cudnn_rnn_flatten_weight(weights, f.weight_stride0, f.input_size, f.mode, f.hidden_size, f.proj_size,
+                                    f.num_layers, f.batch_first != 0, f.bidirectional != 0);
+  std::vector<int64_t> layout{buffer.numel()};
+  for (const at::Tensor& w : weights) {
+    TORCH_CHECK(w.is_alias_of(buffer) && w.is_contiguous(), "cuDNN did not put a weight into the layer's buffer");
+    layout.push_back(w.storage_offset());
+  }
+  return layout;
 }
 
 // The cache is the process's: of several clients on one GPU the last that sets its size has set it for all.

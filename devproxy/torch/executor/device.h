@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "devproxy/hal/host_module/include/devproxy_executor.h"
 #include "devproxy/hal/host_module/include/devproxy_soft_module.h"
@@ -67,6 +68,10 @@ int fault_of(const std::exception& e);
 
 // torch's cache of cuFFT plans: what was asked for, 0 where nothing was. Throws what torch throws.
 int64_t plan_cache(Client& client, PlansBlock::What what, int64_t value);
+
+// Where cuDNN wants the weights of a recurrent layer in one buffer: how many elements that has, and where each begins.
+std::vector<int64_t> rnn_layout(const Client& client, const RnnForm& form,
+                                const std::vector<std::vector<int64_t>>& weights);
 
 // Lines "name value" for the client's hooks: see client/facts.h.
 std::string facts(const Client& client);

@@ -504,6 +504,7 @@ int service_entry(const devproxy_soft_launch* launch) {
     if (name == kSettingsName) set_settings(client, block);
     if (name == kGeneratorName) use_generator(client, block, *launch->services);
     if (name == kFactsName) tell_facts(client, block, *launch->services);
+    if (name == kRnnName) tell_rnn_layout(client, block, *launch->services);
     if (name == kPlansName) use_plans(client, block, *launch->services);
     return 0;
   } catch (const IllegalAddress& e) {
@@ -519,7 +520,7 @@ int get_function(const char* name, devproxy_soft_function* out) {
   static auto* const mu = new std::mutex;
   static auto* const kernels = new std::unordered_map<std::string, std::unique_ptr<Kernel>>;
   try {
-    for (const std::string_view service : {kSettingsName, kGeneratorName, kFactsName, kPlansName}) {
+    for (const std::string_view service : {kSettingsName, kGeneratorName, kFactsName, kPlansName, kRnnName}) {
       if (service != name) continue;
       *out = {};
       out->kernel = &service_entry;
