@@ -60,6 +60,8 @@ def log_faults(op: Op) -> list[str]:
 def op_faults(ops: dict[str, Op]) -> list[str]:
     """Opcodes that repeat, fields that are not aligned, handles and streams that name no field."""
     out: list[str] = []
+    if len(ops) > 64:
+        out.append("more than 64 messages: those of a call are bits of a word (ApiInfo::sends)")
     seen: dict[int, str] = {}
     for name, op in ops.items():
         if op.opcode in seen:
@@ -97,7 +99,9 @@ def api_faults(table: dict[str, Api], known: Facts, ops: dict[str, Op]) -> list[
                 )
             elif not kinds[param].endswith("*") and known.typedefs.get(kinds[param]) not in (None,):
                 out.append(f"{name}: nonnull names {param}, which is no pointer but {kinds[param]}")
-        out += [f"{name}: no message is called {op}" for op in api.ops if op not in ops]
+        out += [
+            f"{name}: no message is called {op}" for op in (*api.ops, *api.first) if op not in ops
+        ]
         if "" in kinds:
             out.append(f"{name}: the header gives a parameter no name")
     return out

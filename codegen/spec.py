@@ -104,6 +104,7 @@ class Api:
     own signature, so a missing function is a link error and there is no registry.
     nonnull: pointer parameters that the stub checks first (CUDA_ERROR_INVALID_VALUE).
     ops: the wire messages it may send, the usual one first; empty means that it never leaves the client.
+    first: those that it may also send where what it names is used for the first time.
     waits: it returns only when the device has come to a point; with ops empty that is seen in the segment's counters.
     capture: what it does while a stream captures. A driver function that sends, waits, or names a stream or an event must
     say it; None, for the others, is FREE.
@@ -115,6 +116,7 @@ class Api:
     client_sa: str
     nonnull: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
     needs_init: bool = True
     waits: bool = False
     capture: Capture | None = None

@@ -282,6 +282,25 @@ def runtime_exports(stem: str) -> tuple[Export, ...]:
     return tuple(out)
 
 
+# What no entry says for itself: a thread's own default stream is made when a call first names it, by its form or as
+# CU_STREAM_PER_THREAD, and whoever waits fetches what kernels printed.
+PER_THREAD = ("STREAM_CREATE",)
+WAITING = ("OUTPUT",)
+
+
+def may_send(export: Export) -> tuple[str, ...]:
+    """Every message that a call of an answered export may send."""
+    api = export.api
+    assert api is not None
+    kinds = [kind for kind, _ in facts("cuda").functions[export.target].params]
+    return (
+        *api.ops,
+        *api.first,
+        *(PER_THREAD if export.per_thread or "CUstream" in kinds else ()),
+        *(WAITING if api.waits else ()),
+    )
+
+
 def status(export: Export) -> str:
     """The word of the support page: local, async, sync, refused or unchecked."""
     if export.api is None:

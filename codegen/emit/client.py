@@ -6,8 +6,9 @@ The refused exports are in a file of their own without <cuda.h>, so that they ne
 
 from __future__ import annotations
 
+from codegen.ops import OPS
 from codegen.spec import Capture
-from codegen.tables import Export, Function, driver_exports, driver_table, facts
+from codegen.tables import Export, Function, driver_exports, driver_table, facts, may_send
 
 EXPORT = 'extern "C" __attribute__((visibility("default")))'
 
@@ -45,6 +46,12 @@ def function_of(export: Export) -> Function:
 def domain(export: Export) -> str:
     assert export.api is not None
     return f"devproxy::sa::{export.api.client_sa}"
+
+
+def sends(export: Export) -> int:
+    """The messages that a call may send: a bit for each, by its place in the table."""
+    places = {name: place for place, name in enumerate(OPS)}
+    return sum(1 << places[op] for op in set(may_send(export)))
 
 
 def capture_check(export: Export, function: Function) -> list[str]:
@@ -146,7 +153,8 @@ def emit_client(results: dict[str, tuple[int, str]]) -> str:
     out += ["", "namespace {", "", "constexpr ApiInfo kApis[] = {"]
     for number, export in enumerate(answered):
         assert export.api is not None
-        out.append(f'    {{"{export.name}", {number}, {str(export.api.needs_init).lower()}}},')
+        init = str(export.api.needs_init).lower()
+        out.append(f'    {{"{export.name}", {number}, {init}, {sends(export):#x}}},')
     out += ["};", "", "struct RefusedApi {", "  ApiInfo info;", "  const char* reason;", "};", ""]
     out.append("constexpr RefusedApi kRefused[] = {")
     for number, export in enumerate(refused):

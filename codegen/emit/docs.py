@@ -9,7 +9,9 @@ from codegen.apis.mathlibs import SHIMS
 from codegen.spec import Capture
 from codegen.tables import (
     LIBRARIES,
+    PER_THREAD,
     RUNTIMES,
+    WAITING,
     Export,
     driver_exports,
     library_exports,
@@ -20,7 +22,7 @@ from codegen.tables import (
 )
 
 WORDS = {
-    "local": "answered in the job's process, nothing is sent",
+    "local": "answered in the job's process; nothing is sent, but for a first use where it says so",
     "async": "posted to the device-proxy server; the call does not wait",
     "sync": "the call waits for the server or the device",
     "refused": "returns an error by name, with the reason",
@@ -70,6 +72,8 @@ def row(export: Export) -> str:
         notes.append("null stream: the thread's own")
     if export.api is not None and export.api.ops:
         notes.append("sends " + ", ".join(export.api.ops))
+    if export.api is not None and export.api.first:
+        notes.append("first use sends " + ", ".join(export.api.first))
     if export.api is not None and export.api.capture in CAPTURES:
         notes.append(f"capture: {export.api.capture.value}")
     return f"| {export.name} | {status(export)} | {'; '.join(notes)} |"
@@ -142,6 +146,9 @@ def emit() -> str:
         "| while a stream captures | meaning |",
         "|---|---|",
         *(f"| {word.value} | {meaning} |" for word, meaning in CAPTURES.items()),
+        "",
+        f"No row repeats that a thread's own default stream is made ({', '.join(PER_THREAD)}) where the thread first names it, and",
+        f"that whoever waits fetches what kernels printed ({', '.join(WAITING)}).",
     ]
     families: dict[str, list[Export]] = {}
     for export in driver:

@@ -427,6 +427,23 @@ def test_each_word_of_a_capture_makes_its_check() -> None:
     assert "refuse_unsafe(hEvent, &refused)" in asked("cuEventSynchronize")
 
 
+def test_a_call_may_send_what_its_entry_names_and_what_its_form_does() -> None:
+    exports = {e.name: e for e in client.answered_exports()}
+
+    def names(export: str) -> set[str]:
+        bits = client.sends(exports[export])
+        return {name for place, name in enumerate(OPS) if bits >> place & 1}
+
+    assert names("cuEventDestroy_v2") == {"EVENT_DESTROY"}
+    assert names("cuEventRecord") == {"EVENT_RECORD", "STREAM_CREATE"}
+    assert names("cuMemcpyHtoD_v2_ptds") == {"COPY", "STREAM_CREATE"}
+    assert names("cuCtxSynchronize") == {"OUTPUT"}
+    assert names("cuFuncLoad") == {"FUNCTION_GET", "MODULE_LOAD", "IMAGE_PUT"}
+    assert names("cuGetErrorName") == set()
+    row = next(row for row in client.emit_client(results()).splitlines() if '{"cuFuncLoad",' in row)
+    assert f"{client.sends(exports['cuFuncLoad']):#x}" in row
+
+
 def test_what_the_interceptor_says_of_a_capture_is_declared() -> None:
     """So that an entry with NODE or HOOK and no captured:: function does not link."""
     text = client.emit_declarations()

@@ -7,18 +7,28 @@ address space per connection and knows no contexts.
 from codegen.spec import Api, Capture
 
 # What dies with a context is announced object by object, so that the server's mirror and replay log stay exact.
-DESTROYS = ("MEM_FREE", "STREAM_DESTROY", "EVENT_DESTROY", "MODULE_UNLOAD", "HOST_FREE")
+DESTROYS = (
+    "MEM_FREE",
+    "STREAM_DESTROY",
+    "EVENT_DESTROY",
+    "MODULE_UNLOAD",
+    "HOST_FREE",
+    "ARRAY_DESTROY",
+    "TEXTURE_DESTROY",
+)
+# A server learns of the managed memory that the process has already when the process attaches to it.
+ATTACHES = ("HOST_WINDOW", "HOST_ALLOC", "HOST_DEVICE_ADDRESS")
 
-cuDevicePrimaryCtxRetain = Api(client_sa="context", nonnull=("pctx",))
+cuDevicePrimaryCtxRetain = Api(client_sa="context", nonnull=("pctx",), first=ATTACHES)
 cuDevicePrimaryCtxRelease_v2 = Api(client_sa="context", ops=DESTROYS, capture=Capture.FREE)
 cuDevicePrimaryCtxSetFlags_v2 = Api(client_sa="context")
 cuDevicePrimaryCtxGetState = Api(client_sa="context", nonnull=("flags", "active"))
 cuDevicePrimaryCtxReset_v2 = Api(
-    client_sa="context", ops=DESTROYS, waits=True, capture=Capture.FREE
+    client_sa="context", ops=(*DESTROYS, "STREAM_SET_ATTRIBUTE"), waits=True, capture=Capture.FREE
 )
-cuCtxCreate_v2 = Api(client_sa="context", nonnull=("pctx",))
+cuCtxCreate_v2 = Api(client_sa="context", nonnull=("pctx",), first=ATTACHES)
 # ctxCreateParams may be null: then it is cuCtxCreate_v2.
-cuCtxCreate_v4 = Api(client_sa="context", nonnull=("pctx",))
+cuCtxCreate_v4 = Api(client_sa="context", nonnull=("pctx",), first=ATTACHES)
 cuCtxDestroy_v2 = Api(client_sa="context", ops=DESTROYS, waits=True, capture=Capture.FREE)
 cuCtxPushCurrent_v2 = Api(client_sa="context")
 # Programs pop with a null pctx when they do not want the context back; the driver takes that.

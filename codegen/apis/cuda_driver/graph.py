@@ -4,7 +4,11 @@ Old versions of a function have entries of their own where their parameters diff
 """
 
 from codegen.apis.cuda_driver.memory import ALLOC, FREE
+from codegen.apis.cuda_driver.module import USES
 from codegen.spec import Api, Capture
+
+# Copies of pageable memory go through a buffer of the graph's, which may have to grow.
+UPDATES = ("GRAPH_UPDATE", "HOST_ALLOC", "HOST_FREE")
 
 # -- stream capture: a command of a capturing stream becomes a node and is not sent
 cuStreamBeginCapture = Api(client_sa="graph", capture=Capture.FREE)
@@ -29,8 +33,8 @@ cuThreadExchangeStreamCaptureMode = Api(client_sa="graph", nonnull=("mode",))
 cuGraphCreate = Api(client_sa="graph", nonnull=("phGraph",))
 cuGraphDestroy = Api(client_sa="graph", ops=FREE, capture=Capture.FREE)
 cuGraphClone = Api(client_sa="graph", nonnull=("phGraphClone",))
-cuGraphAddKernelNode = Api(client_sa="graph", nonnull=("phGraphNode", "nodeParams"))
-cuGraphAddKernelNode_v2 = Api(client_sa="graph", nonnull=("phGraphNode", "nodeParams"))
+cuGraphAddKernelNode = Api(client_sa="graph", nonnull=("phGraphNode", "nodeParams"), first=USES)
+cuGraphAddKernelNode_v2 = Api(client_sa="graph", nonnull=("phGraphNode", "nodeParams"), first=USES)
 cuGraphAddMemcpyNode = Api(client_sa="graph", nonnull=("phGraphNode", "copyParams"))
 cuGraphAddMemsetNode = Api(client_sa="graph", nonnull=("phGraphNode", "memsetParams"))
 cuGraphAddHostNode = Api(client_sa="graph", nonnull=("phGraphNode", "nodeParams"))
@@ -39,14 +43,25 @@ cuGraphAddEmptyNode = Api(client_sa="graph", nonnull=("phGraphNode",))
 cuGraphAddEventRecordNode = Api(client_sa="graph", nonnull=("phGraphNode",), capture=Capture.FREE)
 cuGraphAddEventWaitNode = Api(client_sa="graph", nonnull=("phGraphNode",), capture=Capture.FREE)
 cuGraphAddNode = Api(
-    client_sa="graph", nonnull=("phGraphNode", "nodeParams"), ops=ALLOC, capture=Capture.FREE
+    client_sa="graph",
+    nonnull=("phGraphNode", "nodeParams"),
+    ops=(*ALLOC, *FREE),
+    first=USES,
+    capture=Capture.FREE,
 )
 cuGraphAddNode_v2 = Api(
-    client_sa="graph", nonnull=("phGraphNode", "nodeParams"), ops=ALLOC, capture=Capture.FREE
+    client_sa="graph",
+    nonnull=("phGraphNode", "nodeParams"),
+    ops=(*ALLOC, *FREE),
+    first=USES,
+    capture=Capture.FREE,
 )
 # -- memory nodes: an allocation of the client, made with its node; what a launch adds is bookkeeping
 cuGraphAddMemAllocNode = Api(
-    client_sa="graph", nonnull=("phGraphNode", "nodeParams"), ops=ALLOC, capture=Capture.FREE
+    client_sa="graph",
+    nonnull=("phGraphNode", "nodeParams"),
+    ops=(*ALLOC, *FREE),
+    capture=Capture.FREE,
 )
 cuGraphAddMemFreeNode = Api(client_sa="graph", nonnull=("phGraphNode",))
 cuGraphMemAllocNodeGetParams = Api(client_sa="graph", nonnull=("params_out",))
@@ -54,11 +69,11 @@ cuGraphMemFreeNodeGetParams = Api(client_sa="graph", nonnull=("dptr_out",))
 cuDeviceGraphMemTrim = Api(client_sa="graph")
 cuDeviceGetGraphMemAttribute = Api(client_sa="graph", nonnull=("value",))
 cuDeviceSetGraphMemAttribute = Api(client_sa="graph", nonnull=("value",))
-cuGraphNodeSetParams = Api(client_sa="graph", nonnull=("nodeParams",))
+cuGraphNodeSetParams = Api(client_sa="graph", nonnull=("nodeParams",), first=USES)
 cuGraphKernelNodeGetParams = Api(client_sa="graph", nonnull=("nodeParams",))
 cuGraphKernelNodeGetParams_v2 = Api(client_sa="graph", nonnull=("nodeParams",))
-cuGraphKernelNodeSetParams = Api(client_sa="graph", nonnull=("nodeParams",))
-cuGraphKernelNodeSetParams_v2 = Api(client_sa="graph", nonnull=("nodeParams",))
+cuGraphKernelNodeSetParams = Api(client_sa="graph", nonnull=("nodeParams",), first=USES)
+cuGraphKernelNodeSetParams_v2 = Api(client_sa="graph", nonnull=("nodeParams",), first=USES)
 cuGraphMemcpyNodeGetParams = Api(client_sa="graph", nonnull=("nodeParams",))
 cuGraphMemcpyNodeSetParams = Api(client_sa="graph", nonnull=("nodeParams",))
 cuGraphMemsetNodeGetParams = Api(client_sa="graph", nonnull=("nodeParams",))
@@ -119,43 +134,51 @@ cuGraphExecGetFlags = Api(client_sa="graph", nonnull=("flags",))
 cuGraphExecDestroy = Api(
     client_sa="graph", ops=("GRAPH_DESTROY", "HOST_FREE", *FREE), capture=Capture.FREE
 )
-cuGraphLaunch = Api(client_sa="graph", ops=("GRAPH_LAUNCH", "HOST_FUNC_DONE"), capture=Capture.NODE)
+cuGraphLaunch = Api(
+    client_sa="graph", ops=("GRAPH_LAUNCH", "HOST_FUNC_DONE", *FREE), capture=Capture.NODE
+)
 # The steps are on the server since the instantiation; a step of a device has nothing to upload.
 cuGraphUpload = Api(client_sa="graph", capture=Capture.FREE)
 cuGraphExecKernelNodeSetParams = Api(
-    client_sa="graph", nonnull=("nodeParams",), ops=("GRAPH_UPDATE",), capture=Capture.FREE
+    client_sa="graph",
+    nonnull=("nodeParams",),
+    ops=UPDATES,
+    first=USES,
+    capture=Capture.FREE,
 )
 cuGraphExecKernelNodeSetParams_v2 = Api(
-    client_sa="graph", nonnull=("nodeParams",), ops=("GRAPH_UPDATE",), capture=Capture.FREE
+    client_sa="graph",
+    nonnull=("nodeParams",),
+    ops=UPDATES,
+    first=USES,
+    capture=Capture.FREE,
 )
 cuGraphExecHostNodeSetParams = Api(
-    client_sa="graph", nonnull=("nodeParams",), ops=("GRAPH_UPDATE",), capture=Capture.FREE
+    client_sa="graph", nonnull=("nodeParams",), ops=UPDATES, capture=Capture.FREE
 )
 cuGraphExecNodeSetParams = Api(
-    client_sa="graph", nonnull=("nodeParams",), ops=("GRAPH_UPDATE",), capture=Capture.FREE
+    client_sa="graph",
+    nonnull=("nodeParams",),
+    ops=UPDATES,
+    first=USES,
+    capture=Capture.FREE,
 )
 cuGraphExecMemcpyNodeSetParams = Api(
-    client_sa="graph", nonnull=("copyParams",), ops=("GRAPH_UPDATE",), capture=Capture.FREE
+    client_sa="graph", nonnull=("copyParams",), ops=UPDATES, capture=Capture.FREE
 )
 cuGraphExecMemsetNodeSetParams = Api(
-    client_sa="graph", nonnull=("memsetParams",), ops=("GRAPH_UPDATE",), capture=Capture.FREE
+    client_sa="graph", nonnull=("memsetParams",), ops=UPDATES, capture=Capture.FREE
 )
-cuGraphExecChildGraphNodeSetParams = Api(
-    client_sa="graph", ops=("GRAPH_UPDATE",), capture=Capture.FREE
-)
-cuGraphExecEventRecordNodeSetEvent = Api(
-    client_sa="graph", ops=("GRAPH_UPDATE",), capture=Capture.FREE
-)
-cuGraphExecEventWaitNodeSetEvent = Api(
-    client_sa="graph", ops=("GRAPH_UPDATE",), capture=Capture.FREE
-)
-cuGraphNodeSetEnabled = Api(client_sa="graph", ops=("GRAPH_UPDATE",), capture=Capture.FREE)
+cuGraphExecChildGraphNodeSetParams = Api(client_sa="graph", ops=UPDATES, capture=Capture.FREE)
+cuGraphExecEventRecordNodeSetEvent = Api(client_sa="graph", ops=UPDATES, capture=Capture.FREE)
+cuGraphExecEventWaitNodeSetEvent = Api(client_sa="graph", ops=UPDATES, capture=Capture.FREE)
+cuGraphNodeSetEnabled = Api(client_sa="graph", ops=UPDATES, capture=Capture.FREE)
 cuGraphNodeGetEnabled = Api(client_sa="graph", nonnull=("isEnabled",))
 cuGraphExecUpdate = Api(
-    client_sa="graph", nonnull=("updateResult_out",), ops=("GRAPH_UPDATE",), capture=Capture.FREE
+    client_sa="graph", nonnull=("updateResult_out",), ops=UPDATES, capture=Capture.FREE
 )
 cuGraphExecUpdate_v2 = Api(
-    client_sa="graph", nonnull=("resultInfo",), ops=("GRAPH_UPDATE",), capture=Capture.FREE
+    client_sa="graph", nonnull=("resultInfo",), ops=UPDATES, capture=Capture.FREE
 )
 # -- user objects: counted here; the destructor runs on a thread of the client
 cuUserObjectCreate = Api(client_sa="graph", nonnull=("object_out", "destroy"))

@@ -17,7 +17,7 @@ cuMemAlloc_v2 = Api(client_sa="memory", nonnull=("dptr",), ops=ALLOC, capture=Ca
 cuMemAllocPitch_v2 = Api(
     client_sa="memory", nonnull=("dptr", "pPitch"), ops=ALLOC, capture=Capture.UNSAFE
 )
-cuMemFree_v2 = Api(client_sa="memory", ops=FREE, capture=Capture.HOOK)
+cuMemFree_v2 = Api(client_sa="memory", ops=(*FREE, "HOST_FREE"), capture=Capture.HOOK)
 # The header lets pbase and psize be null.
 cuMemGetAddressRange_v2 = Api(client_sa="memory")
 

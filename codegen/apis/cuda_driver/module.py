@@ -6,18 +6,21 @@ handle where the other is declared.
 
 from codegen.spec import Api, Capture
 
+# An image that the server does not know travels before it is loaded again.
+LOADS = ("MODULE_LOAD", "IMAGE_PUT")
+# A kernel of a library becomes a function of a device when it is first used there, and its library a module.
+USES = ("FUNCTION_GET", *LOADS)
+
 # A path is opened in the client: the server may run with another root or working directory.
-cuModuleLoad = Api(
-    client_sa="module", nonnull=("module", "fname"), ops=("MODULE_LOAD",), capture=Capture.FREE
-)
+cuModuleLoad = Api(client_sa="module", nonnull=("module", "fname"), ops=LOADS, capture=Capture.FREE)
 cuModuleLoadData = Api(
-    client_sa="module", nonnull=("module", "image"), ops=("MODULE_LOAD",), capture=Capture.FREE
+    client_sa="module", nonnull=("module", "image"), ops=LOADS, capture=Capture.FREE
 )
 cuModuleLoadDataEx = Api(
-    client_sa="module", nonnull=("module", "image"), ops=("MODULE_LOAD",), capture=Capture.FREE
+    client_sa="module", nonnull=("module", "image"), ops=LOADS, capture=Capture.FREE
 )
 cuModuleLoadFatBinary = Api(
-    client_sa="module", nonnull=("module", "fatCubin"), ops=("MODULE_LOAD",), capture=Capture.FREE
+    client_sa="module", nonnull=("module", "fatCubin"), ops=LOADS, capture=Capture.FREE
 )
 cuModuleUnload = Api(client_sa="module", ops=("MODULE_UNLOAD",), capture=Capture.FREE)
 cuModuleGetLoadingMode = Api(client_sa="module", nonnull=("mode",))
@@ -41,18 +44,22 @@ cuModuleGetGlobal_v2 = Api(
 
 # BINARY_IS_PRESERVED or not, the image has been sent when the call returns.
 cuLibraryLoadData = Api(
-    client_sa="module", nonnull=("library", "code"), ops=("MODULE_LOAD",), capture=Capture.FREE
+    client_sa="module", nonnull=("library", "code"), ops=LOADS, capture=Capture.FREE
 )
 cuLibraryLoadFromFile = Api(
-    client_sa="module", nonnull=("library", "fileName"), ops=("MODULE_LOAD",), capture=Capture.FREE
+    client_sa="module", nonnull=("library", "fileName"), ops=LOADS, capture=Capture.FREE
 )
 cuLibraryUnload = Api(client_sa="module", ops=("MODULE_UNLOAD",), capture=Capture.FREE)
 cuLibraryGetKernel = Api(
-    client_sa="module", nonnull=("pKernel", "name"), ops=("FUNCTION_GET",), capture=Capture.FREE
+    client_sa="module",
+    nonnull=("pKernel", "name"),
+    ops=("FUNCTION_GET",),
+    first=LOADS,
+    capture=Capture.FREE,
 )
-cuLibraryGetModule = Api(client_sa="module", nonnull=("pMod",))
+cuLibraryGetModule = Api(client_sa="module", nonnull=("pMod",), first=LOADS)
 cuLibraryGetGlobal = Api(
-    client_sa="module", nonnull=("name",), ops=("MODULE_GLOBAL",), capture=Capture.FREE
+    client_sa="module", nonnull=("name",), ops=("MODULE_GLOBAL",), first=LOADS, capture=Capture.FREE
 )
 cuLibraryGetKernelCount = Api(
     client_sa="module", nonnull=("count",), ops=("FUNCTION_NAMES",), capture=Capture.FREE
@@ -63,12 +70,14 @@ cuLibraryEnumerateKernels = Api(
 )
 cuLibraryGetUnifiedFunction = Api(client_sa="module", nonnull=("fptr", "symbol"))
 cuKernelGetLibrary = Api(client_sa="module", nonnull=("pLib",))
-cuKernelGetFunction = Api(client_sa="module", nonnull=("pFunc",))
-cuKernelGetAttribute = Api(client_sa="module", nonnull=("pi",))
-cuKernelSetAttribute = Api(client_sa="module", ops=("FUNCTION_SET_ATTR",), capture=Capture.FREE)
-cuKernelSetCacheConfig = Api(client_sa="module")
+cuKernelGetFunction = Api(client_sa="module", nonnull=("pFunc",), first=USES)
+cuKernelGetAttribute = Api(client_sa="module", nonnull=("pi",), first=USES)
+cuKernelSetAttribute = Api(
+    client_sa="module", ops=("FUNCTION_SET_ATTR",), first=USES, capture=Capture.FREE
+)
+cuKernelSetCacheConfig = Api(client_sa="module", first=USES)
 cuKernelGetName = Api(client_sa="module", nonnull=("name",))
 # paramSize may be null; answered from the layout that came with FUNCTION_GET.
-cuKernelGetParamInfo = Api(client_sa="module", nonnull=("paramOffset",))
-cuFuncIsLoaded = Api(client_sa="module", nonnull=("state",))
-cuFuncLoad = Api(client_sa="module")
+cuKernelGetParamInfo = Api(client_sa="module", nonnull=("paramOffset",), first=USES)
+cuFuncIsLoaded = Api(client_sa="module", nonnull=("state",), first=USES)
+cuFuncLoad = Api(client_sa="module", first=USES)

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "devproxy/csrc/base/result.h"
+#include "devproxy/csrc/client/sends.h"
 #include "devproxy/csrc/client/thread_state.h"
 #include "devproxy/csrc/transport/futex.h"
 #include "devproxy/csrc/transport/segment_view.h"
@@ -139,6 +140,7 @@ class Connection {
   // *payload is where the request goes. From its success to end_record the thread holds a reservation: no call between.
   [[nodiscard, gnu::always_inline]] int32_t begin_record(wire::Opcode op, size_t payload_bytes, uint32_t seq,
                                                          CommandRing::Reservation* r, uint8_t** payload) {
+    Sends::check(static_cast<uint16_t>(op));
     if (const int32_t e = error(); __builtin_expect(e != kOk, 0))
       if (!t_state.past_fault || lost_.load(std::memory_order_relaxed)) return e;
     CommandRing& ring = view_.ring();

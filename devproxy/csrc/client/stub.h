@@ -5,13 +5,9 @@
 
 #include <cstdint>
 
-namespace devproxy::client {
+#include "devproxy/csrc/client/sends.h"
 
-struct ApiInfo {
-  const char* name;
-  uint16_t id;
-  bool needs_init;
-};
+namespace devproxy::client {
 
 // A result number that turns into the vendor's enum of whichever export returns it; csrc knows no vendor header.
 struct AnyResult {
@@ -32,7 +28,7 @@ extern bool g_trace;
 
 class CallScope {
  public:
-  explicit CallScope(const ApiInfo& api) : error_(0) {
+  explicit CallScope(const ApiInfo& api) : error_(0), sends_(api) {
     if (__builtin_expect(detail::g_init_state != 1, 0) && api.needs_init) error_ = detail::not_ready_error();
     if (__builtin_expect(detail::g_trace, 0)) detail::trace_call(api.name);
   }
@@ -41,6 +37,7 @@ class CallScope {
 
  private:
   int32_t error_;
+  [[no_unique_address]] Sends sends_;
 };
 
 // Says once per API on stderr that it is refused and why; CUDA_ERROR_NOT_SUPPORTED. DEVPROXY_STRICT=1 aborts (tests).
