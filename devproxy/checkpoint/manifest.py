@@ -55,7 +55,8 @@ def canonical(body: object) -> bytes:
     text = json.dumps(
         body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
-    return text.encode()
+    # A file name that is no UTF-8 has lone surrogates in it (PEP 383): backslashreplace writes them as JSON does, \\udcff.
+    return text.encode(errors="backslashreplace")
 
 
 def _authentication(key: bytes, version: int, body: bytes) -> str:

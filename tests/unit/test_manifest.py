@@ -106,6 +106,14 @@ def test_any_body_comes_back(body: dict) -> None:
     assert manifests.decode("i", manifests.encode(body, KEY), KEY) == body
 
 
+def test_a_name_that_is_no_utf8_comes_back() -> None:
+    name = os.fsdecode(b"/data/\xff\xe4.txt")
+    data = manifests.encode({"files": [{"path": name}]}, KEY)
+    data.decode("utf-8")
+    (file,) = manifests.decode("i", data, KEY)["files"]
+    assert os.fsencode(file["path"]) == b"/data/\xff\xe4.txt"
+
+
 def test_the_image_of_format_1_is_still_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
