@@ -248,7 +248,7 @@ def _run_command(options: Options, tree: Tree, mask: set[int]) -> int:
 
     mount_at = tree.folder.path
     if not tree.spec.plain:
-        mount_at = init.prepare_mount_point(runtime.root_path())
+        mount_at = init.make_mount_point()
     pylib = config.job_pylib_dir(tree.lib)
     env = environment.job_environment(tree.spec, len(tree.gpus), tree.lib, pylib, mount_at)
     if tree.spec.plain:

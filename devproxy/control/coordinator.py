@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NoReturn
 
 from devproxy import fault, state
@@ -261,11 +262,6 @@ class JobCoordinator:
             self._opened = store.Store.open(self._spec.store)
         return self._opened
 
-    def _shares(self, gpus: list[int], sizes: list[int]) -> list[list[int]]:
-        """The job's GPUs, tree by tree."""
-        rest = list(gpus)
-        return [[rest.pop(0) for _ in range(size)] for size in sizes]
-
     # -- an image -----------------------------------------------------------------------------------------------
 
     def _take_image(
@@ -441,7 +437,7 @@ class JobCoordinator:
                 "the job continues",
             )
         op = Operation("migrate", spec.job, report)
-        shares = self._shares(to, [len(tree.gpus) for tree in self._trees])
+        shares = _shares(to, [len(tree.gpus) for tree in self._trees])
         moves: list[Move] = [
             tree.move(share, op.stages.part())
             for tree, share in zip(self._trees, shares, strict=True)
@@ -492,7 +488,7 @@ class JobCoordinator:
         self, whole: image.Image, gpus: list[int], wishes: Wishes, stages: Stages
     ) -> None:
         """One tree after the other; the image's trees are this job's, in their order."""
-        shares = self._shares(gpus, [len(tree.gpus) for tree in whole.trees])
+        shares = _shares(gpus, [len(tree.gpus) for tree in whole.trees])
         for number, (tree, share) in enumerate(zip(self._trees, shares, strict=True)):
             tree.restore(self._store(), whole, number, share, wishes, stages)
 
@@ -561,3 +557,9 @@ class JobCoordinator:
             return
         for warning in facts.warnings:
             say(warning)
+
+
+def _shares(gpus: list[int], sizes: list[int]) -> list[list[int]]:
+    """The job's GPUs, tree by tree."""
+    rest = iter(gpus)
+    return [list(islice(rest, size)) for size in sizes]

@@ -115,16 +115,14 @@ def bring_back(
         agent = Agent(folder.path, coordinator)
         try:
             note = StageNote(request.get("note"))
-            news: list[Stages] = []
-            with agent.operation("restore", lambda: _times(news[0])) as report:
+            with agent.operation("restore", lambda: _times(stages)) as report:
 
                 def noted(progress: Progress) -> None:
                     note.write(progress.stage)
                     report(progress)
 
                 stages = Stages(noted, "manifest", f"image {whole.id}")
-                news.append(stages)
-                stages.say("reading the manifest")
+                stages.say("checking this machine")
                 wishes = Wishes(
                     put_files=not original,
                     image_job_id=whole.job_id,

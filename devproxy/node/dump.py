@@ -25,7 +25,7 @@ from devproxy.checkpoint.files.records import FileEntry
 from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.writer import Writer
 from devproxy.errors import CheckpointError, DevproxyError, Refused
-from devproxy.node import environment, shared, staging
+from devproxy.node import init, shared, staging
 from devproxy.node.parked import Parked, may_dump
 from devproxy.node.stages import Stages
 from devproxy.node.tree import Tree
@@ -123,7 +123,7 @@ class TreeDump:
             )
             host_bytes = image.resident_bytes(tree.root)
             self._killed_before = proctree.killed(tree.root)
-            self._facts = facts.collect(tree.root, tree.lib, job_dir=environment.mount_point())
+            self._facts = facts.collect(tree.root, tree.lib, job_dir=init.mount_point())
             self._facts["gpus"] = [facts.gpu_of(answer) for answer in answers]
             self._staging = staging.make(
                 tree.folder, spec.job_id, device_bytes + host_bytes, refuse=True
@@ -225,7 +225,7 @@ class TreeDump:
             on_frozen=frozen,
             leave_running=not self._leave,
             tcp=self._tcp["tcp"],
-            mount_at=environment.mount_point(),
+            mount_at=init.mount_point(),
             work_log=os.path.join(self._staging, "criu-dump.log"),
         )
 

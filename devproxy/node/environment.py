@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import os
 
-from devproxy import config, runtime
+from devproxy import config
 from devproxy.node.spec import JobSpec
 from devproxy.proxy import preflight
 
 HOST_LIBRARY = "libdevproxy_host.so"
-
-
-def mount_point() -> str:
-    """Where a job sees its own folder."""
-    return os.path.join(runtime.root_path(), runtime.MOUNT_NAME)
 
 
 def job_environment(spec: JobSpec, gpus: int, lib: str, pylib: str, job_dir: str) -> dict[str, str]:

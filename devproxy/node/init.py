@@ -129,9 +129,14 @@ def command_lives(root: int) -> bool:
     return False
 
 
-def prepare_mount_point(root: str) -> str:
-    """The folder at which every job of this user sees its own job folder, by a mount of its own."""
-    path = os.path.join(root, runtime.MOUNT_NAME)
+def mount_point() -> str:
+    """Where every job of this user sees its own folder, by a mount of its own."""
+    return os.path.join(runtime.root_path(), runtime.MOUNT_NAME)
+
+
+def make_mount_point() -> str:
+    """Its path. Raises Refused where it cannot be made."""
+    path = mount_point()
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:

@@ -13,7 +13,7 @@ from devproxy import fault, state
 from devproxy.checkpoint import criu, criu_image, image
 from devproxy.errors import DevproxyError
 from devproxy.log import say
-from devproxy.node import environment
+from devproxy.node import init
 from devproxy.node.tree import Tree
 
 fault.register(
@@ -53,7 +53,7 @@ def restore(tree: Tree, part: image.TreeImage, staging: str) -> int:
                 return criu.find().restore(
                     images,
                     job_dir=tree.folder.path,
-                    mount_at=environment.mount_point(),
+                    mount_at=init.mount_point(),
                     inherit_fds=inherited,
                     tcp=part.criu["tcp"],
                     log=os.path.join(staging, "criu-restore.log"),
@@ -95,7 +95,7 @@ def no_ghosts(images_dir: str, job_dir: str) -> Iterator[None]:
 
 def _seen_from_here(path: str, job_dir: str) -> str:
     """The job's path as the host has it: the same, but for the job's own folder."""
-    inside = os.path.relpath(path, environment.mount_point())
+    inside = os.path.relpath(path, init.mount_point())
     return path if inside.startswith("..") else os.path.join(job_dir, inside)
 
 

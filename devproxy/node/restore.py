@@ -79,6 +79,7 @@ class TreeRestore:
         self._processes = f"the processes of job {tree.spec.job}"
         self._other_gpu = False
         self._staging = ""
+        self._kept_log = ""  # CRIU's, of a failure
         self._started: list[Server] = []
         self._root: int | None = None
 
@@ -134,16 +135,13 @@ class TreeRestore:
         fault.point("restore_fetch")
         tree, need = self._tree, self._image.staged_bytes
         self._staging = staging.make(tree.folder, tree.spec.job_id, need, refuse=False)
-        self._fetch = image.Fetch(
-            self._store,
-            self._part,
-            self._staging,
-            need,
-            lambda done, total: self.stages.beside("fetch", "fetching", done, total),
-        )
+        self._fetch = image.Fetch(self._store, self._part, self._staging, need, self._fetched)
         with self.stages.timed("fetch_device"):
             self._fetch.device()
             build.ensure(self._store, self._image)
+
+    def _fetched(self, done: int, total: int) -> None:
+        self.stages.beside("fetch", "fetching", done, total)
 
     def _start_servers(self) -> None:
         """They fill device memory, segments and pinned windows while the rest is fetched, and stay parked."""
@@ -202,8 +200,6 @@ class TreeRestore:
         self._tree.no_root()
         if self._root is not None:
             os.kill(self._root, signal.SIGKILL)
-
-    _kept_log = ""
 
     def _keep_log(self) -> None:
         log = os.path.join(self._staging, "criu-restore.log")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from devproxy.checkpoint import criu_image
-from devproxy.node import environment, processes
+from devproxy.node import init, processes
 
 CONTEXT = multiprocessing.get_context("fork")
 
@@ -41,7 +41,7 @@ def test_a_place_that_cannot_be_looked_at_is_left_to_criu(ghost: Path) -> None:
 
 
 def test_in_the_job_s_own_folder(tmp_path: Path) -> None:
-    inside = f"{environment.mount_point()}/sub/x.cr.1.ghost"
+    inside = f"{init.mount_point()}/sub/x.cr.1.ghost"
     assert processes._seen_from_here(inside, "/jobs/j") == "/jobs/j/sub/x.cr.1.ghost"
     assert processes._seen_from_here("/dev/shm/x.cr.1.ghost", "/jobs/j") == "/dev/shm/x.cr.1.ghost"
 
