@@ -1,4 +1,4 @@
-// Which function handles which message, and how the replay log follows it.
+// How the replay log follows a message.
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -26,8 +26,6 @@ T field(const Message& m, int16_t offset) {
 }
 
 }  // namespace
-
-Handler handler_of(const wire::OpInfo& info) { return kHandlers[wire::kOpIndex[info.opcode]]; }
 
 bool log_message(Connection& c, const Message& m) {
   const wire::OpInfo& info = *m.info;

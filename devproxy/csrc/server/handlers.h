@@ -14,9 +14,6 @@ using Handler = void (*)(Connection&, const Message&);
 // Of a message that the replay log keeps (log): true where it is done, so that a replay must do it again.
 using LoggedHandler = bool (*)(Connection&, const Message&);
 
-// The handler of a message.
-Handler handler_of(const wire::OpInfo& info);
-
 // Has the replay log follow a message, as its row says. False where the log does not know what it names.
 [[nodiscard]] bool log_message(Connection& c, const Message& m);
 
@@ -30,3 +27,10 @@ void logged(Connection& c, const Message& m) {
 }  // namespace devproxy::server
 
 #include "handlers.gen.h"
+
+namespace devproxy::server {
+
+// The handler of a message. info: one of wire::kOps.
+inline Handler handler_of(const wire::OpInfo& info) { return kHandlers[&info - wire::kOps]; }
+
+}  // namespace devproxy::server
