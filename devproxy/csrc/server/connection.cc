@@ -200,7 +200,7 @@ void Connection::run() {
 
 void Connection::dispatch() {
   uint64_t busy_since = now_us();
-  auto count_busy = [&] { counters_.busy_us.fetch_add(now_us() - busy_since, std::memory_order_relaxed); };
+  auto count_busy = [&] { Counters::add(counters_.busy_us, now_us() - busy_since); };
   while (!poisoned_) {
     if (gate_.attention() != 0) [[unlikely]] {
       count_busy();

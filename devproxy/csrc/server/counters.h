@@ -6,7 +6,7 @@
 
 namespace devproxy::server {
 
-// Written by one thread each (busy_us excepted), read by the server thread.
+// Written by the dispatch thread, read by the server thread.
 struct Counters {
   std::atomic<uint64_t> calls{0}, launches{0}, h2d_bytes{0}, d2h_bytes{0}, d2d_bytes{0}, memset_bytes{0}, allocs{0},
       frees{0}, busy_us{0}, live_bytes{0}, peak_bytes{0};
