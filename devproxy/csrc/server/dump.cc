@@ -37,10 +37,6 @@ Status dump_pieces(const std::string& path, const std::vector<Piece>& pieces,
   return copy_pieces(pieces, [&](const Piece& p) { return write(file.fd, p); }).with("writing " + path);
 }
 
-}  // namespace
-
-namespace {
-
 // Behind the ranges. A piece is some rows: an array has no addresses to cut it by.
 Status dump_arrays(Connection& connection, const std::string& path, uint64_t* end) {
   const std::vector<ArrayPiece> pieces = connection.state().array_pieces(*end);

@@ -21,7 +21,6 @@
 
 namespace devproxy::server {
 
-struct ExtentsRecord;
 struct ServerRecord;
 struct SharedClientRecord;
 
@@ -33,4 +32,5 @@ Status dump_images(ImageStore& store, const std::string& path, ServerRecord* sta
 // And back. They live as long as somebody holds them.
 StatusOr<std::vector<ImageStore::Ref>> restore_images(ImageStore& store, const ServerRecord& state,
                                                       const std::string& path);
+
 }  // namespace devproxy::server

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "devproxy/csrc/server/crash.h"
+#include "devproxy/csrc/server/state_files.h"
 #include "devproxy/csrc/server/windows.h"
 
 #include "wire.gen.h"
@@ -19,15 +20,7 @@ namespace devproxy::server {
 
 namespace {
 
-struct Closer {
-  int fd;
-  ~Closer() { close(fd); }
-};
-
-int make_file(const std::string& path) {
-  unlink(path.c_str());  // left by a server that was killed; names are ours alone
-  return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-}
+constexpr int kNew = O_RDWR | O_CREAT | O_EXCL;
 
 }  // namespace
 
@@ -37,35 +30,34 @@ Endpoint::~Endpoint() {
 }
 
 Status Endpoint::make_files() {
-  const int segment = make_file(segment_path_);
-  if (segment < 0) return Status::from_errno(kOutOfMemory, "making " + segment_path_);
-  const Closer close_segment{segment};
+  // Left by a server that was killed; names are ours alone.
+  for (const std::string& path : {segment_path_, pinned_path_, link_path_}) unlink(path.c_str());
+  const File segment(segment_path_, kNew);
+  if (segment.fd < 0) return Status::from_errno(kOutOfMemory, "making " + segment_path_);
   // The pages of everything but the chunks now: on a full /dev/shm this is an error, later it would be a SIGBUS.
-  const int no_space = ftruncate(segment, kSegmentBytes) != 0 ? errno : posix_fallocate(segment, 0, kChunksOffset);
+  const int no_space =
+      ftruncate(segment.fd, kSegmentBytes) != 0 ? errno : posix_fallocate(segment.fd, 0, kChunksOffset);
   if (no_space) {
     errno = no_space;
     return Status::from_errno(kOutOfMemory, "making the shared segment in " +
                                                 segment_path_.substr(0, segment_path_.rfind('/')) +
                                                 " (make /dev/shm larger; in a container --shm-size)");
   }
-  const int pinned = make_file(pinned_path_);
-  if (pinned < 0) return Status::from_errno(kOutOfMemory, "making " + pinned_path_);
-  const Closer close_pinned{pinned};
-  if (ftruncate(pinned, static_cast<off_t>(kPinnedBytes)) != 0)
+  const File pinned(pinned_path_, kNew);
+  if (pinned.fd < 0) return Status::from_errno(kOutOfMemory, "making " + pinned_path_);
+  if (ftruncate(pinned.fd, static_cast<off_t>(kPinnedBytes)) != 0)
     return Status::from_errno(kOutOfMemory, "sizing the pinned window");
-  unlink(link_path_.c_str());
   if (mkfifo(link_path_.c_str(), 0600) != 0) return Status::from_errno(kOutOfMemory, "making " + link_path_);
   return {};
 }
 
 Status Endpoint::open_files() {
-  const int segment = ::open(segment_path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (segment < 0) return Status::from_errno(kFileNotFound, "opening " + segment_path_);
-  const Closer close_segment{segment};
+  const File segment(segment_path_, O_RDWR);
+  if (segment.fd < 0) return Status::from_errno(kFileNotFound, "opening " + segment_path_);
   struct stat info;
-  if (fstat(segment, &info) != 0 || static_cast<uint64_t>(info.st_size) != kSegmentBytes)
+  if (fstat(segment.fd, &info) != 0 || static_cast<uint64_t>(info.st_size) != kSegmentBytes)
     return {kInvalidValue, segment_path_ + " has another size than a segment of this build"};
-  if (!view_.map(segment)) return Status::from_errno(kOutOfMemory, "mapping the shared segment");
+  if (!view_.map(segment.fd)) return Status::from_errno(kOutOfMemory, "mapping the shared segment");
   lifeline_ = std::make_unique<Lifeline>(view_);
 
   if (Status s = map_window(pinned_path_, pinned_begin()); !s.ok()) return s;
