@@ -313,6 +313,13 @@ void a_state_keeps_its_form() {
        {"", "{", "[2]", "7", "{\"version\":1}", "{\"version\":\"2\"}", "{\"version\":2,\"gpu\":\"x\"}",
         "{\"version\":2,\"clients\":7}", "{\"version\":2,\"clients\":[{\"output\":\"a*cd\"}]}"})
     EXPECT(!read_record<ServerRecord>(bad, "the state").ok());
+  // The error names the member that is of another kind.
+  for (const auto& [bad, member] : std::vector<std::pair<const char*, const char*>>{
+           {R"({"version":2,"gpu":"x"})", "(/gpu)"},
+           {R"({"version":2,"clients":[{},{"told":{"major":[]}}]})", "(/clients/1/told/major)"},
+           {R"({"version":2,"clients":[{"pinned":[[1,"a"]]}]})", "(/clients/0/pinned/0/1)"},
+           {R"({"version":2,"clients":[{"output":"a*cd"}]})", "'a*cd'"}})
+    EXPECT(read_record<ServerRecord>(bad, "the state").status().text().find(member) != std::string::npos);
 }
 
 void base64_is_its_own_inverse() {

@@ -1,6 +1,8 @@
 // JSON, by nlohmann/json, and base64. Included by .cc files alone: the library takes long to compile.
 #pragma once
 
+#include "devproxy/csrc/base/json_fwd.h"  // first: it says how the library is built
+
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -9,8 +11,6 @@
 #include <vector>
 
 namespace devproxy {
-
-using Json = nlohmann::json;
 
 // The value as text. A string of the job's that is no UTF-8 loses what is none.
 std::string json_text(const Json& value);

@@ -9,9 +9,10 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+
+#include "devproxy/csrc/base/json_fwd.h"
 
 namespace devproxy::hal {
 struct Properties;
@@ -30,7 +31,7 @@ class ControlPeer {
   int socket() const { return socket_; }
   bool receive();                        // false: it hung up, or says what no coordinator says
   std::optional<std::string> request();  // the next whole one
-  void answer(const nlohmann::json& json) const;
+  void answer(const Json& json) const;
 
  private:
   const int socket_;
@@ -38,7 +39,7 @@ class ControlPeer {
 };
 
 // What an image keeps of its GPU, and a restore compares: {"name", "major", "minor", "memory_bytes"}.
-nlohmann::json describe(const hal::Properties& gpu);
+Json describe(const hal::Properties& gpu);
 
 // Fixed structs and short texts into a socket: a peer that is gone is not waited for.
 void send_all(int socket, const void* data, size_t bytes);

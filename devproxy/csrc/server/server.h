@@ -6,14 +6,13 @@
 #include <poll.h>
 #include <sys/types.h>
 
-#include <atomic>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "devproxy/csrc/base/json_fwd.h"
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/csrc/server/connection.h"
 #include "devproxy/csrc/server/control.h"
@@ -77,7 +76,7 @@ class Server {
   void attach(int socket, const AttachRequest& request, uint32_t pid);
   void send_stats(int socket);
   void warm(int socket);
-  nlohmann::json stats() const;
+  Json stats() const;
   void reap();
   void stop_all(bool tell);
   void leave_files();
@@ -90,18 +89,18 @@ class Server {
 
   // control.cc
   void serve_control(ControlPeer& peer);
-  nlohmann::json refused(const std::string& why) const;
-  nlohmann::json can_dump();
-  void begin_cut(ControlPeer& peer, const nlohmann::json& request);
+  Json refused(const std::string& why) const;
+  Json can_dump();
+  void begin_cut(ControlPeer& peer, const Json& request);
   void look_at_cut();
   void fail_cut(const std::string& why);
   Status all_parked();
   Status dump_client(const Client& c, const std::string& dir, uint64_t* bytes);
   Status write_state(const std::string& dir);
-  nlohmann::json dump(const std::string& dir);
-  nlohmann::json dump_shared(const std::string& dir);
-  nlohmann::json resume();
-  nlohmann::json leave();
+  Json dump(const std::string& dir);
+  Json dump_shared(const std::string& dir);
+  Json resume();
+  Json leave();
 
   const ServerConfig config_;
   const uint64_t total_bytes_;

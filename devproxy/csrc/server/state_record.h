@@ -1,6 +1,6 @@
 // What stands in gpuK.state.json and gpuK.shared.json, field by field. Each struct has its reader and its writer in the
 // line behind it: a field that is missing keeps its default, as images from before a field was kept have it; one of
-// another kind is an exception, which read_record() makes a Status of.
+// another kind is an exception that names it, which read_record() makes a Status of.
 //
 // Included by .cc files alone. Who fills a struct: the object that it is of, in its save(); its restore() reads it.
 #pragma once
@@ -27,8 +27,9 @@ struct Blob {
 };
 inline void to_json(Json& json, const Blob& blob) { json = base64(blob.bytes.data(), blob.bytes.size()); }
 inline void from_json(const Json& json, Blob& blob) {
-  auto bytes = from_base64(json.get_ref<const std::string&>());
-  if (!bytes) throw std::invalid_argument("a text is no base64");
+  const auto& text = json.get_ref<const std::string&>();
+  auto bytes = from_base64(text);
+  if (!bytes) throw std::invalid_argument("the text '" + text.substr(0, 32) + "' is no base64");
   blob.bytes = std::move(*bytes);
 }
 
