@@ -1,7 +1,7 @@
 """The words of an entry: who answers an API, what it may send, whether it waits and what the replay log keeps.
 
 Everything that is generated comes from these entries and the header facts in codegen/ir. A symbol without an entry
-is exported and refused by name. An entry is written by who has read the header's page; until then there is none.
+is exported and refused by name. Whoever writes an entry has read the header's page; until then there is none.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@
 // The seam for communication: a cut of many ranks must not stop between the two sides of a collective, so servers will
 // agree on how far each of them goes before it stops at its next communication message. That is another fact of
 // Boundary (the next message is a communication beyond the limit) and another event of the server thread (the limit is
-// lifted). Both belong into at_boundary(), the one place that decides whether a message may still be taken.
+// lifted). Both belong in at_boundary(), the one place that decides whether a message may still be taken.
 #pragma once
 
 #include <cstdint>

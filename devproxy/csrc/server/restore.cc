@@ -259,7 +259,8 @@ Status Connection::restore_contents(const ClientRecord& client, const std::strin
   uint64_t total = 0;
   for (const Piece& piece : pieces) total += piece.bytes;
   for (const ArrayRecord& saved : client.arrays) total += saved.bytes;
-  // scripts/gpu_check.py reads this line, as that of a dump: what is loaded per second is not to be told from outside.
+  // scripts/gpucheck/checkpoints.py reads this line and that of a dump: nobody outside can tell how fast a server
+  // loads.
   DP_LOG(kInfo, kServer, number(), "loaded: bytes=%lu us=%lu", static_cast<unsigned long>(total),
          static_cast<unsigned long>(now_us() - began));
   return {};
