@@ -56,12 +56,10 @@ class DeviceDoor {
   hal::QueueRef* queue_at(uint32_t index) {
     return index < streams_.size() && streams_[index].queue ? &streams_[index].queue : nullptr;
   }
-  bool create_stream(VHandle stream, uint32_t flags, int32_t priority) {
-    constexpr uint32_t kNonBlockingFlag = 1;  // cuda.h: CU_STREAM_NON_BLOCKING
+  bool create_stream(VHandle stream, hal::QueueKind kind, int32_t priority) {
     if (stream.kind() != HandleKind::kStream || stream.index() == 0 || stream.index() >= streams_.size()) return false;
     Stream& entry = streams_[stream.index()];
     if (entry.queue) return false;
-    const auto kind = flags & kNonBlockingFlag ? hal::QueueKind::kNonBlocking : hal::QueueKind::kBlocking;
     entry = {stream, space_->create_queue(kind, priority, stream.index())};
     return true;
   }

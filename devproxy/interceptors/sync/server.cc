@@ -18,7 +18,9 @@ bool shows_memory(Connection& c, const Message& m, const wire::STREAM_SET_ATTRIB
 
 bool stream_create(Connection& c, const Message& m) {
   const auto& r = m.as<wire::STREAM_CREATE_req>();
-  if (!c.device().create_stream(r.stream, r.flags, r.priority)) return c.fail(m, kInvalidHandle), false;
+  const auto kind =
+      r.flags & cuda_number::CU_STREAM_NON_BLOCKING ? hal::QueueKind::kNonBlocking : hal::QueueKind::kBlocking;
+  if (!c.device().create_stream(r.stream, kind, r.priority)) return c.fail(m, kInvalidHandle), false;
   Counters::add(c.counting().streams, 1);
   return true;
 }
