@@ -643,6 +643,16 @@ static void errors(CUstream s) {
   EXPECT_RESULT(cuStreamAddCallback(s, callback, NULL, 0), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   end_with(s, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 
+  /* a command that is wrong by its own arguments ends no capture; a call that is forbidden does, wrong or not, but for
+   * a null pointer */
+  begin(s);
+  EXPECT_RESULT(cuMemsetD32Async((CUdeviceptr)4096, 1, 4, s), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuMemAlloc(NULL, 4096), CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuStreamIsCapturing(s, &status));
+  EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+  EXPECT_RESULT(cuMemAlloc(&q, 0), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  end_with(s, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+
   /* what is unsafe while somebody captures, by the modes of the capture and of the thread */
   begin(s);
   EXPECT_RESULT(cuMemAlloc(&q, 4096), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
