@@ -88,6 +88,26 @@ def test_signatures_that_were_never_seen_are_captured() -> None:
         assert torch.equal(out, function())
 
 
+def test_pivots_that_nobody_has_computed_yet() -> None:
+    """Without a warm-up: an op is tried with made-up pivots, which must be rows that there are."""
+    a = torch.randn(9, 9)
+    lu, lu_pivots = torch.linalg.lu_factor(a)
+    ldl, ldl_pivots = torch.linalg.ldl_factor(a + a.T)
+    b = torch.randn(9, 2)
+
+    def function(*given: Tensor) -> Tensor:
+        lu, lu_pivots, ldl, ldl_pivots, b = given
+        solved = torch.linalg.lu_solve(lu, lu_pivots, b) + torch.linalg.ldl_solve(
+            ldl, ldl_pivots, b
+        )
+        return torch.lu_unpack(lu, lu_pivots)[0] @ solved
+
+    given = [t.cuda() for t in (lu, lu_pivots, ldl, ldl_pivots, b)]
+    graph, out = captured(lambda: function(*given))
+    graph.replay()
+    assert torch.equal(out, function(*given))
+
+
 def test_graph_of_the_second_device(two_devices: None) -> None:
     x = torch.ones(4, device="cuda:1")
     graph = torch.cuda.CUDAGraph()

@@ -380,6 +380,15 @@ void send_host_results(const BlockHeader& header, const Tensors& results) {
   send_reply(header, w);
 }
 
+// In a capture an op is tried with made-up contents (decode.cc), and those of integers are 0. Pivots count from 1, and
+// not every library looks: LAPACK's sytrs would swap a row that lies before the tensor's memory.
+void make_up_pivots(const Kernel& kernel, torch::jit::Stack& stack) {
+  const auto& args = kernel.op.schema().arguments();
+  for (size_t i = 0; i < args.size(); ++i)
+    if (args[i].name().find("pivots") != std::string::npos && stack[i].isTensor() && stack[i].toTensor().defined())
+      stack[i].toTensor().fill_(1);
+}
+
 void run(const Kernel& kernel, const devproxy_soft_launch& launch, const BlockHeader& header) {
   Client& client = *static_cast<Client*>(launch.state);
   const device::LaunchScope scope(client, launch, header.threads);
@@ -403,6 +412,7 @@ void run(const Kernel& kernel, const devproxy_soft_launch& launch, const BlockHe
   if (header.n_args != kernel.n_args) throw Malformed("parameter block: wrong number of arguments");
   stack.reserve(kernel.n_args);
   for (size_t i = 0; i < kernel.n_args; ++i) stack.push_back(decoder.value());
+  if (infer && header.flags & kFlagBlank) make_up_pivots(kernel, stack);
   if (header.flags & kFlagAmbientGenerator) ambient = decoder.generator();
   if (!infer)
     for (uint32_t i = 0; i < header.n_outputs; ++i) outputs.push_back(decoder.output());
