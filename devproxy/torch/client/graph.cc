@@ -42,7 +42,7 @@ CUstreamCaptureMode mode_of(const std::string& name) {
 }
 
 // The id of the capture that the stream takes part in; 0: none, or one that has failed.
-cuuint64_t capture_id(CUstream stream) {
+cuuint64_t active_capture(CUstream stream) {
   CUstreamCaptureStatus status{};
   cuuint64_t id = 0;
   const CUresult r = driver().cuStreamGetCaptureInfo(stream, &status, &id, nullptr, nullptr, nullptr, nullptr);
@@ -51,9 +51,13 @@ cuuint64_t capture_id(CUstream stream) {
 
 }  // namespace
 
+cuuint64_t capture_id(DeviceIndex device, int64_t stream_id) {
+  if (!any_capture() || stream_id == 0) return 0;  // the legacy stream is in no capture
+  return active_capture(stream_handle(device, stream_id));
+}
+
 Graph* capturing_graph(DeviceIndex device, int64_t stream_id) {
-  if (!any_capture() || stream_id == 0) return nullptr;  // the legacy stream is in no capture
-  const cuuint64_t id = capture_id(stream_handle(device, stream_id));
+  const cuuint64_t id = capture_id(device, stream_id);
   if (id == 0) return nullptr;
   std::lock_guard lock(captures().mu);
   const auto it = captures().by_id.find(id);
@@ -116,7 +120,7 @@ void Graph::capture_begin(std::optional<c10::MempoolId_t> pool, const std::strin
   capturing_ = true;
   const CUresult r = driver().cuStreamBeginCapture(handle, mode);
   if (r == CUDA_SUCCESS) {
-    capture_id_ = capture_id(handle);
+    capture_id_ = active_capture(handle);
     std::lock_guard lock(captures().mu);
     captures().by_id[capture_id_] = this;
     return;

@@ -20,6 +20,8 @@ extern std::atomic<int> g_open_captures;  // of Graphs, in this process
 inline bool any_capture() { return g_open_captures.load(std::memory_order_acquire) != 0; }
 
 class Graph;
+// The id of the open capture that the stream takes part in; 0: none. No two captures of a process have the same.
+cuuint64_t capture_id(DeviceIndex device, int64_t stream_id);
 // The graph into which work on that stream is captured now; nullptr: none.
 Graph* capturing_graph(DeviceIndex device, int64_t stream_id);
 

@@ -93,7 +93,7 @@ struct DropoutState {
   std::mutex mu;
   Tensor buffer;
   CUevent used = nullptr;  // the last use, on whatever stream that was
-  bool used_in_capture = false;
+  cuuint64_t used_in = 0;  // the capture that the last use was in; 0: none
 };
 
 DropoutState& dropout_state(DeviceIndex device) {
@@ -112,18 +112,16 @@ class DropoutLease {
         state_.buffer = at::_cudnn_init_dropout_state(p, train, seed, options.dtype(at::kByte));
         if (state_.used == nullptr)
           check(driver().cuEventCreate(&state_.used, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
-        state_.used_in_capture = captures();
-        check(driver().cuEventRecord(state_.used, current_stream(device_)), "cuEventRecord");
       }
     }
-    // An event of a capture says nothing outside of it, nor the other way round.
-    if (state_.used != nullptr && state_.used_in_capture == captures())
+    // Only inside one capture, or outside of all: to wait for another's event is an error that ends a capture.
+    if (state_.used != nullptr && state_.used_in == capture())
       check(driver().cuStreamWaitEvent(current_stream(device_), state_.used, 0), "cuStreamWaitEvent");
   }
   ~DropoutLease() {
     if (state_.used == nullptr) return;
     try {
-      state_.used_in_capture = captures();
+      state_.used_in = capture();
       (void)driver().cuEventRecord(state_.used, current_stream(device_));
     } catch (...) {}  // a broken context: the next op says so
   }
@@ -132,7 +130,7 @@ class DropoutLease {
   const Tensor& buffer() const { return state_.buffer; }
 
  private:
-  bool captures() const { return any_capture() && capturing_graph(device_, current_stream_id(device_)) != nullptr; }
+  cuuint64_t capture() const { return capture_id(device_, current_stream_id(device_)); }
   const DeviceIndex device_;
   DropoutState& state_;
   const std::lock_guard<std::mutex> lock_;
