@@ -407,7 +407,7 @@ class Allocator final : public DeviceAllocator {
 
   static void free_nothing(void*) {}
 
-  // Runs in destructors, at exit, and in forked children: reports nothing, throws nothing.
+  // Runs in destructors, at exit, and in forked children: returns no error, throws nothing.
   static void free_block(void* context) {
     auto* block = static_cast<Block*>(context);
     auto* self = static_cast<Allocator*>(device_allocator());

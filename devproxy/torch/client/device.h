@@ -17,7 +17,8 @@ inline constexpr int kStreamsPerPool = 32;  // as torch's own pool: one per prio
 
 // Number of devices, 0 if there is no usable driver. Never throws, never creates a context.
 DeviceIndex device_count() noexcept;
-// Kineto asks torch whether there is a GPU, and would then look for CUPTI's, on the thread where it starts.
+// Kineto asks torch, on the thread that starts it, whether there is a GPU, and if so looks for CUPTI. While hidden,
+// this thread's torch says no.
 void hide_gpu_from_kineto(bool hidden);
 // Throws "CUDA error: invalid device ordinal" for a device that does not exist.
 void check_device(DeviceIndex device);

@@ -182,13 +182,14 @@ struct SettingsWatch {
 
 #endif
 
-// Calls a function that answers with numbers; its block names the reply. Throws the text that it answers with.
+// Calls a function that answers, in the reply that its block names. Returns the answer without its header; throws the
+// text of an exception.
 Reader answer_of(DeviceIndex device, std::string_view name, const Writer& block, const ReplyBuffer& reply) {
   std::memset(reply.data(), 0, sizeof(ReplyHeader));
   call_service(device, name, block, true);
   Reader r(reply.data(), reply.size());
   const auto head = r.get<ReplyHeader>();
-  TORCH_INTERNAL_ASSERT(head.total_bytes > sizeof head && head.total_bytes <= reply.size(),
+  TORCH_INTERNAL_ASSERT(head.total_bytes >= sizeof head && head.total_bytes <= reply.size(),
                         "the executor did not answer");
   const size_t n = head.total_bytes - sizeof head;
   TORCH_CHECK(head.status == ReplyStatus::kOk, std::string(reinterpret_cast<const char*>(r.bytes(n)), n));
@@ -344,15 +345,10 @@ const Facts& executor_facts() {
     if (!ops_run_on_cuda() || device_count() == 0) return f;
     const DeviceIndex device = current_device();
     ReplyBuffer reply(device, ReplyBuffer::kBytes);
-    std::memset(reply.data(), 0, sizeof(ReplyHeader));
     Writer block;
     block.put(FactsBlock{kBlockMagic, 0, reinterpret_cast<uint64_t>(reply.data()), reply.size()});
-    call_service(device, kFactsName, block, true);
-    Reader r(reply.data(), reply.size());
-    const auto head = r.get<ReplyHeader>();
-    TORCH_INTERNAL_ASSERT(head.total_bytes >= sizeof head && head.total_bytes <= reply.size(),
-                          "the executor did not answer");
-    const size_t n = head.total_bytes - sizeof head;
+    Reader r = answer_of(device, kFactsName, block, reply);
+    const size_t n = r.left();
     const std::string text(reinterpret_cast<const char*>(r.bytes(n)), n);
     const std::map<std::string, long*> numbers = {{"cudnn", &f->cudnn},
                                                   {"cudnn_runtime", &f->cudnn_runtime},

@@ -3,6 +3,7 @@
 // The GPU's work is the server's, so CUPTI, which Kineto reads, sees nothing of it in this process. torch has another
 // way for that case, which needs events alone (KINETO_GPU_FALLBACK): the time on the stream from before each op to
 // behind it. pylib/devproxy_torch_boot.py makes torch take it and says what a profile lacks.
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/ApproximateClock.h>
 #include <torch/csrc/profiler/stubs/base.h>
 
@@ -31,30 +32,20 @@ class Stubs final : public ProfilerStubs {
     if (cpu_ns != nullptr) *cpu_ns = c10::getTime();
     event->reset();
     if (in_bad_fork() || (any_capture() && capturing_graph(here, current_stream_id(here)) != nullptr)) return;
+    const auto* const events = c10::impl::getDeviceGuardImpl(c10::kCUDA);  // device.cc
+    void* made = nullptr;
     try {
-      const CUstream stream = current_stream(here);
-      CUevent made = nullptr;
-      check(driver().cuEventCreate(&made, CU_EVENT_DEFAULT), "cuEventCreate");
-      ProfilerVoidEventStub owned(made, [here](void* e) noexcept {
-        if (in_bad_fork()) return;
-        try {
-          bind_device(here);
-          (void)driver().cuEventDestroy(static_cast<CUevent>(e));  // at exit the driver may be gone already
-        } catch (...) {}
-      });
-      check(driver().cuEventRecord(made, stream), "cuEventRecord");
-      *event = std::move(owned);
-    } catch (...) {}  // a broken context: the op itself says so
+      events->record(&made, torch_stream(here, current_stream_id(here)), here, c10::EventFlag::BACKEND_DEFAULT);
+    } catch (const c10::Error&) {  // a broken context: the op itself says so
+      return events->destroyEvent(made, here);
+    }
+    *event = ProfilerVoidEventStub(made, [here, events](void* e) noexcept { events->destroyEvent(e, here); });
   }
 
   float elapsed(const ProfilerVoidEventStub* from, const ProfilerVoidEventStub* to) const override {  // microseconds
-    bind_device(current_device());
-    const auto start = static_cast<CUevent>(from->get()), end = static_cast<CUevent>(to->get());
-    check(driver().cuEventSynchronize(start), "cuEventSynchronize");
-    check(driver().cuEventSynchronize(end), "cuEventSynchronize");
-    float ms = 0;
-    check(driver().cuEventElapsedTime(&ms, start, end), "cuEventElapsedTime");
-    return ms * 1000;
+    const auto* const events = c10::impl::getDeviceGuardImpl(c10::kCUDA);
+    for (const auto* event : {from, to}) events->synchronizeEvent(event->get());
+    return static_cast<float>(events->elapsedTime(from->get(), to->get(), current_device()) * 1000);
   }
 
   // Ranges (NVTX) are of this process alone and go to whatever tool is attached to it: the CUDA wheel has them, and the
@@ -70,12 +61,10 @@ class Stubs final : public ProfilerStubs {
   }
 
   void onEachDevice(std::function<void(int)> f) const override {
-    const DeviceIndex before = current_device();
     for (DeviceIndex d = 0; d < device_count(); ++d) {
-      set_current_device(d);
+      const DeviceScope scope(d);
       f(d);
     }
-    set_current_device(before);
   }
   void synchronize() const override { synchronize_device(current_device()); }
 

@@ -22,14 +22,14 @@ void answer(const devproxy_soft_services& services, uint64_t addr, uint64_t byte
   Writer w;
   try {
     const std::vector<int64_t> numbers = f();
-    w.put(ReplyHeader{sizeof(ReplyHeader) + 8 * numbers.size(), ReplyStatus::kOk, ExceptionKind::kRuntime});
+    w.put(ReplyHeader{0, ReplyStatus::kOk, ExceptionKind::kRuntime});
     for (const int64_t n : numbers) w.put(n);
   } catch (const c10::Error& e) {
     const std::string text = e.what_without_backtrace();
-    w.put(ReplyHeader{sizeof(ReplyHeader) + text.size(), ReplyStatus::kException, ExceptionKind::kRuntime});
+    w.put(ReplyHeader{0, ReplyStatus::kException, ExceptionKind::kRuntime});
     w.bytes(text.data(), text.size());
   }
-  std::memcpy(reinterpret_cast<void*>(addr), w.data(), w.size() <= bytes ? w.size() : sizeof(ReplyHeader));
+  send_reply(addr, bytes, w);
 }
 
 // The state as torch gives it, and nothing of it is looked at here.
@@ -119,16 +119,21 @@ void use_generator(Client& client, Reader r, const devproxy_soft_services& servi
   }
 }
 
+void send_reply(uint64_t addr, uint64_t bytes, Writer& w) {
+  const uint64_t total = w.size();
+  std::memcpy(w.at(offsetof(ReplyHeader, total_bytes)), &total, sizeof total);
+  std::memcpy(reinterpret_cast<void*>(addr), w.data(), total <= bytes ? total : sizeof(ReplyHeader));
+}
+
 void tell_facts(Client& client, Reader r, const devproxy_soft_services& services) {
   const auto block = r.get<FactsBlock>();
   if (block.magic != kBlockMagic) throw Malformed("a question of another version");
   check_reply(services, block.reply_addr, block.reply_bytes);
   const std::string text = device::facts(client);
   Writer w;
-  w.put(ReplyHeader{sizeof(ReplyHeader) + text.size(), ReplyStatus::kOk, ExceptionKind::kRuntime});
+  w.put(ReplyHeader{0, ReplyStatus::kOk, ExceptionKind::kRuntime});
   w.bytes(text.data(), text.size());
-  std::memcpy(reinterpret_cast<void*>(block.reply_addr), w.data(),
-              w.size() <= block.reply_bytes ? w.size() : sizeof(ReplyHeader));
+  send_reply(block.reply_addr, block.reply_bytes, w);
 }
 
 void tell_rnn_layout(Client& client, Reader r, const devproxy_soft_services& services) {

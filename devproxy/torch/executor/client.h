@@ -31,6 +31,8 @@ Settings settings_of(Client& client, uint32_t number);
 // The functions of block.h that are no operators. They check what they read, and throw Malformed.
 void set_settings(Client& client, Reader block);
 void use_generator(Client& client, Reader block, const devproxy_soft_services& services);
+// Writes an answer, which begins with a ReplyHeader, and into that its length: the header alone where it does not fit.
+void send_reply(uint64_t addr, uint64_t bytes, Writer& w);
 void tell_facts(Client& client, Reader block, const devproxy_soft_services& services);
 void tell_rnn_layout(Client& client, Reader block, const devproxy_soft_services& services);
 void use_plans(Client& client, Reader block, const devproxy_soft_services& services);

@@ -266,12 +266,7 @@ std::string text_of(const std::exception& e) {
   return e.what();
 }
 
-void send_reply(const BlockHeader& header, Writer& w) {
-  auto* reply = reinterpret_cast<uint8_t*>(header.reply_addr);
-  const uint64_t total = w.size();
-  std::memcpy(w.at(offsetof(ReplyHeader, total_bytes)), &total, sizeof total);
-  std::memcpy(reply, w.data(), total <= header.reply_bytes ? total : sizeof(ReplyHeader));
-}
+void send_reply(const BlockHeader& header, Writer& w) { send_reply(header.reply_addr, header.reply_bytes, w); }
 
 // ---- one launch ----------------------------------------------------------------------------------------------------
 
