@@ -135,8 +135,8 @@ struct RnnForm {  // of a recurrent layer, as _cudnn_rnn_flatten_weight has it
 struct RnnBlock {  // then, for each weight: i64 dims, i64 sizes...
   uint32_t magic, weights;
   RnnForm form;
-  uint64_t reply_addr,
-      reply_bytes;  // ReplyHeader, then kOk: i64 elements, i64 offset of each weight | kException: text
+  // ReplyHeader, then kOk: i64 elements, i64 offset of each weight | kException: text
+  uint64_t reply_addr, reply_bytes;
 };
 struct PlansBlock {  // torch's cache of cuFFT plans
   enum What : uint32_t { kSize = 0, kMaxSize = 1, kSetMaxSize = 2, kClear = 3 };

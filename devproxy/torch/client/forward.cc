@@ -670,12 +670,14 @@ at::Tensor new_tensor_of(DeviceIndex device, const TensorMeta& m) {
   return t;
 }
 
+bool is_defined(const c10::IValue& v) { return v.isTensor() && v.toTensor().defined(); }
+
 // Shape functions look at types only where the op converts them; a kernel that does not (mm) would refuse them when it
 // runs, and that is too late for an exception.
 bool types_agree(const OpPlan& plan, const c10::IValue* args) {
   auto type = at::ScalarType::Undefined;
   for (size_t i = 0; i < plan.args.size(); ++i) {
-    if (!args[i].isTensor() || !args[i].toTensor().defined()) continue;
+    if (!is_defined(args[i])) continue;
     const at::ScalarType t = args[i].toTensor().scalar_type();
     if (type != at::ScalarType::Undefined && t != type) return false;
     type = t;
@@ -747,8 +749,6 @@ bool shape_is_known(const OpPlan& plan, const c10::IValue* args) {
       return false;
   return true;
 }
-
-bool is_defined(const c10::IValue& v) { return v.isTensor() && v.toTensor().defined(); }
 
 using NewTensors = c10::SmallVector<at::Tensor, 4>;
 

@@ -26,7 +26,7 @@ namespace {
 using at::Tensor;
 using at::TensorList;
 
-enum Mode_ : int64_t { kRelu = 0, kTanh = 1, kLstm = 2, kGru = 3 };  // cudnnRNNMode_t
+enum CudnnMode : int64_t { kRelu = 0, kTanh = 1, kLstm = 2, kGru = 3 };  // cudnnRNNMode_t
 
 const RnnLayout& layout_of(TensorList weights, const RnnForm& form) {
   static auto* const mu = new std::mutex;
