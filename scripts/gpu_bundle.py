@@ -40,7 +40,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_BYTES = 60_000_000
-DEVICE_PYTHON = "3.12"  # of the lent machines' image, 'cuda'
+DEVICE_PYTHON = "3.12"  # of the machine with the GPU
 DEVICE_TORCH = "2.11.0"  # of the same
 PLUGIN = (
     "libdevproxy_torch.so",
@@ -60,7 +60,7 @@ PACKAGES = (
 )  # fmt: skip
 RUNTIME = "nvidia-cuda-runtime"
 # Only where the device's Python has none, and only as long as there is room.
-# filecheck, expecttest: what numba-cuda's own tests and torch's op_db import, and the device's image has not.
+# filecheck, expecttest: what numba-cuda's own tests and torch's op_db import, and that machine may lack.
 SPARE_PACKAGES = (
     "expecttest==0.3.0",
     "nvidia-ml-py",

@@ -2,7 +2,7 @@
 
     python3 gpu_check.py [--out DIR] [--driver PATH] [--limit SECONDS] [--only STAGE,... | --second | --third] [--list]
 
-Standard library only, Python 3.10 or later, no network. It lies in the bundle that scripts/gpu_bundle.py makes, or is
+Standard library only, Python 3.11 or later, no network. It lies in the bundle that scripts/gpu_bundle.py makes, or is
 given one by --bundle. Each stage is a process of its own with a time limit: when one hangs or dies, its figures so far
 are kept and the next one begins; each leaves the later ones the least time that they need. DIR ($OUT, else build/gpu-check)
 gets

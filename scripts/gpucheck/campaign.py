@@ -21,7 +21,7 @@ from gpucheck.report import Report, write_whole
 from gpucheck.setup import Setup, report_of
 from gpucheck.stage import Stage
 
-TOTAL_LIMIT_S = 525.0  # the device tool ends a command after 600 s; its start is not counted
+TOTAL_LIMIT_S = 525.0  # some machines end a command after 600 s; the start of Python and the end take some of them
 
 
 def hold_devices() -> list[int]:

@@ -40,7 +40,7 @@ def find_driver(named: str) -> str:
 
 
 @contextlib.contextmanager
-def workplace(driver: str, bundle: Path) -> Iterator[Path]:
+def working_folder(driver: str, bundle: Path) -> Iterator[Path]:
     """The campaign's folders: on disk, and one in /dev/shm."""
     work = Path(tempfile.mkdtemp(prefix="gpu-check-"))
     shm = Path(tempfile.mkdtemp(prefix="gpu-check-", dir="/dev/shm"))
@@ -153,7 +153,7 @@ def main(script: str, argv: list[str]) -> int:
     }
     if options.rehearse:
         about["rehearsal"] = f"over devproxy's {options.rehearse} device: no GPU, no driver"
-    with workplace("" if options.rehearse else driver_path, bundle) as work:
+    with working_folder("" if options.rehearse else driver_path, bundle) as work:
         setup = Setup(bundle, work, driver_path, options.sysroot, options.small, options.rehearse)
 
         def command_of(one: Stage, report: Path) -> list[str]:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from devproxy.machine import CUDA_DRIVER_PLACES
-from gpucheck import running
-from gpucheck import torch_compare as compare_torch
+from gpucheck import running, torch_compare
 from gpucheck.campaign import time_left_s
 from gpucheck.ends import Failed, Refused
 from gpucheck.report import Report
@@ -34,7 +33,7 @@ if spec and spec.origin:
 print(json.dumps(facts))
 """
 # Pythons that may have torch, besides the one that runs this.
-TORCH_PLACES = ("/opt/torch/.venv/bin/python", "/opt/*/.venv/bin/python", "/opt/*/bin/python")
+TORCH_PLACES = ("/opt/*/.venv/bin/python", "/opt/*/bin/python")
 
 
 def find_torch(setup: Setup) -> dict[str, Any]:
@@ -74,7 +73,7 @@ def need_plugin(setup: Setup) -> dict[str, Any]:
         has = [str(p["folder"]) for p in setup.manifest.get("torch_plugins", [])]
         raise Refused(f"the bundle has no plugin for torch {facts['torch']} ({folder}; it has {', '.join(has) or 'none'})")  # fmt: skip
     first = earlier(setup, "t_first").get("first", {})
-    if first.get("verdict") in (compare_torch.PROXY_ERROR, compare_torch.NOT_REACHED, compare_torch.NO_NATIVE):  # fmt: skip
+    if first.get("verdict") in (torch_compare.PROXY_ERROR, torch_compare.NOT_REACHED, torch_compare.NO_NATIVE):  # fmt: skip
         raise Refused(f"t_first did not get through: {first.get('why') or first['verdict']}")
     return facts
 
@@ -144,8 +143,8 @@ def compare_cases(
     run_both((native, proxied), time_left_s() - 4, at_once, running.patience)
     say_trouble(report, native, proxied)
     ours, theirs = native.read(), proxied.read()
-    found = compare_torch.table(
-        names or native.plan(), ours, theirs, lambda a, b: compare_torch.compare_result(a, b, key)
+    found = torch_compare.table(
+        names or native.plan(), ours, theirs, lambda a, b: torch_compare.compare_result(a, b, key)
     )
     report.put("counts", found.counts())
     for name, (kind, why) in found.verdicts.items():
@@ -161,8 +160,8 @@ def compare_cases(
 
 def judge(found: Table, what: str) -> None:
     """Raises Failed unless all are as natively."""
-    if wrong := found.names(*compare_torch.WRONG, compare_torch.NOT_REACHED):
+    if wrong := found.names(*torch_compare.WRONG, torch_compare.NOT_REACHED):
         first = "; ".join(f"{name}: {why or 'not reached'}" for name, why in list(wrong.items())[:6])  # fmt: skip
         raise Failed(f"{len(wrong)} of {len(found.verdicts)} {what} are not as natively: {first}")
-    if not found.names(compare_torch.BITWISE):
+    if not found.names(torch_compare.BITWISE):
         raise Failed(f"no {what} run natively: nothing was compared")

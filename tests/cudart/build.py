@@ -22,7 +22,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 USUAL = ("-std=c++17", "-O1", "-cudart", "shared", "-Xcompiler", "-Wall,-Wextra,-Werror")
-ARCHITECTURE = "-arch=sm_90"  # of the lent devices, with its PTX for later ones
+ARCHITECTURE = "-arch=sm_90"  # Hopper, with its PTX for later ones
 
 
 class Failed(Exception):

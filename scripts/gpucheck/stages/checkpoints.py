@@ -18,7 +18,7 @@ from gpucheck.report import Report
 from gpucheck.running import digest_of, run, wait_for
 from gpucheck.setup import Setup, earlier
 from gpucheck.stage import stage
-from gpucheck.subjects import ballast_mib
+from gpucheck.subjects import ballast_mib, subjects
 
 
 @stage(40, 8, call=2)
@@ -38,16 +38,6 @@ def f_criu(setup: Setup, report: Report) -> None:
         raise Failed("criu check: " + plain.brief())
 
 
-def train(setup: Setup, steps: int, *more: str) -> list[str]:
-    return [
-        sys.executable,
-        str(setup.bundle / "programs" / "train.py"),
-        "--steps",
-        str(steps),
-        *more,
-    ]
-
-
 @stage(60, 20, call=2, direct=True, needs=("e_dump",))
 def f_cuda_checkpoint(setup: Setup, report: Report) -> None:
     """The driver's own checkpoints (cuCheckpointProcess*) of the training program that f_checkpoint takes, running natively."""
@@ -60,7 +50,7 @@ def f_cuda_checkpoint(setup: Setup, report: Report) -> None:
     if not all(there.values()):
         raise Refused("the driver has no cuCheckpointProcess*")
     log, mib = setup.work / "native-train.log", ballast_mib(setup, "driver")
-    line = train(setup, 150, "--ballast-mib", str(mib))
+    line = [*subjects(setup)["driver"], "--steps", "150", "--ballast-mib", str(mib)]
     whole = setup.native().run(line, 30)
     report.put("digest_uninterrupted", digest_of(whole.out))
     if whole.code:

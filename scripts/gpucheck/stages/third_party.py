@@ -136,7 +136,7 @@ def c_torch(setup: Setup, report: Report) -> None:
 
 
 NUMBA_TESTS = "numba.cuda.tests.cudadrv"
-# Managed memory beyond the card's can hang a lent GPU; the others look at the machine and not at the driver.
+# Managed memory beyond the card's can hang a GPU that others share; the others look at the machine and not at the driver.
 NUMBA_LEFT_OUT = ("test_managed_alloc", "test_detect", "test_is_fp16")
 
 

@@ -6,8 +6,7 @@ import hashlib
 import json
 import time
 
-from gpucheck import running
-from gpucheck import torch_compare as compare_torch
+from gpucheck import running, torch_compare
 from gpucheck.campaign import time_left_s
 from gpucheck.ends import GO_ON, NOT_REACHED, Failed, Refused
 from gpucheck.report import Report, write_whole
@@ -63,8 +62,8 @@ def t_ops(setup: Setup, report: Report) -> None:
     if set(proxied.plan()) != set(plan):
         report.put("other_plan", sorted(set(plan) ^ set(proxied.plan()))[:40])
     reached = [name for name in plan if name in ours and name in theirs]
-    found = compare_torch.table(reached, ours, theirs, compare_torch.compare_op)
-    differ = list(found.names(compare_torch.DIFFERENT))[:60]
+    found = torch_compare.table(reached, ours, theirs, torch_compare.compare_op)
+    differ = list(found.names(torch_compare.DIFFERENT))[:60]
     if (
         differ and not setup.small
     ):  # several times more, in another process: does it differ from itself?
@@ -72,17 +71,17 @@ def t_ops(setup: Setup, report: Report) -> None:
         again.run(min(CONFIRM_S, time_left_s() - 5), running.patience)
         for name, facts in again.read().items():
             unsteady = any(sample.get("unsteady") for sample in facts.get("samples", []))
-            if unsteady or compare_torch.compare_op(ours[name], facts)[0] == compare_torch.DIFFERENT:  # fmt: skip
-                found.verdicts[name] = (compare_torch.UNSTEADY, found.verdicts[name][1])
+            if unsteady or torch_compare.compare_op(ours[name], facts)[0] == torch_compare.DIFFERENT:  # fmt: skip
+                found.verdicts[name] = (torch_compare.UNSTEADY, found.verdicts[name][1])
     report.put("ops", {"planned": len(plan), "reached": len(reached), "counts": found.counts(), "bitwise_fraction": found.fraction()})  # fmt: skip
     by_type: dict[str, dict[str, int]] = {}
     for name, (kind, _) in found.verdicts.items():
         counts = by_type.setdefault(name.split("/")[0], {})
         counts[kind] = counts.get(kind, 0) + 1
     report.put("by_type", by_type)
-    wrong = found.names(*compare_torch.WRONG)
+    wrong = found.names(*torch_compare.WRONG)
     report.put("not_bitwise", dict(list(wrong.items())[:150]))
-    others = {name: list(one) for name, one in found.verdicts.items() if one[0] != compare_torch.BITWISE}  # fmt: skip
+    others = {name: list(one) for name, one in found.verdicts.items() if one[0] != torch_compare.BITWISE}  # fmt: skip
     write_whole(setup.keep / "torch-ops.json", json.dumps(others, indent=0) + "\n")
     if len(reached) < len(plan) and not setup.small:
         # Passed by with --ops-start, they are another call's.
@@ -93,7 +92,7 @@ def t_ops(setup: Setup, report: Report) -> None:
     if wrong:
         first = "; ".join(f"{name}: {why}" for name, why in list(wrong.items())[:8])
         raise Failed(f"{len(wrong)} of {len(reached)} are not bitwise as natively: {first}")
-    if not found.names(compare_torch.BITWISE):
+    if not found.names(torch_compare.BITWISE):
         raise Failed("nothing could be compared")
 
 
@@ -102,7 +101,7 @@ def t_models(setup: Setup, report: Report) -> None:
     """MLP, ResNet, BERT, GPT-2, LSTM, U-Net in plain torch, 20 steps each by many ways (autocast, scaler, channels_last, fused, attention): losses, parameters and moments bit for bit."""
     need_plugin(setup)
     found = compare_cases(setup, report, "torch_models.py", [], "result", twice=True)
-    not_reached = found.names(compare_torch.NOT_REACHED)
+    not_reached = found.names(torch_compare.NOT_REACHED)
     if not_reached:
         report.put(NOT_REACHED, list(not_reached))
         report.say(f"not reached: {', '.join(not_reached)}")
@@ -134,7 +133,7 @@ def t_compile(setup: Setup, report: Report) -> None:
     names = ["compile", "compile_conv", "compile_reduce_overhead"]
     found = compare_cases(setup, report, "torch_chapters.py", names, "same", alarm_s=90)
     kind, why = found.verdicts["compile_reduce_overhead"]
-    if kind == compare_torch.PROXY_ERROR and "not supported behind devproxy" in why:
+    if kind == torch_compare.PROXY_ERROR and "not supported behind devproxy" in why:
         report.put("refused", why)
         del found.verdicts["compile_reduce_overhead"]
     judge(found, "chapters")
