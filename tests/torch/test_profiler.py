@@ -132,7 +132,7 @@ def test_memory_of_the_device_is_in_a_profile() -> None:
     assert sum(e.self_device_memory_usage for e in p.events() if e.name == "[memory]") == -(1 << 20)
 
 
-def test_collection_can_be_switched(tmp_path: Path) -> None:
+def test_collection_can_be_switched() -> None:
     with profile(activities=BOTH) as p:
         work()
         p.toggle_collection_dynamic(False, [ProfilerActivity.CUDA])

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 import torch
 
@@ -38,14 +39,11 @@ def test_nvtx_ranges_do_nothing_without_a_tool() -> None:
     "name", ["utilization", "memory_usage", "temperature", "power_draw", "clock_rate"]
 )
 def test_health_is_refused_with_nvmls_own_error(name: str) -> None:
-    import pynvml
-
     with pytest.raises(pynvml.NVMLError_NotSupported):
         getattr(torch.cuda, name)()
 
 
 def test_what_nvml_answers() -> None:
-    pytest.importorskip("pynvml")
     free, total = torch.cuda.mem_get_info()
     x = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
     used = torch.cuda.device_memory_used()
