@@ -656,9 +656,8 @@ def _complete_torch_profiler(module: ModuleType) -> None:
                 "torch.profiler sees no GPU kernels, copies or CUDA calls of this job, which run in devproxy's server; "
                 "its CUDA times are those of whole operators on their streams, by events"
             )
-            given["use_cpu"] = (
-                True  # the times by events are those of the operators that it records
-            )
+            # The times by events are those of the operators that it records.
+            given["use_cpu"] = True
         plain_init(self, enabled, **given)
 
     @functools.wraps(plain_enter)
