@@ -28,11 +28,14 @@ LOCK = ROOT / "codegen/wire.lock"
 SUPPORT = ROOT / "docs/support.md"
 
 
-def segment_headers() -> str:
-    """The text of the headers that are part of the ABI id."""
-    folder = ROOT / "devproxy/csrc/wire"
-    names = ("segment.h", "attach.h", "launch.h", "link.h", "graph_step.h", "array.h")
-    return "".join((folder / name).read_text() for name in names)
+def abi_headers() -> str:
+    """The code, without comments, of the headers that client, wire and device share: part of the ABI id."""
+    texts = (
+        path.read_text()
+        for folder in ("args", "wire")
+        for path in sorted((ROOT / "devproxy/csrc" / folder).glob("*.h"))
+    )
+    return wire.code_of("".join(texts))
 
 
 def results() -> dict[str, tuple[int, str]]:
@@ -43,7 +46,7 @@ def results() -> dict[str, tuple[int, str]]:
 def outputs() -> dict[str, str]:
     """File name -> text of everything under build/gen."""
     texts = {
-        "wire.gen.h": wire.emit(segment_headers()),
+        "wire.gen.h": wire.emit(abi_headers()),
         "handle_kind.gen.h": wire.emit_kinds(),
         "dispatch.gen.h": dispatch.emit(),
         "handlers.gen.h": dispatch.emit_handlers(),

@@ -292,8 +292,8 @@ OPS: dict[str, Op] = {
     "HOST_DEVICE_ADDRESS": Op(
         0x0605, SYNC, {"addr": "u64", "bytes": "u64"}, {"addr": "u64"}, server_sa="hostmem"
     ),
-    # functions of their arguments, which travel as bulk (csrc/wire/link.h). LINK's tail: info_bytes of the driver's log,
-    # then error_bytes of its errors; the image is fetched by parts into a chunk of the client's
+    # functions of their arguments, which travel as bulk (link.h of csrc/args and of csrc/wire). LINK's tail: info_bytes
+    # of the driver's log, then error_bytes of its errors; the image is fetched by parts into a chunk of the client's
     "TENSOR_MAP": Op(0x0606, SYNC, {}, bulk="in", server_sa="link"),
     "LINK": Op(
         0x0607,
@@ -322,8 +322,9 @@ OPS: dict[str, Op] = {
         {"out_bytes": "u32", "err_bytes": "u32", "more": "u32", "pad": "u32"},
         server_sa="context",
     ),
-    # -- arrays, and the objects that show memory to kernels (csrc/wire/array.h). An array's memory lies wherever the device
-    # likes, so it has a handle and no address; its bytes come out of the ledger beside the client's credit
+    # -- arrays, and the objects that show memory to kernels (array.h of csrc/args and of csrc/wire). An array's memory
+    # lies wherever the device likes, so it has a handle and no address; its bytes come out of the ledger beside the
+    # client's credit
     "ARRAY_CREATE": Op(
         0x0621,
         SYNC,

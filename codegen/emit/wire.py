@@ -7,6 +7,7 @@ a static_assert repeats.
 from __future__ import annotations
 
 import hashlib
+import re
 
 from codegen.ops import OPS
 from codegen.spec import Kind, Op, Space
@@ -83,13 +84,18 @@ def lock() -> str:
     return "\n".join(rows) + "\n"
 
 
-def abi_id(segment_header: str) -> bytes:
-    """32 bytes: blake2b over the lock and the segment's layout header."""
-    return hashlib.blake2b((lock() + segment_header).encode(), digest_size=32).digest()
+def code_of(text: str) -> str:
+    """C++ without comments and layout, which change no byte on the wire. No string of these headers holds a "//"."""
+    return " ".join(re.sub(r"//.*", "", text).split())
 
 
-def emit(segment_header: str) -> str:
-    """Text of wire.gen.h. segment_header: the text of csrc/wire/segment.h and attach.h, part of the ABI id."""
+def abi_id(headers: str) -> bytes:
+    """32 bytes: blake2b over the lock and the code of the shared headers."""
+    return hashlib.blake2b((lock() + headers).encode(), digest_size=32).digest()
+
+
+def emit(headers: str) -> str:
+    """Text of wire.gen.h. headers: the code of csrc/args and csrc/wire, part of the ABI id."""
     out = [
         "#pragma once",
         "#include <cstdint>",
@@ -109,7 +115,7 @@ def emit(segment_header: str) -> str:
     out.append("inline const char* opcode_name(uint16_t opcode) {\n  switch (opcode) {")
     out += [f'    case {op.opcode:#06x}: return "{name}";' for name, op in OPS.items()]
     out.append('    default: return "?";\n  }\n}')
-    digest = ", ".join(f"{b:#04x}" for b in abi_id(segment_header))
+    digest = ", ".join(f"{b:#04x}" for b in abi_id(headers))
     out.append(f"inline constexpr uint8_t kAbiId[32] = {{{digest}}};")
     out.append("}  // namespace devproxy::wire")
     return "\n".join(out) + "\n"

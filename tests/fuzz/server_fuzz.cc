@@ -29,14 +29,15 @@
 #include <thread>
 #include <vector>
 
+#include "devproxy/csrc/args/array.h"
+#include "devproxy/csrc/args/launch.h"
+#include "devproxy/csrc/args/link.h"
 #include "devproxy/csrc/base/image_hash.h"
 #include "devproxy/csrc/transport/futex.h"
 #include "devproxy/csrc/transport/segment_view.h"
 #include "devproxy/csrc/wire/array.h"
 #include "devproxy/csrc/wire/attach.h"
 #include "devproxy/csrc/wire/graph_step.h"
-#include "devproxy/csrc/wire/launch.h"
-#include "devproxy/csrc/wire/link.h"
 #include "dispatch.gen.h"
 #include "wire.gen.h"
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <thread>
 
+#include "devproxy/csrc/args/array.h"
 #include "devproxy/csrc/wire/array.h"
 #include "devproxy/csrc/wire/graph_step.h"
 

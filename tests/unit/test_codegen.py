@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from codegen import check, tables
-from codegen.__main__ import LOCK, ROOT, SUPPORT, main, outputs, results, write
+from codegen.__main__ import LOCK, ROOT, SUPPORT, abi_headers, main, outputs, results, write
 from codegen.emit import client, dispatch, docs, library, numbers, wire
 from codegen.ops import OPS
 from codegen.spec import Api, Capture, Carry, Log, Op
@@ -69,6 +69,14 @@ def test_generator_needs_no_parser_and_nothing_of_devproxy() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_abi_id_is_of_the_shared_headers_code_alone() -> None:
+    text = "struct A {  // bytes\n  uint64_t a;\n};\n"
+    same = "// A note.\nstruct A { uint64_t a; };"
+    assert wire.abi_id(wire.code_of(text)) == wire.abi_id(wire.code_of(same))
+    assert wire.abi_id(wire.code_of(text)) != wire.abi_id(wire.code_of(text.replace("64", "32")))
+    assert all(name in abi_headers() for name in ("ControlPage", "AttachRequest", "TensorMapArgs"))
 
 
 def test_an_unchanged_file_is_not_written_again(tmp_path: Path) -> None:

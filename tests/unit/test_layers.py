@@ -12,28 +12,29 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = [p for p in (ROOT / "devproxy").rglob("*") if p.suffix in (".h", ".cc", ".cpp", ".c")]
 VENDOR = re.compile(r"^(cuda|cudaTypedefs|nvml|nccl|cublas|cudnn)[\w]*\.h$|^cuda_.*\.h$")
 # folder of devproxy/ (see folder_of) -> the folders that its files may include from, besides their own
-BASE, WIRE, TRANSPORT = "csrc/base", "csrc/wire", "csrc/transport"
+BASE, ARGS, WIRE, TRANSPORT = "csrc/base", "csrc/args", "csrc/wire", "csrc/transport"
 CLIENT, SERVER = "csrc/client", "csrc/server"
 MAY_INCLUDE: dict[str, set[str]] = {
     BASE: set(),
-    WIRE: {BASE},
+    ARGS: set(),
+    WIRE: {BASE, ARGS},
     TRANSPORT: {BASE, WIRE},
-    CLIENT: {BASE, WIRE, TRANSPORT},
-    SERVER: {BASE, WIRE, TRANSPORT, "hal"},
+    CLIENT: {BASE, ARGS, WIRE, TRANSPORT},
+    SERVER: {BASE, ARGS, WIRE, TRANSPORT, "hal"},
     "csrc/server/main": {BASE, SERVER, "hal", "hal/devices"},
     "csrc/init": set(),
     "csrc/hostlib": set(),
-    "hal": {BASE, WIRE},
+    "hal": {BASE, ARGS},
     "hal/image": {BASE},
     "hal/host_module/include": set(),
     "hal/host_module": {BASE, "hal", "hal/host_module/include"},
-    "hal/soft": {BASE, WIRE, "hal", "hal/host_module"},
-    "hal/cuda": {BASE, WIRE, "hal", "hal/host_module", "hal/image"},
-    "hal/record": {BASE, WIRE, "hal", "hal/image", "hal/soft"},
-    "hal/template": {"hal"},
+    "hal/soft": {BASE, ARGS, "hal", "hal/host_module"},
+    "hal/cuda": {BASE, ARGS, "hal", "hal/host_module", "hal/image"},
+    "hal/record": {BASE, ARGS, "hal", "hal/image", "hal/soft"},
+    "hal/template": {BASE, ARGS, "hal"},
     "hal/devices": {BASE, "hal", "hal/cuda", "hal/record", "hal/soft"},
-    "interceptors/client": {BASE, WIRE, TRANSPORT, CLIENT},
-    "interceptors/server": {BASE, WIRE, SERVER},
+    "interceptors/client": {BASE, ARGS, WIRE, TRANSPORT, CLIENT},
+    "interceptors/server": {BASE, ARGS, WIRE, SERVER},
     "interceptors/cudart": set(),
     "interceptors/mathlibs": set(),
     "interceptors/nccl": set(),

@@ -12,15 +12,15 @@
 #include <utility>
 #include <vector>
 
+#include "devproxy/csrc/args/array.h"
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/csrc/server/device_door.h"
 #include "devproxy/csrc/server/handle_table.h"
 #include "devproxy/csrc/server/image_store.h"
 #include "devproxy/csrc/server/replay_log.h"
 #include "devproxy/csrc/server/stored_graph.h"
-#include "devproxy/csrc/wire/array.h"
 #include "devproxy/csrc/wire/handle.h"
-#include "devproxy/hal/hal.h"
+#include "devproxy/hal/object.h"
 
 namespace devproxy::server {
 

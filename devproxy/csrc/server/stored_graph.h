@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "devproxy/csrc/server/message.h"
-#include "devproxy/hal/hal.h"
+#include "devproxy/hal/object.h"
 
 namespace devproxy::server {
 

@@ -65,6 +65,7 @@
 #include <thread>
 #include <vector>
 
+#include "devproxy/hal/basic_space.h"
 #include "devproxy/hal/cuda/cuda_array.h"
 #include "devproxy/hal/cuda/cuda_host.h"
 #include "devproxy/hal/cuda/cuda_memory.h"
@@ -74,7 +75,7 @@
 
 namespace devproxy::hal::cuda {
 
-class CudaSpace final : public Space {
+class CudaSpace final : public BasicSpace {
  public:
   static StatusOr<std::unique_ptr<Space>> open(const CudaConfig& device, std::shared_ptr<const Driver> driver,
                                                CUdevice number, const SpaceConfig& config, SpaceOwner& owner);

@@ -38,6 +38,7 @@
 #include <thread>
 #include <vector>
 
+#include "devproxy/hal/basic_space.h"
 #include "devproxy/hal/hal.h"
 #include "devproxy/hal/host_module/host_module.h"
 #include "devproxy/hal/soft/range_set.h"
@@ -48,7 +49,7 @@ namespace devproxy::hal::soft {
 // What the calling thread runs just now; read by the crash handler.
 const char* running_here() noexcept;
 
-class SoftSpace final : public Space {
+class SoftSpace final : public BasicSpace {
  public:
   static StatusOr<std::unique_ptr<Space>> open(const SoftConfig& device, const SpaceConfig& config, SpaceOwner& owner);
   SoftSpace(const SoftConfig& device, const SpaceConfig& config, SpaceOwner& owner, int memory_fd);

@@ -3,7 +3,7 @@
 //  1. Copy this folder to hal/<name>/, rename namespace and classes. It compiles, and copies and sets memory already.
 //  2. Make memory real, at addresses that the caller chose: the one thing devproxy cannot do without. If your device
 //     cannot, stop here.
-//  3. Make queues real: commands of one queue in order, queues side by side, kLegacy as hal.h says. Look at hal/soft
+//  3. Make queues real: commands of one queue in order, queues side by side, kLegacy as queue.h says. Look at hal/soft
 //     (threads of its own) and hal/cuda (the driver's streams) for the two ways. The rules that are easy to break:
 //       - a submission never blocks, not even when your driver's queue is full;
 //       - every command completes, once, in the order of its queue, also after a fault;
@@ -14,12 +14,15 @@
 //     caps().level only then.
 //  6. Give devproxy-server a word for it: one line in server.cc beside "soft".
 //
-// Your folder knows hal.h and csrc/base, nothing else: no connection, no ring, no vendor header outside of it.
+// Your folder knows the headers of hal, csrc/base and csrc/args, nothing else: no connection, no ring, no vendor header
+// outside of it.
 #include "devproxy/hal/template/template_device.h"
 
 #include <sys/mman.h>
 
 #include <cstring>
+
+#include "devproxy/hal/basic_space.h"
 
 namespace devproxy::hal::example {
 
@@ -34,7 +37,7 @@ struct TemplateEvent final : Event {
 };
 
 // Everything happens inside the submission, so order is trivial and nothing is ever pending.
-class TemplateSpace final : public Space {
+class TemplateSpace final : public BasicSpace {
  public:
   TemplateSpace(const SpaceConfig& config, SpaceOwner& owner) : config_(config), owner_(owner) {}
   ~TemplateSpace() override { munmap(reinterpret_cast<void*>(config_.device_base), config_.device_bytes); }

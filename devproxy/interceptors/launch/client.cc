@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "devproxy/csrc/wire/launch.h"
+#include "devproxy/csrc/args/launch.h"
 #include "devproxy/interceptors/client_common.h"
 #include "devproxy/interceptors/graph/client.h"
 #include "devproxy/interceptors/memory/client.h"

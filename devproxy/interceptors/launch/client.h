@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "devproxy/csrc/wire/launch.h"
+#include "devproxy/csrc/args/launch.h"
 #include "devproxy/interceptors/client_common.h"
 #include "devproxy/interceptors/module/client.h"
 

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "devproxy/csrc/args/link.h"
 #include "devproxy/csrc/wire/link.h"
 #include "devproxy/interceptors/client_common.h"
 

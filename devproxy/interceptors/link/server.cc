@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "devproxy/csrc/args/link.h"
 #include "devproxy/csrc/server/handlers.h"
 #include "devproxy/csrc/wire/link.h"
 

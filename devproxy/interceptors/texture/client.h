@@ -1,7 +1,7 @@
 // CUDA arrays as the client knows them: a virtual handle and a shape. Their memory is the server's.
 #pragma once
 
-#include "devproxy/csrc/wire/array.h"
+#include "devproxy/csrc/args/array.h"
 #include "devproxy/interceptors/client_common.h"
 
 namespace devproxy::sa::texture {

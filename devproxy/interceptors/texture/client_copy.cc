@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "devproxy/csrc/wire/array.h"
 #include "devproxy/interceptors/memory/client.h"
 #include "devproxy/interceptors/texture/client.h"
 

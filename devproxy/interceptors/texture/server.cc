@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "devproxy/csrc/base/log.h"
+#include "devproxy/csrc/wire/array.h"
 #include "devproxy/interceptors/memory/server.h"
 
 namespace devproxy::server::texture {

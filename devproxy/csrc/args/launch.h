@@ -1,4 +1,4 @@
-// What a launch may carry besides its shape and parameters, as it travels and as a device gets it.
+// What a launch may carry besides its shape and parameters.
 #pragma once
 
 #include <cstdint>

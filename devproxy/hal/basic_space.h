@@ -1,0 +1,89 @@
+// What a device answers for what it does not have. A device derives from this and overrides what it can do.
+#pragma once
+
+#include "devproxy/hal/space.h"
+
+namespace devproxy::hal {
+
+class BasicSpace : public Space {
+ public:
+  // -- memory
+  void host_window(uint64_t, uint64_t) override {}
+  void host_allocated(uint64_t, uint64_t) override {}
+  StatusOr<uint64_t> host_device_address(uint64_t, uint64_t) override {
+    return Status(kNotSupported, "kernels of this device do not see host memory");
+  }
+  Status read(uint64_t, void*, size_t) override {
+    return {kNotSupported, "this device cannot read memory for a checkpoint (level 2)"};
+  }
+  Status write(uint64_t, const void*, size_t) override {
+    return {kNotSupported, "this device cannot write memory for a restore (level 2)"};
+  }
+  void* host_view(uint64_t, uint64_t) override { return nullptr; }
+  void trim() override {}
+  Status alias(uint64_t, size_t, Space&, uint64_t) override {
+    return {kNotSupported, "this device cannot map one page twice (level 3)"};
+  }
+  Status unalias(uint64_t, size_t) override {
+    return {kNotSupported, "this device cannot map one page twice (level 3)"};
+  }
+
+  // -- queues
+  Status set_queue_attribute(const QueueRef&, Ticket, const LaunchAttribute&) override { return {}; }
+  uint32_t pending() const override { return idle() ? 0 : 1; }
+
+  // -- events
+  uint64_t event_clock_ns() override { return 0; }
+  StatusOr<uint64_t> event_time_ns(const EventRef&) override {
+    return Status(kNotSupported, "this device cannot tell an event's time for a checkpoint (level 2)");
+  }
+  Status restore_event(const EventRef&, uint64_t) override {
+    return {kNotSupported, "this device cannot restore an event (level 2)"};
+  }
+
+  // -- modules
+  StatusOr<std::vector<Variable>> variables(const ModuleRef&) override { return std::vector<Variable>{}; }
+  StatusOr<std::vector<std::string>> function_names(const ModuleRef&) override {
+    return Status(kNotSupported, "this device cannot list the kernels of a module: ask for them by name");
+  }
+  StatusOr<int64_t> occupancy(const FunctionRef&, const OccupancyQuery&) override {
+    return Status(kNotSupported, "this device cannot tell how many blocks of a kernel run at once");
+  }
+  Status link(const std::vector<LinkOption>&, const std::vector<LinkInput>&, LinkOutput*) override {
+    return {kNotSupported, "linking needs NVIDIA's compiler, which this device does not have; link before loading"};
+  }
+  Status tensor_map(const TensorMapArgs&, uint8_t (&)[kTensorMapBytes]) override {
+    return {kNotSupported, "this device has no tensor maps"};
+  }
+  bool portable(const ModuleRef&) override { return false; }
+  bool prints(const ModuleRef&) override { return false; }
+  void take_output(std::string*, std::string*) override {}
+  StatusOr<std::vector<uint8_t>> save_module(const ModuleRef&) override { return std::vector<uint8_t>{}; }
+  Status load_module_state(const ModuleRef&, const uint8_t*, size_t) override {
+    return {kNotSupported, "modules of this device keep nothing that could be restored"};
+  }
+
+  // -- arrays
+  StatusOr<ArrayRef> create_array(const ArrayShape&) override {
+    return Status(kNotSupported, "this device has no CUDA arrays");
+  }
+  void copy_array(const QueueRef& queue, Ticket ticket, const ArrayCopy&) override { nop(queue, ticket); }
+  StatusOr<TextureRef> create_texture(const TextureArgs&, const ArrayRef&) override {
+    return Status(kNotSupported, "this device has no texture units, so no texture and surface objects");
+  }
+  Status read_array(const ArrayRef&, uint64_t, uint64_t, void*) override {
+    return {kNotSupported, "this device cannot read arrays for a checkpoint (level 2)"};
+  }
+  Status write_array(const ArrayRef&, uint64_t, uint64_t, const void*) override {
+    return {kNotSupported, "this device cannot write arrays for a restore (level 2)"};
+  }
+
+  // -- the space
+  void tidy() override {}
+  Status set_limit(uint32_t, uint64_t) override { return {kNotSupported, "this device has no limits to set"}; }
+  StatusOr<uint64_t> get_limit(uint32_t) override { return Status(kNotSupported, "this device has no limits"); }
+  Status reset_persisting_l2() override { return {}; }
+  void restore_fault(int32_t) override {}
+};
+
+}  // namespace devproxy::hal

@@ -1,0 +1,139 @@
+// A space that passes everything on to another, for devices that wrap one: they override what they look at.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "devproxy/hal/space.h"
+
+namespace devproxy::hal {
+
+class ForwardingSpace : public Space {
+ public:
+  explicit ForwardingSpace(std::unique_ptr<Space> inner) : inner_(std::move(inner)) {}
+
+  // -- memory
+  Status commit(uint64_t addr, uint64_t bytes) override { return inner_->commit(addr, bytes); }
+  void release(uint64_t addr, uint64_t bytes) override { inner_->release(addr, bytes); }
+  void host_window(uint64_t addr, uint64_t bytes) override { inner_->host_window(addr, bytes); }
+  void host_allocated(uint64_t addr, uint64_t bytes) override { inner_->host_allocated(addr, bytes); }
+  StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t bytes) override {
+    return inner_->host_device_address(addr, bytes);
+  }
+  Status read(uint64_t addr, void* to, size_t bytes) override { return inner_->read(addr, to, bytes); }
+  Status write(uint64_t addr, const void* from, size_t bytes) override { return inner_->write(addr, from, bytes); }
+  void* host_view(uint64_t addr, uint64_t bytes) override { return inner_->host_view(addr, bytes); }
+  void trim() override { inner_->trim(); }
+  // All spaces of one device are wrapped by the same class.
+  Status alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) override {
+    return inner_->alias(addr, bytes, *static_cast<ForwardingSpace&>(from).inner_, from_addr);
+  }
+  Status unalias(uint64_t addr, size_t bytes) override { return inner_->unalias(addr, bytes); }
+
+  // -- queues
+  QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override {
+    return inner_->create_queue(kind, priority, index);
+  }
+  void destroy_queue(const QueueRef& queue) override { inner_->destroy_queue(queue); }
+  Status set_queue_attribute(const QueueRef& queue, Ticket ticket, const LaunchAttribute& attribute) override {
+    return inner_->set_queue_attribute(queue, ticket, attribute);
+  }
+  uint64_t oldest_pending() override { return inner_->oldest_pending(); }
+  bool idle() const override { return inner_->idle(); }
+  uint32_t pending() const override { return inner_->pending(); }
+
+  // -- commands
+  void nop(const QueueRef& queue, Ticket ticket) override { inner_->nop(queue, ticket); }
+  void copy(const QueueRef& queue, Ticket ticket, const CopyArgs& args) override { inner_->copy(queue, ticket, args); }
+  void memset(const QueueRef& queue, Ticket ticket, const MemsetArgs& args) override {
+    inner_->memset(queue, ticket, args);
+  }
+  void launch(const QueueRef& queue, Ticket ticket, const FunctionRef& function, const LaunchArgs& args) override {
+    inner_->launch(queue, ticket, function, args);
+  }
+  void host_function(const QueueRef& queue, Ticket ticket, uint64_t token) override {
+    inner_->host_function(queue, ticket, token);
+  }
+
+  // -- events
+  EventRef create_event(bool timed) override { return inner_->create_event(timed); }
+  void record(const QueueRef& queue, Ticket ticket, const EventRef& event) override {
+    inner_->record(queue, ticket, event);
+  }
+  void wait(const QueueRef& queue, Ticket ticket, const EventRef& event) override {
+    inner_->wait(queue, ticket, event);
+  }
+  StatusOr<double> elapsed_ms(const EventRef& start, const EventRef& end) override {
+    return inner_->elapsed_ms(start, end);
+  }
+  uint64_t event_clock_ns() override { return inner_->event_clock_ns(); }
+  StatusOr<uint64_t> event_time_ns(const EventRef& event) override { return inner_->event_time_ns(event); }
+  Status restore_event(const EventRef& event, uint64_t time_ns) override {
+    return inner_->restore_event(event, time_ns);
+  }
+
+  // -- modules
+  StatusOr<ModuleRef> load_module(const uint8_t* image, size_t image_bytes, const PlaceGlobal& place) override {
+    return inner_->load_module(image, image_bytes, place);
+  }
+  StatusOr<FunctionRef> get_function(const ModuleRef& module, const std::string& name, FunctionInfo* info) override {
+    return inner_->get_function(module, name, info);
+  }
+  StatusOr<Global> get_global(const ModuleRef& module, const std::string& name) override {
+    return inner_->get_global(module, name);
+  }
+  std::vector<Global> globals(const ModuleRef& module) override { return inner_->globals(module); }
+  StatusOr<std::vector<Variable>> variables(const ModuleRef& module) override { return inner_->variables(module); }
+  StatusOr<std::vector<std::string>> function_names(const ModuleRef& module) override {
+    return inner_->function_names(module);
+  }
+  Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) override {
+    return inner_->set_attribute(function, attribute, value);
+  }
+  StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) override {
+    return inner_->occupancy(function, query);
+  }
+  Status link(const std::vector<LinkOption>& options, const std::vector<LinkInput>& inputs, LinkOutput* out) override {
+    return inner_->link(options, inputs, out);
+  }
+  Status tensor_map(const TensorMapArgs& args, uint8_t (&map)[kTensorMapBytes]) override {
+    return inner_->tensor_map(args, map);
+  }
+  bool portable(const ModuleRef& module) override { return inner_->portable(module); }
+  bool prints(const ModuleRef& module) override { return inner_->prints(module); }
+  void take_output(std::string* out, std::string* err) override { inner_->take_output(out, err); }
+  StatusOr<std::vector<uint8_t>> save_module(const ModuleRef& module) override { return inner_->save_module(module); }
+  Status load_module_state(const ModuleRef& module, const uint8_t* from, size_t bytes) override {
+    return inner_->load_module_state(module, from, bytes);
+  }
+
+  // -- arrays
+  StatusOr<ArrayRef> create_array(const ArrayShape& shape) override { return inner_->create_array(shape); }
+  void copy_array(const QueueRef& queue, Ticket ticket, const ArrayCopy& args) override {
+    inner_->copy_array(queue, ticket, args);
+  }
+  StatusOr<TextureRef> create_texture(const TextureArgs& args, const ArrayRef& array) override {
+    return inner_->create_texture(args, array);
+  }
+  Status read_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, void* to) override {
+    return inner_->read_array(array, first_row, rows, to);
+  }
+  Status write_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, const void* from) override {
+    return inner_->write_array(array, first_row, rows, from);
+  }
+
+  // -- the space
+  void tidy() override { inner_->tidy(); }
+  Status set_limit(uint32_t limit, uint64_t value) override { return inner_->set_limit(limit, value); }
+  StatusOr<uint64_t> get_limit(uint32_t limit) override { return inner_->get_limit(limit); }
+  Status reset_persisting_l2() override { return inner_->reset_persisting_l2(); }
+  void stop() override { inner_->stop(); }
+  void restore_fault(int32_t result) override { inner_->restore_fault(result); }
+
+ protected:
+  const std::unique_ptr<Space> inner_;
+};
+static_assert(!std::is_abstract_v<ForwardingSpace>, "it must pass on what a subject's header has");
+
+}  // namespace devproxy::hal

@@ -1,0 +1,45 @@
+// A space's memory, and host memory that kernels see.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "devproxy/csrc/base/status.h"
+
+namespace devproxy::hal {
+
+class Space;
+
+class SpaceMemory {
+ public:
+  // Precondition of release: no submitted command can still touch the range.
+  virtual Status commit(uint64_t addr, uint64_t bytes) = 0;
+  virtual void release(uint64_t addr, uint64_t bytes) = 0;
+
+  // Another window of host memory, which the caller has mapped, until the space ends.
+  virtual void host_window(uint64_t addr, uint64_t bytes) = 0;
+  // A part of a window is in use from now on.
+  virtual void host_allocated(uint64_t addr, uint64_t bytes) = 0;
+  // By which address kernels reach it. Precondition: it is in use.
+  virtual StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t bytes) = 0;
+
+  // Level 2: contents. Precondition: idle(). Any thread.
+  virtual Status read(uint64_t addr, void* to, size_t bytes) = 0;
+  virtual Status write(uint64_t addr, const void* from, size_t bytes) = 0;
+  // Device memory as plain memory of this process, which a dump or restore may use in place of read() and write();
+  // nullptr where it is none.
+  virtual void* host_view(uint64_t addr, uint64_t bytes) = 0;
+  // Level 2: gives back memory of the GPU that the device keeps for itself and can do without, for now. The owner's
+  // thread, or idle().
+  virtual void trim() = 0;
+
+  // Level 3: [addr, addr + bytes) shows the same physical pages as [from_addr, ...) of `from`, a space of the same
+  // device, until unalias gives it pages of its own with the same contents. Page aligned. Precondition: idle().
+  virtual Status alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) = 0;
+  virtual Status unalias(uint64_t addr, size_t bytes) = 0;
+
+ protected:
+  ~SpaceMemory() = default;
+};
+
+}  // namespace devproxy::hal
