@@ -44,7 +44,7 @@ check: build  ## format, lint, types, layers, generated files, unit tests
 	@scripts/clang_format.sh --check
 	$(PY) -m codegen --check
 	$(VENV)/lint-imports
-	$(PYTEST) -q tests/unit
+	$(PYTEST) -q -n 2 tests/unit
 
 test: build  ## all tests
 	@scripts/install_nvcc.sh $(PY)

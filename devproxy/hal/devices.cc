@@ -5,10 +5,10 @@
 #include <cstdlib>
 #include <string>
 
-#include "devproxy/hal/record/record_device.h"
 #include "devproxy/hal/soft/soft_device.h"
-#ifdef DEVPROXY_HAL_CUDA
+#ifndef DEVPROXY_ONLY_SOFT
 #include "devproxy/hal/cuda/cuda_device.h"
+#include "devproxy/hal/record/record_device.h"
 #endif
 
 namespace devproxy::hal {
@@ -32,6 +32,7 @@ StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
     if (!config.memory_bytes) return Status(kInvalidValue, "a software GPU needs a memory size above 0");
     return soft::make_device({config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed, library_folder()});
   }
+#ifndef DEVPROXY_ONLY_SOFT
   if (config.kind == "record") {
     if (!config.memory_bytes) return Status(kInvalidValue, "a recording GPU needs a memory size above 0");
     const char* path = std::getenv("DEVPROXY_RECORD");
@@ -39,7 +40,6 @@ StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
         {config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed, path ? path : ""});
   }
   if (config.chaos) return Status(kInvalidValue, "chaos mode needs the software GPU");
-#ifdef DEVPROXY_HAL_CUDA
   if (config.kind == "cuda") {
     cuda::CudaConfig cuda;
     cuda.ordinal = config.ordinal;

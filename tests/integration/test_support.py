@@ -48,7 +48,7 @@ def library() -> Path:
     configure = [
         "cmake", "-S", str(ROOT), "-B", str(FOLDER / "cmake"), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
         f"-DDEVPROXY_PYTHON={sys.executable}", f"-DDEVPROXY_CUDA_INCLUDE={cuda_include()}",
-        "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1", "-DCMAKE_UNITY_BUILD=ON", "-DDEVPROXY_WITH_CUDA=OFF",
+        "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1", "-DCMAKE_UNITY_BUILD=ON", "-DDEVPROXY_ONLY_SOFT=ON",
         "-DDEVPROXY_CHECK_SENDS=ON", f"-DDEVPROXY_LIB_DIR={lib}",
     ]  # fmt: skip
     build = ["cmake", "--build", str(FOLDER / "cmake"), "--target", "shim_cuda", "-j2"]

@@ -296,7 +296,7 @@ void a_state_keeps_its_form() {
       R"({"addr":18446744073709551000,"bytes":4,"offset":8,"module":5,"name":"x\n\u00e9\"","given":true}],)"
       R"("pinned":[[32,64]],"events":[[3,44]],"limits":[[1,2]],"output":"YWI=","log":[{"opcode":9,"handle":6,"key":0,)"
       R"("request":"AAEC","globals":[12]}],"host_functions":[8],"fault":{"code":-1,"text":"t","ended":true}}]})";
-  auto read = read_record<ServerRecord>(text, "the state");
+  auto read = read_state(text);
   EXPECT(read.ok() && read->abi == "ab" && read->gone.calls == 7 && read->gone.frees == 0 && read->clients.size() == 1);
   EXPECT(read->images[0] == (ImageRecord{1, UINT64_MAX, 3}));
   const ClientRecord& c = read->clients[0];
@@ -306,20 +306,20 @@ void a_state_keeps_its_form() {
   EXPECT(c.output.bytes == (std::vector<uint8_t>{'a', 'b'}) && c.log[0].request.bytes.size() == 3);
   EXPECT(c.log[0].globals == std::vector<uint64_t>{12} && c.host_functions[0] == 8 && c.fault.code == -1);
   // What is written is read as the same, and is one text.
-  const std::string again = json_text(*read);
-  auto reread = read_record<ServerRecord>(again, "the state");
-  EXPECT(reread.ok() && json_text(*reread) == again);
+  const std::string again = json_of(*read);
+  auto reread = read_state(again);
+  EXPECT(reread.ok() && json_of(*reread) == again);
   for (const char* bad :
        {"", "{", "[2]", "7", "{\"version\":1}", "{\"version\":\"2\"}", "{\"version\":2,\"gpu\":\"x\"}",
         "{\"version\":2,\"clients\":7}", "{\"version\":2,\"clients\":[{\"output\":\"a*cd\"}]}"})
-    EXPECT(!read_record<ServerRecord>(bad, "the state").ok());
+    EXPECT(!read_state(bad).ok());
   // The error names the member that is of another kind.
   for (const auto& [bad, member] : std::vector<std::pair<const char*, const char*>>{
            {R"({"version":2,"gpu":"x"})", "(/gpu)"},
            {R"({"version":2,"clients":[{},{"told":{"major":[]}}]})", "(/clients/1/told/major)"},
            {R"({"version":2,"clients":[{"pinned":[[1,"a"]]}]})", "(/clients/0/pinned/0/1)"},
            {R"({"version":2,"clients":[{"output":"a*cd"}]})", "'a*cd'"}})
-    EXPECT(read_record<ServerRecord>(bad, "the state").status().text().find(member) != std::string::npos);
+    EXPECT(read_state(bad).status().text().find(member) != std::string::npos);
 }
 
 void base64_is_its_own_inverse() {

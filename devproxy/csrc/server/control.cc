@@ -270,7 +270,7 @@ Status Server::write_state(const std::string& dir) {
   state.last_fault = last_fault_;
   state.gone = {t.calls,  t.launches, t.h2d_bytes, t.d2h_bytes, t.d2d_bytes, t.memset_bytes,
                 t.allocs, t.frees,    t.wakes,     t.busy_us,   t.steps,     parts_.live.peak};
-  return write_file(stem + ".state.json", json_text(state));
+  return write_file(stem + ".state.json", json_of(state));
 }
 
 Json Server::dump(const std::string& dir) {
@@ -323,7 +323,7 @@ Json Server::dump_shared(const std::string& dir) {
   }
   // Whoever came or went between the dump and the freeze: the state is that of the frozen tree.
   if (s.ok() && (changed || here != dumped_.size())) s = write_state(dir);
-  if (s.ok()) s = write_file(dir + "/gpu" + std::to_string(config_.gpu) + ".shared.json", json_text(shared));
+  if (s.ok()) s = write_file(dir + "/gpu" + std::to_string(config_.gpu) + ".shared.json", json_of(shared));
   if (!s.ok()) return refused("dump of shared memory to " + dir + " failed: " + s.text());
   return {{"ok", true}, {"shared_bytes", total}, {"seconds", seconds(now_us() - began)}};
 }

@@ -138,7 +138,7 @@ Status Server::restore() {
   const std::string stem = config_.restore_dir + "/gpu" + std::to_string(config_.gpu);
   auto text = read_file(stem + ".state.json");
   if (!text.ok()) return std::move(text).status();
-  auto read = read_record<ServerRecord>(*text, "the state");
+  auto read = read_state(*text);
   if (!read.ok()) return read.status();
   const ServerRecord& state = *read;
   if (state.abi != abi_hex())
@@ -150,9 +150,9 @@ Status Server::restore() {
   if (config_.restore_shared) {
     auto shared_text = read_file(stem + ".shared.json");
     if (!shared_text.ok()) return std::move(shared_text).status();
-    auto read_shared = read_record<SharedRecord>(*shared_text, "the table of shared memory");
-    if (!read_shared.ok()) return std::move(read_shared).status();
-    shared = std::move(*read_shared);
+    auto found = read_shared(*shared_text);
+    if (!found.ok()) return std::move(found).status();
+    shared = std::move(*found);
   }
   if (Status s = DP_FAULT(server_restore_start); !s.ok()) return s;
   // Held until the clients' logs hold them.
