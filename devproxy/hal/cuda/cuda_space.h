@@ -15,8 +15,7 @@
 //   - after each event record, and before each host function and each wait for an event (the client may be asked to act
 //     before the stream goes on);
 //   - before a legacy command, if a blocking queue is unmarked, and the reverse: a mark is itself a command, and one
-//   that
-//     came later would wait for the other side, as the legacy stream's rule says;
+//     that came later would wait for the other side, as the legacy stream's rule says;
 //   - after every mark_every commands;
 //   - by the watcher, at whatever the last command is then: that ends every burst.
 //
@@ -24,11 +23,9 @@
 // to the queue's stream and may wait for that stream. It is called without mu_, by whoever hands the command on: the
 // dispatch thread, or, while commands are held, the watcher. Rules, and why they suffice:
 //   - one at a time: the dispatch thread submits, and holds its commands back while any is held or the watcher is
-//   inside
-//     a call (issuing_held_). So the order of submission is the ring's.
+//     inside a call (issuing_held_). So the order of submission is the ring's.
 //   - none is begun while a host function is the driver's: a call may wait for the stream, and whatever precedes it
-//   there
-//     is then work that ends without the client. Such a launch is held, and all that comes behind it.
+//     there is then work that ends without the client. Such a launch is held, and all that comes behind it.
 //   - its Pending is kIssuing meanwhile: no mark covers it, nobody takes it out of the queue, and a fault that is told
 //     during the call leaves it to the caller, who drops it.
 //
@@ -54,6 +51,9 @@
 // staged copy of another stream would otherwise wait for ever), whether cuMemCreate, cuMemUnmap, cuModuleLoadDataEx,
 // cuMemHostAlloc or the making and ending of arrays and objects wait for running work, and what a mark costs.
 // docs/gpu-results.md has the list.
+//
+// Bodies: cuda_space.cc (beginning and end, queues), space_submit.cc, space_watch.cc, space_events.cc,
+// space_modules.cc, space_contents.cc.
 #pragma once
 
 #include <atomic>
