@@ -135,12 +135,14 @@ class Refused:
 class Library:
     """A library other than the driver that the job finds under its SONAME; it is answered within the client.
 
-    prefix: of its functions. results: the vendor's code for a refused call and for a null pointer. also: names that
-    programs import although the header does not declare them. reason: why what has no entry is refused.
+    prefix: of its functions. status, refused, invalid: the vendor's name and number for a refused call, and its number for
+    a null pointer. also: names that programs import although the header does not declare them. reason: why what has no
+    entry is refused.
     """
 
     prefix: str
     soname: str
+    status: str
     refused: int
     invalid: int
     reason: str

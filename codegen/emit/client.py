@@ -6,11 +6,10 @@ The refused exports are in a file of their own without <cuda.h>, so that they ne
 
 from __future__ import annotations
 
+from codegen.emit.stub import EXPORT, c_string, declaration, null_check, refusals
 from codegen.ops import OPS
 from codegen.spec import Capture
 from codegen.tables import Export, Function, driver_exports, driver_table, facts, may_send
-
-EXPORT = 'extern "C" __attribute__((visibility("default")))'
 
 # What a stub asks while some stream captures: a function of interceptors/graph/client.h, and the type of the first
 # parameter that it looks at ("": none).
@@ -20,21 +19,6 @@ REFUSALS = {
     Capture.DEVICE: ("refuse_device", "CUcontext"),
     Capture.UNSAFE: ("refuse_unsafe", "CUevent"),
 }
-
-
-def c_string(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def spaced(kind: str) -> str:
-    """`void**` of the header facts' `void **`."""
-    return kind.replace(" *", "*")
-
-
-def declaration(function: Function, name: str) -> str:
-    """`CUresult cuMemFree_v2(CUdeviceptr dptr)`."""
-    params = ", ".join(f"{spaced(kind)} {param}" for kind, param in function.params)
-    return f"{spaced(function.result)} {name}({params})"
 
 
 def function_of(export: Export) -> Function:
@@ -82,9 +66,7 @@ def stub(export: Export, number: int) -> str:
     lines = [f"{EXPORT} {declaration(function, export.name)} {{"]
     lines.append(f"  CallScope scope(kApis[{number}]);  // {export.name}")
     lines.append("  if (!scope.ok()) return scope.error();")
-    if export.api.nonnull:
-        nulls = " || ".join(f"{name} == nullptr" for name in export.api.nonnull)
-        lines.append(f"  if ({nulls}) return CUDA_ERROR_INVALID_VALUE;")
+    lines += null_check(export.api.nonnull, "CUDA_ERROR_INVALID_VALUE")
     if export.per_thread:
         lines.append("  PerThreadDefault per_thread;")
     lines += capture_check(export, function)
@@ -176,15 +158,5 @@ def emit_client(results: dict[str, tuple[int, str]]) -> str:
 
 
 def emit_refused() -> str:
-    """refused.gen.cc: a refused export takes no arguments; the C ABI lets it ignore those that the caller passes."""
-    out = [
-        "namespace devproxy::client {",
-        "int refuse_export(unsigned number);  // client.gen.cc",
-        "}",
-        "",
-    ]
-    out += [
-        f"{EXPORT} int {e.name}() {{ return devproxy::client::refuse_export({n}); }}"
-        for n, e in enumerate(refused_exports())
-    ]
-    return "\n".join(out) + "\n"
+    """refused.gen.cc."""
+    return refusals("devproxy::client", "client.gen.cc", [e.name for e in refused_exports()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen.emit.client import EXPORT, c_string, declaration
+from codegen.emit.stub import EXPORT, c_string, declaration, null_check, refusal, spaced
 from codegen.tables import LIBRARIES, Export, entries, facts, library_exports, library_of
 
 
@@ -63,17 +63,13 @@ def emit_declarations(stem: str) -> str:
 def stub(stem: str, export: Export, number: int) -> str:
     library, function = library_of(LIBRARIES[stem]), facts(stem).functions.get(export.name)
     if export.api is None or function is None:
-        result = function.result if function else ""
+        result = spaced(function.result) if function else "int"
         call = f"devproxy_refuse({number}, {c_string(export.name)})"
         if result.endswith("*"):  # a text: whoever prints it gets the reason
-            return f"{EXPORT} const char* {export.name}() {{ {call}; return kReason; }}"
-        if result == "void":
-            return f"{EXPORT} void {export.name}() {{ {call}; }}"
-        return f"{EXPORT} int {export.name}() {{ return {call}; }}"
+            return refusal(export.name, call, "const char*", "kReason")
+        return refusal(export.name, call, result if result == "void" else "int")
     lines = [f"{EXPORT} {declaration(function, export.name)} {{"]
-    if export.api.nonnull:
-        nulls = " || ".join(f"{name} == nullptr" for name in export.api.nonnull)
-        lines.append(f"  if ({nulls}) return {library.invalid};")
+    lines += null_check(export.api.nonnull, str(library.invalid))
     args = ", ".join(name for _, name in function.params)
     lines.append(f"  return devproxy::sa::{export.api.client_sa}::{export.target}({args});")
     return "\n".join([*lines, "}"])
@@ -82,25 +78,16 @@ def stub(stem: str, export: Export, number: int) -> str:
 def emit_client(stem: str) -> str:
     library, exports = library_of(LIBRARIES[stem]), library_exports(stem)
     out = [
-        "#include <cstdio>",
-        "#include <cstdlib>",
-        "#include <cstring>",
-        "",
+        '#include "devproxy/csrc/base/refusal.h"',
         f'#include "{stem}_decl.gen.h"',
         "",
         "namespace {",
         "",
         f"constexpr char kReason[] = {c_string(library.reason)};",
+        f"unsigned char g_said[{len(exports)}];",
         "",
-        f"bool g_said[{len(exports)}];",
-        "",
-        "// Says it once per function; DEVPROXY_STRICT=1 (tests) aborts, so that no refusal goes unseen.",
         "int devproxy_refuse(unsigned number, const char* name) {",
-        "  if (!__atomic_exchange_n(&g_said[number], true, __ATOMIC_RELAXED)) {",
-        f'    std::fprintf(stderr, "devproxy: {library.soname}: %s refused: %s\\n", name, kReason);',
-        "  }",
-        '  const char* strict = std::getenv("DEVPROXY_STRICT");',
-        '  if (strict != nullptr && std::strcmp(strict, "1") == 0) std::abort();',
+        f"  dp_refuse({c_string(library.soname)}, name, kReason, {c_string(library.status)}, &g_said[number]);",
         f"  return {library.refused};",
         "}",
         "",

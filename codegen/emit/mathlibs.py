@@ -1,25 +1,25 @@
 """<soname>.gen.c and <soname>.map: the libraries of codegen/apis/mathlibs, which refuse every call by name.
 
-A refused function takes no arguments; the C ABI lets it ignore those that the caller passes. All give a 64-bit result: a
-caller that expects fewer bits looks at fewer, and one that expects a pointer gets its own word (Shim.returns).
+A refused function gives a 64-bit result: a caller that expects fewer bits looks at fewer, and one that expects a pointer
+gets its own word (Shim.returns).
 """
 
 from __future__ import annotations
 
 from codegen.apis.mathlibs import REASON
-from codegen.emit.client import c_string
+from codegen.emit.stub import C_EXPORT, c_string, refusal
 from codegen.spec import Answer, Shim
 from codegen.tables import ShimExport, shim_exports, shim_node
 
 
 def answer(name: str, kind: Answer, number: int, shim: Shim) -> str:
-    head, refused = "DP_EXPORT", shim.refused
+    head, status = C_EXPORT, shim.refused
     match kind:
         case Answer.NUMBER:
             return f"{head} size_t {name}(void) {{ return {number}; }}"
         case Answer.NUMBER_TO:
             return (
-                f"{head} int {name}(int* to) {{ if (to == NULL) return {refused};"
+                f"{head} int {name}(int* to) {{ if (to == NULL) return {status};"
                 f" *to = {number}; return 0; }}"
             )
         case Answer.PROPERTY:
@@ -30,7 +30,7 @@ def answer(name: str, kind: Answer, number: int, shim: Shim) -> str:
             return f"{head} const char* {name}(int status) {{ return dp_text(&shim, status); }}"
         case Answer.TEXT_TO:
             return (
-                f"{head} int {name}(int status, const char** to) {{ if (to == NULL) return {refused};"
+                f"{head} int {name}(int status, const char** to) {{ if (to == NULL) return {status};"
                 " *to = dp_text(&shim, status); return 0; }"
             )
         case Answer.TEXT_INTO:
@@ -40,12 +40,10 @@ def answer(name: str, kind: Answer, number: int, shim: Shim) -> str:
             )
 
 
-def refusal(export: ShimExport, number: int, shim: Shim) -> str:
+def refused(export: ShimExport, number: int, shim: Shim) -> str:
     value = shim.returns.get(export.name, shim.refused)
-    return (
-        f"DP_EXPORT long {export.name}(void) {{"
-        f" dp_refuse(&shim, &said[{number}], {c_string(export.name)}); return {value}; }}"
-    )
+    call = f"dp_refuse(shim.soname, {c_string(export.name)}, shim.reason, shim.status, &said[{number}])"
+    return refusal(export.name, call, "long", str(value), C_EXPORT)
 
 
 def emit_source(soname: str, shim: Shim) -> str:
@@ -64,7 +62,7 @@ def emit_source(soname: str, shim: Shim) -> str:
         if export.answer:
             out.append(answer(export.name, *export.answer, shim))
         else:
-            out.append(refusal(export, number, shim))
+            out.append(refused(export, number, shim))
     return "\n".join(out) + "\n"
 
 

@@ -6,7 +6,7 @@ header of that major and against the declarations made here.
 
 from __future__ import annotations
 
-from codegen.emit.client import EXPORT, c_string, declaration
+from codegen.emit.stub import EXPORT, c_string, declaration, null_check, refusals
 from codegen.tables import (
     RUNTIMES,
     Export,
@@ -68,10 +68,9 @@ def stub(stem: str, export: Export) -> str:
         lines.append(
             f"  if (const auto rc = {ENTER[api.enters]}; __builtin_expect(rc != 0, 0)) return {keep}(rc);"
         )
-    if fails and api.nonnull:
-        nulls = " || ".join(f"{name} == nullptr" for name in api.nonnull)
-        lines.append(
-            f"  if ({nulls}) return {keep}(static_cast<{runtime.result}>({runtime.invalid}));"
+    if fails:
+        lines += null_check(
+            api.nonnull, f"{keep}(static_cast<{runtime.result}>({runtime.invalid}))"
         )
     if export.per_thread:
         lines.append("  PerThreadDefault per_thread;")
@@ -112,20 +111,9 @@ def emit_client(stem: str) -> str:
 
 
 def emit_refused(stem: str) -> str:
-    """refused.gen.cc: without the header, so that an export needs no types; it ignores the caller's arguments."""
-    name = folder(stem)
-    out = [
-        f"namespace {namespace(name)} {{",
-        "int refuse_export(unsigned number);  // common.cc",
-        "}",
-        "",
-    ]
-    refused = [e for e in runtime_exports(stem) if e.api is None]
-    out += [
-        f"{EXPORT} int {e.name}() {{ return {namespace(name)}::refuse_export({n}); }}"
-        for n, e in enumerate(refused)
-    ]
-    return "\n".join(out) + "\n"
+    """refused.gen.cc."""
+    names = [e.name for e in runtime_exports(stem) if e.api is None]
+    return refusals(namespace(folder(stem)), "common.cc", names)
 
 
 def emit_exports(stem: str) -> str:

@@ -133,10 +133,10 @@ def test_a_call_is_refused_by_name_with_the_librarys_own_result_and_said_once() 
     )
     assert done.stdout == "[15, 15, 15] 16\n"
     assert done.stderr.splitlines() == [
-        "devproxy: libcublas.so.13: cublasCreate_v2 refused: devproxy does not carry cuBLAS to a GPU yet;"
-        " run the job with --device soft, or without such calls (CUBLAS_STATUS_NOT_SUPPORTED)",
-        "devproxy: libcufft.so.12: cufftCreate refused: devproxy does not carry cuFFT to a GPU yet;"
-        " run the job with --device soft, or without such calls (CUFFT_NOT_SUPPORTED)",
+        "devproxy: libcublas.so.13: cublasCreate_v2 is refused: devproxy does not carry cuBLAS to a GPU yet;"
+        " run the job with --device soft, or without such calls (CUBLAS_STATUS_NOT_SUPPORTED; see docs/support.md)",
+        "devproxy: libcufft.so.12: cufftCreate is refused: devproxy does not carry cuFFT to a GPU yet;"
+        " run the job with --device soft, or without such calls (CUFFT_NOT_SUPPORTED; see docs/support.md)",
     ]
 
 
@@ -152,7 +152,7 @@ print(cufile.cuFileRead(0, 0, 0, 0, 0), nvshmem_host.nvshmem_malloc(1), e.err, e
 """
     done = run(body, "libcufile.so.0", "libnvshmem_host.so.3")
     assert done.stdout == "-5007 None 5007 0\n"
-    assert done.stderr.count(" refused: ") == 3
+    assert done.stderr.count(" is refused: ") == 3
 
 
 def test_versions_and_texts_are_answered_in_silence() -> None:
@@ -214,4 +214,4 @@ def test_the_loader_takes_a_preloaded_shim_for_a_library_of_another_file_name(
     env = os.environ | {"LD_PRELOAD": str(built("libcublas.so.13"))}
     done = subprocess.run([program], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 15
-    assert "cublasCreate_v2 refused" in done.stderr
+    assert "cublasCreate_v2 is refused" in done.stderr

@@ -5,7 +5,8 @@ from codegen.spec import Api, Library
 LIBRARY = Library(
     prefix="nccl",
     soname="libnccl.so.2",
-    refused=5,  # ncclInvalidUsage
+    status="ncclInvalidUsage",
+    refused=5,
     invalid=4,  # ncclInvalidArgument
     reason="collectives come with the communication interceptors; run with one rank until then",
     # Imported by torch 2.11, declared in a header of NCCL's device API.

@@ -8,7 +8,8 @@ from codegen.spec import Api, Library
 LIBRARY = Library(
     prefix="nvml",
     soname="libnvidia-ml.so.1",
-    refused=3,  # NVML_ERROR_NOT_SUPPORTED
+    status="NVML_ERROR_NOT_SUPPORTED",
+    refused=3,
     invalid=2,  # NVML_ERROR_INVALID_ARGUMENT
     reason="health and topology belong to the host, not to the job",
 )

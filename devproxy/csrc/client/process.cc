@@ -12,6 +12,7 @@
 #include <new>
 #include <vector>
 
+#include "devproxy/csrc/base/refusal.h"
 #include "devproxy/csrc/client/log.h"
 #include "devproxy/csrc/client/stub.h"
 #include "devproxy/csrc/client/variables.h"
@@ -126,12 +127,8 @@ void log(Level level, const char* format, ...) {
 }
 
 AnyResult refuse(const ApiInfo& api, const char* reason) {
-  // One bit per API: said once, whichever thread comes first.
-  static std::atomic<uint8_t> said[4096];
-  if (said[api.id & 4095].exchange(1) == 0)
-    log(Level::kWarn, "%s is refused: %s (CUDA_ERROR_NOT_SUPPORTED; see docs/support.md)", api.name, reason);
-  static const bool strict = getenv("DEVPROXY_STRICT") && strcmp(getenv("DEVPROXY_STRICT"), "1") == 0;
-  if (strict) abort();
+  static unsigned char said[4096];
+  dp_refuse("libcuda.so.1", api.name, reason, "CUDA_ERROR_NOT_SUPPORTED", &said[api.id & 4095]);
   return {kNotSupported};
 }
 

@@ -3,8 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <atomic>
-
+#include "devproxy/csrc/base/refusal.h"
 #include "devproxy/interceptors/cudart/stub.h"
 
 namespace devproxy::sa::cudart {
@@ -15,23 +14,10 @@ bool g_trace = false;
 namespace {
 
 // Read once, before main: getenv is not safe beside a setenv of the job.
-struct Environment {
-  bool strict = false;
-  bool quiet = false;  // DEVPROXY_LOG=error
-  Environment() {
-    const char* text = getenv("DEVPROXY_STRICT");
-    strict = text != nullptr && strcmp(text, "1") == 0;
-    text = getenv("DEVPROXY_LOG");
-    quiet = text != nullptr && strncmp(text, "error", 5) == 0;
-    text = getenv("DEVPROXY_TRACE");
-    g_trace = text != nullptr && strcmp(text, "1") == 0;
-  }
-};
-const Environment& environment() {
-  static const Environment e;
-  return e;
+__attribute__((constructor)) void read_environment() {
+  const char* text = getenv("DEVPROXY_TRACE");
+  g_trace = text != nullptr && strcmp(text, "1") == 0;
 }
-__attribute__((constructor)) void read_environment() { static_cast<void>(environment()); }
 
 }  // namespace
 
@@ -61,14 +47,11 @@ cudaError_t record_failure(cudaError_t error) {
 }
 
 cudaError_t refuse(const char* name, const char* reason) {
-  // One bit per name: said once, whichever thread comes first. Two names that share a bit lose a line, no refusal.
-  static std::atomic<uint8_t> said[4096];
+  // By a hash of the name: two names that share a place lose a line, no refusal.
+  static unsigned char said[4096];
   unsigned hash = 2166136261u;
   for (const char* p = name; *p; ++p) hash = (hash ^ static_cast<unsigned char>(*p)) * 16777619u;
-  if (said[hash & 4095].exchange(1) == 0 && !environment().quiet)
-    fprintf(stderr, "devproxy: %s: %s is refused: %s (cudaErrorNotSupported; see docs/support.md)\n", kSoname, name,
-            reason);
-  if (environment().strict) abort();
+  dp_refuse(kSoname, name, reason, "cudaErrorNotSupported", &said[hash & 4095]);
   return cudaErrorNotSupported;
 }
 
