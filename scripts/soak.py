@@ -190,6 +190,13 @@ def fuzz(seed: int) -> dict[str, int]:
     return {"messages": 50_000}
 
 
+def sweeps(_seed: int) -> dict[str, int]:
+    """Every case of the tests of which `make test` runs some (tests/sweeps.py)."""
+    words = [sys.executable, "-m", "pytest", "-q", "-m", "sweep", "tests"]
+    text = checked(words, {"DEVPROXY_TEST_SWEEPS": "all"})
+    return {"passed": int(text.split(" passed")[0].split()[-1])}
+
+
 def random_kills(seed: int) -> dict[str, int]:
     """See tests/fault/random_kills.py."""
     sys.path.insert(0, str(ROOT))
@@ -255,6 +262,7 @@ CAMPAIGNS = [
         152,  # tests/fault/test_points.py knows that these are all
         fault_points,
     ),
+    Campaign("sweeps", "every case of the tests of which `make test` runs some", 1, sweeps),
     Campaign("fuzz", "hostile messages against the sanitized server", 20, fuzz),
 ]
 

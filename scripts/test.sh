@@ -1,7 +1,8 @@
 #!/bin/sh
-# What `make test` runs after the build. First, side by side: the checks of `make check` and the torch tests under
-# devproxy-run, whose output is shown when they have ended; and everything but torch and whole lives of jobs. Then those
-# lives. A failure does not keep the others from running; the exit code is the first one's. Arguments go to pytest.
+# What `make test` runs after the build. First it compiles the programs of the tests (tests/prebuild.py). Then it runs side
+# by side: the checks of `make check` and the torch tests under devproxy-run, whose output is shown when they have ended;
+# and everything but torch and whole lives of jobs. Then those lives. A failure does not keep the others from running; the
+# exit code is the first one's. Arguments go to pytest.
 #
 # TEST_AGAIN=N, as CI sets it: where at most N tests of a suite fail, they are run once more when all else has
 # ended. One that passes then is named as unstable, with what it said before in the output above, and the run goes on: a
@@ -55,6 +56,7 @@ aside() {
   exit "$status"
 }
 
+step .venv/bin/python -m tests.prebuild
 (aside "$@") >build/test-aside.log 2>&1 &
 aside=$!
 suite rest "$@"

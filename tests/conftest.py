@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import sweeps
+
 ROOT = Path(__file__).resolve().parent.parent
 LIB = Path(os.environ.get("DEVPROXY_LIB") or ROOT / "build" / "lib")
 RUN = [sys.executable, "-m", "devproxy.cli.run"]
@@ -20,6 +22,10 @@ RUN = [sys.executable, "-m", "devproxy.cli.run"]
 # A shell without job control starts what it puts into the background with SIGINT ignored, and so would every job here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sweeps.thin_out(config, items)
 
 
 @pytest.fixture(scope="session")

@@ -246,6 +246,7 @@ class FloodReader(threading.Thread):
         self.wrong = f"ended after line {self.lines}"
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("way", ["buffered", "raw", "libc"])
 def test_flood_through_a_pipe(world: World, way: str) -> None:
     """As fast as it can, images at random moments, half of them with a slow reader: no byte lost or doubled."""
@@ -270,6 +271,7 @@ def test_flood_through_a_pipe(world: World, way: str) -> None:
     assert job.wait(20) == 0
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("way", ["buffered", "raw", "libc"])
 def test_flood_into_a_file(world: World, way: str) -> None:
     """Killed and restored, again and again, from images at random moments."""

@@ -50,6 +50,7 @@ SUBJECTS_TO_TRY = [
 ]
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("subject", SUBJECTS_TO_TRY, ids=lambda s: s.script.removesuffix(".py"))
 def test_killed_and_restored(world: World, subject: Subject) -> None:
     build_kernels(KERNELS)

@@ -108,6 +108,7 @@ def end(world: World) -> None:
     assert "PASS survive" in world.text(), world.tail()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("how", [killed, suspended, moved, twice])
 def test_on_the_software_gpu(soft: World, how: Callable[[World], None]) -> None:
     begin(soft, SOFT)
@@ -119,6 +120,7 @@ def test_on_the_software_gpu(soft: World, how: Callable[[World], None]) -> None:
     end(soft)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("how", [killed, suspended, both_moved, twice])
 def test_managed_memory_of_two_gpus(soft: World, how: Callable[[World], None]) -> None:
     """Each server opens the other's window again, which is there only when all of them go on."""
@@ -135,6 +137,7 @@ def test_in_a_capture_that_allocates(soft: World, how: Callable[[World], None]) 
     end(soft)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("how", [killed, suspended, twice])
 def test_over_a_driver(cuda: World, how: Callable[[World], None]) -> None:
     begin(cuda, CUDA, "--device", "cuda")
@@ -145,6 +148,7 @@ def test_over_a_driver(cuda: World, how: Callable[[World], None]) -> None:
     assert [int(n) for n in lines] == list(range(1, 504)), cuda.text()[:3000]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("how", [killed, suspended])
 def test_the_next_driver_is_given_the_attributes_of_streams(
     cuda: World, how: Callable[[World], None]
@@ -165,6 +169,7 @@ def test_the_next_driver_is_given_the_attributes_of_streams(
     end(cuda)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("how", [killed, twice])
 def test_managed_memory_of_two_gpus_over_a_driver(
     cuda: World, how: Callable[[World], None]
@@ -234,6 +239,7 @@ def test_no_migration_to_another_kind_of_gpu(cuda: World) -> None:
     end(cuda)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("how", [killed, suspended, moved, twice])
 def test_a_sticky_error_stays(soft: World, how: Callable[[World], None]) -> None:
     """Of every call, as on a GPU; on a real one its memory could not be read, so there it is refused."""
@@ -242,6 +248,7 @@ def test_a_sticky_error_stays(soft: World, how: Callable[[World], None]) -> None
     end(soft)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("how", [killed, suspended, twice])
 def test_a_late_error_is_still_told_once(cuda: World, how: Callable[[World], None]) -> None:
     """The driver has refused a launch whose call had succeeded, and the job has not asked for anything since."""

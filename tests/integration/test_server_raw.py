@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.integration.test_programs import newer
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
@@ -33,18 +36,30 @@ CASES = (
 )
 
 
-@pytest.fixture(scope="module")
-def program() -> tuple[Path, Path]:
-    """The raw client and its kernel module."""
-    BUILD.mkdir(parents=True, exist_ok=True)
-    client, module = BUILD / "server_raw_client", BUILD / "server_raw_module.so"
+def built() -> tuple[Path, Path]:
+    """The raw client and its kernel module, compiled again when something that they are made of has changed."""
     common = ["g++", "-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
     common += [f"-I{ROOT}", f"-I{ROOT / 'build' / 'gen'}"]
-    command = [*common, "-pthread", "-o", str(client), str(UNIT / "server_raw_client.cc")]
-    subprocess.run(command, check=True)
-    command = [*common, "-shared", "-fPIC", "-o", str(module), str(UNIT / "server_raw_module.cc")]
-    subprocess.run(command, check=True)
-    return client, module
+    headers = [
+        *UNIT.glob("*.h"),
+        *(ROOT / "devproxy").rglob("*.h"),
+        *(ROOT / "build" / "gen").glob("*.h"),
+    ]
+    outs = []
+    for name, options in (("client", ["-pthread"]), ("module.so", ["-shared", "-fPIC"])):
+        out, source = BUILD / f"server_raw_{name}", UNIT / f"server_raw_{Path(name).stem}.cc"
+        if not newer(out, source, *headers):
+            BUILD.mkdir(parents=True, exist_ok=True)
+            fresh = out.with_name(f"{out.name}.{os.getpid()}")
+            subprocess.run([*common, *options, "-o", str(fresh), str(source)], check=True)
+            fresh.rename(out)
+        outs.append(out)
+    return outs[0], outs[1]
+
+
+@pytest.fixture(scope="module")
+def program() -> tuple[Path, Path]:
+    return built()
 
 
 def test_every_case_is_run(program: tuple[Path, Path]) -> None:

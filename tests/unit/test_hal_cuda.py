@@ -83,9 +83,17 @@ def archives() -> list[Path]:
     return [hal / name / f"libdp_hal_{name}.a" for name in ("cuda", "host_module", "image")]
 
 
+def fake_library() -> Path:
+    return compiled("fake_libcuda.so", [FAKE], "-shared")
+
+
+def interface_program() -> Path:
+    return compiled("hal_cuda_test", [TEST, LOG, *archives()])
+
+
 @pytest.fixture(scope="module")
 def fake_driver() -> Path:
-    return compiled("fake_libcuda.so", [FAKE], "-shared")
+    return fake_library()
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +108,7 @@ def executors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    return compiled("hal_cuda_test", [TEST, LOG, *archives()])
+    return interface_program()
 
 
 def why_not(program: Path, driver: str) -> str:

@@ -1,0 +1,60 @@
+"""tests/sweeps.py: what a run leaves out, another one runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import sweeps
+
+ROOT = Path(__file__).resolve().parents[2]
+TEST = """
+import pytest
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("n", range(7))
+def test_many(n): pass
+
+@pytest.mark.parametrize("n", range(3))
+def test_few(n): pass
+"""
+CONFTEST = """
+from tests import sweeps
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "sweep(n): some of its cases")
+
+def pytest_collection_modifyitems(config, items):
+    sweeps.thin_out(config, items)
+"""
+
+
+def ran(folder: Path, seed: str, *words: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", *words],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), sweeps.VARIABLE: seed},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_a_run_takes_some_cases_and_says_how_many_it_leaves(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(TEST)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    first = ran(tmp_path, "1")
+    assert len(first) == 2 + 3 and sum("test_many" in line for line in first) == 2
+    assert ran(tmp_path, "1") == first
+    assert len(ran(tmp_path, "all")) == 7 + 3
+    assert len(ran(tmp_path, "1", "test_it.py::test_many")) == 7
+    assert len(ran(tmp_path, "1", "-k", "many")) == 7
+
+
+def test_every_case_has_its_turn() -> None:
+    taken = [sweeps.chosen("test", 7, 2, str(seed)) for seed in range(60)]
+    assert all(len(one) == 2 for one in taken)
+    assert set.union(*taken) == set(range(7))
+    assert sweeps.chosen("test", 3, 8, "x") == {0, 1, 2}
