@@ -56,7 +56,7 @@ class Capture(Enum):
     """What a call does while some stream of the process captures: the check that its stub makes, and the support page's words.
 
     NODE and HOOK: the stub calls devproxy::sa::<domain>::captured::<symbol> then, which has the vendor's signature, so a
-    missing function is a link error. The others are refused by the stub itself (interceptors/graph/client.h), or are not.
+    missing function is a link error. The others are refused by the stub itself (interceptors/graph/hooks.h), or are not.
     """
 
     FREE = "free"  # it may be called at any time; what the others mean: emit/docs.py

@@ -11,7 +11,7 @@ from codegen.ops import OPS
 from codegen.spec import Capture
 from codegen.tables import Export, Function, driver_exports, driver_table, facts, may_send
 
-# What a stub asks while some stream captures: a function of interceptors/graph/client.h, and the type of the first
+# What a stub asks while some stream captures: a function of interceptors/graph/hooks.h, and the type of the first
 # parameter that it looks at ("": none).
 REFUSALS = {
     Capture.REFUSED: ("refuse_command", "CUstream"),
@@ -117,7 +117,7 @@ def emit_client(results: dict[str, tuple[int, str]]) -> str:
         "",
         '#include "devproxy/csrc/base/result.h"',
         '#include "devproxy/csrc/client/stub.h"',
-        '#include "devproxy/interceptors/graph/client.h"',
+        '#include "devproxy/interceptors/graph/hooks.h"',
         '#include "sa_decl.gen.h"',
     ]
     out += [f"#undef {e.name}" for e in answered]

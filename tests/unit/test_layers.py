@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+INTERCEPTORS = ROOT / "devproxy" / "interceptors"
 SOURCES = [p for p in (ROOT / "devproxy").rglob("*") if p.suffix in (".h", ".cc", ".cpp", ".c")]
 VENDOR = re.compile(r"^(cuda|cudaTypedefs|nvml|nccl|cublas|cudnn)[\w]*\.h$|^cuda_.*\.h$")
 # folder of devproxy/ (see folder_of) -> the folders that its files may include from, besides their own
@@ -45,6 +46,28 @@ MAY_INCLUDE: dict[str, set[str]] = {
 }
 
 
+# A subject of the driver API -> the subjects whose client halves its own calls. All may call "graph/hooks", which is what
+# capture and graphs' memory mean to the others, so that graphs can stand above them.
+HOOKS = "graph/hooks"
+MAY_CALL: dict[str, set[str]] = {
+    HOOKS: set(),
+    "entrypoint": set(),
+    "link": set(),
+    "logs": set(),
+    "module": set(),
+    "hostmem": {HOOKS},
+    "managed": {HOOKS},
+    "memory": {HOOKS, "hostmem", "managed"},
+    "vmm": {"memory"},
+    "texture": {HOOKS, "memory"},
+    "copies": {HOOKS, "managed", "memory", "texture"},
+    "launch": {HOOKS, "memory", "module"},
+    "sync": {HOOKS, "launch"},
+    "graph": {HOOKS, "launch", "managed", "memory", "module", "sync"},
+    "context": {HOOKS, "sync", "texture"},
+}
+
+
 def folder_of(path: str) -> str:
     """The key of MAY_INCLUDE for a path under devproxy/. A domain's two halves are two folders; the libraries above the
     driver stand alone; hal/devices.* alone knows all devices, and the server's main.cc alone knows hal/devices.h."""
@@ -77,7 +100,39 @@ def test_every_folder_has_its_place() -> None:
 
 
 def test_no_circle() -> None:
-    assert list(TopologicalSorter(MAY_INCLUDE).static_order())  # or CycleError, with the circle
+    for layers in (MAY_INCLUDE, MAY_CALL):
+        assert list(TopologicalSorter(layers).static_order())  # or CycleError, with the circle
+
+
+def called(path: Path) -> set[str]:
+    """The subjects that a client half includes, or whose functions it calls by their namespace."""
+    text = re.sub(r"//.*", "", path.read_text())
+    hooks = re.sub(r"//.*", "", (INTERCEPTORS / "graph" / "hooks.h").read_text())
+    found = set(re.findall(r'#include "devproxy/interceptors/(\w+)/client\w*\.h"', text))
+    for subject, name in re.findall(rf"\b({'|'.join(MAY_CALL)})::(\w+)", text):
+        found.add(HOOKS if subject == "graph" and re.search(rf"\b{name}\b", hooks) else subject)
+    return found | ({HOOKS} if "graph/hooks.h" in text else set())
+
+
+@pytest.mark.parametrize("subject", MAY_CALL)
+def test_subjects_call_only_those_below(subject: str) -> None:
+    """What is listed is called, and nothing else: a list that allows more than there is hides the next knot."""
+    if subject == HOOKS:
+        found = called(INTERCEPTORS / "graph" / "hooks.h") - {"launch"}  # a struct, declared
+    else:
+        files = [
+            p
+            for p in (INTERCEPTORS / subject).iterdir()
+            if p.suffix in (".h", ".cc") and not p.name.startswith(("server", "hooks"))
+        ]
+        found = set().union(*map(called, files))
+    assert found - {subject} == MAY_CALL[subject] - {subject}
+
+
+def test_every_subject_has_its_place() -> None:
+    alone = {folder.split("/")[1] for folder in MAY_INCLUDE if folder.startswith("interceptors/")}
+    found = {p.name for p in INTERCEPTORS.iterdir() if p.is_dir()} - alone
+    assert found == set(MAY_CALL) - {HOOKS}
 
 
 @pytest.mark.parametrize("folder", MAY_INCLUDE)

@@ -28,21 +28,21 @@ cuMemcpyHtoD_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.STREAM)
 cuMemcpyDtoH_v2 = Api(client_sa="memory", ops=("COPY",), waits=True, capture=Capture.STREAM)
 cuMemcpyDtoD_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.STREAM)
 cuMemcpy2D_v2 = Api(
-    client_sa="memory",
+    client_sa="copies",
     nonnull=("pCopy",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     waits=True,
     capture=Capture.STREAM,
 )
 cuMemcpy2DUnaligned_v2 = Api(
-    client_sa="memory",
+    client_sa="copies",
     nonnull=("pCopy",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     waits=True,
     capture=Capture.STREAM,
 )
 cuMemcpy3D_v2 = Api(
-    client_sa="memory",
+    client_sa="copies",
     nonnull=("pCopy",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     waits=True,
@@ -54,51 +54,51 @@ cuMemcpyHtoDAsync_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.NO
 cuMemcpyDtoHAsync_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.NODE)
 cuMemcpyDtoDAsync_v2 = Api(client_sa="memory", ops=("COPY",), capture=Capture.NODE)
 cuMemcpy2DAsync_v2 = Api(
-    client_sa="memory",
+    client_sa="copies",
     nonnull=("pCopy",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     capture=Capture.NODE,
 )
 cuMemcpy3DAsync_v2 = Api(
-    client_sa="memory",
+    client_sa="copies",
     nonnull=("pCopy",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     capture=Capture.NODE,
 )
 cuMemcpy3DPeer = Api(
-    client_sa="memory",
+    client_sa="copies",
     nonnull=("pCopy",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     waits=True,
     capture=Capture.STREAM,
 )
 cuMemcpy3DPeerAsync = Api(
-    client_sa="memory",
+    client_sa="copies",
     nonnull=("pCopy",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     capture=Capture.NODE,
 )
 # A batch is its copies, one after the other, sent when all of them have been checked.
 cuMemcpyBatchAsync = Api(
-    client_sa="memory",
+    client_sa="copies",
     nonnull=("dsts", "srcs", "sizes", "attrs", "attrsIdxs"),
     ops=("COPY",),
     capture=Capture.NODE,
 )
 cuMemcpyBatchAsync_v2 = Api(
-    client_sa="memory",
+    client_sa="copies",
     nonnull=("dsts", "srcs", "sizes", "attrs", "attrsIdxs"),
     ops=("COPY",),
     capture=Capture.NODE,
 )
 cuMemcpy3DBatchAsync = Api(
-    client_sa="memory",
+    client_sa="copies",
     nonnull=("opList",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     capture=Capture.NODE,
 )
 cuMemcpy3DBatchAsync_v2 = Api(
-    client_sa="memory",
+    client_sa="copies",
     nonnull=("opList",),
     ops=("COPY_2D", "COPY", "ARRAY_COPY"),
     capture=Capture.NODE,

@@ -71,11 +71,11 @@ cuLibraryEnumerateKernels = Api(
 cuLibraryGetUnifiedFunction = Api(client_sa="module", nonnull=("fptr", "symbol"))
 cuKernelGetLibrary = Api(client_sa="module", nonnull=("pLib",))
 cuKernelGetFunction = Api(client_sa="module", nonnull=("pFunc",), first=USES)
-cuKernelGetAttribute = Api(client_sa="module", nonnull=("pi",), first=USES)
+cuKernelGetAttribute = Api(client_sa="launch", nonnull=("pi",), first=USES)
 cuKernelSetAttribute = Api(
-    client_sa="module", ops=("FUNCTION_SET_ATTR",), first=USES, capture=Capture.FREE
+    client_sa="launch", ops=("FUNCTION_SET_ATTR",), first=USES, capture=Capture.FREE
 )
-cuKernelSetCacheConfig = Api(client_sa="module", first=USES)
+cuKernelSetCacheConfig = Api(client_sa="launch", first=USES)
 cuKernelGetName = Api(client_sa="module", nonnull=("name",))
 # paramSize may be null; answered from the layout that came with FUNCTION_GET.
 cuKernelGetParamInfo = Api(client_sa="module", nonnull=("paramOffset",), first=USES)

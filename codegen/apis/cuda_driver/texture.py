@@ -25,13 +25,13 @@ cuArrayDestroy = Api(
     client_sa="texture", ops=("ARRAY_DESTROY",), waits=True, capture=Capture.UNSAFE
 )
 
-cuMemcpyHtoA_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
-cuMemcpyAtoH_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
-cuMemcpyDtoA_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
-cuMemcpyAtoD_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
-cuMemcpyAtoA_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
-cuMemcpyHtoAAsync_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), capture=Capture.NODE)
-cuMemcpyAtoHAsync_v2 = Api(client_sa="texture", ops=("ARRAY_COPY",), capture=Capture.NODE)
+cuMemcpyHtoA_v2 = Api(client_sa="copies", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
+cuMemcpyAtoH_v2 = Api(client_sa="copies", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
+cuMemcpyDtoA_v2 = Api(client_sa="copies", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
+cuMemcpyAtoD_v2 = Api(client_sa="copies", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
+cuMemcpyAtoA_v2 = Api(client_sa="copies", ops=("ARRAY_COPY",), waits=True, capture=Capture.STREAM)
+cuMemcpyHtoAAsync_v2 = Api(client_sa="copies", ops=("ARRAY_COPY",), capture=Capture.NODE)
+cuMemcpyAtoHAsync_v2 = Api(client_sa="copies", ops=("ARRAY_COPY",), capture=Capture.NODE)
 
 cuTexObjectCreate = Api(
     client_sa="texture",

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "devproxy/interceptors/client_common.h"
-#include "devproxy/interceptors/graph/client.h"
+#include "devproxy/interceptors/graph/hooks.h"
 #include "devproxy/interceptors/sync/client.h"
 #include "devproxy/interceptors/texture/client.h"
 

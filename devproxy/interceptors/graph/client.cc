@@ -1,5 +1,5 @@
 // Graphs and their nodes: all of it in the client. Execution is in client_exec.cc, stream capture in client_capture.cc.
-#include "devproxy/interceptors/graph/client.h"
+#include "devproxy/interceptors/graph/hooks.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -12,8 +12,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "devproxy/interceptors/graph/client.h"
 #include "devproxy/interceptors/graph/client_graph.h"
+#include "devproxy/interceptors/graph/hooks.h"
 
 namespace devproxy::sa::graph {
 

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "devproxy/csrc/client/alloc_bidir.h"
-#include "devproxy/interceptors/graph/client.h"
 #include "devproxy/interceptors/graph/client_graph.h"
+#include "devproxy/interceptors/graph/hooks.h"
 
 namespace devproxy::sa::graph {
 

@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "devproxy/interceptors/client_common.h"
-#include "devproxy/interceptors/graph/client.h"
+#include "devproxy/interceptors/graph/hooks.h"
 #include "devproxy/interceptors/hostmem/client.h"
 
 namespace devproxy::sa::hostmem {

@@ -10,7 +10,7 @@
 
 #include "devproxy/csrc/args/launch.h"
 #include "devproxy/interceptors/client_common.h"
-#include "devproxy/interceptors/graph/client.h"
+#include "devproxy/interceptors/graph/hooks.h"
 #include "devproxy/interceptors/memory/client.h"
 
 namespace devproxy::sa::launch {
@@ -427,6 +427,18 @@ CUresult cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config) {
   int32_t error = kOk;
   if (!module::function_of(bits(hfunc), &value, &error)) return result(error);
   return static_cast<unsigned>(config) > CU_FUNC_CACHE_PREFER_EQUAL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice) {
+  return launch::cuFuncGetAttribute(pi, attrib, handle<CUfunction>(bits(kernel)));
+}
+
+CUresult cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice) {
+  return launch::cuFuncSetAttribute(handle<CUfunction>(bits(kernel)), attrib, val);
+}
+
+CUresult cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice) {
+  return launch::cuFuncSetCacheConfig(handle<CUfunction>(bits(kernel)), config);
 }
 
 CUresult cuFuncGetModule(CUmodule* hmod, CUfunction hfunc) {

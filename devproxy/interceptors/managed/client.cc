@@ -10,7 +10,7 @@
 
 #include "devproxy/csrc/client/advice.h"
 #include "devproxy/interceptors/client_common.h"
-#include "devproxy/interceptors/graph/client.h"
+#include "devproxy/interceptors/graph/hooks.h"
 
 namespace devproxy::sa::managed {
 

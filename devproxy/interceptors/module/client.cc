@@ -598,18 +598,6 @@ CUresult cuKernelGetParamInfo(CUkernel kernel, size_t paramIndex, size_t* paramO
   return param_info(bits(kernel), paramIndex, paramOffset, paramSize);
 }
 
-CUresult cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice) {
-  return launch::cuFuncGetAttribute(pi, attrib, handle<CUfunction>(bits(kernel)));
-}
-
-CUresult cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice) {
-  return launch::cuFuncSetAttribute(handle<CUfunction>(bits(kernel)), attrib, val);
-}
-
-CUresult cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice) {
-  return launch::cuFuncSetCacheConfig(handle<CUfunction>(bits(kernel)), config);
-}
-
 CUresult cuFuncLoad(CUfunction function) {
   uint64_t value = 0;
   int32_t error = kOk;

@@ -9,7 +9,7 @@
 #include "devproxy/interceptors/sync/client.h"
 
 #include "devproxy/interceptors/client_common.h"
-#include "devproxy/interceptors/graph/client.h"
+#include "devproxy/interceptors/graph/hooks.h"
 #include "devproxy/interceptors/launch/client.h"
 
 namespace devproxy::sa::sync {

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "devproxy/interceptors/graph/client.h"
+#include "devproxy/interceptors/graph/hooks.h"
 #include "devproxy/interceptors/memory/client.h"
 
 namespace devproxy::sa::texture {

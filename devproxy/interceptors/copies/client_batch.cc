@@ -5,12 +5,11 @@
 
 #include <vector>
 
-#include "devproxy/interceptors/client_common.h"
-#include "devproxy/interceptors/graph/client.h"
+#include "devproxy/interceptors/copies/client.h"
 #include "devproxy/interceptors/memory/client.h"
 #include "devproxy/interceptors/texture/client.h"
 
-namespace devproxy::sa::memory {
+namespace devproxy::sa::copies {
 
 using client::DeviceState;
 using client::place_of;
@@ -75,7 +74,8 @@ CUresult batch(decltype(&memory::cuMemcpyAsync) copy, const CUdeviceptr* dsts, c
     for (size_t i = firsts[k]; i < end; ++i) during[i] = true;
   }
   for (size_t i = 0; i < count; ++i)
-    if (sizes[i] && (dsts[i] == 0 || srcs[i] == 0 || !known(dsts[i], sizes[i]) || !known(srcs[i], sizes[i])))
+    if (sizes[i] &&
+        (dsts[i] == 0 || srcs[i] == 0 || !memory::known(dsts[i], sizes[i]) || !memory::known(srcs[i], sizes[i])))
       return fail(index_out, i, CUDA_ERROR_INVALID_VALUE);
   Ephemeral ephemeral;
   if (const CUresult rc = ephemeral.begin(s, any_during); rc != CUDA_SUCCESS) return fail(index_out, kNoCopy, rc);
@@ -84,7 +84,7 @@ CUresult batch(decltype(&memory::cuMemcpyAsync) copy, const CUdeviceptr* dsts, c
     if (sizes[i] == 0) continue;
     int32_t done = kOk;
     // The host's own bytes can be taken now, whatever the stream waits for.
-    if (during[i] && copy_from_host_now(d, s, dsts[i], srcs[i], sizes[i], &done)) {
+    if (during[i] && memory::copy_from_host_now(d, s, dsts[i], srcs[i], sizes[i], &done)) {
       if (done != kOk) return fail(index_out, i, result(done));
       continue;
     }
@@ -152,7 +152,7 @@ bool describe(const CUDA_MEMCPY3D_BATCH_OP& op, CUDA_MEMCPY3D* out) {
   return true;
 }
 
-using Copy3D = decltype(&memory::cuMemcpy3DAsync_v2);
+using Copy3D = decltype(&copies::cuMemcpy3DAsync_v2);
 
 CUresult batch_3d(Copy3D copy_3d, size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, unsigned long long flags,
                   size_t* index_out, CUstream hStream) {
@@ -194,7 +194,7 @@ CUresult cuMemcpyBatchAsync(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes,
 CUresult captured::cuMemcpyBatchAsync(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
                                       CUmemcpyAttributes* attrs, size_t* attrsIdxs, size_t numAttrs, size_t* failIdx,
                                       CUstream hStream) {
-  return batch(captured::cuMemcpyAsync, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
+  return batch(memory::captured::cuMemcpyAsync, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
 }
 
 CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
@@ -204,12 +204,12 @@ CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* siz
 CUresult captured::cuMemcpyBatchAsync_v2(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
                                          CUmemcpyAttributes* attrs, size_t* attrsIdxs, size_t numAttrs,
                                          CUstream hStream) {
-  return batch(captured::cuMemcpyAsync, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, nullptr, hStream);
+  return batch(memory::captured::cuMemcpyAsync, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, nullptr, hStream);
 }
 
 CUresult cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP* opList, size_t* failIdx, unsigned long long flags,
                               CUstream hStream) {
-  return batch_3d(memory::cuMemcpy3DAsync_v2, numOps, opList, flags, failIdx, hStream);
+  return batch_3d(copies::cuMemcpy3DAsync_v2, numOps, opList, flags, failIdx, hStream);
 }
 CUresult captured::cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP* opList, size_t* failIdx,
                                         unsigned long long flags, CUstream hStream) {
@@ -218,7 +218,7 @@ CUresult captured::cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP* o
 
 CUresult cuMemcpy3DBatchAsync_v2(size_t numOps, CUDA_MEMCPY3D_BATCH_OP* opList, unsigned long long flags,
                                  CUstream hStream) {
-  return batch_3d(memory::cuMemcpy3DAsync_v2, numOps, opList, flags, nullptr, hStream);
+  return batch_3d(copies::cuMemcpy3DAsync_v2, numOps, opList, flags, nullptr, hStream);
 }
 CUresult captured::cuMemcpy3DBatchAsync_v2(size_t numOps, CUDA_MEMCPY3D_BATCH_OP* opList, unsigned long long flags,
                                            CUstream hStream) {
@@ -249,12 +249,12 @@ CUresult plain_copy(const CUDA_MEMCPY3D_PEER* p, CUDA_MEMCPY3D* out) {
 CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* pCopy) {
   CUDA_MEMCPY3D c;
   const CUresult rc = plain_copy(pCopy, &c);
-  return rc == CUDA_SUCCESS ? memory::cuMemcpy3D_v2(&c) : rc;
+  return rc == CUDA_SUCCESS ? copies::cuMemcpy3D_v2(&c) : rc;
 }
 CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream) {
   CUDA_MEMCPY3D c;
   const CUresult rc = plain_copy(pCopy, &c);
-  return rc == CUDA_SUCCESS ? memory::cuMemcpy3DAsync_v2(&c, hStream) : rc;
+  return rc == CUDA_SUCCESS ? copies::cuMemcpy3DAsync_v2(&c, hStream) : rc;
 }
 CUresult captured::cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream) {
   CUDA_MEMCPY3D c;
@@ -262,4 +262,4 @@ CUresult captured::cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream
   return rc == CUDA_SUCCESS ? captured::cuMemcpy3DAsync_v2(&c, hStream) : rc;
 }
 
-}  // namespace devproxy::sa::memory
+}  // namespace devproxy::sa::copies

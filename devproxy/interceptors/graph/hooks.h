@@ -1,4 +1,5 @@
-// What the generated exports and the other interceptors ask of stream capture. While no stream of the process captures,
+// What the generated exports and the other interceptors ask of stream capture and of graphs' memory: the one header of
+// this domain that those below it include. While no stream of the process captures,
 // an export pays one load and a predicted branch for it: capturing(). What it does then is a word of its entry
 // (codegen/spec.py, Capture): it calls captured::<symbol>, or one of refuse_*().
 #pragma once
@@ -6,7 +7,10 @@
 #include <atomic>
 
 #include "devproxy/interceptors/client_common.h"
-#include "devproxy/interceptors/launch/client.h"
+
+namespace devproxy::sa::launch {
+struct Geometry;
+}
 
 namespace devproxy::sa::graph {
 

@@ -4,10 +4,11 @@
 #include <algorithm>
 
 #include "devproxy/csrc/wire/array.h"
+#include "devproxy/interceptors/copies/client.h"
 #include "devproxy/interceptors/memory/client.h"
 #include "devproxy/interceptors/texture/client.h"
 
-namespace devproxy::sa::texture {
+namespace devproxy::sa::copies {
 
 using client::DeviceState;
 using client::place_of;
@@ -19,8 +20,8 @@ namespace {
 using enum wire::Space;  // beside kArraySpace
 
 // One side of the copy as the job named it.
-struct Side {
-  const ArrayObj* array = nullptr;
+struct BoxSide {
+  const texture::ArrayObj* array = nullptr;
   ArrayCopySide at;         // space is not set yet for memory
   client::Place memory;     // of what is no array
   uint64_t span_bytes = 0;  // from its first byte to its last
@@ -35,9 +36,9 @@ struct Given {
 };
 
 // cuda.h, cuMemcpy3D: what the members mean, and which combinations are wrong.
-int32_t resolve(const Given& g, const CUDA_MEMCPY3D& p, Side* out) {
+int32_t resolve(const Given& g, const CUDA_MEMCPY3D& p, BoxSide* out) {
   if (g.type == CU_MEMORYTYPE_ARRAY) {
-    out->array = arrays().get(bits(g.array));
+    out->array = texture::arrays().get(bits(g.array));
     if (!out->array) return kInvalidValue;
     const ArrayShape& s = out->array->shape;
     const uint32_t element = array_element_bytes(s.format, s.channels);
@@ -134,11 +135,11 @@ int32_t refuse_between_gpus(int from, int to) {
 
 // Both sides, and the device that has the array. What is wrong is found here, before anything is sent.
 struct Plan {
-  Side dst, src;
+  BoxSide dst, src;
   DeviceState* holder = nullptr;
 };
 int32_t plan(const CUDA_MEMCPY3D& p, Plan* out) {
-  Side &dst = out->dst, &src = out->src;
+  BoxSide &dst = out->dst, &src = out->src;
   if (const int32_t rc = resolve(
           {p.dstMemoryType, p.dstHost, p.dstDevice, p.dstArray, p.dstPitch, p.dstHeight, p.dstXInBytes, p.dstY, p.dstZ},
           p, &dst);
@@ -158,7 +159,7 @@ int32_t plan(const CUDA_MEMCPY3D& p, Plan* out) {
     if (array_element_bytes(to.format, to.channels) != array_element_bytes(from.format, from.channels))
       return kInvalidValue;
   }
-  for (const Side* side : {&dst, &src})
+  for (const BoxSide* side : {&dst, &src})
     if (const client::Place& m = side->memory; !side->array && m.device >= 0 && !m.pinned && m.device != gpu)
       return refuse_between_gpus(gpu, m.device);
   return kOk;
@@ -176,7 +177,7 @@ int32_t copy(DeviceState* d, StreamObj* s, const CUDA_MEMCPY3D& p, bool wait) {
   if (p.WidthInBytes == 0 || p.Height == 0 || p.Depth == 0) return d->conn().error();
   Plan made;
   if (const int32_t rc = plan(p, &made); rc != kOk) return rc;
-  Side &dst = made.dst, &src = made.src;
+  BoxSide &dst = made.dst, &src = made.src;
   DeviceState* const holder = made.holder;
   const int gpu = holder->ordinal();
   if (holder != d) {
@@ -214,7 +215,7 @@ End on_host(const void* at) { return {CU_MEMORYTYPE_HOST, nullptr, reinterpret_c
 CUresult plain_copy(End dst, End src, size_t bytes, CUDA_MEMCPY3D* out) {
   for (const End* end : {&dst, &src}) {
     if (end->type != CU_MEMORYTYPE_ARRAY) continue;
-    const ArrayObj* a = arrays().get(bits(end->array));
+    const texture::ArrayObj* a = texture::arrays().get(bits(end->array));
     if (!a || a->shape.height != 0 || a->shape.depth != 0) return CUDA_ERROR_INVALID_VALUE;
   }
   CUDA_MEMCPY3D& p = *out = {};
@@ -238,11 +239,11 @@ CUresult plain_copy(End dst, End src, size_t bytes, CUDA_MEMCPY3D* out) {
 CUresult copy_now(End dst, End src, size_t bytes) {
   CUDA_MEMCPY3D p;
   const CUresult rc = plain_copy(dst, src, bytes, &p);
-  return rc == CUDA_SUCCESS ? memory::cuMemcpy3D_v2(&p) : rc;
+  return rc == CUDA_SUCCESS ? copies::cuMemcpy3D_v2(&p) : rc;
 }
 
-// copy_3d: memory::cuMemcpy3DAsync_v2, or the same while some stream captures.
-CUresult copy_async(decltype(&memory::cuMemcpy3DAsync_v2) copy_3d, End dst, End src, size_t bytes, CUstream stream) {
+// copy_3d: copies::cuMemcpy3DAsync_v2, or the same while some stream captures.
+CUresult copy_async(decltype(&copies::cuMemcpy3DAsync_v2) copy_3d, End dst, End src, size_t bytes, CUstream stream) {
   CUDA_MEMCPY3D p;
   const CUresult rc = plain_copy(dst, src, bytes, &p);
   return rc == CUDA_SUCCESS ? copy_3d(&p, stream) : rc;
@@ -257,16 +258,16 @@ CUresult cuMemcpyAtoH_v2(void* dst, CUarray src, size_t offset, size_t bytes) {
   return copy_now(on_host(dst), in_array(src, offset), bytes);
 }
 CUresult cuMemcpyHtoAAsync_v2(CUarray dst, size_t offset, const void* src, size_t bytes, CUstream stream) {
-  return copy_async(memory::cuMemcpy3DAsync_v2, in_array(dst, offset), on_host(src), bytes, stream);
+  return copy_async(copies::cuMemcpy3DAsync_v2, in_array(dst, offset), on_host(src), bytes, stream);
 }
 CUresult cuMemcpyAtoHAsync_v2(void* dst, CUarray src, size_t offset, size_t bytes, CUstream stream) {
-  return copy_async(memory::cuMemcpy3DAsync_v2, on_host(dst), in_array(src, offset), bytes, stream);
+  return copy_async(copies::cuMemcpy3DAsync_v2, on_host(dst), in_array(src, offset), bytes, stream);
 }
 CUresult captured::cuMemcpyHtoAAsync_v2(CUarray dst, size_t offset, const void* src, size_t bytes, CUstream stream) {
-  return copy_async(memory::captured::cuMemcpy3DAsync_v2, in_array(dst, offset), on_host(src), bytes, stream);
+  return copy_async(copies::captured::cuMemcpy3DAsync_v2, in_array(dst, offset), on_host(src), bytes, stream);
 }
 CUresult captured::cuMemcpyAtoHAsync_v2(void* dst, CUarray src, size_t offset, size_t bytes, CUstream stream) {
-  return copy_async(memory::captured::cuMemcpy3DAsync_v2, on_host(dst), in_array(src, offset), bytes, stream);
+  return copy_async(copies::captured::cuMemcpy3DAsync_v2, on_host(dst), in_array(src, offset), bytes, stream);
 }
 CUresult cuMemcpyDtoA_v2(CUarray dst, size_t offset, CUdeviceptr src, size_t bytes) {
   return copy_now(in_array(dst, offset), on_device(src), bytes);
@@ -278,4 +279,4 @@ CUresult cuMemcpyAtoA_v2(CUarray dst, size_t dst_offset, CUarray src, size_t src
   return copy_now(in_array(dst, dst_offset), in_array(src, src_offset), bytes);
 }
 
-}  // namespace devproxy::sa::texture
+}  // namespace devproxy::sa::copies
