@@ -164,7 +164,6 @@ Status Connection::save(ClientRecord* client) {
   const hal::Caps caps = device_.caps();
   const hal::Properties& gpu = device_.properties();
   const Lifeline& lifeline = endpoint_.lifeline();
-  const Counters& n = counters_;
   client->number = number();
   client->pid = peer_.pid;
   client->slot = slot_;
@@ -173,8 +172,7 @@ Status Connection::save(ClientRecord* client) {
   client->position = endpoint_.position();
   client->host_functions.assign(host_functions_.tokens().begin(), host_functions_.tokens().end());
   client->fault = {lifeline.fault_code(), lifeline.fault_text(), lifeline.ended(), poisoned_};
-  client->counters = {n.calls,        n.launches, n.h2d_bytes, n.d2h_bytes, n.d2d_bytes,
-                      n.memset_bytes, n.allocs,   n.frees,     n.busy_us,   n.peak_bytes};
+  client->counters = {counters_.counted(), counters_.peak_bytes};
   memory_.save(client);
   windows_.save(client);
   Status s = state_.save(device_, end_of(memory_.pieces()), client);

@@ -259,7 +259,6 @@ Status Server::write_state(const std::string& dir) {
     if (!c.here) continue;
     if (Status s = c.connection->save(&state.clients.emplace_back()); !s.ok()) return s;
   }
-  const Totals& t = gone_;
   state.version = kStateVersion;
   state.abi = abi_hex();
   state.gpu = config_.gpu;
@@ -268,8 +267,8 @@ Status Server::write_state(const std::string& dir) {
   state.next_number = next_number_;
   state.uptime_us = now_us() - started_us_;
   state.last_fault = last_fault_;
-  state.gone = {t.calls,  t.launches, t.h2d_bytes, t.d2h_bytes, t.d2d_bytes, t.memset_bytes,
-                t.allocs, t.frees,    t.wakes,     t.busy_us,   t.steps,     parts_.live.peak};
+  state.gone = gone_;
+  state.gone.peak_bytes = parts_.live.peak;
   return write_file(stem + ".state.json", json_of(state));
 }
 

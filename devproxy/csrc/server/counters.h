@@ -6,13 +6,45 @@
 
 namespace devproxy::server {
 
+// What only grows, and goes on after a restore: X(name) for each. A server's totals, a dump's records and the answer to
+// stats are made from this list.
+#define DP_COUNTED(X) \
+  X(calls) X(launches) X(h2d_bytes) X(d2h_bytes) X(d2d_bytes) X(memset_bytes) X(allocs) X(frees) X(busy_us)
+
+struct Counted {
+#define DP_FIELD(name) uint64_t name = 0;
+  DP_COUNTED(DP_FIELD)
+#undef DP_FIELD
+
+  void add(const Counted& more) {
+#define DP_ADD(name) name += more.name;
+    DP_COUNTED(DP_ADD)
+#undef DP_ADD
+  }
+};
+
 // Written by the dispatch thread, read by the server thread.
 struct Counters {
-  std::atomic<uint64_t> calls{0}, launches{0}, h2d_bytes{0}, d2h_bytes{0}, d2d_bytes{0}, memset_bytes{0}, allocs{0},
-      frees{0}, busy_us{0}, live_bytes{0}, peak_bytes{0};
+#define DP_FIELD(name) std::atomic<uint64_t> name{0};
+  DP_COUNTED(DP_FIELD)
+#undef DP_FIELD
+  std::atomic<uint64_t> live_bytes{0}, peak_bytes{0};
   std::atomic<uint64_t> modules{0}, streams{0}, events{0}, pinned_bytes{0};  // now
   std::atomic<uint64_t> machine_code{0};  // of the modules: those that only this kind of device runs
   std::atomic<uint64_t> trough_bytes{UINT64_MAX}, period_us{0};  // as LiveTrace says
+
+  Counted counted() const {
+    Counted now;
+#define DP_GET(name) now.name = name.load(std::memory_order_relaxed);
+    DP_COUNTED(DP_GET)
+#undef DP_GET
+    return now;
+  }
+  void restore(const Counted& was) {
+#define DP_SET(name) name = was.name;
+    DP_COUNTED(DP_SET)
+#undef DP_SET
+  }
   static void add(std::atomic<uint64_t>& counter, uint64_t n) {  // one writer: no locked instruction
     counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
   }

@@ -137,12 +137,8 @@ Status Connection::restore_objects(const ClientRecord& client) {
   poisoned_ = fault.poisoned;
   if (faulted()) device_.restore_fault(endpoint_.lifeline().fault_code());
   for (const uint64_t token : client.host_functions) host_functions_.add(token);
-  Counters& n = counters_;
-  const CounterRecord& was = client.counters;
-  n.calls = was.calls, n.launches = was.launches, n.h2d_bytes = was.h2d_bytes, n.d2h_bytes = was.d2h_bytes;
-  n.d2d_bytes = was.d2d_bytes, n.memset_bytes = was.memset_bytes, n.allocs = was.allocs, n.frees = was.frees;
-  n.busy_us = was.busy_us;
-  n.peak_bytes = std::max(n.live_bytes.load(), was.peak_bytes);
+  counters_.restore(client.counters);
+  counters_.peak_bytes = std::max(counters_.live_bytes.load(), client.counters.peak_bytes);
   return {};
 }
 

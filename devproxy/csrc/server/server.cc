@@ -19,7 +19,6 @@
 #include "devproxy/csrc/server/crash.h"
 #include "devproxy/csrc/server/dump.h"
 #include "devproxy/csrc/server/state_files.h"
-#include "devproxy/csrc/server/state_record.h"
 #include "devproxy/csrc/transport/futex.h"
 
 #include "wire.gen.h"
@@ -176,10 +175,8 @@ Status Server::restore() {
   next_number_ = state.next_number;
   last_fault_ = state.last_fault;
   started_us_ -= state.uptime_us;
-  const GoneRecord& gone = state.gone;
-  gone_ = {gone.calls,  gone.launches, gone.h2d_bytes, gone.d2h_bytes, gone.d2d_bytes, gone.memset_bytes,
-           gone.allocs, gone.frees,    gone.wakes,     gone.busy_us,   gone.steps};
-  parts_.live.peak = std::max(parts_.live.peak.load(), gone.peak_bytes);
+  gone_ = state.gone;
+  parts_.live.peak = std::max(parts_.live.peak.load(), gone_.peak_bytes);
   held_ = true;
   borrowed_ = true;
   if (Status s = all_parked(); !s.ok()) return s;
@@ -387,20 +384,21 @@ void Server::attach(int socket, const AttachRequest& request, uint32_t pid) {
   if (reply.status != AttachStatus::kOk) close(socket);
 }
 
-void Server::Totals::add(const Connection& connection) {
-  const Counters& n = connection.counters();
-  auto get = [](const std::atomic<uint64_t>& v) { return v.load(std::memory_order_relaxed); };
-  calls += get(n.calls), launches += get(n.launches);
-  h2d_bytes += get(n.h2d_bytes), d2h_bytes += get(n.d2h_bytes), d2d_bytes += get(n.d2d_bytes);
-  memset_bytes += get(n.memset_bytes), allocs += get(n.allocs), frees += get(n.frees);
-  wakes += connection.endpoint().wakes(), busy_us += get(n.busy_us), steps += connection.endpoint().steps();
+namespace {
+
+void add(const Connection& connection, GoneRecord* totals) {
+  totals->add(connection.counters().counted());
+  totals->wakes += connection.endpoint().wakes();
+  totals->steps += connection.endpoint().steps();
 }
+
+}  // namespace
 
 void Server::reap() {
   std::erase_if(clients_, [&](Client& c) {
     if (!c.connection->finished()) return false;
     c.connection->join();
-    gone_.add(*c.connection);
+    add(*c.connection, &gone_);
     if (last_fault_.empty()) last_fault_ = c.connection->endpoint().lifeline().fault_text();
     if (c.socket >= 0) close(c.socket);
     return true;
@@ -429,11 +427,11 @@ void Server::stop_all(bool tell) {
 }
 
 Json Server::stats() const {
-  Totals t = gone_;
+  GoneRecord all = gone_;
   Json clients = Json::array();
   std::string fault = last_fault_;
   for (const Client& c : clients_) {
-    t.add(*c.connection);
+    add(*c.connection, &all);
     if (fault.empty()) fault = c.connection->endpoint().lifeline().fault_text();
     if (!c.here) continue;
     const Counters& n = c.connection->counters();
@@ -447,6 +445,10 @@ Json Server::stats() const {
   uint64_t kept = 0, kept_bytes = 0;
   const ImageStore& images = parts_.images;
   for (const auto& image : images.all()) kept++, kept_bytes += image->bytes.size();
+  Json totals{{"wakes", all.wakes}};
+#define DP_PUT(name) totals[#name] = all.name;
+  DP_COUNTED(DP_PUT)
+#undef DP_PUT
   const uint64_t uptime_ms = (now_us() - started_us_) / 1000;
   return {{"job", config_.job},
           {"gpu", config_.gpu},
@@ -457,17 +459,7 @@ Json Server::stats() const {
           {"chaos", config_.chaos},
           {"memory", {{"total", total_bytes_}, {"used", parts_.live.now.load()}, {"peak", parts_.live.peak.load()}}},
           {"clients_now", clients.size()},
-          {"totals",
-           {{"calls", t.calls},
-            {"launches", t.launches},
-            {"h2d_bytes", t.h2d_bytes},
-            {"d2h_bytes", t.d2h_bytes},
-            {"d2d_bytes", t.d2d_bytes},
-            {"memset_bytes", t.memset_bytes},
-            {"allocs", t.allocs},
-            {"frees", t.frees},
-            {"wakes", t.wakes},
-            {"busy_us", t.busy_us}}},
+          {"totals", totals},
           {"images",
            {{"kept", kept},
             {"kept_bytes", kept_bytes},

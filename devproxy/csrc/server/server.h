@@ -17,6 +17,7 @@
 #include "devproxy/csrc/server/connection.h"
 #include "devproxy/csrc/server/control.h"
 #include "devproxy/csrc/server/cut.h"
+#include "devproxy/csrc/server/state_record.h"
 
 namespace devproxy::server {
 
@@ -64,11 +65,6 @@ class Server {
     bool here = true;  // false: hung up; the connection is still giving things back
     std::unique_ptr<Connection> connection;
   };
-  struct Totals {
-    uint64_t calls = 0, launches = 0, h2d_bytes = 0, d2h_bytes = 0, d2d_bytes = 0, memset_bytes = 0, allocs = 0,
-             frees = 0, wakes = 0, busy_us = 0, steps = 0;
-    void add(const Connection& connection);
-  };
 
   void accept_all();
   void take_hellos();
@@ -112,7 +108,7 @@ class Server {
   ServerParts parts_;
   std::vector<Hello> hellos_;
   std::vector<Client> clients_;
-  Totals gone_;             // of clients that have left
+  GoneRecord gone_;         // of clients that have left; but for the peak, which parts_.live has
   std::string last_fault_;  // of any client, for the stats
   uint64_t next_number_ = 1;
   uint64_t started_us_ = 0;

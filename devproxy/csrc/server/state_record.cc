@@ -22,14 +22,14 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(WindowRecord, number, gpu, slot)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(LogRecord, opcode, handle, key, request, bulk, globals, state, value)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(FaultRecord, code, text, ended, poisoned)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ToldRecord, kernels_see_host_window, keeps_host_pages, major, minor)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(CounterRecord, calls, launches, h2d_bytes, d2h_bytes, d2d_bytes,
-                                                memset_bytes, allocs, frees, busy_us, peak_bytes)
+#define DP_NAME(name) name,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(CounterRecord, DP_COUNTED(DP_NAME) peak_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ClientRecord, number, pid, slot, framework, told, position,
                                                 credit_bytes, client_bytes, globals_bytes, arrays_bytes, device, arrays,
                                                 pinned, windows, events, event_clock_ns, limits, output, errors, log,
                                                 host_functions, fault, counters)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(GoneRecord, calls, launches, h2d_bytes, d2h_bytes, d2d_bytes,
-                                                memset_bytes, allocs, frees, wakes, busy_us, steps, peak_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(GoneRecord, DP_COUNTED(DP_NAME) wakes, steps, peak_bytes)
+#undef DP_NAME
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ServerRecord, version, abi, gpu, device, memory_bytes, next_number,
                                                 uptime_us, last_fault, gone, images, clients)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ExtentsRecord, bytes, extents, pages)

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "devproxy/csrc/base/status.h"
+#include "devproxy/csrc/server/counters.h"
 #include "devproxy/csrc/server/slot_table.h"
 
 namespace devproxy::server {
@@ -64,9 +65,8 @@ struct ToldRecord {
   int32_t major = -1, minor = 0;
 };
 
-struct CounterRecord {
-  uint64_t calls = 0, launches = 0, h2d_bytes = 0, d2h_bytes = 0, d2d_bytes = 0, memset_bytes = 0, allocs = 0,
-           frees = 0, busy_us = 0, peak_bytes = 0;
+struct CounterRecord : Counted {
+  uint64_t peak_bytes = 0;
 };
 
 using Pair = std::pair<uint64_t, uint64_t>;
@@ -93,9 +93,8 @@ struct ClientRecord {
 };
 
 // Of clients that have left.
-struct GoneRecord {
-  uint64_t calls = 0, launches = 0, h2d_bytes = 0, d2h_bytes = 0, d2d_bytes = 0, memset_bytes = 0, allocs = 0,
-           frees = 0, wakes = 0, busy_us = 0, steps = 0, peak_bytes = 0;
+struct GoneRecord : Counted {
+  uint64_t wakes = 0, steps = 0, peak_bytes = 0;
 };
 
 using ImageRecord = std::array<uint64_t, 3>;  // hash low, hash high, bytes
