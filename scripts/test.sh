@@ -17,6 +17,9 @@ status=0
 failures=build/test-failures # lines of: suite, exit code
 rm -rf $failures build/pytest
 mkdir -p build/pytest
+# The torch tests are jobs; whoever runs devproxy's verbs meanwhile does not meet them.
+own=$(mktemp -d /dev/shm/devproxy-test-XXXXXX)
+trap 'rm -rf "$own"' EXIT
 fail() { [ "$status" != 0 ] || status=$1; }
 
 step() {
@@ -24,16 +27,18 @@ step() {
   "$@" || { code=$?; echo "== failed ($code): $*"; fail $code; }
 }
 
+apart() { env DEVPROXY_SHM_DIR="$own" DEVPROXY_STATE_DIR="$own/state" DEVPROXY_DAEMON_IDLE_S=1 "$@"; }
+
 # A suite by its name; then arguments of pytest's. The torch tests are a job like any other: run by devproxy-run, on two
-# software GPUs. Lives are mostly waiting for each other's steps: several at a time.
+# software GPUs. Lives run several at a time, so that one computes while another waits.
 run() {
   suite=$1
   shift
   set -- -q -o cache_dir=build/pytest/"$suite" -m "not soak and not gpu" "$@"
   case $suite in
     rest) .venv/bin/python -m pytest -n 2 --durations 12 --ignore tests/torch --ignore tests/checkpoint --ignore tests/fault "$@" tests ;;
-    torch) .venv/bin/devproxy-run --gpus 2 --name test-torch -- .venv/bin/python -m pytest "$@" tests/torch ;;
-    torch-chaos) .venv/bin/devproxy-run --gpus 2 --chaos 11 --name test-torch-chaos -- \
+    torch) apart .venv/bin/devproxy-run --gpus 2 --name test-torch -- .venv/bin/python -m pytest "$@" tests/torch ;;
+    torch-chaos) apart .venv/bin/devproxy-run --gpus 2 --chaos 11 --name test-torch-chaos -- \
       .venv/bin/python -m pytest "$@" tests/torch/test_models.py tests/torch/test_api.py ;;
     lives) .venv/bin/python -m pytest -n 4 --durations 12 "$@" tests/checkpoint tests/fault ;;
   esac
