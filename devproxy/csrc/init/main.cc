@@ -2,8 +2,7 @@
 // opens its streams inside, passes signals on, reaps, and says how the job ended.
 //
 //   devproxy-init --job-dir HOSTDIR --mount-at PATH --report-fd N [--stdin MODE] [--stdout MODE] [--stderr MODE]
-//   [--tty]
-//                 [--cwd DIR] [--sigmask HEX] -- PROGRAM ARG0 ARG1...
+//                 [--tty] [--cwd DIR] [--sigmask HEX] -- PROGRAM ARG0 ARG1...
 //
 //   MODE of stdin:          null | tty | fd (the inherited one stays) | path:OFFSET:FLAGS:FILE
 //   MODE of stdout, stderr: null | tty | fifo:NAME (PATH/NAME; the same NAME twice is one open file)

@@ -1,11 +1,12 @@
 // The command ring: many producers, one order, one consumer at a time.
 //
 // Who owns what
-//   tail          producers; fetch_add reserves [pos, pos + bytes), so reservation order is the one order of all
-//   threads head          the consumer; everything below it belongs to producers again a record      its producer from
-//   reserve() until publish(); then the consumer until release() commit word   0 = not published. Written once by the
-//   producer (release), read by the consumer (acquire), zeroed by
-//                 the consumer before head moves (release), which the next producer of that line reads (acquire)
+//   tail          producers; fetch_add reserves [pos, pos + bytes), so the order of reservation is the one order of
+//                 all threads
+//   head          the consumer; everything below it belongs to producers again
+//   a record      its producer from reserve() until publish(); then the consumer until release()
+//   commit word   0 = not published. The producer writes it once (release), the consumer reads it (acquire) and zeroes
+//                 it before head moves (release), which the next producer of that line reads (acquire)
 //
 // Interleavings that worried us
 //   1. A producer is preempted, or its process dies, between reserve and publish: the consumer stops at that record,

@@ -1,12 +1,12 @@
 // One client process on the software GPU: its memory and its queues.
 //
 // Who owns what
-//   the submitting thread   (one, the owner's dispatch thread) calls every submitting method; owns
-//   SoftQueue::submitted,
+//   the submitting thread   one, the owner's dispatch thread; calls every submitting method; owns SoftQueue::submitted,
 //                           the list of queues, idle_ and everything without another owner
-//   a worker                one thread per queue, made at the first command that needs one; executes that queue's
-//   commands mu_                     guards every queue's `commands`, `running`, `closing`, `asleep_on`, and stopping_
-//   atomics                 SoftQueue::published (written by whoever executed), pending_*_ (submitter adds, workers
+//   a worker                one thread per queue, made at the first command that needs one; executes the commands of
+//                           that queue
+//   mu_                     guards every queue's `commands`, `running`, `closing`, `asleep_on`, and stopping_
+//   atomics                 SoftQueue::published (written by whoever executed), pending_*_ (the submitter adds, workers
 //                           subtract), faulted_
 // Locks: mu_ is the only one here, and no owner callback runs under it.
 //
