@@ -46,7 +46,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
 }
 
 
-# A subject of the driver API -> the subjects whose client halves its own calls. All may call "graph/hooks", which is what
+# A domain of the driver API -> the domains whose client halves its own calls. All may call "graph/hooks", which is what
 # capture and graphs' memory mean to the others, so that graphs can stand above them.
 HOOKS = "graph/hooks"
 MAY_CALL: dict[str, set[str]] = {
@@ -105,31 +105,31 @@ def test_no_circle() -> None:
 
 
 def called(path: Path) -> set[str]:
-    """The subjects that a client half includes, or whose functions it calls by their namespace."""
+    """The domains that a client half includes, or whose functions it calls by their namespace."""
     text = re.sub(r"//.*", "", path.read_text())
     hooks = re.sub(r"//.*", "", (INTERCEPTORS / "graph" / "hooks.h").read_text())
     found = set(re.findall(r'#include "devproxy/interceptors/(\w+)/client\w*\.h"', text))
-    for subject, name in re.findall(rf"\b({'|'.join(MAY_CALL)})::(\w+)", text):
-        found.add(HOOKS if subject == "graph" and re.search(rf"\b{name}\b", hooks) else subject)
+    for domain, name in re.findall(rf"\b({'|'.join(MAY_CALL)})::(\w+)", text):
+        found.add(HOOKS if domain == "graph" and re.search(rf"\b{name}\b", hooks) else domain)
     return found | ({HOOKS} if "graph/hooks.h" in text else set())
 
 
-@pytest.mark.parametrize("subject", MAY_CALL)
-def test_subjects_call_only_those_below(subject: str) -> None:
+@pytest.mark.parametrize("domain", MAY_CALL)
+def test_domains_call_only_those_below(domain: str) -> None:
     """What is listed is called, and nothing else: a list that allows more than there is hides the next knot."""
-    if subject == HOOKS:
+    if domain == HOOKS:
         found = called(INTERCEPTORS / "graph" / "hooks.h") - {"launch"}  # a struct, declared
     else:
         files = [
             p
-            for p in (INTERCEPTORS / subject).iterdir()
+            for p in (INTERCEPTORS / domain).iterdir()
             if p.suffix in (".h", ".cc") and not p.name.startswith(("server", "hooks"))
         ]
         found = set().union(*map(called, files))
-    assert found - {subject} == MAY_CALL[subject] - {subject}
+    assert found - {domain} == MAY_CALL[domain] - {domain}
 
 
-def test_every_subject_has_its_place() -> None:
+def test_every_domain_has_its_place() -> None:
     alone = {folder.split("/")[1] for folder in MAY_INCLUDE if folder.startswith("interceptors/")}
     found = {p.name for p in INTERCEPTORS.iterdir() if p.is_dir()} - alone
     assert found == set(MAY_CALL) - {HOOKS}
