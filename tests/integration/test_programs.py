@@ -63,6 +63,7 @@ PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("pool", [], []),
     ("vmm", [], []),
     ("linking", ["refused"], []),
+    ("queries", [], []),
     ("first_use", [], ["--gpus", "2"]),
     ("race", ["sync"], []),
     ("peer", [], ["--gpus", "2"]),

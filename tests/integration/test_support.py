@@ -23,23 +23,6 @@ from tests.integration.test_programs import (
 )
 
 FOLDER = ROOT / "build" / "sends"
-# Said to send nothing, and called by no program here, so that nobody has watched them. It may only become shorter.
-NOT_CALLED = """
-    cuCtxCreate_v2 cuCtxDisablePeerAccess cuCtxEnablePeerAccess cuCtxGetApiVersion
-    cuCtxGetCacheConfig cuCtxGetDevice_v2 cuCtxSetCacheConfig cuDeviceComputeCapability
-    cuDeviceGetByPCIBusId cuDeviceGetMemPool cuDeviceGetP2PAttribute cuDeviceGetPCIBusId
-    cuDeviceGetProperties cuDeviceGetUuid cuDevicePrimaryCtxSetFlags_v2 cuDeviceSetMemPool
-    cuGetExportTable cuGetProcAddress cuGraphAddDependencies cuGraphAddKernelNode
-    cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeSetEvent cuGraphGetEdges
-    cuGraphKernelNodeGetParams cuGraphKernelNodeSetParams cuGraphNodeGetDependencies
-    cuGraphNodeGetDependentNodes cuGraphRemoveDependencies cuLinkAddData_v2 cuLinkAddFile_v2
-    cuLinkDestroy cuLogsCurrent cuLogsDumpToMemory cuLogsRegisterCallback
-    cuLogsUnregisterCallback cuMemGetDefaultMemPool cuMemGetMemPool cuMemPoolCreate
-    cuMemPoolDestroy cuMemPoolGetAccess cuMemPoolSetAccess cuMemSetMemPool
-    cuModuleGetLoadingMode cuStreamBeginCapture cuStreamGetCaptureInfo cuStreamGetCaptureInfo_v2
-    cuStreamUpdateCaptureDependencies cuSurfObjectGetResourceDesc cuTexObjectGetResourceDesc
-    cuTexObjectGetResourceViewDesc cuTexObjectGetTextureDesc
-"""
 
 
 def library() -> Path:
@@ -89,4 +72,5 @@ def test_calls_send_what_their_entries_name(tmp_path: Path) -> None:
     local = {e.target for e in tables.driver_exports() if e.api and tables.status(e) == "local"}
     answering = {e.name: e.target for e in tables.driver_exports() if e.api}
     reached = {answering[name] for name in called if name in answering}
-    assert sorted(local - reached) == sorted(NOT_CALLED.split())
+    # Every function that is said to send nothing is called by some program, so that somebody has watched it.
+    assert local - reached == set()

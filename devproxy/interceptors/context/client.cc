@@ -223,9 +223,27 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int* flags, int* acti
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+// cuda.h: how to wait is one of four, and the other flags are known ones. Core dumps are the server's.
+CUresult check_flags(const char* call, unsigned flags) {
+  const unsigned waiting = flags & CU_CTX_SCHED_MASK;
+  if ((flags & ~static_cast<unsigned>(CU_CTX_FLAGS_MASK)) || (waiting & (waiting - 1))) return CUDA_ERROR_INVALID_VALUE;
+  if ((flags & (CU_CTX_COREDUMP_ENABLE | CU_CTX_USER_COREDUMP_ENABLE)) == 0) return CUDA_SUCCESS;
+  client::log(
+      client::Level::kWarn,
+      "%s refuses the flags of core dumps: they would be the device-proxy server's; the error that a kernel ends "
+      "with, and its name, are in the job's own error text",
+      call);
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+}  // namespace
+
 CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) {
   DeviceState* d;
   if (const CUresult rc = device_of(dev, &d); rc != CUDA_SUCCESS) return rc;
+  if (const CUresult rc = check_flags("cuDevicePrimaryCtxSetFlags", flags); rc != CUDA_SUCCESS) return rc;
   d->primary_flags = flags;
   return CUDA_SUCCESS;
 }
@@ -251,6 +269,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
 CUresult cuCtxCreate_v2(CUcontext* pctx, unsigned int flags, CUdevice dev) {
   DeviceState* d;
   if (const CUresult rc = device_of(dev, &d); rc != CUDA_SUCCESS) return rc;
+  if (const CUresult rc = check_flags("cuCtxCreate", flags); rc != CUDA_SUCCESS) return rc;
   uint64_t ctx = 0;
   if (const int32_t rc = make_context(dev, false, flags, &ctx); rc != kOk) return result(rc);
   if (const int32_t rc = push(ctx); rc != kOk) {
@@ -328,19 +347,10 @@ CUresult cuCtxGetFlags(unsigned int* flags) {
   return CUDA_SUCCESS;
 }
 
-// cuda.h: the flags of cuDevicePrimaryCtxSetFlags. How to wait is one of four; core dumps are the server's.
 CUresult cuCtxSetFlags(unsigned int flags) {
   ContextObj* c = contexts().get(client::current_context());
   if (!c) return CUDA_ERROR_INVALID_CONTEXT;
-  const unsigned waiting = flags & CU_CTX_SCHED_MASK;
-  if ((flags & ~static_cast<unsigned>(CU_CTX_FLAGS_MASK)) || (waiting & (waiting - 1))) return CUDA_ERROR_INVALID_VALUE;
-  if (flags & (CU_CTX_COREDUMP_ENABLE | CU_CTX_USER_COREDUMP_ENABLE)) {
-    client::log(
-        client::Level::kWarn,
-        "cuCtxSetFlags refuses the flags of core dumps: they would be the device-proxy server's; the error that "
-        "a kernel ends with, and its name, are in the job's own error text");
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
+  if (const CUresult rc = check_flags("cuCtxSetFlags", flags); rc != CUDA_SUCCESS) return rc;
   if (c->primary)
     client::device_state_if_attached(c->device)->primary_flags = flags;
   else
