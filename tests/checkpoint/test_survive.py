@@ -94,12 +94,16 @@ def twice(world: World) -> None:
     killed(world)
 
 
-def images(world: World) -> dict[str, int]:
-    """What the job's server says of the module images that it keeps."""
+def told(world: World, part: str) -> dict[str, int]:
+    """A part of what the job's server says of itself: "images", the module images that it keeps; "totals"."""
     folder = world.shm / f"devproxy-{os.getuid()}" / "j"
-    found = stats.query(str(folder), 0, bytes.fromhex(client_abi(str(LIB / "libcuda.so.1"))), 20)
-    kept: dict[str, int] = found["images"]
-    return kept
+    abi = bytes.fromhex(client_abi(str(LIB / "libcuda.so.1")))
+    found: dict[str, int] = stats.query(str(folder), 0, abi, 20)[part]
+    return found
+
+
+def images(world: World) -> dict[str, int]:
+    return told(world, "images")
 
 
 def end(world: World) -> None:
@@ -113,7 +117,12 @@ def end(world: World) -> None:
 def test_on_the_software_gpu(soft: World, how: Callable[[World], None]) -> None:
     begin(soft, SOFT)
     assert (images(soft)["kept"], images(soft)["loads"]) == (1, 7)
+    before = told(soft, "totals")
     how(soft)
+    # What is counted goes on; but for wakes, which are the server process's own.
+    after = told(soft, "totals")
+    assert before["launches"] > 0 and before["allocs"] > 0
+    assert {n: v for n, v in before.items() if n != "wakes" and after[n] < v} == {}
     # Once in the state too, and for each of the seven modules: the job brings nothing again.
     again = images(soft)
     assert (again["kept"], again["loads"], again["received_bytes"]) == (1, 7, 0)
