@@ -406,4 +406,37 @@ OPS: dict[str, Op] = {
     "GRAPH_DESTROY": Op(
         0x0704, ANNOUNCE, {"graph": "graph"}, server_sa="graph", log=Log.DESTROY, handle="graph"
     ),
+    # -- communicators (csrc/args/comm.h). Their operations are commands; so is the making of one, which ends when every
+    # member has come: the client waits for it on a stream of its own
+    # key: what the members know the communicator by (CommKey)
+    "COMM_INIT": Op(
+        0x0801,
+        ANNOUNCE,
+        {
+            "comm": "comm",
+            "stream": "stream",
+            "key_low": "u64",
+            "key_high": "u64",
+            "ranks": "u32",
+            "rank": "u32",
+        },
+        server_sa="comm",
+        log=Log.CREATE,
+        handle="comm",
+    ),
+    "COMM_DESTROY": Op(
+        0x0802, ANNOUNCE, {"comm": "comm"}, server_sa="comm", log=Log.DESTROY, handle="comm"
+    ),
+    # what was submitted ends without effect; the communicator is good for nothing but its end
+    "COMM_ABORT": Op(
+        0x0803, ANNOUNCE, {"comm": "comm"}, server_sa="comm", log=Log.SET, handle="comm"
+    ),
+    # bulk in: CommOp after CommOp. A group is one message, so no cut comes between its members
+    "COMM_GROUP": Op(
+        0x0804, ASYNC, {"stream": "stream"}, bulk="in", server_sa="comm", stream="stream"
+    ),
+    # state: CommState; bulk out: the text behind it
+    "COMM_STATE": Op(
+        0x0805, SYNC, {"comm": "comm"}, {"state": "u32", "pad": "u32"}, bulk="out", server_sa="comm"
+    ),
 }

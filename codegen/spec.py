@@ -24,6 +24,7 @@ class Kind(Enum):
     GRAPH = 12
     ARRAY = 13
     TEXTURE = 14  # and surface objects: for the replay log; the job holds the device's value
+    COMM = 15
 
 
 class Space(Enum):

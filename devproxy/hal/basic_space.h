@@ -78,6 +78,17 @@ class BasicSpace : public Space {
     return {kNotSupported, "this device cannot write arrays for a restore (level 2)"};
   }
 
+  // -- communicators
+  StatusOr<CommRef> create_comm(const CommConfig&) override {
+    return Status(kNotSupported, "this device does not carry collectives between GPUs yet");
+  }
+  void init_comm(const QueueRef& queue, Ticket ticket, const CommRef&) override { nop(queue, ticket); }
+  void communicate(const QueueRef& queue, Ticket ticket, std::vector<CommCall>) override { nop(queue, ticket); }
+  void abort_comm(const CommRef&) override {}
+  CommState comm_state(const CommRef&, std::string*) override { return CommState::kOk; }
+  void destroy_comm(const CommRef&) override {}
+  int share_memory() override { return -1; }
+
   // -- the space
   void tidy() override {}
   Status set_limit(uint32_t, uint64_t) override { return {kNotSupported, "this device has no limits to set"}; }

@@ -108,6 +108,19 @@ class ForwardingSpace : public Space {
     return inner_->load_module_state(module, from, bytes);
   }
 
+  // -- communicators
+  StatusOr<CommRef> create_comm(const CommConfig& config) override { return inner_->create_comm(config); }
+  void init_comm(const QueueRef& queue, Ticket ticket, const CommRef& comm) override {
+    inner_->init_comm(queue, ticket, comm);
+  }
+  void communicate(const QueueRef& queue, Ticket ticket, std::vector<CommCall> group) override {
+    inner_->communicate(queue, ticket, std::move(group));
+  }
+  void abort_comm(const CommRef& comm) override { inner_->abort_comm(comm); }
+  CommState comm_state(const CommRef& comm, std::string* why) override { return inner_->comm_state(comm, why); }
+  void destroy_comm(const CommRef& comm) override { inner_->destroy_comm(comm); }
+  int share_memory() override { return inner_->share_memory(); }
+
   // -- arrays
   StatusOr<ArrayRef> create_array(const ArrayShape& shape) override { return inner_->create_array(shape); }
   void copy_array(const QueueRef& queue, Ticket ticket, const ArrayCopy& args) override {

@@ -34,12 +34,17 @@ class Texture {
   virtual ~Texture() = default;
   uint64_t value = 0;
 };
+class Comm {
+ public:
+  virtual ~Comm() = default;
+};
 using QueueRef = std::shared_ptr<Queue>;
 using EventRef = std::shared_ptr<Event>;
 using ModuleRef = std::shared_ptr<Module>;
 using FunctionRef = std::shared_ptr<Function>;
 using ArrayRef = std::shared_ptr<Array>;
 using TextureRef = std::shared_ptr<Texture>;
+using CommRef = std::shared_ptr<Comm>;
 
 // Names one command. position grows from submission to submission over all queues of a space.
 struct Ticket {

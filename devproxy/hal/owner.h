@@ -2,8 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+
+#include "devproxy/csrc/base/status.h"
 
 namespace devproxy::hal {
+
+// Where a space of the job is: the job's number of its GPU, and the slot of its addresses.
+struct SpacePlace {
+  uint32_t gpu = 0, slot = 0;
+};
+// A way to another space of the job. memory: a descriptor of its device memory (SpaceComms::share_memory). alive: a
+// socket that hangs up when the space is gone, or has moved to another server. Both are the receiver's to close.
+struct PeerLink {
+  int memory = -1, alive = -1;
+};
 
 // Every method may be called from several device threads at once and from inside submissions, and must not block,
 // host_function excepted.
@@ -34,6 +47,14 @@ class SpaceOwner {
     return true;
   }
   virtual void give_memory(uint64_t bytes) noexcept { (void)bytes; }
+  // For communicators: where this space is, the folder that all servers of the job share, and the way to another space.
+  // reach_peer blocks, and is called on device threads only; kNotFound: there is no such space.
+  virtual SpacePlace place() noexcept { return {}; }
+  virtual std::string job_folder() { return {}; }
+  virtual StatusOr<PeerLink> reach_peer(const SpacePlace& peer) {
+    (void)peer;
+    return Status(kNotSupported, "this owner has no peers");
+  }
 };
 
 }  // namespace devproxy::hal

@@ -13,6 +13,7 @@
 
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/hal/array.h"
+#include "devproxy/hal/comm.h"
 #include "devproxy/hal/command.h"
 #include "devproxy/hal/event.h"
 #include "devproxy/hal/memory.h"
@@ -26,7 +27,8 @@ class Space : public SpaceMemory,
               public SpaceCommands,
               public SpaceEvents,
               public SpaceModules,
-              public SpaceArrays {
+              public SpaceArrays,
+              public SpaceComms {
  public:
   virtual ~Space() = default;
 

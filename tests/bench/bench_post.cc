@@ -11,7 +11,7 @@
 #include <cstring>
 #include <thread>
 
-#include "devproxy/csrc/transport/futex.h"
+#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/transport/segment_view.h"
 #include "tests/bench/measure.h"
 

@@ -33,7 +33,7 @@
 #include "devproxy/csrc/args/launch.h"
 #include "devproxy/csrc/args/link.h"
 #include "devproxy/csrc/base/image_hash.h"
-#include "devproxy/csrc/transport/futex.h"
+#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/transport/segment_view.h"
 #include "devproxy/csrc/wire/array.h"
 #include "devproxy/csrc/wire/attach.h"

@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "devproxy/csrc/transport/futex.h"
+#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/transport/ring.h"
 
 namespace {

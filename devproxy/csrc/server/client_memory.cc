@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "devproxy/csrc/server/state_record.h"
-#include "devproxy/csrc/transport/futex.h"
+#include "devproxy/csrc/base/futex.h"
 
 namespace devproxy::server {
 

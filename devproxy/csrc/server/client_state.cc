@@ -38,6 +38,7 @@ void ClientState::texture_memory_gone(uint64_t addr, uint64_t bytes) {
 
 void ClientState::clear() {
   graphs_.clear();
+  comms_.clear();
   textures_.clear();
   arrays_.clear();
   functions_.clear();

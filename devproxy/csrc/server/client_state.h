@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "devproxy/csrc/args/array.h"
+#include "devproxy/csrc/args/comm.h"
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/csrc/server/device_door.h"
 #include "devproxy/csrc/server/handle_table.h"
@@ -42,6 +43,13 @@ struct TextureObject {
   hal::TextureRef texture;
   VHandle array;
   uint64_t addr = 0, bytes = 0;
+};
+
+struct CommObject {
+  hal::CommRef comm;
+  CommKey key;
+  uint32_t ranks = 1, rank = 0;
+  bool aborted = false;
 };
 
 // Why a client cannot be dumped now, by the object that is in the way. Any thread. Locks: mu_ is a leaf.
@@ -87,6 +95,7 @@ class ClientState {
   auto& graphs() { return graphs_; }
   auto& arrays() { return arrays_; }
   auto& textures() { return textures_; }
+  auto& comms() { return comms_; }
   ReplayLog& replay() { return replay_; }
   Replaying& replaying() { return replaying_; }
   Obstacles& obstacles() { return obstacles_; }
@@ -119,6 +128,7 @@ class ClientState {
   HandleTable<StoredGraph, HandleKind::kGraph> graphs_;
   HandleTable<ArrayObject, HandleKind::kArray> arrays_;
   HandleTable<TextureObject, HandleKind::kTexture> textures_;
+  HandleTable<CommObject, HandleKind::kComm> comms_;
   ReplayLog replay_;
   Replaying replaying_;
   Obstacles obstacles_;

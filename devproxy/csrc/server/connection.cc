@@ -38,7 +38,7 @@
 #include "devproxy/csrc/server/crash.h"
 #include "devproxy/csrc/server/handlers.h"
 #include "devproxy/csrc/server/state_record.h"
-#include "devproxy/csrc/transport/futex.h"
+#include "devproxy/csrc/base/futex.h"
 
 namespace devproxy::server {
 

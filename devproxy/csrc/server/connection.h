@@ -25,6 +25,7 @@
 #include "devproxy/csrc/server/image_store.h"
 #include "devproxy/csrc/server/ledger.h"
 #include "devproxy/csrc/server/message.h"
+#include "devproxy/csrc/server/peer_link.h"
 #include "devproxy/csrc/server/shared_gate.h"
 #include "devproxy/csrc/server/slot_table.h"
 #include "devproxy/csrc/server/windows.h"
@@ -134,6 +135,11 @@ class Connection final : public hal::SpaceOwner {
   void host_function(uint64_t token) noexcept override;
   bool take_memory(uint64_t bytes) noexcept override { return parts_.ledger->take(bytes, bytes).has_value(); }
   void give_memory(uint64_t bytes) noexcept override { parts_.ledger->give(bytes); }
+  hal::SpacePlace place() noexcept override { return {parts_.gpu, slot_}; }
+  std::string job_folder() override { return parts_.job_dir; }
+  StatusOr<hal::PeerLink> reach_peer(const hal::SpacePlace& peer) override {
+    return server::reach_peer(parts_.job_dir, peer);
+  }
 
  private:
   Connection(ServerParts& parts, const Peer& peer, uint32_t slot);

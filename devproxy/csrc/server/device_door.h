@@ -97,6 +97,13 @@ class DeviceDoor {
     space_->wait(queue, ticket, event);
   }
 
+  void init_comm(const hal::QueueRef& queue, Ticket ticket, const hal::CommRef& comm) {
+    space_->init_comm(queue, ticket, comm);
+  }
+  void communicate(const hal::QueueRef& queue, Ticket ticket, std::vector<hal::CommCall> group) {
+    space_->communicate(queue, ticket, std::move(group));
+  }
+
   // -- how far the commands are
 
   bool idle() const { return space_->idle(); }
@@ -150,6 +157,13 @@ class DeviceDoor {
   StatusOr<hal::TextureRef> create_texture(const TextureArgs& args, const hal::ArrayRef& array) {
     return space_->create_texture(args, array);
   }
+
+  StatusOr<hal::CommRef> create_comm(const hal::CommConfig& config) { return space_->create_comm(config); }
+  void abort_comm(const hal::CommRef& comm) { space_->abort_comm(comm); }
+  void destroy_comm(const hal::CommRef& comm) { space_->destroy_comm(comm); }
+  CommState comm_state(const hal::CommRef& comm, std::string* why) { return space_->comm_state(comm, why); }
+  // Any thread.
+  int share_memory() { return space_->share_memory(); }
 
   // -- the device as a whole
 

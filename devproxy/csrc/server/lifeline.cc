@@ -3,7 +3,7 @@
 #include <climits>
 
 #include "devproxy/csrc/base/result.h"
-#include "devproxy/csrc/transport/futex.h"
+#include "devproxy/csrc/base/futex.h"
 
 namespace devproxy::server {
 

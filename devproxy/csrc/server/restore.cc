@@ -16,7 +16,7 @@
 #include "devproxy/csrc/server/handlers.h"
 #include "devproxy/csrc/server/state_files.h"
 #include "devproxy/csrc/server/state_record.h"
-#include "devproxy/csrc/transport/futex.h"
+#include "devproxy/csrc/base/futex.h"
 
 namespace devproxy::server {
 

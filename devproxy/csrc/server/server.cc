@@ -18,8 +18,9 @@
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/crash.h"
 #include "devproxy/csrc/server/dump.h"
+#include "devproxy/csrc/server/peer_link.h"
 #include "devproxy/csrc/server/state_files.h"
-#include "devproxy/csrc/transport/futex.h"
+#include "devproxy/csrc/base/futex.h"
 
 #include "wire.gen.h"
 
@@ -170,7 +171,7 @@ Status Server::restore() {
       continue;
     }
     (*connection)->start();
-    clients_.push_back({-1, true, std::move(*connection)});
+    clients_.push_back({-1, true, std::move(*connection), {}});
   }
   next_number_ = state.next_number;
   last_fault_ = state.last_fault;
@@ -282,6 +283,7 @@ void Server::look_at_clients(const std::vector<pollfd>& fds) {
       DP_LOG(kInfo, kServer, c.connection->peer().number, "pid=%u hung up", c.connection->peer().pid);
       c.here = false;
       c.connection->request_stop();
+      close_peers(c);
       break;
     }
   }
@@ -303,6 +305,26 @@ void Server::warm(int socket) {
   if (recv(socket, &bytes, sizeof bytes, MSG_DONTWAIT) != sizeof bytes || bytes == 0 || bytes > kMaxWarmBytes) return;
   std::vector<uint8_t> text(bytes + 1);  // NUL behind it, as an image has
   if (recv(socket, text.data(), bytes, MSG_DONTWAIT) == static_cast<ssize_t>(bytes)) device_->warm(std::move(text));
+}
+
+// A closed socket of a peer that has gone itself is closed with the client's: they are few.
+bool Server::admit_peer(int socket, uint32_t slot) {
+  for (Client& c : clients_) {
+    if (!c.here || c.connection->slot() != slot) continue;
+    const int memory = c.connection->device().share_memory();
+    answer_peer(socket, memory);
+    if (memory < 0) return false;
+    close(memory);
+    c.peers.push_back(socket);
+    return true;
+  }
+  answer_peer(socket, -1);
+  return false;
+}
+
+void Server::close_peers(Client& c) {
+  for (const int socket : c.peers) close(socket);
+  c.peers.clear();
 }
 
 // Ends this server alone: what the clients have stays as it is.
@@ -340,6 +362,9 @@ bool Server::read_hello(Hello& hello) {
   } else if (hello.request.kind == AttachKind::kWarm) {
     warm(hello.socket);
     return false;
+  } else if (hello.request.kind == AttachKind::kPeer) {
+    if (admit_peer(hello.socket, hello.request.wanted_slot)) hello.socket = -1;
+    return false;
   } else if (hello.request.kind == AttachKind::kStats) {
     send_stats(hello.socket);
     return false;
@@ -376,7 +401,7 @@ void Server::attach(int socket, const AttachRequest& request, uint32_t pid) {
     if (held_) connection->request_cut(0);
     connection->start();
     DP_LOG(kInfo, kServer, connection->peer().number, "pid=%u attached, slot %u", pid, connection->slot());
-    clients_.push_back({socket, true, std::move(connection)});
+    clients_.push_back({socket, true, std::move(connection), {}});
   } else {
     DP_LOG(kWarn, kServer, 0, "pid=%u refused: %s", pid, reply.text);
   }
@@ -401,6 +426,7 @@ void Server::reap() {
     add(*c.connection, &gone_);
     if (last_fault_.empty()) last_fault_ = c.connection->endpoint().lifeline().fault_text();
     if (c.socket >= 0) close(c.socket);
+    close_peers(c);
     return true;
   });
 }

@@ -64,6 +64,7 @@ class Server {
     int socket = -1;   // until the client has linked
     bool here = true;  // false: hung up; the connection is still giving things back
     std::unique_ptr<Connection> connection;
+    std::vector<int> peers;  // sockets of servers that were given its memory
   };
 
   void accept_all();
@@ -72,6 +73,8 @@ class Server {
   void attach(int socket, const AttachRequest& request, uint32_t pid);
   void send_stats(int socket);
   void warm(int socket);
+  bool admit_peer(int socket, uint32_t slot);  // true: the socket is kept
+  static void close_peers(Client& c);
   Json stats() const;
   void reap();
   void stop_all(bool tell);

@@ -22,7 +22,9 @@ inline constexpr uint32_t kAttachMagic = 0x41505044;  // "DPPA"
 //
 // kWarm: no client; a uint32_t length and a description of an executor follow at once, which the process is likely to
 // ask for. There is no answer.
-enum class AttachKind : uint32_t { kClient = 1, kStats = 2, kControl = 3, kFramework = 4, kWarm = 5 };
+// kPeer: another server of the job asks for the device memory of the client in wanted_slot. The answer is a byte, 1 with
+// a descriptor (SCM_RIGHTS) or 0 where there is no such client. The socket stays open until the client is gone.
+enum class AttachKind : uint32_t { kClient = 1, kStats = 2, kControl = 3, kFramework = 4, kWarm = 5, kPeer = 6 };
 inline constexpr uint32_t kMaxWarmBytes = 64 << 10;
 
 inline constexpr uint8_t kLinked = 1;  // the client's last byte on the socket

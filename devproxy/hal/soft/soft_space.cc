@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -44,6 +45,12 @@ uint64_t clock_ns() {
   timespec ts;
   clock_gettime(CLOCK_MONOTONIC, &ts);
   return static_cast<uint64_t>(ts.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(ts.tv_nsec);
+}
+
+uint64_t new_incarnation() {
+  uint64_t value = 0;
+  while (value == 0 && getrandom(&value, sizeof value, 0) != sizeof value) {}
+  return value;
 }
 
 uint64_t next_random(uint64_t& state) {  // splitmix64
@@ -116,7 +123,7 @@ StatusOr<std::unique_ptr<Space>> SoftSpace::open(const SoftConfig& device, const
 }
 
 SoftSpace::SoftSpace(const SoftConfig& device, const SpaceConfig& config, SpaceOwner& owner, int memory_fd)
-    : device_(device), config_(config), owner_(owner), memory_fd_(memory_fd) {}
+    : device_(device), config_(config), owner_(owner), memory_fd_(memory_fd), incarnation_(new_incarnation()) {}
 
 SoftSpace::~SoftSpace() {
   stop();
@@ -238,6 +245,7 @@ void SoftSpace::reap(bool all) {
 }
 
 void SoftSpace::stop() {
+  ended_.store(true, std::memory_order_release);
   {
     std::lock_guard lock(mu_);
     stopping_ = true;
@@ -269,7 +277,7 @@ uint64_t SoftSpace::oldest_pending() {
 void SoftSpace::submit(const QueueRef& ref, Command& command, std::shared_ptr<void> keeps, const Dependency* extra) {
   SoftQueue& queue = of(ref);
   command.queue_index = queue.index;
-  const bool at_once = queue.kind == QueueKind::kLegacy && !device_.chaos && command.action != Action::kHostFunction &&
+  const bool at_once = queue.kind == QueueKind::kLegacy && !device_.chaos && command.action != Action::kHostFunction && command.action != Action::kComm &&
                        pending_blocking_.load(std::memory_order_acquire) == 0 &&
                        (!extra || extra->queue->published.load(std::memory_order_acquire) >= extra->position);
   if (!at_once) return enqueue(ref, command, std::move(keeps), extra);
@@ -442,6 +450,31 @@ void SoftSpace::host_function(const QueueRef& queue, Ticket ticket, uint64_t tok
   submit(queue, command, nullptr, nullptr);
 }
 
+// -- communicators --------------------------------------------------------------------------------------------------
+
+StatusOr<CommRef> SoftSpace::create_comm(const CommConfig& config) {
+  return CommRef(std::make_shared<SoftComm>(config, config_, incarnation_, owner_));
+}
+
+void SoftSpace::submit_group(const QueueRef& queue, Ticket ticket, std::vector<CommCall> calls, bool init) {
+  auto group = std::make_shared<CommGroup>(std::move(calls), init);
+  Command command;
+  command.action = Action::kComm;
+  command.ticket = ticket;
+  command.comm = group.get();
+  submit(queue, command, std::move(group), nullptr);
+}
+
+void SoftSpace::init_comm(const QueueRef& queue, Ticket ticket, const CommRef& comm) {
+  submit_group(queue, ticket, {{comm, {}}}, true);
+}
+
+void SoftSpace::communicate(const QueueRef& queue, Ticket ticket, std::vector<CommCall> group) {
+  submit_group(queue, ticket, std::move(group), false);
+}
+
+int SoftSpace::share_memory() { return fcntl(memory_fd_, F_DUPFD_CLOEXEC, 0); }
+
 // -- events ---------------------------------------------------------------------------------------------------------
 
 EventRef SoftSpace::create_event(bool timed) {
@@ -519,6 +552,10 @@ void SoftSpace::execute(Command& command, bool on_submitter) {
     }
     case Action::kLaunch: return run_kernel(command, on_submitter);
     case Action::kHostFunction: return owner_.host_function(command.token);
+    case Action::kComm: {
+      const Running running("collective");
+      return command.comm->run(ended_);
+    }
     case Action::kNop:
     case Action::kRecord: return;
   }

@@ -14,8 +14,8 @@
 // its commands in order. So the pending command with the smallest position can always run, or is a host function that
 // the client will answer: there is no cycle.
 //
-// Inline execution. A command of the legacy queue runs on the submitting thread when no legacy or blocking command is
-// pending on a worker. Nothing can slip in meanwhile, because the only thread that submits is busy; so later commands
+// Inline execution. A command of the legacy queue that waits for nobody runs on the submitting thread when no legacy or
+// blocking command is pending on a worker. Nothing can slip in meanwhile, because the only thread that submits is busy; so later commands
 // of blocking queues wait for it for free. Non-blocking queues go on by themselves.
 //
 // Interleavings that worried us
@@ -40,6 +40,7 @@
 
 #include "devproxy/hal/basic_space.h"
 #include "devproxy/hal/hal.h"
+#include "devproxy/hal/soft/comm/soft_comm.h"
 #include "devproxy/hal/host_module/host_module.h"
 #include "devproxy/hal/soft/range_set.h"
 #include "devproxy/hal/soft/soft_device.h"
@@ -75,6 +76,16 @@ class SoftSpace final : public BasicSpace {
   void record(const QueueRef& queue, Ticket ticket, const EventRef& event) override;
   void wait(const QueueRef& queue, Ticket ticket, const EventRef& event) override;
   StatusOr<double> elapsed_ms(const EventRef& start, const EventRef& end) override;
+
+  StatusOr<CommRef> create_comm(const CommConfig& config) override;
+  void init_comm(const QueueRef& queue, Ticket ticket, const CommRef& comm) override;
+  void communicate(const QueueRef& queue, Ticket ticket, std::vector<CommCall> group) override;
+  void abort_comm(const CommRef& comm) override { static_cast<SoftComm&>(*comm).abort(); }
+  CommState comm_state(const CommRef& comm, std::string* why) override {
+    return static_cast<const SoftComm&>(*comm).state(why);
+  }
+  void destroy_comm(const CommRef& comm) override { static_cast<SoftComm&>(*comm).leave(); }
+  int share_memory() override;
 
   StatusOr<ArrayRef> create_array(const ArrayShape& shape) override;
   void copy_array(const QueueRef& queue, Ticket ticket, const ArrayCopy& args) override;
@@ -132,7 +143,7 @@ class SoftSpace final : public BasicSpace {
     std::shared_ptr<Record> last;
   };
 
-  enum class Action : uint8_t { kNop, kCopy, kArrayCopy, kMemset, kLaunch, kRecord, kHostFunction };
+  enum class Action : uint8_t { kNop, kCopy, kArrayCopy, kMemset, kLaunch, kRecord, kHostFunction, kComm };
 
   struct Command {
     Action action = Action::kNop;
@@ -147,6 +158,7 @@ class SoftSpace final : public BasicSpace {
     const HostFunction* function = nullptr;
     const ArrayCopy* array_copy = nullptr;
     Record* record = nullptr;
+    CommGroup* comm = nullptr;
     Command() : token(0) {}
   };
 
@@ -176,6 +188,7 @@ class SoftSpace final : public BasicSpace {
   };
 
   static SoftQueue& of(const QueueRef& queue) { return static_cast<SoftQueue&>(*queue); }
+  void submit_group(const QueueRef& queue, Ticket ticket, std::vector<CommCall> calls, bool init);
   void submit(const QueueRef& queue, Command& command, std::shared_ptr<void> keeps, const Dependency* extra);
   void enqueue(const QueueRef& queue, Command& command, std::shared_ptr<void> keeps, const Dependency* extra);
   void execute(Command& command, bool on_submitter);
@@ -193,10 +206,12 @@ class SoftSpace final : public BasicSpace {
   const SpaceConfig config_;
   SpaceOwner& owner_;
   int memory_fd_;
+  const uint64_t incarnation_;  // tells this space from every other that was ever at its addresses
 
   std::atomic<uint32_t> pending_blocking_{0};  // on workers of legacy and blocking queues
   std::atomic<uint32_t> pending_all_{0};       // on all workers
   std::atomic<bool> faulted_{false};
+  std::atomic<bool> ended_{false};  // stopping_, for those who do not hold mu_
 
   std::mutex mu_;
   bool stopping_ = false;

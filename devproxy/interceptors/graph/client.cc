@@ -76,6 +76,7 @@ void copy_payload(Node* to, const Node& from) {
   to->ctx = from.ctx;
   to->host = from.host;
   to->event = from.event;
+  to->comm = from.comm;
   to->enabled = from.enabled;
   to->memory = from.memory;
   to->freed = from.freed;

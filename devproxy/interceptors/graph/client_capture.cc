@@ -262,6 +262,18 @@ bool capture_host(StreamObj* s, CUhostFn fn, void* data, CUresult* rc) {
   return capture_node(s, [&](Node* n) { return fill_host(n, {fn, data}); }, rc);
 }
 
+bool capture_comm(StreamObj* s, const CommOp* ops, size_t count, CUresult* rc) {
+  return capture_node(
+      s,
+      [&](Node* n) {
+        n->type = CU_GRAPH_NODE_TYPE_EMPTY;
+        n->device = s->device;
+        n->comm.assign(ops, ops + count);
+        return static_cast<int32_t>(kOk);
+      },
+      rc);
+}
+
 bool capture_graph(StreamObj* s, const std::shared_ptr<Exec>& x, CUresult* rc) {
   return capture_node(
       s,

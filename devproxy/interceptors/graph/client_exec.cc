@@ -202,6 +202,12 @@ void compile(Node* n, int device, uint64_t staging) {
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return steps.record(bits(n->event));
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
       return steps.add(Opcode::STREAM_WAIT_EVENT, wire::STREAM_WAIT_EVENT_req{{}, VHandle{bits(n->event)}});
+    case CU_GRAPH_NODE_TYPE_EMPTY: {
+      if (n->comm.empty()) return;
+      wire::COMM_GROUP_req req{};
+      req.bulk_bytes = static_cast<uint32_t>(n->comm.size() * sizeof(CommOp));
+      return steps.add(Opcode::COMM_GROUP, req, n->comm.data(), req.bulk_bytes);
+    }
     default: return;
   }
 }
@@ -526,6 +532,9 @@ CUgraphExecUpdateResult may_become(const Node& to, const Node& from) {
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
       return to.device == from.device ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+      return to.comm.empty() == from.comm.empty() ? CU_GRAPH_EXEC_UPDATE_SUCCESS
+                                                  : CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
       return same_memory(to, from) ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
@@ -540,6 +549,7 @@ void become(Node* to, const Node& from) {
   to->ctx = from.ctx;
   to->host = from.host;
   to->event = from.event;
+  to->comm = from.comm;
 }
 
 // Gives the node of an executable graph new parameters.

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "devproxy/csrc/args/comm.h"
 #include "devproxy/csrc/wire/graph_step.h"
 #include "devproxy/interceptors/client_common.h"
 #include "devproxy/interceptors/launch/client.h"
@@ -86,6 +87,7 @@ struct Node {
   CUcontext ctx = nullptr;
   CUDA_HOST_NODE_PARAMS host{};
   CUevent event = nullptr;
+  std::vector<CommOp> comm;  // of an empty node: what a communicator's group does. The vendor has no type for it
   std::unique_ptr<Graph> child;
   std::shared_ptr<GraphMemory> memory;  // of an allocation node
   std::weak_ptr<GraphMemory> freed;     // of a free node: it keeps nothing

@@ -6,6 +6,7 @@
 
 #include <atomic>
 
+#include "devproxy/csrc/args/comm.h"
 #include "devproxy/interceptors/client_common.h"
 
 namespace devproxy::sa::launch {
@@ -36,6 +37,7 @@ inline bool capturing() { return __builtin_expect(g_captures.load(std::memory_or
                                   void** extra, const CUlaunchConfig* config, CUresult* rc);
 [[nodiscard]] bool capture_copy(client::StreamObj* s, const CUDA_MEMCPY3D& p, CUresult* rc);
 [[nodiscard]] bool capture_memset(client::StreamObj* s, const CUDA_MEMSET_NODE_PARAMS& p, CUresult* rc);
+[[nodiscard]] bool capture_comm(client::StreamObj* s, const CommOp* ops, size_t count, CUresult* rc);
 [[nodiscard]] bool capture_host(client::StreamObj* s, CUhostFn fn, void* data, CUresult* rc);
 [[nodiscard]] bool capture_record(client::StreamObj* s, CUevent event, bool external, CUresult* rc);
 [[nodiscard]] bool capture_wait(client::StreamObj* s, CUevent event, bool external, CUresult* rc);

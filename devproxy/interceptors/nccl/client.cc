@@ -1,32 +1,79 @@
-// NCCL for the job, until the communication interceptors exist: its version and its texts.
-#include "nccl_decl.gen.h"
+// libnccl.so.2: its version, its texts, and how its calls fail.
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "devproxy/interceptors/nccl/comm.h"
 
 namespace devproxy::sa::nccl {
+
 namespace {
 
-constexpr int kVersion = 22703;  // 2.27.3, the one whose semantics the communication interceptors will have
+constexpr int kVersion = 22703;  // 2.27.3, whose semantics these are
+
+std::mutex g_last_mu;
+char g_last[512];
+
+bool says_warnings() {
+  static const bool on = [] {
+    const char* level = getenv("NCCL_DEBUG");
+    return level && strcasecmp(level, "VERSION") != 0 && strcasecmp(level, "NONE") != 0;
+  }();
+  return on;
+}
 
 }  // namespace
 
+ncclResult_t fail(ncclResult_t result, const char* format, ...) {
+  char text[sizeof g_last];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  {
+    const std::lock_guard lock(g_last_mu);
+    memcpy(g_last, text, sizeof text);
+  }
+  if (says_warnings()) fprintf(stderr, "devproxy: libnccl.so.2: %s\n", text);
+  return result;
+}
+
+ncclResult_t fail_core(int32_t rc, const char* doing) {
+  return fail(kUnhandledCudaError, "%s failed with CUDA error %d", doing, rc);
+}
+
+const Core* core() {
+  static const Core* const found = devproxy_core(kCoreVersion);
+  if (!found) fail(kInternalError, "libcuda.so.1 of this process is not of the same devproxy as libnccl.so.2");
+  return found;
+}
+
 ncclResult_t ncclGetVersion(int* version) {
   *version = kVersion;
-  return 0;
+  return kSuccess;
 }
 
 const char* ncclGetErrorString(ncclResult_t result) {
   switch (result) {
-    case 0: return "no error";
-    case 1: return "unhandled cuda error";
-    case 2: return "unhandled system error";
-    case 3: return "internal error";
-    case 4: return "invalid argument";
-    case 5: return "invalid usage: devproxy does not carry collectives yet";
-    case 6: return "remote process exited or there was a network error";
-    case 7: return "operation in progress";
+    case kSuccess: return "no error";
+    case kUnhandledCudaError: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case kSystemError: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case kInternalError: return "internal error - please report this issue to the devproxy developers";
+    case kInvalidArgument: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+    case kInvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+    case kRemoteError: return "remote process exited or there was a network error";
+    case kInProgress: return "NCCL operation in progress";
     default: return "unknown result code";
   }
 }
 
-const char* ncclGetLastError(ncclComm_t) { return "devproxy does not carry collectives yet; run with one rank"; }
+const char* ncclGetLastError(ncclComm_t) {
+  static thread_local char text[sizeof g_last];
+  const std::lock_guard lock(g_last_mu);
+  memcpy(text, g_last, sizeof text);
+  return text;
+}
 
 }  // namespace devproxy::sa::nccl

@@ -1,0 +1,87 @@
+// What the members of a communicator share: one file in the job's folder, mapped by every server that has a member.
+//
+// The board counts. An operation of the whole communicator is two counts up to ranks: `posted`, when a member has said
+// what it does, and `finished`, when it has done its share. No member posts its next operation before all have finished
+// the last one, so one description for each member is enough, and operation s is under way exactly while
+// posted > (s - 1) * ranks or finished < s * ranks. A send and its receive count by pair of ranks.
+//
+// The board outlives a server: who takes a member over finds the counts where they were, and puts its own place and
+// incarnation into the member's cell. The others see the other incarnation and look for the memory anew.
+//
+// Bell. Whoever waits reads `bell`, looks at what it waits for, says in `sleepers` that it sleeps, and waits for another
+// value of the bell. Whoever changes something adds to the bell afterwards, and wakes if there are sleepers. All four
+// accesses are sequentially consistent: either the waiter sees the change, or the changer sees the sleeper or changes the
+// value that it sleeps on.
+//
+// A job's process could write to this file, so nothing in it is trusted: whoever reads an address or a length checks it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "devproxy/csrc/args/comm.h"
+#include "devproxy/csrc/base/status.h"
+
+namespace devproxy::hal::soft {
+
+inline constexpr uint32_t kBoardMagic = 0x42505044;  // "DPPB"
+
+struct BoardHead {
+  uint32_t magic = 0, ranks = 0;
+  alignas(64) std::atomic<uint32_t> bell;
+  std::atomic<uint32_t> sleepers;
+  std::atomic<uint32_t> joined, left;  // members
+  alignas(64) std::atomic<uint64_t> posted;
+  alignas(64) std::atomic<uint64_t> finished;
+  std::atomic<uint64_t> wrong;  // `posted` of an operation of which the members said different things
+};
+
+// A member, and the operation that it posted last.
+struct alignas(64) BoardCell {
+  std::atomic<uint64_t> incarnation;  // of its space; 0: it has not come. Written last
+  uint32_t gpu = 0, slot = 0;
+  uint64_t device_base = 0, device_bytes = 0;
+  CommOp op;
+};
+
+// Sends from one rank to another.
+struct alignas(64) BoardPair {
+  std::atomic<uint64_t> posted, finished;
+  uint64_t addr = 0, bytes = 0;
+  uint32_t type = 0;
+};
+
+class Board {
+ public:
+  // The communicator's board, made by whoever comes first. A board of another number of ranks is kInvalidValue.
+  static StatusOr<std::unique_ptr<Board>> open(const std::string& folder, const CommKey& key, uint32_t ranks);
+  ~Board();
+  Board(const Board&) = delete;
+
+  BoardHead& head() { return *head_; }
+  BoardCell& cell(uint32_t rank) { return cells_[rank]; }
+  BoardPair& pair(uint32_t from, uint32_t to) { return pairs_[size_t{from} * ranks_ + to]; }
+
+  // Something has changed.
+  void ring();
+  // Until something changes behind `seen`, or so long.
+  void sleep(uint32_t seen, uint64_t us);
+  // The last member has left: the name goes.
+  void remove() const;
+
+ private:
+  Board(std::string path, void* at, size_t bytes, uint32_t ranks);
+
+  const std::string path_;
+  void* const at_;
+  const size_t bytes_;
+  const uint32_t ranks_;
+  BoardHead* head_;
+  BoardCell* cells_;
+  BoardPair* pairs_;
+};
+
+}  // namespace devproxy::hal::soft

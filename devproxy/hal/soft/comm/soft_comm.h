@@ -1,0 +1,103 @@
+// A member of a communicator on the software GPU, and the groups of operations that its queues run.
+//
+// The members reach one another's device memory directly, so an operation is: say what is to be done, wait until all
+// have said theirs, do one's share, wait until all have done theirs (board.h). Which share that is changes no bit of the
+// result. What is small the last to come does for all: the others sleep once instead of twice.
+//
+// Who owns what
+//   the submitting thread   next_turn_: the order of the groups that use this communicator
+//   device threads          a group's run(), one thread for each group; lanes_ state is the thread's whose turn it is:
+//                           turn_ is stored with release by the thread that is done and read with acquire by the next
+//   any thread              abort(), state()
+// Locks: mu_ guards state and text; a leaf.
+//
+// Interleavings that worried us
+//   1. Two queues run operations of one communicator. They take turns in the order of submission; a turn waits only for
+//      groups submitted before, as every other dependency of a space does, so there is no circle within a server. A
+//      circle over several servers is the job's, as with NCCL.
+//   2. A group has operations of several communicators, and another rank submits them one by one in another order. All
+//      lanes of a group go on independently; none waits for another.
+//   3. A member's server is replaced (a migrate) between two operations: its cell has another incarnation, and the
+//      mapping is made anew before the next operation reads it. During an operation no server is replaced: a dump waits
+//      until a client is idle.
+//   4. A member dies. Whoever waits looks every kLookUs whether all members' servers still have them. Only those are
+//      looked at that the operation waits for: who has finished may go.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "devproxy/hal/comm.h"
+#include "devproxy/hal/hal.h"
+#include "devproxy/hal/soft/comm/board.h"
+#include "devproxy/hal/soft/comm/peers.h"
+
+namespace devproxy::hal::soft {
+
+class SoftComm final : public Comm {
+ public:
+  SoftComm(const CommConfig& config, const SpaceConfig& space, uint64_t incarnation, SpaceOwner& owner)
+      : config_(config), space_(space), incarnation_(incarnation), owner_(owner), peers_(config.ranks) {}
+
+  // -- any thread
+  void abort();
+  CommState state(std::string* why) const;
+  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+  // This member will do nothing more.
+  void leave();
+
+  // -- the submitting thread
+  uint64_t take_turn() { return next_turn_++; }
+
+  // -- the thread whose turn it is
+  bool is_turn(uint64_t turn) const { return turn_.load(std::memory_order_acquire) == turn; }
+  void end_turn() { turn_.fetch_add(1, std::memory_order_release); }
+  // Takes this member's place on the board. False: it cannot, and state() says why.
+  bool join();
+  bool all_joined() { return board_->head().joined.load(std::memory_order_acquire) >= config_.ranks; }
+  Board& board() { return *board_; }
+  const CommConfig& config() const { return config_; }
+  // Memory of a rank that has joined; nullptr: there is no way to it, and state() says why.
+  const PeerMemory* peer(uint32_t rank);
+  uint8_t* reach(uint32_t rank, uint64_t addr, uint64_t bytes);
+  // Are the servers of these ranks there? Those that have not joined count as there.
+  bool look_at(uint32_t rank);
+  void fail(CommState state, std::string why);
+
+ private:
+  const CommConfig config_;
+  const SpaceConfig space_;
+  const uint64_t incarnation_;
+  SpaceOwner& owner_;
+
+  uint64_t next_turn_ = 0;
+  std::atomic<uint64_t> turn_{0};
+  std::unique_ptr<Board> board_;
+  std::atomic<bool> joined_{false};
+  std::vector<std::shared_ptr<PeerMemory>> peers_;
+  std::atomic<bool> aborted_{false};
+
+  mutable std::mutex mu_;
+  CommState state_ = CommState::kOk;
+  std::string why_;
+};
+
+// Operations that were submitted together.
+class CommGroup {
+ public:
+  // init: only takes the places, and ends when all members have come. On the submitting thread.
+  CommGroup(std::vector<CommCall> calls, bool init);
+  ~CommGroup();
+  // Until all is done, or given up: `ended` is asked now and then.
+  void run(const std::atomic<bool>& ended);
+
+ private:
+  class Lane;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+};
+
+}  // namespace devproxy::hal::soft

@@ -1,0 +1,112 @@
+// Communicators, the server's half. The client's half is libnccl.so.2 (interceptors/nccl).
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "devproxy/csrc/server/handlers.h"
+
+namespace devproxy::server::comm {
+
+namespace {
+
+constexpr size_t kMaxWhyBytes = 1024;
+
+bool times(uint64_t a, uint64_t b, uint64_t* product) { return !__builtin_mul_overflow(a, b, product); }
+
+// Are the buffers that this rank gives its own? An empty operation has none.
+bool owns_buffers(Connection& c, const Message& m, const CommOp& op, const CommObject& object) {
+  uint64_t part, all;
+  if (!times(op.count, comm_type_bytes(op.type_of()), &part) || !times(part, object.ranks, &all)) return false;
+  if (part == 0) return true;
+  const bool is_root = static_cast<uint32_t>(op.peer) == object.rank;
+  uint64_t send = part, recv = part;
+  switch (op.kind_of()) {
+    case CommKind::kAllReduce: break;
+    case CommKind::kBroadcast: send = is_root ? part : 0; break;
+    case CommKind::kReduce: recv = is_root ? part : 0; break;
+    case CommKind::kAllGather: recv = all; break;
+    case CommKind::kReduceScatter: send = all; break;
+    case CommKind::kAllToAll: send = recv = all; break;
+    case CommKind::kGather: recv = is_root ? all : 0; break;
+    case CommKind::kScatter: send = is_root ? all : 0; break;
+    case CommKind::kSend: recv = 0; break;
+    case CommKind::kRecv: send = 0; break;
+  }
+  if (op.reduction_of() == CommReduction::kPreMulSum && op.scalar_on_device &&
+      !c.memory().in_device(op.scalar, comm_type_bytes(op.type_of()), m.end))
+    return false;
+  return (send == 0 || c.memory().in_device(op.send, send, m.end)) &&
+         (recv == 0 || c.memory().in_device(op.recv, recv, m.end));
+}
+
+}  // namespace
+
+bool comm_init(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::COMM_INIT_req>();
+  hal::QueueRef* queue = c.device().queue_of(r.stream);
+  const bool replays = c.state().replaying().on;
+  if (!queue && !replays) return c.refuse(m, r.stream, kInvalidHandle), false;
+  if (r.ranks == 0 || r.ranks > kMaxCommRanks || r.rank >= r.ranks || c.state().comms().find(r.comm))
+    return c.refuse(m, r.stream, kInvalidValue), false;
+  const CommKey key{r.key_low, r.key_high};
+  auto made = c.device().create_comm({key, r.ranks, r.rank});
+  if (!made.ok()) {
+    c.fail(m, made.status());
+    if (queue) c.device().nop(*queue, {m.end, 0});
+    return false;
+  }
+  if (!c.state().comms().insert(r.comm, {*made, key, r.ranks, r.rank})) return c.refuse(m, r.stream, kInvalidHandle), false;
+  // One that a restore makes again has its members.
+  if (!replays) c.device().init_comm(*queue, {m.end, 0, m.slot}, *made);
+  return true;
+}
+
+bool comm_destroy(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::COMM_DESTROY_req>();
+  const CommObject* object = c.state().comms().find(r.comm);
+  if (!object) return c.fail(m, kInvalidHandle), false;
+  c.device().destroy_comm(object->comm);
+  return c.state().comms().erase(r.comm);
+}
+
+bool comm_abort(Connection& c, const Message& m) {
+  CommObject* object = c.state().comms().find(m.as<wire::COMM_ABORT_req>().comm);
+  if (!object) return c.fail(m, kInvalidHandle), false;
+  object->aborted = true;
+  c.device().abort_comm(object->comm);
+  return true;
+}
+
+void comm_group(Connection& c, const Message& m) {
+  const auto& r = m.as<wire::COMM_GROUP_req>();
+  hal::QueueRef* queue = c.device().queue_of(r.stream);
+  if (!queue) return c.refuse(m, r.stream, kInvalidHandle);
+  if (m.bulk_bytes == 0 || m.bulk_bytes % sizeof(CommOp) != 0) return c.refuse(m, r.stream, kInvalidValue);
+  std::vector<hal::CommCall> group(m.bulk_bytes / sizeof(CommOp));
+  for (size_t i = 0; i < group.size(); i++) {
+    CommOp& op = group[i].op;
+    std::memcpy(&op, m.bulk + i * sizeof op, sizeof op);
+    const CommObject* object = c.state().comms().find(VHandle{op.comm});
+    if (!object) return c.refuse(m, r.stream, kInvalidHandle);
+    if (op.kind >= kCommKinds || op.type >= kCommTypes || op.reduction >= kCommReductions || op.peer < 0 ||
+        static_cast<uint32_t>(op.peer) >= object->ranks || !owns_buffers(c, m, op, *object))
+      return c.refuse(m, r.stream, kInvalidValue);
+    group[i].comm = object->comm;
+  }
+  c.device().communicate(*queue, {m.end, 0, m.slot}, std::move(group));
+}
+
+void comm_state(Connection& c, const Message& m) {
+  const CommObject* object = c.state().comms().find(m.as<wire::COMM_STATE_req>().comm);
+  if (!object) return c.reply(m, kInvalidHandle);
+  std::string why;
+  const CommState state = c.device().comm_state(object->comm, &why);
+  std::vector<uint8_t> answer(sizeof(wire::COMM_STATE_rep) + std::min(why.size(), kMaxWhyBytes));
+  const wire::COMM_STATE_rep rep{static_cast<uint32_t>(state), 0};
+  std::memcpy(answer.data(), &rep, sizeof rep);
+  std::memcpy(answer.data() + sizeof rep, why.data(), answer.size() - sizeof rep);
+  c.reply(m, kOk, answer.data(), answer.size());
+}
+
+}  // namespace devproxy::server::comm

@@ -1,0 +1,76 @@
+// What the parts of libnccl.so.2 share: the communicator as the job holds it, and how a call fails.
+//
+// All state is plain memory of the job, so it travels in the process image. The communicator itself is the server's;
+// this side has its handle.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "devproxy/csrc/core/core.h"
+#include "nccl_decl.gen.h"
+
+namespace devproxy::sa::nccl {
+
+// nccl.h, ncclResult_t.
+inline constexpr ncclResult_t kSuccess = 0, kUnhandledCudaError = 1, kSystemError = 2, kInternalError = 3,
+                              kInvalidArgument = 4, kInvalidUsage = 5, kRemoteError = 6, kInProgress = 7;
+
+// Notes the text for ncclGetLastError, and says it where NCCL_DEBUG=WARN or more is set.
+[[gnu::format(printf, 2, 3)]] ncclResult_t fail(ncclResult_t result, const char* format, ...);
+// The same for a result of the core, which is a CUresult.
+ncclResult_t fail_core(int32_t rc, const char* doing);
+
+// nullptr where libcuda.so.1 of this process is not devproxy's of this build; said once.
+const Core* core();
+
+// A reduction that ncclRedOpCreatePreMulSum made.
+struct PreMulSum {
+  bool live = false;
+  uint8_t type = 0, on_device = 0;
+  uint64_t scalar = 0;
+};
+
+}  // namespace devproxy::sa::nccl
+
+// What an ncclComm_t points to. Never freed: a stale pointer is an error and not somebody else's communicator.
+struct ncclComm {
+  static constexpr uint64_t kMagic = 0x6d6d6f4343435044;  // "DPCCComm"
+  uint64_t magic = kMagic;
+  int32_t device = 0;
+  uint32_t ranks = 1, rank = 0;
+  uint64_t handle = 0;  // on the server
+  devproxy::CommKey key;
+  bool blocking = true;
+
+  // Guards what follows. A leaf, but for messages.
+  std::mutex mu;
+  enum class State : uint8_t { kStarting, kReady, kFailed, kGone } state = State::kStarting;
+  ncclResult_t result = 0;         // of kFailed
+  uint64_t init_stream = 0;        // kStarting: on which the server waits for the members
+  uint64_t derived = 0;            // communicators that were made from this one, at every member in the same order
+  std::vector<uint64_t> streams;   // on which it has been used
+  std::vector<devproxy::sa::nccl::PreMulSum> reductions;
+};
+
+namespace devproxy::sa::nccl {
+
+// The communicator behind what the job passed; nullptr and *result, with its text.
+ncclComm* comm_of(ncclComm_t comm, const char* what, ncclResult_t* result);
+// The same, once its members have come.
+ncclComm* ready(ncclComm_t comm, const char* what, ncclResult_t* result);
+// Waits until the members have come, or the making has failed.
+ncclResult_t await_members(ncclComm* comm);
+// Posts this member's arrival. What a group puts off until its end.
+ncclResult_t start(ncclComm* comm);
+
+// -- groups (client_group.cc)
+bool in_group();
+void put_off(ncclComm* comm);  // in_group(): its start, and the wait for it
+// One operation, now or at the end of the group. `op` lacks the communicator's handle.
+ncclResult_t submit(ncclComm* comm, cudaStream_t stream, CommOp op, const char* what);
+
+}  // namespace devproxy::sa::nccl
