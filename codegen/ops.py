@@ -394,6 +394,7 @@ OPS: dict[str, Op] = {
         bulk="in",
         server_sa="graph",
         stream="stream",
+        communicates=True,
     ),
     # bulk in: the steps that take the place of steps first .. first + count
     "GRAPH_UPDATE": Op(
@@ -423,6 +424,7 @@ OPS: dict[str, Op] = {
         server_sa="comm",
         log=Log.CREATE,
         handle="comm",
+        communicates=True,
     ),
     "COMM_DESTROY": Op(
         0x0802, ANNOUNCE, {"comm": "comm"}, server_sa="comm", log=Log.DESTROY, handle="comm"
@@ -433,7 +435,13 @@ OPS: dict[str, Op] = {
     ),
     # bulk in: CommOp after CommOp. A group is one message, so no cut comes between its members
     "COMM_GROUP": Op(
-        0x0804, ASYNC, {"stream": "stream"}, bulk="in", server_sa="comm", stream="stream"
+        0x0804,
+        ASYNC,
+        {"stream": "stream"},
+        bulk="in",
+        server_sa="comm",
+        stream="stream",
+        communicates=True,
     ),
     # state: CommState; bulk out: the text behind it
     "COMM_STATE": Op(

@@ -81,6 +81,7 @@ class Op:
     log: what the replay log does when the handler says that it is done. handle: the field that names the object. parent: of
     a CREATE, the field of the object that it is made from and goes with. key: of a SET, the field that tells its messages
     apart; one of the same key replaces the earlier. log_bulk: a CREATE is logged with its bulk data.
+    communicates: it needs other ranks, so a cut of the job counts it (csrc/server/agreement.h).
     """
 
     opcode: int
@@ -95,6 +96,7 @@ class Op:
     parent: str = ""
     key: str = ""
     log_bulk: bool = False
+    communicates: bool = False
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ def emit() -> str:
         "  uint16_t rep_bytes;      // fixed part of the reply; 0 where it has no fields",
         "  bool has_bulk;           // the request ends with {bulk_bytes, bulk_chunks} and bulk data follows",
         "  bool is_sync;            // the client waits: seq != 0",
+        "  bool communicates;       // it may need other ranks",
         "  int16_t stream_offset;   // of the VHandle of the stream on which it is a command; -1: no command",
         "  int16_t bulk_offset;     // of bulk_bytes; bulk_chunks follows it; -1: no bulk",
         "  Log log;",
@@ -56,7 +57,7 @@ def emit() -> str:
         "inline constexpr OpInfo kOps[] = {",
     ]
     for name, op in OPS.items():
-        flags = f"{str(op.bulk == 'in').lower()}, {str(op.carry is Carry.SYNC).lower()}"
+        flags = f"{str(op.bulk == 'in').lower()}, {str(op.carry is Carry.SYNC).lower()}, {str(op.communicates).lower()}"
         bulk = offset(op, "bulk_bytes") if op.bulk == "in" else -1
         log = f"Log::k{op.log.value.capitalize()}, {str(op.log_bulk).lower()}"
         logged = ", ".join(str(offset(op, word)) for word in (op.handle, op.parent, op.key))

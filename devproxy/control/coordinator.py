@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from devproxy import fault, state
 from devproxy.checkpoint import image, store
 from devproxy.checkpoint.errors import ImageError
+from devproxy.control import agreement
 from devproxy.control import coordinator_api as api
 from devproxy.control.operation import Operation, still_s, words
 from devproxy.errors import (
@@ -44,6 +45,7 @@ from devproxy.node.stages import Report, Stages
 LEARNT_WAIT = -1  # for the server: two periods of its allocation trace
 STEP_POLL_S = 0.1
 
+fault.register("agree", "nothing has stopped, before the ranks are asked for a common point")
 fault.register("upload", "before the first chunk goes into the store")
 fault.register("before_commit", "all chunks are in the store, the manifest is not")
 fault.register("after_commit", "the image is whole, the coordinator has not noted it")
@@ -274,7 +276,10 @@ class JobCoordinator:
         try:
             self._refuse_early(op)
             self._phase = api.CUTTING
-            op.each(op.dumps, lambda dump: dump.cut(LEARNT_WAIT if wait_ms is None else wait_ms))
+            ranks = self._agree(op, op.dumps)
+            wait = LEARNT_WAIT if wait_ms is None else wait_ms
+            # Ranks that are held come to no moment of least memory any more.
+            op.each(op.dumps, lambda dump: dump.cut(0 if ranks else wait))
             self._phase = api.QUIESCED
             op.each(op.dumps, lambda dump: dump.write())
             self._phase = api.DUMPED
@@ -291,6 +296,12 @@ class JobCoordinator:
             if all(dump.tree_has_ended() for dump in op.dumps):
                 error = self._suspended_all_the_same(op, caught)
         return self._finish(op, error)
+
+    def _agree(self, op: Operation, parts: Sequence[agreement.Part]) -> int:
+        """The ranks come to a point where the job may be cut. Returns how many there are."""
+        with op.stages.at("agree", "waiting for a point that all ranks have come to", op.name):
+            fault.point("agree")
+            return agreement.acquire(parts).ranks
 
     def _refuse_early(self, op: _ImageOperation) -> None:
         """Nothing has stopped yet. Everything that can be known to be in the way is named here."""
@@ -446,6 +457,7 @@ class JobCoordinator:
         try:
             op.each(moves, lambda move: move.check())
             self._phase = api.CUTTING
+            self._agree(op, moves)
             op.each(moves, lambda move: move.cut())
             self._phase = api.QUIESCED
             op.each(moves, lambda move: move.copy())

@@ -85,6 +85,7 @@ class BasicSpace : public Space {
   void init_comm(const QueueRef& queue, Ticket ticket, const CommRef&) override { nop(queue, ticket); }
   void communicate(const QueueRef& queue, Ticket ticket, std::vector<CommCall>) override { nop(queue, ticket); }
   void abort_comm(const CommRef&) override {}
+  bool comm_complete(const CommRef&) override { return false; }
   CommState comm_state(const CommRef&, std::string*) override { return CommState::kOk; }
   void destroy_comm(const CommRef&) override {}
   int share_memory() override { return -1; }

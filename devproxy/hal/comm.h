@@ -41,6 +41,8 @@ class SpaceComms {
   virtual void communicate(const QueueRef& queue, Ticket ticket, std::vector<CommCall> group) = 0;
   // What was submitted completes without effect, and so does what is submitted later. Any thread.
   virtual void abort_comm(const CommRef& comm) = 0;
+  // Any thread: have all members come?
+  virtual bool comm_complete(const CommRef& comm) = 0;
   virtual CommState comm_state(const CommRef& comm, std::string* why) = 0;
   // The job is done with it: its members need not wait for this one any more.
   virtual void destroy_comm(const CommRef& comm) = 0;

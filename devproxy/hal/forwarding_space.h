@@ -117,6 +117,7 @@ class ForwardingSpace : public Space {
     inner_->communicate(queue, ticket, std::move(group));
   }
   void abort_comm(const CommRef& comm) override { inner_->abort_comm(comm); }
+  bool comm_complete(const CommRef& comm) override { return inner_->comm_complete(comm); }
   CommState comm_state(const CommRef& comm, std::string* why) override { return inner_->comm_state(comm, why); }
   void destroy_comm(const CommRef& comm) override { inner_->destroy_comm(comm); }
   int share_memory() override { return inner_->share_memory(); }

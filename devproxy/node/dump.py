@@ -26,6 +26,7 @@ from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.writer import Writer
 from devproxy.errors import CheckpointError, DevproxyError, Refused
 from devproxy.node import init, shared, staging
+from devproxy.node.answer import Answer
 from devproxy.node.parked import Parked, may_dump
 from devproxy.node.stages import Stages
 from devproxy.node.tree import Tree
@@ -146,6 +147,15 @@ class TreeDump:
         return total
 
     # -- the job stands still -----------------------------------------------------------------------------------
+
+    def hold(self) -> list[dict[str, Any]]:
+        return self._parked.hold()
+
+    def agree(self, reports: list[dict[str, Any]]) -> Answer:
+        return self._parked.agree(reports)
+
+    def lift(self) -> None:
+        self._parked.lift()
 
     def cut(self, wait_ms: int) -> None:
         """The servers stop between two messages and drain; then our relays stop."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 from devproxy import fault
 from devproxy.errors import DevproxyError
 from devproxy.log import say
 from devproxy.node import staging
+from devproxy.node.answer import Answer
 from devproxy.node.parked import Parked, may_dump
 from devproxy.node.stages import Stages
 from devproxy.node.tree import Tree
@@ -47,6 +49,15 @@ class TreeMove:
         clients = [client for answer in may_dump(tree) for client in answer["clients"]]
         need = sum(client["live_bytes"] for client in clients)
         self._staging = staging.make(tree.folder, tree.spec.job_id, need, refuse=True)
+
+    def hold(self) -> list[dict[str, Any]]:
+        return self._parked.hold()
+
+    def agree(self, reports: list[dict[str, Any]]) -> Answer:
+        return self._parked.agree(reports)
+
+    def lift(self) -> None:
+        self._parked.lift()
 
     def cut(self) -> None:
         with self.stages.at("cut", "stopping the servers between two messages", self._old_servers):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from devproxy.errors import DevproxyError, Refused
+from devproxy.node.answer import Answer
 from devproxy.node.together import all_of
 from devproxy.node.tree import Tree
 
@@ -33,7 +35,30 @@ class Parked:
         self._relays_paused = False
 
     def open(self) -> None:
+        if self.channels:
+            return
         self.channels = [self._tree.channel(server) for server in self._tree.servers.members]
+
+    def hold(self) -> list[dict[str, Any]]:
+        """Nobody goes past what is submitted: what has been, client by client."""
+        self.open()
+        return [report for reports in all_of([c.hold for c in self.channels]) for report in reports]
+
+    def agree(self, reports: list[dict[str, Any]]) -> Answer:
+        answers = all_of([partial(c.agree, reports) for c in self.channels])
+        return Answer(
+            settled=all(a["settled"] for a in answers),
+            reports=[report for a in answers for report in a["reports"]],
+            failure=next((a["failure"] for a in answers if a["failure"]), ""),
+            debt=next((a["debt"] for a in answers if a["debt"]), ""),
+        )
+
+    def lift(self) -> None:
+        """May be called at any time. A server that does not answer lifts it when the channel is closed."""
+        for channel in self.channels:
+            with suppress(OSError, DevproxyError):
+                channel.lift()
+        self.close()
 
     def cut(self, wait_ms: int) -> None:
         """All at once: each server learns its own least, and none waits for another's. wait_ms: see ControlChannel.cut."""

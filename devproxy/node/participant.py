@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from devproxy.checkpoint.image import Image
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
+from devproxy.node.answer import Answer
 from devproxy.node.restore import Wishes
 from devproxy.node.stages import Stages
 
@@ -29,6 +30,18 @@ class Dump(Protocol):
 
     def check(self) -> None:
         """Nothing has stopped. Raises Refused by name of what is in the way."""
+        ...
+
+    def hold(self) -> list[dict[str, Any]]:
+        """Nobody goes past the communication that is submitted. What has been, client by client."""
+        ...
+
+    def agree(self, reports: list[dict[str, Any]]) -> Answer:
+        """All ranks' reports: whoever owes goes on."""
+        ...
+
+    def lift(self) -> None:
+        """Nothing is held any more. At any time before the cut."""
         ...
 
     def cut(self, wait_ms: int) -> None:
@@ -77,6 +90,18 @@ class Move(Protocol):
     def still_s(self) -> float: ...
 
     def check(self) -> None: ...
+
+    def hold(self) -> list[dict[str, Any]]:
+        """Nobody goes past the communication that is submitted. What has been, client by client."""
+        ...
+
+    def agree(self, reports: list[dict[str, Any]]) -> Answer:
+        """All ranks' reports: whoever owes goes on."""
+        ...
+
+    def lift(self) -> None:
+        """Nothing is held any more. At any time before the cut."""
+        ...
 
     def cut(self) -> None: ...
 

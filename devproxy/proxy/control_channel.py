@@ -138,6 +138,19 @@ class ControlChannel:
         """Level, clients and what stands in the way. Changes nothing."""
         return self.request("can_dump", 30)
 
+    def hold(self) -> list[dict[str, Any]]:
+        """Clients hold before their next communication message. Their reports (csrc/server/agreement.h)."""
+        reports: list[dict[str, Any]] = self.request("hold", 30)["reports"]
+        return reports
+
+    def agree(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
+        """Every rank's reports. Answers settled, reports, failure, debt."""
+        return self.request("agree", 30, reports=reports)
+
+    def lift(self) -> None:
+        """Nothing is held any more."""
+        self.request("lift", 30)
+
     def cut(self, wait_ms: int = 0, drain_ms: int = 10_000) -> dict[str, Any]:
         """Parks all clients. wait_ms: how long to wait for least live bytes; -1: two periods of the job's rhythm.
 

@@ -25,6 +25,9 @@ struct CoreStream {
   int32_t capturing = 0;  // its commands become nodes of a graph
 };
 
+// What a message of the ring holds.
+inline constexpr size_t kMaxGroup = (64u << 10) / sizeof(CommOp);
+
 struct Core {
   uint32_t version = kCoreVersion, bytes = sizeof(Core);
   // Initialises the driver, as cuInit does.
@@ -42,7 +45,7 @@ struct Core {
   int32_t (*make_comm)(int32_t device, uint64_t* comm);
   // Posts a member's arrival on a stream of create_stream, which completes when all have come.
   int32_t (*comm_init)(int32_t device, uint64_t comm, uint64_t stream, CommKey key, uint32_t ranks, uint32_t rank);
-  // Posts operations as one message. On a stream that captures they become one node.
+  // Posts operations as one message, at most kMaxGroup of them. On a stream that captures they become one node.
   int32_t (*comm_group)(uint64_t stream, const CommOp* ops, size_t n);
   int32_t (*comm_abort)(int32_t device, uint64_t comm);
   int32_t (*comm_destroy)(int32_t device, uint64_t comm);

@@ -32,6 +32,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 
 #include "devproxy/csrc/base/log.h"
@@ -146,6 +147,7 @@ void Connection::join() {
 void Connection::tear_down() {
   if (device_.is_open()) device_.stop();
   state_.clear();
+  communicators_.clear();
   device_.close();
   memory_.give_all();
   endpoint_.give_back();
@@ -175,6 +177,9 @@ Status Connection::save(ClientRecord* client) {
   client->counters = {counters_.counted(), counters_.peak_bytes};
   memory_.save(client);
   windows_.save(client);
+  for (const auto& [key, count] : communicators_.counts())
+    client->comm_counts.push_back({key.comm.low, key.comm.high, static_cast<uint64_t>(key.from + 1),
+                                   static_cast<uint64_t>(key.to + 1), key.receives, count});
   Status s = state_.save(device_, end_of(memory_.pieces()), client);
   return std::move(s).with("saving client " + std::to_string(number()));
 }
@@ -215,8 +220,11 @@ void Connection::dispatch() {
       busy_since = now_us();
       continue;
     }
-    if (!consume(bytes)) return;
-    endpoint_.release(bytes);
+    switch (consume(bytes)) {
+      case Taken::kPoisoned: return;
+      case Taken::kHeld: communicators_.wait(); continue;
+      case Taken::kYes: endpoint_.release(bytes);
+    }
     if (device_.pending() > kMaxPending) throttle();
   }
 }
@@ -265,11 +273,13 @@ void Connection::throttle() {
   if (device_.pending() > kMaxPendingEver) poison("more than a million commands wait behind a host function");
 }
 
-// Handles the record at the ring's head. False when the connection is poisoned.
-bool Connection::consume(uint32_t record_bytes) {
+// Handles the record at the ring's head. kHeld: it must wait for the other ranks, and is read again.
+Connection::Taken Connection::consume(uint32_t record_bytes) {
   Message message;
   const char* const wrong = endpoint_.read(record_bytes, &message);
   if (!wrong) {
+    if (message.info->communicates && !communicators_.take(comm_steps(message))) [[unlikely]]
+      return Taken::kHeld;
     Counters::add(counters_.calls, 1);
     answered_ = false;
     // What kernels said before a fault is for the job to read.
@@ -281,13 +291,48 @@ bool Connection::consume(uint32_t record_bytes) {
     }
     if (!poisoned_) {
       if (!answered_) reply(message, kOk);
-      return true;
+      return Taken::kYes;
     }
   }
   // One that waits for this very message can be answered; the others learn it from server_state.
   if (wrong) poison(wrong);
   if (message.slot < kReplySlots) reply(message, kUnknown);
-  return false;
+  return Taken::kPoisoned;
+}
+
+void Connection::comm_steps_of(const uint8_t* ops, size_t bytes, std::vector<CommStep>* steps) {
+  for (size_t at = 0; at + sizeof(CommOp) <= bytes; at += sizeof(CommOp)) {
+    CommOp op;
+    std::memcpy(&op, ops + at, sizeof op);
+    const CommObject* object = state_.comms().find(VHandle{op.comm});
+    if (!object) continue;  // its handler refuses it
+    CountKey key{object->key, -1, -1, false};
+    const auto me = static_cast<int32_t>(object->rank);
+    if (op.kind_of() == CommKind::kSend) key = {object->key, me, op.peer, false};
+    if (op.kind_of() == CommKind::kRecv) key = {object->key, op.peer, me, true};
+    steps->push_back({key, object->ranks, object->rank, false});
+  }
+}
+
+// What a message adds to the counts of the agreement. A graph's launch adds all of its operations.
+std::vector<CommStep> Connection::comm_steps(const Message& m) {
+  std::vector<CommStep> steps;
+  switch (static_cast<wire::Opcode>(m.info->opcode)) {
+    case wire::Opcode::COMM_INIT: {
+      const auto& r = m.as<wire::COMM_INIT_req>();
+      steps.push_back({{{r.key_low, r.key_high}, -1, -1, false}, r.ranks, r.rank, true});
+      break;
+    }
+    case wire::Opcode::COMM_GROUP: comm_steps_of(m.bulk, m.bulk_bytes, &steps); break;
+    case wire::Opcode::GRAPH_LAUNCH:
+      if (const StoredGraph* graph = state_.graphs().find(m.as<wire::GRAPH_LAUNCH_req>().graph);
+          graph && graph->communicates)
+        for (const GraphStep& step : graph->steps)
+          if (step.info->communicates) comm_steps_of(step.bulk.get(), step.bulk_bytes, &steps);
+      break;
+    default: break;
+  }
+  return steps;
 }
 
 // -- for handlers ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@
 
 #include "devproxy/csrc/server/client_memory.h"
 #include "devproxy/csrc/server/client_state.h"
+#include "devproxy/csrc/server/communicators.h"
 #include "devproxy/csrc/server/counters.h"
 #include "devproxy/csrc/server/device_door.h"
 #include "devproxy/csrc/server/endpoint.h"
@@ -125,6 +126,11 @@ class Connection final : public hal::SpaceOwner {
   ClientMemory& memory() { return memory_; }
   Windows& windows() { return windows_; }
   HostFunctions& host_functions() { return host_functions_; }
+  // Also the server thread.
+  Communicators& communicators() { return communicators_; }
+  CommReport comm_report() {
+    return communicators_.report(uint64_t{parts_.gpu} << 32 | number(), device_);
+  }
   // -- hal::SpaceOwner; any device thread -----------------------------------------------------------------------------
 
   void on_thread_start() noexcept override;
@@ -153,7 +159,10 @@ class Connection final : public hal::SpaceOwner {
   Gate::Boundary boundary() const;
   Gate::Step drain();
   void throttle();
-  bool consume(uint32_t record_bytes);
+  enum class Taken : uint8_t { kYes, kHeld, kPoisoned };
+  Taken consume(uint32_t record_bytes);
+  std::vector<CommStep> comm_steps(const Message& message);
+  void comm_steps_of(const uint8_t* ops, size_t bytes, std::vector<CommStep>* steps);
   void tear_down();
 
   // restore.cc
@@ -179,6 +188,7 @@ class Connection final : public hal::SpaceOwner {
   ClientMemory memory_;
   Windows windows_;
   HostFunctions host_functions_;
+  Communicators communicators_;
   bool poisoned_ = false;
   bool answered_ = false;  // the message being handled has its reply
 };

@@ -11,6 +11,7 @@
 #include "devproxy/csrc/base/fault.h"
 #include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/base/log.h"
+#include "devproxy/csrc/server/comm_json.h"
 #include "devproxy/csrc/server/dump.h"
 #include "devproxy/csrc/server/server.h"
 #include "devproxy/csrc/server/state_files.h"
@@ -95,6 +96,12 @@ void Server::serve_control(ControlPeer& peer) {
     const std::string op = text_of(request, "op"), dir = text_of(request, "dir");
     if (op == "cut") {
       begin_cut(peer, request);
+    } else if (op == "hold") {
+      peer.answer(hold(peer));
+    } else if (op == "agree") {
+      peer.answer(agree(request));
+    } else if (op == "lift") {
+      peer.answer(lift());
     } else if (op == "can_dump") {
       peer.answer(can_dump());
     } else if (op == "dump") {
@@ -115,6 +122,57 @@ void Server::serve_control(ControlPeer& peer) {
     }
   }
 }
+
+// -- agreement --------------------------------------------------------------------------------------------------------
+
+Json Server::comm_reports() {
+  Json reports = Json::array();
+  for (const Client& c : clients_) {
+    if (!c.here) continue;
+    Json report = to_json(c.connection->comm_report());
+    report["pid"] = c.connection->peer().pid;
+    report["gpu"] = config_.gpu;
+    report["launches"] = c.connection->counters().launches.load();
+    report["host_functions"] = c.connection->host_functions().count();
+    reports.push_back(std::move(report));
+  }
+  return reports;
+}
+
+Json Server::hold(ControlPeer& peer) {
+  if (hold_peer_ && hold_peer_ != &peer) return refused("another agreement is under way");
+  if (held_) return refused(parked() ? "it is parked already" : "a cut is under way already");
+  hold_peer_ = &peer;
+  for (const Client& c : clients_)
+    if (c.here) c.connection->communicators().hold();
+  return {{"ok", true}, {"reports", comm_reports()}};
+}
+
+Json Server::agree(const Json& request) {
+  if (!hold_peer_) return refused("nothing is held: hold first");
+  const auto reports = comm_reports_of(request);
+  if (!reports) return refused("the reports of the other ranks are damaged");
+  const CommVerdict verdict = judge(*reports);
+  bool settled = true;
+  for (const Client& c : clients_) {
+    if (!c.here) continue;
+    const uint64_t id = c.connection->comm_report().client;
+    const auto own = std::find_if(reports->begin(), reports->end(), [&](const CommReport& r) { return r.client == id; });
+    settled = c.connection->communicators().learn(verdict, own == reports->end() ? nullptr : &*own) && settled;
+    // Its end comes through the ring, perhaps behind what is held.
+    settled = settled && c.connection->host_functions().none_out();
+  }
+  return {{"ok", true},       {"settled", settled},         {"reports", comm_reports()}, {"failure", verdict.failure},
+          {"debt", verdict.debt}, {"debtor", verdict.debtor}};
+}
+
+Json Server::lift() {
+  hold_peer_ = nullptr;
+  for (const Client& c : clients_) c.connection->communicators().lift();
+  return {{"ok", true}};
+}
+
+// -- the cut ----------------------------------------------------------------------------------------------------------
 
 Json describe(const hal::Properties& gpu) {
   return {{"name", gpu.name}, {"major", gpu.major}, {"minor", gpu.minor}, {"memory_bytes", gpu.total_bytes}};
@@ -220,6 +278,7 @@ void Server::look_at_cut() {
 }
 
 void Server::fail_cut(const std::string& why) {
+  lift();
   for (Client& c : clients_) c.connection->resume();
   held_ = false;
   cut_.reset();
@@ -341,6 +400,7 @@ Json Server::resume() {
     c.connection->resume();
     s = DP_FAULT(server_resume);  // "error": the others must go on all the same
   }
+  lift();
   held_ = false;
   borrowed_ = false;
   cut_peer_ = nullptr;

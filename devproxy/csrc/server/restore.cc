@@ -136,6 +136,10 @@ Status Connection::restore_objects(const ClientRecord& client) {
   endpoint_.lifeline().restore(fault.code, fault.text.c_str(), fault.ended);
   poisoned_ = fault.poisoned;
   if (faulted()) device_.restore_fault(endpoint_.lifeline().fault_code());
+  std::map<CountKey, uint64_t> counts;
+  for (const CommCountRecord& c : client.comm_counts)
+    counts[{{c[0], c[1]}, static_cast<int32_t>(c[2]) - 1, static_cast<int32_t>(c[3]) - 1, c[4] != 0}] = c[5];
+  communicators_.restore_counts(std::move(counts));
   for (const uint64_t token : client.host_functions) host_functions_.add(token);
   counters_.restore(client.counters);
   counters_.peak_bytes = std::max(counters_.live_bytes.load(), client.counters.peak_bytes);

@@ -247,6 +247,7 @@ void Server::run() {
       }
       // A coordinator that is gone must not leave the job standing. A restored server has a predecessor that does the
       // same, and two must not go on: its lease decides.
+      if (peer == hold_peer_) lift();
       if (peer == cut_peer_ && !borrowed_) {
         DP_LOG(kWarn, kServer, 0, "the coordinator hung up during a cut: going on");
         cut_peer_ = nullptr;
@@ -398,6 +399,7 @@ void Server::attach(int socket, const AttachRequest& request, uint32_t pid) {
   auto connection = Connection::make(
       parts_, {next_number_++, pid, request.wanted_slot, request.kind == AttachKind::kFramework}, &reply);
   if (connection) {
+    if (hold_peer_) connection->communicators().hold();
     if (held_) connection->request_cut(0);
     connection->start();
     DP_LOG(kInfo, kServer, connection->peer().number, "pid=%u attached, slot %u", pid, connection->slot());

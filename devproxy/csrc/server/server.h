@@ -98,6 +98,11 @@ class Server {
   Status write_state(const std::string& dir);
   Json dump(const std::string& dir);
   Json dump_shared(const std::string& dir);
+  // Agreement of all ranks (agreement.h). The channel that asked for the hold owns it.
+  Json hold(ControlPeer& peer);
+  Json agree(const Json& request);
+  Json lift();
+  Json comm_reports();
   Json resume();
   Json leave();
 
@@ -126,6 +131,7 @@ class Server {
   bool borrowed_ = false;
   bool leaving_ = false;
   std::vector<std::unique_ptr<ControlPeer>> controls_;
+  ControlPeer* hold_peer_ = nullptr;  // while clients hold before their next communication
   ControlPeer* cut_peer_ = nullptr;  // who asked for the cut; when it hangs up the server goes on by itself
   void forget_dump() { dumped_.clear(), has_dump_ = false; }
   bool has_dump_ = false;      // there is a dump since the cut, which may be of nobody

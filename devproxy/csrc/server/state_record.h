@@ -70,6 +70,7 @@ struct CounterRecord : Counted {
 };
 
 using Pair = std::pair<uint64_t, uint64_t>;
+using CommCountRecord = std::array<uint64_t, 6>;  // CountKey: low, high, from + 1, to + 1, receives; and the count
 
 struct ClientRecord {
   uint64_t number = 0;
@@ -88,6 +89,7 @@ struct ClientRecord {
   Blob output, errors;
   std::vector<LogRecord> log;
   std::vector<uint64_t> host_functions;
+  std::vector<CommCountRecord> comm_counts;
   FaultRecord fault;
   CounterRecord counters;
 };

@@ -48,6 +48,7 @@ bool StoredGraph::splice(size_t first, size_t count, const uint8_t* bytes, size_
   records = static_cast<uint64_t>(std::count_if(steps.begin(), steps.end(), [](const GraphStep& s) {
     return s.info->opcode == static_cast<uint16_t>(wire::Opcode::EVENT_RECORD);
   }));
+  communicates = std::any_of(steps.begin(), steps.end(), [](const GraphStep& s) { return s.info->communicates; });
   return true;
 }
 

@@ -26,6 +26,7 @@ struct GraphStep {
 struct StoredGraph {
   std::vector<GraphStep> steps;
   uint64_t records = 0;  // how many of them are EVENT_RECORD
+  bool communicates = false;
   hal::EventRef done;    // recorded behind each launch
   VHandle last_stream;   // of the last launch; none before the first
 

@@ -81,6 +81,7 @@ class SoftSpace final : public BasicSpace {
   void init_comm(const QueueRef& queue, Ticket ticket, const CommRef& comm) override;
   void communicate(const QueueRef& queue, Ticket ticket, std::vector<CommCall> group) override;
   void abort_comm(const CommRef& comm) override { static_cast<SoftComm&>(*comm).abort(); }
+  bool comm_complete(const CommRef& comm) override { return static_cast<const SoftComm&>(*comm).complete(); }
   CommState comm_state(const CommRef& comm, std::string* why) override {
     return static_cast<const SoftComm&>(*comm).state(why);
   }

@@ -97,6 +97,7 @@ int32_t comm_group(uint64_t stream, const CommOp* ops, size_t n) {
   int32_t rc = client::resolve_stream(stream, &s, &d);
   if (rc != kOk) return rc;
   if (CUresult captured; graph::capturing() && graph::capture_comm(s, ops, n, &captured)) return captured;
+  if (n * sizeof *ops > kMaxInlineBytes) return kInvalidValue;
   wire::COMM_GROUP_req req{};
   req.stream = VHandle{s->handle.load(std::memory_order_relaxed)};
   uint64_t end;

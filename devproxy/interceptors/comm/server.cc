@@ -57,7 +57,9 @@ bool comm_init(Connection& c, const Message& m) {
     return false;
   }
   if (!c.state().comms().insert(r.comm, {*made, key, r.ranks, r.rank})) return c.refuse(m, r.stream, kInvalidHandle), false;
+  c.communicators().made(key, *made);
   // One that a restore makes again has its members.
+  if (replays) c.communicators().restored(key, r.ranks, r.rank);
   if (!replays) c.device().init_comm(*queue, {m.end, 0, m.slot}, *made);
   return true;
 }
@@ -67,6 +69,7 @@ bool comm_destroy(Connection& c, const Message& m) {
   const CommObject* object = c.state().comms().find(r.comm);
   if (!object) return c.fail(m, kInvalidHandle), false;
   c.device().destroy_comm(object->comm);
+  c.communicators().destroyed(object->key);
   return c.state().comms().erase(r.comm);
 }
 
@@ -74,6 +77,7 @@ bool comm_abort(Connection& c, const Message& m) {
   CommObject* object = c.state().comms().find(m.as<wire::COMM_ABORT_req>().comm);
   if (!object) return c.fail(m, kInvalidHandle), false;
   object->aborted = true;
+  c.communicators().aborted(object->key);
   c.device().abort_comm(object->comm);
   return true;
 }
@@ -82,7 +86,8 @@ void comm_group(Connection& c, const Message& m) {
   const auto& r = m.as<wire::COMM_GROUP_req>();
   hal::QueueRef* queue = c.device().queue_of(r.stream);
   if (!queue) return c.refuse(m, r.stream, kInvalidHandle);
-  if (m.bulk_bytes == 0 || m.bulk_bytes % sizeof(CommOp) != 0) return c.refuse(m, r.stream, kInvalidValue);
+  // Bulk data in chunks is gone when it was read once, and a held message is read again.
+  if (r.bulk_chunks != 0 || m.bulk_bytes == 0 || m.bulk_bytes % sizeof(CommOp) != 0) return c.refuse(m, r.stream, kInvalidValue);
   std::vector<hal::CommCall> group(m.bulk_bytes / sizeof(CommOp));
   for (size_t i = 0; i < group.size(); i++) {
     CommOp& op = group[i].op;

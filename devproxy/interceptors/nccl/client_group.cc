@@ -55,6 +55,8 @@ int32_t order(uint64_t from, uint64_t to) {
 // The operations of one device. They run on the stream of the first; nccl.h: the others wait for the group, and it for
 // them.
 ncclResult_t post(const std::vector<Pending>& ops) {
+  if (ops.size() > kMaxGroup)
+    return fail(kInvalidUsage, "a group has %zu operations, devproxy carries %zu in one", ops.size(), kMaxGroup);
   const uint64_t stream = ops.front().stream.stream;
   std::vector<uint64_t> others;
   std::vector<CommOp> group;

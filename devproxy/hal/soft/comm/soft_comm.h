@@ -46,6 +46,7 @@ class SoftComm final : public Comm {
   // -- any thread
   void abort();
   CommState state(std::string* why) const;
+  bool complete() const { return complete_.load(std::memory_order_acquire); }
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   // This member will do nothing more.
   void leave();
@@ -58,7 +59,11 @@ class SoftComm final : public Comm {
   void end_turn() { turn_.fetch_add(1, std::memory_order_release); }
   // Takes this member's place on the board. False: it cannot, and state() says why.
   bool join();
-  bool all_joined() { return board_->head().joined.load(std::memory_order_acquire) >= config_.ranks; }
+  bool all_joined() {
+    if (board_->head().joined.load(std::memory_order_acquire) < config_.ranks) return false;
+    complete_.store(true, std::memory_order_release);
+    return true;
+  }
   Board& board() { return *board_; }
   const CommConfig& config() const { return config_; }
   // Memory of a rank that has joined; nullptr: there is no way to it, and state() says why.
@@ -79,7 +84,7 @@ class SoftComm final : public Comm {
   std::unique_ptr<Board> board_;
   std::atomic<bool> joined_{false};
   std::vector<std::shared_ptr<PeerMemory>> peers_;
-  std::atomic<bool> aborted_{false};
+  std::atomic<bool> aborted_{false}, complete_{false};
 
   mutable std::mutex mu_;
   CommState state_ = CommState::kOk;

@@ -1,0 +1,16 @@
+"""What a tree answers while the ranks of its job come to a point where it may be cut (control/agreement.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One tree's, about the reports that it was given."""
+
+    settled: bool
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    failure: str = ""  # a communicator that cannot go on
+    debt: str = ""  # who owes what
