@@ -38,6 +38,19 @@ CORE_SOURCES = (
     "profile",
     "rnn",
 )
+# torch.distributed's backend 'nccl': beside the bindings, because only Python makes one.
+C10D_SOURCES = (
+    "nccl_api",
+    "comm",
+    "work",
+    "watchdog",
+    "operands",
+    "process_group",
+    "launch",
+    "collectives",
+    "point_to_point",
+    "bind",
+)
 EXECUTOR_SOURCES = ("client", "decode", "module", "placement")
 CORE, BINDINGS, EXECUTOR, CUDA_EXECUTOR = (
     "libdevproxy_torch.so",
@@ -47,7 +60,7 @@ CORE, BINDINGS, EXECUTOR, CUDA_EXECUTOR = (
 )
 SOURCES = {
     CORE: [f"client/{name}.cc" for name in CORE_SOURCES],
-    BINDINGS: ["client/bind.cc"],
+    BINDINGS: ["client/bind.cc", *(f"client/c10d/{name}.cc" for name in C10D_SOURCES)],
     EXECUTOR: [f"executor/{name}.cc" for name in ("cpu", *EXECUTOR_SOURCES)],
     CUDA_EXECUTOR: [f"executor/{name}.cc" for name in ("cuda", *EXECUTOR_SOURCES)],
 }

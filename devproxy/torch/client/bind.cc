@@ -8,6 +8,7 @@
 
 #include "devproxy/torch/block.h"
 #include "devproxy/torch/client/allocator.h"
+#include "devproxy/torch/client/c10d/bind.h"
 #include "devproxy/torch/client/executor.h"
 #include "devproxy/torch/client/forward.h"
 #include "devproxy/torch/client/generator.h"
@@ -329,6 +330,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     for (const auto& [name, c] : op_counts()) d[py::str(name)] = py::make_tuple(c.launches, c.infers);
     return d;
   });
+  m.def("add_process_group", &add_process_group);
+  m.def("nccl_version", &nccl_version);
 }
 
 }  // namespace devproxy::aten

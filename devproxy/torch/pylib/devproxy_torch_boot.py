@@ -332,6 +332,11 @@ def _make_functions(sc: Any) -> dict[str, object]:
         if enabled:
             _refuse("a history of memory (torch.cuda.memory._record_memory_history)")()
 
+    def nccl_version() -> int:
+        """As torch.cuda.nccl.version() takes it apart, from NCCL's own number: 22703 is 2.27.3."""
+        number = int(sc.nccl_version())
+        return number // 10000 << 32 | number % 10000 // 100 << 16 | number % 100
+
     functions: dict[str, object] = {
         "_has_cuda": True,
         "_has_cudnn": False,
@@ -398,7 +403,7 @@ def _make_functions(sc: Any) -> dict[str, object]:
         "_cuda_get_conv_benchmark_empty_cache": _constant(False),
         "_cudnn_set_conv_benchmark_empty_cache": _constant(None),
         "_cuda_jiterator_compile_and_launch_kernel": _refuse("torch.cuda.jiterator"),
-        "_nccl_version": _constant(22703),
+        "_nccl_version": nccl_version,
         "_nccl_version_suffix": _constant(b""),
     }
     refused = {
@@ -559,9 +564,30 @@ def _complete_torch_c(module: ModuleType) -> None:
     for name, value in names.items():
         setattr(module, name, value)
     _complete_nvtx(module)
+    if not ops_run_on_cuda():
+        _complete_c10d(module, sc)
     # torch.cuda.memory takes the presence of this one as a promise of pluggable allocators.
     if hasattr(module, "_cuda_CUDAAllocator"):
         delattr(module, "_cuda_CUDAAllocator")
+
+
+def _complete_c10d(C: Any, sc: Any) -> None:
+    """ProcessGroupNCCL belongs into torch._C._distributed_c10d before torch.distributed looks for it."""
+    plain_init = getattr(C, "_c10d_init", None)
+    if plain_init is None:
+        return
+
+    def _c10d_init() -> object:
+        done = plain_init()
+        c10d = C._distributed_c10d
+        if hasattr(c10d, "ProcessGroupNCCL"):  # the CUDA wheel's own calls NVIDIA's runtime
+            delattr(c10d, "ProcessGroupNCCL")
+        sc.add_process_group(c10d)
+        if hasattr(c10d, "ProcessGroupNCCL2"):
+            c10d.ProcessGroupNCCL2 = _refuse("ProcessGroupNCCL2")
+        return done
+
+    C._c10d_init = _c10d_init
 
 
 def _complete_torch_cuda(module: ModuleType) -> None:

@@ -1,0 +1,13 @@
+// The Python names of the process group, which client/bind.cc offers to pylib/devproxy_torch_c10d.py.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace devproxy::aten {
+
+// Puts ProcessGroupNCCL, its Options and its default timeout into torch._C._distributed_c10d.
+void add_process_group(py::module_ c10d);
+// As ncclGetVersion says: 22703 is 2.27.3.
+int nccl_version();
+
+}  // namespace devproxy::aten

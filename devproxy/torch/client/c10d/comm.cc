@@ -1,0 +1,94 @@
+#include "devproxy/torch/client/c10d/comm.h"
+
+#include <c10/util/Exception.h>
+
+#include <thread>
+
+namespace devproxy::aten {
+
+using nccl::api;
+
+namespace {
+
+constexpr auto kProgressPoll = std::chrono::microseconds(500);
+
+}  // namespace
+
+std::shared_ptr<Comm> Comm::join(const nccl::ncclUniqueId& id, int size, int rank, nccl::ncclConfig_t config,
+                                 std::chrono::milliseconds timeout) {
+  nccl::ncclComm_t handle = nullptr;
+  const auto result = api().ncclCommInitRankConfig(&handle, size, id, rank, &config);
+  if (handle == nullptr) nccl::throw_error(result, nullptr, "ncclCommInitRankConfig");
+  std::shared_ptr<Comm> comm(new Comm(handle));
+  comm->finish(result, "ncclCommInitRankConfig", timeout);
+  return comm;
+}
+
+std::shared_ptr<Comm> Comm::split(Comm& parent, int color, int key, nccl::ncclConfig_t config,
+                                  std::chrono::milliseconds timeout) {
+  nccl::ncclComm_t handle = nullptr;
+  const auto result = api().ncclCommSplit(parent.handle(), color, key, &handle, &config);
+  parent.finish(result, "ncclCommSplit", timeout);
+  if (handle == nullptr) {
+    TORCH_CHECK_WITH(DistBackendError, color == nccl::kNoColor, "ncclCommSplit made no communicator for color ", color);
+    return nullptr;
+  }
+  std::shared_ptr<Comm> comm(new Comm(handle));
+  comm->finish(comm->state(), "ncclCommSplit", timeout);
+  return comm;
+}
+
+nccl::ncclComm_t Comm::handle() const {
+  const nccl::ncclComm_t handle = handle_.load();
+  if (handle != nullptr) [[likely]]
+    return handle;
+  std::lock_guard lock(mu_);
+  TORCH_CHECK_WITH(DistBackendError, false,
+                   why_.empty() ? "The NCCL communicator was destroyed; make a new process group"
+                                : "The NCCL communicator was aborted: " + why_);
+}
+
+nccl::ncclResult_t Comm::state() {
+  std::lock_guard lock(mu_);
+  const nccl::ncclComm_t handle = handle_.load();
+  if (handle == nullptr) return nccl::ncclSuccess;
+  auto state = nccl::ncclSuccess;
+  const auto result = api().ncclCommGetAsyncError(handle, &state);
+  return result != nccl::ncclSuccess ? result : state;
+}
+
+void Comm::finish(nccl::ncclResult_t result, const char* what, std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  while (result == nccl::ncclInProgress) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      abort(std::string(what) + " timed out");
+      TORCH_CHECK_WITH(DistBackendError, false, what, " is still in progress after ", timeout.count(),
+                       " ms; the communicator is aborted");
+    }
+    std::this_thread::sleep_for(kProgressPoll);
+    result = state();
+  }
+  nccl::check(result, handle_.load(), what);
+}
+
+void Comm::abort(const std::string& why) noexcept {
+  std::lock_guard lock(mu_);
+  const nccl::ncclComm_t handle = handle_.exchange(nullptr);
+  if (handle == nullptr) return;
+  why_ = why;
+  (void)api().ncclCommAbort(handle);
+}
+
+void Comm::destroy() noexcept {
+  std::lock_guard lock(mu_);
+  const nccl::ncclComm_t handle = handle_.exchange(nullptr);
+  if (handle == nullptr) return;
+  auto state = nccl::ncclSuccess;
+  for (auto result = api().ncclCommFinalize(handle); result == nccl::ncclInProgress; result = state) {
+    std::this_thread::sleep_for(kProgressPoll);
+    if (api().ncclCommGetAsyncError(handle, &state) != nccl::ncclSuccess) break;
+  }
+  (void)api().ncclCommDestroy(handle);
+}
+
+}  // namespace devproxy::aten
