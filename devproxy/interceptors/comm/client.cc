@@ -19,8 +19,15 @@ namespace {
 
 DeviceState* state_of(int32_t device, int32_t* error) { return client::device_state(device, error); }
 
-// The stream behind what create_stream gave; nullptr where it is none of the device's.
+// All devices' legacy streams share a handle, so resolve() says CU_STREAM_LEGACY, and the device comes from beside it.
+constexpr uint64_t kLegacy = 1;
+
+// The stream behind what resolve or create_stream gave; nullptr where it is none of the device's.
 StreamObj* stream_of(int32_t device, uint64_t stream, DeviceState** d) {
+  if (stream == kLegacy) {
+    *d = client::device_state_if_attached(device);
+    return *d ? (*d)->legacy() : nullptr;
+  }
   StreamObj* s = nullptr;
   return client::resolve_stream(stream, &s, d) == kOk && s->device == device ? s : nullptr;
 }
@@ -37,7 +44,8 @@ int32_t resolve(uint64_t stream, CoreStream* out) {
   DeviceState* d = nullptr;
   const int32_t rc = client::resolve_stream(stream, &s, &d);
   if (rc != kOk) return rc;
-  *out = {s->handle.load(std::memory_order_relaxed), d->ordinal(), s->capture.load(std::memory_order_relaxed) != 0};
+  const uint64_t handle = s == d->legacy() ? kLegacy : s->handle.load(std::memory_order_relaxed);
+  *out = {handle, d->ordinal(), s->capture.load(std::memory_order_relaxed) != 0};
   return kOk;
 }
 
@@ -92,16 +100,15 @@ int32_t init_comm(int32_t device, uint64_t comm, uint64_t stream, CommKey key, u
 }
 
 int32_t comm_group(uint64_t stream, const CommOp* ops, size_t n) {
-  StreamObj* s = nullptr;
   DeviceState* d = nullptr;
-  int32_t rc = client::resolve_stream(stream, &s, &d);
-  if (rc != kOk) return rc;
+  StreamObj* s = stream_of(client::ContextMap::device_of(ops->comm), stream, &d);
+  if (!s) return kInvalidHandle;
   if (CUresult captured; graph::capturing() && graph::capture_comm(s, ops, n, &captured)) return captured;
   if (n * sizeof *ops > kMaxInlineBytes) return kInvalidValue;
   wire::COMM_GROUP_req req{};
   req.stream = VHandle{s->handle.load(std::memory_order_relaxed)};
   uint64_t end;
-  rc = d->conn().post_bulk(Opcode::COMM_GROUP, req, {ops, n * sizeof *ops}, &end);
+  const int32_t rc = d->conn().post_bulk(Opcode::COMM_GROUP, req, {ops, n * sizeof *ops}, &end);
   if (rc == kOk) s->note(end);
   return rc;
 }
