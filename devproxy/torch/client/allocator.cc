@@ -549,17 +549,19 @@ DeviceAllocator* device_allocator() {
   return a;
 }
 
-void grow_storage(c10::StorageImpl* storage, DeviceIndex device, size_t bytes) {
-  if (storage->nbytes() >= bytes) return;
+void resize_storage(c10::StorageImpl* storage, DeviceIndex device, size_t bytes) {
   TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
   auto memory = device_allocator()->allocate_on(device, bytes);
-  if (storage->nbytes() != 0)
+  if (const size_t kept = std::min(storage->nbytes(), bytes); kept != 0)
     check(driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(memory.get()),
-                                     reinterpret_cast<CUdeviceptr>(storage->data()), storage->nbytes(),
-                                     current_stream(device)),
+                                     reinterpret_cast<CUdeviceptr>(storage->data()), kept, current_stream(device)),
           "cuMemcpyDtoDAsync");
   storage->set_data_ptr_noswap(std::move(memory));
   storage->set_nbytes(bytes);
+}
+
+void grow_storage(c10::StorageImpl* storage, DeviceIndex device, size_t bytes) {
+  if (storage->nbytes() < bytes) resize_storage(storage, device, bytes);
 }
 
 bool is_pinned(const void* p) {

@@ -42,6 +42,8 @@ class DeviceAllocator : public c10::DeviceAllocator {
 // Never destroyed.
 DeviceAllocator* device_allocator();
 
+// Gives the storage memory of that size, with what of its contents fits.
+void resize_storage(c10::StorageImpl* storage, DeviceIndex device, size_t bytes);
 // Makes the storage at least that large, keeping what it holds. Never shrinks it.
 void grow_storage(c10::StorageImpl* storage, DeviceIndex device, size_t bytes);
 

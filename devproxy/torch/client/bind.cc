@@ -3,6 +3,7 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/Storage.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
@@ -289,6 +290,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("host_empty_cache", [] { at::getHostAllocator(at::kCUDA)->empty_cache(); });
   m.def("host_reset_peak_stats", [] { at::getHostAllocator(at::kCUDA)->reset_peak_stats(); });
   m.def("host_reset_accumulated_stats", [] { at::getHostAllocator(at::kCUDA)->reset_accumulated_stats(); });
+  m.def("resize_storage", [](const py::object& storage, size_t bytes) {
+    TORCH_CHECK_TYPE(THPStorage_Check(storage.ptr()), "resize_() expects a storage");
+    const c10::Storage& s = THPStorage_Unpack(storage.ptr());
+    const DeviceScope scope(s.device().index());
+    resize_storage(s.unsafeGetStorageImpl(), s.device().index(), bytes);
+  });
   m.def("is_pinned", [](uintptr_t p) { return is_pinned(reinterpret_cast<const void*>(p)); });
 
   py::class_<Graph, std::unique_ptr<Graph, DeleteUnlocked>>(m, "Graph")

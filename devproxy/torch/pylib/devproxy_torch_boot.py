@@ -608,9 +608,10 @@ def _complete_torch_cuda(module: ModuleType) -> None:
 
 
 def _complete_torch_storage(module: ModuleType) -> None:
-    """UntypedStorage(n, device='cuda'): its C++ has CUDA behind a compile-time switch."""
+    """UntypedStorage(n, device='cuda') and resize_(): their C++ has CUDA behind a compile-time switch."""
     storage = module.UntypedStorage
     plain_new = storage.__new__
+    plain_resize = storage.resize_
 
     def __new__(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         import torch
@@ -622,7 +623,15 @@ def _complete_torch_storage(module: ModuleType) -> None:
             return torch.empty(content, dtype=torch.uint8, device=device).untyped_storage()
         return torch.tensor(list(content), dtype=torch.uint8, device=device).untyped_storage()
 
+    def resize_(self: Any, size: int) -> Any:
+        if self.device.type != "cuda":
+            return plain_resize(self, size)
+        bindings: Any = sys.modules[BINDINGS]
+        bindings.resize_storage(self, size)
+        return self
+
     storage.__new__ = __new__
+    storage.resize_ = resize_
 
 
 def _complete_torch_cudnn(module: ModuleType) -> None:

@@ -147,18 +147,12 @@ void Watchdog::run() {
 
 std::string Watchdog::look(milliseconds since_last, bool* timed_out) {
   std::vector<std::shared_ptr<Flight>> flights, done;
-  std::vector<std::shared_ptr<Comm>> comms;
   {
     std::lock_guard lock(mu_);
     flights = flights_;
-    comms = comms_;
   }
   std::string why;
-  for (const auto& comm : comms) {
-    const auto state = comm->state();
-    if (state != nccl::ncclSuccess && state != nccl::ncclInProgress && why.empty())
-      why = "its communicator failed: " + nccl::error_text(state);
-  }
+  std::set<Comm*> asked;  // only those with something under way: a rank may leave when all is done
   for (const auto& f : flights) {
     try {
       if (f->done()) {
@@ -168,6 +162,11 @@ std::string Watchdog::look(milliseconds since_last, bool* timed_out) {
     } catch (const std::exception& error) {
       if (why.empty()) why = "asking about " + f->text() + " failed: " + error.what();
       continue;
+    }
+    if (asked.insert(f->comm.get()).second && why.empty()) {
+      const auto state = f->comm->state();
+      if (state != nccl::ncclSuccess && state != nccl::ncclInProgress)
+        why = "its communicator failed: " + nccl::error_text(state) + ". Under way was " + f->text();
     }
     f->age += since_last;
     if (f->age <= f->timeout || !why.empty()) continue;
