@@ -371,13 +371,41 @@ def data_parallel() -> None:
     hooked = nn.parallel.DistributedDataParallel(copy.deepcopy(plain).cuda())
     hooked.register_comm_hook(None, default_hooks.bf16_compress_hook)
     train(hooked, torch.optim.SGD(hooked.parameters(), 0.01), "cuda")
-    normed = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))).cuda()
-    train(nn.parallel.DistributedDataParallel(normed), torch.optim.SGD(normed.parameters(), 0.01), "cuda", 2)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     zero = nn.parallel.DistributedDataParallel(copy.deepcopy(plain).cuda())
     train(zero, ZeroRedundancyOptimizer(zero.parameters(), torch.optim.AdamW, lr=0.01), "cuda")
     close(zero.module, reference.module, "ZeroRedundancyOptimizer")
+
+
+@subject
+def batch_norm() -> None:
+    """SyncBatchNorm over the parts of a batch does what BatchNorm does over the whole."""
+    torch.manual_seed(0)
+    whole_batch = torch.rand(3 * WORLD, 4, 5)
+    plain = nn.BatchNorm1d(4)
+    nn.init.uniform_(plain.weight)
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain)).cuda()
+    expected_in = whole_batch.clone().requires_grad_()
+    expected = plain(expected_in)
+    expected.square().mul(torch.arange(5.0)).sum().backward()
+    part = whole_batch[3 * RANK : 3 * RANK + 3].cuda().requires_grad_()
+    got = synced(part)
+    got.square().mul(torch.arange(5.0).cuda()).sum().backward()
+    for grad in (synced.weight.grad, synced.bias.grad):
+        dist.all_reduce(grad)
+    mine = slice(3 * RANK, 3 * RANK + 3)
+    assert expected_in.grad is not None and part.grad is not None
+    pairs = {
+        "output": (got, expected[mine]),
+        "gradient": (part.grad, expected_in.grad[mine]),
+        "weight": (synced.weight.grad, plain.weight.grad),
+        "bias": (synced.bias.grad, plain.bias.grad),
+        "running_mean": (synced.running_mean, plain.running_mean),
+        "running_var": (synced.running_var, plain.running_var),
+    }
+    for name, (a, b) in pairs.items():
+        torch.testing.assert_close(a.cpu(), b, msg=lambda m: f"SyncBatchNorm, {name}: {m}")
 
 
 @subject

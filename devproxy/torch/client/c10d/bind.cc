@@ -2,8 +2,8 @@
 #include "devproxy/torch/client/c10d/bind.h"
 
 #include <pybind11/chrono.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "devproxy/torch/client/c10d/process_group.h"
 
@@ -93,9 +93,11 @@ void add_process_group(py::module_ c10d) {
       .def("_is_initialized", &ProcessGroupNCCL::is_initialized, Unlocked())
       .def("abort", &ProcessGroupNCCL::abort, Unlocked())
       .def("get_error", &ProcessGroupNCCL::getError, Unlocked())
-      .def("_group_start", [](ProcessGroupNCCL&) { nccl::check(nccl::api().ncclGroupStart(), nullptr, "ncclGroupStart"); })
-      .def("_group_end", [](ProcessGroupNCCL&) { nccl::check(nccl::api().ncclGroupEnd(), nullptr, "ncclGroupEnd"); },
-           Unlocked())
+      .def("_group_start",
+           [](ProcessGroupNCCL&) { nccl::check(nccl::api().ncclGroupStart(), nullptr, "ncclGroupStart"); })
+      .def(
+          "_group_end", [](ProcessGroupNCCL&) { nccl::check(nccl::api().ncclGroupEnd(), nullptr, "ncclGroupEnd"); },
+          Unlocked())
       .def_static("get_build_nccl_version", &version_parts)
       .def_static("get_runtime_nccl_version", &version_parts);
   py::object type = group;

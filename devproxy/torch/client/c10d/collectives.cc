@@ -122,8 +122,8 @@ void check_coalesced(const std::vector<Tensor>& outputs, const std::vector<Tenso
 
 void check_ratio(const Tensor& large, const Tensor& small, int size, const char* what) {
   TORCH_CHECK_VALUE(large.numel() == small.numel() * size, what, ": a tensor of ", small.numel(),
-                    " elements on each of ", size, " ranks needs one of ", small.numel() * size, " elements, but it has ",
-                    large.numel());
+                    " elements on each of ", size, " ranks needs one of ", small.numel() * size,
+                    " elements, but it has ", large.numel());
 }
 
 }  // namespace

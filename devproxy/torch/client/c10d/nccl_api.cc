@@ -25,8 +25,7 @@ const LoadedNccl& loaded_nccl() {
       if (call == nullptr && l->error.empty()) l->error = std::string("libnccl.so.2 lacks ") + name;
       return call;
     };
-#define DEVPROXY_RESOLVE(name, arguments) \
-  l->table.name = reinterpret_cast<decltype(l->table.name)>(resolve(#name));
+#define DEVPROXY_RESOLVE(name, arguments) l->table.name = reinterpret_cast<decltype(l->table.name)>(resolve(#name));
     DEVPROXY_NCCL_CALLS(DEVPROXY_RESOLVE)
 #undef DEVPROXY_RESOLVE
     l->table.ncclGetErrorString =

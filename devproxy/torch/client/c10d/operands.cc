@@ -51,8 +51,9 @@ std::vector<at::Tensor> as_real(const std::vector<at::Tensor>& tensors) {
 }
 
 at::Tensor as_real(const at::Tensor& tensor, const ReduceOp& op) {
-  TORCH_CHECK(!tensor.is_complex() || c10d::isComplexViewAsRealAllowed(op),
-              "A reduction of complex tensors takes SUM, AVG, PREMUL_SUM or UNUSED; others do not act on the parts alone");
+  TORCH_CHECK(
+      !tensor.is_complex() || c10d::isComplexViewAsRealAllowed(op),
+      "A reduction of complex tensors takes SUM, AVG, PREMUL_SUM or UNUSED; others do not act on the parts alone");
   return as_real(tensor);
 }
 
@@ -66,9 +67,7 @@ nccl::ncclRedOp_t plain_operator(const ReduceOp& op, at::ScalarType type) {
     case ReduceOp::PRODUCT: return truth ? nccl::ncclMin : nccl::ncclProd;
     case ReduceOp::MIN: return nccl::ncclMin;
     case ReduceOp::MAX: return nccl::ncclMax;
-    case ReduceOp::AVG:
-      TORCH_CHECK_TYPE(!truth, "Cannot use ReduceOp.AVG with Boolean inputs");
-      return nccl::ncclAvg;
+    case ReduceOp::AVG: TORCH_CHECK_TYPE(!truth, "Cannot use ReduceOp.AVG with Boolean inputs"); return nccl::ncclAvg;
     case ReduceOp::BAND: C10_THROW_ERROR(ValueError, "Cannot use ReduceOp.BAND with NCCL");
     case ReduceOp::BOR: C10_THROW_ERROR(ValueError, "Cannot use ReduceOp.BOR with NCCL");
     case ReduceOp::BXOR: C10_THROW_ERROR(ValueError, "Cannot use ReduceOp.BXOR with NCCL");
@@ -95,8 +94,8 @@ nccl::ncclRedOp_t make_premul_sum(const ReduceOp& op, const at::Tensor& tensor, 
                       "PREMUL_SUM's factor is ", factor.toString(), " on ", factor.device(), ", but the tensor is ",
                       tensor.toString(), " on ", tensor.device());
     nccl::ncclRedOp_t made{};
-    nccl::check(nccl::api().ncclRedOpCreatePreMulSum(&made, factor.data_ptr(), type, nccl::ncclScalarDevice, comm), comm,
-                "ncclRedOpCreatePreMulSum");
+    nccl::check(nccl::api().ncclRedOpCreatePreMulSum(&made, factor.data_ptr(), type, nccl::ncclScalarDevice, comm),
+                comm, "ncclRedOpCreatePreMulSum");
     return made;
   }
   switch (type) {

@@ -147,8 +147,8 @@ Work ProcessGroupNCCL::scatter(std::vector<Tensor>& outputs, std::vector<std::ve
 Work ProcessGroupNCCL::alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
                                      std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
   check_operands({output, input});
-  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), "Tensors are not of the same type: ",
-                   output.scalar_type(), " and ", input.scalar_type());
+  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(),
+                   "Tensors are not of the same type: ", output.scalar_type(), " and ", input.scalar_type());
   Op op = exchange(OpType::ALLTOALL_BASE, "nccl:all_to_all", parts_of(output, output_splits, size_),
                    parts_of(input, input_splits, size_), rank_);
   op.inputs = {input};

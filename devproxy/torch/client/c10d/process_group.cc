@@ -162,7 +162,8 @@ namespace {
 int split_color(const std::vector<int>& ranks) {
   uint32_t hash = 2166136261u;
   for (const int rank : ranks)
-    for (int shift = 0; shift < 32; shift += 8) hash = (hash ^ ((static_cast<uint32_t>(rank) >> shift) & 0xff)) * 16777619u;
+    for (int shift = 0; shift < 32; shift += 8)
+      hash = (hash ^ ((static_cast<uint32_t>(rank) >> shift) & 0xff)) * 16777619u;
   return static_cast<int>(hash & 0x7fffffff);
 }
 

@@ -17,9 +17,9 @@ namespace devproxy::aten {
 
 // TORCH_NCCL_ASYNC_ERROR_HANDLING, with torch's numbers.
 enum class OnFailure {
-  kKeepGoing = 0,  // the works carry the error; the communicators stay
-  kTearDown = 1,   // abort the communicators and end the process
-  kCleanUp = 2,    // abort the communicators; the works carry the error
+  kKeepGoing = 0,    // the works carry the error; the communicators stay
+  kTearDown = 1,     // abort the communicators and end the process
+  kCleanUp = 2,      // abort the communicators; the works carry the error
   kSkipCleanUp = 3,  // torch's default; here as kTearDown: an abort over devproxy does not hang
 };
 

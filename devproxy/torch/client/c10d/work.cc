@@ -63,8 +63,9 @@ void NcclWork::start(std::shared_ptr<Flight> flight, std::vector<at::Tensor> out
 }
 
 Flight& NcclWork::flight() const {
-  TORCH_CHECK(flight_ != nullptr,
-              "This operation is part of a batch that was not sent yet: wait for it after the coalescing manager's end");
+  TORCH_CHECK(
+      flight_ != nullptr,
+      "This operation is part of a batch that was not sent yet: wait for it after the coalescing manager's end");
   return *flight_;
 }
 
@@ -100,9 +101,11 @@ bool NcclWork::wait(std::chrono::milliseconds timeout) {
 void NcclWork::wait_on_host(std::chrono::milliseconds timeout) {
   Flight& f = flight();
   const auto begin = std::chrono::steady_clock::now();
-  for (auto pause = std::chrono::microseconds(50); !f.done(); pause = std::min(pause * 2, std::chrono::microseconds(2000))) {
+  for (auto pause = std::chrono::microseconds(50); !f.done();
+       pause = std::min(pause * 2, std::chrono::microseconds(2000))) {
     if (std::chrono::steady_clock::now() - begin > timeout) {
-      const std::string text = c10::str("Waited ", timeout.count(), " ms for ", f.text(), "; its communicator is aborted");
+      const std::string text =
+          c10::str("Waited ", timeout.count(), " ms for ", f.text(), "; its communicator is aborted");
       f.comm->abort(text);
       f.fail(std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, text)));
       return;
