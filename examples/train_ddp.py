@@ -25,7 +25,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         h = self.norm1(x)
@@ -89,7 +91,9 @@ def main() -> None:
 
     text = Text(__file__)
     sampler: DistributedSampler[Tensor] = DistributedSampler(text, world, rank, seed=options.seed)
-    loader = DataLoader(text, batch_size=options.batch, sampler=sampler, drop_last=True, pin_memory=True)
+    loader = DataLoader(
+        text, batch_size=options.batch, sampler=sampler, drop_last=True, pin_memory=True
+    )
     model = DistributedDataParallel(GPT().to(device), device_ids=[device.index])
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
 

@@ -19,8 +19,23 @@ lib.ncclGetErrorString.restype = ctypes.c_char_p
 lib.ncclGetLastError.restype = ctypes.c_char_p
 
 # nccl.h
-SUCCESS, CUDA_ERROR, SYSTEM, INTERNAL, INVALID_ARGUMENT, INVALID_USAGE, REMOTE, IN_PROGRESS = range(8)
-(INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8E4M3, FLOAT8E5M2) = range(12)
+SUCCESS, CUDA_ERROR, SYSTEM, INTERNAL, INVALID_ARGUMENT, INVALID_USAGE, REMOTE, IN_PROGRESS = range(
+    8
+)
+(
+    INT8,
+    UINT8,
+    INT32,
+    UINT32,
+    INT64,
+    UINT64,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    BFLOAT16,
+    FLOAT8E4M3,
+    FLOAT8E5M2,
+) = range(12)
 SUM, PROD, MAX, MIN, AVG = range(5)
 
 P, SIZE = ctypes.c_void_p, ctypes.c_size_t
@@ -52,7 +67,9 @@ class Config(ctypes.Structure):
 class NcclError(Exception):
     def __init__(self, code: int, what: str) -> None:
         self.code = code
-        super().__init__(f"{what}: {code} ({lib.ncclGetErrorString(code).decode()}): {lib.ncclGetLastError(None).decode()}")
+        super().__init__(
+            f"{what}: {code} ({lib.ncclGetErrorString(code).decode()}): {lib.ncclGetLastError(None).decode()}"
+        )
 
 
 def driver(name: str, *args: object) -> None:
@@ -82,13 +99,23 @@ class Buffer:
         raw = np.ascontiguousarray(data)
         assert raw.nbytes <= self.nbytes
         if raw.nbytes:
-            driver("cuMemcpyHtoD_v2", ctypes.c_uint64(self.addr), raw.ctypes.data_as(P), SIZE(raw.nbytes))
+            driver(
+                "cuMemcpyHtoD_v2",
+                ctypes.c_uint64(self.addr),
+                raw.ctypes.data_as(P),
+                SIZE(raw.nbytes),
+            )
         return self
 
     def read(self, dtype: Any, count: int) -> np.ndarray[Any, Any]:
         out = np.empty(count, dtype)
         if out.nbytes:
-            driver("cuMemcpyDtoH_v2", out.ctypes.data_as(P), ctypes.c_uint64(self.addr), SIZE(out.nbytes))
+            driver(
+                "cuMemcpyDtoH_v2",
+                out.ctypes.data_as(P),
+                ctypes.c_uint64(self.addr),
+                SIZE(out.nbytes),
+            )
         return out
 
     def free(self) -> None:

@@ -23,7 +23,13 @@ RunJob = Callable[..., CompletedProcess[str]]
 def run_ranks(run_job: RunJob, job_env: dict[str, str]) -> RunJob:
     def run(ranks: int, script: Path, *arguments: str) -> CompletedProcess[str]:
         job_env["OMP_NUM_THREADS"] = "1"
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+        ]
         options = ["--device", "soft", "--gpus", str(ranks)]
         return run_job(*torchrun, str(script), *arguments, options=options, timeout=280)
 
@@ -56,7 +62,13 @@ def test_groups_made_by_splitting(run_ranks: RunJob, ranks: int) -> None:
 def test_a_rank_that_does_not_come_ends_the_others_in_words(run_ranks: RunJob) -> None:
     done = run_ranks(2, PROGRAM, "hang")
     assert done.returncode != 0
-    for part in ("rank 0 of 2", "collective operation timeout", "ALLREDUCE", "3 elements in", "SIGABRT"):
+    for part in (
+        "rank 0 of 2",
+        "collective operation timeout",
+        "ALLREDUCE",
+        "3 elements in",
+        "SIGABRT",
+    ):
         assert part in done.stdout + done.stderr, said(done)
 
 
@@ -65,7 +77,9 @@ def test_a_blocking_wait_raises(run_ranks: RunJob, job_env: dict[str, str]) -> N
     ran_on_all(run_ranks(2, PROGRAM, "blocking_wait"), 2)
 
 
-def test_example_ends_with_the_same_parameters_on_all_ranks_and_in_every_run(run_ranks: RunJob) -> None:
+def test_example_ends_with_the_same_parameters_on_all_ranks_and_in_every_run(
+    run_ranks: RunJob,
+) -> None:
     digests = set()
     for _ in range(2):
         done = run_ranks(2, EXAMPLE, "--steps", "8")
