@@ -1,0 +1,134 @@
+"""Several ranks over NCCL, started by a launcher of its own: collectives, sends and groups on several streams.
+
+What each step does is drawn from the step's number, the same at every rank: so most of it is in flight at any moment, in
+another order each time. Communicators come and go. Every rank hashes what it has after each step; the launcher's digest
+is of all of them. Rank 0 says the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "comm"))
+import nccl as n  # noqa: E402
+
+COUNT = 4096
+
+
+class Rank:
+    """One rank's communicators, buffers and history."""
+
+    def __init__(self, rank: int, ranks: int, folder: Path) -> None:
+        self.rank, self.ranks = rank, ranks
+        self.world = n.Comm.init(n.unique_id(folder, rank), rank, ranks)
+        half = self.world.split(rank % 2, rank)
+        assert half is not None
+        self.half = half
+        self.history = hashlib.blake2b(digest_size=16)
+        self.one = self.buffer(rank)
+        self.two = self.buffer(rank + 100)
+        self.wide = n.Buffer(4 * COUNT * ranks).write(np.zeros(COUNT * ranks, np.int32))
+        self.small = n.Buffer(4 * COUNT).write(np.zeros(COUNT, np.int32))
+
+    def buffer(self, seed: int) -> n.Buffer:
+        values = np.random.default_rng(seed).integers(-(2**30), 2**30, COUNT, np.int32)
+        return n.Buffer(4 * COUNT).write(values)
+
+    def step(self, number: int) -> None:
+        """Nothing waits for the device before the end of the step, but where one stream needs the other."""
+        dice = np.random.default_rng(number)
+        for _ in range(int(dice.integers(2, 7))):
+            getattr(self, ["reduce", "gather", "scatter", "ring", "all_to_all", "halves", "short_lived"][dice.integers(7)])()  # fmt: skip
+        self.world.wait()
+        self.half.wait()
+        for buffer, count in ((self.one, COUNT), (self.two, COUNT), (self.wide, COUNT * self.ranks), (self.small, COUNT)):  # fmt: skip
+            self.history.update(buffer.read(np.int32, count).tobytes())
+        # What the next step adds up is another mixture at every rank.
+        for buffer in (self.one, self.two):
+            values = buffer.read(np.int32, COUNT).astype(np.uint64)
+            mixed = values * np.uint64(1664525 + 2 * self.rank) + np.uint64(number)
+            buffer.write(mixed.astype(np.uint32).view(np.int32))
+
+    def reduce(self) -> None:
+        self.world.call("ncclAllReduce", self.one.ptr, self.one.ptr, n.SIZE(COUNT), n.INT32, n.SUM)
+
+    def gather(self) -> None:
+        self.world.call("ncclAllGather", self.two.ptr, self.wide.ptr, n.SIZE(COUNT), n.INT32)
+
+    def scatter(self) -> None:
+        self.world.call("ncclReduceScatter", self.wide.ptr, self.small.ptr, n.SIZE(COUNT), n.INT32, n.SUM)  # fmt: skip
+
+    def ring(self) -> None:
+        stream, comm = self.world.stream, self.world.handle
+        with n.Group():
+            n.nccl("ncclSend", self.one.ptr, n.SIZE(COUNT), n.INT32, (self.rank + 1) % self.ranks, comm, stream)  # fmt: skip
+            n.nccl("ncclRecv", self.small.ptr, n.SIZE(COUNT), n.INT32, (self.rank - 1) % self.ranks, comm, stream)  # fmt: skip
+
+    def all_to_all(self) -> None:
+        self.world.call("ncclAlltoAll", self.one.ptr, self.wide.ptr, n.SIZE(COUNT // self.ranks), n.INT32)  # fmt: skip
+
+    def halves(self) -> None:
+        """On its own stream: `two` is the world's too, so each waits for the other."""
+        self.world.wait()
+        self.half.call("ncclAllReduce", self.two.ptr, self.two.ptr, n.SIZE(COUNT), n.INT32, n.SUM)
+        self.half.wait()
+
+    def short_lived(self) -> None:
+        comm = self.world.split(self.rank // 2, -self.rank)
+        assert comm is not None
+        self.world.wait()
+        comm.call("ncclBroadcast", self.one.ptr, self.small.ptr, n.SIZE(COUNT), n.INT32, 0)
+        comm.wait()
+        comm.destroy()
+
+
+def rank_main(options: argparse.Namespace, folder: Path, rank: int) -> None:
+    n.open_device(rank % int(os.environ["DEVPROXY_GPUS"]))
+    one = Rank(rank, options.ranks, folder)
+    if rank == 0:
+        common.NONCE = options.nonce
+        steps = common.Steps(options)
+        numbers: Any = steps
+    else:
+        numbers = range(1, options.steps + 1)
+    for number in numbers:
+        one.step(number)
+        if rank == 0:
+            steps.say()
+    (folder / f"digest-{rank}").write_text(one.history.hexdigest())
+    one.half.destroy()
+    one.world.destroy()
+
+
+def main() -> None:
+    if "--rank" in sys.argv:
+        parser = argparse.ArgumentParser()
+        for name, kind in (("steps", int), ("seconds-per-step", float), ("ranks", int), ("rank", int), ("nonce", str), ("folder", Path)):  # fmt: skip
+            parser.add_argument(f"--{name}", type=kind, default=0)
+        found = parser.parse_args()
+        rank_main(found, found.folder, found.rank)
+        return
+    options = common.options(__doc__ or "", ranks=4)
+    folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.getcwd()))
+    command = [sys.executable, __file__, *sys.argv[1:], "--nonce", common.NONCE, "--folder", str(folder)]  # fmt: skip
+    ranks = [subprocess.Popen([*command, "--rank", str(r)]) for r in range(options.ranks)]
+    codes = [p.wait() for p in ranks]
+    common.check(codes == [0] * options.ranks, f"exit codes of the ranks: {codes}")
+    digest = common.Digest()
+    for r in range(options.ranks):
+        digest.add(f"rank {r}", (folder / f"digest-{r}").read_text())
+    digest.finish()
+
+
+if __name__ == "__main__":
+    main()
