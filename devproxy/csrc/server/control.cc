@@ -112,7 +112,8 @@ void Server::serve_control(ControlPeer& peer) {
       peer.answer(resume());
     } else if (op == "steps") {
       uint64_t steps = gone_.steps;
-      for (const Client& c : clients_) steps += c.connection->endpoint().steps();
+      for (const Client& c : clients_)
+        steps = std::max(steps, gone_.steps_before + c.connection->endpoint().steps());
       peer.answer({{"ok", true}, {"steps", steps}});
     } else if (op == "leave") {
       peer.answer(leave());

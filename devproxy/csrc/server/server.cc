@@ -416,7 +416,6 @@ namespace {
 void add(const Connection& connection, GoneRecord* totals) {
   totals->add(connection.counters().counted());
   totals->wakes += connection.endpoint().wakes();
-  totals->steps += connection.endpoint().steps();
 }
 
 }  // namespace
@@ -426,11 +425,13 @@ void Server::reap() {
     if (!c.connection->finished()) return false;
     c.connection->join();
     add(*c.connection, &gone_);
+    gone_.steps = std::max(gone_.steps, gone_.steps_before + c.connection->endpoint().steps());
     if (last_fault_.empty()) last_fault_ = c.connection->endpoint().lifeline().fault_text();
     if (c.socket >= 0) close(c.socket);
     close_peers(c);
     return true;
   });
+  if (clients_.empty()) gone_.steps_before = gone_.steps;
 }
 
 // tell: somebody may still be connected. Either way files are gone when it returns, threads as far as possible.

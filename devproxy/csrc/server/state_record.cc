@@ -28,7 +28,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ClientRecord, number, pid, slot,
                                                 credit_bytes, client_bytes, globals_bytes, arrays_bytes, device, arrays,
                                                 pinned, windows, events, event_clock_ns, limits, output, errors, log,
                                                 host_functions, comm_counts, fault, counters)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(GoneRecord, DP_COUNTED(DP_NAME) wakes, steps, peak_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(GoneRecord, DP_COUNTED(DP_NAME) wakes, steps, steps_before, peak_bytes)
 #undef DP_NAME
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ServerRecord, version, abi, gpu, device, memory_bytes, next_number,
                                                 uptime_us, last_fault, gone, images, clients)

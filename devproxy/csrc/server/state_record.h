@@ -94,9 +94,10 @@ struct ClientRecord {
   CounterRecord counters;
 };
 
-// Of clients that have left.
+// Of clients that have left. steps: optimizer steps of the job; its ranks make the same ones, so clients that were there
+// together count once. steps_before: of those that had left before any of the present ones came.
 struct GoneRecord : Counted {
-  uint64_t wakes = 0, steps = 0, peak_bytes = 0;
+  uint64_t wakes = 0, steps = 0, steps_before = 0, peak_bytes = 0;
 };
 
 using ImageRecord = std::array<uint64_t, 3>;  // hash low, hash high, bytes
