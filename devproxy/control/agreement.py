@@ -88,7 +88,9 @@ def _settle(parts: Sequence[Part], reports: list[dict[str, Any]]) -> tuple[int, 
         if _progress(fresh) != _progress(reports):
             moved = now
         if now - moved > PATIENCE_S or now - began > ATTEMPT_S:
-            return rounds, next((a.debt for a in answers if a.debt), "a host function is outstanding")
+            return rounds, next(
+                (a.debt for a in answers if a.debt), "a host function is outstanding"
+            )
         reports = fresh
         time.sleep(look)
         look = min(look * 1.5, LOOK_S[1])

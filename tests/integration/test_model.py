@@ -1,6 +1,6 @@
-"""The command ring and the gate under model checkers (tests/model), the ring under real threads too (tests/stress).
+"""The command ring, the gate and the agreement of ranks under checkers (tests/model), the ring under real threads too.
 
-The checkers explore the real ring.h and gate.h; each of their mutants, the code around them broken on purpose, must be
+The checkers explore the real ring.h, gate.h and agreement.cc; each of their mutants, the code around them broken on purpose, must be
 caught: a checker that cannot fail proves nothing.
 """
 
@@ -14,22 +14,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "tests"
+AGREEMENT = [ROOT / "devproxy/csrc/server/agreement.cc"]
 CXX = ["g++", "-std=c++20", "-Wall", "-Wextra", "-I", str(ROOT)]
 N_MUTANTS = 16
 N_GATE_MUTANTS = 10
+N_AGREEMENT_MUTANTS = 12
 
 
-def build(source: str, name: str, *flags: str) -> Path:
+def build(source: str, name: str, *flags: str | Path) -> Path:
     """Compiles tests/<source> into build/tests/<name> unless it is newer than what it includes."""
     out = BUILD / name
     inputs = [ROOT / "tests" / source, *(ROOT / "devproxy/csrc/transport").glob("*.h")]
     inputs += (ROOT / "devproxy/csrc/wire").glob("*.h")
-    inputs += [ROOT / "devproxy/csrc/server/gate.h"]
+    inputs += [ROOT / "devproxy/csrc/server/gate.h", *AGREEMENT, AGREEMENT[0].with_suffix(".h")]
     if out.exists() and all(out.stat().st_mtime > p.stat().st_mtime for p in inputs):
         return out
     BUILD.mkdir(parents=True, exist_ok=True)
     fresh = out.with_name(f"{name}.{os.getpid()}")  # another test run may build the same
-    cmd = [*CXX, *flags, str(ROOT / "tests" / source), "-o", str(fresh), "-pthread"]
+    cmd = [*CXX, *map(str, flags), str(ROOT / "tests" / source), "-o", str(fresh), "-pthread"]
     done = subprocess.run(cmd, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     fresh.rename(out)
@@ -90,6 +92,36 @@ def test_a_broken_loop_around_the_gate_is_caught(mutant: int) -> None:
 def test_no_mutant_of_the_gate_is_forgotten() -> None:
     """The list above covers every mutant of the checker."""
     assert len(run(gate_model(), "--list").stdout.splitlines()) == N_GATE_MUTANTS
+
+
+def agreement_model() -> Path:
+    """The checker of the agreement."""
+    return build("model/agreement_model.cc", "agreement_model", "-O2", *AGREEMENT)
+
+
+def test_random_programs_of_ranks_agree() -> None:
+    """Collectives, sends, groups, communicators that come and go, and holds at any moment. `make soak` runs more."""
+    done = run(
+        agreement_model(),
+        "--seeds",
+        os.environ.get("DEVPROXY_TEST_PROGRAMS", "30000"),
+        seconds=3600,
+    )
+    assert done.returncode == 0
+    assert "programs hold" in done.stdout
+
+
+@pytest.mark.parametrize("mutant", range(1, N_AGREEMENT_MUTANTS + 1))
+def test_a_broken_agreement_is_caught(mutant: int) -> None:
+    """The checker finds each mutant and prints the program that shows it."""
+    done = run(agreement_model(), "--mutant", str(mutant))
+    assert done.returncode == 1
+    assert "seed" in done.stdout
+
+
+def test_no_mutant_of_the_agreement_is_forgotten() -> None:
+    """The list above covers every mutant of the checker."""
+    assert len(run(agreement_model(), "--list").stdout.splitlines()) == N_AGREEMENT_MUTANTS
 
 
 @pytest.mark.parametrize("sanitizer", ["none", "thread"])
