@@ -61,6 +61,7 @@ setup(
     package_data={
         "": ["*.h", "py.typed"],
         f"{TORCH}.client": ["*.cc"],
+        f"{TORCH}.client.c10d": ["*.cc"],
         f"{TORCH}.executor": ["*.cc"],
     },
     install_requires=[

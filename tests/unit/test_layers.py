@@ -42,6 +42,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "interceptors/nvml": {BASE},
     "torch": set(),
     "torch/client": {"torch"},
+    "torch/client/c10d": {"torch", "torch/client"},
     "torch/executor": {WIRE, "torch", "hal/host_module/include"},
 }
 

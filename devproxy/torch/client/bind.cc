@@ -9,7 +9,7 @@
 
 #include "devproxy/torch/block.h"
 #include "devproxy/torch/client/allocator.h"
-#include "devproxy/torch/client/c10d/bind.h"
+#include "devproxy/torch/client/process_group_names.h"
 #include "devproxy/torch/client/executor.h"
 #include "devproxy/torch/client/forward.h"
 #include "devproxy/torch/client/generator.h"

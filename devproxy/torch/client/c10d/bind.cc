@@ -1,5 +1,5 @@
 // ProcessGroupNCCL for Python, under the names of PyTorch's own NCCL build (torch/_C/_distributed_c10d.pyi).
-#include "devproxy/torch/client/c10d/bind.h"
+#include "devproxy/torch/client/process_group_names.h"
 
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>

@@ -1,4 +1,4 @@
-// The Python names of the process group, which client/bind.cc offers to pylib/devproxy_torch_c10d.py.
+// The Python names of the process group (client/c10d), which bind.cc offers to pylib/devproxy_torch_boot.py.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
