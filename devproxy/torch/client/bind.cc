@@ -9,11 +9,11 @@
 
 #include "devproxy/torch/block.h"
 #include "devproxy/torch/client/allocator.h"
-#include "devproxy/torch/client/process_group_names.h"
 #include "devproxy/torch/client/executor.h"
 #include "devproxy/torch/client/forward.h"
 #include "devproxy/torch/client/generator.h"
 #include "devproxy/torch/client/graph.h"
+#include "devproxy/torch/client/process_group_names.h"
 
 namespace py = pybind11;
 

@@ -62,6 +62,9 @@ ProcessGroupNCCL::ProcessGroupNCCL(intrusive_ptr<c10d::Store> store, int rank, i
       timed_(setting({"TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING"}, 0) != 0) {
   check_size(rank, size);
   if (setting({"TORCH_NCCL_HIGH_PRIORITY"}, 0) != 0) options_->is_high_priority_stream = true;
+  if (setting({"TORCH_NCCL_NAN_CHECK"}, 0) != 0)
+    TORCH_WARN_ONCE(
+        "TORCH_NCCL_NAN_CHECK has no effect behind devproxy: NaN in a collective's input is not looked for");
   watchdog_ = std::make_unique<Watchdog>(name(), on_failure());
   init();
 }
