@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,12 @@ class Config(ctypes.Structure):
 class NcclError(Exception):
     def __init__(self, code: int, what: str) -> None:
         self.code = code
-        super().__init__(
-            f"{what}: {code} ({lib.ncclGetErrorString(code).decode()}): {lib.ncclGetLastError(None).decode()}"
-        )
+        super().__init__(f"{what}: {code} ({lib.ncclGetErrorString(code).decode()}): {last_error()}")
+
+
+def last_error() -> str:
+    text: bytes = lib.ncclGetLastError(None)
+    return text.decode()
 
 
 def driver(name: str, *args: object) -> None:
@@ -208,16 +211,33 @@ def unique_id(folder: Path, rank: int, name: str = "id") -> UniqueId:
     return uid
 
 
-def main(rank_main: Callable[[int, int, Path], None]) -> None:
-    """`program FOLDER RANKS`: starts the ranks and waits for them. `program FOLDER RANKS RANK`: is one."""
-    folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
-    if len(sys.argv) > 3:
-        rank = int(sys.argv[3])
-        open_device(rank % int(os.environ["DEVPROXY_GPUS"]))
+def start(
+    rank_main: Callable[[int, int, Path], None], rank: int, ranks: int, folder: Path, device: int | None = None
+) -> int:
+    """A process that is that rank: its pid. Forked before CUDA is initialised, so that Python starts once."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        open_device(rank % int(os.environ["DEVPROXY_GPUS"]) if device is None else device)
         rank_main(rank, ranks, folder)
-        return
-    command = [sys.executable, *sys.argv[:3]]
-    processes = [subprocess.Popen([*command, str(r), *sys.argv[4:]]) for r in range(ranks)]
-    codes = [p.wait() for p in processes]
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def exit_codes(pids: list[int]) -> list[int]:
+    """As subprocess has them: -N for signal N."""
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def main(rank_main: Callable[[int, int, Path], None]) -> None:
+    """`program FOLDER RANKS ...`: starts the ranks and waits for them."""
+    folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
+    codes = exit_codes([start(rank_main, rank, ranks, folder) for rank in range(ranks)])
     assert codes == [0] * ranks, f"exit codes of the ranks: {codes}"
     print("PASS")

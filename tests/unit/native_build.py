@@ -10,13 +10,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
     "cores": ["tests/unit/native/cores.cc", "devproxy/csrc/client/alloc_bidir.cc"],
+    "reduce": ["tests/unit/native/reduce.cc", "devproxy/hal/soft/comm/reduce.cc"],
 }
 
 
 def native_library(name: str) -> ctypes.CDLL:
     """The library `name`, compiled with g++ into build/tests when its sources changed."""
     sources = [ROOT / s for s in SOURCES[name]]
-    headers = [p.with_suffix(".h") for p in sources if p.with_suffix(".h").exists()]
+    headers = sorted(h for folder in {p.parent for p in sources} for h in folder.glob("*.h"))
     text = b"".join(p.read_bytes() for p in sources + headers)
     out = ROOT / "build" / "tests" / f"{name}-{hashlib.blake2b(text, digest_size=8).hexdigest()}.so"
     if not out.exists():
@@ -33,7 +34,8 @@ def native_library(name: str) -> ctypes.CDLL:
             "-shared",
             "-fPIC",
         ]
-        command += ["-fsanitize=undefined", "-fno-sanitize-recover=undefined", f"-I{ROOT}"]
+        command += ["-fsanitize=undefined", "-fno-sanitize-recover=undefined"]
+        command += ["-ffp-contract=off", f"-I{ROOT}"]  # as CMakeLists.txt has it for reductions
         subprocess.run([*command, "-o", str(part), *map(str, sources)], check=True)
         part.rename(out)
     return ctypes.CDLL(str(out))
