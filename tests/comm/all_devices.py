@@ -51,6 +51,25 @@ def main() -> None:
         number = ctypes.c_int()
         nccl.nccl("ncclCommUserRank", nccl.P(halves[rank]), ctypes.byref(number))
         assert number.value == ranks - 1 - rank
+    # Each rank's init in one group, as a program of one thread for many GPUs does.
+    uid, grouped = nccl.UniqueId(), (ctypes.c_void_p * ranks)()
+    nccl.nccl("ncclGetUniqueId", ctypes.byref(uid))
+    with nccl.Group():
+        for rank in range(ranks):
+            nccl.open_device(rank)
+            nccl.nccl("ncclCommInitRank", ctypes.cast(ctypes.byref(grouped, rank * 8), nccl.P), ranks, uid, rank)
+    for rank in range(ranks):
+        nccl.open_device(rank)
+        data[rank].write(inputs[rank])
+    with nccl.Group():
+        for rank, buffer in enumerate(data):
+            nccl.nccl("ncclAllReduce", buffer.ptr, buffer.ptr, nccl.SIZE(n), nccl.FLOAT32, nccl.SUM,
+                      nccl.P(grouped[rank]), comms[rank].stream)  # fmt: skip
+    for rank, comm in enumerate(comms):
+        nccl.open_device(rank)
+        comm.wait()
+        assert model.same(F32, data[rank].read(np.float32, n), want), rank
+        nccl.nccl("ncclCommDestroy", nccl.P(grouped[rank]))
     # A stream of another device is refused.
     wrong = nccl.lib.ncclAllReduce(
         data[0].ptr, data[0].ptr, nccl.SIZE(n), nccl.FLOAT32, nccl.SUM, comms[0].handle, comms[1].stream

@@ -57,7 +57,7 @@ ncclMemAlloc = Api(client_sa="nccl", nonnull=("ptr",), ops=("MEM_ALLOC", "MEM_CR
 ncclMemFree = Api(client_sa="nccl", ops=("MEM_FREE",), waits=True)
 
 ncclGroupStart = Api(client_sa="nccl", needs_init=False)
-ncclGroupEnd = Api(client_sa="nccl", ops=("COMM_GROUP", *_START), waits=True)
+ncclGroupEnd = Api(client_sa="nccl", ops=_EXCHANGE, waits=True)
 ncclAllReduce = Api(client_sa="nccl", ops=("COMM_GROUP",))
 ncclBroadcast = Api(client_sa="nccl", ops=("COMM_GROUP",))
 ncclBcast = Api(client_sa="nccl", ops=("COMM_GROUP",))

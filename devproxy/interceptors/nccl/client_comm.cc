@@ -14,6 +14,10 @@ int cuMemAlloc_v2(uint64_t* ptr, size_t bytes);
 int cuMemFree_v2(uint64_t ptr);
 int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes);
 int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes);
+int cuDevicePrimaryCtxRetain(void** context, int device);
+int cuDevicePrimaryCtxRelease_v2(int device);
+int cuCtxPushCurrent_v2(void* context);
+int cuCtxPopCurrent_v2(void** context);
 }
 
 namespace devproxy::sa::nccl {
@@ -42,6 +46,8 @@ uint64_t mix(uint64_t x) {  // splitmix64's last steps
   x ^= x >> 27, x *= 0x94d049bb133111eb;
   return x ^ x >> 31;
 }
+
+constexpr uint64_t kShrinks = uint64_t{1} << 63;  // so much above the numbers of splits
 
 // A key that every member finds by itself, and no two different communicators share.
 CommKey derive(const CommKey& from, uint64_t a, uint64_t b) {
@@ -149,28 +155,54 @@ ncclResult_t flush(ncclComm* comm) {
   return kSuccess;
 }
 
-// Gathers one value of every rank at every rank, through the communicator itself.
-ncclResult_t exchange(ncclComm* comm, uint64_t own, std::vector<uint64_t>* all) {
-  all->assign(comm->ranks, 0);
-  uint64_t memory = 0, stream = 0;
-  int32_t rc = cuMemAlloc_v2(&memory, comm->ranks * sizeof own);
-  if (rc != 0) return fail_core(rc, "allocating for an exchange between the ranks");
+// The driver's calls of this thread are about that device, which need not be its current one.
+class OnDevice {
+ public:
+  explicit OnDevice(int32_t device) : device_(device) {
+    rc_ = cuDevicePrimaryCtxRetain(&context_, device);
+    if (rc_ == 0) rc_ = cuCtxPushCurrent_v2(context_);
+  }
+  ~OnDevice() {
+    if (rc_ == 0) cuCtxPopCurrent_v2(&context_);
+    if (context_) cuDevicePrimaryCtxRelease_v2(device_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  int32_t rc() const { return rc_; }
+
+ private:
+  const int32_t device_;
+  void* context_ = nullptr;
+  int32_t rc_;
+};
+
+// Gathers one value of every rank at every rank, through the communicator itself. Begins: waits for nobody, since one
+// thread may have to begin it for several ranks.
+ncclResult_t begin_exchange(Split* split, uint64_t own) {
+  const ncclComm* const comm = split->parent;
+  const OnDevice device(comm->device);
+  int32_t rc = device.rc();
+  if (rc == 0) rc = cuMemAlloc_v2(&split->memory, comm->ranks * sizeof own);
+  if (rc == 0) rc = core()->create_stream(comm->device, &split->stream);
   CommOp op;
   op.comm = comm->handle;
   op.kind = static_cast<uint8_t>(CommKind::kAllGather);
   op.type = static_cast<uint8_t>(CommType::kUint64);
-  op.send = memory + comm->rank * sizeof own;
-  op.recv = memory;
+  op.send = split->memory + comm->rank * sizeof own;
+  op.recv = split->memory;
   op.count = 1;
-  rc = cuMemcpyHtoD_v2(op.send, &own, sizeof own);
-  if (rc == 0) rc = core()->create_stream(comm->device, &stream);
-  if (rc == 0) {
-    rc = core()->comm_group(stream, &op, 1);
-    if (rc == 0) rc = core()->wait_stream(comm->device, stream);
-    core()->destroy_stream(comm->device, stream);
-  }
-  if (rc == 0) rc = cuMemcpyDtoH_v2(all->data(), memory, all->size() * sizeof own);
-  cuMemFree_v2(memory);
+  if (rc == 0) rc = cuMemcpyHtoD_v2(op.send, &own, sizeof own);
+  if (rc == 0) rc = core()->comm_group(split->stream, &op, 1);
+  return rc == 0 ? kSuccess : fail_core(rc, "beginning an exchange between the ranks");
+}
+
+ncclResult_t end_exchange(const Split& split, std::vector<uint64_t>* all) {
+  const OnDevice device(split.parent->device);
+  all->assign(split.parent->ranks, 0);
+  int32_t rc = device.rc();
+  if (rc == 0) rc = core()->wait_stream(split.parent->device, split.stream);
+  if (rc == 0) rc = cuMemcpyDtoH_v2(all->data(), split.memory, all->size() * sizeof(uint64_t));
+  if (split.stream) core()->destroy_stream(split.parent->device, split.stream);
+  if (split.memory) cuMemFree_v2(split.memory);
   return rc == 0 ? kSuccess : fail_core(rc, "an exchange between the ranks");
 }
 
@@ -230,6 +262,42 @@ ncclComm* ready(ncclComm_t given, const char* what, ncclResult_t* result) {
   return *result == kSuccess ? comm : nullptr;
 }
 
+ncclResult_t finish(const Split& split) {
+  ncclComm* const parent = split.parent;
+  ncclComm* const child = split.child;
+  std::vector<uint64_t> all;
+  const ncclResult_t rc = end_exchange(split, &all);
+  uint64_t serial = 0;
+  {
+    const std::lock_guard lock(parent->mu);
+    serial = ++parent->splits;
+  }
+  if (!child) return rc;
+  if (rc != kSuccess) {
+    child->state = ncclComm::State::kFailed;
+    return child->result = rc;
+  }
+  // By key, and among equals by the rank in the parent.
+  std::vector<std::pair<int, uint32_t>> members;
+  for (uint32_t r = 0; r < parent->ranks; r++)
+    if (static_cast<int>(all[r] >> 32) == split.color)
+      members.emplace_back(static_cast<int>(static_cast<uint32_t>(all[r])), r);
+  std::sort(members.begin(), members.end());
+  const auto own = std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.second == parent->rank; });
+  if (own == members.end()) {
+    child->state = ncclComm::State::kFailed;
+    return child->result = fail(kRemoteError, "ncclCommSplit: the communicator was aborted meanwhile");
+  }
+  child->key = derive(parent->key, serial, static_cast<uint32_t>(split.color));
+  child->ranks = static_cast<uint32_t>(members.size());
+  child->rank = static_cast<uint32_t>(own - members.begin());
+  if (const int32_t made = core()->make_comm(child->device, &child->handle); made != 0) {
+    child->state = ncclComm::State::kFailed;
+    return child->result = fail_core(made, "opening the device");
+  }
+  return start(child);
+}
+
 // -- making ---------------------------------------------------------------------------------------------------------
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
@@ -282,22 +350,18 @@ ncclResult_t ncclCommSplit(ncclComm_t given, int color, int key, ncclComm_t* new
   if (!parent || (rc = is_blocking(config, &blocking)) != kSuccess) return rc;
   *newcomm = nullptr;
   if (color < -1) return fail(kInvalidArgument, "ncclCommSplit: the color %d is negative", color);
-  std::vector<uint64_t> all;
-  rc = exchange(parent, uint64_t{static_cast<uint32_t>(color)} << 32 | static_cast<uint32_t>(key), &all);
+  Split split{parent, nullptr, color};
+  rc = begin_exchange(&split, uint64_t{static_cast<uint32_t>(color)} << 32 | static_cast<uint32_t>(key));
   if (rc != kSuccess) return rc;
-  const uint64_t serial = ++parent->derived;
-  if (color == -1) return kSuccess;  // NCCL_SPLIT_NOCOLOR: it is part of none
-  // By key, and among equals by the rank in the parent.
-  std::vector<std::pair<int, uint32_t>> members;
-  for (uint32_t r = 0; r < parent->ranks; r++)
-    if (static_cast<uint32_t>(all[r] >> 32) == static_cast<uint32_t>(color))
-      members.emplace_back(static_cast<int>(static_cast<uint32_t>(all[r])), r);
-  std::sort(members.begin(), members.end());
-  const auto own = std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.second == parent->rank; });
-  ncclComm* comm = nullptr;
-  rc = make(parent->device, derive(parent->key, serial, static_cast<uint32_t>(color)), static_cast<int>(members.size()),
-            static_cast<int>(own - members.begin()), blocking, &comm);
-  return rc == kSuccess ? launch(comm, newcomm) : rc;
+  if (color != -1) {  // NCCL_SPLIT_NOCOLOR: it is part of none
+    split.child = *newcomm = new ncclComm;
+    split.child->device = parent->device;
+    split.child->blocking = blocking;
+  }
+  if (in_group()) return put_off(split), kSuccess;
+  rc = finish(split);
+  if (rc != kSuccess || !split.child) return rc;
+  return blocking ? await_members(split.child) : kInProgress;
 }
 
 // The excluded ranks do not call it. NCCL_SHRINK_ABORT (1): what is under way in the parent is given up first.
@@ -315,11 +379,16 @@ ncclResult_t ncclCommShrink(ncclComm_t given, int* excluded, int n_excluded, ncc
       std::binary_search(out.begin(), out.end(), static_cast<int>(parent->rank)))
     return fail(kInvalidArgument, "ncclCommShrink: the excluded ranks are some other ranks of the communicator, each once");
   if (flags & 1) core()->comm_abort(parent->device, parent->handle);
-  uint64_t who = 0;
+  // Counted by those who are left, since the others do not know of it.
+  uint64_t who = 0, serial = 0;
   for (const int rank : out) who = mix(who + static_cast<uint64_t>(rank) + 1);
   const auto below = std::lower_bound(out.begin(), out.end(), static_cast<int>(parent->rank)) - out.begin();
+  {
+    const std::lock_guard lock(parent->mu);
+    serial = ++parent->shrinks[who];
+  }
   ncclComm* comm = nullptr;
-  rc = make(parent->device, derive(parent->key, ++parent->derived, who), static_cast<int>(parent->ranks) - n_excluded,
+  rc = make(parent->device, derive(parent->key, kShrinks + serial, who), static_cast<int>(parent->ranks) - n_excluded,
             static_cast<int>(parent->rank) - static_cast<int>(below), blocking, &comm);
   return rc == kSuccess ? launch(comm, newcomm) : rc;
 }

@@ -31,6 +31,7 @@ struct Group {
   int depth = 0;
   ncclResult_t failed = kSuccess;  // of a call inside: the whole group fails
   std::vector<ncclComm*> starts;
+  std::vector<Split> splits;
   std::vector<Pending> ops;
 };
 thread_local Group t_group;
@@ -76,9 +77,16 @@ ncclResult_t post(const std::vector<Pending>& ops) {
 }
 
 ncclResult_t finish(Group group) {
+  // The splits first, also where the group fails: the other ranks have been told of them.
+  for (const Split& split : group.splits) {
+    const ncclResult_t rc = nccl::finish(split);
+    if (rc != kSuccess && group.failed == kSuccess) group.failed = rc;
+  }
   if (group.failed != kSuccess) return group.failed;
   for (ncclComm* comm : group.starts)
     if (const ncclResult_t rc = start(comm); rc != kSuccess) return rc;
+  for (const Split& split : group.splits)
+    if (split.child) group.starts.push_back(split.child);
   bool in_progress = false;
   for (ncclComm* comm : group.starts) {
     in_progress |= !comm->blocking;
@@ -164,6 +172,7 @@ ncclResult_t call(ncclComm_t given, cudaStream_t stream, const Call& c) {
 
 bool in_group() { return t_group.depth > 0; }
 void put_off(ncclComm* comm) { t_group.starts.push_back(comm); }
+void put_off(const Split& split) { t_group.splits.push_back(split); }
 
 ncclResult_t submit(ncclComm* comm, cudaStream_t stream, CommOp op, const char* what) {
   Pending p{comm, {}, op};

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -51,7 +52,8 @@ struct ncclComm {
   enum class State : uint8_t { kStarting, kReady, kFailed, kGone } state = State::kStarting;
   ncclResult_t result = 0;         // of kFailed
   uint64_t init_stream = 0;        // kStarting: on which the server waits for the members
-  uint64_t derived = 0;            // communicators that were made from this one, at every member in the same order
+  uint64_t splits = 0;             // at every member the same number
+  std::map<uint64_t, uint64_t> shrinks;  // by whom they exclude
   std::vector<uint64_t> streams;   // on which it has been used
   std::vector<devproxy::sa::nccl::PreMulSum> reductions;
 };
@@ -67,9 +69,20 @@ ncclResult_t await_members(ncclComm* comm);
 // Posts this member's arrival. What a group puts off until its end.
 ncclResult_t start(ncclComm* comm);
 
+// A split that waits for what the other ranks say.
+struct Split {
+  ncclComm* parent = nullptr;
+  ncclComm* child = nullptr;  // nullptr: this rank gets none
+  int color = 0;
+  uint64_t memory = 0, stream = 0;  // of the exchange
+};
+// Waits for the others' words, and starts the child.
+ncclResult_t finish(const Split& split);
+
 // -- groups (client_group.cc)
 bool in_group();
 void put_off(ncclComm* comm);  // in_group(): its start, and the wait for it
+void put_off(const Split& split);
 // One operation, now or at the end of the group. `op` lacks the communicator's handle.
 ncclResult_t submit(ncclComm* comm, cudaStream_t stream, CommOp op, const char* what);
 
