@@ -5,8 +5,9 @@
 // a binary tree over the rank, tree(lo, n) = tree(lo, h) op tree(lo + h, n - h) with h the greatest power of two below
 // n. It is computed in the type itself, but for the floating types of 8 and 16 bits: in float32, rounded once at the
 // end (to nearest, ties to even). kAvg divides the sum by n at the end, integers towards zero. kPreMulSum rounds each
-// product to the type that the tree is computed in. kMax and kMin of a NaN and a number are the number. What is too large
-// for a type of 8 bits becomes its largest number.
+// product to the type that the tree is computed in. kMax and kMin of a NaN and a number are the number, of equal numbers
+// (the two zeros) the lower rank's. No rule says which NaN a result is. What is too large for a type of 8 bits becomes
+// its largest number.
 #pragma once
 
 #include <cstdint>

@@ -51,7 +51,7 @@ struct alignas(64) BoardCell {
 struct alignas(64) BoardPair {
   std::atomic<uint64_t> posted, finished;
   uint64_t addr = 0, bytes = 0;
-  uint32_t type = 0;
+  std::atomic<uint64_t> wrong, wanted;  // `posted` of a send whose receiver wants so many bytes instead
 };
 
 class Board {

@@ -28,6 +28,11 @@ std::string text_of(const CommOp& op) {
          std::to_string(op.type) + ", op " + std::to_string(op.reduction) + ", root " + std::to_string(op.peer) + ")";
 }
 
+std::string text_of_pair(uint32_t from, uint64_t sent, uint32_t to, uint64_t wanted) {
+  return "rank " + std::to_string(from) + " sends " + std::to_string(sent) + " bytes to rank " + std::to_string(to) +
+         ", which receives " + std::to_string(wanted);
+}
+
 bool is_pair(const CommOp& op) { return op.kind_of() == CommKind::kSend || op.kind_of() == CommKind::kRecv; }
 
 // Do two members mean the same?
@@ -81,7 +86,11 @@ bool SoftComm::join() {
   BoardCell& cell = (*board)->cell(config_.rank);
   const SpacePlace place = owner_.place();
   const uint64_t before = cell.incarnation.load(std::memory_order_acquire);
-  if (before != 0 && before != incarnation_ && (cell.gpu != place.gpu || cell.slot != place.slot)) {
+  if (before == incarnation_) {
+    fail(CommState::kInvalidUsage, "this process is this rank already");
+    return false;
+  }
+  if (before != 0 && (cell.gpu != place.gpu || cell.slot != place.slot)) {
     fail(CommState::kInvalidUsage, "two processes say that they are this rank: on GPU " + std::to_string(cell.gpu) +
                                        " and on GPU " + std::to_string(place.gpu));
     return false;
@@ -95,6 +104,7 @@ bool SoftComm::join() {
   joined_.store(true);
   if (before == 0) board_->head().joined.fetch_add(1, std::memory_order_acq_rel);
   board_->ring();
+  if (aborted()) leave();  // an abort that came before saw nothing to leave
   return true;
 }
 
@@ -146,7 +156,7 @@ class CommGroup::Lane {
       pairs_[{op.kind_of() == CommKind::kSend, static_cast<uint32_t>(op.peer)}].push_back({op, false});
   }
   SoftComm& comm() { return comm_; }
-  bool has_board() const { return place_ >= Place::kInit; }
+  bool has_board() const { return has_board_; }
 
   // As far as it goes without waiting. True when it has come nearer to its end.
   bool go_on();
@@ -167,10 +177,13 @@ class CommGroup::Lane {
     place_ = Place::kOver;
     comm_.end_turn();
   }
-  void stuck() { place_ = Place::kStuck; }
+  // It cannot go on: an operation waits for the abort. A making that has failed ends, and its caller reads the state.
+  void stuck() {
+    if (init_) return end();
+    place_ = Place::kStuck;
+  }
   bool post();
   bool try_start();
-  bool finish_share();
   bool share(uint32_t who, uint32_t n, bool all);
   bool step_pairs();
   bool step_send(uint32_t to, std::deque<PairOp>& ops);
@@ -181,6 +194,7 @@ class CommGroup::Lane {
   const bool init_;
   const uint64_t turn_;
   Place place_ = Place::kTurn;
+  bool has_board_ = false;  // the communicator's own pointer is another thread's until it is our turn
   std::deque<CommOp> all_;
   std::map<std::pair<bool, uint32_t>, std::deque<PairOp>> pairs_;  // by (send, other rank)
   uint64_t target_ = 0;  // of both counts, for the operation under way
@@ -193,9 +207,11 @@ bool CommGroup::Lane::go_on() {
     if (!comm_.is_turn(turn_)) return false;
     if (comm_.aborted()) return end(), true;
     if (!comm_.join()) return stuck(), true;
+    has_board_ = true;
     place_ = init_ ? Place::kInit : Place::kAll;
   }
   if (comm_.aborted()) return end(), true;
+  if (place_ == Place::kStuck) return false;
   BoardHead& head = comm_.board().head();
   switch (place_) {
     case Place::kInit:
@@ -355,10 +371,14 @@ bool CommGroup::Lane::step_send(uint32_t to, std::deque<PairOp>& ops) {
   if (!first.posted) {
     pair.addr = first.op.send;
     pair.bytes = first.op.count * comm_type_bytes(first.op.type_of());
-    pair.type = first.op.type;
     pair.posted.fetch_add(1, std::memory_order_release);
     comm_.board().ring();
     return first.posted = true;
+  }
+  if (pair.wrong.load(std::memory_order_acquire) == pair.posted.load(std::memory_order_relaxed)) {
+    comm_.fail(CommState::kInvalidUsage,
+               text_of_pair(comm_.config().rank, pair.bytes, to, pair.wanted.load(std::memory_order_relaxed)));
+    return stuck(), true;
   }
   if (pair.finished.load(std::memory_order_acquire) != pair.posted.load(std::memory_order_relaxed)) return false;
   ops.pop_front();
@@ -371,9 +391,10 @@ bool CommGroup::Lane::step_recv(uint32_t from, std::deque<PairOp>& ops) {
   const CommOp& op = ops.front().op;
   const uint64_t bytes = op.count * comm_type_bytes(op.type_of()), there = pair.bytes;
   if (there != bytes) {
-    comm_.fail(CommState::kInvalidUsage, "rank " + std::to_string(from) + " sends " + std::to_string(there) +
-                                             " bytes to rank " + std::to_string(comm_.config().rank) +
-                                             ", which receives " + std::to_string(bytes));
+    comm_.fail(CommState::kInvalidUsage, text_of_pair(from, there, comm_.config().rank, bytes));
+    pair.wanted.store(bytes, std::memory_order_relaxed);
+    pair.wrong.store(pair.posted.load(std::memory_order_relaxed), std::memory_order_release);
+    comm_.board().ring();
     return stuck(), true;
   }
   const uint8_t* const src = comm_.reach(from, pair.addr, bytes);
