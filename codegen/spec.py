@@ -140,7 +140,8 @@ class Library:
 
     prefix: of its functions. status, refused, invalid: the vendor's name and number for a refused call, and its number for
     a null pointer. also: names that programs import although the header does not declare them. reason: why what has no
-    entry is refused.
+    entry is refused. null_hook: domain.function that says a null pointer in the library's own way, given the names of
+    the function and the parameter; it returns the result.
     """
 
     prefix: str
@@ -150,6 +151,7 @@ class Library:
     invalid: int
     reason: str
     also: tuple[str, ...] = ()
+    null_hook: str = ""
 
 
 class Answer(Enum):

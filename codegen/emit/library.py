@@ -41,7 +41,7 @@ def type_lines(stem: str, words: set[str]) -> list[str]:
 
 def emit_declarations(stem: str) -> str:
     """<stem>_decl.gen.h: the types that answered functions use, and what interceptors/<stem>/client.cc defines."""
-    known, table = facts(stem), entries(LIBRARIES[stem])
+    known, table, library = facts(stem), entries(LIBRARIES[stem]), library_of(LIBRARIES[stem])
     functions = [known.functions[name] for name in table]
     words = {
         w for f in functions for kind in (f.result, *(k for k, _ in f.params)) for w in kind.split()
@@ -51,6 +51,9 @@ def emit_declarations(stem: str) -> str:
     domains: dict[str, list[str]] = {}
     for f in functions:
         domains.setdefault(table[f.name].client_sa, []).append(f"{declaration(f, f.name)};")
+    if library.null_hook:
+        domain, hook = library.null_hook.split(".")
+        domains[domain].append(f"int {hook}(const char* function, const char* parameter);")
     for domain, lines in domains.items():
         out += [
             f"namespace devproxy::sa::{domain} {{",
@@ -69,7 +72,12 @@ def stub(stem: str, export: Export, number: int) -> str:
             return refusal(export.name, call, "const char*", "kReason")
         return refusal(export.name, call, result if result == "void" else "int")
     lines = [f"{EXPORT} {declaration(function, export.name)} {{"]
-    lines += null_check(export.api.nonnull, str(library.invalid))
+    if library.null_hook:
+        hook = library.null_hook.replace(".", "::")
+        for name in export.api.nonnull:
+            lines += null_check([name], f'devproxy::sa::{hook}("{export.name}", "{name}")')
+    else:
+        lines += null_check(export.api.nonnull, str(library.invalid))
     args = ", ".join(name for _, name in function.params)
     lines.append(f"  return devproxy::sa::{export.api.client_sa}::{export.target}({args});")
     return "\n".join([*lines, "}"])

@@ -8,6 +8,7 @@ LIBRARY = Library(
     status="ncclInvalidUsage",
     refused=5,
     invalid=4,  # ncclInvalidArgument
+    null_hook="nccl.null_argument",
     reason="devproxy does not carry this function of NCCL: the device-side API, windows and one-sided operations, growing a communicator, parameters",
     # Imported by torch 2.11, declared in a header of NCCL's device API.
     also=(

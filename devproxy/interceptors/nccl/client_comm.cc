@@ -418,6 +418,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t given, ncclResult_t* error) {
   ncclComm* const comm = comm_of(given, "ncclCommGetAsyncError", &rc);
   if (!comm) return rc;
   const std::lock_guard lock(comm->mu);
+  if (comm->state == ncclComm::State::kGone) return ended(comm, "ncclCommGetAsyncError");
   if (comm->state == ncclComm::State::kStarting) {
     *error = kInProgress;
     if (comm->init_stream == 0) return kSuccess;

@@ -170,6 +170,10 @@ ncclResult_t call(ncclComm_t given, cudaStream_t stream, const Call& c) {
 
 }  // namespace
 
+ncclResult_t null_argument(const char* function, const char* parameter) {
+  return noted(fail(kInvalidArgument, "%s: %s is null", function, parameter));
+}
+
 bool in_group() { return t_group.depth > 0; }
 void put_off(ncclComm* comm) { t_group.starts.push_back(comm); }
 void put_off(const Split& split) { t_group.splits.push_back(split); }
