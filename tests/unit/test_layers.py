@@ -14,13 +14,14 @@ SOURCES = [p for p in (ROOT / "devproxy").rglob("*") if p.suffix in (".h", ".cc"
 VENDOR = re.compile(r"^(cuda|cudaTypedefs|nvml|nccl|cublas|cudnn)[\w]*\.h$|^cuda_.*\.h$")
 # folder of devproxy/ (see folder_of) -> the folders that its files may include from, besides their own
 BASE, ARGS, WIRE, TRANSPORT = "csrc/base", "csrc/args", "csrc/wire", "csrc/transport"
-CLIENT, SERVER = "csrc/client", "csrc/server"
+CLIENT, SERVER, CORE = "csrc/client", "csrc/server", "csrc/core"
 MAY_INCLUDE: dict[str, set[str]] = {
     BASE: set(),
     ARGS: set(),
     WIRE: {BASE, ARGS},
     TRANSPORT: {BASE, WIRE},
     CLIENT: {BASE, ARGS, WIRE, TRANSPORT},
+    CORE: {ARGS},
     SERVER: {BASE, ARGS, WIRE, TRANSPORT, "hal"},
     "csrc/server/main": {BASE, SERVER, "hal", "hal/devices"},
     "csrc/init": set(),
@@ -29,16 +30,17 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "hal/image": {BASE},
     "hal/host_module/include": set(),
     "hal/host_module": {BASE, "hal", "hal/host_module/include"},
-    "hal/soft": {BASE, ARGS, "hal", "hal/host_module"},
+    "hal/soft": {BASE, ARGS, "hal", "hal/host_module", "hal/soft/comm"},
+    "hal/soft/comm": {BASE, ARGS, "hal"},
     "hal/cuda": {BASE, ARGS, "hal", "hal/host_module", "hal/image"},
     "hal/record": {BASE, ARGS, "hal", "hal/image", "hal/soft"},
     "hal/template": {BASE, ARGS, "hal"},
     "hal/devices": {BASE, "hal", "hal/cuda", "hal/record", "hal/soft"},
-    "interceptors/client": {BASE, ARGS, WIRE, TRANSPORT, CLIENT},
+    "interceptors/client": {BASE, ARGS, WIRE, TRANSPORT, CLIENT, CORE},
     "interceptors/server": {BASE, ARGS, WIRE, SERVER},
     "interceptors/cudart": {BASE},
     "interceptors/mathlibs": {BASE},
-    "interceptors/nccl": {BASE},
+    "interceptors/nccl": {ARGS, BASE, CORE},
     "interceptors/nvml": {BASE},
     "torch": set(),
     "torch/client": {"torch"},
@@ -66,6 +68,7 @@ MAY_CALL: dict[str, set[str]] = {
     "sync": {HOOKS, "launch"},
     "graph": {HOOKS, "launch", "managed", "memory", "module", "sync"},
     "context": {HOOKS, "sync", "texture"},
+    "comm": {HOOKS},
 }
 
 
