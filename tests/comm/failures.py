@@ -164,10 +164,7 @@ def server_dies(rank: int, ranks: int, folder: Path) -> None:
     mark(folder, f"posted{rank}")
     wait_for(folder, "killed")
     if rank == VICTIM:
-        code = ctypes.c_int()
-        until("an error of the lost device", lambda: nccl.cuda.cuStreamSynchronize(comm.stream) != 0)
-        assert nccl.lib.ncclCommGetAsyncError(comm.handle, byref(code)) == nccl.SUCCESS
-        assert code.value == nccl.CUDA_ERROR, code.value
+        until("an error of the lost device", lambda: comm.error() == nccl.CUDA_ERROR)
         assert nccl.lib.ncclCommAbort(comm.handle) in (nccl.SUCCESS, nccl.CUDA_ERROR)
         return
     took = fails(comm, nccl.REMOTE, f"rank {VICTIM}", f"GPU {VICTIM}")

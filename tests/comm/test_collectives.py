@@ -6,12 +6,14 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from codegen import tables
 from devproxy.errors import EXIT_SERVER_LOST
 from tests import sweeps
 from tests.conftest import RUN
@@ -29,10 +31,11 @@ FAILURES = re.findall(
 def ranks_job(run_job, tmp_path: Path):
     """ranks_job("scenarios.py", 4, gpus=2): runs the program's ranks, and wants them all to have passed."""
 
-    def run(program: str, ranks: int, *arguments: object, gpus: int = 0, options: tuple[str, ...] = ()) -> str:
+    def run(program: str, ranks: int, *arguments: object, gpus: int = 0, options: tuple[str, ...] = (), env: dict[str, str] | None = None) -> str:
+        folder = tempfile.mkdtemp(dir=tmp_path)
         done = run_job(
-            sys.executable, str(FOLDER / program), str(tmp_path), str(ranks), *map(str, arguments),
-            options=["--gpus", str(gpus or ranks), "--gpu-memory", "256MiB", *options],
+            sys.executable, str(FOLDER / program), folder, str(ranks), *map(str, arguments),
+            options=["--gpus", str(gpus or ranks), "--gpu-memory", "256MiB", *options], env=env,
         )  # fmt: skip
         assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         assert done.stdout.splitlines()[-1] == "PASS", done.stdout
@@ -55,8 +58,7 @@ def test_collectives(ranks_job, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", RANKS)
 def test_every_collective(ranks_job, ranks: int, part: int) -> None:
     for one in range(part, part + 4):
-        folder = sys.intern(str(one))
-        ranks_job("collectives.py", ranks, folder, PARTS)
+        ranks_job("collectives.py", ranks, one, PARTS)
 
 
 @pytest.mark.parametrize(("ranks", "gpus"), [(4, 2), (3, 1)])
@@ -114,7 +116,7 @@ def test_a_server_dies(job_env: dict[str, str], tmp_path: Path) -> None:
         time.sleep(0.01)
     servers = [
         p for p in psutil.Process(job.pid).children(recursive=True)
-        if p.name() == "devproxy-server" and listens(p, "gpu2.sock")
+        if p.name() == "devproxy-server" and "--gpu 2 " in " ".join(p.cmdline())
     ]  # fmt: skip
     assert len(servers) == 1
     servers[0].kill()
@@ -124,5 +126,15 @@ def test_a_server_dies(job_env: dict[str, str], tmp_path: Path) -> None:
     assert out.splitlines()[-1] == "PASS", f"{out}\n{err}"
 
 
-def listens(process: psutil.Process, name: str) -> bool:
-    return any(Path(c.laddr).name == name for c in process.net_connections("unix") if c.laddr)
+
+def test_every_answered_function_is_called(ranks_job, run_job, tmp_path: Path) -> None:
+    """What docs/support.md says is answered: some program has called it."""
+    called = tmp_path / "called"
+    ranks_job("collectives.py", 2, 0, PARTS, env={"TEST_CALLED": str(called)})
+    ranks_job("scenarios.py", 3, gpus=2, env={"TEST_CALLED": str(called)})
+    done = run_job(sys.executable, str(FOLDER / "all_devices.py"), options=["--gpus", "2"], env={"TEST_CALLED": str(called)})
+    assert done.returncode == 0, done.stderr
+    ranks_job("failures.py", 3, "use_after_the_end", env={"TEST_CALLED": str(called)})
+    answered = {export.name for export in tables.library_exports("nccl") if export.api}
+    assert len(answered) > 30
+    assert set(called.read_text().split()) == answered
