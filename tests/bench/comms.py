@@ -19,7 +19,17 @@ ROOT = Path(__file__).resolve().parents[2]
 RANKS = 4
 SIZES = {"1 KB": (1 << 10, 300), "64 MB": (64 << 20, 6)}  # of a turn: bytes, times
 TURNS = 3
-COMMAND = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft", "--gpus", str(RANKS), "--gpu-memory", "512MiB"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "devproxy.cli.run",
+    "--device",
+    "soft",
+    "--gpus",
+    str(RANKS),
+    "--gpu-memory",
+    "512MiB",
+]
 
 
 def gloo_rank(rank: int, folder: Path) -> None:
@@ -27,7 +37,9 @@ def gloo_rank(rank: int, folder: Path) -> None:
     import torch.distributed as dist
 
     store = dist.FileStore(str(folder / "store"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60)
+    )
     for name, (nbytes, times) in SIZES.items():
         data = torch.zeros(nbytes // 4)
         took = []
@@ -54,7 +66,9 @@ def nccl_rank(rank: int, ranks: int, folder: Path) -> None:
             comm.call("ncclAllReduce", flag.ptr, flag.ptr, nccl.SIZE(1), nccl.FLOAT32, nccl.SUM)
             comm.wait()
             begin = time.perf_counter()
-            comm.call("ncclAllReduce", data.ptr, data.ptr, nccl.SIZE(nbytes // 4), nccl.FLOAT32, nccl.SUM)
+            comm.call(
+                "ncclAllReduce", data.ptr, data.ptr, nccl.SIZE(nbytes // 4), nccl.FLOAT32, nccl.SUM
+            )
             comm.wait()
             took.append(time.perf_counter() - begin)
         if rank == 0:
@@ -81,14 +95,20 @@ def seconds(command: list[str]) -> dict[str, float]:
 def all_reduces(turns: int = TURNS) -> dict[str, tuple[float, float]]:
     """Of each size: seconds of NCCL over software GPUs, and of gloo. In turn, the median of all turns."""
     own = [sys.executable, __file__]
-    runs = [(seconds([*COMMAND, "--", *own, "nccl"]), seconds([*own, "gloo"])) for _ in range(turns)]
+    runs = [
+        (seconds([*COMMAND, "--", *own, "nccl"]), seconds([*own, "gloo"])) for _ in range(turns)
+    ]
     middle = statistics.median
-    return {name: (middle(a[name] for a, _ in runs), middle(b[name] for _, b in runs)) for name in SIZES}
+    return {
+        name: (middle(a[name] for a, _ in runs), middle(b[name] for _, b in runs)) for name in SIZES
+    }
 
 
 def main() -> None:
     for name, (ours, gloo) in all_reduces().items():
-        print(f"all_reduce of {name} float32 over {RANKS} ranks: {ours * 1e6:.0f} us, gloo {gloo * 1e6:.0f} us, ratio {ours / gloo:.2f}")
+        print(
+            f"all_reduce of {name} float32 over {RANKS} ranks: {ours * 1e6:.0f} us, gloo {gloo * 1e6:.0f} us, ratio {ours / gloo:.2f}"
+        )
 
 
 def ranks(backend: str) -> None:

@@ -36,7 +36,9 @@ def main() -> None:
             data[rank].write(inputs[rank])
         with nccl.Group():
             for comm, buffer in zip(comms, data, strict=True):
-                comm.call("ncclAllReduce", buffer.ptr, buffer.ptr, nccl.SIZE(n), nccl.FLOAT32, nccl.SUM)
+                comm.call(
+                    "ncclAllReduce", buffer.ptr, buffer.ptr, nccl.SIZE(n), nccl.FLOAT32, nccl.SUM
+                )
         for rank, comm in enumerate(comms):
             nccl.open_device(rank)
             comm.wait()
@@ -57,7 +59,13 @@ def main() -> None:
     with nccl.Group():
         for rank in range(ranks):
             nccl.open_device(rank)
-            nccl.nccl("ncclCommInitRank", ctypes.cast(ctypes.byref(grouped, rank * 8), nccl.P), ranks, uid, rank)
+            nccl.nccl(
+                "ncclCommInitRank",
+                ctypes.cast(ctypes.byref(grouped, rank * 8), nccl.P),
+                ranks,
+                uid,
+                rank,
+            )
     for rank in range(ranks):
         nccl.open_device(rank)
         data[rank].write(inputs[rank])
@@ -72,7 +80,13 @@ def main() -> None:
         nccl.nccl("ncclCommDestroy", nccl.P(grouped[rank]))
     # A stream of another device is refused.
     wrong = nccl.lib.ncclAllReduce(
-        data[0].ptr, data[0].ptr, nccl.SIZE(n), nccl.FLOAT32, nccl.SUM, comms[0].handle, comms[1].stream
+        data[0].ptr,
+        data[0].ptr,
+        nccl.SIZE(n),
+        nccl.FLOAT32,
+        nccl.SUM,
+        comms[0].handle,
+        comms[1].stream,
     )
     assert wrong == nccl.INVALID_ARGUMENT, wrong
     assert "device 1" in nccl.last_error(), nccl.last_error()

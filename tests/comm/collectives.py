@@ -83,7 +83,9 @@ def run(case: Case, comm: nccl.Comm, send: Arena, receive: Arena) -> None:
     kind, dtype, count, ranks, rank = case.kind, case.dtype, case.count, comm.ranks, comm.rank
     size, root = dtype.bytes, case.number % ranks
     inputs = [
-        model.data(dtype, model.sent(kind, count, ranks, r, root), case.number * 64 + r, case.special)
+        model.data(
+            dtype, model.sent(kind, count, ranks, r, root), case.number * 64 + r, case.special
+        )
         for r in range(ranks)
     ]
     scalars = [model.data(dtype, 1, case.number * 64 + 32 + r, False) for r in range(ranks)]
@@ -127,9 +129,13 @@ def run(case: Case, comm: nccl.Comm, send: Arena, receive: Arena) -> None:
     assert model.same(dtype, result.view(dtype.raw), want), f"rank {rank} of {ranks}: {case}"
     expected = receive.before.copy()
     expected[begin : begin + length] = result
-    assert np.array_equal(got, expected), f"rank {rank} of {ranks}: {case}: bytes beside the result changed"
+    assert np.array_equal(got, expected), (
+        f"rank {rank} of {ranks}: {case}: bytes beside the result changed"
+    )
     if expected_send is not None:
-        assert np.array_equal(send.after(), expected_send), f"rank {rank} of {ranks}: {case}: its input changed"
+        assert np.array_equal(send.after(), expected_send), (
+            f"rank {rank} of {ranks}: {case}: its input changed"
+        )
 
 
 def rank_main(rank: int, ranks: int, folder: Path) -> None:

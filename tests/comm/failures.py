@@ -1,6 +1,6 @@
 """How communicators fail: a member or a server dies, ranks disagree, arguments are wrong, programs use what is gone.
 
-    devproxy-run --gpus N -- python tests/comm/failures.py FOLDER RANKS SCENARIO
+devproxy-run --gpus N -- python tests/comm/failures.py FOLDER RANKS SCENARIO
 """
 
 from __future__ import annotations
@@ -242,7 +242,9 @@ def other_number_of_ranks(rank: int, ranks: int, folder: Path) -> None:
     wait_for(folder, "first")
     code = nccl.lib.ncclCommInitRank(byref(handle), ranks + 1, uid, rank)
     assert code == nccl.INVALID_USAGE, code
-    assert str(ranks) in nccl.last_error() and str(ranks + 1) in nccl.last_error(), nccl.last_error()
+    assert str(ranks) in nccl.last_error() and str(ranks + 1) in nccl.last_error(), (
+        nccl.last_error()
+    )
     assert nccl.lib.ncclAllReduce(None, None, SIZE(1), 0, 0, handle, None) == nccl.INVALID_USAGE
     nccl.nccl("ncclCommAbort", handle)
     mark(folder, f"failed{rank}")
@@ -301,26 +303,67 @@ def wrong_arguments(rank: int, ranks: int, folder: Path) -> None:
     one, host = SIZE(1), ctypes.c_uint64()
     outside = ctypes.cast(byref(host), nccl.P)
     reducing = [("ncclAllReduce", ()), ("ncclReduce", (0,)), ("ncclReduceScatter", ())]
-    moving = [("ncclAllGather", ()), ("ncclAlltoAll", ()), ("ncclBroadcast", (0,)), ("ncclGather", (0,)), ("ncclScatter", (0,))]
+    moving = [
+        ("ncclAllGather", ()),
+        ("ncclAlltoAll", ()),
+        ("ncclBroadcast", (0,)),
+        ("ncclGather", (0,)),
+        ("ncclScatter", (0,)),
+    ]
     calls = [(n, (SUM, *more)) for n, more in reducing] + moving
     for name, more in calls:
         for wrong in (-1, 12, 1 << 20):
             refused(argument, "data type", name, ptr, ptr, one, wrong, *more, handle, stream)
         if rank == 0:  # the root of those that have one, so that it looks at both
-            refused(argument, "send buffer", name, outside, ptr, one, FLOAT32, *more, handle, stream)
-            refused(argument, "receive buffer", name, ptr, outside, one, FLOAT32, *more, handle, stream)
+            refused(
+                argument, "send buffer", name, outside, ptr, one, FLOAT32, *more, handle, stream
+            )
+            refused(
+                argument, "receive buffer", name, ptr, outside, one, FLOAT32, *more, handle, stream
+            )
             refused(argument, "send buffer", name, None, ptr, one, FLOAT32, *more, handle, stream)
         refused(argument, "communicator", name, ptr, ptr, one, FLOAT32, *more, None, stream)
-        refused(argument, "communicator", name, ptr, ptr, one, FLOAT32, *more, ctypes.create_string_buffer(512), stream)
+        refused(
+            argument,
+            "communicator",
+            name,
+            ptr,
+            ptr,
+            one,
+            FLOAT32,
+            *more,
+            ctypes.create_string_buffer(512),
+            stream,
+        )
     for name, more in reducing:
         for wrong in (-1, 5, 17, 1 << 30):
-            refused(argument, "reduction", name, ptr, ptr, one, FLOAT32, wrong, *more, handle, stream)
+            refused(
+                argument, "reduction", name, ptr, ptr, one, FLOAT32, wrong, *more, handle, stream
+            )
     for root in (-1, ranks):
-        refused(argument, f"rank {root}", "ncclBroadcast", ptr, ptr, one, FLOAT32, root, handle, stream)
+        refused(
+            argument, f"rank {root}", "ncclBroadcast", ptr, ptr, one, FLOAT32, root, handle, stream
+        )
         refused(argument, f"rank {root}", "ncclBcast", ptr, one, FLOAT32, root, handle, stream)
-        refused(argument, f"rank {root}", "ncclReduce", ptr, ptr, one, FLOAT32, SUM, root, handle, stream)
-        refused(argument, f"rank {root}", "ncclGather", ptr, ptr, one, FLOAT32, root, handle, stream)
-        refused(argument, f"rank {root}", "ncclScatter", ptr, ptr, one, FLOAT32, root, handle, stream)
+        refused(
+            argument,
+            f"rank {root}",
+            "ncclReduce",
+            ptr,
+            ptr,
+            one,
+            FLOAT32,
+            SUM,
+            root,
+            handle,
+            stream,
+        )
+        refused(
+            argument, f"rank {root}", "ncclGather", ptr, ptr, one, FLOAT32, root, handle, stream
+        )
+        refused(
+            argument, f"rank {root}", "ncclScatter", ptr, ptr, one, FLOAT32, root, handle, stream
+        )
         refused(argument, f"rank {root}", "ncclSend", ptr, one, FLOAT32, root, handle, stream)
         refused(argument, f"rank {root}", "ncclRecv", ptr, one, FLOAT32, root, handle, stream)
     refused(argument, "stream", "ncclAllReduce", ptr, ptr, one, FLOAT32, SUM, handle, outside)
@@ -352,16 +395,31 @@ def wrong_arguments(rank: int, ranks: int, folder: Path) -> None:
     for n, r in ((0, 0), (-1, 0), (2, 2), (2, -1), (1 << 20, 0)):
         refused(argument, f"rank {r} of {n}", "ncclCommInitRank", byref(made), n, uid, r)
     refused(argument, "comm", "ncclCommInitRank", None, 1, uid, 0)
-    refused(argument, "NCCL_CONFIG_INITIALIZER", "ncclCommInitRankConfig", byref(made), 1, uid, 0, byref(nccl.Config()))
-    refused(argument, "unique ids", "ncclCommInitRankScalable", byref(made), 1, 0, 0, byref(uid), None)
-    refused(argument, "unique ids", "ncclCommInitRankScalable", byref(made), 1, 0, 2, byref(uid), None)
+    refused(
+        argument,
+        "NCCL_CONFIG_INITIALIZER",
+        "ncclCommInitRankConfig",
+        byref(made),
+        1,
+        uid,
+        0,
+        byref(nccl.Config()),
+    )
+    refused(
+        argument, "unique ids", "ncclCommInitRankScalable", byref(made), 1, 0, 0, byref(uid), None
+    )
+    refused(
+        argument, "unique ids", "ncclCommInitRankScalable", byref(made), 1, 0, 2, byref(uid), None
+    )
     refused(argument, "devices", "ncclCommInitAll", byref(made), 0, None)
     refused(nccl.CUDA_ERROR, "device", "ncclCommInitAll", byref(made), 1, byref(ctypes.c_int(77)))
     refused(argument, "color", "ncclCommSplit", handle, -2, 0, byref(made), None)
     refused(argument, "newcomm", "ncclCommSplit", handle, 0, 0, None, None)
     for out in ([], [rank], [ranks], [-1], [(rank + 1) % ranks] * 2):
         listed = (ctypes.c_int * max(len(out), 1))(*out)
-        refused(argument, "excluded", "ncclCommShrink", handle, listed, len(out), byref(made), None, 0)
+        refused(
+            argument, "excluded", "ncclCommShrink", handle, listed, len(out), byref(made), None, 0
+        )
     refused(argument, "handle", "ncclCommRegister", handle, ptr, one, None)
     refused(argument, "communicator", "ncclCommRegister", None, ptr, one, byref(made))
     refused(argument, "communicator", "ncclCommDeregister", None, None)
@@ -399,9 +457,30 @@ def use_after_the_end(rank: int, ranks: int, folder: Path) -> None:
         comm.wait()
         nccl.nccl(end, comm.handle)
         gone = "destroyed or aborted"
-        refused(4, gone, "ncclAllReduce", data.ptr, data.ptr, SIZE(1), FLOAT32, SUM, comm.handle, comm.stream)
+        refused(
+            4,
+            gone,
+            "ncclAllReduce",
+            data.ptr,
+            data.ptr,
+            SIZE(1),
+            FLOAT32,
+            SUM,
+            comm.handle,
+            comm.stream,
+        )
         refused(4, gone, "ncclCommSplit", comm.handle, 0, 0, byref(nccl.P()), None)
-        refused(4, gone, "ncclCommShrink", comm.handle, (ctypes.c_int * 1)(ranks - 1 - rank), 1, byref(nccl.P()), None, 0)
+        refused(
+            4,
+            gone,
+            "ncclCommShrink",
+            comm.handle,
+            (ctypes.c_int * 1)(ranks - 1 - rank),
+            1,
+            byref(nccl.P()),
+            None,
+            0,
+        )
         refused(4, gone, "ncclCommFinalize", comm.handle)
         refused(4, gone, "ncclCommDestroy", comm.handle)
         refused(4, gone, "ncclCommAbort", comm.handle)
@@ -430,7 +509,16 @@ def abort_of_what_waits(rank: int, ranks: int, folder: Path) -> None:
             all_reduce(comm, data, count)
         with Group():
             all_reduce(comm, data, 10)
-            nccl.nccl("ncclAllReduce", data.ptr, data.ptr, SIZE(10), FLOAT32, SUM, second.handle, comm.stream)
+            nccl.nccl(
+                "ncclAllReduce",
+                data.ptr,
+                data.ptr,
+                SIZE(10),
+                FLOAT32,
+                SUM,
+                second.handle,
+                comm.stream,
+            )
             nccl.nccl("ncclRecv", data.ptr, SIZE(10), FLOAT32, 1, comm.handle, comm.stream)
         time.sleep(0.1)
         assert nccl.cuda.cuStreamQuery(comm.stream) == 600
@@ -495,7 +583,9 @@ def clients_are_stopped(rank: int, ranks: int, folder: Path) -> None:
         all_reduce(comm, data, STOPPED)
     for i, at in enumerate((0, STOPPED - 1)):
         source = ctypes.c_uint64(data.addr + 4 * at)
-        nccl.driver("cuMemcpyDtoHAsync_v2", nccl.P(host.value + 4 * i), source, SIZE(4), comm.stream)
+        nccl.driver(
+            "cuMemcpyDtoHAsync_v2", nccl.P(host.value + 4 * i), source, SIZE(4), comm.stream
+        )
     (folder / f"posted{rank}.part").write_text(f"{os.getpid()} {host.value}")
     (folder / f"posted{rank}.part").rename(folder / f"posted{rank}")
     if rank == ranks - 1:

@@ -79,7 +79,9 @@ class Config(ctypes.Structure):
 class NcclError(Exception):
     def __init__(self, code: int, what: str) -> None:
         self.code = code
-        super().__init__(f"{what}: {code} ({lib.ncclGetErrorString(code).decode()}): {last_error()}")
+        super().__init__(
+            f"{what}: {code} ({lib.ncclGetErrorString(code).decode()}): {last_error()}"
+        )
 
 
 def last_error() -> str:
@@ -224,7 +226,11 @@ def unique_id(folder: Path, rank: int, name: str = "id") -> UniqueId:
 
 
 def start(
-    rank_main: Callable[[int, int, Path], None], rank: int, ranks: int, folder: Path, device: int | None = None
+    rank_main: Callable[[int, int, Path], None],
+    rank: int,
+    ranks: int,
+    folder: Path,
+    device: int | None = None,
 ) -> int:
     """A process that is that rank: its pid. Forked before CUDA is initialised, so that Python starts once."""
     pid = os.fork()

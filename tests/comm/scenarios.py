@@ -39,7 +39,16 @@ def floats(comm: Comm, count: int, salt: int = 0) -> list[model.Array]:
 
 
 def all_reduce(comm: Comm, data: Buffer, count: int, stream: object = None) -> None:
-    nccl.nccl("ncclAllReduce", data.ptr, data.ptr, SIZE(count), FLOAT32, SUM, comm.handle, stream or comm.stream)
+    nccl.nccl(
+        "ncclAllReduce",
+        data.ptr,
+        data.ptr,
+        SIZE(count),
+        FLOAT32,
+        SUM,
+        comm.handle,
+        stream or comm.stream,
+    )
 
 
 def check_sum(comm: Comm, count: int, salt: int) -> None:
@@ -105,8 +114,16 @@ def group_of_kinds(comm: Comm, folder: Path) -> None:
 def all_to_all_by_send_and_recv(comm: Comm, folder: Path) -> None:
     """Also to itself, of several sizes, two messages for each pair, sends and receives in any order in the group."""
     rank, ranks = comm.rank, comm.ranks
-    sizes = {(a, b, i): 1 + 5000 * ((a * 7 + b * 3 + i) % 5) for a in range(ranks) for b in range(ranks) for i in (0, 1)}
-    values = {key: np.full(n, sum(k * 10**e for e, k in enumerate(key)), np.float32) for key, n in sizes.items()}
+    sizes = {
+        (a, b, i): 1 + 5000 * ((a * 7 + b * 3 + i) % 5)
+        for a in range(ranks)
+        for b in range(ranks)
+        for i in (0, 1)
+    }
+    values = {
+        key: np.full(n, sum(k * 10**e for e, k in enumerate(key)), np.float32)
+        for key, n in sizes.items()
+    }
     out = {k: Buffer(n * 4).write(values[k]) for k, n in sizes.items() if k[0] == rank}
     into = {k: Buffer(n * 4) for k, n in sizes.items() if k[1] == rank}
     for turn in range(3):
@@ -190,7 +207,13 @@ def streams_of_a_group(comm: Comm, folder: Path) -> None:
 
 
 def copy_async(to: Buffer, source: Buffer, nbytes: int, stream: object) -> None:
-    nccl.driver("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to.addr), ctypes.c_uint64(source.addr), SIZE(nbytes), stream)
+    nccl.driver(
+        "cuMemcpyDtoDAsync_v2",
+        ctypes.c_uint64(to.addr),
+        ctypes.c_uint64(source.addr),
+        SIZE(nbytes),
+        stream,
+    )
 
 
 @scenario
@@ -215,11 +238,15 @@ def many_in_flight(comm: Comm, folder: Path) -> None:
     data = Buffer(n * 4).write(np.ones(n, np.float32))
     half = np.float32(1 / comm.ranks)
     op = ctypes.c_int()
-    nccl.nccl("ncclRedOpCreatePreMulSum", byref(op), byref(ctypes.c_float(half)), FLOAT32, 1, comm.handle)
+    nccl.nccl(
+        "ncclRedOpCreatePreMulSum", byref(op), byref(ctypes.c_float(half)), FLOAT32, 1, comm.handle
+    )
     want = np.ones(n, np.float32)
     for _ in range(300):
         comm.call("ncclAllReduce", data.ptr, data.ptr, SIZE(n), FLOAT32, op)
-        want = model.reduce(F32, model.PREMULSUM, [want] * comm.ranks, [np.array([half])] * comm.ranks)
+        want = model.reduce(
+            F32, model.PREMULSUM, [want] * comm.ranks, [np.array([half])] * comm.ranks
+        )
     comm.wait()
     assert model.same(F32, data.read(np.float32, n), want)
 
@@ -423,7 +450,9 @@ def premulsum_scalars(comm: Comm, folder: Path) -> None:
     nccl.nccl("ncclRedOpDestroy", op, comm.handle)  # nccl.h: at once, also while it is used
     comm.wait()
     scalars = [np.array([1.25 + r]) for r in range(comm.ranks)]
-    assert model.same(dtype, data.read(np.float64, n), model.reduce(dtype, model.PREMULSUM, inputs, scalars))
+    assert model.same(
+        dtype, data.read(np.float64, n), model.reduce(dtype, model.PREMULSUM, inputs, scalars)
+    )
     scalar = Buffer(8).write(np.array([99.0]))
     nccl.nccl("ncclRedOpCreatePreMulSum", byref(op), scalar.ptr, FLOAT64, 0, comm.handle)
     data.write(inputs[rank])
@@ -431,15 +460,21 @@ def premulsum_scalars(comm: Comm, folder: Path) -> None:
     comm.call("ncclAllReduce", data.ptr, data.ptr, SIZE(n), FLOAT64, op)
     comm.wait()
     scalars = [np.array([-0.5 - r]) for r in range(comm.ranks)]
-    assert model.same(dtype, data.read(np.float64, n), model.reduce(dtype, model.PREMULSUM, inputs, scalars))
+    assert model.same(
+        dtype, data.read(np.float64, n), model.reduce(dtype, model.PREMULSUM, inputs, scalars)
+    )
     # It may be of each rank as it likes: some on the host, some on the device.
     mixed = ctypes.c_int()
     where = scalar.ptr if rank % 2 else ctypes.cast(byref(ctypes.c_double(-0.5 - rank)), nccl.P)
-    nccl.nccl("ncclRedOpCreatePreMulSum", byref(mixed), where, FLOAT64, 0 if rank % 2 else 1, comm.handle)
+    nccl.nccl(
+        "ncclRedOpCreatePreMulSum", byref(mixed), where, FLOAT64, 0 if rank % 2 else 1, comm.handle
+    )
     data.write(inputs[rank])
     comm.call("ncclAllReduce", data.ptr, data.ptr, SIZE(n), FLOAT64, mixed)
     comm.wait()
-    assert model.same(dtype, data.read(np.float64, n), model.reduce(dtype, model.PREMULSUM, inputs, scalars))
+    assert model.same(
+        dtype, data.read(np.float64, n), model.reduce(dtype, model.PREMULSUM, inputs, scalars)
+    )
     for made in (op, mixed):
         nccl.nccl("ncclRedOpDestroy", made, comm.handle)
         assert nccl.lib.ncclRedOpDestroy(made, comm.handle) == nccl.INVALID_ARGUMENT

@@ -23,7 +23,9 @@ PARTS = 40
 RANKS = (2, 3, 4, 7)
 # The scenarios of failures.py, which only a process under devproxy-run can import.
 FAILURES = re.findall(
-    r'^(?:@scenario\ndef |    ")(\w+)(?:\(|": disagreement)', (FOLDER / "failures.py").read_text(), re.M
+    r'^(?:@scenario\ndef |    ")(\w+)(?:\(|": disagreement)',
+    (FOLDER / "failures.py").read_text(),
+    re.M,
 )
 
 
@@ -31,7 +33,14 @@ FAILURES = re.findall(
 def ranks_job(run_job, tmp_path: Path):
     """ranks_job("scenarios.py", 4, gpus=2): runs the program's ranks, and wants them all to have passed."""
 
-    def run(program: str, ranks: int, *arguments: object, gpus: int = 0, options: tuple[str, ...] = (), env: dict[str, str] | None = None) -> str:
+    def run(
+        program: str,
+        ranks: int,
+        *arguments: object,
+        gpus: int = 0,
+        options: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+    ) -> str:
         folder = tempfile.mkdtemp(dir=tmp_path)
         done = run_job(
             sys.executable, str(FOLDER / program), folder, str(ranks), *map(str, arguments),
@@ -126,13 +135,17 @@ def test_a_server_dies(job_env: dict[str, str], tmp_path: Path) -> None:
     assert out.splitlines()[-1] == "PASS", f"{out}\n{err}"
 
 
-
 def test_every_answered_function_is_called(ranks_job, run_job, tmp_path: Path) -> None:
     """What docs/support.md says is answered: some program has called it."""
     called = tmp_path / "called"
     ranks_job("collectives.py", 2, 0, PARTS, env={"TEST_CALLED": str(called)})
     ranks_job("scenarios.py", 3, gpus=2, env={"TEST_CALLED": str(called)})
-    done = run_job(sys.executable, str(FOLDER / "all_devices.py"), options=["--gpus", "2"], env={"TEST_CALLED": str(called)})
+    done = run_job(
+        sys.executable,
+        str(FOLDER / "all_devices.py"),
+        options=["--gpus", "2"],
+        env={"TEST_CALLED": str(called)},
+    )
     assert done.returncode == 0, done.stderr
     ranks_job("failures.py", 3, "use_after_the_end", env={"TEST_CALLED": str(called)})
     answered = {export.name for export in tables.library_exports("nccl") if export.api}

@@ -55,7 +55,9 @@ def test_float8_is_torchs(name: str, theirs: torch.dtype) -> None:
     largest = float(np.nanmax(wide[np.isfinite(wide)]))
     between = np.unique(np.concatenate([(wide[:-1] + wide[1:]) / 2, wide]))
     near = [np.nextafter(between, s, dtype=np.float32) for s in (-np.inf, np.inf)]
-    values = np.concatenate([between, *near, np.random.default_rng(1).standard_normal(200_000)]).astype(np.float32)
+    values = np.concatenate(
+        [between, *near, np.random.default_rng(1).standard_normal(200_000)]
+    ).astype(np.float32)
     values = values[np.abs(values) <= largest]
     back = torch.from_numpy(values).to(theirs).view(torch.uint8).numpy()
     assert np.array_equal(dtype.narrow(values), back)
@@ -87,7 +89,11 @@ def test_every_pair_of_float8(name: str, op: int) -> None:
     dtype = BY_NAME[name]
     a, b = (c.astype(np.uint8).ravel() for c in np.meshgrid(np.arange(256), np.arange(256)))
     scalars = [dtype.narrow(np.array([s], np.float32)) for s in (0.75, -3.0)]
-    assert model.same(dtype, reduced(dtype, op, [a, b], scalars, 0, a.size)[0], model.reduce(dtype, op, [a, b], scalars))
+    assert model.same(
+        dtype,
+        reduced(dtype, op, [a, b], scalars, 0, a.size)[0],
+        model.reduce(dtype, op, [a, b], scalars),
+    )
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
