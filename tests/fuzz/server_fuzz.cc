@@ -23,6 +23,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <random>
 #include <string>
@@ -30,10 +31,11 @@
 #include <vector>
 
 #include "devproxy/csrc/args/array.h"
+#include "devproxy/csrc/args/comm.h"
 #include "devproxy/csrc/args/launch.h"
 #include "devproxy/csrc/args/link.h"
-#include "devproxy/csrc/base/image_hash.h"
 #include "devproxy/csrc/base/futex.h"
+#include "devproxy/csrc/base/image_hash.h"
 #include "devproxy/csrc/transport/segment_view.h"
 #include "devproxy/csrc/wire/array.h"
 #include "devproxy/csrc/wire/attach.h"
@@ -404,7 +406,10 @@ class Attacker {
 
   Raw::Record generate() {
     const auto pad = static_cast<uint32_t>(rnd());
-    switch (below(30)) {
+    switch (below(33)) {
+      case 30:
+      case 31:
+      case 32: return communicate();
       case 0:
       case 1:
       case 2: {
@@ -568,6 +573,60 @@ class Attacker {
     in_graph_ = false;
     if (chance(3)) out.resize(below(out.size() + 1));
     return out;
+  }
+
+  // Communicators, mostly of this one rank, so that their operations run; others wait for members that never come, or
+  // meet one of this very connection. Whoever waits is aborted at some time, or ends with the connection.
+  Raw::Record communicate() {
+    switch (comms_.empty() && chance(90) ? 0 : below(12)) {
+      case 0:
+      case 1: {
+        wire::COMM_INIT_req r{};
+        r.comm = VHandle::make(HandleKind::kComm, ++serial_, 0);
+        r.stream = stream();
+        r.key_low = rnd();
+        r.ranks = 1;
+        if (chance(15)) {
+          r.ranks = static_cast<uint32_t>(maybe_evil(1 + below(3), 10));
+          r.rank = static_cast<uint32_t>(maybe_evil(below(r.ranks), 10));
+          r.key_low = below(3);
+          r.key_high = serial_ / 64;
+        }
+        if (comms_.size() < 16) comms_.push_back(r.comm);
+        if (chance(4)) r.comm = handle(comms_, HandleKind::kComm);
+        return Raw::record(Opcode::COMM_INIT, r);
+      }
+      case 2: return with_seq(Raw::record(Opcode::COMM_STATE, wire::COMM_STATE_req{handle(comms_, HandleKind::kComm)}));
+      case 3: {
+        const VHandle gone = handle(comms_, HandleKind::kComm);
+        if (chance(60)) std::erase_if(comms_, [&](const VHandle& c) { return c.value == gone.value; });
+        if (chance(50)) return Raw::record(Opcode::COMM_ABORT, wire::COMM_ABORT_req{gone});
+        return Raw::record(Opcode::COMM_DESTROY, wire::COMM_DESTROY_req{gone});
+      }
+      default: break;
+    }
+    std::vector<CommOp> group(chance(80) ? 1 + below(4) : below(40));
+    // One wrong word refuses the whole group, so most have none.
+    const unsigned evils = chance(70) ? 0 : 3;
+    const VHandle one = handle(comms_, HandleKind::kComm, evils);
+    for (CommOp& op : group) {
+      op.comm = chance(70) ? one.value : handle(comms_, HandleKind::kComm, evils).value;
+      op.kind = static_cast<uint8_t>(maybe_evil(below(kCommKinds - (chance(80) ? 2 : 0)), evils));
+      op.type = static_cast<uint8_t>(maybe_evil(below(kCommTypes), evils));
+      op.reduction = static_cast<uint8_t>(maybe_evil(below(kCommReductions), evils));
+      op.scalar_on_device = chance(20);
+      op.peer = static_cast<int32_t>(maybe_evil(0, evils));
+      const Block from = block(), to = chance(30) ? from : block();
+      op.send = maybe_evil(from.addr + below(from.bytes / 2), evils);
+      op.recv = from.addr == to.addr ? op.send : maybe_evil(to.addr + below(to.bytes / 2), evils);
+      op.count = maybe_evil(below(std::min(from.bytes, to.bytes) / 2 / 24), evils);
+      op.scalar = op.scalar_on_device ? maybe_evil(block().addr, evils) : rnd();
+    }
+    wire::COMM_GROUP_req r{};
+    r.stream = stream();
+    r.bulk_bytes = static_cast<uint32_t>(maybe_evil(group.size() * sizeof(CommOp), 1));
+    r.bulk_chunks = static_cast<uint32_t>(chance(99) ? 0 : evil());
+    return Raw::record(Opcode::COMM_GROUP, r, group.data(), group.size() * sizeof(CommOp));
   }
 
   Raw::Record graph() {
@@ -902,7 +961,7 @@ class Attacker {
   Raw c_;
   const Canary& canary_;
   std::vector<Block> blocks_, pinned_;
-  std::vector<VHandle> streams_, events_, modules_, functions_, graphs_, arrays_, textures_;
+  std::vector<VHandle> streams_, events_, modules_, functions_, graphs_, arrays_, textures_, comms_;
   bool in_graph_ = false;  // making the steps of one
   bool used_[kBlocks] = {};
   uint64_t serial_ = 0, token_ = 0;
@@ -922,6 +981,23 @@ void check_nothing_left(const Canary& canary) {
           number_of(s, "clients_now"), number_of(s, "used"), canary.used_bytes());
     usleep(20'000);
   }
+}
+
+// Operations of communicators that were carried out: of those whose boards are left (hal/soft/comm/board.h says where
+// the counts are), since most connections end without destroying theirs.
+uint64_t collectives() {
+  uint64_t all = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(getenv("DEVPROXY_JOB_DIR"))) {
+    if (!entry.path().filename().string().starts_with("comm-")) continue;
+    const int fd = open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
+    uint32_t ranks = 0;
+    uint64_t finished = 0;
+    if (pread(fd, &ranks, sizeof ranks, 4) == sizeof ranks && ranks &&
+        pread(fd, &finished, sizeof finished, 192) == sizeof finished)
+      all += finished / ranks;
+    close(fd);
+  }
+  return all;
 }
 
 }  // namespace
@@ -957,11 +1033,12 @@ int main(int argc, char** argv) {
   printf(
       "{\"ok\": true, \"seed\": %llu, \"messages\": %llu, \"connections\": %llu, \"poisoned\": %llu, \"faults\": %llu, "
       "\"control_page_attacks\": %llu, \"left_in_the_middle\": %llu, \"launches\": %lld, \"allocs\": %lld, "
-      "\"d2d_bytes\": %lld, \"memset_bytes\": %lld}\n",
+      "\"d2d_bytes\": %lld, \"memset_bytes\": %lld, \"collectives\": %llu}\n",
       static_cast<unsigned long long>(g_seed), static_cast<unsigned long long>(g_sent),
       static_cast<unsigned long long>(g_connections), static_cast<unsigned long long>(g_poisoned),
       static_cast<unsigned long long>(g_faults), static_cast<unsigned long long>(g_scribbled),
       static_cast<unsigned long long>(g_left_hanging), number_of(account, "launches"), number_of(account, "allocs"),
-      number_of(account, "d2d_bytes"), number_of(account, "memset_bytes"));
+      number_of(account, "d2d_bytes"), number_of(account, "memset_bytes"),
+      static_cast<unsigned long long>(collectives()));
   return 0;
 }

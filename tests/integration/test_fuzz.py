@@ -129,6 +129,7 @@ def test_server_survives_hostile_messages(tmp_path: Path) -> None:
     assert result["ok"]
     assert result["allocs"] > 500
     assert result["launches"] > 50
+    assert result["collectives"] > 50
     assert result["poisoned"] > 10
 
 

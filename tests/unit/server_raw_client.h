@@ -21,9 +21,9 @@
 #include <string>
 #include <vector>
 
+#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/base/image_hash.h"
 #include "devproxy/csrc/base/result.h"
-#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/transport/segment_view.h"
 #include "devproxy/csrc/wire/attach.h"
 #include "dispatch.gen.h"

@@ -32,6 +32,7 @@ PROGRAMS = {
         [
             f"{SOFT}/soft_device.cc",
             f"{SOFT}/soft_space.cc",
+            *(f"{SOFT}/comm/{name}.cc" for name in ("board", "peers", "reduce", "soft_comm")),
             "devproxy/hal/host_module/descriptor.cc",
             "devproxy/hal/host_module/host_module.cc",
         ],
@@ -47,6 +48,7 @@ HEADERS = (
     "csrc/wire",
     "hal",
     "hal/soft",
+    "hal/soft/comm",
     "hal/host_module",
 )
 

@@ -10,10 +10,10 @@
 #include <cstring>
 #include <mutex>
 
+#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/base/result.h"
 #include "devproxy/csrc/client/sends.h"
 #include "devproxy/csrc/client/thread_state.h"
-#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/transport/segment_view.h"
 #include "devproxy/csrc/wire/attach.h"
 #include "wire.gen.h"

@@ -277,8 +277,8 @@ uint64_t SoftSpace::oldest_pending() {
 void SoftSpace::submit(const QueueRef& ref, Command& command, std::shared_ptr<void> keeps, const Dependency* extra) {
   SoftQueue& queue = of(ref);
   command.queue_index = queue.index;
-  const bool at_once = queue.kind == QueueKind::kLegacy && !device_.chaos && command.action != Action::kHostFunction && command.action != Action::kComm &&
-                       pending_blocking_.load(std::memory_order_acquire) == 0 &&
+  const bool at_once = queue.kind == QueueKind::kLegacy && !device_.chaos && command.action != Action::kHostFunction &&
+                       command.action != Action::kComm && pending_blocking_.load(std::memory_order_acquire) == 0 &&
                        (!extra || extra->queue->published.load(std::memory_order_acquire) >= extra->position);
   if (!at_once) return enqueue(ref, command, std::move(keeps), extra);
   execute(command, true);

@@ -40,8 +40,8 @@
 
 #include "devproxy/hal/basic_space.h"
 #include "devproxy/hal/hal.h"
-#include "devproxy/hal/soft/comm/soft_comm.h"
 #include "devproxy/hal/host_module/host_module.h"
+#include "devproxy/hal/soft/comm/soft_comm.h"
 #include "devproxy/hal/soft/range_set.h"
 #include "devproxy/hal/soft/soft_device.h"
 

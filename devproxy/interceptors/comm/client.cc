@@ -90,9 +90,8 @@ int32_t init_comm(int32_t device, uint64_t comm, uint64_t stream, CommKey key, u
   DeviceState* d = nullptr;
   StreamObj* s = stream_of(device, stream, &d);
   if (!s) return kInvalidHandle;
-  const wire::COMM_INIT_req req{VHandle{comm}, VHandle{s->handle.load(std::memory_order_relaxed)},
-                                key.low,       key.high,
-                                ranks,         rank};
+  const wire::COMM_INIT_req req{
+      VHandle{comm}, VHandle{s->handle.load(std::memory_order_relaxed)}, key.low, key.high, ranks, rank};
   uint64_t end;
   const int32_t rc = d->conn().post(Opcode::COMM_INIT, req, &end);
   if (rc == kOk) s->note(end);

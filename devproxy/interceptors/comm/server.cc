@@ -56,7 +56,8 @@ bool comm_init(Connection& c, const Message& m) {
     if (queue) c.device().nop(*queue, {m.end, 0});
     return false;
   }
-  if (!c.state().comms().insert(r.comm, {*made, key, r.ranks, r.rank})) return c.refuse(m, r.stream, kInvalidHandle), false;
+  if (!c.state().comms().insert(r.comm, {*made, key, r.ranks, r.rank}))
+    return c.refuse(m, r.stream, kInvalidHandle), false;
   c.communicators().made(key, *made);
   // One that a restore makes again has its members.
   if (replays) c.communicators().restored(key, r.ranks, r.rank);
@@ -87,7 +88,8 @@ void comm_group(Connection& c, const Message& m) {
   hal::QueueRef* queue = c.device().queue_of(r.stream);
   if (!queue) return c.refuse(m, r.stream, kInvalidHandle);
   // Bulk data in chunks is gone when it was read once, and a held message is read again.
-  if (r.bulk_chunks != 0 || m.bulk_bytes == 0 || m.bulk_bytes % sizeof(CommOp) != 0) return c.refuse(m, r.stream, kInvalidValue);
+  if (r.bulk_chunks != 0 || m.bulk_bytes == 0 || m.bulk_bytes % sizeof(CommOp) != 0)
+    return c.refuse(m, r.stream, kInvalidValue);
   std::vector<hal::CommCall> group(m.bulk_bytes / sizeof(CommOp));
   for (size_t i = 0; i < group.size(); i++) {
     CommOp& op = group[i].op;

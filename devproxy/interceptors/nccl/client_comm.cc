@@ -88,8 +88,7 @@ ncclResult_t make(int32_t device, const CommKey& key, int ranks, int rank, bool 
   comm->rank = static_cast<uint32_t>(rank);
   comm->key = key;
   comm->blocking = blocking;
-  if (const int32_t rc = core()->make_comm(device, &comm->handle); rc != 0)
-    return fail_core(rc, "opening the device");
+  if (const int32_t rc = core()->make_comm(device, &comm->handle); rc != 0) return fail_core(rc, "opening the device");
   *out = comm.release();
   return kSuccess;
 }
@@ -283,7 +282,8 @@ ncclResult_t finish(const Split& split) {
     if (static_cast<int>(all[r] >> 32) == split.color)
       members.emplace_back(static_cast<int>(static_cast<uint32_t>(all[r])), r);
   std::sort(members.begin(), members.end());
-  const auto own = std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.second == parent->rank; });
+  const auto own =
+      std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.second == parent->rank; });
   if (own == members.end()) {
     child->state = ncclComm::State::kFailed;
     return child->result = fail(kRemoteError, "ncclCommSplit: the communicator was aborted meanwhile");
@@ -377,7 +377,8 @@ ncclResult_t ncclCommShrink(ncclComm_t given, int* excluded, int n_excluded, ncc
   if (out.empty() || std::adjacent_find(out.begin(), out.end()) != out.end() || out.front() < 0 ||
       static_cast<uint32_t>(out.back()) >= parent->ranks ||
       std::binary_search(out.begin(), out.end(), static_cast<int>(parent->rank)))
-    return fail(kInvalidArgument, "ncclCommShrink: the excluded ranks are some other ranks of the communicator, each once");
+    return fail(kInvalidArgument,
+                "ncclCommShrink: the excluded ranks are some other ranks of the communicator, each once");
   if (flags & 1) core()->comm_abort(parent->device, parent->handle);
   // Counted by those who are left, since the others do not know of it.
   uint64_t who = 0, serial = 0;
@@ -436,8 +437,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t given, ncclResult_t* error) {
   uint32_t state = 0;
   char why[512];
   const int32_t there = core()->comm_state(comm->device, comm->handle, &state, why, sizeof why);
-  *error = there ? fail_core(there, "asking for the state of the communicator")
-                 : static_cast<ncclResult_t>(state);
+  *error = there ? fail_core(there, "asking for the state of the communicator") : static_cast<ncclResult_t>(state);
   if (!there && state) fail(static_cast<ncclResult_t>(state), "%s", why);
   return kSuccess;
 }

@@ -131,7 +131,8 @@ ncclResult_t set_reduction(ncclComm* comm, const Call& call, CommOp* op) {
     return fail(kInvalidArgument, "%s: the reduction %d is none", call.what, call.op);
   const PreMulSum& own = comm->reductions[index];
   if (own.type != call.type)
-    return fail(kInvalidArgument, "%s: the reduction was made for data type %d, not %d", call.what, own.type, call.type);
+    return fail(kInvalidArgument, "%s: the reduction was made for data type %d, not %d", call.what, own.type,
+                call.type);
   op->reduction = static_cast<uint8_t>(CommReduction::kPreMulSum);
   op->scalar_on_device = own.on_device;
   op->scalar = own.scalar;
@@ -153,8 +154,10 @@ ncclResult_t call(ncclComm_t given, cudaStream_t stream, const Call& c) {
     return noted(fail(kInvalidArgument, "%s: rank %d is not of 0 to %u", c.what, c.peer, comm->ranks - 1));
   if (c.count == 0) return kSuccess;
   const bool root = static_cast<uint32_t>(c.peer) == comm->rank;
-  const bool sends = c.kind != CommKind::kRecv && (root || (c.kind != CommKind::kBroadcast && c.kind != CommKind::kScatter));
-  const bool receives = c.kind != CommKind::kSend && (root || (c.kind != CommKind::kReduce && c.kind != CommKind::kGather));
+  const bool sends =
+      c.kind != CommKind::kRecv && (root || (c.kind != CommKind::kBroadcast && c.kind != CommKind::kScatter));
+  const bool receives =
+      c.kind != CommKind::kSend && (root || (c.kind != CommKind::kReduce && c.kind != CommKind::kGather));
   if (sends && (rc = check_buffer(comm, c.what, "send", c.send)) != kSuccess) return noted(rc);
   if (receives && (rc = check_buffer(comm, c.what, "receive", c.recv)) != kSuccess) return noted(rc);
   CommOp op;
@@ -229,7 +232,8 @@ ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcoun
 
 ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount, ncclDataType_t datatype,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  return call(comm, stream, {"ncclReduceScatter", CommKind::kReduceScatter, sendbuff, recvbuff, recvcount, datatype, op});
+  return call(comm, stream,
+              {"ncclReduceScatter", CommKind::kReduceScatter, sendbuff, recvbuff, recvcount, datatype, op});
 }
 
 ncclResult_t ncclAlltoAll(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclComm_t comm,

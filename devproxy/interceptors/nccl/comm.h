@@ -50,11 +50,11 @@ struct ncclComm {
   // Guards what follows. A leaf, but for messages.
   std::mutex mu;
   enum class State : uint8_t { kStarting, kReady, kFailed, kGone } state = State::kStarting;
-  ncclResult_t result = 0;         // of kFailed
-  uint64_t init_stream = 0;        // kStarting: on which the server waits for the members
-  uint64_t splits = 0;             // at every member the same number
+  ncclResult_t result = 0;               // of kFailed
+  uint64_t init_stream = 0;              // kStarting: on which the server waits for the members
+  uint64_t splits = 0;                   // at every member the same number
   std::map<uint64_t, uint64_t> shrinks;  // by whom they exclude
-  std::vector<uint64_t> streams;   // on which it has been used
+  std::vector<uint64_t> streams;         // on which it has been used
   std::vector<devproxy::sa::nccl::PreMulSum> reductions;
 };
 

@@ -48,7 +48,8 @@ struct Float8 {
   uint8_t bits;
   float wide() const {
     const uint32_t sign = uint32_t{bits} << 24 & 0x8000'0000, rest = bits & 0x7f;
-    if (rest > kLargest) return std::bit_cast<float>(sign | (kInfinity && rest == kInfinity ? 0x7f80'0000 : 0x7fc0'0000));
+    if (rest > kLargest)
+      return std::bit_cast<float>(sign | (kInfinity && rest == kInfinity ? 0x7f80'0000 : 0x7fc0'0000));
     const float scaled = std::bit_cast<float>(rest << (23 - kMantissa)) * std::bit_cast<float>((254u - kBias) << 23);
     return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | sign);
   }

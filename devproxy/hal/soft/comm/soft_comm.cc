@@ -15,8 +15,8 @@ namespace devproxy::hal::soft {
 
 namespace {
 
-constexpr uint64_t kLookUs = 50'000;     // how often a waiter looks whether the others are there
-constexpr uint64_t kManyBoardsUs = 200;  // a group over several boards sleeps at one of them at most so long
+constexpr uint64_t kLookUs = 50'000;        // how often a waiter looks whether the others are there
+constexpr uint64_t kManyBoardsUs = 200;     // a group over several boards sleeps at one of them at most so long
 constexpr uint64_t kSmallBytes = 64 << 10;  // of all contributions: one member does it for all
 constexpr int kSpins = 200;
 
@@ -112,8 +112,7 @@ const PeerMemory* SoftComm::peer(uint32_t rank) {
   BoardCell& cell = board_->cell(rank);
   const uint64_t incarnation = cell.incarnation.load(std::memory_order_acquire);
   if (peers_[rank] && peers_[rank]->incarnation() == incarnation) return peers_[rank].get();
-  auto opened =
-      PeerMemory::open(owner_, {cell.gpu, cell.slot}, incarnation, cell.device_base, cell.device_bytes);
+  auto opened = PeerMemory::open(owner_, {cell.gpu, cell.slot}, incarnation, cell.device_base, cell.device_bytes);
   if (!opened.ok()) {
     fail(opened.status().code() == kNotFound ? CommState::kRemoteError : CommState::kSystemError,
          "rank " + std::to_string(rank) + " on GPU " + std::to_string(cell.gpu) +
@@ -197,8 +196,8 @@ class CommGroup::Lane {
   bool has_board_ = false;  // the communicator's own pointer is another thread's until it is our turn
   std::deque<CommOp> all_;
   std::map<std::pair<bool, uint32_t>, std::deque<PairOp>> pairs_;  // by (send, other rank)
-  uint64_t target_ = 0;  // of both counts, for the operation under way
-  bool last_ = false;    // this member posted last
+  uint64_t target_ = 0;                                            // of both counts, for the operation under way
+  bool last_ = false;                                              // this member posted last
 };
 
 bool CommGroup::Lane::go_on() {
