@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 
 import pytest
 
@@ -42,9 +43,15 @@ def check(world: World, expected: list[str]) -> None:
     assert world.digest() == expected
 
 
-def disturb(world: World, verb: str, dice: random.Random, gpus: int) -> None:
-    """One verb, now. No rank stands at the gate meanwhile: a host that waits for nobody's GPU is what no cut can wait for."""
+def run_freely(world: World, at: int) -> None:
+    """Returns at that step. From then on no rank stands at the gate: a host that waits past its GPU is what no cut can
+    wait for."""
+    world.wait_step(at)
     world.until(STEPS - 1)
+
+
+def disturb(world: World, verb: str, dice: random.Random, gpus: int) -> None:
+    """One verb, now."""
     if verb == "checkpoint":
         world.ctl("checkpoint", "j")
     elif verb == "migrate":
@@ -61,7 +68,7 @@ def test_verbs_at_random_moments(world: World, ranks: int, gpus: int, seed: int)
     expected = undisturbed(world, ranks, gpus)
     job = world.run(*command(ranks), options=("--gpus", str(gpus)))
     for at in sorted(dice.sample(range(2, STEPS - 40), 5)):
-        world.wait_step(at)
+        run_freely(world, at)
         disturb(world, dice.choice(("checkpoint", "migrate", "suspend")), dice, gpus)
     assert world.end_of(job) == 0, world.tail()
     check(world, expected)
@@ -70,7 +77,7 @@ def test_verbs_at_random_moments(world: World, ranks: int, gpus: int, seed: int)
 def test_restore_after_everything_was_killed(world: World) -> None:
     expected = undisturbed(world, 4, 4)
     world.run(*command(4), options=("--gpus", "4"))
-    world.wait_step(20)
+    run_freely(world, 20)
     disturb(world, "checkpoint", random.Random(0), 4)
     world.wait_step(max(world.steps()) + 3)
     assert world.kill_everything()
@@ -88,7 +95,43 @@ def test_ranks_that_outnumber_the_gpus(world: World) -> None:
     expected = undisturbed(world, 8, 2)
     job = world.run(*command(8), options=("--gpus", "2"))
     for at in (5, 20, 35):
-        world.wait_step(at)
+        run_freely(world, at)
         disturb(world, "checkpoint", random.Random(0), 2)
     assert world.end_of(job) == 0, world.tail()
     check(world, expected)
+
+
+WAYS = ("ddp", "join", "fsdp2", "hsdp", "zero1", "tensor", "megatron", "pipeline", "custom")
+TRAINING_STEPS = 300
+
+
+def training(way: str) -> tuple[str, ...]:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    subject = (str(SUBJECTS / "parallel.py"), "--way", way, "--steps", str(TRAINING_STEPS))
+    return (*torchrun, "--nproc-per-node", "4", *subject, "--seconds-per-step", "0.2")
+
+
+# An image of four torch processes is a gigabyte, which takes longer than all else here.
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("way", WAYS)
+def test_training_on_several_ranks(world: World, way: str) -> None:
+    """Under torchrun: moved or suspended, then kill -9 of everything and a restore."""
+    dice = random.Random(way)
+    four = ("--gpus", "4")
+    alone = world.run(
+        *without_pauses(training(way)), name="alone", log="alone", options=four, TEST_GATE=""
+    )
+    assert alone.wait(200) == 0, world.tail("alone")
+    expected = world.digest("alone")
+    assert expected
+    world.run(*training(way), options=four)
+    world.wait_step(dice.randrange(2, 30), timeout_s=120)
+    world.until(TRAINING_STEPS - 1)
+    disturb(world, dice.choice(("suspend", "migrate")), dice, 4)
+    time.sleep(dice.random())
+    disturb(world, "checkpoint", dice, 4)
+    assert world.kill_everything()
+    world.restore()
+    world.wait_end("digest")
+    assert len(world.nonces()) == 1, world.tail()
+    assert world.digest() == expected

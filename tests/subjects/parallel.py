@@ -204,6 +204,7 @@ def pipeline() -> tuple[nn.Module, Step]:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    dist.barrier()  # batch_isend_irecv: the first call of a group is every rank's
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()).cuda()
     stage = PipelineStage(model, rank, ranks, torch.device("cuda", torch.cuda.current_device()))
