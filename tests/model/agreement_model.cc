@@ -36,24 +36,25 @@ using namespace devproxy::server;
 
 enum Mutant {
   kNone,
-  kNoConfirmation,       // settled as soon as the reports are closed, without another look
-  kLimitsOfOneRank,      // the limits are the first reporter's
-  kOwesNothing,          // who owes does not pass other limits
-  kInitUnseen,           // a half-made communicator owes nothing
-  kInitOnlyByName,       // only a rank that is asked may make it; nobody is, since nobody knows the members
-  kGroupCutInTwo,        // the members of a group are taken one by one
-  kSendsOnly,            // receives are not counted
-  kHoldForgotten,        // one rank does not hold
-  kLiftTooEarly,         // a rank lifts when it has settled itself
-  kLimitIsLeast,         // the least of the reports
-  kReportBeforeTake,     // a message counts after its report could be asked
-  kAbortCounts,          // an aborted communicator stays in the closure
+  kNoConfirmation,    // settled as soon as the reports are closed, without another look
+  kLimitsOfOneRank,   // the limits are the first reporter's
+  kOwesNothing,       // who owes does not pass other limits
+  kInitUnseen,        // a half-made communicator owes nothing
+  kInitOnlyByName,    // only a rank that is asked may make it; nobody is, since nobody knows the members
+  kGroupCutInTwo,     // the members of a group are taken one by one
+  kSendsOnly,         // receives are not counted
+  kHoldForgotten,     // one rank does not hold
+  kLiftTooEarly,      // a rank lifts when it has settled itself
+  kLimitIsLeast,      // the least of the reports
+  kReportBeforeTake,  // a message counts after its report could be asked
+  kAbortCounts,       // an aborted communicator stays in the closure
   kMutants
 };
-const char* const mutant_names[kMutants] = {"none",          "no-confirmation",  "limits-of-one-rank", "owes-nothing",
-                                            "init-unseen",   "init-only-by-name", "group-cut-in-two",  "sends-only",
-                                            "hold-forgotten", "lift-too-early",  "limit-is-least",     "report-before-take",
-                                            "abort-counts"};
+const char* const mutant_names[kMutants] = {
+    "none",           "no-confirmation",   "limits-of-one-rank", "owes-nothing",
+    "init-unseen",    "init-only-by-name", "group-cut-in-two",   "sends-only",
+    "hold-forgotten", "lift-too-early",    "limit-is-least",     "report-before-take",
+    "abort-counts"};
 int mutant = kNone;
 
 struct Operation {
@@ -110,8 +111,10 @@ Program make(Random& r, bool host_dependencies) {
     } else if (what < 6) {  // one sends, another receives
       const int a = dice(r, static_cast<int>(members.size())), b = dice(r, static_cast<int>(members.size()));
       if (a == b) continue;
-      p.messages[static_cast<size_t>(members[static_cast<size_t>(a)])].push_back({{{Operation::kSend, comm, b}}, -1, 0});
-      p.messages[static_cast<size_t>(members[static_cast<size_t>(b)])].push_back({{{Operation::kRecv, comm, a}}, -1, 0});
+      p.messages[static_cast<size_t>(members[static_cast<size_t>(a)])].push_back(
+          {{{Operation::kSend, comm, b}}, -1, 0});
+      p.messages[static_cast<size_t>(members[static_cast<size_t>(b)])].push_back(
+          {{{Operation::kRecv, comm, a}}, -1, 0});
     } else if (what < 9) {  // a ring, and a collective of any communicator that all members share
       const int n = static_cast<int>(members.size());
       for (int i = 0; i < n; i++) {
@@ -219,8 +222,10 @@ class World {
     moved_ = moved_ || !steps.empty();
     me.stepped += !steps.empty();
     for (const Operation& o : m.group)
-      if (o.kind == Operation::kAbort && mutant != kAbortCounts) me.agreement.abort(key_of(o.comm)), aborted_.insert(o.comm);
-      else if (o.kind == Operation::kAbort) aborted_.insert(o.comm);
+      if (o.kind == Operation::kAbort && mutant != kAbortCounts)
+        me.agreement.abort(key_of(o.comm)), aborted_.insert(o.comm);
+      else if (o.kind == Operation::kAbort)
+        aborted_.insert(o.comm);
     me.taken++;
     return true;
   }

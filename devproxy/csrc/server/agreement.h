@@ -65,7 +65,7 @@ struct CommReport {
 
 struct CommVerdict {
   bool closed = false;
-  std::string failure;                 // a communicator cannot go on, so no cut is possible
+  std::string failure;                  // a communicator cannot go on, so no cut is possible
   std::map<CountKey, uint64_t> limits;  // by CountKey::limited()
   std::set<CommKey> beginning;          // communicators that wait for a member
   // Who owes what, for people: of the first that was found.

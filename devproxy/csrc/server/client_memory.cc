@@ -4,8 +4,8 @@
 #include <mutex>
 #include <utility>
 
-#include "devproxy/csrc/server/state_record.h"
 #include "devproxy/csrc/base/futex.h"
+#include "devproxy/csrc/server/state_record.h"
 
 namespace devproxy::server {
 

@@ -35,11 +35,11 @@
 #include <cstring>
 #include <exception>
 
+#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/crash.h"
 #include "devproxy/csrc/server/handlers.h"
 #include "devproxy/csrc/server/state_record.h"
-#include "devproxy/csrc/base/futex.h"
 
 namespace devproxy::server {
 

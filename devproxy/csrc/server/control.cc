@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "devproxy/csrc/base/fault.h"
+#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/comm_json.h"
@@ -16,7 +17,6 @@
 #include "devproxy/csrc/server/server.h"
 #include "devproxy/csrc/server/state_files.h"
 #include "devproxy/csrc/server/state_record.h"
-#include "devproxy/csrc/base/futex.h"
 
 namespace devproxy::server {
 
@@ -112,8 +112,7 @@ void Server::serve_control(ControlPeer& peer) {
       peer.answer(resume());
     } else if (op == "steps") {
       uint64_t steps = gone_.steps;
-      for (const Client& c : clients_)
-        steps = std::max(steps, gone_.steps_before + c.connection->endpoint().steps());
+      for (const Client& c : clients_) steps = std::max(steps, gone_.steps_before + c.connection->endpoint().steps());
       peer.answer({{"ok", true}, {"steps", steps}});
     } else if (op == "leave") {
       peer.answer(leave());
@@ -158,12 +157,13 @@ Json Server::agree(const Json& request) {
   for (const Client& c : clients_) {
     if (!c.here) continue;
     const uint64_t id = c.connection->comm_report().client;
-    const auto own = std::find_if(reports->begin(), reports->end(), [&](const CommReport& r) { return r.client == id; });
+    const auto own =
+        std::find_if(reports->begin(), reports->end(), [&](const CommReport& r) { return r.client == id; });
     settled = c.connection->communicators().learn(verdict, own == reports->end() ? nullptr : &*own) && settled;
     // Its end comes through the ring, perhaps behind what is held.
     settled = settled && c.connection->host_functions().none_out();
   }
-  return {{"ok", true},       {"settled", settled},         {"reports", comm_reports()}, {"failure", verdict.failure},
+  return {{"ok", true},           {"settled", settled},      {"reports", comm_reports()}, {"failure", verdict.failure},
           {"debt", verdict.debt}, {"debtor", verdict.debtor}};
 }
 

@@ -17,11 +17,11 @@
 
 #include <unistd.h>
 
+#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/csrc/server/lifeline.h"
 #include "devproxy/csrc/server/message.h"
 #include "devproxy/csrc/server/shared_gate.h"
-#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/transport/segment_view.h"
 #include "devproxy/csrc/wire/attach.h"
 #include "devproxy/csrc/wire/segment.h"

@@ -2,8 +2,8 @@
 
 #include <climits>
 
-#include "devproxy/csrc/base/result.h"
 #include "devproxy/csrc/base/futex.h"
+#include "devproxy/csrc/base/result.h"
 
 namespace devproxy::server {
 

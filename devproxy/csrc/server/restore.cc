@@ -11,12 +11,12 @@
 #include <cstring>
 
 #include "devproxy/csrc/base/fault.h"
+#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/connection.h"
 #include "devproxy/csrc/server/handlers.h"
 #include "devproxy/csrc/server/state_files.h"
 #include "devproxy/csrc/server/state_record.h"
-#include "devproxy/csrc/base/futex.h"
 
 namespace devproxy::server {
 

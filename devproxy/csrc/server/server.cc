@@ -14,13 +14,13 @@
 #include <cstring>
 
 #include "devproxy/csrc/base/fault.h"
+#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/crash.h"
 #include "devproxy/csrc/server/dump.h"
 #include "devproxy/csrc/server/peer_link.h"
 #include "devproxy/csrc/server/state_files.h"
-#include "devproxy/csrc/base/futex.h"
 
 #include "wire.gen.h"
 

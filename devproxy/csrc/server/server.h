@@ -132,7 +132,7 @@ class Server {
   bool leaving_ = false;
   std::vector<std::unique_ptr<ControlPeer>> controls_;
   ControlPeer* hold_peer_ = nullptr;  // while clients hold before their next communication
-  ControlPeer* cut_peer_ = nullptr;  // who asked for the cut; when it hangs up the server goes on by itself
+  ControlPeer* cut_peer_ = nullptr;   // who asked for the cut; when it hangs up the server goes on by itself
   void forget_dump() { dumped_.clear(), has_dump_ = false; }
   bool has_dump_ = false;      // there is a dump since the cut, which may be of nobody
   std::set<uint64_t> dumped_;  // numbers of the clients whose device memory is in it

@@ -27,8 +27,8 @@ struct StoredGraph {
   std::vector<GraphStep> steps;
   uint64_t records = 0;  // how many of them are EVENT_RECORD
   bool communicates = false;
-  hal::EventRef done;    // recorded behind each launch
-  VHandle last_stream;   // of the last launch; none before the first
+  hal::EventRef done;   // recorded behind each launch
+  VHandle last_stream;  // of the last launch; none before the first
 
   // Puts the steps in `bytes` in the place of steps first .. first + count. False where they are malformed.
   [[nodiscard]] bool splice(size_t first, size_t count, const uint8_t* bytes, size_t n_bytes);

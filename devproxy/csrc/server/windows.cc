@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/server/state_files.h"
 #include "devproxy/csrc/server/state_record.h"
-#include "devproxy/csrc/base/futex.h"
 
 namespace devproxy::server {
 
