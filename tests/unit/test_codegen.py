@@ -473,12 +473,24 @@ def test_dispatch_table_says_where_the_stream_is() -> None:
     assert dispatch.offset(copy, "stream") == 0
     assert dispatch.offset(OPS["NOP"], "") == -1
     rows = re.findall(
-        r'\{"(\w+)", (0x\w+), (\d+), (\d+), (\w+), (\w+), (-?\d+), (-?\d+), Log::k(\w+), (\w+), '
+        r'\{"(\w+)", (0x\w+), (\d+), (\d+), (\w+), (\w+), (\w+), (-?\d+), (-?\d+), Log::k(\w+), (\w+), '
         r"(-?\d+), (-?\d+), (-?\d+)\},",
         dispatch.emit(),
     )
     assert [row[0] for row in rows] == list(OPS)
-    for name, opcode, req_bytes, _, has_bulk, is_sync, stream, _, log, *logged in rows:
+    for (
+        name,
+        opcode,
+        req_bytes,
+        _,
+        has_bulk,
+        is_sync,
+        communicates,
+        stream,
+        _,
+        log,
+        *logged,
+    ) in rows:
         op = OPS[name]
         assert int(stream) == dispatch.offset(op, op.stream)
         assert (log.lower(), logged[0]) == (op.log.value, str(op.log_bulk).lower())
@@ -486,9 +498,10 @@ def test_dispatch_table_says_where_the_stream_is() -> None:
         assert [int(place) for place in logged[1:]] == places
         assert int(opcode, 16) == op.opcode
         assert int(req_bytes) == wire.layout(wire.request_fields(op))
-        assert (has_bulk, is_sync) == (
+        assert (has_bulk, is_sync, communicates) == (
             str(op.bulk == "in").lower(),
             str(op.carry is Carry.SYNC).lower(),
+            str(op.communicates).lower(),
         )
 
 
@@ -519,6 +532,7 @@ def test_kinds_of_handles_are_those_of_every_image() -> None:
         ("Graph", 12),
         ("Array", 13),
         ("Texture", 14),
+        ("Comm", 15),
     ]
     assert wire.HANDLES == {name.lower() for name, _ in kinds[1:]}
 

@@ -31,6 +31,16 @@ EXPORT int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 EXPORT int cuCtxPushCurrent_v2(void*) { return 0; }
 EXPORT int cuCtxPopCurrent_v2(void**) { return 0; }
 EXPORT int cuMemGetInfo_v2(size_t* f, size_t* t) { *f = 75; *t = 100; return 0; }
+// What libnccl.so.2 links to; a driver that is not devproxy's has no core.
+EXPORT const void* devproxy_core(unsigned) { return nullptr; }
+EXPORT int cuMemAlloc_v2(unsigned long*, size_t) { return 801; }
+EXPORT int cuMemFree_v2(unsigned long) { return 801; }
+EXPORT int cuMemcpyHtoD_v2(unsigned long, const void*, size_t) { return 801; }
+EXPORT int cuMemcpyDtoH_v2(void*, unsigned long, size_t) { return 801; }
+EXPORT int cuEventCreate(unsigned long*, unsigned) { return 801; }
+EXPORT int cuEventRecord(unsigned long, unsigned long) { return 801; }
+EXPORT int cuEventDestroy_v2(unsigned long) { return 801; }
+EXPORT int cuStreamWaitEvent(unsigned long, unsigned long, unsigned) { return 801; }
 """
 
 
@@ -54,7 +64,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
         "libnccl.so.2": [
             str(folder / "nccl_client.gen.cc"),
-            str(ROOT / "devproxy/interceptors/nccl/client.cc"),
+            *map(str, sorted((ROOT / "devproxy/interceptors/nccl").glob("*.cc"))),
+            str(folder / "libcuda.so.1"),
         ],
     }
     for soname, sources in parts.items():
@@ -157,10 +168,10 @@ print(p.name.decode(), p.legacy.decode(), p.domain, p.bus, p.device)
 
 
 def test_refused_function_says_so_once(libraries: Path) -> None:
-    body = "print([nccl.ncclAllReduce() for _ in range(3)], nvml.nvmlDeviceGetTemperature())"
+    body = "print([nccl.ncclSignal() for _ in range(3)], nvml.nvmlDeviceGetTemperature())"
     done = run(libraries, body)
     assert done.stdout == "[5, 5, 5] 3\n"
-    assert done.stderr.count("ncclAllReduce is refused") == 1
+    assert done.stderr.count("ncclSignal is refused") == 1
     assert done.stderr.count("nvmlDeviceGetTemperature is refused") == 1
 
 
@@ -172,9 +183,14 @@ def test_strict_mode_aborts_at_a_refusal(libraries: Path) -> None:
 
 def test_nccl_version_and_texts(libraries: Path) -> None:
     version = ctypes.c_int()
+    ctypes.CDLL(str(libraries / "libcuda.so.1"))  # found by its SONAME from here on
     lib = ctypes.CDLL(str(libraries / "libnccl.so.2"))
     lib.ncclGetErrorString.restype = ctypes.c_char_p
     assert lib.ncclGetVersion(ctypes.byref(version)) == 0
     assert version.value == 22703
     assert lib.ncclGetVersion(None) == 4
-    assert b"collectives" in lib.ncclGetErrorString(5)
+    assert b"invalid usage" in lib.ncclGetErrorString(5)
+    # Over a driver that is not devproxy's.
+    lib.ncclGetLastError.restype = ctypes.c_char_p
+    assert lib.ncclCommFinalize(None) == 3
+    assert b"not of the same devproxy" in lib.ncclGetLastError(None)

@@ -61,6 +61,13 @@ class FakePart:
 
         return step
 
+    def hold(self) -> list[dict[str, Any]]:
+        """A job without communicators."""
+        return []
+
+    def lift(self) -> None:
+        pass
+
     def put(self, writer: Writer, report: Callable[[int, int], None]) -> dict[str, Any]:
         self._tree.note("put")
         chunks = writer.put_bytes(b"tree %d" % self._tree.number, kind="host")

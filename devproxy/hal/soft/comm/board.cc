@@ -27,9 +27,9 @@ std::string name_of(const CommKey& key) {
   return name;
 }
 
-struct Descriptor {
+struct OpenFile {
   int fd = -1;
-  ~Descriptor() {
+  ~OpenFile() {
     if (fd >= 0) close(fd);
   }
 };
@@ -39,7 +39,7 @@ struct Descriptor {
 Status make(const std::string& path, uint32_t ranks) {
   static std::atomic<uint64_t> serial{0};
   const std::string own = path + "." + std::to_string(getpid()) + "." + std::to_string(++serial);
-  Descriptor file{::open(own.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600)};
+  OpenFile file{::open(own.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600)};
   if (file.fd < 0) return Status::from_errno(kNotPermitted, "making " + own);
   BoardHead head{};
   head.magic = kBoardMagic;
@@ -68,7 +68,7 @@ Board::~Board() { munmap(at_, bytes_); }
 
 StatusOr<std::unique_ptr<Board>> Board::open(const std::string& folder, const CommKey& key, uint32_t ranks) {
   const std::string path = folder + "/" + name_of(key);
-  Descriptor file{::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW)};
+  OpenFile file{::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW)};
   if (file.fd < 0) {
     if (errno != ENOENT) return Status::from_errno(kNotPermitted, "opening " + path);
     if (Status s = make(path, ranks); !s.ok()) return s;
