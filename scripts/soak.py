@@ -197,6 +197,14 @@ def sweeps(_seed: int) -> dict[str, int]:
     return {"passed": int(text.split(" passed")[0].split()[-1])}
 
 
+def agreement(seed: int) -> dict[str, int]:
+    """A million programs under the checker of tests/model/agreement_model.cc."""
+    source = str(ROOT / "devproxy/csrc/server/agreement.cc")
+    program = binary("model/agreement_model.cc", "agreement", "-O2", source)
+    checked([str(program), "--first", str(1_000_000 * seed), "--seeds", "1000000"])
+    return {"programs": 1_000_000}
+
+
 def random_kills(seed: int) -> dict[str, int]:
     """See tests/fault/random_kills.py."""
     sys.path.insert(0, str(ROOT))
@@ -259,10 +267,11 @@ CAMPAIGNS = [
     Campaign(
         "fault-points",
         "each fault point in each verb that passes it, as an error and as a kill; the job goes on or its image is whole",
-        152,  # tests/fault/test_points.py knows that these are all
+        158,  # tests/fault/test_points.py knows that these are all
         fault_points,
     ),
     Campaign("sweeps", "every case of the tests of which `make test` runs some", 1, sweeps),
+    Campaign("agreement", "random programs of ranks, held at random moments", 10, agreement),
     Campaign("fuzz", "hostile messages against the sanitized server", 20, fuzz),
 ]
 

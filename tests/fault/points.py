@@ -60,6 +60,7 @@ class Point:
 # test_the_table_is_complete fails for a point that is not here.
 POINTS: dict[str, Point] = {
     "refuse_early": Point(IMAGE, "refuse_early", "^job j$"),
+    "agree": Point((*IMAGE, MIGRATE), "agree", "^job j$"),
     "cut": Point(IMAGE, "cut", GPU),
     "quiesced": Point(IMAGE, "cut", GPU),
     "device": Point(IMAGE, "device", GPU),
@@ -151,7 +152,7 @@ _KILLS: dict[str, set[str]] = {
                  "server_cut_parked", "server_dump_mid", "server_shared_mid", "server_resume"},
     SUSPEND: {"quiesced", "after_commit", "suspend_leave", "store_manifest_write", "server_dump_start"},
     RESUME: {"restore_fetch", "restore_device", "restore_root", "server_restore_start"},
-    MIGRATE: {"migrate_start", "migrate_hand_over", "server_dump_end", "server_restore_mid"},
+    MIGRATE: {"agree", "migrate_start", "migrate_hand_over", "server_dump_end", "server_restore_mid"},
     RESTORE: {"restore_files", "restore_host", "restore_go_on", "files_put_back_mid", "store_open",
               "store_read_chunk", "server_restore_end"},
 }  # fmt: skip
@@ -160,7 +161,7 @@ _ERRORS: dict[str, set[str]] = {
     CHECKPOINT: {"refuse_early", "cut", "thaw", "after_commit", "store_pack_write",
                  "store_after_manifest", "files_snapshot", "store_prune", "server_cut_parked",
                  "server_shared_mid", "server_resume"},
-    SUSPEND: {"quiesced", "frozen", "before_commit", "store_after_manifest", "suspend_leave", "server_dump_mid"},
+    SUSPEND: {"agree", "quiesced", "frozen", "before_commit", "store_after_manifest", "suspend_leave", "server_dump_mid"},
     RESUME: {"restore_fetch", "restore_go_on", "server_resume"},
     MIGRATE: {"migrate_start", "migrate_hand_over"},
     RESTORE: {"restore_root", "files_put_back_mid", "store_open", "store_read_chunk",

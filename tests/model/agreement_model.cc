@@ -15,7 +15,7 @@
 //   host dependencies: where one rank's host waits for another rank's progress, an attempt settles or stands still, and
 //   lifting it lets the job run to its end
 //
-// agreement_model [--seeds N] [--seed S] [--mutant M] | --list. Exit code 1 and the program where something fails.
+// agreement_model [--first S] [--seeds N] [--seed S] [--mutant M] | --list. Exit code 1 and the program where something fails.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -458,6 +458,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     if (i + 1 < argc && std::strcmp(argv[i], "--seeds") == 0) seeds = std::strtoull(argv[++i], nullptr, 10);
+    if (i + 1 < argc && std::strcmp(argv[i], "--first") == 0) first = std::strtoull(argv[++i], nullptr, 10);
     if (i + 1 < argc && std::strcmp(argv[i], "--seed") == 0) first = std::strtoull(argv[++i], nullptr, 10), seeds = 1;
     if (i + 1 < argc && std::strcmp(argv[i], "--mutant") == 0) mutant = std::atoi(argv[++i]);
   }
