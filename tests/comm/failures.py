@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +72,12 @@ def wait_for(folder: Path, *names: str) -> None:
     until(f"{names}", lambda: all((folder / name).exists() for name in names))
 
 
+def together(folder: Path, rank: int, ranks: Iterable[int]) -> None:
+    """Nobody leaves before all have seen the failure: whoever looks late would find the others gone, too."""
+    mark(folder, f"seen{rank}")
+    wait_for(folder, *(f"seen{r}" for r in ranks))
+
+
 def start(rank: int, ranks: int, folder: Path, count: int = 100_000) -> tuple[Comm, Buffer]:
     """A communicator that has worked."""
     comm = Comm.init(nccl.unique_id(folder, rank), rank, ranks)
@@ -96,8 +102,8 @@ def one_dies(rank: int, ranks: int, folder: Path, count: int, many: bool = False
     took = fails(comm, nccl.REMOTE, f"rank {VICTIM}")
     assert took < 3, took
     print(f"rank {rank}: remote error after {took:.3f} s", flush=True)
+    together(folder, rank, (r for r in range(ranks) if r != VICTIM))
     abort(comm)
-    wait_for(folder, *(f"posted{r}" for r in range(ranks) if r != VICTIM))
 
 
 @scenario
@@ -151,6 +157,7 @@ def member_dies_while_others_arrive(rank: int, ranks: int, folder: Path) -> None
     assert code == nccl.REMOTE, code
     assert f"rank {VICTIM}" in nccl.last_error(), nccl.last_error()
     assert time.monotonic() - begin < 3
+    together(folder, rank, (1, 3))
     nccl.nccl("ncclCommAbort", handle)
 
 
@@ -170,6 +177,7 @@ def server_dies(rank: int, ranks: int, folder: Path) -> None:
     took = fails(comm, nccl.REMOTE, f"rank {VICTIM}", f"GPU {VICTIM}")
     assert took < 3, took
     print(f"rank {rank}: remote error after {took:.3f} s", flush=True)
+    together(folder, rank, (r for r in range(ranks) if r != VICTIM))
     abort(comm)
 
 
@@ -186,6 +194,7 @@ def disagreement(own: Callable[[Comm, Buffer], None], word: str) -> Scenario:
         else:
             all_reduce(comm, data, 100)
         fails(comm, nccl.INVALID_USAGE, "rank 1", word, "count 100,")
+        together(folder, rank, range(ranks))
         abort(comm)
 
     return run
@@ -209,6 +218,7 @@ def other_root(rank: int, ranks: int, folder: Path) -> None:
     comm, data = start(rank, ranks, folder)
     comm.call("ncclBroadcast", data.ptr, data.ptr, SIZE(50_000), FLOAT32, int(rank == 3))
     fails(comm, nccl.INVALID_USAGE, "rank 3", "root 1", "root 0")
+    together(folder, rank, range(ranks))
     abort(comm)
 
 
@@ -222,6 +232,7 @@ def other_length_of_a_send(rank: int, ranks: int, folder: Path) -> None:
         comm.call("ncclRecv", data.ptr, SIZE(60), FLOAT32, 0)
     if rank < 2:
         fails(comm, nccl.INVALID_USAGE, "rank 0 sends 400 bytes to rank 1, which receives 240")
+    together(folder, rank, range(ranks))
     abort(comm)
 
 
@@ -541,6 +552,7 @@ def shrink_after_a_death(rank: int, ranks: int, folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     all_reduce(comm, data, 100_000)
     fails(comm, nccl.REMOTE, f"rank {VICTIM}")
+    together(folder, rank, (r for r in range(ranks) if r != VICTIM))
     handle = nccl.P()
     nccl.nccl("ncclCommShrink", comm.handle, (ctypes.c_int * 1)(VICTIM), 1, byref(handle), None, 1)
     fewer = Comm(handle, rank - (rank > VICTIM), ranks - 1)
