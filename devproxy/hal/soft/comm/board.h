@@ -34,6 +34,7 @@ struct BoardHead {
   alignas(64) std::atomic<uint32_t> bell;
   std::atomic<uint32_t> sleepers;
   std::atomic<uint32_t> joined, left;  // members
+  std::atomic<uint32_t> gone;          // 1 + the rank that was found gone first; who gives up after that is no cause
   alignas(64) std::atomic<uint64_t> posted;
   alignas(64) std::atomic<uint64_t> finished;
   std::atomic<uint64_t> wrong;  // `posted` of an operation of which the members said different things

@@ -114,9 +114,13 @@ const PeerMemory* SoftComm::peer(uint32_t rank) {
   if (peers_[rank] && peers_[rank]->incarnation() == incarnation) return peers_[rank].get();
   auto opened = PeerMemory::open(owner_, {cell.gpu, cell.slot}, incarnation, cell.device_base, cell.device_bytes);
   if (!opened.ok()) {
-    fail(opened.status().code() == kNotFound ? CommState::kRemoteError : CommState::kSystemError,
-         "rank " + std::to_string(rank) + " on GPU " + std::to_string(cell.gpu) +
-             " cannot be reached: " + opened.status().text());
+    const bool is_gone = opened.status().code() == kNotFound;
+    uint32_t first = rank + 1;
+    if (uint32_t before = 0; is_gone && !board_->head().gone.compare_exchange_strong(before, first)) first = before;
+    const uint32_t cause = first - 1 < config_.ranks ? first - 1 : rank;
+    fail(is_gone ? CommState::kRemoteError : CommState::kSystemError,
+         "rank " + std::to_string(cause) + " on GPU " + std::to_string(board_->cell(cause).gpu) +
+             " cannot be reached: " + (cause == rank ? opened.status().text() : "another rank has found it gone"));
     return nullptr;
   }
   peers_[rank] = *opened;
