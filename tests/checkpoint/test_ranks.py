@@ -10,7 +10,7 @@ import pytest
 
 from tests.checkpoint.world import SUBJECTS, World, without_pauses
 
-STEPS = 120
+STEPS = 400  # far more than the verbs take: at the gate before the last step no cut is possible
 RANKS = (
     sys.executable,
     str(SUBJECTS / "ranks.py"),
@@ -67,7 +67,7 @@ def test_verbs_at_random_moments(world: World, ranks: int, gpus: int, seed: int)
     dice = random.Random(seed)
     expected = undisturbed(world, ranks, gpus)
     job = world.run(*command(ranks), options=("--gpus", str(gpus)))
-    for at in sorted(dice.sample(range(2, STEPS - 40), 5)):
+    for at in sorted(dice.sample(range(2, 80), 5)):
         run_freely(world, at)
         disturb(world, dice.choice(("checkpoint", "migrate", "suspend")), dice, gpus)
     assert world.end_of(job) == 0, world.tail()
