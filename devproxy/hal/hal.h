@@ -42,6 +42,13 @@ struct SpaceConfig {
   bool framework = false;  // for a process whose kernels a framework runs in this one (hal/host_module)
 };
 
+// The way to the servers of the job's other process trees, on other hosts.
+struct TransportConfig {
+  std::string folder;          // the job's; the file `trees` in it says who the others are
+  uint32_t tree = 0, gpu = 0;  // of this server
+  std::string address;         // where it listens: an IPv4 or IPv6 address
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -52,6 +59,16 @@ class Device {
   virtual void warm(std::vector<uint8_t> description) { (void)description; }
   // Any thread.
   virtual StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) = 0;
+  // Communicators reach beyond this tree from now on. Returns the port where the others reach this server. Before the
+  // first space is opened.
+  virtual StatusOr<uint16_t> open_transport(const TransportConfig& config) {
+    (void)config;
+    return Status(kNotSupported, "communicators of this device stay on one host");
+  }
+  // This server's end is planned, and its spaces go on elsewhere: the others wait for them.
+  virtual void leave_transport() {}
+  // Spaces of another server go on in this one from now on.
+  virtual void take_over_transport() {}
   // What the calling thread executes, for the text of a crash: nullptr where nothing. Async-signal-safe.
   virtual const char* running_here() const noexcept = 0;
 };

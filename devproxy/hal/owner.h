@@ -8,9 +8,9 @@
 
 namespace devproxy::hal {
 
-// Where a space of the job is: the job's number of its GPU, and the slot of its addresses.
+// Where a space of the job is: its process tree, that tree's number of its GPU, and the slot of its addresses.
 struct SpacePlace {
-  uint32_t gpu = 0, slot = 0;
+  uint32_t gpu = 0, slot = 0, tree = 0;
 };
 // A way to another space of the job. memory: a descriptor of its device memory (SpaceComms::share_memory). alive: a
 // socket that hangs up when the space is gone, or has moved to another server. Both are the receiver's to close.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
 import time
@@ -225,6 +226,16 @@ def unique_id(folder: Path, rank: int, name: str = "id") -> UniqueId:
     return uid
 
 
+def places() -> list[tuple[str, int, int, int]]:
+    """In a job of several trees (trees.py): each rank's job folder, number of GPUs there, GPU and tree."""
+    return [tuple(one) for one in json.loads(os.environ.get("TEST_TREES", "[]"))]
+
+
+def device_of(rank: int) -> int:
+    """The GPU on which a rank's process starts it, by its number there."""
+    return places()[rank][2] if places() else rank % int(os.environ["DEVPROXY_GPUS"])
+
+
 def start(
     rank_main: Callable[[int, int, Path], None],
     rank: int,
@@ -238,7 +249,9 @@ def start(
         return pid
     code = 1
     try:
-        open_device(rank % int(os.environ["DEVPROXY_GPUS"]) if device is None else device)
+        if found := places():
+            os.environ["DEVPROXY_JOB_DIR"], os.environ["DEVPROXY_GPUS"] = found[rank][0], str(found[rank][1])  # fmt: skip
+        open_device(device_of(rank) if device is None else device)
         rank_main(rank, ranks, folder)
         code = 0
     except BaseException:

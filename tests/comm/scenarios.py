@@ -362,7 +362,7 @@ def init_scalable(comm: Comm, folder: Path) -> None:
 def what_a_communicator_says(comm: Comm, folder: Path) -> None:
     number = ctypes.c_int(-1)
     for name, want in (("ncclCommCount", comm.ranks), ("ncclCommUserRank", comm.rank),
-                       ("ncclCommCuDevice", comm.rank % int(os.environ["DEVPROXY_GPUS"]))):  # fmt: skip
+                       ("ncclCommCuDevice", nccl.device_of(comm.rank))):  # fmt: skip
         nccl.nccl(name, comm.handle, byref(number))
         assert number.value == want, (name, number.value)
     nccl.nccl("ncclGetVersion", byref(number))

@@ -38,7 +38,8 @@ namespace devproxy::server {
 // What all connections of a server share.
 struct ServerParts {
   std::string job_dir;
-  uint32_t gpu = 0;           // the job's ordinal
+  uint32_t tree = 0;          // of the job's process trees, this one
+  uint32_t gpu = 0;           // the tree's ordinal
   uint32_t physical_gpu = 0;  // of the machine
   bool other_gpu = false;     // a restore may be of another kind or model of GPU
   hal::Device* device = nullptr;
@@ -139,7 +140,7 @@ class Connection final : public hal::SpaceOwner {
   void host_function(uint64_t token) noexcept override;
   bool take_memory(uint64_t bytes) noexcept override { return parts_.ledger->take(bytes, bytes).has_value(); }
   void give_memory(uint64_t bytes) noexcept override { parts_.ledger->give(bytes); }
-  hal::SpacePlace place() noexcept override { return {parts_.gpu, slot_}; }
+  hal::SpacePlace place() noexcept override { return {parts_.gpu, slot_, parts_.tree}; }
   std::string job_folder() override { return parts_.job_dir; }
   StatusOr<hal::PeerLink> reach_peer(const hal::SpacePlace& peer) override {
     return server::reach_peer(parts_.job_dir, peer);

@@ -394,6 +394,7 @@ Json Server::resume() {
   }
   if (!held_) return refused("it is not parked");
   Status s = listen_here();  // a successor that did not take over has the socket's name
+  if (s.ok()) s = write_data_file();
   if (!s.ok()) return refused(s.text());
   for (Client& c : clients_) {
     if (!c.here) continue;
@@ -402,6 +403,7 @@ Json Server::resume() {
     s = DP_FAULT(server_resume);  // "error": the others must go on all the same
   }
   lift();
+  if (borrowed_) device_->take_over_transport();
   held_ = false;
   borrowed_ = false;
   cut_peer_ = nullptr;
@@ -422,6 +424,8 @@ Json Server::leave() {
                        ") attached after the dump: its device state would be lost");
   }
   leaving_ = true;
+  if (!borrowed_) device_->leave_transport();
+  unlink_data_file();
   ledger_->leave();
   DP_LOG(kInfo, kServer, 0, "leaving to a successor");
   return {{"ok", true}};

@@ -29,7 +29,7 @@ constexpr const char* kUsage =
     "usage: devproxy-server --job NAME --job-dir DIR --gpu K --device soft|record|cuda --gpu-memory BYTES --ledger "
     "FILE "
     "[--physical-gpu P] [--restore DIR [--restore-shared] [--other-gpu]] [--lease-fd FD] [--ready-fd FD] [--chaos "
-    "SEED] | "
+    "SEED] [--tree T] [--data-address ADDR] [--slots A-B] | "
     "--print-abi | --describe DEVICE P";
 
 std::optional<uint64_t> number(const char* text) {
@@ -49,6 +49,18 @@ int refuse(int ready_fd, std::string text) {
     const ssize_t ignored = write(ready_fd, line.data(), line.size());
   std::fprintf(stderr, "devproxy-server: %s", line.c_str());
   return 2;
+}
+
+// "A-B": from A to below B.
+Status slots_of(const std::string& text, ServerConfig* config) {
+  const size_t dash = text.find('-');
+  const auto first = number(text.substr(0, dash).c_str());
+  const auto end = dash == std::string::npos ? std::nullopt : number(text.substr(dash + 1).c_str());
+  if (!first || !end || *first >= *end || *end > kMaxSlots)
+    return {kInvalidValue, "--slots '" + text + "' is not a range A-B up to " + std::to_string(kMaxSlots)};
+  config->first_slot = static_cast<uint32_t>(*first);
+  config->end_slot = static_cast<uint32_t>(*end);
+  return {};
 }
 
 Status parse(int argc, char** argv, ServerConfig* config) {
@@ -91,6 +103,12 @@ Status parse(int argc, char** argv, ServerConfig* config) {
       status = take(&config->ready_fd, 1 << 20);
     else if (name == "--chaos")
       status = take(&config->chaos_seed, UINT64_MAX), config->chaos = true;
+    else if (name == "--tree")
+      status = take(&config->tree, 63);
+    else if (name == "--data-address")
+      config->data_address = value;
+    else if (name == "--slots")
+      status = slots_of(value, config);
     else
       return {kInvalidValue, "unknown option " + name + "; " + kUsage};
     if (!status.ok()) return status;

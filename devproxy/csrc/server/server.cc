@@ -58,7 +58,7 @@ Status Server::open() {
   auto ledger = Ledger::open(config_.ledger_path, total_bytes_);
   if (!ledger.ok()) return std::move(ledger).status().with("memory ledger");
   ledger_ = std::move(*ledger);
-  auto slots = SlotTable::open(config_.job_dir + "/slots");
+  auto slots = SlotTable::open(config_.job_dir + "/slots", config_.first_slot, config_.end_slot);
   if (!slots.ok()) return std::move(slots).status().with("slot table");
   slots_ = std::move(*slots);
 
@@ -70,6 +70,7 @@ Status Server::open() {
   if (signal_fd_ < 0 || wake_fd_ < 0) return Status::from_errno(kUnknown, "making descriptors");
   parts_.job_dir = config_.job_dir;
   parts_.gpu = config_.gpu;
+  parts_.tree = config_.tree;
   parts_.physical_gpu = config_.physical_gpu;
   parts_.other_gpu = config_.other_gpu;
   parts_.device = device_.get();
@@ -79,10 +80,12 @@ Status Server::open() {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t ignored = write(wake_fd_, &one, sizeof one);
   };
+  if (Status s = open_data(); !s.ok()) return s;
   // Before anybody can attach: a restored server has its clients first.
   if (!config_.restore_dir.empty())
     if (Status s = restore(); !s.ok()) return std::move(s).with("restore from " + config_.restore_dir);
   if (Status s = listen_here(); !s.ok()) return s;
+  if (Status s = write_data_file(); !s.ok()) return s;
   install_crash_handler(device_.get(), socket_path_.c_str());
   return {};
 }
@@ -130,6 +133,36 @@ Status Server::listen_here() {
 void Server::unlink_socket() const {
   struct stat there;
   if (lstat(socket_path_.c_str(), &there) == 0 && there.st_ino == socket_inode_) unlink(socket_path_.c_str());
+}
+
+// Listens before anybody is told the port. The file is written last: a restore that fails leaves the predecessor's.
+Status Server::open_data() {
+  if (config_.data_address.empty()) return {};
+  auto port = device_->open_transport({config_.job_dir, config_.tree, config_.gpu, config_.data_address});
+  if (!port.ok()) return std::move(port).status().with("listening for other trees");
+  data_port_ = *port;
+  return {};
+}
+
+Status Server::write_data_file() {
+  if (data_port_ == 0) return {};
+  const std::string path = config_.job_dir + "/gpu" + std::to_string(config_.gpu) + ".data";
+  const std::string own = path + "." + std::to_string(getpid());
+  struct stat there;
+  if (Status s = write_file(own, config_.data_address + " " + std::to_string(data_port_) + "\n"); !s.ok()) return s;
+  if (lstat(own.c_str(), &there) == 0 && rename(own.c_str(), path.c_str()) == 0) {
+    data_inode_ = there.st_ino;
+    return {};
+  }
+  Status s = Status::from_errno(kNotPermitted, "naming " + path);
+  unlink(own.c_str());
+  return s;
+}
+
+void Server::unlink_data_file() const {
+  const std::string path = config_.job_dir + "/gpu" + std::to_string(config_.gpu) + ".data";
+  struct stat there;
+  if (data_inode_ && lstat(path.c_str(), &there) == 0 && there.st_ino == data_inode_) unlink(path.c_str());
 }
 
 std::string Server::abi_hex() { return hex(wire::kAbiId, sizeof wire::kAbiId); }
@@ -331,6 +364,7 @@ void Server::close_peers(Client& c) {
 // Ends this server alone: what the clients have stays as it is.
 void Server::leave_files() {
   unlink_socket();
+  unlink_data_file();
   ledger_->leave();
 }
 
@@ -438,6 +472,7 @@ void Server::reap() {
 void Server::stop_all(bool tell) {
   if (listen_fd_ >= 0) close(listen_fd_);
   unlink_socket();
+  unlink_data_file();
   for (Client& c : clients_) {
     if (tell && c.here) c.connection->endpoint().lifeline().end(ServerState::kGone);
     c.connection->request_stop();

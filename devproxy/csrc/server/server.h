@@ -36,6 +36,9 @@ struct ServerConfig {
   int ready_fd = -1;
   bool chaos = false;
   uint64_t chaos_seed = 0;
+  uint32_t tree = 0;                              // of the job's process trees, this server's
+  std::string data_address;                       // where servers of other trees reach this one; empty: there are none
+  uint32_t first_slot = 0, end_slot = kMaxSlots;  // which it may give away
 };
 
 class Server {
@@ -83,6 +86,9 @@ class Server {
   void look_at_clients(const std::vector<pollfd>& fds);
   Status listen_here();  // the name of the socket is ours, if it was not
   void unlink_socket() const;
+  Status open_data();
+  Status write_data_file();  // that others find this server at its port
+  void unlink_data_file() const;
   Status restore();
   static std::string abi_hex();
 
@@ -120,6 +126,8 @@ class Server {
   std::string last_fault_;  // of any client, for the stats
   uint64_t next_number_ = 1;
   uint64_t started_us_ = 0;
+  uint16_t data_port_ = 0;  // 0: no other tree
+  ino_t data_inode_ = 0;    // of the file that says it; a successor renames its own over it
   ino_t socket_inode_ = 0;  // of what we bound: a successor renames its own socket over it
 
   // From a cut, or a restore, to the resume. Whoever attaches meanwhile parks at once. How far a client is, its own

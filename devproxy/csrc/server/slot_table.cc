@@ -4,10 +4,10 @@
 
 namespace devproxy::server {
 
-StatusOr<std::unique_ptr<SlotTable>> SlotTable::open(const std::string& path) {
+StatusOr<std::unique_ptr<SlotTable>> SlotTable::open(const std::string& path, uint32_t first, uint32_t end) {
   auto file = LockedFile::open(path);
   if (!file.ok()) return std::move(file).status();
-  return std::make_unique<SlotTable>(std::move(*file));
+  return std::make_unique<SlotTable>(std::move(*file), first, end);
 }
 
 template <class Change>
@@ -27,7 +27,7 @@ auto SlotTable::change(Change change) {
 
 std::optional<uint32_t> SlotTable::take(uint32_t wanted) {
   return change([&](Table& table) -> std::optional<uint32_t> {
-    const uint32_t first = wanted == kAny ? 0 : wanted, last = wanted == kAny ? kMaxSlots : wanted + 1;
+    const uint32_t first = wanted == kAny ? first_ : wanted, last = wanted == kAny ? end_ : wanted + 1;
     for (uint32_t i = first; i < last && i < kMaxSlots; i++) {
       if (table.servers[i].pid && is_alive(table.servers[i])) continue;
       table.servers[i] = self_;

@@ -17,8 +17,10 @@ namespace devproxy::server {
 // Any thread.
 class SlotTable {
  public:
-  static StatusOr<std::unique_ptr<SlotTable>> open(const std::string& path);
-  explicit SlotTable(LockedFile file) : file_(std::move(file)) {}
+  // first, end: which slots are given to who wants any; those of another tree of the job are another's.
+  static StatusOr<std::unique_ptr<SlotTable>> open(const std::string& path, uint32_t first = 0,
+                                                   uint32_t end = kMaxSlots);
+  SlotTable(LockedFile file, uint32_t first, uint32_t end) : file_(std::move(file)), first_(first), end_(end) {}
 
   static constexpr uint32_t kAny = 0xffffffff;
   // wanted: kAny, or the slot of a restored process.
@@ -36,6 +38,7 @@ class SlotTable {
   template <class Change>
   auto change(Change change);
   LockedFile file_;
+  const uint32_t first_, end_;
   std::mutex mu_;  // threads of this process share the descriptor's flock
   const ProcessId self_ = this_process();
 };

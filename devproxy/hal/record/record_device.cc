@@ -60,6 +60,9 @@ class RecordDevice final : public Device {
     return std::unique_ptr<Space>(
         std::make_unique<RecordSpace>(std::move(*inner), owner, kArch, properties_, *recorder_, ++spaces_));
   }
+  StatusOr<uint16_t> open_transport(const TransportConfig& config) override { return soft_->open_transport(config); }
+  void leave_transport() override { soft_->leave_transport(); }
+  void take_over_transport() override { soft_->take_over_transport(); }
   const char* running_here() const noexcept override { return soft_->running_here(); }
 
  private:

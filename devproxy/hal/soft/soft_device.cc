@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cuda_number.gen.h"
+#include "devproxy/hal/soft/comm/links.h"
 #include "devproxy/hal/soft/soft_space.h"
 
 namespace devproxy::hal::soft {
@@ -117,13 +118,28 @@ class SoftDevice final : public Device {
   Caps caps() const override { return {3, true}; }
   const Properties& properties() const override { return properties_; }
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
-    return SoftSpace::open(config_, config, owner);
+    SoftConfig device = config_;
+    device.links = links_.get();
+    return SoftSpace::open(device, config, owner);
+  }
+  StatusOr<uint16_t> open_transport(const TransportConfig& config) override {
+    auto links = Links::open(config, config_.chaos ? config_.chaos_seed + 1 : 0);
+    if (!links.ok()) return std::move(links).status();
+    links_ = std::move(*links);
+    return links_->port();
+  }
+  void leave_transport() override {
+    if (links_) links_->leave();
+  }
+  void take_over_transport() override {
+    if (links_) links_->take_over();
   }
   const char* running_here() const noexcept override { return soft::running_here(); }
 
  private:
   const SoftConfig config_;
   Properties properties_;
+  std::unique_ptr<Links> links_;
 };
 
 }  // namespace

@@ -127,6 +127,13 @@ SoftSpace::SoftSpace(const SoftConfig& device, const SpaceConfig& config, SpaceO
 
 SoftSpace::~SoftSpace() {
   stop();
+  if (device_.links) {
+    Frame gone;
+    gone.kind = FrameKind::kGone;
+    gone.slot = owner_.place().slot;
+    gone.incarnation = incarnation_;
+    device_.links->post_to_all(gone);
+  }
   munmap(reinterpret_cast<void*>(config_.device_base), config_.device_bytes);
   close(memory_fd_);
 }
@@ -453,7 +460,7 @@ void SoftSpace::host_function(const QueueRef& queue, Ticket ticket, uint64_t tok
 // -- communicators --------------------------------------------------------------------------------------------------
 
 StatusOr<CommRef> SoftSpace::create_comm(const CommConfig& config) {
-  return CommRef(std::make_shared<SoftComm>(config, config_, incarnation_, owner_));
+  return CommRef(std::make_shared<SoftComm>(config, config_, incarnation_, owner_, device_.links));
 }
 
 void SoftSpace::submit_group(const QueueRef& queue, Ticket ticket, std::vector<CommCall> calls, bool init) {

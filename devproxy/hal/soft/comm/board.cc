@@ -1,11 +1,13 @@
 #include "devproxy/hal/soft/comm/board.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <climits>
 #include <cstdio>
 #include <utility>
@@ -68,18 +70,38 @@ Board::~Board() { munmap(at_, bytes_); }
 
 StatusOr<std::unique_ptr<Board>> Board::open(const std::string& folder, const CommKey& key, uint32_t ranks) {
   const std::string path = folder + "/" + name_of(key);
-  OpenFile file{::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW)};
-  if (file.fd < 0) {
-    if (errno != ENOENT) return Status::from_errno(kNotPermitted, "opening " + path);
-    if (Status s = make(path, ranks); !s.ok()) return s;
-    file.fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    if (file.fd < 0) return Status::from_errno(kNotPermitted, "opening " + path);
+  auto board = map(path, ranks);
+  if (board.ok() || board.status().code() != kNotFound) return board;
+  if (Status s = make(path, ranks); !s.ok()) return s;
+  return map(path, ranks);
+}
+
+StatusOr<std::unique_ptr<Board>> Board::find(const std::string& folder, const CommKey& key, uint32_t ranks) {
+  return map(folder + "/" + name_of(key), ranks);
+}
+
+void Board::each(const std::string& folder, const std::function<void(Board&)>& look) {
+  DIR* const listing = opendir(folder.c_str());
+  if (!listing) return;
+  while (const dirent* entry = readdir(listing)) {
+    const std::string name = entry->d_name;
+    if (name.rfind("comm-", 0) != 0 || name.find('.') != std::string::npos) continue;  // with a dot it is being made
+    auto board = map(folder + "/" + name, 0);
+    if (board.ok()) look(**board);
   }
+  closedir(listing);
+}
+
+// ranks: 0 for whatever it says.
+StatusOr<std::unique_ptr<Board>> Board::map(const std::string& path, uint32_t ranks) {
+  const OpenFile file{::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW)};
+  if (file.fd < 0) return Status::from_errno(errno == ENOENT ? kNotFound : kNotPermitted, "opening " + path);
   uint32_t first[2] = {};
   struct stat there;
   if (pread(file.fd, first, sizeof first, 0) != static_cast<ssize_t>(sizeof first) || first[0] != kBoardMagic ||
-      fstat(file.fd, &there) != 0)
+      first[1] == 0 || first[1] > kMaxCommRanks || fstat(file.fd, &there) != 0)
     return Status(kInvalidValue, path + " is not a communicator's");
+  if (ranks == 0) ranks = first[1];
   if (first[1] != ranks || static_cast<size_t>(there.st_size) != board_bytes(ranks))
     return Status(kInvalidValue, "the members do not agree how many they are: " + std::to_string(first[1]) + " and " +
                                      std::to_string(ranks));
@@ -99,6 +121,8 @@ void Board::sleep(uint32_t seen, uint64_t us) {
   futex_wait(&head_->bell, seen, us);
   head_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
+
+bool Board::is(const std::string& folder, const CommKey& key) const { return path_ == folder + "/" + name_of(key); }
 
 void Board::remove() const { unlink(path_.c_str()); }
 

@@ -19,6 +19,8 @@ constexpr uint64_t kLookUs = 50'000;        // how often a waiter looks whether 
 constexpr uint64_t kManyBoardsUs = 200;     // a group over several boards sleeps at one of them at most so long
 constexpr uint64_t kSmallBytes = 64 << 10;  // of all contributions: one member does it for all
 constexpr int kSpins = 200;
+constexpr uint64_t kReachUs = 30'000'000;  // how long another tree may be out of reach
+constexpr uint64_t kMoveUs = 60'000'000;   // how long a server of another tree may take to be replaced
 
 const char* const kNames[kCommKinds] = {"AllReduce", "Broadcast", "Reduce",  "AllGather", "ReduceScatter",
                                         "AllToAll",  "Gather",    "Scatter", "Send",      "Recv"};
@@ -34,6 +36,11 @@ std::string text_of_pair(uint32_t from, uint64_t sent, uint32_t to, uint64_t wan
 }
 
 bool is_pair(const CommOp& op) { return op.kind_of() == CommKind::kSend || op.kind_of() == CommKind::kRecv; }
+
+// Where it is another one than the reader's.
+std::string in_tree(uint32_t tree, uint32_t own) {
+  return tree == own ? std::string() : " of tree " + std::to_string(tree);
+}
 
 // Do two members mean the same?
 bool match(const CommOp& a, const CommOp& b) {
@@ -58,8 +65,14 @@ void SoftComm::abort() {
 
 void SoftComm::leave() {
   if (!joined_.exchange(false)) return;
-  if (board_->head().left.fetch_add(1, std::memory_order_acq_rel) + 1 == config_.ranks) board_->remove();
+  if (board_->cell(config_.rank).left.exchange(1) == 0 &&
+      board_->head().left.fetch_add(1, std::memory_order_acq_rel) + 1 == config_.ranks)
+    board_->remove();
   board_->ring();
+  if (!links_) return;
+  const uint64_t told = told_trees_.load();
+  for (uint32_t tree = 0; tree < kMaxTrees; tree++)
+    if (told >> tree & 1) links_->post(tree, frame(FrameKind::kLeave));
 }
 
 CommState SoftComm::state(std::string* why) const {
@@ -84,19 +97,21 @@ bool SoftComm::join() {
     return false;
   }
   BoardCell& cell = (*board)->cell(config_.rank);
-  const SpacePlace place = owner_.place();
+  const SpacePlace place = place_ = owner_.place();
   const uint64_t before = cell.incarnation.load(std::memory_order_acquire);
   if (before == incarnation_) {
     fail(CommState::kInvalidUsage, "this process is this rank already");
     return false;
   }
-  if (before != 0 && (cell.gpu != place.gpu || cell.slot != place.slot)) {
+  if (before != 0 && (cell.gpu != place.gpu || cell.slot != place.slot || cell.tree != place.tree)) {
     fail(CommState::kInvalidUsage, "two processes say that they are this rank: on GPU " + std::to_string(cell.gpu) +
-                                       " and on GPU " + std::to_string(place.gpu));
+                                       in_tree(cell.tree, place.tree) + " and on GPU " + std::to_string(place.gpu) +
+                                       in_tree(place.tree, cell.tree));
     return false;
   }
   cell.gpu = place.gpu;
   cell.slot = place.slot;
+  cell.tree = place.tree;
   cell.device_base = space_.device_base;
   cell.device_bytes = space_.device_bytes;
   cell.incarnation.store(incarnation_, std::memory_order_release);
@@ -112,19 +127,32 @@ const PeerMemory* SoftComm::peer(uint32_t rank) {
   BoardCell& cell = board_->cell(rank);
   const uint64_t incarnation = cell.incarnation.load(std::memory_order_acquire);
   if (peers_[rank] && peers_[rank]->incarnation() == incarnation) return peers_[rank].get();
-  auto opened = PeerMemory::open(owner_, {cell.gpu, cell.slot}, incarnation, cell.device_base, cell.device_bytes);
+  auto opened =
+      is_local(rank)
+          ? PeerMemory::open(owner_, {cell.gpu, cell.slot, cell.tree}, incarnation, cell.device_base, cell.device_bytes)
+          : PeerMemory::open_shadow(owner_.job_folder(), incarnation, cell.device_base, cell.device_bytes);
   if (!opened.ok()) {
-    const bool is_gone = opened.status().code() == kNotFound;
-    uint32_t first = rank + 1;
-    if (uint32_t before = 0; is_gone && !board_->head().gone.compare_exchange_strong(before, first)) first = before;
-    const uint32_t cause = first - 1 < config_.ranks ? first - 1 : rank;
-    fail(is_gone ? CommState::kRemoteError : CommState::kSystemError,
-         "rank " + std::to_string(cause) + " on GPU " + std::to_string(board_->cell(cause).gpu) +
-             " cannot be reached: " + (cause == rank ? opened.status().text() : "another rank has found it gone"));
+    if (opened.status().code() == kNotFound)
+      report_gone(rank, opened.status().text());
+    else
+      fail(CommState::kSystemError, name_of(rank) + " cannot be reached: " + opened.status().text());
     return nullptr;
   }
   peers_[rank] = *opened;
   return peers_[rank].get();
+}
+
+std::string SoftComm::name_of(uint32_t rank) {
+  const BoardCell& cell = board_->cell(rank);
+  return "rank " + std::to_string(rank) + " on GPU " + std::to_string(cell.gpu) + in_tree(cell.tree, place_.tree);
+}
+
+void SoftComm::report_gone(uint32_t rank, const std::string& why) {
+  uint32_t first = rank + 1;
+  if (uint32_t before = 0; !board_->head().gone.compare_exchange_strong(before, first)) first = before;
+  const uint32_t cause = first - 1 < config_.ranks ? first - 1 : rank;
+  fail(CommState::kRemoteError,
+       name_of(cause) + " cannot be reached: " + (cause == rank ? why : "another rank has found it gone"));
 }
 
 uint8_t* SoftComm::reach(uint32_t rank, uint64_t addr, uint64_t bytes) {
@@ -136,11 +164,92 @@ uint8_t* SoftComm::reach(uint32_t rank, uint64_t addr, uint64_t bytes) {
   return at;
 }
 
-bool SoftComm::look_at(uint32_t rank) {
-  if (rank == config_.rank || board_->cell(rank).incarnation.load(std::memory_order_acquire) == 0) return true;
+bool SoftComm::look_at_head() {
+  BoardHead& head = board_->head();
+  if (const uint32_t twice = head.twice.load(); twice != 0) {
+    fail(CommState::kInvalidUsage, "processes of two trees say that they are rank " + std::to_string(twice - 1));
+    return false;
+  }
+  if (const uint32_t ranks = head.other_ranks.load(); ranks != 0) {
+    fail(CommState::kInvalidUsage, "the members do not agree how many they are: " + std::to_string(config_.ranks) +
+                                       " and, in another tree, " + std::to_string(ranks));
+    return false;
+  }
+  return true;
+}
+
+bool SoftComm::look_at(uint32_t rank, uint32_t operation) {
+  if (rank == config_.rank || !has_joined(rank)) return true;
+  if (!is_local(rank)) {
+    BoardCell& cell = board_->cell(rank);
+    const CellState state = cell.state.load();
+    if (state != CellState::kLost && !(state == CellState::kMoving && now_us() > cell.moved_us.load() + kMoveUs))
+      return true;
+    if (operation != 0 && static_cast<int32_t>(cell.finished.load(std::memory_order_acquire) - operation) >= 0)
+      return true;
+    report_gone(rank, state == CellState::kLost ? "its process or its server is gone"
+                                                : "its server has ended, and none has taken its place");
+    return false;
+  }
   if (peers_[rank] && peers_[rank]->alive()) return true;
   peers_[rank].reset();  // moved to another server, or gone
   return peer(rank) != nullptr;
+}
+
+// -- members in other trees -----------------------------------------------------------------------------------------
+
+Frame SoftComm::frame(FrameKind kind) const {
+  Frame frame;
+  frame.kind = kind;
+  frame.key = config_.key;
+  frame.ranks = config_.ranks;
+  frame.rank = config_.rank;
+  frame.slot = place_.slot;
+  frame.incarnation = incarnation_;
+  frame.device_base = space_.device_base;
+  frame.device_bytes = space_.device_bytes;
+  return frame;
+}
+
+// Nobody knows where the other members are, so every tree is told, and again whenever its connection is another one: a
+// server that was replaced meanwhile may not have read it. Once all have come, a tree without members need not know.
+bool SoftComm::tell(const Links::Stop& stop) {
+  untold_.reset();
+  const auto trees = links_->others();
+  if (!trees) return false;
+  const bool complete = all_joined();
+  for (const uint32_t tree : *trees) {
+    uint64_t& told = told_[tree];
+    if (told != 0 && (complete || told == links_->epoch(tree))) continue;
+    bool has_member = false;
+    for (uint32_t r = 0; complete && r < config_.ranks; r++) has_member |= board_->cell(r).tree == tree;
+    if (complete && !has_member) continue;
+    Frame join = frame(FrameKind::kJoin);
+    told_trees_.fetch_or(uint64_t{1} << tree);
+    if (aborted()) return false;  // either this is seen here, or the bit in leave()
+    uint64_t epoch = 0;
+    if (links_->send(tree, {{&join, sizeof join}}, stop, &epoch) == Links::Sent::kSent)
+      told = epoch;
+    else if (told == 0)
+      untold_ = tree;
+  }
+  return !untold_;
+}
+
+std::string SoftComm::why_not_told() const { return links_->trouble(untold_.value_or(place_.tree)); }
+
+void SoftComm::find_members() {
+  Spread spread;
+  for (uint32_t r = 0; r < config_.ranks; r++) {
+    if (!is_local(r)) {
+      spread.others[board_->cell(r).tree].push_back(r);
+      continue;
+    }
+    if (r == config_.rank) spread.index = static_cast<uint32_t>(spread.locals.size());
+    spread.locals.push_back(r);
+  }
+  if (!spread.others.empty()) spread_ = std::move(spread);
+  knows_members_ = true;
 }
 
 // -- groups ---------------------------------------------------------------------------------------------------------
@@ -166,14 +275,29 @@ class CommGroup::Lane {
   bool over() const { return place_ == Place::kOver; }
   // Whatever it waits for: is that still there? Else it waits for the abort.
   void look();
+  void watch(const std::atomic<bool>& ended) {
+    stop_ = [this, &ended] { return comm_.aborted() || ended.load(std::memory_order_acquire); };
+  }
+  bool waits_for_link() const { return place_ == Place::kTell || !outbox_.empty(); }
   // The space ends: nobody waits for a turn any more.
   void give_up() { place_ = Place::kOver; }
 
  private:
-  enum class Place : uint8_t { kTurn, kInit, kAll, kPosted, kShared, kPairs, kStuck, kOver };
+  enum class Place : uint8_t { kTurn, kTell, kInit, kAll, kSent, kPosted, kShared, kPairs, kStuck, kOver };
   struct PairOp {
     CommOp op;
     bool posted;
+  };
+  // For one other tree: data, then what it is for.
+  struct Span {
+    uint64_t addr, bytes;
+  };
+  struct Parcel {
+    uint32_t tree;
+    Frame frame;
+    std::vector<Span> data;
+    size_t span = 0;    // under way
+    uint64_t done = 0;  // of it
   };
 
   void end() {
@@ -185,12 +309,18 @@ class CommGroup::Lane {
     if (init_) return end();
     place_ = Place::kStuck;
   }
+  void send_data();
   bool post();
+  std::vector<Span> needed_by(const std::vector<uint32_t>& ranks) const;
+  bool flush();
+  bool late(bool moved);
+  bool have_all_joined();
   bool try_start();
   bool share(uint32_t who, uint32_t n, bool all);
   bool step_pairs();
   bool step_send(uint32_t to, std::deque<PairOp>& ops);
   bool step_recv(uint32_t from, std::deque<PairOp>& ops);
+  void tell_sender(uint32_t from, FrameKind kind, uint64_t bytes);
 
   const CommRef ref_;
   SoftComm& comm_;
@@ -202,6 +332,9 @@ class CommGroup::Lane {
   std::map<std::pair<bool, uint32_t>, std::deque<PairOp>> pairs_;  // by (send, other rank)
   uint64_t target_ = 0;                                            // of both counts, for the operation under way
   bool last_ = false;                                              // this member posted last
+  std::deque<Parcel> outbox_;
+  uint64_t late_since_ = 0;  // when another tree was out of reach first
+  Links::Stop stop_;
 };
 
 bool CommGroup::Lane::go_on() {
@@ -211,20 +344,33 @@ bool CommGroup::Lane::go_on() {
     if (comm_.aborted()) return end(), true;
     if (!comm_.join()) return stuck(), true;
     has_board_ = true;
-    place_ = init_ ? Place::kInit : Place::kAll;
+    place_ = comm_.links() ? Place::kTell : init_ ? Place::kInit : Place::kAll;
   }
   if (comm_.aborted()) return end(), true;
+  if (!outbox_.empty()) return flush();
   if (place_ == Place::kStuck) return false;
   BoardHead& head = comm_.board().head();
   switch (place_) {
+    case Place::kTell:
+      if (!comm_.tell(stop_)) return late(false);
+      late_since_ = 0;
+      place_ = init_ ? Place::kInit : Place::kAll;
+      return true;
     case Place::kInit:
-      if (!comm_.all_joined()) return false;
+      if (!have_all_joined()) return false;
       end();
       return true;
     case Place::kAll:
-      if (!all_.empty()) return post();
-      place_ = Place::kPairs;
+      if (all_.empty()) return place_ = Place::kPairs, true;
+      // Whom this is to be told, that is where all the members are.
+      if (comm_.links() && !comm_.knows_members()) {
+        if (!have_all_joined()) return false;
+        comm_.find_members();
+      }
+      place_ = Place::kSent;
+      if (comm_.spread()) send_data();
       return true;
+    case Place::kSent: return post();
     case Place::kPosted:
       // Small ones are over when the last to come has done them.
       if (head.finished.load(std::memory_order_acquire) >= target_) break;
@@ -250,8 +396,106 @@ bool CommGroup::Lane::post() {
   target_ = (before / n + 1) * n;
   last_ = before + 1 == target_;
   place_ = Place::kPosted;
-  if (last_) try_start();
+  if (last_) comm_.spread() ? comm_.board().ring() : static_cast<void>(try_start());
   return true;
+}
+
+// Before this member has posted here: what it sends, others of its tree may overwrite with results as soon as it has.
+void CommGroup::Lane::send_data() {
+  Frame frame = comm_.frame(FrameKind::kPost);
+  frame.op = all_.front();
+  for (const auto& [tree, ranks] : comm_.spread()->others) outbox_.push_back({tree, frame, needed_by(ranks)});
+}
+
+// What these ranks' tree needs of this rank's memory for their results.
+std::vector<CommGroup::Lane::Span> CommGroup::Lane::needed_by(const std::vector<uint32_t>& ranks) const {
+  const CommOp& op = all_.front();
+  const uint32_t element = comm_type_bytes(op.type_of());
+  const uint64_t part = op.count * element;
+  const auto root = static_cast<uint32_t>(op.peer);
+  const bool is_root = root == comm_.config().rank;
+  const bool has_root = std::find(ranks.begin(), ranks.end(), root) != ranks.end();
+  std::vector<Span> needed;
+  bool reduces = false;
+  if (part == 0) return needed;
+  switch (op.kind_of()) {
+    case CommKind::kAllReduce: reduces = true; [[fallthrough]];
+    case CommKind::kAllGather: needed.push_back({op.send, part}); break;
+    case CommKind::kBroadcast:
+      if (is_root) needed.push_back({op.send, part});
+      break;
+    case CommKind::kReduce: reduces = has_root; [[fallthrough]];
+    case CommKind::kGather:
+      if (has_root) needed.push_back({op.send, part});
+      break;
+    case CommKind::kReduceScatter: reduces = true; [[fallthrough]];
+    case CommKind::kAllToAll:
+    case CommKind::kScatter:
+      if (op.kind_of() == CommKind::kScatter && !is_root) break;
+      for (const uint32_t rank : ranks) {
+        const uint64_t addr = op.send + rank * part;
+        if (!needed.empty() && needed.back().addr + needed.back().bytes == addr)
+          needed.back().bytes += part;
+        else
+          needed.push_back({addr, part});
+      }
+      break;
+    case CommKind::kSend:
+    case CommKind::kRecv: break;
+  }
+  if (reduces && op.reduction_of() == CommReduction::kPreMulSum && op.scalar_on_device)
+    needed.push_back({op.scalar, element});
+  return needed;
+}
+
+bool CommGroup::Lane::flush() {
+  bool moved = false;
+  while (!outbox_.empty()) {
+    Parcel& parcel = outbox_.front();
+    Frame data = comm_.frame(FrameKind::kData);
+    std::vector<iovec> parts;
+    bool last = true;
+    if (parcel.span < parcel.data.size()) {
+      const Span& span = parcel.data[parcel.span];
+      data.addr = span.addr + parcel.done;
+      data.bytes = std::min(kChunkBytes, span.bytes - parcel.done);
+      parts = {{&data, sizeof data}, {reinterpret_cast<void*>(data.addr), data.bytes}};
+      last = parcel.span + 1 == parcel.data.size() && parcel.done + data.bytes == span.bytes;
+    }
+    if (last) parts.push_back({&parcel.frame, sizeof parcel.frame});
+    uint64_t epoch = 0;
+    switch (comm_.links()->send(parcel.tree, std::move(parts), stop_, &epoch)) {
+      case Links::Sent::kNotYet: return late(moved);
+      case Links::Sent::kStopped: return moved;
+      case Links::Sent::kSent: break;
+    }
+    moved = true;
+    late_since_ = 0;
+    if (last) {
+      outbox_.pop_front();
+      continue;
+    }
+    parcel.done += data.bytes;
+    if (parcel.done == parcel.data[parcel.span].bytes) parcel.span++, parcel.done = 0;
+  }
+  return moved;
+}
+
+// Another tree is out of reach.
+bool CommGroup::Lane::late(bool moved) {
+  const uint64_t now = now_us();
+  if (late_since_ == 0) late_since_ = now;
+  if (now < late_since_ + kReachUs) return moved;
+  comm_.fail(CommState::kRemoteError,
+             outbox_.empty() ? comm_.why_not_told() : comm_.links()->trouble(outbox_.front().tree));
+  outbox_.clear();
+  return stuck(), true;
+}
+
+bool CommGroup::Lane::have_all_joined() {
+  if (comm_.all_joined()) return true;
+  if (comm_.links()) comm_.tell(stop_);  // whom a connection has lost
+  return false;
 }
 
 // All have posted.
@@ -259,7 +503,8 @@ bool CommGroup::Lane::try_start() {
   const uint32_t n = comm_.config().ranks, me = comm_.config().rank;
   const CommOp& op = all_.front();
   const uint64_t bytes = op.count * comm_type_bytes(op.type_of()) * n;
-  const bool one_does_all = bytes <= kSmallBytes;
+  const Spread* const spread = comm_.spread();
+  const bool one_does_all = bytes <= kSmallBytes && !spread;
   // Then the others' descriptions are only theirs to read if the last to come has found them wrong: else it may be done
   // already, and they have posted their next.
   if (one_does_all && !last_ && comm_.board().head().wrong.load(std::memory_order_acquire) != target_) return false;
@@ -279,19 +524,23 @@ bool CommGroup::Lane::try_start() {
     place_ = Place::kShared;
     return true;
   }
-  if (last_) comm_.board().ring();
+  if (last_ && !spread) comm_.board().ring();
   if (!share(me, n, false)) return stuck(), true;
   place_ = Place::kShared;
   if (comm_.board().head().finished.fetch_add(1, std::memory_order_acq_rel) + 1 == target_) comm_.board().ring();
+  if (spread)
+    for (const auto& [tree, ranks] : spread->others) outbox_.push_back({tree, comm_.frame(FrameKind::kFinish), {}});
   return true;
 }
 
 // What rank `who` does of the operation, or all of it. Every element of every receive buffer is written by exactly one
-// rank, and no rank reads what another writes: that holds in place too, as nccl.h defines it for each function.
+// rank, and no rank reads what another writes: that holds in place too, as nccl.h defines it for each function. Of the
+// results of other trees' members nothing is done here, and of a shadow only what its rank has sent is read.
 bool CommGroup::Lane::share(uint32_t who, uint32_t n, bool all) {
   const CommOp& op = all_.front();
   const uint32_t element = comm_type_bytes(op.type_of());
   const auto root = static_cast<uint32_t>(op.peer);
+  const Spread* const spread = comm_.spread();
   auto of = [&](uint32_t r) { return comm_.board().cell(r).op; };
   const uint64_t part = op.count * element;
   if (all && op.kind_of() != CommKind::kAllReduce && op.kind_of() != CommKind::kReduce) {
@@ -316,7 +565,14 @@ bool CommGroup::Lane::share(uint32_t who, uint32_t n, bool all) {
       for (uint32_t r = 0; r < n; r++)
         if (!copy(who, r * part, r, who * part)) return false;
       return true;
-    case CommKind::kGather: return copy(root, who * part, who, 0);
+    case CommKind::kGather:
+      if (spread && !comm_.is_local(root)) return true;
+      if (!copy(root, who * part, who, 0)) return false;
+      if (spread && who == root)
+        for (const auto& [tree, ranks] : spread->others)
+          for (const uint32_t r : ranks)
+            if (!copy(root, r * part, r, 0)) return false;
+      return true;
     case CommKind::kScatter: return copy(who, 0, root, who * part);
     case CommKind::kAllReduce:
     case CommKind::kReduce:
@@ -324,6 +580,7 @@ bool CommGroup::Lane::share(uint32_t who, uint32_t n, bool all) {
     case CommKind::kSend:
     case CommKind::kRecv: return false;
   }
+  if (spread && op.kind_of() == CommKind::kReduce && !comm_.is_local(root)) return true;
   const bool scatter = op.kind_of() == CommKind::kReduceScatter;
   Reduction work;
   work.type = op.type_of();
@@ -342,14 +599,16 @@ bool CommGroup::Lane::share(uint32_t who, uint32_t n, bool all) {
       work.scalars.push_back(scalar);
     }
     const bool receives = scatter ? r == who : op.kind_of() == CommKind::kAllReduce || r == root;
-    if (!receives) continue;
+    if (!receives || (spread && !comm_.is_local(r))) continue;
     uint8_t* const out = comm_.reach(r, other.recv, part);
     if (!out) return false;
     work.outputs.push_back(out);
   }
   const bool whole = scatter || all;
-  const uint64_t begin = whole ? 0 : share_begin(op.count, who, n),
-                 end = whole ? op.count : share_begin(op.count, who + 1, n);
+  const uint32_t index = spread ? spread->index : who,
+                 shares = spread ? static_cast<uint32_t>(spread->locals.size()) : n;
+  const uint64_t begin = whole ? 0 : share_begin(op.count, index, shares),
+                 end = whole ? op.count : share_begin(op.count, index + 1, shares);
   if (begin < end) reduce(work, begin, end - begin);
   return true;
 }
@@ -363,7 +622,7 @@ bool CommGroup::Lane::step_pairs() {
     if (place_ == Place::kStuck) return true;
     left |= !ops.empty();
   }
-  if (left) return moved;
+  if (left || !outbox_.empty()) return moved;
   end();
   return true;
 }
@@ -372,10 +631,20 @@ bool CommGroup::Lane::step_send(uint32_t to, std::deque<PairOp>& ops) {
   BoardPair& pair = comm_.board().pair(comm_.config().rank, to);
   PairOp& first = ops.front();
   if (!first.posted) {
+    if (comm_.links() && !comm_.has_joined(to)) return comm_.tell(stop_), false;
     pair.addr = first.op.send;
     pair.bytes = first.op.count * comm_type_bytes(first.op.type_of());
     pair.posted.fetch_add(1, std::memory_order_release);
-    comm_.board().ring();
+    if (comm_.is_local(to)) {
+      comm_.board().ring();
+    } else {
+      Frame frame = comm_.frame(FrameKind::kPairPost);
+      frame.other = to;
+      frame.addr = pair.addr;
+      frame.bytes = pair.bytes;
+      outbox_.push_back({comm_.board().cell(to).tree, frame, {}});
+      if (frame.bytes != 0) outbox_.back().data.push_back({frame.addr, frame.bytes});
+    }
     return first.posted = true;
   }
   if (pair.wrong.load(std::memory_order_acquire) == pair.posted.load(std::memory_order_relaxed)) {
@@ -398,6 +667,7 @@ bool CommGroup::Lane::step_recv(uint32_t from, std::deque<PairOp>& ops) {
     pair.wanted.store(bytes, std::memory_order_relaxed);
     pair.wrong.store(pair.posted.load(std::memory_order_relaxed), std::memory_order_release);
     comm_.board().ring();
+    tell_sender(from, FrameKind::kPairWrong, bytes);
     return stuck(), true;
   }
   const uint8_t* const src = comm_.reach(from, pair.addr, bytes);
@@ -405,18 +675,29 @@ bool CommGroup::Lane::step_recv(uint32_t from, std::deque<PairOp>& ops) {
   std::memmove(reinterpret_cast<void*>(op.recv), src, bytes);
   pair.finished.fetch_add(1, std::memory_order_release);
   comm_.board().ring();
+  tell_sender(from, FrameKind::kPairFinish, bytes);
   ops.pop_front();
   return true;
 }
 
+void CommGroup::Lane::tell_sender(uint32_t from, FrameKind kind, uint64_t bytes) {
+  if (comm_.is_local(from)) return;
+  Frame frame = comm_.frame(kind);
+  frame.other = from;
+  frame.bytes = bytes;
+  outbox_.push_back({comm_.board().cell(from).tree, frame, {}});
+}
+
 void CommGroup::Lane::look() {
   if (place_ == Place::kTurn || place_ == Place::kStuck || place_ == Place::kOver) return;
-  bool well = true;
+  bool well = comm_.look_at_head();
+  const bool in_operation = place_ == Place::kPosted || place_ == Place::kShared;
+  const auto number = static_cast<uint32_t>(in_operation ? target_ / comm_.config().ranks : 0);
   if (place_ == Place::kPairs) {
     for (const auto& [key, ops] : pairs_)
-      if (!ops.empty()) well = well && comm_.look_at(key.second);
+      if (!ops.empty()) well = well && comm_.look_at(key.second, 0);
   } else {
-    for (uint32_t r = 0; r < comm_.config().ranks; r++) well = well && comm_.look_at(r);
+    for (uint32_t r = 0; r < comm_.config().ranks; r++) well = well && comm_.look_at(r, number);
   }
   // The count may have been completed by the one that has gone.
   if (!well && !go_on()) stuck();
@@ -437,6 +718,7 @@ CommGroup::CommGroup(std::vector<CommCall> calls, bool init) {
 CommGroup::~CommGroup() = default;
 
 void CommGroup::run(const std::atomic<bool>& ended) {
+  for (const auto& lane : lanes_) lane->watch(ended);
   uint64_t looked = 0;
   for (int idle = 0;;) {
     Lane* waits = nullptr;
@@ -466,7 +748,7 @@ void CommGroup::run(const std::atomic<bool>& ended) {
         for (const auto& lane : lanes_) lane->look();
       looked = now;
     }
-    if (left > 1 || !waits->has_board())
+    if (left > 1 || !waits->has_board() || waits->waits_for_link())
       usleep(kManyBoardsUs);
     else
       waits->comm().board().sleep(seen, kLookUs);

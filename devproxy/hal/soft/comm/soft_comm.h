@@ -4,6 +4,12 @@
 // have said theirs, do one's share, wait until all have done theirs (board.h). Which share that is changes no bit of the
 // result. What is small the last to come does for all: the others sleep once instead of twice.
 //
+// Members of several trees (links.h). A member's memory is sent to the trees that need it, where it lies in a shadow
+// (shadow.h); each tree computes the results of its own members. So an operation is: send the data and what is to be done
+// to every other tree that has members, say it on the own board, wait until all have said theirs, do one's share of the
+// own tree's results, say that everywhere, wait until all have. No lane waits for a connection or in it: what it
+// has to send is in its outbox, and nothing else of the lane goes on before that is sent.
+//
 // Who owns what
 //   the submitting thread   next_turn_: the order of the groups that use this communicator
 //   device threads          a group's run(), one thread for each group; lanes_ state is the thread's whose turn it is:
@@ -22,26 +28,41 @@
 //      until a client is idle.
 //   4. A member dies. Whoever waits looks every kLookUs whether all members' servers still have them. Only those are
 //      looked at that the operation waits for: who has finished may go.
+//   5. An operation in place: as soon as all have posted, a member of this tree writes results over what another one is
+//      still sending to the next tree. So a member sends first and posts on its own board then.
+//   6. A member in another tree sees an operation's end and dies before the finish of a third tree's member has come
+//      here. It has finished this operation too: its cell says so, and its death is none of this operation's.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "devproxy/hal/comm.h"
 #include "devproxy/hal/hal.h"
 #include "devproxy/hal/soft/comm/board.h"
+#include "devproxy/hal/soft/comm/links.h"
 #include "devproxy/hal/soft/comm/peers.h"
 
 namespace devproxy::hal::soft {
 
+// Where the members of a communicator are that has some in several trees.
+struct Spread {
+  std::vector<uint32_t> locals;                      // ranks of this tree, in order
+  uint32_t index = 0;                                // of this rank among them
+  std::map<uint32_t, std::vector<uint32_t>> others;  // ranks by tree
+};
+
 class SoftComm final : public Comm {
  public:
-  SoftComm(const CommConfig& config, const SpaceConfig& space, uint64_t incarnation, SpaceOwner& owner)
-      : config_(config), space_(space), incarnation_(incarnation), owner_(owner), peers_(config.ranks) {}
+  // links: nullptr in a job of one tree.
+  SoftComm(const CommConfig& config, const SpaceConfig& space, uint64_t incarnation, SpaceOwner& owner, Links* links)
+      : config_(config), space_(space), incarnation_(incarnation), owner_(owner), links_(links), peers_(config.ranks) {}
 
   // -- any thread
   void abort();
@@ -69,15 +90,44 @@ class SoftComm final : public Comm {
   // Memory of a rank that has joined; nullptr: there is no way to it, and state() says why.
   const PeerMemory* peer(uint32_t rank);
   uint8_t* reach(uint32_t rank, uint64_t addr, uint64_t bytes);
-  // Are the servers of these ranks there? Those that have not joined count as there.
-  bool look_at(uint32_t rank);
+  // Is the server of this rank there? One that has not joined counts as there. operation: the number of the one that
+  // this is about, 0 for none.
+  bool look_at(uint32_t rank, uint32_t operation);
+  // Do all trees mean the same members?
+  bool look_at_head();
+
+  // -- the same, in a job of several trees
+  Links* links() { return links_; }
+  // Tells the other trees that this member has come, as far as there are connections. False: some do not know it yet that
+  // must.
+  bool tell(const Links::Stop& stop);
+  std::string why_not_told() const;
+  bool has_joined(uint32_t rank) { return board_->cell(rank).incarnation.load(std::memory_order_acquire) != 0; }
+  // Precondition of the next two: that rank, or all, have joined.
+  bool is_local(uint32_t rank) { return !links_ || board_->cell(rank).tree == place_.tree; }
+  void find_members();
+  bool knows_members() const { return knows_members_; }
+  // nullptr: all members are in this tree, or it is not known yet.
+  const Spread* spread() const { return spread_ ? &*spread_ : nullptr; }
+  Frame frame(FrameKind kind) const;
   void fail(CommState state, std::string why);
 
  private:
+  std::string name_of(uint32_t rank);
+  void report_gone(uint32_t rank, const std::string& why);
+
   const CommConfig config_;
   const SpaceConfig space_;
   const uint64_t incarnation_;
   SpaceOwner& owner_;
+  Links* const links_;
+
+  SpacePlace place_;
+  bool knows_members_ = false;
+  std::optional<Spread> spread_;
+  std::map<uint32_t, uint64_t> told_;    // by tree: the epoch of the connection that took it
+  std::optional<uint32_t> untold_;       // a tree that could not be told
+  std::atomic<uint64_t> told_trees_{0};  // bits: those that may know of this member
 
   uint64_t next_turn_ = 0;
   std::atomic<uint64_t> turn_{0};

@@ -1,0 +1,445 @@
+#include "devproxy/hal/soft/comm/links.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "devproxy/csrc/base/futex.h"
+#include "devproxy/csrc/base/log.h"
+#include "devproxy/hal/soft/comm/receiver.h"
+
+namespace devproxy::hal::soft {
+
+namespace {
+
+constexpr int kLookMs = 50;
+constexpr uint64_t kConnectUs = 2'000'000;  // one try
+constexpr uint64_t kHelloUs = 5'000'000;    // for a hello, and for the roster that says whether it is right
+constexpr uint64_t kWantedUs = 1'000'000;   // nobody asks any more: no more tries
+constexpr uint64_t kPostedUs = 30'000'000;  // then a frame that nobody waits for is forgotten
+constexpr uint64_t kFarewellUs = 1'000'000;
+constexpr uint64_t kPauseUs = 20'000;   // between tries
+constexpr size_t kMaxIncoming = 512;    // connections at a time
+constexpr unsigned kSilentMs = 20'000;  // what was sent and is not acknowledged so long ends a connection
+
+void set(int fd, int level, int option, int value) { setsockopt(fd, level, option, &value, sizeof value); }
+
+void tune(int fd) {
+  set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kSilentMs);
+  set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 5);
+  set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 3);
+  set(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
+}
+
+// Its receiver never writes: whatever is to be read is its end.
+bool hung_up(int fd) {
+  pollfd look{fd, POLLIN | POLLRDHUP, 0};
+  return poll(&look, 1, 0) != 0;
+}
+
+// Both within the time.
+bool read_all(int fd, void* to, size_t bytes, uint64_t until, const std::atomic<bool>& closing) {
+  auto* out = static_cast<uint8_t*>(to);
+  while (bytes != 0) {
+    if (now_us() > until || closing.load(std::memory_order_acquire)) return false;
+    pollfd look{fd, POLLIN, 0};
+    if (poll(&look, 1, kLookMs) == 0) continue;
+    const ssize_t n = recv(fd, out, bytes, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return false;
+    if (n > 0) out += n, bytes -= static_cast<size_t>(n);
+  }
+  return true;
+}
+
+// Every byte is looked at, so that the time tells nothing about where they differ.
+bool same_token(const uint8_t* a, const uint8_t* b) {
+  unsigned differ = 0;
+  for (size_t i = 0; i < kTokenBytes; i++) differ |= a[i] ^ b[i];
+  return differ == 0;
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Links>> Links::open(const TransportConfig& config, uint64_t chaos) {
+  auto at = parse_address(config.address, 0);
+  if (!at.ok()) return std::move(at).status();
+  const int fd = socket(at->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return Status::from_errno(kUnknown, "making a socket");
+  sockaddr_storage bound{};
+  socklen_t length = sizeof bound;
+  if (bind(fd, reinterpret_cast<const sockaddr*>(&at->address), at->length) != 0 || ::listen(fd, 64) != 0 ||
+      getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
+    Status why = Status::from_errno(kNotPermitted, "listening on " + config.address);
+    close(fd);
+    return why;
+  }
+  const uint16_t port = bound.ss_family == AF_INET ? reinterpret_cast<const sockaddr_in*>(&bound)->sin_port
+                                                   : reinterpret_cast<const sockaddr_in6*>(&bound)->sin6_port;
+  return std::unique_ptr<Links>(new Links(config, chaos, fd, ntohs(port)));
+}
+
+Links::Links(const TransportConfig& config, uint64_t chaos, int listen_fd, uint16_t port)
+    : config_(config), chaos_(chaos), listen_fd_(listen_fd), port_(port), wake_fd_(eventfd(0, EFD_CLOEXEC)) {
+  while (server_ == 0 && getrandom(&server_, sizeof server_, 0) != sizeof server_) {}
+  listener_ = std::thread([this] { listen(); });
+  connector_ = std::thread([this] { connect_all(); });
+}
+
+Links::~Links() {
+  closing_.store(true, std::memory_order_release);
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t ignored = ::write(wake_fd_, &one, sizeof one);
+  {
+    std::lock_guard lock(mu_);
+    changed_.notify_all();
+    for (const auto& incoming : incoming_)
+      if (!incoming->over) shutdown(incoming->fd, SHUT_RDWR);
+  }
+  listener_.join();
+  connector_.join();
+  for (const auto& incoming : incoming_) incoming->thread.join();
+  for (auto& [tree, link] : links_)
+    if (link.fd >= 0) close(link.fd);
+  close(listen_fd_);
+  close(wake_fd_);
+}
+
+// -- incoming -------------------------------------------------------------------------------------------------------
+
+void Links::listen() {
+  while (!closing_.load(std::memory_order_acquire)) {
+    pollfd look[] = {{listen_fd_, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
+    if (poll(look, 2, 1000) < 0 && errno != EINTR) return;
+    std::vector<std::unique_ptr<Incoming>> over;
+    {
+      std::lock_guard lock(mu_);
+      for (auto& incoming : incoming_)
+        if (incoming->over) over.push_back(std::move(incoming));
+      std::erase(incoming_, nullptr);
+    }
+    for (const auto& incoming : over) incoming->thread.join();
+    const int fd = accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (fd < 0) continue;
+    std::lock_guard lock(mu_);
+    if (closing_.load(std::memory_order_acquire) || incoming_.size() >= kMaxIncoming) {
+      close(fd);
+      continue;
+    }
+    Incoming& incoming = *incoming_.emplace_back(std::make_unique<Incoming>());
+    incoming.fd = fd;
+    incoming.thread = std::thread([this, &incoming] { receive(incoming); });
+  }
+}
+
+void Links::receive(Incoming& incoming) {
+  tune(incoming.fd);
+  if (Hello hello; admit(incoming.fd, &hello)) {
+    DP_LOG(kInfo, kServer, 0, "the server of GPU %u of tree %u has connected", hello.gpu, hello.tree);
+    Receiver receiver(config_.folder, {hello.tree, hello.gpu, hello.server},
+                      chaos_ ? chaos_ * 0x9e3779b97f4a7c15 + hello.tree * kMaxTreeGpus + hello.gpu + 1 : 0);
+    receiver.run(incoming.fd, closing_);
+  }
+  std::lock_guard lock(mu_);
+  close(incoming.fd);
+  incoming.over = true;
+}
+
+bool Links::admit(int fd, Hello* hello) {
+  const uint64_t until = now_us() + kHelloUs;
+  if (!read_all(fd, hello, sizeof *hello, until, closing_)) return false;
+  if (hello->magic != kHelloMagic || hello->version != kFrameVersion || hello->tree >= kMaxTrees ||
+      hello->tree == config_.tree || hello->gpu >= kMaxTreeGpus || hello->server == 0)
+    return false;
+  auto roster = read_roster(config_.folder);
+  // The other tree's supervisor may have been quicker than ours.
+  while (!roster.ok() && now_us() < until && !closing_.load(std::memory_order_acquire)) {
+    usleep(kPauseUs);
+    roster = read_roster(config_.folder);
+  }
+  if (!roster.ok() || !same_token(roster->token.data(), hello->token)) return false;
+  Welcome welcome;
+  welcome.server = server_;
+  return ::send(fd, &welcome, sizeof welcome, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof welcome);
+}
+
+// -- outgoing -------------------------------------------------------------------------------------------------------
+
+bool Links::read_roster_again() {
+  auto roster = read_roster(config_.folder);
+  std::lock_guard lock(mu_);
+  if (roster.ok()) roster_ = std::move(*roster);
+  roster_trouble_ = roster.status().text();
+  return roster.ok();
+}
+
+std::optional<std::vector<uint32_t>> Links::others() {
+  for (int turn = 0; turn < 2; turn++) {
+    {
+      std::lock_guard lock(mu_);
+      if (roster_) {
+        std::vector<uint32_t> found;
+        for (const auto& [tree, servers] : roster_->trees)
+          if (tree != config_.tree) found.push_back(tree);
+        return found;
+      }
+    }
+    if (!read_roster_again()) break;
+  }
+  return std::nullopt;
+}
+
+int Links::write(int fd, std::vector<iovec>& parts, std::vector<uint8_t>* tail, const Stop& stop) {
+  size_t first = 0;
+  bool begun = false;
+  while (first < parts.size()) {
+    msghdr message{};
+    message.msg_iov = parts.data() + first;
+    message.msg_iovlen = parts.size() - first;
+    ssize_t n = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno != EAGAIN) return -1;
+    if (n < 0) {
+      pollfd look{fd, POLLOUT, 0};
+      if (!stop()) {
+        poll(&look, 1, kLookMs);
+        continue;
+      }
+      if (begun)
+        for (; first < parts.size(); first++) {
+          const auto* at = static_cast<const uint8_t*>(parts[first].iov_base);
+          tail->insert(tail->end(), at, at + parts[first].iov_len);
+        }
+      return 0;
+    }
+    begun = true;
+    for (auto left = static_cast<size_t>(n); left != 0;) {
+      iovec& part = parts[first];
+      const size_t taken = std::min(left, part.iov_len);
+      part.iov_base = static_cast<uint8_t*>(part.iov_base) + taken;
+      part.iov_len -= taken;
+      left -= taken;
+      if (part.iov_len == 0) first++;
+    }
+    while (first < parts.size() && parts[first].iov_len == 0) first++;
+  }
+  return 1;
+}
+
+Links::Sent Links::send(uint32_t tree, std::vector<iovec> parts, const Stop& stop, uint64_t* epoch) {
+  std::unique_lock lock(mu_);
+  Link& link = links_[tree];
+  while (link.busy) {
+    changed_.wait_for(lock, std::chrono::milliseconds(kLookMs));
+    if (link.busy && stop()) return Sent::kStopped;
+  }
+  if (link.fd < 0) {
+    if (link.wanted_us == 0) changed_.notify_all();
+    link.wanted_us = now_us();
+    return Sent::kNotYet;
+  }
+  link.busy = true;
+  const int fd = link.fd;
+  *epoch = link.epoch;
+  lock.unlock();
+
+  int result = hung_up(fd) ? -1 : 1;
+  if (result == 1 && !link.tail.empty()) {
+    std::vector<uint8_t> rest = std::exchange(link.tail, {});
+    std::vector<iovec> one{{rest.data(), rest.size()}};
+    result = write(fd, one, &link.tail, stop);
+    if (result == 0 && link.tail.empty()) link.tail = std::move(rest);
+  }
+  if (result == 1) result = write(fd, parts, &link.tail, stop);
+
+  lock.lock();
+  link.busy = false;
+  if (result < 0) {
+    close(fd);
+    link.fd = -1;
+    link.tail.clear();
+    link.trouble = "the connection has ended";
+    link.wanted_us = now_us();
+  }
+  changed_.notify_all();
+  return result == 1 ? Sent::kSent : result == 0 ? Sent::kStopped : Sent::kNotYet;
+}
+
+uint64_t Links::epoch(uint32_t tree) {
+  std::lock_guard lock(mu_);
+  const Link& link = links_[tree];
+  return link.fd < 0 ? 0 : link.epoch;
+}
+
+std::string Links::trouble(uint32_t tree) {
+  std::lock_guard lock(mu_);
+  const Link& link = links_[tree];
+  if (!roster_) return "the other trees are not known: " + roster_trouble_;
+  return "tree " + std::to_string(tree) + (link.where.empty() ? "" : " at " + link.where) +
+         " cannot be reached: " + (link.trouble.empty() ? "nothing has answered" : link.trouble);
+}
+
+void Links::post(uint32_t tree, const Frame& frame) {
+  std::lock_guard lock(mu_);
+  links_[tree].posted.push_back({frame, now_us() + kPostedUs});
+  changed_.notify_all();
+}
+
+void Links::post_to_all(const Frame& frame) {
+  std::lock_guard lock(mu_);
+  for (auto& [tree, link] : links_)
+    if (link.epoch != 0) link.posted.push_back({frame, now_us() + kPostedUs});
+  changed_.notify_all();
+}
+
+void Links::take_over() {
+  for (const uint32_t tree : others().value_or(std::vector<uint32_t>{})) {
+    std::lock_guard lock(mu_);
+    links_[tree].wanted_us = now_us() + kPostedUs;  // tried for so long
+    changed_.notify_all();
+  }
+}
+
+void Links::leave() {
+  std::vector<uint32_t> trees;
+  {
+    std::lock_guard lock(mu_);
+    for (const auto& [tree, link] : links_)
+      if (link.fd >= 0) trees.push_back(tree);
+  }
+  Frame bye;
+  bye.kind = FrameKind::kBye;
+  const uint64_t until = now_us() + kFarewellUs;
+  for (const uint32_t tree : trees) {
+    send_posted(tree);
+    uint64_t epoch;
+    send(tree, {{&bye, sizeof bye}}, [until] { return now_us() > until; }, &epoch);
+  }
+}
+
+// -- the connector --------------------------------------------------------------------------------------------------
+
+void Links::connect_all() {
+  std::unique_lock lock(mu_);
+  while (!closing_.load(std::memory_order_acquire)) {
+    std::vector<uint32_t> connect, send;
+    const uint64_t now = now_us();
+    for (auto& [tree, link] : links_) {
+      std::erase_if(link.posted, [now](const Link::Posted& one) { return now > one.until_us; });
+      if (link.fd >= 0) {
+        link.wanted_us = 0;
+        if (!link.posted.empty() && !link.busy) send.push_back(tree);
+      } else if (!link.posted.empty() || now < link.wanted_us + kWantedUs) {
+        connect.push_back(tree);
+      } else {
+        link.wanted_us = 0;
+      }
+    }
+    if (connect.empty() && send.empty()) {
+      changed_.wait_for(lock, std::chrono::seconds(1));
+      continue;
+    }
+    lock.unlock();
+    for (const uint32_t tree : connect) try_connect(tree);
+    for (const uint32_t tree : send) send_posted(tree);
+    lock.lock();
+    const bool waits = std::any_of(links_.begin(), links_.end(), [](const auto& item) {
+      return item.second.fd < 0 && (item.second.wanted_us != 0 || !item.second.posted.empty());
+    });
+    if (waits) changed_.wait_for(lock, std::chrono::microseconds(kPauseUs));
+  }
+}
+
+void Links::send_posted(uint32_t tree) {
+  const uint64_t until = now_us() + kFarewellUs;
+  for (;;) {
+    Link::Posted one;
+    {
+      std::lock_guard lock(mu_);
+      Link& link = links_[tree];
+      if (link.posted.empty()) return;
+      one = link.posted.front();
+      link.posted.pop_front();
+    }
+    uint64_t epoch;
+    const Sent sent = send(
+        tree, {{&one.frame, sizeof one.frame}},
+        [&] { return closing_.load(std::memory_order_acquire) || now_us() > until; }, &epoch);
+    if (sent == Sent::kSent) continue;
+    std::lock_guard lock(mu_);
+    links_[tree].posted.push_front(one);  // what was begun comes twice then, which changes nothing
+    return;
+  }
+}
+
+void Links::try_connect(uint32_t tree) {
+  read_roster_again();
+  std::optional<Endpoint> to;
+  std::optional<Roster> roster;
+  {
+    std::lock_guard lock(mu_);
+    roster = roster_;
+  }
+  if (roster)
+    if (const auto it = roster->trees.find(tree); it != roster->trees.end())
+      to = it->second[config_.gpu % it->second.size()];
+  std::string why = "it is not in the list of the job's trees";
+  const int fd = to ? connect_to(*to, *roster, &why) : -1;
+  std::lock_guard lock(mu_);
+  Link& link = links_[tree];
+  link.where = to ? to->text : "";
+  if (fd < 0) {
+    link.trouble = why;
+    return;
+  }
+  link.fd = fd;
+  link.epoch = ++serial_;
+  link.trouble.clear();
+  changed_.notify_all();
+}
+
+int Links::connect_to(const Endpoint& to, const Roster& roster, std::string* why) {
+  const int fd = socket(to.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return *why = std::strerror(errno), -1;
+  tune(fd);
+  const uint64_t until = now_us() + kConnectUs;
+  int error = connect(fd, reinterpret_cast<const sockaddr*>(&to.address), to.length) == 0 ? 0 : errno;
+  while (error == EINPROGRESS && now_us() < until && !closing_.load(std::memory_order_acquire)) {
+    pollfd look{fd, POLLOUT, 0};
+    if (poll(&look, 1, kLookMs) <= 0) continue;
+    socklen_t length = sizeof error;
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
+  }
+  Hello hello;
+  std::copy(roster.token.begin(), roster.token.end(), hello.token);
+  hello.tree = config_.tree;
+  hello.gpu = config_.gpu;
+  hello.server = server_;
+  Welcome welcome;
+  if (error == EINPROGRESS)
+    *why = "it does not answer";
+  else if (error != 0)
+    *why = std::strerror(error);
+  else if (::send(fd, &hello, sizeof hello, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof hello) ||
+           !read_all(fd, &welcome, sizeof welcome, now_us() + kHelloUs, closing_) || welcome.magic != kHelloMagic ||
+           welcome.version != kFrameVersion)
+    *why = "it does not take this job's token";
+  else
+    return fd;
+  close(fd);
+  return -1;
+}
+
+}  // namespace devproxy::hal::soft

@@ -1,0 +1,135 @@
+// The connections of this server with the job's other process trees, which may be on other hosts: one to each tree, to
+// one of its servers; and those that servers of other trees have made to this one (receiver.h). Data goes as it is, as
+// NCCL's does. Who opens a connection must know the job's token (roster.h).
+//
+// Who owns what
+//   the listener    accepts, and joins the threads of connections that have ended
+//   a receiver      one thread for each accepted connection
+//   the connector   makes the outgoing connections that somebody wants, and sends the frames of who must not wait
+//   any thread      send(): whoever has set Link::busy owns its descriptor and tail, until it clears that again
+// Locks: mu_ guards the links but for what busy guards, the roster, and the list of receivers; a leaf, and nobody
+// blocks under it.
+//
+// No sender waits without a way out: it asks `stop` every kLookMs. Who stops inside a frame leaves the rest of it, which
+// is a chunk at most, to whoever sends next: so the stream stays whole, and an abort waits for no slow peer.
+//
+// Nobody here waits for a lane, and the receivers at the other end wait for none either: so what is sent is read, and two
+// servers that send to each other do not block each other.
+//
+// A connection that is found dead before a frame was not necessarily the peer's end: the server at the other end may have
+// been replaced (a migrate). So it is made anew, after another look at the roster, and the frame goes there. Frames that
+// the old server has not read are lost then, but none is under way: a server is replaced when all members are parked, and
+// those are parked when they have been told everything that they wait for. Only a JOIN may be lost; see epoch.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "devproxy/hal/hal.h"
+#include "devproxy/hal/soft/comm/frame.h"
+#include "devproxy/hal/soft/comm/roster.h"
+
+namespace devproxy::hal::soft {
+
+class Links {
+ public:
+  using Stop = std::function<bool()>;
+  enum class Sent : uint8_t {
+    kSent,
+    kNotYet,   // there is no connection; one is being made
+    kStopped,  // `stop` said so
+  };
+
+  // chaos: a seed; 0 for none.
+  static StatusOr<std::unique_ptr<Links>> open(const TransportConfig& config, uint64_t chaos);
+  ~Links();
+  Links(const Links&) = delete;
+
+  uint16_t port() const { return port_; }
+  uint32_t tree() const { return config_.tree; }
+  uint64_t server() const { return server_; }
+
+  // -- any thread; none of these waits, but for send() while its connection takes something
+
+  // The job's other trees; nothing while nobody has said them.
+  std::optional<std::vector<uint32_t>> others();
+  // All of it or, as long as nothing of it is sent, nothing. epoch: of the connection that took it.
+  Sent send(uint32_t tree, std::vector<iovec> parts, const Stop& stop, uint64_t* epoch);
+  // Of the connection to that tree: another number for another connection, 0 while there is none.
+  uint64_t epoch(uint32_t tree);
+  // Why there is none, and to where.
+  std::string trouble(uint32_t tree);
+  // To be sent when there is a connection, or never.
+  void post(uint32_t tree, const Frame& frame);
+  void post_to_all(const Frame& frame);  // that there is a connection to
+
+  // This server's end is planned.
+  void leave();
+  // It goes on with the members of another one. The others learn it before those do anything.
+  void take_over();
+
+ private:
+  struct Link {
+    int fd = -1;
+    bool busy = false;
+    std::vector<uint8_t> tail;  // the rest of a frame whose sender has stopped
+    uint64_t epoch = 0;         // of the last connection
+    uint64_t wanted_us = 0;     // when somebody wanted it last
+    std::string where, trouble;
+    struct Posted {
+      Frame frame;
+      uint64_t until_us;
+    };
+    std::deque<Posted> posted;
+  };
+  struct Incoming {
+    int fd = -1;
+    std::thread thread;
+    bool over = false;
+  };
+
+  Links(const TransportConfig& config, uint64_t chaos, int listen_fd, uint16_t port);
+  void listen();
+  void receive(Incoming& incoming);
+  bool admit(int fd, Hello* hello);
+  void connect_all();
+  // A connected socket that was welcomed; -1 and the reason.
+  int connect_to(const Endpoint& to, const Roster& roster, std::string* why);
+  void try_connect(uint32_t tree);
+  void send_posted(uint32_t tree);
+  bool read_roster_again();
+  // Precondition: the link is busy for this thread. 1 sent, 0 stopped, -1 the connection is dead.
+  int write(int fd, std::vector<iovec>& parts, std::vector<uint8_t>* tail, const Stop& stop);
+
+  const TransportConfig config_;
+  const uint64_t chaos_;
+  const int listen_fd_;
+  const uint16_t port_;
+  uint64_t server_ = 0;
+  int wake_fd_ = -1;
+  std::atomic<bool> closing_{false};
+
+  std::mutex mu_;
+  std::condition_variable changed_;  // a link is not busy any more, or is wanted
+  std::map<uint32_t, Link> links_;   // elements stay where they are
+  std::optional<Roster> roster_;     // as it could be read last
+  std::string roster_trouble_;
+  std::deque<std::unique_ptr<Incoming>> incoming_;
+  uint64_t serial_ = 0;
+
+  std::thread listener_, connector_;
+};
+
+}  // namespace devproxy::hal::soft
