@@ -174,7 +174,7 @@ def server_dies(rank: int, ranks: int, folder: Path) -> None:
         until("an error of the lost device", lambda: comm.error() == nccl.CUDA_ERROR)
         assert nccl.lib.ncclCommAbort(comm.handle) in (nccl.SUCCESS, nccl.CUDA_ERROR)
         return
-    took = fails(comm, nccl.REMOTE, f"rank {VICTIM}", f"GPU {VICTIM}")
+    took = fails(comm, nccl.REMOTE, f"rank {VICTIM}", f"GPU {nccl.device_of(VICTIM)}")
     assert took < 3, took
     print(f"rank {rank}: remote error after {took:.3f} s", flush=True)
     together(folder, rank, (r for r in range(ranks) if r != VICTIM))

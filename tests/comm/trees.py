@@ -19,6 +19,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from devproxy.proxy.control_channel import ControlChannel
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SLOTS = 32  # of a tree
@@ -43,6 +45,7 @@ class Trees:
     address: str = "127.0.0.1"
     late: bool = False  # nobody says who the others are before the program runs
     servers: list[Server] = field(default_factory=list)
+    moves: int = 0
 
     @property
     def count(self) -> int:
@@ -101,6 +104,26 @@ class Trees:
         os.close(ready_write)
         return Server(tree, gpu, process, ready_read)
 
+    def move(self, tree: int, gpu: int) -> None:
+        """Another server goes on for this one, at another port."""
+        old = next(s for s in self.servers if (s.tree, s.gpu) == (tree, gpu))
+        folder = self.folder(tree)
+        into = Path(tempfile.mkdtemp(dir=self.root))
+        with ControlChannel(str(folder), gpu) as control:
+            control.cut()
+            control.dump(str(into))
+            self.moves += 1
+            new = self.start(tree, gpu, "--restore", str(into), "--ledger", f"{into}/ledger")
+            self.servers[self.servers.index(old)] = new
+            with os.fdopen(new.ready) as ready:
+                said = ready.read().strip()
+            assert said == "ready", said
+            with ControlChannel(str(folder), gpu) as control_new:
+                control.leave()
+                assert old.process.wait(10) == 0
+                self.say()
+                control_new.resume()
+
     def endpoint(self, tree: int, gpu: int) -> tuple[str, int]:
         address, port = (self.folder(tree) / f"gpu{gpu}.data").read_text().split()
         return address, int(port)
@@ -133,8 +156,8 @@ class Trees:
         }
 
     def popen(self, program: str, *arguments: object) -> subprocess.Popen[str]:
-        notes = tempfile.mkdtemp(dir=self.root)
-        words = [sys.executable, str(HERE / program), notes, str(len(self.places))]
+        self.notes = Path(tempfile.mkdtemp(dir=self.root))
+        words = [sys.executable, str(HERE / program), str(self.notes), str(len(self.places))]
         return subprocess.Popen(
             [*words, *map(str, arguments)],
             env=self.environment(),

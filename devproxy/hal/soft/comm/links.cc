@@ -5,6 +5,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -29,6 +30,7 @@ constexpr uint64_t kHelloUs = 5'000'000;    // for a hello, and for the roster t
 constexpr uint64_t kWantedUs = 1'000'000;   // nobody asks any more: no more tries
 constexpr uint64_t kPostedUs = 30'000'000;  // then a frame that nobody waits for is forgotten
 constexpr uint64_t kFarewellUs = 1'000'000;
+constexpr uint64_t kSettleUs = 20'000;
 constexpr uint64_t kPauseUs = 20'000;   // between tries
 constexpr size_t kMaxIncoming = 512;    // connections at a time
 constexpr unsigned kSilentMs = 20'000;  // what was sent and is not acknowledged so long ends a connection
@@ -150,7 +152,7 @@ void Links::receive(Incoming& incoming) {
     DP_LOG(kInfo, kServer, 0, "the server of GPU %u of tree %u has connected", hello.gpu, hello.tree);
     Receiver receiver(config_.folder, {hello.tree, hello.gpu, hello.server},
                       chaos_ ? chaos_ * 0x9e3779b97f4a7c15 + hello.tree * kMaxTreeGpus + hello.gpu + 1 : 0);
-    receiver.run(incoming.fd, closing_);
+    receiver.run(incoming.fd, closing_, incoming.idle);
   }
   std::lock_guard lock(mu_);
   close(incoming.fd);
@@ -327,6 +329,28 @@ void Links::leave() {
     uint64_t epoch;
     send(tree, {{&bye, sizeof bye}}, [until] { return now_us() > until; }, &epoch);
   }
+  finish_incoming();
+  closing_.store(true, std::memory_order_release);
+}
+
+// Senders look for a hang-up before each frame. What they had begun by then has come after kSettleUs, but for the rest of
+// a frame, which its receiver waits for.
+void Links::finish_incoming() {
+  const auto busy = [this](bool hang_up) {
+    std::lock_guard lock(mu_);
+    bool found = false;
+    for (const auto& incoming : incoming_) {
+      if (incoming->over) continue;
+      if (hang_up) shutdown(incoming->fd, SHUT_WR);
+      int waiting = 0;
+      found |= !incoming->idle.load(std::memory_order_acquire) ||
+               (ioctl(incoming->fd, FIONREAD, &waiting) == 0 && waiting != 0);
+    }
+    return found;
+  };
+  busy(true);
+  usleep(kSettleUs);
+  for (const uint64_t until = now_us() + kFarewellUs; busy(false) && now_us() < until;) usleep(1000);
 }
 
 // -- the connector --------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@
 // servers that send to each other do not block each other.
 //
 // A connection that is found dead before a frame was not necessarily the peer's end: the server at the other end may have
-// been replaced (a migrate). So it is made anew, after another look at the roster, and the frame goes there. Frames that
-// the old server has not read are lost then, but none is under way: a server is replaced when all members are parked, and
-// those are parked when they have been told everything that they wait for. Only a JOIN may be lost; see epoch.
+// been replaced (a migrate). So it is made anew, after another look at the roster, and the frame goes there. A server that is
+// replaced has hung up on its senders and done what had come by then (leave). What came in the moment after that is lost,
+// but nothing should: a server is replaced when all members are parked, so nobody waits for what another one sends.
 #pragma once
 
 #include <sys/uio.h>
@@ -75,8 +75,9 @@ class Links {
   void post(uint32_t tree, const Frame& frame);
   void post_to_all(const Frame& frame);  // that there is a connection to
 
-  // This server's end is planned.
+  // This server's end is planned: says so, and does what has come from others. Blocks for at most some seconds.
   void leave();
+  void finish_incoming();
   // It goes on with the members of another one. The others learn it before those do anything.
   void take_over();
 
@@ -98,6 +99,7 @@ class Links {
     int fd = -1;
     std::thread thread;
     bool over = false;
+    std::atomic<bool> idle{false};
   };
 
   Links(const TransportConfig& config, uint64_t chaos, int listen_fd, uint16_t port);

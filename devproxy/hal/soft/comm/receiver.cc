@@ -36,7 +36,12 @@ struct Receiver::Shadow {
 
 class Receiver::Stream {
  public:
-  explicit Stream(int fd) : fd_(fd) {}
+  Stream(int fd, std::atomic<bool>& idle) : fd_(fd), idle_(idle) {}
+
+  bool read(Frame* frame) {
+    idle_.store(begin_ == end_, std::memory_order_release);
+    return read(frame, sizeof *frame);
+  }
 
   bool read(void* to, size_t bytes) {
     auto* out = static_cast<uint8_t*>(to);
@@ -70,12 +75,14 @@ class Receiver::Stream {
     do n = recv(fd_, buffer_, sizeof buffer_, 0);
     while (n < 0 && errno == EINTR);
     if (n <= 0) return false;
+    idle_.store(false, std::memory_order_release);
     begin_ = 0;
     end_ = static_cast<size_t>(n);
     return true;
   }
 
   const int fd_;
+  std::atomic<bool>& idle_;
   size_t begin_ = 0, end_ = 0;
   uint8_t buffer_[16 << 10];
 };
@@ -84,12 +91,12 @@ Receiver::Receiver(std::string folder, const PeerServer& peer, uint64_t chaos)
     : folder_(std::move(folder)), peer_(peer), chaos_(chaos) {}
 Receiver::~Receiver() = default;
 
-void Receiver::run(int fd, const std::atomic<bool>& closing) {
+void Receiver::run(int fd, const std::atomic<bool>& closing, std::atomic<bool>& idle) {
   arrived();
-  Stream stream(fd);
+  Stream stream(fd, idle);
   Frame frame;
   bool planned = false;
-  while (!planned && stream.read(&frame, sizeof frame)) {
+  while (!planned && stream.read(&frame)) {
     if (chaos_) delay();
     if (frame.magic == kFrameMagic && frame.kind == FrameKind::kBye) {
       planned = true;

@@ -43,7 +43,8 @@ class Receiver {
   Receiver(const Receiver&) = delete;
 
   // Until the connection ends. What that means for the peer's members is done too, unless this server ends itself.
-  void run(int fd, const std::atomic<bool>& closing);
+  // idle: whether all that has come so far was done.
+  void run(int fd, const std::atomic<bool>& closing, std::atomic<bool>& idle);
 
  private:
   struct Shadow;
