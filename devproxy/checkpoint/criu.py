@@ -5,6 +5,8 @@ What CRIU is told, and why (version 4.2.1, images/rpc.proto and criu/cr-service.
   host again. The job folder's mount has the key `jobdir`, so that a restore may bind another folder there.
 - The tree is a session of its own below devproxy-init (no shell_job); it is no cgroup's owner (cgroups are left alone).
 - The network is not locked: between dump and restore on one host nobody answers for the job, and locking needs iptables.
+  A tree with a network namespace of its own (node/network.py) is held there; to CRIU the namespace is external: it
+  goes into no image, and a restore names another.
 - post-dump comes while the tasks are still frozen and all images are written (cr_dump_finish: the tasks are let go
   after the notification was answered); answering "no" to it lets the tree go on and the dump fail.
 """
@@ -35,6 +37,7 @@ from devproxy.errors import DevproxyError, Refused
 
 OLDEST = (4, 2)
 JOB_DIR_KEY = "jobdir"
+NETWORK_KEY = "network"
 GHOST_LIMIT_BYTES = 1 << 30  # largest deleted file that is open and goes into an image
 _LOG_LEVEL = 4  # CRIU's "debug": the steps, without every page
 _TIMEOUT_S = 600  # for freezing a tree; CRIU's own 10 s is short for a loaded machine
@@ -86,6 +89,7 @@ class Criu:
         leave_running: bool,
         on_freeze: Callable[[], None] = lambda: None,
         tcp: str = "close",
+        network: int = 0,
         work_log: str = "",
         timeout_s: int = _TIMEOUT_S,
     ) -> DumpFacts:
@@ -96,6 +100,7 @@ class Criu:
         A mount of the tree that goes away while CRIU looks at it (the host removes the folder below it, as container
         runtimes do all the time) fails the dump; then it is tried again, and on_freeze is called again.
         tcp: "established" keeps connections (of the tree with itself), "close" gives the tree closed ones.
+        network: inode of the tree's own network namespace; 0: it has ours.
         work_log: CRIU's log, made anew. Raises CriuError; then the tree goes on.
         """
         started = time.monotonic()
@@ -106,6 +111,8 @@ class Criu:
             "timeout": timeout_s,
             "external": ["mnt[]", f"mnt[{mount_at}]:{JOB_DIR_KEY}"],
         }
+        if network:
+            fields["external"].append(f"net[{network}]:{NETWORK_KEY}")
 
         written = False
 
@@ -146,7 +153,8 @@ class Criu:
 
         job_dir: the folder to bind at mount_at, where the tree has always seen its job folder; it must hold every FIFO and every mapped file
         that the tree has open. A FIFO's reader must be there already: a restored task that writes into one without a
-        reader gets SIGPIPE. inherit_fds: {"pipe:[inode]": descriptor to use instead}. on_root is told the root's process id
+        reader gets SIGPIPE. inherit_fds: {"pipe:[inode]": descriptor to use instead}, and under NETWORK_KEY that of the
+        network namespace for a tree that had its own. on_root is told the root's process id
         before the tree runs.
         Raises CriuError; then nothing of the tree is left.
         """

@@ -21,12 +21,14 @@ from typing import Any
 from devproxy import fault, proctree
 from devproxy.checkpoint import criu, facts, image
 from devproxy.checkpoint.dumpable.check import check_tree
+from devproxy.checkpoint.dumpable.verdict import Verdict
 from devproxy.checkpoint.files.records import FileEntry
 from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.writer import Writer
 from devproxy.errors import CheckpointError, DevproxyError, Refused
 from devproxy.node import init, shared, staging
 from devproxy.node.answer import Answer
+from devproxy.node.network import inside
 from devproxy.node.parked import Parked, may_dump
 from devproxy.node.stages import Stages
 from devproxy.node.tree import Tree
@@ -102,9 +104,7 @@ class TreeDump:
             if tree.root is None or not tree.lives():
                 raise Refused(f"job {spec.job} has no processes any more", "the job has ended")
             known = {tree.stdio.stdin_pipe} if tree.stdio.stdin_pipe else set()
-            verdict = check_tree(
-                tree.root, tree.folder.path, strict=self._strict, known_pipes=known
-            )
+            verdict = self._look(tree.root, known)
             self.warnings += [warning.text for warning in verdict.warnings]
             if verdict.refusals:
                 raise Refused(
@@ -132,6 +132,21 @@ class TreeDump:
             self._files_dir = staging.make_for_files(
                 self._staging, spec.job_id, self._changed_bytes()
             )
+
+    def _look(self, root: int, known_pipes: set[int]) -> Verdict:
+        tree = self._tree
+        own = tree.network
+
+        def look() -> Verdict:
+            return check_tree(
+                root,
+                tree.folder.path,
+                strict=self._strict,
+                known_pipes=known_pipes,
+                network=tree.place.network if tree.place else "",
+            )
+
+        return look() if own is None else inside(own.namespace, look)
 
     def _changed_bytes(self) -> int:
         """Of files that will be copied."""
@@ -164,6 +179,8 @@ class TreeDump:
             self._parked.open()
             fault.point("cut")
             self._parked.cut(wait_ms)
+            # All trees' networks are held before the first of them is written, and until all are.
+            self._tree.hold_network()
             self.stages.seconds["cut_wait"] = self._parked.waited_s
             self._parked.pause_relays()
         fault.point("quiesced")
@@ -235,6 +252,7 @@ class TreeDump:
             on_frozen=frozen,
             leave_running=not self._leave,
             tcp=self._tcp["tcp"],
+            network=self._tree.network.inode if self._tree.network else 0,
             mount_at=init.mount_point(),
             work_log=os.path.join(self._staging, "criu-dump.log"),
         )
@@ -296,12 +314,14 @@ class TreeDump:
             self._parked.close()
             tree.servers.dismiss(list(tree.servers.members), grace_s)
             tree.stdio.discard_input()
+            tree.close_network()
             shared.remove(tree.folder.path)
             self._parked.go_on()  # the relays
 
     def go_on(self) -> None:
         """Whatever still stands, goes on."""
         self._criu.abandon()
+        self._tree.release_network()
         self._parked.go_on()
         self.warnings += self._parked.warnings
         self._parked.warnings = []

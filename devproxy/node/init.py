@@ -43,8 +43,9 @@ def start(
     mount_at: str,
     modes: list[str],
     mask: set[int],
+    namespace: int = -1,
 ) -> int:
-    """Starts the tree; returns the outer process id of its root.
+    """Starts the tree; returns the outer process id of its root. namespace: a network namespace for it; -1: ours.
 
     Raises CommandNotFound, CommandNotExecutable or InitFailed; then nothing runs.
     """
@@ -56,6 +57,9 @@ def start(
     command += ["--stdin", modes[0], "--stdout", modes[1], "--stderr", modes[2]]
     if "tty" in modes:
         command.append("--tty")
+    if namespace >= 0:
+        command += ["--netns-fd", str(namespace)]
+        os.set_inheritable(namespace, True)
     command += ["--sigmask", f"{bits:x}", "--", program, *argv]
     os.set_inheritable(report_write, True)
     try:
@@ -69,6 +73,8 @@ def start(
         ) from None
     finally:
         os.close(report_write)
+        if namespace >= 0:
+            os.set_inheritable(namespace, False)
     with os.fdopen(report_read, "rb") as pipe:
         text = pipe.read().decode(errors="replace").strip()
     try:

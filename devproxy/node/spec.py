@@ -39,10 +39,23 @@ class JobSpec:
         self.strict: bool = given.get("strict", False)
         self.plain: bool = given.get("plain", False)
         self.started_unix_s: float = given.get("started_unix_s", 0.0)
+        self.nodes: int = given.get("nodes", 1)  # trees
+        self.network: str = given.get(
+            "network", ""
+        )  # of several trees: what their addresses are of
         self.uid: int = given.get("uid", os.getuid())
 
     def as_json(self) -> dict[str, Any]:
         return dict(vars(self))
+
+
+def own_id(job_id: str, node: int) -> str:
+    """What the job's tree on that node is known by on its host, where another tree of the job may be too."""
+    return f"{job_id}.{node}" if node else job_id
+
+
+def own_name(job: str, node: int) -> str:
+    return f"{job}.{node}" if node else job
 
 
 def write_job_file(job_dir: str, spec: JobSpec, gpus: list[int], pid: int) -> None:

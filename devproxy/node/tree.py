@@ -29,6 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from devproxy.node.network import Place, TreeNetwork
     from devproxy.proxy.control_channel import ControlChannel
 
 RESTORE_ENDS_S = 60.0
@@ -48,6 +49,7 @@ class Tree:
         stdio: streams.Stdio,
         lib: str,
         server: str,
+        place: Place | None = None,
     ) -> None:
         self.spec = spec
         self.gpus = gpus
@@ -57,6 +59,8 @@ class Tree:
         self.stdio = stdio
         self.lib = lib
         self.server = server
+        self.place = place  # in a job of several trees
+        self.network: TreeNetwork | None = None  # then: of the processes that live, or did last
         self.root: int | None = None  # outer process id of the tree's root
         self.code: int | None = None  # how it ended for good, as a shell tells it
         self.stragglers = 0
@@ -94,9 +98,40 @@ class Tree:
             mount_at=mount_at,
             modes=self.stdio.modes,
             mask=mask,
+            namespace=self.fresh_network(),
         )
         self.restored(root)
         self.begin_streams()
+
+    def fresh_network(self) -> int:
+        """The namespace for processes that are about to live, held; -1 for a tree that has its host's network.
+
+        A new one each time: of the last may be left what a restored connection would meet.
+        """
+        if self.place is None:
+            return -1
+        self.close_network()
+        self.network = self.place.make_network()
+        return self.network.namespace
+
+    def release_network(self) -> None:
+        if self.network is not None:
+            self.network.release()
+
+    def hold_network(self) -> None:
+        if self.network is not None:
+            self.network.hold()
+
+    def close_network(self) -> None:
+        network, self.network = self.network, None
+        if network is not None:
+            network.close()
+
+    def deliver(self, packets: list[bytes]) -> None:
+        """From another tree of the job. Any thread."""
+        network = self.network
+        if network is not None:
+            network.deliver(packets)
 
     def begin_streams(self) -> None:
         self.stdio.start()
@@ -137,7 +172,7 @@ class Tree:
                 spec.device,
                 spec.gpu_memory_bytes,
                 spec.chaos,
-                more,
+                (*(self.place.server_arguments() if self.place else ()), *more),
             )
             self.servers.wait_ready(config.start_timeout_s(), lambda: None, fresh)
         except BaseException:

@@ -32,16 +32,19 @@ def check_tree(
     known_pipes: Iterable[int] = (),
     ghost_limit_bytes: int = GHOST_LIMIT_BYTES,
     settle_s: float = _SETTLE_S,
+    network: str = "",
 ) -> Verdict:
     """Looks at the tree below (and with) `root_pid`. Changes and stops nothing.
 
+    network: addresses (a.b.c.d/n) of the job's other trees, whose ends of connections are dumped at the same moment. The
+    caller is in the tree's network namespace.
     known_pipes: inodes of pipes that the caller holds and restores. strict: losses count as refusals. It waits up to
     settle_s for obstacles that pass by themselves, above all a process that is attaching to its device proxy.
     """
     known = frozenset(known_pipes)
     end = time.monotonic() + settle_s
     while True:
-        verdict = _check_once(root_pid, job_dir, strict, known, ghost_limit_bytes)
+        verdict = _check_once(root_pid, job_dir, strict, known, ghost_limit_bytes, network)
         waiting = any(o.transient for o in verdict.refusals)
         lasting = any(not o.transient for o in verdict.refusals)
         if not waiting or lasting or time.monotonic() >= end:
@@ -50,7 +53,12 @@ def check_tree(
 
 
 def _check_once(
-    root_pid: int, job_dir: str, strict: bool, known_pipes: frozenset[int], ghost_limit: int
+    root_pid: int,
+    job_dir: str,
+    strict: bool,
+    known_pipes: frozenset[int],
+    ghost_limit: int,
+    network: str,
 ) -> Verdict:
     tree = Tree(root_pid)
     spaces = namespaces(root_pid)
@@ -71,7 +79,7 @@ def _check_once(
     check_terminals(tree)
     check_pipes(tree, known_pipes)
     verdict = Verdict(tree.refusals, tree.warnings)
-    check_sockets(tree, verdict, root_pid, job_dir)
+    check_sockets(tree, verdict, root_pid, job_dir, network)
     if strict:
         verdict.refusals += verdict.warnings
         verdict.warnings = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 
@@ -13,7 +14,7 @@ from devproxy.checkpoint.dumpable.verdict import OutsideTcp, Verdict
 _SOCKETS_OK = ("TCP", "UDP", "UNIX", "NETLINK", "PACKET", "RAW")
 
 
-def check_sockets(tree: Tree, verdict: Verdict, root_pid: int, job_dir: str) -> None:
+def check_sockets(tree: Tree, verdict: Verdict, root_pid: int, job_dir: str, network: str) -> None:
     if not tree.sockets:
         return
     inodes = {s.inode for s in tree.sockets}
@@ -46,7 +47,11 @@ def check_sockets(tree: Tree, verdict: Verdict, root_pid: int, job_dir: str) -> 
                         obstacle(one.process, f"fd {one.fd}", what, why, "try again", True)
                     )
             elif info.remote:
-                if (info.remote, info.local) in pairs or _listens(listeners, info.remote):
+                if (
+                    (info.remote, info.local) in pairs
+                    or _listens(listeners, info.remote)
+                    or _is_in(network, info.remote)
+                ):
                     ends = (info.local, info.remote)
                     for pair in (ends, ends[::-1]):
                         if pair not in verdict.inside_tcp:
@@ -70,6 +75,14 @@ def _listens(listeners: set[str], address: str) -> bool:
     """A connection that nobody has accepted yet belongs to the listener."""
     port = address.rsplit(":", 1)[1]
     return any(at in listeners for at in (address, f"0.0.0.0:{port}", f"[::]:{port}"))
+
+
+def _is_in(network: str, address: str) -> bool:
+    """Is the other end a tree of the same job, which is dumped at the same moment?"""
+    if not network or address.startswith("["):
+        return False
+    host = ipaddress.ip_address(address.rsplit(":", 1)[0])
+    return host in ipaddress.ip_network(network)
 
 
 def _outside_tcp(tree: Tree, verdict: Verdict, one: Socket, info: netdiag.InternetSocket) -> None:

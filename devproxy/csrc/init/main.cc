@@ -2,7 +2,7 @@
 // opens its streams inside, passes signals on, reaps, and says how the job ended.
 //
 //   devproxy-init --job-dir HOSTDIR --mount-at PATH --report-fd N [--stdin MODE] [--stdout MODE] [--stderr MODE]
-//                 [--tty] [--cwd DIR] [--sigmask HEX] -- PROGRAM ARG0 ARG1...
+//                 [--tty] [--cwd DIR] [--sigmask HEX] [--netns-fd N] -- PROGRAM ARG0 ARG1...
 //
 //   MODE of stdin:          null | tty | fd (the inherited one stays) | path:OFFSET:FLAGS:FILE
 //   MODE of stdout, stderr: null | tty | fifo:NAME (PATH/NAME; the same NAME twice is one open file)
@@ -54,6 +54,7 @@ struct Options {
   std::string job_dir, mount_at, cwd;
   std::string streams[3] = {"null", "null", "null"};
   int report_fd = -1;
+  int netns_fd = -1;   // a network namespace for the job; -1: the caller's
   int inside_fd = -1;  // the error pipe of one that is inside already
   bool tty = false;
   uint64_t sigmask = 0;  // bit N-1: signal N
@@ -432,6 +433,12 @@ int run_outer(const Options& options, int argc, char** argv) {
   };
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return error(std::string("pipe: ") + std::strerror(errno));
+  if (options.netns_fd >= 0) {
+    if (setns(options.netns_fd, CLONE_NEWNET) != 0) {
+      return error(std::string("enter the job's network namespace: ") + std::strerror(errno));
+    }
+    close(options.netns_fd);
+  }
   if (unshare(CLONE_NEWPID | CLONE_NEWNS) != 0) {
     return error(std::string("unshare the PID and mount namespaces: ") + std::strerror(errno));
   }
@@ -479,6 +486,8 @@ std::string parse(int argc, char** argv, Options* options) {
       options->mount_at = value;
     } else if (name == "--report-fd") {
       options->report_fd = std::atoi(value);
+    } else if (name == "--netns-fd") {
+      options->netns_fd = std::atoi(value);
     } else if (name == "--inside") {
       options->inside_fd = std::atoi(value);
     } else if (name == "--stdin") {
