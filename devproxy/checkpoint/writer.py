@@ -317,6 +317,25 @@ class Writer:
             if self._packs:
                 self._backend.sync("packs")
 
+    # ---- other hosts' parts of the image ----
+
+    def look_again(self) -> None:
+        """Another host has put its part by an upload of its own, and flushed it: its chunks are known from here on.
+
+        That upload must not end before this one has committed. Raises StoreError.
+        """
+        known = self._shelf.known_chunks(self._marker)
+        with self._mu:
+            self._known = known
+
+    def add_sizes(self, per_kind: dict[str, dict[str, int]]) -> None:
+        """What the other upload counted (sizes()["per_kind"]) is the image's too."""
+        with self._mu:
+            for kind, row in per_kind.items():
+                count = self.counts[kind]
+                for name, value in row.items():
+                    setattr(count, name, getattr(count, name) + value)
+
     # ---- the end ----
 
     def sizes(self) -> dict[str, Any]:

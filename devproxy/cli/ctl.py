@@ -49,7 +49,7 @@ def ask_servers(facts: dict[str, Any], path: str, abi: bytes) -> list[dict[str, 
     answers: list[dict[str, Any]] = []
     if facts["phase"] in WITHOUT_SERVERS:
         return answers
-    for gpu in range(len(facts["gpus"])):
+    for gpu in range(len(facts["here"] or facts["gpus"])):
         try:
             answers.append(stats.query(path, gpu, abi))
         except ServerUnreachable as error:
@@ -129,7 +129,10 @@ def status(arguments: argparse.Namespace) -> int:
         return _dump(facts)
     print(f"job {name}, {_state(facts)}, devproxy-run is process {facts.get('pid', '?')}")
     print(f"command: {' '.join(facts['command'])}")
-    print(f"GPUs of this machine: {', '.join(str(gpu) for gpu in facts['gpus']) or 'none'}")
+    here = facts["here"] or facts["gpus"]
+    print(f"GPUs of this machine: {', '.join(str(gpu) for gpu in here) or 'none'}")
+    for line in facts["nodes"]:
+        print(line)
     if facts["checkpointable"]:
         last = f", the last one {facts['last_image']}" if facts["last_image"] else ""
         print(f"images: {facts['images']}{last}; optimizer steps: {facts['steps']}")
@@ -217,6 +220,18 @@ def build_torch(arguments: argparse.Namespace) -> int:
     return int(builder.main(argv))
 
 
+def make_trust(arguments: argparse.Namespace) -> int:
+    """The certificate that the hosts of one owner know one another by, made once."""
+    from devproxy.control import trust  # gRPC
+
+    folder = trust.make()
+    if arguments.json:
+        _dump({"folder": folder})
+    else:
+        print(f"made {folder}: copy this folder, and the key of the images, to your other hosts")
+    return 0
+
+
 class _Parser(argparse.ArgumentParser):
     """Bad input is one line and exit code 2."""
 
@@ -244,6 +259,7 @@ def parser() -> argparse.ArgumentParser:
     verb("doctor", doctor, "what this machine lacks, and what mends it").add_argument(
         "--python", default=sys.executable, help="the Python whose torch is looked at"
     )
+    verb("trust", make_trust, "make what your hosts know one another by")
     verb("build-torch", build_torch, "build the software GPU's plugin for a torch").add_argument(
         "--python", default="", help="the Python whose torch it is for (this one)"
     )

@@ -17,15 +17,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, NoReturn
 
 from devproxy import fault, state
 from devproxy.checkpoint import image, store
 from devproxy.checkpoint.errors import ImageError
+from devproxy.checkpoint.writer import Writer
 from devproxy.control import agreement
 from devproxy.control import coordinator_api as api
-from devproxy.control.operation import Operation, still_s, words
+from devproxy.control.operation import Operation, each, still_s, words
 from devproxy.errors import (
     CheckpointError,
     DevproxyError,
@@ -37,10 +39,11 @@ from devproxy.errors import (
     object_of,
 )
 from devproxy.log import say
-from devproxy.node.participant import Dump, Move, Participant
+from devproxy.node.participant import Dump, Move, Participant, Restoring
 from devproxy.node.restore import Wishes
 from devproxy.node.spec import JobSpec, parse_every
 from devproxy.node.stages import Report, Stages
+from devproxy.node.together import all_of
 
 LEARNT_WAIT = -1  # for the server: two periods of its allocation trace
 STEP_POLL_S = 0.1
@@ -101,6 +104,7 @@ class JobCoordinator:
         self._next_unix_s: float | None = None
         self._suspended_image = ""
         self._steps = 0
+        self._token = os.urandom(32).hex()  # servers of this job know one another by it
 
     # -- facts --------------------------------------------------------------------------------------------------
 
@@ -131,6 +135,8 @@ class JobCoordinator:
             checkpointable=not self._why_not(),
             why_not=self._why_not(),
             steps=self._steps,
+            here=self._trees[0].gpus,
+            nodes=[tree.about() for tree in self._trees] if len(self._trees) > 1 else [],
         )
 
     def _why_not(self) -> str:
@@ -213,21 +219,7 @@ class JobCoordinator:
             tree.send(number)
 
     def follow_log(self, offset: int) -> Iterator[bytes]:
-        path = state.log_path(self._spec.job)
-        if not os.path.exists(path):
-            return
-        with open(path, "rb") as log:
-            log.seek(offset)
-            ended = False
-            while True:
-                piece = log.read(1 << 16)
-                if piece:
-                    yield piece
-                elif ended:
-                    return
-                else:
-                    ended = self._ended.wait(0.1)  # what was written until then is still read
-                    yield b""  # a reader that went away is noticed
+        return follow_log(self._spec.job, offset, self._ended)
 
     def end(self) -> None:
         """The job has ended. A verb that still runs fails on its own, since its servers and trees are gone."""
@@ -339,10 +331,9 @@ class JobCoordinator:
             about = f"image {writer.image_id} in store {spec.store}"
             with stages.at("upload", "storing", about):
                 fault.point("upload")
-                trees = [
-                    dump.put(writer, lambda done, total: stages.say("storing", done, total))
-                    for dump in op.dumps
-                ]
+                trees = all_of([partial(self._put, dump, writer, stages) for dump in op.dumps])
+                if len(trees) > 1:
+                    writer.look_again()  # other hosts have put chunks
                 build = image.put_build(writer, self._lib)
             with stages.at("commit", "writing the manifest", about):
                 fault.point("before_commit")
@@ -389,6 +380,10 @@ class JobCoordinator:
             self._store().prune(spec.job_id, keep=spec.keep)
         except (OSError, DevproxyError) as error:
             op.warnings.append(f"old images were not removed: {error}")
+
+    @staticmethod
+    def _put(dump: Dump, writer: Writer, stages: Stages) -> dict[str, Any]:
+        return dump.put(writer, lambda done, total: stages.say("storing", done, total))
 
     def _finish(self, op: _ImageOperation, error: BaseException | None) -> api.ImageFacts:
         """Decides how the operation ends.
@@ -442,13 +437,13 @@ class JobCoordinator:
     def _migrate(self, to: list[int], report: Report) -> dict[str, Any]:
         """A fresh server takes over from each old one; the job's processes are not touched."""
         spec, before = self._spec, self.gpus
-        if len(to) != len(before) or len(set(to)) != len(to):
+        shares = _shares(to, [len(tree.gpus) for tree in self._trees])
+        if len(to) != len(before) or any(len(set(share)) != len(share) for share in shares):
             raise Refused(
-                f"job {spec.job} has {len(before)} GPU(s): --to needs as many, each once",
+                f"job {spec.job} has {len(before)} GPU(s): --to needs as many, each once on its host",
                 "the job continues",
             )
         op = Operation("migrate", spec.job, report)
-        shares = _shares(to, [len(tree.gpus) for tree in self._trees])
         moves: list[Move] = [
             tree.move(share, op.stages.part())
             for tree, share in zip(self._trees, shares, strict=True)
@@ -462,6 +457,7 @@ class JobCoordinator:
             self._phase = api.QUIESCED
             op.each(moves, lambda move: move.copy())
             op.each(moves, lambda move: move.start())
+            self.introduce()
             op.each(moves, lambda move: move.hand_over())
         except BaseException as caught:
             error = caught
@@ -499,10 +495,31 @@ class JobCoordinator:
     def _restore_trees(
         self, whole: image.Image, gpus: list[int], wishes: Wishes, stages: Stages
     ) -> None:
-        """One tree after the other; the image's trees are this job's, in their order."""
+        """All trees side by side; the image's trees are this job's, in their order."""
         shares = _shares(gpus, [len(tree.gpus) for tree in whole.trees])
-        for number, (tree, share) in enumerate(zip(self._trees, shares, strict=True)):
-            tree.restore(self._store(), whole, number, share, wishes, stages)
+        parts: list[Restoring] = [
+            tree.restore(self._store(), whole, number, share, wishes, stages.part())
+            for number, (tree, share) in enumerate(zip(self._trees, shares, strict=True))
+        ]
+        try:
+            each(stages, parts, lambda part: part.prepare())
+            self.introduce()
+            each(stages, parts, lambda part: part.go_on())
+        except BaseException:
+            for part in reversed(parts):
+                part.undo()
+            raise
+
+    def introduce(self) -> None:
+        """Tells all servers where those of the other trees are. Only a job of several trees has such."""
+        if len(self._trees) < 2:
+            return
+        lines = [f"token {self._token}"]
+        for number, tree in enumerate(self._trees):
+            found = tree.addresses()
+            lines.append(" ".join(["tree", str(number), str(len(found)), *found]))
+        table = "".join(line + "\n" for line in lines)
+        all_of([partial(tree.meet, table) for tree in self._trees])
 
     def _restore_failed(
         self, error: BaseException, stages: Stages, image_id: str, now: str
@@ -569,6 +586,25 @@ class JobCoordinator:
             return
         for warning in facts.warnings:
             say(warning)
+
+
+def follow_log(job: str, offset: int, ended: threading.Event) -> Iterator[bytes]:
+    """See coordinator_api.Coordinator."""
+    path = state.log_path(job)
+    if not os.path.exists(path):
+        return
+    with open(path, "rb") as log:
+        log.seek(offset)
+        over = False
+        while True:
+            piece = log.read(1 << 16)
+            if piece:
+                yield piece
+            elif over:
+                return
+            else:
+                over = ended.wait(0.1)  # what was written until then is still read
+                yield b""  # a reader that went away is noticed
 
 
 def _shares(gpus: list[int], sizes: list[int]) -> list[list[int]]:

@@ -79,6 +79,8 @@ class JobStatus:
     checkpointable: bool = True
     why_not: str = ""
     steps: int = 0
+    here: list[int] = field(default_factory=list)  # of gpus, those of the host that answers
+    nodes: list[str] = field(default_factory=list)  # of a job of several nodes, a line for each
 
 
 class Coordinator(Protocol):

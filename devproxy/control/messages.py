@@ -72,7 +72,8 @@ def status_from_pb(message: pb.JobStatus) -> JobStatus:
     values: dict[str, Any] = {
         f.name: getattr(message, f.name) for f in dataclasses.fields(JobStatus)
     }
-    values["gpus"] = list(message.gpus)
+    for name in ("gpus", "here", "nodes"):
+        values[name] = list(values[name])
     values["command"] = list(message.command)
     if not message.HasField("next_checkpoint_unix_s"):
         values["next_checkpoint_unix_s"] = None

@@ -11,6 +11,10 @@ from devproxy.node.stages import Report, Stages
 from devproxy.node.together import all_of
 
 
+class _Staged(Protocol):
+    stages: Stages
+
+
 class _Part(Protocol):
     stages: Stages
     warnings: list[str]
@@ -19,7 +23,28 @@ class _Part(Protocol):
     def still_s(self) -> float: ...
 
 
-P = TypeVar("P", bound=_Part)
+P = TypeVar("P", bound=_Staged)
+
+
+def each(stages: Stages, parts: Sequence[P], step: Callable[[P], None]) -> None:
+    """The step of every part side by side; each has stages of its own (Stages.part), which these here join.
+
+    Raises the first failure after all have ended; where that part stood is where the operation stands.
+    """
+    failed: list[P] = []
+
+    def run(part: P) -> None:
+        try:
+            step(part)
+        except BaseException:
+            failed.append(part)
+            raise
+
+    try:
+        all_of([partial(run, part) for part in parts])
+    finally:
+        for part in parts:
+            stages.join(part.stages, failed=part in failed[:1])
 
 
 class Operation:
@@ -32,21 +57,7 @@ class Operation:
         self.warnings: list[str] = []
 
     def each(self, parts: Sequence[P], step: Callable[[P], None]) -> None:
-        """Raises the first failure after all have ended; where that tree stood is where the operation stands."""
-        failed: list[P] = []
-
-        def run(part: P) -> None:
-            try:
-                step(part)
-            except BaseException:
-                failed.append(part)
-                raise
-
-        try:
-            all_of([partial(run, part) for part in parts])
-        finally:
-            for part in parts:
-                self.stages.join(part.stages, failed=part in failed[:1])
+        each(self.stages, parts, step)
 
 
 def still_s(parts: Sequence[_Part]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from devproxy.checkpoint.image import Image
 from devproxy.checkpoint.store import Store
 from devproxy.errors import DevproxyError
 from devproxy.log import say
+from devproxy.node import shared
 from devproxy.node.dump import TreeDump
 from devproxy.node.move import TreeMove
 from devproxy.node.participant import Dump
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from devproxy.proxy.control_channel import ControlChannel
 
 NOTE_S = 2.0  # how often the state of the job's files is noted
+
+
+def node_line(node: int, host: str, gpus: list[int]) -> str:
+    return f"node {node} ({host}): GPU {', '.join(map(str, gpus))}"
 
 
 class LocalTree:
@@ -42,6 +48,10 @@ class LocalTree:
     @property
     def gpus(self) -> list[int]:
         return self._tree.gpus
+
+    def about(self) -> str:
+        place = self._tree.place
+        return node_line(place.tree if place else 0, os.uname().nodename, self.gpus)
 
     def has_processes(self) -> bool:
         return self._tree.root is not None
@@ -80,14 +90,17 @@ class LocalTree:
         gpus: list[int],
         wishes: Wishes,
         stages: Stages,
-    ) -> None:
-        tree, part, before = self._tree, image.trees[number], self._tree.gpus
-        tree.gpus = gpus
-        try:
-            TreeRestore(tree, store, image, part, wishes, stages, self._adopt).run()
-        except BaseException:
-            tree.gpus = before
-            raise
+    ) -> TreeRestore:
+        part = image.trees[number]
+        return TreeRestore(self._tree, store, image, part, gpus, wishes, stages, self._adopt)
+
+    def addresses(self) -> list[str]:
+        return [
+            shared.data_address(self._tree.folder.path, gpu) for gpu in range(len(self._tree.gpus))
+        ]
+
+    def meet(self, table: str) -> None:
+        shared.tell_trees(self._tree.folder.path, table)
 
     def _adopt(self, files: list[FileEntry]) -> None:
         """What the image says is where this tree goes on."""

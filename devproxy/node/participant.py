@@ -114,12 +114,32 @@ class Move(Protocol):
     def close(self) -> None: ...
 
 
+class Restoring(Protocol):
+    """One tree out of an image. In this order; undo() from any point on."""
+
+    stages: Stages
+
+    def prepare(self) -> None:
+        """Processes live, servers hold what they held, and stand still; nothing passes between the trees."""
+        ...
+
+    def go_on(self) -> None: ...
+
+    def undo(self) -> None:
+        """Nothing of the tree runs."""
+        ...
+
+
 class Participant(Protocol):
     """One process tree with its servers."""
 
     @property
     def gpus(self) -> list[int]:
         """[k]: the host's GPU behind the tree's GPU k."""
+        ...
+
+    def about(self) -> str:
+        """For `devproxy status`: which node it is, where, on which GPUs."""
         ...
 
     def has_processes(self) -> bool: ...
@@ -160,8 +180,16 @@ class Participant(Protocol):
         gpus: list[int],
         wishes: Wishes,
         stages: Stages,
-    ) -> None:
-        """Tree `number` of the image, on these GPUs of the host. Raises with nothing of it running."""
+    ) -> Restoring:
+        """Tree `number` of the image, on these GPUs of the host. Nothing is begun yet."""
+        ...
+
+    def addresses(self) -> list[str]:
+        """Of each server, where it takes other trees' data: "ADDR:PORT". Only in a job of several trees."""
+        ...
+
+    def meet(self, table: str) -> None:
+        """Where the servers of all trees are (docs/protocol.md: the file `trees`)."""
         ...
 
     def begin(self) -> None:

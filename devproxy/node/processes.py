@@ -36,9 +36,14 @@ def _inherited(stdio: dict[str, Any]) -> dict[str, int]:
     return {f"pipe:[{inode}]": read_end}
 
 
-def restore(tree: Tree, part: image.TreeImage, staging: str) -> int:
-    """The root's process id. Tried again where a mount went away between our look and CRIU's."""
+def restore(tree: Tree, part: image.TreeImage, staging: str, namespace: int) -> int:
+    """The root's process id. Tried again where a mount went away between our look and CRIU's.
+
+    namespace: the network namespace for a tree that had its own, else -1.
+    """
     inherited = _inherited(part.stdio)
+    if namespace >= 0:
+        inherited[criu.NETWORK_KEY] = namespace
     tries_left = criu.MOUNT_TRIES
 
     def watch(root: int) -> None:

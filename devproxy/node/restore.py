@@ -2,6 +2,8 @@
 
 A list of steps, each with its undo. A step that fails is undone, then those before it, in reverse: nothing of the tree
 runs then. Files that were put back stay, with the newer ones kept beside them.
+
+The last step is apart: servers and connections between trees go on when all trees of the job stand there.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from devproxy.checkpoint.store import Store
 from devproxy.errors import Refused
 from devproxy.log import say
 from devproxy.node import build, processes, shared, staging
+from devproxy.node.network import inside
 from devproxy.node.stages import Stages
 from devproxy.node.tree import Tree
 from devproxy.proxy import server_set
@@ -55,7 +58,10 @@ class _Step:
 
 
 class TreeRestore:
-    """Precondition: no server and no process of the tree lives; its FIFOs exist; its streams are paused or not begun.
+    """gpus: [k] is the machine's GPU for the tree's GPU k. In this order: prepare, go_on; whoever runs it calls undo() after
+    a failure of either, of this or another tree.
+
+    Precondition: no server and no process of the tree lives; its FIFOs exist; its streams are paused or not begun.
 
     ready is called with the image's files before a process runs.
     """
@@ -66,6 +72,7 @@ class TreeRestore:
         store: Store,
         whole: image.Image,
         part: image.TreeImage,
+        gpus: list[int],
         wishes: Wishes,
         stages: Stages,
         ready: Callable[[list[FileEntry]], None],
@@ -75,37 +82,49 @@ class TreeRestore:
         self._wishes = wishes
         self._ready = ready
         self._about = f"image {whole.id}"
-        self._servers = f"GPU {', '.join(map(str, tree.gpus))}"
+        self._servers = f"GPU {', '.join(map(str, gpus))}"
         self._processes = f"the processes of job {tree.spec.job}"
         self._other_gpu = False
         self._staging = ""
         self._kept_log = ""  # CRIU's, of a failure
         self._started: list[Server] = []
         self._root: int | None = None
+        self._before = tree.gpus
+        tree.gpus = gpus
+        self._begun: list[_Step] = []
 
-    def run(self) -> None:
-        """Raises what the step raised, with the stage and object in self.stages."""
+    def prepare(self) -> None:
+        """All but the last step. Raises what the step raised, with the stage and object in self.stages."""
         steps = [
             _Step(self._check),
             _Step(self._fetch_device, self._keep_log),
             _Step(self._start_servers, self._end_servers),
             _Step(self._put_files),
             _Step(self._restore_processes, self._kill_processes),
-            _Step(self._go_on),
         ]
-        begun: list[_Step] = []
         try:
             for step in steps:
-                begun.append(step)
+                self._begun.append(step)
                 step.do()
         except BaseException as error:
-            for step in reversed(begun):
-                step.undo()
+            self.undo()
             if isinstance(error, criu.CriuError):  # its own words are about a path that goes now
                 error.remedy = f"CRIU's log is {self._kept_log}" if self._kept_log else ""
             raise
-        finally:
-            staging.remove(self._staging)
+
+    def go_on(self) -> None:
+        """After prepare(): the servers go on. The tree is the job's from here on."""
+        self._go_on()
+        staging.remove(self._staging)
+
+    def undo(self) -> None:
+        """Nothing of the tree runs. May be called at any time, and more than once."""
+        begun, self._begun = self._begun, []
+        if begun:
+            self._tree.gpus = self._before
+        for step in reversed(begun):
+            step.undo()
+        staging.remove(self._staging)
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -125,7 +144,7 @@ class TreeRestore:
         # destroy_tcp must not reach connections that live: a twin of a running job would end that one's.
         refusals += [
             f"the connection {ends} is inside of the image and of a running job too"
-            for ends in netdiag.established(part.criu.get("inside_tcp", []))
+            for ends in netdiag.established(self._own_tcp())
         ]
         if refusals:
             raise Refused("; ".join(refusals[:5]))
@@ -185,21 +204,35 @@ class TreeRestore:
             say(f"{path} is not part of the image and stays as it is")
 
     def _restore_processes(self) -> None:
-        tree, tcp = self._tree, self._part.criu
+        tree = self._tree
         self.stages.reach("host", "restoring the processes", self._processes)
         fault.point("restore_host")
         processes.forget_end(tree.folder.path)
         self._ready(self._part.files)
         tree.await_root()
-        for local, remote in tcp.get("inside_tcp", []):
+        for local, remote in self._own_tcp():
             netdiag.destroy_tcp(local, remote)  # in TIME_WAIT after a kill, it would keep the port
+        namespace = tree.fresh_network()
         with self.stages.timed("processes"):
-            self._root = processes.restore(tree, self._part, self._staging)
+            self._root = processes.restore(tree, self._part, self._staging, namespace)
+
+    def _own_tcp(self) -> list[list[str]]:
+        """Connections of the image that our network namespace may have as well; a fresh one has none."""
+        pairs: list[list[str]] = self._part.criu.get("inside_tcp", [])
+        return pairs if self._tree.place is None else []
 
     def _kill_processes(self) -> None:
         self._tree.no_root()
         if self._root is not None:
             os.kill(self._root, signal.SIGKILL)
+        self._tree.close_network()
+
+    def _in_network(self, action: Callable[[], object]) -> None:
+        own = self._tree.network
+        if own is None:
+            action()
+        else:
+            inside(own.namespace, action)
 
     def _keep_log(self) -> None:
         log = os.path.join(self._staging, "criu-restore.log")
@@ -212,13 +245,15 @@ class TreeRestore:
         fault.point("restore_go_on")
         if tcp["tcp"] == "established":
             # CRIU keeps all connections or none; those that lead outside have lost their other end.
-            for local, remote in tcp.get("outside_tcp", []):
-                netdiag.destroy_tcp(local, remote)
+            self._in_network(
+                lambda: [netdiag.destroy_tcp(*ends) for ends in tcp.get("outside_tcp", [])]
+            )
         for server in self._started:
             with tree.channel(server) as channel:
                 channel.resume()
         assert self._root is not None
         tree.restored(self._root)
+        tree.release_network()
         tree.stdio.restored()
         if tree.stdio.terminal:
             tree.send(signal.SIGWINCH)  # this one may have another size

@@ -135,13 +135,40 @@ class FakeTree:
         gpus: list[int],
         wishes: Wishes,
         stages: Stages,
-    ) -> None:
+    ) -> FakeRestoring:
         assert whole.trees[number].host == f"host{self.number}"
-        self.note("restore")
-        stages.reach("host", "", f"tree {self.number}")
-        if self.fails_at == "restore":
-            raise self.error
-        self.gpus, self.alive = gpus, True
+        return FakeRestoring(self, gpus, stages)
+
+    def about(self) -> str:
+        return f"tree {self.number}"
+
+    def addresses(self) -> list[str]:
+        return [f"10.0.0.{self.number}:{gpu}" for gpu in self.gpus]
+
+    def meet(self, table: str) -> None:
+        self.note("meet")
+        self.table = table
+
+
+class FakeRestoring:
+    def __init__(self, tree: FakeTree, gpus: list[int], stages: Stages) -> None:
+        self.stages = stages
+        self._tree, self._gpus = tree, gpus
+        self._before = tree.gpus
+
+    def prepare(self) -> None:
+        self._tree.note("prepare")
+        self.stages.reach("host", "", f"tree {self._tree.number}")
+        if self._tree.fails_at == "restore":
+            raise self._tree.error
+        self._tree.gpus, self._tree.alive = self._gpus, True
+
+    def go_on(self) -> None:
+        self._tree.note("go_on")
+
+    def undo(self) -> None:
+        self._tree.note("undo")
+        self._tree.gpus, self._tree.alive = self._before, False
 
 
 class World:
@@ -215,6 +242,20 @@ def test_a_suspend_stores_before_anything_ends(world: World) -> None:
     assert world.job.phase == api.RUNNING
 
 
+def test_trees_go_on_when_all_stand_and_know_one_another(world: World) -> None:
+    world.suspend()
+    world.seen.clear()
+    world.resume()
+    introduced = ["meet"] if len(world.trees) > 1 else []
+    assert world.order() == ["prepare", *introduced, "go_on"]
+    if introduced:
+        token, *lines = world.trees[0].table.splitlines()
+        assert token.split()[0] == "token"
+        assert len(bytes.fromhex(token.split()[1])) == 32
+        assert lines == ["tree 0 2 10.0.0.0:0 10.0.0.0:1", "tree 1 2 10.0.0.1:2 10.0.0.1:3"]
+        assert world.trees[1].table == world.trees[0].table
+
+
 @pytest.mark.parametrize("step", ["cut", "write", "thaw"])
 def test_a_failed_checkpoint(world: World, step: str) -> None:
     last = world.trees[-1]
@@ -265,6 +306,10 @@ def test_a_resume_that_fails_can_be_tried_again(world: World) -> None:
         world.resume()
     assert (caught.value.stage, caught.value.state) == ("host", "it is still suspended")
     assert world.job.phase == api.SUSPENDED
+    assert "go_on" not in world.order()
+    assert {s for s in world.seen if s.startswith("undo")} == {
+        f"undo{t.number}" for t in world.trees
+    }
     world.trees[-1].fails_at = ""
     world.resume()
     assert world.job.phase == api.RUNNING
@@ -278,7 +323,8 @@ def test_a_migrate_gives_each_tree_its_share(world: World) -> None:
         world.migrate([1] * count)
     facts = world.migrate(list(range(20, 20 + count)))
     assert facts["gpus"] == list(range(20, 20 + count)) == world.job.gpus
-    assert world.order() == ["check", "cut", "copy", "start", "hand_over", "close"]
+    introduced = ["meet"] if len(world.trees) > 1 else []
+    assert world.order() == ["check", "cut", "copy", "start", *introduced, "hand_over", "close"]
 
 
 def test_a_migrate_that_fails_before_the_hand_over(world: World) -> None:
