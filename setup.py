@@ -69,6 +69,7 @@ setup(
         "grpcio>=1.85.1",
         "protobuf>=7.35.1,<9",
         "blake3>=1",
+        "cryptography>=45",  # `devproxy trust`
         "zstandard>=0.23",
         "fsspec",
         "nvidia-ml-py>=13",

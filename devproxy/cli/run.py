@@ -25,6 +25,7 @@ TYPE_CHECKING = False  # typing itself costs every start 10 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+    from devproxy.control.side import First, Other
     from devproxy.proxy.proof import Proof
 
 USAGE = """usage: devproxy-run [options] -- COMMAND [ARGUMENT...]
@@ -51,10 +52,18 @@ Checkpoints (devproxy checkpoint, suspend, restore, migrate):
   --strict                 no image while a connection to the outside would be lost by it
   --plain                  no namespaces around the job; then it cannot be checkpointed
 
+A job on several nodes (the same command line on each, but for --node):
+  --nodes N                how many nodes the job has
+  --node K                 which of them this is, from 0 on; the verbs are given to node 0
+  --meet HOST:PORT         where node 0 listens, by a name or address that all nodes reach
+  --address ADDR           of this host, where its servers take the other nodes' data (the one that leads to --meet)
+  --network A.B.C.D/N      addresses for the job's processes: node K has the K+1st (10.213.0.0/24)
+
 Exit code: the command's; 128+N when signal N ended it; 126, 127 as a shell gives them; 2 when nothing was started;
 3 when the command ended well but a server had died under it.
 """
 MOST_GPUS = 64
+MOST_NODES = 32
 VALUED = (
     "--device",
     "--gpus",
@@ -67,6 +76,11 @@ VALUED = (
     "--keep",
     "--files-max",
     "--cut-wait",
+    "--nodes",
+    "--node",
+    "--meet",
+    "--address",
+    "--network",
 )
 
 
@@ -89,6 +103,11 @@ class Options:
         self.cut_wait_ms: int | None = None
         self.strict = False
         self.plain = False
+        self.nodes = 1
+        self.node: int | None = None
+        self.meet = ""
+        self.address = ""
+        self.network = ""
         self.command: list[str] = []
 
     def machine_gpus(self) -> list[int]:
@@ -133,6 +152,16 @@ def _set(options: Options, name: str, value: str) -> None:
         options.device = value
     elif name == "--gpus":
         options.gpus = _number(name, value, 1, MOST_GPUS)
+    elif name == "--nodes":
+        options.nodes = _number(name, value, 1, MOST_NODES)
+    elif name == "--node":
+        options.node = _number(name, value, 0, MOST_NODES - 1)
+    elif name == "--meet":
+        options.meet = value
+    elif name == "--address":
+        options.address = value
+    elif name == "--network":
+        options.network = value
     elif name == "--chaos":
         options.chaos = _number(name, value, 0, (1 << 64) - 1)
     elif name == "--gpu":
@@ -161,6 +190,52 @@ def _number(name: str, text: str, least: int, most: int) -> int:
     return int(text)
 
 
+def _check_nodes(options: Options, plain: bool) -> None:
+    """Raises Refused for what does not go together in a job of several nodes."""
+    given = {"--node": options.node is not None, "--meet": options.meet, "--address": options.address, "--network": options.network}  # fmt: skip
+    if options.nodes == 1:
+        if alone := next((name for name, value in given.items() if value), ""):
+            raise Refused(f"{alone} is for a job of several nodes", "give --nodes N as well")
+        return
+    if options.node is None or not options.meet or not options.name:
+        raise Refused(
+            "a job of several nodes needs --node K, --meet HOST:PORT and --name JOB",
+            "the same on each node, but for --node",
+        )
+    if options.node >= options.nodes:
+        raise Refused(
+            f"there is no node {options.node} in a job of {options.nodes}", "number them from 0"
+        )
+    if plain:
+        raise Refused("a job of several nodes needs namespaces of its own", "see: devproxy doctor")
+
+
+def _meet(options: Options, plan: preflight.Plan) -> First | Other | None:
+    """The other nodes are found, or will be. Raises Refused."""
+    if options.nodes == 1:
+        return None
+    # gRPC and the store: only such a job waits for them before its command begins.
+    from devproxy.control import side
+    from devproxy.control.meeting import Hello
+
+    assert options.node is not None
+    hello = Hello(
+        job=options.name, node=options.node, nodes=options.nodes, device=plan.device, abi=plan.abi,
+        host=os.uname().nodename,
+    )  # fmt: skip
+    if options.node == 0:
+        store = options.store or state.default_store()
+        return side.First(
+            options.meet, hello, job_id=side.new_job_id(), store=store,
+            network=options.network, address=options.address,
+        )  # fmt: skip
+    if options.network or options.store:
+        raise Refused("--network and --store are node 0's to say", "leave them out here")
+    return side.Other(
+        options.meet, hello, timeout_s=side.MEET_S, interrupted=cmd.check_interrupted, address=options.address
+    )  # fmt: skip
+
+
 def run(options: Options) -> int:
     """Refuse early, servers, command, end. Returns the exit code; raises DevproxyError when nothing was started."""
     burial.install()
@@ -175,26 +250,44 @@ def run(options: Options) -> int:
             + ("--plain was given" if options.plain else "this user may not make them"),
             "see: devproxy doctor",
         )
+    _check_nodes(options, plain)
     build = state.ensure_build(plan.lib, config.pylib_dir())
     mask = cmd.block_signals()
-    folder = runtime.create_job(options.name or runtime.default_job_name(options.command[0]))
+    name = options.name or runtime.default_job_name(options.command[0])
+    folder = runtime.create_job(f"{name}.{options.node}" if options.node else name)
+    try:
+        side = _meet(options, plan)
+    except BaseException:
+        runtime.remove_job(folder)
+        raise
     spec = make_spec(options, plan, folder.name, program, build, plain)
+    if side is not None:
+        spec.nodes, spec.network = side.place.trees, side.place.network
+        spec.job_id, spec.store = side.job_id, side.store
     janitor = janitors.start(folder, spec.job_id)
     servers = ServerSet()
     lib = state.build_path(build)
     server = config.server_path(lib)
     gpus = options.machine_gpus()
     try:
-        servers.start_all(server, folder, gpus, spec.device, spec.gpu_memory_bytes, spec.chaos)
+        more = side.place.server_arguments() if side else ()
+        servers.start_all(
+            server, folder, gpus, spec.device, spec.gpu_memory_bytes, spec.chaos, more
+        )
         cmd.become_subreaper()
         specs.write_job_file(folder.path, spec, gpus, os.getpid())
         servers.wait_ready(plan.start_timeout_s, cmd.check_interrupted)
         for line in plan.note.splitlines():
             say(line)
         streams = stdio.Stdio(folder.path)
-        tree = Tree(spec, gpus, folder, servers, janitor, streams, lib, server)
-        return _run_command(options, tree, mask)
+        place = side.place if side else None
+        tree = Tree(spec, gpus, folder, servers, janitor, streams, lib, server, place)
+        if side is not None:
+            side.attach(tree)
+        return _run_command(options, tree, mask, side)
     finally:
+        if side is not None:
+            side.stop()
         servers.stop()
         janitor.dismiss()
         runtime.remove_job(folder)
@@ -226,8 +319,10 @@ def make_spec(
     )
 
 
-def _run_command(options: Options, tree: Tree, mask: set[int]) -> int:
+def _run_command(options: Options, tree: Tree, mask: set[int], side: First | Other | None) -> int:
     servers = tree.servers
+    if side is not None:
+        side.before_command(cmd.check_interrupted)
 
     def ours() -> frozenset[int]:
         return frozenset([tree.janitor.pid, *(server.pid for server in servers.members)])
@@ -251,13 +346,18 @@ def _run_command(options: Options, tree: Tree, mask: set[int]) -> int:
         mount_at = init.make_mount_point()
     pylib = config.job_pylib_dir(tree.lib)
     env = environment.job_environment(tree.spec, len(tree.gpus), tree.lib, pylib, mount_at)
+    if tree.place is not None:
+        env |= tree.place.environment()
     if tree.spec.plain:
         tree.start_plain(env, mask)
     else:
         tree.start_tree(env, mask, mount_at)
-    agent = LateAgent(tree)
+        tree.release_network()
+    agent = LateAgent(tree, side)
     agent.start()
     code = tree.wait(look)
+    if side is not None:
+        side.ended(cmd.check_interrupted)
     wall_s = time.monotonic() - tree.started_at
     lost = servers.lost(tree.folder)
     stragglers = tree.end(ours())

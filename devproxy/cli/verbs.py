@@ -21,6 +21,7 @@ from devproxy.control.client import Result
 from devproxy.errors import DevproxyError, Refused, RestoreError
 from devproxy.log import say
 from devproxy.machine import show_bytes
+from devproxy.node import spec as specs
 
 if TYPE_CHECKING:
     from devproxy.checkpoint.manifest import Image
@@ -328,6 +329,9 @@ def restore(arguments: argparse.Namespace) -> int:
         "strict": arguments.strict,
         "device": arguments.device,
         "allow_other_gpu": arguments.allow_other_gpu,
+        "node": arguments.node,
+        "meet": arguments.meet,
+        "address": arguments.address,
     }
     if arguments.attach:
         from devproxy.control import agent  # gRPC and the coordinator: the others talk to a daemon
@@ -347,7 +351,7 @@ def _restore_detached(arguments: argparse.Namespace, spec: dict[str, Any]) -> in
         cwd=os.getcwd(),
         wait=arguments.wait,
     )
-    name = str(spec["name"])
+    name = specs.own_name(str(spec["name"]), spec["node"] or 0)
     results: list[Iterator[Result]] = []
 
     def work(show: progress.Show) -> Result:
@@ -420,6 +424,9 @@ def add_to(verb: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
     sub.add_argument("--attach", action="store_true", help="stay in the foreground, as the job")
     sub.add_argument("--wait", action="store_true", help="until the job ends; exit with its code")
     sub.add_argument("--strict", action="store_true", help="refuse where something was lost")
+    sub.add_argument("--node", type=int, metavar="K", help="of a job of several nodes: which one")
+    sub.add_argument("--meet", metavar="HOST:PORT", help="then: where node 0 listens")
+    sub.add_argument("--address", metavar="ADDR", help="then: of this host, for the others' data")
     _add_progress(sub)
 
     sub = verb("images", images, "the images in a store")

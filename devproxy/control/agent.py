@@ -34,17 +34,19 @@ def run_foreground(spec: dict[str, Any]) -> int:
     folder = restore.make_folder(spec, whole)
     janitor = janitors.start(folder, "")
     try:
-        tree, agent = restore.bring_back(spec, store, whole, folder, janitor)
+        restored = restore.bring_back(spec, store, whole, folder, janitor)
+        tree = restored.tree
         try:
             code = tree.wait(lambda: None)
+            if restored.side is not None:
+                restored.side.ended(lambda: None)
             lost = tree.servers.lost(folder)
             tree.end(frozenset())
             for server in lost:
                 say(f"the server of GPU {server.gpu} {server.how_it_ended()} while the job ran")
             return code if code or not lost else EXIT_SERVER_LOST
         finally:
-            agent.stop()
-            tree.servers.stop()
+            restored.stop()
     finally:
         janitor.dismiss()
         runtime.remove_job(folder)

@@ -37,6 +37,7 @@ from devproxy.errors import (
     SuspendError,
 )
 from devproxy.node import burial
+from devproxy.node.spec import own_name
 
 # Late imports: of daemons that start at once, all but one only say BUSY, and load no gRPC.
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class Agents:
 
     def start(self, request: pb.RestoreRequest) -> Started:
         """Raises Refused where that job lives or is being restored."""
-        name = request.name
+        name = _local_name(request)
         log_path = state.log_path(name)
         with self._lock:
             self._reap()
@@ -151,12 +152,15 @@ class Agents:
             spec = {
                 "image": request.image,
                 "store": request.store,
-                "name": name,
+                "name": request.name,
                 "gpus": list(request.gpus),
                 "output": request.output or None,
                 "strict": request.strict,
                 "device": request.device or None,
                 "allow_other_gpu": request.allow_other_gpu,
+                "node": request.node if request.HasField("node") else None,
+                "meet": request.meet or None,
+                "address": request.address or None,
             }
             path = os.path.join(state.subfolder("restores"), f"{name}-{time.time_ns()}.json")
             spec["note"] = path + ".stage"
@@ -191,6 +195,10 @@ class Agents:
                 _unlink(started.spec_path)
                 _unlink(started.spec_path + ".stage")
                 del self._started[name]
+
+
+def _local_name(request: pb.RestoreRequest) -> str:
+    return own_name(request.name, request.node)
 
 
 def _write_private(path: str, text: str) -> None:
@@ -441,7 +449,7 @@ class Service:
         with self._call("restore", request.name, context):
             runtime.check_job_name(request.name)
             started = self.agents.start(request)
-            yield from _watch_restore(request.name, started, context)
+            yield from _watch_restore(_local_name(request), started, context)
             while request.wait and context.is_active():
                 code = started.process.poll()
                 if code is not None:

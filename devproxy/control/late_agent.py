@@ -11,16 +11,18 @@ from devproxy.node.tree import Tree
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from devproxy.control.serving import Agent
+    from devproxy.control.side import First, Other, PartAgent
 
 DELAY_S = 0.4
 
 
 class LateAgent:
-    """Serves the tree's job DELAY_S after start()."""
+    """Serves the tree's job DELAY_S after start(). side: of a job of several nodes, which knows how."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, side: First | Other | None = None) -> None:
         self._tree = tree
-        self._agent: Agent | None = None
+        self._side = side
+        self._agent: Agent | PartAgent | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="agent", daemon=True)
 
@@ -35,7 +37,7 @@ class LateAgent:
                 serving,  # gRPC and the store: 0.3 s, after the command has begun
             )
 
-            self._agent = serving.serve(self._tree)
+            self._agent = self._side.serve() if self._side else serving.serve(self._tree)
         except Exception as error:
             say(f"no checkpoints for this job: its control service cannot start: {error}")
 

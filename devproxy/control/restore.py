@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from devproxy import config, machine, runtime, state
 from devproxy.checkpoint import image
@@ -16,14 +17,16 @@ from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.store import Store
 from devproxy.control import coordinator_api as api
 from devproxy.control.coordinator import JobCoordinator
+from devproxy.control.meeting import Hello
 from devproxy.control.serving import Agent
+from devproxy.control.side import MEET_S, First, Other, PartAgent
 from devproxy.control.stage_note import StageNote
 from devproxy.errors import Refused
 from devproxy.log import say
 from devproxy.node import build
 from devproxy.node.local import LocalTree
 from devproxy.node.restore import Wishes
-from devproxy.node.spec import JobSpec, read_job_file, write_job_file
+from devproxy.node.spec import JobSpec, own_id, own_name, read_job_file, write_job_file
 from devproxy.node.stages import Progress, Stages
 from devproxy.node.stdio import Stdio
 from devproxy.node.tree import Tree
@@ -34,9 +37,10 @@ from devproxy.proxy.server_set import ServerSet
 
 def make_folder(request: dict[str, Any], whole: image.Image) -> runtime.JobFolder:
     """The job folder, under its own name or the new one. Raises Refused where that name, or that job, lives."""
-    name = request.get("name") or whole.job
-    other, _ = _living(whole.job_id)
-    if other and name == whole.job:
+    node = request.get("node") or 0
+    name = own_name(request.get("name") or whole.job, node)
+    other, _ = _living(own_id(whole.job_id, node))
+    if other and name == own_name(whole.job, node):
         raise Refused(
             f"image {whole.id} is of job {other!r}, which is running",
             "end it first (devproxy kill), or restore under another name: --name NEW",
@@ -74,27 +78,24 @@ def bring_back(
     whole: image.Image,
     folder: runtime.JobFolder,
     janitor: Janitor,
-) -> tuple[Tree, Agent]:
-    """Returns the running job's tree and its agent. Raises DevproxyError; then nothing runs."""
-    if len(whole.trees) != 1:
-        raise Refused(
-            f"image {whole.id} is of a job of {len(whole.trees)} trees",
-            "this devproxy restores jobs of one tree",
-        )
-    (part,) = whole.trees
+) -> Restored:
+    """Raises DevproxyError; then nothing runs, on any node."""
+    node = _check_node(request, whole)
+    part = whole.trees[node]
     spec = JobSpec(**whole.spec)
     spec.store = request["store"]
     spec.job = folder.name
     spec.started_unix_s = round(time.time(), 3)
     if request.get("name") and request["name"] != whole.job:
         spec.job_id = os.urandom(8).hex()  # a job of its own from here on
-    original, original_dir = _living(whole.job_id)
+    spec.job_id = own_id(spec.job_id, node)
+    original, original_dir = _living(own_id(whole.job_id, node))
     if original:
         _check_beside(original, original_dir, whole)
     gpus = list(request.get("gpus") or part.gpus)
     if len(gpus) != len(part.gpus):
         raise Refused(
-            f"image {whole.id} is of a job with {len(part.gpus)} GPU(s), {len(gpus)} given",
+            f"image {whole.id} is of a job with {len(part.gpus)} GPU(s){' on that node' if len(whole.trees) > 1 else ''}, {len(gpus)} given",
             "name as many",
         )
     other_device = None
@@ -105,13 +106,34 @@ def bring_back(
     servers = ServerSet()
     descriptors = _descriptors(request.get("output"))
     stdio = Stdio(folder.path, descriptors)
-    tree = Tree(spec, gpus, folder, servers, janitor, stdio, lib, config.server_path(lib))
+    side = _meet(request, spec, whole, node)
+    place = side.place if side else None
+    tree = Tree(spec, gpus, folder, servers, janitor, stdio, lib, config.server_path(lib), place)
+    wishes = Wishes(
+        put_files=not original,
+        image_job_id=whole.job_id,
+        other_device=other_device,
+        allow_other_gpu=bool(request.get("allow_other_gpu")),
+    )
+
+    def before_it_runs() -> None:
+        _cut_back(part, request.get("output"), descriptors[1])
+        tree.begin_streams()
+
     try:
         write_job_file(folder.path, spec, gpus, os.getpid())
         stdio.open(part.stdio)
-        coordinator = JobCoordinator(
-            spec, [LocalTree(tree)], lib=lib, phase=api.RESTORING, opened=store
-        )
+        if side is not None:
+            side.attach(tree)
+        if isinstance(side, Other):
+            return Restored(tree, _as_part(request, whole, side, before_it_runs), side)
+        if side is not None:
+            side.gather(MEET_S, lambda: None)
+            coordinator = side.coordinator(phase=api.RESTORING, opened=store)
+        else:
+            coordinator = JobCoordinator(
+                spec, [LocalTree(tree)], lib=lib, phase=api.RESTORING, opened=store
+            )
         agent = Agent(folder.path, coordinator)
         try:
             note = StageNote(request.get("note"))
@@ -123,18 +145,7 @@ def bring_back(
 
                 stages = Stages(noted, "manifest", f"image {whole.id}")
                 stages.say("checking this machine")
-                wishes = Wishes(
-                    put_files=not original,
-                    image_job_id=whole.job_id,
-                    other_device=other_device,
-                    allow_other_gpu=bool(request.get("allow_other_gpu")),
-                )
-
-                def before_it_runs() -> None:
-                    _cut_back(part, request.get("output"), descriptors[1])
-                    tree.begin_streams()
-
-                coordinator.restore(whole, gpus, wishes, stages, before_it_runs)
+                coordinator.restore(whole, coordinator.gpus, wishes, stages, before_it_runs)
         except BaseException:
             agent.stop()
             raise
@@ -142,9 +153,94 @@ def bring_back(
     except BaseException:
         if tree.root is not None:
             tree.send(9)
+        if side is not None:
+            side.stop()
         servers.stop()
         raise
-    return tree, agent
+    return Restored(tree, agent, side)
+
+
+class Restored(NamedTuple):
+    """A job that runs again, or this node's part of one."""
+
+    tree: Tree
+    agent: Agent | PartAgent
+    side: First | Other | None
+
+    def stop(self) -> None:
+        self.agent.stop()
+        if self.side is not None:
+            self.side.stop()
+        self.tree.servers.stop()
+
+
+def _check_node(request: dict[str, Any], whole: image.Image) -> int:
+    """Which tree of the image. Raises Refused for what does not fit it."""
+    nodes, node, meet = len(whole.trees), request.get("node"), request.get("meet")
+    if nodes == 1:
+        if meet or node is not None:
+            raise Refused(
+                f"image {whole.id} is of a job of one node", "leave out --node and --meet"
+            )
+        return 0
+    if not meet or node is None:
+        raise Refused(
+            f"image {whole.id} is of a job of {nodes} nodes",
+            f"restore each of them, here or on other hosts: devproxy restore {whole.id} --node K --meet HOST:PORT",
+        )
+    if not 0 <= node < nodes:
+        raise Refused(f"image {whole.id} has no node {node}", f"it has {nodes}, from 0 on")
+    return int(node)
+
+
+def _meet(
+    request: dict[str, Any], spec: JobSpec, whole: image.Image, node: int
+) -> First | Other | None:
+    """The job's nodes find together again. Raises Refused."""
+    if len(whole.trees) == 1:
+        return None
+    hello = Hello(
+        job=request.get("name") or whole.job,
+        node=node,
+        nodes=len(whole.trees),
+        device=spec.device,
+        abi=spec.abi,
+        image=whole.id,
+        host=os.uname().nodename,
+    )
+    meet, address = request["meet"], request.get("address") or ""
+    if node == 0:
+        return First(
+            meet, hello, job_id=spec.job_id, store=spec.store, network=spec.network, address=address
+        )
+    other = Other(meet, hello, timeout_s=MEET_S, interrupted=lambda: None, address=address)
+    spec.job_id = other.job_id
+    return other
+
+
+def _as_part(
+    request: dict[str, Any],
+    whole: image.Image,
+    side: Other,
+    before_it_runs: Callable[[], None],
+) -> PartAgent:
+    """This node does what the first one asks for, until the job runs. Raises Refused where it comes to nothing."""
+    agent = side.serve()
+    try:
+        note = StageNote(request.get("note"))
+        with agent.operation("restore") as report:
+
+            def noted(progress: Progress) -> None:
+                note.write(progress.stage)
+                report(progress)
+
+            stages = Stages(noted, "manifest", f"image {whole.id}")
+            stages.say("waiting for the other nodes")
+            side.restore(noted, before_it_runs)
+    except BaseException:
+        agent.stop()
+        raise
+    return agent
 
 
 def _times(stages: Stages) -> dict[str, Any]:

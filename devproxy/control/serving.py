@@ -33,9 +33,10 @@ class Agent:
         self._service.stop()
 
 
-def serve(tree: Tree) -> Agent:
-    """Starts the service of a running job of one tree, and devproxyd where there is none."""
-    coordinator = JobCoordinator(tree.spec, [LocalTree(tree)], lib=tree.lib)
+def serve(tree: Tree, coordinator: JobCoordinator | None = None) -> Agent:
+    """Starts the service of a running job, and devproxyd where there is none. coordinator: that of several trees."""
+    if coordinator is None:
+        coordinator = JobCoordinator(tree.spec, [LocalTree(tree)], lib=tree.lib)
     agent = Agent(tree.folder.path, coordinator)
     agent.begin()
     if tree.spec.plain:

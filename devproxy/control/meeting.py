@@ -1,0 +1,263 @@
+"""How the nodes of a job find together: node 0 listens, the others come, and a link to each stays while the job lives.
+
+A node that comes says what it is (Hello). Node 0 refuses by name what does not fit; nothing of that node has been
+started then. Packets between two nodes that are not node 0 go through it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from devproxy import __version__
+from devproxy.control import trust
+from devproxy.control._pb import job_pb2 as pb
+from devproxy.control._pb import job_pb2_grpc
+from devproxy.control.agent_service import ThreadPerCall
+from devproxy.control.link import OPTIONS, Link
+from devproxy.control.quiet_grpc import grpc
+from devproxy.control.remote import RemoteTree
+from devproxy.errors import DevproxyError, Refused
+from devproxy.log import say
+from devproxy.node.stages import Report
+
+LOOK_S = 0.05
+AGAIN_S = 0.5  # between two tries to reach node 0
+GOODBYE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a node says of itself. image: of a restore, else ""."""
+
+    job: str
+    node: int
+    nodes: int
+    device: str
+    abi: str
+    image: str = ""
+    host: str = ""
+    version: str = __version__
+
+
+def parse_meet(text: str) -> tuple[str, int]:
+    """ "host:port". Raises Refused."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise Refused(
+            f"--meet {text!r} is no address", "write it like node0:29400: where node 0 listens"
+        )
+    return host.strip("[]"), int(port)
+
+
+def own_address(meet: str, node: int) -> str:
+    """The address of this host that the other nodes reach: node 0's as it was named, else the one that leads there."""
+    host, port = parse_meet(meet)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        if node == 0:
+            return str(found[4][0])
+        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(found[4])
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise Refused(
+            f"--meet {meet}: {error.strerror or error}", "name node 0 as all nodes can reach it"
+        ) from None
+
+
+class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore]
+    """Node 0's side. welcome: what a node that fits is told, one JSON object.
+
+    deliver(packets): for node 0's own tree. Raises Refused where it cannot listen.
+    """
+
+    def __init__(
+        self,
+        meet: str,
+        own: Hello,
+        welcome: dict[str, Any],
+        deliver: Callable[[list[bytes]], None],
+    ) -> None:
+        self._own = own
+        self._welcome = welcome
+        self._deliver = deliver
+        self._mu = threading.Lock()
+        self._links: dict[int, Link] = {}
+        self._ready: dict[int, RemoteTree] = {}
+        self._stopping = False
+        identity = trust.load()
+        host, port = parse_meet(meet)
+        self._server = grpc.server(
+            cast(futures.ThreadPoolExecutor, ThreadPerCall()), options=OPTIONS
+        )
+        job_pb2_grpc.add_MeetingServicer_to_server(self, self._server)
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if self._server.add_secure_port(where, identity.server()) == 0:
+                raise RuntimeError("gRPC gives no reason")
+        except RuntimeError as error:
+            why = str(error).split("\n")[0][:200]
+            raise Refused(
+                f"node 0 cannot listen at {meet}: {why}", "is the port taken, or another host's?"
+            ) from None
+        self._server.start()
+
+    # -- gRPC's thread of each node -----------------------------------------------------------------------------
+
+    def Join(self, frames: Iterable[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:
+        link = Link(f"the node at {context.peer()}")
+        joined: list[int] = []
+
+        def greet(verb: str, arguments: dict[str, Any], report: Report) -> Any:
+            if verb == "join":
+                hello = Hello(**arguments)
+                self._admit(hello, link)
+                joined.append(hello.node)
+                link.peer = f"node {hello.node} ({hello.host})"
+                return self._welcome
+            if verb == "ready" and joined:
+                self._is_ready(joined[0], RemoteTree(link, joined[0], **arguments))
+                return None
+            raise DevproxyError(f"a node that joins does not call {verb!r}")
+
+        link.handle = greet
+        link.on_packets = self._route
+        link.on_lost = lambda: self._lost(joined)
+        context.add_callback(link.close)
+        threading.Thread(target=link.read, args=(frames,), name="link", daemon=True).start()
+        yield from link.outgoing()
+
+    def _admit(self, hello: Hello, link: Link) -> None:
+        own, node = self._own, hello.node
+        for name in ("job", "nodes", "image", "device", "abi"):
+            theirs, ours = getattr(hello, name), getattr(own, name)
+            if theirs != ours:
+                raise Refused(
+                    f"node {node} ({hello.host}) has {name} {theirs!r}, node 0 has {ours!r}",
+                    "start all nodes of a job with the same devproxy, --name, --nodes and --device",
+                )
+        if not 0 < node < own.nodes:
+            raise Refused(f"there is no node {node} in a job of {own.nodes}", "number them from 0")
+        with self._mu:
+            if node in self._links:
+                raise Refused(f"node {node} is here already", "give each host a --node of its own")
+            self._links[node] = link
+
+    def _is_ready(self, node: int, tree: RemoteTree) -> None:
+        with self._mu:
+            self._ready[node] = tree
+
+    def _lost(self, joined: list[int]) -> None:
+        with self._mu:
+            if not joined or self._stopping:
+                return
+            node = joined[0]
+            tree = self._ready.get(node)
+            if tree is None:  # it has not begun: another may come in its place
+                self._links.pop(node, None)
+        if tree is not None and not tree.was_ended():
+            say(f"{tree.name} is gone")
+
+    def _route(self, source: int, to: int, packets: list[bytes]) -> None:
+        if to == 0:
+            self._deliver(packets)
+            return
+        link = self._links.get(to)
+        if link is not None:
+            link.send_packets(source, to, packets)
+
+    # -- the supervisor's threads -------------------------------------------------------------------------------
+
+    def send(self, to: int, packets: list[bytes]) -> None:
+        """From node 0's own tree."""
+        self._route(0, to, packets)
+
+    def wait(self, timeout_s: float, interrupted: Callable[[], None]) -> list[RemoteTree]:
+        """All other nodes, in their order. Raises Refused, with the names of those that have not come."""
+        end = time.monotonic() + timeout_s
+        others = range(1, self._own.nodes)
+        while True:
+            interrupted()
+            with self._mu:
+                here = [self._ready[node] for node in others if node in self._ready]
+            if lost := next((tree for tree in here if tree.link.lost.is_set()), None):
+                raise Refused(f"{lost.name} is gone", "see what it says; nothing was started")
+            if len(here) == len(others):
+                return here
+            if time.monotonic() > end:
+                late = ", ".join(str(node) for node in others if node not in self._ready)
+                raise Refused(
+                    f"node {late} of job {self._own.job} did not come within {timeout_s:g} s",
+                    "start it with the same --meet, or see what it says; nothing was started",
+                )
+            time.sleep(LOOK_S)
+
+    def stop(self) -> None:
+        """The job is over. The others are told, so that they do not take it for a failure."""
+        with self._mu:
+            self._stopping = True
+            links = list(self._links.values())
+        for link in links:
+            try:
+                link.call("bye", timeout_s=GOODBYE_S)
+            except DevproxyError:
+                pass
+            link.close()
+        self._server.stop(0.5).wait(GOODBYE_S)
+
+
+class Joined:
+    """Another node's side: its link to node 0. welcome: what node 0 said.
+
+    Tries for timeout_s to reach node 0. Raises Refused in node 0's words, or where it is not reached.
+    """
+
+    def __init__(
+        self, meet: str, hello: Hello, timeout_s: float, interrupted: Callable[[], None]
+    ) -> None:
+        self.node = hello.node
+        identity = trust.load()
+        host, port = parse_meet(meet)
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        options = [*OPTIONS, ("grpc.ssl_target_name_override", trust.NAME)]
+        self._channel = grpc.secure_channel(where, identity.channel(), options=options)
+        ready = grpc.channel_ready_future(self._channel)
+        end = time.monotonic() + timeout_s
+        while True:
+            interrupted()
+            try:
+                ready.result(timeout=AGAIN_S)
+                break
+            except grpc.FutureTimeoutError:
+                if time.monotonic() > end:
+                    self._channel.close()
+                    raise Refused(
+                        f"node 0 was not reached at {meet} within {timeout_s:g} s",
+                        f"is it started, and has it the same trust folder ({trust.folder()})?",
+                    ) from None
+        self.link = Link(f"node 0 ({meet})")
+        frames = job_pb2_grpc.MeetingStub(self._channel).Join(self.link.outgoing())
+        threading.Thread(target=self.link.read, args=(frames,), name="link", daemon=True).start()
+        try:
+            self.welcome: dict[str, Any] = self.link.call("join", asdict(hello), timeout_s=30.0)
+        except DevproxyError as error:
+            self.stop()
+            raise Refused(error.what, error.remedy) from None
+
+    def send(self, to: int, packets: list[bytes]) -> None:
+        self.link.send_packets(self.node, to, packets)
+
+    def ready(self, gpus: list[int]) -> None:
+        """The tree's servers listen."""
+        self.link.call("ready", {"host": os.uname().nodename, "gpus": gpus}, timeout_s=30.0)
+
+    def stop(self) -> None:
+        self.link.close()
+        self._channel.close()
