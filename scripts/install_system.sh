@@ -12,6 +12,7 @@ have g++ && have cc || need build-essential
 have cmake || need cmake
 have ninja || need ninja-build
 have flock || need util-linux
+have ip || need iproute2 # tests make hosts of network namespaces
 # Module images are packed by either (devproxy/hal/image), and known by a hash (csrc/base/image_hash.h).
 header() { echo "#include <$1>" | cc -E -x c - >/dev/null 2>&1; }
 header lz4.h || need liblz4-dev

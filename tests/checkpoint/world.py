@@ -197,9 +197,13 @@ class World:
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
+    def mark(self) -> bytes:
+        """Its runtime folder."""
+        return str(self.shm).encode()
+
     def processes(self) -> list[psutil.Process]:
-        """Everything that has this world's runtime folder in its environment or command line."""
-        mark = str(self.shm).encode()
+        """Everything that has this world's mark in its environment or command line."""
+        mark = self.mark()
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             try:

@@ -1,0 +1,125 @@
+"""A job of two trees on two hosts: cut together, brought back together, on whatever hosts."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.checkpoint.hosts import Hosts
+from tests.checkpoint.world import SUBJECTS
+from tests.integration.needs import require_criu
+
+STEPS = 120
+ACROSS = (
+    sys.executable,
+    str(SUBJECTS / "across.py"),
+    "--steps",
+    str(STEPS),
+    "--seconds-per-step",
+    "0.05",
+)
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    require_criu()
+    made = Hosts()
+    made.hold()
+    yield made
+    made.close()
+
+
+def check(hosts: Hosts, log: str = "log") -> None:
+    """Both trees got every byte, in order (across.py looks itself); neither began anew."""
+    for node in (0, 1):
+        assert len(hosts.nonces(f"{log}{node}")) == 1, hosts.tail(f"{log}{node}")
+        assert hosts.digest(f"{log}{node}"), hosts.tail(f"{log}{node}")
+
+
+def test_megabytes_on_their_way(hosts: Hosts) -> None:
+    """Checkpoints, suspends: nothing of it is lost or comes twice."""
+    dice = random.Random(11)
+    jobs = hosts.start(*ACROSS)
+    for at in sorted(dice.sample(range(2, 60), 4)):
+        hosts.wait_step(at, "log0")
+        hosts.until(STEPS - 1)
+        verb = dice.choice(("checkpoint", "suspend"))
+        hosts.on(0, verb, "j")
+        if verb == "suspend":
+            hosts.on(0, "resume", "j")
+    assert [hosts.end_of(job) for job in jobs] == [0, 0], hosts.tail("log0") + hosts.tail("log1")
+    check(hosts)
+    assert hosts.steps("log0") == hosts.steps("log1") == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("nodes", [(1, 0), (0, 0), (0, 1)])
+def test_restored_elsewhere(hosts: Hosts, nodes: tuple[int, int]) -> None:
+    """kill -9 of everything; then the halves exchanged, both on one host, or where they were."""
+    hosts.start(*ACROSS)
+    hosts.wait_step(15, "log0")
+    hosts.on(0, "checkpoint", "j")
+    hosts.wait_step(25, "log0")
+    assert hosts.kill_everything()
+    hosts.came_back(hosts.bring_back(nodes))
+    told = hosts.job_status(nodes[0])
+    assert told["phase"] == "running"
+    assert len(told["nodes"]) == 2  # type: ignore[arg-type]
+    hosts.wait_end("done", "log0")
+    hosts.wait_end("done", "log1")
+    check(hosts)
+
+
+def test_what_nodes_say(hosts: Hosts) -> None:
+    """Verbs belong to node 0; the others name it."""
+    hosts.start(*ACROSS)
+    hosts.wait_step(3, "log0")
+    refused = hosts.on(1, "checkpoint", "j.1", check=False)
+    assert refused.returncode == 2
+    assert f"give the verb to node 0 ({hosts.meet(0)})" in refused.stderr
+    told = hosts.job_status(0)
+    assert [line.split(" ")[:2] for line in told["nodes"]] == [["node", "0"], ["node", "1"]]  # type: ignore[attr-defined]
+    hosts.on(0, "kill", "j", "--signal", "KILL")
+    assert [job.wait(60) for job in hosts.jobs] == [137, 137]
+
+
+def test_nodes_that_do_not_fit(hosts: Hosts) -> None:
+    """Another --nodes, a number that is taken: named, with nothing started."""
+    (first,) = hosts.start(*ACROSS, only=(0,))
+    (other,) = hosts.start(*ACROSS, only=(1,), count=3, log="other")
+    assert other.wait(60) == 2
+    assert "node 1 (" in hosts.text("other1")
+    assert "has nodes 3, node 0 has 2" in hosts.text("other1")
+    (stranger,) = hosts.start(*ACROSS, only=(1,), log="stranger", DEVPROXY_TRUST_DIR="/nowhere")
+    assert stranger.wait(60) == 2
+    assert "make it once (devproxy trust)" in hosts.text("stranger1")
+    supervisor = psutil.Process(first.pid)
+    supervisor.send_signal(signal.SIGINT)
+    assert first.wait(30) == 128 + signal.SIGINT
+
+
+def test_a_node_that_dies(hosts: Hosts) -> None:
+    """kill -9 of a node's supervisor: node 0 names it, the job ends, the last image is whole."""
+    jobs = hosts.start(*ACROSS)
+    hosts.wait_step(5, "log0")
+    hosts.on(0, "checkpoint", "j")
+    hosts.until("end")
+    supervisor = int(hosts.job_status(1, "j.1")["pid"])  # type: ignore[call-overload]
+    os.kill(supervisor, signal.SIGKILL)
+    hosts.wait(lambda: "node 1 (" in hosts.text("log0"), 30, "the name of the node")
+    assert jobs[1].wait(30) == -signal.SIGKILL or jobs[1].returncode == 137
+    failed = hosts.on(0, "checkpoint", "j", check=False)
+    assert failed.returncode != 0
+    hosts.on(0, "kill", "j", "--signal", "KILL", check=False)
+    jobs[0].wait(60)
+    hosts.kill_everything()
+    time.sleep(0.1)
+    hosts.came_back(hosts.bring_back((0, 1)))
+    hosts.wait_end("done", "log0")
+    check(hosts)
