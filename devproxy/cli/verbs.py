@@ -34,14 +34,14 @@ LONGEST_CUT_WAIT_MS = 24 * 3600 * 1000
 # -- what is given on the command line ------------------------------------------------------------------------------
 
 
-def parse_gpus(texts: list[str] | None) -> list[int]:
-    """["0,2", "3"] -> [0, 2, 3]. Raises Refused."""
+def parse_gpus(texts: list[str] | None, *, of_one_host: bool = True) -> list[int]:
+    """["0,2", "3"] -> [0, 2, 3]. Each once, if they are of one host. Raises Refused."""
     found = []
     for part in ",".join(texts or []).split(",") if texts else []:
         if not part.isascii() or not part.isdigit() or int(part) >= 1024:
             raise Refused(f"{part!r} is not a GPU", "give numbers, as 0 or 0,1")
         found.append(int(part))
-    if len(set(found)) != len(found):
+    if of_one_host and len(set(found)) != len(found):
         raise Refused(f"{','.join(texts or [])!r} names a GPU twice", "name each once")
     return found
 
@@ -143,7 +143,7 @@ def suspend(arguments: argparse.Namespace) -> int:
 
 def resume(arguments: argparse.Namespace) -> int:
     """A suspended job goes on."""
-    gpus = parse_gpus(arguments.gpu)
+    gpus = parse_gpus(arguments.gpu, of_one_host=False)  # the coordinator knows whose they are
     job, _ = client.find_job(arguments.job)
     return _run(
         arguments,
@@ -155,7 +155,7 @@ def resume(arguments: argparse.Namespace) -> int:
 
 def migrate(arguments: argparse.Namespace) -> int:
     """The job goes on, on other GPUs, served by other server processes."""
-    to = parse_gpus(arguments.to)
+    to = parse_gpus(arguments.to, of_one_host=False)
     job, _ = client.find_job(arguments.job)
     return _run(
         arguments, "migrate", job, lambda show: client.Client().migrate(job, to=to, report=show)

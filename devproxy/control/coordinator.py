@@ -117,6 +117,11 @@ class JobCoordinator:
         """[k]: the machine's GPU behind the job's GPU k, tree after tree."""
         return [gpu for tree in self._trees for gpu in tree.gpus]
 
+    def _fits(self, gpus: list[int]) -> bool:
+        """As many as the job has, and no tree gets one twice."""
+        shares = _shares(gpus, [len(tree.gpus) for tree in self._trees])
+        return len(gpus) == len(self.gpus) and all(len(set(one)) == len(one) for one in shares)
+
     def status(self) -> api.JobStatus:
         spec = self._spec
         return api.JobStatus(
@@ -168,10 +173,10 @@ class JobCoordinator:
 
     def resume(self, *, gpus: list[int] | None, report: Report) -> None:
         with self._one_verb("resume", {api.SUSPENDED}):
-            if gpus is not None and len(gpus) != len(self.gpus):
+            if gpus is not None and not self._fits(gpus):
                 raise Refused(
                     f"job {self._spec.job} has {len(self.gpus)} GPU(s), {len(gpus)} given",
-                    "name as many; the job is still suspended",
+                    "name as many, each once on its host; the job is still suspended",
                 )
             self._phase = api.RESTORING
             stages = Stages(report, "manifest", f"image {self._suspended_image}")
@@ -437,13 +442,13 @@ class JobCoordinator:
     def _migrate(self, to: list[int], report: Report) -> dict[str, Any]:
         """A fresh server takes over from each old one; the job's processes are not touched."""
         spec, before = self._spec, self.gpus
-        shares = _shares(to, [len(tree.gpus) for tree in self._trees])
-        if len(to) != len(before) or any(len(set(share)) != len(share) for share in shares):
+        if not self._fits(to):
             raise Refused(
                 f"job {spec.job} has {len(before)} GPU(s): --to needs as many, each once on its host",
                 "the job continues",
             )
         op = Operation("migrate", spec.job, report)
+        shares = _shares(to, [len(tree.gpus) for tree in self._trees])
         moves: list[Move] = [
             tree.move(share, op.stages.part())
             for tree, share in zip(self._trees, shares, strict=True)

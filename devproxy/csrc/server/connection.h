@@ -129,7 +129,9 @@ class Connection final : public hal::SpaceOwner {
   HostFunctions& host_functions() { return host_functions_; }
   // Also the server thread.
   Communicators& communicators() { return communicators_; }
-  CommReport comm_report() { return communicators_.report(uint64_t{parts_.gpu} << 32 | number(), device_); }
+  CommReport comm_report() {
+    return communicators_.report(uint64_t{parts_.tree} << 48 | uint64_t{parts_.gpu} << 32 | number(), device_);
+  }
   // -- hal::SpaceOwner; any device thread -----------------------------------------------------------------------------
 
   void on_thread_start() noexcept override;
