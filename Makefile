@@ -56,6 +56,9 @@ demo: build  ## an unmodified PyTorch job: trained, killed with -9 in the middle
 demo-ranks: build  ## the same for an unmodified DDP job of four ranks: cut, moved, suspended, killed, restored, compared
 	$(PY) scripts/demo_ranks.py
 
+demo-hosts: build  ## the same on two hosts (network namespaces here): restored with the halves exchanged, and on one host
+	$(PY) scripts/demo_hosts.py
+
 # PyTorch's ordinary CUDA wheel (several GB) with Triton, and numba-cuda, in an environment of their own for each version;
 # outside CI. TORCH=2.11.0 chooses another.
 TORCH ?= 2.13.0
@@ -118,4 +121,4 @@ clean:  ## removes build/, keeps .venv
 	rm -rf build dist *.egg-info
 
 .PHONY: help setup gen criu criu-if-possible build check test test-cuda-wheel test-cuda-wheel-record test-third-party-record test-trainers \
-  demo demo-ranks bench gpu-bundle gpu-check gpu-rehearsal soak fmt lint clean
+  demo demo-ranks demo-hosts bench gpu-bundle gpu-check gpu-rehearsal soak fmt lint clean

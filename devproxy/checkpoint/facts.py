@@ -71,8 +71,17 @@ def collect(root_pid: int, build_dir: str, *, job_dir: str = "") -> dict[str, An
         "abi": client_abi(build_dir),
         "processes": processes,
         "mounts": _mounts(root_pid, job_dir),
+        "own_clock": _has_own_clock(root_pid),
         "files": sorted(files.found.values(), key=lambda f: str(f["path"])),
     }
+
+
+def _has_own_clock(root_pid: int) -> bool:
+    """A time namespace: its monotonic clocks go on after a restore where they were at the dump."""
+    try:
+        return os.readlink(f"/proc/{root_pid}/ns/time") != os.readlink("/proc/self/ns/time")
+    except OSError:
+        return False  # a kernel without them, or the process is gone
 
 
 def host_facts() -> dict[str, Any]:
@@ -123,7 +132,8 @@ def check_restore(
     if image["page_bytes"] != here["page_bytes"]:
         what = f"pages of {here['page_bytes']} bytes here, {image['page_bytes']} in the image"
         found.append(Finding(what, "memory cannot be mapped as it was", "use another host", True))
-    if image.get("boot_id") and here.get("boot_id") and image["boot_id"] != here["boot_id"]:
+    moved = image.get("boot_id") and here.get("boot_id") and image["boot_id"] != here["boot_id"]
+    if moved and not image.get("own_clock"):
         what = "the machine was started anew, or it is another one"
         found.append(Finding(what, "time.monotonic() will jump in the job", "", False))
     _check_driver(image, here, found)

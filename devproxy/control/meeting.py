@@ -1,4 +1,4 @@
-"""How the nodes of a job find together: node 0 listens, the others come, and a link to each stays while the job lives.
+"""How the nodes of a job find together: node 0 listens, the others come, and a line to each stays while the job lives.
 
 A node that comes says what it is (Hello). Node 0 refuses by name what does not fit; nothing of that node has been
 started then. Packets between two nodes that are not node 0 go through it.
@@ -20,7 +20,7 @@ from devproxy.control import trust
 from devproxy.control._pb import job_pb2 as pb
 from devproxy.control._pb import job_pb2_grpc
 from devproxy.control.agent_service import ThreadPerCall
-from devproxy.control.link import OPTIONS, Link
+from devproxy.control.line import OPTIONS, Line
 from devproxy.control.quiet_grpc import grpc
 from devproxy.control.remote import RemoteTree
 from devproxy.errors import DevproxyError, Refused
@@ -89,7 +89,7 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
         self._welcome = welcome
         self._deliver = deliver
         self._mu = threading.Lock()
-        self._links: dict[int, Link] = {}
+        self._lines: dict[int, Line] = {}
         self._ready: dict[int, RemoteTree] = {}
         self._stopping = False
         identity = trust.load()
@@ -112,29 +112,29 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
     # -- gRPC's thread of each node -----------------------------------------------------------------------------
 
     def Join(self, frames: Iterable[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:
-        link = Link(f"the node at {context.peer()}")
+        line = Line(f"the node at {context.peer()}")
         joined: list[int] = []
 
         def greet(verb: str, arguments: dict[str, Any], report: Report) -> Any:
             if verb == "join":
                 hello = Hello(**arguments)
-                self._admit(hello, link)
+                self._admit(hello, line)
                 joined.append(hello.node)
-                link.peer = f"node {hello.node} ({hello.host})"
+                line.peer = f"node {hello.node} ({hello.host})"
                 return self._welcome
             if verb == "ready" and joined:
-                self._is_ready(joined[0], RemoteTree(link, joined[0], **arguments))
+                self._is_ready(joined[0], RemoteTree(line, joined[0], **arguments))
                 return None
             raise DevproxyError(f"a node that joins does not call {verb!r}")
 
-        link.handle = greet
-        link.on_packets = self._route
-        link.on_lost = lambda: self._lost(joined)
-        context.add_callback(link.close)
-        threading.Thread(target=link.read, args=(frames,), name="link", daemon=True).start()
-        yield from link.outgoing()
+        line.handle = greet
+        line.on_packets = self._route
+        line.on_lost = lambda: self._lost(joined)
+        context.add_callback(line.close)
+        threading.Thread(target=line.read, args=(frames,), name="line", daemon=True).start()
+        yield from line.outgoing()
 
-    def _admit(self, hello: Hello, link: Link) -> None:
+    def _admit(self, hello: Hello, line: Line) -> None:
         own, node = self._own, hello.node
         for name in ("job", "nodes", "image", "device", "abi"):
             theirs, ours = getattr(hello, name), getattr(own, name)
@@ -146,9 +146,9 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
         if not 0 < node < own.nodes:
             raise Refused(f"there is no node {node} in a job of {own.nodes}", "number them from 0")
         with self._mu:
-            if node in self._links:
+            if node in self._lines:
                 raise Refused(f"node {node} is here already", "give each host a --node of its own")
-            self._links[node] = link
+            self._lines[node] = line
 
     def _is_ready(self, node: int, tree: RemoteTree) -> None:
         with self._mu:
@@ -161,7 +161,7 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
             node = joined[0]
             tree = self._ready.get(node)
             if tree is None:  # it has not begun: another may come in its place
-                self._links.pop(node, None)
+                self._lines.pop(node, None)
         if tree is not None and not tree.was_ended():
             say(f"{tree.name} is gone")
 
@@ -169,9 +169,9 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
         if to == 0:
             self._deliver(packets)
             return
-        link = self._links.get(to)
-        if link is not None:
-            link.send_packets(source, to, packets)
+        line = self._lines.get(to)
+        if line is not None:
+            line.send_packets(source, to, packets)
 
     # -- the supervisor's threads -------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
             interrupted()
             with self._mu:
                 here = [self._ready[node] for node in others if node in self._ready]
-            if lost := next((tree for tree in here if tree.link.lost.is_set()), None):
+            if lost := next((tree for tree in here if tree.line.lost.is_set()), None):
                 raise Refused(f"{lost.name} is gone", "see what it says; nothing was started")
             if len(here) == len(others):
                 return here
@@ -203,18 +203,18 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
         """The job is over. The others are told, so that they do not take it for a failure."""
         with self._mu:
             self._stopping = True
-            links = list(self._links.values())
-        for link in links:
+            lines = list(self._lines.values())
+        for line in lines:
             try:
-                link.call("bye", timeout_s=GOODBYE_S)
+                line.call("bye", timeout_s=GOODBYE_S)
             except DevproxyError:
                 pass
-            link.close()
+            line.close()
         self._server.stop(0.5).wait(GOODBYE_S)
 
 
 class Joined:
-    """Another node's side: its link to node 0. welcome: what node 0 said.
+    """Another node's side: its line to node 0. welcome: what node 0 said.
 
     Tries for timeout_s to reach node 0. Raises Refused in node 0's words, or where it is not reached.
     """
@@ -242,22 +242,22 @@ class Joined:
                         f"node 0 was not reached at {meet} within {timeout_s:g} s",
                         f"is it started, and has it the same trust folder ({trust.folder()})?",
                     ) from None
-        self.link = Link(f"node 0 ({meet})")
-        frames = job_pb2_grpc.MeetingStub(self._channel).Join(self.link.outgoing())
-        threading.Thread(target=self.link.read, args=(frames,), name="link", daemon=True).start()
+        self.line = Line(f"node 0 ({meet})")
+        frames = job_pb2_grpc.MeetingStub(self._channel).Join(self.line.outgoing())
+        threading.Thread(target=self.line.read, args=(frames,), name="line", daemon=True).start()
         try:
-            self.welcome: dict[str, Any] = self.link.call("join", asdict(hello), timeout_s=30.0)
+            self.welcome: dict[str, Any] = self.line.call("join", asdict(hello), timeout_s=30.0)
         except DevproxyError as error:
             self.stop()
             raise Refused(error.what, error.remedy) from None
 
     def send(self, to: int, packets: list[bytes]) -> None:
-        self.link.send_packets(self.node, to, packets)
+        self.line.send_packets(self.node, to, packets)
 
     def ready(self, gpus: list[int]) -> None:
         """The tree's servers listen."""
-        self.link.call("ready", {"host": os.uname().nodename, "gpus": gpus}, timeout_s=30.0)
+        self.line.call("ready", {"host": os.uname().nodename, "gpus": gpus}, timeout_s=30.0)
 
     def stop(self) -> None:
-        self.link.close()
+        self.line.close()
         self._channel.close()

@@ -59,7 +59,7 @@ class Member:
         self.news: Report = lambda progress: None  # also for our own host
 
     def handle(self, verb: str, arguments: dict[str, Any], report: Report) -> Any:
-        """For Link.handle."""
+        """For Line.handle."""
         step = getattr(self, f"_call_{verb}", None)
         if step is None:
             raise DevproxyError(f"this devproxy does not know the call {verb!r}")

@@ -1,6 +1,6 @@
-"""A tree on another host, as its job's coordinator sees it: node/participant.py over a link.
+"""A tree on another host, as its job's coordinator sees it: node/participant.py over a line.
 
-What it is asked for is done by member.py at the other end. A tree whose link is lost has ended for its job: its servers'
+What it is asked for is done by member.py at the other end. A tree whose line is lost has ended for its job: its servers'
 connections break too, and the rest of the job ends of that.
 """
 
@@ -17,7 +17,7 @@ from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
 from devproxy.control import messages
 from devproxy.control._pb import job_pb2 as pb
-from devproxy.control.link import Link, LinkLost
+from devproxy.control.line import Line, LineLost
 from devproxy.errors import DevproxyError
 from devproxy.node.answer import Answer
 from devproxy.node.local import node_line
@@ -32,8 +32,8 @@ ANSWERS_S = 20.0  # to a question that the other side answers at once
 class RemoteTree:
     """See participant.Participant. number: of the node. host: what that calls itself. gpus: its own numbers."""
 
-    def __init__(self, link: Link, number: int, host: str, gpus: list[int]) -> None:
-        self.link = link
+    def __init__(self, line: Line, number: int, host: str, gpus: list[int]) -> None:
+        self.line = line
         self.number = number
         self.host = host
         self.name = f"node {number} ({host})"
@@ -47,13 +47,13 @@ class RemoteTree:
     def _fact(self, name: str) -> Any:
         """Of a tree whose host does not answer: that it has ended."""
         with self._mu:
-            if not self.link.lost.is_set() and time.monotonic() - self._asked > FACTS_S:
+            if not self.line.lost.is_set() and time.monotonic() - self._asked > FACTS_S:
                 try:
-                    self._facts = self.link.call("facts", timeout_s=ANSWERS_S)
-                except LinkLost:
+                    self._facts = self.line.call("facts", timeout_s=ANSWERS_S)
+                except LineLost:
                     pass
                 self._asked = time.monotonic()
-            if self.link.lost.is_set():
+            if self.line.lost.is_set():
                 gone = {"processes": False, "lives": False, "ended": True, "lost": f"{self.name} is gone"}  # fmt: skip
                 self._facts |= gone
             return self._facts[name]
@@ -89,7 +89,7 @@ class RemoteTree:
 
     def call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
         try:
-            return self.link.call(verb, arguments, timeout_s=ANSWERS_S)
+            return self.line.call(verb, arguments, timeout_s=ANSWERS_S)
         except DevproxyError as error:
             raise named(self.name, error) from None
 
@@ -163,13 +163,13 @@ class _Part:
 
     def _do(self, step: str, *arguments: Any, report: Callable[[Progress], None] | None = None) -> Any:  # fmt: skip
         """Raises what the other end raised, with its host's name."""
-        link = self._tree.link
+        line = self._tree.line
         try:
             if not self.part:
                 kind, given = self._begin
-                self.part = int(link.call(kind, given, timeout_s=ANSWERS_S))
+                self.part = int(line.call(kind, given, timeout_s=ANSWERS_S))
             call = {"part": self.part, "step": step, "arguments": arguments}
-            answer = link.call("part", call, report=report or self._news)
+            answer = line.call("part", call, report=report or self._news)
         except DevproxyError as error:
             raise named(self._tree.name, error) from None
         self._note(answer)

@@ -128,10 +128,10 @@ class Other:
     def attach(self, tree: Tree) -> None:
         self._tree = tree
         self.member = Member(tree)
-        link = self._joined.link
-        link.handle = self.member.handle
-        link.on_packets = lambda source, to, packets: tree.deliver(packets)
-        link.on_lost = self._lost
+        line = self._joined.line
+        line.handle = self.member.handle
+        line.on_packets = lambda source, to, packets: tree.deliver(packets)
+        line.on_lost = self._lost
 
     def serve(self) -> PartAgent:
         """Answers what is asked on this host. Raises Refused where the socket cannot be made."""
@@ -151,8 +151,8 @@ class Other:
         assert self.member is not None
         while not self.member.started.wait(LOOK_S):
             interrupted()
-            if self._joined.link.lost.is_set() or self.member.over.is_set():
-                raise Refused(f"{self._joined.link.peer} is gone", "see what it says")
+            if self._joined.line.lost.is_set() or self.member.over.is_set():
+                raise Refused(f"{self._joined.line.peer} is gone", "see what it says")
 
     def restore(self, news: Report, before_it_runs: Callable[[], None]) -> None:
         """Does what the first node asks for, until the tree runs. Raises Refused where it comes to nothing."""
@@ -169,7 +169,7 @@ class Other:
         self.member.begin_streams = None  # the command's start does
 
     def _lost(self) -> None:
-        """In the link's thread. The tree goes on for a while, for what it can do alone, and is then ended."""
+        """In the line's thread. The tree goes on for a while, for what it can do alone, and is then ended."""
         tree, member = self._tree, self.member
         if tree is None or member is None:
             return
@@ -178,7 +178,7 @@ class Other:
             tree.end_now(1)
         if self._ends or member.over.is_set() or tree.code is not None:
             return
-        say(f"{self._joined.link.peer} is gone; job {tree.spec.job} is ended in {ALONE_S:g} s")
+        say(f"{self._joined.line.peer} is gone; job {tree.spec.job} is ended in {ALONE_S:g} s")
         end = time.monotonic() + ALONE_S
         for number in (15, 9):
             while time.monotonic() < end:
@@ -191,7 +191,7 @@ class Other:
     def ended(self, interrupted: Callable[[], None]) -> None:
         """Our command has ended: until the first node says that the job has, or is gone."""
         assert self.member is not None
-        while not self.member.wait_over(LOOK_S) and not self._joined.link.lost.is_set():
+        while not self.member.wait_over(LOOK_S) and not self._joined.line.lost.is_set():
             interrupted()
 
     def stop(self) -> None:

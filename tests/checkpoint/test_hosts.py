@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 from tests.checkpoint.hosts import Hosts
-from tests.checkpoint.world import SUBJECTS
+from tests.checkpoint.world import RUN, SUBJECTS, without_pauses
 from tests.integration.needs import require_criu
 
 STEPS = 120
@@ -24,6 +25,18 @@ ACROSS = (
     str(STEPS),
     "--seconds-per-step",
     "0.05",
+)
+
+
+RANKS = (
+    sys.executable,
+    str(SUBJECTS / "ranks.py"),
+    "--steps",
+    "200",
+    "--ranks",
+    "4",
+    "--seconds-per-step",
+    "0.1",
 )
 
 
@@ -123,3 +136,44 @@ def test_a_node_that_dies(hosts: Hosts) -> None:
     hosts.came_back(hosts.bring_back((0, 1)))
     hosts.wait_end("done", "log0")
     check(hosts)
+
+
+def on_one_host(hosts: Hosts) -> list[str]:
+    """The digest of the same ranks on four GPUs of one host: what they compute does not depend on where they are."""
+    words = [*RUN, "--name", "alone", "--gpus", "4", "--", *without_pauses(RANKS)]
+    folder = hosts.home / "alone"
+    folder.mkdir()
+    with open(hosts.home / "alone.log", "wb") as out:
+        done = subprocess.run(
+            hosts.hosts[0].command(words),
+            env=hosts.env | {"TEST_GATE": ""},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            timeout=120,
+        )
+    assert done.returncode == 0, hosts.tail("alone.log")
+    return hosts.digest("alone.log")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_collectives_over_two_hosts(hosts: Hosts, seed: int) -> None:
+    """Cut, suspended and moved at random moments, killed, and restored on exchanged hosts: the bits of one host."""
+    dice = random.Random(seed)
+    expected = on_one_host(hosts)
+    hosts.start(*RANKS, options=("--gpus", "2"))
+    for at in sorted(dice.sample(range(2, 60), 3)):
+        hosts.wait_step(at, "log0")
+        hosts.until(199)
+        verb = dice.choice(("checkpoint", "suspend", "migrate"))
+        to = [str(gpu) for _ in range(2) for gpu in dice.sample(range(4), 2)]
+        hosts.on(0, verb, "j", *(("--to", ",".join(to)) if verb == "migrate" else ()))
+        if verb == "suspend":
+            hosts.on(0, "resume", "j")
+    hosts.on(0, "checkpoint", "j")
+    assert hosts.kill_everything()
+    hosts.came_back(hosts.bring_back((1, 0)))
+    hosts.wait_end("digest", "log0")
+    hosts.wait_end("digest", "log1")
+    assert len(hosts.nonces("log0")) == 1
+    assert hosts.digest("log0") == hosts.digest("log1") == expected

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import sys
+import time
 
 import pytest
 
@@ -213,3 +214,29 @@ def test_kill(world: World) -> None:
     world.wait_step(3)
     world.ctl("kill", "j", "--signal", "15")
     assert job.wait(30) == 128 + signal.SIGTERM
+
+
+def test_monotonic_time_stands_still_while_the_job_is_suspended(world: World) -> None:
+    """A timer of 2 s does not see a suspend of 4 s, nor the time between kill -9 and a restore."""
+    program = (
+        "import time\n"
+        "begin = last = time.monotonic()\n"
+        "largest = 0.0\n"
+        "while time.monotonic() - begin < 6:\n"
+        "    time.sleep(0.02)\n"
+        "    now = time.monotonic(); largest = max(largest, now - last); last = now\n"
+        "    print(f'{now - begin:.2f}', flush=True)\n"
+        "print(f'largest {largest:.2f}', flush=True)\n"
+    )
+    world.run(sys.executable, "-c", program)
+    world.wait(lambda: "1.0" in world.text(), 30)
+    world.ctl("suspend", "j")
+    time.sleep(4)
+    world.ctl("resume", "j")
+    world.wait(lambda: "2.0" in world.text(), 30)
+    world.ctl("checkpoint", "j")
+    assert world.kill_everything()
+    time.sleep(3)
+    world.restore("--wait")
+    largest = float(world.text().split("largest ")[1])
+    assert largest < 2.5, world.tail()

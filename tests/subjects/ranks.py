@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +120,20 @@ def main() -> None:
         rank_main(found, found.folder, found.rank)
         return
     options = common.options(__doc__ or "", ranks=4)
-    folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.getcwd()))
+    nodes, node = int(os.environ.get("DEVPROXY_NODES", "1")), int(os.environ.get("DEVPROXY_NODE", "0"))  # fmt: skip
+    if nodes == 1:
+        folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.getcwd()))
+    else:  # the nodes have the file system in common
+        folder = Path(os.getcwd(), "ranks")
+        folder.mkdir(exist_ok=True)
+    here = range(options.ranks * node // nodes, options.ranks * (node + 1) // nodes)
     command = [sys.executable, __file__, *sys.argv[1:], "--nonce", common.NONCE, "--folder", str(folder)]  # fmt: skip
-    ranks = [subprocess.Popen([*command, "--rank", str(r)]) for r in range(options.ranks)]
+    ranks = [subprocess.Popen([*command, "--rank", str(r)]) for r in here]
     codes = [p.wait() for p in ranks]
-    common.check(codes == [0] * options.ranks, f"exit codes of the ranks: {codes}")
+    common.check(codes == [0] * len(here), f"exit codes of the ranks: {codes}")
     digest = common.Digest()
+    while not all((folder / f"digest-{r}").exists() for r in range(options.ranks)):
+        time.sleep(0.05)
     for r in range(options.ranks):
         digest.add(f"rank {r}", (folder / f"digest-{r}").read_text())
     digest.finish()

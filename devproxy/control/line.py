@@ -37,7 +37,7 @@ OPTIONS = [
 MOST_PACKET_BYTES = 32 << 20  # on their way out; what is more is lost, which is TCP's to mend
 
 
-class LinkLost(DevproxyError):
+class LineLost(DevproxyError):
     """The other node does not answer any more."""
 
 
@@ -49,7 +49,7 @@ def _unasked(verb: str, arguments: dict[str, Any], report: Report) -> Any:
     raise DevproxyError(f"the node takes no calls yet ({verb})")
 
 
-class Link:
+class Line:
     """peer: what the other side is called in errors.
 
     handle(verb, arguments, report): answers a call; anything JSON. May raise. on_packets(from, to, packets): must not
@@ -134,7 +134,7 @@ class Link:
         report: Report | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Raises what the other side raised, and LinkLost where it is gone or says nothing for timeout_s."""
+        """Raises what the other side raised, and LineLost where it is gone or says nothing for timeout_s."""
         number = next(self._numbers)
         answers: queue.SimpleQueue[pb.Answer | None] = queue.SimpleQueue()
         with self._mu:
@@ -148,7 +148,7 @@ class Link:
                 try:
                     answer = answers.get(timeout=timeout_s)
                 except queue.Empty:
-                    raise LinkLost(f"{self.peer} does not answer ({verb})") from None
+                    raise LineLost(f"{self.peer} does not answer ({verb})") from None
                 if answer is None:
                     raise self._lost()
                 kind = answer.WhichOneof("of")
@@ -163,8 +163,8 @@ class Link:
             with self._mu:
                 del self._waiting[number]
 
-    def _lost(self) -> LinkLost:
-        return LinkLost(f"{self.peer} is gone")
+    def _lost(self) -> LineLost:
+        return LineLost(f"{self.peer} is gone")
 
     # -- calls that came ----------------------------------------------------------------------------------------
 
