@@ -24,16 +24,9 @@ from devproxy.errors import DevproxyError
 from devproxy.log import say
 from devproxy.node.stages import Progress, Report
 
-# Somebody whose host has lost its power is found out after the sum of both.
-ALIVE_EVERY_MS, ALIVE_WITHIN_MS = 5_000, 10_000
-OPTIONS = [
-    *messages.CHANNEL_OPTIONS,
-    ("grpc.keepalive_time_ms", ALIVE_EVERY_MS),
-    ("grpc.keepalive_timeout_ms", ALIVE_WITHIN_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", ALIVE_EVERY_MS // 2),
-]
+# Somebody who has stopped, or whose host has lost its power, is found out after the sum of both.
+ALIVE_EVERY_S, ALIVE_WITHIN_S = 5.0, 15.0
+ALIVE = "alive"  # a call that is answered here
 MOST_PACKET_BYTES = 32 << 20  # on their way out; what is more is lost, which is TCP's to mend
 
 
@@ -87,6 +80,18 @@ class Line:
             pass
         finally:
             self.close()
+
+    def watch(self) -> None:
+        """From now on the other side is asked whether it is there; one that does not answer is lost."""
+
+        def ask() -> None:
+            while not self.lost.wait(ALIVE_EVERY_S):
+                try:
+                    self.call(ALIVE, timeout_s=ALIVE_WITHIN_S)
+                except DevproxyError:
+                    self.close()
+
+        threading.Thread(target=ask, name="alive", daemon=True).start()
 
     def close(self) -> None:
         """The end for both sides. May be called more than once."""
@@ -175,7 +180,9 @@ class Line:
             )
 
         try:
-            result = self.handle(call.verb, json.loads(call.json), report)
+            result = None
+            if call.verb != ALIVE:
+                result = self.handle(call.verb, json.loads(call.json), report)
             answer = pb.Answer(id=call.id, json=json.dumps(result))
         except BaseException as error:
             if not isinstance(error, DevproxyError):

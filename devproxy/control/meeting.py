@@ -20,11 +20,11 @@ from devproxy.control import trust
 from devproxy.control._pb import job_pb2 as pb
 from devproxy.control._pb import job_pb2_grpc
 from devproxy.control.agent_service import ThreadPerCall
-from devproxy.control.line import OPTIONS, Line
+from devproxy.control.line import Line
+from devproxy.control.messages import CHANNEL_OPTIONS
 from devproxy.control.quiet_grpc import grpc
 from devproxy.control.remote import RemoteTree
 from devproxy.errors import DevproxyError, Refused
-from devproxy.log import say
 from devproxy.node.stages import Report
 
 LOOK_S = 0.05
@@ -75,7 +75,7 @@ def own_address(meet: str, node: int) -> str:
 class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore]
     """Node 0's side. welcome: what a node that fits is told, one JSON object.
 
-    deliver(packets): for node 0's own tree. Raises Refused where it cannot listen.
+    deliver(packets): for node 0's own tree. node_lost(name): in a thread of that node's line. Raises Refused where it cannot listen.
     """
 
     def __init__(
@@ -84,8 +84,10 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
         own: Hello,
         welcome: dict[str, Any],
         deliver: Callable[[list[bytes]], None],
+        node_lost: Callable[[str], None],
     ) -> None:
         self._own = own
+        self._node_lost = node_lost
         self._welcome = welcome
         self._deliver = deliver
         self._mu = threading.Lock()
@@ -95,7 +97,7 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
         identity = trust.load()
         host, port = parse_meet(meet)
         self._server = grpc.server(
-            cast(futures.ThreadPoolExecutor, ThreadPerCall()), options=OPTIONS
+            cast(futures.ThreadPoolExecutor, ThreadPerCall()), options=CHANNEL_OPTIONS
         )
         job_pb2_grpc.add_MeetingServicer_to_server(self, self._server)
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -121,6 +123,7 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
                 self._admit(hello, line)
                 joined.append(hello.node)
                 line.peer = f"node {hello.node} ({hello.host})"
+                line.watch()
                 return self._welcome
             if verb == "ready" and joined:
                 self._is_ready(joined[0], RemoteTree(line, joined[0], **arguments))
@@ -163,7 +166,7 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
             if tree is None:  # it has not begun: another may come in its place
                 self._lines.pop(node, None)
         if tree is not None and not tree.was_ended():
-            say(f"{tree.name} is gone")
+            self._node_lost(tree.name)
 
     def _route(self, source: int, to: int, packets: list[bytes]) -> None:
         if to == 0:
@@ -226,7 +229,7 @@ class Joined:
         identity = trust.load()
         host, port = parse_meet(meet)
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        options = [*OPTIONS, ("grpc.ssl_target_name_override", trust.NAME)]
+        options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", trust.NAME)]
         self._channel = grpc.secure_channel(where, identity.channel(), options=options)
         ready = grpc.channel_ready_future(self._channel)
         end = time.monotonic() + timeout_s
@@ -250,6 +253,7 @@ class Joined:
         except DevproxyError as error:
             self.stop()
             raise Refused(error.what, error.remedy) from None
+        self.line.watch()
 
     def send(self, to: int, packets: list[bytes]) -> None:
         self.line.send_packets(self.node, to, packets)

@@ -49,15 +49,20 @@ class First:
         self._tree: Tree | None = None
         self._others: list[RemoteTree] = []
         self._coordinator: JobCoordinator | None = None
+        self._stopping = False
         network = network or DEFAULT
         welcome = {"job_id": job_id, "store": store, "network": network}
-        self._meeting = Meeting(meet, hello, welcome, self._deliver)
+        self._meeting = Meeting(meet, hello, welcome, self._deliver, self._node_lost)
         data = address or own_address(meet, 0)
         self.place = Place(0, hello.nodes, network, data, self._meeting.send)
 
     def _deliver(self, packets: list[bytes]) -> None:
         if self._tree is not None:
             self._tree.deliver(packets)
+
+    def _node_lost(self, name: str) -> None:
+        if self._tree is not None:
+            _end_alone(self._tree, name, lambda: self._stopping)
 
     def attach(self, tree: Tree) -> None:
         self._tree = tree
@@ -98,6 +103,7 @@ class First:
             time.sleep(LOOK_S)
 
     def stop(self) -> None:
+        self._stopping = True
         self._meeting.stop()
 
 
@@ -176,17 +182,7 @@ class Other:
         member.abandon()
         if not member.started.is_set():
             tree.end_now(1)
-        if self._ends or member.over.is_set() or tree.code is not None:
-            return
-        say(f"{self._joined.line.peer} is gone; job {tree.spec.job} is ended in {ALONE_S:g} s")
-        end = time.monotonic() + ALONE_S
-        for number in (15, 9):
-            while time.monotonic() < end:
-                if tree.code is not None:
-                    return
-                time.sleep(LOOK_S)
-            tree.send(number)
-            end = time.monotonic() + KILL_S
+        _end_alone(tree, self._joined.line.peer, lambda: self._ends or member.over.is_set())
 
     def ended(self, interrupted: Callable[[], None]) -> None:
         """Our command has ended: until the first node says that the job has, or is gone."""
@@ -199,6 +195,21 @@ class Other:
         if self.member is not None:
             self.member.stop()
         self._joined.stop()
+
+
+def _end_alone(tree: Tree, peer: str, is_over: Callable[[], bool]) -> None:
+    """A node is gone, and the job with it. Our tree may see that by itself, and say what it knows; then it is ended."""
+    if is_over() or tree.code is not None:
+        return
+    say(f"{peer} is gone; job {tree.spec.job} is ended in {ALONE_S:g} s")
+    end = time.monotonic() + ALONE_S
+    for number in (15, 9):
+        while time.monotonic() < end:
+            if tree.code is not None or is_over():
+                return
+            time.sleep(LOOK_S)
+        tree.send(number)
+        end = time.monotonic() + KILL_S
 
 
 class Part:

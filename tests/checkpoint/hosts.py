@@ -103,7 +103,7 @@ class Hosts(World):
             with open(self.home / f"{log}{node}", "ab") as out:
                 job = subprocess.Popen(
                     self.hosts[host].command([*words, "--", *command]),
-                    env=self.env | env,
+                    env=self.env | {"DEVPROXY_FAULT": f"@{self.home}/fault{node}"} | env,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
@@ -154,6 +154,10 @@ class Hosts(World):
     def came_back(self, started: Sequence[subprocess.Popen[str]]) -> None:
         said = [one.communicate(timeout=120)[0] for one in started]
         assert [one.returncode for one in started] == [0] * len(started), "\n".join(said)
+
+    def arm(self, node: int, spec: str) -> None:
+        """The supervisor of that node fails there, once (devproxy/fault.py)."""
+        (self.home / f"fault{node}").write_text(spec)
 
     def job_status(self, host: int, name: str = "j") -> dict[str, object]:
         found: dict[str, object] = json.loads(self.on(host, "status", name, "--json").stdout)

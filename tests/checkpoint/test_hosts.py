@@ -177,3 +177,67 @@ def test_collectives_over_two_hosts(hosts: Hosts, seed: int) -> None:
     hosts.wait_end("digest", "log1")
     assert len(hosts.nonces("log0")) == 1
     assert hosts.digest("log0") == hosts.digest("log1") == expected
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_stage_that_fails_on_one_node(hosts: Hosts, node: int) -> None:
+    """The verb fails on both and names the node; the job goes on, and the next image is whole."""
+    hosts.start(*ACROSS)
+    hosts.wait_step(3, "log0")
+    for point in ("refuse_early", "cut", "quiesced", "device", "frozen", "thaw", "store_pack_write"):  # fmt: skip
+        hosts.arm(node, point)
+        failed = hosts.on(0, "checkpoint", "j", check=False)
+        assert failed.returncode == 1, (point, failed.stderr)
+        said = failed.stderr.strip().splitlines()[-1]
+        assert ("node 1 (" in said) == (node == 1), failed.stderr
+        assert "the job continues" in said
+        at = max(hosts.steps("log0"))
+        hosts.until(at + 6)
+        hosts.wait(lambda at=at: max(hosts.steps("log1")) > at + 1, 60, f"steps after {point}")  # type: ignore[misc]
+    whole = len(hosts.on(0, "images", "--store", str(hosts.store), "--json").stdout.split('"id"'))
+    hosts.on(0, "checkpoint", "j")
+    after = len(hosts.on(0, "images", "--store", str(hosts.store), "--json").stdout.split('"id"'))
+    assert after == whole + 1
+    assert hosts.kill_everything()
+    for one in (0, 1):
+        hosts.arm(one, "")
+    hosts.came_back(hosts.bring_back((0, 1)))
+    hosts.wait_end("done", "log0")
+    hosts.wait_end("done", "log1")
+    check(hosts)
+
+
+def test_a_node_killed_in_the_middle_of_an_image(hosts: Hosts) -> None:
+    """Its part is written, it does not come to the manifest: the image before stands, and nothing is left."""
+    jobs = hosts.start(*ACROSS)
+    hosts.wait_step(3, "log0")
+    hosts.until(STEPS - 1)
+    hosts.on(0, "checkpoint", "j")
+    hosts.arm(1, "frozen:kill")
+    failed = hosts.on(0, "checkpoint", "j", check=False)
+    assert failed.returncode == 1
+    assert "node 1 (" in failed.stderr
+    assert jobs[1].wait(30) in (-signal.SIGKILL, 137)
+    hosts.wait(lambda: "node 1 (" in hosts.text("log0"), 30, "the name of the node")
+    assert (
+        jobs[0].wait(60) != 0
+    )  # across.py: the other tree has hung up, or its connection is silent
+    hosts.kill_everything()
+    hosts.came_back(hosts.bring_back((1, 0)))
+    hosts.wait_end("done", "log0")
+    check(hosts)
+
+
+def test_a_host_that_falls_silent(hosts: Hosts) -> None:
+    """Named within 30 s; verbs do not wait for it for ever; the job ends, also on that host when it comes back."""
+    jobs = hosts.start(*ACROSS)
+    hosts.wait_step(3, "log0")
+    supervisor = int(hosts.job_status(1, "j.1")["pid"])  # type: ignore[call-overload]
+    os.kill(supervisor, signal.SIGSTOP)
+    began = time.monotonic()
+    failed = hosts.on(0, "checkpoint", "j", check=False)
+    assert time.monotonic() - began < 30
+    assert failed.returncode != 0
+    hosts.wait(lambda: "node 1 (" in hosts.text("log0"), 10, "the name of the node")
+    os.kill(supervisor, signal.SIGCONT)
+    assert [job.wait(60) != 0 for job in jobs] == [True, True]
