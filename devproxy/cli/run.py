@@ -48,6 +48,8 @@ Checkpoints (devproxy checkpoint, suspend, restore, migrate):
   --keep N                 how many images of this job to keep (3)
   --cut-wait TIME          how long an image waits for the moment of least device memory, as 500ms; 0 takes it at once
   --files-max SIZE         larger files that the job writes are listed in images, not kept (1GiB)
+  --barrier auto|meta|agree  how many ranks come to a common point: beside their own collectives (meta: data-parallel
+                           jobs), by agreement, or (auto, the default) whichever fits
   --strict                 no image while a connection to the outside would be lost by it
   --plain                  no namespaces around the job; then it cannot be checkpointed
 
@@ -67,6 +69,7 @@ VALUED = (
     "--keep",
     "--files-max",
     "--cut-wait",
+    "--barrier",
 )
 
 
@@ -87,6 +90,7 @@ class Options:
         self.keep = 3
         self.files_max_bytes = machine.GIB
         self.cut_wait_ms: int | None = None
+        self.barrier = "auto"
         self.strict = False
         self.plain = False
         self.command: list[str] = []
@@ -149,6 +153,10 @@ def _set(options: Options, name: str, value: str) -> None:
         options.files_max_bytes = machine.parse_size(value)
     elif name == "--cut-wait":
         options.cut_wait_ms = machine.parse_duration_ms(value)
+    elif name == "--barrier":
+        if value not in ("auto", "meta", "agree"):
+            raise Refused(f"unknown barrier {value!r}", "use --barrier auto, meta or agree")
+        options.barrier = value
     elif name == "--gpu-memory":
         options.gpu_memory_bytes = machine.parse_size(value)
     else:
@@ -185,7 +193,15 @@ def run(options: Options) -> int:
     server = config.server_path(lib)
     gpus = options.machine_gpus()
     try:
-        servers.start_all(server, folder, gpus, spec.device, spec.gpu_memory_bytes, spec.chaos)
+        servers.start_all(
+            server,
+            folder,
+            gpus,
+            spec.device,
+            spec.gpu_memory_bytes,
+            spec.chaos,
+            spec.carries_metas,
+        )
         cmd.become_subreaper()
         specs.write_job_file(folder.path, spec, gpus, os.getpid())
         servers.wait_ready(plan.start_timeout_s, cmd.check_interrupted)
@@ -220,6 +236,7 @@ def make_spec(
         keep=options.keep,
         files_max_bytes=options.files_max_bytes,
         cut_wait_ms=options.cut_wait_ms,
+        barrier=options.barrier,
         strict=options.strict,
         plain=plain,
         started_unix_s=round(time.time(), 3),

@@ -79,6 +79,7 @@ class JobStatus:
     checkpointable: bool = True
     why_not: str = ""
     steps: int = 0
+    last_cut: str = ""  # of several ranks: which way they came to it, and why
 
 
 class Coordinator(Protocol):

@@ -137,6 +137,7 @@ class Tree:
                 spec.device,
                 spec.gpu_memory_bytes,
                 spec.chaos,
+                spec.carries_metas,
                 more,
             )
             self.servers.wait_ready(config.start_timeout_s(), lambda: None, fresh)
