@@ -73,12 +73,13 @@ class Communicators {
   }
   bool metas() const { return metas_; }
   MetaSlots& slots() { return slots_; }  // but for take(), reads() and give(), which are under mu_
-  // The meta that goes in front of an operation of all members: from and to which address. last: of its communicator in
+  // The meta that goes behind an operation of all members: from and to which address. last: of its communicator in
   // this message, so that its sums are read, out of the slot. None: this communicator's operations carry none.
   struct MetaCall {
     uint64_t send = 0, recv = 0;
-    std::optional<uint32_t> slot;
+    uint32_t slot = kNoSlot;
   };
+  static constexpr uint32_t kNoSlot = UINT32_MAX;
   std::optional<MetaCall> meta(const CommKey& key, bool last) {
     std::lock_guard lock(mu_);
     if (!barrier_.carries(key)) return std::nullopt;
@@ -86,7 +87,8 @@ class Communicators {
     const std::optional<uint32_t> slot = last ? slots_.take() : std::nullopt;
     const MetaBarrier::Meta meta = barrier_.submit(key, slot.has_value());
     if (slot) slots_.reads(*slot, {key, meta.number});
-    return MetaCall{slots_.word_at(meta.says), slot ? slots_.slot_at(*slot) : slots_.scratch_at(), slot};
+    return MetaCall{slots_.word_at(meta.says), slot ? slots_.slot_at(*slot) : slots_.scratch_at(),
+                    slot.value_or(kNoSlot)};
   }
   void restored(const CommKey& key, uint32_t ranks, uint32_t rank) {
     std::lock_guard lock(mu_);

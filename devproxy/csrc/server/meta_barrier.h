@@ -3,7 +3,7 @@
 // communicator, the meta. It adds up two numbers: how many ranks need a barrier, and how many acknowledge it. Every rank
 // sees the same sums at the same operation.
 //
-//   1. Nobody waits for a meta. A rank whose server is asked for a barrier says need with each meta from then on.
+//   1. No rank waits for sums. A rank whose server is asked for a barrier says need with each meta from then on.
 //   2. A rank that was asked and sees a need is synchronous: it acknowledges with each meta, and takes its next
 //      communication message only when the sums of its last meta are there.
 //   3. Sums with as many acknowledgements as ranks: everyone who acknowledged has submitted this operation and none
@@ -12,13 +12,17 @@
 // Where it differs from the paper, and why
 //   A rank that was not asked does not follow a need that it sees. The coordinator asks every server; a rank that
 //   followed by itself after its lift could stop where nobody would lift it again.
+//   The meta comes behind the operation, not before it. It is submitted in the same moment, so nothing of the argument
+//   changes; the operation has brought the ranks together by then, and what the job gets wrong shows as the job's.
 //   What is acquired is closed for this one communicator. Whoever drives it looks at the counts of all (agreement.h)
 //   before anything parks.
 //
-// Metas ride in the messages of the job's own operations, one in front of each. Whether an operation has one depends on
-// the operation alone, not on how a rank grouped it; operations in graphs have none, and nccl.h's rule is that either
-// all ranks capture an operation or none does. So all members submit the same row of metas and operations. For the same
-// reason the agreement does not count metas: where the operations are equal, the metas are.
+// Metas ride in the messages of the job's own operations, one behind each in the same group. So an operation that the job
+// has seen complete has its meta behind it, and a rank that leaves after its last one leaves nobody waiting. Whether an
+// operation has a meta depends on the operation alone, not on how a rank grouped it. Operations in graphs have none;
+// either all ranks capture an operation or none does (NCCL user guide, "Using NCCL with CUDA Graphs"). So all members
+// submit the same row of metas and operations. For the same reason the agreement does not count metas: where the
+// operations are equal, the metas are.
 //
 // Pure: no thread, lock, clock, socket or device. Communicators (communicators.h) puts it between the threads, and
 // tests/model/meta_model.cc runs it over random programs.

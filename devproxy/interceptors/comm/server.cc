@@ -61,7 +61,7 @@ Status prepare_metas(Connection& c, const Message& m, const hal::QueueRef* queue
   return {};
 }
 
-// The group with a meta in front of each operation of all members, as far as its communicator carries them; and which
+// The group with a meta behind each operation of all members, as far as its communicator carries them; and which
 // slots have sums to read behind it.
 std::vector<uint32_t> add_metas(Connection& c, const std::vector<const CommObject*>& objects,
                                 std::vector<hal::CommCall>* group) {
@@ -75,6 +75,7 @@ std::vector<uint32_t> add_metas(Connection& c, const std::vector<const CommObjec
     bool last = true;
     for (size_t k = i + 1; last && k < group->size(); k++) last = objects[k] != objects[i] || !of_all(k);
     const auto meta = of_all(i) ? c.communicators().meta(objects[i]->key, last) : std::nullopt;
+    with.push_back((*group)[i]);
     if (meta) {
       CommOp op;
       op.kind = static_cast<uint8_t>(CommKind::kAllReduce);
@@ -84,9 +85,8 @@ std::vector<uint32_t> add_metas(Connection& c, const std::vector<const CommObjec
       op.recv = meta->recv;
       op.count = sizeof(MetaSums) / sizeof(int32_t);
       with.push_back({(*group)[i].comm, op});
-      if (meta->slot) slots.push_back(*meta->slot);
+      if (meta->slot != Communicators::kNoSlot) slots.push_back(meta->slot);
     }
-    with.push_back((*group)[i]);
   }
   *group = std::move(with);
   return slots;
