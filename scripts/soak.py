@@ -205,6 +205,16 @@ def agreement(seed: int) -> dict[str, int]:
     return {"programs": 1_000_000}
 
 
+def meta(seed: int) -> dict[str, int]:
+    """Half a million programs under the checker of tests/model/meta_model.cc."""
+    sources = [
+        str(ROOT / f"devproxy/csrc/server/{name}.cc") for name in ("agreement", "meta_barrier")
+    ]
+    program = binary("model/meta_model.cc", "meta", "-O2", *sources)
+    checked([str(program), "--first", str(1_000_000 * seed), "--seeds", "500000"])
+    return {"programs": 500_000}
+
+
 def random_kills(seed: int) -> dict[str, int]:
     """See tests/fault/random_kills.py."""
     sys.path.insert(0, str(ROOT))
@@ -272,6 +282,7 @@ CAMPAIGNS = [
     ),
     Campaign("sweeps", "every case of the tests of which `make test` runs some", 1, sweeps),
     Campaign("agreement", "random programs of ranks, held at random moments", 10, agreement),
+    Campaign("meta", "random programs of ranks that meet beside their collectives", 10, meta),
     Campaign("fuzz", "hostile messages against the sanitized server", 20, fuzz),
 ]
 

@@ -140,6 +140,8 @@ def status(arguments: argparse.Namespace) -> int:
             print(f"next image in {facts['next_checkpoint_unix_s'] - time.time():.0f} s")
     else:
         print(f"no checkpoints: {facts['why_not']}")
+    if facts["last_cut"]:
+        print(f"last cut of all ranks: {facts['last_cut']}")
     if facts["last_error"]:
         print(f"last error: {facts['last_error']}")
     for server in facts["servers"]:

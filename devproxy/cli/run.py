@@ -49,6 +49,8 @@ Checkpoints (devproxy checkpoint, suspend, restore, migrate):
   --keep N                 how many images of this job to keep (3)
   --cut-wait TIME          how long an image waits for the moment of least device memory, as 500ms; 0 takes it at once
   --files-max SIZE         larger files that the job writes are listed in images, not kept (1GiB)
+  --barrier auto|meta|agree  how many ranks come to a common point: beside their own collectives (meta: data-parallel
+                           jobs), by agreement, or (auto, the default) whichever fits
   --strict                 no image while a connection to the outside would be lost by it
   --plain                  no namespaces around the job; then it cannot be checkpointed
 
@@ -81,6 +83,7 @@ VALUED = (
     "--meet",
     "--address",
     "--network",
+    "--barrier",
 )
 
 
@@ -101,6 +104,7 @@ class Options:
         self.keep = 3
         self.files_max_bytes = machine.GIB
         self.cut_wait_ms: int | None = None
+        self.barrier = "auto"
         self.strict = False
         self.plain = False
         self.nodes = 1
@@ -178,6 +182,10 @@ def _set(options: Options, name: str, value: str) -> None:
         options.files_max_bytes = machine.parse_size(value)
     elif name == "--cut-wait":
         options.cut_wait_ms = machine.parse_duration_ms(value)
+    elif name == "--barrier":
+        if value not in ("auto", "meta", "agree"):
+            raise Refused(f"unknown barrier {value!r}", "use --barrier auto, meta or agree")
+        options.barrier = value
     elif name == "--gpu-memory":
         options.gpu_memory_bytes = machine.parse_size(value)
     else:
@@ -272,7 +280,14 @@ def run(options: Options) -> int:
     try:
         more = side.place.server_arguments() if side else ()
         servers.start_all(
-            server, folder, gpus, spec.device, spec.gpu_memory_bytes, spec.chaos, more
+            server,
+            folder,
+            gpus,
+            spec.device,
+            spec.gpu_memory_bytes,
+            spec.chaos,
+            spec.carries_metas,
+            more,
         )
         cmd.become_subreaper()
         specs.write_job_file(folder.path, spec, gpus, os.getpid())
@@ -313,6 +328,7 @@ def make_spec(
         keep=options.keep,
         files_max_bytes=options.files_max_bytes,
         cut_wait_ms=options.cut_wait_ms,
+        barrier=options.barrier,
         strict=options.strict,
         plain=plain,
         started_unix_s=round(time.time(), 3),

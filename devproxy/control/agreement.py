@@ -44,6 +44,7 @@ class Outcome:
     rounds: int = 0
     attempts: int = 0
     seconds: float = 0.0
+    way: str = "agreement"  # or meta (barrier.py)
 
 
 def acquire(parts: Sequence[Part]) -> Outcome:
@@ -57,7 +58,7 @@ def acquire(parts: Sequence[Part]) -> Outcome:
             if ranks == 0:
                 _lift(parts)
                 return Outcome()
-            more, debt = _settle(parts, reports)
+            more, debt = settle(parts, reports, PATIENCE_S)
             rounds += more
             if not debt:
                 return Outcome(ranks, rounds, attempt, time.monotonic() - began)
@@ -73,7 +74,9 @@ def acquire(parts: Sequence[Part]) -> Outcome:
     )
 
 
-def _settle(parts: Sequence[Part], reports: list[dict[str, Any]]) -> tuple[int, str]:
+def settle(
+    parts: Sequence[Part], reports: list[dict[str, Any]], patience_s: float
+) -> tuple[int, str]:
     """Rounds, and what was still owed when nothing moved any more; "" when all have settled."""
     began = moved = time.monotonic()
     look, rounds = LOOK_S[0], 0
@@ -87,7 +90,7 @@ def _settle(parts: Sequence[Part], reports: list[dict[str, Any]]) -> tuple[int, 
         now, fresh = time.monotonic(), _flat([answer.reports for answer in answers])
         if _progress(fresh) != _progress(reports):
             moved = now
-        if now - moved > PATIENCE_S or now - began > ATTEMPT_S:
+        if now - moved > patience_s or now - began > ATTEMPT_S:
             return rounds, next(
                 (a.debt for a in answers if a.debt), "a host function is outstanding"
             )

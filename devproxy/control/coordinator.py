@@ -25,7 +25,7 @@ from devproxy import fault, state
 from devproxy.checkpoint import image, store
 from devproxy.checkpoint.errors import ImageError
 from devproxy.checkpoint.writer import Writer
-from devproxy.control import agreement
+from devproxy.control import barrier
 from devproxy.control import coordinator_api as api
 from devproxy.control.operation import Operation, each, still_s, words
 from devproxy.errors import (
@@ -105,6 +105,7 @@ class JobCoordinator:
         self._suspended_image = ""
         self._steps = 0
         self._token = os.urandom(32).hex()  # servers of this job know one another by it
+        self._last_cut = ""
 
     # -- facts --------------------------------------------------------------------------------------------------
 
@@ -142,6 +143,7 @@ class JobCoordinator:
             steps=self._steps,
             here=self._trees[0].gpus,
             nodes=[tree.about() for tree in self._trees] if len(self._trees) > 1 else [],
+            last_cut=self._last_cut,
         )
 
     def _why_not(self) -> str:
@@ -294,11 +296,20 @@ class JobCoordinator:
                 error = self._suspended_all_the_same(op, caught)
         return self._finish(op, error)
 
-    def _agree(self, op: Operation, parts: Sequence[agreement.Part]) -> int:
+    def _agree(self, op: Operation, parts: Sequence[barrier.Part]) -> int:
         """The ranks come to a point where the job may be cut. Returns how many there are."""
+
+        def chose(way: str) -> None:
+            op.stages.beside("instead" if chosen else "barrier", way)
+            chosen.append(way)
+
+        chosen: list[str] = []
         with op.stages.at("agree", "waiting for a point that all ranks have come to", op.name):
             fault.point("agree")
-            return agreement.acquire(parts).ranks
+            outcome = barrier.acquire(parts, self._spec.barrier, chose)
+        if chosen:
+            self._last_cut = f"{chosen[-1]}; {outcome.seconds:.2f} s"
+        return outcome.ranks
 
     def _refuse_early(self, op: _ImageOperation) -> None:
         """Nothing has stopped yet. Everything that can be known to be in the way is named here."""

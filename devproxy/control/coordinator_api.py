@@ -81,6 +81,7 @@ class JobStatus:
     steps: int = 0
     here: list[int] = field(default_factory=list)  # of gpus, those of the host that answers
     nodes: list[str] = field(default_factory=list)  # of a job of several nodes, a line for each
+    last_cut: str = ""  # of several ranks: which way they came to it, and why
 
 
 class Coordinator(Protocol):

@@ -19,7 +19,7 @@ from devproxy.control import messages
 from devproxy.control._pb import job_pb2 as pb
 from devproxy.control.line import Line, LineLost
 from devproxy.errors import DevproxyError
-from devproxy.node.answer import Answer
+from devproxy.node.answer import Answer, Met
 from devproxy.node.local import node_line
 from devproxy.node.participant import Dump
 from devproxy.node.restore import Wishes
@@ -205,6 +205,12 @@ class _Part:
 
     def agree(self, reports: list[dict[str, Any]]) -> Answer:
         return Answer(**self._do("agree", reports))
+
+    def ranks(self) -> list[dict[str, Any]]:
+        return list(self._do("ranks"))
+
+    def barrier(self, comm: tuple[int, int]) -> Met:
+        return Met(**self._do("barrier", comm))
 
     def lift(self) -> None:
         self._last("lift")

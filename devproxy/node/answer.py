@@ -1,4 +1,4 @@
-"""What a tree answers while the ranks of its job come to a point where it may be cut (control/agreement.py)."""
+"""What a tree answers while the ranks of its job come to a point where it may be cut (control/agreement.py, barrier.py)."""
 
 from __future__ import annotations
 
@@ -14,3 +14,12 @@ class Answer:
     reports: list[dict[str, Any]] = field(default_factory=list)
     failure: str = ""  # a communicator that cannot go on
     debt: str = ""  # who owes what
+
+
+@dataclass(frozen=True)
+class Met:
+    """One tree's, about a barrier in band: how many of its clients are members, and how many have acquired it."""
+
+    members: int
+    acquired: int
+    reports: list[dict[str, Any]] = field(default_factory=list)

@@ -27,7 +27,7 @@ from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.writer import Writer
 from devproxy.errors import CheckpointError, DevproxyError, Refused
 from devproxy.node import init, shared, staging
-from devproxy.node.answer import Answer
+from devproxy.node.answer import Answer, Met
 from devproxy.node.network import inside
 from devproxy.node.parked import Parked, may_dump
 from devproxy.node.stages import Stages
@@ -162,6 +162,12 @@ class TreeDump:
         return total
 
     # -- the job stands still -----------------------------------------------------------------------------------
+
+    def ranks(self) -> list[dict[str, Any]]:
+        return self._parked.ranks()
+
+    def barrier(self, comm: tuple[int, int]) -> Met:
+        return self._parked.barrier(comm)
 
     def hold(self) -> list[dict[str, Any]]:
         return self._parked.hold()

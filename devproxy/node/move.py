@@ -13,7 +13,7 @@ from devproxy import fault
 from devproxy.errors import DevproxyError
 from devproxy.log import say
 from devproxy.node import staging
-from devproxy.node.answer import Answer
+from devproxy.node.answer import Answer, Met
 from devproxy.node.parked import Parked, may_dump
 from devproxy.node.stages import Stages
 from devproxy.node.tree import Tree
@@ -49,6 +49,12 @@ class TreeMove:
         clients = [client for answer in may_dump(tree) for client in answer["clients"]]
         need = sum(client["live_bytes"] for client in clients)
         self._staging = staging.make(tree.folder, tree.spec.job_id, need, refuse=True)
+
+    def ranks(self) -> list[dict[str, Any]]:
+        return self._parked.ranks()
+
+    def barrier(self, comm: tuple[int, int]) -> Met:
+        return self._parked.barrier(comm)
 
     def hold(self) -> list[dict[str, Any]]:
         return self._parked.hold()

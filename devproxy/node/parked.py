@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from devproxy.errors import DevproxyError, Refused
-from devproxy.node.answer import Answer
+from devproxy.node.answer import Answer, Met
 from devproxy.node.together import all_of
 from devproxy.node.tree import Tree
 
@@ -38,6 +38,22 @@ class Parked:
         if self.channels:
             return
         self.channels = [self._tree.channel(server) for server in self._tree.servers.members]
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """What has been submitted, client by client. Nobody is held."""
+        self.open()
+        return [
+            report for reports in all_of([c.ranks for c in self.channels]) for report in reports
+        ]
+
+    def barrier(self, comm: tuple[int, int]) -> Met:
+        self.open()
+        answers = all_of([partial(c.barrier, comm) for c in self.channels])
+        return Met(
+            members=sum(a["members"] for a in answers),
+            acquired=sum(a["acquired"] for a in answers),
+            reports=[report for a in answers for report in a["reports"]],
+        )
 
     def hold(self) -> list[dict[str, Any]]:
         """Nobody goes past what is submitted: what has been, client by client."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from devproxy.checkpoint.image import Image
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
-from devproxy.node.answer import Answer
+from devproxy.node.answer import Answer, Met
 from devproxy.node.restore import Wishes
 from devproxy.node.stages import Stages
 
@@ -30,6 +30,14 @@ class Dump(Protocol):
 
     def check(self) -> None:
         """Nothing has stopped. Raises Refused by name of what is in the way."""
+        ...
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """What each client has submitted. Holds nothing."""
+        ...
+
+    def barrier(self, comm: tuple[int, int]) -> Met:
+        """The ranks meet beside that communicator's collectives, and stand there. Asked again until they have."""
         ...
 
     def hold(self) -> list[dict[str, Any]]:
@@ -90,6 +98,14 @@ class Move(Protocol):
     def still_s(self) -> float: ...
 
     def check(self) -> None: ...
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """What each client has submitted. Holds nothing."""
+        ...
+
+    def barrier(self, comm: tuple[int, int]) -> Met:
+        """The ranks meet beside that communicator's collectives, and stand there. Asked again until they have."""
+        ...
 
     def hold(self) -> list[dict[str, Any]]:
         """Nobody goes past the communication that is submitted. What has been, client by client."""

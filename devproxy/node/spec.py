@@ -36,6 +36,8 @@ class JobSpec:
         self.keep: int = given.get("keep", 3)
         self.files_max_bytes: int = given.get("files_max_bytes", GIB)
         self.cut_wait_ms: int | None = given.get("cut_wait_ms")
+        # auto, meta or agree (control/barrier.py). An image from before there was a choice has a server without it.
+        self.barrier: str = given.get("barrier", "agree")
         self.strict: bool = given.get("strict", False)
         self.plain: bool = given.get("plain", False)
         self.started_unix_s: float = given.get("started_unix_s", 0.0)
@@ -44,6 +46,10 @@ class JobSpec:
             "network", ""
         )  # of several trees: what their addresses are of
         self.uid: int = given.get("uid", os.getuid())
+
+    @property
+    def carries_metas(self) -> bool:
+        return self.barrier != "agree"
 
     def as_json(self) -> dict[str, Any]:
         return dict(vars(self))

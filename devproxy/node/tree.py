@@ -172,6 +172,7 @@ class Tree:
                 spec.device,
                 spec.gpu_memory_bytes,
                 spec.chaos,
+                spec.carries_metas,
                 (*(self.place.server_arguments() if self.place else ()), *more),
             )
             self.servers.wait_ready(config.start_timeout_s(), lambda: None, fresh)

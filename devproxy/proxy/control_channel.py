@@ -138,6 +138,16 @@ class ControlChannel:
         """Level, clients and what stands in the way. Changes nothing."""
         return self.request("can_dump", 30)
 
+    def ranks(self) -> list[dict[str, Any]]:
+        """The clients' reports (csrc/server/agreement.h). Changes nothing."""
+        reports: list[dict[str, Any]] = self.request("ranks", 30)["reports"]
+        return reports
+
+    def barrier(self, comm: tuple[int, int]) -> dict[str, Any]:
+        """Clients meet beside the communicator's collectives (csrc/server/meta_barrier.h). Answers members, acquired,
+        reports."""
+        return self.request("barrier", 30, comm=list(comm))
+
     def hold(self) -> list[dict[str, Any]]:
         """Clients hold before their next communication message. Their reports (csrc/server/agreement.h)."""
         reports: list[dict[str, Any]] = self.request("hold", 30)["reports"]

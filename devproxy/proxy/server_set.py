@@ -105,10 +105,12 @@ class ServerSet:
         device: str,
         gpu_memory_bytes: int,
         chaos: int | None,
+        metas: bool,
         more: tuple[str, ...] = (),
     ) -> list[Server]:
         """Starts one server for each of the job's GPUs, on the machine's GPUs that are named; wait_ready then waits
-        for all of them at once. more: further arguments (--restore DIR). Returns the new servers."""
+        for all of them at once. metas: the job's collectives carry metas (csrc/server/meta_barrier.h). more: further
+        arguments (--restore DIR). Returns the new servers."""
         fresh = []
         for gpu, physical in enumerate(gpus):
             arguments = ["--job", job.name, "--job-dir", job.path, "--device", device]
@@ -116,6 +118,8 @@ class ServerSet:
             arguments += ["--ledger", runtime.ledger_path(job, device, physical), *more]
             if chaos is not None:
                 arguments += ["--chaos", str(chaos)]
+            if metas:
+                arguments.append("--metas")
             log_path = os.path.join(job.path, f"gpu{gpu}.log")
             record = config.record_path(gpu, len(gpus))
             with self.reaping:

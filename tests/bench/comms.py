@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from tests.bench.table import Row  # noqa: E402  a rank is a script that knows no package
+from tests.bench.table import Row, interval  # noqa: E402  a rank is a script that knows no package
 
 RANKS = 4
 SIZES = {"1 KB": (1 << 10, 300), "64 MB": (64 << 20, 6)}  # of a turn: bytes, times
@@ -113,7 +113,46 @@ def comms(turns: int) -> list[Row]:
             "gloo between the same processes on the CPU",
         )
         rows.append(Row(what, ours * 1e3, "ms", gloo * 1e3, limit, ours / gloo, target))
-    return rows
+    return [*rows, meta_step(10 * turns)]
+
+
+def meta_step(pairs: int, name: str = "gpt", steps: int = 8) -> Row:
+    """A DDP step of two ranks with a meta beside each collective, and without, in turn: two jobs, of which one rests."""
+    with tempfile.TemporaryDirectory(prefix="devproxy-bench-", dir="/dev/shm") as folder:
+        jobs = {}
+        for barrier in ("meta", "agree"):
+            own = Path(folder) / barrier
+            own.mkdir()
+            command = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft", "--gpus", "2"]
+            command += ["--gpu-memory", "1GiB", "--barrier", barrier, "--", sys.executable]
+            jobs[barrier] = subprocess.Popen(
+                [*command, str(Path(__file__).with_name("ddp.py")), name, "2", str(own)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env=os.environ | {"DEVPROXY_SHM_DIR": folder, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+
+        def seconds_per_step(barrier: str, count: int) -> float:
+            job = jobs[barrier]
+            assert job.stdin is not None and job.stdout is not None
+            job.stdin.write(f"{count}\n")
+            job.stdin.flush()
+            return float(job.stdout.readline())
+
+        took: dict[str, list[float]] = {barrier: [] for barrier in jobs}
+        for barrier in jobs:
+            seconds_per_step(barrier, 3)
+        for pair in range(pairs):
+            for barrier in sorted(jobs, reverse=pair % 2 == 0):
+                took[barrier].append(seconds_per_step(barrier, steps))
+        for job in jobs.values():
+            job.communicate(timeout=60)
+    ratios = [a / b for a, b in zip(took["meta"], took["agree"], strict=True)]
+    middle = statistics.median
+    low, high = interval(ratios)
+    return Row(
+        f"DDP step of {name}, 2 ranks, metas", middle(took["meta"]) * 1e3, "ms",
+        middle(took["agree"]) * 1e3, "the same with --barrier agree", middle(ratios), 1.01, low=low, high=high,
+    )  # fmt: skip
 
 
 def ranks(backend: str) -> None:

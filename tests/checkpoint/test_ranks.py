@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import time
@@ -135,3 +136,78 @@ def test_training_on_several_ranks(world: World, way: str) -> None:
     world.wait_end("digest")
     assert len(world.nonces()) == 1, world.tail()
     assert world.digest() == expected
+
+
+def two_ranks(way: str, *more: str) -> tuple[str, ...]:
+    words = list(training(way))
+    words[words.index("--nproc-per-node") + 1] = "2"
+    return (*words, *more)
+
+
+def way_of_last_cut(world: World) -> str:
+    return str(world.ctl_json("status", "j")["last_cut"])
+
+
+@pytest.mark.parametrize("barrier", ["meta", "agree"])
+def test_ddp_comes_to_a_cut_in_either_way(world: World, barrier: str) -> None:
+    """Moved, suspended, stored, then kill -9 of everything and a restore; and again in the restored job."""
+    two = ("--gpus", "2")
+    alone = world.run(
+        *without_pauses(two_ranks("ddp")), name="alone", log="alone", options=two, TEST_GATE=""
+    )
+    assert alone.wait(200) == 0, world.tail("alone")
+    expected = world.digest("alone")
+    assert expected
+    world.run(*two_ranks("ddp"), options=(*two, "--barrier", barrier))
+    run_freely(world, 5)
+    took = "meta over communicator" if barrier == "meta" else "agreement: --barrier agree"
+    for verb in ("migrate", "suspend", "checkpoint"):
+        disturb(world, verb, random.Random(verb), 2)
+        assert way_of_last_cut(world).startswith(took)
+    assert world.kill_everything()
+    world.restore()
+    run_freely(world, max(world.steps()) + 3)
+    world.ctl("checkpoint", "j")
+    assert way_of_last_cut(world).startswith(took)
+    world.wait_end("digest")
+    assert len(world.nonces()) == 1, world.tail()
+    assert world.digest() == expected
+
+
+def test_auto_says_which_way_it_took(world: World) -> None:
+    """In band for a data-parallel job at work; else by agreement."""
+    world.run(*two_ranks("ddp"), options=("--gpus", "2"))
+    run_freely(world, 5)
+    done = world.ctl("checkpoint", "j", "--progress", "json")
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    said = [line["text"] for line in lines if line["stage"] == "barrier"]
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith("meta over communicator")
+    assert said[0] in way_of_last_cut(world)
+
+
+def test_auto_takes_the_agreement_for_a_pipeline(world: World) -> None:
+    world.run(*two_ranks("pipeline"), options=("--gpus", "2"))
+    run_freely(world, 5)
+    world.ctl("checkpoint", "j")
+    assert way_of_last_cut(world).startswith("agreement: ")
+
+
+@pytest.mark.parametrize("barrier", ["auto", "meta"])
+def test_idle_ranks(world: World, barrier: str) -> None:
+    """All ranks stand at the gate. auto sees it and agrees; in band there is no point, and the job goes on."""
+    expected = undisturbed(world, 2, 2)
+    job = world.run(*command(2), "--together", "1", options=("--gpus", "2", "--barrier", barrier))
+    world.until(6)
+    world.wait(lambda: 6 in world.steps(), 90, "step 6")
+    time.sleep(6)
+    if barrier == "auto":
+        world.ctl("checkpoint", "j")
+        assert "is idle for" in way_of_last_cut(world)
+    else:
+        done = world.ctl("checkpoint", "j", check=False)
+        assert done.returncode != 0
+        assert "--barrier meta: 0 of 2 ranks have met" in done.stderr
+        assert "the job continues" in done.stderr
+    assert world.end_of(job) == 0, world.tail()
+    check(world, expected)

@@ -1,6 +1,6 @@
-"""The command ring, the gate and the agreement of ranks under checkers (tests/model), the ring under real threads too.
+"""The command ring, the gate and the two ways of ranks to a cut under checkers (tests/model), the ring under real threads too.
 
-The checkers explore the real ring.h, gate.h and agreement.cc; each of their mutants, the code around them broken on purpose, must be
+The checkers explore the real ring.h, gate.h, agreement.cc and meta_barrier.cc; each of their mutants, the code around them broken on purpose, must be
 caught: a checker that cannot fail proves nothing.
 """
 
@@ -15,10 +15,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "tests"
 AGREEMENT = [ROOT / "devproxy/csrc/server/agreement.cc"]
+META = [*AGREEMENT, ROOT / "devproxy/csrc/server/meta_barrier.cc"]
 CXX = ["g++", "-std=c++20", "-Wall", "-Wextra", "-I", str(ROOT)]
 N_MUTANTS = 16
 N_GATE_MUTANTS = 10
 N_AGREEMENT_MUTANTS = 12
+N_META_MUTANTS = 12
 
 
 def build(source: str, name: str, *flags: str | Path) -> Path:
@@ -26,7 +28,7 @@ def build(source: str, name: str, *flags: str | Path) -> Path:
     out = BUILD / name
     inputs = [ROOT / "tests" / source, *(ROOT / "devproxy/csrc/transport").glob("*.h")]
     inputs += (ROOT / "devproxy/csrc/wire").glob("*.h")
-    inputs += [ROOT / "devproxy/csrc/server/gate.h", *AGREEMENT, AGREEMENT[0].with_suffix(".h")]
+    inputs += [ROOT / "devproxy/csrc/server/gate.h", *META, *(p.with_suffix(".h") for p in META)]
     if out.exists() and all(out.stat().st_mtime > p.stat().st_mtime for p in inputs):
         return out
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -122,6 +124,32 @@ def test_a_broken_agreement_is_caught(mutant: int) -> None:
 def test_no_mutant_of_the_agreement_is_forgotten() -> None:
     """The list above covers every mutant of the checker."""
     assert len(run(agreement_model(), "--list").stdout.splitlines()) == N_AGREEMENT_MUTANTS
+
+
+def meta_model() -> Path:
+    """The checker of the meta-allreduce."""
+    return build("model/meta_model.cc", "meta_model", "-O2", *META)
+
+
+def test_random_programs_of_ranks_meet_in_band() -> None:
+    """Asked, lifted and asked again at any moment; what is cut is closed. `make soak` runs more."""
+    programs = os.environ.get("DEVPROXY_TEST_PROGRAMS", "10000")
+    done = run(meta_model(), "--seeds", programs, seconds=3600)
+    assert done.returncode == 0
+    assert "programs hold" in done.stdout
+
+
+@pytest.mark.parametrize("mutant", range(1, N_META_MUTANTS + 1))
+def test_a_broken_meta_allreduce_is_caught(mutant: int) -> None:
+    """The checker finds each mutant and prints the program that shows it."""
+    done = run(meta_model(), "--mutant", str(mutant))
+    assert done.returncode == 1
+    assert "seed" in done.stdout
+
+
+def test_no_mutant_of_the_meta_allreduce_is_forgotten() -> None:
+    """The list above covers every mutant of the checker."""
+    assert len(run(meta_model(), "--list").stdout.splitlines()) == N_META_MUTANTS
 
 
 @pytest.mark.parametrize("sanitizer", ["none", "thread"])

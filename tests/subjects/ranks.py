@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+import gate
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "comm"))
@@ -103,6 +104,8 @@ def rank_main(options: argparse.Namespace, folder: Path, rank: int) -> None:
     else:
         numbers = range(1, options.steps + 1)
     for number in numbers:
+        if options.together and rank != 0:
+            gate.before(number, options.steps, 0.0)
         one.step(number)
         if rank == 0:
             steps.say()
@@ -114,12 +117,13 @@ def rank_main(options: argparse.Namespace, folder: Path, rank: int) -> None:
 def main() -> None:
     if "--rank" in sys.argv:
         parser = argparse.ArgumentParser()
-        for name, kind in (("steps", int), ("seconds-per-step", float), ("ranks", int), ("rank", int), ("nonce", str), ("folder", Path)):  # fmt: skip
+        for name, kind in (("steps", int), ("seconds-per-step", float), ("ranks", int), ("rank", int), ("together", int), ("nonce", str), ("folder", Path)):  # fmt: skip
             parser.add_argument(f"--{name}", type=kind, default=0)
         found = parser.parse_args()
         rank_main(found, found.folder, found.rank)
         return
-    options = common.options(__doc__ or "", ranks=4)
+    # together: all ranks stand at the gate, and not rank 0 alone with the others waiting for it.
+    options = common.options(__doc__ or "", ranks=4, together=0)
     nodes, node = int(os.environ.get("DEVPROXY_NODES", "1")), int(os.environ.get("DEVPROXY_NODE", "0"))  # fmt: skip
     if nodes == 1:
         folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.getcwd()))

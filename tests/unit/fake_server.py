@@ -20,7 +20,8 @@ def main() -> int:
     if "--print-abi" in sys.argv:
         print("ff" * 32 if how == "other-abi" else ABI)
         return 0
-    option = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+    words = [word for word in sys.argv[1:] if word != "--metas"]  # the only one without a value
+    option = dict(zip(words[::2], words[1::2]))
     ready, lease = int(option["--ready-fd"]), int(option["--lease-fd"])
     print("fake server starts", file=sys.stderr, flush=True)
     if how == "error":

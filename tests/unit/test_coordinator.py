@@ -61,8 +61,11 @@ class FakePart:
 
         return step
 
-    def hold(self) -> list[dict[str, Any]]:
+    def ranks(self) -> list[dict[str, Any]]:
         """A job without communicators."""
+        return []
+
+    def hold(self) -> list[dict[str, Any]]:
         return []
 
     def lift(self) -> None:

@@ -45,6 +45,7 @@ def test_all_options() -> None:
         ("--checkpoint-every 0steps -- a", "no interval"),
         ("--keep 0 -- a", "number from 1"),
         ("--cut-wait -1 -- a", "not a time"),
+        ("--barrier maybe -- a", "unknown barrier"),
         ("--files-max 0 -- a", "not a memory size"),
     ],
 )
@@ -94,6 +95,7 @@ def test_environment(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_checkpoint_options() -> None:
     o = parse("--gpu 3,1 --store /s --checkpoint-every 50steps --keep 2 --cut-wait 2s -- a".split())
     assert (o.on, o.gpus, o.store, o.keep, o.cut_wait_ms) == ([3, 1], 2, "/s", 2, 2000)
+    assert [parse(f"{b} -- a".split()).barrier for b in ("", "--barrier meta")] == ["auto", "meta"]
     assert parse_every(o.every) == (0.0, 50)
     assert [parse_every(t)[0] for t in ("30s", "10m", "1h", "500ms")] == [30, 600, 3600, 0.5]
 
@@ -104,3 +106,6 @@ def test_spec_travels() -> None:
         gpu_memory_bytes=1, chaos=3, build="b", abi="00", store="/s", every="30s", keep=5,
     )  # fmt: skip
     assert JobSpec(**spec.as_json()).as_json() == spec.as_json()
+    # What an image from before there was a choice says; its servers know no metas.
+    assert not spec.carries_metas
+    assert JobSpec(**(spec.as_json() | {"barrier": "auto"})).carries_metas

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TOOLS = ["sh", "id", "echo", "g++", "cc", "c++", "cmake", "ninja", "flock"]
+TOOLS = ["sh", "id", "echo", "g++", "cc", "c++", "cmake", "ninja", "flock", "ip"]
 
 
 def install(tmp_path: Path, missing: set[str], user: int = 0) -> tuple[int, list[str], str]:

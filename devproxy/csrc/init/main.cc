@@ -19,8 +19,8 @@
 // mount namespace, and there is no parent-death signal, which would end a restored job at once.
 #include <dirent.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <linux/sched.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>

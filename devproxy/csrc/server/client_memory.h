@@ -82,7 +82,7 @@ class ClientMemory {
 
   // -- beside the credit, from the ledger. False: there is no memory, or no room.
   uint64_t gap_for_global(uint64_t bytes, uint64_t align) const {
-    return device_.first_gap(globals_begin(), globals_begin() + kGlobalsBytes, bytes, align);
+    return device_.first_gap(globals_begin(), globals_begin() + kGlobalsBytes - kMetaBytes, bytes, align);
   }
   bool add_global(uint64_t addr, uint64_t bytes);
   [[nodiscard]] Answer drop_global(uint64_t addr, uint64_t position, bool keep, Range* freed);

@@ -1,5 +1,6 @@
 #include "devproxy/csrc/server/comm_json.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -18,6 +19,22 @@ Json to_json(const CommReport& report) {
   for (const auto& [key, count] : report.counts)
     counts.push_back({key.comm.low, key.comm.high, key.from, key.to, key.receives ? 1 : 0, count});
   return {{"client", report.client}, {"members", std::move(members)}, {"counts", std::move(counts)}};
+}
+
+Json to_json(const std::map<CommKey, CommTraffic>& traffic, uint64_t now_us) {
+  auto ago_ms = [&](uint64_t at) { return at ? static_cast<int64_t>((now_us - std::min(at, now_us)) / 1000) : -1; };
+  Json all = Json::array();
+  for (const auto& [comm, t] : traffic)
+    all.push_back({comm.low, comm.high, ago_ms(t.with_metas_us), ago_ms(t.without_us)});
+  return all;
+}
+
+std::optional<CommKey> comm_key_of(const Json& request) {
+  const auto it = request.find("comm");
+  if (it == request.end() || !it->is_array() || it->size() != 2 || !(*it)[0].is_number_unsigned() ||
+      !(*it)[1].is_number_unsigned())
+    return std::nullopt;
+  return CommKey{(*it)[0].get<uint64_t>(), (*it)[1].get<uint64_t>()};
 }
 
 std::optional<std::vector<CommReport>> comm_reports_of(const Json& request) {

@@ -58,7 +58,8 @@ Connection::Connection(ServerParts& parts, const Peer& peer, uint32_t slot)
       endpoint_(parts.job_dir + "/gpu" + std::to_string(parts.gpu) + "-" + std::to_string(peer.number), slot),
       device_(*parts.device),
       memory_(slot, *parts.ledger, parts.live, counters_),
-      windows_(parts.job_dir, slot) {}
+      windows_(parts.job_dir, slot),
+      communicators_(memory_.device_begin(), parts.metas) {}
 
 std::unique_ptr<Connection> Connection::make(ServerParts& parts, const Peer& peer, AttachReply* reply) {
   const auto slot = parts.slots->take(peer.wanted_slot);
@@ -278,7 +279,8 @@ Connection::Taken Connection::consume(uint32_t record_bytes) {
   Message message;
   const char* const wrong = endpoint_.read(record_bytes, &message);
   if (!wrong) {
-    if (message.info->communicates && !communicators_.take(comm_steps(message))) [[unlikely]]
+    const bool captured = message.info->opcode == static_cast<uint16_t>(wire::Opcode::GRAPH_LAUNCH);
+    if (message.info->communicates && !communicators_.take(comm_steps(message), captured)) [[unlikely]]
       return Taken::kHeld;
     Counters::add(counters_.calls, 1);
     answered_ = false;
@@ -394,7 +396,10 @@ std::string Connection::undumpable() const {
 void Connection::on_thread_start() noexcept { prepare_thread_for_crash(); }
 
 void Connection::on_complete(uint32_t queue_index, uint64_t position, uint32_t tag) noexcept {
-  if (tag) endpoint_.lifeline().release_chunk(tag - 1);
+  if (tag & kMetaTag)
+    communicators_.meta_done(tag & ~kMetaTag);
+  else if (tag)
+    endpoint_.lifeline().release_chunk(tag - 1);
   endpoint_.lifeline().complete(queue_index, position);
 }
 

@@ -3,7 +3,8 @@
 //
 // Who owns what
 //   dispatch thread   the consuming side of the ring, the door, the client's state and memory; all handlers run on it
-//   device threads    call the SpaceOwner methods: they touch the endpoint, ClientMemory::live() and HostFunctions only
+//   device threads    call the SpaceOwner methods: they touch the endpoint, ClientMemory::live(), HostFunctions and
+//                     Communicators::meta_done() only
 //   server thread     makes it, asks its gate, joins it, reads the counters; while parked() it may read everything
 // Locks: those of the parts are leaves; none is taken under another.
 #pragma once
@@ -42,6 +43,7 @@ struct ServerParts {
   uint32_t gpu = 0;           // the tree's ordinal
   uint32_t physical_gpu = 0;  // of the machine
   bool other_gpu = false;     // a restore may be of another kind or model of GPU
+  bool metas = false;         // the job's collectives carry metas (meta_barrier.h)
   hal::Device* device = nullptr;
   Ledger* ledger = nullptr;
   SlotTable* slots = nullptr;

@@ -96,6 +96,10 @@ void Server::serve_control(ControlPeer& peer) {
     const std::string op = text_of(request, "op"), dir = text_of(request, "dir");
     if (op == "cut") {
       begin_cut(peer, request);
+    } else if (op == "ranks") {
+      peer.answer({{"ok", true}, {"reports", comm_reports()}});
+    } else if (op == "barrier") {
+      peer.answer(barrier(peer, request));
     } else if (op == "hold") {
       peer.answer(hold(peer));
     } else if (op == "agree") {
@@ -134,9 +138,28 @@ Json Server::comm_reports() {
     report["gpu"] = config_.gpu;
     report["launches"] = c.connection->counters().launches.load();
     report["host_functions"] = c.connection->host_functions().count();
+    report["period_us"] = c.connection->counters().period_us.load();
+    report["traffic"] = to_json(c.connection->communicators().traffic(), now_us());
     reports.push_back(std::move(report));
   }
   return reports;
+}
+
+Json Server::barrier(ControlPeer& peer, const Json& request) {
+  if (hold_peer_ && hold_peer_ != &peer) return refused("another agreement is under way");
+  if (held_) return refused(parked() ? "it is parked already" : "a cut is under way already");
+  if (!config_.metas) return refused("this job's collectives carry no metas (--barrier agree)");
+  const auto comm = comm_key_of(request);
+  if (!comm) return refused("a barrier names a communicator by two numbers");
+  hold_peer_ = &peer;
+  size_t members = 0, acquired = 0;
+  for (const Client& c : clients_) {
+    if (!c.here) continue;
+    const Communicators::Asked asked = c.connection->communicators().ask(*comm);
+    members += asked.member;
+    acquired += asked.member && asked.acquired;
+  }
+  return {{"ok", true}, {"members", members}, {"acquired", acquired}, {"reports", comm_reports()}};
 }
 
 Json Server::hold(ControlPeer& peer) {

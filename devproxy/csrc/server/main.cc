@@ -28,8 +28,8 @@ namespace {
 constexpr const char* kUsage =
     "usage: devproxy-server --job NAME --job-dir DIR --gpu K --device soft|record|cuda --gpu-memory BYTES --ledger "
     "FILE "
-    "[--physical-gpu P] [--restore DIR [--restore-shared] [--other-gpu]] [--lease-fd FD] [--ready-fd FD] [--chaos "
-    "SEED] [--tree T] [--data-address ADDR] [--slots A-B] | "
+    "[--physical-gpu P] [--restore DIR [--restore-shared] [--other-gpu]] [--lease-fd FD] [--ready-fd FD] "
+    "[--metas] [--chaos SEED] [--tree T] [--data-address ADDR] [--slots A-B] | "
     "--print-abi | --describe DEVICE P";
 
 std::optional<uint64_t> number(const char* text) {
@@ -67,8 +67,8 @@ Status parse(int argc, char** argv, ServerConfig* config) {
   bool have_gpu = false, have_memory = false, have_physical = false;
   for (int i = 1; i < argc; i++) {
     const std::string name = argv[i];
-    if (name == "--restore-shared" || name == "--other-gpu") {
-      (name == "--other-gpu" ? config->other_gpu : config->restore_shared) = true;
+    if (name == "--restore-shared" || name == "--other-gpu" || name == "--metas") {
+      (name == "--other-gpu" ? config->other_gpu : name == "--metas" ? config->metas : config->restore_shared) = true;
       continue;
     }
     if (i + 1 >= argc) return {kInvalidValue, name + " needs a value; " + kUsage};

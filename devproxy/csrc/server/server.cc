@@ -73,6 +73,7 @@ Status Server::open() {
   parts_.tree = config_.tree;
   parts_.physical_gpu = config_.physical_gpu;
   parts_.other_gpu = config_.other_gpu;
+  parts_.metas = config_.metas;
   parts_.device = device_.get();
   parts_.ledger = ledger_.get();
   parts_.slots = slots_.get();

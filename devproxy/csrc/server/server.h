@@ -34,6 +34,7 @@ struct ServerConfig {
   std::string ledger_path;
   int lease_fd = -1;  // hangs up when devproxy-run is gone; -1: live until SIGTERM
   int ready_fd = -1;
+  bool metas = false;  // ServerParts.metas
   bool chaos = false;
   uint64_t chaos_seed = 0;
   uint32_t tree = 0;                              // of the job's process trees, this server's
@@ -106,6 +107,8 @@ class Server {
   Json dump_shared(const std::string& dir);
   // Agreement of all ranks (agreement.h). The channel that asked for the hold owns it.
   Json hold(ControlPeer& peer);
+  // The other way there, in band (meta_barrier.h). The same owner.
+  Json barrier(ControlPeer& peer, const Json& request);
   Json agree(const Json& request);
   Json lift();
   Json comm_reports();

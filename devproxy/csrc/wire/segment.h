@@ -41,6 +41,8 @@ inline constexpr uint64_t kDeviceBytes = 0x30'0000'0000;  // 192 GiB of device a
 // The top of every device range belongs to the server: globals of modules live there. The client's allocator stays
 // below.
 inline constexpr uint64_t kGlobalsBytes = 1ull << 30;
+// The top of that: numbers of the server's own collectives (csrc/server/meta_slots.h). A device may give it whole pages.
+inline constexpr uint64_t kMetaBytes = 2ull << 20;
 // MEM_ALLOC.flags, besides 1 for a buffer that lives long: one range with the neighbours that have it too.
 inline constexpr uint32_t kPieceFlag = 2;
 inline constexpr uint64_t kPinnedBytes = kRangeBytes - kDeviceBytes;

@@ -40,6 +40,58 @@ bool owns_buffers(Connection& c, const Message& m, const CommOp& op, const CommO
          (recv == 0 || c.memory().in_device(op.recv, recv, m.end));
 }
 
+// The memory of metas, with what they may say in it, before a communicator's first operation: its making waits behind
+// that in its queue. queue: none in a restore, while nothing is pending.
+Status prepare_metas(Connection& c, const Message& m, const hal::QueueRef* queue) {
+  Communicators::MetaMemory& memory = c.communicators().meta_memory();
+  DeviceDoor& device = c.device();
+  if (memory.made) {
+    if (queue && memory.written) device.wait(*queue, {m.end - 1, 0}, memory.written);
+    return {};
+  }
+  const uint64_t at = c.communicators().slots().begin();
+  if (Status s = device.commit(at, kMetaBytes); !s.ok()) return std::move(s).with("memory for metas");
+  memory.made = true;
+  const auto& words = MetaSlots::kWords;
+  if (!queue) return device.write(at, words.data(), sizeof words);
+  device.copy(*queue, {m.end - 1, 0},
+              {at, reinterpret_cast<uint64_t>(words.data()), 0, 0, sizeof words, 1, true, false});
+  memory.written = device.create_event(false);
+  device.record(*queue, {m.end - 1, 0}, memory.written);
+  return {};
+}
+
+// The group with a meta behind each operation of all members, as far as its communicator carries them; and which
+// slots have sums to read behind it.
+std::vector<uint32_t> add_metas(Connection& c, const std::vector<const CommObject*>& objects,
+                                std::vector<hal::CommCall>* group) {
+  std::vector<hal::CommCall> with;
+  std::vector<uint32_t> slots;
+  auto of_all = [&](size_t i) {
+    const CommKind kind = (*group)[i].op.kind_of();
+    return kind != CommKind::kSend && kind != CommKind::kRecv;
+  };
+  for (size_t i = 0; i < group->size(); i++) {
+    bool last = true;
+    for (size_t k = i + 1; last && k < group->size(); k++) last = objects[k] != objects[i] || !of_all(k);
+    const auto meta = of_all(i) ? c.communicators().meta(objects[i]->key, last) : std::nullopt;
+    with.push_back((*group)[i]);
+    if (meta) {
+      CommOp op;
+      op.kind = static_cast<uint8_t>(CommKind::kAllReduce);
+      op.type = static_cast<uint8_t>(CommType::kInt32);
+      op.reduction = static_cast<uint8_t>(CommReduction::kSum);
+      op.send = meta->send;
+      op.recv = meta->recv;
+      op.count = sizeof(MetaSums) / sizeof(int32_t);
+      with.push_back({(*group)[i].comm, op});
+      if (meta->slot != Communicators::kNoSlot) slots.push_back(meta->slot);
+    }
+  }
+  *group = std::move(with);
+  return slots;
+}
+
 }  // namespace
 
 bool comm_init(Connection& c, const Message& m) {
@@ -50,6 +102,12 @@ bool comm_init(Connection& c, const Message& m) {
   if (r.ranks == 0 || r.ranks > kMaxCommRanks || r.rank >= r.ranks || c.state().comms().find(r.comm))
     return c.refuse(m, r.stream, kInvalidValue), false;
   const CommKey key{r.key_low, r.key_high};
+  if (c.communicators().metas() && r.ranks > 1)
+    if (Status s = prepare_metas(c, m, replays ? nullptr : queue); !s.ok()) {
+      c.fail(m, s);
+      if (queue) c.device().nop(*queue, {m.end, 0});
+      return false;
+    }
   auto made = c.device().create_comm({key, r.ranks, r.rank});
   if (!made.ok()) {
     c.fail(m, made.status());
@@ -58,7 +116,7 @@ bool comm_init(Connection& c, const Message& m) {
   }
   if (!c.state().comms().insert(r.comm, {*made, key, r.ranks, r.rank}))
     return c.refuse(m, r.stream, kInvalidHandle), false;
-  c.communicators().made(key, *made);
+  c.communicators().made(key, r.ranks, *made);
   // One that a restore makes again has its members.
   if (replays) c.communicators().restored(key, r.ranks, r.rank);
   if (!replays) c.device().init_comm(*queue, {m.end, 0, m.slot}, *made);
@@ -91,6 +149,7 @@ void comm_group(Connection& c, const Message& m) {
   if (r.bulk_chunks != 0 || m.bulk_bytes == 0 || m.bulk_bytes % sizeof(CommOp) != 0)
     return c.refuse(m, r.stream, kInvalidValue);
   std::vector<hal::CommCall> group(m.bulk_bytes / sizeof(CommOp));
+  std::vector<const CommObject*> objects(group.size());
   for (size_t i = 0; i < group.size(); i++) {
     CommOp& op = group[i].op;
     std::memcpy(&op, m.bulk + i * sizeof op, sizeof op);
@@ -100,8 +159,17 @@ void comm_group(Connection& c, const Message& m) {
         static_cast<uint32_t>(op.peer) >= object->ranks || !owns_buffers(c, m, op, *object))
       return c.refuse(m, r.stream, kInvalidValue);
     group[i].comm = object->comm;
+    objects[i] = object;
   }
-  c.device().communicate(*queue, {m.end, 0, m.slot}, std::move(group));
+  if (!c.communicators().metas() || m.in_graph)
+    return c.device().communicate(*queue, {m.end, 0, m.slot}, std::move(group));
+  const std::vector<uint32_t> slots = add_metas(c, objects, &group);
+  c.device().communicate(*queue, {slots.empty() ? m.end : m.end - 1, 0, m.slot}, std::move(group));
+  MetaSlots& memory = c.communicators().slots();
+  for (const uint32_t slot : slots)
+    c.device().copy(
+        *queue, {m.end, kMetaTag | slot},
+        {reinterpret_cast<uint64_t>(&memory.sums(slot)), memory.slot_at(slot), 0, 0, sizeof(MetaSums), 1, false, true});
 }
 
 void comm_state(Connection& c, const Message& m) {

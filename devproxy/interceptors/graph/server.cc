@@ -47,6 +47,7 @@ void graph_launch(Connection& c, const Message& m) {
     return c.refuse(m, r.stream, kInvalidValue);
   Message step;
   step.slot = m.slot;
+  step.in_graph = true;
   step.end = wire::graph_record_position(m.end, graph->records, 0) - 1;
   if (graph->last_stream.value && graph->last_stream != r.stream) c.device().wait(*queue, {step.end, 0}, graph->done);
   graph->last_stream = r.stream;

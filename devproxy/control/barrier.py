@@ -1,0 +1,214 @@
+"""Which way the ranks of a job come to a point where it may be cut, and the way in band.
+
+agree   the coordinator carries reports between the servers (agreement.py).
+meta    the servers find the point themselves, beside the job's own collectives (csrc/server/meta_barrier.h). It is for
+        data-parallel jobs: all ranks have one communicator, and what goes over it.
+auto    meta where the servers see such a job at work, else agreement; agreement too where meta finds no point.
+
+Whichever found it, the counts of all ranks are looked at before anything parks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from devproxy.control import agreement
+from devproxy.errors import CheckpointError
+from devproxy.node.answer import Met
+from devproxy.node.together import all_of
+
+# A job at work has had a collective within this time.
+RECENT_MS = 5_000
+# Three of its collectives are enough (need, acknowledge, and one for whoever was asked late), and a minibatch of a
+# data-parallel job has at least one. So it has found no point when there was none for as long as a job at work lets pass
+# between two, or for two of the job's rhythms where the servers know it.
+PATIENCE_S = RECENT_MS / 1000
+ATTEMPT_S = 60.0
+CLOSED_S = 1.0  # all ranks stand: what is owed now is not paid any more, but for host functions
+LOOK_S = (0.001, 0.02)
+
+Comm = tuple[int, int]
+Say = Callable[[str], None]
+
+
+class Part(agreement.Part, Protocol):
+    """A tree's side of it."""
+
+    def ranks(self) -> list[dict[str, Any]]: ...
+
+    def barrier(self, comm: Comm) -> Met: ...
+
+
+class NoPoint(Exception):
+    """In band there was none."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """comm: None where meta is not the way."""
+
+    comm: Comm | None
+    why: str
+
+
+def acquire(parts: Sequence[Part], way: str, say: Say) -> agreement.Outcome:
+    """Returns with all parts held at a point where they may be cut. Raises CheckpointError with nothing held.
+
+    way: auto, meta or agree. say: hears which one it is and why, of a job that has ranks.
+    """
+    if way == "agree":
+        return _agree(parts, "--barrier agree", say)
+    reports = _flat(all_of([part.ranks for part in parts]))
+    members = [report for report in reports if report["members"]]
+    if len(members) < 2:
+        return _agree(parts, "fewer than two ranks", say)
+    choice = choose(members) if way == "auto" else over_all(members)
+    if choice.comm is None:
+        if way == "meta":
+            _lift(parts)
+            raise CheckpointError(
+                "cut", f"--barrier meta: {choice.why}", "run it with --barrier auto"
+            )
+        return _agree(parts, choice.why, say)
+    say(f"meta over communicator {name(choice.comm)}: {choice.why}")
+    try:
+        return _meet(parts, choice.comm, members)
+    except NoPoint as why:
+        _lift(parts)
+        if way == "meta":
+            raise CheckpointError(
+                "cut",
+                f"--barrier meta: {why}",
+                "try again while all ranks train, or use --barrier auto",
+            ) from None
+        return _agree(parts, f"meta found no point: {why}", say)
+    except BaseException:
+        _lift(parts)
+        raise
+
+
+def choose(members: list[dict[str, Any]]) -> Choice:
+    """For auto: a communicator of all ranks, which had collectives just now, and nothing else had."""
+    choice = over_all(members)
+    if choice.comm is None:
+        return choice
+    for report in members:
+        for low, high, with_metas_ms, without_ms in report["traffic"]:
+            if (low, high) != choice.comm and _recent(with_metas_ms, without_ms):
+                return Choice(None, f"traffic over communicator {name((low, high))} too")
+            if (low, high) == choice.comm and _recent(without_ms):
+                return Choice(
+                    None, f"sends, receives or graphs over communicator {name(choice.comm)}"
+                )
+        quiet_ms = _quiet_ms(report, choice.comm)
+        if not _recent(quiet_ms):
+            quiet = "not used yet" if quiet_ms < 0 else f"idle for {quiet_ms / 1000:.1f} s"
+            return Choice(
+                None, f"communicator {name(choice.comm)} is {quiet} on GPU {report['gpu']}"
+            )
+    return choice
+
+
+def over_all(members: list[dict[str, Any]]) -> Choice:
+    """The communicator that all of them are in; the one used last, where there are several."""
+    shared: set[Comm] | None = None
+    for report in members:
+        own = {
+            (m["comm"][0], m["comm"][1])
+            for m in report["members"]
+            if m["ranks"] == len(members)
+            and m["complete"]
+            and not m["aborted"]
+            and not m["failure"]
+        }
+        shared = own if shared is None else shared & own
+    if not shared:
+        return Choice(None, f"no communicator has all {len(members)} ranks")
+
+    def last_used(comm: Comm) -> tuple[float, Comm]:
+        quiet = [_quiet_ms(report, comm) for report in members]
+        return (max(q if q >= 0 else float("inf") for q in quiet), comm)
+
+    return Choice(min(shared, key=last_used), f"all {len(members)} ranks, and their collectives")
+
+
+def name(comm: Comm) -> str:
+    return f"{comm[0] & 0xFFFFFFFF:08x}"
+
+
+def _recent(*ago_ms: int) -> bool:
+    return any(0 <= ms <= RECENT_MS for ms in ago_ms)
+
+
+def _quiet_ms(report: dict[str, Any], comm: Comm) -> int:
+    return next((t[2] for t in report["traffic"] if (t[0], t[1]) == comm), -1)
+
+
+def _meet(parts: Sequence[Part], comm: Comm, members: list[dict[str, Any]]) -> agreement.Outcome:
+    began = moved = time.monotonic()
+    rhythm_s = max(report["period_us"] for report in members) / 1e6
+    patience_s = min(max(PATIENCE_S, 2 * rhythm_s), ATTEMPT_S)
+    look, rounds, seen = LOOK_S[0], 0, -1
+    while True:
+        answers = all_of([partial(part.barrier, comm) for part in parts])
+        rounds += 1
+        if sum(answer.members for answer in answers) != len(members):
+            raise NoPoint(f"a rank has left communicator {name(comm)}")
+        if why := next((f for answer in answers if (f := _failure(answer.reports, comm))), ""):
+            raise NoPoint(why)
+        acquired = sum(answer.acquired for answer in answers)
+        if acquired == len(members):
+            break
+        now, done = time.monotonic(), sum(_submitted(answer.reports, comm) for answer in answers)
+        if done != seen:
+            moved, seen = now, done
+        if now - moved > patience_s or now - began > ATTEMPT_S:
+            raise NoPoint(
+                f"{acquired} of {len(members)} ranks have met over communicator {name(comm)}, "
+                f"and nothing was submitted to it for {now - moved:.1f} s"
+            )
+        time.sleep(look)
+        look = min(look * 1.5, LOOK_S[1])
+    # All stand. The agreement holds beside the barrier, and says whether everything else is closed too.
+    reports = _flat(all_of([part.hold for part in parts]))
+    more, debt = agreement.settle(parts, reports, CLOSED_S)
+    if debt:
+        raise NoPoint(f"the ranks have met, and {debt}")
+    seconds = time.monotonic() - began
+    return agreement.Outcome(len(members), rounds + more, 1, seconds, "meta")
+
+
+def _failure(reports: list[dict[str, Any]], comm: Comm) -> str:
+    return next(
+        (
+            m["failure"]
+            for r in reports
+            for m in r["members"]
+            if m["failure"] and tuple(m["comm"]) == comm
+        ),
+        "",
+    )
+
+
+def _submitted(reports: list[dict[str, Any]], comm: Comm) -> int:
+    return sum(c[5] for r in reports for c in r["counts"] if (c[0], c[1]) == comm and c[2] < 0)
+
+
+def _agree(parts: Sequence[Part], why: str, say: Say) -> agreement.Outcome:
+    outcome = agreement.acquire(parts)
+    if outcome.ranks:
+        say(f"agreement: {why}")
+    return replace(outcome, way="agreement")
+
+
+def _flat(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [report for reports in lists for report in reports]
+
+
+def _lift(parts: Sequence[Part]) -> None:
+    for part in parts:
+        part.lift()

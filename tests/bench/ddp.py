@@ -1,0 +1,77 @@
+"""Ranks that train a model under DDP over 'nccl', a few steps whenever they are told to.
+
+python tests/bench/ddp.py MODEL RANKS FOLDER      reads a number of steps per line, answers with seconds per step
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def rank_main(name: str, rank: int, ranks: int, folder: str, told: int, answers: int) -> None:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    import models
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    torch.cuda.set_device(rank)
+    store = dist.FileStore(os.path.join(folder, "store"), ranks)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks)
+    model = nn.parallel.DistributedDataParallel(models.MODELS[name]().cuda(), device_ids=[rank])
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    batches = [models.batch(name, i) for i in range(8)]
+    with os.fdopen(told) as lines, os.fdopen(answers, "w") as out:
+        for line in lines:
+            start = time.perf_counter()
+            for i in range(int(line)):
+                x, y = (t.cuda() for t in batches[i % len(batches)])
+                optimizer.zero_grad(set_to_none=True)
+                seen = model(x)
+                nn.functional.cross_entropy(
+                    seen.reshape(-1, seen.shape[-1]), y.reshape(-1)
+                ).backward()
+                nn.utils.clip_grad_norm_(parameters, 1.0)
+                optimizer.step()
+            torch.cuda.synchronize()
+            out.write(f"{(time.perf_counter() - start) / int(line)}\n")
+            out.flush()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Answers until its input ends: the slowest rank's time."""
+    name, ranks, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    pids, tell, hear = [], [], []
+    for rank in range(ranks):
+        told, teller = os.pipe()
+        heard, answers = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            for other in [teller, heard, *tell]:
+                os.close(other)
+            rank_main(name, rank, ranks, folder, told, answers)
+            os._exit(0)
+        os.close(told)
+        os.close(answers)
+        pids.append(pid)
+        tell.append(teller)
+        hear.append(os.fdopen(heard))
+    for line in sys.stdin:
+        for pipe in tell:
+            os.write(pipe, line.encode())
+        print(max(float(pipe.readline()) for pipe in hear), flush=True)
+    for pipe in tell:
+        os.close(pipe)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * ranks
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Which way to a cut the coordinator takes (control/barrier.py), and what it does where the way in band finds no point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devproxy.control import agreement, barrier
+from devproxy.errors import CheckpointError
+from devproxy.node.answer import Answer, Met
+
+WORLD, HALF = (1, 7), (2, 7)
+NEVER = -1
+
+
+def report(
+    client: int,
+    *traffic: tuple[tuple[int, int], int, int],
+    comms: tuple[tuple[int, int], ...] = (WORLD,),
+    count: int = 5,
+) -> dict[str, Any]:
+    """traffic: communicator, how long ago with metas, and without. A job of two ranks."""
+    members = [
+        {
+            "comm": list(c),
+            "ranks": 2,
+            "rank": client,
+            "complete": True,
+            "aborted": False,
+            "failure": "",
+        }
+        for c in comms
+    ]
+    return {
+        "client": client, "gpu": client, "members": members, "launches": 0, "host_functions": 0, "period_us": 0,
+        "counts": [[*WORLD, -1, -1, 0, count]],
+        "traffic": [[*comm, with_metas, without] for comm, with_metas, without in traffic],
+    }  # fmt: skip
+
+
+BUSY = (WORLD, 20, NEVER)
+
+
+class Tree:
+    """One rank. met: what barrier() answers, one after the other; the last answer stays."""
+
+    def __init__(self, own: dict[str, Any], *met: bool, settled: bool = True) -> None:
+        self.own, self.met, self.settled = own, list(met), settled
+        self.lifts = self.held = self.asked = 0
+
+    def ranks(self) -> list[dict[str, Any]]:
+        return [self.own]
+
+    def barrier(self, comm: tuple[int, int]) -> Met:
+        assert comm == WORLD
+        self.asked += 1
+        met = self.met.pop(0) if len(self.met) > 1 else self.met[0]
+        return Met(1, int(met), [self.own])
+
+    def hold(self) -> list[dict[str, Any]]:
+        self.held += 1
+        return [self.own]
+
+    def agree(self, reports: list[dict[str, Any]]) -> Answer:
+        # What meta leaves open, the agreement closes.
+        open_now = not self.settled and self.asked and not self.lifts
+        return Answer(not open_now, [self.own], debt="rank 1 owes a receive" if open_now else "")
+
+    def lift(self) -> None:
+        self.lifts += 1
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(barrier, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(barrier, "CLOSED_S", 0.02)
+    monkeypatch.setattr(agreement, "PAUSES_S", (0.0, 0.0))
+
+
+def acquire(way: str, *trees: Tree) -> tuple[agreement.Outcome, list[str]]:
+    said: list[str] = []
+    return barrier.acquire(trees, way, said.append), said
+
+
+def test_auto_takes_meta_for_a_data_parallel_job_at_work() -> None:
+    trees = (Tree(report(1, BUSY), False, True), Tree(report(2, BUSY), True))
+    outcome, said = acquire("auto", *trees)
+    assert (outcome.way, outcome.ranks) == ("meta", 2)
+    assert said == ["meta over communicator 00000001: all 2 ranks, and their collectives"]
+    assert [t.lifts for t in trees] == [0, 0]  # the cut comes next
+    assert [t.held for t in trees] == [1, 1]  # with the closure looked at
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "why"),
+    [
+        ([(WORLD, 9000, NEVER)], [BUSY], "is idle for 9.0 s on GPU 1"),
+        ([], [BUSY], "is not used yet on GPU 1"),
+        ([BUSY, (HALF, 30, NEVER)], [BUSY], "traffic over communicator 00000002 too"),
+        ([BUSY, (HALF, NEVER, 30)], [BUSY], "traffic over communicator 00000002 too"),
+        ([(WORLD, 20, 30)], [BUSY], "sends, receives or graphs"),
+    ],
+)  # fmt: skip
+def test_auto_says_why_it_takes_the_agreement(mine: Any, theirs: Any, why: str) -> None:
+    outcome, said = acquire("auto", Tree(report(1, *mine), True), Tree(report(2, *theirs), True))
+    assert outcome.way == "agreement"
+    assert len(said) == 1
+    assert said[0].startswith("agreement: ")
+    assert why in said[0]
+
+
+def test_old_traffic_beside_it_does_not_matter() -> None:
+    own = (BUSY, (HALF, 60_000, 60_000))
+    outcome, _ = acquire("auto", Tree(report(1, *own), True), Tree(report(2, *own), True))
+    assert outcome.way == "meta"
+
+
+def test_no_communicator_of_all_ranks() -> None:
+    trees = (Tree(report(1, comms=(HALF,)), True), Tree(report(2, BUSY), True))
+    outcome, said = acquire("auto", *trees)
+    assert outcome.way == "agreement"
+    assert "no communicator has all 2 ranks" in said[0]
+    with pytest.raises(CheckpointError, match="--barrier meta: no communicator has all 2 ranks"):
+        acquire("meta", *trees)
+
+
+def test_without_a_point_in_time_auto_goes_on_to_the_agreement() -> None:
+    trees = (Tree(report(1, BUSY), True), Tree(report(2, BUSY), False))
+    outcome, said = acquire("auto", *trees)
+    assert outcome.way == "agreement"
+    assert "1 of 2 ranks have met" in said[1]
+    assert [t.lifts for t in trees] == [1, 1]
+
+
+def test_without_a_point_in_time_meta_fails_and_nothing_is_held() -> None:
+    trees = (Tree(report(1, BUSY), True), Tree(report(2, BUSY), False))
+    with pytest.raises(CheckpointError, match="--barrier meta: 1 of 2 ranks have met") as error:
+        acquire("meta", *trees)
+    assert error.value.stage == "cut"
+    assert [t.lifts for t in trees] == [1, 1]
+    assert [t.held for t in trees] == [0, 0]
+
+
+def test_what_is_not_closed_is_not_cut() -> None:
+    trees = (Tree(report(1, BUSY), True, settled=False), Tree(report(2, BUSY), True))
+    outcome, said = acquire("auto", *trees)
+    assert outcome.way == "agreement"
+    assert "the ranks have met, and rank 1 owes a receive" in said[1]
+    trees = (Tree(report(1, BUSY), True, settled=False), Tree(report(2, BUSY), True))
+    with pytest.raises(CheckpointError, match="rank 1 owes a receive"):
+        acquire("meta", *trees)
+    assert [t.lifts for t in trees] == [1, 1]
+
+
+def test_agree_asks_nobody_to_meet() -> None:
+    trees = (Tree(report(1, BUSY), True), Tree(report(2, BUSY), True))
+    outcome, said = acquire("agree", *trees)
+    assert outcome.way == "agreement"
+    assert said == ["agreement: --barrier agree"]
+    assert [t.asked for t in trees] == [0, 0]
+
+
+def test_a_job_without_communicators_hears_nothing() -> None:
+    alone = Tree(report(1, comms=()), True)
+    outcome, said = acquire("auto", alone)
+    assert outcome.ranks == 0
+    assert said == []
