@@ -10,6 +10,7 @@ Whichever found it, the counts of all ranks are looked at before anything parks.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ PATIENCE_S = RECENT_MS / 1000
 ATTEMPT_S = 60.0
 CLOSED_S = 1.0  # all ranks stand: what is owed now is not paid any more, but for host functions
 LOOK_S = (0.001, 0.02)
+MOST_ATTEMPTS = 1 << 20  # csrc/server/meta_barrier.h
 
 Comm = tuple[int, int]
 Say = Callable[[str], None]
@@ -40,7 +42,7 @@ class Part(agreement.Part, Protocol):
 
     def ranks(self) -> list[dict[str, Any]]: ...
 
-    def barrier(self, comm: Comm) -> Met: ...
+    def barrier(self, comm: Comm, attempt: int) -> Met: ...
 
 
 class NoPoint(Exception):
@@ -153,8 +155,9 @@ def _meet(parts: Sequence[Part], comm: Comm, members: list[dict[str, Any]]) -> a
     rhythm_s = max(report["period_us"] for report in members) / 1e6
     patience_s = min(max(PATIENCE_S, 2 * rhythm_s), ATTEMPT_S)
     look, rounds, seen = LOOK_S[0], 0, -1
+    attempt = random.randint(1, MOST_ATTEMPTS)
     while True:
-        answers = all_of([partial(part.barrier, comm) for part in parts])
+        answers = all_of([partial(part.barrier, comm, attempt) for part in parts])
         rounds += 1
         if sum(answer.members for answer in answers) != len(members):
             raise NoPoint(f"a rank has left communicator {name(comm)}")

@@ -166,8 +166,8 @@ class TreeDump:
     def ranks(self) -> list[dict[str, Any]]:
         return self._parked.ranks()
 
-    def barrier(self, comm: tuple[int, int]) -> Met:
-        return self._parked.barrier(comm)
+    def barrier(self, comm: tuple[int, int], attempt: int) -> Met:
+        return self._parked.barrier(comm, attempt)
 
     def hold(self) -> list[dict[str, Any]]:
         return self._parked.hold()

@@ -46,9 +46,9 @@ class Parked:
             report for reports in all_of([c.ranks for c in self.channels]) for report in reports
         ]
 
-    def barrier(self, comm: tuple[int, int]) -> Met:
+    def barrier(self, comm: tuple[int, int], attempt: int) -> Met:
         self.open()
-        answers = all_of([partial(c.barrier, comm) for c in self.channels])
+        answers = all_of([partial(c.barrier, comm, attempt) for c in self.channels])
         return Met(
             members=sum(a["members"] for a in answers),
             acquired=sum(a["acquired"] for a in answers),

@@ -36,7 +36,7 @@ class Dump(Protocol):
         """What each client has submitted. Holds nothing."""
         ...
 
-    def barrier(self, comm: tuple[int, int]) -> Met:
+    def barrier(self, comm: tuple[int, int], attempt: int) -> Met:
         """The ranks meet beside that communicator's collectives, and stand there. Asked again until they have."""
         ...
 
@@ -103,7 +103,7 @@ class Move(Protocol):
         """What each client has submitted. Holds nothing."""
         ...
 
-    def barrier(self, comm: tuple[int, int]) -> Met:
+    def barrier(self, comm: tuple[int, int], attempt: int) -> Met:
         """The ranks meet beside that communicator's collectives, and stand there. Asked again until they have."""
         ...
 

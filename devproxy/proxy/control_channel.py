@@ -143,10 +143,10 @@ class ControlChannel:
         reports: list[dict[str, Any]] = self.request("ranks", 30)["reports"]
         return reports
 
-    def barrier(self, comm: tuple[int, int]) -> dict[str, Any]:
+    def barrier(self, comm: tuple[int, int], attempt: int) -> dict[str, Any]:
         """Clients meet beside the communicator's collectives (csrc/server/meta_barrier.h). Answers members, acquired,
-        reports."""
-        return self.request("barrier", 30, comm=list(comm))
+        reports. attempt: another one each time, up to 2^20."""
+        return self.request("barrier", 30, comm=list(comm), attempt=attempt)
 
     def hold(self) -> list[dict[str, Any]]:
         """Clients hold before their next communication message. Their reports (csrc/server/agreement.h)."""

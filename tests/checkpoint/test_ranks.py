@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from devproxy.control import barrier as barriers
+from devproxy.proxy.control_channel import ControlChannel, ServerError
 from tests.checkpoint.world import SUBJECTS, World, without_pauses
 
 STEPS = 400  # far more than the verbs take: at the gate before the last step no cut is possible
@@ -209,5 +211,36 @@ def test_idle_ranks(world: World, barrier: str) -> None:
         assert done.returncode != 0
         assert "--barrier meta: 0 of 2 ranks have met" in done.stderr
         assert "the job continues" in done.stderr
+    assert world.end_of(job) == 0, world.tail()
+    check(world, expected)
+
+
+def test_a_coordinator_that_goes_lifts_the_barrier(world: World) -> None:
+    """All ranks stand; then the channels hang up."""
+    expected = undisturbed(world, 2, 2)
+    job = world.run(*command(2), "--together", "1", options=("--gpus", "2", "--barrier", "meta"))
+    run_freely(world, 5)
+    folder = str(next(world.shm.glob("**/job.json")).parent)
+    channels = [ControlChannel(folder, gpu) for gpu in range(2)]
+    members = [report for channel in channels for report in channel.ranks() if report["members"]]
+    comm = barriers.over_all(members).comm
+    assert comm is not None
+
+    def acquired() -> int:
+        return sum(int(channel.barrier(comm, 7)["acquired"]) for channel in channels)
+
+    world.wait(lambda: acquired() == 2, 60, "all ranks to stand")
+    with pytest.raises(ServerError, match="another agreement is under way"):
+        ControlChannel(folder, 0).barrier(comm, 8)
+    counts = [channel.ranks() for channel in channels]
+    before = max(world.steps())
+    time.sleep(1)
+    assert max(world.steps()) <= before + 1
+    assert [[r["counts"] for r in reports] for reports in counts] == [
+        [r["counts"] for r in channel.ranks()] for channel in channels
+    ]
+    for channel in channels:
+        channel.close()
+    run_freely(world, before + 5)
     assert world.end_of(job) == 0, world.tail()
     check(world, expected)

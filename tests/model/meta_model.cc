@@ -40,7 +40,7 @@ enum Mutant {
   kStopAtNeed,      // a synchronous rank stops at the next need
   kNoClosure,       // what is acquired is cut
   kNeedStays,       // a lift leaves the need as it was
-  kOldAck,          // sums of any operation acquire, not only of the last
+  kSameAttempt,     // acknowledgements of all attempts are the same number
   kAskedAgain,      // the second question goes on with what the first one had seen
   kNotSynchronous,  // a rank that acknowledges does not wait for the sums
   kAnyAck,          // one acknowledgement is enough
@@ -50,7 +50,7 @@ enum Mutant {
   kMutants
 };
 const char* const mutant_names[kMutants] = {
-    "none",        "ack-with-need",   "meta-after-data", "stop-at-need",  "no-closure", "need-stays",    "old-ack",
+    "none",        "ack-with-need",   "meta-after-data", "stop-at-need",  "no-closure", "need-stays",    "same-attempt",
     "asked-again", "not-synchronous", "any-ack",         "does-not-hold", "each-acks",  "unasked-unread"};
 int mutant = kNone;
 
@@ -186,6 +186,7 @@ class World {
   // One attempt. 1: it may be cut, 0: not.
   const char* attempt(bool* cut) {
     *cut = false;
+    attempt_++;
     std::vector<size_t> order;
     for (size_t i = 0; i < ranks_.size(); i++) order.push_back(i);
     std::shuffle(order.begin(), order.end(), r_);
@@ -248,8 +249,9 @@ class World {
   }
   // Some ranks are asked, and lifted before the others were: the coordinator died.
   void half_an_attempt() {
+    attempt_++;
     for (size_t i = 0; i < ranks_.size(); i++)
-      if (dice(r_, 2)) ask(i);
+      if (dice(r_, 4)) ask(i);
     run(dice(r_, 10));
     lift();
   }
@@ -275,7 +277,6 @@ class World {
     std::vector<Read> told;                     // may be told now
     // Of mutants.
     bool acquired = false, paused = false;
-    std::map<int, uint64_t> last;
   };
 
   int place_of(size_t rank, int comm) const {
@@ -290,7 +291,8 @@ class World {
   static bool acquired(const Rank& rank) { return (rank.barrier.acquired() && !rank.paused) || rank.acquired; }
 
   void ask(size_t i) {
-    ranks_[i].barrier.ask(key_of(0));
+    // What the second question goes on with has the first one's number.
+    ranks_[i].barrier.ask(key_of(0), mutant == kAskedAgain || mutant == kSameAttempt ? 1 : attempt_);
     ranks_[i].paused = false;
   }
 
@@ -339,11 +341,10 @@ class World {
       auto& row = me.rows[static_cast<size_t>(comm)];
       MetaBarrier::Meta meta = me.barrier.submit(key_of(comm), last);
       if (me.paused) meta.says = {};
-      if (mutant == kAckWithNeed && last) meta.says.ack = meta.says.need;
+      if (mutant == kAckWithNeed && last) meta.says.ack = meta.says.need * attempt_;
       row.push_back(meta.says);
       if (!last) continue;
       me.reads[message].push_back({comm, row.size() - 1, meta.number});
-      me.last[comm] = meta.number;
       if (mutant == kEachAcks)
         for (auto n = static_cast<size_t>(std::count_if(m.begin(), behind, same)); n > 0; n--)
           row[row.size() - n].ack = meta.says.ack;
@@ -374,10 +375,11 @@ class World {
     }
     const auto n = static_cast<int32_t>(p_.comms[static_cast<size_t>(read.comm)].size());
     if (mutant == kUnaskedUnread && !me.barrier.asked()) return true;
-    if (mutant == kAckWithNeed && read.comm == 0 && me.barrier.asked() && sums.ack == n) me.acquired = true;
-    if (mutant == kStopAtNeed && sums.need > 0) sums.ack = n;
-    if (mutant == kAnyAck && sums.ack > 0) sums.ack = n;
-    me.barrier.result(key_of(read.comm), mutant == kOldAck ? me.last[read.comm] : read.number, sums);
+    const int32_t full = n * (mutant == kSameAttempt ? 1 : attempt_);
+    if (mutant == kAckWithNeed && read.comm == 0 && me.barrier.asked() && sums.ack == full) me.acquired = true;
+    if (mutant == kStopAtNeed && sums.need > 0) sums.ack = full;
+    if (mutant == kAnyAck && sums.ack > 0) sums.ack = full;
+    me.barrier.result(key_of(read.comm), read.number, sums);
     return true;
   }
 
@@ -460,6 +462,7 @@ class World {
   const Program& p_;
   Random& r_;
   std::vector<Rank> ranks_;
+  int32_t attempt_ = 0;
 };
 
 // What went wrong, or nullptr. cuts: how many there were.
@@ -468,7 +471,7 @@ const char* check(const Program& p, Random& r, uint64_t* cuts) {
   world.run(dice(r, 12));
   for (int attempts = 0; attempts < 3; attempts++) {
     bool cut = false;
-    if (dice(r, 4) == 0) world.half_an_attempt();
+    if (dice(r, 2)) world.half_an_attempt();
     const char* why = world.attempt(&cut);
     if (why) return why;
     *cuts += cut;

@@ -52,7 +52,7 @@ class Tree:
     def ranks(self) -> list[dict[str, Any]]:
         return [self.own]
 
-    def barrier(self, comm: tuple[int, int]) -> Met:
+    def barrier(self, comm: tuple[int, int], attempt: int) -> Met:
         assert comm == WORLD
         self.asked += 1
         met = self.met.pop(0) if len(self.met) > 1 else self.met[0]

@@ -74,21 +74,24 @@ class Communicators {
   bool metas() const { return metas_; }
   MetaSlots& slots() { return slots_; }  // but for take(), reads() and give(), which are under mu_
   // The meta that goes behind an operation of all members: from and to which address. last: of its communicator in
-  // this message, so that its sums are read, out of the slot. None: this communicator's operations carry none.
+  // this message, so that its sums are read, out of the slot. send 0: its operations carry none.
   struct MetaCall {
     uint64_t send = 0, recv = 0;
-    uint32_t slot = kNoSlot;
+    uint32_t slot = MetaSlots::kNone;
+    bool acknowledges = false;  // what it says is to be copied there first
   };
-  static constexpr uint32_t kNoSlot = UINT32_MAX;
-  std::optional<MetaCall> meta(const CommKey& key, bool last) {
+  MetaCall meta(const CommKey& key, bool last) {
     std::lock_guard lock(mu_);
-    if (!barrier_.carries(key)) return std::nullopt;
-    // Thousands of metas that nobody has executed yet: then this one's sums are not known, and it acknowledges nothing.
-    const std::optional<uint32_t> slot = last ? slots_.take() : std::nullopt;
-    const MetaBarrier::Meta meta = barrier_.submit(key, slot.has_value());
-    if (slot) slots_.reads(*slot, {key, meta.number});
-    return MetaCall{slots_.word_at(meta.says), slot ? slots_.slot_at(*slot) : slots_.scratch_at(),
-                    slot.value_or(kNoSlot)};
+    if (!barrier_.carries(key)) return {};
+    // None: thousands of metas that nobody has executed yet. Then this one's sums are not known, and it acknowledges
+    // nothing.
+    const uint32_t slot = last ? slots_.take() : MetaSlots::kNone;
+    const MetaBarrier::Meta meta = barrier_.submit(key, slot != MetaSlots::kNone);
+    if (slot == MetaSlots::kNone) return {slots_.word_at(meta.says), slots_.scratch_at(), slot, false};
+    slots_.reads(slot, {key, meta.number});
+    if (meta.says.ack == 0) return {slots_.word_at(meta.says), slots_.slot_at(slot), slot, false};
+    slots_.says(slot) = meta.says;
+    return {slots_.said_at(slot), slots_.slot_at(slot), slot, true};
   }
   void restored(const CommKey& key, uint32_t ranks, uint32_t rank) {
     std::lock_guard lock(mu_);
@@ -145,9 +148,9 @@ class Communicators {
   struct Asked {
     bool member = false, acquired = false;
   };
-  Asked ask(const CommKey& key) {
+  Asked ask(const CommKey& key, int32_t attempt) {
     std::lock_guard lock(mu_);
-    barrier_.ask(key);
+    barrier_.ask(key, attempt);
     return {barrier_.carries(key), barrier_.acquired()};
   }
   std::map<CommKey, CommTraffic> traffic() const {

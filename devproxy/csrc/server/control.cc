@@ -150,12 +150,14 @@ Json Server::barrier(ControlPeer& peer, const Json& request) {
   if (held_) return refused(parked() ? "it is parked already" : "a cut is under way already");
   if (!config_.metas) return refused("this job's collectives carry no metas (--barrier agree)");
   const auto comm = comm_key_of(request);
-  if (!comm) return refused("a barrier names a communicator by two numbers");
+  const int64_t attempt = number_of(request, "attempt", 0);
+  if (!comm || attempt < 1 || attempt > MetaBarrier::kMaxAttempt)
+    return refused("a barrier names a communicator by two numbers, and its attempt by one up to 2^20");
   hold_peer_ = &peer;
   size_t members = 0, acquired = 0;
   for (const Client& c : clients_) {
     if (!c.here) continue;
-    const Communicators::Asked asked = c.connection->communicators().ask(*comm);
+    const Communicators::Asked asked = c.connection->communicators().ask(*comm, static_cast<int32_t>(attempt));
     members += asked.member;
     acquired += asked.member && asked.acquired;
   }

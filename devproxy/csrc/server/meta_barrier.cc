@@ -15,7 +15,7 @@ MetaBarrier::Meta MetaBarrier::submit(const CommKey& comm, bool read) {
   lane.last = ++number_;
   lane.unread += read;
   if (!asked_ || asked_->comm != comm) return {lane.last, {}};
-  return {lane.last, {1, asked_->synchronous && read ? 1 : 0}};
+  return {lane.last, {1, asked_->synchronous && read ? asked_->attempt : 0}};
 }
 
 void MetaBarrier::result(const CommKey& comm, uint64_t number, const std::optional<MetaSums>& sums) {
@@ -23,16 +23,16 @@ void MetaBarrier::result(const CommKey& comm, uint64_t number, const std::option
   if (found == lanes_.end() || number <= found->second.made) return;
   Lane& lane = found->second;
   lane.unread--;
-  if (!sums || !asked_ || asked_->comm != comm || number <= asked_->since || sums->need <= 0) return;
+  if (!sums || !asked_ || asked_->comm != comm || sums->need <= 0) return;
   // Only the last one says where everybody stands: behind it this rank has submitted nothing.
-  if (asked_->synchronous && number == lane.last && sums->ack == static_cast<int32_t>(lane.ranks))
+  if (asked_->synchronous && number == lane.last && sums->ack == static_cast<int32_t>(lane.ranks) * asked_->attempt)
     asked_->acquired = true;
   asked_->synchronous = true;
 }
 
-void MetaBarrier::ask(const CommKey& comm) {
-  if (asked_ && asked_->comm == comm) return;
-  asked_ = {comm, number_, false, false};
+void MetaBarrier::ask(const CommKey& comm, int32_t attempt) {
+  if (asked_ && asked_->comm == comm && asked_->attempt == attempt) return;
+  asked_ = {comm, attempt, false, false};
 }
 
 }  // namespace devproxy::server

@@ -6,7 +6,7 @@
 //   1. No rank waits for sums. A rank whose server is asked for a barrier says need with each meta from then on.
 //   2. A rank that was asked and sees a need is synchronous: it acknowledges with each meta, and takes its next
 //      communication message only when the sums of its last meta are there.
-//   3. Sums with as many acknowledgements as ranks: everyone who acknowledged has submitted this operation and none
+//   3. Sums with the acknowledgements of all ranks: everyone who acknowledged has submitted this operation and none
 //      after it. All ranks read the same sums, so all stop here: the barrier is acquired, and holds until it is lifted.
 //
 // Where it differs from the paper, and why
@@ -14,6 +14,8 @@
 //   followed by itself after its lift could stop where nobody would lift it again.
 //   The meta comes behind the operation, not before it. It is submitted in the same moment, so nothing of the argument
 //   changes; the operation has brought the ranks together by then, and what the job gets wrong shows as the job's.
+//   An acknowledgement is not 1 but the number of the attempt, so that one of an attempt that was lifted meanwhile does
+//   not make up the sum of the next. What is full is ranks times attempt; all say at most the attempt that is under way.
 //   What is acquired is closed for this one communicator. Whoever drives it looks at the counts of all (agreement.h)
 //   before anything parks.
 //
@@ -35,6 +37,8 @@
 #include "devproxy/csrc/args/comm.h"
 
 namespace devproxy::server {
+
+static_assert(uint64_t{1 << 20} * kMaxCommRanks < INT32_MAX);
 
 // What one meta says, and what the metas of all members add up to.
 struct MetaSums {
@@ -68,8 +72,10 @@ class MetaBarrier {
 
   // -- the server thread
 
-  // A barrier over that communicator; asked again for the same one it goes on.
-  void ask(const CommKey& comm);
+  // A barrier over that communicator; asked again for the same one and attempt it goes on. attempt: the same at all
+  // ranks, and another each time; from 1 to kMaxAttempt.
+  static constexpr int32_t kMaxAttempt = 1 << 20;
+  void ask(const CommKey& comm, int32_t attempt);
   void lift() { asked_.reset(); }
   bool asked() const { return asked_.has_value(); }
   bool acquired() const { return asked_ && asked_->acquired; }
@@ -83,7 +89,7 @@ class MetaBarrier {
   };
   struct Asked {
     CommKey comm;
-    uint64_t since = 0;  // metas up to this number were submitted before
+    int32_t attempt = 0;
     bool synchronous = false, acquired = false;
   };
   uint64_t number_ = 0;

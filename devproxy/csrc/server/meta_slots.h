@@ -21,27 +21,30 @@ namespace devproxy::server {
 class MetaSlots {
  public:
   static constexpr uint32_t kSlots = 1024;
-  // What a meta may say. Constants, so that no command has to write them.
-  static constexpr std::array<MetaSums, 4> kWords{{{0, 0}, {1, 0}, {0, 1}, {1, 1}}};
+  static constexpr uint32_t kNone = UINT32_MAX;
+  // What a meta may say that acknowledges nothing. Constants, so that no command has to write them.
+  static constexpr std::array<MetaSums, 2> kWords{{{0, 0}, {1, 0}}};
 
   explicit MetaSlots(uint64_t device_begin) : begin_(device_begin + kDeviceBytes - kMetaBytes) {}
 
   uint64_t begin() const { return begin_; }
-  uint64_t word_at(const MetaSums& says) const {
-    return begin_ + sizeof(MetaSums) * static_cast<uint64_t>(says.need + 2 * says.ack);
-  }
+  uint64_t word_at(const MetaSums& says) const { return begin_ + (says.need ? sizeof(MetaSums) : 0); }
   // For sums that nobody reads.
   uint64_t scratch_at() const { return begin_ + kScratch; }
-  uint64_t slot_at(uint32_t slot) const { return begin_ + kFirstSlot + sizeof(MetaSums) * slot; }
+  uint64_t slot_at(uint32_t slot) const { return begin_ + kFirstSlot + 2 * sizeof(MetaSums) * slot; }
   // Where slot_at() is copied to.
   MetaSums& sums(uint32_t slot) { return sums_[slot]; }
+  // What a meta says that acknowledges: copied from says() to said_at() in front of it.
+  MetaSums& says(uint32_t slot) { return says_[slot]; }
+  uint64_t said_at(uint32_t slot) const { return slot_at(slot) + sizeof(MetaSums); }
 
   struct Reading {
     CommKey comm;
     uint64_t number = 0;
   };
-  std::optional<uint32_t> take() {
-    if (free_.empty() && used_ == kSlots) return std::nullopt;
+  // kNone: all are in use.
+  uint32_t take() {
+    if (free_.empty() && used_ == kSlots) return kNone;
     if (free_.empty()) free_.push_back(used_++);
     const uint32_t slot = free_.back();
     free_.pop_back();
@@ -57,12 +60,12 @@ class MetaSlots {
 
  private:
   static constexpr uint64_t kScratch = 64, kFirstSlot = 128;
-  static_assert(kFirstSlot + sizeof(MetaSums) * kSlots <= kMetaBytes);
+  static_assert(kFirstSlot + 2 * sizeof(MetaSums) * kSlots <= kMetaBytes);
   static constexpr MetaSums kNothing{-1, -1};  // no copy was executed: after a fault
 
   const uint64_t begin_;
-  std::array<MetaSums, kSlots> sums_;
-  std::array<Reading, kSlots> readings_;
+  std::array<MetaSums, kSlots> sums_{}, says_{};
+  std::array<Reading, kSlots> readings_{};
   std::vector<uint32_t> free_;
   uint32_t used_ = 0;  // slots from here on were never taken
 };

@@ -63,10 +63,14 @@ Status prepare_metas(Connection& c, const Message& m, const hal::QueueRef* queue
 
 // The group with a meta behind each operation of all members, as far as its communicator carries them; and which
 // slots have sums to read behind it.
-std::vector<uint32_t> add_metas(Connection& c, const std::vector<const CommObject*>& objects,
+struct ReadMeta {
+  uint32_t slot;
+  bool acknowledges;
+};
+std::vector<ReadMeta> add_metas(Connection& c, const std::vector<const CommObject*>& objects,
                                 std::vector<hal::CommCall>* group) {
   std::vector<hal::CommCall> with;
-  std::vector<uint32_t> slots;
+  std::vector<ReadMeta> slots;
   auto of_all = [&](size_t i) {
     const CommKind kind = (*group)[i].op.kind_of();
     return kind != CommKind::kSend && kind != CommKind::kRecv;
@@ -74,18 +78,19 @@ std::vector<uint32_t> add_metas(Connection& c, const std::vector<const CommObjec
   for (size_t i = 0; i < group->size(); i++) {
     bool last = true;
     for (size_t k = i + 1; last && k < group->size(); k++) last = objects[k] != objects[i] || !of_all(k);
-    const auto meta = of_all(i) ? c.communicators().meta(objects[i]->key, last) : std::nullopt;
+    Communicators::MetaCall meta;
+    if (of_all(i)) meta = c.communicators().meta(objects[i]->key, last);
     with.push_back((*group)[i]);
-    if (meta) {
+    if (meta.send) {
       CommOp op;
       op.kind = static_cast<uint8_t>(CommKind::kAllReduce);
       op.type = static_cast<uint8_t>(CommType::kInt32);
       op.reduction = static_cast<uint8_t>(CommReduction::kSum);
-      op.send = meta->send;
-      op.recv = meta->recv;
+      op.send = meta.send;
+      op.recv = meta.recv;
       op.count = sizeof(MetaSums) / sizeof(int32_t);
       with.push_back({(*group)[i].comm, op});
-      if (meta->slot != Communicators::kNoSlot) slots.push_back(meta->slot);
+      if (meta.slot != MetaSlots::kNone) slots.push_back({meta.slot, meta.acknowledges});
     }
   }
   *group = std::move(with);
@@ -102,15 +107,14 @@ bool comm_init(Connection& c, const Message& m) {
   if (r.ranks == 0 || r.ranks > kMaxCommRanks || r.rank >= r.ranks || c.state().comms().find(r.comm))
     return c.refuse(m, r.stream, kInvalidValue), false;
   const CommKey key{r.key_low, r.key_high};
-  if (c.communicators().metas() && r.ranks > 1)
-    if (Status s = prepare_metas(c, m, replays ? nullptr : queue); !s.ok()) {
-      c.fail(m, s);
-      if (queue) c.device().nop(*queue, {m.end, 0});
-      return false;
-    }
   auto made = c.device().create_comm({key, r.ranks, r.rank});
-  if (!made.ok()) {
-    c.fail(m, made.status());
+  Status status = made.ok() ? Status() : made.status();
+  if (status.ok() && c.communicators().metas() && r.ranks > 1) {
+    status = prepare_metas(c, m, replays ? nullptr : queue);
+    if (!status.ok()) c.device().destroy_comm(*made);
+  }
+  if (!status.ok()) {
+    c.fail(m, status);
     if (queue) c.device().nop(*queue, {m.end, 0});
     return false;
   }
@@ -163,10 +167,15 @@ void comm_group(Connection& c, const Message& m) {
   }
   if (!c.communicators().metas() || m.in_graph)
     return c.device().communicate(*queue, {m.end, 0, m.slot}, std::move(group));
-  const std::vector<uint32_t> slots = add_metas(c, objects, &group);
-  c.device().communicate(*queue, {slots.empty() ? m.end : m.end - 1, 0, m.slot}, std::move(group));
+  const std::vector<ReadMeta> slots = add_metas(c, objects, &group);
   MetaSlots& memory = c.communicators().slots();
-  for (const uint32_t slot : slots)
+  for (const auto& [slot, acknowledges] : slots)
+    if (acknowledges)
+      c.device().copy(*queue, {m.end - 1, 0},
+                      {memory.said_at(slot), reinterpret_cast<uint64_t>(&memory.says(slot)), 0, 0, sizeof(MetaSums), 1,
+                       true, false});
+  c.device().communicate(*queue, {slots.empty() ? m.end : m.end - 1, 0, m.slot}, std::move(group));
+  for (const auto& [slot, acknowledges] : slots)
     c.device().copy(
         *queue, {m.end, kMetaTag | slot},
         {reinterpret_cast<uint64_t>(&memory.sums(slot)), memory.slot_at(slot), 0, 0, sizeof(MetaSums), 1, false, true});
