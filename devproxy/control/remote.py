@@ -209,8 +209,8 @@ class _Part:
     def ranks(self) -> list[dict[str, Any]]:
         return list(self._do("ranks"))
 
-    def barrier(self, comm: tuple[int, int]) -> Met:
-        return Met(**self._do("barrier", comm))
+    def barrier(self, comm: tuple[int, int], attempt: int) -> Met:
+        return Met(**self._do("barrier", comm, attempt))
 
     def lift(self) -> None:
         self._last("lift")

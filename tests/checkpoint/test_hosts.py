@@ -135,6 +135,7 @@ def test_a_node_that_dies(hosts: Hosts) -> None:
     time.sleep(0.1)
     hosts.came_back(hosts.bring_back((0, 1)))
     hosts.wait_end("done", "log0")
+    hosts.wait_end("done", "log1")
     check(hosts)
 
 
@@ -225,6 +226,7 @@ def test_a_node_killed_in_the_middle_of_an_image(hosts: Hosts) -> None:
     hosts.kill_everything()
     hosts.came_back(hosts.bring_back((1, 0)))
     hosts.wait_end("done", "log0")
+    hosts.wait_end("done", "log1")
     check(hosts)
 
 

@@ -32,7 +32,20 @@ PROGRAMS = {
         [
             f"{SOFT}/soft_device.cc",
             f"{SOFT}/soft_space.cc",
-            *(f"{SOFT}/comm/{name}.cc" for name in ("board", "peers", "reduce", "soft_comm")),
+            *(
+                f"{SOFT}/comm/{name}.cc"
+                for name in (
+                    "board",
+                    "links",
+                    "peers",
+                    "receiver",
+                    "reduce",
+                    "roster",
+                    "shadow",
+                    "soft_comm",
+                )
+            ),
+            "devproxy/csrc/base/log.cc",
             "devproxy/hal/host_module/descriptor.cc",
             "devproxy/hal/host_module/host_module.cc",
         ],
