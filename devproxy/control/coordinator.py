@@ -243,9 +243,10 @@ class JobCoordinator:
                 "try again when that has ended; the job continues",
             )
         try:
-            if self.phase not in phases:
+            if (phase := self.phase) not in phases:
+                lost = self._lost_servers() if phase == api.ENDING else ""
                 raise Refused(
-                    f"{name} of job {spec.job}: the job is {self.phase}",
+                    f"{name} of job {spec.job}: {lost and lost + ', so '}the job is {phase}",
                     f"it can be done while the job is {' or '.join(sorted(phases))}",
                 )
             if why := self._why_not():

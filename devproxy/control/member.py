@@ -35,7 +35,11 @@ class _Part:
         self.stages = Stages(lambda progress: self.report(progress), "refuse_early", about)
         self.object = make(self.stages)
         self.failure: BaseException | None = None
+        self.busy = (
+            threading.Lock()
+        )  # one step at a time, also where the coordinator goes away in the middle of one
         self.writer: Writer | None = None
+        self.runs = False  # of a restore: the tree has gone on
 
     def end_upload(self) -> None:
         writer, self.writer = self.writer, None
@@ -72,17 +76,21 @@ class Member:
         with self._mu:
             parts, self._parts = list(self._parts.values()), {}
         for part in parts:
-            one = part.object
-            try:
-                if isinstance(one, TreeRestore):
-                    if not self.started.is_set():
-                        one.undo()
-                elif isinstance(one, TreeDump):
-                    one.close(part.failure or DevproxyError("node 0 is gone"))
-                else:
-                    one.close()
-            finally:
-                part.end_upload()
+            with part.busy:
+                self._give_up(part)
+
+    def _give_up(self, part: _Part) -> None:
+        one = part.object
+        try:
+            if isinstance(one, TreeRestore):
+                if not part.runs:
+                    one.undo()
+            elif isinstance(one, TreeDump):
+                one.close(part.failure or DevproxyError("node 0 is gone"))
+            else:
+                one.close()
+        finally:
+            part.end_upload()
 
     def stop(self) -> None:
         """The tree has ended, and nobody will say how its files are to be kept."""
@@ -188,10 +196,11 @@ class Member:
         one.report = both
         result: Any = None
         error: BaseException | None = None
-        try:
-            result = self._step(one, step, arguments)
-        except BaseException as caught:
-            error = one.failure = caught
+        with one.busy:
+            try:
+                result = self._step(one, step, arguments)
+            except BaseException as caught:
+                error = one.failure = caught
         kept = isinstance(one.object, TreeDump) and not one.failure  # for dumped()
         if step in ("close", "undo") and not kept:
             with self._mu:
@@ -220,6 +229,7 @@ class Member:
             raise DevproxyError(f"{type(target).__name__} has no step {step!r}")
         result = getattr(target, step)(*arguments)
         if isinstance(target, TreeRestore) and step == "go_on":
+            one.runs = True
             self._runs_again()
         return asdict(result) if isinstance(result, Answer | Met) else result
 
