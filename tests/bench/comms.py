@@ -113,45 +113,70 @@ def comms(turns: int) -> list[Row]:
             "gloo between the same processes on the CPU",
         )
         rows.append(Row(what, ours * 1e3, "ms", gloo * 1e3, limit, ours / gloo, target))
-    return [*rows, meta_step(10 * turns)]
+    plain = [plain_step(3 * turns, name) for name in ("gpt", "resnet")]
+    return [*rows, meta_step(10 * turns), *plain]
 
 
-def meta_step(pairs: int, name: str = "gpt", steps: int = 8) -> Row:
-    """A DDP step of two ranks with a meta beside each collective, and without, in turn: two jobs, of which one rests."""
+def meta_step(pairs: int, name: str = "gpt", ranks: int = 2) -> Row:
+    """A DDP step with a meta beside each collective, and without."""
+    arms = {way: behind_proxy(ranks, "--barrier", way) for way in ("meta", "agree")}
+    return ddp_step(
+        f"DDP step of {name}, {ranks} ranks, metas", "the same with --barrier agree", arms, pairs,
+        name, ranks, 1.01,
+    )  # fmt: skip
+
+
+def plain_step(pairs: int, name: str, ranks: int = 4) -> Row:
+    """A DDP step behind the proxy, and the same script on the CPU over gloo without it, on the same cores."""
+    arms = {"soft": behind_proxy(ranks), "cpu": [sys.executable]}
+    what = f"DDP step of {name}, {ranks} ranks"
+    return ddp_step(what, "the same script on CPU and gloo", arms, pairs, name, ranks, 1.05)
+
+
+def behind_proxy(gpus: int, *more: str) -> list[str]:
+    command = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft", "--gpus", str(gpus)]
+    return [*command, "--gpu-memory", "1GiB", *more, "--", sys.executable]
+
+
+def ddp_step(
+    what: str, limit: str, arms: dict[str, list[str]], pairs: int, name: str, ranks: int, target: float
+) -> Row:  # fmt: skip
+    """The first arm over the second, in turn: two jobs, of which one rests."""
+    steps = 8
     with tempfile.TemporaryDirectory(prefix="devproxy-bench-", dir="/dev/shm") as folder:
         jobs = {}
-        for barrier in ("meta", "agree"):
-            own = Path(folder) / barrier
+        for arm, command in arms.items():
+            own = Path(folder) / arm
             own.mkdir()
-            command = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft", "--gpus", "2"]
-            command += ["--gpu-memory", "1GiB", "--barrier", barrier, "--", sys.executable]
-            jobs[barrier] = subprocess.Popen(
-                [*command, str(Path(__file__).with_name("ddp.py")), name, "2", str(own)],
+            words = [str(Path(__file__).with_name("ddp.py")), name, str(ranks), str(own)]
+            jobs[arm] = subprocess.Popen(
+                [*command, *words, *(["cpu"] if arm == "cpu" else [])],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                 env=os.environ | {"DEVPROXY_SHM_DIR": folder, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             )  # fmt: skip
 
-        def seconds_per_step(barrier: str, count: int) -> float:
-            job = jobs[barrier]
+        def seconds_per_step(arm: str, count: int) -> float:
+            job = jobs[arm]
             assert job.stdin is not None and job.stdout is not None
             job.stdin.write(f"{count}\n")
             job.stdin.flush()
             return float(job.stdout.readline())
 
-        took: dict[str, list[float]] = {barrier: [] for barrier in jobs}
-        for barrier in jobs:
-            seconds_per_step(barrier, 3)
+        took: dict[str, list[float]] = {arm: [] for arm in jobs}
+        for arm in jobs:
+            seconds_per_step(arm, 3)
         for pair in range(pairs):
-            for barrier in sorted(jobs, reverse=pair % 2 == 0):
-                took[barrier].append(seconds_per_step(barrier, steps))
+            for arm in sorted(jobs, reverse=pair % 2 == 0):
+                took[arm].append(seconds_per_step(arm, steps))
         for job in jobs.values():
             job.communicate(timeout=60)
-    ratios = [a / b for a, b in zip(took["meta"], took["agree"], strict=True)]
+    first, second = arms
+    ratios = [a / b for a, b in zip(took[first], took[second], strict=True)]
     middle = statistics.median
     low, high = interval(ratios)
     return Row(
-        f"DDP step of {name}, 2 ranks, metas", middle(took["meta"]) * 1e3, "ms",
-        middle(took["agree"]) * 1e3, "the same with --barrier agree", middle(ratios), 1.01, low=low, high=high,
+        what, middle(took[first]) * 1e3, "ms", middle(took[second]) * 1e3, limit, middle(ratios),
+        target, low=low, high=high,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""Ranks that train a model under DDP over 'nccl', a few steps whenever they are told to.
+"""Ranks that train a model under DDP, a few steps whenever they are told to.
 
-python tests/bench/ddp.py MODEL RANKS FOLDER      reads a number of steps per line, answers with seconds per step
+python tests/bench/ddp.py MODEL RANKS FOLDER [cpu]      on 'cuda' over 'nccl', or on 'cpu' over 'gloo'; reads a number of steps per line, answers with seconds per step
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ def rank_main(name: str, rank: int, ranks: int, folder: str, told: int, answers:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    torch.cuda.set_device(rank)
+    on_cpu = "cpu" in sys.argv
+    device = torch.device("cpu") if on_cpu else torch.device("cuda", rank)
+    if not on_cpu:
+        torch.cuda.set_device(rank)
     store = dist.FileStore(os.path.join(folder, "store"), ranks)
-    dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks)
-    model = nn.parallel.DistributedDataParallel(models.MODELS[name]().cuda(), device_ids=[rank])
+    backend = "gloo" if on_cpu else "nccl"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    model = nn.parallel.DistributedDataParallel(models.MODELS[name]().to(device))
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-3)
     batches = [models.batch(name, i) for i in range(8)]
@@ -32,7 +36,7 @@ def rank_main(name: str, rank: int, ranks: int, folder: str, told: int, answers:
         for line in lines:
             start = time.perf_counter()
             for i in range(int(line)):
-                x, y = (t.cuda() for t in batches[i % len(batches)])
+                x, y = (t.to(device) for t in batches[i % len(batches)])
                 optimizer.zero_grad(set_to_none=True)
                 seen = model(x)
                 nn.functional.cross_entropy(
@@ -40,7 +44,8 @@ def rank_main(name: str, rank: int, ranks: int, folder: str, told: int, answers:
                 ).backward()
                 nn.utils.clip_grad_norm_(parameters, 1.0)
                 optimizer.step()
-            torch.cuda.synchronize()
+            if not on_cpu:
+                torch.cuda.synchronize()
             out.write(f"{(time.perf_counter() - start) / int(line)}\n")
             out.flush()
     dist.destroy_process_group()

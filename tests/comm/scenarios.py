@@ -550,7 +550,7 @@ def a_thread_of_its_own(comm: Comm, folder: Path) -> None:
 
     other = comm.split(0, comm.rank)
     assert other is not None
-    device, failed = comm.rank % int(os.environ["DEVPROXY_GPUS"]), []
+    device, failed = nccl.device_of(comm.rank), []
 
     def work(which: Comm, salt: int) -> None:
         try:

@@ -206,7 +206,7 @@ def test_failures_and_refusals(job, env: dict[str, str]) -> None:
         (["checkpoint", "j", "--cut-wait", "soon"], "not a time"),
         (["migrate", "j"], "--to"),
         (["migrate", "j", "--to", "a"], "not a GPU"),
-        (["resume", "j", "--gpu", "1,1"], "twice"),
+        (["restore", "x", "--gpu", "1,1"], "twice"),
         (["kill", "j", "--signal", "X"], "no signal"),
         (["restore", "x"], "no images yet"),
         (["restore", "x", "--store", "/nowhere"], "there is no store /nowhere"),

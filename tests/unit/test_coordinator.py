@@ -239,6 +239,8 @@ def test_a_suspend_stores_before_anything_ends(world: World) -> None:
     count = 2 * len(world.trees)
     with pytest.raises(Refused, match=f"has {count} GPU"):
         world.resume([7])
+    with pytest.raises(Refused, match="each once on its host"):
+        world.resume([10] * count)
     world.resume(list(range(10, 10 + count)))
     assert world.job.gpus == list(range(10, 10 + count))
     assert world.trees[-1].gpus == [10 + count - 2, 10 + count - 1]
