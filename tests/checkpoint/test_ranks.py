@@ -150,6 +150,7 @@ def way_of_last_cut(world: World) -> str:
     return str(world.ctl_json("status", "j")["last_cut"])
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("barrier", ["meta", "agree"])
 def test_ddp_comes_to_a_cut_in_either_way(world: World, barrier: str) -> None:
     """Moved, suspended, stored, then kill -9 of everything and a restore; and again in the restored job."""
