@@ -49,8 +49,10 @@ Checkpoints (devproxy checkpoint, suspend, restore, migrate):
   --keep N                 how many images of this job to keep (3)
   --cut-wait TIME          how long an image waits for the moment of least device memory, as 500ms; 0 takes it at once
   --files-max SIZE         larger files that the job writes are listed in images, not kept (1GiB)
-  --barrier auto|meta|agree  how many ranks come to a common point: beside their own collectives (meta: data-parallel
-                           jobs), by agreement, or (auto, the default) whichever fits
+  --barrier auto|meta|agree|takeback
+                           how many ranks come to a cut: at a common point, beside their own collectives (meta:
+                           data-parallel jobs) or by agreement; or wherever they are (takeback: what waits for other
+                           ranks is kept with the job); auto, the default, takes whichever fits
   --strict                 no image while a connection to the outside would be lost by it
   --plain                  no namespaces around the job; then it cannot be checkpointed
 
@@ -183,8 +185,10 @@ def _set(options: Options, name: str, value: str) -> None:
     elif name == "--cut-wait":
         options.cut_wait_ms = machine.parse_duration_ms(value)
     elif name == "--barrier":
-        if value not in ("auto", "meta", "agree"):
-            raise Refused(f"unknown barrier {value!r}", "use --barrier auto, meta or agree")
+        if value not in ("auto", "meta", "agree", "takeback"):
+            raise Refused(
+                f"unknown barrier {value!r}", "use --barrier auto, meta, agree or takeback"
+            )
         options.barrier = value
     elif name == "--gpu-memory":
         options.gpu_memory_bytes = machine.parse_size(value)

@@ -44,13 +44,21 @@ class Outcome:
     rounds: int = 0
     attempts: int = 0
     seconds: float = 0.0
-    way: str = "agreement"  # or meta (barrier.py)
+    way: str = "agreement"  # or meta, or take-back (barrier.py)
 
 
-def acquire(parts: Sequence[Part]) -> Outcome:
-    """Returns with all parts held at a point where they may be cut. Raises CheckpointError with nothing held."""
+class NoPoint(Exception):
+    """There was none in the time given."""
+
+
+def acquire(parts: Sequence[Part], *, once_s: float = 0.0) -> Outcome:
+    """Returns with all parts held at a point where they may be cut. Raises CheckpointError with nothing held.
+
+    once_s: tries once, for so long; then NoPoint, with nothing held.
+    """
     began = time.monotonic()
     rounds, debt = 0, ""
+    patience_s, attempt_s = (once_s, once_s) if once_s else (PATIENCE_S, ATTEMPT_S)
     for attempt, pause in enumerate((*PAUSES_S, 0.0), 1):
         try:
             reports = _flat(all_of([part.hold for part in parts]))
@@ -58,7 +66,7 @@ def acquire(parts: Sequence[Part]) -> Outcome:
             if ranks == 0:
                 _lift(parts)
                 return Outcome()
-            more, debt = settle(parts, reports, PATIENCE_S)
+            more, debt = settle(parts, reports, patience_s, attempt_s)
             rounds += more
             if not debt:
                 return Outcome(ranks, rounds, attempt, time.monotonic() - began)
@@ -66,6 +74,8 @@ def acquire(parts: Sequence[Part]) -> Outcome:
             _lift(parts)
             raise
         _lift(parts)
+        if once_s:
+            raise NoPoint(debt)
         time.sleep(pause)
     raise CheckpointError(
         "cut",
@@ -75,7 +85,10 @@ def acquire(parts: Sequence[Part]) -> Outcome:
 
 
 def settle(
-    parts: Sequence[Part], reports: list[dict[str, Any]], patience_s: float
+    parts: Sequence[Part],
+    reports: list[dict[str, Any]],
+    patience_s: float,
+    attempt_s: float = ATTEMPT_S,
 ) -> tuple[int, str]:
     """Rounds, and what was still owed when nothing moved any more; "" when all have settled."""
     began = moved = time.monotonic()
@@ -90,7 +103,7 @@ def settle(
         now, fresh = time.monotonic(), _flat([answer.reports for answer in answers])
         if _progress(fresh) != _progress(reports):
             moved = now
-        if now - moved > patience_s or now - began > ATTEMPT_S:
+        if now - moved > patience_s or now - began > attempt_s:
             return rounds, next(
                 (a.debt for a in answers if a.debt), "a host function is outstanding"
             )

@@ -1,11 +1,15 @@
 """Which way the ranks of a job come to a point where it may be cut, and the way in band.
 
-agree   the coordinator carries reports between the servers (agreement.py).
-meta    the servers find the point themselves, beside the job's own collectives (csrc/server/meta_barrier.h). It is for
-        data-parallel jobs: all ranks have one communicator, and what goes over it.
-auto    meta where the servers see such a job at work, else agreement; agreement too where meta finds no point.
+agree     the coordinator carries reports between the servers (agreement.py).
+meta      the servers find the point themselves, beside the job's own collectives (csrc/server/meta_barrier.h). It is for
+          data-parallel jobs: all ranks have one communicator, and what goes over it.
+takeback  there is no such point: the servers let nothing of a communicator begin, and what has not begun is stored with
+          the job and submitted again where it goes on (hal/pending.h). For devices that can do that.
+auto      meta where the servers see such a job at work, else agreement. Where the devices take back, both have SOON_S,
+          since a rank may wait for a minute before it comes to the point where the others are. Elsewhere agreement also
+          follows a meta that found no point.
 
-Whichever found it, the counts of all ranks are looked at before anything parks.
+Whichever of the first two found it, the counts of all ranks are looked at before anything parks.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from devproxy.control import agreement
+from devproxy.control.agreement import NoPoint
 from devproxy.errors import CheckpointError
-from devproxy.node.answer import Met
+from devproxy.node.answer import Met, Still
 from devproxy.node.together import all_of
 
 # A job at work has had a collective within this time.
@@ -29,6 +34,8 @@ RECENT_MS = 5_000
 # between two, or for two of the job's rhythms where the servers know it.
 PATIENCE_S = RECENT_MS / 1000
 ATTEMPT_S = 60.0
+# Where there is another way. The point is worth this much: an image from there has nothing that had not begun.
+SOON_S = 0.5
 CLOSED_S = 1.0  # all ranks stand: what is owed now is not paid any more, but for host functions
 LOOK_S = (0.001, 0.02)
 MOST_ATTEMPTS = 1 << 20  # csrc/server/meta_barrier.h
@@ -44,9 +51,7 @@ class Part(agreement.Part, Protocol):
 
     def barrier(self, comm: Comm, attempt: int) -> Met: ...
 
-
-class NoPoint(Exception):
-    """In band there was none."""
+    def withhold(self) -> Still: ...
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,9 @@ class Choice:
 
 
 def acquire(parts: Sequence[Part], way: str, say: Say) -> agreement.Outcome:
-    """Returns with all parts held at a point where they may be cut. Raises CheckpointError with nothing held.
+    """Returns with all parts held where they may be cut. Raises CheckpointError with nothing held.
 
-    way: auto, meta or agree. say: hears which one it is and why, of a job that has ranks.
+    way: auto, meta, agree or takeback. say: hears which one it is and why, of a job that has ranks.
     """
     if way == "agree":
         return _agree(parts, "--barrier agree", say)
@@ -68,6 +73,17 @@ def acquire(parts: Sequence[Part], way: str, say: Say) -> agreement.Outcome:
     members = [report for report in reports if report["members"]]
     if len(members) < 2:
         return _agree(parts, "fewer than two ranks", say)
+    able = all(report["takes_back"] for report in members)
+    if way == "takeback":
+        if not able:
+            _lift(parts)
+            raise CheckpointError(
+                "cut",
+                "--barrier takeback: this job's devices do not take back what has not begun",
+                "run it with --barrier auto",
+            )
+        return _take_back(parts, "--barrier takeback", len(members), say)
+    soon_s = SOON_S if able and way == "auto" else 0.0
     choice = choose(members) if way == "auto" else over_all(members)
     if choice.comm is None:
         if way == "meta":
@@ -75,12 +91,17 @@ def acquire(parts: Sequence[Part], way: str, say: Say) -> agreement.Outcome:
             raise CheckpointError(
                 "cut", f"--barrier meta: {choice.why}", "run it with --barrier auto"
             )
-        return _agree(parts, choice.why, say)
+        try:
+            return _agree(parts, choice.why, say, once_s=soon_s)
+        except NoPoint as why:
+            return _take_back(parts, f"agreement found no point: {why}", len(members), say)
     say(f"meta over communicator {name(choice.comm)}: {choice.why}")
     try:
-        return _meet(parts, choice.comm, members)
+        return _meet(parts, choice.comm, members, soon_s)
     except NoPoint as why:
         _lift(parts)
+        if soon_s:
+            return _take_back(parts, f"meta found no point: {why}", len(members), say)
         if way == "meta":
             raise CheckpointError(
                 "cut",
@@ -150,10 +171,13 @@ def _quiet_ms(report: dict[str, Any], comm: Comm) -> int:
     return next((t[2] for t in report["traffic"] if (t[0], t[1]) == comm), -1)
 
 
-def _meet(parts: Sequence[Part], comm: Comm, members: list[dict[str, Any]]) -> agreement.Outcome:
+def _meet(
+    parts: Sequence[Part], comm: Comm, members: list[dict[str, Any]], soon_s: float
+) -> agreement.Outcome:
     began = moved = time.monotonic()
     rhythm_s = max(report["period_us"] for report in members) / 1e6
-    patience_s = min(max(PATIENCE_S, 2 * rhythm_s), ATTEMPT_S)
+    attempt_s = soon_s or ATTEMPT_S
+    patience_s = min(max(PATIENCE_S, 2 * rhythm_s), attempt_s)
     look, rounds, seen = LOOK_S[0], 0, -1
     attempt = random.randint(1, MOST_ATTEMPTS)
     while True:
@@ -169,16 +193,16 @@ def _meet(parts: Sequence[Part], comm: Comm, members: list[dict[str, Any]]) -> a
         now, done = time.monotonic(), sum(_submitted(answer.reports, comm) for answer in answers)
         if done != seen:
             moved, seen = now, done
-        if now - moved > patience_s or now - began > ATTEMPT_S:
+        if now - moved > patience_s or now - began > attempt_s:
             raise NoPoint(
                 f"{acquired} of {len(members)} ranks have met over communicator {name(comm)}, "
-                f"and nothing was submitted to it for {now - moved:.1f} s"
+                f"after {now - began:.1f} s, of which nothing was submitted to it for {now - moved:.1f} s"
             )
         time.sleep(look)
         look = min(look * 1.5, LOOK_S[1])
     # All stand. The agreement holds beside the barrier, and says whether everything else is closed too.
     reports = _flat(all_of([part.hold for part in parts]))
-    more, debt = agreement.settle(parts, reports, CLOSED_S)
+    more, debt = agreement.settle(parts, reports, soon_s or CLOSED_S)
     if debt:
         raise NoPoint(f"the ranks have met, and {debt}")
     seconds = time.monotonic() - began
@@ -201,11 +225,36 @@ def _submitted(reports: list[dict[str, Any]], comm: Comm) -> int:
     return sum(c[5] for r in reports for c in r["counts"] if (c[0], c[1]) == comm and c[2] < 0)
 
 
-def _agree(parts: Sequence[Part], why: str, say: Say) -> agreement.Outcome:
-    outcome = agreement.acquire(parts)
+def _agree(parts: Sequence[Part], why: str, say: Say, once_s: float = 0.0) -> agreement.Outcome:
+    outcome = agreement.acquire(parts, once_s=once_s)
     if outcome.ranks:
         say(f"agreement: {why}")
     return replace(outcome, way="agreement")
+
+
+def _take_back(parts: Sequence[Part], why: str, ranks: int, say: Say) -> agreement.Outcome:
+    """When the last of them withholds, what has not begun at one rank has begun at none."""
+    say(f"take-back: {why}")
+    began = time.monotonic()
+    try:
+        rounds, look = 0, LOOK_S[0]
+        while True:
+            answers = all_of([part.withhold for part in parts])
+            rounds += 1
+            reports = _flat([answer.reports for answer in answers])
+            members = [member for report in reports for member in report["members"]]
+            if failure := next((m["failure"] for m in members if m["failure"]), ""):
+                raise CheckpointError("cut", failure, "the ranks that wait must end or abort it")
+            if all(answer.still for answer in answers):
+                break
+            if time.monotonic() - began > ATTEMPT_S:
+                raise CheckpointError("cut", "a collective neither begins nor waits", "try again")
+            time.sleep(look)
+            look = min(look * 1.5, LOOK_S[1])
+    except BaseException:
+        _lift(parts)
+        raise
+    return agreement.Outcome(ranks, rounds, 1, time.monotonic() - began, "take-back")
 
 
 def _flat(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:

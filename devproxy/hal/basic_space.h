@@ -90,6 +90,18 @@ class BasicSpace : public Space {
   void destroy_comm(const CommRef&) override {}
   int share_memory() override { return -1; }
 
+  // -- pending commands. Caps::takes_back is false.
+  bool withhold(bool) override { return true; }
+  bool stands() override { return idle(); }
+  bool in_host_function() override { return false; }
+  StatusOr<std::vector<PendingCommand>> pending_commands() override {
+    return Status(kNotSupported, "this device cannot take back what was submitted");
+  }
+  std::optional<CommandPlace> pending_record(const EventRef&) override { return std::nullopt; }
+  Status submit_pending(const PendingCommand&) override {
+    return {kNotSupported, "the image has collectives that had not begun, which this device cannot take over"};
+  }
+
   // -- the space
   void tidy() override {}
   Status set_limit(uint32_t, uint64_t) override { return {kNotSupported, "this device has no limits to set"}; }

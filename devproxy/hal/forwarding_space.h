@@ -122,6 +122,14 @@ class ForwardingSpace : public Space {
   void destroy_comm(const CommRef& comm) override { inner_->destroy_comm(comm); }
   int share_memory() override { return inner_->share_memory(); }
 
+  // -- pending commands
+  bool withhold(bool on) override { return inner_->withhold(on); }
+  bool stands() override { return inner_->stands(); }
+  bool in_host_function() override { return inner_->in_host_function(); }
+  StatusOr<std::vector<PendingCommand>> pending_commands() override { return inner_->pending_commands(); }
+  std::optional<CommandPlace> pending_record(const EventRef& event) override { return inner_->pending_record(event); }
+  Status submit_pending(const PendingCommand& command) override { return inner_->submit_pending(command); }
+
   // -- arrays
   StatusOr<ArrayRef> create_array(const ArrayShape& shape) override { return inner_->create_array(shape); }
   void copy_array(const QueueRef& queue, Ticket ticket, const ArrayCopy& args) override {

@@ -25,6 +25,7 @@ struct Caps {
   bool kernels_see_host_window = false;
   bool keeps_host_pages = false;  // it remembers pages of the window: freed ones must not be given back to the machine
   bool reads_after_fault = true;  // level 2: what an execution fault leaves can still be read
+  bool takes_back = false;        // pending.h
 };
 
 struct Properties {

@@ -18,6 +18,7 @@
 #include "devproxy/hal/event.h"
 #include "devproxy/hal/memory.h"
 #include "devproxy/hal/module.h"
+#include "devproxy/hal/pending.h"
 #include "devproxy/hal/queue.h"
 
 namespace devproxy::hal {
@@ -28,7 +29,8 @@ class Space : public SpaceMemory,
               public SpaceEvents,
               public SpaceModules,
               public SpaceArrays,
-              public SpaceComms {
+              public SpaceComms,
+              public SpacePending {
  public:
   virtual ~Space() = default;
 

@@ -23,3 +23,11 @@ class Met:
     members: int
     acquired: int
     reports: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Still:
+    """One tree's, that withholds communication: is nothing about to begin?"""
+
+    still: bool
+    reports: list[dict[str, Any]] = field(default_factory=list)

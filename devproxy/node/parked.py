@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from devproxy.errors import DevproxyError, Refused
-from devproxy.node.answer import Answer, Met
+from devproxy.node.answer import Answer, Met, Still
 from devproxy.node.together import all_of
 from devproxy.node.tree import Tree
 
@@ -59,6 +59,15 @@ class Parked:
         """Nobody goes past what is submitted: what has been, client by client."""
         self.open()
         return [report for reports in all_of([c.hold for c in self.channels]) for report in reports]
+
+    def withhold(self) -> Still:
+        """Nothing of a communicator begins any more. See ControlChannel.withhold."""
+        self.open()
+        answers = all_of([c.withhold for c in self.channels])
+        return Still(
+            still=all(a["still"] for a in answers),
+            reports=[report for a in answers for report in a["reports"]],
+        )
 
     def agree(self, reports: list[dict[str, Any]]) -> Answer:
         answers = all_of([partial(c.agree, reports) for c in self.channels])

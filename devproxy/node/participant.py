@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from devproxy.checkpoint.image import Image
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
-from devproxy.node.answer import Answer, Met
+from devproxy.node.answer import Answer, Met, Still
 from devproxy.node.restore import Wishes
 from devproxy.node.stages import Stages
 
@@ -42,6 +42,10 @@ class Dump(Protocol):
 
     def hold(self) -> list[dict[str, Any]]:
         """Nobody goes past the communication that is submitted. What has been, client by client."""
+        ...
+
+    def withhold(self) -> Still:
+        """Nothing of a communicator begins any more, once it is still."""
         ...
 
     def agree(self, reports: list[dict[str, Any]]) -> Answer:
@@ -109,6 +113,10 @@ class Move(Protocol):
 
     def hold(self) -> list[dict[str, Any]]:
         """Nobody goes past the communication that is submitted. What has been, client by client."""
+        ...
+
+    def withhold(self) -> Still:
+        """Nothing of a communicator begins any more, once it is still."""
         ...
 
     def agree(self, reports: list[dict[str, Any]]) -> Answer:

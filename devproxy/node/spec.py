@@ -36,7 +36,7 @@ class JobSpec:
         self.keep: int = given.get("keep", 3)
         self.files_max_bytes: int = given.get("files_max_bytes", GIB)
         self.cut_wait_ms: int | None = given.get("cut_wait_ms")
-        # auto, meta or agree (control/barrier.py). An image from before there was a choice has a server without it.
+        # auto, meta, agree or takeback (control/barrier.py). An image from before there was a choice has a server without it.
         self.barrier: str = given.get("barrier", "agree")
         self.strict: bool = given.get("strict", False)
         self.plain: bool = given.get("plain", False)
@@ -49,7 +49,7 @@ class JobSpec:
 
     @property
     def carries_metas(self) -> bool:
-        return self.barrier != "agree"
+        return self.barrier in ("auto", "meta")
 
     def as_json(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -153,6 +153,11 @@ class ControlChannel:
         reports: list[dict[str, Any]] = self.request("hold", 30)["reports"]
         return reports
 
+    def withhold(self) -> dict[str, Any]:
+        """Nothing of a communicator begins on this server any more (hal/pending.h), until lift or resume. Answers still
+        (false: something is about to; ask again) and the clients' reports."""
+        return self.request("withhold", 30)
+
     def agree(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
         """Every rank's reports. Answers settled, reports, failure, debt."""
         return self.request("agree", 30, reports=reports)

@@ -1,7 +1,9 @@
 """A job of several process trees on one machine: a job folder and servers for each, no supervisor.
 
-with Trees(folder, "0010") as trees:      # the tree of each rank
+with Trees("0010") as trees:      # the tree of each rank
     trees.run("collectives.py", 0, 40)
+
+With one tree the servers are as in a job of one node: they do not listen for others.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class Trees:
                 with os.fdopen(server.ready) as ready:
                     said = ready.read().strip()
                 assert said == "ready", said
-            if not self.late:
+            if not self.late and self.count > 1:
                 self.say()
         except BaseException:
             self.__exit__()
@@ -90,8 +92,10 @@ class Trees:
             "--job", "trees", "--job-dir", folder, "--gpu", gpu, "--device", "soft",
             "--gpu-memory", self.memory, "--ledger", folder / f"ledger{gpu}",
             "--lease-fd", self.lease[0], "--ready-fd", ready_write, "--tree", tree,
-            "--slots", f"{tree * SLOTS}-{(tree + 1) * SLOTS}", "--data-address", self.address, *more,
+            "--slots", f"{tree * SLOTS}-{(tree + 1) * SLOTS}", *more,
         ]  # fmt: skip
+        if self.count > 1:
+            command += ["--data-address", self.address]
         if self.chaos is not None:
             command += ["--chaos", self.chaos]
         with (folder / f"gpu{gpu}.log").open("ab") as log:
@@ -123,6 +127,47 @@ class Trees:
                 assert old.process.wait(10) == 0
                 self.say()
                 control_new.resume()
+
+    def wait_attached(self) -> None:
+        """Until all ranks are members of something."""
+        until, ranks = time.monotonic() + 30, 0
+        while ranks < len(self.places):
+            assert time.monotonic() < until, f"{ranks} of {len(self.places)} ranks: {self.logs()}"
+            time.sleep(0.02)
+            ranks = 0
+            for server in self.servers:
+                with ControlChannel(str(self.folder(server.tree)), server.gpu) as control:
+                    ranks += sum(1 for report in control.ranks() if report["members"])
+
+    def cut(self, moves: list[tuple[int, int]], *more: str) -> None:
+        """A cut of the whole job that takes back what has not begun. Those servers are replaced, the others go on."""
+        channels = {
+            (s.tree, s.gpu): ControlChannel(str(self.folder(s.tree)), s.gpu) for s in self.servers
+        }
+        while not all(channel.withhold()["still"] for channel in channels.values()):
+            time.sleep(0.001)
+        for channel in channels.values():
+            channel.cut()
+        fresh: list[ControlChannel] = []
+        for place in moves:
+            old = next(s for s in self.servers if (s.tree, s.gpu) == place)
+            into = Path(tempfile.mkdtemp(dir=self.root))
+            channels[place].dump(str(into))
+            new = self.start(*place, "--restore", str(into), "--ledger", f"{into}/ledger", *more)
+            with os.fdopen(new.ready) as ready:
+                said = ready.read().strip()
+            assert said == "ready", said
+            fresh.append(ControlChannel(str(self.folder(new.tree)), new.gpu))
+            channels[place].leave()
+            assert old.process.wait(10) == 0
+            channels.pop(place).close()
+            self.servers[self.servers.index(old)] = new
+            self.moves += 1
+        if moves and self.count > 1:
+            self.say()
+        for channel in [*fresh, *channels.values()]:
+            channel.resume()
+            channel.close()
 
     def endpoint(self, tree: int, gpu: int) -> tuple[str, int]:
         address, port = (self.folder(tree) / f"gpu{gpu}.data").read_text().split()

@@ -8,7 +8,7 @@ import pytest
 
 from devproxy.control import agreement, barrier
 from devproxy.errors import CheckpointError
-from devproxy.node.answer import Answer, Met
+from devproxy.node.answer import Answer, Met, Still
 
 WORLD, HALF = (1, 7), (2, 7)
 NEVER = -1
@@ -19,6 +19,8 @@ def report(
     *traffic: tuple[tuple[int, int], int, int],
     comms: tuple[tuple[int, int], ...] = (WORLD,),
     count: int = 5,
+    takes_back: bool = False,
+    failure: str = "",
 ) -> dict[str, Any]:
     """traffic: communicator, how long ago with metas, and without. A job of two ranks."""
     members = [
@@ -28,7 +30,7 @@ def report(
             "rank": client,
             "complete": True,
             "aborted": False,
-            "failure": "",
+            "failure": failure,
         }
         for c in comms
     ]
@@ -36,6 +38,7 @@ def report(
         "client": client, "gpu": client, "members": members, "launches": 0, "host_functions": 0, "period_us": 0,
         "counts": [[*WORLD, -1, -1, 0, count]],
         "traffic": [[*comm, with_metas, without] for comm, with_metas, without in traffic],
+        "takes_back": takes_back,
     }  # fmt: skip
 
 
@@ -47,7 +50,8 @@ class Tree:
 
     def __init__(self, own: dict[str, Any], *met: bool, settled: bool = True) -> None:
         self.own, self.met, self.settled = own, list(met), settled
-        self.lifts = self.held = self.asked = 0
+        self.lifts = self.held = self.asked = self.withheld = 0
+        self.closes, self.stirs = True, 0
 
     def ranks(self) -> list[dict[str, Any]]:
         return [self.own]
@@ -64,17 +68,22 @@ class Tree:
 
     def agree(self, reports: list[dict[str, Any]]) -> Answer:
         # What meta leaves open, the agreement closes.
-        open_now = not self.settled and self.asked and not self.lifts
+        open_now = not self.closes or (not self.settled and self.asked and not self.lifts)
         return Answer(not open_now, [self.own], debt="rank 1 owes a receive" if open_now else "")
 
     def lift(self) -> None:
         self.lifts += 1
+
+    def withhold(self) -> Still:
+        self.withheld += 1
+        return Still(self.withheld > self.stirs, [self.own])
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(barrier, "PATIENCE_S", 0.05)
     monkeypatch.setattr(barrier, "CLOSED_S", 0.02)
+    monkeypatch.setattr(barrier, "SOON_S", 0.05)
     monkeypatch.setattr(agreement, "PAUSES_S", (0.0, 0.0))
 
 
@@ -166,3 +175,63 @@ def test_a_job_without_communicators_hears_nothing() -> None:
     outcome, said = acquire("auto", alone)
     assert outcome.ranks == 0
     assert said == []
+
+
+# -- taking back ------------------------------------------------------------------------------------------------------
+
+
+def able(client: int, *traffic: Any, **more: Any) -> dict[str, Any]:
+    return report(client, *traffic, takes_back=True, **more)
+
+
+def test_auto_takes_back_where_meta_finds_no_point_soon() -> None:
+    trees = (Tree(able(1, BUSY), True), Tree(able(2, BUSY), False))
+    outcome, said = acquire("auto", *trees)
+    assert (outcome.way, outcome.ranks) == ("take-back", 2)
+    assert said[1].startswith("take-back: meta found no point: 1 of 2 ranks have met")
+    assert [t.lifts for t in trees] == [1, 1]  # of the barrier; what is withheld is not lifted
+    assert [t.held for t in trees] == [0, 0]
+
+
+def test_auto_takes_back_where_the_agreement_finds_no_point_soon() -> None:
+    trees = (Tree(able(1), True), Tree(able(2), True))
+    trees[1].closes = False
+    outcome, said = acquire("auto", *trees)
+    assert outcome.way == "take-back"
+    assert said == ["take-back: agreement found no point: rank 1 owes a receive"]
+    assert [t.lifts for t in trees] == [1, 1]
+
+
+def test_a_point_is_taken_where_there_is_one() -> None:
+    outcome, _ = acquire("auto", Tree(able(1, BUSY), True), Tree(able(2, BUSY), True))
+    assert outcome.way == "meta"
+    trees = (Tree(able(1), True), Tree(able(2), True))
+    assert acquire("auto", *trees)[0].way == "agreement"
+    assert [t.withheld for t in trees] == [0, 0]
+
+
+def test_one_device_that_does_not_take_back_is_enough() -> None:
+    trees = (Tree(able(1, BUSY), True), Tree(report(2, BUSY), False))
+    assert acquire("auto", *trees)[0].way == "agreement"
+    with pytest.raises(CheckpointError, match="do not take back what has not begun"):
+        acquire("takeback", *trees)
+    assert [t.withheld for t in trees] == [0, 0]
+
+
+def test_it_waits_for_what_is_about_to_begin() -> None:
+    trees = (Tree(able(1), True), Tree(able(2), True))
+    trees[1].stirs = 3
+    outcome, said = acquire("takeback", *trees)
+    assert (outcome.way, outcome.rounds) == ("take-back", 4)
+    assert said == ["take-back: --barrier takeback"]
+    assert [t.lifts for t in trees] == [0, 0]
+
+
+def test_a_communicator_that_cannot_go_on_is_named() -> None:
+    trees = (
+        Tree(able(1, failure="rank 0 of 2: rank 1 on GPU 1 cannot be reached"), True),
+        Tree(able(2), True),
+    )
+    with pytest.raises(CheckpointError, match="rank 1 on GPU 1 cannot be reached"):
+        acquire("takeback", *trees)
+    assert [t.lifts for t in trees] == [1, 1]

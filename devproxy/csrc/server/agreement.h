@@ -93,6 +93,10 @@ class Agreement {
   void restored(const CommKey& comm, uint32_t ranks, uint32_t rank) {
     members_[comm] = {comm, ranks, rank, true, false, {}};
   }
+  // But for those of which a member was still to come.
+  void restored_half_made(const CommKey& comm) {
+    if (const auto it = members_.find(comm); it != members_.end()) it->second.complete = false;
+  }
   void abort(const CommKey& comm) {
     if (const auto it = members_.find(comm); it != members_.end()) it->second.aborted = true;
   }

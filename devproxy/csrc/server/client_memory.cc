@@ -1,5 +1,6 @@
 #include "devproxy/csrc/server/client_memory.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <mutex>
 #include <utility>
@@ -156,6 +157,11 @@ std::vector<Piece> ClientMemory::pieces() const {
     pieces.push_back({addr, offset, variable.bytes});
     offset += variable.bytes;
   }
+  device_.for_each_freed([&](uint64_t addr, uint64_t bytes, uint32_t, uint64_t) {
+    if (addr >= globals_begin()) return;
+    pieces.push_back({addr, offset, bytes});
+    offset += bytes;
+  });
   return pieces;
 }
 
@@ -166,14 +172,22 @@ void ClientMemory::save(ClientRecord* client) const {
   client->arrays_bytes = arrays_bytes_;
   uint64_t offset = 0;  // as pieces() places them
   device_.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t flags) {
-    client->device.push_back({addr, bytes, offset, flags, 0, {}, false});
+    client->device.push_back({addr, bytes, offset, flags, 0, {}, false, 0});
     offset += bytes;
   });
   for (const auto& [addr, v] : variables_) {
-    client->device.push_back({addr, v.bytes, offset, 0, v.module.value, v.name, v.given});
+    client->device.push_back({addr, v.bytes, offset, 0, v.module.value, v.name, v.given, 0});
     offset += v.bytes;
   }
+  device_.for_each_freed([&](uint64_t addr, uint64_t bytes, uint32_t flags, uint64_t freed_at) {
+    if (addr >= globals_begin()) return;
+    client->device.push_back({addr, bytes, offset, flags, 0, {}, false, freed_at});
+    offset += bytes;
+  });
   pinned_.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) { client->pinned.emplace_back(addr, bytes); });
+  pinned_.for_each_freed([&](uint64_t addr, uint64_t bytes, uint32_t, uint64_t freed_at) {
+    client->pinned_freed.push_back({addr, bytes, freed_at});
+  });
 }
 
 Status ClientMemory::restore(const ClientRecord& client, uint32_t physical_gpu) {
@@ -192,14 +206,39 @@ Status ClientMemory::restore(const ClientRecord& client, uint32_t physical_gpu) 
     if (range.addr >= globals_begin() || range.module) continue;  // comes with its module
     if (device_.add(range.addr, range.bytes, range.flags, &forgotten) != Answer::kOk)
       return {kInvalidImage, "the state's device ranges overlap or lie outside"};
+    if (range.freed_at) continue;
     client_bytes_ += range.bytes;
     count(static_cast<int64_t>(range.bytes));
   }
   for (const auto& [addr, bytes] : client.pinned)
     if (pinned_.add(addr, bytes, 0, &forgotten) != Answer::kOk)
       return {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
+  if (Status s = restore_freed(client); !s.ok()) return s;
   if (client_bytes_ != client.client_bytes || client_bytes_ > credit_bytes_)
     return {kInvalidImage, "the state's device ranges do not add up to its count"};
+  return {};
+}
+
+// The mirrors keep freed ranges in the order of their positions.
+Status ClientMemory::restore_freed(const ClientRecord& client) {
+  struct Freed {
+    uint64_t freed_at, addr;
+    MemoryMirror* mirror;
+  };
+  std::vector<Freed> all;
+  for (const RangeRecord& range : client.device)
+    if (range.freed_at) all.push_back({range.freed_at, range.addr, &device_});
+  std::vector<Range> forgotten;
+  for (const auto& [addr, bytes, freed_at] : client.pinned_freed) {
+    if (pinned_.add(addr, bytes, 0, &forgotten) != Answer::kOk || !freed_at)
+      return {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
+    all.push_back({freed_at, addr, &pinned_});
+  }
+  std::sort(all.begin(), all.end(), [](const Freed& a, const Freed& b) { return a.freed_at < b.freed_at; });
+  Range freed;
+  for (const Freed& one : all)
+    if (one.mirror->remove(one.addr, one.freed_at, true, &freed) != Answer::kOk)
+      return {kInvalidImage, "the state's freed ranges overlap or lie outside"};
   return {};
 }
 

@@ -99,7 +99,8 @@ class ClientMemory {
   // Variables of modules, by address.
   std::map<uint64_t, VariableObject>& variables() { return variables_; }
 
-  // What a dump has of device memory: live ranges in address order, then variables, one behind the other in the file.
+  // What a dump has of device memory, one behind the other in the file: live ranges in address order, variables, and
+  // freed ranges that pending commands may use (but for those of modules that are gone).
   std::vector<Piece> pieces() const;
   // Into the record and back. restore() marks the ranges as live; whoever calls it
   // commits those of device(). Arrays and globals come with their objects.
@@ -114,6 +115,7 @@ class ClientMemory {
   void give_all();
 
  private:
+  Status restore_freed(const ClientRecord& client);
   void count(int64_t change_bytes);
   void trace();
 

@@ -97,6 +97,10 @@ class Communicators {
     std::lock_guard lock(mu_);
     agreement_.restored(key, ranks, rank);
   }
+  void restored_half_made(const CommKey& key) {
+    std::lock_guard lock(mu_);
+    agreement_.restored_half_made(key);
+  }
   void aborted(const CommKey& key) {
     std::lock_guard lock(mu_);
     agreement_.abort(key);

@@ -39,6 +39,7 @@
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/crash.h"
 #include "devproxy/csrc/server/handlers.h"
+#include "devproxy/csrc/server/pending.h"
 #include "devproxy/csrc/server/state_record.h"
 
 namespace devproxy::server {
@@ -133,6 +134,23 @@ void Connection::request_cut(uint64_t until_us) {
   if (gate_.cut(until_us, now_us()) && !finished()) endpoint_.wake_dispatch_thread();
 }
 
+void Connection::resume() {
+  // Before the gate opens: what waits for a communicator may use memory that open_restored() brings back.
+  if (parked()) goes_on_.store(true);
+  gate_.resume();
+}
+
+bool Connection::withhold() {
+  if (goes_on_.load() && !finished()) return false;  // that end would be this beginning's
+  withholds_.store(true);
+  return device_.withhold(true);
+}
+
+void Connection::let_go() {
+  if (goes_on_.load() || !withholds_.exchange(false)) return;
+  device_.withhold(false);
+}
+
 Connection::CutFacts Connection::cut_facts() const {
   return gate_.ask([this](const Gate& g) {
     return CutFacts{counters_.live_bytes.load(std::memory_order_relaxed), memory_.trough_bytes(), g.waited_us(),
@@ -181,6 +199,8 @@ Status Connection::save(ClientRecord* client) {
   for (const auto& [key, count] : communicators_.counts())
     client->comm_counts.push_back({key.comm.low, key.comm.high, static_cast<uint64_t>(key.from + 1),
                                    static_cast<uint64_t>(key.to + 1), key.receives, count});
+  if (Status pending = save_pending(*this, client); !pending.ok())
+    return std::move(pending).with("saving client " + std::to_string(number()) + ": what has not begun");
   Status s = state_.save(device_, end_of(memory_.pieces()), client);
   return std::move(s).with("saving client " + std::to_string(number()));
 }
@@ -230,8 +250,10 @@ void Connection::dispatch() {
   }
 }
 
-Gate::Boundary Connection::boundary() const {
-  return {now_us(), !poisoned_ && !host_functions_.none_out() && !faulted(), poisoned_ || memory_.at_trough()};
+Gate::Boundary Connection::boundary() {
+  // Those that wait in a stream do not begin while communication is withheld; a dump takes them as they are.
+  const bool out = withholds_.load() ? device_.in_host_function() : !host_functions_.none_out();
+  return {now_us(), !poisoned_ && out && !faulted(), poisoned_ || memory_.at_trough()};
 }
 
 // Between two messages: does what the gate asks. True when the next one may be taken, false when it is time to leave.
@@ -246,15 +268,20 @@ bool Connection::attend() {
         if (gate_.rest() != Gate::Step::kLeave && !poisoned_)
           if (Status s = windows_.open_restored(memory_.pinned(), device_); !s.ok())
             poison(("restoring client " + std::to_string(number()) + ": " + s.text()).c_str());
+        if (goes_on_.load()) {
+          if (withholds_.exchange(false)) device_.withhold(false);
+          goes_on_.store(false);
+        }
         step = gate_.at_boundary(boundary());
         break;
     }
   }
 }
 
-// Waits until nothing that was submitted is pending, or the gate says otherwise.
+// Waits until nothing that was submitted is pending, or can go on, or the gate says otherwise.
 Gate::Step Connection::drain() {
   while (!device_.idle()) {
+    if (withholds_.load() && device_.stands()) return gate_.drained(now_us());
     if (const Gate::Step step = gate_.draining(device_.pending()); step != Gate::Step::kDrain) return step;
     usleep(kDrainLookUs);
   }

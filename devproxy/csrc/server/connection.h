@@ -81,7 +81,12 @@ class Connection final : public hal::SpaceOwner {
   // Stops the consumption of the ring at the first boundary where that is possible; from until_us (now_us()) on at any
   // such boundary, before that only at least live bytes.
   void request_cut(uint64_t until_us);
-  void resume() { gate_.resume(); }
+  void resume();
+  // Nothing of a communicator begins from here on, also while it is parked, until let_go(). False: something is about to;
+  // ask again. A cut takes what has not begun as it is. Any thread.
+  bool withhold();
+  // Not while it is parked. What resume() goes on with lets go by itself.
+  void let_go();
   bool parked() const { return gate_.phase() == Gate::Phase::kParked; }
   // Moves while the connection comes nearer to parking.
   uint64_t cut_progress() const {
@@ -159,7 +164,7 @@ class Connection final : public hal::SpaceOwner {
   void run();
   void dispatch();
   bool attend();
-  Gate::Boundary boundary() const;
+  Gate::Boundary boundary();
   Gate::Step drain();
   void throttle();
   enum class Taken : uint8_t { kYes, kHeld, kPoisoned };
@@ -184,6 +189,9 @@ class Connection final : public hal::SpaceOwner {
   Counters counters_;
   std::thread thread_;
   std::atomic<bool> finished_{false};
+  std::atomic<bool> withholds_{false};
+  std::atomic<bool> goes_on_{
+      false};  // resumed; the dispatch thread lets go when pinned memory of others is there again
 
   // dispatch thread only; while the client is parked, the server thread
   DeviceDoor device_;

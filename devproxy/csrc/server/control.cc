@@ -102,6 +102,8 @@ void Server::serve_control(ControlPeer& peer) {
       peer.answer(barrier(peer, request));
     } else if (op == "hold") {
       peer.answer(hold(peer));
+    } else if (op == "withhold") {
+      peer.answer(withhold(peer));
     } else if (op == "agree") {
       peer.answer(agree(request));
     } else if (op == "lift") {
@@ -139,6 +141,7 @@ Json Server::comm_reports() {
     report["launches"] = c.connection->counters().launches.load();
     report["host_functions"] = c.connection->host_functions().count();
     report["period_us"] = c.connection->counters().period_us.load();
+    report["takes_back"] = device_->caps().takes_back;
     report["traffic"] = to_json(c.connection->communicators().traffic(), now_us());
     reports.push_back(std::move(report));
   }
@@ -192,9 +195,28 @@ Json Server::agree(const Json& request) {
           {"debt", verdict.debt}, {"debtor", verdict.debtor}};
 }
 
+// Nothing of a communicator begins here any more, once it is still. When all servers of the job are, a cut needs no
+// agreement.
+Json Server::withhold(ControlPeer& peer) {
+  if (hold_peer_ && hold_peer_ != &peer) return refused("another agreement is under way");
+  if (held_) return refused(parked() ? "it is parked already" : "a cut is under way already");
+  if (!device_->caps().takes_back) return refused("the device '" + config_.device + "' takes nothing back here");
+  hold_peer_ = &peer;
+  withholds_ = true;
+  bool still = true;
+  for (const Client& c : clients_)
+    if (c.here) still = c.connection->withhold() && still;
+  return {{"ok", true}, {"still", still}, {"reports", comm_reports()}};
+}
+
+// Of all three. Whoever is parked stays as it is until it goes on.
 Json Server::lift() {
   hold_peer_ = nullptr;
   for (const Client& c : clients_) c.connection->communicators().lift();
+  if (held_) return {{"ok", true}};
+  withholds_ = false;
+  for (const Client& c : clients_)
+    if (c.here) c.connection->let_go();  // who is not may have given its device back
   return {{"ok", true}};
 }
 
@@ -304,9 +326,9 @@ void Server::look_at_cut() {
 }
 
 void Server::fail_cut(const std::string& why) {
-  lift();
   for (Client& c : clients_) c.connection->resume();
   held_ = false;
+  lift();
   cut_.reset();
   DP_LOG(kWarn, kServer, 0, "cut given up: %s", why.c_str());
   if (cut_peer_) cut_peer_->answer(refused(why + "; the job runs on"));
@@ -344,7 +366,9 @@ Status Server::write_state(const std::string& dir) {
     if (!c.here) continue;
     if (Status s = c.connection->save(&state.clients.emplace_back()); !s.ok()) return s;
   }
-  state.version = kStateVersion;
+  const bool pending = std::any_of(state.clients.begin(), state.clients.end(),
+                                   [](const ClientRecord& client) { return !client.pending.empty(); });
+  state.version = pending ? kPendingVersion : kStateVersion;
   state.abi = abi_hex();
   state.gpu = config_.gpu;
   state.device = config_.device;
@@ -427,9 +451,9 @@ Json Server::resume() {
     c.connection->resume();
     s = DP_FAULT(server_resume);  // "error": the others must go on all the same
   }
+  held_ = false;
   lift();
   if (borrowed_) device_->take_over_transport();
-  held_ = false;
   borrowed_ = false;
   cut_peer_ = nullptr;
   forget_dump();

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -111,6 +112,15 @@ class DeviceDoor {
   uint64_t oldest_pending() { return space_->oldest_pending(); }
   void tidy() { space_->tidy(); }
 
+  // -- what has not begun (hal/pending.h)
+
+  bool withhold(bool on) { return space_->withhold(on); }
+  bool stands() { return space_->stands(); }
+  bool in_host_function() { return space_->in_host_function(); }
+  StatusOr<std::vector<hal::PendingCommand>> pending_commands() { return space_->pending_commands(); }
+  std::optional<hal::CommandPlace> pending_record(const hal::EventRef& event) { return space_->pending_record(event); }
+  Status submit_pending(const hal::PendingCommand& command) { return space_->submit_pending(command); }
+
   // -- memory
 
   Status commit(uint64_t addr, uint64_t bytes) { return space_->commit(addr, bytes); }
@@ -179,7 +189,7 @@ class DeviceDoor {
   Status reset_persisting_l2() { return space_->reset_persisting_l2(); }
   void take_output(std::string* out, std::string* err) { space_->take_output(out, err); }
 
-  // -- dump and restore. Precondition: idle().
+  // -- dump and restore. Precondition: idle(), or stands().
 
   void* host_view(uint64_t addr, uint64_t bytes) { return space_->host_view(addr, bytes); }
   Status read(uint64_t addr, void* to, size_t bytes) { return space_->read(addr, to, bytes); }

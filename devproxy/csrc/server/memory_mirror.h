@@ -52,6 +52,12 @@ class MemoryMirror {
     for (const auto& [addr, a] : ranges_)
       if (!a.freed_at) visit(addr, a.bytes, a.flags);
   }
+  // Freed ranges that are still known, in address order.
+  template <class Visit>  // visit(addr, bytes, flags, freed_at)
+  void for_each_freed(Visit visit) const {
+    for (const auto& [addr, a] : ranges_)
+      if (a.freed_at) visit(addr, a.bytes, a.flags, a.freed_at);
+  }
 
  private:
   struct Allocation {

@@ -25,9 +25,22 @@ class MetaSlots {
   // What a meta may say that acknowledges nothing. Constants, so that no command has to write them.
   static constexpr std::array<MetaSums, 2> kWords{{{0, 0}, {1, 0}}};
 
+  // The AllReduce that a meta is.
+  static CommOp op(uint64_t send, uint64_t recv) {
+    CommOp op;
+    op.kind = static_cast<uint8_t>(CommKind::kAllReduce);
+    op.type = static_cast<uint8_t>(CommType::kInt32);
+    op.reduction = static_cast<uint8_t>(CommReduction::kSum);
+    op.send = send;
+    op.recv = recv;
+    op.count = sizeof(MetaSums) / sizeof(int32_t);
+    return op;
+  }
+
   explicit MetaSlots(uint64_t device_begin) : begin_(device_begin + kDeviceBytes - kMetaBytes) {}
 
   uint64_t begin() const { return begin_; }
+  bool owns(uint64_t addr) const { return addr >= begin_ && addr - begin_ < kMetaBytes; }
   uint64_t word_at(const MetaSums& says) const { return begin_ + (says.need ? sizeof(MetaSums) : 0); }
   // For sums that nobody reads.
   uint64_t scratch_at() const { return begin_ + kScratch; }

@@ -15,6 +15,7 @@
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/connection.h"
 #include "devproxy/csrc/server/handlers.h"
+#include "devproxy/csrc/server/pending.h"
 #include "devproxy/csrc/server/state_files.h"
 #include "devproxy/csrc/server/state_record.h"
 
@@ -115,6 +116,9 @@ Status Connection::restore_memory(const ClientRecord& client) {
   memory_.device().for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
     if (s.ok()) s = device_.commit(addr, bytes);
   });
+  memory_.device().for_each_freed([&](uint64_t addr, uint64_t bytes, uint32_t, uint64_t) {
+    if (s.ok()) s = device_.commit(addr, bytes);
+  });
   memory_.pinned().for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
     if (!windows_.in_any(addr, bytes)) s = {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
     if (!windows_.in_own(addr, bytes)) return;  // until it is open
@@ -141,6 +145,10 @@ Status Connection::restore_objects(const ClientRecord& client) {
     counts[{{c[0], c[1]}, static_cast<int32_t>(c[2]) - 1, static_cast<int32_t>(c[3]) - 1, c[4] != 0}] = c[5];
   communicators_.restore_counts(std::move(counts));
   for (const uint64_t token : client.host_functions) host_functions_.add(token);
+  if (!client.pending.empty()) {
+    withhold();
+    if (Status s = restore_pending(*this, client); !s.ok()) return std::move(s).with("submitting what had not begun");
+  }
   counters_.restore(client.counters);
   counters_.peak_bytes = std::max(counters_.live_bytes.load(), client.counters.peak_bytes);
   return {};
@@ -232,7 +240,7 @@ Status Connection::restore_contents(const ClientRecord& client, const std::strin
     Piece piece{range.addr, range.offset, range.bytes};
     if (range.module)
       if (Status s = memory_.place_variable(range, &piece.addr); !s.ok()) return s;
-    if (!memory_.in_device(piece.addr, piece.bytes, endpoint_.position()))
+    if (!memory_.in_device(piece.addr, piece.bytes, range.freed_at ? range.freed_at - 1 : endpoint_.position()))
       return {kInvalidImage, "the state has device memory that no object owns"};
     pieces.push_back(piece);
   }

@@ -435,6 +435,7 @@ void Server::attach(int socket, const AttachRequest& request, uint32_t pid) {
       parts_, {next_number_++, pid, request.wanted_slot, request.kind == AttachKind::kFramework}, &reply);
   if (connection) {
     if (hold_peer_) connection->communicators().hold();
+    if (withholds_) connection->withhold();
     if (held_) connection->request_cut(0);
     connection->start();
     DP_LOG(kInfo, kServer, connection->peer().number, "pid=%u attached, slot %u", pid, connection->slot());

@@ -107,6 +107,7 @@ class Server {
   Json dump_shared(const std::string& dir);
   // Agreement of all ranks (agreement.h). The channel that asked for the hold owns it.
   Json hold(ControlPeer& peer);
+  Json withhold(ControlPeer& peer);
   // The other way there, in band (meta_barrier.h). The same owner.
   Json barrier(ControlPeer& peer, const Json& request);
   Json agree(const Json& request);
@@ -142,8 +143,9 @@ class Server {
   bool borrowed_ = false;
   bool leaving_ = false;
   std::vector<std::unique_ptr<ControlPeer>> controls_;
-  ControlPeer* hold_peer_ = nullptr;  // while clients hold before their next communication
-  ControlPeer* cut_peer_ = nullptr;   // who asked for the cut; when it hangs up the server goes on by itself
+  ControlPeer* hold_peer_ = nullptr;  // while clients hold before their next communication, or withhold it
+  bool withholds_ = false;
+  ControlPeer* cut_peer_ = nullptr;  // who asked for the cut; when it hangs up the server goes on by itself
   void forget_dump() { dumped_.clear(), has_dump_ = false; }
   bool has_dump_ = false;      // there is a dump since the cut, which may be of nobody
   std::set<uint64_t> dumped_;  // numbers of the clients whose device memory is in it

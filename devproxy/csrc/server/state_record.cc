@@ -16,18 +16,20 @@ void from_json(const Json& json, Blob& blob) {
   blob.bytes = std::move(*bytes);
 }
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(RangeRecord, addr, bytes, offset, flags, module, name, given)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(RangeRecord, addr, bytes, offset, flags, module, name, given, freed_at)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ArrayRecord, handle, offset, bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(WindowRecord, number, gpu, slot)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(LogRecord, opcode, handle, key, request, bulk, globals, state, value)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(PendingRecord, kind, queue, position, tag, caller, needs, args, handles,
+                                                params, calls)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(FaultRecord, code, text, ended, poisoned)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ToldRecord, kernels_see_host_window, keeps_host_pages, major, minor)
 #define DP_NAME(name) name,
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(CounterRecord, DP_COUNTED(DP_NAME) peak_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ClientRecord, number, pid, slot, framework, told, position,
                                                 credit_bytes, client_bytes, globals_bytes, arrays_bytes, device, arrays,
-                                                pinned, windows, events, event_clock_ns, limits, output, errors, log,
-                                                host_functions, comm_counts, fault, counters)
+                                                pinned, pinned_freed, pending, windows, events, event_clock_ns, limits,
+                                                output, errors, log, host_functions, comm_counts, fault, counters)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(GoneRecord, DP_COUNTED(DP_NAME) wakes, steps, steps_before, peak_bytes)
 #undef DP_NAME
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ServerRecord, version, abi, gpu, device, memory_bytes, next_number,
@@ -45,9 +47,9 @@ StatusOr<Record> read_record(const std::string& text, const std::string& what) {
   try {
     const Json json = Json::parse(text);
     const auto version = json.value("version", uint64_t{0});
-    if (version != kStateVersion)
+    if (version != kStateVersion && version != kPendingVersion)
       return Status(kInvalidImage, what + " has format version " + std::to_string(version) + ", this server reads " +
-                                       std::to_string(kStateVersion));
+                                       std::to_string(kStateVersion) + " and " + std::to_string(kPendingVersion));
     return json.get<Record>();
   } catch (const std::exception& why) {
     return Status(kInvalidImage, what + " is damaged: " + why.what());

@@ -17,7 +17,8 @@
 namespace devproxy::server {
 
 // 2: module images once per server, in a file of their own.
-inline constexpr uint64_t kStateVersion = 2;
+// 3: commands that had not begun. Only a state that has some says 3, so that others are read by older servers too.
+inline constexpr uint64_t kStateVersion = 2, kPendingVersion = 3;
 
 // Bytes, in base64.
 struct Blob {
@@ -25,12 +26,14 @@ struct Blob {
 };
 
 // A live range, or a variable of `module` that the device placed; its contents at `offset` of the client's file.
+// freed_at: the range is freed, and pending commands before that position may use it.
 struct RangeRecord {
   uint64_t addr = 0, bytes = 0, offset = 0;
   uint32_t flags = 0;
   uint64_t module = 0;
   std::string name;
   bool given = false;  // the job was told the address
+  uint64_t freed_at = 0;
 };
 
 struct ArrayRecord {
@@ -50,6 +53,16 @@ struct LogRecord {
   std::vector<uint64_t> globals;  // of a module: where they lie
   Blob state;                     // of a module: what its executor keeps
   uint64_t value = 0;             // of a texture object
+};
+
+// A command that had not begun (hal/pending.h). pending.cc says what a kind has in args and handles.
+struct PendingRecord {
+  std::string kind;
+  uint64_t queue = 0, position = 0, tag = 0, caller = 0;
+  std::vector<std::pair<uint64_t, uint64_t>> needs;  // queue, position
+  std::vector<uint64_t> args, handles;
+  Blob params;
+  std::vector<std::vector<uint64_t>> calls;  // of communicators
 };
 
 struct FaultRecord {
@@ -81,7 +94,9 @@ struct ClientRecord {
   uint64_t credit_bytes = 0, client_bytes = 0, globals_bytes = 0, arrays_bytes = 0;
   std::vector<RangeRecord> device;
   std::vector<ArrayRecord> arrays;
-  std::vector<Pair> pinned;  // address, bytes
+  std::vector<Pair> pinned;                           // address, bytes
+  std::vector<std::array<uint64_t, 3>> pinned_freed;  // address, bytes, freed_at as in RangeRecord
+  std::vector<PendingRecord> pending;                 // in an order in which they may be submitted
   std::vector<WindowRecord> windows;
   std::vector<Pair> events;  // handle, time
   uint64_t event_clock_ns = 0;

@@ -52,7 +52,11 @@ class RecordDevice final : public Device {
     recorder_->flush();
   }
 
-  Caps caps() const override { return soft_->caps(); }
+  Caps caps() const override {
+    Caps caps = soft_->caps();
+    caps.takes_back = false;  // its launches are no commands of the inner space
+    return caps;
+  }
   const Properties& properties() const override { return properties_; }
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
     auto inner = soft_->open_space(config, owner);

@@ -115,7 +115,8 @@ class SoftDevice final : public Device {
     for (const auto& a : kAttributes) p.attributes[static_cast<size_t>(a.number)] = a.value;
   }
 
-  Caps caps() const override { return {3, true}; }
+  // Between trees what a member has said may still be on its way.
+  Caps caps() const override { return {.level = 3, .kernels_see_host_window = true, .takes_back = !links_}; }
   const Properties& properties() const override { return properties_; }
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
     SoftConfig device = config_;

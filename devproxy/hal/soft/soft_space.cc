@@ -269,8 +269,8 @@ uint64_t SoftSpace::oldest_pending() {
   uint64_t oldest = UINT64_MAX;
   std::lock_guard lock(mu_);
   auto look = [&](const SoftQueue& queue) {
-    if (queue.running)
-      oldest = std::min(oldest, queue.running);
+    if (queue.current)
+      oldest = std::min(oldest, queue.current->command.ticket.position);
     else if (!queue.commands.empty())
       oldest = std::min(oldest, queue.commands.front().command.ticket.position);
   };
@@ -310,15 +310,15 @@ void SoftSpace::enqueue(const QueueRef& ref, Command& command, std::shared_ptr<v
     for (const auto& other : leaving_)
       if (other->kind == QueueKind::kBlocking) need(other, other->submitted);
   }
-  if (command.action == Action::kLaunch) {
-    pending.params = std::make_unique<uint8_t[]>(command.launch.params_bytes + 1);  // new[] aligns to 16
-    if (command.launch.params_bytes)
-      std::memcpy(pending.params.get(), command.launch.params, command.launch.params_bytes);
-    command.launch.params = pending.params.get();
-  }
   pending.command = command;
   pending.keeps = std::move(keeps);
-  queue.submitted = command.ticket.position;
+  if (command.action == Action::kLaunch) pending.keep_params();
+  push(ref, std::move(pending));
+}
+
+void SoftSpace::push(const QueueRef& ref, Pending pending) {
+  SoftQueue& queue = of(ref);
+  queue.submitted = pending.command.ticket.position;
   pending_all_.fetch_add(1, std::memory_order_relaxed);
   if (queue.kind != QueueKind::kNonBlocking) pending_blocking_.fetch_add(1, std::memory_order_relaxed);
   {
@@ -339,32 +339,41 @@ void SoftSpace::work(const std::shared_ptr<SoftQueue>& queue) {
     // push_back never moves the front of a deque, so this reference stays good while mu_ is let go.
     for (const Dependency& need : queue->commands.front().needs) {
       if (need.queue->published.load(std::memory_order_acquire) >= need.position) continue;
-      queue->asleep_on = need.queue.get();
+      queue->asleep_on = &need;
       sleepers_.push_back(queue.get());
       queue->wake.wait(
           lock, [&] { return stopping_ || need.queue->published.load(std::memory_order_acquire) >= need.position; });
       std::erase(sleepers_, queue.get());
       queue->asleep_on = nullptr;
     }
+    if (!stopping_ && withheld_ && queue->commands.front().command.action == Action::kHostFunction) {
+      queue->withheld = true;
+      sleepers_.push_back(queue.get());
+      queue->wake.wait(lock, [&] { return stopping_ || !withheld_; });
+      std::erase(sleepers_, queue.get());
+      queue->withheld = false;
+    }
     if (stopping_) break;
     Pending pending = std::move(queue->commands.front());
     queue->commands.pop_front();
     const Ticket ticket = pending.command.ticket;
-    queue->running = ticket.position;
+    queue->current = &pending;
     lock.unlock();
 
     if (device_.chaos) chaos_delay(*queue);
     execute(pending.command, false);
     owner_.on_complete(queue->index, ticket.position, ticket.tag);
+    lock.lock();
+    queue->current = nullptr;
+    lock.unlock();
     pending = {};  // may unload a module; not under the lock
 
     lock.lock();
-    queue->running = 0;
     queue->published.store(ticket.position, std::memory_order_release);
     if (queue->kind != QueueKind::kNonBlocking) pending_blocking_.fetch_sub(1, std::memory_order_release);
     pending_all_.fetch_sub(1, std::memory_order_release);
     for (SoftQueue* other : sleepers_)
-      if (other->asleep_on == queue.get()) other->wake.notify_one();
+      if (other->asleep_on && other->asleep_on->queue == queue) other->wake.notify_one();
   }
   queue->gone = true;
 }
@@ -460,7 +469,7 @@ void SoftSpace::host_function(const QueueRef& queue, Ticket ticket, uint64_t tok
 // -- communicators --------------------------------------------------------------------------------------------------
 
 StatusOr<CommRef> SoftSpace::create_comm(const CommConfig& config) {
-  return CommRef(std::make_shared<SoftComm>(config, config_, incarnation_, owner_, device_.links));
+  return CommRef(std::make_shared<SoftComm>(config, config_, incarnation_, owner_, hold_, device_.links));
 }
 
 void SoftSpace::submit_group(const QueueRef& queue, Ticket ticket, std::vector<CommCall> calls, bool init) {
@@ -481,6 +490,163 @@ void SoftSpace::communicate(const QueueRef& queue, Ticket ticket, std::vector<Co
 }
 
 int SoftSpace::share_memory() { return fcntl(memory_fd_, F_DUPFD_CLOEXEC, 0); }
+
+// -- pending commands -----------------------------------------------------------------------------------------------
+
+bool SoftSpace::withhold(bool on) {
+  const bool still = hold_.set(on);
+  std::lock_guard lock(mu_);
+  withheld_ = on;
+  if (on) return still;
+  for (SoftQueue* queue : sleepers_)
+    if (queue->withheld) queue->wake.notify_one();
+  return true;
+}
+
+bool SoftSpace::stands(const SoftQueue& queue) const {
+  if (queue.current) return queue.current->command.action == Action::kComm && queue.current->command.comm->stands();
+  if (queue.commands.empty() || queue.withheld) return true;
+  return queue.asleep_on &&
+         queue.asleep_on->queue->published.load(std::memory_order_acquire) < queue.asleep_on->position;
+}
+
+// Every pending command waits for one of its own queue or of another one: if no queue goes on, none will. Between two
+// commands a worker has none and has not published the last one yet; then a command is pending that no queue has.
+bool SoftSpace::stands() {
+  std::lock_guard lock(mu_);
+  size_t seen = 0;
+  auto look = [&](const SoftQueue& queue) {
+    seen += queue.commands.size() + (queue.current ? 1 : 0);
+    return stands(queue);
+  };
+  return std::all_of(queues_.begin(), queues_.end(), [&](const auto& item) { return look(*item.second); }) &&
+         std::all_of(leaving_.begin(), leaving_.end(), [&](const auto& queue) { return look(*queue); }) &&
+         seen == pending();
+}
+
+bool SoftSpace::in_host_function() {
+  std::lock_guard lock(mu_);
+  auto runs_one = [](const SoftQueue& queue) {
+    return queue.current && queue.current->command.action == Action::kHostFunction;
+  };
+  return std::any_of(queues_.begin(), queues_.end(), [&](const auto& item) { return runs_one(*item.second); }) ||
+         std::any_of(leaving_.begin(), leaving_.end(), [&](const auto& queue) { return runs_one(*queue); });
+}
+
+StatusOr<std::vector<PendingCommand>> SoftSpace::pending_commands() {
+  std::vector<PendingCommand> all;
+  std::lock_guard lock(mu_);
+  for (const auto& queue : leaving_)
+    if (queue->current || !queue->commands.empty())
+      return Status(kNotSupported, "a stream was destroyed that still has commands behind a collective");
+  for (const auto& [index, queue] : queues_) {
+    if (queue->current) all.push_back(pending_command(*queue, *queue->current));
+    for (const Pending& pending : queue->commands) all.push_back(pending_command(*queue, pending));
+  }
+  // As they were submitted: communicators count turns. A message has one queue.
+  std::stable_sort(all.begin(), all.end(), [](const PendingCommand& a, const PendingCommand& b) {
+    return a.ticket.position < b.ticket.position;
+  });
+  return all;
+}
+
+PendingCommand SoftSpace::pending_command(const SoftQueue& queue, const Pending& pending) {
+  const Command& command = pending.command;
+  PendingCommand out;
+  out.queue_index = queue.index;
+  out.ticket = command.ticket;
+  for (const Dependency& need : pending.needs)
+    if (need.queue->published.load(std::memory_order_acquire) < need.position)
+      out.needs.push_back({need.queue->index, need.position});
+  using Kind = PendingCommand::Kind;
+  switch (command.action) {
+    case Action::kNop: out.kind = Kind::kNop; break;
+    case Action::kCopy: out.kind = Kind::kCopy, out.copy = command.copy; break;
+    case Action::kArrayCopy: out.kind = Kind::kCopyArray, out.array_copy = *command.array_copy; break;
+    case Action::kMemset: out.kind = Kind::kMemset, out.memset = command.memset; break;
+    case Action::kLaunch:
+      out.kind = Kind::kLaunch;
+      out.launch = command.launch;
+      out.launch.attributes = nullptr;
+      out.launch.n_attributes = 0;
+      out.function = std::static_pointer_cast<Function>(pending.keeps);
+      break;
+    case Action::kRecord: out.kind = Kind::kRecord; break;
+    case Action::kHostFunction: out.kind = Kind::kHostFunction, out.token = command.token; break;
+    case Action::kComm:
+      out.kind = command.comm->is_init() ? Kind::kInitComm : Kind::kCommunicate;
+      out.calls = command.comm->take_back();
+      break;
+  }
+  return out;
+}
+
+std::optional<CommandPlace> SoftSpace::pending_record(const EventRef& ref) {
+  const auto& last = static_cast<const SoftEvent&>(*ref).last;
+  if (!last || last->queue->published.load(std::memory_order_acquire) >= last->position) return std::nullopt;
+  return CommandPlace{last->queue->index, last->position};
+}
+
+Status SoftSpace::submit_pending(const PendingCommand& from) {
+  auto queue_at = [this](uint32_t index) {
+    const auto it = queues_.find(index);
+    return it == queues_.end() ? nullptr : it->second;
+  };
+  const std::shared_ptr<SoftQueue> queue = queue_at(from.queue_index);
+  Pending pending;
+  for (const CommandPlace& need : from.needs) {
+    pending.needs.push_back({queue_at(need.queue_index), need.position});
+    // Only what comes before a command can hold it up, so there is no circle.
+    if (!pending.needs.back().queue || need.position >= from.ticket.position)
+      return {kInvalidImage, "a pending command waits for what does not come"};
+  }
+  if (!queue || from.ticket.position < queue->submitted)
+    return {kInvalidImage, "a pending command has no queue, or is out of order"};
+  Command& command = pending.command;
+  command.ticket = from.ticket;
+  command.queue_index = from.queue_index;
+  using Kind = PendingCommand::Kind;
+  switch (from.kind) {
+    case Kind::kNop: break;
+    case Kind::kCopy: command.action = Action::kCopy, command.copy = from.copy; break;
+    case Kind::kCopyArray: {
+      auto copy = std::make_shared<ArrayCopy>(from.array_copy);
+      command.action = Action::kArrayCopy;
+      command.array_copy = copy.get();
+      pending.keeps = std::move(copy);
+      break;
+    }
+    case Kind::kMemset: command.action = Action::kMemset, command.memset = from.memset; break;
+    case Kind::kLaunch:
+      command.action = Action::kLaunch;
+      command.launch = from.launch;
+      command.function = static_cast<const HostFunction*>(from.function.get());
+      pending.keeps = from.function;
+      pending.keep_params();
+      break;
+    case Kind::kRecord: {
+      auto record = std::make_shared<Record>();
+      record->queue = queue;
+      record->position = from.ticket.position;
+      for (const EventRef& event : from.events) static_cast<SoftEvent&>(*event).last = record;
+      command.action = Action::kRecord;
+      command.record = record.get();
+      pending.keeps = std::move(record);
+      break;
+    }
+    case Kind::kHostFunction: command.action = Action::kHostFunction, command.token = from.token; break;
+    case Kind::kInitComm:
+    case Kind::kCommunicate: {
+      auto group = std::make_shared<CommGroup>(from.calls, from.kind == Kind::kInitComm);
+      command.action = Action::kComm;
+      command.comm = group.get();
+      pending.keeps = std::move(group);
+      break;
+    }
+  }
+  push(queue, std::move(pending));
+  return {};
+}
 
 // -- events ---------------------------------------------------------------------------------------------------------
 

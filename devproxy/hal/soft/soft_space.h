@@ -5,10 +5,10 @@
 //                           the list of queues, idle_ and everything without another owner
 //   a worker                one thread per queue, made at the first command that needs one; executes the commands of
 //                           that queue
-//   mu_                     guards every queue's `commands`, `running`, `closing`, `asleep_on`, and stopping_
+//   mu_                     guards every queue's `commands`, `current`, `closing`, `asleep_on`, stopping_ and withheld_
 //   atomics                 SoftQueue::published (written by whoever executed), pending_*_ (the submitter adds, workers
 //                           subtract), faulted_
-// Locks: mu_ is the only one here, and no owner callback runs under it.
+// Locks: mu_, and under it CommGroup::mu_, a leaf. No owner callback runs under mu_.
 //
 // Order. Every dependency is (queue, position) with a smaller position than the command that has it, and a queue runs
 // its commands in order. So the pending command with the smallest position can always run, or is a host function that
@@ -27,10 +27,13 @@
 //      command depends on the old queue's last. Dependencies look at `published`, which is set after on_complete, so
 //      the counters of one index never go backwards either.
 //   4. A worker finds its dependency unsatisfied and sleeps while the other worker publishes: both under mu_.
+//   5. A cut asks whether all stands (pending.h) while a worker is between two commands: it counts as going on unless it
+//      sleeps for a dependency that is still unsatisfied, or in front of a host function. All under mu_, as in 4.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -41,6 +44,7 @@
 #include "devproxy/hal/basic_space.h"
 #include "devproxy/hal/hal.h"
 #include "devproxy/hal/host_module/host_module.h"
+#include "devproxy/hal/soft/comm/hold.h"
 #include "devproxy/hal/soft/comm/soft_comm.h"
 #include "devproxy/hal/soft/range_set.h"
 #include "devproxy/hal/soft/soft_device.h"
@@ -87,6 +91,13 @@ class SoftSpace final : public BasicSpace {
   }
   void destroy_comm(const CommRef& comm) override { static_cast<SoftComm&>(*comm).leave(); }
   int share_memory() override;
+
+  bool withhold(bool on) override;
+  bool stands() override;
+  bool in_host_function() override;
+  StatusOr<std::vector<PendingCommand>> pending_commands() override;
+  std::optional<CommandPlace> pending_record(const EventRef& event) override;
+  Status submit_pending(const PendingCommand& command) override;
 
   StatusOr<ArrayRef> create_array(const ArrayShape& shape) override;
   void copy_array(const QueueRef& queue, Ticket ticket, const ArrayCopy& args) override;
@@ -169,6 +180,13 @@ class SoftSpace final : public BasicSpace {
     std::vector<Dependency> needs;
     std::shared_ptr<void> keeps;
     std::unique_ptr<uint8_t[]> params;
+
+    void keep_params() {
+      LaunchArgs& launch = command.launch;
+      params = std::make_unique<uint8_t[]>(launch.params_bytes + 1);  // new[] aligns to 16
+      if (launch.params_bytes) std::memcpy(params.get(), launch.params, launch.params_bytes);
+      launch.params = params.get();
+    }
   };
 
   struct SoftQueue final : Queue {
@@ -179,10 +197,11 @@ class SoftSpace final : public BasicSpace {
     std::atomic<uint64_t> published{0};  // everything up to here has completed, on_complete included
     // under mu_
     std::deque<Pending> commands;
-    uint64_t running = 0;  // position of the command being executed, 0 for none
+    const Pending* current = nullptr;  // being executed
     bool closing = false;
-    bool gone = false;                     // the worker has returned
-    const SoftQueue* asleep_on = nullptr;  // whose progress the worker waits for
+    bool gone = false;                      // the worker has returned
+    const Dependency* asleep_on = nullptr;  // what the worker waits for
+    bool withheld = false;                  // it waits in front of a host function
     std::condition_variable wake;
     std::thread worker;        // submitting thread only
     uint64_t chaos_state = 0;  // worker only
@@ -192,6 +211,9 @@ class SoftSpace final : public BasicSpace {
   void submit_group(const QueueRef& queue, Ticket ticket, std::vector<CommCall> calls, bool init);
   void submit(const QueueRef& queue, Command& command, std::shared_ptr<void> keeps, const Dependency* extra);
   void enqueue(const QueueRef& queue, Command& command, std::shared_ptr<void> keeps, const Dependency* extra);
+  void push(const QueueRef& queue, Pending pending);
+  bool stands(const SoftQueue& queue) const;  // under mu_
+  PendingCommand pending_command(const SoftQueue& queue, const Pending& pending);
   void execute(Command& command, bool on_submitter);
   void run_kernel(Command& command, bool on_submitter);
   void work(const std::shared_ptr<SoftQueue>& queue);
@@ -214,9 +236,11 @@ class SoftSpace final : public BasicSpace {
   std::atomic<bool> faulted_{false};
   std::atomic<bool> ended_{false};  // stopping_, for those who do not hold mu_
 
+  CommHold hold_;
   std::mutex mu_;
   bool stopping_ = false;
-  std::vector<SoftQueue*> sleepers_;  // workers that wait for another queue; few
+  bool withheld_ = false;             // as hold_, for host functions
+  std::vector<SoftQueue*> sleepers_;  // workers that wait for another queue or for the hold's end; few
 
   // submitting thread only
   std::map<uint32_t, std::shared_ptr<SoftQueue>> queues_;  // by index

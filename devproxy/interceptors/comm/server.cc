@@ -82,14 +82,7 @@ std::vector<ReadMeta> add_metas(Connection& c, const std::vector<const CommObjec
     if (of_all(i)) meta = c.communicators().meta(objects[i]->key, last);
     with.push_back((*group)[i]);
     if (meta.send) {
-      CommOp op;
-      op.kind = static_cast<uint8_t>(CommKind::kAllReduce);
-      op.type = static_cast<uint8_t>(CommType::kInt32);
-      op.reduction = static_cast<uint8_t>(CommReduction::kSum);
-      op.send = meta.send;
-      op.recv = meta.recv;
-      op.count = sizeof(MetaSums) / sizeof(int32_t);
-      with.push_back({(*group)[i].comm, op});
+      with.push_back({(*group)[i].comm, MetaSlots::op(meta.send, meta.recv)});
       if (meta.slot != MetaSlots::kNone) slots.push_back({meta.slot, meta.acknowledges});
     }
   }

@@ -19,6 +19,7 @@ constexpr uint64_t kLookUs = 50'000;        // how often a waiter looks whether 
 constexpr uint64_t kManyBoardsUs = 200;     // a group over several boards sleeps at one of them at most so long
 constexpr uint64_t kSmallBytes = 64 << 10;  // of all contributions: one member does it for all
 constexpr int kSpins = 200;
+constexpr uint64_t kWithheldUs = 1'000;    // how often a lane looks whether it may go on
 constexpr uint64_t kReachUs = 30'000'000;  // how long another tree may be out of reach
 constexpr uint64_t kMoveUs = 60'000'000;   // how long a server of another tree may take to be replaced
 
@@ -64,15 +65,30 @@ void SoftComm::abort() {
 }
 
 void SoftComm::leave() {
-  if (!joined_.exchange(false)) return;
-  if (board_->cell(config_.rank).left.exchange(1) == 0 &&
-      board_->head().left.fetch_add(1, std::memory_order_acq_rel) + 1 == config_.ranks)
-    board_->remove();
-  board_->ring();
+  if (!joined_.exchange(false)) return leave_place();
+  leave(*board_);
   if (!links_) return;
   const uint64_t told = told_trees_.load();
   for (uint32_t tree = 0; tree < kMaxTrees; tree++)
     if (told >> tree & 1) links_->post(tree, frame(FrameKind::kLeave));
+}
+
+void SoftComm::leave(Board& board) const {
+  if (board.cell(config_.rank).left.exchange(1) == 0 &&
+      board.head().left.fetch_add(1, std::memory_order_acq_rel) + 1 == config_.ranks)
+    board.remove();
+  board.ring();
+}
+
+// A server that was replaced took this member's place; this one has done nothing yet.
+void SoftComm::leave_place() {
+  auto board = Board::find(owner_.job_folder(), config_.key, config_.ranks);
+  if (!board.ok()) return;
+  const BoardCell& cell = (*board)->cell(config_.rank);
+  const SpacePlace place = owner_.place();
+  if (cell.incarnation.load(std::memory_order_acquire) != 0 && cell.gpu == place.gpu && cell.slot == place.slot &&
+      cell.tree == place.tree)
+    leave(**board);
 }
 
 CommState SoftComm::state(std::string* why) const {
@@ -282,6 +298,10 @@ class CommGroup::Lane {
   // The space ends: nobody waits for a turn any more.
   void give_up() { place_ = Place::kOver; }
 
+  // -- while the spaces of all members withhold
+  bool stands() const;
+  void take_back(std::vector<CommCall>* calls);
+
  private:
   enum class Place : uint8_t { kTurn, kTell, kInit, kAll, kSent, kPosted, kShared, kPairs, kStuck, kOver };
   struct PairOp {
@@ -320,6 +340,7 @@ class CommGroup::Lane {
   bool step_pairs();
   bool step_send(uint32_t to, std::deque<PairOp>& ops);
   bool step_recv(uint32_t from, std::deque<PairOp>& ops);
+  bool receive(uint32_t from, std::deque<PairOp>& ops);
   void tell_sender(uint32_t from, FrameKind kind, uint64_t bytes);
 
   const CommRef ref_;
@@ -342,7 +363,10 @@ bool CommGroup::Lane::go_on() {
   if (place_ == Place::kTurn) {
     if (!comm_.is_turn(turn_)) return false;
     if (comm_.aborted()) return end(), true;
-    if (!comm_.join()) return stuck(), true;
+    if (!comm_.hold().enter()) return false;
+    const bool joined = comm_.join();
+    comm_.hold().leave();
+    if (!joined) return stuck(), true;
     has_board_ = true;
     place_ = comm_.links() ? Place::kTell : init_ ? Place::kInit : Place::kAll;
   }
@@ -391,8 +415,10 @@ bool CommGroup::Lane::go_on() {
 bool CommGroup::Lane::post() {
   const uint32_t n = comm_.config().ranks;
   BoardHead& head = comm_.board().head();
+  if (!comm_.hold().enter()) return false;
   comm_.board().cell(comm_.config().rank).op = all_.front();
   const uint64_t before = head.posted.fetch_add(1, std::memory_order_acq_rel);
+  comm_.hold().leave();
   target_ = (before / n + 1) * n;
   last_ = before + 1 == target_;
   place_ = Place::kPosted;
@@ -632,9 +658,11 @@ bool CommGroup::Lane::step_send(uint32_t to, std::deque<PairOp>& ops) {
   PairOp& first = ops.front();
   if (!first.posted) {
     if (comm_.links() && !comm_.has_joined(to)) return comm_.tell(stop_), false;
+    if (!comm_.hold().enter()) return false;
     pair.addr = first.op.send;
     pair.bytes = first.op.count * comm_type_bytes(first.op.type_of());
     pair.posted.fetch_add(1, std::memory_order_release);
+    comm_.hold().leave();
     if (comm_.is_local(to)) {
       comm_.board().ring();
     } else {
@@ -658,6 +686,13 @@ bool CommGroup::Lane::step_send(uint32_t to, std::deque<PairOp>& ops) {
 }
 
 bool CommGroup::Lane::step_recv(uint32_t from, std::deque<PairOp>& ops) {
+  if (!comm_.hold().enter()) return false;
+  const bool moved = receive(from, ops);
+  comm_.hold().leave();
+  return moved;
+}
+
+bool CommGroup::Lane::receive(uint32_t from, std::deque<PairOp>& ops) {
   BoardPair& pair = comm_.board().pair(from, comm_.config().rank);
   if (pair.posted.load(std::memory_order_acquire) == pair.finished.load(std::memory_order_relaxed)) return false;
   const CommOp& op = ops.front().op;
@@ -703,7 +738,53 @@ void CommGroup::Lane::look() {
   if (!well && !go_on()) stuck();
 }
 
-CommGroup::CommGroup(std::vector<CommCall> calls, bool init) {
+// As it is with each of the places: nothing but the hold's end makes it go on.
+bool CommGroup::Lane::stands() const {
+  switch (place_) {
+    case Place::kTurn:  // it is not its turn, and whose it is stands too; or it may not join
+    case Place::kAll:
+    case Place::kSent:
+    case Place::kOver: return true;
+    case Place::kInit: return comm_.board().head().joined.load(std::memory_order_acquire) < comm_.config().ranks;
+    case Place::kPosted: {
+      const BoardHead& head = comm_.board().head();
+      return head.posted.load(std::memory_order_acquire) < target_ &&
+             head.finished.load(std::memory_order_acquire) < target_;
+    }
+    case Place::kPairs:
+      return std::all_of(pairs_.begin(), pairs_.end(), [&](const auto& item) {
+        const auto& [key, ops] = item;
+        if (ops.empty() || !key.first || !ops.front().posted) return true;
+        const BoardPair& pair = comm_.board().pair(comm_.config().rank, key.second);
+        return pair.finished.load(std::memory_order_acquire) != pair.posted.load(std::memory_order_relaxed) &&
+               pair.wrong.load(std::memory_order_acquire) != pair.posted.load(std::memory_order_relaxed);
+      });
+    case Place::kTell:
+    case Place::kShared:
+    case Place::kStuck: return false;
+  }
+  return false;
+}
+
+void CommGroup::Lane::take_back(std::vector<CommCall>* calls) {
+  if (place_ == Place::kOver) return;
+  if (init_) return calls->push_back({ref_, {}});
+  if (place_ == Place::kPosted) {
+    std::atomic<uint64_t>& posted = comm_.board().head().posted;
+    uint64_t count = posted.load(std::memory_order_acquire);
+    while (count < target_ && !posted.compare_exchange_weak(count, count - 1, std::memory_order_acq_rel)) {}
+    if (count < target_) place_ = Place::kSent;
+  }
+  for (const CommOp& op : all_) calls->push_back({ref_, op});
+  for (auto& [key, ops] : pairs_)
+    for (PairOp& pair : ops) {
+      if (std::exchange(pair.posted, false))
+        comm_.board().pair(comm_.config().rank, key.second).posted.fetch_sub(1, std::memory_order_release);
+      calls->push_back({ref_, pair.op});
+    }
+}
+
+CommGroup::CommGroup(std::vector<CommCall> calls, bool init) : init_(init) {
   std::map<const Comm*, Lane*> by_comm;
   for (CommCall& call : calls) {
     Lane*& lane = by_comm[call.comm.get()];
@@ -717,17 +798,31 @@ CommGroup::CommGroup(std::vector<CommCall> calls, bool init) {
 
 CommGroup::~CommGroup() = default;
 
+bool CommGroup::stands() {
+  std::lock_guard lock(mu_);
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->stands(); });
+}
+
+std::vector<CommCall> CommGroup::take_back() {
+  std::lock_guard lock(mu_);
+  std::vector<CommCall> calls;
+  for (const auto& lane : lanes_) lane->take_back(&calls);
+  return calls;
+}
+
 void CommGroup::run(const std::atomic<bool>& ended) {
+  std::unique_lock lock(mu_);
   for (const auto& lane : lanes_) lane->watch(ended);
   uint64_t looked = 0;
   for (int idle = 0;;) {
     Lane* waits = nullptr;
-    bool moved = false;
+    bool moved = false, withheld = false;
     uint32_t seen = 0;
     size_t left = 0;
     for (const auto& lane : lanes_) {
       if (lane->over()) continue;
       if (lane->has_board()) seen = lane->comm().board().head().bell.load(std::memory_order_seq_cst);
+      withheld = lane->comm().hold().on();
       while (lane->go_on()) moved = true;
       if (lane->over()) continue;
       left++;
@@ -738,20 +833,25 @@ void CommGroup::run(const std::atomic<bool>& ended) {
       for (const auto& lane : lanes_) lane->give_up();
       return;
     }
-    if (moved || idle++ < kSpins) {
+    if (moved || (idle++ < kSpins && !withheld)) {
       if (moved) idle = 0;
       __builtin_ia32_pause();
       continue;
     }
-    if (const uint64_t now = now_us(); now - looked > kLookUs) {
+    if (const uint64_t now = now_us(); now - looked > kLookUs && !withheld) {
       if (looked)
         for (const auto& lane : lanes_) lane->look();
       looked = now;
     }
-    if (left > 1 || !waits->has_board() || waits->waits_for_link())
-      usleep(kManyBoardsUs);
+    const bool polls = left > 1 || !waits->has_board() || waits->waits_for_link();
+    Board* const board = polls || withheld ? nullptr : &waits->comm().board();
+    // Asleep it is to be asked, and taken back.
+    lock.unlock();
+    if (board)
+      board->sleep(seen, kLookUs);
     else
-      waits->comm().board().sleep(seen, kLookUs);
+      usleep(withheld ? kWithheldUs : kManyBoardsUs);
+    lock.lock();
   }
 }
 

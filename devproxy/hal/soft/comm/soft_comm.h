@@ -15,7 +15,8 @@
 //   device threads          a group's run(), one thread for each group; lanes_ state is the thread's whose turn it is:
 //                           turn_ is stored with release by the thread that is done and read with acquire by the next
 //   any thread              abort(), state()
-// Locks: mu_ guards state and text; a leaf.
+//   CommGroup::mu_          the lanes of a group, between its run() and whoever asks what is pending; SoftSpace::mu_ may be held
+// Locks: SoftComm::mu_ guards state and text. Both are leaves.
 //
 // Interleavings that worried us
 //   1. Two queues run operations of one communicator. They take turns in the order of submission; a turn waits only for
@@ -30,7 +31,11 @@
 //      looked at that the operation waits for: who has finished may go.
 //   5. An operation in place: as soon as all have posted, a member of this tree writes results over what another one is
 //      still sending to the next tree. So a member sends first and posts on its own board then.
-//   6. A member in another tree sees an operation's end and dies before the finish of a third tree's member has come
+//   6. The space withholds (hold.h), for a cut, and so do those of all members. Nobody posts any more, so an operation that
+//      all have posted goes on to its end, and every other one stands. What a dump takes of a group it takes back from the
+//      board: else another member could let go and begin before this one is there again, perhaps on another server.
+//      The lane posts it again. Meanwhile nobody looks whether members are there: their servers may be replaced.
+//   7. A member in another tree sees an operation's end and dies before the finish of a third tree's member has come
 //      here. It has finished this operation too: its cell says so, and its death is none of this operation's.
 #pragma once
 
@@ -46,6 +51,7 @@
 #include "devproxy/hal/comm.h"
 #include "devproxy/hal/hal.h"
 #include "devproxy/hal/soft/comm/board.h"
+#include "devproxy/hal/soft/comm/hold.h"
 #include "devproxy/hal/soft/comm/links.h"
 #include "devproxy/hal/soft/comm/peers.h"
 
@@ -61,8 +67,15 @@ struct Spread {
 class SoftComm final : public Comm {
  public:
   // links: nullptr in a job of one tree.
-  SoftComm(const CommConfig& config, const SpaceConfig& space, uint64_t incarnation, SpaceOwner& owner, Links* links)
-      : config_(config), space_(space), incarnation_(incarnation), owner_(owner), links_(links), peers_(config.ranks) {}
+  SoftComm(const CommConfig& config, const SpaceConfig& space, uint64_t incarnation, SpaceOwner& owner, CommHold& hold,
+           Links* links)
+      : config_(config),
+        space_(space),
+        incarnation_(incarnation),
+        owner_(owner),
+        hold_(hold),
+        links_(links),
+        peers_(config.ranks) {}
 
   // -- any thread
   void abort();
@@ -86,6 +99,7 @@ class SoftComm final : public Comm {
     return true;
   }
   Board& board() { return *board_; }
+  CommHold& hold() { return hold_; }
   const CommConfig& config() const { return config_; }
   // Memory of a rank that has joined; nullptr: there is no way to it, and state() says why.
   const PeerMemory* peer(uint32_t rank);
@@ -113,6 +127,8 @@ class SoftComm final : public Comm {
   void fail(CommState state, std::string why);
 
  private:
+  void leave(Board& board) const;
+  void leave_place();
   std::string name_of(uint32_t rank);
   void report_gone(uint32_t rank, const std::string& why);
 
@@ -120,6 +136,7 @@ class SoftComm final : public Comm {
   const SpaceConfig space_;
   const uint64_t incarnation_;
   SpaceOwner& owner_;
+  CommHold& hold_;
   Links* const links_;
 
   SpacePlace place_;
@@ -150,8 +167,16 @@ class CommGroup {
   // Until all is done, or given up: `ended` is asked now and then.
   void run(const std::atomic<bool>& ended);
 
+  // -- any thread, while the spaces of all members withhold
+  bool stands();
+  bool is_init() const { return init_; }
+  // What has not begun; of an init the communicator. The board forgets that this member has posted it.
+  std::vector<CommCall> take_back();
+
  private:
   class Lane;
+  const bool init_;
+  std::mutex mu_;
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 
