@@ -46,6 +46,10 @@ class Outcome:
     seconds: float = 0.0
     way: str = "agreement"  # or meta, or take-back (barrier.py)
 
+    @property
+    def takes_back(self) -> bool:
+        return self.way == "take-back"
+
 
 class NoPoint(Exception):
     """There was none in the time given."""

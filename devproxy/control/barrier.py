@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from devproxy.control import agreement
 from devproxy.control.agreement import NoPoint
 from devproxy.errors import CheckpointError
-from devproxy.node.answer import Met, Still
+from devproxy.node.answer import Marked, Met, Still
 from devproxy.node.together import all_of
 
 # A job at work has had a collective within this time.
@@ -39,6 +39,8 @@ SOON_S = 0.5
 CLOSED_S = 1.0  # all ranks stand: what is owed now is not paid any more, but for host functions
 LOOK_S = (0.001, 0.02)
 MOST_ATTEMPTS = 1 << 20  # csrc/server/meta_barrier.h
+MOST_NUMBERS = 1 << 48  # of marks
+FLUSH_S = 30.0
 
 Comm = tuple[int, int]
 Say = Callable[[str], None]
@@ -52,6 +54,8 @@ class Part(agreement.Part, Protocol):
     def barrier(self, comm: Comm, attempt: int) -> Met: ...
 
     def withhold(self) -> Still: ...
+
+    def mark(self, number: int) -> Marked: ...
 
 
 @dataclass(frozen=True)
@@ -251,10 +255,37 @@ def _take_back(parts: Sequence[Part], why: str, ranks: int, say: Say) -> agreeme
                 raise CheckpointError("cut", "a collective neither begins nor waits", "try again")
             time.sleep(look)
             look = min(look * 1.5, LOOK_S[1])
+        flush(parts)
     except BaseException:
         _lift(parts)
         raise
     return agreement.Outcome(ranks, rounds, 1, time.monotonic() - began, "take-back")
+
+
+def flush(parts: Sequence[Part]) -> None:
+    """Returns when all that the servers of different trees have said to one another has come: behind a withhold, and
+    again when dumps have taken back what had not begun. Raises CheckpointError."""
+    number, began, look = random.randint(1, MOST_NUMBERS), time.monotonic(), LOOK_S[0]
+    while True:
+        answers = all_of([partial(part.mark, number) for part in parts])
+        servers = {server["server"]: server for answer in answers for server in answer.servers}
+        # Who is not there any more has nothing on its way that counts.
+        missing = [
+            (name, to)
+            for name, server in servers.items()
+            for to in server["to"]
+            if to in servers and name not in servers[to]["from"]
+        ]
+        if not missing and all(answer.still for answer in answers):
+            return
+        if time.monotonic() - began > FLUSH_S:
+            raise CheckpointError(
+                "cut",
+                f"what servers of different trees say to one another does not come ({len(missing)} connections)",
+                "try again",
+            )
+        time.sleep(look)
+        look = min(look * 1.5, LOOK_S[1])
 
 
 def _flat(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:

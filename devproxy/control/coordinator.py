@@ -27,6 +27,7 @@ from devproxy.checkpoint.errors import ImageError
 from devproxy.checkpoint.writer import Writer
 from devproxy.control import barrier
 from devproxy.control import coordinator_api as api
+from devproxy.control.agreement import Outcome
 from devproxy.control.operation import Operation, each, still_s, words
 from devproxy.errors import (
     CheckpointError,
@@ -276,12 +277,14 @@ class JobCoordinator:
         try:
             self._refuse_early(op)
             self._phase = api.CUTTING
-            ranks = self._agree(op, op.dumps)
+            outcome = self._agree(op, op.dumps)
             wait = LEARNT_WAIT if wait_ms is None else wait_ms
             # Ranks that are held come to no moment of least memory any more.
-            op.each(op.dumps, lambda dump: dump.cut(0 if ranks else wait))
+            op.each(op.dumps, lambda dump: dump.cut(0 if outcome.ranks else wait))
             self._phase = api.QUIESCED
             op.each(op.dumps, lambda dump: dump.write())
+            if outcome.takes_back:
+                barrier.flush(op.dumps)
             self._phase = api.DUMPED
             if leave:
                 self._store_image(op)
@@ -297,8 +300,8 @@ class JobCoordinator:
                 error = self._suspended_all_the_same(op, caught)
         return self._finish(op, error)
 
-    def _agree(self, op: Operation, parts: Sequence[barrier.Part]) -> int:
-        """The ranks come to a point where the job may be cut. Returns how many there are."""
+    def _agree(self, op: Operation, parts: Sequence[barrier.Part]) -> Outcome:
+        """The ranks come to where the job may be cut."""
 
         def chose(way: str) -> None:
             op.stages.beside("instead" if chosen else "barrier", way)
@@ -310,7 +313,7 @@ class JobCoordinator:
             outcome = barrier.acquire(parts, self._spec.barrier, chose)
         if chosen:
             self._last_cut = f"{chosen[-1]}; {outcome.seconds:.2f} s"
-        return outcome.ranks
+        return outcome
 
     def _refuse_early(self, op: _ImageOperation) -> None:
         """Nothing has stopped yet. Everything that can be known to be in the way is named here."""
@@ -469,10 +472,12 @@ class JobCoordinator:
         try:
             op.each(moves, lambda move: move.check())
             self._phase = api.CUTTING
-            self._agree(op, moves)
+            outcome = self._agree(op, moves)
             op.each(moves, lambda move: move.cut())
             self._phase = api.QUIESCED
             op.each(moves, lambda move: move.copy())
+            if outcome.takes_back:
+                barrier.flush(moves)
             op.each(moves, lambda move: move.start())
             self.introduce()
             op.each(moves, lambda move: move.hand_over())

@@ -17,7 +17,7 @@ from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
 from devproxy.control import messages
 from devproxy.errors import DevproxyError
-from devproxy.node.answer import Answer, Met, Still
+from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.dump import TreeDump
 from devproxy.node.local import LocalTree
 from devproxy.node.move import TreeMove
@@ -231,7 +231,7 @@ class Member:
         if isinstance(target, TreeRestore) and step == "go_on":
             one.runs = True
             self._runs_again()
-        return asdict(result) if isinstance(result, Answer | Met | Still) else result
+        return asdict(result) if isinstance(result, Answer | Met | Still | Marked) else result
 
     def _put(self, one: _Part, dump: TreeDump, image_id: str) -> dict[str, Any]:
         """By an upload of our own, which ends with the part: until then gc leaves its packs alone."""
@@ -259,7 +259,7 @@ class Member:
         return True
 
 
-_ALL = ("check", "hold", "withhold", "agree", "ranks", "barrier", "lift", "close")
+_ALL = ("check", "hold", "withhold", "mark", "agree", "ranks", "barrier", "lift", "close")
 _STEPS: dict[type, tuple[str, ...]] = {
     TreeDump: (*_ALL, "cut", "write", "thaw", "end_tree", "tree_has_ended", "leave", "go_on"),
     TreeMove: (*_ALL, "cut", "copy", "start", "hand_over"),

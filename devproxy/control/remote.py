@@ -19,7 +19,7 @@ from devproxy.control import messages
 from devproxy.control._pb import job_pb2 as pb
 from devproxy.control.line import Line, LineLost
 from devproxy.errors import DevproxyError
-from devproxy.node.answer import Answer, Met, Still
+from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.local import node_line
 from devproxy.node.participant import Dump
 from devproxy.node.restore import Wishes
@@ -205,6 +205,9 @@ class _Part:
 
     def withhold(self) -> Still:
         return Still(**self._do("withhold"))
+
+    def mark(self, number: int) -> Marked:
+        return Marked(**self._do("mark", number))
 
     def agree(self, reports: list[dict[str, Any]]) -> Answer:
         return Answer(**self._do("agree", reports))

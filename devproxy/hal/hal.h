@@ -43,6 +43,12 @@ struct SpaceConfig {
   bool framework = false;  // for a process whose kernels a framework runs in this one (hal/host_module)
 };
 
+// Which servers of other trees there is a connection to, and whose mark has come (Device::mark_transport).
+struct TransportMarks {
+  uint64_t server = 0;  // this one; 0: it has no transport
+  std::vector<uint64_t> to, from;
+};
+
 // The way to the servers of the job's other process trees, on other hosts.
 struct TransportConfig {
   std::string folder;          // the job's; the file `trees` in it says who the others are
@@ -70,6 +76,12 @@ class Device {
   virtual void leave_transport() {}
   // Spaces of another server go on in this one from now on.
   virtual void take_over_transport() {}
+  // Sends a mark behind everything that this server has sent to others, once for each number (not 0). When all servers
+  // have the marks of all that have a connection to them, what was sent before has come.
+  virtual TransportMarks mark_transport(uint64_t number) {
+    (void)number;
+    return {};
+  }
   // What the calling thread executes, for the text of a crash: nullptr where nothing. Async-signal-safe.
   virtual const char* running_here() const noexcept = 0;
 };

@@ -31,3 +31,12 @@ class Still:
 
     still: bool
     reports: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Marked:
+    """One tree's servers: is all said that was to be said; each server's number, to whom it has a connection, and whose
+    mark has come to it (hal.h, Device::mark_transport)."""
+
+    still: bool
+    servers: list[dict[str, Any]] = field(default_factory=list)

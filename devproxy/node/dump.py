@@ -27,7 +27,7 @@ from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.writer import Writer
 from devproxy.errors import CheckpointError, DevproxyError, Refused
 from devproxy.node import init, shared, staging
-from devproxy.node.answer import Answer, Met, Still
+from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.network import inside
 from devproxy.node.parked import Parked, may_dump
 from devproxy.node.stages import Stages
@@ -174,6 +174,9 @@ class TreeDump:
 
     def withhold(self) -> Still:
         return self._parked.withhold()
+
+    def mark(self, number: int) -> Marked:
+        return self._parked.mark(number)
 
     def agree(self, reports: list[dict[str, Any]]) -> Answer:
         return self._parked.agree(reports)

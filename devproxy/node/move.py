@@ -13,7 +13,7 @@ from devproxy import fault
 from devproxy.errors import DevproxyError
 from devproxy.log import say
 from devproxy.node import staging
-from devproxy.node.answer import Answer, Met, Still
+from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.parked import Parked, may_dump
 from devproxy.node.stages import Stages
 from devproxy.node.tree import Tree
@@ -61,6 +61,9 @@ class TreeMove:
 
     def withhold(self) -> Still:
         return self._parked.withhold()
+
+    def mark(self, number: int) -> Marked:
+        return self._parked.mark(number)
 
     def agree(self, reports: list[dict[str, Any]]) -> Answer:
         return self._parked.agree(reports)

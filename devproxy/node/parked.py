@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from devproxy.errors import DevproxyError, Refused
-from devproxy.node.answer import Answer, Met, Still
+from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.together import all_of
 from devproxy.node.tree import Tree
 
@@ -67,6 +67,13 @@ class Parked:
         return Still(
             still=all(a["still"] for a in answers),
             reports=[report for a in answers for report in a["reports"]],
+        )
+
+    def mark(self, number: int) -> Marked:
+        answers = all_of([partial(c.mark, number) for c in self.channels])
+        return Marked(
+            still=all(a["still"] for a in answers),
+            servers=[{key: a[key] for key in ("server", "to", "from")} for a in answers],
         )
 
     def agree(self, reports: list[dict[str, Any]]) -> Answer:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from devproxy.checkpoint.image import Image
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
-from devproxy.node.answer import Answer, Met, Still
+from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.restore import Wishes
 from devproxy.node.stages import Stages
 
@@ -46,6 +46,10 @@ class Dump(Protocol):
 
     def withhold(self) -> Still:
         """Nothing of a communicator begins any more, once it is still."""
+        ...
+
+    def mark(self, number: int) -> Marked:
+        """A mark behind all that its servers have said to those of other trees."""
         ...
 
     def agree(self, reports: list[dict[str, Any]]) -> Answer:
@@ -117,6 +121,10 @@ class Move(Protocol):
 
     def withhold(self) -> Still:
         """Nothing of a communicator begins any more, once it is still."""
+        ...
+
+    def mark(self, number: int) -> Marked:
+        """A mark behind all that its servers have said to those of other trees."""
         ...
 
     def agree(self, reports: list[dict[str, Any]]) -> Answer:

@@ -158,6 +158,11 @@ class ControlChannel:
         (false: something is about to; ask again) and the clients' reports."""
         return self.request("withhold", 30)
 
+    def mark(self, number: int) -> dict[str, Any]:
+        """A mark behind all that this server has said to those of other trees. Withheld. number: above 0, another one
+        each time. Answers still, server, to and from: who has its mark, and whose have come."""
+        return self.request("mark", 30, number=number)
+
     def agree(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
         """Every rank's reports. Answers settled, reports, failure, debt."""
         return self.request("agree", 30, reports=reports)

@@ -20,6 +20,10 @@ PARTS = 10
         ("collectives.py", "000", 3, 2),
         ("scenarios.py", "000", None, 0),
         ("scenarios.py", "0000", 5, 2),
+        ("collectives.py", "0101", None, 0),
+        ("collectives.py", "010", 7, 0),
+        ("scenarios.py", "0011", None, 0),
+        ("scenarios.py", "0120", 9, 0),
     ],
 )
 def test_cut_in_the_middle(program: str, places: str, chaos: int | None, gpus: int) -> None:

@@ -48,6 +48,7 @@ class Trees:
     late: bool = False  # nobody says who the others are before the program runs
     servers: list[Server] = field(default_factory=list)
     moves: int = 0
+    marks: int = 0
 
     @property
     def count(self) -> int:
@@ -146,13 +147,16 @@ class Trees:
         }
         while not all(channel.withhold()["still"] for channel in channels.values()):
             time.sleep(0.001)
+        self.flush(list(channels.values()))
         for channel in channels.values():
             channel.cut()
-        fresh: list[ControlChannel] = []
-        for place in moves:
-            old = next(s for s in self.servers if (s.tree, s.gpu) == place)
-            into = Path(tempfile.mkdtemp(dir=self.root))
+        dumps = {place: Path(tempfile.mkdtemp(dir=self.root)) for place in moves}
+        for place, into in dumps.items():
             channels[place].dump(str(into))
+        self.flush(list(channels.values()))
+        fresh: list[ControlChannel] = []
+        for place, into in dumps.items():
+            old = next(s for s in self.servers if (s.tree, s.gpu) == place)
             new = self.start(*place, "--restore", str(into), "--ledger", f"{into}/ledger", *more)
             with os.fdopen(new.ready) as ready:
                 said = ready.read().strip()
@@ -168,6 +172,20 @@ class Trees:
         for channel in [*fresh, *channels.values()]:
             channel.resume()
             channel.close()
+
+    def flush(self, channels: list[ControlChannel]) -> None:
+        """As control/barrier.py does it."""
+        self.marks += 1
+        while True:
+            answers = {a["server"]: a for a in (channel.mark(self.marks) for channel in channels)}
+            if all(a["still"] for a in answers.values()) and all(
+                name in answers[to]["from"]
+                for name, a in answers.items()
+                for to in a["to"]
+                if to in answers  # else it was replaced
+            ):
+                return
+            time.sleep(0.001)
 
     def endpoint(self, tree: int, gpu: int) -> tuple[str, int]:
         address, port = (self.folder(tree) / f"gpu{gpu}.data").read_text().split()

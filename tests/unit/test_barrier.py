@@ -8,7 +8,7 @@ import pytest
 
 from devproxy.control import agreement, barrier
 from devproxy.errors import CheckpointError
-from devproxy.node.answer import Answer, Met, Still
+from devproxy.node.answer import Answer, Marked, Met, Still
 
 WORLD, HALF = (1, 7), (2, 7)
 NEVER = -1
@@ -77,6 +77,9 @@ class Tree:
     def withhold(self) -> Still:
         self.withheld += 1
         return Still(self.withheld > self.stirs, [self.own])
+
+    def mark(self, number: int) -> Marked:
+        return Marked(True)
 
 
 @pytest.fixture(autouse=True)

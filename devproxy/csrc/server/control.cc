@@ -104,6 +104,8 @@ void Server::serve_control(ControlPeer& peer) {
       peer.answer(hold(peer));
     } else if (op == "withhold") {
       peer.answer(withhold(peer));
+    } else if (op == "mark") {
+      peer.answer(mark(request));
     } else if (op == "agree") {
       peer.answer(agree(request));
     } else if (op == "lift") {
@@ -207,6 +209,22 @@ Json Server::withhold(ControlPeer& peer) {
   for (const Client& c : clients_)
     if (c.here) still = c.connection->withhold() && still;
   return {{"ok", true}, {"still", still}, {"reports", comm_reports()}};
+}
+
+// Is all that the servers of other trees have said here? See Device::mark_transport.
+Json Server::mark(const Json& request) {
+  const int64_t number = number_of(request, "number", 0);
+  if (!withholds_) return refused("nothing is withheld: withhold first");
+  if (number <= 0) return refused("a mark has a number above 0");
+  bool still = true;
+  for (const Client& c : clients_)
+    if (c.here) still = c.connection->withhold() && still;
+  Json to = Json::array(), from = Json::array();
+  // What is still being said would come behind the mark.
+  const hal::TransportMarks marks = still ? device_->mark_transport(static_cast<uint64_t>(number)) : hal::TransportMarks{};
+  for (const uint64_t server : marks.to) to.push_back(std::to_string(server));
+  for (const uint64_t server : marks.from) from.push_back(std::to_string(server));
+  return {{"ok", true}, {"still", still}, {"server", std::to_string(marks.server)}, {"to", to}, {"from", from}};
 }
 
 // Of all three. Whoever is parked stays as it is until it goes on.

@@ -108,6 +108,7 @@ class Server {
   // Agreement of all ranks (agreement.h). The channel that asked for the hold owns it.
   Json hold(ControlPeer& peer);
   Json withhold(ControlPeer& peer);
+  Json mark(const Json& request);
   // The other way there, in band (meta_barrier.h). The same owner.
   Json barrier(ControlPeer& peer, const Json& request);
   Json agree(const Json& request);

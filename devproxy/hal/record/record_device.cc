@@ -67,6 +67,7 @@ class RecordDevice final : public Device {
   StatusOr<uint16_t> open_transport(const TransportConfig& config) override { return soft_->open_transport(config); }
   void leave_transport() override { soft_->leave_transport(); }
   void take_over_transport() override { soft_->take_over_transport(); }
+  TransportMarks mark_transport(uint64_t number) override { return soft_->mark_transport(number); }
   const char* running_here() const noexcept override { return soft_->running_here(); }
 
  private:

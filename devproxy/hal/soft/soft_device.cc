@@ -115,8 +115,7 @@ class SoftDevice final : public Device {
     for (const auto& a : kAttributes) p.attributes[static_cast<size_t>(a.number)] = a.value;
   }
 
-  // Between trees what a member has said may still be on its way.
-  Caps caps() const override { return {.level = 3, .kernels_see_host_window = true, .takes_back = !links_}; }
+  Caps caps() const override { return {.level = 3, .kernels_see_host_window = true, .takes_back = true}; }
   const Properties& properties() const override { return properties_; }
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
     SoftConfig device = config_;
@@ -135,6 +134,7 @@ class SoftDevice final : public Device {
   void take_over_transport() override {
     if (links_) links_->take_over();
   }
+  TransportMarks mark_transport(uint64_t number) override { return links_ ? links_->mark(number) : TransportMarks{}; }
   const char* running_here() const noexcept override { return soft::running_here(); }
 
  private:

@@ -42,9 +42,12 @@ static_assert(sizeof(Welcome) == 16);
 //   kPairFinish  other: what `other` sent has been received
 //   kPairWrong   other, bytes: it wants so many bytes of `other` instead
 //   kLeave       it will do nothing more
+//   kUnpost      it takes back the operation that it has posted; not all members have
+//   kPairUnpost  other: likewise what it sends to `other`
 // and of no communicator:
 //   kGone        slot, incarnation: the process has ended
 //   kBye         the server ends, and its members go on elsewhere
+//   kMark        bytes: a number; all that was sent before has come
 enum class FrameKind : uint8_t {
   kJoin = 1,
   kData,
@@ -56,6 +59,9 @@ enum class FrameKind : uint8_t {
   kLeave,
   kGone,
   kBye,
+  kUnpost,
+  kPairUnpost,
+  kMark,
 };
 
 struct Frame {

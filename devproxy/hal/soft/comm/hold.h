@@ -1,6 +1,7 @@
 // Whether the members in a space may begin something (hal/pending.h).
 //
-// Lanes enter before they say something to other members or take something of theirs, and leave afterwards. Who withholds
+// Lanes enter before they say something to other members or take something of theirs, and leave when it is said, also to
+// other trees. Who withholds
 // asks until nobody is inside. Both look at the other's word behind their own, sequentially consistent: either the lane
 // sees that it may not, or who withholds sees the lane.
 //
@@ -21,6 +22,8 @@ class CommHold {
     leave();
     return false;
   }
+  // Whatever is said: who takes something back is inside until the others know.
+  void enter_anyway() { inside_.fetch_add(1, std::memory_order_seq_cst); }
   void leave() { inside_.fetch_sub(1, std::memory_order_release); }
   bool on() const { return on_.load(std::memory_order_acquire); }
 

@@ -151,7 +151,11 @@ void Links::receive(Incoming& incoming) {
   if (Hello hello; admit(incoming.fd, &hello)) {
     DP_LOG(kInfo, kServer, 0, "the server of GPU %u of tree %u has connected", hello.gpu, hello.tree);
     Receiver receiver(config_.folder, {hello.tree, hello.gpu, hello.server},
-                      chaos_ ? chaos_ * 0x9e3779b97f4a7c15 + hello.tree * kMaxTreeGpus + hello.gpu + 1 : 0);
+                      chaos_ ? chaos_ * 0x9e3779b97f4a7c15 + hello.tree * kMaxTreeGpus + hello.gpu + 1 : 0,
+                      [this, &hello](uint64_t number) {
+                        std::lock_guard lock(mu_);
+                        marks_[hello.server] = number;
+                      });
     receiver.run(incoming.fd, closing_, incoming.idle);
   }
   std::lock_guard lock(mu_);
@@ -306,6 +310,25 @@ void Links::post_to_all(const Frame& frame) {
   changed_.notify_all();
 }
 
+TransportMarks Links::mark(uint64_t number) {
+  TransportMarks marks;
+  marks.server = server_;
+  std::lock_guard lock(mu_);
+  for (auto& [tree, link] : links_) {
+    if (link.fd < 0) continue;
+    marks.to.push_back(link.peer);
+    if (std::exchange(link.marked, number) == number) continue;
+    Frame frame;
+    frame.kind = FrameKind::kMark;
+    frame.bytes = number;
+    link.posted.push_back({frame, now_us() + kPostedUs});
+  }
+  changed_.notify_all();
+  for (const auto& [server, seen] : marks_)
+    if (seen == number) marks.from.push_back(server);
+  return marks;
+}
+
 void Links::take_over() {
   for (const uint32_t tree : others().value_or(std::vector<uint32_t>{})) {
     std::lock_guard lock(mu_);
@@ -420,7 +443,8 @@ void Links::try_connect(uint32_t tree) {
     if (const auto it = roster->trees.find(tree); it != roster->trees.end())
       to = it->second[config_.gpu % it->second.size()];
   std::string why = "it is not in the list of the job's trees";
-  const int fd = to ? connect_to(*to, *roster, &why) : -1;
+  uint64_t peer = 0;
+  const int fd = to ? connect_to(*to, *roster, &peer, &why) : -1;
   std::lock_guard lock(mu_);
   Link& link = links_[tree];
   link.where = to ? to->text : "";
@@ -430,11 +454,13 @@ void Links::try_connect(uint32_t tree) {
   }
   link.fd = fd;
   link.epoch = ++serial_;
+  link.peer = peer;
+  link.marked = 0;
   link.trouble.clear();
   changed_.notify_all();
 }
 
-int Links::connect_to(const Endpoint& to, const Roster& roster, std::string* why) {
+int Links::connect_to(const Endpoint& to, const Roster& roster, uint64_t* peer, std::string* why) {
   const int fd = socket(to.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return *why = std::strerror(errno), -1;
   tune(fd);
@@ -461,7 +487,7 @@ int Links::connect_to(const Endpoint& to, const Roster& roster, std::string* why
            welcome.version != kFrameVersion)
     *why = "it does not take this job's token";
   else
-    return fd;
+    return *peer = welcome.server, fd;
   close(fd);
   return -1;
 }

@@ -75,6 +75,10 @@ class Links {
   void post(uint32_t tree, const Frame& frame);
   void post_to_all(const Frame& frame);  // that there is a connection to
 
+  // Sends a mark to every server that there is a connection to, once for each number (not 0) and connection. to: those
+  // servers; from: those whose mark of this number has come.
+  TransportMarks mark(uint64_t number);
+
   // This server's end is planned: says so, and does what has come from others. Blocks for at most some seconds.
   void leave();
   void finish_incoming();
@@ -87,6 +91,8 @@ class Links {
     bool busy = false;
     std::vector<uint8_t> tail;  // the rest of a frame whose sender has stopped
     uint64_t epoch = 0;         // of the last connection
+    uint64_t peer = 0;          // the server at its end
+    uint64_t marked = 0;        // the number that was sent on it last
     uint64_t wanted_us = 0;     // when somebody wanted it last
     std::string where, trouble;
     struct Posted {
@@ -108,7 +114,7 @@ class Links {
   bool admit(int fd, Hello* hello);
   void connect_all();
   // A connected socket that was welcomed; -1 and the reason.
-  int connect_to(const Endpoint& to, const Roster& roster, std::string* why);
+  int connect_to(const Endpoint& to, const Roster& roster, uint64_t* peer, std::string* why);
   void try_connect(uint32_t tree);
   void send_posted(uint32_t tree);
   bool read_roster_again();
@@ -130,6 +136,7 @@ class Links {
   std::string roster_trouble_;
   std::deque<std::unique_ptr<Incoming>> incoming_;
   uint64_t serial_ = 0;
+  std::map<uint64_t, uint64_t> marks_;  // the last number of each server
 
   std::thread listener_, connector_;
 };

@@ -87,8 +87,8 @@ class Receiver::Stream {
   uint8_t buffer_[16 << 10];
 };
 
-Receiver::Receiver(std::string folder, const PeerServer& peer, uint64_t chaos)
-    : folder_(std::move(folder)), peer_(peer), chaos_(chaos) {}
+Receiver::Receiver(std::string folder, const PeerServer& peer, uint64_t chaos, std::function<void(uint64_t)> marked)
+    : folder_(std::move(folder)), peer_(peer), chaos_(chaos), marked_(std::move(marked)) {}
 Receiver::~Receiver() = default;
 
 void Receiver::run(int fd, const std::atomic<bool>& closing, std::atomic<bool>& idle) {
@@ -149,6 +149,7 @@ void Receiver::ended(bool planned) {
 const char* Receiver::take(const Frame& frame, Stream& stream) {
   if (frame.magic != kFrameMagic) return "it is no frame";
   if (frame.kind == FrameKind::kGone) return gone(frame), nullptr;
+  if (frame.kind == FrameKind::kMark) return marked_(frame.bytes), nullptr;
   if (frame.ranks == 0 || frame.ranks > kMaxCommRanks || frame.rank >= frame.ranks || frame.other >= frame.ranks)
     return "it is of no rank";
   if (frame.kind == FrameKind::kJoin) return join(frame);
@@ -165,6 +166,9 @@ const char* Receiver::take(const Frame& frame, Stream& stream) {
     case FrameKind::kPairPost:
     case FrameKind::kPairFinish:
     case FrameKind::kPairWrong: return pair(frame, *board);
+    case FrameKind::kUnpost:
+    case FrameKind::kPairUnpost: return unpost(frame, *board);
+    case FrameKind::kMark:
     case FrameKind::kJoin:
     case FrameKind::kLeave:
     case FrameKind::kGone:
@@ -289,6 +293,23 @@ const char* Receiver::pair(const Frame& frame, Board& board) {
     pair.wrong.store(pair.posted.load(std::memory_order_relaxed), std::memory_order_release);
   }
   board.ring();
+  return nullptr;
+}
+
+// Only of what has not begun, which the sender's server knows: all servers of the job withhold.
+const char* Receiver::unpost(const Frame& frame, Board& board) {
+  if (frame.kind == FrameKind::kPairUnpost) {
+    BoardPair& pair = board.pair(frame.rank, frame.other);
+    if (pair.posted.load(std::memory_order_acquire) == pair.finished.load(std::memory_order_acquire))
+      return "it has sent nothing";
+    pair.posted.fetch_sub(1, std::memory_order_release);
+    return nullptr;
+  }
+  BoardCell& cell = board.cell(frame.rank);
+  const uint32_t told = cell.told.load(std::memory_order_acquire);
+  if (cell.finished.load(std::memory_order_acquire) == told) return "it has posted nothing";
+  cell.told.store(told - 1, std::memory_order_release);
+  board.head().posted.fetch_sub(1, std::memory_order_acq_rel);
   return nullptr;
 }
 

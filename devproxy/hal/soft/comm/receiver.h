@@ -20,6 +20,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -37,8 +38,8 @@ struct PeerServer {
 
 class Receiver {
  public:
-  // chaos: a seed; 0 for none.
-  Receiver(std::string folder, const PeerServer& peer, uint64_t chaos);
+  // chaos: a seed; 0 for none. marked: of each mark, when all before it is done.
+  Receiver(std::string folder, const PeerServer& peer, uint64_t chaos, std::function<void(uint64_t)> marked);
   ~Receiver();
   Receiver(const Receiver&) = delete;
 
@@ -57,6 +58,7 @@ class Receiver {
   const char* join(const Frame& frame);
   const char* data(const Frame& frame, Board& board, Stream& stream);
   const char* post(const Frame& frame, Board& board);
+  const char* unpost(const Frame& frame, Board& board);
   const char* pair(const Frame& frame, Board& board);
   void leave(const Frame& frame, Board& board);
   void gone(const Frame& frame);
@@ -70,6 +72,7 @@ class Receiver {
   const std::string folder_;
   const PeerServer peer_;
   uint64_t chaos_;
+  const std::function<void(uint64_t)> marked_;
   std::map<CommKey, std::unique_ptr<Board>> boards_;
   std::map<uint64_t, std::unique_ptr<Shadow>> shadows_;  // by incarnation
 };

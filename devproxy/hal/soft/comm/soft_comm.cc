@@ -276,6 +276,7 @@ class CommGroup::Lane {
  public:
   Lane(CommRef ref, bool init)
       : ref_(std::move(ref)), comm_(static_cast<SoftComm&>(*ref_)), init_(init), turn_(comm_.take_turn()) {}
+  ~Lane() { leave(); }
 
   void add(const CommOp& op) {
     if (!is_pair(op))
@@ -296,11 +297,15 @@ class CommGroup::Lane {
   }
   bool waits_for_link() const { return place_ == Place::kTell || !outbox_.empty(); }
   // The space ends: nobody waits for a turn any more.
-  void give_up() { place_ = Place::kOver; }
+  void give_up() {
+    leave();
+    place_ = Place::kOver;
+  }
 
   // -- while the spaces of all members withhold
   bool stands() const;
   void take_back(std::vector<CommCall>* calls);
+  void tell_back(uint32_t tree, const Frame& frame);
 
  private:
   enum class Place : uint8_t { kTurn, kTell, kInit, kAll, kSent, kPosted, kShared, kPairs, kStuck, kOver };
@@ -321,13 +326,20 @@ class CommGroup::Lane {
   };
 
   void end() {
+    leave();
     place_ = Place::kOver;
     comm_.end_turn();
   }
   // It cannot go on: an operation waits for the abort. A making that has failed ends, and its caller reads the state.
   void stuck() {
     if (init_) return end();
+    leave();
     place_ = Place::kStuck;
+  }
+  // Around what this member says to others (hold.h).
+  bool enter() { return inside_ = inside_ || comm_.hold().enter(); }
+  void leave() {
+    if (std::exchange(inside_, false)) comm_.hold().leave();
   }
   void send_data();
   bool post();
@@ -347,6 +359,7 @@ class CommGroup::Lane {
   SoftComm& comm_;
   const bool init_;
   const uint64_t turn_;
+  bool inside_ = false;
   Place place_ = Place::kTurn;
   bool has_board_ = false;  // the communicator's own pointer is another thread's until it is our turn
   std::deque<CommOp> all_;
@@ -363,12 +376,10 @@ bool CommGroup::Lane::go_on() {
   if (place_ == Place::kTurn) {
     if (!comm_.is_turn(turn_)) return false;
     if (comm_.aborted()) return end(), true;
-    if (!comm_.hold().enter()) return false;
-    const bool joined = comm_.join();
-    comm_.hold().leave();
-    if (!joined) return stuck(), true;
+    if (!enter()) return false;
+    if (!comm_.join()) return stuck(), true;
     has_board_ = true;
-    place_ = comm_.links() ? Place::kTell : init_ ? Place::kInit : Place::kAll;
+    place_ = Place::kTell;
   }
   if (comm_.aborted()) return end(), true;
   if (!outbox_.empty()) return flush();
@@ -376,8 +387,9 @@ bool CommGroup::Lane::go_on() {
   BoardHead& head = comm_.board().head();
   switch (place_) {
     case Place::kTell:
-      if (!comm_.tell(stop_)) return late(false);
+      if (comm_.links() && !comm_.tell(stop_)) return late(false);
       late_since_ = 0;
+      leave();
       place_ = init_ ? Place::kInit : Place::kAll;
       return true;
     case Place::kInit:
@@ -391,6 +403,7 @@ bool CommGroup::Lane::go_on() {
         if (!have_all_joined()) return false;
         comm_.find_members();
       }
+      if (!enter()) return false;
       place_ = Place::kSent;
       if (comm_.spread()) send_data();
       return true;
@@ -415,10 +428,9 @@ bool CommGroup::Lane::go_on() {
 bool CommGroup::Lane::post() {
   const uint32_t n = comm_.config().ranks;
   BoardHead& head = comm_.board().head();
-  if (!comm_.hold().enter()) return false;
   comm_.board().cell(comm_.config().rank).op = all_.front();
   const uint64_t before = head.posted.fetch_add(1, std::memory_order_acq_rel);
-  comm_.hold().leave();
+  leave();
   target_ = (before / n + 1) * n;
   last_ = before + 1 == target_;
   place_ = Place::kPosted;
@@ -499,6 +511,7 @@ bool CommGroup::Lane::flush() {
     late_since_ = 0;
     if (last) {
       outbox_.pop_front();
+      if (outbox_.empty() && place_ != Place::kSent) leave();
       continue;
     }
     parcel.done += data.bytes;
@@ -520,7 +533,7 @@ bool CommGroup::Lane::late(bool moved) {
 
 bool CommGroup::Lane::have_all_joined() {
   if (comm_.all_joined()) return true;
-  if (comm_.links()) comm_.tell(stop_);  // whom a connection has lost
+  if (comm_.links() && !comm_.hold().on()) comm_.tell(stop_);  // whom a connection has lost
   return false;
 }
 
@@ -658,11 +671,10 @@ bool CommGroup::Lane::step_send(uint32_t to, std::deque<PairOp>& ops) {
   PairOp& first = ops.front();
   if (!first.posted) {
     if (comm_.links() && !comm_.has_joined(to)) return comm_.tell(stop_), false;
-    if (!comm_.hold().enter()) return false;
+    if (!enter()) return false;
     pair.addr = first.op.send;
     pair.bytes = first.op.count * comm_type_bytes(first.op.type_of());
     pair.posted.fetch_add(1, std::memory_order_release);
-    comm_.hold().leave();
     if (comm_.is_local(to)) {
       comm_.board().ring();
     } else {
@@ -673,6 +685,7 @@ bool CommGroup::Lane::step_send(uint32_t to, std::deque<PairOp>& ops) {
       outbox_.push_back({comm_.board().cell(to).tree, frame, {}});
       if (frame.bytes != 0) outbox_.back().data.push_back({frame.addr, frame.bytes});
     }
+    if (outbox_.empty()) leave();
     return first.posted = true;
   }
   if (pair.wrong.load(std::memory_order_acquire) == pair.posted.load(std::memory_order_relaxed)) {
@@ -686,9 +699,9 @@ bool CommGroup::Lane::step_send(uint32_t to, std::deque<PairOp>& ops) {
 }
 
 bool CommGroup::Lane::step_recv(uint32_t from, std::deque<PairOp>& ops) {
-  if (!comm_.hold().enter()) return false;
+  if (!enter()) return false;
   const bool moved = receive(from, ops);
-  comm_.hold().leave();
+  if (outbox_.empty()) leave();
   return moved;
 }
 
@@ -740,10 +753,10 @@ void CommGroup::Lane::look() {
 
 // As it is with each of the places: nothing but the hold's end makes it go on.
 bool CommGroup::Lane::stands() const {
+  if (!outbox_.empty()) return false;
   switch (place_) {
     case Place::kTurn:  // it is not its turn, and whose it is stands too; or it may not join
     case Place::kAll:
-    case Place::kSent:
     case Place::kOver: return true;
     case Place::kInit: return comm_.board().head().joined.load(std::memory_order_acquire) < comm_.config().ranks;
     case Place::kPosted: {
@@ -760,6 +773,7 @@ bool CommGroup::Lane::stands() const {
                pair.wrong.load(std::memory_order_acquire) != pair.posted.load(std::memory_order_relaxed);
       });
     case Place::kTell:
+    case Place::kSent:
     case Place::kShared:
     case Place::kStuck: return false;
   }
@@ -773,13 +787,21 @@ void CommGroup::Lane::take_back(std::vector<CommCall>* calls) {
     std::atomic<uint64_t>& posted = comm_.board().head().posted;
     uint64_t count = posted.load(std::memory_order_acquire);
     while (count < target_ && !posted.compare_exchange_weak(count, count - 1, std::memory_order_acq_rel)) {}
-    if (count < target_) place_ = Place::kSent;
+    if (count < target_) {
+      place_ = Place::kAll;
+      if (const Spread* const spread = comm_.spread())
+        for (const auto& [tree, ranks] : spread->others) tell_back(tree, comm_.frame(FrameKind::kUnpost));
+    }
   }
   for (const CommOp& op : all_) calls->push_back({ref_, op});
   for (auto& [key, ops] : pairs_)
     for (PairOp& pair : ops) {
-      if (std::exchange(pair.posted, false))
+      if (std::exchange(pair.posted, false)) {
         comm_.board().pair(comm_.config().rank, key.second).posted.fetch_sub(1, std::memory_order_release);
+        Frame frame = comm_.frame(FrameKind::kPairUnpost);
+        frame.other = key.second;
+        if (!comm_.is_local(key.second)) tell_back(comm_.board().cell(key.second).tree, frame);
+      }
       calls->push_back({ref_, pair.op});
     }
 }
@@ -797,6 +819,12 @@ CommGroup::CommGroup(std::vector<CommCall> calls, bool init) : init_(init) {
 }
 
 CommGroup::~CommGroup() = default;
+
+// This lane's thread sends it, and counts as inside until it has.
+void CommGroup::Lane::tell_back(uint32_t tree, const Frame& frame) {
+  if (!std::exchange(inside_, true)) comm_.hold().enter_anyway();
+  outbox_.push_back({tree, frame, {}});
+}
 
 bool CommGroup::stands() {
   std::lock_guard lock(mu_);

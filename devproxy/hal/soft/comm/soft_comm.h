@@ -34,7 +34,9 @@
 //   6. The space withholds (hold.h), for a cut, and so do those of all members. Nobody posts any more, so an operation that
 //      all have posted goes on to its end, and every other one stands. What a dump takes of a group it takes back from the
 //      board: else another member could let go and begin before this one is there again, perhaps on another server.
-//      The lane posts it again. Meanwhile nobody looks whether members are there: their servers may be replaced.
+//      The lane posts it again. Other trees are told; whoever drives the cut waits until all that was said between trees
+//      has come, before it and before anybody goes on (Device::mark_transport). Meanwhile nobody looks whether members are
+//      there: their servers may be replaced.
 //   7. A member in another tree sees an operation's end and dies before the finish of a third tree's member has come
 //      here. It has finished this operation too: its cell says so, and its death is none of this operation's.
 #pragma once
