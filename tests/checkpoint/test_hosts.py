@@ -180,6 +180,57 @@ def test_collectives_over_two_hosts(hosts: Hosts, seed: int) -> None:
     assert hosts.digest("log0") == hosts.digest("log1") == expected
 
 
+@pytest.mark.parametrize("nodes", [(1, 0), (0, 0)])
+def test_a_rank_that_waits(hosts: Hosts, nodes: tuple[int, int]) -> None:
+    """Rank 0 stands at the gate, and ranks of both hosts have submitted what it owes. Nothing waits for it."""
+    dice = random.Random(f"{nodes}")
+    expected = on_one_host(hosts)
+
+    def stand(at: int) -> None:
+        hosts.until(at)
+        hosts.wait(lambda: max(hosts.steps("log0"), default=0) >= at, 120, f"step {at}")
+
+    hosts.until(2)
+    hosts.start(*RANKS, options=("--gpus", "2"))
+    for number, verb in enumerate(("checkpoint", "migrate", "suspend", "checkpoint")):
+        stand(3 + 3 * number)
+        to = [str(gpu) for _ in range(2) for gpu in dice.sample(range(4), 2)]
+        hosts.on(0, verb, "j", *(("--to", ",".join(to)) if verb == "migrate" else ()))
+        assert str(hosts.job_status(0)["last_cut"]).startswith("take-back: ") or verb == "suspend"
+        if verb == "suspend":
+            hosts.on(0, "resume", "j")
+    assert hosts.kill_everything()
+    hosts.came_back(hosts.bring_back(nodes))
+    hosts.wait_end("digest", "log0")
+    hosts.wait_end("digest", "log1")
+    assert len(hosts.nonces("log0")) == 1
+    assert hosts.digest("log0") == hosts.digest("log1") == expected
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_stage_that_fails_while_a_rank_waits(hosts: Hosts, node: int) -> None:
+    """What one node has taken back, and the other perhaps not, is said again: the ranks go on."""
+    expected = on_one_host(hosts)
+    hosts.until(2)
+    jobs = hosts.start(*RANKS, options=("--gpus", "2"))
+    at = 2
+    for point in ("cut", "quiesced", "device", "frozen", "thaw"):
+        at += 3
+        hosts.until(at)
+        hosts.wait(lambda at=at: max(hosts.steps("log0"), default=0) >= at, 120, f"step {at}")  # type: ignore[misc]
+        hosts.arm(node, point)
+        failed = hosts.on(0, "checkpoint", "j", check=False)
+        assert failed.returncode == 1, (point, failed.stderr)
+        assert "the job continues" in failed.stderr
+        hosts.arm(node, "")
+    hosts.until(at + 3)
+    hosts.wait(lambda: max(hosts.steps("log0")) >= at + 3, 60, "more steps")
+    hosts.on(0, "migrate", "j", "--to", "1,0,1,0")
+    hosts.until("end")
+    assert [hosts.end_of(job) for job in jobs] == [0, 0], hosts.tail("log0") + hosts.tail("log1")
+    assert hosts.digest("log0") == hosts.digest("log1") == expected
+
+
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_stage_that_fails_on_one_node(hosts: Hosts, node: int) -> None:
     """The verb fails on both and names the node; the job goes on, and the next image is whole."""

@@ -141,7 +141,7 @@ def test_ipv6() -> None:
 HELLO = struct.Struct("<II32sIIQ")
 FRAME = struct.Struct("<IB3xQQIIIIQQQQQQBBBBiQQQQ")
 HELLO_MAGIC, FRAME_MAGIC = 0x48505044, 0x46505044
-JOIN, DATA, POST, FINISH, PAIR_POST, PAIR_FINISH, PAIR_WRONG, LEAVE, GONE, BYE = range(1, 11)
+JOIN, DATA, POST, FINISH, PAIR_POST, PAIR_FINISH, PAIR_WRONG, LEAVE, GONE, BYE, UNPOST, PAIR_UNPOST, MARK = range(1, 14)  # fmt: skip
 BASE, BYTES = 1 << 40, 1 << 20
 
 
@@ -221,6 +221,9 @@ def frame(kind: int, **changed: int) -> bytes:
         pytest.param([frame(JOIN), frame(PAIR_WRONG)], id="wrong without a send"),
         pytest.param([frame(JOIN), frame(PAIR_POST), frame(PAIR_POST)], id="sent twice"),
         pytest.param([frame(JOIN), frame(PAIR_POST, other=2)], id="sent to nobody"),
+        pytest.param([frame(JOIN), frame(UNPOST)], id="taken back before post"),
+        pytest.param([frame(JOIN), frame(POST), frame(UNPOST), frame(UNPOST)], id="taken back twice"),
+        pytest.param([frame(JOIN), frame(PAIR_UNPOST)], id="send taken back before it was sent"),
     ],
 )  # fmt: skip
 def test_a_wrong_frame_cuts_its_connection(trees_alone: Trees, frames: list[bytes]) -> None:
@@ -269,7 +272,7 @@ def test_garbage(seed: int) -> None:
 
 
 def odd_frame(dice: random.Random) -> bytes:
-    kind = dice.choice([JOIN, JOIN, DATA, DATA, POST, FINISH, PAIR_POST, PAIR_FINISH, PAIR_WRONG, LEAVE, GONE])  # fmt: skip
+    kind = dice.choice([JOIN, JOIN, DATA, DATA, POST, FINISH, PAIR_POST, PAIR_FINISH, PAIR_WRONG, LEAVE, GONE, UNPOST, PAIR_UNPOST, MARK])  # fmt: skip
     changed = {"low": dice.randrange(2), "rank": dice.randrange(2), "other": dice.randrange(2), "addr": BASE + dice.randrange(4096)}  # fmt: skip
     if kind == DATA:
         changed["bytes"] = dice.randrange(1, 5000)

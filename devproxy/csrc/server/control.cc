@@ -221,7 +221,8 @@ Json Server::mark(const Json& request) {
     if (c.here) still = c.connection->withhold() && still;
   Json to = Json::array(), from = Json::array();
   // What is still being said would come behind the mark.
-  const hal::TransportMarks marks = still ? device_->mark_transport(static_cast<uint64_t>(number)) : hal::TransportMarks{};
+  const hal::TransportMarks marks =
+      still ? device_->mark_transport(static_cast<uint64_t>(number)) : hal::TransportMarks{};
   for (const uint64_t server : marks.to) to.push_back(std::to_string(server));
   for (const uint64_t server : marks.from) from.push_back(std::to_string(server));
   return {{"ok", true}, {"still", still}, {"server", std::to_string(marks.server)}, {"to", to}, {"from", from}};

@@ -1,9 +1,8 @@
 // Whether the members in a space may begin something (hal/pending.h).
 //
 // Lanes enter before they say something to other members or take something of theirs, and leave when it is said, also to
-// other trees. Who withholds
-// asks until nobody is inside. Both look at the other's word behind their own, sequentially consistent: either the lane
-// sees that it may not, or who withholds sees the lane.
+// other trees. Who withholds asks until nobody is inside. Both look at the other's word behind their own, sequentially
+// consistent: either the lane sees that it may not, or who withholds sees the lane.
 //
 // Nobody waits here: a lane that is inside may ask a peer's server for its memory, and that server may be withholding.
 #pragma once
@@ -27,8 +26,7 @@ class CommHold {
   void leave() { inside_.fetch_sub(1, std::memory_order_release); }
   bool on() const { return on_.load(std::memory_order_acquire); }
 
-  // Any other thread.
-  // True: nobody is inside.
+  // Any other thread. True: nobody is inside.
   bool set(bool on) {
     on_.store(on, std::memory_order_seq_cst);
     return inside_.load(std::memory_order_seq_cst) == 0;

@@ -156,7 +156,7 @@ void Links::receive(Incoming& incoming) {
                         std::lock_guard lock(mu_);
                         marks_[hello.server] = number;
                       });
-    receiver.run(incoming.fd, closing_, incoming.idle);
+    receiver.run(incoming.fd, closing_, leaving_, incoming.idle);
   }
   std::lock_guard lock(mu_);
   close(incoming.fd);
@@ -338,6 +338,7 @@ void Links::take_over() {
 }
 
 void Links::leave() {
+  leaving_.store(true);
   std::vector<uint32_t> trees;
   {
     std::lock_guard lock(mu_);
@@ -388,7 +389,7 @@ void Links::connect_all() {
       if (link.fd >= 0) {
         link.wanted_us = 0;
         if (!link.posted.empty() && !link.busy) send.push_back(tree);
-      } else if (!link.posted.empty() || now < link.wanted_us + kWantedUs) {
+      } else if (!leaving_.load() && (!link.posted.empty() || now < link.wanted_us + kWantedUs)) {
         connect.push_back(tree);
       } else {
         link.wanted_us = 0;
@@ -450,6 +451,13 @@ void Links::try_connect(uint32_t tree) {
   link.where = to ? to->text : "";
   if (fd < 0) {
     link.trouble = why;
+    return;
+  }
+  if (leaving_.load()) {  // the hello has been read: the other end must hear that this is planned
+    Frame bye;
+    bye.kind = FrameKind::kBye;
+    [[maybe_unused]] const ssize_t ignored = ::send(fd, &bye, sizeof bye, MSG_NOSIGNAL | MSG_DONTWAIT);
+    close(fd);
     return;
   }
   link.fd = fd;

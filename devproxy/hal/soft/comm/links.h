@@ -128,6 +128,7 @@ class Links {
   uint64_t server_ = 0;
   int wake_fd_ = -1;
   std::atomic<bool> closing_{false};
+  std::atomic<bool> leaving_{false};  // no new connection: its end would look like this server's death
 
   std::mutex mu_;
   std::condition_variable changed_;  // a link is not busy any more, or is wanted

@@ -91,7 +91,8 @@ Receiver::Receiver(std::string folder, const PeerServer& peer, uint64_t chaos, s
     : folder_(std::move(folder)), peer_(peer), chaos_(chaos), marked_(std::move(marked)) {}
 Receiver::~Receiver() = default;
 
-void Receiver::run(int fd, const std::atomic<bool>& closing, std::atomic<bool>& idle) {
+void Receiver::run(int fd, const std::atomic<bool>& closing, const std::atomic<bool>& leaving,
+                   std::atomic<bool>& idle) {
   arrived();
   Stream stream(fd, idle);
   Frame frame;
@@ -108,7 +109,10 @@ void Receiver::run(int fd, const std::atomic<bool>& closing, std::atomic<bool>& 
       break;
     }
   }
-  if (!closing.load(std::memory_order_acquire)) ended(planned);
+  DP_LOG(kInfo, kServer, 0, "the server of GPU %u of tree %u has hung up%s", peer_.gpu, peer_.tree,
+         planned ? ", as planned" : "");
+  // Where both leave at the same time, the other end may find that this one has hung up before it has said bye.
+  if (!closing.load(std::memory_order_acquire)) ended(planned || leaving.load());
 }
 
 // Its frames stay in order; against those of other connections they move.
@@ -211,13 +215,13 @@ const char* Receiver::join(const Frame& frame) {
     auto made = open_shadow(folder_, frame.incarnation, frame.device_bytes, true);
     if (!made.ok()) return "its shadow cannot be made";
     close(*made);
-    if (before != 0) remove_shadow(folder_, before);
     cell.tree = peer_.tree;
     cell.gpu = peer_.gpu;
     cell.slot = frame.slot;
     cell.device_base = frame.device_base;
     cell.device_bytes = frame.device_bytes;
     cell.incarnation.store(frame.incarnation, std::memory_order_release);
+    if (before != 0) remove_shadow(folder_, before);  // who finds it gone looks at the cell again
   }
   cell.server.store(peer_.server);
   cell.state.store(CellState::kHere);

@@ -44,8 +44,8 @@ class Receiver {
   Receiver(const Receiver&) = delete;
 
   // Until the connection ends. What that means for the peer's members is done too, unless this server ends itself.
-  // idle: whether all that has come so far was done.
-  void run(int fd, const std::atomic<bool>& closing, std::atomic<bool>& idle);
+  // leaving: this server's end is planned, so is the other's then. idle: whether all that has come so far was done.
+  void run(int fd, const std::atomic<bool>& closing, const std::atomic<bool>& leaving, std::atomic<bool>& idle);
 
  private:
   struct Shadow;

@@ -89,6 +89,9 @@ void SoftComm::leave_place() {
   if (cell.incarnation.load(std::memory_order_acquire) != 0 && cell.gpu == place.gpu && cell.slot == place.slot &&
       cell.tree == place.tree)
     leave(**board);
+  if (!links_) return;
+  for (const uint32_t tree : links_->others().value_or(std::vector<uint32_t>{}))
+    links_->post(tree, frame(FrameKind::kLeave));
 }
 
 CommState SoftComm::state(std::string* why) const {
@@ -148,6 +151,7 @@ const PeerMemory* SoftComm::peer(uint32_t rank) {
           ? PeerMemory::open(owner_, {cell.gpu, cell.slot, cell.tree}, incarnation, cell.device_base, cell.device_bytes)
           : PeerMemory::open_shadow(owner_.job_folder(), incarnation, cell.device_base, cell.device_bytes);
   if (!opened.ok()) {
+    if (cell.incarnation.load(std::memory_order_acquire) != incarnation) return peer(rank);  // it has just moved
     if (opened.status().code() == kNotFound)
       report_gone(rank, opened.status().text());
     else
