@@ -180,6 +180,7 @@ def test_collectives_over_two_hosts(hosts: Hosts, seed: int) -> None:
     assert hosts.digest("log0") == hosts.digest("log1") == expected
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("nodes", [(1, 0), (0, 0)])
 def test_a_rank_that_waits(hosts: Hosts, nodes: tuple[int, int]) -> None:
     """Rank 0 stands at the gate, and ranks of both hosts have submitted what it owes. Nothing waits for it."""
@@ -207,6 +208,7 @@ def test_a_rank_that_waits(hosts: Hosts, nodes: tuple[int, int]) -> None:
     assert hosts.digest("log0") == hosts.digest("log1") == expected
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_stage_that_fails_while_a_rank_waits(hosts: Hosts, node: int) -> None:
     """What one node has taken back, and the other perhaps not, is said again: the ranks go on."""

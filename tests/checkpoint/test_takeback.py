@@ -30,6 +30,7 @@ def stand(world: World, at: int) -> None:
     world.wait(lambda: bool(world.steps()) and world.steps()[-1] >= at, 120, f"step {at}")
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("barrier", ["auto", "takeback"])
 def test_verbs_while_a_rank_waits(world: World, barrier: str) -> None:
     expected = undisturbed(world, 4, 4)
@@ -44,6 +45,7 @@ def test_verbs_while_a_rank_waits(world: World, barrier: str) -> None:
     check(world, expected)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("ranks", "gpus", "seed"), [(4, 4, 1), (3, 2, 2), (2, 1, 3)])
 def test_verbs_at_random_moments(world: World, ranks: int, gpus: int, seed: int) -> None:
     """Ranks at work, and cut wherever they are."""
@@ -57,6 +59,7 @@ def test_verbs_at_random_moments(world: World, ranks: int, gpus: int, seed: int)
     check(world, expected)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_restore_after_everything_was_killed(world: World, seed: int) -> None:
     """Twice, the second time of an image of the restored job; on other GPUs each time."""
@@ -73,6 +76,28 @@ def test_restore_after_everything_was_killed(world: World, seed: int) -> None:
     assert len(world.nonces()) == 1, world.tail()
     assert world.digest() == expected
     assert world.steps()[-1] == STEPS
+
+
+def test_all_kinds_of_commands_behind_a_collective(world: World) -> None:
+    """Copies of all kinds, sets, host functions, graphs, events and memory that are gone by then (subjects/behind.py)."""
+    dice = random.Random(7)
+    words = (*command(2), "--behind", "1")
+    alone = world.run(*without_pauses(words), name="alone", log="alone", options=("--gpus", "2"), TEST_GATE="")  # fmt: skip
+    assert alone.wait(120) == 0, world.tail("alone")
+    expected = world.digest("alone")
+    assert expected
+    world.until(2)
+    world.run(*words, options=("--gpus", "2", "--barrier", "takeback"))
+    for number, verb in enumerate((*VERBS, "migrate", "checkpoint")):
+        stand(world, 3 + 2 * number)
+        disturb(world, verb, dice, 2)
+    assert world.kill_everything()
+    world.restore("--gpu", "3,1")
+    stand(world, max(world.steps()) + 3)
+    disturb(world, "migrate", dice, 2)
+    world.wait_end("digest")
+    assert len(world.nonces()) == 1, world.tail()
+    assert world.digest() == expected
 
 
 @pytest.mark.sweep(1)

@@ -13,6 +13,7 @@ from tests.comm.trees import Trees
 PARTS = 10
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("program", "places", "chaos", "gpus"),
     [

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import behind
 import common
 import gate
 import numpy as np
@@ -30,7 +31,7 @@ COUNT = 4096
 class Rank:
     """One rank's communicators, buffers and history."""
 
-    def __init__(self, rank: int, ranks: int, folder: Path) -> None:
+    def __init__(self, rank: int, ranks: int, folder: Path, more: bool) -> None:
         self.rank, self.ranks = rank, ranks
         self.world = n.Comm.init(n.unique_id(folder, rank), rank, ranks)
         half = self.world.split(rank % 2, rank)
@@ -42,6 +43,8 @@ class Rank:
         self.wide = n.Buffer(4 * COUNT * ranks).write(np.zeros(COUNT * ranks, np.int32))
         self.small = n.Buffer(4 * COUNT).write(np.zeros(COUNT, np.int32))
 
+        self.behind = behind.Behind(self.world) if more else None
+
     def buffer(self, seed: int) -> n.Buffer:
         values = np.random.default_rng(seed).integers(-(2**30), 2**30, COUNT, np.int32)
         return n.Buffer(4 * COUNT).write(values)
@@ -49,10 +52,14 @@ class Rank:
     def step(self, number: int) -> None:
         """Nothing waits for the device before the end of the step, but where one stream needs the other."""
         dice = np.random.default_rng(number)
+        if self.behind:
+            self.behind.submit(number)
         for _ in range(int(dice.integers(2, 7))):
             getattr(self, ["reduce", "gather", "scatter", "ring", "all_to_all", "halves", "short_lived"][dice.integers(7)])()  # fmt: skip
         self.world.wait()
         self.half.wait()
+        if self.behind:
+            self.history.update(self.behind.finish(number))
         for buffer, count in ((self.one, COUNT), (self.two, COUNT), (self.wide, COUNT * self.ranks), (self.small, COUNT)):  # fmt: skip
             self.history.update(buffer.read(np.int32, count).tobytes())
         # What the next step adds up is another mixture at every rank.
@@ -96,7 +103,7 @@ class Rank:
 
 def rank_main(options: argparse.Namespace, folder: Path, rank: int) -> None:
     n.open_device(rank % int(os.environ["DEVPROXY_GPUS"]))
-    one = Rank(rank, options.ranks, folder)
+    one = Rank(rank, options.ranks, folder, bool(options.behind))
     if rank == 0:
         common.NONCE = options.nonce
         steps = common.Steps(options)
@@ -117,13 +124,13 @@ def rank_main(options: argparse.Namespace, folder: Path, rank: int) -> None:
 def main() -> None:
     if "--rank" in sys.argv:
         parser = argparse.ArgumentParser()
-        for name, kind in (("steps", int), ("seconds-per-step", float), ("ranks", int), ("rank", int), ("together", int), ("nonce", str), ("folder", Path)):  # fmt: skip
+        for name, kind in (("steps", int), ("seconds-per-step", float), ("ranks", int), ("rank", int), ("together", int), ("behind", int), ("nonce", str), ("folder", Path)):  # fmt: skip
             parser.add_argument(f"--{name}", type=kind, default=0)
         found = parser.parse_args()
         rank_main(found, found.folder, found.rank)
         return
     # together: all ranks stand at the gate, and not rank 0 alone with the others waiting for it.
-    options = common.options(__doc__ or "", ranks=4, together=0)
+    options = common.options(__doc__ or "", ranks=4, together=0, behind=0)
     nodes, node = int(os.environ.get("DEVPROXY_NODES", "1")), int(os.environ.get("DEVPROXY_NODE", "0"))  # fmt: skip
     if nodes == 1:
         folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.getcwd()))
