@@ -190,8 +190,8 @@ class Connection final : public hal::SpaceOwner {
   std::thread thread_;
   std::atomic<bool> finished_{false};
   std::atomic<bool> withholds_{false};
-  std::atomic<bool> goes_on_{
-      false};  // resumed; the dispatch thread lets go when pinned memory of others is there again
+  // Resumed: the dispatch thread lets go when the pinned memory of others is there again.
+  std::atomic<bool> goes_on_{false};
 
   // dispatch thread only; while the client is parked, the server thread
   DeviceDoor device_;
