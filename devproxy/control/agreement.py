@@ -11,7 +11,7 @@ lifted, the job runs on, and the next attempt follows after a pause.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -65,19 +65,19 @@ def acquire(parts: Sequence[Part], *, once_s: float = 0.0) -> Outcome:
     patience_s, attempt_s = (once_s, once_s) if once_s else (PATIENCE_S, ATTEMPT_S)
     for attempt, pause in enumerate((*PAUSES_S, 0.0), 1):
         try:
-            reports = _flat(all_of([part.hold for part in parts]))
+            reports = flat(all_of([part.hold for part in parts]))
             ranks = sum(1 for report in reports if report["members"])
             if ranks == 0:
-                _lift(parts)
+                lift(parts)
                 return Outcome()
             more, debt = settle(parts, reports, patience_s, attempt_s)
             rounds += more
             if not debt:
                 return Outcome(ranks, rounds, attempt, time.monotonic() - began)
         except BaseException:
-            _lift(parts)
+            lift(parts)
             raise
-        _lift(parts)
+        lift(parts)
         if once_s:
             raise NoPoint(debt)
         time.sleep(pause)
@@ -96,15 +96,13 @@ def settle(
 ) -> tuple[int, str]:
     """Rounds, and what was still owed when nothing moved any more; "" when all have settled."""
     began = moved = time.monotonic()
-    look, rounds = LOOK_S[0], 0
-    while True:
+    for rounds in looks():
         answers = all_of([partial(part.agree, reports) for part in parts])
-        rounds += 1
         if failure := next((a.failure for a in answers if a.failure), ""):
             raise CheckpointError("cut", failure, "the ranks that wait must end or abort it")
         if all(answer.settled for answer in answers):
             return rounds, ""
-        now, fresh = time.monotonic(), _flat([answer.reports for answer in answers])
+        now, fresh = time.monotonic(), flat([answer.reports for answer in answers])
         if _progress(fresh) != _progress(reports):
             moved = now
         if now - moved > patience_s or now - began > attempt_s:
@@ -112,18 +110,26 @@ def settle(
                 (a.debt for a in answers if a.debt), "a host function is outstanding"
             )
         reports = fresh
-        time.sleep(look)
-        look = min(look * 1.5, LOOK_S[1])
+    raise AssertionError  # looks() has no end
+
+
+def looks() -> Iterator[int]:
+    """1, 2, ... without end. Waits before each but the first, longer from one to the next."""
+    pause_s, number = LOOK_S[0], 1
+    while True:
+        yield number
+        time.sleep(pause_s)
+        pause_s, number = min(pause_s * 1.5, LOOK_S[1]), number + 1
 
 
 def _progress(reports: list[dict[str, Any]]) -> list[Any]:
     return sorted((r["client"], r["counts"], r["launches"], r["host_functions"]) for r in reports)
 
 
-def _flat(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def flat(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [report for reports in lists for report in reports]
 
 
-def _lift(parts: Sequence[Part]) -> None:
+def lift(parts: Sequence[Part]) -> None:
     for part in parts:
         part.lift()

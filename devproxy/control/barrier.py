@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from devproxy.control import agreement
-from devproxy.control.agreement import NoPoint
+from devproxy.control.agreement import NoPoint, flat, lift, looks
 from devproxy.errors import CheckpointError
 from devproxy.node.answer import Marked, Met, Still
 from devproxy.node.together import all_of
@@ -37,10 +37,9 @@ ATTEMPT_S = 60.0
 # Where there is another way. The point is worth this much: an image from there has nothing that had not begun.
 SOON_S = 0.5
 CLOSED_S = 1.0  # all ranks stand: what is owed now is not paid any more, but for host functions
-LOOK_S = (0.001, 0.02)
 MOST_ATTEMPTS = 1 << 20  # csrc/server/meta_barrier.h
 MOST_NUMBERS = 1 << 48  # of marks
-FLUSH_S = 30.0
+STILL_S = 30.0  # for what is about to begin, or on its way
 
 Comm = tuple[int, int]
 Say = Callable[[str], None]
@@ -73,14 +72,14 @@ def acquire(parts: Sequence[Part], way: str, say: Say) -> agreement.Outcome:
     """
     if way == "agree":
         return _agree(parts, "--barrier agree", say)
-    reports = _flat(all_of([part.ranks for part in parts]))
+    reports = flat(all_of([part.ranks for part in parts]))
     members = [report for report in reports if report["members"]]
     if len(members) < 2:
         return _agree(parts, "fewer than two ranks", say)
     able = all(report["takes_back"] for report in members)
     if way == "takeback":
         if not able:
-            _lift(parts)
+            lift(parts)
             raise CheckpointError(
                 "cut",
                 "--barrier takeback: this job's devices do not take back what has not begun",
@@ -91,7 +90,7 @@ def acquire(parts: Sequence[Part], way: str, say: Say) -> agreement.Outcome:
     choice = choose(members) if way == "auto" else over_all(members)
     if choice.comm is None:
         if way == "meta":
-            _lift(parts)
+            lift(parts)
             raise CheckpointError(
                 "cut", f"--barrier meta: {choice.why}", "run it with --barrier auto"
             )
@@ -103,7 +102,7 @@ def acquire(parts: Sequence[Part], way: str, say: Say) -> agreement.Outcome:
     try:
         return _meet(parts, choice.comm, members, soon_s)
     except NoPoint as why:
-        _lift(parts)
+        lift(parts)
         if soon_s:
             return _take_back(parts, f"meta found no point: {why}", len(members), say)
         if way == "meta":
@@ -114,7 +113,7 @@ def acquire(parts: Sequence[Part], way: str, say: Say) -> agreement.Outcome:
             ) from None
         return _agree(parts, f"meta found no point: {why}", say)
     except BaseException:
-        _lift(parts)
+        lift(parts)
         raise
 
 
@@ -178,22 +177,35 @@ def _quiet_ms(report: dict[str, Any], comm: Comm) -> int:
 def _meet(
     parts: Sequence[Part], comm: Comm, members: list[dict[str, Any]], soon_s: float
 ) -> agreement.Outcome:
+    began = time.monotonic()
+    rounds = _all_stand(parts, comm, members, soon_s)
+    # The agreement holds beside the barrier, and says whether everything else is closed too.
+    reports = flat(all_of([part.hold for part in parts]))
+    more, debt = agreement.settle(parts, reports, soon_s or CLOSED_S)
+    if debt:
+        raise NoPoint(f"the ranks have met, and {debt}")
+    seconds = time.monotonic() - began
+    return agreement.Outcome(len(members), rounds + more, 1, seconds, "meta")
+
+
+def _all_stand(
+    parts: Sequence[Part], comm: Comm, members: list[dict[str, Any]], soon_s: float
+) -> int:
+    """Rounds, until all members stand at one point of that communicator. Raises NoPoint."""
     began = moved = time.monotonic()
     rhythm_s = max(report["period_us"] for report in members) / 1e6
     attempt_s = soon_s or ATTEMPT_S
     patience_s = min(max(PATIENCE_S, 2 * rhythm_s), attempt_s)
-    look, rounds, seen = LOOK_S[0], 0, -1
-    attempt = random.randint(1, MOST_ATTEMPTS)
-    while True:
+    seen, attempt = -1, random.randint(1, MOST_ATTEMPTS)
+    for rounds in looks():
         answers = all_of([partial(part.barrier, comm, attempt) for part in parts])
-        rounds += 1
         if sum(answer.members for answer in answers) != len(members):
             raise NoPoint(f"a rank has left communicator {name(comm)}")
         if why := next((f for answer in answers if (f := _failure(answer.reports, comm))), ""):
             raise NoPoint(why)
         acquired = sum(answer.acquired for answer in answers)
         if acquired == len(members):
-            break
+            return rounds
         now, done = time.monotonic(), sum(_submitted(answer.reports, comm) for answer in answers)
         if done != seen:
             moved, seen = now, done
@@ -202,15 +214,7 @@ def _meet(
                 f"{acquired} of {len(members)} ranks have met over communicator {name(comm)}, "
                 f"after {now - began:.1f} s, of which nothing was submitted to it for {now - moved:.1f} s"
             )
-        time.sleep(look)
-        look = min(look * 1.5, LOOK_S[1])
-    # All stand. The agreement holds beside the barrier, and says whether everything else is closed too.
-    reports = _flat(all_of([part.hold for part in parts]))
-    more, debt = agreement.settle(parts, reports, soon_s or CLOSED_S)
-    if debt:
-        raise NoPoint(f"the ranks have met, and {debt}")
-    seconds = time.monotonic() - began
-    return agreement.Outcome(len(members), rounds + more, 1, seconds, "meta")
+    raise AssertionError  # looks() has no end
 
 
 def _failure(reports: list[dict[str, Any]], comm: Comm) -> str:
@@ -241,32 +245,34 @@ def _take_back(parts: Sequence[Part], why: str, ranks: int, say: Say) -> agreeme
     say(f"take-back: {why}")
     began = time.monotonic()
     try:
-        rounds, look = 0, LOOK_S[0]
-        while True:
-            answers = all_of([part.withhold for part in parts])
-            rounds += 1
-            reports = _flat([answer.reports for answer in answers])
-            members = [member for report in reports for member in report["members"]]
-            if failure := next((m["failure"] for m in members if m["failure"]), ""):
-                raise CheckpointError("cut", failure, "the ranks that wait must end or abort it")
-            if all(answer.still for answer in answers):
-                break
-            if time.monotonic() - began > ATTEMPT_S:
-                raise CheckpointError("cut", "a collective neither begins nor waits", "try again")
-            time.sleep(look)
-            look = min(look * 1.5, LOOK_S[1])
+        rounds = _withhold(parts)
         flush(parts)
     except BaseException:
-        _lift(parts)
+        lift(parts)
         raise
     return agreement.Outcome(ranks, rounds, 1, time.monotonic() - began, "take-back")
+
+
+def _withhold(parts: Sequence[Part]) -> int:
+    """Rounds, until nothing is about to begin any more."""
+    began = time.monotonic()
+    for rounds in looks():
+        answers = all_of([part.withhold for part in parts])
+        members = [m for a in answers for report in a.reports for m in report["members"]]
+        if failure := next((m["failure"] for m in members if m["failure"]), ""):
+            raise CheckpointError("cut", failure, "the ranks that wait must end or abort it")
+        if all(answer.still for answer in answers):
+            return rounds
+        if time.monotonic() - began > STILL_S:
+            raise CheckpointError("cut", "a collective neither begins nor waits", "try again")
+    raise AssertionError  # looks() has no end
 
 
 def flush(parts: Sequence[Part]) -> None:
     """Returns when all that the servers of different trees have said to one another has come: behind a withhold, and
     again when dumps have taken back what had not begun. Raises CheckpointError."""
-    number, began, look = random.randint(1, MOST_NUMBERS), time.monotonic(), LOOK_S[0]
-    while True:
+    number, began = random.randint(1, MOST_NUMBERS), time.monotonic()
+    for _ in looks():
         answers = all_of([partial(part.mark, number) for part in parts])
         servers = {server["server"]: server for answer in answers for server in answer.servers}
         # Who is not there any more has nothing on its way that counts.
@@ -278,20 +284,9 @@ def flush(parts: Sequence[Part]) -> None:
         ]
         if not missing and all(answer.still for answer in answers):
             return
-        if time.monotonic() - began > FLUSH_S:
+        if time.monotonic() - began > STILL_S:
             raise CheckpointError(
                 "cut",
                 f"what servers of different trees say to one another does not come ({len(missing)} connections)",
                 "try again",
             )
-        time.sleep(look)
-        look = min(look * 1.5, LOOK_S[1])
-
-
-def _flat(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    return [report for reports in lists for report in reports]
-
-
-def _lift(parts: Sequence[Part]) -> None:
-    for part in parts:
-        part.lift()

@@ -99,7 +99,7 @@ class BasicSpace : public Space {
   }
   std::optional<CommandPlace> pending_record(const EventRef&) override { return std::nullopt; }
   Status submit_pending(const PendingCommand&) override {
-    return {kNotSupported, "the image has collectives that had not begun, which this device cannot take over"};
+    return {kNotSupported, "this device cannot take over what was submitted elsewhere"};
   }
 
   // -- the space

@@ -303,6 +303,9 @@ Status save_pending(Connection& connection, ClientRecord* client) {
 }
 
 Status restore_pending(Connection& connection, const ClientRecord& client) {
+  // Asked here, since a device that wraps another one passes commands on.
+  if (!connection.device().caps().takes_back)
+    return {kNotSupported, "the image has collectives that had not begun, which this device cannot take over"};
   Restore restore(connection);
   for (const PendingRecord& record : client.pending) {
     hal::PendingCommand command;

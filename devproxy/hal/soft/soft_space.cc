@@ -264,18 +264,23 @@ void SoftSpace::stop() {
   reap(true);
 }
 
+template <class Test>
+bool SoftSpace::every_queue(Test test) const {
+  return std::all_of(queues_.begin(), queues_.end(), [&](const auto& item) { return test(*item.second); }) &&
+         std::all_of(leaving_.begin(), leaving_.end(), [&](const auto& queue) { return test(*queue); });
+}
+
 uint64_t SoftSpace::oldest_pending() {
   if (idle()) return UINT64_MAX;
   uint64_t oldest = UINT64_MAX;
   std::lock_guard lock(mu_);
-  auto look = [&](const SoftQueue& queue) {
+  every_queue([&](const SoftQueue& queue) {
     if (queue.current)
       oldest = std::min(oldest, queue.current->command.ticket.position);
     else if (!queue.commands.empty())
       oldest = std::min(oldest, queue.commands.front().command.ticket.position);
-  };
-  for (const auto& [index, queue] : queues_) look(*queue);
-  for (const auto& queue : leaving_) look(*queue);
+    return true;
+  });
   return oldest;
 }
 
@@ -515,22 +520,17 @@ bool SoftSpace::stands(const SoftQueue& queue) const {
 bool SoftSpace::stands() {
   std::lock_guard lock(mu_);
   size_t seen = 0;
-  auto look = [&](const SoftQueue& queue) {
-    seen += queue.commands.size() + (queue.current ? 1 : 0);
-    return stands(queue);
-  };
-  return std::all_of(queues_.begin(), queues_.end(), [&](const auto& item) { return look(*item.second); }) &&
-         std::all_of(leaving_.begin(), leaving_.end(), [&](const auto& queue) { return look(*queue); }) &&
+  return every_queue([&](const SoftQueue& queue) {
+           seen += queue.commands.size() + (queue.current ? 1 : 0);
+           return stands(queue);
+         }) &&
          seen == pending();
 }
 
 bool SoftSpace::in_host_function() {
   std::lock_guard lock(mu_);
-  auto runs_one = [](const SoftQueue& queue) {
-    return queue.current && queue.current->command.action == Action::kHostFunction;
-  };
-  return std::any_of(queues_.begin(), queues_.end(), [&](const auto& item) { return runs_one(*item.second); }) ||
-         std::any_of(leaving_.begin(), leaving_.end(), [&](const auto& queue) { return runs_one(*queue); });
+  return !every_queue(
+      [](const SoftQueue& queue) { return !queue.current || queue.current->command.action != Action::kHostFunction; });
 }
 
 StatusOr<std::vector<PendingCommand>> SoftSpace::pending_commands() {

@@ -212,6 +212,8 @@ class SoftSpace final : public BasicSpace {
   void submit(const QueueRef& queue, Command& command, std::shared_ptr<void> keeps, const Dependency* extra);
   void enqueue(const QueueRef& queue, Command& command, std::shared_ptr<void> keeps, const Dependency* extra);
   void push(const QueueRef& queue, Pending pending);
+  template <class Test>  // of all queues, also destroyed ones; the submitting thread, under mu_
+  bool every_queue(Test test) const;
   bool stands(const SoftQueue& queue) const;  // under mu_
   PendingCommand pending_command(const SoftQueue& queue, const Pending& pending);
   void execute(Command& command, bool on_submitter);
