@@ -246,7 +246,7 @@ def _take_back(parts: Sequence[Part], why: str, ranks: int, say: Say) -> agreeme
     began = time.monotonic()
     try:
         rounds = _withhold(parts)
-        flush(parts)
+        flush(parts, "cut")
     except BaseException:
         lift(parts)
         raise
@@ -268,9 +268,9 @@ def _withhold(parts: Sequence[Part]) -> int:
     raise AssertionError  # looks() has no end
 
 
-def flush(parts: Sequence[Part]) -> None:
+def flush(parts: Sequence[Part], stage: str) -> None:
     """Returns when all that the servers of different trees have said to one another has come: behind a withhold, and
-    again when dumps have taken back what had not begun. Raises CheckpointError."""
+    again when dumps have taken back what had not begun. Raises CheckpointError of that stage."""
     number, began = random.randint(1, MOST_NUMBERS), time.monotonic()
     for _ in looks():
         answers = all_of([partial(part.mark, number) for part in parts])
@@ -286,7 +286,7 @@ def flush(parts: Sequence[Part]) -> None:
             return
         if time.monotonic() - began > STILL_S:
             raise CheckpointError(
-                "cut",
+                stage,
                 f"what servers of different trees say to one another does not come ({len(missing)} connections)",
                 "try again",
             )

@@ -283,8 +283,7 @@ class JobCoordinator:
             op.each(op.dumps, lambda dump: dump.cut(0 if outcome.ranks else wait))
             self._phase = api.QUIESCED
             op.each(op.dumps, lambda dump: dump.write())
-            if outcome.takes_back:
-                barrier.flush(op.dumps)
+            self._flush(op, op.dumps, outcome)
             self._phase = api.DUMPED
             if leave:
                 self._store_image(op)
@@ -314,6 +313,13 @@ class JobCoordinator:
         if chosen:
             self._last_cut = f"{chosen[-1]}; {outcome.seconds:.2f} s"
         return outcome
+
+    @staticmethod
+    def _flush(op: Operation, parts: Sequence[barrier.Part], outcome: Outcome) -> None:
+        """Every tree knows what the dumps have taken back."""
+        if outcome.takes_back:
+            with op.stages.at("flush", "waiting for what the trees have said", op.name):
+                barrier.flush(parts, op.stages.name)
 
     def _refuse_early(self, op: _ImageOperation) -> None:
         """Nothing has stopped yet. Everything that can be known to be in the way is named here."""
@@ -476,8 +482,7 @@ class JobCoordinator:
             op.each(moves, lambda move: move.cut())
             self._phase = api.QUIESCED
             op.each(moves, lambda move: move.copy())
-            if outcome.takes_back:
-                barrier.flush(moves)
+            self._flush(op, moves, outcome)
             op.each(moves, lambda move: move.start())
             self.introduce()
             op.each(moves, lambda move: move.hand_over())

@@ -11,7 +11,7 @@ import pytest
 
 from devproxy.control import barrier as barriers
 from devproxy.proxy.control_channel import ControlChannel, ServerError
-from tests.checkpoint.world import SUBJECTS, World, without_pauses
+from tests.checkpoint.world import SUBJECTS, World
 
 STEPS = 400  # far more than the verbs take: at the gate before the last step no cut is possible
 RANKS = (
@@ -26,18 +26,6 @@ RANKS = (
 
 def command(ranks: int) -> tuple[str, ...]:
     return (*RANKS, "--ranks", str(ranks))
-
-
-def undisturbed(world: World, ranks: int, gpus: int) -> list[str]:
-    job = world.run(
-        *without_pauses(command(ranks)),
-        name="alone",
-        log="alone",
-        options=("--gpus", str(gpus)),
-        TEST_GATE="",
-    )
-    assert job.wait(120) == 0, world.tail("alone")
-    return world.digest("alone")
 
 
 def check(world: World, expected: list[str]) -> None:
@@ -68,7 +56,7 @@ def disturb(world: World, verb: str, dice: random.Random, gpus: int) -> None:
 @pytest.mark.parametrize(("ranks", "gpus", "seed"), [(4, 4, 1), (3, 2, 2), (2, 1, 3)])
 def test_verbs_at_random_moments(world: World, ranks: int, gpus: int, seed: int) -> None:
     dice = random.Random(seed)
-    expected = undisturbed(world, ranks, gpus)
+    expected = world.undisturbed(*command(ranks), gpus=gpus)
     job = world.run(*command(ranks), options=("--gpus", str(gpus)))
     for at in sorted(dice.sample(range(2, 80), 5)):
         run_freely(world, at)
@@ -78,7 +66,7 @@ def test_verbs_at_random_moments(world: World, ranks: int, gpus: int, seed: int)
 
 
 def test_restore_after_everything_was_killed(world: World) -> None:
-    expected = undisturbed(world, 4, 4)
+    expected = world.undisturbed(*command(4), gpus=4)
     world.run(*command(4), options=("--gpus", "4"))
     run_freely(world, 20)
     disturb(world, "checkpoint", random.Random(0), 4)
@@ -95,7 +83,7 @@ def test_restore_after_everything_was_killed(world: World) -> None:
 
 
 def test_ranks_that_outnumber_the_gpus(world: World) -> None:
-    expected = undisturbed(world, 8, 2)
+    expected = world.undisturbed(*command(8), gpus=2)
     job = world.run(*command(8), options=("--gpus", "2"))
     for at in (5, 20, 35):
         run_freely(world, at)
@@ -120,14 +108,8 @@ def training(way: str) -> tuple[str, ...]:
 def test_training_on_several_ranks(world: World, way: str) -> None:
     """Under torchrun: moved or suspended, then kill -9 of everything and a restore."""
     dice = random.Random(way)
-    four = ("--gpus", "4")
-    alone = world.run(
-        *without_pauses(training(way)), name="alone", log="alone", options=four, TEST_GATE=""
-    )
-    assert alone.wait(200) == 0, world.tail("alone")
-    expected = world.digest("alone")
-    assert expected
-    world.run(*training(way), options=four)
+    expected = world.undisturbed(*training(way), gpus=4)
+    world.run(*training(way), options=("--gpus", "4"))
     world.wait_step(dice.randrange(2, 30), timeout_s=120)
     world.until(TRAINING_STEPS - 1)
     disturb(world, dice.choice(("suspend", "migrate")), dice, 4)
@@ -155,12 +137,7 @@ def way_of_last_cut(world: World) -> str:
 def test_ddp_comes_to_a_cut_in_either_way(world: World, barrier: str) -> None:
     """Moved, suspended, stored, then kill -9 of everything and a restore; and again in the restored job."""
     two = ("--gpus", "2")
-    alone = world.run(
-        *without_pauses(two_ranks("ddp")), name="alone", log="alone", options=two, TEST_GATE=""
-    )
-    assert alone.wait(200) == 0, world.tail("alone")
-    expected = world.digest("alone")
-    assert expected
+    expected = world.undisturbed(*two_ranks("ddp"), gpus=2)
     world.run(*two_ranks("ddp"), options=(*two, "--barrier", barrier))
     run_freely(world, 5)
     took = "meta over communicator" if barrier == "meta" else "agreement: --barrier agree"
@@ -201,7 +178,7 @@ def test_auto_takes_the_agreement_for_a_pipeline(world: World) -> None:
 @pytest.mark.parametrize("barrier", ["auto", "meta"])
 def test_idle_ranks(world: World, barrier: str) -> None:
     """All ranks stand at the gate. auto sees it and agrees; in band there is no point, and the job goes on."""
-    expected = undisturbed(world, 2, 2)
+    expected = world.undisturbed(*command(2), "--together", "1", gpus=2)
     job = world.run(*command(2), "--together", "1", options=("--gpus", "2", "--barrier", barrier))
     world.until(6)
     world.wait(lambda: 6 in world.steps(), 90, "step 6")
@@ -220,7 +197,7 @@ def test_idle_ranks(world: World, barrier: str) -> None:
 
 def test_a_coordinator_that_goes_lifts_the_barrier(world: World) -> None:
     """All ranks stand; then the channels hang up."""
-    expected = undisturbed(world, 2, 2)
+    expected = world.undisturbed(*command(2), "--together", "1", gpus=2)
     job = world.run(*command(2), "--together", "1", options=("--gpus", "2", "--barrier", "meta"))
     run_freely(world, 5)
     folder = str(next(world.shm.glob("**/job.json")).parent)

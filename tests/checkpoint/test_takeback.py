@@ -16,10 +16,9 @@ from tests.checkpoint.test_ranks import (
     command,
     disturb,
     training,
-    undisturbed,
     way_of_last_cut,
 )
-from tests.checkpoint.world import World, without_pauses
+from tests.checkpoint.world import World
 
 VERBS = ("checkpoint", "migrate", "suspend")
 
@@ -33,7 +32,7 @@ def stand(world: World, at: int) -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("barrier", ["auto", "takeback"])
 def test_verbs_while_a_rank_waits(world: World, barrier: str) -> None:
-    expected = undisturbed(world, 4, 4)
+    expected = world.undisturbed(*command(4), gpus=4)
     world.until(2)
     job = world.run(*command(4), options=("--gpus", "4", "--barrier", barrier))
     dice = random.Random(barrier)
@@ -50,7 +49,7 @@ def test_verbs_while_a_rank_waits(world: World, barrier: str) -> None:
 def test_verbs_at_random_moments(world: World, ranks: int, gpus: int, seed: int) -> None:
     """Ranks at work, and cut wherever they are."""
     dice = random.Random(seed)
-    expected = undisturbed(world, ranks, gpus)
+    expected = world.undisturbed(*command(ranks), gpus=gpus)
     job = world.run(*command(ranks), options=("--gpus", str(gpus), "--barrier", "takeback"))
     for at in sorted(dice.sample(range(2, 80), 5)):
         world.wait_step(at)
@@ -63,7 +62,7 @@ def test_verbs_at_random_moments(world: World, ranks: int, gpus: int, seed: int)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_restore_after_everything_was_killed(world: World, seed: int) -> None:
     """Twice, the second time of an image of the restored job; on other GPUs each time."""
-    expected = undisturbed(world, 4, 4)
+    expected = world.undisturbed(*command(4), gpus=4)
     dice = random.Random(seed)
     world.until(2)
     world.run(*command(4), options=("--gpus", "4", "--barrier", "takeback"))
@@ -82,10 +81,7 @@ def test_all_kinds_of_commands_behind_a_collective(world: World) -> None:
     """Copies of all kinds, sets, host functions, graphs, events and memory that are gone by then (subjects/behind.py)."""
     dice = random.Random(7)
     words = (*command(2), "--behind", "1")
-    alone = world.run(*without_pauses(words), name="alone", log="alone", options=("--gpus", "2"), TEST_GATE="")  # fmt: skip
-    assert alone.wait(120) == 0, world.tail("alone")
-    expected = world.digest("alone")
-    assert expected
+    expected = world.undisturbed(*words, gpus=2)
     world.until(2)
     world.run(*words, options=("--gpus", "2", "--barrier", "takeback"))
     for number, verb in enumerate((*VERBS, "migrate", "checkpoint")):
@@ -105,15 +101,9 @@ def test_all_kinds_of_commands_behind_a_collective(world: World) -> None:
 def test_training_while_a_rank_waits(world: World, way: str) -> None:
     """Under torchrun: moved or suspended, stored, then kill -9 of everything and a restore."""
     dice = random.Random(way)
-    four = ("--gpus", "4")
-    alone = world.run(
-        *without_pauses(training(way)), name="alone", log="alone", options=four, TEST_GATE=""
-    )
-    assert alone.wait(200) == 0, world.tail("alone")
-    expected = world.digest("alone")
-    assert expected
+    expected = world.undisturbed(*training(way), gpus=4)
     world.until(2)
-    world.run(*training(way), options=four)
+    world.run(*training(way), options=("--gpus", "4"))
     stand(world, dice.randrange(3, 20))
     disturb(world, dice.choice(("suspend", "migrate")), dice, 4)
     assert way_of_last_cut(world).startswith("take-back: "), way_of_last_cut(world)

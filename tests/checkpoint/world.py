@@ -100,11 +100,15 @@ class World:
         found: dict[str, object] = json.loads(text)
         return found
 
-    def undisturbed(self, *command: str) -> list[str]:
+    def undisturbed(self, *command: str, gpus: int = 1) -> list[str]:
         """The digest of the same command, run beside the job under test as fast as it goes."""
-        self.run(*without_pauses(command), name="alone", log="alone.log", TEST_GATE="").wait(120)
-        digest = self.digest("alone.log")
-        assert digest, self.tail("alone.log")
+        options = ("--gpus", str(gpus))
+        alone = self.run(
+            *without_pauses(command), name="alone", log="alone", options=options, TEST_GATE=""
+        )
+        assert alone.wait(200) == 0, self.tail("alone")
+        digest = self.digest("alone")
+        assert digest, self.tail("alone")
         return digest
 
     def checkpoint_then_die(self, at: int, after: int) -> None:

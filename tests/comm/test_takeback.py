@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
+from devproxy.proxy.control_channel import ControlChannel
 from tests import sweeps
 from tests.comm.trees import Trees
 
@@ -50,3 +54,32 @@ def test_cut_in_the_middle(program: str, places: str, chaos: int | None, gpus: i
         assert out.splitlines()[-1] == "PASS", out
         assert cuts > 5
         assert trees.moves > 3
+
+
+def test_a_device_that_takes_nothing_over() -> None:
+    """The recording device wraps the software GPU, and must not pass on to it what waits behind a collective. Its
+    successor refuses by name, and the server that dumped goes on."""
+    with Trees("00") as trees:
+        process = trees.popen("stages.py", 1)
+        trees.wait_attached()
+        channels = [ControlChannel(str(trees.folder(0)), gpu) for gpu in range(2)]
+        while not any(report["counts"] for report in channels[0].ranks()):
+            pass
+        while not all(channel.withhold()["still"] for channel in channels):
+            pass
+        into = Path(tempfile.mkdtemp(dir=trees.root))
+        for channel in channels:
+            channel.cut()
+        channels[0].dump(str(into))
+        other = ("--other-gpu", "--device", "record")
+        refused = trees.start(0, 0, "--restore", str(into), "--ledger", f"{into}/ledger", *other)
+        with os.fdopen(refused.ready) as ready:
+            said = ready.read()
+        assert "the image has collectives that had not begun, which this device cannot" in said
+        assert refused.process.wait(10) != 0
+        for channel in channels:
+            channel.resume()
+            channel.close()
+        (trees.notes / "go0").touch()
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, f"{out}\n{err}\n{trees.logs()}"

@@ -111,23 +111,30 @@ class Trees:
 
     def move(self, tree: int, gpu: int) -> None:
         """Another server goes on for this one, at another port."""
-        old = next(s for s in self.servers if (s.tree, s.gpu) == (tree, gpu))
-        folder = self.folder(tree)
         into = Path(tempfile.mkdtemp(dir=self.root))
-        with ControlChannel(str(folder), gpu) as control:
+        with ControlChannel(str(self.folder(tree)), gpu) as control:
             control.cut()
             control.dump(str(into))
-            self.moves += 1
-            new = self.start(tree, gpu, "--restore", str(into), "--ledger", f"{into}/ledger")
-            self.servers[self.servers.index(old)] = new
-            with os.fdopen(new.ready) as ready:
-                said = ready.read().strip()
-            assert said == "ready", said
-            with ControlChannel(str(folder), gpu) as control_new:
-                control.leave()
-                assert old.process.wait(10) == 0
-                self.say()
-                control_new.resume()
+            control_new = self.succeed(control, tree, gpu, into)
+            self.say()
+            control_new.resume()
+            control_new.close()
+
+    def succeed(
+        self, old: ControlChannel, tree: int, gpu: int, dump: Path, *more: str
+    ) -> ControlChannel:
+        """Another server has taken over what this one dumped, which has left. It is to be resumed."""
+        new = self.start(tree, gpu, "--restore", str(dump), "--ledger", f"{dump}/ledger", *more)
+        with os.fdopen(new.ready) as ready:
+            said = ready.read().strip()
+        assert said == "ready", said
+        channel = ControlChannel(str(self.folder(tree)), gpu)
+        at = next(i for i, s in enumerate(self.servers) if (s.tree, s.gpu) == (tree, gpu))
+        old.leave()
+        assert self.servers[at].process.wait(10) == 0
+        self.servers[at] = new
+        self.moves += 1
+        return channel
 
     def wait_attached(self) -> None:
         """Until all ranks are members of something."""
@@ -154,19 +161,11 @@ class Trees:
         for place, into in dumps.items():
             channels[place].dump(str(into))
         self.flush(list(channels.values()))
-        fresh: list[ControlChannel] = []
-        for place, into in dumps.items():
-            old = next(s for s in self.servers if (s.tree, s.gpu) == place)
-            new = self.start(*place, "--restore", str(into), "--ledger", f"{into}/ledger", *more)
-            with os.fdopen(new.ready) as ready:
-                said = ready.read().strip()
-            assert said == "ready", said
-            fresh.append(ControlChannel(str(self.folder(new.tree)), new.gpu))
-            channels[place].leave()
-            assert old.process.wait(10) == 0
+        fresh = [
+            self.succeed(channels[place], *place, into, *more) for place, into in dumps.items()
+        ]
+        for place in dumps:
             channels.pop(place).close()
-            self.servers[self.servers.index(old)] = new
-            self.moves += 1
         if moves and self.count > 1:
             self.say()
         for channel in [*fresh, *channels.values()]:
