@@ -215,6 +215,17 @@ def meta(seed: int) -> dict[str, int]:
     return {"programs": 500_000}
 
 
+def takeback(seed: int) -> dict[str, int]:
+    """Ten thousand programs under the checker of tests/model/comm_model.cc."""
+    comm = ("soft_comm", "board", "receiver", "shadow", "reduce")
+    sources = [str(ROOT / f"devproxy/hal/soft/comm/{name}.cc") for name in comm]
+    sources.append(str(ROOT / "devproxy/csrc/base/log.cc"))
+    program = binary("model/comm_model.cc", "comm", "-O2", *sources)
+    text = checked([str(program), "--first", str(1_000_000 * seed), "--seeds", "10000"])
+    cuts = text.split(" cuts")[0].split()[-1]
+    return {"programs": 10_000, "cuts": int(cuts)}
+
+
 def random_kills(seed: int) -> dict[str, int]:
     """See tests/fault/random_kills.py."""
     sys.path.insert(0, str(ROOT))
@@ -283,6 +294,9 @@ CAMPAIGNS = [
     Campaign("sweeps", "every case of the tests of which `make test` runs some", 1, sweeps),
     Campaign("agreement", "random programs of ranks, held at random moments", 10, agreement),
     Campaign("meta", "random programs of ranks that meet beside their collectives", 10, meta),
+    Campaign(
+        "takeback", "random programs of ranks, cut anywhere, their servers replaced", 10, takeback
+    ),
     Campaign("fuzz", "hostile messages against the sanitized server", 20, fuzz),
 ]
 

@@ -44,6 +44,8 @@ def models() -> None:
     test_model.build("model/ring_model.cc", "ring_model", "-O2", "-DMUTANT=0")
     test_model.build("model/ring_model.cc", "ring_model_mutants", "-O2")
     test_model.gate_model()
+    test_model.comm_model()
+    test_model.comm_model("-fsanitize=address")
 
 
 def hal_cuda() -> None:

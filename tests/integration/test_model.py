@@ -1,7 +1,8 @@
-"""The command ring, the gate and the two ways of ranks to a cut under checkers (tests/model), the ring under real threads too.
+"""The command ring, the gate, the three ways of ranks to a cut and their collectives under checkers (tests/model), the ring
+under real threads too.
 
-The checkers explore the real ring.h, gate.h, agreement.cc and meta_barrier.cc; each of their mutants, the code around them broken on purpose, must be
-caught: a checker that cannot fail proves nothing.
+The checkers explore the real ring.h, gate.h, agreement.cc, meta_barrier.cc and hal/soft/comm; each of their mutants, the code
+around them broken on purpose, must be caught: a checker that cannot fail proves nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +17,19 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "tests"
 AGREEMENT = [ROOT / "devproxy/csrc/server/agreement.cc"]
 META = [*AGREEMENT, ROOT / "devproxy/csrc/server/meta_barrier.cc"]
+COMM = [
+    *(
+        ROOT / f"devproxy/hal/soft/comm/{name}.cc"
+        for name in ("soft_comm", "board", "receiver", "shadow", "reduce")
+    ),
+    ROOT / "devproxy/csrc/base/log.cc",
+]
 CXX = ["g++", "-std=c++20", "-Wall", "-Wextra", "-I", str(ROOT)]
 N_MUTANTS = 16
 N_GATE_MUTANTS = 10
 N_AGREEMENT_MUTANTS = 12
 N_META_MUTANTS = 12
+N_COMM_MUTANTS = 14
 
 
 def build(source: str, name: str, *flags: str | Path) -> Path:
@@ -29,6 +38,7 @@ def build(source: str, name: str, *flags: str | Path) -> Path:
     inputs = [ROOT / "tests" / source, *(ROOT / "devproxy/csrc/transport").glob("*.h")]
     inputs += (ROOT / "devproxy/csrc/wire").glob("*.h")
     inputs += [ROOT / "devproxy/csrc/server/gate.h", *META, *(p.with_suffix(".h") for p in META)]
+    inputs += [*COMM, *(ROOT / "devproxy/hal/soft/comm").glob("*.h")]
     if out.exists() and all(out.stat().st_mtime > p.stat().st_mtime for p in inputs):
         return out
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -150,6 +160,32 @@ def test_a_broken_meta_allreduce_is_caught(mutant: int) -> None:
 def test_no_mutant_of_the_meta_allreduce_is_forgotten() -> None:
     """The list above covers every mutant of the checker."""
     assert len(run(meta_model(), "--list").stdout.splitlines()) == N_META_MUTANTS
+
+
+def comm_model(*flags: str) -> Path:
+    """The checker of the software GPU's communicators and of cuts that take back what has not begun."""
+    return build("model/comm_model.cc", "-".join(["comm_model", *flags]), "-O1", *flags, *COMM)
+
+
+def test_random_collectives_are_cut_anywhere() -> None:
+    """Communicators over several trees, whose servers are replaced; with AddressSanitizer. `make soak` runs more."""
+    programs = os.environ.get("DEVPROXY_TEST_PROGRAMS", "300")
+    done = run(comm_model("-fsanitize=address"), "--seeds", programs, seconds=3600)
+    assert done.returncode == 0
+    assert "programs hold" in done.stdout
+
+
+@pytest.mark.parametrize("mutant", range(1, N_COMM_MUTANTS + 1))
+def test_a_broken_take_back_is_caught(mutant: int) -> None:
+    """The checker finds each mutant and prints the program that shows it."""
+    done = run(comm_model(), "--mutant", str(mutant), "--seeds", "3000")
+    assert done.returncode == 1
+    assert "seed" in done.stdout
+
+
+def test_no_mutant_of_the_take_back_is_forgotten() -> None:
+    """The list above covers every mutant of the checker."""
+    assert len(run(comm_model(), "--list").stdout.splitlines()) == N_COMM_MUTANTS
 
 
 @pytest.mark.parametrize("sanitizer", ["none", "thread"])

@@ -44,6 +44,7 @@ static_assert(sizeof(Welcome) == 16);
 //   kLeave       it will do nothing more
 //   kUnpost      it takes back the operation that it has posted; not all members have
 //   kPairUnpost  other: likewise what it sends to `other`
+//   kElsewhere   all members have come, and none in this tree, which need not know of the communicator
 // and of no communicator:
 //   kGone        slot, incarnation: the process has ended
 //   kBye         the server ends, and its members go on elsewhere
@@ -62,6 +63,7 @@ enum class FrameKind : uint8_t {
   kUnpost,
   kPairUnpost,
   kMark,
+  kElsewhere,
 };
 
 struct Frame {

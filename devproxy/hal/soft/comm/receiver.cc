@@ -158,8 +158,8 @@ const char* Receiver::take(const Frame& frame, Stream& stream) {
     return "it is of no rank";
   if (frame.kind == FrameKind::kJoin) return join(frame);
   Board* const board = board_of(frame);
-  if (frame.kind == FrameKind::kLeave) {
-    if (board) leave(frame, *board);
+  if (frame.kind == FrameKind::kLeave || frame.kind == FrameKind::kElsewhere) {
+    if (board) frame.kind == FrameKind::kLeave ? leave(frame, *board) : forget(frame, *board);
     return nullptr;
   }
   if (!board || !is_peers(board->cell(frame.rank))) return "that rank has not come";
@@ -175,6 +175,7 @@ const char* Receiver::take(const Frame& frame, Stream& stream) {
     case FrameKind::kMark:
     case FrameKind::kJoin:
     case FrameKind::kLeave:
+    case FrameKind::kElsewhere:
     case FrameKind::kGone:
     case FrameKind::kBye: break;
   }
@@ -324,6 +325,17 @@ void Receiver::leave(const Frame& frame, Board& board) {
   if (last) board.remove();
   board.ring();
   if (last) boards_.erase(frame.key);
+}
+
+// Another member may not know yet that all have come, and tell this tree of itself afterwards. Then it says this too.
+void Receiver::forget(const Frame& frame, Board& board) {
+  if (!is_peers(board.cell(frame.rank))) return;
+  for (uint32_t r = 0; r < board.ranks(); r++) {
+    const BoardCell& cell = board.cell(r);
+    if (cell.incarnation.load(std::memory_order_acquire) != 0 && cell.server.load() == 0) return;  // of this tree
+  }
+  board.remove();
+  boards_.erase(frame.key);
 }
 
 void Receiver::gone(const Frame& frame) {

@@ -61,6 +61,7 @@ class Receiver {
   const char* unpost(const Frame& frame, Board& board);
   const char* pair(const Frame& frame, Board& board);
   void leave(const Frame& frame, Board& board);
+  void forget(const Frame& frame, Board& board);
   void gone(const Frame& frame);
   Board* board_of(const Frame& frame);
   Shadow* shadow_of(const BoardCell& cell);

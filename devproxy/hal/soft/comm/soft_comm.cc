@@ -135,6 +135,7 @@ bool SoftComm::join() {
   cell.device_bytes = space_.device_bytes;
   cell.incarnation.store(incarnation_, std::memory_order_release);
   board_ = std::move(*board);
+  taken_over_ = before != 0;
   joined_.store(true);
   if (before == 0) board_->head().joined.fetch_add(1, std::memory_order_acq_rel);
   board_->ring();
@@ -232,7 +233,8 @@ Frame SoftComm::frame(FrameKind kind) const {
 }
 
 // Nobody knows where the other members are, so every tree is told, and again whenever its connection is another one: a
-// server that was replaced meanwhile may not have read it. Once all have come, a tree without members need not know.
+// server that was replaced meanwhile may not have read it. Once all have come, a tree without members need not know; by
+// whom it was told, it is told to forget it (find_members).
 bool SoftComm::tell(const Links::Stop& stop) {
   untold_.reset();
   const auto trees = links_->others();
@@ -267,6 +269,11 @@ void SoftComm::find_members() {
     }
     if (r == config_.rank) spread.index = static_cast<uint32_t>(spread.locals.size());
     spread.locals.push_back(r);
+  }
+  for (const uint32_t tree : links_->others().value_or(std::vector<uint32_t>{})) {
+    if (spread.others.contains(tree) || (told_[tree] == 0 && !taken_over_)) continue;
+    links_->post(tree, frame(FrameKind::kElsewhere));
+    told_trees_.fetch_and(~(uint64_t{1} << tree));
   }
   if (!spread.others.empty()) spread_ = std::move(spread);
   knows_members_ = true;
@@ -403,10 +410,7 @@ bool CommGroup::Lane::go_on() {
     case Place::kAll:
       if (all_.empty()) return place_ = Place::kPairs, true;
       // Whom this is to be told, that is where all the members are.
-      if (comm_.links() && !comm_.knows_members()) {
-        if (!have_all_joined()) return false;
-        comm_.find_members();
-      }
+      if (comm_.links() && !comm_.knows_members() && !have_all_joined()) return false;
       if (!enter()) return false;
       place_ = Place::kSent;
       if (comm_.spread()) send_data();
@@ -536,7 +540,10 @@ bool CommGroup::Lane::late(bool moved) {
 }
 
 bool CommGroup::Lane::have_all_joined() {
-  if (comm_.all_joined()) return true;
+  if (comm_.all_joined()) {
+    if (comm_.links() && !comm_.knows_members()) comm_.find_members();
+    return true;
+  }
   if (comm_.links() && !comm_.hold().on()) comm_.tell(stop_);  // whom a connection has lost
   return false;
 }
@@ -840,6 +847,24 @@ std::vector<CommCall> CommGroup::take_back() {
   std::vector<CommCall> calls;
   for (const auto& lane : lanes_) lane->take_back(&calls);
   return calls;
+}
+
+bool CommGroup::step(size_t lane, const std::atomic<bool>& ended) {
+  std::lock_guard lock(mu_);
+  Lane& one = *lanes_[lane % lanes_.size()];
+  one.watch(ended);
+  return one.go_on();
+}
+
+bool CommGroup::over() {
+  std::lock_guard lock(mu_);
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->over(); });
+}
+
+// Also of a lane that is over, which looks at nothing.
+void CommGroup::look() {
+  std::lock_guard lock(mu_);
+  for (const auto& lane : lanes_) lane->look();
 }
 
 void CommGroup::run(const std::atomic<bool>& ended) {

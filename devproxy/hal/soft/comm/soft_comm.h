@@ -151,6 +151,7 @@ class SoftComm final : public Comm {
   uint64_t next_turn_ = 0;
   std::atomic<uint64_t> turn_{0};
   std::unique_ptr<Board> board_;
+  bool taken_over_ = false;  // another server has told trees of this member
   std::atomic<bool> joined_{false};
   std::vector<std::shared_ptr<PeerMemory>> peers_;
   std::atomic<bool> aborted_{false}, complete_{false};
@@ -168,6 +169,11 @@ class CommGroup {
   ~CommGroup();
   // Until all is done, or given up: `ended` is asked now and then.
   void run(const std::atomic<bool>& ended);
+  // What run() does, one act of one lane (modulo their number) at a time, in whatever order: for the checker of
+  // tests/model/comm_model.cc. False: it could do nothing.
+  bool step(size_t lane, const std::atomic<bool>& ended);
+  bool over();
+  void look();
 
   // -- any thread, while the spaces of all members withhold
   bool stands();
