@@ -104,6 +104,7 @@ class JobCoordinator:
         self._epoch: int | None = None
         self._next_unix_s: float | None = None
         self._suspended_image = ""
+        self._failed: set[str] = set()  # names of nodes
         self._steps = 0
         self._token = os.urandom(32).hex()  # servers of this job know one another by it
         self._last_cut = ""
@@ -584,6 +585,7 @@ class JobCoordinator:
         while not self._ended.wait(STEP_POLL_S if steps else 0.5):
             for tree in self._trees:
                 tree.look()
+            self._say_who_has_failed()
             if self.phase != api.RUNNING:
                 continue
             if steps:
@@ -600,6 +602,18 @@ class JobCoordinator:
                 if now >= next_image:
                     next_image = now + seconds
                     self._due()
+
+    def _say_who_has_failed(self) -> None:
+        """Without a launcher that looks after all nodes, the others' ranks may wait for those for ever."""
+        if len(self._trees) < 2 or all(tree.has_ended() for tree in self._trees):
+            return
+        for tree in self._trees:
+            if tree.code and tree.name not in self._failed:
+                self._failed.add(tree.name)
+                say(
+                    f"{tree.name}: its command has ended with exit code {tree.code}; "
+                    f"the commands of the other nodes go on until they end, or Ctrl-C or devproxy kill {self._spec.job}"
+                )
 
     def _due(self) -> None:
         try:

@@ -105,6 +105,7 @@ class Member:
             "processes": local.has_processes(),
             "lives": local.lives(),
             "ended": local.has_ended(),
+            "code": local.code,
             "lost": local.lost_servers(),
         }
 

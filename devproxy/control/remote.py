@@ -39,7 +39,7 @@ class RemoteTree:
         self.name = f"node {number} ({host})"
         self._mu = threading.Lock()
         self._facts: dict[str, Any] = {"gpus": gpus, "processes": True, "lives": True}
-        self._facts |= {"ended": False, "lost": ""}
+        self._facts |= {"ended": False, "code": None, "lost": ""}
         self._asked = 0.0
 
     # -- facts --------------------------------------------------------------------------------------------------
@@ -62,8 +62,13 @@ class RemoteTree:
     def gpus(self) -> list[int]:
         return list(self._fact("gpus"))
 
+    @property
+    def code(self) -> int | None:
+        code = self._fact("code")
+        return None if code is None else int(code)
+
     def about(self) -> str:
-        return node_line(self.number, self.host, self.gpus)
+        return node_line(self.name, self.gpus, self.code)
 
     def has_processes(self) -> bool:
         return bool(self._fact("processes"))

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 NOTE_S = 2.0  # how often the state of the job's files is noted
 
 
-def node_line(node: int, host: str, gpus: list[int]) -> str:
-    return f"node {node} ({host}): GPU {', '.join(map(str, gpus))}"
+def node_line(name: str, gpus: list[int], code: int | None) -> str:
+    end = "" if code is None else f"; its command has ended with exit code {code}"
+    return f"{name}: GPU {', '.join(map(str, gpus))}{end}"
 
 
 class LocalTree:
@@ -49,9 +50,17 @@ class LocalTree:
     def gpus(self) -> list[int]:
         return self._tree.gpus
 
-    def about(self) -> str:
+    @property
+    def name(self) -> str:
         place = self._tree.place
-        return node_line(place.tree if place else 0, os.uname().nodename, self.gpus)
+        return f"node {place.tree if place else 0} ({os.uname().nodename})"
+
+    @property
+    def code(self) -> int | None:
+        return self._tree.code
+
+    def about(self) -> str:
+        return node_line(self.name, self.gpus, self.code)
 
     def has_processes(self) -> bool:
         return self._tree.root is not None

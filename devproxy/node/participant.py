@@ -170,6 +170,16 @@ class Participant(Protocol):
         """[k]: the host's GPU behind the tree's GPU k."""
         ...
 
+    @property
+    def name(self) -> str:
+        """The node's number and host."""
+        ...
+
+    @property
+    def code(self) -> int | None:
+        """The exit code of its command, which has ended for good; None before, and where nobody knows."""
+        ...
+
     def about(self) -> str:
         """For `devproxy status`: which node it is, where, on which GPUs."""
         ...
