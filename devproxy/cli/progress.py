@@ -27,6 +27,7 @@ class Show:
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
         self._stage = ""
+        self.reached = ""  # the last stage that there was news of
         self._began = time.monotonic()
 
     def __enter__(self) -> Show:
@@ -53,6 +54,7 @@ class Show:
             self._bars.stop()
 
     def __call__(self, progress: Progress) -> None:
+        self.reached = progress.stage
         if self._mode == "json":
             seconds = round(time.monotonic() - self._began, 3)
             line = {"verb": self._verb, "seconds": seconds, **asdict(progress)}

@@ -18,6 +18,7 @@ from devproxy.cli import progress
 from devproxy.cli.table import show_table
 from devproxy.control import client
 from devproxy.control.client import Result
+from devproxy.control.stage_note import MEET
 from devproxy.errors import DevproxyError, Refused, RestoreError
 from devproxy.log import say
 from devproxy.machine import show_bytes
@@ -99,15 +100,20 @@ def _print_result(arguments: argparse.Namespace, title: str, result: Result) -> 
 def _run(
     arguments: argparse.Namespace, verb: str, job: str, work: Callable[[progress.Show], Result]
 ) -> int:
-    """Shows the progress, then the result. Ctrl-C leaves the operation alone and says so."""
+    """Shows the progress, then the result. Ctrl-C leaves the operation alone and says so; where a restore still waits for
+    the job's other nodes, it ends that (control/daemon.py)."""
     mode = arguments.progress
     if arguments.json and mode == "auto":
         mode = "none"
+    show = progress.Show(mode, verb)
     try:
-        with progress.Show(mode, verb) as show:
+        with show:
             result = work(show)
     except KeyboardInterrupt:
-        say(f"the {verb} of job {job} goes on; see: devproxy watch {job}", "devproxy")
+        if show.reached == MEET:
+            say(f"the {verb} of job {job} is given up; nothing of it runs here", "devproxy")
+        else:
+            say(f"the {verb} of job {job} goes on; see: devproxy watch {job}", "devproxy")
         return EXIT_INTERRUPTED
     _print_result(arguments, f"{verb} of job {job}", result)
     return 0

@@ -228,13 +228,32 @@ def _last_words(path: str, start: int) -> str:
 def _watch_restore(
     name: str, started: Started, context: grpc.ServicerContext
 ) -> Iterator[pb.Event]:
-    """The agent's news about its restore. A caller that leaves changes nothing for the agent."""
+    """The agent's news about its restore. A caller that leaves changes nothing for the agent, but where it only waits for
+    the job's other nodes: that ends then."""
+    from devproxy.control import messages
+    from devproxy.control._pb import job_pb2 as pb
+    from devproxy.node.stages import Progress
+
     path = os.path.join(runtime.root_path(), name, client.AGENT_SOCKET)
     stage = "start"
     deadline = time.monotonic() + AGENT_START_S
+
+    def left() -> None:
+        if started.note.read() == stage_note.MEET:
+            started.process.kill()  # the janitor removes its folder
+
+    # Not behind a yield: where the caller has left by then, nobody asks for more.
+    if not context.add_callback(left):
+        left()
     while context.is_active():
         if started.process.poll() is not None:
             raise _agent_ended(stage, started)
+        if started.note.read() == stage_note.MEET:
+            deadline = time.monotonic() + AGENT_START_S  # side.MEET_S is its own limit
+            if stage != stage_note.MEET:
+                stage = stage_note.MEET
+                text = "waiting for the job's other nodes"
+                yield pb.Event(progress=messages.progress_to_pb(Progress(stage, text)))
         if client.listens(path):
             deadline = time.monotonic() + AGENT_START_S
             news = _agent_news(path, stage, started, context)

@@ -20,7 +20,7 @@ from devproxy.control.coordinator import JobCoordinator
 from devproxy.control.meeting import Hello
 from devproxy.control.serving import Agent
 from devproxy.control.side import MEET_S, First, Other, PartAgent
-from devproxy.control.stage_note import StageNote
+from devproxy.control.stage_note import MEET, StageNote
 from devproxy.errors import Refused
 from devproxy.log import say
 from devproxy.node import build
@@ -106,6 +106,9 @@ def bring_back(
     servers = ServerSet()
     descriptors = _descriptors(request.get("output"))
     stdio = Stdio(folder.path, descriptors)
+    note = StageNote(request.get("note"))
+    if len(whole.trees) > 1:
+        note.write(MEET)
     side = _meet(request, spec, whole, node)
     place = side.place if side else None
     tree = Tree(spec, gpus, folder, servers, janitor, stdio, lib, config.server_path(lib), place)
@@ -126,7 +129,7 @@ def bring_back(
         if side is not None:
             side.attach(tree)
         if isinstance(side, Other):
-            return Restored(tree, _as_part(request, whole, side, before_it_runs), side)
+            return Restored(tree, _as_part(note, whole, side, before_it_runs), side)
         if side is not None:
             side.gather(MEET_S, lambda: None)
             coordinator = side.coordinator(phase=api.RESTORING, opened=store)
@@ -136,7 +139,6 @@ def bring_back(
             )
         agent = Agent(folder.path, coordinator)
         try:
-            note = StageNote(request.get("note"))
             with agent.operation("restore", lambda: _times(stages)) as report:
 
                 def noted(progress: Progress) -> None:
@@ -219,7 +221,7 @@ def _meet(
 
 
 def _as_part(
-    request: dict[str, Any],
+    note: StageNote,
     whole: image.Image,
     side: Other,
     before_it_runs: Callable[[], None],
@@ -227,15 +229,13 @@ def _as_part(
     """This node does what the first one asks for, until the job runs. Raises Refused where it comes to nothing."""
     agent = side.serve()
     try:
-        note = StageNote(request.get("note"))
         with agent.operation("restore") as report:
 
             def noted(progress: Progress) -> None:
                 note.write(progress.stage)
                 report(progress)
 
-            stages = Stages(noted, "manifest", f"image {whole.id}")
-            stages.say("waiting for the other nodes")
+            Stages(noted, MEET, f"image {whole.id}").say("waiting for the job's other nodes")
             side.restore(noted, before_it_runs)
     except BaseException:
         agent.stop()

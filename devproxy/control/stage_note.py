@@ -10,6 +10,7 @@ import io
 import os
 
 NAME = "stage"  # in the job's folder
+MEET = "meet"  # of a restore: this node waits for the others, and nothing of the job is there
 _BYTES = 64
 
 

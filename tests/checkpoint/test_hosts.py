@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.checkpoint.hosts import Hosts
+from tests.checkpoint.hosts import CTL, Hosts
 from tests.checkpoint.world import RUN, SUBJECTS, without_pauses
 from tests.integration.needs import require_criu
 
@@ -72,6 +72,28 @@ def test_megabytes_on_their_way(hosts: Hosts) -> None:
     assert hosts.steps("log0") == hosts.steps("log1") == list(range(1, STEPS + 1))
 
 
+def test_a_restore_that_is_given_up(hosts: Hosts) -> None:
+    """One node waits for the other, and its user ends that by Ctrl-C: nothing is left of it, and both may begin anew."""
+    hosts.start(*ACROSS)
+    hosts.wait_step(3, "log0")
+    hosts.on(0, "checkpoint", "j")
+    assert hosts.kill_everything()
+    words = ["restore", "j", "--store", str(hosts.store), "--node", "1", "--meet", hosts.meet(0)]
+    waits = subprocess.Popen(
+        hosts.hosts[1].command([*CTL, *words]), env=hosts.env, stderr=subprocess.PIPE, text=True
+    )
+    assert waits.stderr is not None
+    assert "waiting for the job's other nodes" in waits.stderr.readline()
+    waits.send_signal(signal.SIGINT)
+    assert "is given up; nothing of it runs here" in waits.communicate(timeout=30)[1]
+    assert waits.returncode == 130
+    hosts.wait(lambda: not any("control.agent" in " ".join(p.cmdline()) for p in hosts.processes()), 30)  # fmt: skip
+    hosts.came_back(hosts.bring_back())
+    hosts.wait_end("done", "log0")
+    hosts.wait_end("done", "log1")
+    check(hosts)
+
+
 @pytest.mark.parametrize("nodes", [(1, 0), (0, 0), (0, 1)])
 def test_restored_elsewhere(hosts: Hosts, nodes: tuple[int, int]) -> None:
     """kill -9 of everything; then the halves exchanged, both on one host, or where they were."""
@@ -115,6 +137,22 @@ def test_nodes_that_do_not_fit(hosts: Hosts) -> None:
     supervisor = psutil.Process(first.pid)
     supervisor.send_signal(signal.SIGINT)
     assert first.wait(30) == 128 + signal.SIGINT
+
+
+def test_a_command_that_fails_on_one_node(hosts: Hosts) -> None:
+    """It is named where the job's words are read; what goes on elsewhere goes on until somebody ends it."""
+    (first,) = hosts.start("sleep", "1000", only=(0,))
+    (second,) = hosts.start("sh", "-c", "exit 3", only=(1,))
+    words = "its command has ended with exit code 3"
+    hosts.wait(lambda: words in hosts.text("log0"), 60, words)
+    nodes = hosts.job_status(0)["nodes"]
+    assert isinstance(nodes, list)
+    assert [words in line for line in nodes] == [False, True]
+    assert first.poll() is None
+    hosts.on(0, "kill", "j", "--signal", "TERM")
+    assert first.wait(60) == 143
+    assert second.wait(60) == 3
+    assert hosts.text("log0").count(words) == 1
 
 
 def test_a_node_that_dies(hosts: Hosts) -> None:
