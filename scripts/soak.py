@@ -242,6 +242,14 @@ def verb_kills(seed: int) -> dict[str, int]:
     return kills.run(seed)
 
 
+def host_kills(seed: int) -> dict[str, int]:
+    """See tests/fault/host_kills.py."""
+    sys.path.insert(0, str(ROOT))
+    from tests.fault import host_kills as kills
+
+    return kills.run(seed)
+
+
 def fault_points(seed: int) -> dict[str, int]:
     """Run n is the n-th case of tests/fault/points.py. One job serves many of them, as in the tests."""
     sys.path.insert(0, str(ROOT))
@@ -284,6 +292,12 @@ CAMPAIGNS = [
         "kill -9 of any process, the job's init and loader workers too, while a checkpoint, suspend, resume, restore or migrate is under way; bitwise right",
         200,
         verb_kills,
+    ),
+    Campaign(
+        "host-kills",
+        "kill -9 of any process of a job on two hosts, or of a whole host, in and out of every verb; bitwise right",
+        96,  # every victim in every verb, twice
+        host_kills,
     ),
     Campaign(
         "fault-points",
