@@ -11,6 +11,7 @@ import pytest
 
 from devproxy.control import barrier as barriers
 from devproxy.proxy.control_channel import ControlChannel, ServerError
+from tests.checkpoint import ways
 from tests.checkpoint.world import SUBJECTS, World
 
 STEPS = 400  # far more than the verbs take: at the gate before the last step no cut is possible
@@ -92,26 +93,20 @@ def test_ranks_that_outnumber_the_gpus(world: World) -> None:
     check(world, expected)
 
 
-WAYS = ("ddp", "join", "fsdp2", "hsdp", "zero1", "tensor", "megatron", "pipeline", "custom")
-TRAINING_STEPS = 300
-
-
-def training(way: str) -> tuple[str, ...]:
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-    subject = (str(SUBJECTS / "parallel.py"), "--way", way, "--steps", str(TRAINING_STEPS))
-    return (*torchrun, "--nproc-per-node", "4", *subject, "--seconds-per-step", "0.2")
+def training(way: str, ranks: int = 0) -> tuple[str, ...]:
+    return ways.WAYS[way].command(ranks)
 
 
 # An image of four torch processes is a gigabyte, which takes longer than all else here.
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ways.WAYS)
 def test_training_on_several_ranks(world: World, way: str) -> None:
-    """Under torchrun: moved or suspended, then kill -9 of everything and a restore."""
+    """Moved or suspended, then kill -9 of everything and a restore."""
     dice = random.Random(way)
     expected = world.undisturbed(*training(way), gpus=4)
     world.run(*training(way), options=("--gpus", "4"))
     world.wait_step(dice.randrange(2, 30), timeout_s=120)
-    world.until(TRAINING_STEPS - 1)
+    world.until(ways.WAYS[way].steps - 1)
     disturb(world, dice.choice(("suspend", "migrate")), dice, 4)
     time.sleep(dice.random())
     disturb(world, "checkpoint", dice, 4)
@@ -120,12 +115,6 @@ def test_training_on_several_ranks(world: World, way: str) -> None:
     world.wait_end("digest")
     assert len(world.nonces()) == 1, world.tail()
     assert world.digest() == expected
-
-
-def two_ranks(way: str, *more: str) -> tuple[str, ...]:
-    words = list(training(way))
-    words[words.index("--nproc-per-node") + 1] = "2"
-    return (*words, *more)
 
 
 def way_of_last_cut(world: World) -> str:
@@ -137,8 +126,8 @@ def way_of_last_cut(world: World) -> str:
 def test_ddp_comes_to_a_cut_in_either_way(world: World, barrier: str) -> None:
     """Moved, suspended, stored, then kill -9 of everything and a restore; and again in the restored job."""
     two = ("--gpus", "2")
-    expected = world.undisturbed(*two_ranks("ddp"), gpus=2)
-    world.run(*two_ranks("ddp"), options=(*two, "--barrier", barrier))
+    expected = world.undisturbed(*training("ddp", 2), gpus=2)
+    world.run(*training("ddp", 2), options=(*two, "--barrier", barrier))
     run_freely(world, 5)
     took = "meta over communicator" if barrier == "meta" else "agreement: --barrier agree"
     for verb in ("migrate", "suspend", "checkpoint"):
@@ -156,7 +145,7 @@ def test_ddp_comes_to_a_cut_in_either_way(world: World, barrier: str) -> None:
 
 def test_auto_says_which_way_it_took(world: World) -> None:
     """In band for a data-parallel job at work; else by agreement."""
-    world.run(*two_ranks("ddp"), options=("--gpus", "2"))
+    world.run(*training("ddp", 2), options=("--gpus", "2"))
     run_freely(world, 5)
     done = world.ctl("checkpoint", "j", "--progress", "json")
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
@@ -168,7 +157,7 @@ def test_auto_says_which_way_it_took(world: World) -> None:
 
 
 def test_auto_takes_the_agreement_for_a_pipeline(world: World) -> None:
-    world.run(*two_ranks("pipeline"), options=("--gpus", "2"))
+    world.run(*training("pipeline", 2), options=("--gpus", "2"))
     run_freely(world, 5)
     world.ctl("checkpoint", "j")
     took = way_of_last_cut(world)

@@ -1,48 +1,22 @@
-"""Training on several ranks in the ways that people do it, over 'nccl' under torchrun. --way says which. Rank 0 speaks."""
+"""Training on several ranks in the ways that people do it, over 'nccl' under torchrun. --way says which. Rank 0 speaks.
+
+launcher.py does the same without torchrun.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from typing import Any
 
 import common
+import parallel_more
 import torch
 import torch.distributed as dist
+from parallel_common import WIDTH, Step, adam, data, net, simple
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
-
-WIDTH, BATCH = 32, 8
-Step = Callable[[int], Tensor]
-
-
-def data(step: int, rank: int, part: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + 10 * part + rank)
-    return torch.randn(BATCH, WIDTH, generator=generator).cuda()
-
-
-def net(norm: bool = False) -> nn.Sequential:
-    layers: list[nn.Module] = [nn.Linear(WIDTH, 2 * WIDTH)]
-    if norm:
-        layers.append(nn.BatchNorm1d(2 * WIDTH))
-    return nn.Sequential(*layers, nn.GELU(), nn.Linear(2 * WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH)).cuda()  # fmt: skip
-
-
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-
-def simple(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-    def step(number: int) -> Tensor:
-        loss = model(data(number, dist.get_rank())).square().mean()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
 
 
 def ddp() -> tuple[nn.Module, Step]:
@@ -257,14 +231,34 @@ def custom() -> tuple[nn.Module, Step]:
     return model, step
 
 
-WAYS = {f.__name__: f for f in (ddp, join, fsdp2, hsdp, zero1, tensor, megatron, pipeline, custom)}
+WAYS = {
+    f.__name__: f
+    for f in (
+        ddp,
+        join,
+        fsdp2,
+        hsdp,
+        zero1,
+        tensor,
+        megatron,
+        pipeline,
+        custom,
+        *parallel_more.WAYS,
+    )
+}
 
 
 def main() -> None:
     options = common.options(__doc__ or "", way="ddp") if os.environ["RANK"] == "0" else quiet()
+    train(options, int(os.environ["LOCAL_RANK"]))
+
+
+def train(options: Any, local_rank: int, **world: Any) -> None:
+    """world: what init_process_group cannot find in the environment."""
     common.seed(1)
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    dist.init_process_group("nccl")
+    torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    torch.cuda.init()  # else a DeviceMesh sets the device $LOCAL_RANK, and ranks may outnumber the GPUs
+    dist.init_process_group("nccl", **world)
     model, one_step = WAYS[options.way]()
     digest = common.Digest()
     numbers: Any = common.Steps(options) if dist.get_rank() == 0 else range(1, options.steps + 1)
