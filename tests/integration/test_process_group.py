@@ -72,6 +72,18 @@ def test_a_rank_that_does_not_come_ends_the_others_in_words(run_ranks: RunJob) -
         assert part in done.stdout + done.stderr, said(done)
 
 
+def test_a_rank_that_was_killed_ends_the_others_by_its_name(run_ranks: RunJob) -> None:
+    done = run_ranks(2, PROGRAM, "gone")
+    assert done.returncode != 0
+    for part in (
+        "(rank 0 of 2): its communicator failed: ",
+        "rank 1 on GPU 1 cannot be reached: ",
+        "ALLREDUCE",
+        "SIGABRT",
+    ):
+        assert part in done.stdout + done.stderr, said(done)
+
+
 def test_a_blocking_wait_raises(run_ranks: RunJob, job_env: dict[str, str]) -> None:
     job_env["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     ran_on_all(run_ranks(2, PROGRAM, "blocking_wait"), 2)

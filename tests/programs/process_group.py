@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import datetime
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -494,7 +495,16 @@ def hang() -> None:
     time.sleep(60)
 
 
-APART = ("splitting", "blocking_wait", "hang")  # each needs a job of its own
+@subject
+def gone() -> None:
+    """The last rank is killed, and torchrun, which watches its parent, does not notice: the watchdog ends the others."""
+    if RANK == WORLD - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(3, device="cuda"))
+    time.sleep(60)
+
+
+APART = ("splitting", "blocking_wait", "hang", "gone")  # each needs a job of its own
 
 
 def main() -> None:
@@ -502,11 +512,16 @@ def main() -> None:
     if names == ["all"]:
         names = [name for name in SUBJECTS if name not in APART]
     torch.set_num_threads(1)
+    if "gone" in names and RANK == WORLD - 1 and os.fork():
+        time.sleep(60)
     torch.cuda.set_device(LOCAL)
     options: dict[str, Any] = {}
     if "splitting" in names:
         options["device_id"] = torch.device("cuda", LOCAL)
     dist.init_process_group("nccl", **options)
+    if "gone" in names:
+        dist.all_reduce(torch.ones(1, device="cuda"))
+        torch.cuda.synchronize()
     if "hang" in names or "blocking_wait" in names:
         dist.all_reduce(torch.ones(1, device="cuda"))
         torch.cuda.synchronize()

@@ -57,6 +57,17 @@ nccl::ncclResult_t Comm::state() {
   return result != nccl::ncclSuccess ? result : state;
 }
 
+std::string Comm::failure() {
+  const auto now = state();
+  if (now == nccl::ncclSuccess || now == nccl::ncclInProgress) return "";
+  std::lock_guard lock(mu_);
+  const nccl::ncclComm_t handle = handle_.load();
+  const char* last = handle != nullptr ? api().ncclGetLastError(handle) : nullptr;
+  std::string text = nccl::error_text(now);
+  if (last != nullptr && *last != '\0') text += std::string(": ") + last;
+  return text;
+}
+
 void Comm::finish(nccl::ncclResult_t result, const char* what, std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   while (result == nccl::ncclInProgress) {

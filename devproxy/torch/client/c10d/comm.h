@@ -32,6 +32,8 @@ class Comm {
   nccl::ncclComm_t handle() const;
   // As ncclCommGetAsyncError says: ncclSuccess, ncclInProgress or the failure. ncclSuccess once it has ended.
   nccl::ncclResult_t state();
+  // What the failure is, and which rank or operation it comes from; empty where there is none.
+  std::string failure();
   // Waits while NCCL says that a call of a non-blocking communicator is still in progress. Throws on failure.
   void finish(nccl::ncclResult_t result, const char* what, std::chrono::milliseconds timeout);
 

@@ -164,9 +164,8 @@ std::string Watchdog::look(milliseconds since_last, bool* timed_out) {
       continue;
     }
     if (asked.insert(f->comm.get()).second && why.empty()) {
-      const auto state = f->comm->state();
-      if (state != nccl::ncclSuccess && state != nccl::ncclInProgress)
-        why = "its communicator failed: " + nccl::error_text(state) + ". Under way was " + f->text();
+      if (const std::string failure = f->comm->failure(); !failure.empty())
+        why = "its communicator failed: " + failure + ". Under way was " + f->text();
     }
     f->age += since_last;
     if (f->age <= f->timeout || !why.empty()) continue;
