@@ -250,6 +250,14 @@ def host_kills(seed: int) -> dict[str, int]:
     return kills.run(seed)
 
 
+def ranks(seed: int) -> dict[str, int]:
+    """See tests/fault/rank_kills.py."""
+    sys.path.insert(0, str(ROOT))
+    from tests.fault import rank_kills
+
+    return rank_kills.run(seed)
+
+
 def fault_points(seed: int) -> dict[str, int]:
     """Run n is the n-th case of tests/fault/points.py. One job serves many of them, as in the tests."""
     sys.path.insert(0, str(ROOT))
@@ -304,6 +312,12 @@ CAMPAIGNS = [
         "each fault point in each verb that passes it, as an error and as a kill; the job goes on or its image is whole",
         158,  # tests/fault/test_points.py knows that these are all
         fault_points,
+    ),
+    Campaign(
+        "ranks",
+        "training on several ranks in every way and with every barrier: verbs, and kill -9 of a rank, a server, the supervisor, init or everything, at random moments; restored, bitwise right",
+        102,  # six of each way
+        ranks,
     ),
     Campaign("sweeps", "every case of the tests of which `make test` runs some", 1, sweeps),
     Campaign("agreement", "random programs of ranks, held at random moments", 10, agreement),
