@@ -192,7 +192,15 @@ def fuzz(seed: int) -> dict[str, int]:
 
 def sweeps(_seed: int) -> dict[str, int]:
     """Every case of the tests of which `make test` runs some (tests/sweeps.py)."""
-    words = [sys.executable, "-m", "pytest", "-q", "-m", "sweep", "tests"]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "(sweep or sampled) and not soak and not gpu",
+        "tests",
+    ]
     text = checked(words, {"DEVPROXY_TEST_SWEEPS": "all"})
     return {"passed": int(text.split(" passed")[0].split()[-1])}
 

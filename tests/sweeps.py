@@ -1,14 +1,18 @@
-"""Tests that repeat one thing over many cases: `make test` runs some of the cases, other ones after each commit.
+"""What `make test` leaves out, for it must end within 20 minutes: each run takes a sample, another one after each commit.
 
-    @pytest.mark.sweep(2)
+    @pytest.mark.sweep(2)    # 2 of the cases
     @pytest.mark.parametrize("how", [killed, suspended, moved, twice])
 
-DEVPROXY_TEST_SWEEPS=all runs every case (the campaign `sweeps` of `make soak` does), and so does a test that is named or
+Of the folders and files in SAMPLED a run takes that share of the tests: whole lives of jobs cost seconds to minutes each.
+`@pytest.mark.every` runs each time: the main path.
+
+DEVPROXY_TEST_SWEEPS=all runs everything (the campaign `sweeps` of `make soak` does), and so does a test that is named or
 asked for by -k; another value is the seed in place of the commit.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import subprocess
@@ -18,6 +22,18 @@ from pathlib import Path
 import pytest
 
 VARIABLE = "DEVPROXY_TEST_SWEEPS"
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLED = {
+    "tests/checkpoint": 0.5,
+    "tests/fault": 0.5,
+    "tests/comm": 0.5,
+    "tests/integration/test_cudart.py": 0.6,
+    "tests/integration/test_cut.py": 0.6,
+    "tests/integration/test_daemon.py": 0.6,
+    "tests/integration/test_gpu_check.py": 0.5,
+    "tests/integration/test_model.py": 0.6,
+    "tests/integration/test_process_group.py": 0.5,
+}
 
 
 def seed() -> str:
@@ -34,9 +50,35 @@ def chosen(test: str, cases: int, wanted: int, of: str) -> set[int]:
     return set(random.Random(f"{of} {test}").sample(range(cases), min(wanted, cases)))
 
 
-def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+def share(of: Path, sampled: dict[str, float]) -> float | None:
+    """What SAMPLED says of a test's file, relative to the checkout."""
+    return next((part for name, part in sampled.items() if of.is_relative_to(name)), None)
+
+
+def sampled_groups(
+    items: list[pytest.Item], root: Path, sampled: dict[str, float]
+) -> dict[str, tuple[float, list[pytest.Item]]]:
+    """The tests of each folder and file in SAMPLED that no sweep decides about; they get the mark `sampled`."""
+    groups: dict[str, tuple[float, list[pytest.Item]]] = {}
+    for item in items:
+        path = item.path.relative_to(root) if item.path.is_relative_to(root) else item.path
+        part = share(path, sampled)
+        if part is None or item.get_closest_marker("sweep") or item.get_closest_marker("every"):
+            continue
+        item.add_marker("sampled")
+        groups.setdefault(str(path), (part, []))[1].append(item)
+    return groups
+
+
+def thin_out(
+    config: pytest.Config,
+    items: list[pytest.Item],
+    root: Path = ROOT,
+    sampled: dict[str, float] = SAMPLED,
+) -> None:
     """Takes out of `items` what does not run this time."""
     of = seed()
+    groups = sampled_groups(items, root, sampled)
     named = any("::" in str(word) for word in config.args) or config.getoption("keyword")
     if of == "all" or named:
         return
@@ -50,6 +92,9 @@ def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         assert marker is not None
         keep = chosen(test, len(cases), marker.args[0], of)
         left_out += [item for place, item in enumerate(cases) if place not in keep]
+    for name, (part, tests) in groups.items():
+        keep = chosen(name, len(tests), math.ceil(part * len(tests)), of)
+        left_out += [item for place, item in enumerate(tests) if place not in keep]
     if left_out:
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]

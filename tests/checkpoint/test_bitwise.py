@@ -95,6 +95,7 @@ def check_same(world: World, undisturbed: dict[str, Any]) -> None:
     assert differences(load(world.home / "state.pt"), undisturbed) == []
 
 
+@pytest.mark.every
 def test_the_comparison_sees_one_bit(undisturbed: dict[str, Any]) -> None:
     other = {**undisturbed, "losses": [loss.clone() for loss in undisturbed["losses"]]}
     assert differences(other, undisturbed) == []
@@ -103,6 +104,7 @@ def test_the_comparison_sees_one_bit(undisturbed: dict[str, Any]) -> None:
     assert differences({**undisturbed, "more": 1}, undisturbed) == [".more"]
 
 
+@pytest.mark.every
 def test_many_cuts(world: World, undisturbed: dict[str, Any]) -> None:
     job = world.run(*RUN, options=("--checkpoint-every", "300ms", "--keep", "100"))
     world.committed(4)

@@ -75,6 +75,7 @@ def test_a_checkpoint_does_not_disturb(world: World, undisturbed) -> None:
     assert [image["whole"] for image in world.images()] == [True, True]
 
 
+@pytest.mark.every
 def test_restore_after_everything_was_killed(world: World, undisturbed) -> None:
     world.run(*GPT)
     world.wait_step(10)
@@ -98,6 +99,7 @@ def test_a_restart_would_be_noticed(world: World, undisturbed) -> None:
         check_whole(world, GPT, STEPS, undisturbed)
 
 
+@pytest.mark.every
 def test_suspend_and_resume(world: World, undisturbed) -> None:
     job = world.run(*GPT)
     world.wait_step(10)
@@ -122,6 +124,7 @@ def server(world: World) -> tuple[int, str]:
     return found.pid, line[line.index("--physical-gpu") + 1]
 
 
+@pytest.mark.every
 def test_migrate_to_another_gpu(world: World, undisturbed) -> None:
     job = world.run(*GPT)
     world.wait_step(10)

@@ -102,6 +102,7 @@ def test_one_process_with_all_gpus(run_job, gpus: int) -> None:
     assert done.stdout.splitlines()[-1] == "PASS"
 
 
+@pytest.mark.every
 def test_the_failures_are_found() -> None:
     assert {"server_dies", "other_count", "wrong_arguments"} <= set(FAILURES)
 
@@ -135,6 +136,7 @@ def test_a_server_dies(job_env: dict[str, str], tmp_path: Path) -> None:
     assert out.splitlines()[-1] == "PASS", f"{out}\n{err}"
 
 
+@pytest.mark.every
 def test_every_answered_function_is_called(ranks_job, run_job, tmp_path: Path) -> None:
     """What docs/support.md says is answered: some program has called it."""
     called = tmp_path / "called"

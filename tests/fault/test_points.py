@@ -13,10 +13,12 @@ from tests.fault import points
 from tests.fault.scene import Scene
 
 
+@pytest.mark.every
 def test_the_table_is_complete() -> None:
     assert set(points.POINTS) == set(fault.FAULTS) | set(points.SERVER_POINTS)
 
 
+@pytest.mark.every
 def test_the_campaign_runs_all() -> None:
     spec = importlib.util.spec_from_file_location("soak", ROOT / "scripts" / "soak.py")
     assert spec is not None and spec.loader is not None
@@ -27,6 +29,7 @@ def test_the_campaign_runs_all() -> None:
     assert campaign.runs == len(points.CASES)
 
 
+@pytest.mark.every
 def test_each_point_kills_here() -> None:
     """And those that may fail without harm, or whose error has lines of its own, fail here."""
     assert {case.point for case in points.IN_CI if case.action == "kill"} == set(points.POINTS)

@@ -20,13 +20,15 @@ def test_many(n): pass
 def test_few(n): pass
 """
 CONFTEST = """
+import pathlib
 from tests import sweeps
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "sweep(n): some of its cases")
+    for name in ("sweep(n)", "every", "sampled"):
+        config.addinivalue_line("markers", name + ": of a run")
 
 def pytest_collection_modifyitems(config, items):
-    sweeps.thin_out(config, items)
+    sweeps.thin_out(config, items, MORE)
 """
 
 
@@ -44,13 +46,46 @@ def ran(folder: Path, seed: str, *words: str) -> list[str]:
 
 def test_a_run_takes_some_cases_and_says_how_many_it_leaves(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TEST)
-    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "conftest.py").write_text(CONFTEST.replace(", MORE", ""))
     first = ran(tmp_path, "1")
     assert len(first) == 2 + 3 and sum("test_many" in line for line in first) == 2
     assert ran(tmp_path, "1") == first
     assert len(ran(tmp_path, "all")) == 7 + 3
     assert len(ran(tmp_path, "1", "test_it.py::test_many")) == 7
     assert len(ran(tmp_path, "1", "-k", "many")) == 7
+
+
+SAMPLED = """
+import pytest
+
+@pytest.mark.parametrize("n", range(9))
+def test_life(n): pass
+
+@pytest.mark.every
+def test_main_path(): pass
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("n", range(4))
+def test_swept(n): pass
+"""
+
+
+def test_a_run_takes_a_share_of_slow_folders(tmp_path: Path) -> None:
+    (tmp_path / "lives").mkdir()
+    (tmp_path / "lives" / "test_it.py").write_text(SAMPLED)
+    (tmp_path / "test_fast.py").write_text(TEST.replace("sweep(2)", "sweep(7)"))
+    more = f"pathlib.Path({str(tmp_path)!r}), {{'lives': 0.4}}"
+    (tmp_path / "conftest.py").write_text(CONFTEST.replace("MORE", more))
+    runs = [ran(tmp_path, str(seed)) for seed in range(12)]
+    for one in runs:
+        assert sum("test_life" in line for line in one) == 4
+        assert sum("test_main_path" in line for line in one) == 1
+        assert sum("test_swept" in line for line in one) == 1
+        assert sum("test_fast" in line for line in one) == 10
+    lives = [{line for line in one if "test_life" in line} for one in runs]
+    assert len(set.union(*lives)) == 9
+    assert len(ran(tmp_path, "all")) == 9 + 1 + 4 + 10
+    assert len(ran(tmp_path, "all", "-m", "sampled")) == 9
 
 
 def test_every_case_has_its_turn() -> None:
