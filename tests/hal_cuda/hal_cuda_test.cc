@@ -879,7 +879,9 @@ void test_output_after_a_fault() {
   };
   FunctionInfo info;
   f.space->launch(queue, f.ticket(1), *f.space->get_function(f.module, "claim", &info), {});
-  EXPECT(f.sync(1) && f.owner.faults == 1);
+  EXPECT(f.sync(1));
+  EXPECT(f.owner.faults == 1);
+  EXPECT(f.owner.refused.empty());
   char text[256] = {};
   EXPECT(pread(log, text, sizeof text - 1, 0) > 0 && strstr(text, "Assertion `1 == 2` failed."));
   close(before);
