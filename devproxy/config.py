@@ -84,12 +84,13 @@ def cuda_driver() -> str:
     return os.environ.get(CUDA_DRIVER) or ""
 
 
-def record_path(gpu: int, gpus: int) -> str:
-    """Where the server of that GPU writes its record, or nothing. Absolute: a server has a folder of its own."""
+def record_path(gpus: int) -> str:
+    """Where the servers of a job with that many GPUs write their records, or nothing. Absolute: a server has a folder of
+    its own. To a path that ends with ".gpu" each appends its GPU's number (hal/devices.cc)."""
     path = os.environ.get(RECORD)
     if not path:
         return ""
-    return os.path.abspath(path) + (f".gpu{gpu}" if gpus > 1 else "")
+    return os.path.abspath(path) + (".gpu" if gpus > 1 else "")
 
 
 def sysroot() -> str:

@@ -83,6 +83,10 @@ class MigrateError(OperationFailed):
     verb = "migrate"
 
 
+class ResizeError(MigrateError):
+    verb = "resize"
+
+
 def object_of(error: BaseException) -> str:
     """What the error is about, where it knows."""
     if isinstance(error, DevproxyError):

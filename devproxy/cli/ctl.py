@@ -152,12 +152,19 @@ def status(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _place(server: dict[str, Any]) -> str:
+    place = f"GPU {server.get('physical_gpu', '?')} of this machine"
+    switches = server.get("switches")  # None: no other GPU of the job is there
+    return place if switches is None else f"{place}, shared; {switches:,} switches"
+
+
 def _print_server(server: dict[str, Any]) -> None:
     memory, totals = server.get("memory", {}), server.get("totals", {})
     chaos = ", chaos mode" if server.get("chaos") else ""
     rows = [
         ["device", f"{server.get('name', '?')} ({server.get('device', '?')}{chaos})"],
         ["server", f"process {server.get('pid', '?')}, up {server.get('uptime_s', 0):.0f} s"],
+        ["runs on", _place(server)],
         [
             "memory",
             f"{show_bytes(memory.get('used', 0))} used, {show_bytes(memory.get('peak', 0))} peak,"

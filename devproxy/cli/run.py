@@ -383,10 +383,10 @@ def _run_command(options: Options, tree: Tree, mask: set[int], side: First | Oth
     stragglers = tree.end(ours())
     if stragglers:
         say(f"ended {stragglers} process(es) that the command had left running")
-    for server in lost:
-        words = server.last_words()
+    for process in lost:
+        words = process.last_words()
         say(
-            f"the server of GPU {server.gpu} {server.how_it_ended()} while the job ran"
+            f"{process.name} {process.how_it_ended()} while the job ran"
             + (f"; its last words: {words}" if words else "; it said nothing")
         )
     if lost and code == 0:

@@ -35,15 +35,13 @@ LONGEST_CUT_WAIT_MS = 24 * 3600 * 1000
 # -- what is given on the command line ------------------------------------------------------------------------------
 
 
-def parse_gpus(texts: list[str] | None, *, of_one_host: bool = True) -> list[int]:
-    """["0,2", "3"] -> [0, 2, 3]. Each once, if they are of one host. Raises Refused."""
+def parse_gpus(texts: list[str] | None) -> list[int]:
+    """["0,2", "3"] -> [0, 2, 3]. Raises Refused."""
     found = []
     for part in ",".join(texts or []).split(",") if texts else []:
         if not part.isascii() or not part.isdigit() or int(part) >= 1024:
             raise Refused(f"{part!r} is not a GPU", "give numbers, as 0 or 0,1")
         found.append(int(part))
-    if of_one_host and len(set(found)) != len(found):
-        raise Refused(f"{','.join(texts or [])!r} names a GPU twice", "name each once")
     return found
 
 
@@ -149,7 +147,7 @@ def suspend(arguments: argparse.Namespace) -> int:
 
 def resume(arguments: argparse.Namespace) -> int:
     """A suspended job goes on."""
-    gpus = parse_gpus(arguments.gpu, of_one_host=False)  # the coordinator knows whose they are
+    gpus = parse_gpus(arguments.gpu)
     job, _ = client.find_job(arguments.job)
     return _run(
         arguments,
@@ -161,10 +159,19 @@ def resume(arguments: argparse.Namespace) -> int:
 
 def migrate(arguments: argparse.Namespace) -> int:
     """The job goes on, on other GPUs, served by other server processes."""
-    to = parse_gpus(arguments.to, of_one_host=False)
+    to = parse_gpus(arguments.to)
     job, _ = client.find_job(arguments.job)
     return _run(
         arguments, "migrate", job, lambda show: client.Client().migrate(job, to=to, report=show)
+    )
+
+
+def resize(arguments: argparse.Namespace) -> int:
+    """The job's ranks share fewer GPUs, or have more of them; how many it sees does not change."""
+    gpus = parse_gpus(arguments.gpus)
+    job, _ = client.find_job(arguments.job)
+    return _run(
+        arguments, "resize", job, lambda show: client.Client().resize(job, gpus=gpus, report=show)
     )
 
 
@@ -409,6 +416,14 @@ def add_to(verb: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
     sub.add_argument("--gpu", action="append", metavar="ID[,ID]", help="other GPUs than before")
     sub = job_verb("migrate", migrate, "move the job to other GPUs")
     sub.add_argument("--to", action="append", metavar="GPU[,GPU]", required=True)
+    sub = job_verb("resize", resize, "run the job's ranks on fewer GPUs, or on more again")
+    sub.add_argument(
+        "--gpus",
+        action="append",
+        metavar="GPU,GPU,...",
+        required=True,
+        help="the machine's GPU for each of the job's: 0,0,0,0 puts four on one",
+    )
     job_verb("watch", watch, "the operation under way in a job")
     sub = job_verb("kill", kill, "send the job a signal", shows=False)
     sub.add_argument("--signal", default="TERM", metavar="N", help="number or name (TERM)")

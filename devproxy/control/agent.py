@@ -42,8 +42,8 @@ def run_foreground(spec: dict[str, Any]) -> int:
                 restored.side.ended(lambda: None)
             lost = tree.servers.lost(folder)
             tree.end(frozenset())
-            for server in lost:
-                say(f"the server of GPU {server.gpu} {server.how_it_ended()} while the job ran")
+            for process in lost:
+                say(f"{process.name} {process.how_it_ended()} while the job ran")
             return code if code or not lost else EXIT_SERVER_LOST
         finally:
             restored.stop()

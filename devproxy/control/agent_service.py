@@ -204,6 +204,15 @@ class Agent(job_pb2_grpc.JobAgentServicer):  # type: ignore[misc, unused-ignore]
 
         return self._stream("migrate", work, context)
 
+    def Resize(
+        self, request: pb.ResizeRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.Event]:
+        def work(report: Report) -> pb.Result:
+            facts = self._coordinator.resize(gpus=list(request.gpus), report=report)
+            return pb.Result(facts_json=json.dumps(facts), job=self._job())
+
+        return self._stream("resize", work, context)
+
     def Watch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.Event]:
         operation = self._operations.shown()
         if operation is None:

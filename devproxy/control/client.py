@@ -305,6 +305,12 @@ class Client:
         request = pb.MigrateRequest(job=job, to=to)
         return self._follow(lambda stub: stub.Migrate(request), report)
 
+    def resize(self, job: str, *, gpus: list[int], report: Report) -> Result:
+        from devproxy.control._pb import job_pb2 as pb
+
+        request = pb.ResizeRequest(job=job, gpus=gpus)
+        return self._follow(lambda stub: stub.Resize(request), report)
+
     def watch(self, job: str, report: Report) -> Result:
         """The operation under way in the job, or the last one."""
         from devproxy.control._pb import job_pb2 as pb

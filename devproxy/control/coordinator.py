@@ -35,6 +35,7 @@ from devproxy.errors import (
     MigrateError,
     OperationFailed,
     Refused,
+    ResizeError,
     RestoreError,
     SuspendError,
     object_of,
@@ -120,10 +121,10 @@ class JobCoordinator:
         """[k]: the machine's GPU behind the job's GPU k, tree after tree."""
         return [gpu for tree in self._trees for gpu in tree.gpus]
 
-    def _fits(self, gpus: list[int]) -> bool:
-        """As many as the job has, and no tree gets one twice."""
+    def _each_once(self, gpus: list[int]) -> bool:
+        """No tree gets one twice."""
         shares = _shares(gpus, [len(tree.gpus) for tree in self._trees])
-        return len(gpus) == len(self.gpus) and all(len(set(one)) == len(one) for one in shares)
+        return all(len(set(one)) == len(one) for one in shares)
 
     def status(self) -> api.JobStatus:
         spec = self._spec
@@ -177,10 +178,10 @@ class JobCoordinator:
 
     def resume(self, *, gpus: list[int] | None, report: Report) -> None:
         with self._one_verb("resume", {api.SUSPENDED}):
-            if gpus is not None and not self._fits(gpus):
+            if gpus is not None and len(gpus) != len(self.gpus):
                 raise Refused(
                     f"job {self._spec.job} has {len(self.gpus)} GPU(s), {len(gpus)} given",
-                    "name as many, each once on its host; the job is still suspended",
+                    "name as many, one for each of the job's; the job is still suspended",
                 )
             self._phase = api.RESTORING
             stages = Stages(report, "manifest", f"image {self._suspended_image}")
@@ -221,7 +222,25 @@ class JobCoordinator:
 
     def migrate(self, *, to: list[int], report: Report) -> dict[str, Any]:
         with self._one_verb("migrate", {api.RUNNING}):
-            return self._migrate(to, report)
+            count = len(self.gpus)
+            if len(to) != count or not self._each_once(to):
+                raise Refused(
+                    f"job {self._spec.job} has {count} GPU(s): --to needs as many, each once on its host",
+                    "the job continues",
+                )
+            return self._move("migrate", to, report, MigrateError)
+
+    def resize(self, *, gpus: list[int], report: Report) -> dict[str, Any]:
+        with self._one_verb("resize", {api.RUNNING}):
+            count = len(self.gpus)
+            if len(gpus) != count:
+                raise Refused(
+                    f"job {self._spec.job} sees {count} GPU(s), and goes on to: --gpus needs {count} numbers, {len(gpus)} given",
+                    f"name one of the machine's for each of the job's, as {','.join(['0'] * count)}; the job continues",
+                )
+            if gpus == self.gpus:
+                return {"gpus": gpus, "still_s": 0.0}
+            return self._move("resize", gpus, report, ResizeError)
 
     def kill(self, number: int) -> None:
         for tree in self._trees:
@@ -459,17 +478,14 @@ class JobCoordinator:
         stage = error.stage if isinstance(error, OperationFailed) else op.stages.name
         raise failed(stage, what, remedy, now, object_of(error) or op.stages.object) from error
 
-    # -- migrate ------------------------------------------------------------------------------------------------
+    # -- migrate and resize -------------------------------------------------------------------------------------
 
-    def _migrate(self, to: list[int], report: Report) -> dict[str, Any]:
+    def _move(
+        self, verb: str, to: list[int], report: Report, failed: type[MigrateError]
+    ) -> dict[str, Any]:
         """A fresh server takes over from each old one; the job's processes are not touched."""
-        spec, before = self._spec, self.gpus
-        if not self._fits(to):
-            raise Refused(
-                f"job {spec.job} has {len(before)} GPU(s): --to needs as many, each once on its host",
-                "the job continues",
-            )
-        op = Operation("migrate", spec.job, report)
+        spec = self._spec
+        op = Operation(verb, spec.job, report)
         shares = _shares(to, [len(tree.gpus) for tree in self._trees])
         moves: list[Move] = [
             tree.move(share, op.stages.part())
@@ -495,7 +511,7 @@ class JobCoordinator:
             self._phase = api.RUNNING
         if error is None and (gone := self._lost_servers()):
             stage = moves[0].stages.name
-            error = MigrateError(stage, gone, f"devproxy restore {spec.job}")
+            error = failed(stage, gone, f"devproxy restore {spec.job}")
         if error is None:
             seconds = {f"{stage}_s": took for stage, took in op.stages.seconds.items()}
             return {"gpus": to, "still_s": still_s(moves), **seconds}
@@ -516,7 +532,7 @@ class JobCoordinator:
             state_now += f"; its last whole image is {self._last_image}"
         what, remedy = words(error)
         about = object_of(error) or op.stages.object
-        raise MigrateError(op.stages.name, what, remedy, state_now, about) from error
+        raise failed(op.stages.name, what, remedy, state_now, about) from error
 
     # -- restore ------------------------------------------------------------------------------------------------
 

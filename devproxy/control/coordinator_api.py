@@ -105,6 +105,10 @@ class Coordinator(Protocol):
         """Answers what a summary shows: times in seconds (…_s) and sizes (…_bytes)."""
         ...
 
+    def resize(self, *, gpus: list[int], report: Report) -> dict[str, Any]:
+        """The same. gpus: as many as the job has; several of them may be one of the machine's."""
+        ...
+
     def kill(self, signal: int) -> None: ...
 
     def follow_log(self, offset: int) -> Iterator[bytes]:

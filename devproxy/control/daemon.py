@@ -33,6 +33,7 @@ from devproxy.errors import (
     MigrateError,
     OperationFailed,
     Refused,
+    ResizeError,
     RestoreError,
     SuspendError,
 )
@@ -58,6 +59,7 @@ FAILED: dict[str, type[OperationFailed]] = {
     "suspend": SuspendError,
     "resume": RestoreError,
     "migrate": MigrateError,
+    "resize": ResizeError,
 }
 
 
@@ -442,6 +444,11 @@ class Service:
         self, request: pb.MigrateRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.Event]:
         return self._forward("migrate", request, lambda s: s.Migrate(request), context)
+
+    def Resize(
+        self, request: pb.ResizeRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.Event]:
+        return self._forward("resize", request, lambda s: s.Resize(request), context)
 
     def Watch(self, request: pb.JobRequest, context: grpc.ServicerContext) -> Iterator[pb.Event]:
         from devproxy.control._pb import job_pb2 as pb

@@ -259,6 +259,9 @@ class Part:
     def migrate(self, *, to: list[int], report: Report) -> dict[str, Any]:
         raise self._refuse("migrate")
 
+    def resize(self, *, gpus: list[int], report: Report) -> dict[str, Any]:
+        raise self._refuse("resize")
+
     def kill(self, signal: int) -> None:
         self._tree.send(signal)
 

@@ -104,6 +104,7 @@ class BasicSpace : public Space {
 
   // -- the space
   void tidy() override {}
+  void yield() override {}
   Status set_limit(uint32_t, uint64_t) override { return {kNotSupported, "this device has no limits to set"}; }
   StatusOr<uint64_t> get_limit(uint32_t) override { return Status(kNotSupported, "this device has no limits"); }
   Status reset_persisting_l2() override { return {}; }

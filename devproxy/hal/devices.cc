@@ -30,14 +30,18 @@ std::string library_folder() {
 StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
   if (config.kind == "soft") {
     if (!config.memory_bytes) return Status(kInvalidValue, "a software GPU needs a memory size above 0");
-    return soft::make_device({config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed, library_folder()});
+    soft::SoftConfig soft{config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed, library_folder()};
+    soft.engine = config.engine;
+    soft.seat = config.seat;
+    return soft::make_device(soft);
   }
 #ifndef DEVPROXY_ONLY_SOFT
   if (config.kind == "record") {
     if (!config.memory_bytes) return Status(kInvalidValue, "a recording GPU needs a memory size above 0");
-    const char* path = std::getenv("DEVPROXY_RECORD");
-    return record::make_device(
-        {config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed, path ? path : ""});
+    const char* named = std::getenv("DEVPROXY_RECORD");
+    std::string path = named ? named : "";
+    if (path.ends_with(".gpu")) path += std::to_string(config.seat);  // a job with several GPUs (config.record_path)
+    return record::make_device({config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed, path});
   }
   if (config.chaos) return Status(kInvalidValue, "chaos mode needs the software GPU");
   if (config.kind == "cuda") {

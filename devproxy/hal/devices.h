@@ -4,16 +4,19 @@
 #include <memory>
 #include <string>
 
+#include "devproxy/hal/engine.h"
 #include "devproxy/hal/hal.h"
 
 namespace devproxy::hal {
 
 struct DeviceConfig {
   std::string kind;           // soft, record or cuda
-  uint32_t ordinal = 0;       // of the GPU inside the job
+  uint32_t ordinal = 0;       // of the machine
   uint64_t memory_bytes = 0;  // what it says that it has; 0: what it has (cuda only)
   bool chaos = false;         // soft and record: legal but unkind timing, from the seed
   uint64_t chaos_seed = 0;
+  uint32_t seat = 0;                    // the job's GPU: which of those that are on this one
+  std::shared_ptr<Engine> engine = {};  // soft: whose turn it is, where several are
 };
 
 StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config);

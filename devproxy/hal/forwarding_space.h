@@ -147,6 +147,7 @@ class ForwardingSpace : public Space {
 
   // -- the space
   void tidy() override { inner_->tidy(); }
+  void yield() override { inner_->yield(); }
   Status set_limit(uint32_t limit, uint64_t value) override { return inner_->set_limit(limit, value); }
   StatusOr<uint64_t> get_limit(uint32_t limit) override { return inner_->get_limit(limit); }
   Status reset_persisting_l2() override { return inner_->reset_persisting_l2(); }

@@ -26,6 +26,7 @@ struct Caps {
   bool keeps_host_pages = false;  // it remembers pages of the window: freed ones must not be given back to the machine
   bool reads_after_fault = true;  // level 2: what an execution fault leaves can still be read
   bool takes_back = false;        // pending.h
+  bool takes_turns = false;       // several of the job's GPUs may be on one (engine.h)
 };
 
 struct Properties {
@@ -64,6 +65,11 @@ class Device {
   // A process is likely to load this description of an executor: a good moment to begin, on a thread of the device's
   // own. What is wrong with it is said when it is loaded.
   virtual void warm(std::vector<uint8_t> description) { (void)description; }
+  // The same, done when it returns: a successor's predecessor has loaded it. What describes no executor is none of it.
+  virtual Status load_ahead(const std::vector<uint8_t>& description) {
+    (void)description;
+    return {};
+  }
   // Any thread.
   virtual StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) = 0;
   // Communicators reach beyond this tree from now on. Returns the port where the others reach this server. Before the

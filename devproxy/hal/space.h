@@ -36,6 +36,8 @@ class Space : public SpaceMemory,
 
   // The submitter has nothing to do just now: a good moment for what can wait.
   virtual void tidy() = 0;
+  // The submitter has nothing to submit just now: what it kept of a turn on a shared GPU (engine.h) is others' again.
+  virtual void yield() = 0;
   // By CUlimit. The result is the vendor's.
   virtual Status set_limit(uint32_t limit, uint64_t value) = 0;
   virtual StatusOr<uint64_t> get_limit(uint32_t limit) = 0;

@@ -10,7 +10,7 @@ import signal
 from typing import Any
 
 from devproxy import fault
-from devproxy.errors import DevproxyError
+from devproxy.errors import DevproxyError, Refused
 from devproxy.log import say
 from devproxy.node import staging
 from devproxy.node.answer import Answer, Marked, Met, Still
@@ -19,7 +19,7 @@ from devproxy.node.stages import Stages
 from devproxy.node.tree import Tree
 from devproxy.proxy.server import Server
 
-fault.register("migrate_start", "device memory is copied, the new servers are not started")
+fault.register("migrate_start", "device memory is copied, the new servers have not taken it")
 fault.register("migrate_hand_over", "the new servers are ready, the old ones have not left")
 
 
@@ -46,9 +46,38 @@ class TreeMove:
     def check(self) -> None:
         """Nothing has stopped yet. Raises Refused."""
         tree = self._tree
-        clients = [client for answer in may_dump(tree) for client in answer["clients"]]
-        need = sum(client["live_bytes"] for client in clients)
-        self._staging = staging.make(tree.folder, tree.spec.job_id, need, refuse=True)
+        live = [sum(c["live_bytes"] for c in answer["clients"]) for answer in may_dump(tree)]
+        self._check_room(live)
+        self._staging = staging.make(tree.folder, tree.spec.job_id, sum(live), refuse=True)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """The new servers start, and load what takes long, while the job still runs."""
+        for server in self._old:
+            with self._tree.channel(server) as channel:
+                new_enough = channel.executors(self._staging)
+            if not new_enough and len(set(self._to)) == len(self._to):
+                return
+            if not new_enough:
+                raise Refused(
+                    "the job runs with the servers of an older devproxy, which it brought along in its image, and they cannot share a GPU",
+                    "name each GPU once; the job continues",
+                )
+        self.stages.say(f"preparing servers on {self._there}")
+        ahead = ("--restore", self._staging, "--ahead", self._staging)
+        self._fresh = self._tree.prepare_servers(self._to, ahead)
+
+    def _check_room(self, live: list[int]) -> None:
+        """live: bytes, by the job's GPUs. What other jobs have of a GPU shows when the servers start."""
+        has = self._tree.spec.gpu_memory_bytes
+        for there in dict.fromkeys(self._to):
+            here = [gpu for gpu, to in enumerate(self._to) if to == there]
+            need = sum(live[gpu] for gpu in here)
+            if has and need > has:
+                raise Refused(
+                    f"GPU {there} of this machine has {has >> 20} MiB, and the job's GPU {', '.join(map(str, here))} hold {need >> 20} MiB",
+                    "spread them over more GPUs; the job continues",
+                )
 
     def ranks(self) -> list[dict[str, Any]]:
         return self._parked.ranks()
@@ -82,9 +111,12 @@ class TreeMove:
 
     def start(self) -> None:
         tree = self._tree
-        with self.stages.at("restore", f"starting servers on {self._there}", self._there):
+        with self.stages.at("restore", f"servers on {self._there} take the state", self._there):
             fault.point("migrate_start")
-            self._fresh = tree.start_servers(self._to, ("--restore", self._staging))
+            if self._fresh:
+                tree.begin_servers(self._fresh)
+            else:
+                self._fresh = tree.start_servers(self._to, ("--restore", self._staging))
             self._channels = [tree.channel(server) for server in self._fresh]
 
     def hand_over(self) -> None:

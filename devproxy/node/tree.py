@@ -23,7 +23,7 @@ from devproxy.node.spec import JobSpec
 from devproxy.proxy import command as cmd
 from devproxy.proxy.janitor import Janitor
 from devproxy.proxy.server import Server
-from devproxy.proxy.server_set import ServerSet
+from devproxy.proxy.server_set import READY, WAITING, ServerSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Tree:
     def lost_servers(self) -> str:
         """Which servers have ended under the tree, and how; "" for none."""
         lost = self.servers.lost(self.folder)
-        return ", ".join(f"the server of GPU {s.gpu} {s.how_it_ended()}" for s in lost)
+        return ", ".join(f"{process.name} {process.how_it_ended()}" for process in lost)
 
     def channel(self, server: Server) -> ControlChannel:
         """Raises ServerGone where it does not answer."""
@@ -159,11 +159,27 @@ class Tree:
         return ControlChannel(self.folder.path, server.gpu, bytes.fromhex(self.spec.abi))
 
     def start_servers(self, gpus: list[int], more: tuple[str, ...]) -> list[Server]:
-        """One server for each of these GPUs of the machine, parked. more: further arguments (--restore DIR).
+        """One server for each of the tree's GPUs, on these of the machine, parked. more: further arguments (--restore DIR).
 
         Raises Refused with the server's own words; then none of them runs.
         """
-        spec, before = self.spec, list(self.servers.members)
+        return self._start_servers(gpus, more, waits=False)
+
+    def prepare_servers(self, gpus: list[int], more: tuple[str, ...]) -> list[Server]:
+        """The same, but they wait for begin_servers() with all that needs no client loaded. Raises Refused."""
+        return self._start_servers(gpus, more, waits=True)
+
+    def begin_servers(self, fresh: list[Server]) -> None:
+        """Raises Refused with the server's own words; then none of them runs."""
+        try:
+            self.servers.begin(fresh)
+            self.servers.wait_ready(config.start_timeout_s(), lambda: None, fresh)
+        except BaseException:
+            self.servers.dismiss(fresh, grace_s=0.5)
+            raise
+
+    def _start_servers(self, gpus: list[int], more: tuple[str, ...], waits: bool) -> list[Server]:
+        spec, fresh = self.spec, []
         try:
             fresh = self.servers.start_all(
                 self.server,
@@ -174,11 +190,12 @@ class Tree:
                 spec.chaos,
                 spec.carries_metas,
                 (*(self.place.server_arguments() if self.place else ()), *more),
+                waits,
             )
-            self.servers.wait_ready(config.start_timeout_s(), lambda: None, fresh)
+            word = WAITING if waits else READY
+            self.servers.wait_ready(config.start_timeout_s(), lambda: None, fresh, word)
         except BaseException:
-            started = [server for server in self.servers.members if server not in before]
-            self.servers.dismiss(started, grace_s=0.5)
+            self.servers.dismiss(fresh, grace_s=0.5)
             raise
         return fresh
 

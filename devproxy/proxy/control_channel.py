@@ -195,6 +195,17 @@ class ControlChannel:
         """Parked: the server exits; its successor or the image has the clients."""
         self.request("leave", 60)
 
+    def executors(self, folder: str) -> bool:
+        """Lists there what a successor is to load before it takes over. False: a server of an older devproxy, whose
+        successors do not wait."""
+        try:
+            self.request("executors", 30, dir=folder)
+        except ServerError as error:
+            if "unknown control request" not in str(error):
+                raise
+            return False
+        return True
+
     def steps(self) -> int:
         """Optimizer steps counted by all clients so far."""
         return int(self.request("steps", 30)["steps"])

@@ -1,4 +1,4 @@
-"""One device-proxy server process: its command line, its pipes, its end."""
+"""One device-proxy server process, of one GPU of the machine: its command line, its pipes, its end."""
 
 from __future__ import annotations
 
@@ -10,21 +10,29 @@ from devproxy import config
 from devproxy.errors import Refused
 
 # Where the server finds what it inherits. The third is the job folder's lock: held as long as the server lives.
-LEASE_FD, READY_FD, LOCK_FD = 3, 4, 5
+LEASE_FD, READY_FD, LOCK_FD, BEGIN_FD = 3, 4, 5, 6
 
 
-class Server:
-    """A server that was started. status is None while it runs, then as os.waitstatus_to_exitcode gives it.
+class ServerProcess:
+    """A server process that was started. gpus: those of the job's that it serves. status is None while it runs, then as
+    os.waitstatus_to_exitcode gives it.
 
     A plain class: importing dataclasses costs devproxy-run 10 ms.
     """
 
-    def __init__(self, gpu: int, pid: int, ready_fd: int, log_path: str) -> None:
-        self.gpu = gpu
+    def __init__(
+        self, gpus: list[int], pid: int, ready_fd: int, log_path: str, begin_fd: int = -1
+    ) -> None:
+        self.gpus = gpus
         self.pid = pid
         self.ready_fd = ready_fd
+        self.begin_fd = begin_fd
         self.log_path = log_path
         self.status: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"the server of GPU {', '.join(map(str, self.gpus))}"
 
     def last_words(self) -> str:
         """The last line that it wrote to its log, or nothing."""
@@ -41,6 +49,22 @@ class Server:
         if self.status < 0:
             return f"was ended by signal {-self.status} ({signal_name(-self.status)})"
         return f"ended with exit code {self.status}"
+
+
+class Server:
+    """The server of one of the job's GPUs: a process of its own, or its part of one."""
+
+    def __init__(self, gpu: int, process: ServerProcess) -> None:
+        self.gpu = gpu
+        self.process = process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def status(self) -> int | None:
+        return self.process.status
 
 
 def signal_name(number: int) -> str:
@@ -84,35 +108,45 @@ def inherited_descriptors() -> list[int]:
 def start(
     program: str,
     arguments: list[str],
-    gpu: int,
+    gpus: list[int],
     lease_fd: int,
     lock_fd: int,
     log_path: str,
     record: str = "",
-) -> Server:
-    """Starts the server in a session of its own, so that the terminal's signals do not reach it.
+    waits: bool = False,
+) -> ServerProcess:
+    """Starts the server of these GPUs of the job in a session of its own, so that the terminal's signals do not reach it.
 
     Raises Refused when the program cannot be executed.
     """
     ready_read, ready_write = os.pipe()
+    begin_read, begin_write = os.pipe() if waits else (-1, -1)
     log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     # Moved out of the way first, so that no dup2 overwrites the source of a later one.
     sources = [
         fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16)
-        for fd in (null_fd, log_fd, lease_fd, ready_write, lock_fd)
+        for fd in (
+            null_fd,
+            log_fd,
+            lease_fd,
+            ready_write,
+            lock_fd,
+            *([begin_read] if waits else []),
+        )
     ]
-    null, log, lease, ready, lock = sources
+    null, log, lease, ready, lock, *begin = sources
     targets = [(null, 0), (log, 1), (log, 2), (lease, LEASE_FD), (ready, READY_FD), (lock, LOCK_FD)]
+    targets += [(fd, BEGIN_FD) for fd in begin]
     command = [
         program,
         *arguments,
-        "--gpu",
-        str(gpu),
+        *(word for gpu in gpus for word in ("--gpu", str(gpu))),
         "--lease-fd",
         str(LEASE_FD),
         "--ready-fd",
         str(READY_FD),
+        *(("--begin-fd", str(BEGIN_FD)) if waits else ()),
     ]
     try:
         pid = os.posix_spawn(
@@ -135,10 +169,12 @@ def start(
         )
     except OSError as error:
         os.close(ready_read)
+        if waits:
+            os.close(begin_write)
         raise Refused(
             f"{program} cannot be started: {error.strerror}", "build devproxy: make build"
         ) from None
     finally:
-        for fd in (*sources, ready_write, log_fd, null_fd):
+        for fd in (*sources, ready_write, log_fd, null_fd, *([begin_read] if waits else [])):
             os.close(fd)
-    return Server(gpu, pid, ready_read, log_path)
+    return ServerProcess(gpus, pid, ready_read, log_path, begin_write)

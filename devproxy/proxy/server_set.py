@@ -1,4 +1,4 @@
-"""The servers of one job: one per GPU, started together, watched, and gone at the end."""
+"""The servers of one job: a process for each GPU of the machine, started together, watched, and gone at the end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any
 from devproxy import config, layout, runtime
 from devproxy.errors import Refused
 from devproxy.proxy import elf
-from devproxy.proxy.server import Server, start
+from devproxy.proxy.server import Server, ServerProcess, start
 
 ABI_SYMBOL = "devproxy_abi_id"
+READY, WAITING = "ready", "waiting"  # what a server writes (csrc/server/main.cc)
 POLL_S = 0.05
 STOP_GRACE_S = 5.0
 LEAVING_S = 5.0  # for a server that has removed its socket; writing a core file may take a while
@@ -91,6 +92,7 @@ class ServerSet:
 
     def __init__(self) -> None:
         self.members: list[Server] = []
+        self._waiting: list[Server] = []  # started, and not told to begin
         self._gone: list[Server] = []  # dismissed ones, whose end may still have to be reaped
         # From a child's waitpid to its noted status, and from a server's start to its place in `members`: else another
         # thread that looks in between takes a server that was killed for one that ended well, with exit code 0.
@@ -107,38 +109,77 @@ class ServerSet:
         chaos: int | None,
         metas: bool,
         more: tuple[str, ...] = (),
+        waits: bool = False,
     ) -> list[Server]:
-        """Starts one server for each of the job's GPUs, on the machine's GPUs that are named; wait_ready then waits
-        for all of them at once. metas: the job's collectives carry metas (csrc/server/meta_barrier.h). more: further
-        arguments (--restore DIR). Returns the new servers."""
-        fresh = []
-        for gpu, physical in enumerate(gpus):
-            arguments = ["--job", job.name, "--job-dir", job.path, "--device", device]
-            arguments += ["--gpu-memory", str(gpu_memory_bytes), "--physical-gpu", str(physical)]
-            arguments += ["--ledger", runtime.ledger_path(job, device, physical), *more]
-            if chaos is not None:
-                arguments += ["--chaos", str(chaos)]
-            if metas:
-                arguments.append("--metas")
-            log_path = os.path.join(job.path, f"gpu{gpu}.log")
-            record = config.record_path(gpu, len(gpus))
-            with self.reaping:
-                server = start(
-                    program, arguments, gpu, self._lease_read, job.lock_fd, log_path, record
-                )
-                self.members.append(server)
-            fresh.append(server)
+        """Starts one server for each of the job's GPUs, on the machine's GPUs that are named; those of the same one share
+        a process. wait_ready then waits for all of them at once. metas: the job's collectives carry metas
+        (csrc/server/meta_barrier.h). more: further arguments (--restore DIR). waits: they load what they can, and are
+        the job's from begin() on. Returns the new servers, by the job's GPUs."""
+        fresh: list[Server] = []
+        try:
+            for physical in dict.fromkeys(gpus):
+                here = [gpu for gpu, behind in enumerate(gpus) if behind == physical]
+                arguments = ["--job", job.name, "--job-dir", job.path, "--device", device]
+                arguments += [
+                    "--gpu-memory",
+                    str(gpu_memory_bytes),
+                    "--physical-gpu",
+                    str(physical),
+                ]
+                arguments += ["--ledger", runtime.ledger_path(job, device, physical), *more]
+                if chaos is not None:
+                    arguments += ["--chaos", str(chaos)]
+                if metas:
+                    arguments.append("--metas")
+                log_path = os.path.join(job.path, f"gpu{here[0]}.log")
+                record = config.record_path(len(gpus))
+                with self.reaping:
+                    process = start(
+                        program,
+                        arguments,
+                        here,
+                        self._lease_read,
+                        job.lock_fd,
+                        log_path,
+                        record,
+                        waits,
+                    )
+                    servers = [Server(gpu, process) for gpu in here]
+                    (self._waiting if waits else self.members).extend(servers)
+                fresh += servers
+        except BaseException:
+            self.dismiss(fresh, grace_s=0.5)
+            raise
+        fresh.sort(key=lambda server: server.gpu)
+        self._in_order()
         return fresh
+
+    def _in_order(self) -> None:
+        self.members.sort(key=lambda server: server.gpu)  # the old ones of a GPU before the new one
+
+    def begin(self, servers: list[Server]) -> None:
+        """Those that wait take over what they were started for; wait_ready() then waits for them."""
+        self._waiting = [server for server in self._waiting if server not in servers]
+        self.members += servers
+        self._in_order()
+        for process in _processes(servers):
+            fd, process.begin_fd = process.begin_fd, -1
+            try:
+                os.write(fd, b"b")
+            except BrokenPipeError:
+                pass  # it has ended, and wait_ready() says how
+            finally:
+                os.close(fd)
 
     def dismiss(self, servers: Iterable[Server], grace_s: float = STOP_GRACE_S) -> None:
         """These are not the job's any more: they were told to leave, or have failed. Waits, then kills."""
         leaving = list(servers)
         self.members = [server for server in self.members if server not in leaving]
+        self._waiting = [server for server in self._waiting if server not in leaving]
         self._gone += leaving
+        _close_begin(leaving)
         if not self.wait_gone(leaving, grace_s):
-            for server in leaving:
-                if server.status is None:
-                    os.kill(server.pid, signal.SIGKILL)
+            _kill(leaving)
             self.wait_gone(leaving, grace_s)
 
     def wait_ready(
@@ -146,13 +187,15 @@ class ServerSet:
         timeout_s: float,
         interrupted: Callable[[], None],
         servers: Iterable[Server] | None = None,
+        word: str = READY,
     ) -> None:
-        """Returns when every server (of these) listens. `interrupted` is called often, and may raise.
+        """Returns when every server (of these) listens, or with WAITING: waits. `interrupted` is called often, and may
+        raise.
 
         Raises Refused with the server's own line when one fails, or when timeout_s have passed.
         """
         deadline = time.monotonic() + timeout_s
-        waiting = {s.ready_fd: s for s in (self.members if servers is None else servers)}
+        waiting = {p.ready_fd: p for p in _processes(self.members if servers is None else servers)}
         texts = dict.fromkeys(waiting, b"")
         poll = select.poll()
         for fd in waiting:
@@ -165,26 +208,28 @@ class ServerSet:
                 if piece and b"\n" not in texts[fd]:
                     continue
                 poll.unregister(fd)
-                self._check_ready_line(waiting.pop(fd), texts[fd].decode(errors="replace"))
+                self._check_line(waiting.pop(fd), texts[fd].decode(errors="replace"), word)
             if waiting and time.monotonic() > deadline:
                 late = next(iter(waiting.values()))
                 raise Refused(
-                    f"the server of GPU {late.gpu} was not ready within {timeout_s:g} s ({late.last_words() or 'it said nothing'})",
+                    f"{late.name} was not ready within {timeout_s:g} s ({late.last_words() or 'it said nothing'})",
                     "is the machine overloaded? DEVPROXY_START_TIMEOUT_S sets another limit",
                 )
 
-    def _check_ready_line(self, server: Server, text: str) -> None:
-        os.close(server.ready_fd)
-        server.ready_fd = -1
+    def _check_line(self, process: ServerProcess, text: str, word: str) -> None:
         line = text.split("\n", 1)[0].strip()
-        if line == "ready":
+        if line == word == WAITING:
+            return
+        os.close(process.ready_fd)
+        process.ready_fd = -1
+        if line == word:
             return
         if line.startswith("error:"):
-            raise Refused(f"the server of GPU {server.gpu} refused: {line[6:].strip()}")
-        self.wait_gone([server], 1.0)
+            raise Refused(f"{process.name} refused: {line[6:].strip()}")
+        self.wait_gone([Server(gpu, process) for gpu in process.gpus], 1.0)
         raise Refused(
-            f"the server of GPU {server.gpu} {server.how_it_ended()} before it was ready"
-            f" ({server.last_words() or 'it said nothing'})",
+            f"{process.name} {process.how_it_ended()} before it was ready"
+            f" ({process.last_words() or 'it said nothing'})",
             "see: devproxy doctor",
         )
 
@@ -193,14 +238,17 @@ class ServerSet:
 
         Precondition, where verbs run in other threads: the caller has held `reaping` since before its waitpid.
         """
-        for server in [*self.members, *self._gone]:
-            if server.pid == pid and server.status is None:
-                server.status = os.waitstatus_to_exitcode(wait_status)
+        for process in _processes(self._all()):
+            if process.pid == pid and process.status is None:
+                process.status = os.waitstatus_to_exitcode(wait_status)
                 return True
         return False
 
-    def lost(self, job: runtime.JobFolder) -> list[Server]:
-        """Servers that are gone although their lease still holds.
+    def _all(self) -> list[Server]:
+        return [*self.members, *self._waiting, *self._gone]
+
+    def lost(self, job: runtime.JobFolder) -> list[ServerProcess]:
+        """Those that are gone although their lease still holds.
 
         One that crashes removes its socket before it tells the job, so that a job which ended because of it cannot be
         taken for one that ended well: such a server is waited for.
@@ -209,19 +257,19 @@ class ServerSet:
         sockets = {s: os.path.join(job.path, f"gpu{s.gpu}.sock") for s in self.members}
         leaving = [server for server, path in sockets.items() if not os.path.exists(path)]
         self.wait_gone(leaving, LEAVING_S)
-        return [server for server in self.members if server.status is not None]
+        return [process for process in _processes(self.members) if process.status is not None]
 
     def _reap(self) -> None:
         with self.reaping:
-            for server in [*self.members, *self._gone]:
-                if server.status is None:
+            for process in _processes(self._all()):
+                if process.status is None:
                     try:
-                        pid, status = os.waitpid(server.pid, os.WNOHANG)
+                        pid, status = os.waitpid(process.pid, os.WNOHANG)
                     except ChildProcessError:
-                        server.status = 0
+                        process.status = 0
                         continue
                     if pid:
-                        server.status = os.waitstatus_to_exitcode(status)
+                        process.status = os.waitstatus_to_exitcode(status)
 
     def wait_gone(self, servers: Iterable[Server], timeout_s: float) -> bool:
         """Waits until these servers have ended; False when time ran out."""
@@ -238,15 +286,34 @@ class ServerSet:
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Ends the lease and waits; a server that does not go on its own is killed. May be called twice."""
-        for fd in (self._lease_read, self._lease_write, *(s.ready_fd for s in self.members)):
+        if self._waiting:
+            self.dismiss(list(self._waiting), grace_s)
+        processes = _processes(self.members)
+        for fd in (self._lease_read, self._lease_write, *(p.ready_fd for p in processes)):
             if fd >= 0:
                 os.close(fd)
         self._lease_read = self._lease_write = -1
-        for server in self.members:
-            server.ready_fd = -1
+        for process in processes:
+            process.ready_fd = -1
         if self.wait_gone(self.members, grace_s):
             return
-        for server in self.members:
-            if server.status is None:
-                os.kill(server.pid, signal.SIGKILL)
+        _kill(self.members)
         self.wait_gone(self.members, grace_s)
+
+
+def _processes(servers: Iterable[Server]) -> list[ServerProcess]:
+    return list({id(server.process): server.process for server in servers}.values())
+
+
+def _close_begin(servers: Iterable[Server]) -> None:
+    """Who waits ends then."""
+    for process in _processes(servers):
+        if process.begin_fd >= 0:
+            os.close(process.begin_fd)
+            process.begin_fd = -1
+
+
+def _kill(servers: Iterable[Server]) -> None:
+    for process in _processes(servers):
+        if process.status is None:
+            os.kill(process.pid, signal.SIGKILL)

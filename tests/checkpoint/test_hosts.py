@@ -195,6 +195,17 @@ def on_one_host(hosts: Hosts) -> list[str]:
     return hosts.digest("alone.log")
 
 
+def elsewhere(verb: str, dice: random.Random) -> tuple[str, ...]:
+    """What the verb is told of GPUs, two of each node."""
+    if verb == "migrate":
+        to = [gpu for _ in range(2) for gpu in dice.sample(range(4), 2)]
+        return ("--to", ",".join(map(str, to)))
+    if verb == "resize":
+        to = [gpu for _ in range(2) for gpu in dice.choice([[0, 0], [3, 3], [0, 1]])]
+        return ("--gpus", ",".join(map(str, to)))
+    return ()
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_collectives_over_two_hosts(hosts: Hosts, seed: int) -> None:
     """Cut, suspended and moved at random moments, killed, and restored on exchanged hosts: the bits of one host."""
@@ -204,9 +215,8 @@ def test_collectives_over_two_hosts(hosts: Hosts, seed: int) -> None:
     for at in sorted(dice.sample(range(2, 60), 3)):
         hosts.wait_step(at, "log0")
         hosts.until(199)
-        verb = dice.choice(("checkpoint", "suspend", "migrate"))
-        to = [str(gpu) for _ in range(2) for gpu in dice.sample(range(4), 2)]
-        hosts.on(0, verb, "j", *(("--to", ",".join(to)) if verb == "migrate" else ()))
+        verb = dice.choice(("checkpoint", "suspend", "migrate", "resize"))
+        hosts.on(0, verb, "j", *elsewhere(verb, dice))
         if verb == "suspend":
             hosts.on(0, "resume", "j")
     hosts.on(0, "checkpoint", "j")
@@ -231,10 +241,9 @@ def test_a_rank_that_waits(hosts: Hosts, nodes: tuple[int, int]) -> None:
 
     hosts.until(2)
     hosts.start(*RANKS, options=("--gpus", "2"))
-    for number, verb in enumerate(("checkpoint", "migrate", "suspend", "checkpoint")):
+    for number, verb in enumerate(("checkpoint", "migrate", "resize", "suspend", "checkpoint")):
         stand(3 + 3 * number)
-        to = [str(gpu) for _ in range(2) for gpu in dice.sample(range(4), 2)]
-        hosts.on(0, verb, "j", *(("--to", ",".join(to)) if verb == "migrate" else ()))
+        hosts.on(0, verb, "j", *elsewhere(verb, dice))
         assert str(hosts.job_status(0)["last_cut"]).startswith("take-back: ") or verb == "suspend"
         if verb == "suspend":
             hosts.on(0, "resume", "j")

@@ -49,6 +49,10 @@ def disturb(world: World, verb: str, dice: random.Random, gpus: int) -> None:
     elif verb == "migrate":
         to = dice.sample(range(gpus + 2), gpus)
         world.ctl("migrate", "j", "--to", ",".join(map(str, to)))
+    elif verb == "resize":
+        shared = dice.sample(range(gpus + 2), dice.randrange(1, gpus + 1))
+        to = [dice.choice(shared) for _ in range(gpus)]
+        world.ctl("resize", "j", "--gpus", ",".join(map(str, to)))
     elif verb == "suspend":
         world.ctl("suspend", "j")
         world.ctl("resume", "j")
@@ -66,6 +70,7 @@ def test_verbs_at_random_moments(world: World, ranks: int, gpus: int, seed: int)
     check(world, expected)
 
 
+@pytest.mark.every
 def test_restore_after_everything_was_killed(world: World) -> None:
     expected = world.undisturbed(*command(4), gpus=4)
     world.run(*command(4), options=("--gpus", "4"))

@@ -27,7 +27,7 @@ from tests.fault.scene import Scene
 MOMENTS = 10
 PAUSE_S = 2.0
 SPARE_GPUS = 2
-VERBS = {"checkpoint": 3, "suspend": 2, "elsewhere": 2, "migrate": 4, "migrate_one": 4}
+VERBS = {"checkpoint": 3, "suspend": 2, "elsewhere": 2, "migrate": 3, "migrate_one": 3, "resize": 4}
 KILLS = {"rank": 1, "server": 1, "supervisor": 0.5, "init": 0.5, "everything": 1}
 # What a verb may say where no point is common to all ranks, without take-back (docs/errors.md, Communicators).
 NO_POINT = r"--barrier meta: |the ranks come to no common point: "
@@ -120,6 +120,8 @@ class Job:
             self.verb("checkpoint")
         elif thing.startswith("migrate"):
             self.verb("migrate", "--to", self.other_gpus(only_one=thing == "migrate_one"))
+        elif thing == "resize":
+            self.verb("resize", "--gpus", self.shared_gpus())
         elif self.verb("suspend"):
             to = ("--gpu", self.other_gpus()) if thing == "elsewhere" else ()
             self.world.ctl("resume", "j", *to)
@@ -145,9 +147,16 @@ class Job:
             self.figures[f"took_{took.split()[0].strip(':').replace('-', '_')}"] += 1
         return True
 
+    def shared_gpus(self) -> str:
+        """From all of the job's on one of the machine's to one each."""
+        count = self.dice.randrange(1, self.gpus + 1)
+        some = self.dice.sample(range(self.gpus + SPARE_GPUS), count)
+        self.where = [self.dice.choice(some) for _ in range(self.gpus)]
+        return ",".join(map(str, self.where))
+
     def other_gpus(self, only_one: bool = False) -> str:
         everywhere = range(self.gpus + SPARE_GPUS)
-        if only_one:
+        if only_one and len(set(self.where)) == self.gpus:
             free = [gpu for gpu in everywhere if gpu not in self.where]
             self.where[self.dice.randrange(self.gpus)] = self.dice.choice(free)
         else:
@@ -193,7 +202,7 @@ class Job:
         elif who == "server":
             process = self.dice.choice(sorted(self.world.named("devproxy-server"), key=lambda p: p.pid))  # fmt: skip
             words = process.cmdline()
-            says = rf"the server of GPU {words[words.index('--gpu') + 1]} .* while the job ran"
+            says = rf"the server of GPU {words[words.index('--gpu') + 1]}\b.* while the job ran"
         else:
             process, says = self.supervisor_or_init(who), ""
         os.kill(process.pid, signal.SIGKILL)

@@ -153,6 +153,8 @@ def test_the_other_verbs(fake: FakeCoordinator, folder: str) -> None:
         result = client.follow(stub.Migrate(pb.MigrateRequest(to=[1, 2])), lambda _: None)
         assert result.facts == {"still_s": 0.5, "device_bytes": 1 << 20}
         assert client.ask_agent(folder).gpus == [1, 2]
+        result = client.follow(stub.Resize(pb.ResizeRequest(gpus=[4, 4])), lambda _: None)
+        assert client.ask_agent(folder).gpus == [4, 4]
     with pytest.raises(Refused, match="suspend it first"), client.agent(folder) as stub:
         client.follow(stub.Resume(pb.ResumeRequest()), lambda _: None)
     with pytest.raises(Refused, match="no signal 99"), client.agent(folder) as stub:
@@ -344,7 +346,8 @@ def test_a_daemon_that_leaves_takes_no_call(how: str) -> None:
 def test_gpus() -> None:
     assert verbs.parse_gpus(None) == []
     assert verbs.parse_gpus(["0,2", "3"]) == [0, 2, 3]
-    for bad in (["0,,1"], ["x"], ["-1"], ["0", "0"], ["9999"], [""], ["²"]):
+    assert verbs.parse_gpus(["0,0", "1"]) == [0, 0, 1]  # shared
+    for bad in (["0,,1"], ["x"], ["-1"], ["9999"], [""], ["²"]):
         with pytest.raises(Refused):
             verbs.parse_gpus(bad)
 

@@ -18,6 +18,7 @@ from devproxy.errors import (
     CheckpointError,
     MigrateError,
     Refused,
+    ResizeError,
     RestoreError,
     SuspendError,
 )
@@ -200,6 +201,9 @@ class World:
     def migrate(self, to: list[int]) -> dict[str, Any]:
         return self.job.migrate(to=to, report=lambda _: None)
 
+    def resize(self, gpus: list[int]) -> dict[str, Any]:
+        return self.job.resize(gpus=gpus, report=lambda _: None)
+
     def order(self) -> list[str]:
         """Each step once, where all trees have it before the next."""
         found: list[str] = []
@@ -239,8 +243,6 @@ def test_a_suspend_stores_before_anything_ends(world: World) -> None:
     count = 2 * len(world.trees)
     with pytest.raises(Refused, match=f"has {count} GPU"):
         world.resume([7])
-    with pytest.raises(Refused, match="each once on its host"):
-        world.resume([10] * count)
     world.resume(list(range(10, 10 + count)))
     assert world.job.gpus == list(range(10, 10 + count))
     assert world.trees[-1].gpus == [10 + count - 2, 10 + count - 1]
@@ -330,6 +332,26 @@ def test_a_migrate_gives_each_tree_its_share(world: World) -> None:
     assert facts["gpus"] == list(range(20, 20 + count)) == world.job.gpus
     introduced = ["meet"] if len(world.trees) > 1 else []
     assert world.order() == ["check", "cut", "copy", "start", *introduced, "hand_over", "close"]
+
+
+def test_a_resize_shares_gpus(world: World) -> None:
+    count = 2 * len(world.trees)
+    with pytest.raises(Refused, match=f"needs {count} numbers, 1 given"):
+        world.resize([1])
+    with pytest.raises(Refused, match=f"needs {count} numbers, 0 given"):
+        world.resize([])
+    facts = world.resize([1] * count)
+    assert facts["gpus"] == [1] * count == world.job.gpus
+    assert [tree.gpus for tree in world.trees] == [[1, 1]] * len(world.trees)
+    before = world.order()
+    assert world.resize([1] * count) == {"gpus": [1] * count, "still_s": 0.0}
+    assert world.order() == before  # asked again, it does nothing
+    world.trees[-1].fails_at = "start"
+    with pytest.raises(ResizeError) as caught:
+        world.resize(list(range(count)))
+    assert caught.value.state == "the job continues on its old GPU"
+    assert str(caught.value).startswith("resize failed at ")
+    assert world.job.gpus == [1] * count
 
 
 def test_a_migrate_that_fails_before_the_hand_over(world: World) -> None:

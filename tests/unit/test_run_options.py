@@ -40,7 +40,6 @@ def test_all_options() -> None:
         ("--frobnicate -- a", "unknown option"),
         ("--summary=1 -- a", "unknown option"),
         ("--gpu 0,x -- a", "no list of GPUs"),
-        ("--gpu 1,1 -- a", "twice"),
         ("--checkpoint-every soon -- a", "no interval"),
         ("--checkpoint-every 0steps -- a", "no interval"),
         ("--keep 0 -- a", "number from 1"),

@@ -28,10 +28,12 @@ PROGRAMS = {
         ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
         [f"{SERVER}/state_record.cc"],
     ),
+    "server_engine": (["devproxy/hal/engine.cc"], ["-fsanitize=thread"], []),
     "server_soft_space": (
         [
             f"{SOFT}/soft_device.cc",
             f"{SOFT}/soft_space.cc",
+            f"{SOFT}/../engine.cc",
             *(
                 f"{SOFT}/comm/{name}.cc"
                 for name in (

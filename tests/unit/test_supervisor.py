@@ -18,7 +18,7 @@ import pytest
 
 from devproxy.errors import Refused
 from devproxy.proxy import elf, server_set
-from devproxy.proxy.server import Server
+from devproxy.proxy.server import Server, ServerProcess
 from tests.living import matching
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -229,7 +229,7 @@ def test_a_server_that_another_thread_reaps_was_killed() -> None:
     """
     servers = server_set.ServerSet()
     pid = os.posix_spawn("/bin/sleep", ["sleep", "1000"], {})
-    server = Server(0, pid, -1, "")
+    server = Server(0, ServerProcess([0], pid, -1, ""))
     servers.members.append(server)
     looks = threading.Thread(target=servers.wait_gone, args=([server], 10))
     try:
@@ -243,4 +243,4 @@ def test_a_server_that_another_thread_reaps_was_killed() -> None:
         looks.join()
     finally:
         servers.stop()
-    assert "signal 9" in server.how_it_ended()
+    assert "signal 9" in server.process.how_it_ended()

@@ -107,7 +107,7 @@ void Connection::fill_reply(AttachReply* reply) const {
   reply->slot = slot_;
   reply->flags = device_.caps().keeps_host_pages ? kKeepsHostPages : 0;
   endpoint_.name_files(reply);
-  const hal::Properties& from = device_.properties();
+  const hal::Properties& from = parts_.properties;
   DeviceProps& to = reply->props;
   std::snprintf(to.name, sizeof to.name, "%s", from.name.c_str());
   std::copy(from.uuid.begin(), from.uuid.end(), to.uuid);
@@ -216,6 +216,7 @@ void Connection::run() {
     std::snprintf(text, sizeof text, "devproxy-server failed internally: %s", e.what());
     poison(text);
   }
+  device_.yield();
   while (attend()) endpoint_.wait(gate_, true, [this] { device_.tidy(); });  // poisoned: until the client goes
   tear_down();
   finished_.store(true, std::memory_order_release);
@@ -228,6 +229,7 @@ void Connection::dispatch() {
   while (!poisoned_) {
     if (gate_.attention() != 0) [[unlikely]] {
       count_busy();
+      device_.yield();
       if (!attend() || poisoned_) return;
       busy_since = now_us();
     }
@@ -237,13 +239,14 @@ void Connection::dispatch() {
       for (int i = 0; i < 64 && endpoint_.peek() == 0; i++) RealSync::pause();
       if (endpoint_.peek() != 0) continue;
       count_busy();
+      device_.yield();
       while (!endpoint_.wait(gate_, false, [this] { device_.tidy(); }) && gate_.attention() == 0) {}
       busy_since = now_us();
       continue;
     }
     switch (consume(bytes)) {
       case Taken::kPoisoned: return;
-      case Taken::kHeld: communicators_.wait(); continue;
+      case Taken::kHeld: device_.yield(), communicators_.wait(); continue;
       case Taken::kYes: endpoint_.release(bytes);
     }
     if (device_.pending() > kMaxPending) throttle();
@@ -293,6 +296,7 @@ Gate::Step Connection::drain() {
 // Streams are far behind: lets the ring fill up, and with it the client wait, until they have caught up. Not while a
 // host function is out: its end comes through the ring.
 void Connection::throttle() {
+  device_.yield();
   while (device_.pending() > kMaxPending / 2) {
     if (gate_.attention() != 0 && gate_.at_boundary(boundary()) != Gate::Step::kServe) return;  // dispatch() attends
     if (!host_functions_.none_out()) break;

@@ -45,6 +45,7 @@ struct ServerParts {
   bool other_gpu = false;     // a restore may be of another kind or model of GPU
   bool metas = false;         // the job's collectives carry metas (meta_barrier.h)
   hal::Device* device = nullptr;
+  hal::Properties properties;  // as the job sees them: with its GPU's identity, wherever it is
   Ledger* ledger = nullptr;
   SlotTable* slots = nullptr;
   ImageStore images;

@@ -116,6 +116,8 @@ void Server::serve_control(ControlPeer& peer) {
       peer.answer(dump(dir));
     } else if (op == "dump_shared") {
       peer.answer(dump_shared(dir));
+    } else if (op == "executors") {
+      peer.answer(list_executors(dir));
     } else if (op == "resume") {
       peer.answer(resume());
     } else if (op == "steps") {
@@ -391,6 +393,7 @@ Status Server::write_state(const std::string& dir) {
   state.abi = abi_hex();
   state.gpu = config_.gpu;
   state.device = config_.device;
+  state.identity = record_of(parts_.properties);
   state.memory_bytes = total_bytes_;
   state.next_number = next_number_;
   state.uptime_us = now_us() - started_us_;
@@ -453,6 +456,20 @@ Json Server::dump_shared(const std::string& dir) {
   if (s.ok()) s = write_file(dir + "/gpu" + std::to_string(config_.gpu) + ".shared.json", json_of(shared));
   if (!s.ok()) return refused("dump of shared memory to " + dir + " failed: " + s.text());
   return {{"ok", true}, {"shared_bytes", total}, {"seconds", seconds(now_us() - began)}};
+}
+
+// For a successor that loads them before anything stops. Which of the small images describe an executor, the device knows.
+Json Server::list_executors(const std::string& dir) {
+  std::string all;
+  for (const ImageStore::Ref& image : parts_.images.all()) {
+    if (image->bytes.size() > kMaxWarmBytes) continue;
+    const auto bytes = static_cast<uint32_t>(image->bytes.size());
+    all.append(reinterpret_cast<const char*>(&bytes), sizeof bytes);
+    all.append(image->bytes.begin(), image->bytes.end());
+  }
+  const std::string path = ahead_path(dir, config_.gpu);
+  if (Status s = write_file(path, all); !s.ok()) return refused(s.text());
+  return {{"ok", true}};
 }
 
 Json Server::resume() {

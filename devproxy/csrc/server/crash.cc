@@ -17,6 +17,7 @@ namespace devproxy::server {
 namespace {
 
 constexpr size_t kSignalStackBytes = 64u << 10;
+constexpr uint32_t kMostGpus = 256;  // of a job in one process
 
 struct Target {
   std::atomic<Lifeline*> lifeline{nullptr};
@@ -26,7 +27,8 @@ struct Target {
 };
 Target g_targets[kMaxSlots];
 const hal::Device* g_device = nullptr;
-char g_socket_path[256];
+char g_socket_paths[kMostGpus][256];
+std::atomic<uint32_t> g_sockets{0};
 std::atomic<bool> g_crashing{false};
 
 // Only what a signal handler may use.
@@ -76,7 +78,7 @@ void on_crash(int signal, siginfo_t* info, void*) {
   text.add(signal == SIGBUS ? "; the host may be out of memory)" : ")");
   const int32_t code = !running ? kUnknown : memory ? kIllegalAddress : kLaunchFailed;
   // First of all: once a job knows of the fault it may end, and devproxy-run, which then finds no socket, waits for us.
-  unlink(g_socket_path);
+  for (uint32_t i = 0; i < g_sockets.load(std::memory_order_acquire); i++) unlink(g_socket_paths[i]);
   for (Target& target : g_targets) {
     Lifeline* lifeline = target.lifeline.load(std::memory_order_acquire);
     if (!lifeline) continue;
@@ -106,15 +108,21 @@ thread_local SignalStack t_stack;
 
 }  // namespace
 
-void install_crash_handler(const hal::Device* device, const char* socket_path) {
+void install_crash_handler(const hal::Device* device) {
   g_device = device;
-  std::snprintf(g_socket_path, sizeof g_socket_path, "%s", socket_path);
   prepare_thread_for_crash();
   struct sigaction action{};
   action.sa_sigaction = on_crash;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigfillset(&action.sa_mask);
   for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigaction(signal, &action, nullptr);
+}
+
+void unlink_in_crash(const char* socket_path) {
+  const uint32_t i = g_sockets.load(std::memory_order_relaxed);
+  if (i >= kMostGpus) return;
+  std::snprintf(g_socket_paths[i], sizeof g_socket_paths[i], "%s", socket_path);
+  g_sockets.store(i + 1, std::memory_order_release);
 }
 
 void prepare_thread_for_crash() {

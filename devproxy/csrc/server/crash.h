@@ -8,8 +8,10 @@
 
 namespace devproxy::server {
 
-// Catches SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT. socket_path is unlinked too. Call once.
-void install_crash_handler(const hal::Device* device, const char* socket_path);
+// Catches SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT. Before the first thread that runs kernels.
+void install_crash_handler(const hal::Device* device);
+// This socket is unlinked too. Precondition: 256 at most are named.
+void unlink_in_crash(const char* socket_path);
 // Every thread that may run kernels: a signal stack of its own, so that an overflown stack is reported as well.
 void prepare_thread_for_crash();
 

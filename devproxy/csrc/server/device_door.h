@@ -111,6 +111,7 @@ class DeviceDoor {
   uint32_t pending() const { return space_->pending(); }
   uint64_t oldest_pending() { return space_->oldest_pending(); }
   void tidy() { space_->tidy(); }
+  void yield() { space_->yield(); }
 
   // -- what has not begun (hal/pending.h)
 

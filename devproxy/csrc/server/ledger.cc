@@ -66,6 +66,7 @@ uint64_t Ledger::used_bytes() {
 }
 
 void Ledger::leave() {
+  if (--users_ != 0) return;
   change([&](LedgerTable& table) {
     for (auto& entry : table.entries)
       if (entry.owner == self_) entry = {};

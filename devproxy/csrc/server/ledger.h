@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -44,12 +45,13 @@ struct LedgerTable {
   Entry* find(const ProcessId& owner);
 };
 
-// Any thread.
+// Any thread. The job's GPUs on this one share it.
 class Ledger {
  public:
   static StatusOr<std::unique_ptr<Ledger>> open(const std::string& path, uint64_t total_bytes);
   Ledger(LockedFile file, uint64_t total_bytes) : file_(std::move(file)), total_bytes_(total_bytes) {}
-  void leave();  // what this process holds is given back
+  void join() { users_++; }
+  void leave();  // when the last has left, what this process holds is given back
 
   std::optional<uint64_t> take(uint64_t wanted, uint64_t minimum);
   void give(uint64_t bytes);
@@ -62,6 +64,7 @@ class Ledger {
   LockedFile file_;
   const uint64_t total_bytes_;
   const ProcessId self_ = this_process();
+  std::atomic<uint32_t> users_{0};
 };
 
 }  // namespace devproxy::server

@@ -1,4 +1,4 @@
-// devproxy-server: the device-proxy server of one (job, GPU).
+// devproxy-server: the device-proxy server of one job and one physical GPU.
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -17,7 +17,7 @@
 #include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/csrc/server/control.h"
-#include "devproxy/csrc/server/server.h"
+#include "devproxy/csrc/server/process.h"
 #include "devproxy/hal/devices.h"
 #include "wire.gen.h"
 
@@ -26,10 +26,11 @@ namespace devproxy::server {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: devproxy-server --job NAME --job-dir DIR --gpu K --device soft|record|cuda --gpu-memory BYTES --ledger "
+    "usage: devproxy-server --job NAME --job-dir DIR --gpu K [--gpu K ...] --device soft|record|cuda --gpu-memory "
+    "BYTES --ledger "
     "FILE "
     "[--physical-gpu P] [--restore DIR [--restore-shared] [--other-gpu]] [--lease-fd FD] [--ready-fd FD] "
-    "[--metas] [--chaos SEED] [--tree T] [--data-address ADDR] [--slots A-B] | "
+    "[--begin-fd FD [--ahead DIR]] [--metas] [--chaos SEED] [--tree T] [--data-address ADDR] [--slots A-B] | "
     "--print-abi | --describe DEVICE P";
 
 std::optional<uint64_t> number(const char* text) {
@@ -51,6 +52,22 @@ int refuse(int ready_fd, std::string text) {
   return 2;
 }
 
+struct Start {
+  uint64_t chaos_seed = 0;
+  int begin_fd = -1;  // wait here for a byte before anything is taken from a predecessor
+  std::string ahead;  // what to load meanwhile
+};
+
+// False: whoever would say so has gone, or needs this server no more.
+bool told_to_begin(int begin_fd, int ready_fd) {
+  [[maybe_unused]] const ssize_t ignored = write(ready_fd, "waiting\n", 8);
+  char byte = 0;
+  ssize_t n;
+  while ((n = read(begin_fd, &byte, 1)) < 0 && errno == EINTR) {}
+  close(begin_fd);
+  return n == 1;
+}
+
 // "A-B": from A to below B.
 Status slots_of(const std::string& text, ServerConfig* config) {
   const size_t dash = text.find('-');
@@ -63,8 +80,9 @@ Status slots_of(const std::string& text, ServerConfig* config) {
   return {};
 }
 
-Status parse(int argc, char** argv, ServerConfig* config) {
-  bool have_gpu = false, have_memory = false, have_physical = false;
+Status parse(int argc, char** argv, ProcessConfig* process, Start* start) {
+  ServerConfig* const config = &process->server;
+  bool have_memory = false, have_physical = false;
   for (int i = 1; i < argc; i++) {
     const std::string name = argv[i];
     if (name == "--restore-shared" || name == "--other-gpu" || name == "--metas") {
@@ -88,9 +106,9 @@ Status parse(int argc, char** argv, ServerConfig* config) {
     else if (name == "--device")
       config->device = value;
     else if (name == "--ledger")
-      config->ledger_path = value;
+      process->ledger_path = value;
     else if (name == "--gpu")
-      status = take(&config->gpu, 255), have_gpu = true;
+      status = take(&process->gpus.emplace_back(), 255);
     else if (name == "--physical-gpu")
       status = take(&config->physical_gpu, 255), have_physical = true;
     else if (name == "--restore")
@@ -100,9 +118,13 @@ Status parse(int argc, char** argv, ServerConfig* config) {
     else if (name == "--lease-fd")
       status = take(&config->lease_fd, 1 << 20);
     else if (name == "--ready-fd")
-      status = take(&config->ready_fd, 1 << 20);
+      status = take(&process->ready_fd, 1 << 20);
     else if (name == "--chaos")
-      status = take(&config->chaos_seed, UINT64_MAX), config->chaos = true;
+      status = take(&start->chaos_seed, UINT64_MAX), config->chaos = true;
+    else if (name == "--begin-fd")
+      status = take(&start->begin_fd, 1 << 20);
+    else if (name == "--ahead")
+      start->ahead = value;
     else if (name == "--tree")
       status = take(&config->tree, 63);
     else if (name == "--data-address")
@@ -116,30 +138,34 @@ Status parse(int argc, char** argv, ServerConfig* config) {
   const struct {
     const char* name;
     bool missing;
-  } kNeeded[] = {{"--job", config->job.empty()}, {"--job-dir", config->job_dir.empty()},
-                 {"--gpu", !have_gpu},           {"--device", config->device.empty()},
-                 {"--gpu-memory", !have_memory}, {"--ledger", config->ledger_path.empty()}};
+  } kNeeded[] = {{"--job", config->job.empty()},   {"--job-dir", config->job_dir.empty()},
+                 {"--gpu", process->gpus.empty()}, {"--device", config->device.empty()},
+                 {"--gpu-memory", !have_memory},   {"--ledger", process->ledger_path.empty()}};
   for (const auto& needed : kNeeded)
     if (needed.missing) return {kInvalidValue, std::string(needed.name) + " is missing; " + kUsage};
-  if (!have_physical) config->physical_gpu = config->gpu;
+  if (!have_physical) config->physical_gpu = process->gpus.front();
   if (config->restore_shared && config->restore_dir.empty())
     return {kInvalidValue, "--restore-shared needs --restore DIR"};
-  for (const int fd : {config->lease_fd, config->ready_fd}) {
+  for (const int fd : {config->lease_fd, process->ready_fd, start->begin_fd}) {
     if (fd < 0) continue;
     if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0)
-      return {kInvalidValue, "descriptor " + std::to_string(fd) + " of --lease-fd or --ready-fd is not open"};
+      return {kInvalidValue,
+              "descriptor " + std::to_string(fd) + " of --lease-fd, --ready-fd or --begin-fd is not open"};
   }
   return {};
 }
 
 int serve(int argc, char** argv) {
-  ServerConfig config;
-  if (Status s = parse(argc, argv, &config); !s.ok()) return refuse(config.ready_fd, s.text());
-  log::init(std::getenv("DEVPROXY_LOG"), ("gpu=" + std::to_string(config.gpu)).c_str());
+  ProcessConfig config;
+  Start start;
+  if (Status s = parse(argc, argv, &config, &start); !s.ok()) return refuse(config.ready_fd, s.text());
+  std::string gpus;
+  for (const uint32_t gpu : config.gpus) gpus += (gpus.empty() ? "" : ",") + std::to_string(gpu);
+  log::init(std::getenv("DEVPROXY_LOG"), ("gpu=" + gpus).c_str());
 
   if (Status s = fault::init(std::getenv("DEVPROXY_FAULT")); !s.ok()) return refuse(config.ready_fd, s.text());
 
-  // Before any thread: all of them inherit the mask. SIGTERM comes as a descriptor. SIGINT and SIGHUP are the job's to
+  // Before any thread: all of them inherit the mask. SIGTERM comes as a descriptor (Process). SIGINT and SIGHUP are the job's to
   // handle (Ctrl-C reaches the whole terminal group); the lease tells this server when the job is gone.
   umask(077);
   signal(SIGINT, SIG_IGN);
@@ -150,16 +176,19 @@ int serve(int argc, char** argv) {
   sigaddset(&set, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 
-  auto device =
-      hal::open_device({config.device, config.physical_gpu, config.memory_bytes, config.chaos, config.chaos_seed});
-  if (!device.ok()) return refuse(config.ready_fd, device.status().text());
-  Server server(config, std::move(*device));
-  if (Status s = server.open(); !s.ok()) return refuse(config.ready_fd, s.text());
+  const ServerConfig& common = config.server;
+  Process process(config, [&, seed = start.chaos_seed](uint32_t gpu, std::shared_ptr<hal::Engine> engine) {
+    return hal::open_device(
+        {common.device, common.physical_gpu, common.memory_bytes, common.chaos, seed, gpu, std::move(engine)});
+  });
+  if (Status s = process.prepare(start.ahead); !s.ok()) return refuse(config.ready_fd, s.text());
+  if (start.begin_fd >= 0 && !told_to_begin(start.begin_fd, config.ready_fd)) return 0;
+  if (Status s = process.open(); !s.ok()) return refuse(config.ready_fd, s.text());
   if (config.ready_fd >= 0) {
     [[maybe_unused]] const ssize_t ignored = write(config.ready_fd, "ready\n", 6);
     close(config.ready_fd);
   }
-  server.run();
+  process.run();
   std::fflush(nullptr);
   _exit(0);  // no static destructors of loaded modules beside threads that may still run
 }

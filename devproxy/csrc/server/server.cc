@@ -1,9 +1,7 @@
 #include "devproxy/csrc/server/server.h"
 
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -21,6 +19,8 @@
 #include "devproxy/csrc/server/dump.h"
 #include "devproxy/csrc/server/peer_link.h"
 #include "devproxy/csrc/server/state_files.h"
+#include "devproxy/hal/engine.h"
+#include "devproxy/hal/identity.h"
 
 #include "wire.gen.h"
 
@@ -41,6 +41,25 @@ std::string hex(const uint8_t* bytes, size_t n) {
 
 }  // namespace
 
+// As the record has them. The uuid in hex.
+IdentityRecord record_of(const hal::Properties& properties) {
+  const hal::Identity identity = hal::identity_of(properties);
+  return {hex(identity.uuid.data(), identity.uuid.size()), identity.pci_domain, identity.pci_bus, identity.pci_device};
+}
+
+Status assume(const IdentityRecord& record, hal::Properties* properties) {
+  hal::Identity identity{{}, record.pci_domain, record.pci_bus, record.pci_device};
+  bool good = record.uuid.size() == 2 * identity.uuid.size();
+  unsigned byte = 0;
+  for (size_t i = 0; good && i < identity.uuid.size(); i++) {
+    good = std::sscanf(record.uuid.c_str() + 2 * i, "%2x", &byte) == 1;
+    identity.uuid[i] = static_cast<uint8_t>(byte);
+  }
+  if (!good) return {kInvalidImage, "the state's uuid '" + record.uuid.substr(0, 40) + "' is none"};
+  hal::assume(identity, properties);
+  return {};
+}
+
 Status Server::open() {
   started_us_ = now_us();
   struct stat folder;
@@ -55,19 +74,13 @@ Status Server::open() {
   if (socket_path_.size() + 16 >= sizeof sockaddr_un::sun_path)
     return {kInvalidValue, "the path " + socket_path_ + " is too long for a unix socket: choose a shorter job name"};
 
-  auto ledger = Ledger::open(config_.ledger_path, total_bytes_);
-  if (!ledger.ok()) return std::move(ledger).status().with("memory ledger");
-  ledger_ = std::move(*ledger);
+  ledger_->join();
   auto slots = SlotTable::open(config_.job_dir + "/slots", config_.first_slot, config_.end_slot);
   if (!slots.ok()) return std::move(slots).status().with("slot table");
   slots_ = std::move(*slots);
 
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGTERM);
-  signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (signal_fd_ < 0 || wake_fd_ < 0) return Status::from_errno(kUnknown, "making descriptors");
+  if (wake_fd_ < 0) return Status::from_errno(kUnknown, "making descriptors");
   parts_.job_dir = config_.job_dir;
   parts_.gpu = config_.gpu;
   parts_.tree = config_.tree;
@@ -75,7 +88,8 @@ Status Server::open() {
   parts_.other_gpu = config_.other_gpu;
   parts_.metas = config_.metas;
   parts_.device = device_.get();
-  parts_.ledger = ledger_.get();
+  parts_.properties = device_->properties();
+  parts_.ledger = ledger_;
   parts_.slots = slots_.get();
   parts_.wake = [this] {
     const uint64_t one = 1;
@@ -85,9 +99,15 @@ Status Server::open() {
   // Before anybody can attach: a restored server has its clients first.
   if (!config_.restore_dir.empty())
     if (Status s = restore(); !s.ok()) return std::move(s).with("restore from " + config_.restore_dir);
+  return {};
+}
+
+std::string ahead_path(const std::string& dir, uint32_t gpu) { return dir + "/gpu" + std::to_string(gpu) + ".ahead"; }
+
+Status Server::announce() {
   if (Status s = listen_here(); !s.ok()) return s;
   if (Status s = write_data_file(); !s.ok()) return s;
-  install_crash_handler(device_.get(), socket_path_.c_str());
+  unlink_in_crash(socket_path_.c_str());
   return {};
 }
 
@@ -175,6 +195,8 @@ Status Server::restore() {
   auto read = read_state(*text);
   if (!read.ok()) return read.status();
   const ServerRecord& state = *read;
+  if (!state.identity.uuid.empty())
+    if (Status s = assume(state.identity, &parts_.properties); !s.ok()) return s;
   if (state.abi != abi_hex())
     return {kInvalidImage, "the state is of another build (ABI " + state.abi.substr(0, 16) + ", this server " +
                                abi_hex().substr(0, 16) + "): restore with the build that the image carries"};
@@ -225,10 +247,8 @@ bool Server::anybody() const {
 void Server::run() {
   bool lease_ended = false;
   for (;;) {
-    std::vector<pollfd> fds = {{listen_fd_, POLLIN, 0},
-                               {signal_fd_, POLLIN, 0},
-                               {wake_fd_, POLLIN, 0},
-                               {lease_ended ? -1 : config_.lease_fd, POLLIN, 0}};
+    std::vector<pollfd> fds = {
+        {listen_fd_, POLLIN, 0}, {wake_fd_, POLLIN, 0}, {lease_ended ? -1 : config_.lease_fd, POLLIN, 0}};
     const size_t first_hello = fds.size();
     for (const Hello& h : hellos_) fds.push_back({h.socket, POLLIN, 0});
     const size_t first_client = fds.size();
@@ -242,16 +262,16 @@ void Server::run() {
     const int timeout_ms = cut_ ? kCutLookMs : hellos_.empty() ? -1 : 1000;
     if (poll(fds.data(), fds.size(), timeout_ms) < 0 && errno != EINTR) break;
 
-    if (fds[1].revents) {
-      DP_LOG(kInfo, kServer, 0, "SIGTERM: leaving");
+    if (end_) {
+      DP_LOG(kInfo, kServer, 0, "GPU %u: told to end", config_.gpu);
       return borrowed_ ? leave_files() : stop_all(true);
     }
-    if (fds[2].revents) {
+    if (fds[1].revents) {
       uint64_t count;
       [[maybe_unused]] const ssize_t ignored = read(wake_fd_, &count, sizeof count);
       reap();
     }
-    if (fds[3].revents) {
+    if (fds[2].revents) {
       char byte;                                           // nobody writes to a lease; only its end counts
       const ssize_t n = read(config_.lease_fd, &byte, 1);  // end-of-file leaves errno as it was
       if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN)) lease_ended = true;
@@ -300,6 +320,27 @@ void Server::run() {
       return stop_all(false);
     }
   }
+}
+
+void Server::load_ahead(const std::string& dir) {
+  const std::string path = ahead_path(dir, config_.gpu);
+  auto text = read_file(path);
+  Status s = text.ok() ? Status() : text.status();
+  uint32_t bytes = 0;
+  for (size_t at = 0; s.ok() && at + sizeof bytes <= text->size(); at += bytes) {
+    std::memcpy(&bytes, text->data() + at, sizeof bytes);
+    at += sizeof bytes;
+    if (bytes > text->size() - at) break;
+    s = device_->load_ahead(
+        {text->begin() + static_cast<std::ptrdiff_t>(at), text->begin() + static_cast<std::ptrdiff_t>(at + bytes)});
+  }
+  // The restore says it better, or needs none of it.
+  if (!s.ok()) DP_LOG(kWarn, kServer, 0, "nothing is loaded ahead: %s", s.text().c_str());
+}
+
+void Server::end() {
+  end_ = true;
+  parts_.wake();
 }
 
 void Server::look_at_clients(const std::vector<pollfd>& fds) {
@@ -362,7 +403,6 @@ void Server::close_peers(Client& c) {
   c.peers.clear();
 }
 
-// Ends this server alone: what the clients have stays as it is.
 void Server::leave_files() {
   unlink_socket();
   unlink_data_file();
@@ -519,6 +559,8 @@ Json Server::stats() const {
   return {{"job", config_.job},
           {"gpu", config_.gpu},
           {"pid", getpid()},
+          {"physical_gpu", config_.physical_gpu},
+          {"switches", engine_ ? Json(engine_->switches()) : Json()},
           {"device", config_.device},
           {"name", device_->properties().name},
           {"uptime_s", static_cast<double>(uptime_ms) / 1000},

@@ -1,4 +1,5 @@
-// The device-proxy server of one (job, GPU): listens, makes connections, keeps the totals, leaves when the job does.
+// One of the job's GPUs in its server process: listens, makes connections, keeps the totals, leaves when the job does.
+// A process has one for each of the job's GPUs that share its physical GPU (process.h).
 //
 // Threads: one server thread (run()), which owns everything here, and one dispatch thread per connection.
 #pragma once
@@ -6,6 +7,7 @@
 #include <poll.h>
 #include <sys/types.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <set>
@@ -19,6 +21,10 @@
 #include "devproxy/csrc/server/cut.h"
 #include "devproxy/csrc/server/state_record.h"
 
+namespace devproxy::hal {
+class Engine;
+}
+
 namespace devproxy::server {
 
 struct ServerConfig {
@@ -30,29 +36,40 @@ struct ServerConfig {
   bool other_gpu = false;       // the state may be of another kind or model of GPU
   bool restore_shared = false;  // make and fill the shared files too; else they are there (handover)
   std::string device;           // soft, record or cuda
-  uint64_t memory_bytes = 0;    // what the ledger may give away on this GPU; 0: what the device has
-  std::string ledger_path;
-  int lease_fd = -1;  // hangs up when devproxy-run is gone; -1: live until SIGTERM
-  int ready_fd = -1;
-  bool metas = false;  // ServerParts.metas
+  uint64_t memory_bytes = 0;    // what the device says that it has; 0: what it has
+  int lease_fd = -1;            // hangs up when devproxy-run is gone; -1: live until SIGTERM
+  bool metas = false;           // ServerParts.metas
   bool chaos = false;
-  uint64_t chaos_seed = 0;
   uint32_t tree = 0;                              // of the job's process trees, this server's
   std::string data_address;                       // where servers of other trees reach this one; empty: there are none
   uint32_t first_slot = 0, end_slot = kMaxSlots;  // which it may give away
 };
 
+// Where a server lists what its successor is to load.
+std::string ahead_path(const std::string& dir, uint32_t gpu);
+IdentityRecord record_of(const hal::Properties& properties);
+Status assume(const IdentityRecord& record, hal::Properties* properties);
+
 class Server {
  public:
-  Server(const ServerConfig& config, std::unique_ptr<hal::Device> device)
+  Server(const ServerConfig& config, std::unique_ptr<hal::Device> device, Ledger& ledger, const hal::Engine* engine)
       : config_(config),
-        total_bytes_(config.memory_bytes ? config.memory_bytes : device->properties().total_bytes),
-        device_(std::move(device)) {}
-  // Everything that can be refused is refused here, before anybody is told "ready".
+        total_bytes_(ledger.total_bytes()),
+        device_(std::move(device)),
+        ledger_(&ledger),
+        engine_(engine) {}
+  // Everything that can be refused is refused in these two, before anybody is told "ready".
   Status open();
-  // Until the job is gone or SIGTERM. Returns with every file unlinked; the caller leaves by _exit, because a kernel
-  // that does not end may still hold a thread.
+  Status announce();   // from now on others find it
+  void leave_files();  // ends this server alone: what the clients have stays as it is
+  // Until the job is gone, it has left to a successor, or end(). Returns with every file unlinked; the process leaves by
+  // _exit, because a kernel that does not end may still hold a thread.
   void run();
+  // Any thread.
+  void end();
+  const hal::Device& device() const { return *device_; }
+  // Loads what that server of this GPU had loaded, as far as it can be loaded before there is a client. Before open().
+  void load_ahead(const std::string& dir);
 
   const std::string& socket_path() const { return socket_path_; }
 
@@ -82,7 +99,6 @@ class Server {
   Json stats() const;
   void reap();
   void stop_all(bool tell);
-  void leave_files();
   bool anybody() const;
   void look_at_clients(const std::vector<pollfd>& fds);
   Status listen_here();  // the name of the socket is ours, if it was not
@@ -105,6 +121,7 @@ class Server {
   Status write_state(const std::string& dir);
   Json dump(const std::string& dir);
   Json dump_shared(const std::string& dir);
+  Json list_executors(const std::string& dir);
   // Agreement of all ranks (agreement.h). The channel that asked for the hold owns it.
   Json hold(ControlPeer& peer);
   Json withhold(ControlPeer& peer);
@@ -120,9 +137,11 @@ class Server {
   const ServerConfig config_;
   const uint64_t total_bytes_;
   std::string socket_path_;
-  int listen_fd_ = -1, signal_fd_ = -1, wake_fd_ = -1;
+  int listen_fd_ = -1, wake_fd_ = -1;
+  std::atomic<bool> end_{false};
   std::unique_ptr<hal::Device> device_;
-  std::unique_ptr<Ledger> ledger_;
+  Ledger* const ledger_;
+  const hal::Engine* const engine_;  // nullptr: no other GPU of the job is on this one
   std::unique_ptr<SlotTable> slots_;
   ServerParts parts_;
   std::vector<Hello> hellos_;

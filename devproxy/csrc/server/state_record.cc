@@ -32,8 +32,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ClientRecord, number, pid, slot,
                                                 output, errors, log, host_functions, comm_counts, fault, counters)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(GoneRecord, DP_COUNTED(DP_NAME) wakes, steps, steps_before, peak_bytes)
 #undef DP_NAME
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ServerRecord, version, abi, gpu, device, memory_bytes, next_number,
-                                                uptime_us, last_fault, gone, images, clients)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(IdentityRecord, uuid, pci_domain, pci_bus, pci_device)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ServerRecord, version, abi, gpu, device, identity, memory_bytes,
+                                                next_number, uptime_us, last_fault, gone, images, clients)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ExtentsRecord, bytes, extents, pages)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(SharedClientRecord, number, segment, pinned)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(SharedRecord, version, clients)

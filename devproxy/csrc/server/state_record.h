@@ -117,11 +117,18 @@ struct GoneRecord : Counted {
 
 using ImageRecord = std::array<uint64_t, 3>;  // hash low, hash high, bytes
 
+// What the job recognises its GPU by. uuid: hex; empty in states from before it was kept.
+struct IdentityRecord {
+  std::string uuid;
+  int32_t pci_domain = 0, pci_bus = 0, pci_device = 0;
+};
+
 struct ServerRecord {
   uint64_t version = 0;
   std::string abi;
   uint32_t gpu = 0;
   std::string device;
+  IdentityRecord identity;
   uint64_t memory_bytes = 0, next_number = 1, uptime_us = 0;
   std::string last_fault;
   GoneRecord gone;

@@ -103,10 +103,7 @@ class CudaDevice final : public Device {
   // library's constructors when the server leaves, by _exit.
   void warm(std::vector<uint8_t> description) override {
     if (std::exchange(warmed_, true) || !names_executor(description.data(), description.size())) return;
-    HostModuleConfig config;
-    config.on_cuda = !config_.host_executor;
-    config.folder = config_.folder;
-    std::thread([config, description = std::move(description)] {
+    std::thread([config = executors(), description = std::move(description)] {
       const auto began = std::chrono::steady_clock::now();
       const Status s = HostModule::warm(description.data(), description.size(), config);
       const auto ms =
@@ -114,12 +111,23 @@ class CudaDevice final : public Device {
       DP_LOG(kInfo, kDevice, 0, "warmed: ms=%lld %s", static_cast<long long>(ms), s.ok() ? "ok" : s.text().c_str());
     }).detach();
   }
+  Status load_ahead(const std::vector<uint8_t>& description) override {
+    if (!names_executor(description.data(), description.size())) return {};
+    return HostModule::warm(description.data(), description.size(), executors());
+  }
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
     return CudaSpace::open(config_, driver_, device_, config, owner);
   }
   const char* running_here() const noexcept override { return t_inside; }
 
  private:
+  HostModuleConfig executors() const {
+    HostModuleConfig config;
+    config.on_cuda = !config_.host_executor;
+    config.folder = config_.folder;
+    return config;
+  }
+
   CudaConfig config_;
   const std::shared_ptr<const Driver> driver_;
   CUdevice device_ = 0;

@@ -6,6 +6,8 @@
 #include <cstring>
 
 #include "cuda_number.gen.h"
+#include "devproxy/hal/host_module/descriptor.h"
+#include "devproxy/hal/host_module/host_module.h"
 #include "devproxy/hal/soft/comm/links.h"
 #include "devproxy/hal/soft/soft_space.h"
 
@@ -115,8 +117,16 @@ class SoftDevice final : public Device {
     for (const auto& a : kAttributes) p.attributes[static_cast<size_t>(a.number)] = a.value;
   }
 
-  Caps caps() const override { return {.level = 3, .kernels_see_host_window = true, .takes_back = true}; }
+  Caps caps() const override {
+    return {.level = 3, .kernels_see_host_window = true, .takes_back = true, .takes_turns = true};
+  }
   const Properties& properties() const override { return properties_; }
+  Status load_ahead(const std::vector<uint8_t>& description) override {
+    if (!names_executor(description.data(), description.size())) return {};
+    HostModuleConfig config;
+    config.folder = config_.folder;
+    return HostModule::warm(description.data(), description.size(), config);
+  }
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
     SoftConfig device = config_;
     device.links = links_.get();

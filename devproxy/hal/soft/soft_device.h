@@ -7,17 +7,24 @@
 
 #include "devproxy/hal/hal.h"
 
+namespace devproxy::hal {
+class Engine;
+}
+
 namespace devproxy::hal::soft {
 
 class Links;
 
 struct SoftConfig {
-  uint32_t ordinal = 0;       // inside the job; part of the name and the UUID
+  uint32_t ordinal = 0;       // of the machine; part of the UUID
   uint64_t memory_bytes = 0;  // what the device says that it has
   bool chaos = false;         // nothing runs on the submitting thread; seeded delays between commands
   uint64_t chaos_seed = 0;
   std::string folder = {};  // of the server's libraries, where executors are
   Links* links = nullptr;   // to other trees' servers; the device's
+  // Where several of the job's GPUs are on this one: whose turn it is, and which seat this one is.
+  std::shared_ptr<Engine> engine = {};
+  uint32_t seat = 0;
 };
 
 std::unique_ptr<Device> make_device(const SoftConfig& config);

@@ -293,7 +293,7 @@ void SoftSpace::submit(const QueueRef& ref, Command& command, std::shared_ptr<vo
                        command.action != Action::kComm && pending_blocking_.load(std::memory_order_acquire) == 0 &&
                        (!extra || extra->queue->published.load(std::memory_order_acquire) >= extra->position);
   if (!at_once) return enqueue(ref, command, std::move(keeps), extra);
-  execute(command, true);
+  execute(command, turn_, true);
   queue.submitted = command.ticket.position;
   owner_.on_complete(queue.index, command.ticket.position, command.ticket.tag);
   queue.published.store(command.ticket.position, std::memory_order_release);
@@ -339,11 +339,13 @@ void SoftSpace::work(const std::shared_ptr<SoftQueue>& queue) {
   owner_.on_thread_start();
   std::unique_lock lock(mu_);
   for (;;) {
+    if (queue->commands.empty()) yield(queue->turn);
     queue->wake.wait(lock, [&] { return stopping_ || !queue->commands.empty() || queue->closing; });
     if (stopping_ || queue->commands.empty()) break;
     // push_back never moves the front of a deque, so this reference stays good while mu_ is let go.
     for (const Dependency& need : queue->commands.front().needs) {
       if (need.queue->published.load(std::memory_order_acquire) >= need.position) continue;
+      yield(queue->turn);
       queue->asleep_on = &need;
       sleepers_.push_back(queue.get());
       queue->wake.wait(
@@ -352,6 +354,7 @@ void SoftSpace::work(const std::shared_ptr<SoftQueue>& queue) {
       queue->asleep_on = nullptr;
     }
     if (!stopping_ && withheld_ && queue->commands.front().command.action == Action::kHostFunction) {
+      yield(queue->turn);
       queue->withheld = true;
       sleepers_.push_back(queue.get());
       queue->wake.wait(lock, [&] { return stopping_ || !withheld_; });
@@ -366,7 +369,7 @@ void SoftSpace::work(const std::shared_ptr<SoftQueue>& queue) {
     lock.unlock();
 
     if (device_.chaos) chaos_delay(*queue);
-    execute(pending.command, false);
+    execute(pending.command, queue->turn, false);
     owner_.on_complete(queue->index, ticket.position, ticket.tag);
     lock.lock();
     queue->current = nullptr;
@@ -380,6 +383,7 @@ void SoftSpace::work(const std::shared_ptr<SoftQueue>& queue) {
     for (SoftQueue* other : sleepers_)
       if (other->asleep_on && other->asleep_on->queue == queue) other->wake.notify_one();
   }
+  yield(queue->turn);
   queue->gone = true;
 }
 
@@ -706,7 +710,7 @@ Status SoftSpace::restore_event(const EventRef& ref, uint64_t time_ns) {
 
 // -- execution ------------------------------------------------------------------------------------------------------
 
-void SoftSpace::execute(Command& command, bool on_submitter) {
+void SoftSpace::execute(Command& command, Engine::Turn& turn, bool on_submitter) {
   // A record completes after a fault too, so that whoever asks for its time gets an answer.
   if (command.action == Action::kRecord) return command.record->time_ns.store(clock_ns(), std::memory_order_release);
   if (faulted_.load(std::memory_order_acquire)) return;
@@ -723,9 +727,10 @@ void SoftSpace::execute(Command& command, bool on_submitter) {
       const Running running("memory set");
       return fill_rows(command.memset);
     }
-    case Action::kLaunch: return run_kernel(command, on_submitter);
-    case Action::kHostFunction: return owner_.host_function(command.token);
+    case Action::kLaunch: return run_kernel(command, turn, on_submitter);
+    case Action::kHostFunction: yield(turn); return owner_.host_function(command.token);
     case Action::kComm: {
+      yield(turn);
       const Running running("collective");
       return command.comm->run(ended_);
     }
@@ -734,11 +739,13 @@ void SoftSpace::execute(Command& command, bool on_submitter) {
   }
 }
 
-void SoftSpace::run_kernel(Command& command, bool on_submitter) {
+void SoftSpace::run_kernel(Command& command, Engine::Turn& turn, bool on_submitter) {
   const HostFunction& function = *command.function;
   const Running running(function.name.c_str());
+  if (device_.engine) device_.engine->begin(device_.seat, turn);
   const Status done = run_host_function(function, command.launch, device_.ordinal, command.queue_index,
                                         {&owner_, command.ticket.position, on_submitter});
+  if (device_.engine) device_.engine->end(turn);
   if (done.ok()) return;
   if (!is_execution_fault(done.code()))
     return owner_.on_refused(command.ticket.caller, done.code(), done.text().c_str());

@@ -8,7 +8,8 @@
 //   mu_                     guards every queue's `commands`, `current`, `closing`, `asleep_on`, stopping_ and withheld_
 //   atomics                 SoftQueue::published (written by whoever executed), pending_*_ (the submitter adds, workers
 //                           subtract), faulted_
-// Locks: mu_, and under it CommGroup::mu_, a leaf. No owner callback runs under mu_.
+// Locks: mu_, and under it CommGroup::mu_ and the engine's, leaves. No owner callback runs under mu_, and no kernel's
+// turn is waited for.
 //
 // Order. Every dependency is (queue, position) with a smaller position than the command that has it, and a queue runs
 // its commands in order. So the pending command with the smallest position can always run, or is a host function that
@@ -17,6 +18,10 @@
 // Inline execution. A command of the legacy queue that waits for nobody runs on the submitting thread when no legacy or
 // blocking command is pending on a worker. Nothing can slip in meanwhile, because the only thread that submits is busy; so later commands
 // of blocking queues wait for it for free. Non-blocking queues go on by themselves.
+//
+// Turns. Where several of the job's GPUs share this one, a kernel runs in their turn (hal/engine.h). A worker keeps its
+// part of the turn from one kernel to the next and gives it up before it sleeps, communicates or calls the client; the
+// submitter, before it waits for messages (yield()). Copies need no turn: they are another engine's.
 //
 // Interleavings that worried us
 //   1. A legacy command finished on the worker, but its on_complete has not been called yet, and the submitter runs the
@@ -42,6 +47,7 @@
 #include <vector>
 
 #include "devproxy/hal/basic_space.h"
+#include "devproxy/hal/engine.h"
 #include "devproxy/hal/hal.h"
 #include "devproxy/hal/host_module/host_module.h"
 #include "devproxy/hal/soft/comm/hold.h"
@@ -63,6 +69,7 @@ class SoftSpace final : public BasicSpace {
   Status commit(uint64_t addr, uint64_t bytes) override;
   void release(uint64_t addr, uint64_t bytes) override;
   void tidy() override;
+  void yield() override { yield(turn_); }
 
   QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;
   void destroy_queue(const QueueRef& queue) override;
@@ -205,6 +212,7 @@ class SoftSpace final : public BasicSpace {
     std::condition_variable wake;
     std::thread worker;        // submitting thread only
     uint64_t chaos_state = 0;  // worker only
+    Engine::Turn turn;         // worker only
   };
 
   static SoftQueue& of(const QueueRef& queue) { return static_cast<SoftQueue&>(*queue); }
@@ -216,8 +224,11 @@ class SoftSpace final : public BasicSpace {
   bool every_queue(Test test) const;
   bool stands(const SoftQueue& queue) const;  // under mu_
   PendingCommand pending_command(const SoftQueue& queue, const Pending& pending);
-  void execute(Command& command, bool on_submitter);
-  void run_kernel(Command& command, bool on_submitter);
+  void execute(Command& command, Engine::Turn& turn, bool on_submitter);
+  void run_kernel(Command& command, Engine::Turn& turn, bool on_submitter);
+  void yield(Engine::Turn& turn) {
+    if (device_.engine) device_.engine->yield(turn);
+  }
   void work(const std::shared_ptr<SoftQueue>& queue);
   void chaos_delay(SoftQueue& queue);
   void reap(bool all);
@@ -250,6 +261,7 @@ class SoftSpace final : public BasicSpace {
   RangeSet idle_, idle_long_;                              // released, perhaps still holding pages
   uint64_t aged_ns_ = 0;                                   // when idle_ last became idle_long_
   uint64_t live_bytes_ = 0;
+  Engine::Turn turn_;  // for what runs inline
   // By CUlimit, as a chip has them at first: stack, printf, malloc, depth, pending launches, L2 fetch, persisting L2.
   uint64_t limits_[7] = {1024, 1 << 20, 8 << 20, 2, 2048, 128, 0};
 };
