@@ -144,32 +144,18 @@ def ddp_step(
     """The first arm over the second, in turn: two jobs, of which one rests."""
     steps = 8
     with tempfile.TemporaryDirectory(prefix="devproxy-bench-", dir="/dev/shm") as folder:
-        jobs = {}
-        for arm, command in arms.items():
-            own = Path(folder) / arm
-            own.mkdir()
-            words = [str(Path(__file__).with_name("ddp.py")), name, str(ranks), str(own)]
-            jobs[arm] = subprocess.Popen(
-                [*command, *words, *(["cpu"] if arm == "cpu" else [])],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env=os.environ | {"DEVPROXY_SHM_DIR": folder, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
-
-        def seconds_per_step(arm: str, count: int) -> float:
-            job = jobs[arm]
-            assert job.stdin is not None and job.stdout is not None
-            job.stdin.write(f"{count}\n")
-            job.stdin.flush()
-            return float(job.stdout.readline())
-
+        jobs = {
+            arm: Trainers(command, name, ranks, Path(folder) / arm, "cpu" if arm == "cpu" else "")
+            for arm, command in arms.items()
+        }
         took: dict[str, list[float]] = {arm: [] for arm in jobs}
-        for arm in jobs:
-            seconds_per_step(arm, 3)
+        for job in jobs.values():
+            job.seconds_per_step(3)
         for pair in range(pairs):
             for arm in sorted(jobs, reverse=pair % 2 == 0):
-                took[arm].append(seconds_per_step(arm, steps))
+                took[arm].append(jobs[arm].seconds_per_step(steps))
         for job in jobs.values():
-            job.communicate(timeout=60)
+            job.end()
     first, second = arms
     ratios = [a / b for a, b in zip(took[first], took[second], strict=True)]
     middle = statistics.median
@@ -178,6 +164,31 @@ def ddp_step(
         what, middle(took[first]) * 1e3, "ms", middle(took[second]) * 1e3, limit, middle(ratios),
         target, low=low, high=high,
     )  # fmt: skip
+
+
+class Trainers:
+    """Ranks of ddp.py that train when they are told to, and rest meanwhile. command: what runs Python. folder: its own;
+    devproxy's runtime folder is the one around it."""
+
+    def __init__(
+        self, command: list[str], model: str, ranks: int, folder: Path, *more: str
+    ) -> None:
+        folder.mkdir()
+        words = [str(Path(__file__).with_name("ddp.py")), model, str(ranks), str(folder)]
+        self._job = subprocess.Popen(
+            [*command, *words, *filter(None, more)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"DEVPROXY_SHM_DIR": str(folder.parent), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    def seconds_per_step(self, count: int) -> float:
+        assert self._job.stdin is not None and self._job.stdout is not None
+        self._job.stdin.write(f"{count}\n")
+        self._job.stdin.flush()
+        return float(self._job.stdout.readline())
+
+    def end(self) -> None:
+        self._job.communicate(timeout=60)
 
 
 def ranks(backend: str) -> None:

@@ -1,6 +1,9 @@
 """Ranks that train a model under DDP, a few steps whenever they are told to.
 
-python tests/bench/ddp.py MODEL RANKS FOLDER [cpu]      on 'cuda' over 'nccl', or on 'cpu' over 'gloo'; reads a number of steps per line, answers with seconds per step
+python tests/bench/ddp.py MODEL RANKS FOLDER [cpu] [wait=SECONDS]
+
+On 'cuda' over 'nccl', or on 'cpu' over 'gloo'. Reads a number of steps per line, answers with seconds per step. wait: before
+each step each rank sleeps so long, as for a slow loader, and reads the loss after it, so that nothing hides the wait.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ def rank_main(name: str, rank: int, ranks: int, folder: str, told: int, answers:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     on_cpu = "cpu" in sys.argv
+    wait_s = sum(float(word.removeprefix("wait=")) for word in sys.argv if word.startswith("wait="))
     device = torch.device("cpu") if on_cpu else torch.device("cuda", rank)
     if not on_cpu:
         torch.cuda.set_device(rank)
@@ -36,14 +40,16 @@ def rank_main(name: str, rank: int, ranks: int, folder: str, told: int, answers:
         for line in lines:
             start = time.perf_counter()
             for i in range(int(line)):
+                time.sleep(wait_s)
                 x, y = (t.to(device) for t in batches[i % len(batches)])
                 optimizer.zero_grad(set_to_none=True)
                 seen = model(x)
-                nn.functional.cross_entropy(
-                    seen.reshape(-1, seen.shape[-1]), y.reshape(-1)
-                ).backward()
+                loss = nn.functional.cross_entropy(seen.reshape(-1, seen.shape[-1]), y.reshape(-1))
+                loss.backward()
                 nn.utils.clip_grad_norm_(parameters, 1.0)
                 optimizer.step()
+                if wait_s:
+                    loss.item()
             if not on_cpu:
                 torch.cuda.synchronize()
             out.write(f"{(time.perf_counter() - start) / int(line)}\n")
