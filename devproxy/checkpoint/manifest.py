@@ -44,6 +44,10 @@ class Image:
     epoch: int = 0
     format: int = 0
     sizes: dict[str, Any] = field(default_factory=dict)
+    gpus: list[int] = field(default_factory=list)  # how many the job sees, by its nodes
+    ranks: list[int] = field(
+        default_factory=list
+    )  # how many of its processes have a communicator, by its nodes
     whole: bool = True
     problem: str = ""
 
@@ -142,6 +146,7 @@ def chunk_lists(value: object, path: str = "") -> Iterator[tuple[str, list[Chunk
 
 def summary(body: dict[str, Any], problem: str = "") -> Image:
     """Of the image whose manifest has this body."""
+    trees = body.get("trees", [])
     return Image(
         id=str(body["image"]),
         job=str(body.get("job", "")),
@@ -150,6 +155,8 @@ def summary(body: dict[str, Any], problem: str = "") -> Image:
         epoch=int(body.get("epoch") or 0),
         format=int(body["format"]),
         sizes=dict(body.get("sizes", {})),
+        gpus=[len(tree.get("gpus", [])) for tree in trees],
+        ranks=[int(tree.get("facts", {}).get("ranks", 0)) for tree in trees],
         whole=not problem,
         problem=problem,
     )

@@ -87,6 +87,8 @@ def ps(arguments: argparse.Namespace) -> int:
         used = sum(s.get("memory", {}).get("used", 0) for s in answered)
         total = sum(s.get("memory", {}).get("total", 0) for s in answered)
         age_s = time.time() - job["started_unix_s"] if job["started_unix_s"] else 0
+        clients = [client for s in answered for client in s.get("clients", [])]
+        ranks = sum(client.get("rank") is not None for client in clients)
         rows.append(
             [
                 job["job"],
@@ -94,6 +96,7 @@ def ps(arguments: argparse.Namespace) -> int:
                 _state(job),
                 f"{len(job['gpus'])} {job['device']}",
                 str(sum(s.get("clients_now", 0) for s in answered)),
+                str(ranks or ""),
                 f"{show_bytes(used)} / {show_bytes(total)}",
                 str(job["images"]),
                 f"{age_s:.0f} s",
@@ -101,7 +104,9 @@ def ps(arguments: argparse.Namespace) -> int:
             ]
         )
     show_table(
-        "", ["JOB", "PID", "STATE", "GPUS", "CLIENTS", "MEMORY", "IMAGES", "AGE", "COMMAND"], rows
+        "",
+        ["JOB", "PID", "STATE", "GPUS", "CLIENTS", "RANKS", "MEMORY", "IMAGES", "AGE", "COMMAND"],
+        rows,
     )
     return 0
 
@@ -182,10 +187,11 @@ def _print_server(server: dict[str, Any]) -> None:
     if clients:
         show_table(
             "",
-            ["CLIENT", "SLOT", "CALLS", "LAUNCHES", "LIVE", "PEAK"],
+            ["CLIENT", "RANK", "SLOT", "CALLS", "LAUNCHES", "LIVE", "PEAK"],
             [
                 [
                     str(c.get("pid", "?")),
+                    "" if c.get("rank") is None else str(c["rank"]),
                     str(c.get("slot", "?")),
                     f"{c.get('calls', 0):,}",
                     f"{c.get('launches', 0):,}",

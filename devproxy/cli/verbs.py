@@ -249,7 +249,7 @@ def images(arguments: argparse.Namespace) -> int:
     else:
         show_table(
             "",
-            ["IMAGE", "JOB", "CREATED", "DEVICE", "HOST", "FILES", "NEW", "WHOLE"],
+            ["IMAGE", "JOB", "GPUS", "RANKS", "CREATED", "DEVICE", "HOST", "FILES", "NEW", "WHOLE"],
             [_image_row(image) for image in found],
         )
     return 1 if arguments.verify and not all(image.whole for image in found) else 0
@@ -264,6 +264,8 @@ def _image_row(image: Image) -> list[str]:
     return [
         image.id,
         image.job or "?",
+        "+".join(map(str, image.gpus)),
+        "+".join(map(str, image.ranks)) if any(image.ranks) else "",
         created if image.created else "?",
         size("device"),
         size("host"),

@@ -125,6 +125,8 @@ class TreeDump:
             host_bytes = image.resident_bytes(tree.root)
             self._killed_before = proctree.killed(tree.root)
             self._facts = facts.collect(tree.root, tree.lib, job_dir=init.mount_point())
+            clients = [client for answer in answers for client in answer["clients"]]
+            self._facts["ranks"] = sum(client.get("ranked", False) for client in clients)
             self._facts["gpus"] = [facts.gpu_of(answer) for answer in answers]
             self._staging = staging.make(
                 tree.folder, spec.job_id, device_bytes + host_bytes, refuse=True

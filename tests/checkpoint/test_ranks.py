@@ -88,12 +88,26 @@ def test_restore_after_everything_was_killed(world: World) -> None:
     assert kept[0] == 1
 
 
+def check_shown(world: World) -> None:
+    """Eight ranks on two GPUs, by number and in all."""
+    servers = world.ctl_json("status", "j")["servers"]
+    assert isinstance(servers, list)
+    ranks = [client["rank"] for server in servers for client in server["clients"]]
+    assert sorted(ranks) == list(range(8))
+    header, line = world.ctl("ps").stdout.strip().splitlines()[-2:]
+    at = header.index("RANKS")
+    assert line[at:].split()[0] == "8", (header, line)
+    for image in world.images():
+        assert (image["gpus"], image["ranks"]) == ([2], [8])
+
+
 def test_ranks_that_outnumber_the_gpus(world: World) -> None:
     expected = world.undisturbed(*command(8), gpus=2)
     job = world.run(*command(8), options=("--gpus", "2"))
     for at in (5, 20, 35):
         run_freely(world, at)
         disturb(world, "checkpoint", random.Random(0), 2)
+    check_shown(world)
     assert world.end_of(job) == 0, world.tail()
     check(world, expected)
 

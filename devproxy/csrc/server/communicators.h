@@ -66,10 +66,19 @@ class Communicators {
     changed_.wait_for(lock, std::chrono::milliseconds(kLookMs), [&] { return changes_ != seen_; });
   }
   // From now on: has everything that its operations need, also metas where the job's carry them.
-  void made(const CommKey& key, uint32_t ranks, hal::CommRef comm) {
+  void made(const CommKey& key, uint32_t ranks, uint32_t rank, hal::CommRef comm) {
     std::lock_guard lock(mu_);
     comms_[key] = std::move(comm);
+    if (ranks > place_.ranks) place_ = {rank, ranks};
     if (metas_ && ranks > 1) barrier_.carry(key, ranks);
+  }
+  // Which rank the client is, as its largest communicator numbers it: in a job that is usually the world's.
+  struct Place {
+    uint32_t rank = 0, ranks = 0;  // ranks 0: it has had no communicator
+  };
+  Place place() const {
+    std::lock_guard lock(mu_);
+    return place_;
   }
   bool metas() const { return metas_; }
   MetaSlots& slots() { return slots_; }  // but for take(), reads() and give(), which are under mu_
@@ -212,6 +221,7 @@ class Communicators {
   MetaMemory meta_memory_;
   std::map<CommKey, CommTraffic> traffic_;
   std::map<CommKey, hal::CommRef> comms_;
+  Place place_;
 };
 
 }  // namespace devproxy::server

@@ -261,6 +261,7 @@ Json Server::can_dump() {
     clients.push_back({{"number", c.connection->number()},
                        {"pid", c.connection->peer().pid},
                        {"slot", c.connection->slot()},
+                       {"ranked", c.connection->communicators().place().ranks != 0},
                        {"live_bytes", n.live_bytes.load()},
                        {"pinned_bytes", n.pinned_bytes.load()},
                        {"modules", n.modules.load()},

@@ -489,6 +489,11 @@ void Server::attach(int socket, const AttachRequest& request, uint32_t pid) {
 
 namespace {
 
+Json rank_of(Connection& connection) {
+  const Communicators::Place place = connection.communicators().place();
+  return place.ranks ? Json(place.rank) : Json();
+}
+
 void add(const Connection& connection, GoneRecord* totals) {
   totals->add(connection.counters().counted());
   totals->wakes += connection.endpoint().wakes();
@@ -543,6 +548,7 @@ Json Server::stats() const {
     const Counters& n = c.connection->counters();
     clients.push_back({{"pid", c.connection->peer().pid},
                        {"slot", c.connection->slot()},
+                       {"rank", rank_of(*c.connection)},
                        {"calls", n.calls.load()},
                        {"launches", n.launches.load()},
                        {"live_bytes", n.live_bytes.load()},

@@ -113,7 +113,7 @@ bool comm_init(Connection& c, const Message& m) {
   }
   if (!c.state().comms().insert(r.comm, {*made, key, r.ranks, r.rank}))
     return c.refuse(m, r.stream, kInvalidHandle), false;
-  c.communicators().made(key, r.ranks, *made);
+  c.communicators().made(key, r.ranks, r.rank, *made);
   // One that a restore makes again has its members.
   if (replays) c.communicators().restored(key, r.ranks, r.rank);
   if (!replays) c.device().init_comm(*queue, {m.end, 0, m.slot}, *made);
