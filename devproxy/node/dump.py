@@ -319,14 +319,16 @@ class TreeDump:
             if not tree.wait_tree_gone(LAST_PROCESS_S):
                 raise CheckpointError("leave", "the job's processes did not end", "", "unknown")
             grace_s = STOP_GRACE_S
+            leaving = list(tree.servers.members)
             try:
                 fault.point("suspend_leave")
+                tree.servers.retire(leaving)
                 self._parked.leave()
             except (OSError, DevproxyError) as error:
                 grace_s = 0.0  # the image has all that they hold
                 self.warnings.append(f"a server did not leave and was killed: {error}")
             self._parked.close()
-            tree.servers.dismiss(list(tree.servers.members), grace_s)
+            tree.servers.dismiss(leaving, grace_s)
             tree.stdio.discard_input()
             tree.close_network()
             shared.remove(tree.folder.path)

@@ -124,6 +124,8 @@ class TreeMove:
         with self.stages.at("hand_over", "the new servers take over", self._there):
             fault.point("migrate_hand_over")
             self.handed_over = True
+            # Before the first has left: whoever looks at that moment, as node 0 does at any, must not count it as lost.
+            self._tree.servers.retire(self._old)
             leaving = self._parked.hand_to(self._channels)
             for channel, server in zip(leaving, self._old, strict=True):
                 try:

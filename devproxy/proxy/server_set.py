@@ -171,12 +171,17 @@ class ServerSet:
             finally:
                 os.close(fd)
 
-    def dismiss(self, servers: Iterable[Server], grace_s: float = STOP_GRACE_S) -> None:
-        """These are not the job's any more: they were told to leave, or have failed. Waits, then kills."""
+    def retire(self, servers: Iterable[Server]) -> None:
+        """These are not the job's any more, and nobody counts their end as a loss. Call dismiss() too."""
         leaving = list(servers)
         self.members = [server for server in self.members if server not in leaving]
         self._waiting = [server for server in self._waiting if server not in leaving]
-        self._gone += leaving
+        self._gone += [server for server in leaving if server not in self._gone]
+
+    def dismiss(self, servers: Iterable[Server], grace_s: float = STOP_GRACE_S) -> None:
+        """They were told to leave, or have failed. Waits, then kills."""
+        leaving = list(servers)
+        self.retire(leaving)
         _close_begin(leaving)
         if not self.wait_gone(leaving, grace_s):
             _kill(leaving)

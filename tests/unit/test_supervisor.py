@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -220,6 +221,25 @@ def test_ps_and_status(env: dict[str, str]) -> None:
     job.communicate(timeout=20)
     assert job.returncode == 143
     assert json.loads(ctl("ps", "--json")[1]) == []
+
+
+def test_a_server_that_leaves_is_not_lost(tmp_path: Path) -> None:
+    """Another node's supervisor asked between the end of an old server and its dismissal, and a resize failed."""
+    servers = server_set.ServerSet()
+    folder = SimpleNamespace(path=str(tmp_path))
+    both = []
+    for gpu in range(2):
+        pid = os.posix_spawn("/bin/true", ["true"], {})
+        both.append(Server(gpu, ServerProcess([gpu], pid, -1, "")))
+    servers.members += both
+    servers.retire([both[0]])
+    try:
+        assert servers.wait_gone(both, 10)
+        assert servers.lost(folder) == [both[1].process]  # type: ignore[arg-type]
+        servers.dismiss(both)
+        assert servers.lost(folder) == []  # type: ignore[arg-type]
+    finally:
+        servers.stop()
 
 
 def test_a_server_that_another_thread_reaps_was_killed() -> None:
