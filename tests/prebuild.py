@@ -72,6 +72,7 @@ PARTS: dict[str, Callable[[], object]] = {
     "a libcuda.so.1 that notes what it sends": test_support.library,
     "hal/cuda over the fake driver": hal_cuda,
     "the software GPU's space": lambda: test_server_native.built("server_soft_space"),
+    "dumps with an index of blocks": lambda: test_server_native.built("server_blocks"),
     "a client that knows only the wire": test_server_raw.built,
     "fuzzers": fuzzers,
     "models": models,

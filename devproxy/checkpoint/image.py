@@ -6,6 +6,7 @@ staging/                      written while the job stood still
   gpuK.state.json             handles, mirrors, replay log, positions of every client of that server
   gpuK.images                 module images that replay logs name, each once
   gpuK-N.dev                  client N's live device buffers and arrays, back to back
+  blocks.index  gpuK-N.refs   which bytes of it lie in another one (staged.py)
   gpuK.shared.json  gpuK-N.{seg,pin}
   criu/                       CRIU's images of the process tree
   files/                      copies of the files that the job wrote
@@ -21,14 +22,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from devproxy import __version__, procfs, proctree, runtime, state
-from devproxy.checkpoint import pages
+from devproxy.checkpoint import pages, staged
 from devproxy.checkpoint.files.records import FileEntry
 from devproxy.checkpoint.manifest import check_image_id
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
 from devproxy.errors import DevproxyError, Refused
 
-NOT_STORED = (".log",)
+# What refers to bytes in this folder is of no use outside: chunks of equal bytes are one chunk anyway.
+NOT_STORED = (".log", staged.INDEX, staged.REFS_SUFFIX)
 
 
 @dataclass(frozen=True)

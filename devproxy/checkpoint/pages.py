@@ -17,7 +17,8 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from devproxy.checkpoint.chunker import KIB, ChunkRef, cut
 from devproxy.checkpoint.criu_image import ImageFileError, messages
-from devproxy.checkpoint.writer import Writer, mapped
+from devproxy.checkpoint.staged import mapped
+from devproxy.checkpoint.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

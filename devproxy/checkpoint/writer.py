@@ -7,7 +7,6 @@ their indices. A pack with its index is known to every later upload, so one that
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import stat
 import threading
@@ -47,11 +46,13 @@ from devproxy.checkpoint.packs import (
     pack_name,
 )
 from devproxy.checkpoint.shelf import Shelf
+from devproxy.checkpoint.staged import StagedFile, mapped, staged_file
 from devproxy.errors import Refused
 
 _WORKERS = 2
 _WINDOW = 24  # batches of 1 MiB under way
 _PACKS_SYNCING = 2
+_HASHED_AT_ONCE = 1 << 26
 
 
 @dataclass
@@ -165,20 +166,16 @@ class Writer:
         wanted = list(ranges)
         if not wanted:
             return []
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with staged_file(path) as file:
             for offset, length in wanted:
-                if offset < 0 or length < 0 or offset + length > size:
+                if offset < 0 or length < 0 or offset + length > file.size:
                     raise StoreError(
-                        "cut", f"{path} at {offset}+{length}", f"the file has {size} bytes"
+                        "cut", f"{path} at {offset}+{length}", f"the file has {file.size} bytes"
                     )
-            if size == 0:
-                return [RangeChunks(offset, 0, digest(b"").hex(), []) for offset, _ in wanted]
-            with mapped(file.fileno(), size) as view:
-                return self._put_ranges(view, wanted, kind)
+            return self._put_ranges(file, wanted, kind)
 
     def _put_ranges(
-        self, view: memoryview, wanted: list[tuple[int, int]], kind: Kind
+        self, file: StagedFile, wanted: list[tuple[int, int]], kind: Kind
     ) -> list[RangeChunks]:
         chunk_bytes = CHUNK_BYTES[kind]
         counts = [-(-length // chunk_bytes) for _, length in wanted]
@@ -186,9 +183,9 @@ class Writer:
 
         def pieces() -> Iterator[memoryview]:
             for offset, length in wanted:
-                part = view[offset : offset + length]
-                hashes.append(self._pool.submit(_whole_hash, part))
-                yield from cut(part, chunk_bytes)
+                whole = file.slices(offset, length, _HASHED_AT_ONCE)
+                hashes.append(self._pool.submit(_whole_hash, whole))
+                yield from file.slices(offset, length, chunk_bytes)
 
         try:
             refs = self.put_views(pieces(), kind=kind)
@@ -429,21 +426,11 @@ class Writer:
         return self._marker.id
 
 
-@contextlib.contextmanager
-def mapped(fd: int, size: int) -> Iterator[memoryview]:
-    """A read-only map of the file. Every slice of it must be gone at the end: they are released with it."""
-    area = mmap.mmap(fd, size, prot=mmap.PROT_READ)
-    try:
-        area.madvise(mmap.MADV_SEQUENTIAL)
-        yield memoryview(area)
-    finally:
-        # Slices may live on in a traceback; closing would raise then, and the last of them unmaps anyway.
-        with contextlib.suppress(BufferError):
-            area.close()
-
-
-def _whole_hash(view: memoryview) -> str:
-    return blake3(view).hexdigest()
+def _whole_hash(views: Iterable[memoryview]) -> str:
+    hasher = blake3()
+    for view in views:
+        hasher.update(view)
+    return hasher.hexdigest()
 
 
 def _read_chunks(stream: IO[bytes], chunk_bytes: int) -> Iterator[memoryview]:

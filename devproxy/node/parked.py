@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from devproxy.checkpoint import staged
 from devproxy.errors import DevproxyError, Refused
 from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.together import all_of
@@ -100,7 +101,10 @@ class Parked:
         self.waited_s = max((a["waited_us"] for a in answers), default=0) / 1e6
 
     def dump(self, staging: str) -> None:
-        """Device memory and the servers' state."""
+        """Device memory and the servers' state. What several clients have alike lies there once."""
+        clients = [client for channel in self.channels for client in channel.can_dump()["clients"]]
+        if len(clients) > 1:
+            staged.make_index(staging, staged.expected_blocks(clients))
         all_of([partial(c.dump, staging) for c in self.channels])
 
     def pause_relays(self) -> None:

@@ -29,6 +29,11 @@ PROGRAMS = {
         [f"{SERVER}/state_record.cc"],
     ),
     "server_engine": (["devproxy/hal/engine.cc"], ["-fsanitize=thread"], []),
+    "server_blocks": (
+        [f"{SERVER}/{name}.cc" for name in ("block_index", "staged_dump", "state_files")],
+        ["-O2", "-fsanitize=thread", "-DDEVPROXY_TSAN", "-Wno-tsan"],
+        [],
+    ),
     "server_soft_space": (
         [
             f"{SOFT}/soft_device.cc",

@@ -56,6 +56,7 @@ struct ServerParts {
 struct ClientRecord;
 struct LogRecord;
 struct SharedClientRecord;
+class StagedReader;
 
 class Connection final : public hal::SpaceOwner {
  public:
@@ -177,8 +178,8 @@ class Connection final : public hal::SpaceOwner {
   // restore.cc
   Status restore_memory(const ClientRecord& client);
   Status restore_objects(const ClientRecord& client);
-  Status restore_contents(const ClientRecord& client, const std::string& path, bool use_up);
-  Status restore_arrays(const ClientRecord& client, int fd);
+  Status restore_contents(const ClientRecord& client, const std::string& dir, bool use_up);
+  Status restore_arrays(const ClientRecord& client, const StagedReader& file);
   Status replay_entry(const LogRecord& entry);
   Status same_value(const LogRecord& entry);
 

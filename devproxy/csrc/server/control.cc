@@ -12,6 +12,7 @@
 #include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/base/json.h"
 #include "devproxy/csrc/base/log.h"
+#include "devproxy/csrc/server/block_index.h"
 #include "devproxy/csrc/server/comm_json.h"
 #include "devproxy/csrc/server/dump.h"
 #include "devproxy/csrc/server/server.h"
@@ -263,6 +264,7 @@ Json Server::can_dump() {
                        {"slot", c.connection->slot()},
                        {"ranked", c.connection->communicators().place().ranks != 0},
                        {"live_bytes", n.live_bytes.load()},
+                       {"ranges", n.allocs.load() - n.frees.load()},
                        {"pinned_bytes", n.pinned_bytes.load()},
                        {"modules", n.modules.load()},
                        {"machine_code", n.machine_code.load()},
@@ -369,13 +371,11 @@ Status Server::all_parked() {
   return {};
 }
 
-Status Server::dump_client(const Client& c, const std::string& dir, uint64_t* bytes) {
-  const std::string path =
-      dir + "/gpu" + std::to_string(config_.gpu) + "-" + std::to_string(c.connection->number()) + ".dev";
+Status Server::dump_client(const Client& c, const std::string& dir, BlockIndex* index, DeviceBytes* bytes) {
   // Asked before the cut too; a fault may have come since.
   if (std::string why = c.connection->undumpable(); !why.empty()) return {kNotSupported, std::move(why)};
   c.connection->device().trim();  // what it computes with is none of the job's
-  if (Status s = server::dump_device(*c.connection, path, bytes); !s.ok()) return s;
+  if (Status s = server::dump_device(*c.connection, dir, index, bytes); !s.ok()) return s;
   dumped_.insert(c.connection->number());
   return {};
 }
@@ -406,17 +406,20 @@ Status Server::write_state(const std::string& dir) {
 
 Json Server::dump(const std::string& dir) {
   const uint64_t began = now_us();
-  uint64_t total = 0;
+  DeviceBytes total;
   Json clients = Json::array();
   Status s = all_parked();
   if (s.ok()) s = DP_FAULT(server_dump_start);
   forget_dump();
+  auto index = BlockIndex::open(dir);
+  if (s.ok()) s = index.status();
   for (const Client& c : clients_) {
     if (!c.here || !s.ok()) continue;
-    uint64_t bytes = 0;
-    s = dump_client(c, dir, &bytes);
-    clients.push_back({{"number", c.connection->number()}, {"bytes", bytes}});
-    total += bytes;
+    DeviceBytes bytes;
+    s = dump_client(c, dir, index->get(), &bytes);
+    clients.push_back({{"number", c.connection->number()}, {"bytes", bytes.all}, {"written_bytes", bytes.written}});
+    total.all += bytes.all;
+    total.written += bytes.written;
   }
   if (s.ok()) s = write_state(dir);
   if (s.ok()) s = DP_FAULT(server_dump_end);
@@ -426,9 +429,13 @@ Json Server::dump(const std::string& dir) {
   }
   has_dump_ = true;
   const uint64_t us = now_us() - began;
-  DP_LOG(kInfo, kServer, 0, "dumped: bytes=%lu us=%lu", static_cast<unsigned long>(total),
-         static_cast<unsigned long>(us));
-  return {{"ok", true}, {"device_bytes", total}, {"seconds", seconds(us)}, {"clients", clients}};
+  DP_LOG(kInfo, kServer, 0, "dumped: bytes=%lu us=%lu written=%lu", static_cast<unsigned long>(total.all),
+         static_cast<unsigned long>(us), static_cast<unsigned long>(total.written));
+  return {{"ok", true},
+          {"device_bytes", total.all},
+          {"written_bytes", total.written},
+          {"seconds", seconds(us)},
+          {"clients", clients}};
 }
 
 Json Server::dump_shared(const std::string& dir) {
@@ -439,12 +446,14 @@ Json Server::dump_shared(const std::string& dir) {
   if (s.ok() && !has_dump_ && anybody()) s = {kIllegalState, "dump first: there is no state of these clients"};
   bool changed = false;
   size_t here = 0;
+  auto index = BlockIndex::open(dir);
+  if (s.ok()) s = index.status();
   for (const Client& c : clients_) {
     if (!c.here || !s.ok()) continue;
     here++;
-    uint64_t bytes = 0;
+    DeviceBytes bytes;
     if (!dumped_.contains(c.connection->number())) {  // attached since the dump
-      s = dump_client(c, dir, &bytes);
+      s = dump_client(c, dir, index->get(), &bytes);
       changed = true;
     }
     if (!s.ok()) break;

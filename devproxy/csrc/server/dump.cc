@@ -9,6 +9,7 @@
 
 #include "devproxy/csrc/base/fault.h"
 #include "devproxy/csrc/server/connection.h"
+#include "devproxy/csrc/server/staged_dump.h"
 #include "devproxy/csrc/server/state_files.h"
 #include "devproxy/csrc/server/state_record.h"
 
@@ -38,11 +39,8 @@ Status dump_pieces(const std::string& path, const std::vector<Piece>& pieces,
 }
 
 // Behind the ranges. A piece is some rows: an array has no addresses to cut it by.
-Status dump_arrays(Connection& connection, const std::string& path, uint64_t* end) {
+Status dump_arrays(Connection& connection, StagedWriter& file, uint64_t* end) {
   const std::vector<ArrayPiece> pieces = connection.state().array_pieces(*end);
-  if (pieces.empty()) return {};
-  const File file(path, O_WRONLY);
-  if (file.fd < 0) return Status::from_errno(kFileNotFound, "opening " + path);
   for (const ArrayPiece& piece : pieces) {
     const ArrayObject& array = *connection.state().arrays().find(piece.handle);
     const uint64_t row = array.extent.width_bytes, all = array.extent.rows * array.extent.slices;
@@ -51,28 +49,36 @@ Status dump_arrays(Connection& connection, const std::string& path, uint64_t* en
     for (uint64_t done = 0; done < all; done += at_once) {
       const uint64_t rows = std::min(at_once, all - done);
       Status s = connection.device().read_array(array.array, done, rows, bounce.data());
-      if (s.ok()) s = write_all(file.fd, bounce.data(), rows * row, piece.offset + done * row);
-      if (!s.ok()) return std::move(s).with("writing an array's contents to " + path);
+      if (s.ok()) s = file.write_own(bounce.data(), rows * row, piece.offset + done * row);
+      if (!s.ok()) return std::move(s).with("writing an array's contents");
     }
     *end = piece.offset + all * row;
   }
   return {};
 }
 
+Status dump_device_into(Connection& connection, StagedWriter& file, DeviceBytes* bytes) {
+  const std::vector<Piece> pieces = connection.memory().pieces();
+  Status s = copy_pieces(pieces, [&](const Piece& p) -> Status {
+    if (Status fault = DP_FAULT(server_dump_mid); !fault.ok()) return fault;
+    if (const void* view = connection.device().host_view(p.addr, p.bytes)) return file.write(view, p.bytes, p.offset);
+    std::vector<uint8_t> bounce(p.bytes);
+    if (Status r = connection.device().read(p.addr, bounce.data(), p.bytes); !r.ok()) return r;
+    return file.write(bounce.data(), p.bytes, p.offset);
+  });
+  bytes->all = end_of(pieces);
+  if (s.ok()) s = dump_arrays(connection, file, &bytes->all);
+  if (s.ok()) s = file.finish(bytes->all);
+  bytes->written = file.written_bytes();
+  return s;
+}
+
 }  // namespace
 
-Status dump_device(Connection& connection, const std::string& path, uint64_t* bytes) {
-  const std::vector<Piece> pieces = connection.memory().pieces();
-  *bytes = end_of(pieces);
-  Status ranges = dump_pieces(path, pieces, [&](int fd, const Piece& p) -> Status {
-    if (Status s = DP_FAULT(server_dump_mid); !s.ok()) return s;
-    if (const void* view = connection.device().host_view(p.addr, p.bytes))
-      return write_all(fd, view, p.bytes, p.offset);
-    std::vector<uint8_t> bounce(p.bytes);
-    if (Status s = connection.device().read(p.addr, bounce.data(), p.bytes); !s.ok()) return s;
-    return write_all(fd, bounce.data(), p.bytes, p.offset);
-  });
-  return ranges.ok() ? dump_arrays(connection, path, bytes) : ranges;
+Status dump_device(Connection& connection, const std::string& dir, BlockIndex* index, DeviceBytes* bytes) {
+  auto file = StagedWriter::make(dir, connection.parts().gpu, connection.number(), index);
+  if (!file.ok()) return file.status();
+  return dump_device_into(connection, **file, bytes).with("writing " + (*file)->path());
 }
 
 Status dump_images(ImageStore& store, const std::string& path, ServerRecord* state) {

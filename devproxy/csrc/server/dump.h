@@ -5,6 +5,7 @@
 //   gpuK.images        the module images that replay logs name, back to back; the table is in the state
 //   gpuK-N.dev         the live device ranges of client N, back to back in address order; the table is in the state.
 //                      Then the contents of its arrays, packed, in the order in which they were made
+//   gpuK-N.refs        which of these bytes lie in another server's file (staged_dump.h)
 //   gpuK.shared.json   for each client the extents of the two files below: [offset in the job's file, bytes]
 //   gpuK-N.seg         the used parts of its segment, gpuK-N.pin: those of its pinned window, back to back
 //
@@ -21,10 +22,15 @@
 
 namespace devproxy::server {
 
+class BlockIndex;
 struct ServerRecord;
 struct SharedClientRecord;
 
-Status dump_device(Connection& connection, const std::string& path, uint64_t* bytes);
+struct DeviceBytes {
+  uint64_t all = 0, written = 0;  // the others lie in the folder already, or are zero
+};
+// index: of blocks that lie in the folder, or null.
+Status dump_device(Connection& connection, const std::string& dir, BlockIndex* index, DeviceBytes* bytes);
 // Precondition: the client's process is frozen.
 Status dump_shared(Connection& connection, const std::string& dir, SharedClientRecord* shared);
 // Every image of the store into the file, their table into the state.

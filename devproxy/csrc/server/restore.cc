@@ -1,9 +1,6 @@
 // A client from a dump: its memory at its addresses, its handles with their numbers, its place in the ring. What the
 // job could ask afterwards is answered as before; what it cannot see (queues, descriptors) is made anew.
 #include <fcntl.h>
-#include <linux/falloc.h>
-#include <linux/magic.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +13,7 @@
 #include "devproxy/csrc/server/connection.h"
 #include "devproxy/csrc/server/handlers.h"
 #include "devproxy/csrc/server/pending.h"
+#include "devproxy/csrc/server/staged_dump.h"
 #include "devproxy/csrc/server/state_files.h"
 #include "devproxy/csrc/server/state_record.h"
 
@@ -102,7 +100,7 @@ StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, co
   if (s.ok()) s = c->restore_memory(client);
   if (s.ok()) s = c->restore_objects(client);
   if (s.ok()) s = DP_FAULT(server_restore_mid);
-  if (s.ok()) s = c->restore_contents(client, stem + ".dev", shared != nullptr);
+  if (s.ok()) s = c->restore_contents(client, dir, shared != nullptr);
   if (!s.ok()) return std::move(s).with("restoring " + who);
   parts.slots->adopt(c->slot_);  // not own(): until this server goes on, its crash is nobody's business
   c->request_cut(0);
@@ -210,7 +208,7 @@ Status Connection::same_value(const LogRecord& entry) {
                              ": the driver counts otherwise here, and the job cannot be told; nothing of it runs"};
 }
 
-Status Connection::restore_arrays(const ClientRecord& client, int fd) {
+Status Connection::restore_arrays(const ClientRecord& client, const StagedReader& file) {
   for (const ArrayRecord& saved : client.arrays) {
     const ArrayObject* array = state_.arrays().find(VHandle{saved.handle});
     if (!array || array->extent.bytes() != saved.bytes)
@@ -220,7 +218,7 @@ Status Connection::restore_arrays(const ClientRecord& client, int fd) {
     std::vector<uint8_t> bounce(std::min(at_once, all) * row);
     for (uint64_t done = 0; done < all; done += at_once) {
       const uint64_t rows = std::min(at_once, all - done);
-      if (Status s = read_all(fd, bounce.data(), rows * row, saved.offset + done * row); !s.ok()) return s;
+      if (Status s = file.read(bounce.data(), rows * row, saved.offset + done * row); !s.ok()) return s;
       if (Status s = device_.write_array(array->array, done, rows, bounce.data()); !s.ok()) return s;
     }
   }
@@ -230,11 +228,10 @@ Status Connection::restore_arrays(const ClientRecord& client, int fd) {
 // use_up: what has been read of a file in memory is freed at once, so that a restore never needs memory for two copies
 // of the device's (and the kernel has the pages at hand for the next piece). Not in a handover: the file is what a
 // second successor would start from.
-Status Connection::restore_contents(const ClientRecord& client, const std::string& path, bool use_up) {
-  const File file(path, use_up ? O_RDWR : O_RDONLY);
-  if (file.fd < 0) return Status::from_errno(kFileNotFound, "opening " + path);
-  struct statfs system;
-  use_up = use_up && fstatfs(file.fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
+Status Connection::restore_contents(const ClientRecord& client, const std::string& dir, bool use_up) {
+  auto opened = StagedReader::open(dir, parts_.gpu, number(), use_up);
+  if (!opened.ok()) return opened.status();
+  const StagedReader& file = **opened;
   std::vector<Piece> pieces;
   for (const RangeRecord& range : client.device) {
     Piece piece{range.addr, range.offset, range.bytes};
@@ -245,25 +242,23 @@ Status Connection::restore_contents(const ClientRecord& client, const std::strin
     pieces.push_back(piece);
   }
   auto read_piece = [&](const Piece& p) -> Status {
-    if (void* view = device_.host_view(p.addr, p.bytes)) return read_all(file.fd, view, p.bytes, p.offset);
+    if (void* view = device_.host_view(p.addr, p.bytes)) return file.read(view, p.bytes, p.offset);
     std::vector<uint8_t> bounce(p.bytes);
-    if (Status s = read_all(file.fd, bounce.data(), p.bytes, p.offset); !s.ok()) return s;
+    if (Status s = file.read(bounce.data(), p.bytes, p.offset); !s.ok()) return s;
     return device_.write(p.addr, bounce.data(), p.bytes);
   };
   const uint64_t began = now_us();
-  if (Status s = restore_arrays(client, file.fd); !s.ok()) return std::move(s).with("filling arrays from " + path);
+  if (Status s = restore_arrays(client, file); !s.ok()) return std::move(s).with("filling arrays from " + file.path());
   Status s = copy_pieces(pieces, [&](const Piece& p) -> Status {
     Piece part = p;
     for (uint64_t done = 0; done < p.bytes; done += part.bytes) {
       part = {p.addr + done, p.offset + done, std::min(kUsedUpBytes, p.bytes - done)};
       if (Status s = read_piece(part); !s.ok()) return s;
-      if (use_up)
-        fallocate(file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(part.offset),
-                  static_cast<off_t>(part.bytes));
+      file.used(part.bytes, part.offset);
     }
     return {};
   });
-  if (!s.ok()) return std::move(s).with("filling device memory from " + path);
+  if (!s.ok()) return std::move(s).with("filling device memory from " + file.path());
   uint64_t total = 0;
   for (const Piece& piece : pieces) total += piece.bytes;
   for (const ArrayRecord& saved : client.arrays) total += saved.bytes;

@@ -27,6 +27,9 @@ class Engine;
 
 namespace devproxy::server {
 
+class BlockIndex;
+struct DeviceBytes;
+
 struct ServerConfig {
   std::string job;
   std::string job_dir;
@@ -117,7 +120,7 @@ class Server {
   void look_at_cut();
   void fail_cut(const std::string& why);
   Status all_parked();
-  Status dump_client(const Client& c, const std::string& dir, uint64_t* bytes);
+  Status dump_client(const Client& c, const std::string& dir, BlockIndex* index, DeviceBytes* bytes);
   Status write_state(const std::string& dir);
   Json dump(const std::string& dir);
   Json dump_shared(const std::string& dir);
