@@ -165,8 +165,8 @@ int serve(int argc, char** argv) {
 
   if (Status s = fault::init(std::getenv("DEVPROXY_FAULT")); !s.ok()) return refuse(config.ready_fd, s.text());
 
-  // Before any thread: all of them inherit the mask. SIGTERM comes as a descriptor (Process). SIGINT and SIGHUP are the job's to
-  // handle (Ctrl-C reaches the whole terminal group); the lease tells this server when the job is gone.
+  // Before any thread: all of them inherit the mask. SIGTERM comes as a descriptor (Process). SIGINT and SIGHUP are the
+  // job's to handle (Ctrl-C reaches the whole terminal group); the lease tells this server when the job is gone.
   umask(077);
   signal(SIGINT, SIG_IGN);
   signal(SIGHUP, SIG_IGN);
