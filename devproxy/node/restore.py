@@ -224,6 +224,8 @@ class TreeRestore:
     def _kill_processes(self) -> None:
         self._tree.no_root()
         if self._root is not None:
+            # It may run already, where another node has failed to go on: its end is no end of the job.
+            self._tree.expect_end()
             os.kill(self._root, signal.SIGKILL)
         self._tree.close_network()
 

@@ -281,6 +281,28 @@ def test_a_stage_that_fails_while_a_rank_waits(hosts: Hosts, node: int) -> None:
 
 
 @pytest.mark.parametrize("node", [0, 1])
+def test_a_resume_that_fails_when_the_other_node_runs(hosts: Hosts, node: int) -> None:
+    """The job is suspended on both, and the next resume brings it back. Seen when a server was killed there."""
+    expected = on_one_host(hosts)
+    jobs = hosts.start(*RANKS, options=("--gpus", "2"))
+    hosts.wait_step(3, "log0")
+    hosts.until(199)
+    for _ in range(3):
+        hosts.on(0, "suspend", "j")
+        hosts.arm(node, "server_resume")
+        failed = hosts.on(0, "resume", "j", check=False)
+        assert failed.returncode == 1, failed.stderr
+        assert "it is still suspended" in failed.stderr, failed.stderr
+        assert hosts.job_status(0)["phase"] == "suspended"
+        hosts.arm(node, "")
+        hosts.on(0, "resume", "j")
+        assert hosts.job_status(0)["phase"] == "running"
+    hosts.until("end")
+    assert [hosts.end_of(job) for job in jobs] == [0, 0], hosts.tail("log0") + hosts.tail("log1")
+    assert hosts.digest("log0") == hosts.digest("log1") == expected
+
+
+@pytest.mark.parametrize("node", [0, 1])
 def test_a_stage_that_fails_on_one_node(hosts: Hosts, node: int) -> None:
     """The verb fails on both and names the node; the job goes on, and the next image is whole."""
     hosts.start(*ACROSS)
