@@ -128,7 +128,8 @@ def test_what_ranks_hold_apart_lies_there_too(scene: Scene) -> None:
     dice = random.Random(2)
     scene.until(STEPS - 1)
     for verb in ("migrate", "checkpoint", "suspend"):
-        scene.wait_step(max(scene.steps()) + dice.randrange(2, 6))
+        # On a slow machine it stands before its last step already.
+        scene.wait_step(min(max(scene.steps()) + dice.randrange(2, 6), STEPS - 1))
         disturb(scene, verb, dice, 2)
     assert scene.end_of(job) == 0, scene.tail()
     check(scene, expected)
