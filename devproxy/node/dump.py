@@ -31,11 +31,10 @@ from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.network import inside
 from devproxy.node.parked import Parked, may_dump
 from devproxy.node.stages import Stages
-from devproxy.node.tree import Tree
+from devproxy.node.tree import LAST_PROCESS_S, Tree
 from devproxy.proxy.server_set import STOP_GRACE_S
 
 TREE_ENDS_S = 5.0  # CRIU kills it as its last act
-LAST_PROCESS_S = 10.0
 
 fault.register("refuse_early", "nothing has stopped yet")
 fault.register("cut", "before the servers are told to stop")

@@ -9,6 +9,7 @@ The last step is apart: servers and connections between trees go on when all tre
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from devproxy.log import say
 from devproxy.node import build, processes, shared, staging
 from devproxy.node.network import inside
 from devproxy.node.stages import Stages
-from devproxy.node.tree import Tree
+from devproxy.node.tree import LAST_PROCESS_S, Tree
 from devproxy.proxy import server_set
 from devproxy.proxy.server import Server
 
@@ -55,6 +56,21 @@ def _nothing() -> None:
 class _Step:
     do: Callable[[], None]
     undo: Callable[[], None] = _nothing
+
+
+def _end(root: int) -> None:
+    """Returns when the tree is gone, or is late. The first process of a PID namespace ends last."""
+    try:
+        gone = os.pidfd_open(root)
+    except ProcessLookupError:
+        return
+    try:
+        os.kill(root, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(gone, select.POLLIN)
+        poll.poll(LAST_PROCESS_S * 1000)
+    finally:
+        os.close(gone)
 
 
 class TreeRestore:
@@ -89,6 +105,7 @@ class TreeRestore:
         self._kept_log = ""  # CRIU's, of a failure
         self._started: list[Server] = []
         self._root: int | None = None
+        self._held = False  # what the processes write waits
         self._before = tree.gpus
         tree.gpus = gpus
         self._begun: list[_Step] = []
@@ -213,6 +230,9 @@ class TreeRestore:
         for local, remote in self._own_tcp():
             netdiag.destroy_tcp(local, remote)  # in TIME_WAIT after a kill, it would keep the port
         namespace = tree.fresh_network()
+        # A server that goes on lets its clients run, and the next may refuse.
+        self._held = True
+        tree.stdio.hold()
         with self.stages.timed("processes"):
             self._root = processes.restore(tree, self._part, self._staging, namespace)
 
@@ -226,7 +246,10 @@ class TreeRestore:
         if self._root is not None:
             # It may run already, where another node has failed to go on: its end is no end of the job.
             self._tree.expect_end()
-            os.kill(self._root, signal.SIGKILL)
+            _end(self._root)
+        if self._held:
+            self._tree.stdio.drop()
+            self._held = False
         self._tree.close_network()
 
     def _in_network(self, action: Callable[[], object]) -> None:
@@ -256,6 +279,7 @@ class TreeRestore:
         assert self._root is not None
         tree.restored(self._root)
         tree.release_network()
+        self._held = False
         tree.stdio.restored()
         if tree.stdio.terminal:
             tree.send(signal.SIGWINCH)  # this one may have another size

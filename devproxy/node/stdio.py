@@ -121,6 +121,11 @@ class Output:
             self.leftover += piece
         self._resize(FIFO_BYTES)
 
+    def drop(self) -> None:
+        """What is in the FIFO was never said. Precondition: paused, and no writer runs."""
+        while self._read():
+            pass
+
     def _resize(self, size: int) -> None:
         try:
             fcntl.fcntl(self._fifo, fcntl.F_SETPIPE_SZ, size)
@@ -494,6 +499,17 @@ class Stdio:
             output.go_on()
         if self.terminal:
             self.terminal.go_on()
+
+    def hold(self) -> None:
+        """Processes come back that may yet have to go: what they write waits for restored() or drop()."""
+        for output in self.outputs:
+            output.pause()
+
+    def drop(self) -> None:
+        """They had to, and will write it again. Precondition: held, and none of them runs."""
+        for output in self.outputs:
+            output.drop()
+            output.go_on()
 
     def restored(self) -> None:
         """There is a job again, after discard_input() or from nothing."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from devproxy.proxy.control_channel import ControlChannel
 
 RESTORE_ENDS_S = 60.0
+LAST_PROCESS_S = 10.0  # for the processes of a tree that is ended
 GIVEN_UP_S = 2.0  # for output that nobody takes, after a signal that ended the job
 
 

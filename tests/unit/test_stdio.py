@@ -88,3 +88,27 @@ def test_a_stream_that_nobody_reads_is_stored_whole(folder: Path) -> None:
     assert got == text[:sent]
     for fd in (null, job):
         os.close(fd)
+
+
+def test_what_a_restore_says_that_is_undone_is_said_once(folder: Path) -> None:
+    """Its processes ran for a moment. The next ones write the same again."""
+    null = os.open(os.devnull, os.O_RDWR)
+    read_end, write_end = os.pipe()
+    stdio = opened(folder, "job", (null, write_end, null))
+    (output,) = stdio.outputs
+    stdio.start()
+    for undone in (True, False):
+        stdio.hold()
+        job = os.open(output.path, os.O_WRONLY)
+        os.write(job, b"step 7\n")
+        os.close(job)
+        if undone:
+            stdio.drop()
+            assert not select.select([read_end], [], [], 0.2)[0]
+        else:
+            stdio.restored()
+            assert take(read_end) == b"step 7\n"
+    stdio.finish(2.0)
+    assert not select.select([read_end], [], [], 0)[0]
+    for fd in (null, read_end, write_end):
+        os.close(fd)
