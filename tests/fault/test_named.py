@@ -89,10 +89,10 @@ def program(scene: Scene, name: str, text: str) -> str:
 
 @pytest.fixture
 def small_disk(scene: Scene):
-    """The scene's store on a file system of 24 MiB."""
+    """The scene's store on a file system of 48 MiB."""
     scene.store.mkdir()
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "none", str(scene.store)], check=True
+        ["mount", "-t", "tmpfs", "-o", "size=48m,mode=700", "none", str(scene.store)], check=True
     )
     yield scene.store
     scene.kill_everything()
