@@ -163,6 +163,13 @@ def _place(server: dict[str, Any]) -> str:
     return place if switches is None else f"{place}, shared; {switches:,} switches"
 
 
+def _splicing(counts: dict[str, int]) -> str:
+    text = f"{counts['squashed']:,} launches squashed in {counts['validations']:,} validations"
+    if counts["different"] or counts["given_up"]:
+        text += f" ({counts['different']:,} different, {counts['given_up']:,} given up)"
+    return f"{text}; {counts['saved_bytes'] >> 20:,} MiB kept once"
+
+
 def _print_server(server: dict[str, Any]) -> None:
     memory, totals = server.get("memory", {}), server.get("totals", {})
     chaos = ", chaos mode" if server.get("chaos") else ""
@@ -175,6 +182,8 @@ def _print_server(server: dict[str, Any]) -> None:
             f"{show_bytes(memory.get('used', 0))} used, {show_bytes(memory.get('peak', 0))} peak,"
             f" {show_bytes(memory.get('total', 0))} in all",
         ],
+        # Nothing where no other GPU of the job is there, or it is off.
+        *([["splicing", _splicing(counts)]] if (counts := server.get("splicing")) else []),
         ["clients", str(server.get("clients_now", 0))],
     ]
     for key, value in totals.items():

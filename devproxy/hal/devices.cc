@@ -31,7 +31,12 @@ StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
   if (config.kind == "soft") {
     if (!config.memory_bytes) return Status(kInvalidValue, "a software GPU needs a memory size above 0");
     soft::SoftConfig soft{config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed, library_folder()};
-    soft.engine = config.engine;
+    soft.sharing = config.sharing;
+    if (const char* const words = std::getenv("DEVPROXY_SPLICING")) {
+      auto splicing = soft::SpliceConfig::parse(words);
+      if (!splicing.ok()) return std::move(splicing).status().with("DEVPROXY_SPLICING");
+      soft.splicing = *splicing;
+    }
     soft.seat = config.seat;
     return soft::make_device(soft);
   }

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "devproxy/hal/engine.h"
 #include "devproxy/hal/hal.h"
+#include "devproxy/hal/sharing.h"
 
 namespace devproxy::hal {
 
@@ -15,8 +15,8 @@ struct DeviceConfig {
   uint64_t memory_bytes = 0;  // what it says that it has; 0: what it has (cuda only)
   bool chaos = false;         // soft and record: legal but unkind timing, from the seed
   uint64_t chaos_seed = 0;
-  uint32_t seat = 0;                    // the job's GPU: which of those that are on this one
-  std::shared_ptr<Engine> engine = {};  // soft: whose turn it is, where several are
+  uint32_t seat = 0;                      // the job's GPU: which of those that are on this one
+  std::shared_ptr<Sharing> sharing = {};  // soft: where several are
 };
 
 StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config);

@@ -1,25 +1,15 @@
 #include "devproxy/hal/engine.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 
+#include "devproxy/csrc/base/clock.h"
+
 namespace devproxy::hal {
-
-namespace {
-
-uint64_t clock_ns() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
-}
-
-}  // namespace
 
 void Engine::begin(uint32_t seat, Turn& turn) {
   std::unique_lock lock(mu_);
-  if (turn.number_ && turn.number_ == number_ && (waiters_.empty() || !spent(clock_ns()))) {
+  if (turn.number_ && turn.number_ == number_ && (waiters_.empty() || !spent(now_ns()))) {
     running_++;
     return;
   }
@@ -28,7 +18,7 @@ void Engine::begin(uint32_t seat, Turn& turn) {
   for (;;) {
     if (holder_ == kNobody) give(seat);
     // Another thread of the seat may join its turn, unless that one is over.
-    if (holder_ == seat && (waiters_.empty() || !spent(clock_ns()))) {
+    if (holder_ == seat && (waiters_.empty() || !spent(now_ns()))) {
       users_++;
       break;
     }
@@ -50,7 +40,7 @@ void Engine::end(Turn& turn) {
   // A turn is not taken while a kernel of it runs, so this part is of the turn that is on.
   running_--;
   if (waiters_.empty()) return;
-  if (spent(clock_ns())) drop_part(turn);
+  if (spent(now_ns())) drop_part(turn);
   settle();
 }
 
@@ -59,6 +49,11 @@ void Engine::yield(Turn& turn) {
   std::lock_guard lock(mu_);
   drop_part(turn);
   settle();
+}
+
+bool Engine::idle() const {
+  std::lock_guard lock(mu_);
+  return holder_ == kNobody && waiters_.empty();
 }
 
 uint64_t Engine::switches() const {
@@ -74,7 +69,7 @@ void Engine::drop_part(Turn& turn) {
 // The turn ends where nobody has a part of it, and where it is spent, others wait and nothing of it runs.
 void Engine::settle() {
   if (running_ != 0 || holder_ == kNobody) return;
-  if (users_ != 0 && (waiters_.empty() || !spent(clock_ns()))) return;
+  if (users_ != 0 && (waiters_.empty() || !spent(now_ns()))) return;
   const uint32_t from = holder_;
   holder_ = kNobody;
   users_ = 0;
@@ -92,7 +87,7 @@ void Engine::settle() {
 void Engine::give(uint32_t seat) {
   holder_ = seat;
   number_++;
-  since_ns_ = clock_ns();
+  since_ns_ = now_ns();
   users_ = 0;
   if (last_ != kNobody && last_ != seat) switches_++;
   last_ = seat;

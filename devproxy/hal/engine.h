@@ -46,6 +46,8 @@ class Engine {
   // The thread has nothing to run just now.
   void yield(Turn& turn);
 
+  // Nobody has the turn, and nobody wants it.
+  bool idle() const;
   // How often the GPU went from one seat to another.
   uint64_t switches() const;
 

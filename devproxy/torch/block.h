@@ -53,7 +53,7 @@ enum BlockFlags : uint8_t {
   kFlagGradMode = 1,          // oneDNN's LSTM keeps a workspace only with gradients enabled
   kFlagDeterministic = 2,     // torch.use_deterministic_algorithms
   kFlagAmbientGenerator = 4,  // a random op without a generator argument: a generator value follows the arguments
-  kFlagCopyAll = 8,           // with kInfer: run on copies of all tensors (ops that write outside their schema)
+  kFlagWritesUndeclared = 8,  // it may write any tensor, whatever its schema says
   kFlagWarnOnly = 16,         // use_deterministic_algorithms(warn_only=True)
   kFlagBlank = 32,  // with kInfer: read no tensor, take made-up contents (in a capture nothing has been computed yet)
 };

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -171,14 +172,21 @@ class Trainers:
     devproxy's runtime folder is the one around it."""
 
     def __init__(
-        self, command: list[str], model: str, ranks: int, folder: Path, *more: str
+        self,
+        command: list[str],
+        model: str,
+        ranks: int,
+        folder: Path,
+        *more: str,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         folder.mkdir()
         words = [str(Path(__file__).with_name("ddp.py")), model, str(ranks), str(folder)]
         self._job = subprocess.Popen(
             [*command, *words, *filter(None, more)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"DEVPROXY_SHM_DIR": str(folder.parent), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            env=os.environ | {"DEVPROXY_SHM_DIR": str(folder.parent), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            | dict(env or {}),
         )  # fmt: skip
 
     def seconds_per_step(self, count: int) -> float:

@@ -34,8 +34,10 @@ def rank_main(name: str, rank: int, ranks: int, folder: str, told: int, answers:
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     model = nn.parallel.DistributedDataParallel(models.MODELS[name]().to(device))
     parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
-    batches = [models.batch(name, i) for i in range(8)]
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    if name == "resnet":
+        optimizer = torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)
+    batches = [models.batch(name, 8 * rank + i) for i in range(8)]
     with os.fdopen(told) as lines, os.fdopen(answers, "w") as out:
         for line in lines:
             start = time.perf_counter()

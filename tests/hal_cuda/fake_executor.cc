@@ -130,10 +130,16 @@ int load(void* p, const void* from, uint64_t bytes, char* error, uint64_t error_
   return 0;
 }
 
+int footprint(void*, const char*, const uint8_t*, uint64_t, devproxy_executor_access*, uint32_t, uint32_t* needed,
+              uint64_t*) {
+  *needed = 0;
+  return DEVPROXY_EXECUTOR_UNKNOWN;
+}
+
 }  // namespace
 
 // The headers declare them visible.
 extern "C" const devproxy_soft_module_table devproxy_soft_module = {DEVPROXY_SOFT_MODULE_ABI, 0, nullptr, get_function,
                                                                     nullptr};
 extern "C" const devproxy_executor_table devproxy_executor = {
-    DEVPROXY_EXECUTOR_ABI, DEVPROXY_EXECUTOR_ON_CUDA, "test-build", attach, detach, save, load, trim};
+    DEVPROXY_EXECUTOR_ABI, DEVPROXY_EXECUTOR_ON_CUDA, "test-build", attach, detach, save, load, trim, footprint};

@@ -91,12 +91,17 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     def __init__(
-        self, dropout: float, fused: bool, vocabulary: int = 512, length: int = 64
+        self,
+        dropout: float,
+        fused: bool,
+        vocabulary: int = 512,
+        length: int = 64,
+        width: int = 128,
+        depth: int = 4,
     ) -> None:
         super().__init__()
-        width = 128
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, 4, dropout, fused) for _ in range(4))
+        self.blocks = nn.ModuleList(Block(width, 4, dropout, fused) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(width, vocabulary, bias=False)
@@ -145,6 +150,7 @@ class MLP(nn.Module):
 MODELS: dict[str, Any] = {
     "resnet": ResNet18,
     "gpt": lambda: GPT(dropout=0.0, fused=False),
+    "gpt-17m": lambda: GPT(dropout=0.0, fused=False, vocabulary=2048, width=512, depth=5),
     "gpt-dropout": lambda: GPT(dropout=0.1, fused=False),
     "gpt-sdpa": lambda: GPT(dropout=0.0, fused=True),
     "lstm": LSTM,
@@ -161,7 +167,8 @@ def batch(name: str, step: int) -> tuple[Tensor, Tensor]:
     if name == "mlp":
         return torch.randn(1, 64, generator=g), torch.randint(0, 10, (1,), generator=g)
     vocabulary, length = (512, 65) if name.startswith("gpt") else (100, 33)
-    tokens = torch.randint(0, vocabulary, (8, length), generator=g)
+    rows = 2 if name == "gpt-17m" else 8
+    tokens = torch.randint(0, vocabulary, (rows, length), generator=g)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 

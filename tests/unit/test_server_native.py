@@ -34,11 +34,18 @@ PROGRAMS = {
         ["-O2", "-fsanitize=thread", "-DDEVPROXY_TSAN", "-Wno-tsan"],
         [],
     ),
+    "server_splice": (
+        ["devproxy/hal/engine.cc", f"{SOFT}/splice/page_pool.cc", f"{SOFT}/splice/splicer.cc"],
+        ["-fsanitize=thread", "-DDEVPROXY_TSAN", "-Wno-tsan"],
+        [],
+    ),
     "server_soft_space": (
         [
             f"{SOFT}/soft_device.cc",
             f"{SOFT}/soft_space.cc",
             f"{SOFT}/../engine.cc",
+            f"{SOFT}/splice/page_pool.cc",
+            f"{SOFT}/splice/splicer.cc",
             *(
                 f"{SOFT}/comm/{name}.cc"
                 for name in (
@@ -69,6 +76,7 @@ HEADERS = (
     "hal",
     "hal/soft",
     "hal/soft/comm",
+    "hal/soft/splice",
     "hal/host_module",
 )
 

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "devproxy/csrc/base/clock.h"
+
 namespace devproxy {
 
 // Sleeps while *word == expected, at most timeout_us; spurious returns are allowed, callers re-check.
@@ -19,12 +21,6 @@ inline void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, uint64_t 
 
 inline void futex_wake(std::atomic<uint32_t>* word, int count) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, count, nullptr, nullptr, 0);
-}
-
-inline uint64_t now_us() {
-  timespec ts;
-  clock_gettime(CLOCK_MONOTONIC, &ts);
-  return static_cast<uint64_t>(ts.tv_sec) * 1'000'000 + static_cast<uint64_t>(ts.tv_nsec) / 1000;
 }
 
 }  // namespace devproxy

@@ -97,8 +97,12 @@ bool DeviceState::over(const std::vector<Use>& uses) const {
   return std::all_of(uses.begin(), uses.end(), [&](const Use& u) { return conn_->completed(u.stream, u.position); });
 }
 
-uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, int32_t* error) {
-  return allocate(bytes, stream, stable, current_context(), error);
+static constinit thread_local int t_stable = 0;
+
+void make_stable(int by) { t_stable += by; }
+
+uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, int32_t* error) {
+  return allocate(bytes, stream, t_stable > 0, current_context(), error);
 }
 
 uint64_t DeviceState::allocate_for_graph(uint64_t bytes, int32_t* error) {

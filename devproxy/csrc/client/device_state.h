@@ -56,6 +56,10 @@ struct EventObj {
   std::atomic<uint64_t> capture{0};  // id of the capture sequence that it was last recorded in; 0: in none
 };
 
+// What this thread allocates from now on is stable (parameters, states of optimizers), until it has taken back what it
+// has added.
+void make_stable(int by);
+
 class AdviceMap;
 
 struct Allocation {
@@ -89,8 +93,9 @@ class DeviceState {
 
   // -- memory -----------------------------------------------------------------------------------------------------
   // A device address, or 0 and *error. stream: on whose order the memory becomes usable (reuse of what was freed in the
-  // order of the same stream needs no wait); nullptr: usable at once on every stream.
-  [[nodiscard]] uint64_t allocate(uint64_t bytes, StreamObj* stream, bool stable, int32_t* error);
+  // order of the same stream needs no wait); nullptr: usable at once on every stream. A stable buffer where the thread
+  // makes those (make_stable).
+  [[nodiscard]] uint64_t allocate(uint64_t bytes, StreamObj* stream, int32_t* error);
   // Usable at once, and of no context: it outlives the one that is current.
   [[nodiscard]] uint64_t allocate_for_graph(uint64_t bytes, int32_t* error);
   // Frees in the order of `stream`; nullptr: the caller has waited for every stream.

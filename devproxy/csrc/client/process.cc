@@ -24,6 +24,8 @@ const std::array<uint8_t, 32> devproxy_abi_id = std::to_array(devproxy::wire::kA
 // Called by the job's import hook after each optimizer step: counts it for checkpoints by steps. 1 when it was counted,
 // 0 where this process has no device. Attaches nothing; any time, any thread.
 __attribute__((visibility("default"))) int devproxy_step(void);
+// What the calling thread allocates is stable while the sum of its calls is above 0. Any time.
+__attribute__((visibility("default"))) void devproxy_make_stable(int by);
 __attribute__((visibility("default"))) void devproxy_use_framework(void);
 __attribute__((visibility("default"))) void devproxy_warn(const char* line);
 __attribute__((visibility("default"))) void devproxy_warm(int gpu, const char* description);
@@ -236,6 +238,7 @@ static bool count_step() {
 
 }  // namespace devproxy::client
 
+void devproxy_make_stable(int by) { devproxy::client::make_stable(by); }
 int devproxy_step(void) { return devproxy::client::count_step() ? 1 : 0; }
 void devproxy_warm(int gpu, const char* description) { devproxy::client::warm(gpu, description); }
 void devproxy_warn(const char* line) { devproxy::client::log(devproxy::client::Level::kWarn, "%s", line); }

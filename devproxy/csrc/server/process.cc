@@ -17,9 +17,9 @@ namespace devproxy::server {
 
 Status Process::prepare(const std::string& ahead) {
   const ServerConfig& common = config_.server;
-  if (config_.gpus.size() > 1) engine_ = std::make_shared<hal::Engine>();
+  if (config_.gpus.size() > 1) sharing_ = std::make_shared<hal::Sharing>();
   for (const uint32_t gpu : config_.gpus) {
-    auto device = open_device_(gpu, engine_);
+    auto device = open_device_(gpu, sharing_);
     if (!device.ok()) return std::move(device).status();
     if (config_.gpus.size() > 1 && !(*device)->caps().takes_turns)
       return {kNotSupported, "a GPU of the device '" + common.device + "' cannot be shared by several of the job's"};
@@ -31,7 +31,7 @@ Status Process::prepare(const std::string& ahead) {
     }
     ServerConfig own = common;
     own.gpu = gpu;
-    servers_.push_back(std::make_unique<Server>(own, std::move(*device), *ledger_, engine_.get()));
+    servers_.push_back(std::make_unique<Server>(own, std::move(*device), *ledger_, sharing_.get()));
   }
   for (const auto& server : servers_)
     if (!ahead.empty()) server->load_ahead(ahead);

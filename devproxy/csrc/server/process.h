@@ -13,7 +13,7 @@
 
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/csrc/server/server.h"
-#include "devproxy/hal/engine.h"
+#include "devproxy/hal/sharing.h"
 
 namespace devproxy::server {
 
@@ -24,8 +24,8 @@ struct ProcessConfig {
   int ready_fd = -1;
 };
 
-// The physical GPU as one of the job's. engine: nullptr for the only one.
-using OpenDevice = std::function<StatusOr<std::unique_ptr<hal::Device>>(uint32_t gpu, std::shared_ptr<hal::Engine>)>;
+// The physical GPU as one of the job's. The second is nullptr for the only one.
+using OpenDevice = std::function<StatusOr<std::unique_ptr<hal::Device>>(uint32_t gpu, std::shared_ptr<hal::Sharing>)>;
 
 class Process {
  public:
@@ -41,7 +41,7 @@ class Process {
  private:
   const ProcessConfig config_;
   const OpenDevice open_device_;
-  std::shared_ptr<hal::Engine> engine_;  // nullptr: nobody to share with
+  std::shared_ptr<hal::Sharing> sharing_;  // nullptr: nobody to share with
   std::unique_ptr<Ledger> ledger_;
   std::vector<std::unique_ptr<Server>> servers_;
 };

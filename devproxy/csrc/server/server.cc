@@ -19,8 +19,8 @@
 #include "devproxy/csrc/server/dump.h"
 #include "devproxy/csrc/server/peer_link.h"
 #include "devproxy/csrc/server/state_files.h"
-#include "devproxy/hal/engine.h"
 #include "devproxy/hal/identity.h"
+#include "devproxy/hal/sharing.h"
 
 #include "wire.gen.h"
 
@@ -561,12 +561,20 @@ Json Server::stats() const {
 #define DP_PUT(name) totals[#name] = all.name;
   DP_COUNTED(DP_PUT)
 #undef DP_PUT
+  Json splicing;
+  if (sharing_ && sharing_->splicing) {
+    const hal::SpliceCounts c = sharing_->splicing->counts();
+    splicing = {{"squashed", c.squashed},      {"validations", c.validations}, {"different", c.different},
+                {"given_up", c.given_up},      {"broken", c.broken},           {"compared_bytes", c.compared_bytes},
+                {"saved_bytes", c.saved_bytes}};
+  }
   const uint64_t uptime_ms = (now_us() - started_us_) / 1000;
   return {{"job", config_.job},
           {"gpu", config_.gpu},
           {"pid", getpid()},
           {"physical_gpu", config_.physical_gpu},
-          {"switches", engine_ ? Json(engine_->switches()) : Json()},
+          {"switches", sharing_ ? Json(sharing_->engine.switches()) : Json()},
+          {"splicing", splicing},
           {"device", config_.device},
           {"name", device_->properties().name},
           {"uptime_s", static_cast<double>(uptime_ms) / 1000},

@@ -22,7 +22,7 @@
 #include "devproxy/csrc/server/state_record.h"
 
 namespace devproxy::hal {
-class Engine;
+struct Sharing;
 }
 
 namespace devproxy::server {
@@ -55,12 +55,12 @@ Status assume(const IdentityRecord& record, hal::Properties* properties);
 
 class Server {
  public:
-  Server(const ServerConfig& config, std::unique_ptr<hal::Device> device, Ledger& ledger, const hal::Engine* engine)
+  Server(const ServerConfig& config, std::unique_ptr<hal::Device> device, Ledger& ledger, const hal::Sharing* sharing)
       : config_(config),
         total_bytes_(ledger.total_bytes()),
         device_(std::move(device)),
         ledger_(&ledger),
-        engine_(engine) {}
+        sharing_(sharing) {}
   // Everything that can be refused is refused in these two, before anybody is told "ready".
   Status open();
   Status announce();   // from now on others find it
@@ -144,7 +144,7 @@ class Server {
   std::atomic<bool> end_{false};
   std::unique_ptr<hal::Device> device_;
   Ledger* const ledger_;
-  const hal::Engine* const engine_;  // nullptr: no other GPU of the job is on this one
+  const hal::Sharing* const sharing_;  // nullptr: no other GPU of the job is on this one
   std::unique_ptr<SlotTable> slots_;
   ServerParts parts_;
   std::vector<Hello> hellos_;

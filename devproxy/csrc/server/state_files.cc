@@ -11,29 +11,6 @@
 
 namespace devproxy::server {
 
-Status write_all(int fd, const void* from, uint64_t bytes, uint64_t offset) {
-  const auto* at = static_cast<const uint8_t*>(from);
-  for (uint64_t done = 0; done < bytes;) {
-    const ssize_t n = pwrite(fd, at + done, bytes - done, static_cast<off_t>(offset + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return Status::from_errno(kOutOfMemory, "writing");
-    done += static_cast<uint64_t>(n);
-  }
-  return {};
-}
-
-Status read_all(int fd, void* to, uint64_t bytes, uint64_t offset) {
-  auto* at = static_cast<uint8_t*>(to);
-  for (uint64_t done = 0; done < bytes;) {
-    const ssize_t n = pread(fd, at + done, bytes - done, static_cast<off_t>(offset + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Status::from_errno(kUnknown, "reading");
-    if (n == 0) return {kInvalidImage, "the file is shorter than its table says"};
-    done += static_cast<uint64_t>(n);
-  }
-  return {};
-}
-
 Status copy_pieces(const std::vector<Piece>& pieces, const std::function<Status(const Piece&)>& copy) {
   std::vector<Piece> small;
   for (const Piece& p : pieces)

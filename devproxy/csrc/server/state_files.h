@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "devproxy/csrc/base/file.h"
 #include "devproxy/csrc/base/status.h"
 
 namespace devproxy::server {
@@ -36,8 +37,6 @@ inline constexpr uint64_t kPieceBytes = 16u << 20;
 // Calls `copy` for pieces of at most kPieceBytes, on two threads: one does not fill the memory's bandwidth. The first
 // error ends it.
 Status copy_pieces(const std::vector<Piece>& pieces, const std::function<Status(const Piece&)>& copy);
-Status write_all(int fd, const void* from, uint64_t bytes, uint64_t offset);
-Status read_all(int fd, void* to, uint64_t bytes, uint64_t offset);
 
 // Writes the file and its name in one go: a reader sees all of it or none.
 Status write_file(const std::string& path, const std::string& text);

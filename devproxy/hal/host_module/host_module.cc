@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <iterator>
@@ -204,6 +205,19 @@ HostModule::~HostModule() {
     }
   }
   if (fd_ >= 0 && !resident) close(fd_);
+}
+
+int HostModule::footprint(const std::string& function, const uint8_t* params, uint64_t params_bytes,
+                          std::vector<devproxy_executor_access>* accesses, uint64_t* digest) const {
+  if (!executor_) return DEVPROXY_EXECUTOR_UNKNOWN;
+  for (accesses->resize(std::max<size_t>(accesses->capacity(), 16));;) {
+    const auto room = static_cast<uint32_t>(accesses->size());
+    uint32_t needed = 0;
+    const int kind =
+        executor_->footprint(state_, function.c_str(), params, params_bytes, accesses->data(), room, &needed, digest);
+    accesses->resize(needed);
+    if (needed <= room) return kind;
+  }
 }
 
 StatusOr<std::vector<uint8_t>> HostModule::save_state() const {

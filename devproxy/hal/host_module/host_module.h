@@ -42,6 +42,9 @@ class HostModule final : public Module {
   const char* const* function_names() const { return function_names_; }
 
   bool is_executor() const { return executor_ != nullptr; }
+  // DEVPROXY_EXECUTOR_*: what a launch would do. Any thread.
+  int footprint(const std::string& function, const uint8_t* params, uint64_t params_bytes,
+                std::vector<devproxy_executor_access>* accesses, uint64_t* digest) const;
   void* state() const { return state_; }
   // Precondition: nothing of the space is running. A module that is no executor has none.
   StatusOr<std::vector<uint8_t>> save_state() const;

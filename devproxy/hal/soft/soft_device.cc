@@ -8,8 +8,10 @@
 #include "cuda_number.gen.h"
 #include "devproxy/hal/host_module/descriptor.h"
 #include "devproxy/hal/host_module/host_module.h"
+#include "devproxy/hal/sharing.h"
 #include "devproxy/hal/soft/comm/links.h"
 #include "devproxy/hal/soft/soft_space.h"
+#include "devproxy/hal/soft/splice/splicer.h"
 
 namespace devproxy::hal::soft {
 
@@ -155,6 +157,12 @@ class SoftDevice final : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_device(const SoftConfig& config) { return std::make_unique<SoftDevice>(config); }
+std::unique_ptr<Device> make_device(const SoftConfig& config) {
+  if (config.splicing.on && config.sharing && !config.sharing->splicing) {
+    auto splicer = Splicer::open(config.splicing, &config.sharing->engine);
+    if (splicer.ok()) config.sharing->splicing = std::move(*splicer);  // else the ranks only take turns
+  }
+  return std::make_unique<SoftDevice>(config);
+}
 
 }  // namespace devproxy::hal::soft

@@ -6,9 +6,10 @@
 #include <string>
 
 #include "devproxy/hal/hal.h"
+#include "devproxy/hal/soft/splice/splice_config.h"
 
 namespace devproxy::hal {
-class Engine;
+struct Sharing;
 }
 
 namespace devproxy::hal::soft {
@@ -22,9 +23,10 @@ struct SoftConfig {
   uint64_t chaos_seed = 0;
   std::string folder = {};  // of the server's libraries, where executors are
   Links* links = nullptr;   // to other trees' servers; the device's
-  // Where several of the job's GPUs are on this one: whose turn it is, and which seat this one is.
-  std::shared_ptr<Engine> engine = {};
+  // Where several of the job's GPUs are on this one: what they share, and which seat this one is.
+  std::shared_ptr<Sharing> sharing = {};
   uint32_t seat = 0;
+  SpliceConfig splicing = {};
 };
 
 std::unique_ptr<Device> make_device(const SoftConfig& config);

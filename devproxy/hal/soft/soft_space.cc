@@ -4,7 +4,6 @@
 #include <linux/falloc.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,8 @@
 #include <utility>
 
 #include "cuda_number.gen.h"
+#include "devproxy/csrc/base/clock.h"
+#include "devproxy/csrc/base/file.h"
 
 namespace devproxy::hal::soft {
 
@@ -40,12 +41,6 @@ struct Running {
   explicit Running(const char* what) { t_running = what; }
   ~Running() { t_running = nullptr; }
 };
-
-uint64_t clock_ns() {
-  timespec ts;
-  clock_gettime(CLOCK_MONOTONIC, &ts);
-  return static_cast<uint64_t>(ts.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(ts.tv_nsec);
-}
 
 uint64_t new_incarnation() {
   uint64_t value = 0;
@@ -123,10 +118,16 @@ StatusOr<std::unique_ptr<Space>> SoftSpace::open(const SoftConfig& device, const
 }
 
 SoftSpace::SoftSpace(const SoftConfig& device, const SpaceConfig& config, SpaceOwner& owner, int memory_fd)
-    : device_(device), config_(config), owner_(owner), memory_fd_(memory_fd), incarnation_(new_incarnation()) {}
+    : device_(device), config_(config), owner_(owner), memory_fd_(memory_fd), incarnation_(new_incarnation()) {
+  if (!device_.sharing) return;
+  splicer_ = std::dynamic_pointer_cast<Splicer>(device_.sharing->splicing);
+  if (splicer_) member_ = splicer_->join(config_.device_base, config_.device_bytes, memory_fd_);
+  if (!member_) splicer_ = nullptr;
+}
 
 SoftSpace::~SoftSpace() {
   stop();
+  if (splicer_) splicer_->leave(*member_);
   if (device_.links) {
     Frame gone;
     gone.kind = FrameKind::kGone;
@@ -143,18 +144,20 @@ Status SoftSpace::commit(uint64_t addr, uint64_t bytes) {
   idle_.erase(addr, addr + bytes);
   idle_long_.erase(addr, addr + bytes);
   live_bytes_ += bytes;
+  if (splicer_) splicer_->committed(*member_, addr, bytes, submitted_);
   return {};  // pages appear at first touch
 }
 
 void SoftSpace::release(uint64_t addr, uint64_t bytes) {
   live_bytes_ -= std::min(live_bytes_, bytes);
+  if (splicer_) splicer_->released(*member_, addr);
   idle_.insert(addr, addr + bytes);
   tidy();
 }
 
 void SoftSpace::tidy() {
   if (idle_.bytes() + idle_long_.bytes() <= std::max(kIdleFloorBytes, live_bytes_ / 4)) return;
-  const uint64_t now = clock_ns();
+  const uint64_t now = now_ns();
   if (now - aged_ns_ < kIdleNs) return;
   aged_ns_ = now;
   punch(idle_long_);
@@ -164,6 +167,7 @@ void SoftSpace::tidy() {
 void SoftSpace::punch(const RangeSet& ranges) {
   for (const auto& [begin, end] : ranges) {
     const uint64_t first = (begin + kPage - 1) & ~(kPage - 1), last = end & ~(kPage - 1);
+    if (first < last && splicer_) splicer_->discard(*member_, first, last - first);
     if (first < last)
       fallocate(memory_fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first - config_.device_base),
                 static_cast<off_t>(last - first));
@@ -178,6 +182,8 @@ Status SoftSpace::read(uint64_t addr, void* to, size_t bytes) {
 
 Status SoftSpace::write(uint64_t addr, const void* from, size_t bytes) {
   if (!owns(addr, bytes)) return {kInvalidValue, "the range is outside the device memory of this process"};
+  if (splicer_)
+    if (Status s = splicer_->before_write(addr, bytes); !s.ok()) return s;
   std::memcpy(reinterpret_cast<void*>(addr), from, bytes);
   return {};
 }
@@ -195,15 +201,13 @@ Status SoftSpace::alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_
 Status SoftSpace::unalias(uint64_t addr, size_t bytes) {
   if (!owns(addr, bytes) || (addr | bytes) % kPage != 0)
     return {kInvalidValue, "an alias covers whole pages inside the device memory of the process"};
-  const auto offset = static_cast<off_t>(addr - config_.device_base);
-  for (size_t done = 0; done < bytes;) {  // the contents first, into the pages that will show again
-    const ssize_t n =
-        pwrite(memory_fd_, reinterpret_cast<const void*>(addr + done), bytes - done, offset + static_cast<off_t>(done));
-    if (n <= 0) return Status::from_errno(kOutOfMemory, "giving an alias pages of its own");
-    done += static_cast<size_t>(n);
-  }
-  if (mmap(reinterpret_cast<void*>(addr), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
-           memory_fd_, offset) == MAP_FAILED)
+  const uint64_t offset = addr - config_.device_base;
+  auto* const at = reinterpret_cast<void*>(addr);
+  // The contents first, into the pages that will show again.
+  if (Status s = write_all(memory_fd_, at, bytes, offset); !s.ok())
+    return std::move(s).with("giving an alias pages of its own");
+  if (mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, memory_fd_,
+           static_cast<off_t>(offset)) == MAP_FAILED)
     return Status::from_errno(kOutOfMemory, "mapping a process's own pages again");
   return {};
 }
@@ -253,6 +257,7 @@ void SoftSpace::reap(bool all) {
 
 void SoftSpace::stop() {
   ended_.store(true, std::memory_order_release);
+  if (splicer_) splicer_->hurry(*member_, true);
   {
     std::lock_guard lock(mu_);
     stopping_ = true;
@@ -289,6 +294,7 @@ uint64_t SoftSpace::oldest_pending() {
 void SoftSpace::submit(const QueueRef& ref, Command& command, std::shared_ptr<void> keeps, const Dependency* extra) {
   SoftQueue& queue = of(ref);
   command.queue_index = queue.index;
+  submitted_ = command.ticket.position;
   const bool at_once = queue.kind == QueueKind::kLegacy && !device_.chaos && command.action != Action::kHostFunction &&
                        command.action != Action::kComm && pending_blocking_.load(std::memory_order_acquire) == 0 &&
                        (!extra || extra->queue->published.load(std::memory_order_acquire) >= extra->position);
@@ -503,6 +509,7 @@ int SoftSpace::share_memory() { return fcntl(memory_fd_, F_DUPFD_CLOEXEC, 0); }
 // -- pending commands -----------------------------------------------------------------------------------------------
 
 bool SoftSpace::withhold(bool on) {
+  if (splicer_) splicer_->hurry(*member_, on);
   const bool still = hold_.set(on);
   std::lock_guard lock(mu_);
   withheld_ = on;
@@ -693,7 +700,7 @@ StatusOr<double> SoftSpace::elapsed_ms(const EventRef& start_ref, const EventRef
   return static_cast<double>(static_cast<int64_t>(b - a)) * 1e-6;  // exact, also where a restore has moved both
 }
 
-uint64_t SoftSpace::event_clock_ns() { return clock_ns(); }
+uint64_t SoftSpace::event_clock_ns() { return now_ns(); }
 
 StatusOr<uint64_t> SoftSpace::event_time_ns(const EventRef& ref) {
   const auto& event = static_cast<const SoftEvent&>(*ref);
@@ -712,8 +719,13 @@ Status SoftSpace::restore_event(const EventRef& ref, uint64_t time_ns) {
 
 void SoftSpace::execute(Command& command, Engine::Turn& turn, bool on_submitter) {
   // A record completes after a fault too, so that whoever asks for its time gets an answer.
-  if (command.action == Action::kRecord) return command.record->time_ns.store(clock_ns(), std::memory_order_release);
+  if (command.action == Action::kRecord) return command.record->time_ns.store(now_ns(), std::memory_order_release);
   if (faulted_.load(std::memory_order_acquire)) return;
+  if (splicer_)
+    if (const Status s = before_command(command); !s.ok()) {
+      faulted_.store(true, std::memory_order_release);
+      return owner_.on_fault(kUnknown, s.text().c_str());
+    }
   switch (command.action) {
     case Action::kCopy: {
       const Running running("memory copy");
@@ -739,13 +751,80 @@ void SoftSpace::execute(Command& command, Engine::Turn& turn, bool on_submitter)
   }
 }
 
-void SoftSpace::run_kernel(Command& command, Engine::Turn& turn, bool on_submitter) {
+// Whatever writes spliced memory other than as a launch, or reaches it past this space's addresses.
+Status SoftSpace::before_command(const Command& command) {
+  switch (command.action) {
+    case Action::kCopy: {
+      const CopyArgs& a = command.copy;
+      if (a.width_bytes == 0 || a.height == 0) return {};
+      return splicer_->before_write(a.dst, (a.height - 1) * a.dst_pitch + a.width_bytes);
+    }
+    case Action::kArrayCopy: {
+      const ArrayCopy& a = *command.array_copy;
+      if (a.dst.array || a.slices == 0 || a.rows == 0) return {};
+      const uint64_t rows = (a.slices - 1) * a.dst.slice_rows + a.rows - 1;
+      return splicer_->before_write(a.dst.addr, rows * a.dst.pitch + a.width_bytes);
+    }
+    case Action::kMemset: {
+      const MemsetArgs& a = command.memset;
+      if (a.rows == 0 || a.count == 0) return {};
+      return splicer_->before_write(a.dst, (a.rows - 1) * a.pitch + a.count * a.width);
+    }
+    case Action::kComm:
+      for (const auto& [addr, bytes] : command.comm->buffers())
+        if (Status s = splicer_->before_sharing(*member_, addr, bytes); !s.ok()) return s;
+      return {};
+    default: return {};
+  }
+}
+
+Status SoftSpace::spliced_launch(const Command& command, Runner& runner) {
+  thread_local SpliceLaunch launch;
   const HostFunction& function = *command.function;
-  const Running running(function.name.c_str());
-  if (device_.engine) device_.engine->begin(device_.seat, turn);
-  const Status done = run_host_function(function, command.launch, device_.ordinal, command.queue_index,
-                                        {&owner_, command.ticket.position, on_submitter});
-  if (device_.engine) device_.engine->end(turn);
+  launch.name = function.name;
+  launch.params = command.launch.params;
+  launch.params_bytes = command.launch.params_bytes;
+  launch.position = command.ticket.position;
+  const int kind =
+      function.module->footprint(function.name, launch.params, launch.params_bytes, &launch.accesses, &launch.digest);
+  launch.repeatable = kind == DEVPROXY_EXECUTOR_REPEATABLE;
+  if (kind != DEVPROXY_EXECUTOR_UNKNOWN) return splicer_->launch(*member_, launch, runner);
+  if (Status s = splicer_->before_anything(*member_); !s.ok()) return s;
+  runner.begin();
+  const Status done = runner.run();
+  runner.end();
+  return done;
+}
+
+void SoftSpace::run_kernel(Command& command, Engine::Turn& turn, bool on_submitter) {
+  struct Here final : Runner {
+    SoftSpace& space;
+    const Command& command;
+    Engine::Turn& turn;
+    const bool on_submitter;
+    Here(SoftSpace& space, const Command& command, Engine::Turn& turn, bool on_submitter)
+        : space(space), command(command), turn(turn), on_submitter(on_submitter) {}
+    void begin() override {
+      if (const auto& sharing = space.device_.sharing) sharing->engine.begin(space.device_.seat, turn);
+    }
+    Status run() override {
+      const Running running(command.function->name.c_str());
+      return run_host_function(*command.function, command.launch, space.device_.ordinal, command.queue_index,
+                               {&space.owner_, command.ticket.position, on_submitter});
+    }
+    void end() override {
+      if (const auto& sharing = space.device_.sharing) sharing->engine.end(turn);
+    }
+    void yield() override { space.yield(turn); }
+  } here(*this, command, turn, on_submitter);
+  Status done;
+  if (splicer_) {
+    done = spliced_launch(command, here);
+  } else {
+    here.begin();
+    done = here.run();
+    here.end();
+  }
   if (done.ok()) return;
   if (!is_execution_fault(done.code()))
     return owner_.on_refused(command.ticket.caller, done.code(), done.text().c_str());

@@ -47,13 +47,14 @@
 #include <vector>
 
 #include "devproxy/hal/basic_space.h"
-#include "devproxy/hal/engine.h"
 #include "devproxy/hal/hal.h"
 #include "devproxy/hal/host_module/host_module.h"
+#include "devproxy/hal/sharing.h"
 #include "devproxy/hal/soft/comm/hold.h"
 #include "devproxy/hal/soft/comm/soft_comm.h"
 #include "devproxy/hal/soft/range_set.h"
 #include "devproxy/hal/soft/soft_device.h"
+#include "devproxy/hal/soft/splice/splicer.h"
 
 namespace devproxy::hal::soft {
 
@@ -226,8 +227,10 @@ class SoftSpace final : public BasicSpace {
   PendingCommand pending_command(const SoftQueue& queue, const Pending& pending);
   void execute(Command& command, Engine::Turn& turn, bool on_submitter);
   void run_kernel(Command& command, Engine::Turn& turn, bool on_submitter);
+  Status before_command(const Command& command);
+  Status spliced_launch(const Command& command, Runner& runner);
   void yield(Engine::Turn& turn) {
-    if (device_.engine) device_.engine->yield(turn);
+    if (device_.sharing) device_.sharing->engine.yield(turn);
   }
   void work(const std::shared_ptr<SoftQueue>& queue);
   void chaos_delay(SoftQueue& queue);
@@ -242,6 +245,8 @@ class SoftSpace final : public BasicSpace {
   const SpaceConfig config_;
   SpaceOwner& owner_;
   int memory_fd_;
+  std::shared_ptr<Splicer> splicer_;  // nullptr: nothing is spliced
+  std::shared_ptr<Splicer::Member> member_;
   const uint64_t incarnation_;  // tells this space from every other that was ever at its addresses
 
   std::atomic<uint32_t> pending_blocking_{0};  // on workers of legacy and blocking queues
@@ -261,7 +266,8 @@ class SoftSpace final : public BasicSpace {
   RangeSet idle_, idle_long_;                              // released, perhaps still holding pages
   uint64_t aged_ns_ = 0;                                   // when idle_ last became idle_long_
   uint64_t live_bytes_ = 0;
-  Engine::Turn turn_;  // for what runs inline
+  uint64_t submitted_ = 0;  // position of the last command
+  Engine::Turn turn_;       // for what runs inline
   // By CUlimit, as a chip has them at first: stack, printf, malloc, depth, pending launches, L2 fetch, persisting L2.
   uint64_t limits_[7] = {1024, 1 << 20, 8 << 20, 2, 2048, 128, 0};
 };

@@ -280,7 +280,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
   if (bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
   DP_CURRENT(d);
   int32_t error = kOk;
-  *dptr = d->allocate(bytesize, nullptr, false, &error);
+  *dptr = d->allocate(bytesize, nullptr, &error);
   return result(error);
 }
 
@@ -352,7 +352,7 @@ CUresult alloc_async(CUdeviceptr* dptr, size_t bytesize, uint64_t pool, CUstream
     if (graph::capture_alloc(s, d, dptr, bytesize, &rc)) return rc;
   }
   int32_t error = kOk;
-  *dptr = d->allocate(bytesize, s, false, &error);
+  *dptr = d->allocate(bytesize, s, &error);
   if (error == kOk) pool_took(pool, *dptr, bytesize);
   return result(error);
 }

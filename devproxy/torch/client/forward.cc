@@ -82,7 +82,7 @@ struct OpPlan {
   bool dynamic = false;  // the result's shape or a returned number depends on data
   bool numbers = false;  // it returns some
   bool new_tensors = false;
-  bool copy_all_on_infer = false;
+  bool writes_undeclared = false;
   bool checked_by_meta = false;  // structured: whoever calls out= from ATen has run the op's own shape function
   int view_of = -1;
   int kept_result = -1, kept_arg = -1;  // a result that is that argument, where the argument is there
@@ -175,8 +175,9 @@ std::unique_ptr<OpPlan> make_plan(const c10::OperatorHandle& op) {
     if (plan->name.rfind(layer, 0) == 0) plan->random = true;
   if (!plan->outs.empty()) plan->checked_by_meta = has_structured_kernel(schema.operator_name());
   // native_batch_norm and its kin update running statistics that their schemas do not declare as written.
-  // cuDNN's recurrent layers move the state of their dropout.
-  plan->copy_all_on_infer = mentions(plan->name, "batch_norm") || mentions(plan->name, "_cudnn_rnn");
+  // cuDNN's recurrent layers move the state of their dropout. oneDNN's write into the gradients that they are given.
+  plan->writes_undeclared = mentions(plan->name, "batch_norm") || mentions(plan->name, "_cudnn_rnn") ||
+                            plan->name == "aten::mkldnn_rnn_layer_backward";
   // Their weights in one buffer come back as they were given, and nobody should copy them.
   if (plan->name == "aten::_cudnn_rnn") plan->kept_result = 4, plan->kept_arg = 3;
   return plan;
@@ -244,6 +245,11 @@ class Encoder {
     return h;
   }
   void set_header(const BlockHeader& h) { std::memcpy(block.at(0), &h, sizeof h); }
+  void add_flag(BlockFlags flag) {
+    BlockHeader h = header();
+    h.flags |= flag;
+    set_header(h);
+  }
 
   void value(const c10::IValue& v, const ArgPlan& arg, bool scalar_in_key) {
     if (v.isTensor()) return tensor(v.toTensor(), arg);
@@ -603,7 +609,6 @@ std::shared_ptr<const Meta> infer(OpPlan& plan, Encoder& e, bool captured) {
     ReplyBuffer reply(e.device, bytes);
     BlockHeader h = run;
     h.mode = Mode::kInfer;
-    if (plan.copy_all_on_infer) h.flags |= kFlagCopyAll;
     if (captured) h.flags |= kFlagBlank;
     h.reply_addr = reinterpret_cast<uint64_t>(reply.data());
     h.reply_bytes = reply.size();
@@ -732,11 +737,10 @@ void encode_op(OpPlan& plan, Encoder& e, const c10::IValue* args, std::optional<
   }
   if (plan.random && !generator_given) {
     if (!random) random = take_random_state(default_generator(e.device));
-    BlockHeader h = e.header();
-    h.flags |= kFlagAmbientGenerator;
-    e.set_header(h);
+    e.add_flag(kFlagAmbientGenerator);
     e.generator(*random);
   }
+  if (plan.writes_undeclared) e.add_flag(kFlagWritesUndeclared);
 }
 
 // Where only the kinds of the arguments make an op's shape depend on data: indexing by integers does not. (Over the
@@ -1225,8 +1229,8 @@ std::vector<at::Tensor> forward_vjp(const c10::OperatorHandle& op, const torch::
   for (size_t i = 0; i < plan.args.size(); ++i) e.value(arguments[i], plan.args[i], false);
   e.tensor_list(gradients);
   e.bool_list(wanted);
-  BlockHeader h = e.header();
-  h.flags |= kFlagAmbientGenerator;
+  e.add_flag(kFlagAmbientGenerator);
+  if (plan.writes_undeclared) e.add_flag(kFlagWritesUndeclared);
   e.generator(random_state);
 
   std::vector<at::Tensor> results;
@@ -1243,6 +1247,7 @@ std::vector<at::Tensor> forward_vjp(const c10::OperatorHandle& op, const torch::
       for (const at::Tensor& t : v.toTensorVector()) want(t);
     }
   }
+  BlockHeader h = e.header();
   h.n_outputs = static_cast<uint32_t>(results.size());
   e.set_header(h);
   launch(executor_function(e.device, std::string(kVjpPrefix) + plan.name), current_stream(e.device), e.block);

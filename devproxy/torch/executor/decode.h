@@ -38,7 +38,7 @@ class Decoder {
         reader_(reader),
         services_(services),
         infer_(header.mode == Mode::kInfer),
-        copy_all_(header.flags & kFlagCopyAll),
+        copy_all_(header.flags & kFlagWritesUndeclared),
         blank_(header.flags & kFlagBlank) {}
 
   c10::IValue value(int depth = 0);

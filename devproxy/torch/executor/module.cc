@@ -24,6 +24,7 @@
 #include "devproxy/torch/executor/client.h"
 #include "devproxy/torch/executor/decode.h"
 #include "devproxy/torch/executor/device.h"
+#include "devproxy/torch/executor/footprint.h"
 #include "devproxy/torch/executor/placement.h"
 
 namespace devproxy::aten {
@@ -619,6 +620,7 @@ extern "C" DEVPROXY_SOFT_MODULE_EXPORT const devproxy_soft_module_table devproxy
 };
 
 extern "C" __attribute__((visibility("default"))) const devproxy_executor_table devproxy_executor = {
-    DEVPROXY_EXECUTOR_ABI,  devproxy::aten::device::kWhere, DEVPROXY_TORCH_BUILD,       devproxy::aten::attach,
-    devproxy::aten::detach, devproxy::aten::save,           devproxy::aten::load_state, devproxy::aten::trim,
+    DEVPROXY_EXECUTOR_ABI,      devproxy::aten::device::kWhere, DEVPROXY_TORCH_BUILD,
+    devproxy::aten::attach,     devproxy::aten::detach,         devproxy::aten::save,
+    devproxy::aten::load_state, devproxy::aten::trim,           devproxy::aten::footprint,
 };

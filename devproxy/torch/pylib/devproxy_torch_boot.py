@@ -732,6 +732,50 @@ def _count_steps(module: ModuleType) -> None:
     getattr(module, "register_optimizer_step_post_hook")(lambda *_: count() and None)
 
 
+def _stable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What the function allocates is kept from step to step (paper 5.2.2): it lies apart from activations and gradients,
+    so that equal ranks have it at equal offsets."""
+    import ctypes
+    import functools
+
+    try:
+        make_stable = ctypes.PyDLL(None).devproxy_make_stable
+    except AttributeError:  # a libcuda that is not ours
+        return function
+    make_stable.argtypes, make_stable.restype = [ctypes.c_int], None
+
+    @functools.wraps(function)
+    def inner(*given: Any, **named: Any) -> Any:
+        make_stable(1)
+        try:
+            return function(*given, **named)
+        finally:
+            make_stable(-1)
+
+    return inner
+
+
+def _complete_torch_optimizer(module: ModuleType) -> None:
+    """An optimizer's states: torch's own make them in _init_group. Others' lie where everything lies."""
+    _count_steps(module)
+    optimizer: Any = getattr(module, "Optimizer")
+    plain = optimizer.__init_subclass__
+
+    def init_subclass(cls: type, **named: Any) -> None:
+        plain(**named)
+        if "_init_group" in cls.__dict__:
+            setattr(cls, "_init_group", _stable(cls.__dict__["_init_group"]))
+
+    optimizer.__init_subclass__ = classmethod(init_subclass)
+    optimizer.load_state_dict = _stable(optimizer.load_state_dict)
+
+
+def _complete_torch_module(module: ModuleType) -> None:
+    """Parameters and buffers that a module takes to the GPU: cuda(), to(), half() and their kin."""
+    modules: Any = getattr(module, "Module")
+    modules._apply = _stable(modules._apply)
+
+
 def _complete_torch(module: ModuleType) -> None:
     """torch.cuda.FloatTensor and its kin, which a CPU build leaves out."""
     torch: Any = module
@@ -812,7 +856,8 @@ class _Finder:
         "torch.autograd.profiler": (None, _complete_torch_profiler),
         "torch.backends.cudnn": (None, _complete_torch_cudnn),
         "torch.cuda": (None, _complete_torch_cuda),
-        "torch.optim.optimizer": (None, _count_steps),
+        "torch.nn.modules.module": (None, _complete_torch_module),
+        "torch.optim.optimizer": (None, _complete_torch_optimizer),
         "torch.storage": (None, _complete_torch_storage),
     }
     _active: bool | None = (

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define DEVPROXY_EXECUTOR_ABI 1
+#define DEVPROXY_EXECUTOR_ABI 2
 
 enum { DEVPROXY_EXECUTOR_ON_HOST = 0, DEVPROXY_EXECUTOR_ON_CUDA = 1 };
 
@@ -30,6 +30,27 @@ typedef struct devproxy_executor_host {
   void (*give)(void* cookie, uint64_t bytes);
   void* cookie;
 } devproxy_executor_host;
+
+/* A stretch of device memory that a launch names. */
+enum {
+  DEVPROXY_EXECUTOR_READS = 1,
+  DEVPROXY_EXECUTOR_WRITES = 2, /* may write; with READS, what is there before counts */
+  DEVPROXY_EXECUTOR_WHOLE = 4,  /* and if it does, then no byte of the stretch is left out */
+  DEVPROXY_EXECUTOR_RESETS = 8, /* a hint: what is there before does not matter after all */
+  DEVPROXY_EXECUTOR_NUMBER = 16 /* no memory: eight bytes of the block that mean something to this client alone */
+};
+typedef struct devproxy_executor_access {
+  uint64_t addr, bytes;
+  uint32_t place; /* of the address in the parameter block, eight bytes */
+  uint32_t flags;
+} devproxy_executor_access;
+
+/* What footprint returns. */
+enum {
+  DEVPROXY_EXECUTOR_UNKNOWN = 0,   /* it may write anything */
+  DEVPROXY_EXECUTOR_KNOWN = 1,     /* it writes nothing but what is listed */
+  DEVPROXY_EXECUTOR_REPEATABLE = 2 /* and its result follows from the block, the digest and the contents listed */
+};
 
 /* Texts of errors go to `error`, NUL-terminated, at most error_bytes. A state belongs to one client process; its calls
  * come from one thread at a time. */
@@ -46,6 +67,10 @@ typedef struct devproxy_executor_table {
   int (*load)(void* state, const void* from, uint64_t bytes, char* error, uint64_t error_bytes);
   /* Gives back the GPU's memory that holds nothing which a later launch needs. Precondition: nothing is running. */
   void (*trim)(void* state);
+  /* What a launch of the function `name` would do to device memory. Runs nothing. Lists the first `room` accesses, in the
+   * order of their places, and says how many there are. Any thread. */
+  int (*footprint)(void* state, const char* name, const uint8_t* params, uint64_t params_bytes,
+                   devproxy_executor_access* to, uint32_t room, uint32_t* needed, uint64_t* digest);
 } devproxy_executor_table;
 
 /* The table's name in every executor. */

@@ -48,6 +48,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "devproxy/hal/comm.h"
@@ -178,12 +179,15 @@ class CommGroup {
   // -- any thread, while the spaces of all members withhold
   bool stands();
   bool is_init() const { return init_; }
+  // The memory of its own space that it names: address and bytes.
+  const std::vector<std::pair<uint64_t, uint64_t>>& buffers() const { return buffers_; }
   // What has not begun; of an init the communicator. The board forgets that this member has posted it.
   std::vector<CommCall> take_back();
 
  private:
   class Lane;
   const bool init_;
+  std::vector<std::pair<uint64_t, uint64_t>> buffers_;
   std::mutex mu_;
   std::vector<std::unique_ptr<Lane>> lanes_;
 };

@@ -1,0 +1,18 @@
+// The time since the machine started. Times of two processes of one machine can be compared.
+#pragma once
+
+#include <time.h>
+
+#include <cstdint>
+
+namespace devproxy {
+
+inline uint64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+inline uint64_t now_us() { return now_ns() / 1000; }
+
+}  // namespace devproxy

@@ -1,0 +1,34 @@
+// What those of the job's GPUs share that are on one physical GPU: its turns and, where the device can, equal work and
+// equal memory (Singularity, 5.2).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "devproxy/hal/engine.h"
+
+namespace devproxy::hal {
+
+struct SpliceCounts {
+  uint64_t squashed = 0;        // launches that another rank's stood for
+  uint64_t validations = 0;     // times that launches of several ranks were compared
+  uint64_t different = 0;       // of these, those that were not equal
+  uint64_t given_up = 0;        // times that a rank did not come
+  uint64_t broken = 0;          // times that a rank wrote spliced memory on its own
+  uint64_t compared_bytes = 0;  // of launches' arguments in memory
+  uint64_t saved_bytes = 0;     // of physical memory, now
+};
+
+// Of a device: what it does so that equal ranks cost less. Any thread.
+class Splicing {
+ public:
+  virtual ~Splicing() = default;
+  virtual SpliceCounts counts() const = 0;
+};
+
+struct Sharing {
+  Engine engine;
+  std::shared_ptr<Splicing> splicing;  // the first device that can makes it; nullptr: none of them can
+};
+
+}  // namespace devproxy::hal

@@ -1,0 +1,869 @@
+#include "devproxy/hal/soft/splice/splicer.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <iterator>
+#include <sstream>
+#include <utility>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "devproxy/csrc/base/clock.h"
+#include "devproxy/csrc/base/file.h"
+
+namespace devproxy::hal::soft {
+
+namespace {
+
+constexpr size_t kMaxMembers = 64;   // bits of a page's sharers
+constexpr uint32_t kMaxBreaks = 2;   // memory that its rank has changed alone so often is copied, not spliced
+constexpr uint32_t kMaxStrikes = 2;  // meetings in a row to which somebody did not come
+constexpr uint64_t kSayTimes = 4;    // in a row, so that ranks that are one step apart find each other
+constexpr uint64_t kLookNs = 2'000'000;
+constexpr size_t kMaxKeys = 8192, kMaxSaid = 256, kMaxRuns = 20000;
+constexpr uint32_t kFreeMeetings = 2, kJudgedMeetings = 10;
+constexpr uint64_t kMeetingNs = 30'000;  // of each that comes: two switches between threads
+constexpr uint64_t kAlign = 64;          // bytes; operators may go by it
+
+uint64_t floor_page(uint64_t at) { return at & ~(kPoolPage - 1); }
+uint64_t ceil_page(uint64_t at) { return (at + kPoolPage - 1) & ~(kPoolPage - 1); }
+
+bool writes(const Access& access) { return access.flags & DEVPROXY_EXECUTOR_WRITES; }
+bool reads(const Access& access) { return access.flags & DEVPROXY_EXECUTOR_READS; }
+bool is_memory(const Access& access) { return !(access.flags & DEVPROXY_EXECUTOR_NUMBER); }
+
+}  // namespace
+
+// One space. Offsets are from its base: equal ranks have equal offsets.
+class Splicer::Member {
+ public:
+  uint64_t bit = 0, base = 0, bytes = 0;
+  int fd = -1;
+  std::atomic<bool> spliced{false}, hurried{false};
+
+  // Does a write to its range matter to others, or to what is known of it?
+  bool concerned() const { return spliced.load(std::memory_order_acquire) || knows.load(std::memory_order_acquire); }
+  bool holds(uint64_t addr, uint64_t n) const { return addr >= base && n <= bytes && addr - base <= bytes - n; }
+  uint8_t* at(uint64_t offset) const { return reinterpret_cast<uint8_t*>(base + offset); }
+
+  // pages_mu_: what is mapped from the pool, by its offset.
+  struct Run {
+    uint64_t end = 0, pool = 0;
+  };
+  std::map<uint64_t, Run> runs;
+  // pages_mu_: ranges, by their offset, that were found equal and have not been written since. Those of two members with
+  // the same number have equal contents.
+  struct Fact {
+    uint64_t end = 0, number = 0;
+  };
+  std::map<uint64_t, Fact> facts;
+  std::atomic<bool> knows{false};
+  uint64_t fact(uint64_t begin, uint64_t bytes) const {
+    const auto it = facts.find(begin);
+    return it != facts.end() && it->second.end == begin + bytes ? it->second.number : 0;
+  }
+  void forget(uint64_t begin, uint64_t end) {
+    auto it = facts.lower_bound(begin);
+    if (it != facts.begin() && std::prev(it)->second.end > begin) --it;
+    while (it != facts.end() && it->first < end) it = facts.erase(it);
+    knows = !facts.empty();
+  }
+
+  // mu_
+  struct Block {
+    uint64_t bytes = 0, since = 0;
+    uint32_t breaks = 0;
+  };
+  std::map<uint64_t, Block> blocks;  // allocations, by address
+  Block* block_of(uint64_t addr, uint64_t n) {
+    auto it = blocks.upper_bound(addr);
+    if (it == blocks.begin()) return nullptr;
+    --it;
+    return addr + n <= it->first + it->second.bytes ? &it->second : nullptr;
+  }
+  std::unordered_map<uint64_t, uint64_t> last;  // by operator and sizes: the position of the last
+  struct Learned {
+    uint64_t seen = 0;      // times
+    uint64_t say_from = 2;  // at which times it says its hash
+    std::shared_ptr<Group> group;
+  };
+  std::unordered_map<uint64_t, Learned> learned;  // by operator, sizes and the offsets of what is old
+};
+
+// Which stretches of a launch overlap so that it matters.
+class Splicer::Layout {
+ public:
+  explicit Layout(const SpliceLaunch& launch) {
+    for (const Access& access : launch.accesses) {
+      if (!is_memory(access)) continue;
+      all_.push_back({access.addr, access.addr + access.bytes});
+      if (writes(access)) written_.push_back(all_.back());
+    }
+    for (std::vector<Stretch>* list : {&all_, &written_}) {
+      std::sort(list->begin(), list->end());
+      uint64_t end = 0;
+      for (Stretch& one : *list) one.reach = end = std::max(end, one.end);
+    }
+  }
+  // Is it written and something else is there, or is it read and something else is written there?
+  bool collides(const Access& access) const {
+    const std::vector<Stretch>& others = writes(access) ? all_ : written_;
+    const auto behind = std::lower_bound(others.begin(), others.end(), Stretch{access.addr + access.bytes});
+    const auto first = std::lower_bound(others.begin(), behind, Stretch{access.addr});
+    if (first != others.begin() && std::prev(first)->reach > access.addr) return true;
+    return behind - first > (writes(access) ? 1 : 0);  // itself
+  }
+
+ private:
+  struct Stretch {
+    uint64_t begin = 0, end = 0, reach = 0;  // reach: the farthest end of this and all before
+    bool operator<(const Stretch& other) const { return begin < other.begin; }
+  };
+  std::vector<Stretch> all_, written_;
+};
+
+struct Splicer::Arrival {
+  Member* member = nullptr;
+  const SpliceLaunch* launch = nullptr;
+  bool done = false, dissolved = false;  // mu_
+  Status status;
+};
+
+// Ranks whose launches of one key have had equal results.
+struct Splicer::Group {
+  uint64_t key = 0, members = 0;
+  std::vector<Arrival*> present;
+  std::condition_variable come;
+  bool retired = false;
+  uint32_t strikes = 0, meetings = 0;
+  uint64_t spent_ns = 0, saved_ns = 0;
+};
+
+StatusOr<SpliceConfig> SpliceConfig::parse(const std::string& words) {
+  SpliceConfig config;
+  std::istringstream list(words);
+  for (std::string word; std::getline(list, word, ',');) {
+    if (word == "off") {
+      config.on = false;
+    } else if (word == "guard") {
+      config.guard = true;
+    } else if (word == "eager") {
+      config.thrifty = false;
+      config.least_bytes = 512;
+      config.least_ns = 0;
+    } else if (word == "patient") {
+      config.idle_patience_ns = 20'000'000'000;
+      config.patience_ns = 60'000'000'000;
+    } else if (word != "on") {
+      return Status(kInvalidValue, "'" + word + "' is none of on, off, guard, eager and patient");
+    }
+  }
+  return config;
+}
+
+StatusOr<std::shared_ptr<Splicer>> Splicer::open(const SpliceConfig& config, const Engine* engine) {
+  auto pool = PagePool::open();
+  if (!pool.ok()) return std::move(pool).status();
+  return std::shared_ptr<Splicer>(new Splicer(config, engine, std::move(*pool)));
+}
+
+Splicer::~Splicer() = default;
+
+std::shared_ptr<Splicer::Member> Splicer::join(uint64_t base, uint64_t bytes, int memory_fd) {
+  std::scoped_lock lock(pages_mu_, mu_);
+  size_t number = 0;
+  while (number < members_.size() && members_[number]) number++;
+  if (number == kMaxMembers) return nullptr;
+  if (number == members_.size()) members_.emplace_back();
+  auto member = std::make_shared<Member>();
+  member->bit = uint64_t{1} << number;
+  member->base = base;
+  member->bytes = bytes;
+  member->fd = memory_fd;
+  members_[number] = member;
+  return member;
+}
+
+void Splicer::leave(Member& member) {
+  std::scoped_lock lock(pages_mu_, mu_);
+  for (const auto& group : groups_) {
+    if (!(group->members & member.bit)) continue;
+    dissolve(*group);
+    group->members &= ~member.bit;
+    if (std::popcount(group->members) < 2) group->retired = true;
+  }
+  for (const auto& [begin, run] : member.runs) pool_->leave(run.pool, run.end - begin, member.bit);
+  member.runs.clear();
+  saved_bytes_ = pool_->saved_bytes();
+  for (auto& one : members_)
+    if (one.get() == &member) one = nullptr;
+}
+
+SpliceCounts Splicer::counts() const {
+  std::lock_guard lock(mu_);
+  SpliceCounts all = counts_;
+  all.compared_bytes = compared_bytes_;
+  all.broken = broken_;
+  all.saved_bytes = saved_bytes_;
+  return all;
+}
+
+Splicer::Member* Splicer::at(uint64_t addr) const {
+  for (const auto& member : members_)
+    if (member && member->holds(addr, 0)) return member.get();
+  return nullptr;
+}
+
+// -- pages (under pages_mu_) ----------------------------------------------------------------------------------------
+
+// f(begin, end, pool address or UINT64_MAX): Status.
+template <class F>
+void Splicer::for_each_part(const Member& member, uint64_t begin, uint64_t end, F f) {
+  auto it = member.runs.upper_bound(begin);
+  if (it != member.runs.begin() && std::prev(it)->second.end > begin) --it;
+  for (uint64_t at = begin; at < end;) {
+    if (it == member.runs.end() || it->first >= end) return f(at, end, UINT64_MAX);
+    if (it->first > at) f(at, it->first, UINT64_MAX), at = it->first;
+    const uint64_t last = std::min(end, it->second.end);
+    f(at, last, it->second.pool + (at - it->first));
+    at = last;
+    ++it;
+  }
+}
+
+// The member's own pages show again in the range, and all pages that it touches.
+Status Splicer::own_pages(Member& member, uint64_t begin, uint64_t end, bool contents) {
+  begin = floor_page(begin);
+  end = ceil_page(end);
+  struct Spliced {
+    uint64_t begin, end, pool;
+  };
+  std::vector<Spliced> parts;
+  for_each_part(member, begin, end, [&](uint64_t b, uint64_t e, uint64_t pool) {
+    if (pool != UINT64_MAX) parts.push_back({b, e, pool});
+  });
+  for (const Spliced& part : parts) {
+    const uint64_t bytes = part.end - part.begin;
+    if (contents)
+      if (Status s = write_all(member.fd, member.at(part.begin), bytes, part.begin); !s.ok())
+        return std::move(s).with("giving a rank pages of its own");
+    if (mmap(member.at(part.begin), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, member.fd,
+             static_cast<off_t>(part.begin)) == MAP_FAILED)
+      return Status::from_errno(kOutOfMemory, "giving a rank pages of its own");
+    auto it = std::prev(member.runs.upper_bound(part.begin));
+    const Member::Run run = it->second;
+    const uint64_t first = it->first;
+    if (first == part.begin)
+      member.runs.erase(it);
+    else
+      it->second.end = part.begin;
+    if (run.end > part.end) member.runs[part.end] = {run.end, run.pool + (part.end - first)};
+    pool_->leave(part.pool, bytes, member.bit);
+  }
+  if (parts.empty()) return {};
+  member.spliced = !member.runs.empty();
+  saved_bytes_ = pool_->saved_bytes();
+  return {};
+}
+
+// Precondition: the range is the member's own. The pages there show the pool's from now on.
+Status Splicer::map_pool(Member& member, uint64_t begin, uint64_t end, uint64_t pool_at) {
+  const int access = config_.guard ? PROT_READ : PROT_READ | PROT_WRITE;
+  if (mmap(member.at(begin), end - begin, access, MAP_SHARED | MAP_FIXED | MAP_NORESERVE | MAP_POPULATE, pool_->fd(),
+           static_cast<off_t>(pool_at)) == MAP_FAILED)
+    return Status::from_errno(kOutOfMemory, "mapping pages that ranks share");
+  member.runs[begin] = {end, pool_at};
+  member.spliced = true;
+  pool_->share(pool_at, end - begin, member.bit);
+  fallocate(member.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+            static_cast<off_t>(end - begin));
+  return {};
+}
+
+// What of the range is the member's own moves into the pool.
+Status Splicer::pool_pages(Member& member, uint64_t begin, uint64_t end) {
+  std::vector<std::pair<uint64_t, uint64_t>> own;
+  for_each_part(member, begin, end, [&](uint64_t b, uint64_t e, uint64_t pool) {
+    if (pool == UINT64_MAX) own.emplace_back(b, e);
+  });
+  for (const auto& [b, e] : own) {
+    auto at = pool_->take(e - b);
+    if (!at.ok()) return std::move(at).status();
+    Status s = write_all(pool_->fd(), member.at(b), e - b, *at).with("filling pages that ranks share");
+    if (s.ok()) s = map_pool(member, b, e, *at);
+    if (s.ok()) continue;
+    pool_->share(*at, e - b, member.bit);
+    pool_->leave(*at, e - b, member.bit);
+    return s;
+  }
+  return {};
+}
+
+// Whole pages: `to` shows the pages of `from`.
+Status Splicer::splice(Member& from, Member& to, uint64_t begin, uint64_t end) {
+  struct Part {
+    uint64_t begin, end, pool;
+  };
+  std::vector<Part> parts;
+  for_each_part(from, begin, end, [&](uint64_t b, uint64_t e, uint64_t pool) {
+    for_each_part(to, b, e, [&](uint64_t bb, uint64_t ee, uint64_t have) {
+      if (have != pool + (bb - b)) parts.push_back({bb, ee, pool + (bb - b)});
+    });
+  });
+  for (const Part& part : parts) {
+    Status s = own_pages(to, part.begin, part.end, false);
+    if (s.ok()) s = map_pool(to, part.begin, part.end, part.pool);
+    if (!s.ok()) return s;
+  }
+  return {};
+}
+
+Status Splicer::copy(Member& from, Member& to, uint64_t begin, uint64_t end) {
+  Status status;
+  for_each_part(from, begin, end, [&](uint64_t b, uint64_t e, uint64_t pool) {
+    std::vector<std::pair<uint64_t, uint64_t>> parts;
+    for_each_part(to, b, e, [&](uint64_t bb, uint64_t ee, uint64_t have) {
+      if (pool == UINT64_MAX || have != pool + (bb - b)) parts.emplace_back(bb, ee);
+    });
+    for (const auto& [bb, ee] : parts) {
+      if (status.ok()) status = own_pages(to, bb, ee, true);
+      if (status.ok()) std::memcpy(to.at(bb), from.at(bb), ee - bb);
+    }
+  });
+  return status;
+}
+
+void Splicer::guard(const Member& member, const SpliceLaunch& launch, bool on) const {
+  if (!config_.guard) return;
+  for (const Access& access : launch.accesses) {
+    if (!writes(access)) continue;
+    const uint64_t begin = access.addr - member.base;
+    for_each_part(member, floor_page(begin), ceil_page(begin + access.bytes),
+                  [&](uint64_t b, uint64_t e, uint64_t pool) {
+                    if (pool != UINT64_MAX) mprotect(member.at(b), e - b, on ? PROT_READ : PROT_READ | PROT_WRITE);
+                  });
+  }
+}
+
+// -- what changes memory in other ways ------------------------------------------------------------------------------
+
+void Splicer::count_breaks(Member& member, uint64_t addr, uint64_t bytes) {
+  auto it = member.blocks.upper_bound(addr);
+  if (it != member.blocks.begin()) --it;
+  for (; it != member.blocks.end() && it->first < addr + bytes; ++it)
+    if (it->first + it->second.bytes > addr) it->second.breaks++;
+}
+
+// Under pages_mu_.
+Status Splicer::break_off(Member& member, uint64_t addr, uint64_t bytes, bool counts) {
+  const uint64_t begin = addr - member.base;
+  member.forget(begin, begin + bytes);
+  bool any = false;
+  for_each_part(member, begin, begin + bytes, [&](uint64_t, uint64_t, uint64_t pool) { any |= pool != UINT64_MAX; });
+  if (!any) return {};
+  broken_++;
+  if (counts) {
+    std::lock_guard lock(mu_);
+    count_breaks(member, addr, bytes);
+  }
+  return own_pages(member, begin, begin + bytes, true);
+}
+
+Status Splicer::before_write(uint64_t addr, uint64_t bytes) {
+  if (!busy_.load(std::memory_order_acquire) || bytes == 0) return {};
+  std::lock_guard pages(pages_mu_);
+  Member* const member = at(addr);
+  return member && member->holds(addr, bytes) ? break_off(*member, addr, bytes, true) : Status{};
+}
+
+Status Splicer::break_writes(Member& member, const SpliceLaunch& launch, bool counts) {
+  if (!busy_.load(std::memory_order_acquire)) return {};
+  std::lock_guard pages(pages_mu_);
+  for (const Access& access : launch.accesses) {
+    if (!is_memory(access) || !writes(access) || access.bytes == 0) continue;
+    Member* const owner = member.holds(access.addr, access.bytes) ? &member : at(access.addr);
+    if (!owner || !owner->concerned() || !owner->holds(access.addr, access.bytes)) continue;
+    if (Status s = break_off(*owner, access.addr, access.bytes, counts); !s.ok()) return s;
+  }
+  return {};
+}
+
+Status Splicer::before_sharing(Member& member, uint64_t addr, uint64_t bytes) {
+  if (bytes == 0 || !member.holds(addr, bytes)) return {};
+  {
+    std::lock_guard lock(mu_);
+    count_breaks(member, addr, bytes);
+  }
+  if (!member.concerned()) return {};
+  std::lock_guard pages(pages_mu_);
+  member.forget(addr - member.base, addr - member.base + bytes);
+  return own_pages(member, addr - member.base, addr - member.base + bytes, true);
+}
+
+Status Splicer::before_anything(Member& member) {
+  if (!member.concerned()) return {};
+  std::lock_guard pages(pages_mu_);
+  if (member.spliced) {
+    broken_++;
+    std::lock_guard lock(mu_);
+    count_breaks(member, member.base, member.bytes);
+  }
+  member.forget(0, member.bytes);
+  return own_pages(member, 0, member.bytes, true);
+}
+
+void Splicer::hurry(Member& member, bool on) {
+  member.hurried = on;
+  if (!on) return;
+  std::lock_guard lock(mu_);
+  for (const auto& group : groups_)
+    for (const Arrival* one : group->present)
+      if (one->member == &member) {
+        dissolve(*group);
+        break;
+      }
+}
+
+// A new allocation has no contents to keep.
+void Splicer::committed(Member& member, uint64_t addr, uint64_t bytes, uint64_t position) {
+  {
+    std::lock_guard lock(mu_);
+    member.blocks[addr] = {bytes, position, 0};
+  }
+  if (!member.spliced.load(std::memory_order_acquire)) return;
+  std::lock_guard pages(pages_mu_);
+  const uint64_t begin = addr - member.base;
+  // A page at an edge may hold a neighbour's bytes; spliced pages do not, but this does not have to rely on it.
+  [[maybe_unused]] const Status ignored = own_pages(member, begin, begin + bytes, true);
+}
+
+void Splicer::released(Member& member, uint64_t addr) {
+  std::lock_guard lock(mu_);
+  member.blocks.erase(addr);
+}
+
+void Splicer::discard(Member& member, uint64_t addr, uint64_t bytes) {
+  if (!member.spliced.load(std::memory_order_acquire)) return;
+  std::lock_guard pages(pages_mu_);
+  const uint64_t begin = ceil_page(addr - member.base), end = floor_page(addr - member.base + bytes);
+  if (begin >= end) return;
+  [[maybe_unused]] const Status ignored = own_pages(member, begin, end, false);
+}
+
+// -- launches -------------------------------------------------------------------------------------------------------
+
+Status Splicer::alone(Member& member, const SpliceLaunch& launch, Runner& runner, bool counts) {
+  if (Status s = break_writes(member, launch, counts); !s.ok()) return s;
+  runner.begin();
+  const Status done = run(member, launch, runner);
+  runner.end();
+  return done;
+}
+
+// With guard, a launch must not change what it says it only reads.
+Status Splicer::run(const Member& member, const SpliceLaunch& launch, Runner& runner) const {
+  if (!config_.guard) return runner.run();
+  const Layout layout(launch);
+  std::vector<std::pair<const Access*, uint64_t>> before;
+  const auto hash = [](const Access& access) {
+    return XXH3_64bits(reinterpret_cast<const void*>(access.addr), access.bytes);
+  };
+  for (const Access& access : launch.accesses)
+    if (is_memory(access) && !writes(access) && member.holds(access.addr, access.bytes) && !layout.collides(access))
+      before.emplace_back(&access, hash(access));
+  Status done = runner.run();
+  for (const auto& [access, was] : before)
+    if (done.ok() && hash(*access) != was)
+      done = {kLaunchFailed, std::string(launch.name) + " has written an argument that it says it only reads"};
+  return done;
+}
+
+Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
+  uint64_t in_place = 0;
+  bool fit = launch.repeatable;
+  for (const Access& access : launch.accesses) {
+    if (!is_memory(access)) continue;
+    fit = fit && member.holds(access.addr, access.bytes);
+    if (!writes(access)) continue;
+    fit = fit && access.flags & DEVPROXY_EXECUTOR_WHOLE;
+    if (reads(access) && !(access.flags & DEVPROXY_EXECUTOR_RESETS)) in_place += access.bytes;
+  }
+  if (!fit || in_place < config_.least_bytes) return alone(member, launch, runner, true);
+
+  uint64_t key = XXH3_64bits(launch.name.data(), launch.name.size());
+  for (const Access& access : launch.accesses) {
+    if (!is_memory(access)) continue;
+    const uint64_t words[] = {access.bytes, access.flags};
+    key = XXH3_64bits_withSeed(words, sizeof words, key);
+  }
+
+  std::unique_lock lock(mu_);
+  if (member.last.size() >= kMaxKeys) member.last.clear();
+  const uint64_t last = std::exchange(member.last[key], launch.position);
+  uint64_t old_bytes = 0;
+  for (Access& access : launch.accesses) {
+    if (!is_memory(access) || !writes(access)) continue;
+    const Member::Block* const block = member.block_of(access.addr, access.bytes);
+    fit = fit && block;
+    if (!block || block->since >= last) {
+      access.flags |= kYoung;
+      continue;
+    }
+    const uint64_t offset = access.addr - member.base;
+    key = XXH3_64bits_withSeed(&offset, sizeof offset, key);
+    if (reads(access)) old_bytes += access.bytes;
+  }
+  if (!fit || old_bytes * 2 < in_place) {
+    lock.unlock();
+    return alone(member, launch, runner, true);
+  }
+  if (member.learned.size() >= kMaxKeys)
+    std::erase_if(member.learned, [](const auto& item) { return !item.second.group; });
+  Member::Learned& learned = member.learned[key];
+  learned.seen++;
+  if (learned.group && learned.group->retired) {
+    learned.group = nullptr;
+    learned.say_from = learned.seen * 2;
+  }
+  if (const std::shared_ptr<Group> group = learned.group) {
+    Arrival me{&member, &launch, false, false, {}};
+    if (meet(lock, group, me, runner)) return me.status;
+    lock.unlock();
+    return alone(member, launch, runner, false);  // a cut, or a slow rank: the next time may be better
+  }
+  const bool say = learned.seen >= learned.say_from;
+  if (learned.seen >= learned.say_from + kSayTimes) learned.say_from = learned.seen * 2;
+  // Another launch of the same step may have learnt faster, and have spliced what this one writes.
+  const bool counts = learned.seen > kSayTimes;
+  lock.unlock();
+  const uint64_t before = now_ns();
+  Status done = alone(member, launch, runner, counts);
+  if (say && done.ok() && now_ns() - before >= config_.least_ns) learn(member, key, launch);
+  return done;
+}
+
+void Splicer::learn(Member& member, uint64_t key, const SpliceLaunch& launch) {
+  XXH3_state_t state;
+  XXH3_128bits_reset(&state);
+  for (const Access& access : launch.accesses)
+    if (is_memory(access) && writes(access))
+      XXH3_128bits_update(&state, reinterpret_cast<const void*>(access.addr), access.bytes);
+  const XXH128_hash_t hash = XXH3_128bits_digest(&state);
+
+  std::lock_guard lock(mu_);
+  if (said_.size() >= kMaxKeys) said_.clear();
+  std::deque<Said>& said = said_[key];
+  uint64_t same = 0;
+  for (const Said& one : said)
+    if (one.hash_low == hash.low64 && one.hash_high == hash.high64) same |= one.member;
+  said.push_back({member.bit, hash.low64, hash.high64});
+  if (said.size() > kMaxSaid) said.pop_front();
+  same &= ~member.bit;
+  if (!same) return;
+  std::erase_if(groups_, [](const auto& group) { return group->retired && group->present.empty(); });
+  std::shared_ptr<Group> group;
+  for (const auto& one : groups_)
+    if (!one->retired && one->key == key && one->members & same) group = one;
+  if (!group) {
+    group = std::make_shared<Group>();
+    group->key = key;
+    groups_.push_back(group);
+  }
+  for (const auto& one : members_) {
+    if (!one || !((same | member.bit) & one->bit)) continue;
+    const auto it = one->learned.find(key);
+    if (it == one->learned.end() || (it->second.group && !it->second.group->retired)) continue;
+    it->second.group = group;
+    group->members |= one->bit;
+  }
+}
+
+// -- meetings -------------------------------------------------------------------------------------------------------
+
+// Under mu_: somebody is missing who waits in another meeting for somebody who waits here.
+bool Splicer::waits_for_itself(const Group& group) const {
+  uint64_t here = 0;
+  for (const Arrival* one : group.present) here |= one->member->bit;
+  uint64_t wanted = group.members & ~here;
+  for (uint64_t before = 0; before != wanted;) {
+    before = wanted;
+    for (const auto& other : groups_) {
+      uint64_t there = 0;
+      for (const Arrival* one : other->present) there |= one->member->bit;
+      if (there & wanted) wanted |= other->members & ~there;
+    }
+  }
+  return wanted & here;
+}
+
+// Under mu_: all that are present go on alone.
+void Splicer::dissolve(Group& group) {
+  for (Arrival* one : group.present) one->dissolved = true;
+  if (!group.present.empty()) counts_.given_up++;
+  group.present.clear();
+  group.come.notify_all();
+}
+
+void Splicer::retire(Group& group) {
+  dissolve(group);
+  group.retired = true;
+}
+
+// True: the launch has been run. lock is of mu_, and held again afterwards.
+bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Group>& group, Arrival& me,
+                   Runner& runner) {
+  uint64_t here = me.member->bit;
+  for (const Arrival* one : group->present) {
+    if (one->member == me.member) return false;
+    here |= one->member->bit;
+  }
+  group->present.push_back(&me);
+  if (here == group->members) {
+    const std::vector<Arrival*> all = std::exchange(group->present, {});
+    lock.unlock();
+    uint64_t spent_ns = 0, run_ns = 0;
+    const bool equal = run_for_all(all, me, runner, &spent_ns, &run_ns);
+    lock.lock();
+    for (Arrival* one : all) {
+      if (one != &me) one->status = me.status;
+      (equal ? one->done : one->dissolved) = true;
+    }
+    group->come.notify_all();
+    counts_.validations++;
+    if (equal) {
+      counts_.squashed += all.size() - 1;
+      group->strikes = 0;
+      // The first times it maps pages, which pays later or never.
+      if (++group->meetings > kFreeMeetings) {
+        group->spent_ns += spent_ns + kMeetingNs * all.size();
+        group->saved_ns += run_ns * (all.size() - 1);
+      }
+      if (config_.thrifty && group->meetings % kJudgedMeetings == 0) {
+        if (group->spent_ns > group->saved_ns)
+          retire(*group);
+        else
+          group->spent_ns = group->saved_ns = 0;
+      }
+    } else {
+      counts_.different++;
+      retire(*group);
+    }
+    return equal;
+  }
+  if (waits_for_itself(*group)) {
+    group->meetings == 0 || ++group->strikes >= kMaxStrikes ? retire(*group) : dissolve(*group);
+    return false;
+  }
+  runner.yield();
+  const uint64_t start = now_ns();
+  uint64_t idle_since = 0;
+  while (!me.done && !me.dissolved) {
+    group->come.wait_for(lock, std::chrono::nanoseconds(kLookNs));
+    if (std::find(group->present.begin(), group->present.end(), &me) == group->present.end()) continue;
+    const uint64_t now = now_ns();
+    const bool idle = !engine_ || engine_->idle();
+    if (!idle) idle_since = 0;
+    if (idle && idle_since == 0) idle_since = now;
+    // The GPU could have run this launch meanwhile.
+    if (idle && group->present.front() == &me && group->meetings >= kFreeMeetings) group->spent_ns += kLookNs;
+    const bool wait = !me.member->hurried && now - start < config_.patience_ns &&
+                      (!idle || now - idle_since < config_.idle_patience_ns);
+    if (wait) continue;
+    group->meetings == 0 || ++group->strikes >= kMaxStrikes ? retire(*group) : dissolve(*group);
+  }
+  return me.done;
+}
+
+bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, uint64_t* spent_ns,
+                          uint64_t* run_ns) {
+  runner.begin();
+  std::unique_lock pages(pages_mu_);
+  const uint64_t start = now_ns();
+  const bool same = equal(all, me);
+  if (same) {
+    uint64_t everybody = 0;
+    for (const Arrival* one : all) everybody |= one->member->bit;
+    Member& own = *me.member;
+    for (const Access& access : me.launch->accesses) {
+      if (!is_memory(access) || !writes(access) || !me.status.ok()) continue;
+      std::vector<std::pair<uint64_t, uint64_t>> others;
+      const uint64_t begin = access.addr - own.base;
+      for_each_part(own, floor_page(begin), ceil_page(begin + access.bytes),
+                    [&](uint64_t b, uint64_t e, uint64_t pool) {
+                      if (pool != UINT64_MAX && pool_->sharers(pool, e - b) & ~everybody) others.emplace_back(b, e);
+                    });
+      for (const auto& [b, e] : others)
+        if (me.status.ok()) me.status = own_pages(own, b, e, true);
+    }
+    if (me.status.ok()) {
+      guard(own, *me.launch, false);
+      const uint64_t before = now_ns();
+      me.status = run(own, *me.launch, runner);
+      *run_ns = now_ns() - before;
+      guard(own, *me.launch, true);
+    }
+    if (me.status.ok()) me.status = hand_out(all, me);
+    saved_bytes_ = pool_->saved_bytes();
+    busy_ = true;
+  }
+  *spent_ns = now_ns() - start - *run_ns;
+  pages.unlock();
+  runner.end();
+  return same;
+}
+
+// The same but for contents. What is old and written lies at the same offsets. What is young or only read may lie
+// elsewhere, but then it has nothing to do with what is written.
+bool Splicer::same_launch(const Arrival& first, const Arrival& second) {
+  const SpliceLaunch &a = *first.launch, &b = *second.launch;
+  if (a.name != b.name || a.digest != b.digest || a.params_bytes != b.params_bytes ||
+      a.accesses.size() != b.accesses.size())
+    return false;
+  uint64_t at = 0;
+  bool moved = false;
+  for (size_t i = 0; i < a.accesses.size(); i++) {
+    const Access &x = a.accesses[i], &y = b.accesses[i];
+    if (x.place != y.place || x.flags != y.flags || x.bytes != y.bytes || x.place < at) return false;
+    if (std::memcmp(a.params + at, b.params + at, x.place - at) != 0) return false;
+    at = x.place + 8;
+    if (!is_memory(x)) continue;
+    if ((x.addr - y.addr) % kAlign != 0) return false;
+    if (x.addr - first.member->base == y.addr - second.member->base) continue;
+    if (writes(x) && !(x.flags & kYoung)) return false;
+    moved = true;
+  }
+  if (at > a.params_bytes || std::memcmp(a.params + at, b.params + at, a.params_bytes - at) != 0) return false;
+  if (!moved) return true;
+  const Layout here(a), there(b);
+  for (size_t i = 0; i < a.accesses.size(); i++) {
+    const Access &x = a.accesses[i], &y = b.accesses[i];
+    if (!is_memory(x) || x.addr - first.member->base == y.addr - second.member->base) continue;
+    if (here.collides(x) || there.collides(y)) return false;
+  }
+  return true;
+}
+
+bool Splicer::equal(const std::vector<Arrival*>& all, const Arrival& me) {
+  const SpliceLaunch& a = *me.launch;
+  for (const Arrival* one : all)
+    if (one != &me && !same_launch(me, *one)) return false;
+  uint64_t compared = 0;
+  bool same = true;
+  // Known already, or named twice.
+  std::vector<bool> skip(a.accesses.size(), false);
+  std::map<uint64_t, std::pair<uint64_t, size_t>> seen;  // address: bytes, place in the list
+  for (size_t i = 0; i < a.accesses.size(); i++) {
+    const Access& access = a.accesses[i];
+    skip[i] = !is_memory(access) || !reads(access);
+    if (skip[i]) continue;
+    const auto [it, is_new] = seen.try_emplace(access.addr, access.bytes, i);
+    if (is_new || it->second.first != access.bytes) continue;
+    skip[i] = std::all_of(all.begin(), all.end(), [&](const Arrival* one) {
+      return one->launch->accesses[i].addr == one->launch->accesses[it->second.second].addr;
+    });
+  }
+  for (const Arrival* one : all) {
+    if (one == &me) continue;
+    for (size_t i = 0; i < a.accesses.size(); i++) {
+      const Access& access = a.accesses[i];
+      if (skip[i]) continue;
+      const uint64_t known = me.member->fact(access.addr - me.member->base, access.bytes);
+      if (known && known == one->member->fact(one->launch->accesses[i].addr - one->member->base, access.bytes))
+        continue;
+      const uint64_t begin = access.addr - me.member->base;
+      const uint64_t there = one->launch->accesses[i].addr - one->member->base;
+      if (there != begin) {
+        compared += access.bytes;
+        same = std::memcmp(me.member->at(begin), one->member->at(there), access.bytes) == 0;
+        if (!same) break;
+        continue;
+      }
+      for_each_part(*me.member, begin, begin + access.bytes, [&](uint64_t b, uint64_t e, uint64_t pool) {
+        for_each_part(*one->member, b, e, [&](uint64_t bb, uint64_t ee, uint64_t other) {
+          if (!same || (pool != UINT64_MAX && other == pool + (bb - b))) return;
+          compared += ee - bb;
+          same = std::memcmp(me.member->at(bb), one->member->at(bb), ee - bb) == 0;
+        });
+      });
+      if (!same) break;
+    }
+  }
+  compared_bytes_ += compared;
+  if (same) remember_equal(all, me);
+  return same;
+}
+
+// What the launch only reads, and what is not spliced, need not be compared again until it is written.
+void Splicer::remember_equal(const std::vector<Arrival*>& all, const Arrival& me) {
+  for (size_t i = 0; i < me.launch->accesses.size(); i++) {
+    const Access& access = me.launch->accesses[i];
+    if (!is_memory(access) || writes(access) || access.bytes < kPoolPage) continue;
+    bool own = true;
+    const uint64_t number = ++facts_;
+    for (const Arrival* one : all) {
+      const uint64_t begin = one->launch->accesses[i].addr - one->member->base;
+      for_each_part(*one->member, begin, begin + access.bytes,
+                    [&](uint64_t, uint64_t, uint64_t pool) { own = own && pool == UINT64_MAX; });
+    }
+    if (!own) continue;
+    for (const Arrival* one : all) {
+      const uint64_t begin = one->launch->accesses[i].addr - one->member->base;
+      one->member->forget(begin, begin + access.bytes);
+      one->member->facts[begin] = {begin + access.bytes, number};
+      one->member->knows = true;
+    }
+  }
+  busy_ = true;
+}
+
+bool Splicer::may_splice(Member& member, uint64_t addr, uint64_t bytes) {
+  if (member.runs.size() >= kMaxRuns) return false;
+  std::lock_guard lock(mu_);
+  const Member::Block* const block = member.block_of(addr, bytes);
+  return block && block->breaks < kMaxBreaks;
+}
+
+// What the launch has written, to those for whom it ran.
+Status Splicer::hand_out(const std::vector<Arrival*>& all, const Arrival& me) {
+  Member& from = *me.member;
+  for (const Access& access : me.launch->accesses) {
+    if (!is_memory(access) || !writes(access)) continue;
+    const uint64_t begin = access.addr - from.base, end = begin + access.bytes;
+    const auto place = static_cast<size_t>(&access - me.launch->accesses.data());
+    for (const Arrival* one : all) {
+      const uint64_t there = one->launch->accesses[place].addr - one->member->base;
+      one->member->forget(there, there + access.bytes);
+      if (one == &me || !(access.flags & kYoung)) continue;
+      if (std::memcmp(one->member->at(there), from.at(begin), access.bytes) == 0) continue;
+      if (Status s = own_pages(*one->member, there, there + access.bytes, true); !s.ok()) return s;
+      std::memcpy(one->member->at(there), from.at(begin), access.bytes);
+    }
+    if (access.flags & kYoung) continue;
+    uint64_t first = ceil_page(begin), last = floor_page(end);
+    bool spliced = first < last;
+    for (const Arrival* one : all)
+      spliced = spliced && may_splice(*one->member, begin + one->member->base, access.bytes);
+    if (spliced) {
+      if (Status s = pool_pages(from, first, last); !s.ok()) return s;
+    } else {
+      first = last = begin;  // copy all of it
+    }
+    for (const Arrival* one : all) {
+      if (one == &me) continue;
+      Status s = copy(from, *one->member, begin, first);
+      if (s.ok() && first < last) s = splice(from, *one->member, first, last);
+      if (s.ok()) s = copy(from, *one->member, last, end);
+      if (!s.ok()) return s;
+    }
+  }
+  return {};
+}
+
+}  // namespace devproxy::hal::soft

@@ -1,0 +1,151 @@
+// Replica splicing on the software GPU (Singularity, 5.2): what equal ranks on one GPU would all compute is computed
+// once, and what they would all keep is kept once.
+//
+// The unit is a launch that changes memory in place, most of which is older than the last such launch (an optimizer's
+// step does, an activation's does not): parameters and optimizer states. It goes through three stages.
+//   learning    each rank runs it, and says the hash of what it has written. Ranks that say the same are replicas.
+//   meeting     from then on their launches wait for one another. The last to come compares all of them: the same
+//               operator with the same arguments, and the same contents of all that it reads. Equal: it runs once, for
+//               all. Different: each runs its own, and learning begins anew. So nothing is assumed, nothing is rolled
+//               back, and every step is validated.
+//   splicing    what was written is equal now. Whole pages of what is old become one set of physical pages, mapped into
+//               each rank's own range. So the next time there is nothing to compare and nothing to copy. What is younger
+//               (gradients, where the step changes those too) is copied if it has changed.
+//
+// What keeps it right: a spliced page is written by a launch of all its sharers, or by nobody. Whatever else would write
+// it (another launch, a copy, a communicator, a rank that did not come) first gives the writer pages of its own. That
+// needs to be told what a launch writes (footprint.h); where nobody can tell, the rank gets its pages back at once.
+//
+// Nobody waits for ever: a rank that waits goes on alone when the GPU has been idle for idle_patience_ns, or after
+// patience_ns, or when the job is about to be cut. That costs copies, never the result.
+//
+// Locks, in this order: the engine's turn of whoever runs; pages_mu_ (the pool, all ranks' maps, every comparison and
+// copy, and the launch that runs for several); mu_ (learning and meetings; a leaf). No turn is waited for under a lock.
+//
+// Interleavings that worried us
+//   1. A rank's other stream copies into a page while a launch for several runs on it: it waits for pages_mu_, and gets
+//      contents from after the launch. Its own order with its own launch is the job's affair, as ever.
+//   2. A waits in a meeting, and B, for whom it waits, waits for A in a collective: no kernel runs, so A goes on alone.
+//   3. A rank's space is torn down while it waits: its worker wakes, sees that it is leaving, and dissolves the meeting.
+//   4. Two streams of one rank come to one meeting: the second one runs alone.
+//   5. The last rank comes while the first gives up: both under mu_; whoever takes the list of those present decides.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "devproxy/csrc/base/status.h"
+#include "devproxy/hal/sharing.h"
+#include "devproxy/hal/soft/splice/footprint.h"
+#include "devproxy/hal/soft/splice/page_pool.h"
+#include "devproxy/hal/soft/splice/splice_config.h"
+
+namespace devproxy::hal::soft {
+
+// How a launch is run, by the space that it is of.
+class Runner {
+ public:
+  virtual void begin() = 0;  // waits for the turn
+  virtual Status run() = 0;
+  virtual void end() = 0;
+  virtual void yield() = 0;  // the thread is about to wait
+
+ protected:
+  ~Runner() = default;
+};
+
+class Splicer final : public Splicing {
+ public:
+  class Member;
+
+  static StatusOr<std::shared_ptr<Splicer>> open(const SpliceConfig& config, const Engine* engine);
+  ~Splicer() override;
+
+  // A space begins, and ends. memory_fd is mapped at base. nullptr: there are too many.
+  std::shared_ptr<Member> join(uint64_t base, uint64_t bytes, int memory_fd);
+  void leave(Member& member);
+
+  // -- any thread
+  SpliceCounts counts() const override;
+  // Runs the launch, or returns when another rank's has stood for it.
+  Status launch(Member& member, SpliceLaunch& launch, Runner& runner);
+  // Somebody is about to write the range other than by launch(). Any member's range, or none's.
+  Status before_write(uint64_t addr, uint64_t bytes);
+  // Somebody is about to reach the range through the member's descriptor.
+  Status before_sharing(Member& member, uint64_t addr, uint64_t bytes);
+  // A launch of which nobody knows what it does.
+  Status before_anything(Member& member);
+  // While it is hurried, the member waits for nobody: before a cut, and when it ends.
+  void hurry(Member& member, bool on);
+
+  // -- the submitting thread of the member
+  // position: of the last command before.
+  void committed(Member& member, uint64_t addr, uint64_t bytes, uint64_t position);
+  void released(Member& member, uint64_t addr);
+  // Nobody will read the range before it is allocated again.
+  void discard(Member& member, uint64_t addr, uint64_t bytes);
+
+ private:
+  class Layout;
+  struct Group;
+  struct Arrival;
+
+  Splicer(const SpliceConfig& config, const Engine* engine, std::unique_ptr<PagePool> pool)
+      : config_(config), engine_(engine), pool_(std::move(pool)) {}
+
+  // counts: that is how the memory is used, and it is soon copied, not spliced.
+  Status alone(Member& member, const SpliceLaunch& launch, Runner& runner, bool counts);
+  Status run(const Member& member, const SpliceLaunch& launch, Runner& runner) const;
+  Status break_off(Member& member, uint64_t addr, uint64_t bytes, bool counts);
+  Status break_writes(Member& member, const SpliceLaunch& launch, bool counts);
+  bool meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Group>& group, Arrival& me, Runner& runner);
+  bool run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, uint64_t* spent_ns, uint64_t* run_ns);
+  static bool same_launch(const Arrival& a, const Arrival& b);
+  bool equal(const std::vector<Arrival*>& all, const Arrival& me);
+  Status hand_out(const std::vector<Arrival*>& all, const Arrival& me);
+  Status splice(Member& from, Member& to, uint64_t begin, uint64_t end);
+  Status copy(Member& from, Member& to, uint64_t begin, uint64_t end);
+  Status own_pages(Member& member, uint64_t begin, uint64_t end, bool contents);
+  Status pool_pages(Member& member, uint64_t begin, uint64_t end);
+  Status map_pool(Member& member, uint64_t begin, uint64_t end, uint64_t pool_at);
+  template <class F>
+  static void for_each_part(const Member& member, uint64_t begin, uint64_t end, F f);
+  void learn(Member& member, uint64_t key, const SpliceLaunch& launch);
+  bool waits_for_itself(const Group& group) const;
+  void dissolve(Group& group);
+  void retire(Group& group);
+  void count_breaks(Member& member, uint64_t addr, uint64_t bytes);  // under mu_
+  void remember_equal(const std::vector<Arrival*>& all, const Arrival& me);
+  bool may_splice(Member& member, uint64_t addr, uint64_t bytes);
+  void guard(const Member& member, const SpliceLaunch& launch, bool on) const;
+  Member* at(uint64_t addr) const;  // under either lock
+
+  const SpliceConfig config_;
+  const Engine* const engine_;
+
+  std::mutex pages_mu_;
+  const std::unique_ptr<PagePool> pool_;  // pages_mu_
+  uint64_t facts_ = 0;                    // pages_mu_
+
+  mutable std::mutex mu_;
+  std::vector<std::shared_ptr<Member>> members_;  // by number; gaps. Changed under both locks
+  struct Said {
+    uint64_t member, hash_low, hash_high;
+  };
+  std::unordered_map<uint64_t, std::deque<Said>> said_;  // by key
+  std::vector<std::shared_ptr<Group>> groups_;
+  SpliceCounts counts_;
+  // Has anything ever been spliced or found equal? Until then nobody who writes has to look.
+  std::atomic<bool> busy_{false};
+  std::atomic<uint64_t> compared_bytes_{0}, broken_{0}, saved_bytes_{0};
+};
+
+}  // namespace devproxy::hal::soft

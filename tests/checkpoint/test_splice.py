@@ -1,0 +1,185 @@
+"""Replica splicing: ranks on one GPU compute once, and keep once, what is equal; and nobody sees a difference.
+
+DEVPROXY_SPLICING=eager: also what is too small to pay. guard: a write to spliced memory that was not foreseen ends the
+server, so every test here also shows that none was missed.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from tests.checkpoint.world import SUBJECTS, World
+
+RANKS = 4
+TEST_MODE = "eager,guard"
+
+
+class Job:
+    """Programs of tests/subjects/unlike.py. hold: their ranks stay when they are through."""
+
+    def __init__(
+        self, world: World, name: str, gpus: str, *programs: str, mode: str = TEST_MODE, hold: bool = False
+    ) -> None:  # fmt: skip
+        self._world, self.folder = world, world.home / f"folder-{name}"
+        self._hold, self._log = world.home / f"hold-{name}", world.home / f"log-{name}"
+        self._hold.touch()
+        env = world.env | {"DEVPROXY_SPLICING": mode}
+        if hold:
+            env["UNLIKE_HOLD"] = str(self._hold)
+        run = (sys.executable, "-m", "devproxy.cli.run", "--device", "soft", "--name", name)
+        script = (sys.executable, str(SUBJECTS / "unlike.py"), str(RANKS), str(self.folder))
+        self.name = name
+        with self._log.open("wb") as log:
+            self._job = subprocess.Popen(
+                [*run, "--gpu-memory", "1GiB", *gpus.split(), "--", *script, *programs],
+                env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
+
+    def ended(self, program: str) -> bool:
+        return all((self.folder / program / f"digest-{rank}").exists() for rank in range(RANKS))
+
+    def wait(self) -> None:
+        """Until all ranks are through."""
+
+        def through() -> bool:
+            assert self._job.poll() is None, self._log.read_text()[-2000:]
+            return all((self.folder / f"ended-{rank}").exists() for rank in range(RANKS))
+
+        self._world.wait(through, 150, "the ranks")
+
+    def counts(self, moving: bool = False) -> dict[str, int]:
+        """moving: the ranks still run. The servers are asked one after another, so each may say more than the one before."""
+        servers = self._world.ctl_json("status", self.name)["servers"]
+        assert isinstance(servers, list) and len(servers) == RANKS
+        counts: dict[str, int] = servers[0]["splicing"]
+        assert moving or all(server["splicing"] == counts for server in servers)  # of one GPU
+        return counts
+
+    def results(self) -> dict[str, str]:
+        """Program -> the digests of all ranks."""
+        self._hold.unlink(missing_ok=True)
+        out, _ = self._job.communicate(timeout=170)
+        assert self._job.returncode == 0, self._log.read_text()[-2000:]
+        return dict(line.split(" ", 1) for line in out.splitlines())
+
+
+def test_ranks_that_are_not_quite_replicas(world: World) -> None:
+    """On one GPU as on four, and on GPUs that change meanwhile."""
+    expected = Job(world, "apart", "--gpus 4").results()
+    job = Job(world, "together", "--gpu 0,0,0,0", hold=True)
+    job.wait()
+    counts = job.counts()
+    results = job.results()
+    assert {name for name in expected if results[name] != expected[name]} == set()
+    assert all(counts[what] > 0 for what in ("squashed", "validations", "different", "broken"))
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("seed", range(6))
+def test_resizes_while_ranks_are_spliced(world: World, seed: int) -> None:
+    dice = random.Random(seed)
+    programs = [
+        "plain",
+        "fused",
+        "average",
+        "diverges_once",
+        "there_and_back",
+        "broadcast",
+        "graph",
+    ]
+    dice.shuffle(programs)
+    expected = Job(world, "apart", "--gpus 4", *programs).results()
+    job = Job(world, "moved", "--gpu 0,0,0,0", *programs, hold=True)
+    for program in programs[:-1]:
+        world.wait(lambda program=program: job.ended(program), 90, program)  # type: ignore[misc]
+        if program == programs[0]:
+            assert job.counts(moving=True)["squashed"] > 0
+        gpus = dice.choice(["0,0,0,0", "1,1,1,1", "2,2,3,3", "1,0,0,0", "0,1,2,3", "3,1,3,1"])
+        world.ctl("resize", "moved", "--gpus", gpus)
+    job.wait()
+    assert job.results() == expected
+
+
+@pytest.mark.every
+@pytest.mark.parametrize(("program", "launches"), [("plain", 5), ("fused", 1)])
+def test_the_step_of_replicas_is_computed_once_and_kept_once(
+    world: World, program: str, launches: int
+) -> None:
+    """Of AdamW's launches those that change parameters and states, but for the first two steps'; and nothing else:
+    forward and backward differ."""
+    # However slow a loaded machine makes a rank.
+    job = Job(world, "once", "--gpu 0,0,0,0", program, mode=f"{TEST_MODE},patient", hold=True)
+    job.wait()
+    counts = job.counts()
+    assert counts["different"] == counts["given_up"] == 0
+    assert counts["broken"] <= 4 * RANKS  # until all launches of the step are learnt
+    assert 6 * launches * (RANKS - 1) <= counts["squashed"] <= 8 * launches * (RANKS - 1)
+    assert counts["validations"] * (RANKS - 1) == counts["squashed"]
+    shown = world.ctl("status", "once").stdout
+    assert (
+        f"{counts['squashed']:,} launches squashed in {counts['validations']:,} validations"
+        in shown
+    )
+    state_bytes = 3 * 4 * (48 * 96 + 96 * 96 + 96 * 8)  # whole pages alone are spliced
+    assert 0.8 * state_bytes < counts["saved_bytes"] / (RANKS - 1) < 1.1 * state_bytes
+    job.results()
+
+
+def test_splicing_can_be_switched_off(world: World) -> None:
+    job = Job(world, "off", "--gpu 0,0,0,0", "fused", mode="off", hold=True)
+    job.wait()
+    assert job.counts() is None
+    job.results()
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("seed", range(4))
+def test_images_and_restores_while_ranks_are_spliced(world: World, seed: int) -> None:
+    """An image of spliced ranks holds what each of them sees, and comes back on one GPU or on four."""
+    dice = random.Random(seed)
+    programs = ["plain", "fused", "gradients_stay", "average", "graph"]
+    expected = Job(world, "apart", "--gpus 4", *programs).results()
+    job = Job(world, "cut", f"--gpu 0,0,0,0 --store {world.home}/store", *programs, hold=True)
+    world.wait(lambda: job.ended(dice.choice(programs[:4])), 90, "a program")
+    assert job.counts(moving=True)["squashed"] > 0
+    world.ctl("checkpoint", "cut")
+    world.ctl("suspend", "cut")
+    world.ctl("resume", "cut", "--gpu", dice.choice(["0,0,0,0", "0,1,2,3", "1,1,0,0"]))
+    job.wait()
+    assert job.results() == expected
+
+
+def test_a_rank_that_is_killed_takes_nothing_from_the_others(world: World) -> None:
+    """Those that are left go on with the contents that they shared with it."""
+    env = world.env | {"DEVPROXY_SPLICING": f"{TEST_MODE},patient"}
+    run = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft"]
+    outputs = []
+    for name, gpus in (("apart", "0,1,2"), ("together", "0,0,0")):
+        gate = world.home / f"gate-{name}"
+        job = subprocess.Popen(
+            [*run, "--name", name, "--gpu", gpus, "--", sys.executable, str(SUBJECTS / "unlike_killed.py"), str(gate)],
+            env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        world.wait(lambda gate=gate: len(list(world.home.glob(f"{gate.name}-*"))) == 3, 90, "ranks")  # type: ignore[misc]
+        if name == "together":
+            (server, *_) = world.ctl_json("status", name)["servers"]  # type: ignore[misc]
+            assert server["splicing"]["saved_bytes"] > 0  # else there is nothing to take
+        gate.touch()
+        out, errors = job.communicate(timeout=120)
+        assert job.returncode == 0, errors[-2000:]
+        outputs.append(out)
+    assert outputs[0] == outputs[1] and len(outputs[0].split()) == 2
+
+
+def test_a_word_that_splicing_does_not_know_is_refused(world: World) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "devproxy.cli.run", "--device", "soft", "--gpu", "0,0", "--", "true"],
+        env=world.env | {"DEVPROXY_SPLICING": "guard,of"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "DEVPROXY_SPLICING: 'of' is none of on, off, guard, eager and patient" in done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1

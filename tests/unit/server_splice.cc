@@ -1,0 +1,389 @@
+// Splicing (hal/soft/splice): ranks that run mostly equal programs on one GPU, against the same programs run alone. Every
+// rank's memory is what it would be by itself, whatever is spliced and broken on the way. Under TSan.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <barrier>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "devproxy/hal/soft/splice/splicer.h"
+
+using namespace devproxy;
+using namespace devproxy::hal;
+using namespace devproxy::hal::soft;
+
+#define CHECK(condition)                                                     \
+  do {                                                                       \
+    if (!(condition)) {                                                      \
+      std::fprintf(stderr, "line %d: %s is not so\n", __LINE__, #condition); \
+      std::_Exit(1);                                                         \
+    }                                                                        \
+  } while (0)
+
+namespace {
+
+constexpr uint64_t kPage = 4096, kBlocks = 12, kBlock = 5 * kPage + 512, kYoungs = 4, kBytes = 100 * kPage;
+constexpr uint32_t kRW = DEVPROXY_EXECUTOR_READS | DEVPROXY_EXECUTOR_WRITES | DEVPROXY_EXECUTOR_WHOLE;
+
+uint64_t offset_of(uint64_t block) { return block * kBlock + 512; }  // neighbours share pages
+
+// What a step takes and changes, and what lies elsewhere each time: as gradients.
+uint64_t young_of(uint32_t rank, uint64_t number) { return kBlocks + (rank + number) % kYoungs; }
+
+// What a rank does next. Equal ranks have equal lists, but for what is odd.
+struct Op {
+  enum Kind { kUpdate, kCopy, kFill, kShare, kOpaque, kRenew, kFlip, kBarrier } kind;
+  uint64_t block, other;  // updated by what is read of the other
+  uint64_t number;        // an argument
+  uint64_t at, bytes;     // of a copy
+};
+
+// The update, on any memory: depends on every byte that it reads.
+void update(uint8_t* block, const uint8_t* other, uint64_t number, uint8_t* young = nullptr) {
+  uint64_t mix = number;
+  for (uint64_t i = 0; i < kBlock; i += 64) mix = mix * 31 + other[i];
+  for (uint64_t i = 0; i < kBlock; i++) block[i] = static_cast<uint8_t>(block[i] * 5 + other[i] + (mix >> (i % 57)));
+  for (uint64_t i = 0; young && i < kBlock; i++) {
+    block[i] = static_cast<uint8_t>(block[i] + young[i]);
+    if (number) young[i] = static_cast<uint8_t>(young[i] * 3 + 1);
+  }
+}
+
+void flip(uint8_t* block, uint64_t number) {
+  for (uint64_t i = 0; i < kBlock; i++) block[i] ^= static_cast<uint8_t>(number);
+}
+
+struct Rank {
+  uint8_t* base = nullptr;
+  int fd = -1;
+  std::shared_ptr<Splicer::Member> member;
+  std::vector<uint8_t> alone = std::vector<uint8_t>(kBytes);  // what its memory would be by itself
+  std::vector<Op> program;
+  uint64_t position = 0;
+
+  void open(Splicer& splicer) {
+    fd = memfd_create("rank", MFD_CLOEXEC);
+    CHECK(ftruncate(fd, kBytes) == 0);
+    base = static_cast<uint8_t*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    CHECK(base != MAP_FAILED);
+    member = splicer.join(at(0), kBytes, fd);
+    CHECK(member);
+    for (uint64_t block = 0; block < kBlocks + kYoungs; block++)
+      splicer.committed(*member, at(offset_of(block)), kBlock, position);
+  }
+  void close(Splicer& splicer) {
+    splicer.leave(*member);
+    munmap(base, kBytes);
+    ::close(fd);
+  }
+  uint64_t at(uint64_t offset) const { return reinterpret_cast<uint64_t>(base) + offset; }
+};
+
+struct Here final : Runner {
+  Engine& engine;
+  uint32_t seat;
+  Engine::Turn turn;
+  uint8_t *block = nullptr, *other = nullptr, *young = nullptr;
+  uint64_t number = 0;
+  std::atomic<uint64_t>& runs;
+  Here(Engine& engine, uint32_t seat, std::atomic<uint64_t>& runs) : engine(engine), seat(seat), runs(runs) {}
+  void begin() override { engine.begin(seat, turn); }
+  Status run() override {
+    other ? update(block, other, number, young) : flip(block, number);
+    runs++;
+    return {};
+  }
+  void end() override { engine.end(turn); }
+  void yield() override { engine.yield(turn); }
+};
+
+void apply(const Op& op, uint32_t rank, std::vector<uint8_t>& memory) {
+  uint8_t* const block = memory.data() + offset_of(op.block);
+  switch (op.kind) {
+    case Op::kUpdate: {
+      uint8_t* const young = memory.data() + offset_of(young_of(rank, op.number));
+      std::memset(young, static_cast<int>(op.number), kBlock);
+      return update(block, memory.data() + offset_of(op.other), op.number, young);
+    }
+    case Op::kFlip: return flip(block, op.number);
+    case Op::kOpaque: return update(block, memory.data() + offset_of(op.other), op.number + rank);
+    case Op::kCopy: std::memset(block + op.at, static_cast<int>(op.number), op.bytes); return;
+    case Op::kFill:
+    case Op::kRenew: std::memset(block, static_cast<int>(op.number), kBlock); return;
+    case Op::kShare:
+    case Op::kBarrier: return;
+  }
+}
+
+void perform(const Op& op, uint32_t number, Rank& rank, Splicer& splicer, Here& here) {
+  uint8_t* const block = rank.base + offset_of(op.block);
+  uint8_t* const other = rank.base + offset_of(op.other);
+  switch (op.kind) {
+    case Op::kFlip:
+    case Op::kUpdate: {
+      const bool flips = op.kind == Op::kFlip;
+      struct Params {
+        uint64_t block, number, other, young;
+      } params{rank.at(offset_of(op.block)), op.number, rank.at(offset_of(op.other)), 0};
+      SpliceLaunch launch;
+      launch.name = flips ? "flip" : "update";
+      launch.params = reinterpret_cast<const uint8_t*>(&params);
+      launch.params_bytes = sizeof params;
+      launch.position = ++rank.position;
+      launch.repeatable = true;
+      launch.accesses = {{params.block, kBlock, offsetof(Params, block), kRW},
+                         {params.other, kBlock, offsetof(Params, other), DEVPROXY_EXECUTOR_READS}};
+      here.young = nullptr;
+      if (!flips) {
+        const uint64_t young = offset_of(young_of(number, op.number));
+        params.young = rank.at(young);
+        here.young = rank.base + young;
+        splicer.released(*rank.member, params.young);
+        splicer.committed(*rank.member, params.young, kBlock, rank.position);
+        CHECK(splicer.before_write(params.young, kBlock).ok());
+        std::memset(here.young, static_cast<int>(op.number), kBlock);
+        launch.accesses.push_back({params.young, kBlock, offsetof(Params, young), kRW});
+      }
+      here.block = block, here.other = flips ? nullptr : other, here.number = op.number;
+      CHECK(splicer.launch(*rank.member, launch, here).ok());
+      return;
+    }
+    case Op::kOpaque:
+      CHECK(splicer.before_anything(*rank.member).ok());
+      return update(block, other, op.number + number);
+    case Op::kCopy:
+      CHECK(splicer.before_write(reinterpret_cast<uint64_t>(block) + op.at, op.bytes).ok());
+      std::memset(block + op.at, static_cast<int>(op.number), op.bytes);
+      return;
+    case Op::kRenew:
+      splicer.released(*rank.member, reinterpret_cast<uint64_t>(block));
+      if (op.number & 1) splicer.discard(*rank.member, reinterpret_cast<uint64_t>(block), kBlock);
+      splicer.committed(*rank.member, reinterpret_cast<uint64_t>(block), kBlock, rank.position);
+      [[fallthrough]];
+    case Op::kFill:
+      CHECK(splicer.before_write(reinterpret_cast<uint64_t>(block), kBlock).ok());
+      std::memset(block, static_cast<int>(op.number), kBlock);
+      return;
+    case Op::kBarrier: return;
+    case Op::kShare: {  // somebody reads through the descriptor, as a peer's server does
+      CHECK(splicer.before_sharing(*rank.member, reinterpret_cast<uint64_t>(block), kBlock).ok());
+      std::vector<uint8_t> seen(kBlock);
+      CHECK(pread(rank.fd, seen.data(), kBlock, static_cast<off_t>(offset_of(op.block))) ==
+            static_cast<ssize_t>(kBlock));
+      CHECK(std::memcmp(seen.data(), block, kBlock) == 0);
+      return;
+    }
+  }
+}
+
+// Steps as of training, each after a collective: the same updates again and again; now and then something
+// else, for all ranks or for one. flips: the first two ranks change every block and change it
+// back, but for once.
+std::vector<std::vector<Op>> programs(uint32_t ranks, uint32_t steps, double odd, bool flips, std::mt19937& dice) {
+  std::vector<std::vector<Op>> all(ranks);
+  std::uniform_real_distribution<double> chance;
+  for (uint32_t step = 0; step < steps; step++) {
+    for (auto& program : all) program.push_back({Op::kBarrier, 0, 0, 0, 0, 0});
+    for (uint64_t i = 0; i + 1 < kBlocks; i += 2) {
+      const Op usual{Op::kUpdate, i, i + 1, step % 3, 0, 0};
+      for (auto& program : all) program.push_back(usual);
+      for (size_t rank = 0; flips && rank < 2; rank++)
+        for (const uint64_t block : {i, i + 1})
+          for (int times = step == 30 ? 1 : 2; times > 0; times--)
+            all[rank].push_back({Op::kFlip, block, block, 0x5a, 0, 0});
+      if (chance(dice) > odd) continue;
+      const auto kind = static_cast<Op::Kind>(dice() % 6);
+      const uint64_t at = dice() % kBlock;
+      const Op other{kind, dice() % kBlocks, dice() % kBlocks, dice() % 4, at, 1 + dice() % (kBlock - at)};
+      if (dice() % 3) {
+        for (auto& program : all) program.push_back(other);
+      } else {
+        all[dice() % ranks].push_back(other);
+      }
+    }
+  }
+  return all;
+}
+
+struct Outcome {
+  SpliceCounts counts;
+  uint64_t updates = 0, runs = 0;
+};
+
+Outcome run(uint32_t ranks, uint32_t steps, double odd, uint32_t seed, bool leave, bool flips = false) {
+  std::mt19937 dice(seed);
+  Engine engine(5'000'000);
+  SpliceConfig config;
+  config.guard = seed % 2;
+  config.least_bytes = kPage;
+  config.least_ns = 0;
+  const bool calm = odd == 0 && !flips;
+  config.thrifty = seed % 4 == 0;
+  config.patience_ns = calm ? 60'000'000'000 : 20'000'000;
+  config.idle_patience_ns = calm ? 10'000'000'000 : 2'000'000;
+  if (flips) config.patience_ns = 1'000'000'000, config.idle_patience_ns = 100'000'000;
+  auto opened = Splicer::open(config, &engine);
+  CHECK(opened.ok());
+  Splicer& splicer = **opened;
+  std::vector<Rank> all(ranks);
+  const auto lists = programs(ranks, steps, odd, flips, dice);
+  std::atomic<uint64_t> runs{0};
+  Outcome outcome;
+  for (uint32_t i = 0; i < ranks; i++) {
+    all[i].program = lists[i];
+    all[i].open(splicer);
+    if (leave && i == 0) all[i].program.resize(lists[i].size() / 2);
+    for (const Op& op : all[i].program) {
+      apply(op, i, all[i].alone);
+      outcome.updates += op.kind == Op::kUpdate || op.kind == Op::kFlip;
+    }
+  }
+  std::barrier together(ranks);  // as a collective of every step
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < ranks; i++)
+    threads.emplace_back([&, i] {
+      std::mt19937 own(seed * 100 + i);
+      Here here(engine, i, runs);
+      for (const Op& op : all[i].program) {
+        if (op.kind == Op::kBarrier) {
+          here.yield();
+          together.arrive_and_wait();
+        }
+        perform(op, i, all[i], splicer, here);
+        if (own() % 16 == 0) here.yield();
+        if (!calm && own() % 64 == 0) {
+          splicer.hurry(*all[i].member, true);
+          splicer.hurry(*all[i].member, false);
+        }
+      }
+      here.yield();
+      together.arrive_and_drop();
+      CHECK(std::memcmp(all[i].base, all[i].alone.data(), kBytes) == 0);
+      if (leave && i == 0) all[i].close(splicer);  // the others still share its pages
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (uint32_t i = leave ? 1 : 0; i < ranks; i++) CHECK(std::memcmp(all[i].base, all[i].alone.data(), kBytes) == 0);
+  outcome.counts = splicer.counts();
+  outcome.runs = runs;
+  CHECK(outcome.runs + outcome.counts.squashed == outcome.updates);
+  for (uint32_t i = leave ? 1 : 0; i < ranks; i++) all[i].close(splicer);
+  CHECK(splicer.counts().saved_bytes == 0);
+  return outcome;
+}
+
+// What a launch only reads may lie elsewhere in each rank, but not where one of them writes: the first rank reads from the
+// block itself in the end, the second what is equal before the launch.
+void test_overlap() {
+  constexpr uint64_t kPart = 512;
+  Engine engine;
+  SpliceConfig config;
+  config.least_bytes = kPage;
+  config.least_ns = 0;
+  config.thrifty = false;
+  auto opened = Splicer::open(config, &engine);
+  CHECK(opened.ok());
+  Splicer& splicer = **opened;
+  std::vector<Rank> ranks(2);
+  for (Rank& rank : ranks) rank.open(splicer);
+  std::barrier together(2);
+  std::atomic<uint64_t> runs{0};
+  auto add = [](uint8_t* block, const uint8_t* part) {
+    for (uint64_t i = 0; i < kBlock; i++) block[i] = static_cast<uint8_t>(block[i] + part[i % kPart] + 1);
+  };
+  struct Adder final : Runner {
+    Engine& engine;
+    uint32_t seat;
+    Engine::Turn turn;
+    std::function<void()> what;
+    Adder(Engine& engine, uint32_t seat) : engine(engine), seat(seat) {}
+    void begin() override { engine.begin(seat, turn); }
+    Status run() override { return what(), Status(); }
+    void end() override { engine.end(turn); }
+    void yield() override { engine.yield(turn); }
+  };
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < 2; i++)
+    threads.emplace_back([&, i] {
+      Rank& rank = ranks[i];
+      Adder adder(engine, i);
+      const uint64_t block = offset_of(0), inside = block + 2 * kPart;
+      for (int step = 0; step < 12; step++) {
+        const uint64_t part = step > 7 && i == 0 ? inside : offset_of(2 + i);
+        CHECK(splicer.before_write(rank.at(offset_of(2 + i)), kPart).ok());
+        std::memcpy(rank.base + offset_of(2 + i), rank.base + inside, kPart);
+        add(rank.alone.data() + block, std::vector<uint8_t>(rank.base + part, rank.base + part + kPart).data());
+        if (part == inside) {  // as it is where it reads what it has written
+          std::memcpy(rank.alone.data() + block, rank.base + block, kBlock);
+          add(rank.alone.data() + block, rank.alone.data() + inside);
+        }
+        const uint64_t params[] = {rank.at(block), rank.at(part)};
+        SpliceLaunch launch;
+        launch.name = "add";
+        launch.params = reinterpret_cast<const uint8_t*>(params);
+        launch.params_bytes = sizeof params;
+        launch.position = ++rank.position;
+        launch.repeatable = true;
+        launch.accesses = {{params[0], kBlock, 0, kRW}, {params[1], kPart, 8, DEVPROXY_EXECUTOR_READS}};
+        adder.what = [&] { add(rank.base + block, rank.base + part), runs++; };
+        CHECK(splicer.launch(*rank.member, launch, adder).ok());
+        CHECK(std::memcmp(rank.base + block, rank.alone.data() + block, kBlock) == 0);
+        adder.yield();
+        together.arrive_and_wait();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(splicer.counts().squashed > 0 && splicer.counts().different > 0);
+  for (Rank& rank : ranks) rank.close(splicer);
+}
+
+void test_pool() {
+  auto opened = PagePool::open();
+  CHECK(opened.ok());
+  PagePool& pool = **opened;
+  const uint64_t a = *pool.take(4 * kPage), b = *pool.take(2 * kPage);
+  CHECK(a == 0 && b == 4 * kPage && pool.used_bytes() == 0);
+  pool.share(a, 4 * kPage, 1);
+  pool.share(a, 3 * kPage, 2);
+  pool.share(b, 2 * kPage, 4);
+  CHECK(pool.used_bytes() == 6 * kPage && pool.saved_bytes() == 3 * kPage && pool.sharers(a, 4 * kPage) == 3);
+  pool.leave(a, 4 * kPage, 1);
+  CHECK(pool.used_bytes() == 5 * kPage && pool.saved_bytes() == 0 && pool.sharers(a + 3 * kPage, kPage) == 0);
+  pool.leave(b, 2 * kPage, 4);
+  CHECK(*pool.take(3 * kPage) == 3 * kPage);  // holes beside one another are one
+  pool.leave(a, 3 * kPage, 2);
+  CHECK(pool.used_bytes() == 0 && *pool.take(3 * kPage) == 0);
+}
+
+}  // namespace
+
+int main() {
+  test_pool();
+  test_overlap();
+  // Equal ranks: nearly everything is computed once.
+  const Outcome calm = run(4, 40, 0, 1, false);
+  CHECK(calm.counts.squashed > calm.updates / 2 && calm.counts.broken == 0 && calm.counts.different == 0 &&
+        calm.counts.saved_bytes > 0);
+  const Outcome flipped = run(3, 40, 0, 3, false, true);
+  CHECK(flipped.counts.squashed > 0);
+  uint64_t squashed = 0, different = 0, broken = 0, given_up = 0;
+  for (uint32_t seed = 2; seed < 14; seed++) {
+    const Outcome outcome = run(2 + seed % 4, 40, seed % 3 ? 0.05 : 0.4, seed, seed % 5 == 0);
+    squashed += outcome.counts.squashed;
+    different += outcome.counts.different;
+    broken += outcome.counts.broken;
+    given_up += outcome.counts.given_up;
+  }
+  CHECK(squashed > 0 && different > 0 && broken > 0 && given_up > 0);
+  std::printf("%llu squashed, %llu different, %llu broken, %llu given up\n", static_cast<unsigned long long>(squashed),
+              static_cast<unsigned long long>(different), static_cast<unsigned long long>(broken),
+              static_cast<unsigned long long>(given_up));
+}
