@@ -14,7 +14,7 @@ class ForwardingSpace : public Space {
   explicit ForwardingSpace(std::unique_ptr<Space> inner) : inner_(std::move(inner)) {}
 
   // -- memory
-  Status commit(uint64_t addr, uint64_t bytes) override { return inner_->commit(addr, bytes); }
+  Status commit(uint64_t addr, uint64_t bytes, bool stable) override { return inner_->commit(addr, bytes, stable); }
   void release(uint64_t addr, uint64_t bytes) override { inner_->release(addr, bytes); }
   void host_window(uint64_t addr, uint64_t bytes) override { inner_->host_window(addr, bytes); }
   void host_allocated(uint64_t addr, uint64_t bytes) override { inner_->host_allocated(addr, bytes); }

@@ -12,8 +12,10 @@ class Space;
 
 class SpaceMemory {
  public:
-  // Precondition of release: no submitted command can still touch the range.
-  virtual Status commit(uint64_t addr, uint64_t bytes) = 0;
+  // stable: the program keeps it from step to step, or makes the like of it in each step at the same place (the
+  // allocator's high end). A hint.
+  virtual Status commit(uint64_t addr, uint64_t bytes, bool stable) = 0;
+  // Precondition: no submitted command can still touch the range.
   virtual void release(uint64_t addr, uint64_t bytes) = 0;
 
   // Another window of host memory, which the caller has mapped, until the space ends.

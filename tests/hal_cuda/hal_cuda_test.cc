@@ -296,33 +296,33 @@ void test_memory() {
   fake.set_memory(1ull << 30);
   Fixture f;
   const uint64_t maps = fake.calls("cuMemMap"), accesses = fake.calls("cuMemSetAccess");
-  EXPECT_OK(f.space->commit(f.base, 512));
-  EXPECT_OK(f.space->commit(f.base + 4096, 8 * kMiB));
-  EXPECT(fake.calls("cuMemMap") == maps + 1);                      // one slab serves both
-  EXPECT_OK(f.space->commit(f.base + kDeviceBytes - kMiB, kMiB));  // the high end
-  EXPECT_OK(f.space->commit(f.base + 60 * kMiB, 200 * kMiB));      // over the border of a slab
-  EXPECT(fake.calls("cuMemSetAccess") - accesses == 3);            // once per range
+  EXPECT_OK(f.space->commit(f.base, 512, false));
+  EXPECT_OK(f.space->commit(f.base + 4096, 8 * kMiB, false));
+  EXPECT(fake.calls("cuMemMap") == maps + 1);                             // one slab serves both
+  EXPECT_OK(f.space->commit(f.base + kDeviceBytes - kMiB, kMiB, false));  // the high end
+  EXPECT_OK(f.space->commit(f.base + 60 * kMiB, 200 * kMiB, false));      // over the border of a slab
+  EXPECT(fake.calls("cuMemSetAccess") - accesses == 3);                   // once per range
   std::vector<uint8_t> data(3 * kMiB + 7), back(data.size());
   for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<uint8_t>(i * 7);
   EXPECT_OK(f.space->write(f.base + 62 * kMiB + 3, data.data(), data.size()));
   EXPECT_OK(f.space->read(f.base + 62 * kMiB + 3, back.data(), back.size()));
   EXPECT(data == back);
   EXPECT(f.space->read(f.base + 600 * kMiB, back.data(), 1).code() == kInvalidValue);  // nothing there, so no fault
-  EXPECT(f.space->commit(f.base + kDeviceBytes, 1).code() == kInvalidValue);
+  EXPECT(f.space->commit(f.base + kDeviceBytes, 1, false).code() == kInvalidValue);
 
   // 1 GiB device: 64 + 256 + 64 are in use. 600 MiB fit only without the slabs' rounding; 700 MiB do not.
-  EXPECT(f.space->commit(f.base + 1024 * kMiB, 700 * kMiB).code() == kOutOfMemory);
-  EXPECT_OK(f.space->commit(f.base + 1024 * kMiB + 32 * kMiB, 600 * kMiB));
+  EXPECT(f.space->commit(f.base + 1024 * kMiB, 700 * kMiB, false).code() == kOutOfMemory);
+  EXPECT_OK(f.space->commit(f.base + 1024 * kMiB + 32 * kMiB, 600 * kMiB, false));
   const uint64_t used = fake.used_memory();
   f.space->release(f.base + 1024 * kMiB + 32 * kMiB, 600 * kMiB);
   EXPECT(fake.used_memory() < used);  // above the floor, so given back
-  EXPECT_OK(f.space->commit(f.base + 2048 * kMiB, 500 * kMiB));
+  EXPECT_OK(f.space->commit(f.base + 2048 * kMiB, 500 * kMiB, false));
   f.space->release(f.base, 512);
   EXPECT_OK(f.space->read(f.base + 4096, back.data(), 16));  // the neighbour in the same slab still has its memory
   fake.fail("cuMemSetAccess", 1, 999);
-  const Status broken = f.space->commit(f.base + 4096 * kMiB, kMiB);
+  const Status broken = f.space->commit(f.base + 4096 * kMiB, kMiB, false);
   EXPECT(broken.code() == 999 && broken.text().find("cuMemSetAccess") != std::string::npos);
-  EXPECT_OK(f.space->commit(f.base + 4096 * kMiB, kMiB));  // nothing of the failed attempt is left behind
+  EXPECT_OK(f.space->commit(f.base + 4096 * kMiB, kMiB, false));  // nothing of the failed attempt is left behind
   fake.set_memory(8ull << 30);
 }
 
@@ -340,7 +340,7 @@ void test_address_taken() {
 void test_stream_order() {
   Fixture f;
   f.load_module();
-  EXPECT_OK(f.space->commit(f.base, 4 * kMiB));
+  EXPECT_OK(f.space->commit(f.base, 4 * kMiB, false));
   const QueueRef blocking = f.space->create_queue(QueueKind::kBlocking, 0, 1);
   const QueueRef other = f.space->create_queue(QueueKind::kBlocking, 0, 2);
   const QueueRef free = f.space->create_queue(QueueKind::kNonBlocking, 0, 3);
@@ -375,7 +375,7 @@ void test_stream_order() {
 void test_marks_are_not_late() {
   Fixture f;
   f.load_module();
-  EXPECT_OK(f.space->commit(f.base, 4 * kMiB));
+  EXPECT_OK(f.space->commit(f.base, 4 * kMiB, false));
   const QueueRef queue = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
   const QueueRef second = f.space->create_queue(QueueKind::kNonBlocking, 0, 2);
   const EventRef event = f.space->create_event(false);
@@ -410,7 +410,7 @@ void test_marks_are_not_late() {
 void test_events() {
   Fixture f;
   f.load_module();
-  EXPECT_OK(f.space->commit(f.base, 4 * kMiB));
+  EXPECT_OK(f.space->commit(f.base, 4 * kMiB, false));
   const QueueRef a = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
   const QueueRef b = f.space->create_queue(QueueKind::kNonBlocking, -5, 2);
   const EventRef start = f.space->create_event(true), end = f.space->create_event(true),
@@ -447,7 +447,7 @@ void test_copies() {
   auto config = g_config;
   config.staging_bytes = 64u << 10;  // so that pieces are many
   Fixture f(0, config);
-  EXPECT_OK(f.space->commit(f.base, 16 * kMiB));
+  EXPECT_OK(f.space->commit(f.base, 16 * kMiB, false));
   const QueueRef queue = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
   std::mt19937 random(1);
   for (size_t i = 0; i < kWindowBytes; i += 4) {
@@ -514,7 +514,7 @@ void test_arrays() {
   Fixture f;
   std::mt19937 random(9);
   for (uint64_t i = 0; i < 16 * kMiB; i++) f.window[i] = static_cast<uint8_t>(random());
-  EXPECT_OK(f.space->commit(f.base, 16 * kMiB));
+  EXPECT_OK(f.space->commit(f.base, 16 * kMiB, false));
   const QueueRef queue = f.space->create_queue(QueueKind::kBlocking, 0, 1);
   const ArrayShape shapes[] = {
       shape_of(1000, 0, 0, 0x01, 1),        // bytes, one row
@@ -598,7 +598,7 @@ void test_arrays() {
 
 void test_objects() {
   Fixture f;
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   auto array = f.space->create_array(shape_of(64, 32, 0, 0x20, 1, 0x02));
   EXPECT_OK(array.status());
   TextureArgs surface;
@@ -627,7 +627,7 @@ void test_objects() {
 
 void test_refused_arrays() {
   Fixture f;
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   fake.fail("cuArray3DCreate_v2", 1, 2);
   auto none = f.space->create_array(shape_of(64, 0, 0, 0x20, 1));
   EXPECT(none.status().code() == 2 && none.status().text().find("cuArray3DCreate_v2") != std::string::npos);
@@ -655,7 +655,7 @@ void test_register_fails() {
   config.register_host_window = true;
   fake.fail("cuMemHostRegister_v2", 1, 801);
   Fixture f(0, config);
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   std::memset(f.window, 0x42, 4096);
   f.space->copy(f.legacy, f.ticket(0), f.up(f.base, f.window, 4096));  // staged instead
   EXPECT(f.sync() && f.words(f.base + 4092, 1)[0] == 0x42424242 && f.owner.faults == 0);
@@ -663,7 +663,7 @@ void test_register_fails() {
 
 void test_memset() {
   Fixture f;
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   const auto set = [&](uint64_t at, uint64_t pitch, uint64_t count, uint64_t rows, uint32_t value, uint32_t width) {
     f.space->memset(f.legacy, f.ticket(0), {at, pitch, count, rows, value, width});
   };
@@ -742,7 +742,7 @@ void test_launch_and_modules() {
 // Variables lie where the driver put them: they are memory, and their contents can be read and written.
 void test_variables() {
   Fixture f;
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   const char image[] =
       ".version 7.0\n.target sm_70\n.address_size 64\n"
       "// .global .u32 no_variable;\n"
@@ -792,7 +792,7 @@ void test_variables() {
 void test_submission_never_blocks() {
   Fixture f;
   f.load_module();
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   const QueueRef queue = f.space->create_queue(QueueKind::kBlocking, 0, 1);
   const QueueRef free = f.space->create_queue(QueueKind::kNonBlocking, 0, 2);
   const EventRef event = f.space->create_event(true), other = f.space->create_event(true);
@@ -822,7 +822,7 @@ void test_submission_never_blocks() {
 void test_queue_index_is_used_again() {
   Fixture f;
   f.load_module();
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   QueueRef queue = f.space->create_queue(QueueKind::kNonBlocking, 0, 5);
   f.spin(queue, 5);
   const uint64_t old = f.last[5];
@@ -844,7 +844,7 @@ void test_queue_index_is_used_again() {
 void test_execution_fault() {
   Fixture f;
   f.load_module();
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   const QueueRef a = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
   const QueueRef b = f.space->create_queue(QueueKind::kBlocking, 0, 2);
   const EventRef event = f.space->create_event(true);
@@ -891,7 +891,7 @@ void test_output_after_a_fault() {
 void test_refused_command() {
   Fixture f;
   f.load_module();
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   const QueueRef a = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
   f.spin(a, 1);
   // A launch that the driver does not take is that call's error; what follows runs.
@@ -930,7 +930,7 @@ LaunchAttribute attribute(uint32_t id, uint32_t first_word) {
 void test_launch_attributes() {
   Fixture f;
   f.load_module();
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   const LaunchAttribute list[] = {attribute(kLaunchCooperative, 1), attribute(kLaunchClusterDimension, 2),
                                   attribute(kLaunchPriority, 0xfffffffd)};
   struct alignas(16) {
@@ -958,7 +958,7 @@ void test_launch_attributes() {
   {
     Fixture held(1, config);
     held.load_module();
-    EXPECT_OK(held.space->commit(held.base, kMiB));
+    EXPECT_OK(held.space->commit(held.base, kMiB, false));
     const QueueRef a = held.space->create_queue(QueueKind::kNonBlocking, 0, 1);
     for (int i = 0; i < 3; i++) held.spin(a, 1);
     LaunchAttribute mine = attribute(kLaunchClusterDimension, 4);
@@ -1008,7 +1008,7 @@ void test_launch_attributes() {
 void test_stream_attributes() {
   Fixture f;
   f.load_module();
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   const QueueRef a = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
   uint32_t id = 0;
   uint64_t value[2], submitted = 0;
@@ -1041,7 +1041,7 @@ void test_stream_attributes() {
   config.max_in_flight = 2;
   Fixture held(1, config);
   held.load_module();
-  EXPECT_OK(held.space->commit(held.base, kMiB));
+  EXPECT_OK(held.space->commit(held.base, kMiB, false));
   const QueueRef b = held.space->create_queue(QueueKind::kNonBlocking, 0, 1);
   for (int i = 0; i < 5; i++) held.spin(b, 1);
   EXPECT_OK(held.space->set_queue_attribute(b, held.ticket(1), attribute(kLaunchPriority, -3)));
@@ -1075,8 +1075,8 @@ void test_alias() {
   EXPECT_OK(made.status());
   Fixture a(0, g_config, made->get());
   Fixture b(1, g_config, made->get());
-  EXPECT_OK(a.space->commit(a.base, 32 * kMiB));
-  EXPECT_OK(b.space->commit(b.base, 32 * kMiB));
+  EXPECT_OK(a.space->commit(a.base, 32 * kMiB, false));
+  EXPECT_OK(b.space->commit(b.base, 32 * kMiB, false));
   std::vector<uint32_t> pattern(32 * kMiB / 4);
   for (size_t i = 0; i < pattern.size(); i++) pattern[i] = static_cast<uint32_t>(i);
   EXPECT_OK(a.space->write(a.base, pattern.data(), 32 * kMiB));
@@ -1105,7 +1105,7 @@ void test_stop_with_work() {
   std::atomic<bool> in_host{false}, leave{false};
   Fixture f;
   f.load_module();
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   const QueueRef a = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
   f.owner.run = [&](uint64_t) {
     in_host = true;
@@ -1133,7 +1133,7 @@ void test_random_work() {
   Fixture f(0, config);
   f.load_module();
   constexpr size_t kQueues = 4, kRegion = 256u << 10;
-  EXPECT_OK(f.space->commit(f.base, kQueues * kRegion));
+  EXPECT_OK(f.space->commit(f.base, kQueues * kRegion, false));
   std::vector<QueueRef> queues = {f.legacy};
   for (uint32_t i = 1; i < kQueues; i++)
     queues.push_back(f.space->create_queue(i % 2 ? QueueKind::kBlocking : QueueKind::kNonBlocking, 0, i));
@@ -1210,7 +1210,7 @@ void test_executor() {
   f.load_executor();
   if (!f.executor) return;
   EXPECT(f.owner.taken == 4096);
-  EXPECT_OK(f.space->commit(f.base, 4 * kMiB));
+  EXPECT_OK(f.space->commit(f.base, 4 * kMiB, false));
   const QueueRef side = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
   f.fill(f.legacy, 0, f.base, 16, 7);                // a kernel of the job's own: 7, 8, ...
   f.op("fill", f.legacy, 0, f.base + 16, 32, 0x11);  // an operator: words 4 to 11
@@ -1253,7 +1253,7 @@ void test_executor_behind_a_host_function() {
   f.load_module();
   f.load_executor();
   if (!f.executor) return;
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   const QueueRef side = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
   std::mutex mu;
   std::condition_variable changed;
@@ -1338,7 +1338,7 @@ void test_executor_order() {
   f.load_module();
   f.load_executor();
   if (!f.executor) return;
-  EXPECT_OK(f.space->commit(f.base, kMiB));
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
   std::vector<QueueRef> queues = {f.legacy};
   for (uint32_t i = 1; i < 4; i++)
     queues.push_back(f.space->create_queue(i == 1 ? QueueKind::kBlocking : QueueKind::kNonBlocking, 0, i));
@@ -1366,7 +1366,7 @@ void test_executor_failures() {
     f.load_module();
     f.load_executor();
     if (!f.executor) return;
-    EXPECT_OK(f.space->commit(f.base, kMiB));
+    EXPECT_OK(f.space->commit(f.base, kMiB, false));
     // Out of memory is that launch's, and late: the process goes on.
     f.op("fails", f.legacy, 0, 0, 0, kOutOfMemory);
     f.fill(f.legacy, 0, f.base, 4, 6);
@@ -1418,8 +1418,8 @@ void test_primary_context() {
     Fixture a(0, g_config, made->get(), true), b(1, g_config, made->get(), true), c(2, g_config, made->get());
     EXPECT(fake.calls("cuDevicePrimaryCtxRetain") == retained + 2 && fake.calls("cuCtxCreate_v2") == own + 1);
     a.load_module(), c.load_module();
-    EXPECT_OK(a.space->commit(a.base, kMiB));
-    EXPECT_OK(c.space->commit(c.base, kMiB));
+    EXPECT_OK(a.space->commit(a.base, kMiB, false));
+    EXPECT_OK(c.space->commit(c.base, kMiB, false));
     a.fill(a.legacy, 0, a.base, 4, 1), c.fill(c.legacy, 0, c.base, 4, 2);
     EXPECT(a.sync() && c.sync() && a.words(a.base, 1)[0] == 1 && c.words(c.base, 1)[0] == 2);
   }

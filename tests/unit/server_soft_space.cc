@@ -83,8 +83,8 @@ void contents_and_aliases(Device& device) {
   auto a = open_space(device, 0, owner), b = open_space(device, 1, owner);
   EXPECT(!device.open_space(config(0), owner).ok());  // the range is taken
   const uint64_t at = range_base(0), other = range_base(1) + 65536;
-  EXPECT(a->commit(at, 8192).ok() && b->commit(other, 8192).ok());
-  EXPECT(!a->commit(other, 4096).ok() && !a->commit(at + kDeviceBytes, 1).ok());
+  EXPECT(a->commit(at, 8192, false).ok() && b->commit(other, 8192, false).ok());
+  EXPECT(!a->commit(other, 4096, false).ok() && !a->commit(at + kDeviceBytes, 1, false).ok());
   EXPECT(a->write(at, "hello", 6).ok());
   EXPECT(b->alias(other, 8192, *a, at).ok());
   char text[6];
@@ -100,11 +100,11 @@ void resident_memory_follows(Device& device) {
   auto space = open_space(device, 0, owner);
   constexpr uint64_t kBytes = 384u << 20;
   const uint64_t at = range_base(0);
-  EXPECT(space->commit(at, kBytes).ok() && space->commit(at + kBytes, 4096).ok());
+  EXPECT(space->commit(at, kBytes, false).ok() && space->commit(at + kBytes, 4096, false).ok());
   std::memset(reinterpret_cast<void*>(at), 1, kBytes + 4096);
   EXPECT(resident_pages(at, kBytes) == kBytes / kPageBytes);
   space->release(at, kBytes);
-  EXPECT(space->commit(at, 4096).ok());  // soon again, so it keeps its page
+  EXPECT(space->commit(at, 4096, false).ok());  // soon again, so it keeps its page
   for (int i = 0; i < 50; i++) space->tidy(), usleep(100'000);
   EXPECT(resident_pages(at, kBytes) == 1);
   EXPECT(resident_pages(at + kBytes, 4096) == 1 && *reinterpret_cast<uint8_t*>(at + kBytes) == 1);

@@ -31,6 +31,12 @@ using namespace devproxy::hal::soft;
 
 namespace {
 
+void ok(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.text().c_str());
+  std::_Exit(1);
+}
+
 constexpr uint64_t kPage = 4096, kBlocks = 12, kBlock = 5 * kPage + 512, kYoungs = 4, kBytes = 100 * kPage;
 constexpr uint32_t kRW = DEVPROXY_EXECUTOR_READS | DEVPROXY_EXECUTOR_WRITES | DEVPROXY_EXECUTOR_WHOLE;
 
@@ -78,7 +84,7 @@ struct Rank {
     member = splicer.join(at(0), kBytes, fd);
     CHECK(member);
     for (uint64_t block = 0; block < kBlocks + kYoungs; block++)
-      splicer.committed(*member, at(offset_of(block)), kBlock, position);
+      splicer.committed(*member, at(offset_of(block)), kBlock, position, false);
   }
   void close(Splicer& splicer) {
     splicer.leave(*member);
@@ -148,13 +154,13 @@ void perform(const Op& op, uint32_t number, Rank& rank, Splicer& splicer, Here& 
         params.young = rank.at(young);
         here.young = rank.base + young;
         splicer.released(*rank.member, params.young);
-        splicer.committed(*rank.member, params.young, kBlock, rank.position);
+        splicer.committed(*rank.member, params.young, kBlock, rank.position, false);
         CHECK(splicer.before_write(params.young, kBlock).ok());
         std::memset(here.young, static_cast<int>(op.number), kBlock);
         launch.accesses.push_back({params.young, kBlock, offsetof(Params, young), kRW});
       }
       here.block = block, here.other = flips ? nullptr : other, here.number = op.number;
-      CHECK(splicer.launch(*rank.member, launch, here).ok());
+      ok(splicer.launch(*rank.member, launch, here));
       return;
     }
     case Op::kOpaque:
@@ -167,7 +173,7 @@ void perform(const Op& op, uint32_t number, Rank& rank, Splicer& splicer, Here& 
     case Op::kRenew:
       splicer.released(*rank.member, reinterpret_cast<uint64_t>(block));
       if (op.number & 1) splicer.discard(*rank.member, reinterpret_cast<uint64_t>(block), kBlock);
-      splicer.committed(*rank.member, reinterpret_cast<uint64_t>(block), kBlock, rank.position);
+      splicer.committed(*rank.member, reinterpret_cast<uint64_t>(block), kBlock, rank.position, false);
       [[fallthrough]];
     case Op::kFill:
       CHECK(splicer.before_write(reinterpret_cast<uint64_t>(block), kBlock).ok());
@@ -280,69 +286,166 @@ Outcome run(uint32_t ranks, uint32_t steps, double odd, uint32_t seed, bool leav
   return outcome;
 }
 
+struct Doing final : Runner {
+  Engine& engine;
+  uint32_t seat;
+  Engine::Turn turn;
+  std::function<void()> what;
+  Doing(Engine& engine, uint32_t seat) : engine(engine), seat(seat) {}
+  void begin() override { engine.begin(seat, turn); }
+  Status run() override { return what(), Status(); }
+  void end() override { engine.end(turn); }
+  void yield() override { engine.yield(turn); }
+};
+
+// Ranks in lockstep, each with a thread: step(number, rank, runner) is called `steps` times.
+struct Lockstep {
+  Engine engine;
+  std::shared_ptr<Splicer> splicer;
+  std::vector<Rank> ranks;
+  std::barrier<> together;
+
+  explicit Lockstep(uint32_t count) : ranks(count), together(count) {
+    SpliceConfig config;
+    config.least_bytes = kPage;
+    config.least_ns = 0;
+    config.thrifty = false;
+    config.patience_ns = 60'000'000'000, config.idle_patience_ns = 10'000'000'000;
+    auto opened = Splicer::open(config, &engine);
+    CHECK(opened.ok());
+    splicer = std::move(*opened);
+    for (Rank& rank : ranks) rank.open(*splicer);
+  }
+  ~Lockstep() {
+    for (Rank& rank : ranks) rank.close(*splicer);
+  }
+
+  template <class Step>
+  void run(int steps, Step step) {
+    std::vector<std::thread> threads;
+    for (uint32_t i = 0; i < ranks.size(); i++)
+      threads.emplace_back([&, i] {
+        Doing doing(engine, i);
+        for (int number = 0; number < steps; number++) {
+          step(number, i, doing);
+          doing.yield();
+          together.arrive_and_wait();
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+  }
+  // The places of the accesses are those of their addresses, one after another.
+  void launch(Rank& rank, const char* name, std::vector<Access> accesses, Doing& doing, std::function<void()> what) {
+    std::vector<uint64_t> params;
+    for (Access& access : accesses) {
+      access.place = static_cast<uint32_t>(params.size() * sizeof(uint64_t));
+      params.push_back(access.addr);
+    }
+    SpliceLaunch launch;
+    launch.name = name;
+    launch.params = reinterpret_cast<const uint8_t*>(params.data());
+    launch.params_bytes = params.size() * sizeof(uint64_t);
+    launch.position = ++rank.position;
+    launch.repeatable = true;
+    launch.accesses = std::move(accesses);
+    doing.what = std::move(what);
+    ok(splicer->launch(*rank.member, launch, doing));
+  }
+  void fill(Rank& rank, uint64_t offset, uint64_t bytes, int value) {
+    ok(splicer->before_write(rank.at(offset), bytes));
+    std::memset(rank.base + offset, value, bytes);
+  }
+};
+
+constexpr uint64_t kPart = 512;
+
+void add(uint8_t* block, const uint8_t* part) {
+  for (uint64_t i = 0; i < kBlock; i++) block[i] = static_cast<uint8_t>(block[i] + part[i % kPart] + 1);
+}
+
 // What a launch only reads may lie elsewhere in each rank, but not where one of them writes: the first rank reads from the
 // block itself in the end, the second what is equal before the launch.
 void test_overlap() {
-  constexpr uint64_t kPart = 512;
-  Engine engine;
-  SpliceConfig config;
-  config.least_bytes = kPage;
-  config.least_ns = 0;
-  config.thrifty = false;
-  auto opened = Splicer::open(config, &engine);
-  CHECK(opened.ok());
-  Splicer& splicer = **opened;
-  std::vector<Rank> ranks(2);
-  for (Rank& rank : ranks) rank.open(splicer);
-  std::barrier together(2);
-  std::atomic<uint64_t> runs{0};
-  auto add = [](uint8_t* block, const uint8_t* part) {
-    for (uint64_t i = 0; i < kBlock; i++) block[i] = static_cast<uint8_t>(block[i] + part[i % kPart] + 1);
-  };
-  struct Adder final : Runner {
-    Engine& engine;
-    uint32_t seat;
-    Engine::Turn turn;
-    std::function<void()> what;
-    Adder(Engine& engine, uint32_t seat) : engine(engine), seat(seat) {}
-    void begin() override { engine.begin(seat, turn); }
-    Status run() override { return what(), Status(); }
-    void end() override { engine.end(turn); }
-    void yield() override { engine.yield(turn); }
-  };
-  std::vector<std::thread> threads;
-  for (uint32_t i = 0; i < 2; i++)
-    threads.emplace_back([&, i] {
-      Rank& rank = ranks[i];
-      Adder adder(engine, i);
-      const uint64_t block = offset_of(0), inside = block + 2 * kPart;
-      for (int step = 0; step < 12; step++) {
-        const uint64_t part = step > 7 && i == 0 ? inside : offset_of(2 + i);
-        CHECK(splicer.before_write(rank.at(offset_of(2 + i)), kPart).ok());
-        std::memcpy(rank.base + offset_of(2 + i), rank.base + inside, kPart);
-        add(rank.alone.data() + block, std::vector<uint8_t>(rank.base + part, rank.base + part + kPart).data());
-        if (part == inside) {  // as it is where it reads what it has written
-          std::memcpy(rank.alone.data() + block, rank.base + block, kBlock);
-          add(rank.alone.data() + block, rank.alone.data() + inside);
-        }
-        const uint64_t params[] = {rank.at(block), rank.at(part)};
-        SpliceLaunch launch;
-        launch.name = "add";
-        launch.params = reinterpret_cast<const uint8_t*>(params);
-        launch.params_bytes = sizeof params;
-        launch.position = ++rank.position;
-        launch.repeatable = true;
-        launch.accesses = {{params[0], kBlock, 0, kRW}, {params[1], kPart, 8, DEVPROXY_EXECUTOR_READS}};
-        adder.what = [&] { add(rank.base + block, rank.base + part), runs++; };
-        CHECK(splicer.launch(*rank.member, launch, adder).ok());
-        CHECK(std::memcmp(rank.base + block, rank.alone.data() + block, kBlock) == 0);
-        adder.yield();
-        together.arrive_and_wait();
-      }
+  Lockstep job(2);
+  job.run(12, [&](int step, uint32_t i, Doing& doing) {
+    Rank& rank = job.ranks[i];
+    const uint64_t block = offset_of(0), inside = block + 2 * kPart;
+    const uint64_t part = step > 7 && i == 0 ? inside : offset_of(2 + i);
+    ok(job.splicer->before_write(rank.at(offset_of(2 + i)), kPart));
+    std::memcpy(rank.base + offset_of(2 + i), rank.base + inside, kPart);
+    add(rank.alone.data() + block, std::vector<uint8_t>(rank.base + part, rank.base + part + kPart).data());
+    if (part == inside) {  // as it is where it reads what it has written
+      std::memcpy(rank.alone.data() + block, rank.base + block, kBlock);
+      add(rank.alone.data() + block, rank.alone.data() + inside);
+    }
+    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, DEVPROXY_EXECUTOR_READS}},
+               doing, [&rank, block, part] { add(rank.base + block, rank.base + part); });
+    CHECK(std::memcmp(rank.base + block, rank.alone.data() + block, kBlock) == 0);
+  });
+  const SpliceCounts counts = job.splicer->counts();
+  CHECK(counts.squashed > 0 && counts.different > 0);
+}
+
+// One rank of three reads something else, at another place: whoever is compared last.
+void test_one_differs() {
+  Lockstep job(3);
+  job.run(40, [&](int step, uint32_t i, Doing& doing) {
+    Rank& rank = job.ranks[i];
+    const uint64_t block = offset_of(0), part = offset_of(2 + i);
+    job.fill(rank, part, kPart, step > 9 && step % 3 == static_cast<int>(i) ? step + 1 : step);
+    add(rank.alone.data() + block, rank.base + part);
+    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, DEVPROXY_EXECUTOR_READS}},
+               doing, [&rank, block, part] { add(rank.base + block, rank.base + part); });
+    CHECK(std::memcmp(rank.base + block, rank.alone.data() + block, kBlock) == 0);
+  });
+  const SpliceCounts counts = job.splicer->counts();
+  CHECK(counts.squashed > 0 && counts.different > 0);
+}
+
+// A step as of training: what a collective gives is copied, scaled by a number in memory, and used in place; and the step
+// makes something on the way, in a stable buffer of its own. Nothing of it is compared once it is learnt.
+void test_numbers() {
+  constexpr uint32_t kReads = DEVPROXY_EXECUTOR_READS, kMakes = DEVPROXY_EXECUTOR_WRITES | DEVPROXY_EXECUTOR_WHOLE;
+  constexpr int kSteps = 30, kLearnt = 8;
+  Lockstep job(3);
+  std::atomic<uint64_t> compared{0}, squashed{0};
+  job.run(kSteps, [&](int step, uint32_t i, Doing& doing) {
+    Rank& rank = job.ranks[i];
+    Splicer& splicer = *job.splicer;
+    if (step == kLearnt && i == 0) compared = splicer.counts().compared_bytes, squashed = splicer.counts().squashed;
+    if (step == kLearnt) doing.yield(), job.together.arrive_and_wait();
+    const uint64_t state = offset_of(0), made = offset_of(1), scale = offset_of(2);
+    const uint64_t sum = offset_of(4 + (i + step) % 4), copied = offset_of(8 + (2 * i + step) % 4);
+    job.fill(rank, scale, 8, step);
+    job.fill(rank, sum, kBlock, 3 * step);
+    splicer.received(*rank.member, rank.at(sum), kBlock, {1, 2, static_cast<uint64_t>(step)});
+    uint8_t* const at = rank.base;
+    splicer.released(*rank.member, rank.at(copied));
+    splicer.committed(*rank.member, rank.at(copied), kBlock, rank.position, false);
+    job.launch(rank, "copy", {{rank.at(copied), kBlock - 64, 0, kMakes}, {rank.at(sum + 64), kBlock - 64, 0, kReads}},
+               doing, [=] { std::memcpy(at + copied, at + sum + 64, kBlock - 64); });
+    job.launch(rank, "scale", {{rank.at(copied), kBlock - 64, 0, kRW}, {rank.at(scale), 8, 0, kReads}}, doing, [=] {
+      for (uint64_t k = 0; k < kBlock - 64; k++) at[copied + k] = static_cast<uint8_t>(at[copied + k] * at[scale]);
     });
-  for (std::thread& thread : threads) thread.join();
-  CHECK(splicer.counts().squashed > 0 && splicer.counts().different > 0);
-  for (Rank& rank : ranks) rank.close(splicer);
+    job.launch(rank, "use", {{rank.at(state), kBlock, 0, kRW}, {rank.at(copied), kBlock - 64, 0, kReads}}, doing,
+               [=] { add(at + state, at + copied); });
+    splicer.committed(*rank.member, rank.at(made), kBlock, rank.position, true);
+    job.launch(rank, "make", {{rank.at(made), kBlock, 0, kMakes}, {rank.at(state), kBlock, 0, kReads}}, doing, [=] {
+      for (uint64_t k = 0; k < kBlock; k++) at[made + k] = static_cast<uint8_t>(at[state + k] * 7);
+    });
+    job.launch(rank, "take", {{rank.at(state), kBlock, 0, kRW}, {rank.at(made), kBlock, 0, kReads}}, doing,
+               [=] { add(at + state, at + made); });
+    splicer.released(*rank.member, rank.at(made));
+    std::vector<uint8_t> sums(kPart, static_cast<uint8_t>(3 * step * step)), half(kPart);
+    add(rank.alone.data() + state, sums.data());
+    for (uint64_t k = 0; k < kPart; k++) half[k] = static_cast<uint8_t>(rank.alone[state + k] * 7);
+    add(rank.alone.data() + state, half.data());
+    CHECK(std::memcmp(at + state, rank.alone.data() + state, kBlock) == 0);
+  });
+  const SpliceCounts counts = job.splicer->counts();
+  CHECK(counts.different == 0 && counts.given_up == 0);
+  CHECK(counts.squashed - squashed == 3 * 2 * (kSteps - kLearnt));  // use, make and take, for two others
+  CHECK(counts.compared_bytes == compared);
 }
 
 void test_pool() {
@@ -368,6 +471,8 @@ void test_pool() {
 int main() {
   test_pool();
   test_overlap();
+  test_one_differs();
+  test_numbers();
   // Equal ranks: nearly everything is computed once.
   const Outcome calm = run(4, 40, 0, 1, false);
   CHECK(calm.counts.squashed > calm.updates / 2 && calm.counts.broken == 0 && calm.counts.different == 0 &&

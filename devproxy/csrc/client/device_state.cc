@@ -73,18 +73,17 @@ void DeviceState::give_back_credit() {
   if (conn_->post(wire::Opcode::MEM_CREDIT_RETURN, req) == kOk) granted_ -= req.bytes;
 }
 
-void DeviceState::reclaim() {
+void DeviceState::reclaim(bool stable) {
   for (auto& [index, cache] : pending_) {
-    if (cache.count == 0) continue;
-    for (auto& [bytes, list] : cache.by_bytes) {
-      auto done = std::remove_if(list.begin(), list.end(), [&, i = index](const Pending& p) {
-        if (!conn_->completed(i, p.after)) return false;
-        alloc_.give(p.addr, p.bytes);
-        return true;
-      });
-      cache.count -= static_cast<size_t>(list.end() - done);
-      list.erase(done, list.end());
-    }
+    const auto give = [&, i = index](const Pending& p) {
+      if (!conn_->completed(i, p.after)) return false;
+      alloc_.give(p.addr, p.bytes);
+      return true;
+    };
+    if (cache.count)
+      for (auto& [bytes, list] : cache.by_bytes) cache.count -= std::erase_if(list, give);
+    if (stable)
+      for (auto& [bytes, list] : cache.stable) std::erase_if(list, give);
   }
   std::erase_if(retiring_, [&](const Retiring& r) {
     if (!over(r.uses)) return false;
@@ -118,26 +117,33 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, u
   std::lock_guard lock(mu_);
   if ((*error = credit(n)) != kOk) return 0;
   uint64_t addr = 0;
-  if (stream && !stable) {
-    // What this stream freed it may reuse at once: its own order keeps the old use before the new one.
-    if (auto c = pending_.find(stream->index); c != pending_.end() && c->second.count) {
-      if (auto l = c->second.by_bytes.find(n);
-          l != c->second.by_bytes.end() && !l->second.empty() && !l->second.back().stable) {
-        addr = l->second.back().addr;
-        l->second.pop_back();
-        --c->second.count;
+  // What this stream freed it may reuse at once: its own order keeps the old use before the new one.
+  if (const auto c = stream ? pending_.find(stream->index) : pending_.end(); c != pending_.end()) {
+    StreamCache& cache = c->second;
+    if (stable) {
+      if (auto l = cache.stable.find(n); l != cache.stable.end() && !l->second.empty()) {
+        addr = l->second.front().addr;
+        l->second.pop_front();
       }
+    } else if (auto l = cache.by_bytes.find(n); l != cache.by_bytes.end() && !l->second.empty()) {
+      addr = l->second.back().addr;
+      l->second.pop_back();
+      --cache.count;
     }
   }
   if (!addr) {
-    reclaim();
+    reclaim(false);
+    addr = alloc_.take(n, stable);
+  }
+  if (!addr) {
+    reclaim(true);
     addr = alloc_.take(n, stable);
   }
   if (!addr) {
     *error = kOutOfMemory;
     return 0;
   }
-  const wire::MEM_ALLOC_req req{addr, n, stable ? 1u : 0u, 0};
+  const wire::MEM_ALLOC_req req{addr, n, stable ? kStableFlag : 0, 0};
   if ((*error = conn_->post(wire::Opcode::MEM_ALLOC, req)) != kOk) {
     alloc_.give(addr, n);
     return 0;
@@ -155,12 +161,15 @@ int32_t DeviceState::free(uint64_t addr, StreamObj* stream) {
   const int32_t rc = conn_->post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr});
   live_.erase(it);
   used_ -= a.bytes;
-  if (!stream || idle(*stream)) {
+  const auto pending = [&]() -> Pending { return {addr, a.bytes, stream->last.load(std::memory_order_acquire)}; };
+  if (stream && a.stable) {
+    pending_[stream->index].stable[a.bytes].push_back(pending());
+  } else if (!stream || idle(*stream)) {
     alloc_.give(addr, a.bytes);
   } else {
     auto& cache = pending_[stream->index];
-    cache.by_bytes[a.bytes].push_back({addr, a.bytes, a.stable, stream->last.load(std::memory_order_acquire)});
-    if (++cache.count % kPendingBeforeReclaim == 0) reclaim();
+    cache.by_bytes[a.bytes].push_back(pending());
+    if (++cache.count % kPendingBeforeReclaim == 0) reclaim(false);
   }
   give_back_credit();
   return rc;

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -155,12 +156,14 @@ class DeviceState {
  private:
   struct Pending {
     uint64_t addr, bytes;
-    bool stable;
     uint64_t after;  // free for other streams once the freeing stream has finished this position
   };
   struct StreamCache {
     std::unordered_map<uint64_t, std::vector<Pending>> by_bytes;
     size_t count = 0;
+    // Stable buffers wait for the next one of their size, first in first out, until there is no other room. So the
+    // program alone decides where they lie, and not how far the stream is: equal ranks have them at equal offsets.
+    std::unordered_map<uint64_t, std::deque<Pending>> stable;
   };
   struct Retiring {
     uint64_t addr, bytes;
@@ -168,7 +171,8 @@ class DeviceState {
   };
   uint64_t allocate(uint64_t bytes, StreamObj* stream, bool stable, uint64_t context, int32_t* error);
   bool over(const std::vector<Use>& uses) const;
-  void reclaim();                  // finished pending runs go back to the allocator. mu held
+  // Finished pending runs go back to the allocator; stable ones too only where they must. mu held
+  void reclaim(bool stable);
   int32_t credit(uint64_t bytes);  // makes sure that `bytes` more may live. mu held
   void give_back_credit();         // mu held
   uint64_t take_pinned(uint64_t bytes, bool managed, int32_t* error);

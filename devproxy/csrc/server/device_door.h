@@ -124,7 +124,7 @@ class DeviceDoor {
 
   // -- memory
 
-  Status commit(uint64_t addr, uint64_t bytes) { return space_->commit(addr, bytes); }
+  Status commit(uint64_t addr, uint64_t bytes, bool stable) { return space_->commit(addr, bytes, stable); }
   void release(uint64_t addr, uint64_t bytes) { space_->release(addr, bytes); }
   void trim() { space_->trim(); }
   void host_window(uint64_t addr, uint64_t bytes) { space_->host_window(addr, bytes); }

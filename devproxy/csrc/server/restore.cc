@@ -111,11 +111,11 @@ Status Connection::restore_memory(const ClientRecord& client) {
   if (Status s = memory_.restore(client, parts_.physical_gpu); !s.ok()) return s;
   if (Status s = windows_.restore(client); !s.ok()) return s;
   Status s;
-  memory_.device().for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
-    if (s.ok()) s = device_.commit(addr, bytes);
+  memory_.device().for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t flags) {
+    if (s.ok()) s = device_.commit(addr, bytes, flags & kStableFlag);
   });
-  memory_.device().for_each_freed([&](uint64_t addr, uint64_t bytes, uint32_t, uint64_t) {
-    if (s.ok()) s = device_.commit(addr, bytes);
+  memory_.device().for_each_freed([&](uint64_t addr, uint64_t bytes, uint32_t flags, uint64_t) {
+    if (s.ok()) s = device_.commit(addr, bytes, flags & kStableFlag);
   });
   memory_.pinned().for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
     if (!windows_.in_any(addr, bytes)) s = {kInvalidImage, "the state's pinned ranges overlap or lie outside"};

@@ -43,8 +43,8 @@ inline constexpr uint64_t kDeviceBytes = 0x30'0000'0000;  // 192 GiB of device a
 inline constexpr uint64_t kGlobalsBytes = 1ull << 30;
 // The top of that: numbers of the server's own collectives (csrc/server/meta_slots.h). A device may give it whole pages.
 inline constexpr uint64_t kMetaBytes = 2ull << 20;
-// MEM_ALLOC.flags, besides 1 for a buffer that lives long: one range with the neighbours that have it too.
-inline constexpr uint32_t kPieceFlag = 2;
+// MEM_ALLOC.flags: a stable buffer (SpaceMemory::commit); one range with the neighbours that have this flag too.
+inline constexpr uint32_t kStableFlag = 1, kPieceFlag = 2;
 inline constexpr uint64_t kPinnedBytes = kRangeBytes - kDeviceBytes;
 inline constexpr uint32_t kMaxSlots = 128;
 inline constexpr uint64_t range_base(uint32_t slot) { return kRangeBase + slot * kRangeBytes; }

@@ -82,7 +82,7 @@ class CudaSpace final : public BasicSpace {
   CudaSpace(const CudaConfig& device, const SpaceConfig& config, SpaceOwner& owner, std::shared_ptr<Context> context);
   ~CudaSpace() override;
 
-  Status commit(uint64_t addr, uint64_t bytes) override { return memory_->commit(addr, bytes); }
+  Status commit(uint64_t addr, uint64_t bytes, bool) override { return memory_->commit(addr, bytes); }
   void release(uint64_t addr, uint64_t bytes) override { memory_->release(addr, bytes); }
 
   QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;

@@ -58,9 +58,9 @@ uint64_t RecordSpace::id_of(const EventRef& event) const {
 
 // -- memory ---------------------------------------------------------------------------------------------------------
 
-Status RecordSpace::commit(uint64_t addr, uint64_t bytes) {
+Status RecordSpace::commit(uint64_t addr, uint64_t bytes, bool stable) {
   line("alloc", [&](Line& l) { l.add("addr", addr).add("bytes", bytes); });
-  return inner_->commit(addr, bytes);
+  return inner_->commit(addr, bytes, stable);
 }
 
 void RecordSpace::release(uint64_t addr, uint64_t bytes) {

@@ -25,7 +25,7 @@ class RecordSpace final : public ForwardingSpace {
         number_(number) {}
   ~RecordSpace() override { recorder_.flush(); }
 
-  Status commit(uint64_t addr, uint64_t bytes) override;
+  Status commit(uint64_t addr, uint64_t bytes, bool stable) override;
   void release(uint64_t addr, uint64_t bytes) override;
   void host_allocated(uint64_t addr, uint64_t bytes) override;
 

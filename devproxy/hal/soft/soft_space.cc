@@ -139,12 +139,12 @@ SoftSpace::~SoftSpace() {
   close(memory_fd_);
 }
 
-Status SoftSpace::commit(uint64_t addr, uint64_t bytes) {
+Status SoftSpace::commit(uint64_t addr, uint64_t bytes, bool stable) {
   if (!owns(addr, bytes)) return {kInvalidValue, "the range is outside the device memory of this process"};
   idle_.erase(addr, addr + bytes);
   idle_long_.erase(addr, addr + bytes);
   live_bytes_ += bytes;
-  if (splicer_) splicer_->committed(*member_, addr, bytes, submitted_);
+  if (splicer_) splicer_->committed(*member_, addr, bytes, submitted_, stable);
   return {};  // pages appear at first touch
 }
 
@@ -744,7 +744,11 @@ void SoftSpace::execute(Command& command, Engine::Turn& turn, bool on_submitter)
     case Action::kComm: {
       yield(turn);
       const Running running("collective");
-      return command.comm->run(ended_);
+      command.comm->run(ended_);
+      if (splicer_)
+        for (const CommGroup::Result& one : command.comm->results())
+          splicer_->received(*member_, one.addr, one.bytes, {one.comm.low, one.comm.high, one.operation});
+      return;
     }
     case Action::kNop:
     case Action::kRecord: return;

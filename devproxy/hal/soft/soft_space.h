@@ -67,7 +67,7 @@ class SoftSpace final : public BasicSpace {
   SoftSpace(const SoftConfig& device, const SpaceConfig& config, SpaceOwner& owner, int memory_fd);
   ~SoftSpace() override;
 
-  Status commit(uint64_t addr, uint64_t bytes) override;
+  Status commit(uint64_t addr, uint64_t bytes, bool stable) override;
   void release(uint64_t addr, uint64_t bytes) override;
   void tidy() override;
   void yield() override { yield(turn_); }

@@ -43,7 +43,7 @@ class TemplateSpace final : public BasicSpace {
   ~TemplateSpace() override { munmap(reinterpret_cast<void*>(config_.device_base), config_.device_bytes); }
 
   // -- memory
-  Status commit(uint64_t, uint64_t) override { return {}; }  // pages appear at first touch
+  Status commit(uint64_t, uint64_t, bool) override { return {}; }  // pages appear at first touch
   void release(uint64_t addr, uint64_t bytes) override { (void)addr, (void)bytes; }
 
   // -- queues

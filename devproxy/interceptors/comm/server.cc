@@ -50,7 +50,7 @@ Status prepare_metas(Connection& c, const Message& m, const hal::QueueRef* queue
     return {};
   }
   const uint64_t at = c.communicators().slots().begin();
-  if (Status s = device.commit(at, kMetaBytes); !s.ok()) return std::move(s).with("memory for metas");
+  if (Status s = device.commit(at, kMetaBytes, false); !s.ok()) return std::move(s).with("memory for metas");
   memory.made = true;
   const auto& words = MetaSlots::kWords;
   if (!queue) return device.write(at, words.data(), sizeof words);

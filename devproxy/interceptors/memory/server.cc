@@ -67,7 +67,7 @@ void mem_alloc(Connection& c, const Message& m) {
   const auto answer = c.memory().allocate(r.addr, r.bytes, r.flags, &forgotten);
   release_all(c, forgotten);
   if (answer != MemoryMirror::Answer::kOk) return c.fail(m, kInvalidValue);
-  if (Status s = c.device().commit(r.addr, r.bytes); !s.ok()) c.fail(m, s.code());
+  if (Status s = c.device().commit(r.addr, r.bytes, r.flags & kStableFlag); !s.ok()) c.fail(m, s.code());
 }
 
 void mem_free(Connection& c, const Message& m) {

@@ -32,7 +32,7 @@ uint64_t place_global(Connection& c, uint64_t bytes) {
     c.state().replaying().globals.erase(c.state().replaying().globals.begin());
   }
   if (!addr || !c.memory().add_global(addr, bytes)) return 0;
-  if (!c.device().commit(addr, bytes).ok()) {
+  if (!c.device().commit(addr, bytes, false).ok()) {
     drop_global(c, addr, 0);
     return 0;
   }

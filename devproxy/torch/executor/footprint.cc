@@ -18,9 +18,12 @@ namespace {
 
 constexpr int kDeepest = 4;
 
+// Does the operator overwrite what it is given to write, whatever is there?
+enum class Resets : uint8_t { kNo, kProbably, kSurely };
+
 class Tracer {
  public:
-  Tracer(const uint8_t* params, uint64_t bytes, const BlockHeader& header, bool resets, devproxy_executor_access* to,
+  Tracer(const uint8_t* params, uint64_t bytes, const BlockHeader& header, Resets resets, devproxy_executor_access* to,
          uint32_t room)
       : params_(params),
         reader_(params + sizeof header, bytes - sizeof header),
@@ -75,7 +78,10 @@ class Tracer {
       throw Malformed("parameter block: tensor size overflows");
     if (head.flags & kWritable || header_.flags & kFlagWritesUndeclared) flags |= DEVPROXY_EXECUTOR_WRITES;
     if (span == elements) flags |= DEVPROXY_EXECUTOR_WHOLE;
-    if (resets_ && flags & DEVPROXY_EXECUTOR_WRITES) flags |= DEVPROXY_EXECUTOR_RESETS;
+    if (flags & DEVPROXY_EXECUTOR_WRITES) {
+      if (resets_ != Resets::kNo) flags |= DEVPROXY_EXECUTOR_RESETS;
+      if (resets_ == Resets::kSurely && flags & DEVPROXY_EXECUTOR_WHOLE) flags &= ~uint32_t{DEVPROXY_EXECUTOR_READS};
+    }
     tensors_.back() = count_;
     note({head.addr, bytes, static_cast<uint32_t>(at - params_), flags});
   }
@@ -102,7 +108,9 @@ class Tracer {
       case Tag::kSameTensor: {  // x.add_(y) is add(x, y, out=x), and does look at x
         const auto i = reader_.get<uint16_t>();
         if (i >= tensors_.size()) throw Malformed("parameter block: reference to no tensor");
-        if (tensors_[i] < room_) to_[tensors_[i]].flags &= ~uint32_t{DEVPROXY_EXECUTOR_RESETS};
+        if (tensors_[i] >= room_) return;
+        uint32_t& flags = to_[tensors_[i]].flags;
+        flags = (flags & ~uint32_t{DEVPROXY_EXECUTOR_RESETS}) | DEVPROXY_EXECUTOR_READS;
         return;
       }
       case Tag::kHostTensor: {
@@ -140,7 +148,7 @@ class Tracer {
   const uint8_t* const params_;
   Reader reader_;
   const BlockHeader& header_;
-  const bool resets_;
+  const Resets resets_;
   std::vector<uint32_t> tensors_;  // places in `to` of the kTensor arguments
   devproxy_executor_access* const to_;
   const uint32_t room_;
@@ -148,13 +156,15 @@ class Tracer {
   bool repeatable_ = true;
 };
 
-// By its name: does the operator overwrite what it is given to write?
-bool resets(std::string_view name) {
+// By its name.
+Resets resets(std::string_view name) {
   const size_t dot = name.find('.');
-  if (dot != name.npos && name.substr(dot).ends_with("out")) return true;
+  if (dot != name.npos && name.substr(dot).ends_with("out")) return Resets::kProbably;
   const std::string_view base = name.substr(0, dot);
-  return base == "aten::copy_" || base == "aten::fill_" || base == "aten::zero_" || base == "aten::_foreach_copy_" ||
-         base == "aten::_foreach_zero_";
+  for (const std::string_view one :
+       {"aten::copy_", "aten::fill_", "aten::zero_", "aten::_foreach_copy_", "aten::_foreach_zero_"})
+    if (base == one) return Resets::kSurely;
+  return Resets::kNo;
 }
 
 uint64_t hash_of(const Settings& settings) {

@@ -732,9 +732,9 @@ def _count_steps(module: ModuleType) -> None:
     getattr(module, "register_optimizer_step_post_hook")(lambda *_: count() and None)
 
 
-def _stable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What the function allocates is kept from step to step (paper 5.2.2): it lies apart from activations and gradients,
-    so that equal ranks have it at equal offsets."""
+def _stable(function: Callable[..., Any], by: int = 1) -> Callable[..., Any]:
+    """What the function allocates is kept from step to step, or made in each step again (paper 5.2.2): it lies apart from
+    activations and gradients, so that equal ranks have it at equal offsets. by = -1: after all it is neither."""
     import ctypes
     import functools
 
@@ -746,27 +746,36 @@ def _stable(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def inner(*given: Any, **named: Any) -> Any:
-        make_stable(1)
+        make_stable(by)
         try:
             return function(*given, **named)
         finally:
-            make_stable(-1)
+            make_stable(-by)
 
     return inner
 
 
 def _complete_torch_optimizer(module: ModuleType) -> None:
-    """An optimizer's states: torch's own make them in _init_group. Others' lie where everything lies."""
+    """An optimizer's states, and what its step makes on the way."""
+    import functools
+
     _count_steps(module)
     optimizer: Any = getattr(module, "Optimizer")
-    plain = optimizer.__init_subclass__
+    plain = optimizer.profile_hook_step
 
-    def init_subclass(cls: type, **named: Any) -> None:
-        plain(**named)
-        if "_init_group" in cls.__dict__:
-            setattr(cls, "_init_group", _stable(cls.__dict__["_init_group"]))
+    def hook_step(step: Callable[..., Any]) -> Any:
+        inner = _stable(step)
 
-    optimizer.__init_subclass__ = classmethod(init_subclass)
+        # A closure runs the model.
+        @functools.wraps(step)
+        def outer(self: Any, *given: Any, **named: Any) -> Any:
+            given = tuple(_stable(one, -1) if callable(one) else one for one in given)
+            named = {k: _stable(one, -1) if callable(one) else one for k, one in named.items()}
+            return inner(self, *given, **named)
+
+        return plain(outer)
+
+    optimizer.profile_hook_step = staticmethod(hook_step)
     optimizer.load_state_dict = _stable(optimizer.load_state_dict)
 
 

@@ -297,6 +297,7 @@ class CommGroup::Lane {
   }
   SoftComm& comm() { return comm_; }
   bool has_board() const { return has_board_; }
+  const std::vector<Result>& results() const { return results_; }
 
   // As far as it goes without waiting. True when it has come nearer to its end.
   bool go_on();
@@ -357,6 +358,7 @@ class CommGroup::Lane {
   std::vector<Span> needed_by(const std::vector<uint32_t>& ranks) const;
   bool flush();
   bool late(bool moved);
+  void note_result();
   bool have_all_joined();
   bool try_start();
   bool share(uint32_t who, uint32_t n, bool all);
@@ -377,6 +379,7 @@ class CommGroup::Lane {
   std::map<std::pair<bool, uint32_t>, std::deque<PairOp>> pairs_;  // by (send, other rank)
   uint64_t target_ = 0;                                            // of both counts, for the operation under way
   bool last_ = false;                                              // this member posted last
+  std::vector<Result> results_;
   std::deque<Parcel> outbox_;
   uint64_t late_since_ = 0;  // when another tree was out of reach first
   Links::Stop stop_;
@@ -428,9 +431,25 @@ bool CommGroup::Lane::go_on() {
     case Place::kStuck:
     case Place::kOver: return false;
   }
+  note_result();
   all_.pop_front();
   place_ = Place::kAll;
   return true;
+}
+
+void CommGroup::Lane::note_result() {
+  const CommOp& op = all_.front();
+  const CommConfig& config = comm_.config();
+  const uint64_t part = op.count * comm_type_bytes(op.type_of());
+  switch (op.kind_of()) {
+    case CommKind::kBroadcast:
+      if (config.rank == static_cast<uint32_t>(op.peer) && op.send != op.recv)
+        results_.push_back({config.key, target_, op.send, part});
+      [[fallthrough]];
+    case CommKind::kAllReduce: return results_.push_back({config.key, target_, op.recv, part});
+    case CommKind::kAllGather: return results_.push_back({config.key, target_, op.recv, part * config.ranks});
+    default: return;
+  }
 }
 
 bool CommGroup::Lane::post() {
@@ -852,6 +871,12 @@ void CommGroup::Lane::tell_back(uint32_t tree, const Frame& frame) {
 bool CommGroup::stands() {
   std::lock_guard lock(mu_);
   return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->stands(); });
+}
+
+std::vector<CommGroup::Result> CommGroup::results() const {
+  std::vector<Result> all;
+  for (const auto& lane : lanes_) all.insert(all.end(), lane->results().begin(), lane->results().end());
+  return all;
 }
 
 std::vector<CommCall> CommGroup::take_back() {

@@ -181,6 +181,12 @@ class CommGroup {
   bool is_init() const { return init_; }
   // The memory of its own space that it names: address and bytes.
   const std::vector<std::pair<uint64_t, uint64_t>>& buffers() const { return buffers_; }
+  // What all members have alike now, by operations that are over. After run().
+  struct Result {
+    CommKey comm;
+    uint64_t operation, addr, bytes;  // operation: which of the communicator's
+  };
+  std::vector<Result> results() const;
   // What has not begun; of an init the communicator. The board forgets that this member has posted it.
   std::vector<CommCall> take_back();
 

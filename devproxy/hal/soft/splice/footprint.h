@@ -11,7 +11,7 @@ namespace devproxy::hal::soft {
 
 using Access = devproxy_executor_access;
 
-// A flag of an access that the splicer adds: it is written, and was allocated since the last such launch.
+// A flag of an access that the splicer adds: it is written, and neither stable nor older than the last such launch.
 inline constexpr uint32_t kYoung = 1u << 16;
 
 struct SpliceLaunch {

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <iterator>
 #include <sstream>
+#include <type_traits>
 #include <utility>
 
 #define XXH_INLINE_ALL
@@ -38,6 +39,34 @@ uint64_t ceil_page(uint64_t at) { return (at + kPoolPage - 1) & ~(kPoolPage - 1)
 bool writes(const Access& access) { return access.flags & DEVPROXY_EXECUTOR_WRITES; }
 bool reads(const Access& access) { return access.flags & DEVPROXY_EXECUTOR_READS; }
 bool is_memory(const Access& access) { return !(access.flags & DEVPROXY_EXECUTOR_NUMBER); }
+bool is_whole(const Access& access) { return access.flags & DEVPROXY_EXECUTOR_WHOLE; }
+// Less is compared, not numbered.
+bool is_numbered(const Access& access) { return is_memory(access) && access.bytes >= kPoolPage; }
+
+class Hash {
+ public:
+  Hash() { XXH3_128bits_reset(&state_); }
+  void add(const void* from, uint64_t bytes) { XXH3_128bits_update(&state_, from, bytes); }
+  template <class T>
+  void add(const T& value) {
+    static_assert(std::has_unique_object_representations_v<T>);
+    add(&value, sizeof value);
+  }
+  Contents contents() const {
+    const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
+    return {hash.low64, hash.high64};
+  }
+
+ private:
+  XXH3_state_t state_;
+};
+
+template <class... T>
+Contents derived(const T&... from) {
+  Hash hash;
+  (hash.add(from), ...);
+  return hash.contents();
+}
 
 }  // namespace
 
@@ -58,30 +87,40 @@ class Splicer::Member {
     uint64_t end = 0, pool = 0;
   };
   std::map<uint64_t, Run> runs;
-  // pages_mu_: ranges, by their offset, that were found equal and have not been written since. Those of two members with
-  // the same number have equal contents.
-  struct Fact {
-    uint64_t end = 0, number = 0;
+  // pages_mu_: what ranges hold that have not been written since, by their offset.
+  struct Held {
+    uint64_t end = 0;
+    Contents contents;
   };
-  std::map<uint64_t, Fact> facts;
+  std::map<uint64_t, Held> held;
   std::atomic<bool> knows{false};
-  uint64_t fact(uint64_t begin, uint64_t bytes) const {
-    const auto it = facts.find(begin);
-    return it != facts.end() && it->second.end == begin + bytes ? it->second.number : 0;
+  std::optional<Contents> contents_of(uint64_t begin, uint64_t size) const {
+    auto it = held.upper_bound(begin);
+    if (it == held.begin() || (--it)->second.end < begin + size) return {};
+    if (it->first == begin && it->second.end == begin + size) return it->second.contents;
+    return derived(it->second.contents, begin - it->first, size);
+  }
+  void hold(uint64_t begin, uint64_t size, const Contents& contents) {
+    forget(begin, begin + size);
+    if (size < kPoolPage) return;
+    held[begin] = {begin + size, contents};
+    knows = true;
   }
   void forget(uint64_t begin, uint64_t end) {
-    auto it = facts.lower_bound(begin);
-    if (it != facts.begin() && std::prev(it)->second.end > begin) --it;
-    while (it != facts.end() && it->first < end) it = facts.erase(it);
-    knows = !facts.empty();
+    auto it = held.lower_bound(begin);
+    if (it != held.begin() && std::prev(it)->second.end > begin) --it;
+    while (it != held.end() && it->first < end) it = held.erase(it);
+    knows = !held.empty();
   }
 
   // mu_
   struct Block {
     uint64_t bytes = 0, since = 0;
+    bool stable = false;
     uint32_t breaks = 0;
   };
-  std::map<uint64_t, Block> blocks;  // allocations, by address
+  // Allocations, by address. A stable one stays when it is freed: the next step's lies in the same place.
+  std::map<uint64_t, Block> blocks;
   Block* block_of(uint64_t addr, uint64_t n) {
     auto it = blocks.upper_bound(addr);
     if (it == blocks.begin()) return nullptr;
@@ -383,9 +422,8 @@ Status Splicer::before_write(uint64_t addr, uint64_t bytes) {
   return member && member->holds(addr, bytes) ? break_off(*member, addr, bytes, true) : Status{};
 }
 
+// Under pages_mu_.
 Status Splicer::break_writes(Member& member, const SpliceLaunch& launch, bool counts) {
-  if (!busy_.load(std::memory_order_acquire)) return {};
-  std::lock_guard pages(pages_mu_);
   for (const Access& access : launch.accesses) {
     if (!is_memory(access) || !writes(access) || access.bytes == 0) continue;
     Member* const owner = member.holds(access.addr, access.bytes) ? &member : at(access.addr);
@@ -431,13 +469,20 @@ void Splicer::hurry(Member& member, bool on) {
       }
 }
 
-// A new allocation has no contents to keep.
-void Splicer::committed(Member& member, uint64_t addr, uint64_t bytes, uint64_t position) {
+void Splicer::committed(Member& member, uint64_t addr, uint64_t bytes, uint64_t position, bool stable) {
   {
     std::lock_guard lock(mu_);
-    member.blocks[addr] = {bytes, position, 0};
+    auto it = member.blocks.lower_bound(addr);
+    if (it != member.blocks.begin() && std::prev(it)->first + std::prev(it)->second.bytes > addr) --it;
+    uint32_t breaks = 0;
+    while (it != member.blocks.end() && it->first < addr + bytes) {
+      if (stable && it->first == addr && it->second.bytes == bytes) breaks = it->second.breaks;
+      it = member.blocks.erase(it);
+    }
+    member.blocks[addr] = {bytes, position, stable, breaks};
   }
-  if (!member.spliced.load(std::memory_order_acquire)) return;
+  // What a step makes on the way is spliced already. Anything else will be its rank's own.
+  if (stable || !member.spliced.load(std::memory_order_acquire)) return;
   std::lock_guard pages(pages_mu_);
   const uint64_t begin = addr - member.base;
   // A page at an edge may hold a neighbour's bytes; spliced pages do not, but this does not have to rely on it.
@@ -446,25 +491,84 @@ void Splicer::committed(Member& member, uint64_t addr, uint64_t bytes, uint64_t 
 
 void Splicer::released(Member& member, uint64_t addr) {
   std::lock_guard lock(mu_);
-  member.blocks.erase(addr);
+  if (const auto it = member.blocks.find(addr); it != member.blocks.end() && !it->second.stable)
+    member.blocks.erase(it);
 }
 
 void Splicer::discard(Member& member, uint64_t addr, uint64_t bytes) {
-  if (!member.spliced.load(std::memory_order_acquire)) return;
+  if (!member.concerned()) return;
   std::lock_guard pages(pages_mu_);
+  member.forget(addr - member.base, addr - member.base + bytes);
   const uint64_t begin = ceil_page(addr - member.base), end = floor_page(addr - member.base + bytes);
   if (begin >= end) return;
   [[maybe_unused]] const Status ignored = own_pages(member, begin, end, false);
 }
 
+void Splicer::received(Member& member, uint64_t addr, uint64_t bytes, const std::array<uint64_t, 3>& operation) {
+  if (!busy_.load(std::memory_order_acquire) || !member.holds(addr, bytes)) return;
+  std::lock_guard pages(pages_mu_);
+  member.hold(addr - member.base, bytes, derived(operation));
+}
+
 // -- launches -------------------------------------------------------------------------------------------------------
 
 Status Splicer::alone(Member& member, const SpliceLaunch& launch, Runner& runner, bool counts) {
-  if (Status s = break_writes(member, launch, counts); !s.ok()) return s;
+  std::optional<Contents> result;
+  if (busy_.load(std::memory_order_acquire)) {
+    std::lock_guard pages(pages_mu_);
+    result = result_of(member, launch);
+    if (Status s = break_writes(member, launch, counts); !s.ok()) return s;
+  }
   runner.begin();
   const Status done = run(member, launch, runner);
   runner.end();
+  if (!result || !done.ok()) return done;
+  std::lock_guard pages(pages_mu_);
+  for (size_t i = 0; i < launch.accesses.size(); i++) {
+    const Access& access = launch.accesses[i];
+    if (is_numbered(access) && writes(access) && is_whole(access))
+      member.hold(access.addr - member.base, access.bytes, derived(*result, i));
+  }
   return done;
+}
+
+// Under pages_mu_: what stands for the results of the launch, where what it reads has numbers. Most launches read
+// something that has none, and are through soon.
+std::optional<Contents> Splicer::result_of(const Member& member, const SpliceLaunch& launch) const {
+  if (!launch.repeatable) return {};
+  bool counts = false;
+  for (const Access& access : launch.accesses) {
+    if (!is_memory(access)) continue;
+    if (!member.holds(access.addr, access.bytes)) return {};
+    if (!is_numbered(access)) continue;
+    if (reads(access) && !member.contents_of(access.addr - member.base, access.bytes)) return {};
+    counts |= writes(access) && is_whole(access);
+  }
+  if (!counts) return {};
+  const Layout layout(launch);
+  Hash hash;
+  hash.add(launch.name.data(), launch.name.size());
+  hash.add(launch.digest);
+  hash.add(launch.params_bytes);
+  uint64_t at = 0;
+  for (const Access& access : launch.accesses) {
+    if (access.place < at || access.place + sizeof access.addr > launch.params_bytes) return {};
+    hash.add(launch.params + at, access.place - at);
+    at = access.place + sizeof access.addr;
+    if (!is_memory(access)) continue;
+    if (writes(access) && layout.collides(access)) return {};
+    hash.add(access.bytes);
+    hash.add(access.addr % kAlign);
+    hash.add(access.flags & ~kYoung);
+    if (!reads(access)) continue;
+    const uint64_t begin = access.addr - member.base;
+    if (is_numbered(access))
+      hash.add(*member.contents_of(begin, access.bytes));
+    else
+      hash.add(member.at(begin), access.bytes);
+  }
+  hash.add(launch.params + at, launch.params_bytes - at);
+  return hash.contents();
 }
 
 // With guard, a launch must not change what it says it only reads.
@@ -486,16 +590,16 @@ Status Splicer::run(const Member& member, const SpliceLaunch& launch, Runner& ru
 }
 
 Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
-  uint64_t in_place = 0;
+  uint64_t written = 0;
   bool fit = launch.repeatable;
   for (const Access& access : launch.accesses) {
     if (!is_memory(access)) continue;
     fit = fit && member.holds(access.addr, access.bytes);
     if (!writes(access)) continue;
-    fit = fit && access.flags & DEVPROXY_EXECUTOR_WHOLE;
-    if (reads(access) && !(access.flags & DEVPROXY_EXECUTOR_RESETS)) in_place += access.bytes;
+    fit = fit && is_whole(access);
+    written += access.bytes;
   }
-  if (!fit || in_place < config_.least_bytes) return alone(member, launch, runner, true);
+  if (!fit || written < config_.least_bytes) return alone(member, launch, runner, true);
 
   uint64_t key = XXH3_64bits(launch.name.data(), launch.name.size());
   for (const Access& access : launch.accesses) {
@@ -507,20 +611,23 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
   std::unique_lock lock(mu_);
   if (member.last.size() >= kMaxKeys) member.last.clear();
   const uint64_t last = std::exchange(member.last[key], launch.position);
-  uint64_t old_bytes = 0;
+  uint64_t changed = 0, settled = 0;
   for (Access& access : launch.accesses) {
     if (!is_memory(access) || !writes(access)) continue;
     const Member::Block* const block = member.block_of(access.addr, access.bytes);
     fit = fit && block;
-    if (!block || block->since >= last) {
+    const bool stable = block && block->stable;
+    const bool in_place = reads(access) && !(access.flags & DEVPROXY_EXECUTOR_RESETS);
+    if (stable || in_place) changed += access.bytes;
+    if (!stable && !(block && block->since < last)) {
       access.flags |= kYoung;
       continue;
     }
     const uint64_t offset = access.addr - member.base;
     key = XXH3_64bits_withSeed(&offset, sizeof offset, key);
-    if (reads(access)) old_bytes += access.bytes;
+    if (stable || in_place) settled += access.bytes;
   }
-  if (!fit || old_bytes * 2 < in_place) {
+  if (!fit || changed < config_.least_bytes || settled * 2 < changed) {
     lock.unlock();
     return alone(member, launch, runner, true);
   }
@@ -688,16 +795,19 @@ bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner&
   const uint64_t start = now_ns();
   const bool same = equal(all, me);
   if (same) {
+    if (config_.guard) me.status = check_numbers(all, me);
     uint64_t everybody = 0;
     for (const Arrival* one : all) everybody |= one->member->bit;
     Member& own = *me.member;
     for (const Access& access : me.launch->accesses) {
       if (!is_memory(access) || !writes(access) || !me.status.ok()) continue;
+      // What is young may lie elsewhere at the others, and somebody may show these pages who writes other ones.
+      const uint64_t writers = access.flags & kYoung ? own.bit : everybody;
       std::vector<std::pair<uint64_t, uint64_t>> others;
       const uint64_t begin = access.addr - own.base;
       for_each_part(own, floor_page(begin), ceil_page(begin + access.bytes),
                     [&](uint64_t b, uint64_t e, uint64_t pool) {
-                      if (pool != UINT64_MAX && pool_->sharers(pool, e - b) & ~everybody) others.emplace_back(b, e);
+                      if (pool != UINT64_MAX && pool_->sharers(pool, e - b) & ~writers) others.emplace_back(b, e);
                     });
       for (const auto& [b, e] : others)
         if (me.status.ok()) me.status = own_pages(own, b, e, true);
@@ -719,7 +829,21 @@ bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner&
   return same;
 }
 
-// The same but for contents. What is old and written lies at the same offsets. What is young or only read may lie
+// With guard: what is known to be equal is.
+Status Splicer::check_numbers(const std::vector<Arrival*>& all, const Arrival& me) {
+  for (size_t i = 0; i < me.launch->accesses.size(); i++) {
+    const Access& access = me.launch->accesses[i];
+    if (!is_numbered(access) || !reads(access)) continue;
+    for (const Arrival* one : all)
+      if (known_equal(me, *one, i) &&
+          std::memcmp(reinterpret_cast<const void*>(access.addr),
+                      reinterpret_cast<const void*>(one->launch->accesses[i].addr), access.bytes) != 0)
+        return {kLaunchFailed, std::string(me.launch->name) + " reads contents of one number that differ"};
+  }
+  return {};
+}
+
+// The same but for contents. What is settled and written lies at the same offsets. What is young or only read may lie
 // elsewhere, but then it has nothing to do with what is written.
 bool Splicer::same_launch(const Arrival& first, const Arrival& second) {
   const SpliceLaunch &a = *first.launch, &b = *second.launch;
@@ -754,9 +878,7 @@ bool Splicer::equal(const std::vector<Arrival*>& all, const Arrival& me) {
   const SpliceLaunch& a = *me.launch;
   for (const Arrival* one : all)
     if (one != &me && !same_launch(me, *one)) return false;
-  uint64_t compared = 0;
-  bool same = true;
-  // Known already, or named twice.
+  // Not what is known already, or named twice.
   std::vector<bool> skip(a.accesses.size(), false);
   std::map<uint64_t, std::pair<uint64_t, size_t>> seen;  // address: bytes, place in the list
   for (size_t i = 0; i < a.accesses.size(); i++) {
@@ -769,58 +891,48 @@ bool Splicer::equal(const std::vector<Arrival*>& all, const Arrival& me) {
       return one->launch->accesses[i].addr == one->launch->accesses[it->second.second].addr;
     });
   }
-  for (const Arrival* one : all) {
-    if (one == &me) continue;
-    for (size_t i = 0; i < a.accesses.size(); i++) {
-      const Access& access = a.accesses[i];
-      if (skip[i]) continue;
-      const uint64_t known = me.member->fact(access.addr - me.member->base, access.bytes);
-      if (known && known == one->member->fact(one->launch->accesses[i].addr - one->member->base, access.bytes))
-        continue;
-      const uint64_t begin = access.addr - me.member->base;
-      const uint64_t there = one->launch->accesses[i].addr - one->member->base;
-      if (there != begin) {
-        compared += access.bytes;
-        same = std::memcmp(me.member->at(begin), one->member->at(there), access.bytes) == 0;
-        if (!same) break;
-        continue;
-      }
-      for_each_part(*me.member, begin, begin + access.bytes, [&](uint64_t b, uint64_t e, uint64_t pool) {
-        for_each_part(*one->member, b, e, [&](uint64_t bb, uint64_t ee, uint64_t other) {
-          if (!same || (pool != UINT64_MAX && other == pool + (bb - b))) return;
-          compared += ee - bb;
-          same = std::memcmp(me.member->at(bb), one->member->at(bb), ee - bb) == 0;
-        });
+  for (const Arrival* one : all)
+    for (size_t i = 0; one != &me && i < a.accesses.size(); i++)
+      if (!skip[i] && !known_equal(me, *one, i) && !same_contents(me, *one, i)) return false;
+  // What the launch only reads need not be compared again.
+  for (size_t i = 0; i < a.accesses.size(); i++) {
+    if (skip[i] || writes(a.accesses[i]) || !is_numbered(a.accesses[i])) continue;
+    if (std::all_of(all.begin(), all.end(), [&](const Arrival* one) { return known_equal(me, *one, i); })) continue;
+    const Contents contents{++numbers_, 0};
+    for (const Arrival* one : all)
+      one->member->hold(one->launch->accesses[i].addr - one->member->base, a.accesses[i].bytes, contents);
+  }
+  return true;
+}
+
+// Compares what the two do not share.
+bool Splicer::same_contents(const Arrival& a, const Arrival& b, size_t access) {
+  const Access& here = a.launch->accesses[access];
+  const uint64_t begin = here.addr - a.member->base, there = b.launch->accesses[access].addr - b.member->base;
+  uint64_t compared = 0;
+  bool same = true;
+  const auto compare = [&](uint64_t x, uint64_t y, uint64_t bytes) {
+    compared += bytes;
+    same = same && std::memcmp(a.member->at(x), b.member->at(y), bytes) == 0;
+  };
+  if (begin != there) {
+    compare(begin, there, here.bytes);
+  } else {
+    for_each_part(*a.member, begin, begin + here.bytes, [&](uint64_t first, uint64_t end, uint64_t pool) {
+      for_each_part(*b.member, first, end, [&](uint64_t from, uint64_t to, uint64_t other) {
+        if (same && (pool == UINT64_MAX || other != pool + (from - first))) compare(from, from, to - from);
       });
-      if (!same) break;
-    }
+    });
   }
   compared_bytes_ += compared;
-  if (same) remember_equal(all, me);
   return same;
 }
 
-// What the launch only reads, and what is not spliced, need not be compared again until it is written.
-void Splicer::remember_equal(const std::vector<Arrival*>& all, const Arrival& me) {
-  for (size_t i = 0; i < me.launch->accesses.size(); i++) {
-    const Access& access = me.launch->accesses[i];
-    if (!is_memory(access) || writes(access) || access.bytes < kPoolPage) continue;
-    bool own = true;
-    const uint64_t number = ++facts_;
-    for (const Arrival* one : all) {
-      const uint64_t begin = one->launch->accesses[i].addr - one->member->base;
-      for_each_part(*one->member, begin, begin + access.bytes,
-                    [&](uint64_t, uint64_t, uint64_t pool) { own = own && pool == UINT64_MAX; });
-    }
-    if (!own) continue;
-    for (const Arrival* one : all) {
-      const uint64_t begin = one->launch->accesses[i].addr - one->member->base;
-      one->member->forget(begin, begin + access.bytes);
-      one->member->facts[begin] = {begin + access.bytes, number};
-      one->member->knows = true;
-    }
-  }
-  busy_ = true;
+bool Splicer::known_equal(const Arrival& a, const Arrival& b, size_t access) {
+  const Access &x = a.launch->accesses[access], &y = b.launch->accesses[access];
+  if (!is_numbered(x)) return false;
+  const auto known = a.member->contents_of(x.addr - a.member->base, x.bytes);
+  return known && known == b.member->contents_of(y.addr - b.member->base, y.bytes);
 }
 
 bool Splicer::may_splice(Member& member, uint64_t addr, uint64_t bytes) {
@@ -837,9 +949,10 @@ Status Splicer::hand_out(const std::vector<Arrival*>& all, const Arrival& me) {
     if (!is_memory(access) || !writes(access)) continue;
     const uint64_t begin = access.addr - from.base, end = begin + access.bytes;
     const auto place = static_cast<size_t>(&access - me.launch->accesses.data());
+    const Contents contents{++numbers_, 0};
     for (const Arrival* one : all) {
       const uint64_t there = one->launch->accesses[place].addr - one->member->base;
-      one->member->forget(there, there + access.bytes);
+      one->member->hold(there, access.bytes, contents);
       if (one == &me || !(access.flags & kYoung)) continue;
       if (std::memcmp(one->member->at(there), from.at(begin), access.bytes) == 0) continue;
       if (Status s = own_pages(*one->member, there, there + access.bytes, true); !s.ok()) return s;

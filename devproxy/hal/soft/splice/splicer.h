@@ -1,16 +1,23 @@
 // Replica splicing on the software GPU (Singularity, 5.2): what equal ranks on one GPU would all compute is computed
 // once, and what they would all keep is kept once.
 //
-// The unit is a launch that changes memory in place, most of which is older than the last such launch (an optimizer's
-// step does, an activation's does not): parameters and optimizer states. It goes through three stages.
+// The unit is a launch that changes memory in place, most of which is older than the last such launch, or that writes
+// stable buffers: parameters, optimizer states and what a step makes on the way. (An activation is neither.) It goes
+// through three stages.
 //   learning    each rank runs it, and says the hash of what it has written. Ranks that say the same are replicas.
 //   meeting     from then on their launches wait for one another. The last to come compares all of them: the same
 //               operator with the same arguments, and the same contents of all that it reads. Equal: it runs once, for
 //               all. Different: each runs its own, and learning begins anew. So nothing is assumed, nothing is rolled
 //               back, and every step is validated.
-//   splicing    what was written is equal now. Whole pages of what is old become one set of physical pages, mapped into
-//               each rank's own range. So the next time there is nothing to compare and nothing to copy. What is younger
-//               (gradients, where the step changes those too) is copied if it has changed.
+//   splicing    what was written is equal now. Whole pages of it become one set of physical pages, mapped into each rank's
+//               own range. So the next time there is nothing to compare and nothing to copy. What is neither old nor
+//               stable (gradients, where the step changes those too) is copied if it has changed.
+//
+// What is known to be equal is not compared: contents have numbers (value numbering), and equal numbers mean equal contents.
+// A launch for several gives all of them one number; a collective's result has the number of the operation, at all its
+// members; and what a repeatable launch writes gets a number that follows from the launch and the numbers of what it
+// reads, at each rank by itself. So gradients are known to be equal from their all-reduce on, however the program copies
+// and scales them before its step. A number holds until somebody writes there.
 //
 // What keeps it right: a spliced page is written by a launch of all its sharers, or by nobody. Whatever else would write
 // it (another launch, a copy, a communicator, a rank that did not come) first gives the writer pages of its own. That
@@ -31,6 +38,7 @@
 //   5. The last rank comes while the first gives up: both under mu_; whoever takes the list of those present decides.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -38,6 +46,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -49,6 +58,12 @@
 #include "devproxy/hal/soft/splice/splice_config.h"
 
 namespace devproxy::hal::soft {
+
+// The number of what a range holds. Not all zero.
+struct Contents {
+  uint64_t low = 0, high = 0;
+  bool operator==(const Contents&) const = default;
+};
 
 // How a launch is run, by the space that it is of.
 class Runner {
@@ -81,6 +96,8 @@ class Splicer final : public Splicing {
   Status before_write(uint64_t addr, uint64_t bytes);
   // Somebody is about to reach the range through the member's descriptor.
   Status before_sharing(Member& member, uint64_t addr, uint64_t bytes);
+  // A collective has written the range, and the same to its other members. operation: what tells it from all others.
+  void received(Member& member, uint64_t addr, uint64_t bytes, const std::array<uint64_t, 3>& operation);
   // A launch of which nobody knows what it does.
   Status before_anything(Member& member);
   // While it is hurried, the member waits for nobody: before a cut, and when it ends.
@@ -88,7 +105,7 @@ class Splicer final : public Splicing {
 
   // -- the submitting thread of the member
   // position: of the last command before.
-  void committed(Member& member, uint64_t addr, uint64_t bytes, uint64_t position);
+  void committed(Member& member, uint64_t addr, uint64_t bytes, uint64_t position, bool stable);
   void released(Member& member, uint64_t addr);
   // Nobody will read the range before it is allocated again.
   void discard(Member& member, uint64_t addr, uint64_t bytes);
@@ -106,6 +123,7 @@ class Splicer final : public Splicing {
   Status run(const Member& member, const SpliceLaunch& launch, Runner& runner) const;
   Status break_off(Member& member, uint64_t addr, uint64_t bytes, bool counts);
   Status break_writes(Member& member, const SpliceLaunch& launch, bool counts);
+  std::optional<Contents> result_of(const Member& member, const SpliceLaunch& launch) const;
   bool meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Group>& group, Arrival& me, Runner& runner);
   bool run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, uint64_t* spent_ns, uint64_t* run_ns);
   static bool same_launch(const Arrival& a, const Arrival& b);
@@ -123,7 +141,9 @@ class Splicer final : public Splicing {
   void dissolve(Group& group);
   void retire(Group& group);
   void count_breaks(Member& member, uint64_t addr, uint64_t bytes);  // under mu_
-  void remember_equal(const std::vector<Arrival*>& all, const Arrival& me);
+  static Status check_numbers(const std::vector<Arrival*>& all, const Arrival& me);
+  bool same_contents(const Arrival& a, const Arrival& b, size_t access);
+  static bool known_equal(const Arrival& a, const Arrival& b, size_t access);
   bool may_splice(Member& member, uint64_t addr, uint64_t bytes);
   void guard(const Member& member, const SpliceLaunch& launch, bool on) const;
   Member* at(uint64_t addr) const;  // under either lock
@@ -133,7 +153,7 @@ class Splicer final : public Splicing {
 
   std::mutex pages_mu_;
   const std::unique_ptr<PagePool> pool_;  // pages_mu_
-  uint64_t facts_ = 0;                    // pages_mu_
+  uint64_t numbers_ = 0;                  // pages_mu_
 
   mutable std::mutex mu_;
   std::vector<std::shared_ptr<Member>> members_;  // by number; gaps. Changed under both locks
