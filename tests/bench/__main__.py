@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests.bench import chart
 from tests.bench.checkpoints import checkpoints
 from tests.bench.comms import comms
 from tests.bench.sharing import sharing
@@ -419,6 +420,7 @@ def into_docs(result: dict[str, Any]) -> None:
     fields = Row.__dataclass_fields__
     table = [Row(**{k: v for k, v in row.items() if k in fields}) for row in rows + result["rows"]]
     page.write_text(put_into(page.read_text(), table))
+    chart.main()
 
 
 if __name__ == "__main__":

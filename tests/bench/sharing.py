@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
+import models
 from tests.bench.comms import ROOT, Trainers, behind_proxy
 from tests.bench.table import Row, interval
 
@@ -23,70 +25,87 @@ RANKS = 4
 LOADER_S = 0.02
 
 
-def named(command: list[str], name: str) -> list[str]:
-    return [*command[:3], "--name", name, *command[3:]]
-
-
-def on(*gpus: int) -> list[str]:
-    command = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft"]
+def on(name: str, *gpus: int) -> list[str]:
+    command = [sys.executable, "-m", "devproxy.cli.run", "--name", name, "--device", "soft"]
     return [*command, "--gpu", ",".join(map(str, gpus)), "--gpu-memory", "4GiB", "--", sys.executable]  # fmt: skip
 
 
-def resident_bytes(folder: str, job: str) -> int:
-    """Pages of the software GPU that the job's first server has, and all that are on its GPU: a page that several ranks show
-    counts once."""
-    command = [sys.executable, "-m", "devproxy.cli.ctl", "status", job, "--json"]
-    env = os.environ | {"DEVPROXY_SHM_DIR": folder, "PYTHONPATH": str(ROOT)}
-    shown = json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
-    total = 0
-    for fd in Path(f"/proc/{shown['servers'][0]['pid']}/fd").iterdir():
-        if os.readlink(fd).startswith(("/memfd:devproxy-device", "/memfd:devproxy-spliced")):
-            total += fd.stat().st_blocks * 512
-    return total
+class SharedGpu:
+    """The process of the job's first server, and all that are on its GPU."""
+
+    def __init__(self, folder: str, job: str) -> None:
+        command = [sys.executable, "-m", "devproxy.cli.ctl", "status", job, "--json"]
+        env = os.environ | {"DEVPROXY_SHM_DIR": folder, "PYTHONPATH": str(ROOT)}
+        shown = json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
+        self._process = Path(f"/proc/{shown['servers'][0]['pid']}")
+
+    def resident_bytes(self) -> int:
+        """Pages of the software GPU: one that several ranks show counts once."""
+        total = 0
+        for fd in (self._process / "fd").iterdir():
+            if os.readlink(fd).startswith(("/memfd:devproxy-device", "/memfd:devproxy-spliced")):
+                total += fd.stat().st_blocks * 512
+        return total
+
+    def cpu_s(self) -> float:
+        """Of all its threads, since it began."""
+        fields = (self._process / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def time_sliced(model: str, pairs: int, target: float, wait_s: float = 0.0) -> list[Row]:
-    """A step of all ranks on one GPU, spliced and not, over as many steps of one rank alone."""
+ARMS = {"spliced": [0] * RANKS, "splicing off": [2] * RANKS, "alone": [1]}
+STEPS = 6
+
+
+def time_sliced(
+    model: str, pairs: int, target: float, wait_s: float = 0.0, memory: bool = False
+) -> list[Row]:
+    """A step of all ranks on one GPU, spliced and not, over as many steps of one rank alone. memory: what they hold, too."""
     more = f"wait={wait_s}" if wait_s else ""
+    jobs: dict[str, Trainers] = {}
     with tempfile.TemporaryDirectory(prefix="devproxy-bench-", dir="/dev/shm") as folder:
-        spliced = Trainers(
-            named(on(*[0] * RANKS), "spliced"), model, RANKS, Path(folder) / "spliced", more
-        )
-        plain = Trainers(
-            named(on(*[2] * RANKS), "plain"),
-            model,
-            RANKS,
-            Path(folder) / "plain",
-            more,
-            env={"DEVPROXY_SPLICING": "off"},
-        )
-        alone = Trainers(on(1), model, 1, Path(folder) / "alone", more)
-        jobs = [spliced, plain, alone]
-        for job in jobs:
+        for arm, gpus in ARMS.items():
+            name = arm.replace(" ", "-")
+            env = {"DEVPROXY_SPLICING": "off"} if arm == "splicing off" else None
+            jobs[arm] = Trainers(
+                on(name, *gpus), model, len(gpus), Path(folder) / name, more, env=env
+            )
+        for job in jobs.values():
             job.seconds_per_step(12)
-        took: list[dict[Trainers, float]] = []
+        gpu = {arm: SharedGpu(folder, arm.replace(" ", "-")) for arm in ARMS}
+        before = {arm: gpu[arm].cpu_s() for arm in ARMS}
+        took: list[dict[str, float]] = []
         for pair in range(pairs):
-            order = jobs[pair % 3 :] + jobs[: pair % 3]
-            took.append({job: job.seconds_per_step(6) for job in order})
-        resident = {
-            job: resident_bytes(folder, name)
-            for job, name in ((spliced, "spliced"), (plain, "plain"))
-        }
-        for job in jobs:
+            order = [*ARMS][pair % 3 :] + [*ARMS][: pair % 3]
+            took.append({arm: jobs[arm].seconds_per_step(STEPS) for arm in order})
+        cpu = {arm: (gpu[arm].cpu_s() - before[arm]) / (pairs * STEPS) for arm in ARMS}
+        resident = {arm: gpu[arm].resident_bytes() for arm in ARMS}
+        for job in jobs.values():
             job.end()
     what = f"DDP step of {model}, {RANKS} ranks on one GPU"
     if wait_s:
         what += f", loaders of {wait_s * 1e3:.0f} ms, loss read"
     middle = statistics.median
+    limit_s = middle(RANKS * one["alone"] for one in took)
     rows = []
-    for job, name, goal in ((spliced, "spliced", target), (plain, "splicing off", 1.03)):
-        ratios = [one[job] / (RANKS * one[alone]) for one in took]
+    for arm, goal in (("spliced", target), ("splicing off", 1.03)):
+        ratios = [one[arm] / (RANKS * one["alone"]) for one in took]
         low, high = interval(ratios)
-        note = f"{resident[job] >> 20} MiB of device memory"
+        note = f"the server's CPU time {cpu[arm] * 1e3:.0f} of {RANKS * cpu['alone'] * 1e3:.0f} ms"
         rows.append(Row(
-            f"{what}, {name}", middle(one[job] for one in took) * 1e3, "ms",
-            middle(RANKS * one[alone] for one in took) * 1e3, f"{RANKS} x one rank alone",
-            middle(ratios), goal, low=low, high=high, note=note,
+            f"{what}, {arm}", middle(one[arm] for one in took) * 1e3, "ms", limit_s * 1e3,
+            f"{RANKS} x one rank alone", middle(ratios), goal, low=low, high=high, note=note,
+        ))  # fmt: skip
+    if memory:
+        # One rank's parameters, states and activations, and gradients of each: DDP has them a second time in its buckets.
+        gradients = 2 * sum(
+            p.numel() * p.element_size() for p in models.MODELS[model]().parameters()
+        )
+        limit = resident["alone"] + (RANKS - 1) * gradients
+        rows.append(Row(
+            f"device memory of {model}, {RANKS} ranks on one GPU, spliced", resident["spliced"] / 1e6, "MB", limit / 1e6,
+            "one rank alone, and the gradients of the others", resident["spliced"] / limit, 1.1,
+            note=f"splicing off {resident['splicing off'] / 1e6:.0f} MB",
         ))  # fmt: skip
     return rows
 
@@ -139,7 +158,7 @@ def sharing(quick: bool) -> list[Row]:
     pairs = 3 if quick else 12
     return [
         *time_sliced("gpt", pairs, 0.97),
-        *time_sliced("gpt-17m", pairs, 0.80),
+        *time_sliced("gpt-17m", pairs, 0.80, memory=True),
         *time_sliced("resnet", pairs, 1.02),
         *time_sliced("gpt", pairs, 0.9, LOADER_S),
         *resized("gpt", 2 if quick else 6),

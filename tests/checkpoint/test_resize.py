@@ -79,8 +79,10 @@ def test_resizes_at_random_moments(
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("way", ways.WAYS)
 def test_training_shrinks_and_grows(world: World, way: str) -> None:
-    """4 to 1 to 3 to 2 to 4, with an image on the way that comes back on one GPU after kill -9 of everything."""
+    """4 to 1 to 3 to 2 to 4, with an image on the way that comes back on one GPU after kill -9 of everything. Whatever can
+    be spliced is, and what is said of it is compared with the truth (docs/design.md, Replica splicing)."""
     dice = random.Random(way)
+    world.env["DEVPROXY_SPLICING"] = "eager,guard"
     expected = world.undisturbed(*training(way), gpus=4)
     world.run(*training(way), options=("--gpus", "4"))
     world.wait_step(dice.randrange(2, 10), timeout_s=120)
