@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
 import models
@@ -34,10 +35,19 @@ class SharedGpu:
     """The process of the job's first server, and all that are on its GPU."""
 
     def __init__(self, folder: str, job: str) -> None:
-        command = [sys.executable, "-m", "devproxy.cli.ctl", "status", job, "--json"]
-        env = os.environ | {"DEVPROXY_SHM_DIR": folder, "PYTHONPATH": str(ROOT)}
-        shown = json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
-        self._process = Path(f"/proc/{shown['servers'][0]['pid']}")
+        self._command = [sys.executable, "-m", "devproxy.cli.ctl", "status", job, "--json"]
+        self._env = os.environ | {"DEVPROXY_SHM_DIR": folder, "PYTHONPATH": str(ROOT)}
+        self._process = Path(f"/proc/{self._status()['pid']}")
+
+    def _status(self) -> dict[str, Any]:
+        done = subprocess.run(self._command, env=self._env, capture_output=True, check=True)
+        status: dict[str, Any] = json.loads(done.stdout)["servers"][0]
+        return status
+
+    def splicing(self) -> dict[str, int]:
+        """Its counts (hal/sharing.h)."""
+        counts: dict[str, int] = self._status()["splicing"]
+        return counts
 
     def resident_bytes(self) -> int:
         """Pages of the software GPU: one that several ranks show counts once."""
@@ -74,11 +84,13 @@ def time_sliced(
             job.seconds_per_step(12)
         gpu = {arm: SharedGpu(folder, arm.replace(" ", "-")) for arm in ARMS}
         before = {arm: gpu[arm].cpu_s() for arm in ARMS}
+        counted = gpu["spliced"].splicing()
         took: list[dict[str, float]] = []
         for pair in range(pairs):
             order = [*ARMS][pair % 3 :] + [*ARMS][: pair % 3]
             took.append({arm: jobs[arm].seconds_per_step(STEPS) for arm in order})
         cpu = {arm: (gpu[arm].cpu_s() - before[arm]) / (pairs * STEPS) for arm in ARMS}
+        counts = gpu["spliced"].splicing()
         resident = {arm: gpu[arm].resident_bytes() for arm in ARMS}
         for job in jobs.values():
             job.end()
@@ -91,7 +103,11 @@ def time_sliced(
     for arm, goal in (("spliced", target), ("splicing off", 1.03)):
         ratios = [one[arm] / (RANKS * one["alone"]) for one in took]
         low, high = interval(ratios)
-        note = f"the server's CPU time {cpu[arm] * 1e3:.0f} of {RANKS * cpu['alone'] * 1e3:.0f} ms"
+        compared = ""
+        if arm == "spliced":
+            each = {k: (counts[k] - counted[k]) / (pairs * STEPS) for k in counts}
+            compared = f"; {each['squashed']:.1f} launches squashed a step, {each['compared_bytes'] / 1e3:.1f} kB compared"
+        note = f"the server's CPU time {cpu[arm] * 1e3:.0f} of {RANKS * cpu['alone'] * 1e3:.0f} ms{compared}"
         rows.append(Row(
             f"{what}, {arm}", middle(one[arm] for one in took) * 1e3, "ms", limit_s * 1e3,
             f"{RANKS} x one rank alone", middle(ratios), goal, low=low, high=high, note=note,
