@@ -130,8 +130,8 @@ class FakeCoordinator:
 
     def migrate(self, *, to: list[int], report: Report) -> dict[str, Any]:
         self._stages(report, "cut", "device", "restore")
-        self.gpus = to
-        return {"still_s": 0.5, "device_bytes": 1 << 20}
+        before, self.gpus = self.gpus, to
+        return {"gpus": to, "from_gpus": before, "still_s": 0.5, "device_bytes": 1 << 20}
 
     def kill(self, signal: int) -> None:
         self._done(f"kill {signal}")

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from devproxy import __version__, config, machine, proctree, runtime, state
+from devproxy import __version__, config, machine, proctree, records, runtime, state
 from devproxy.control.late_agent import LateAgent
 from devproxy.errors import EXIT_REFUSED, EXIT_SERVER_LOST, DevproxyError, Refused
 from devproxy.log import say
@@ -263,6 +263,8 @@ def run(options: Options) -> int:
             "see: devproxy doctor",
         )
     _check_nodes(options, plain)
+    if options.store and not plain:
+        _try_store(options.store)
     build = state.ensure_build(plan.lib, config.pylib_dir())
     mask = cmd.block_signals()
     name = options.name or runtime.default_job_name(options.command[0])
@@ -298,18 +300,34 @@ def run(options: Options) -> int:
         servers.wait_ready(plan.start_timeout_s, cmd.check_interrupted)
         for line in plan.note.splitlines():
             say(line)
-        streams = stdio.Stdio(folder.path)
+        streams = stdio.Stdio(folder.path, log=state.log_path(folder.name))
         place = side.place if side else None
         tree = Tree(spec, gpus, folder, servers, janitor, streams, lib, server, place)
         if side is not None:
             side.attach(tree)
-        return _run_command(options, tree, mask, side)
+        code = _run_command(options, tree, mask, side)
+        records.end(folder.name, code)
+        return code
     finally:
         if side is not None:
             side.stop()
         servers.stop()
         janitor.dismiss()
         runtime.remove_job(folder)
+
+
+def _try_store(url: str) -> None:
+    """Better now than at the first image, an hour into the job. Raises Refused."""
+    from devproxy.checkpoint.backend import (
+        try_to_write,  # a folder's is quick; s3fs takes a second: for jobs that name a store
+    )
+
+    try:
+        try_to_write(url)
+    except (DevproxyError, OSError) as error:
+        raise Refused(
+            f"--store {url} cannot be used ({error})", "name one that you may write to"
+        ) from None
 
 
 def make_spec(
@@ -373,6 +391,8 @@ def _run_command(options: Options, tree: Tree, mask: set[int], side: First | Oth
     else:
         tree.start_tree(env, mask, mount_at)
         tree.release_network()
+    spec = tree.spec
+    records.begin(tree.folder.name, spec.job_id, spec.command, spec.started_unix_s)
     agent = LateAgent(tree, side)
     agent.start()
     code = tree.wait(look)
@@ -399,9 +419,7 @@ def _run_command(options: Options, tree: Tree, mask: set[int], side: First | Oth
 
 def _say_summary(options: Options, tree: Tree, proof: Proof, wall_s: float, code: int) -> None:
     # For these jobs alone, and at their end.
-    import json
-
-    from devproxy.cli import summary
+    from devproxy.cli import output, summary
     from devproxy.errors import ServerUnreachable
     from devproxy.proxy import stats
 
@@ -413,7 +431,7 @@ def _say_summary(options: Options, tree: Tree, proof: Proof, wall_s: float, code
             gpus.append({"gpu": server.gpu, "lost": str(error)})
     facts = summary.build(tree.spec.job, tree.spec.device, wall_s, code, gpus, proof.as_json())
     if options.json:
-        sys.stderr.write(json.dumps(facts) + "\n")
+        sys.stderr.write(output.as_json(facts) + "\n")
         return
     for line in summary.lines(facts):
         say(line)
@@ -421,10 +439,9 @@ def _say_summary(options: Options, tree: Tree, proof: Proof, wall_s: float, code
 
 def _fail(error: DevproxyError, as_json: bool) -> int:
     if as_json:
-        import json  # nothing is started
+        from devproxy.cli import output  # nothing is started
 
-        facts = {"error": error.what, "remedy": error.remedy, "exit_code": error.exit_code}
-        sys.stderr.write(json.dumps(facts) + "\n")
+        output.error_json(error)
     else:
         say(str(error))
     return error.exit_code

@@ -447,7 +447,7 @@ def find_job(name: str) -> tuple[str, str]:
         if len(living) == 1:
             return living[0]
         if not living:
-            raise Refused("no job lives", "start one with devproxy-run, or: devproxy restore IMAGE")
+            raise no_job_lives()
         names = ", ".join(n for n, _ in living)
         raise Refused(f"there are {len(living)} jobs: {names}", "name one")
     for n, path in living:
@@ -455,7 +455,19 @@ def find_job(name: str) -> tuple[str, str]:
             return n, path
     if any(n == name for n, _, _ in jobs):
         raise Refused(f"job {name!r} is dead", f"bring it back: devproxy restore {name}")
-    # A dead job's folder goes as soon as somebody sweeps, so this may be one of those as well.
-    raise Refused(
-        f"there is no job {name!r}", f"see: devproxy ps; if it died: devproxy restore {name}"
+    raise no_such_job(name, [n for n, _ in living])
+
+
+def no_job_lives() -> Refused:
+    return Refused("no job lives", "start one with devproxy-run, or: devproxy restore IMAGE")
+
+
+def no_such_job(name: str, living: list[str]) -> Refused:
+    """A dead job's folder goes as soon as somebody sweeps, so this may be one of those as well."""
+    import difflib  # for this alone
+
+    near = difflib.get_close_matches(name, living, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return Refused(
+        f"there is no job {name!r}", f"{hint}see: devproxy ps; if it died: devproxy restore {name}"
     )

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NoReturn
 
-from devproxy import fault, state
+from devproxy import fault, records, state
 from devproxy.checkpoint import image, store
 from devproxy.checkpoint.errors import ImageError
 from devproxy.checkpoint.writer import Writer
@@ -100,7 +100,7 @@ class JobCoordinator:
         self._ended = threading.Event()
         self._opened = opened
         self._last_image = ""
-        self._images = 0
+        self._images: set[str] = set()  # whole ones of this job in its store
         self._last_error = ""
         self._epoch: int | None = None
         self._next_unix_s: float | None = None
@@ -137,7 +137,7 @@ class JobCoordinator:
             pid=os.getpid(),
             command=spec.command,
             started_unix_s=spec.started_unix_s,
-            images=self._images,
+            images=len(self._images),
             last_image=self._last_image,
             last_error=self._last_error,
             next_checkpoint_unix_s=self._next_unix_s,
@@ -219,6 +219,12 @@ class JobCoordinator:
         self._epoch = self._store().take_epoch(self._spec.job_id)
         before_it_runs()
         self._phase = api.RUNNING
+        records.has_image(self._spec.job, whole.id, self._store().url)
+        try:
+            found = self._store().images()
+        except (OSError, DevproxyError):
+            return  # the job runs: how many images it has shows at the next one
+        self._images = {one.id for one in found if one.whole and one.job_id == self._spec.job_id}
 
     def migrate(self, *, to: list[int], report: Report) -> dict[str, Any]:
         with self._one_verb("migrate", {api.RUNNING}):
@@ -418,12 +424,13 @@ class JobCoordinator:
             total_s=stages.elapsed_s(),
             store=spec.store,
         )
-        self._images += 1
+        self._images.add(summary.id)
+        records.has_image(spec.job, summary.id, self._store().url)
         stages.reach("after the commit", "removing old images", about)
         fault.point("after_commit")
         try:
             fault.point("prune")
-            self._store().prune(spec.job_id, keep=spec.keep)
+            self._images.difference_update(self._store().prune(spec.job_id, keep=spec.keep))
         except (OSError, DevproxyError) as error:
             op.warnings.append(f"old images were not removed: {error}")
 
