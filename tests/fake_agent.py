@@ -128,7 +128,7 @@ class FakeCoordinator:
     def resize(self, *, gpus: list[int], report: Report) -> dict[str, Any]:
         return self.migrate(to=gpus, report=report)
 
-    def migrate(self, *, to: list[int], report: Report) -> dict[str, Any]:
+    def migrate(self, *, to: list[int], report: Report, anew: bool = False) -> dict[str, Any]:
         self._stages(report, "cut", "device", "restore")
         before, self.gpus = self.gpus, to
         return {"gpus": to, "from_gpus": before, "still_s": 0.5, "device_bytes": 1 << 20}

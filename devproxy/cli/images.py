@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from devproxy.checkpoint.manifest import Image
     from devproxy.checkpoint.store import Store
 
-AT_REST = (api.RUNNING, api.SUSPENDED, api.ENDING, api.GONE)
+AT_REST = (api.RUNNING, api.STOPPED, api.SUSPENDED, api.ENDING, api.GONE)
 VERB_ENDS_S = 60.0
 
 

@@ -163,9 +163,10 @@ def status(arguments: argparse.Namespace) -> int:
         print(line)
     if facts["checkpointable"]:
         last = f", the last one {facts['last_image']}" if facts["last_image"] else ""
-        print(f"images: {facts['images']}{last}; optimizer steps: {facts['steps']}")
+        pace = f", {facts['step_s']:.3f} s each" if facts["step_s"] else ""
+        print(f"images: {facts['images']}{last}; optimizer steps: {facts['steps']}{pace}")
         if facts["next_checkpoint_unix_s"]:
-            print(f"next image in {facts['next_checkpoint_unix_s'] - time.time():.0f} s")
+            print(f"next image {_until(facts['next_checkpoint_unix_s'])}")
     else:
         print(f"no checkpoints: {facts['why_not']}")
     if facts["last_cut"]:
@@ -178,6 +179,11 @@ def status(arguments: argparse.Namespace) -> int:
             continue
         _print_server(server)
     return 0
+
+
+def _until(unix_s: float) -> str:
+    left_s = unix_s - time.time()
+    return f"in {left_s:.0f} s" if left_s >= 1 else "now"
 
 
 def _place(server: dict[str, Any]) -> str:

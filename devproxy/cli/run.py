@@ -66,7 +66,6 @@ A job on several nodes (the same command line on each, but for --node):
 Exit code: the command's; 128+N when signal N ended it; 126, 127 as a shell gives them; 2 when nothing was started;
 3 when the command ended well but a server had died under it.
 """
-MOST_GPUS = 64
 MOST_NODES = 32
 VALUED = (
     "--device",
@@ -157,7 +156,7 @@ def _set(options: Options, name: str, value: str) -> None:
             raise Refused(f"unknown device {value!r}", "use --device auto, soft, record or cuda")
         options.device = value
     elif name == "--gpus":
-        options.gpus = _number(name, value, 1, MOST_GPUS)
+        options.gpus = _number(name, value, 1, machine.MOST_GPUS)
     elif name == "--nodes":
         options.nodes = _number(name, value, 1, MOST_NODES)
     elif name == "--node":
@@ -171,7 +170,7 @@ def _set(options: Options, name: str, value: str) -> None:
     elif name == "--chaos":
         options.chaos = _number(name, value, 0, (1 << 64) - 1)
     elif name == "--gpu":
-        options.on = specs.check_gpus(value, MOST_GPUS)
+        options.on = specs.check_gpus(value, machine.MOST_GPUS)
         options.gpus = len(options.on)
     elif name == "--store":
         options.store = value

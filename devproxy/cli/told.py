@@ -32,7 +32,7 @@ def _now(job: JobStatus) -> str:
 
 
 def _moved(job: str, facts: dict[str, Any]) -> str:
-    if facts["from_gpus"] == facts["gpus"]:
+    if facts["from_gpus"] == facts["gpus"] and not facts["still_s"]:
         return f"job {job} is on {gpus(facts['gpus'])} already; nothing was done"
     return (
         f"job {job} has moved from {gpus(facts['from_gpus'])} to {gpus(facts['gpus'])};"

@@ -22,6 +22,7 @@ from devproxy.control.client import Result
 from devproxy.control.stage_note import MEET
 from devproxy.errors import DevproxyError, Refused, RestoreError
 from devproxy.log import say
+from devproxy.machine import MOST_GPUS
 from devproxy.node import spec as specs
 
 EXIT_INTERRUPTED = 130
@@ -35,8 +36,8 @@ def parse_gpus(texts: list[str] | None) -> list[int]:
     """["0,2", "3"] -> [0, 2, 3]. Raises Refused."""
     found = []
     for part in ",".join(texts or []).split(",") if texts else []:
-        if not part.isascii() or not part.isdigit() or int(part) >= 1024:
-            raise Refused(f"{part!r} is not a GPU", "give numbers, as 0 or 0,1")
+        if not part.isascii() or not part.isdigit() or int(part) >= MOST_GPUS:
+            raise Refused(f"{part!r} is not a GPU", f"give numbers below {MOST_GPUS}, as 0 or 0,1")
         found.append(int(part))
     return found
 
@@ -158,7 +159,10 @@ def migrate(arguments: argparse.Namespace) -> int:
     to = parse_gpus(arguments.to)
     job, _ = named_job(arguments)
     return _run(
-        arguments, "migrate", job, lambda show: client.Client().migrate(job, to=to, report=show)
+        arguments,
+        "migrate",
+        job,
+        lambda show: client.Client().migrate(job, to=to, anew=arguments.anew, report=show),
     )
 
 
@@ -334,6 +338,7 @@ def add_to(verb: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
     sub.add_argument("--gpu", action="append", metavar="ID[,ID]", help="other GPUs than before")
     sub = job_verb("migrate", migrate, "move the job to other GPUs")
     sub.add_argument("--to", action="append", metavar="GPU[,GPU]", required=True)
+    sub.add_argument("--anew", action="store_true", help="fresh servers, also on the same GPUs")
     sub = job_verb("resize", resize, "run the job's ranks on fewer GPUs, or on more again")
     sub.add_argument(
         "--gpus",

@@ -392,7 +392,10 @@ def _find(verb: str, job: str) -> tuple[str, str]:
     """(name, folder) of the living job. Raises Refused; also for a verb that changes a job and names none."""
     if not job and verb not in ("logs", "watch"):
         raise Refused(f"{verb} needs the name of a job", "see: devproxy ps")
-    return client.find_job(job)
+    name, path = client.find_job(job)
+    if why := client.supervisor_stopped(path):
+        raise Refused(f"{verb} of job {name}: {why}")
+    return name, path
 
 
 class Service:

@@ -98,6 +98,7 @@ def bring_back(
             f"image {whole.id} is of a job with {len(part.gpus)} GPU(s){' on that node' if len(whole.trees) > 1 else ''}, {len(gpus)} given",
             "name as many",
         )
+    preflight.check_there(request.get("device") or spec.device, gpus)
     other_device = None
     if request.get("device") and request["device"] != spec.device:
         other_device = (spec.device, request["device"])

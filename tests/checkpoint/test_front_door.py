@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 
+import psutil
 import pytest
 
 from tests.checkpoint.world import World
@@ -12,13 +15,20 @@ from tests.checkpoint.world import World
 COUNT = """
 import torch
 from tests.subjects import gate
-held = torch.zeros(4, device="cuda")
+held = torch.zeros(4, device="cuda", requires_grad=True)
+optimizer = torch.optim.AdamW([held])
 for n in range(1, 151):
-    held += 1
+    held.sum().backward()
+    optimizer.step()
     print("x step", n, flush=True)
     gate.before(n + 1, 150, 0.05)
-print("digest", float(held.sum()), flush=True)
+print("digest", n, flush=True)
 """
+
+
+def command_of(world: World) -> int:
+    (found,) = [p for p in world.processes() if p.cmdline()[1:] == ["-c", COUNT]]
+    return found.pid
 
 
 @pytest.mark.every
@@ -29,6 +39,24 @@ def test_a_job_is_found_by_its_name(world: World) -> None:
     said = world.ctl("checkpoint", "j").stdout
     assert said.count("\n") == 5
     assert "is running on GPU 0" in said
+    assert (
+        "job j is on GPU 0 already; nothing was done"
+        in world.ctl("migrate", "j", "--to", "0").stdout
+    )
+    status = world.ctl_json("status", "j")
+    assert (status["images"], status["last_error"]) == (1, "")
+    world.near(120)
+    world.wait(lambda: world.ctl_json("status", "j")["step_s"])
+    assert int(str(world.ctl_json("status", "j")["steps"])) >= 3
+    for process in (job.pid, command_of(world)):
+        os.kill(process, signal.SIGSTOP)
+        world.wait(lambda: psutil.Process(process).status() == psutil.STATUS_STOPPED)
+        assert world.ctl_json("status", "j")["phase"] == "stopped"
+        if process == job.pid:
+            refused = world.ctl("checkpoint", "j", check=False)
+            assert (refused.returncode, "kill -CONT" in refused.stderr) == (2, True)
+        os.kill(process, signal.SIGCONT)
+        world.wait(lambda: world.ctl_json("status", "j")["phase"] == "running")
     assert world.kill_everything()
     job.wait(20)
     told = world.ctl("status", "j").stdout
@@ -38,7 +66,11 @@ def test_a_job_is_found_by_its_name(world: World) -> None:
     assert [(one["job"], one["whole"], one["store"]) for one in listed] == [
         ("j", True, f"file://{world.store}")
     ]
-    world.ctl("restore", "j", "--wait")
-    assert world.ctl("logs", "j").stdout.endswith("digest 600.0\n")
+    world.ctl("restore", "j")
+    restored = world.ctl_json("status", "j")
+    assert (restored["images"], restored["last_image"]) == (1, listed[0]["id"])
+    world.hurry()
+    world.wait(lambda: world.ctl_json("status", "j")["phase"] == "gone", 60)
+    assert world.ctl("logs", "j").stdout.endswith("digest 150\n")
     status = json.loads(world.ctl("status", "j", "--json").stdout)
     assert (status["phase"], status["exit_code"], status["alive"]) == ("gone", 0, False)

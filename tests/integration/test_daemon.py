@@ -217,6 +217,7 @@ def test_failures_and_refusals(job, env: dict[str, str]) -> None:
         (["checkpoint", "j", "--cut-wait", "soon"], "not a time"),
         (["migrate", "j"], "--to"),
         (["migrate", "j", "--to", "a"], "not a GPU"),
+        (["migrate", "j", "--to", "99"], "'99' is not a GPU: give numbers below 64"),
         (["restore", "x", "--gpu", "1,b"], "not a GPU"),
         (["resize", "j"], "--gpus"),
         (["resize", "j", "--gpus", "0,-1"], "not a GPU"),
