@@ -19,7 +19,9 @@ from devproxy.node.tree import Tree
 from devproxy.proxy import command as cmd
 from devproxy.proxy import janitor as janitors
 from devproxy.proxy import preflight
+from devproxy.proxy import starter as starters
 from devproxy.proxy.server_set import ServerSet
+from devproxy.proxy.starter import Starter
 
 TYPE_CHECKING = False  # typing itself costs every start 10 ms
 if TYPE_CHECKING:
@@ -370,7 +372,16 @@ def _run_command(options: Options, tree: Tree, mask: set[int], side: First | Oth
 
         proof = proofs.Proof([server.pid for server in servers.members])
 
+    starter = Starter(environment.JUPYTER, tree.send)
+
     def look() -> float | None:
+        starter.look()
+        pauses = [starters.LOOK_S] if starter.is_watched else []
+        if (proof_s := look_for_proof()) is not None:
+            pauses.append(proof_s)
+        return min(pauses, default=None)
+
+    def look_for_proof() -> float | None:
         if proof is None:
             return None
         if tree.root is not None:
