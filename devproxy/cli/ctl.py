@@ -62,6 +62,13 @@ def make_trust(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def show_top(arguments: argparse.Namespace) -> int:
+    """What all jobs are doing, again and again."""
+    from devproxy.cli import top  # for this verb alone
+
+    return top.top(arguments)
+
+
 def show_help(arguments: argparse.Namespace) -> int:
     """What devproxy can do, or one verb of it."""
     if arguments.topic == RUN:
@@ -107,6 +114,9 @@ def parser() -> tuple[argparse.ArgumentParser, Verbs]:
     verb("status", jobs.status, "one job in detail, also one that has ended").add_argument(
         "job", metavar="JOB", nargs="?", default="", help="may be left out when one job lives"
     )
+    sub = verb("top", show_top, "what the jobs are doing, live")
+    sub.add_argument("--once", action="store_true", help="one look, for scripts")
+    sub.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds (2)")
     job_verbs.add_to(verb)
     verb("doctor", doctor, "what this machine lacks, and what mends it").add_argument(
         "--python", default=sys.executable, help="the Python whose torch is looked at"

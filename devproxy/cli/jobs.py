@@ -86,7 +86,7 @@ def ps(arguments: argparse.Namespace) -> int:
             [
                 job["job"],
                 str(job.get("pid", "?")),
-                _state(job),
+                state_of(job),
                 f"{len(job['gpus'])} {job['device']}",
                 str(sum(s.get("clients_now", 0) for s in answered)),
                 str(ranks or ""),
@@ -104,7 +104,7 @@ def ps(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _state(job: dict[str, Any]) -> str:
+def state_of(job: dict[str, Any]) -> str:
     if not job["alive"]:
         return "dead"
     lost = any("lost" in s for s in job["servers"])
@@ -155,7 +155,7 @@ def status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         show_json(facts, indent=2)
         return 0
-    print(f"job {name}, {_state(facts)}, devproxy-run is process {facts.get('pid', '?')}")
+    print(f"job {name}, {state_of(facts)}, devproxy-run is process {facts.get('pid', '?')}")
     print(f"command: {' '.join(facts['command'])}")
     here = facts["here"] or facts["gpus"]
     print(f"GPUs of this machine: {', '.join(str(gpu) for gpu in here) or 'none'}")

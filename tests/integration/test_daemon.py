@@ -192,6 +192,26 @@ def test_bars_on_a_terminal(job, env: dict[str, str]) -> None:
     assert b"2.0 KiB of 3.0 KiB" in shown
 
 
+def test_top_on_a_terminal(job, env: dict[str, str]) -> None:
+    job()
+    main, side = pty.openpty()
+    process = subprocess.Popen(
+        line("top", "--interval", "0.3"), env=env, stdout=side, stderr=side, cwd=ROOT
+    )
+    os.close(side)
+    shown = b""
+    while shown.count(b"\x1b[H\x1b[J") < 3 or b"server lost" not in shown:
+        shown += os.read(main, 65536)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert os.read(main, 65536).endswith(b"\x1b[?1049l")  # the screen is as it was
+    os.close(main)
+    once = json.loads(ctl(env, "top", "--once", "--json", "--interval", "0.3").stdout)
+    assert [(j["job"], j["state"], j["steps"]) for j in once["jobs"]] == [
+        ("j", "server lost", 7)
+    ]  # it has none
+
+
 def test_failures_and_refusals(job, env: dict[str, str]) -> None:
     job()
     result = ctl(env, "checkpoint", "j", "--cut-wait", f"{fake_agent.FAIL}ms", "--progress", "none")
