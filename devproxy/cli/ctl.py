@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from devproxy import __version__, config
-from devproxy.cli import jobs, output
+from devproxy.cli import completion, jobs, output
 from devproxy.cli import verbs as job_verbs
 from devproxy.cli.table import show_table
 from devproxy.errors import DevproxyError, Refused
@@ -69,6 +69,17 @@ def show_top(arguments: argparse.Namespace) -> int:
     return top.top(arguments)
 
 
+def complete(arguments: argparse.Namespace) -> int:
+    """A script for a shell; or the names that this asks for."""
+    if arguments.what == completion.JOBS:
+        names = completion.job_names()
+        output.show_json({"jobs": names}) if arguments.json else print("\n".join(names))
+        return 0
+    text = completion.script(arguments.what, *parser())
+    output.show_json({"script": text}) if arguments.json else print(text, end="")
+    return 0
+
+
 def show_help(arguments: argparse.Namespace) -> int:
     """What devproxy can do, or one verb of it."""
     if arguments.topic == RUN:
@@ -120,6 +131,11 @@ def parser() -> tuple[argparse.ArgumentParser, Verbs]:
     job_verbs.add_to(verb)
     verb("doctor", doctor, "what this machine lacks, and what mends it").add_argument(
         "--python", default=sys.executable, help="the Python whose torch is looked at"
+    )
+    verb("completion", complete, "what a shell needs to complete devproxy's words").add_argument(
+        "what",
+        choices=[*completion.SHELLS, completion.JOBS],
+        help='eval "$(devproxy completion bash)"',
     )
     verb("trust", make_trust, "make what your hosts know one another by")
     verb("build-torch", build_torch, "build the software GPU's plugin for a torch").add_argument(
