@@ -401,6 +401,8 @@ def test_which_image_is_meant() -> None:
     for nothing in ("c", "a-9"):
         with pytest.raises(Refused, match="no whole image"):
             images.find_image([store], nothing)
+    with pytest.raises(Refused, match="did you mean latest-job"):
+        images.find_image([FakeStore(("x", "latest-job", True))], "latst-job")  # type: ignore[list-item]
     with pytest.raises(Refused, match="no whole image"):
         images.find_image([FakeStore()], "latest")  # type: ignore[list-item]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from devproxy import state
 from devproxy.checkpoint import criu, image
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
@@ -26,6 +27,7 @@ from devproxy.errors import (
     RestoreError,
     SuspendError,
 )
+from devproxy.node import transcript
 from devproxy.node.dump import _Criu
 from devproxy.node.restore import Wishes
 from devproxy.node.spec import JobSpec
@@ -493,6 +495,23 @@ def test_one_verb_at_a_time(world: World) -> None:
     leave.set()
     first.join()
     world.checkpoint()
+
+
+def test_a_log_is_followed_into_its_next_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEVPROXY_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(transcript, "LIMIT_BYTES", 10)
+    path = state.log_path("j")
+    log = transcript.Transcript(path, fresh=True)
+    log.write(b"first")
+    ended = threading.Event()
+    said = coordinator.follow_log("j", 2, ended)
+    assert next(said) == b"rst"
+    log.write(b" and more")  # with it the part is full
+    log.write(b"second")
+    ended.set()
+    assert b"".join(said) == b" and moresecond"
 
 
 class TestCriuInItsThread:
