@@ -403,6 +403,7 @@ class Stdio:
         self.job_dir = job_dir
         self._log = log
         self._transcript: Transcript | None = None
+        self._goes_on_at: dict[str, int] | None = None  # of the transcript, after a restore
         self.outputs: list[Output] = []
         self.terminal: Terminal | None = None
         self.modes = ["null", "null", "null"]
@@ -417,6 +418,7 @@ class Stdio:
         kinds = [_kind(fd) for fd in self._fds]
         if self._log:
             self._transcript = Transcript(self._log, fresh=not earlier)
+            self._goes_on_at = earlier.get("transcript") if earlier else None
         if earlier:
             self.modes = list(earlier["modes"])
         else:
@@ -488,6 +490,8 @@ class Stdio:
         return a is not None and b is not None and (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
     def start(self) -> None:
+        if self._transcript and self._goes_on_at:
+            self._transcript.cut_back(self._goes_on_at)
         for output in self.outputs:
             output.start()
         if self.terminal:
@@ -558,7 +562,10 @@ class Stdio:
                     "bytes": _end_of_output(output.fd),
                 }
             outputs.append(entry)
-        return {"modes": self.modes, "outputs": outputs, "stdin_pipe": self.stdin_pipe}
+        facts = {"modes": self.modes, "outputs": outputs, "stdin_pipe": self.stdin_pipe}
+        if self._transcript:
+            facts["transcript"] = self._transcript.place()
+        return facts
 
     def finish(self, timeout_s: float | None = None) -> None:
         """The job has ended. See Output.finish."""

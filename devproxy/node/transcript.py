@@ -20,14 +20,41 @@ class Transcript:
         self._path = path
         self._lock = threading.Lock()
         self._fd: int | None = None
+        self._opened_bytes = 0
         try:
             if fresh:
                 for old in (path, f"{path}.1"):
                     if os.path.exists(old):
                         os.unlink(old)
             self._open()
+            self._opened_bytes = self._size()
         except OSError:
             pass
+
+    def place(self) -> dict[str, int] | None:
+        """Where the next byte goes, for an image."""
+        with self._lock:
+            if self._fd is None:
+                return None
+            return {"inode": os.fstat(self._fd).st_ino, "bytes": self._size()}
+
+    def cut_back(self, place: dict[str, int]) -> None:
+        """The job goes on from there: what it said since, it says again. What a restore has said meanwhile stays."""
+        with self._lock:
+            try:
+                if self._fd is None or place["inode"] != os.fstat(self._fd).st_ino:
+                    return  # another part by now, or another job's
+                with open(self._path, "r+b") as file:
+                    file.seek(self._opened_bytes)
+                    meanwhile = file.read()
+                    file.truncate(min(place["bytes"], self._opened_bytes))
+                os.write(self._fd, meanwhile)
+            except (OSError, KeyError):
+                pass
+
+    def _size(self) -> int:
+        assert self._fd is not None
+        return os.fstat(self._fd).st_size
 
     def is_file(self, fd: int) -> bool:
         """Does the output go to this very file?"""
@@ -43,7 +70,7 @@ class Transcript:
             try:
                 while piece:
                     piece = piece[os.write(self._fd, piece) :]
-                if os.fstat(self._fd).st_size >= LIMIT_BYTES:
+                if self._size() >= LIMIT_BYTES:
                     os.rename(self._path, f"{self._path}.1")
                     os.close(self._fd)
                     self._open()

@@ -71,6 +71,9 @@ def test_a_job_is_found_by_its_name(world: World) -> None:
     assert (restored["images"], restored["last_image"]) == (1, listed[0]["id"])
     world.hurry()
     world.wait(lambda: world.ctl_json("status", "j")["phase"] == "gone", 60)
-    assert world.ctl("logs", "j").stdout.endswith("digest 150\n")
+    said = world.ctl("logs", "j").stdout
+    assert (
+        "\n".join(f"x step {n}" for n in range(1, 151)) + "\ndigest 150\n" in said
+    )  # each line once
     status = json.loads(world.ctl("status", "j", "--json").stdout)
     assert (status["phase"], status["exit_code"], status["alive"]) == ("gone", 0, False)

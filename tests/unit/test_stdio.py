@@ -155,3 +155,20 @@ def test_output_that_goes_to_the_log_itself_is_not_written_twice(folder: Path) -
     os.close(job)
     stdio.finish(2.0)
     assert log.read_bytes() == b"once"
+
+
+def test_the_transcript_goes_on_where_the_image_was_taken(folder: Path) -> None:
+    path = folder / "j.log"
+    first = transcript.Transcript(str(path), fresh=True)
+    first.write(b"1 2 3 ")
+    place = first.place()
+    assert place is not None
+    first.write(b"4 5 ")
+    again = transcript.Transcript(str(path), fresh=False)
+    with open(path, "ab") as agent:  # its stdout, where nobody named a file
+        agent.write(b"[restored] ")
+    again.cut_back(place)
+    again.write(b"4 5 6")
+    assert path.read_bytes() == b"1 2 3 [restored] 4 5 6"
+    again.cut_back({"inode": 0, "bytes": 1})  # of another file
+    assert path.read_bytes() == b"1 2 3 [restored] 4 5 6"
