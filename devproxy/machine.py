@@ -8,6 +8,7 @@ from devproxy.errors import Refused
 
 MIB = 1 << 20
 GIB = 1 << 30
+MOST_GPUS = 64  # of a job; and software GPUs are numbered below it
 DEFAULT_GPU_MEMORY_BYTES = 4 * GIB
 LEAST_GPU_MEMORY_BYTES = 64 * MIB
 UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

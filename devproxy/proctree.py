@@ -24,6 +24,12 @@ def parent(pid: int) -> int | None:
     return info and info[0]
 
 
+def stopped(pid: int) -> bool:
+    """By a signal, as Ctrl-Z's, until SIGCONT."""
+    info = _stat(pid)
+    return info is not None and info[1] == "T"
+
+
 def _children(pid: int) -> list[int] | None:
     """By the kernel's own list; None where it was built without CONFIG_PROC_CHILDREN."""
     found: list[int] = []

@@ -1,7 +1,8 @@
 """The state folder, which outlives jobs: <state>/ = DEVPROXY_STATE_DIR or /var/tmp/devproxy-<uid>/, 0700.
 
     builds/<id>/       copies of devproxy's own files that a job maps or runs; images carry them
-    logs/<job>.log     output of jobs that were restored without a terminal or a file
+    logs/<job>.log     what a job has said; .log.1 the part before it, where that was long
+    records/           what is remembered of a job by its name (records.py)
     store/             the store when none is named
     restores/          what a detached agent is to restore
     ghosts.lock        one byte for each file that a restore makes in place of a deleted one
@@ -73,6 +74,15 @@ def default_store() -> str:
 
 def log_path(job: str) -> str:
     return os.path.join(subfolder("logs"), f"{job}.log")
+
+
+def remove_log(job: str) -> None:
+    path = log_path(job)
+    for name in (path, f"{path}.1"):
+        try:
+            os.unlink(name)
+        except FileNotFoundError:
+            pass
 
 
 def build_path(build_id: str) -> str:

@@ -128,10 +128,12 @@ class FakeCoordinator:
     def resize(self, *, gpus: list[int], report: Report) -> dict[str, Any]:
         return self.migrate(to=gpus, report=report)
 
-    def migrate(self, *, to: list[int], report: Report) -> dict[str, Any]:
+    def migrate(self, *, to: list[int], report: Report, anew: bool = False) -> dict[str, Any]:
+        if to == self.gpus and not anew:
+            return {"gpus": to, "from_gpus": to, "still_s": 0.0}
         self._stages(report, "cut", "device", "restore")
-        self.gpus = to
-        return {"still_s": 0.5, "device_bytes": 1 << 20}
+        before, self.gpus = self.gpus, to
+        return {"gpus": to, "from_gpus": before, "still_s": 0.5, "device_bytes": 1 << 20}
 
     def kill(self, signal: int) -> None:
         self._done(f"kill {signal}")

@@ -574,3 +574,12 @@ def open_backend(url: str) -> Backend:
     if "://" not in url:
         return LocalBackend(os.path.abspath(os.path.expanduser(url)))
     return FsspecBackend(url)
+
+
+def try_to_write(url: str) -> None:
+    """Makes the store where there is none, writes an object and removes it. Raises StoreError or Refused."""
+    backend = open_backend(url)
+    backend.prepare()
+    name = f"uploads/{os.urandom(8).hex()}.try"  # gc looks at its .json alone
+    backend.write(name, b"", stage="try")
+    backend.remove(name)

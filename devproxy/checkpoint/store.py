@@ -6,7 +6,7 @@ docs/checkpoint-format.md has the layout. Every error is a StoreError (the store
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from devproxy import fault
@@ -92,6 +92,24 @@ class Store(Reader):
         """Removes the manifest; its chunks go with the next gc."""
         manifests.check_image_id(image_id)
         self.backend.remove(f"images/{image_id}/manifest.json")
+
+    def remove_unless(self, image_id: str, needed: Callable[[], str]) -> str:
+        """Removes the image, asks, and puts it back where somebody needs it after all; returns why, or "".
+
+        needed() is asked behind the removal: whoever removed another image in between, since this one was there, is then
+        seen to have done so. Meanwhile no gc takes a chunk.
+        """
+        manifest = self._manifest_bytes(image_id)
+        with self.hold(image_id):
+            self.remove_image(image_id)
+            why = "it cannot be found out who needs it"
+            try:
+                why = needed()
+            finally:
+                if why:
+                    name = f"images/{image_id}/manifest.json"
+                    self.backend.write(name, manifest, stage="put back", durable=True)
+        return why
 
     def prune(self, job_id: str, keep: int) -> list[str]:
         """Removes the oldest images of the job but `keep` whole ones, then what nobody needs. The ids removed.

@@ -34,13 +34,13 @@ class Show:
         if self._mode == "bar":
             # An import of 0.1 s: not where the output is no terminal.
             from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
             from rich.progress import Progress as Bars
 
             self._bars = Bars(
                 TextColumn("{task.fields[stage]:<12}"),
                 BarColumn(),
-                DownloadColumn(binary_units=True),
+                TextColumn("{task.fields[bytes]}"),
                 TimeElapsedColumn(),
                 TextColumn("{task.description}", markup=False),
                 console=Console(stderr=True),
@@ -72,12 +72,12 @@ class Show:
         if task is None:
             if self._stage:
                 self._finish(self._stage)
-            task = self._bars.add_task(progress.text, total=total, stage=progress.stage)
+            task = self._bars.add_task(progress.text, total=total, stage=progress.stage, bytes="")
             self._tasks[progress.stage] = task
         self._stage = progress.stage
-        self._bars.update(
-            task, description=progress.text, total=total, completed=progress.done_bytes
-        )
+        done = progress.done_bytes
+        shown = f"{show_bytes(done)} of {show_bytes(total)}" if total else ""
+        self._bars.update(task, description=progress.text, total=total, completed=done, bytes=shown)
 
     def _finish(self, stage: str) -> None:
         """A stage of unknown size is over when the next one begins: its bar must not go on moving."""

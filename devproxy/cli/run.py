@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from devproxy import __version__, config, machine, proctree, runtime, state
+from devproxy import __version__, config, machine, proctree, records, runtime, state
 from devproxy.control.late_agent import LateAgent
 from devproxy.errors import EXIT_REFUSED, EXIT_SERVER_LOST, DevproxyError, Refused
 from devproxy.log import say
@@ -19,7 +19,9 @@ from devproxy.node.tree import Tree
 from devproxy.proxy import command as cmd
 from devproxy.proxy import janitor as janitors
 from devproxy.proxy import preflight
+from devproxy.proxy import starter as starters
 from devproxy.proxy.server_set import ServerSet
+from devproxy.proxy.starter import Starter
 
 TYPE_CHECKING = False  # typing itself costs every start 10 ms
 if TYPE_CHECKING:
@@ -66,7 +68,6 @@ A job on several nodes (the same command line on each, but for --node):
 Exit code: the command's; 128+N when signal N ended it; 126, 127 as a shell gives them; 2 when nothing was started;
 3 when the command ended well but a server had died under it.
 """
-MOST_GPUS = 64
 MOST_NODES = 32
 VALUED = (
     "--device",
@@ -157,7 +158,7 @@ def _set(options: Options, name: str, value: str) -> None:
             raise Refused(f"unknown device {value!r}", "use --device auto, soft, record or cuda")
         options.device = value
     elif name == "--gpus":
-        options.gpus = _number(name, value, 1, MOST_GPUS)
+        options.gpus = _number(name, value, 1, machine.MOST_GPUS)
     elif name == "--nodes":
         options.nodes = _number(name, value, 1, MOST_NODES)
     elif name == "--node":
@@ -171,7 +172,7 @@ def _set(options: Options, name: str, value: str) -> None:
     elif name == "--chaos":
         options.chaos = _number(name, value, 0, (1 << 64) - 1)
     elif name == "--gpu":
-        options.on = specs.check_gpus(value, MOST_GPUS)
+        options.on = specs.check_gpus(value, machine.MOST_GPUS)
         options.gpus = len(options.on)
     elif name == "--store":
         options.store = value
@@ -263,6 +264,8 @@ def run(options: Options) -> int:
             "see: devproxy doctor",
         )
     _check_nodes(options, plain)
+    if options.store and not plain:
+        _try_store(options.store)
     build = state.ensure_build(plan.lib, config.pylib_dir())
     mask = cmd.block_signals()
     name = options.name or runtime.default_job_name(options.command[0])
@@ -298,18 +301,34 @@ def run(options: Options) -> int:
         servers.wait_ready(plan.start_timeout_s, cmd.check_interrupted)
         for line in plan.note.splitlines():
             say(line)
-        streams = stdio.Stdio(folder.path)
+        streams = stdio.Stdio(folder.path, log=state.log_path(folder.name))
         place = side.place if side else None
         tree = Tree(spec, gpus, folder, servers, janitor, streams, lib, server, place)
         if side is not None:
             side.attach(tree)
-        return _run_command(options, tree, mask, side)
+        code = _run_command(options, tree, mask, side)
+        records.end(folder.name, code)
+        return code
     finally:
         if side is not None:
             side.stop()
         servers.stop()
         janitor.dismiss()
         runtime.remove_job(folder)
+
+
+def _try_store(url: str) -> None:
+    """Better now than at the first image, an hour into the job. Raises Refused."""
+    from devproxy.checkpoint.backend import (
+        try_to_write,  # a folder's is quick; s3fs takes a second: for jobs that name a store
+    )
+
+    try:
+        try_to_write(url)
+    except (DevproxyError, OSError) as error:
+        raise Refused(
+            f"--store {url} cannot be used ({error})", "name one that you may write to"
+        ) from None
 
 
 def make_spec(
@@ -353,7 +372,16 @@ def _run_command(options: Options, tree: Tree, mask: set[int], side: First | Oth
 
         proof = proofs.Proof([server.pid for server in servers.members])
 
+    starter = Starter(environment.JUPYTER, tree.send)
+
     def look() -> float | None:
+        starter.look()
+        pauses = [starters.LOOK_S] if starter.is_watched else []
+        if (proof_s := look_for_proof()) is not None:
+            pauses.append(proof_s)
+        return min(pauses, default=None)
+
+    def look_for_proof() -> float | None:
         if proof is None:
             return None
         if tree.root is not None:
@@ -373,6 +401,8 @@ def _run_command(options: Options, tree: Tree, mask: set[int], side: First | Oth
     else:
         tree.start_tree(env, mask, mount_at)
         tree.release_network()
+    spec = tree.spec
+    records.begin(tree.folder.name, spec.job_id, spec.command, spec.started_unix_s)
     agent = LateAgent(tree, side)
     agent.start()
     code = tree.wait(look)
@@ -399,9 +429,7 @@ def _run_command(options: Options, tree: Tree, mask: set[int], side: First | Oth
 
 def _say_summary(options: Options, tree: Tree, proof: Proof, wall_s: float, code: int) -> None:
     # For these jobs alone, and at their end.
-    import json
-
-    from devproxy.cli import summary
+    from devproxy.cli import output, summary
     from devproxy.errors import ServerUnreachable
     from devproxy.proxy import stats
 
@@ -413,7 +441,7 @@ def _say_summary(options: Options, tree: Tree, proof: Proof, wall_s: float, code
             gpus.append({"gpu": server.gpu, "lost": str(error)})
     facts = summary.build(tree.spec.job, tree.spec.device, wall_s, code, gpus, proof.as_json())
     if options.json:
-        sys.stderr.write(json.dumps(facts) + "\n")
+        sys.stderr.write(output.as_json(facts) + "\n")
         return
     for line in summary.lines(facts):
         say(line)
@@ -421,10 +449,9 @@ def _say_summary(options: Options, tree: Tree, proof: Proof, wall_s: float, code
 
 def _fail(error: DevproxyError, as_json: bool) -> int:
     if as_json:
-        import json  # nothing is started
+        from devproxy.cli import output  # nothing is started
 
-        facts = {"error": error.what, "remedy": error.remedy, "exit_code": error.exit_code}
-        sys.stderr.write(json.dumps(facts) + "\n")
+        output.error_json(error)
     else:
         say(str(error))
     return error.exit_code

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from devproxy import runtime, state
+from devproxy import records, runtime, state
 from devproxy.checkpoint.errors import StoreError
-from devproxy.cli import progress
+from devproxy.cli import progress, told
+from devproxy.cli.ask import named_job
+from devproxy.cli.images import find_image, images, open_stores
+from devproxy.cli.output import show_json
 from devproxy.cli.table import show_table
 from devproxy.control import client
 from devproxy.control.client import Result
 from devproxy.control.stage_note import MEET
 from devproxy.errors import DevproxyError, Refused, RestoreError
 from devproxy.log import say
-from devproxy.machine import show_bytes
+from devproxy.machine import MOST_GPUS
 from devproxy.node import spec as specs
-
-if TYPE_CHECKING:
-    from devproxy.checkpoint.manifest import Image
-    from devproxy.checkpoint.store import Store
 
 EXIT_INTERRUPTED = 130
 LONGEST_CUT_WAIT_MS = 24 * 3600 * 1000
@@ -39,8 +36,8 @@ def parse_gpus(texts: list[str] | None) -> list[int]:
     """["0,2", "3"] -> [0, 2, 3]. Raises Refused."""
     found = []
     for part in ",".join(texts or []).split(",") if texts else []:
-        if not part.isascii() or not part.isdigit() or int(part) >= 1024:
-            raise Refused(f"{part!r} is not a GPU", "give numbers, as 0 or 0,1")
+        if not part.isascii() or not part.isdigit() or int(part) >= MOST_GPUS:
+            raise Refused(f"{part!r} is not a GPU", f"give numbers below {MOST_GPUS}, as 0 or 0,1")
         found.append(int(part))
     return found
 
@@ -77,20 +74,20 @@ def parse_signal(text: str) -> int:
 # -- running a verb -------------------------------------------------------------------------------------------------
 
 
-def _print_result(arguments: argparse.Namespace, title: str, result: Result) -> None:
+def _print_result(arguments: argparse.Namespace, verb: str, job: str, result: Result) -> None:
     if arguments.json:
-        line: dict[str, Any] = dict(result.facts)
+        facts: dict[str, Any] = dict(result.facts)
         if result.image:
-            line |= asdict(result.image)
+            facts |= asdict(result.image)
         if result.job:
-            line |= {"job": result.job.job, "phase": result.job.phase, "gpus": result.job.gpus}
-        print(json.dumps(line), flush=True)
+            facts |= {"job": result.job.job, "phase": result.job.phase, "gpus": result.job.gpus}
+        show_json(facts)
         return
-    rows = progress.image_rows(result.image) if result.image else []
-    rows += progress.fact_rows(result.facts)
-    if result.job:
-        rows.append(["the job is", result.job.phase])
-    show_table(title, ["", ""], rows)
+    for text in told.lines(verb, job, result):
+        print(text, flush=True)
+    if arguments.verbose:
+        rows = progress.image_rows(result.image) if result.image else []
+        show_table("", ["", ""], rows + progress.fact_rows(result.facts))
     for warning in result.image.warnings if result.image else []:
         say(f"warning: {warning}", "devproxy")
 
@@ -113,14 +110,14 @@ def _run(
         else:
             say(f"the {verb} of job {job} goes on; see: devproxy watch {job}", "devproxy")
         return EXIT_INTERRUPTED
-    _print_result(arguments, f"{verb} of job {job}", result)
+    _print_result(arguments, verb, job, result)
     return 0
 
 
 def checkpoint(arguments: argparse.Namespace) -> int:
     """An image, while the job goes on."""
     wait_ms = parse_wait_ms(arguments.cut_wait)
-    job, _ = client.find_job(arguments.job)
+    job, _ = named_job(arguments)
     return _run(
         arguments,
         "checkpoint",
@@ -134,7 +131,7 @@ def checkpoint(arguments: argparse.Namespace) -> int:
 def suspend(arguments: argparse.Namespace) -> int:
     """An image, and the job and its servers gone until resume."""
     wait_ms = parse_wait_ms(arguments.cut_wait)
-    job, _ = client.find_job(arguments.job)
+    job, _ = named_job(arguments)
     return _run(
         arguments,
         "suspend",
@@ -160,16 +157,19 @@ def resume(arguments: argparse.Namespace) -> int:
 def migrate(arguments: argparse.Namespace) -> int:
     """The job goes on, on other GPUs, served by other server processes."""
     to = parse_gpus(arguments.to)
-    job, _ = client.find_job(arguments.job)
+    job, _ = named_job(arguments)
     return _run(
-        arguments, "migrate", job, lambda show: client.Client().migrate(job, to=to, report=show)
+        arguments,
+        "migrate",
+        job,
+        lambda show: client.Client().migrate(job, to=to, anew=arguments.anew, report=show),
     )
 
 
 def resize(arguments: argparse.Namespace) -> int:
     """The job's ranks share fewer GPUs, or have more of them; how many it sees does not change."""
     gpus = parse_gpus(arguments.gpus)
-    job, _ = client.find_job(arguments.job)
+    job, _ = named_job(arguments)
     return _run(
         arguments, "resize", job, lambda show: client.Client().resize(job, gpus=gpus, report=show)
     )
@@ -184,137 +184,51 @@ def watch(arguments: argparse.Namespace) -> int:
 def kill(arguments: argparse.Namespace) -> int:
     """A signal to the job's process, as from a terminal."""
     number = parse_signal(arguments.signal)
-    job, _ = client.find_job(arguments.job)
+    job, path = named_job(arguments)
     client.Client().kill(job, number)
+    name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
     if arguments.json:
-        print(json.dumps({"job": job, "signal": number}))
+        show_json({"job": job, "signal": number})
+    else:
+        print(f"sent {name} to job {job} ({' '.join(client.job_file(path).get('command', []))})")
     return 0
 
 
 def logs(arguments: argparse.Namespace) -> int:
-    """The output of a job that was restored without a terminal or a file."""
+    """What a job has said so far, wherever its output goes."""
     name = arguments.job or client.find_job("")[0]
     path = state.log_path(runtime.check_job_name(name))
-    try:
-        with open(path, "rb") as file:
-            size = 0
+    parts = [part for part in (f"{path}.1", path) if os.path.exists(part)]
+    living = {n: folder for n, folder, alive in runtime.list_jobs() if alive}
+    if not parts or client.job_file(living.get(name, "")).get("plain"):
+        raise _no_log(name, living)
+    size = 0
+    for part in parts:
+        size = 0  # of the newest: what comes is behind it
+        with open(part, "rb") as file:
             while data := file.read(1 << 20):
                 size += len(data)
                 sys.stdout.buffer.write(data)
-    except FileNotFoundError:
-        raise Refused(
-            f"job {name!r} has no log",
-            "its output goes to the terminal or file that it was started with",
-        ) from None
     sys.stdout.buffer.flush()
-    if arguments.follow and any(n == name and alive for n, _, alive in runtime.list_jobs()):
+    if arguments.follow and name in living:
         for data in client.Client().logs(name, offset=size, follow=True):
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
     return 0
 
 
-# -- images ---------------------------------------------------------------------------------------------------------
-
-
-def open_store(given: str | None) -> Store | None:
-    """The store named, or the default one. None where the default one was never used. Raises Refused, StoreError."""
-    from devproxy.checkpoint.store import (
-        Store,
-    )  # blake3 and zstandard: not for verbs without a store
-
-    url = given or state.default_store()
-    path = url.removeprefix("file://")
-    if "://" not in path and not os.path.isdir(path):
-        if given:
-            raise Refused(f"there is no store {given}", "name the one that the job writes to")
-        return None
-    if "://" not in path:
-        url = os.path.abspath(path)
-    return Store.open(url)
-
-
-def images(arguments: argparse.Namespace) -> int:
-    """The images in a store; `images gc` removes what none of them needs."""
-    store = open_store(arguments.store)
-    if arguments.action == "gc":
-        return _gc(arguments, store)
-    found = store.images() if store else []
-    if store and arguments.verify:
-        found = [store.verify(image.id, full=True) for image in found]
-    if arguments.json:
-        print(json.dumps([image.as_json() for image in found], indent=2))
-    elif not found:
-        print("no images")
-    else:
-        show_table(
-            "",
-            ["IMAGE", "JOB", "GPUS", "RANKS", "CREATED", "DEVICE", "HOST", "FILES", "NEW", "WHOLE"],
-            [_image_row(image) for image in found],
+def _no_log(name: str, living: dict[str, str]) -> Refused:
+    if name in living:
+        return Refused(
+            f"job {name!r} runs without namespaces, so its output goes past devproxy",
+            "see the terminal or file that it was started with",
         )
-    return 1 if arguments.verify and not all(image.whole for image in found) else 0
+    if not records.read(name):
+        return client.no_such_job(name, [*living, *records.names()])
+    return Refused(f"job {name!r} has no log", "it ran without namespaces, or has said nothing")
 
 
-def _image_row(image: Image) -> list[str]:
-    def size(name: str) -> str:
-        value = image.sizes.get(name)
-        return show_bytes(value) if isinstance(value, int) else "?"
-
-    created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(image.created))
-    return [
-        image.id,
-        image.job or "?",
-        "+".join(map(str, image.gpus)),
-        "+".join(map(str, image.ranks)) if any(image.ranks) else "",
-        created if image.created else "?",
-        size("device"),
-        size("host"),
-        size("file"),
-        size("new"),
-        "yes" if image.whole else f"no: {image.problem}",
-    ]
-
-
-def _gc(arguments: argparse.Namespace, store: Store | None) -> int:
-    report = asdict(store.gc()) if store else {}
-    if arguments.json:
-        print(json.dumps(report))
-    elif not report:
-        print("no images")
-    else:
-        show_table("gc", ["", ""], progress.fact_rows({k: v for k, v in report.items() if v != []}))
-        for reason in report["busy"]:
-            say(f"left for the next gc: {reason}", "devproxy")
-    return 0
-
-
-def find_image(store: Store, text: str) -> Image:
-    """By id, `latest`, job (its newest whole image) or the beginning of an id. Raises Refused."""
-    found = store.images()
-    exact = [image for image in found if image.id == text]
-    if exact and not exact[0].whole:
-        older = store.older_whole(text)
-        raise Refused(
-            f"image {text} is not whole: {exact[0].problem}",
-            f"use an older one: devproxy restore {older}" if older else "no older one is whole",
-        )
-    whole = [image for image in found if image.whole]
-    if text == "latest":
-        matches = whole[-1:]
-    else:
-        matches = (
-            exact
-            or [image for image in whole if image.job == text][-1:]
-            or [image for image in whole if image.id.startswith(text)]
-        )
-    if not matches:
-        raise Refused(
-            f"no whole image {text!r} in store {store.url}", "see: devproxy images, or --store"
-        )
-    if len(matches) > 1:
-        names = ", ".join(image.id for image in matches[:5])
-        raise Refused(f"{text!r} is the beginning of {len(matches)} images: {names}", "write more")
-    return matches[0]
+# -- restore --------------------------------------------------------------------------------------------------------
 
 
 def restore(arguments: argparse.Namespace) -> int:
@@ -325,12 +239,12 @@ def restore(arguments: argparse.Namespace) -> int:
     if arguments.attach and (arguments.output or arguments.wait):
         raise Refused("--attach keeps the job here", "leave out --output and --wait")
     try:
-        store = open_store(arguments.store)
-        if store is None:
+        stores = open_stores(arguments.store)
+        if not stores:
             raise Refused(
                 "there are no images yet", "take one (devproxy checkpoint), or give --store"
             )
-        image = find_image(store, arguments.image)
+        store, image = find_image(stores, arguments.image)
     except StoreError as error:
         raise RestoreError(
             error.stage, error.what, error.remedy, "nothing of it was started", error.object
@@ -391,14 +305,20 @@ def _restore_detached(arguments: argparse.Namespace, spec: dict[str, Any]) -> in
 # -- the parser -----------------------------------------------------------------------------------------------------
 
 
+STORES = "folder or URL (the default store, and all that your jobs have used)"
+# These name their job.
+CHANGES_A_JOB = (checkpoint, suspend, migrate, resize, kill)
+
+
 def add_to(verb: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
     """Adds the verbs to the command line of `devproxy`."""
 
     def job_verb(name: str, run: Any, text: str, shows: bool = True) -> argparse.ArgumentParser:
         sub = verb(name, run, text)
-        sub.add_argument(
-            "job", metavar="JOB", nargs="?", default="", help="may be left out when one job lives"
+        text = (
+            "asked for on a terminal" if run in CHANGES_A_JOB else "without it, the one that lives"
         )
+        sub.add_argument("job", metavar="JOB", nargs="?", default="", help=text)
         if shows:
             _add_progress(sub)
         return sub
@@ -418,6 +338,7 @@ def add_to(verb: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
     sub.add_argument("--gpu", action="append", metavar="ID[,ID]", help="other GPUs than before")
     sub = job_verb("migrate", migrate, "move the job to other GPUs")
     sub.add_argument("--to", action="append", metavar="GPU[,GPU]", required=True)
+    sub.add_argument("--anew", action="store_true", help="fresh servers, also on the same GPUs")
     sub = job_verb("resize", resize, "run the job's ranks on fewer GPUs, or on more again")
     sub.add_argument(
         "--gpus",
@@ -429,12 +350,12 @@ def add_to(verb: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
     job_verb("watch", watch, "the operation under way in a job")
     sub = job_verb("kill", kill, "send the job a signal", shows=False)
     sub.add_argument("--signal", default="TERM", metavar="N", help="number or name (TERM)")
-    sub = job_verb("logs", logs, "output of a job restored without a terminal", shows=False)
+    sub = job_verb("logs", logs, "what a job has said", shows=False)
     sub.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
 
     sub = verb("restore", restore, "bring a job back from an image")
     sub.add_argument("image", metavar="IMAGE", help="id, its beginning, a job's name, or latest")
-    sub.add_argument("--store", metavar="DIR", help="folder or URL (the default store)")
+    sub.add_argument("--store", metavar="DIR", help=STORES)
     sub.add_argument("--gpu", action="append", metavar="ID[,ID]", help="GPUs of this machine")
     sub.add_argument("--device", choices=["soft", "cuda"], help="another kind of GPU than before")
     sub.add_argument(
@@ -452,15 +373,24 @@ def add_to(verb: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
     sub.add_argument("--address", metavar="ADDR", help="then: of this host, for the others' data")
     _add_progress(sub)
 
-    sub = verb("images", images, "the images in a store")
+    sub = verb("images", images, "the images of your jobs")
     sub.add_argument(
-        "action", nargs="?", choices=["list", "gc"], default="list", help="gc: free what none needs"
+        "action",
+        nargs="?",
+        choices=["list", "gc", "rm"],
+        default="list",
+        help="gc: free what no image needs; rm: remove images",
     )
-    sub.add_argument("--store", metavar="DIR", help="folder or URL (the default store)")
+    sub.add_argument("images", metavar="IMAGE", nargs="*", help="of rm: ids, or their beginnings")
+    sub.add_argument("--store", metavar="DIR", help=STORES)
     sub.add_argument("--verify", action="store_true", help="read every chunk")
+    sub.add_argument(
+        "--force", action="store_true", help="of rm: also the only whole image of a living job"
+    )
 
 
 def _add_progress(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--progress", choices=progress.MODES, default="auto", help="how stderr shows it (auto)"
     )
+    sub.add_argument("--verbose", action="store_true", help="at the end all sizes and times")

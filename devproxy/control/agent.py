@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from devproxy import runtime
+from devproxy import records, runtime
 from devproxy.checkpoint import image
 from devproxy.checkpoint.store import Store
 from devproxy.control import restore
@@ -44,7 +44,9 @@ def run_foreground(spec: dict[str, Any]) -> int:
             tree.end(frozenset())
             for process in lost:
                 say(f"{process.name} {process.how_it_ended()} while the job ran")
-            return code if code or not lost else EXIT_SERVER_LOST
+            code = code if code or not lost else EXIT_SERVER_LOST
+            records.end(folder.name, code)
+            return code
         finally:
             restored.stop()
     finally:

@@ -199,7 +199,7 @@ class Agent(job_pb2_grpc.JobAgentServicer):  # type: ignore[misc, unused-ignore]
         self, request: pb.MigrateRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.Event]:
         def work(report: Report) -> pb.Result:
-            facts = self._coordinator.migrate(to=list(request.to), report=report)
+            facts = self._coordinator.migrate(to=list(request.to), anew=request.anew, report=report)
             return pb.Result(facts_json=json.dumps(facts), job=self._job())
 
         return self._stream("migrate", work, context)

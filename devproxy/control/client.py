@@ -14,12 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from devproxy import __version__, config, runtime
-from devproxy.control.coordinator_api import GONE, ImageFacts, JobStatus
+from devproxy import __version__, config, proctree, runtime
+from devproxy.control.coordinator_api import GONE, RUNNING, STOPPED, ImageFacts, JobStatus
 from devproxy.errors import DevproxyError, Refused
+from devproxy.node import init
 from devproxy.node.stages import Report
 
 # Late imports: the first call loads gRPC and protobuf.
@@ -299,10 +300,10 @@ class Client:
         request = pb.ResumeRequest(job=job, gpus=gpus)
         return self._follow(lambda stub: stub.Resume(request), report)
 
-    def migrate(self, job: str, *, to: list[int], report: Report) -> Result:
+    def migrate(self, job: str, *, to: list[int], report: Report, anew: bool = False) -> Result:
         from devproxy.control._pb import job_pb2 as pb
 
-        request = pb.MigrateRequest(job=job, to=to)
+        request = pb.MigrateRequest(job=job, to=to, anew=anew)
         return self._follow(lambda stub: stub.Migrate(request), report)
 
     def resize(self, job: str, *, gpus: list[int], report: Report) -> Result:
@@ -382,10 +383,27 @@ def agent_status(name: str, path: str, alive: bool) -> JobStatus:
         return _from_folder(name, path, GONE, "the job is dead")
     if not os.path.exists(os.path.join(path, AGENT_SOCKET)):
         return _from_folder(name, path, "", "its supervisor has no control socket (yet)")
+    if why := supervisor_stopped(path):
+        return _from_folder(name, path, STOPPED, why)
     try:
-        return ask_agent(path)
+        status = ask_agent(path)
     except DevproxyError as error:
         return _from_folder(name, path, "", error.what)
+    if status.phase == RUNNING and _command_stopped(status.pid):
+        return replace(status, phase=STOPPED)
+    return status
+
+
+def supervisor_stopped(path: str) -> str:
+    """What to do about a supervisor that answers nothing until it goes on; "" for one that runs."""
+    pid = job_file(path).get("pid")
+    if isinstance(pid, int) and proctree.stopped(pid):
+        return f"its supervisor is stopped (Ctrl-Z?): fg in its shell, or kill -CONT {pid}"
+    return ""
+
+
+def _command_stopped(supervisor: int) -> bool:
+    return any(init.command_state(root) == "T" for root in proctree.children(supervisor))
 
 
 def ask_agent(path: str, timeout_s: float = 2.0) -> JobStatus:
@@ -447,7 +465,7 @@ def find_job(name: str) -> tuple[str, str]:
         if len(living) == 1:
             return living[0]
         if not living:
-            raise Refused("no job lives", "start one with devproxy-run, or: devproxy restore IMAGE")
+            raise no_job_lives()
         names = ", ".join(n for n, _ in living)
         raise Refused(f"there are {len(living)} jobs: {names}", "name one")
     for n, path in living:
@@ -455,7 +473,19 @@ def find_job(name: str) -> tuple[str, str]:
             return n, path
     if any(n == name for n, _, _ in jobs):
         raise Refused(f"job {name!r} is dead", f"bring it back: devproxy restore {name}")
-    # A dead job's folder goes as soon as somebody sweeps, so this may be one of those as well.
-    raise Refused(
-        f"there is no job {name!r}", f"see: devproxy ps; if it died: devproxy restore {name}"
+    raise no_such_job(name, [n for n, _ in living])
+
+
+def no_job_lives() -> Refused:
+    return Refused("no job lives", "start one with devproxy-run, or: devproxy restore IMAGE")
+
+
+def no_such_job(name: str, living: list[str]) -> Refused:
+    """A dead job's folder goes as soon as somebody sweeps, so this may be one of those as well."""
+    import difflib  # for this alone
+
+    near = difflib.get_close_matches(name, living, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return Refused(
+        f"there is no job {name!r}", f"{hint}see: devproxy ps; if it died: devproxy restore {name}"
     )

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NoReturn
 
-from devproxy import fault, state
+from devproxy import fault, records, state
 from devproxy.checkpoint import image, store
 from devproxy.checkpoint.errors import ImageError
 from devproxy.checkpoint.writer import Writer
@@ -29,6 +29,7 @@ from devproxy.control import barrier
 from devproxy.control import coordinator_api as api
 from devproxy.control.agreement import Outcome
 from devproxy.control.operation import Operation, each, still_s, words
+from devproxy.control.pace import Pace
 from devproxy.errors import (
     CheckpointError,
     DevproxyError,
@@ -100,13 +101,13 @@ class JobCoordinator:
         self._ended = threading.Event()
         self._opened = opened
         self._last_image = ""
-        self._images = 0
+        self._images: set[str] = set()  # whole ones of this job in its store
         self._last_error = ""
         self._epoch: int | None = None
         self._next_unix_s: float | None = None
         self._suspended_image = ""
         self._failed: set[str] = set()  # names of nodes
-        self._steps = 0
+        self._pace = Pace()
         self._token = os.urandom(32).hex()  # servers of this job know one another by it
         self._last_cut = ""
 
@@ -137,13 +138,14 @@ class JobCoordinator:
             pid=os.getpid(),
             command=spec.command,
             started_unix_s=spec.started_unix_s,
-            images=self._images,
+            images=len(self._images),
             last_image=self._last_image,
             last_error=self._last_error,
             next_checkpoint_unix_s=self._next_unix_s,
             checkpointable=not self._why_not(),
             why_not=self._why_not(),
-            steps=self._steps,
+            steps=self._pace.steps,
+            step_s=self._pace.step_s,
             here=self._trees[0].gpus,
             nodes=[tree.about() for tree in self._trees] if len(self._trees) > 1 else [],
             last_cut=self._last_cut,
@@ -219,8 +221,14 @@ class JobCoordinator:
         self._epoch = self._store().take_epoch(self._spec.job_id)
         before_it_runs()
         self._phase = api.RUNNING
+        records.has_image(self._spec.job, whole.id, self._store().url)
+        try:
+            found = self._store().images()
+        except (OSError, DevproxyError):
+            return  # the job runs: how many images it has shows at the next one
+        self._images = {one.id for one in found if one.whole and one.job_id == self._spec.job_id}
 
-    def migrate(self, *, to: list[int], report: Report) -> dict[str, Any]:
+    def migrate(self, *, to: list[int], report: Report, anew: bool = False) -> dict[str, Any]:
         with self._one_verb("migrate", {api.RUNNING}):
             count = len(self.gpus)
             if len(to) != count or not self._each_once(to):
@@ -228,7 +236,7 @@ class JobCoordinator:
                     f"job {self._spec.job} has {count} GPU(s): --to needs as many, each once on its host",
                     "the job continues",
                 )
-            return self._move("migrate", to, report, MigrateError)
+            return self._move("migrate", to, report, MigrateError, anew)
 
     def resize(self, *, gpus: list[int], report: Report) -> dict[str, Any]:
         with self._one_verb("resize", {api.RUNNING}):
@@ -238,8 +246,6 @@ class JobCoordinator:
                     f"job {self._spec.job} sees {count} GPU(s), and goes on to: --gpus needs {count} numbers, {len(gpus)} given",
                     f"name one of the machine's for each of the job's, as {','.join(['0'] * count)}; the job continues",
                 )
-            if gpus == self.gpus:
-                return {"gpus": gpus, "still_s": 0.0}
             return self._move("resize", gpus, report, ResizeError)
 
     def kill(self, number: int) -> None:
@@ -274,6 +280,9 @@ class JobCoordinator:
                 raise Refused(f"{name} of job {spec.job}: {why}", "see: devproxy doctor")
             self._verb_name = name
             yield
+            self._last_error = ""
+        except Refused:
+            raise  # its caller knows, and nothing is wrong with the job
         except DevproxyError as error:
             self._last_error = str(error)
             raise
@@ -418,12 +427,13 @@ class JobCoordinator:
             total_s=stages.elapsed_s(),
             store=spec.store,
         )
-        self._images += 1
+        self._images.add(summary.id)
+        records.has_image(spec.job, summary.id, self._store().url)
         stages.reach("after the commit", "removing old images", about)
         fault.point("after_commit")
         try:
             fault.point("prune")
-            self._store().prune(spec.job_id, keep=spec.keep)
+            self._images.difference_update(self._store().prune(spec.job_id, keep=spec.keep))
         except (OSError, DevproxyError) as error:
             op.warnings.append(f"old images were not removed: {error}")
 
@@ -449,10 +459,10 @@ class JobCoordinator:
             for tree, dump in zip(self._trees, op.dumps, strict=True):
                 tree.dumped(dump)
             self._phase = api.SUSPENDED if op.leave else api.RUNNING
-            self._last_error = ""
             # A suspend's facts were made while the trees were still frozen.
             return replace(
                 op.facts,
+                total_s=op.stages.elapsed_s(),
                 still_s=still_s(op.dumps),
                 freeze_s=max(dump.freeze_s for dump in op.dumps),
                 stages=op.stages.seconds,
@@ -481,10 +491,18 @@ class JobCoordinator:
     # -- migrate and resize -------------------------------------------------------------------------------------
 
     def _move(
-        self, verb: str, to: list[int], report: Report, failed: type[MigrateError]
+        self,
+        verb: str,
+        to: list[int],
+        report: Report,
+        failed: type[MigrateError],
+        anew: bool = False,
     ) -> dict[str, Any]:
-        """A fresh server takes over from each old one; the job's processes are not touched."""
-        spec = self._spec
+        """A fresh server takes over from each old one; the job's processes are not touched. Where they are there already,
+        only anew."""
+        spec, before = self._spec, self.gpus
+        if to == before and not anew:
+            return {"gpus": to, "from_gpus": before, "still_s": 0.0}
         op = Operation(verb, spec.job, report)
         shares = _shares(to, [len(tree.gpus) for tree in self._trees])
         moves: list[Move] = [
@@ -514,7 +532,7 @@ class JobCoordinator:
             error = failed(stage, gone, f"devproxy restore {spec.job}")
         if error is None:
             seconds = {f"{stage}_s": took for stage, took in op.stages.seconds.items()}
-            return {"gpus": to, "still_s": still_s(moves), **seconds}
+            return {"gpus": to, "from_gpus": before, "still_s": still_s(moves), **seconds}
         if isinstance(error, Refused) and op.stages.name == "refuse_early":
             raise error
         if not isinstance(error, Exception):
@@ -603,21 +621,24 @@ class JobCoordinator:
                 tree.look()
             self._say_who_has_failed()
             if self.phase != api.RUNNING:
+                self._next_unix_s = None
+                self._pace.forget()
                 continue
+            try:
+                self._pace.look(time.monotonic(), self._trees[0].steps())
+            except (OSError, DevproxyError, IndexError):
+                pass  # between two servers, or at the end
             if steps:
-                try:
-                    self._steps = self._trees[0].steps()
-                except (OSError, DevproxyError, IndexError):
-                    pass  # between two servers, or at the end
-                if self._steps // steps > last_steps // steps:
-                    last_steps = self._steps
+                if self._pace.steps // steps > last_steps // steps:
+                    last_steps = self._pace.steps
                     self._due()
             elif seconds:
                 now = time.monotonic()
-                self._next_unix_s = time.time() + next_image - now
                 if now >= next_image:
                     next_image = now + seconds
+                    self._next_unix_s = None
                     self._due()
+                self._next_unix_s = time.time() + max(0.0, next_image - time.monotonic())
 
     def _say_who_has_failed(self) -> None:
         """Without a launcher that looks after all nodes, the others' ranks may wait for those for ever."""
@@ -636,6 +657,7 @@ class JobCoordinator:
             facts = self.checkpoint(cut_wait_ms=None, strict=False, report=lambda _: None)
         except DevproxyError as error:
             if not self._ended.is_set() and self._alive():
+                self._last_error = str(error)
                 say(f"no image now: {error}")
             return
         except OSError as error:
@@ -650,18 +672,32 @@ def follow_log(job: str, offset: int, ended: threading.Event) -> Iterator[bytes]
     path = state.log_path(job)
     if not os.path.exists(path):
         return
-    with open(path, "rb") as log:
+    log = open(path, "rb")  # noqa: SIM115  # closed where the next part takes its place
+    try:
         log.seek(offset)
         over = False
         while True:
+            replaced = _is_replaced(log.fileno(), path)
             piece = log.read(1 << 16)
             if piece:
                 yield piece
+            elif replaced:  # it was long (node/transcript.py), and all of it is read
+                log.close()
+                log = open(path, "rb")  # noqa: SIM115
             elif over:
                 return
             else:
                 over = ended.wait(0.1)  # what was written until then is still read
                 yield b""  # a reader that went away is noticed
+    finally:
+        log.close()
+
+
+def _is_replaced(fd: int, path: str) -> bool:
+    try:
+        return not os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False  # between two parts
 
 
 def _shares(gpus: list[int], sizes: list[int]) -> list[list[int]]:

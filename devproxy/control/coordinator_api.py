@@ -21,6 +21,7 @@ COMMITTING = "committing"  # the job runs again; chunks and the manifest go to t
 SUSPENDED = "suspended"
 RESTORING = "restoring"
 ENDING = "ending"
+STOPPED = "stopped"  # never the coordinator's word: others see that a signal, as Ctrl-Z's, has stopped the job (client.py)
 GONE = "gone"
 PHASES = (
     STARTING,
@@ -32,6 +33,7 @@ PHASES = (
     SUSPENDED,
     RESTORING,
     ENDING,
+    STOPPED,
     GONE,
 )
 
@@ -81,6 +83,7 @@ class JobStatus:
     steps: int = 0
     here: list[int] = field(default_factory=list)  # of gpus, those of the host that answers
     nodes: list[str] = field(default_factory=list)  # of a job of several nodes, a line for each
+    step_s: float = 0.0  # one optimizer step of late; 0: not known
     last_cut: str = ""  # of several ranks: which way they came to it, and why
 
 
@@ -101,8 +104,9 @@ class Coordinator(Protocol):
 
     def resume(self, *, gpus: list[int] | None, report: Report) -> None: ...
 
-    def migrate(self, *, to: list[int], report: Report) -> dict[str, Any]:
-        """Answers what a summary shows: times in seconds (…_s) and sizes (…_bytes)."""
+    def migrate(self, *, to: list[int], report: Report, anew: bool = False) -> dict[str, Any]:
+        """Answers what a summary shows: times in seconds (…_s) and sizes (…_bytes). Where the job is there already, nothing
+        is done; anew: all the same, with fresh servers."""
         ...
 
     def resize(self, *, gpus: list[int], report: Report) -> dict[str, Any]:

@@ -388,6 +388,16 @@ def _supervisor_lost(verb: str, name: str, path: str, stage: str) -> OperationFa
     )
 
 
+def _find(verb: str, job: str) -> tuple[str, str]:
+    """(name, folder) of the living job. Raises Refused; also for a verb that changes a job and names none."""
+    if not job and verb not in ("logs", "watch"):
+        raise Refused(f"{verb} needs the name of a job", "see: devproxy ps")
+    name, path = client.find_job(job)
+    if why := client.supervisor_stopped(path):
+        raise Refused(f"{verb} of job {name}: {why}")
+    return name, path
+
+
 class Service:
     """The verbs of the service Devproxy."""
 
@@ -462,7 +472,7 @@ class Service:
         from devproxy.control._pb import job_pb2 as pb
 
         with self._call("kill", request.job, context):
-            _, path = client.find_job(request.job)
+            _, path = _find("kill", request.job)
             with client.agent(path) as stub:
                 stub.Kill(request, timeout=client.ANSWER_TIMEOUT_S)
             return pb.Empty()
@@ -513,7 +523,7 @@ class Service:
         """The agent's stream, as it comes. When our caller leaves, the agent's call ends; its operation does not."""
 
         with self._call(verb, request.job, context):
-            name, path = client.find_job(request.job)
+            name, path = _find(verb, request.job)
             if not client.wait_for_agent(path):
                 raise Refused(
                     f"job {name!r} has no control socket",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from devproxy import config, machine, runtime, state
+from devproxy import config, machine, records, runtime, state
 from devproxy.checkpoint import image
 from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.store import Store
@@ -98,6 +98,7 @@ def bring_back(
             f"image {whole.id} is of a job with {len(part.gpus)} GPU(s){' on that node' if len(whole.trees) > 1 else ''}, {len(gpus)} given",
             "name as many",
         )
+    preflight.check_there(request.get("device") or spec.device, gpus)
     other_device = None
     if request.get("device") and request["device"] != spec.device:
         other_device = (spec.device, request["device"])
@@ -105,7 +106,7 @@ def bring_back(
     lib = build.ensure(store, whole)
     servers = ServerSet()
     descriptors = _descriptors(request.get("output"))
-    stdio = Stdio(folder.path, descriptors)
+    stdio = Stdio(folder.path, descriptors, state.log_path(folder.name))
     note = StageNote(request.get("note"))
     if len(whole.trees) > 1:
         note.write(MEET)
@@ -120,6 +121,7 @@ def bring_back(
     )
 
     def before_it_runs() -> None:
+        records.begin(folder.name, spec.job_id, spec.command, spec.started_unix_s)
         _cut_back(part, request.get("output"), descriptors[1])
         tree.begin_streams()
 

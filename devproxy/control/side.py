@@ -256,7 +256,7 @@ class Part:
     def resume(self, *, gpus: list[int] | None, report: Report) -> None:
         raise self._refuse("resume")
 
-    def migrate(self, *, to: list[int], report: Report) -> dict[str, Any]:
+    def migrate(self, *, to: list[int], report: Report, anew: bool = False) -> dict[str, Any]:
         raise self._refuse("migrate")
 
     def resize(self, *, gpus: list[int], report: Report) -> dict[str, Any]:

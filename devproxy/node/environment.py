@@ -9,6 +9,8 @@ from devproxy.node.spec import JobSpec
 from devproxy.proxy import preflight
 
 HOST_LIBRARY = "libdevproxy_host.so"
+JUPYTER = "JPY_PARENT_PID"
+INIT = 1  # the command's parent, in a namespace of its own
 
 
 def job_environment(spec: JobSpec, gpus: int, lib: str, pylib: str, job_dir: str) -> dict[str, str]:
@@ -24,6 +26,10 @@ def job_environment(spec: JobSpec, gpus: int, lib: str, pylib: str, job_dir: str
     env[config.GPUS] = str(gpus)
     env[config.DEVICE] = spec.device
     env[config.LIB] = lib
+    if JUPYTER in env:
+        # A kernel ends as soon as its parent is another one than this says, or is process 1 and this says something else.
+        # Whoever started us is not its parent; we look after that one in its place (proxy/starter.py).
+        env[JUPYTER] = str(os.getpid() if spec.plain else INIT)
     env["DEVPROXY_FILES_MAX"] = str(spec.files_max_bytes)
     # Triton links -l:libcuda.so.1 and a dropped LD_PRELOAD still finds ours (facts: driver shim).
     env["TRITON_LIBCUDA_PATH"] = lib

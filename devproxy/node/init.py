@@ -120,7 +120,12 @@ def read_status(job_dir: str) -> tuple[int, int] | None:
 
 
 def command_lives(root: int) -> bool:
-    """Does the job's command live, and not only what it left running, which devproxy-init is ending?
+    """Does the job's command live, and not only what it left running, which devproxy-init is ending?"""
+    return command_state(root) not in ("", "Z", "X")
+
+
+def command_state(root: int) -> str:
+    """The letter of proc(5) for the job's command; "" where it has ended.
 
     It is the first child of pid 1, so pid 2 in there, after a restore too.
     """
@@ -131,8 +136,8 @@ def command_lives(root: int) -> bool:
         except OSError:
             continue
         if facts.get("NSpid", "").split()[-1:] == ["2"]:
-            return facts["State"].split()[0] not in ("Z", "X")
-    return False
+            return facts["State"].split()[0]
+    return ""
 
 
 def mount_point() -> str:

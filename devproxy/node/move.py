@@ -17,6 +17,7 @@ from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.parked import Parked, may_dump
 from devproxy.node.stages import Stages
 from devproxy.node.tree import Tree
+from devproxy.proxy import preflight
 from devproxy.proxy.server import Server
 
 fault.register("migrate_start", "device memory is copied, the new servers have not taken it")
@@ -46,6 +47,7 @@ class TreeMove:
     def check(self) -> None:
         """Nothing has stopped yet. Raises Refused."""
         tree = self._tree
+        preflight.check_there(tree.spec.device, self._to)
         live = [sum(c["live_bytes"] for c in answer["clients"]) for answer in may_dump(tree)]
         self._check_room(live)
         self._staging = staging.make(tree.folder, tree.spec.job_id, sum(live), refuse=True)

@@ -29,6 +29,8 @@ import stat
 import threading
 import time
 
+from devproxy.node.transcript import Transcript
+
 # Late imports: devproxy-run loads this at every start; few jobs have a terminal, and most are never dumped.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +55,16 @@ def _end_of_output(fd: int) -> int:
 class Output:
     """One stream out of the job. `delivered` counts the bytes that reached our side, over all restores."""
 
-    def __init__(self, name: str, path: str, fd: int, delivered: int = 0, leftover: bytes = b""):
+    def __init__(
+        self,
+        name: str,
+        path: str,
+        fd: int,
+        delivered: int = 0,
+        leftover: bytes = b"",
+        transcript: Transcript | None = None,
+    ) -> None:
+        self._transcript = transcript
         self.name = name
         self.path = path
         self.delivered = delivered
@@ -209,6 +220,8 @@ class Output:
             self._reader_is_gone(error)
             return True
         self.delivered += n
+        if self._transcript is not None:
+            self._transcript.write(bytes(self.leftover[:n]))
         del self.leftover[:n]
         return True
 
@@ -384,10 +397,13 @@ def _unpack(text: str) -> bytes:
 
 
 class Stdio:
-    """All three streams of one job, and how devproxy-init is told of them."""
+    """All three streams of one job, and how devproxy-init is told of them. log: of a copy of its output; "": none."""
 
-    def __init__(self, job_dir: str, fds: tuple[int, int, int] = (0, 1, 2)) -> None:
+    def __init__(self, job_dir: str, fds: tuple[int, int, int] = (0, 1, 2), log: str = "") -> None:
         self.job_dir = job_dir
+        self._log = log
+        self._transcript: Transcript | None = None
+        self._goes_on_at: dict[str, int] | None = None  # of the transcript, after a restore
         self.outputs: list[Output] = []
         self.terminal: Terminal | None = None
         self.modes = ["null", "null", "null"]
@@ -400,6 +416,9 @@ class Stdio:
         earlier: what describe() said at the cut that a restore goes back to; then its modes are the job's.
         """
         kinds = [_kind(fd) for fd in self._fds]
+        if self._log:
+            self._transcript = Transcript(self._log, fresh=not earlier)
+            self._goes_on_at = earlier.get("transcript") if earlier else None
         if earlier:
             self.modes = list(earlier["modes"])
         else:
@@ -421,11 +440,11 @@ class Stdio:
         path = os.path.join(self.job_dir, name)
         os.mkfifo(path, 0o600)
         state = states.get(name)
-        if state is None:
-            self.outputs.append(Output(name, path, fd))
-            return
-        left = _unpack(state["left_zlib"])
-        self.outputs.append(Output(name, path, fd, state["delivered"], left))
+        delivered, left = (state["delivered"], _unpack(state["left_zlib"])) if state else (0, b"")
+        copy = self._transcript
+        if copy is not None and copy.is_file(fd):
+            copy = None
+        self.outputs.append(Output(name, path, fd, delivered, left, copy))
 
     def _open_terminal(self, kinds: list[Any], states: dict[str, Any]) -> None:
         out = next((self._fds[i] for i in (1, 2) if self.modes[i] == "tty"), self._fds[1])
@@ -471,6 +490,8 @@ class Stdio:
         return a is not None and b is not None and (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
     def start(self) -> None:
+        if self._transcript and self._goes_on_at:
+            self._transcript.cut_back(self._goes_on_at)
         for output in self.outputs:
             output.start()
         if self.terminal:
@@ -541,7 +562,10 @@ class Stdio:
                     "bytes": _end_of_output(output.fd),
                 }
             outputs.append(entry)
-        return {"modes": self.modes, "outputs": outputs, "stdin_pipe": self.stdin_pipe}
+        facts = {"modes": self.modes, "outputs": outputs, "stdin_pipe": self.stdin_pipe}
+        if self._transcript:
+            facts["transcript"] = self._transcript.place()
+        return facts
 
     def finish(self, timeout_s: float | None = None) -> None:
         """The job has ended. See Output.finish."""

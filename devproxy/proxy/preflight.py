@@ -148,6 +148,27 @@ def check_health(driver: str, on: list[int]) -> None:
                 )
 
 
+def check_there(device: str, on: list[int]) -> None:
+    """Raises Refused for a GPU that this machine has not. Where NVIDIA's library does not say, the server hears it from
+    the driver."""
+    most = machine.MOST_GPUS
+    if device == "cuda":
+        from devproxy.hal import nvml  # for this device only
+
+        try:
+            driver = machine.find_cuda_driver(config.cuda_driver(), config.sysroot())
+            gpus = nvml.read(driver).gpus if driver else []
+        except Refused:
+            gpus = []
+        seen = nvml.seen_by_cuda(gpus, os.environ)
+        most = len(seen if seen is not None else gpus) or most
+    if absent := [gpu for gpu in on if gpu >= most]:
+        raise Refused(
+            f"this machine has no GPU {', '.join(map(str, absent))}",
+            f"its GPUs are numbered from 0 to {most - 1}",
+        )
+
+
 def check_outputs(lib: str, server: str) -> None:
     for path in (server, os.path.join(lib, DRIVER_SHIM)):
         if not os.path.isfile(path):

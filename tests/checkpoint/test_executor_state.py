@@ -34,7 +34,7 @@ def test_generators_of_the_executor_go_on_after_a_restore_and_a_migration(world:
     undisturbed = world.undisturbed(*COMMAND)
     world.run(*COMMAND, options=("--device", "soft"))
     world.wait_step(10)
-    world.ctl("migrate", "j", "--to", "0")
+    world.ctl("migrate", "j", "--to", "0", "--anew")
     world.checkpoint_then_die(15, after=25)
     world.restore("--wait")
     world.wait_end()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -165,6 +164,6 @@ def test_signed_and_refused_and_nothing_written(
     path.write_bytes(manifest.encode(as_format_1(whole) | {"format": 1}, key))
     world.ctl("restore", name, "--store", str(world.store), "--output", "log")
     world.wait_step(5)
-    assert json.loads(world.ctl("images", "--store", str(world.store), "--json").stdout)
+    assert world.images()
     for private in (next(world.shm.glob("devproxy-*")), world.home / "state", world.home / "key"):
         assert private.stat().st_mode & 0o077 == 0, private

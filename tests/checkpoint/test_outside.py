@@ -80,7 +80,7 @@ def test_connection_to_outside(world: World, server: int) -> None:
     text = refused(world, "checkpoint", "j", "--strict")
     for part in (f"127.0.0.1:{server}", "python", "fd ", "the job continues"):
         assert part in text
-    assert not world.store.exists()
+    assert not world.images()
     facts = world.ctl_json("checkpoint", "j")
     (warning,) = facts["warnings"]
     for part in (f"127.0.0.1:{server}", "python", "fd ", "closed at restore"):

@@ -125,8 +125,9 @@ class World:
         return self.ctl(*words, check=check, **env)
 
     def images(self) -> list[dict[str, object]]:
-        found = json.loads(self.ctl("images", "--store", str(self.store), "--json").stdout)
-        return found if isinstance(found, list) else found["images"]
+        found = self.ctl_json("images", "--store", str(self.store))["images"]
+        assert isinstance(found, list)
+        return found
 
     # -- looking --------------------------------------------------------------------------------------------------
 

@@ -119,7 +119,11 @@ def begin(
         return world.bring_back(places)
     words = [verb, "j"]
     if verb == "migrate":
-        words += ["--to", ",".join(str(gpu) for _ in range(2) for gpu in dice.sample(range(4), 2))]
+        words += [
+            "--anew",
+            "--to",
+            ",".join(str(gpu) for _ in range(2) for gpu in dice.sample(range(4), 2)),
+        ]
     return [
         subprocess.Popen(
             world.hosts[0].command([*CTL, *words, "--json"]),

@@ -160,7 +160,7 @@ def test_a_flipped_bit(scene: Scene) -> None:
     assert older in text, text
     scene.wait(lambda: not scene.others(), 10, "the end of the agent")
     verified = scene.ctl("images", "--store", str(scene.store), "--verify", "--json", check=False)
-    assert [i["whole"] for i in json.loads(verified.stdout)] == [True, False]
+    assert [i["whole"] for i in json.loads(verified.stdout)["images"]] == [True, False]
     scene.ctl(*restore_words(scene, older))
     scene.check_goes_on()
 

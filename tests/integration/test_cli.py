@@ -364,7 +364,7 @@ def ctl(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str
 def test_two_jobs_at_once(start, job_env: dict[str, str]) -> None:
     first = holding(start, "--name", "first")
     second = holding(start, "--name", "second")
-    jobs = json.loads(ctl(job_env, "ps", "--json").stdout)
+    jobs = json.loads(ctl(job_env, "ps", "--json").stdout)["jobs"]
     assert [(j["job"], j["alive"], j["servers"][0]["clients_now"]) for j in jobs] == [
         ("first", True, 1),
         ("second", True, 1),
@@ -407,7 +407,7 @@ def test_nested(run_job) -> None:
 
 
 def test_doctor(job_env: dict[str, str]) -> None:
-    findings = json.loads(ctl(job_env, "doctor", "--json").stdout)
+    findings = json.loads(ctl(job_env, "doctor", "--json").stdout)["findings"]
     built = next(f for f in findings if f["what"] == "client and server are built")
     assert built["ok"], built
     assert all(f["remedy"] for f in findings if not f["ok"])
@@ -434,6 +434,8 @@ def refused(done: subprocess.CompletedProcess[str], says: str) -> None:
         (["--gpus", "0"], "number from 1"),
         (["--name", "../x"], "not a job name"),
         (["--what"], "unknown option"),
+        (["--store", "/dev/null/x"], "--store /dev/null/x cannot be used"),
+        (["--store", "/proc/x"], "--store /proc/x cannot be used"),
     ],
 )
 def test_bad_option(run_job, options: list[str], says: str) -> None:

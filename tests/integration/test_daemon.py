@@ -18,6 +18,7 @@ import pytest
 
 from devproxy import __version__
 from devproxy.control import client
+from devproxy.errors import Refused
 from tests import fake_agent
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -134,40 +135,49 @@ def test_the_life_of_a_job(job, env: dict[str, str], shm_dir: Path) -> None:
     assert list(dict.fromkeys(n["stage"] for n in news)) == ["cut", "device", "upload", "commit"]
     assert done(shm_dir) == ["checkpoint 500"]
 
-    assert json.loads(ctl(env, "suspend", "--json").stdout)["phase"] == "suspended"  # the only job
+    assert json.loads(ctl(env, "suspend", "j", "--json").stdout)["phase"] == "suspended"
     one_line_error(ctl(env, "migrate", "x", "--to", "1"), 2, "there is no job 'x'")
     assert json.loads(ctl(env, "resume", "j", "--gpu", "4", "--json").stdout)["gpus"] == [4]
     moved = json.loads(ctl(env, "migrate", "j", "--to", "1,2", "--json").stdout)
     assert (moved["gpus"], moved["device_bytes"]) == ([1, 2], 1 << 20)
-    jobs = json.loads(ctl(env, "ps", "--json").stdout)
+    jobs = json.loads(ctl(env, "ps", "--json").stdout)["jobs"]
     assert [(j["job"], j["phase"], j["images"], j["gpus"]) for j in jobs] == [
         ("j", "running", 2, [1, 2])
     ]
     assert "j-2" in ctl(env, "status").stdout
     assert len(daemons(shm_dir)) == 1  # for all of them, while the job lives
     result = ctl(env, "kill", "j", "--signal", "USR1", "--json")
-    assert json.loads(result.stdout) == {"job": "j", "signal": int(signal.SIGUSR1)}
+    assert json.loads(result.stdout) == {"schema": 1, "job": "j", "signal": int(signal.SIGUSR1)}
     # The job has ended, and with it the daemon.
     assert wait_for(lambda: not list(shm_dir.iterdir())), list(shm_dir.rglob("*"))
 
 
 def test_the_summary_for_people(job, env: dict[str, str]) -> None:
     job()
-    result = ctl(env, "checkpoint")
+    result = ctl(env, "checkpoint", "j")
     assert result.returncode == 0
-    for text in ("image", "j-1", "stage device", "5.0 GiB", "deduplicated", "stood still"):
+    assert result.stdout.count("\n") == 5
+    for text in ("image j-1 of job j", "5.0 GiB", "were there already", "stood still 0.250 s"):
         assert text in result.stdout, result.stdout
     assert "devproxy: checkpoint: upload: upload of j\n" in result.stderr
     assert "warning: a TCP connection to outside was closed" in result.stderr
-    moved = ctl(env, "migrate", "--to", "1").stdout
-    assert "0.500 s" in moved
+    more = ctl(env, "checkpoint", "j", "--verbose").stdout
+    assert "stage device" in more
+    assert "deduplicated" in more
+    moved = ctl(env, "migrate", "j", "--to", "1", "--verbose").stdout
+    assert "job j has moved from GPU 0 to GPU 1; it stood still 0.500 s\n" in moved
     assert "1.0 MiB" in moved
+    again = ctl(env, "migrate", "j", "--to", "1").stdout
+    assert "job j is on GPU 1 already; nothing was done" in again
+    assert "job j is suspended, and GPU 1 is free" in ctl(env, "suspend", "j").stdout
+    ctl(env, "resume", "j")
+    assert "sent SIGUSR1 to job j" in ctl(env, "kill", "j", "--signal", "USR1").stdout
 
 
 def test_bars_on_a_terminal(job, env: dict[str, str]) -> None:
     job(pace_s=0.1)
     main, side = pty.openpty()
-    process = subprocess.Popen(line("checkpoint"), env=env, stdout=side, stderr=side, cwd=ROOT)
+    process = subprocess.Popen(line("checkpoint", "j"), env=env, stdout=side, stderr=side, cwd=ROOT)
     os.close(side)
     shown = b""
     while True:
@@ -179,19 +189,40 @@ def test_bars_on_a_terminal(job, env: dict[str, str]) -> None:
     assert process.wait(20) == 0
     assert "━".encode() in shown
     assert b"device of j" in shown
+    assert b"2.0 KiB of 3.0 KiB" in shown
+
+
+def test_top_on_a_terminal(job, env: dict[str, str]) -> None:
+    job()
+    main, side = pty.openpty()
+    process = subprocess.Popen(
+        line("top", "--interval", "0.3"), env=env, stdout=side, stderr=side, cwd=ROOT
+    )
+    os.close(side)
+    shown = b""
+    while shown.count(b"\x1b[H\x1b[J") < 3 or b"server lost" not in shown:
+        shown += os.read(main, 65536)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert os.read(main, 65536).endswith(b"\x1b[?1049l")  # the screen is as it was
+    os.close(main)
+    once = json.loads(ctl(env, "top", "--once", "--json", "--interval", "0.3").stdout)
+    assert [(j["job"], j["state"], j["steps"]) for j in once["jobs"]] == [
+        ("j", "server lost", 7)
+    ]  # it has none
 
 
 def test_failures_and_refusals(job, env: dict[str, str]) -> None:
     job()
-    result = ctl(env, "checkpoint", "--cut-wait", f"{fake_agent.FAIL}ms", "--progress", "none")
+    result = ctl(env, "checkpoint", "j", "--cut-wait", f"{fake_agent.FAIL}ms", "--progress", "none")
     one_line_error(result, 1, "checkpoint failed at device: the server of GPU 0 ended [gpu0]")
     assert "(the job: running)" in result.stderr
-    result = ctl(env, "checkpoint", "--cut-wait", f"{fake_agent.FAIL}ms", "--json")
+    result = ctl(env, "checkpoint", "j", "--cut-wait", f"{fake_agent.FAIL}ms", "--json")
     error = json.loads(result.stderr)
     assert (error["stage"], error["object"], error["state"]) == ("device", "gpu0", "running")
-    one_line_error(ctl(env, "checkpoint", "--strict"), 2, "fd 7, a TCP connection: close it")
+    one_line_error(ctl(env, "checkpoint", "j", "--strict"), 2, "fd 7, a TCP connection: close it")
     one_line_error(
-        ctl(env, "checkpoint", "--cut-wait", f"{fake_agent.BUG}ms", "--progress", "none"),
+        ctl(env, "checkpoint", "j", "--cut-wait", f"{fake_agent.BUG}ms", "--progress", "none"),
         1,
         "ValueError: a bug",
     )
@@ -206,6 +237,7 @@ def test_failures_and_refusals(job, env: dict[str, str]) -> None:
         (["checkpoint", "j", "--cut-wait", "soon"], "not a time"),
         (["migrate", "j"], "--to"),
         (["migrate", "j", "--to", "a"], "not a GPU"),
+        (["migrate", "j", "--to", "99"], "'99' is not a GPU: give numbers below 64"),
         (["restore", "x", "--gpu", "1,b"], "not a GPU"),
         (["resize", "j"], "--gpus"),
         (["resize", "j", "--gpus", "0,-1"], "not a GPU"),
@@ -215,15 +247,107 @@ def test_failures_and_refusals(job, env: dict[str, str]) -> None:
         (["restore", "x", "--name", "../y"], "not a job name"),
         (["restore", "x", "--attach", "--wait"], "--attach"),
         (["images", "--store", "/nowhere"], "there is no store"),
-        (["logs", "j"], "has no log"),
+        (["logs", "j"], "there is no job 'j'"),
         (["logs", "../j"], "not a job name"),
         (["images", "what"], "invalid choice"),
-        (["what"], "invalid choice"),
+        (["what"], "there is no verb 'what'"),
+        (["kil", "j"], "did you mean kill?"),
+        (["help", "migrte"], "did you mean migrate?"),
+        (["images", "rm"], "needs an image"),
+        (["images", "rm", "x"], "there is no image 'x'"),
+        (["images", "gc", "x"], "takes no image"),
     ],
 )
 def test_bad_input(env: dict[str, str], shm_dir: Path, arguments: list[str], says: str) -> None:
     one_line_error(ctl(env, *arguments), 2, says)
     assert daemons(shm_dir) == []  # nothing was started for it
+
+
+CHANGE_A_JOB = (
+    ["checkpoint"],
+    ["suspend"],
+    ["migrate", "--to", "1"],
+    ["resize", "--gpus", "1"],
+    ["kill"],
+)
+
+
+@pytest.mark.every
+def test_what_changes_a_job_names_it(job, env: dict[str, str], shm_dir: Path) -> None:
+    job("other-job")
+    for verb in CHANGE_A_JOB:
+        one_line_error(ctl(env, *verb), 2, f"{verb[0]} needs the name of a job")
+        result = ctl(env, "--json", *verb)
+        assert (result.returncode, result.stdout) == (2, "")
+        error = json.loads(result.stderr)
+        assert (error["schema"], error["exit_code"]) == (1, 2)
+        assert f"devproxy {verb[0]} JOB, of: other-job" in error["remedy"]
+    one_line_error(ctl(env, "kill", "othr-job"), 2, "did you mean other-job?")
+    assert done(shm_dir, "other-job") == []
+    assert json.loads(ctl(env, "status", "other-job", "--json").stdout)["phase"] == "running"
+
+
+def test_the_daemon_picks_no_job_either(job, env: dict[str, str], monkeypatch) -> None:
+    job()
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Refused, match="kill needs the name"):
+        client.Client().kill("", 15)
+    with pytest.raises(Refused, match="checkpoint needs the name"):
+        client.Client().checkpoint("", cut_wait_ms=None, strict=False, report=lambda _: None)
+
+
+def test_a_terminal_is_asked(job, env: dict[str, str]) -> None:
+    other, this = job("other"), job("this")
+    for answer, code in ((b"\n", 2), (b"this\n", 0)):
+        main, side = pty.openpty()
+        process = subprocess.Popen(
+            line("kill"), env=env, stdin=side, stdout=side, stderr=side, cwd=ROOT
+        )
+        os.close(side)
+        shown = b""
+        while b"kill which job? " not in shown:
+            shown += os.read(main, 4096)
+        assert b"  other" in shown
+        os.write(main, answer)
+        assert process.wait(20) == code
+        os.close(main)
+    assert this.wait(20) == 0
+    assert other.poll() is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["ps"], ["status"], ["images"], ["images", "gc"], ["doctor"], ["checkpoint", "j"], ["watch", "j"],
+     ["suspend", "j"], ["resume", "j"], ["migrate", "j", "--to", "2"], ["kill", "j", "--signal", "CONT"]],
+)  # fmt: skip
+def test_json_stands_before_the_verb_or_behind_it(
+    job, env: dict[str, str], words: list[str]
+) -> None:
+    job()
+    if words[0] == "watch":
+        ctl(env, "checkpoint", "j")
+    if words[0] == "resume":
+        ctl(env, "suspend", "j")
+    first = ctl(env, "--json", *words)
+    assert json.loads(first.stdout)["schema"] == 1, first
+    if words[0] not in ("suspend", "resume", "kill"):
+        assert (
+            json.loads(ctl(env, *words, "--json").stdout).keys() == json.loads(first.stdout).keys()
+        )
+
+
+def test_help_and_run(env: dict[str, str]) -> None:
+    assert ctl(env, "--version").stdout == f"devproxy {__version__}\n"
+    assert "checkpoint" in ctl(env, "help").stdout
+    assert ctl(env, "help", "kill").stdout == ctl(env, "kill", "--help").stdout
+    assert "--checkpoint-every" in ctl(env, "help", "run").stdout
+    bare = {k: v for k, v in env.items() if k != "PYTHONPATH"} | {"PYTHONPATH": str(ROOT)}
+    result = ctl(bare, "run", "--device", "soft", "--", "sh", "-c", "echo $0 said; exit 7", "it")
+    assert (result.returncode, result.stdout) == (7, "it said\n"), result.stderr
+    assert "there is no command" not in result.stderr
+    error = ctl(bare, "run", "--json", "--gpus", "x", "--", "true")
+    assert (error.returncode, json.loads(error.stderr)["schema"]) == (2, 1)
 
 
 def test_logs_are_followed(job, env: dict[str, str], tmp_path: Path, shm_dir: Path) -> None:
@@ -261,21 +385,43 @@ for job in ("good", "silent", "refused", "broken"):
 
 
 def test_images(env: dict[str, str], store: str) -> None:
-    listed = json.loads(ctl(env, "images", "--store", store, "--json").stdout)
+    listed = json.loads(ctl(env, "images", "--store", store, "--json").stdout)["images"]
     assert {i["id"] for i in listed} == {"good-1", "silent-1", "refused-1", "broken-1"}
     assert all(i["whole"] for i in listed)
     result = ctl(env, "images", "--store", f"file://{store}", "--verify")
     assert (result.returncode, result.stdout.count("yes")) == (0, 4)
     assert ctl(env, "images", "gc", "--store", store).returncode == 0
-    assert "removed_packs" in json.loads(
-        ctl(env, "images", "gc", "--store", store, "--json").stdout
-    )
+    (report,) = json.loads(ctl(env, "images", "gc", "--store", store, "--json").stdout)["stores"]
+    assert (report["removed_packs"], report["store"]) == (0, f"file://{store}")
     assert ctl(env, "images").stdout == "no images\n"
     manifest = Path(store, "images", "good-1", "manifest.json")
     manifest.write_bytes(manifest.read_bytes()[:-9])
     result = ctl(env, "images", "--store", store, "--verify")
     assert (result.returncode, result.stdout.count("no: ")) == (1, 1)
     one_line_error(ctl(env, "restore", "good-1", "--store", store), 2, "image good-1 is not whole")
+
+
+@pytest.mark.every
+def test_images_are_removed_by_name(job, env: dict[str, str], store: str, shm_dir: Path) -> None:
+    at = ["--store", store]
+    result = ctl(env, "images", "rm", "silent-1", "brok", *at)
+    assert result.stdout.splitlines()[:2] == [
+        f"removed image silent-1 of job silent from store file://{store}",
+        f"removed image broken-1 of job broken from store file://{store}",
+    ]
+    assert "freed" in result.stdout
+    one_line_error(ctl(env, "images", "rm", "silent-1", *at), 2, "there is no image 'silent-1'")
+    job("good")
+    folder = shm_dir / f"devproxy-{os.getuid()}" / "good"
+    (folder / "job.json").write_text('{"job_id": "id-good"}')
+    one_line_error(
+        ctl(env, "images", "rm", "good-1", *at), 2, "the only whole image of job good, which lives"
+    )
+    left = json.loads(ctl(env, "images", *at, "--verify", "--json").stdout)["images"]
+    assert [(i["id"], i["whole"]) for i in left] == [("good-1", True), ("refused-1", True)]
+    removed = json.loads(ctl(env, "images", "rm", "good-1", "--force", *at, "--json").stdout)
+    assert removed["removed"] == [{"image": "good-1", "job": "good", "store": f"file://{store}"}]
+    assert removed["freed_bytes"] == 0  # these manifests name no chunks
 
 
 @pytest.mark.parametrize("image", ["good", "good-1", "silent-"])
@@ -359,7 +505,7 @@ def test_it_comes_once_and_leaves(job, env: dict[str, str], shm_dir: Path) -> No
 
 def test_it_stays_while_a_job_lives(job, env: dict[str, str], shm_dir: Path) -> None:
     process = job()
-    ctl(env, "checkpoint")
+    ctl(env, "checkpoint", "j")
     time.sleep(1.5)
     assert len(daemons(shm_dir)) == 1
     (keeper,) = daemons(shm_dir)
@@ -401,13 +547,13 @@ def test_what_a_dead_daemon_left_is_no_obstacle(job, env: dict[str, str], shm_di
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(root / ".devproxyd.sock"))
     (root / ".devproxyd.lock").touch()
-    assert ctl(env, "checkpoint").returncode == 0
+    assert ctl(env, "checkpoint", "j").returncode == 0
 
 
 def test_it_is_killed_in_the_middle(job, env: dict[str, str], shm_dir: Path) -> None:
     job(pace_s=0.25)
     command = subprocess.Popen(
-        line("checkpoint", "--cut-wait", "77ms"),
+        line("checkpoint", "j", "--cut-wait", "77ms"),
         env=env, stdout=-1, stderr=-1, text=True, cwd=ROOT,
     )  # fmt: skip
     assert command.stderr is not None
@@ -425,7 +571,7 @@ def test_it_is_killed_in_the_middle(job, env: dict[str, str], shm_dir: Path) -> 
 def test_the_command_is_interrupted(job, env: dict[str, str], shm_dir: Path) -> None:
     job(pace_s=0.1)
     command = subprocess.Popen(
-        line("checkpoint", "--cut-wait", "78ms"),
+        line("checkpoint", "j", "--cut-wait", "78ms"),
         env=env, stdout=-1, stderr=-1, text=True, cwd=ROOT,
     )  # fmt: skip
     assert command.stderr is not None
@@ -440,7 +586,7 @@ def test_the_command_is_interrupted(job, env: dict[str, str], shm_dir: Path) -> 
 def test_the_supervisor_is_killed_in_the_middle(job, env: dict[str, str]) -> None:
     job()
     result = ctl(
-        env, "checkpoint", "--cut-wait", f"{fake_agent.KILLED}ms", "--progress", "none"
+        env, "checkpoint", "j", "--cut-wait", f"{fake_agent.KILLED}ms", "--progress", "none"
     )  # fmt: skip
     one_line_error(result, 1, "the supervisor of job 'j' went away during the call")
     # "is dead", or "there is no job" once somebody has swept; the way out is the same.
@@ -452,7 +598,7 @@ def test_one_that_hangs_delays_no_other(job, env: dict[str, str]) -> None:
     job("fine")
     process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
-    jobs = {j["job"]: j for j in json.loads(ctl(env, "ps", "--json").stdout)}
+    jobs = {j["job"]: j for j in json.loads(ctl(env, "ps", "--json").stdout)["jobs"]}
     assert time.monotonic() - began < 20
     assert "does not answer" in jobs["stuck"]["why_not"]
     assert jobs["fine"]["checkpointable"]
@@ -470,7 +616,7 @@ def test_a_daemon_of_another_version_makes_room(job, env: dict[str, str], tmp_pa
     old = subprocess.Popen([sys.executable, "-c", other], env=env, cwd=ROOT, stderr=-1, text=True)
     assert old.stderr is not None
     assert "serves version=0.0.1" in old.stderr.readline()
-    assert ctl(env, "checkpoint").returncode == 0
+    assert ctl(env, "checkpoint", "j").returncode == 0
     _, err = old.communicate(timeout=20)
     assert "leaves: asked to" in err
     log = Path(env["DEVPROXY_STATE_DIR"], "logs", "devproxyd.log").read_text()
@@ -481,7 +627,7 @@ def test_it_cannot_start(job, env: dict[str, str], tmp_path: Path) -> None:
     job()
     (tmp_path / "file").touch()
     result = ctl(
-        env | {"DEVPROXY_STATE_DIR": str(tmp_path / "file")}, "checkpoint", "--progress", "none"
+        env | {"DEVPROXY_STATE_DIR": str(tmp_path / "file")}, "checkpoint", "j", "--progress", "none"
     )  # fmt: skip
     assert result.returncode == 1
     assert "the state folder" in result.stderr

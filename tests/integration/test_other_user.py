@@ -99,7 +99,7 @@ def test_without_privilege_a_job_runs_plain_and_checkpoints_are_refused(nobody: 
     deadline = time.monotonic() + 30  # the service starts a moment after the job
     listed: list[dict[str, Any]] = []
     while time.monotonic() < deadline:
-        listed = json.loads(nobody.ctl("ps", "--json").stdout)
+        listed = json.loads(nobody.ctl("ps", "--json").stdout)["jobs"]
         if "namespaces" in listed[0]["why_not"]:
             break
     assert [(j["job"], j["checkpointable"]) for j in listed] == [("j", False)]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from devproxy import errors, runtime
-from devproxy.cli import progress, verbs
+from devproxy.cli import images, progress, verbs
 from devproxy.control import agent_service, client, daemon, messages
 from devproxy.control import coordinator_api as api
 from devproxy.control._pb import job_pb2 as pb
@@ -151,7 +151,8 @@ def test_the_other_verbs(fake: FakeCoordinator, folder: str) -> None:
         assert result.job is not None
         assert (result.job.phase, result.job.gpus) == ("running", [3])
         result = client.follow(stub.Migrate(pb.MigrateRequest(to=[1, 2])), lambda _: None)
-        assert result.facts == {"still_s": 0.5, "device_bytes": 1 << 20}
+        moved = {"gpus": [1, 2], "from_gpus": [3]}
+        assert result.facts == moved | {"still_s": 0.5, "device_bytes": 1 << 20}
         assert client.ask_agent(folder).gpus == [1, 2]
         result = client.follow(stub.Resize(pb.ResizeRequest(gpus=[4, 4])), lambda _: None)
         assert client.ask_agent(folder).gpus == [4, 4]
@@ -373,8 +374,10 @@ class FakeStore:
 
     def __init__(self, *given: tuple[str, str, bool]) -> None:
         self._images = [
-            SimpleNamespace(id=i, job=j, whole=w, problem="" if w else "a chunk is damaged")
-            for i, j, w in given
+            SimpleNamespace(
+                id=i, job=j, whole=w, problem="" if w else "a chunk is damaged", created=n
+            )
+            for n, (i, j, w) in enumerate(given)
         ]
 
     def images(self) -> list[Any]:
@@ -390,16 +393,18 @@ def test_which_image_is_meant() -> None:
         ("a-1", "a", True), ("a-2", "a", True), ("b-17", "b", True), ("a-3", "a", False)
     )
     for text, image in (("a-1", "a-1"), ("a", "a-2"), ("latest", "b-17"), ("b-", "b-17")):
-        assert verbs.find_image(store, text).id == image
+        assert images.find_image([store], text)[1].id == image
     with pytest.raises(Refused, match="not whole: a chunk is damaged: use an older one: .* a-1"):
-        verbs.find_image(store, "a-3")
+        images.find_image([store], "a-3")
     with pytest.raises(Refused, match="beginning of 2 images: a-1, a-2"):
-        verbs.find_image(store, "a-")
+        images.find_image([store], "a-")
     for nothing in ("c", "a-9"):
         with pytest.raises(Refused, match="no whole image"):
-            verbs.find_image(store, nothing)
+            images.find_image([store], nothing)
+    with pytest.raises(Refused, match="did you mean latest-job"):
+        images.find_image([FakeStore(("x", "latest-job", True))], "latst-job")  # type: ignore[list-item]
     with pytest.raises(Refused, match="no whole image"):
-        verbs.find_image(FakeStore(), "latest")  # type: ignore[arg-type]
+        images.find_image([FakeStore()], "latest")  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("mode", progress.MODES)

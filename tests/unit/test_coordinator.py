@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from devproxy import state
 from devproxy.checkpoint import criu, image
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
+from devproxy.control import coordinator
 from devproxy.control import coordinator_api as api
 from devproxy.control.coordinator import JobCoordinator
+from devproxy.control.pace import Pace
 from devproxy.errors import (
     CheckpointError,
     MigrateError,
@@ -22,6 +27,7 @@ from devproxy.errors import (
     RestoreError,
     SuspendError,
 )
+from devproxy.node import transcript
 from devproxy.node.dump import _Criu
 from devproxy.node.restore import Wishes
 from devproxy.node.spec import JobSpec
@@ -198,8 +204,8 @@ class World:
     def resume(self, gpus: list[int] | None = None) -> None:
         self.job.resume(gpus=gpus, report=lambda _: None)
 
-    def migrate(self, to: list[int]) -> dict[str, Any]:
-        return self.job.migrate(to=to, report=lambda _: None)
+    def migrate(self, to: list[int], anew: bool = False) -> dict[str, Any]:
+        return self.job.migrate(to=to, anew=anew, report=lambda _: None)
 
     def resize(self, gpus: list[int]) -> dict[str, Any]:
         return self.job.resize(gpus=gpus, report=lambda _: None)
@@ -331,7 +337,13 @@ def test_a_migrate_gives_each_tree_its_share(world: World) -> None:
     facts = world.migrate(list(range(20, 20 + count)))
     assert facts["gpus"] == list(range(20, 20 + count)) == world.job.gpus
     introduced = ["meet"] if len(world.trees) > 1 else []
-    assert world.order() == ["check", "cut", "copy", "start", *introduced, "hand_over", "close"]
+    whole = ["check", "cut", "copy", "start", *introduced, "hand_over", "close"]
+    assert world.order() == whole
+    there = world.job.gpus
+    assert world.migrate(there) == {"gpus": there, "from_gpus": there, "still_s": 0.0}
+    assert world.order() == whole  # it is there
+    assert world.migrate(there, anew=True)["gpus"] == there
+    assert world.order() == [*whole, *whole]
 
 
 def test_a_resize_shares_gpus(world: World) -> None:
@@ -344,7 +356,8 @@ def test_a_resize_shares_gpus(world: World) -> None:
     assert facts["gpus"] == [1] * count == world.job.gpus
     assert [tree.gpus for tree in world.trees] == [[1, 1]] * len(world.trees)
     before = world.order()
-    assert world.resize([1] * count) == {"gpus": [1] * count, "still_s": 0.0}
+    there = [1] * count
+    assert world.resize(there) == {"gpus": there, "from_gpus": there, "still_s": 0.0}
     assert world.order() == before  # asked again, it does nothing
     world.trees[-1].fails_at = "start"
     with pytest.raises(ResizeError) as caught:
@@ -372,6 +385,99 @@ def test_the_phase_of_a_job_whose_tree_has_ended(world: World) -> None:
         world.checkpoint()
 
 
+def test_the_last_error_is_of_what_failed_last(world: World) -> None:
+    """A user's slip is none of the job's, and one that was got over is over."""
+    world.trees[-1].fails_at = "cut"
+    with pytest.raises(CheckpointError):
+        world.checkpoint()
+    with pytest.raises(Refused):
+        world.migrate([1])
+    assert "checkpoint failed at cut" in world.job.status().last_error
+    world.trees[-1].fails_at = ""
+    world.migrate(list(range(20, 20 + 2 * len(world.trees))))
+    assert world.job.status().last_error == ""
+    world.trees[-1].fails_at, world.trees[-1].error = "check", Refused("a socket", "close it")
+    world.job._due()
+    assert world.job.status().last_error == "a socket: close it"
+
+
+def test_a_suspend_takes_longer_than_the_job_stands_still(world: World) -> None:
+    for tree in world.trees:
+        plain = tree.note
+        tree.note = lambda what, plain=plain: (plain(what), time.sleep(0.1 * (what == "leave")))
+    facts = world.suspend()
+    assert facts.total_s >= 0.1  # the ends of processes and servers count, too
+
+
+def test_images_are_those_in_the_store(world: World) -> None:
+    for _ in range(4):
+        last = world.checkpoint().id
+        time.sleep(0.002)
+    status = world.job.status()
+    assert (status.images, status.last_image) == (len(world.images()), last)
+    assert status.images == 3  # --keep
+    again = JobCoordinator(
+        world.job._spec, world.trees, lib=world.job._lib, phase=api.RESTORING, opened=world.store  # type: ignore[arg-type]
+    )  # fmt: skip
+    whole = image.load(world.store, last)
+    stages = Stages(lambda _: None, "manifest", "")
+    again.restore(whole, again.gpus, Wishes(), stages, lambda: None)
+    assert (again.status().images, again.status().last_image) == (3, last)
+
+
+class Clock:
+    """The periodic thread's, which the test moves on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now + 1e9)
+        monkeypatch.setattr(coordinator, "time", clock)
+
+
+def test_the_next_image_and_the_pace(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimizer steps are counted also where no image depends on them; the next image is never in the past."""
+    clock = Clock(monkeypatch)
+    job, seen = world.job, []
+    job._spec.every = "30s"
+    steps = iter(range(0, 1000, 2))
+    for tree in world.trees:
+        tree.begin = tree.look = lambda: None  # type: ignore[attr-defined]
+        tree.steps = lambda: next(steps)  # type: ignore[attr-defined]
+        tree.code = None  # type: ignore[attr-defined]
+    monkeypatch.setattr(job, "_due", lambda: (seen.append(job._next_unix_s), later(50)))
+
+    def later(seconds: float) -> None:
+        clock.now += seconds
+
+    looks = []
+
+    def wait(_: float) -> bool:
+        status = job.status()
+        looks.append((status.next_checkpoint_unix_s, clock.now + 1e9))
+        later(10)
+        if len(looks) == 8:
+            job._phase = api.SUSPENDED
+        return len(looks) == 10
+
+    monkeypatch.setattr(job._ended, "wait", wait)
+    job.periodic()
+    assert seen[0] is None  # while one is taken
+    assert all(due is None or due >= now for due, now in looks)
+    assert looks[1][0] == looks[1][1] + 20
+    assert looks[-1][0] is None  # suspended
+    assert job.status().steps == 12
+
+
+def test_pace() -> None:
+    pace = Pace()
+    assert pace.step_s == 0
+    for look in range(100):
+        pace.look(look * 0.5, int(look * 0.5 / 0.3))
+    assert pace.step_s == pytest.approx(0.3, rel=0.05)
+    pace.look(60.0, 5)  # another life
+    assert (pace.steps, pace.step_s) == (5, 0)
+
+
 def test_one_verb_at_a_time(world: World) -> None:
     inside, leave = threading.Event(), threading.Event()
 
@@ -389,6 +495,23 @@ def test_one_verb_at_a_time(world: World) -> None:
     leave.set()
     first.join()
     world.checkpoint()
+
+
+def test_a_log_is_followed_into_its_next_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEVPROXY_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(transcript, "LIMIT_BYTES", 10)
+    path = state.log_path("j")
+    log = transcript.Transcript(path, fresh=True)
+    log.write(b"first")
+    ended = threading.Event()
+    said = coordinator.follow_log("j", 2, ended)
+    assert next(said) == b"rst"
+    log.write(b" and more")  # with it the part is full
+    log.write(b"second")
+    ended.set()
+    assert b"".join(said) == b" and moresecond"
 
 
 class TestCriuInItsThread:

@@ -207,3 +207,9 @@ def test_outputs(tmp_path: Path) -> None:
     (spaced / "devproxy-server").touch(0o755)
     with pytest.raises(Refused, match="LD_PRELOAD cannot carry"):
         preflight.check_outputs(str(spaced), str(spaced / "devproxy-server"))
+
+
+def test_a_gpu_that_is_not_there() -> None:
+    preflight.check_there("soft", [0, machine.MOST_GPUS - 1])
+    with pytest.raises(Refused, match="no GPU 64, 99: its GPUs are numbered from 0 to 63"):
+        preflight.check_there("soft", [64, 1, 99])

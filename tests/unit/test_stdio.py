@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from devproxy.node import transcript
 from devproxy.node.stdio import Stdio
 
 
@@ -112,3 +113,62 @@ def test_what_a_restore_says_that_is_undone_is_said_once(folder: Path) -> None:
     assert not select.select([read_end], [], [], 0)[0]
     for fd in (null, read_end, write_end):
         os.close(fd)
+
+
+def test_what_a_job_says_is_kept_beside_wherever_it_goes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcript, "LIMIT_BYTES", 1000)
+    log = folder / "j.log"
+    log.write_text("of an earlier job")
+    null = os.open(os.devnull, os.O_RDWR)
+    read_end, write_end = os.pipe()
+    job_dir = folder / "job"
+    job_dir.mkdir()
+    stdio = Stdio(str(job_dir), (null, write_end, null), str(log))
+    stdio.open()
+    job = os.open(stdio.outputs[0].path, os.O_WRONLY)
+    stdio.start()
+    os.write(job, b"a" * 1200)
+    assert take(read_end) == b"a" * 1200
+    os.write(job, b"and more")
+    assert take(read_end) == b"and more"
+    os.close(job)
+    stdio.finish(2.0)
+    assert (log.with_suffix(".log.1")).read_bytes() == b"a" * 1200
+    assert log.read_bytes() == b"and more"
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_output_that_goes_to_the_log_itself_is_not_written_twice(folder: Path) -> None:
+    log = folder / "j.log"
+    null = os.open(os.devnull, os.O_RDWR)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    job_dir = folder / "job"
+    job_dir.mkdir()
+    stdio = Stdio(str(job_dir), (null, out, null), str(log))
+    earlier = {"modes": ["null", "fifo:stdout.fifo", "null"], "outputs": []}
+    stdio.open(earlier)  # a restored job, whose agent's stdout is the log
+    job = os.open(stdio.outputs[0].path, os.O_WRONLY)
+    stdio.start()
+    os.write(job, b"once")
+    os.close(job)
+    stdio.finish(2.0)
+    assert log.read_bytes() == b"once"
+
+
+def test_the_transcript_goes_on_where_the_image_was_taken(folder: Path) -> None:
+    path = folder / "j.log"
+    first = transcript.Transcript(str(path), fresh=True)
+    first.write(b"1 2 3 ")
+    place = first.place()
+    assert place is not None
+    first.write(b"4 5 ")
+    again = transcript.Transcript(str(path), fresh=False)
+    with open(path, "ab") as agent:  # its stdout, where nobody named a file
+        agent.write(b"[restored] ")
+    again.cut_back(place)
+    again.write(b"4 5 6")
+    assert path.read_bytes() == b"1 2 3 [restored] 4 5 6"
+    again.cut_back({"inode": 0, "bytes": 1})  # of another file
+    assert path.read_bytes() == b"1 2 3 [restored] 4 5 6"

@@ -562,6 +562,32 @@ print(*[s.take_epoch("job") for _ in range(20)])
 
 
 class TestGc:
+    @pytest.mark.parametrize("why", ["job j needs it", ""])
+    def test_one_that_is_needed_after_all_is_put_back(self, store: Store, why: str) -> None:
+        """Nobody sees it while that is asked, and a gc that runs then takes no chunk of it."""
+        save(store, "a", noise(1, 100_000))
+
+        def needed() -> str:
+            assert store.images() == []
+            assert store.gc().removed_packs == 0
+            return why
+
+        assert store.remove_unless("a", needed) == why
+        assert [image.id for image in store.images()] == (["a"] if why else [])
+        if why:
+            assert store.verify("a", full=True).whole
+        assert (store.gc().removed_packs == 0) == bool(why)
+
+    def test_one_is_put_back_where_nobody_can_say(self, store: Store) -> None:
+        save(store, "a", noise(1, 1000))
+
+        def needed() -> str:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            store.remove_unless("a", needed)
+        assert store.verify("a", full=True).whole
+
     def test_prune_keeps_and_frees(self, store: Store, root: Path) -> None:
         common = noise(0, MIB)
         for n in range(5):

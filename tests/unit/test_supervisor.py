@@ -210,7 +210,7 @@ def test_ps_and_status(env: dict[str, str]) -> None:
         )
         return done.returncode, done.stdout, done.stderr
 
-    listed = json.loads(ctl("ps", "--json")[1])
+    listed = json.loads(ctl("ps", "--json")[1])["jobs"]
     assert [(j["job"], j["gpus"], j["pid"]) for j in listed] == [("seen", [0, 1], job.pid)]
     assert "fake GPU" in ctl("status", "seen")[1]
     assert json.loads(ctl("status", "seen", "--json")[1])["servers"][1]["gpu"] == 1
@@ -220,7 +220,7 @@ def test_ps_and_status(env: dict[str, str]) -> None:
     job.terminate()
     job.communicate(timeout=20)
     assert job.returncode == 143
-    assert json.loads(ctl("ps", "--json")[1]) == []
+    assert json.loads(ctl("ps", "--json")[1])["jobs"] == []
 
 
 def test_a_server_that_leaves_is_not_lost(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def t_migrate(setup: Setup, report: Report) -> None:
             if job.poll() is not None:
                 raise Failed(f"the job ended with {job.returncode}: {log.read_text()[-800:]}")
             begin = time.perf_counter()
-            moved = run([*ctl, "migrate", name, "--to", "0", "--json"], env, 40)
+            moved = run([*ctl, "migrate", name, "--to", "0", "--anew", "--json"], env, 40)
             facts = json.loads(moved.out) if moved.code == 0 else moved.brief()
             report.put(f"migrate {turn}", {"code": moved.code, "s": round(time.perf_counter() - begin, 2), "at_step": steps_in(log), "facts": facts})  # fmt: skip
             if moved.code:

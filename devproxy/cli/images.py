@@ -1,0 +1,241 @@
+"""`devproxy images`: what is in the stores, and its removal. And which image a word means, for `devproxy restore`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from devproxy import records, runtime, state
+from devproxy.checkpoint.errors import StoreError
+from devproxy.cli.output import show_json
+from devproxy.cli.progress import fact_rows
+from devproxy.cli.table import show_table
+from devproxy.control import client
+from devproxy.control import coordinator_api as api
+from devproxy.errors import Refused
+from devproxy.log import say
+from devproxy.machine import show_bytes
+
+if TYPE_CHECKING:
+    from devproxy.checkpoint.manifest import Image
+    from devproxy.checkpoint.store import Store
+
+AT_REST = (api.RUNNING, api.STOPPED, api.SUSPENDED, api.ENDING, api.GONE)
+VERB_ENDS_S = 60.0
+
+
+# -- stores ---------------------------------------------------------------------------------------------------------
+
+
+def _is_folder(url: str) -> bool:
+    return "://" not in url.removeprefix("file://")
+
+
+def _open(url: str) -> Store:
+    from devproxy.checkpoint.store import (
+        Store,
+    )  # blake3 and zstandard: not for verbs without a store
+
+    return Store.open(os.path.abspath(url.removeprefix("file://")) if _is_folder(url) else url)
+
+
+def open_stores(given: str | None) -> list[Store]:
+    """The store that is named; else the default one and all that are remembered, as far as they are there.
+
+    Raises Refused and StoreError for the one that is named. Of the others one that does not answer is said.
+    """
+    if given:
+        if _is_folder(given) and not os.path.isdir(given.removeprefix("file://")):
+            raise Refused(f"there is no store {given}", "name the one that the job writes to")
+        return [_open(given)]
+    found: dict[str, Store] = {}
+    for url in (state.default_store(), *records.stores()):
+        if _is_folder(url) and not os.path.isdir(url.removeprefix("file://")):
+            continue  # never used, or removed by now
+        try:
+            store = _open(url)
+            found[store.url] = store
+        except (Refused, StoreError) as error:
+            say(f"left out: {error}", "devproxy")
+    return list(found.values())
+
+
+# -- which image is meant -------------------------------------------------------------------------------------------
+
+
+def find_image(stores: Sequence[Store], text: str) -> tuple[Store, Image]:
+    """By id, `latest`, job (its newest whole image) or the beginning of an id. Raises Refused."""
+    found = [(store, image) for store in stores for image in store.images()]
+    for store, image in found:
+        if image.id == text and not image.whole:
+            older = store.older_whole(text)
+            raise Refused(
+                f"image {text} is not whole: {image.problem}",
+                f"use an older one: devproxy restore {older}" if older else "no older one is whole",
+            )
+    whole = sorted((pair for pair in found if pair[1].whole), key=lambda pair: pair[1].created)
+    if text == "latest":
+        matches = whole[-1:]
+    else:
+        matches = (
+            [pair for pair in whole if pair[1].id == text][:1]
+            or [pair for pair in whole if pair[1].job == text][-1:]
+            or [pair for pair in whole if pair[1].id.startswith(text)]
+        )
+    if not matches:
+        import difflib  # for this alone
+
+        known = [name for _, image in whole for name in (image.job, image.id)]
+        near = difflib.get_close_matches(text, known, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        where = ", ".join(store.url for store in stores)
+        raise Refused(
+            f"no whole image {text!r} in store {where}", f"{hint}see: devproxy images, or --store"
+        )
+    if len(matches) > 1:
+        names = ", ".join(image.id for _, image in matches[:5])
+        raise Refused(f"{text!r} is the beginning of {len(matches)} images: {names}", "write more")
+    return matches[0]
+
+
+# -- the verb -------------------------------------------------------------------------------------------------------
+
+
+def images(arguments: argparse.Namespace) -> int:
+    """The images in the stores; `images gc` removes what none of them needs, `images rm` one of them."""
+    if arguments.images and arguments.action != "rm":
+        raise Refused(f"images {arguments.action} takes no image", "see: devproxy help images")
+    if not arguments.images and arguments.action == "rm":
+        raise Refused("images rm needs an image", "devproxy images rm IMAGE; see: devproxy images")
+    stores = open_stores(arguments.store)
+    if arguments.action == "gc":
+        return _gc(arguments, stores)
+    if arguments.action == "rm":
+        return _rm(arguments, stores)
+    found = [(store, image) for store in stores for image in store.images()]
+    if arguments.verify:
+        found = [(store, store.verify(image.id, full=True)) for store, image in found]
+    if arguments.json:
+        listed = [image.as_json() | {"store": store.url} for store, image in found]
+        show_json({"images": listed}, indent=2)
+    elif not found:
+        print("no images")
+    for store in [] if arguments.json else stores:
+        if rows := [_row(image) for place, image in found if place is store]:
+            show_table(
+                f"store {store.url}",
+                ["IMAGE", "JOB", "GPUS", "RANKS", "CREATED", "DEVICE", "HOST", "FILES", "NEW", "WHOLE"],
+                rows,
+            )  # fmt: skip
+    return 1 if arguments.verify and not all(image.whole for _, image in found) else 0
+
+
+def _row(image: Image) -> list[str]:
+    def size(name: str) -> str:
+        value = image.sizes.get(name)
+        return show_bytes(value) if isinstance(value, int) else "?"
+
+    created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(image.created))
+    return [
+        image.id,
+        image.job or "?",
+        "+".join(map(str, image.gpus)),
+        "+".join(map(str, image.ranks)) if any(image.ranks) else "",
+        created if image.created else "?",
+        size("device"),
+        size("host"),
+        size("file"),
+        size("new"),
+        "yes" if image.whole else f"no: {image.problem}",
+    ]
+
+
+def _gc(arguments: argparse.Namespace, stores: list[Store]) -> int:
+    reports = [asdict(store.gc()) | {"store": store.url} for store in stores]
+    if arguments.json:
+        show_json({"stores": reports})
+    elif not reports:
+        print("no images")
+    for report in [] if arguments.json else reports:
+        rows = fact_rows({k: v for k, v in report.items() if v != [] and k != "store"})
+        show_table(f"gc of store {report['store']}", ["", ""], rows)
+        for reason in report["busy"]:
+            say(f"left for the next gc: {reason}", "devproxy")
+    return 0
+
+
+# -- images rm ------------------------------------------------------------------------------------------------------
+
+
+def _rm(arguments: argparse.Namespace, stores: list[Store]) -> int:
+    """Each is looked up before the first is removed."""
+    chosen = [_one(stores, text) for text in arguments.images]
+    removed: list[dict[str, Any]] = []
+    for store, image in chosen:
+        needed = partial(_needed, store, image, arguments.force)
+        if why := needed() or store.remove_unless(image.id, needed):
+            raise Refused(f"image {image.id} stays: {why}", "--force removes it all the same")
+        removed.append({"image": image.id, "job": image.job, "store": store.url})
+        if not arguments.json:
+            print(f"removed image {image.id} of job {image.job or '?'} from store {store.url}")
+    freed = 0
+    for store in dict.fromkeys(store for store, _ in chosen):
+        report = store.gc()
+        freed += report.removed_bytes
+        for reason in report.busy:
+            say(f"left for the next gc: {reason}", "devproxy")
+    if arguments.json:
+        show_json({"removed": removed, "freed_bytes": freed})
+    else:
+        print(f"freed {show_bytes(freed)}; what other images need as well stays")
+    return 0
+
+
+def _one(stores: list[Store], text: str) -> tuple[Store, Image]:
+    """By its id or the beginning of it; also one that is not whole. Raises Refused."""
+    found = [(store, image) for store in stores for image in store.images()]
+    exact = [pair for pair in found if pair[1].id == text]
+    matches = exact or [pair for pair in found if text and pair[1].id.startswith(text)]
+    if not matches:
+        raise Refused(f"there is no image {text!r}", "see: devproxy images, or --store")
+    if len(matches) > 1:
+        names = ", ".join(f"{image.id} ({store.url})" for store, image in matches[:5])
+        raise Refused(
+            f"{text!r} is one of {len(matches)} images: {names}", "write more, or --store"
+        )
+    return matches[0]
+
+
+def _needed(store: Store, image: Image, force: bool) -> str:
+    """Why a living job of this user here needs the image, or ""."""
+    if force:
+        return ""
+    for name, path, alive in runtime.list_jobs():
+        if not alive or not image.job_id or client.job_file(path).get("job_id") != image.job_id:
+            continue
+        status = _at_rest(name, path)
+        if status is None:
+            return f"a verb of job {name} is under way, or its supervisor does not answer"
+        if status.phase == api.SUSPENDED and status.last_image == image.id:
+            return f"job {name} is suspended in it"
+        others = (one for one in store.images() if one.job_id == image.job_id and one.whole)
+        if image.whole and all(one.id == image.id for one in others):
+            return f"it is the only whole image of job {name}, which lives"
+    return ""
+
+
+def _at_rest(name: str, path: str) -> api.JobStatus | None:
+    """The job when no verb is under way, which may remove images itself. None where that does not come."""
+    deadline = time.monotonic() + VERB_ENDS_S
+    while True:
+        status = client.agent_status(name, path, runtime.is_alive(path))
+        if status.phase in AT_REST and (status.checkpointable or status.phase == api.GONE):
+            return status
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.1)

@@ -1,0 +1,241 @@
+"""`devproxy ps` and `devproxy status`: what the jobs of this user are doing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import Any
+
+from devproxy import config, layout, records, runtime
+from devproxy.cli.output import show_json
+from devproxy.cli.table import show_table
+from devproxy.control import client
+from devproxy.control import coordinator_api as api
+from devproxy.errors import Refused, ServerUnreachable
+from devproxy.machine import show_bytes
+from devproxy.proxy import stats
+
+
+def _abi() -> bytes:
+    """The ABI id to say hello with; zeros where nothing is built (then the server says so)."""
+    from devproxy.proxy import preflight, server_set  # not for the verbs that ask no server
+
+    try:
+        return bytes.fromhex(
+            server_set.client_abi(os.path.join(config.lib_dir(), preflight.DRIVER_SHIM))
+        )
+    except Refused:
+        return bytes(layout.ABI_BYTES)
+
+
+# Phases in which a job has no servers to ask.
+WITHOUT_SERVERS = (api.STARTING, api.SUSPENDED, api.RESTORING, api.GONE)
+
+
+def job_facts(name: str, path: str, alive: bool) -> dict[str, Any]:
+    """What devproxy-run wrote in job.json, whether the job lives, and what its coordinator says."""
+    facts: dict[str, Any] = {"job": name, "alive": alive, "gpus": [], "device": "?", "command": []}
+    facts |= client.job_file(path)
+    # asdict would copy a list of arguments that may be long; this is the same, and flat.
+    return facts | vars(client.agent_status(name, path, alive))
+
+
+def ask_servers(facts: dict[str, Any], path: str, abi: bytes) -> list[dict[str, Any]]:
+    """Statistics of each GPU's server, or {"gpu", "lost"} where it does not answer."""
+    answers: list[dict[str, Any]] = []
+    if facts["phase"] in WITHOUT_SERVERS:
+        return answers
+    for gpu in range(len(facts["here"] or facts["gpus"])):
+        try:
+            answers.append(stats.query(path, gpu, abi))
+        except ServerUnreachable as error:
+            answers.append({"gpu": gpu, "lost": str(error)})
+    return answers
+
+
+def all_jobs() -> list[dict[str, Any]]:
+    """Every job of this user, with its servers' answers under "servers"."""
+    abi = _abi()
+    jobs = []
+    for name, path, alive in runtime.list_jobs():
+        facts = job_facts(name, path, alive)
+        facts["servers"] = ask_servers(facts, path, abi) if alive else []
+        jobs.append(facts)
+    return jobs
+
+
+def ps(arguments: argparse.Namespace) -> int:
+    """One line per job."""
+    jobs = all_jobs()
+    if arguments.json:
+        show_json({"jobs": jobs}, indent=2)
+        return 0
+    if not jobs:
+        print("no jobs")
+        return 0
+    rows = []
+    for job in jobs:
+        answered = [s for s in job["servers"] if "lost" not in s]
+        used = sum(s.get("memory", {}).get("used", 0) for s in answered)
+        total = sum(s.get("memory", {}).get("total", 0) for s in answered)
+        age_s = time.time() - job["started_unix_s"] if job["started_unix_s"] else 0
+        clients = [client for s in answered for client in s.get("clients", [])]
+        ranks = sum(client.get("rank") is not None for client in clients)
+        rows.append(
+            [
+                job["job"],
+                str(job.get("pid", "?")),
+                state_of(job),
+                f"{len(job['gpus'])} {job['device']}",
+                str(sum(s.get("clients_now", 0) for s in answered)),
+                str(ranks or ""),
+                f"{show_bytes(used)} / {show_bytes(total)}",
+                str(job["images"]),
+                f"{age_s:.0f} s",
+                " ".join(job["command"])[:60],
+            ]
+        )
+    show_table(
+        "",
+        ["JOB", "PID", "STATE", "GPUS", "CLIENTS", "RANKS", "MEMORY", "IMAGES", "AGE", "COMMAND"],
+        rows,
+    )
+    return 0
+
+
+def state_of(job: dict[str, Any]) -> str:
+    if not job["alive"]:
+        return "dead"
+    lost = any("lost" in s for s in job["servers"])
+    return "server lost" if lost else str(job["phase"])
+
+
+def _looked_for(name: str) -> tuple[str, str, bool]:
+    """(name, folder, alive); no folder for a job that has ended and is remembered. Raises Refused."""
+    if not name:
+        return *client.find_job(""), True
+    jobs = runtime.list_jobs()
+    found = next((job for job in jobs if job[0] == name), None)
+    if not (found and found[2]) and records.read(name):
+        return name, "", False  # what a dead one left is swept soon
+    if found:
+        return found
+    raise client.no_such_job(name, [*(job for job, _, _ in jobs), *records.names()])
+
+
+def _ended(name: str, as_json: bool) -> int:
+    """A job whose folder is gone: how it ended, and what is left of it."""
+    facts = records.read(name)
+    if as_json:
+        show_json(facts | {"alive": False, "phase": api.GONE}, indent=2)
+        return 0
+    if "exit_code" in facts:
+        ended = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["ended_unix_s"]))
+        ran = facts["ended_unix_s"] - facts.get("started_unix_s", facts["ended_unix_s"])
+        print(f"job {name} has ended, exit code {facts['exit_code']}, at {ended} after {ran:.0f} s")
+    else:
+        print(f"job {name} has ended; its supervisor was killed, so nobody knows how")
+    print(f"command: {' '.join(facts.get('command', []))}")
+    if facts.get("stores"):
+        last = f" (the last: {facts['image']})" if facts.get("image") else ""
+        print(f"it has images in store {facts['stores'][0]}{last}: devproxy restore {name}")
+    else:
+        print("it has no images")
+    return 0
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """One job, all that its servers say."""
+    name, path, alive = _looked_for(arguments.job)
+    if not path:
+        return _ended(name, arguments.json)
+    facts = job_facts(name, path, alive)
+    facts["servers"] = ask_servers(facts, path, _abi()) if alive else []
+    if arguments.json:
+        show_json(facts, indent=2)
+        return 0
+    print(f"job {name}, {state_of(facts)}, devproxy-run is process {facts.get('pid', '?')}")
+    print(f"command: {' '.join(facts['command'])}")
+    here = facts["here"] or facts["gpus"]
+    print(f"GPUs of this machine: {', '.join(str(gpu) for gpu in here) or 'none'}")
+    for line in facts["nodes"]:
+        print(line)
+    if facts["checkpointable"]:
+        last = f", the last one {facts['last_image']}" if facts["last_image"] else ""
+        pace = f", {facts['step_s']:.3f} s each" if facts["step_s"] else ""
+        print(f"images: {facts['images']}{last}; optimizer steps: {facts['steps']}{pace}")
+        if facts["next_checkpoint_unix_s"]:
+            print(f"next image {_until(facts['next_checkpoint_unix_s'])}")
+    else:
+        print(f"no checkpoints: {facts['why_not']}")
+    if facts["last_cut"]:
+        print(f"last cut of all ranks: {facts['last_cut']}")
+    if facts["last_error"]:
+        print(f"last error: {facts['last_error']}")
+    for server in facts["servers"]:
+        if "lost" in server:
+            print(f"GPU {server['gpu']}: {server['lost']}")
+            continue
+        _print_server(server)
+    return 0
+
+
+def _until(unix_s: float) -> str:
+    left_s = unix_s - time.time()
+    return f"in {left_s:.0f} s" if left_s >= 1 else "now"
+
+
+def _place(server: dict[str, Any]) -> str:
+    place = f"GPU {server.get('physical_gpu', '?')} of this machine"
+    switches = server.get("switches")  # None: no other GPU of the job is there
+    return place if switches is None else f"{place}, shared; {switches:,} switches"
+
+
+def _splicing(counts: dict[str, int]) -> str:
+    text = f"{counts['squashed']:,} launches squashed in {counts['validations']:,} validations"
+    if counts["different"] or counts["given_up"]:
+        text += f" ({counts['different']:,} different, {counts['given_up']:,} given up)"
+    return f"{text}; {counts['saved_bytes'] >> 20:,} MiB kept once"
+
+
+def _print_server(server: dict[str, Any]) -> None:
+    memory, totals = server.get("memory", {}), server.get("totals", {})
+    chaos = ", chaos mode" if server.get("chaos") else ""
+    rows = [
+        ["device", f"{server.get('name', '?')} ({server.get('device', '?')}{chaos})"],
+        ["server", f"process {server.get('pid', '?')}, up {server.get('uptime_s', 0):.0f} s"],
+        ["runs on", _place(server)],
+        [
+            "memory",
+            f"{show_bytes(memory.get('used', 0))} used, {show_bytes(memory.get('peak', 0))} peak,"
+            f" {show_bytes(memory.get('total', 0))} in all",
+        ],
+        # Nothing where no other GPU of the job is there, or it is off.
+        *([["splicing", _splicing(counts)]] if (counts := server.get("splicing")) else []),
+        ["clients", str(server.get("clients_now", 0))],
+    ]
+    for key, value in totals.items():
+        shown = show_bytes(value) if key.endswith("_bytes") else f"{value:,}"
+        rows.append([key, shown])
+    if server.get("sticky"):
+        rows.append(["sticky error", str(server["sticky"])])
+    show_table(f"GPU {server.get('gpu', '?')}", ["", ""], rows)
+    clients = server.get("clients", [])
+    if clients:
+        show_table(
+            "",
+            ["CLIENT", "RANK", "SLOT", "CALLS", "LAUNCHES", "LIVE", "PEAK"],
+            [
+                [
+                    str(c.get("pid", "?")),
+                    "" if c.get("rank") is None else str(c["rank"]),
+                    str(c.get("slot", "?")),
+                    f"{c.get('calls', 0):,}",
+                    f"{c.get('launches', 0):,}",
+                    show_bytes(c.get("live_bytes", 0)),
+                    show_bytes(c.get("peak_bytes", 0)),
+                ]
+                for c in clients
+            ],
+        )
