@@ -105,6 +105,8 @@ class TreeDump:
             known = {tree.stdio.stdin_pipe} if tree.stdio.stdin_pipe else set()
             verdict = self._look(tree.root, known)
             self.warnings += [warning.text for warning in verdict.warnings]
+            unsafe = self._tracker.unsafe()
+            self.warnings += [f"a restore will refuse this image: {why}" for why in unsafe[:5]]
             if verdict.refusals:
                 raise Refused(
                     "; ".join(obstacle.text for obstacle in verdict.refusals[:5]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -95,6 +96,10 @@ class Cut:
                 entry.why = f"it cannot be read: {e.strerror}"
                 return
         try:
+            # Its mode and owner were another's: the content of a file that only root may read would come back for all.
+            there = os.fstat(source)
+            if (there.st_dev, there.st_ino) != (entry.dev, entry.ino):
+                raise OSError(errno.ESTALE, "another file took its place meanwhile")
             target = os.open(
                 entry.staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
             )
