@@ -38,8 +38,8 @@ class Unsafe(Refused):
         self.folder = folder
 
 
-def open_folder(path: str, *, make: bool = False) -> int:
-    """An O_PATH descriptor of the folder, for dir_fd=; missing ones are made where make says so.
+def open_folder(path: str, *, make: bool = False, mode: int = 0o777) -> int:
+    """An O_PATH descriptor of the folder, for dir_fd=; missing ones are made, with that mode, where make says so.
 
     Raises Unsafe, FileNotFoundError, NotADirectoryError and other OSErrors.
     """
@@ -59,11 +59,11 @@ def open_folder(path: str, *, make: bool = False) -> int:
         safe(here, at)
         while todo:
             part = todo.pop()
-            found = _open_part(part, at, make)
+            found = _open_part(part, at, make, mode)
             try:
-                mode = os.fstat(found).st_mode
+                kind = os.fstat(found).st_mode
                 name = os.path.dirname(here) if part == ".." else os.path.join(here, part)
-                if stat.S_ISLNK(mode):
+                if stat.S_ISLNK(kind):
                     links += 1
                     if links > _LINKS_MAX:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
@@ -74,7 +74,7 @@ def open_folder(path: str, *, make: bool = False) -> int:
                         continue
                     os.close(found)
                     found, name = os.open("/", _PART), "/"
-                elif not stat.S_ISDIR(mode):
+                elif not stat.S_ISDIR(kind):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name)
                 else:
                     safe(name, found)
@@ -109,14 +109,14 @@ def _parts(path: str) -> list[str]:
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
-def _open_part(part: str, at: int, make: bool) -> int:
+def _open_part(part: str, at: int, make: bool, mode: int) -> int:
     try:
         return os.open(part, _PART, dir_fd=at)
     except FileNotFoundError:
         if not make:
             raise
     try:
-        os.mkdir(part, dir_fd=at)
+        os.mkdir(part, mode, dir_fd=at)
     except FileExistsError:
         pass
     return os.open(part, _PART, dir_fd=at)
