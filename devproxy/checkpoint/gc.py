@@ -263,12 +263,6 @@ def _without_loss(view: _View, victims: set[str]) -> set[str]:
     return safe
 
 
-def prune_candidates(images: list[tuple[float, str]], keep: int) -> list[str]:
-    """Ids of all but the newest `keep` of (created, id), oldest first."""
-    ordered = sorted(images)
-    return [image_id for _, image_id in ordered[: max(0, len(ordered) - keep)]]
-
-
 def check_keep(keep: int) -> None:
     if keep < 1:
         raise StoreError("prune", f"keep {keep}", "at least one image is kept")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -42,6 +42,7 @@ class Image:
     job_id: str = ""
     created: float = 0.0
     epoch: int = 0
+    sequence: int = 0  # within the epoch, from 1 on; 0: of a devproxy that did not count
     format: int = 0
     sizes: dict[str, Any] = field(default_factory=dict)
     gpus: list[int] = field(default_factory=list)  # how many the job sees, by its nodes
@@ -153,6 +154,7 @@ def summary(body: dict[str, Any], problem: str = "") -> Image:
         job_id=str(body.get("job_id", "")),
         created=float(body.get("created", 0.0)),
         epoch=int(body.get("epoch") or 0),
+        sequence=int(body.get("sequence") or 0),
         format=int(body["format"]),
         sizes=dict(body.get("sizes", {})),
         gpus=[len(tree.get("gpus", [])) for tree in trees],
@@ -160,6 +162,18 @@ def summary(body: dict[str, Any], problem: str = "") -> Image:
         whole=not problem,
         problem=problem,
     )
+
+
+def in_order(images: Iterable[Image]) -> list[Image]:
+    """Oldest first. Of one job by epoch and sequence, which no clock can set back; by clocks between jobs."""
+    latest: dict[str, float] = {}
+    placed: list[tuple[float, str, int, Image]] = []
+    by_job = sorted(images, key=lambda i: (i.job_id, i.epoch, i.sequence, i.created, i.id))
+    for number, image in enumerate(by_job):
+        # An image is as young as the youngest clock of the job until then.
+        when = latest[image.job_id] = max(latest.get(image.job_id, 0.0), image.created)
+        placed.append((when, image.job_id, number, image))
+    return [image for *_, image in sorted(placed, key=lambda row: row[:3])]
 
 
 def check_image_id(image_id: str) -> None:

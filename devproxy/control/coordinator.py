@@ -101,6 +101,8 @@ class JobCoordinator:
         self._opened = opened
         self._last_image = ""
         self._images = 0
+        self._sequence = 0  # of images within the epoch, also of those that came to nothing
+        self._created_unix_s = 0.0  # what the last image's clock said
         self._last_error = ""
         self._epoch: int | None = None
         self._next_unix_s: float | None = None
@@ -210,7 +212,7 @@ class JobCoordinator:
         before_it_runs: the processes live, their streams have not begun. Raises with nothing of it running.
         """
         assert self._phase == api.RESTORING
-        self._last_image = whole.id
+        self._last_image, self._created_unix_s = whole.id, whole.created
         try:
             self._restore_trees(whole, gpus, wishes, stages)
         except BaseException as error:
@@ -389,11 +391,13 @@ class JobCoordinator:
                     "total_s": stages.elapsed_s(),
                     "stages": stages.seconds,
                 }
+                self._sequence += 1
                 body = image.manifest(
                     trees,
                     build,
                     spec=spec.as_json(),
                     epoch=self._epoch,
+                    sequence=self._sequence,
                     costs=costs,
                     warnings=op.all_warnings(),
                 )
@@ -419,13 +423,22 @@ class JobCoordinator:
             store=spec.store,
         )
         self._images += 1
+        self._look_at_clock(op, summary.created)
         stages.reach("after the commit", "removing old images", about)
         fault.point("after_commit")
         try:
             fault.point("prune")
-            self._store().prune(spec.job_id, keep=spec.keep)
+            self._store().prune(spec.job_id, keep=spec.keep, committed=summary.id)
         except (OSError, DevproxyError) as error:
             op.warnings.append(f"old images were not removed: {error}")
+
+    def _look_at_clock(self, op: _ImageOperation, created_unix_s: float) -> None:
+        before, self._created_unix_s = self._created_unix_s, created_unix_s
+        if created_unix_s < before:
+            op.warnings.append(
+                f"the clock was set back: this image's time is {before - created_unix_s:.0f} s before that of the image"
+                " before it; images are kept in the order in which they were taken"
+            )
 
     @staticmethod
     def _put(dump: Dump, writer: Writer, stages: Stages) -> dict[str, Any]:

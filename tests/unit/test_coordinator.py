@@ -234,6 +234,20 @@ def test_a_checkpoint_stores_behind_the_thaw(world: World) -> None:
     assert all(len(tree.whole) == 1 for tree in world.trees)
 
 
+def test_a_clock_set_back_is_said_and_costs_no_image(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, warnings = [], []
+    for now in (5000.0, 5001.0, 1000.0, 1001.0, 1002.0):
+        monkeypatch.setattr("devproxy.checkpoint.writer.time.time", lambda now=now: now)
+        facts = world.job.checkpoint(cut_wait_ms=None, strict=False, report=print)
+        ids.append(facts.id)
+        warnings.append([text for text in facts.warnings if "clock" in text])
+    assert world.images() == ids[2:]
+    assert [len(said) for said in warnings] == [0, 0, 1, 0, 0]
+    assert "4001 s before" in warnings[2][0]
+
+
 def test_a_suspend_stores_before_anything_ends(world: World) -> None:
     world.suspend()
     assert world.order() == ["check", "cut", "write", "put", "end_tree", "leave", "close"]

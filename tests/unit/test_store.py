@@ -578,6 +578,26 @@ class TestGc:
         assert store.gc().removed_packs > 0
         assert not files(root, "packs")
 
+    def test_a_clock_set_back_removes_no_new_image(self, store: Store) -> None:
+        data = noise(0, KIB)
+        for n, created in enumerate((900.0, 901.0, 100.0, 101.0, 102.0)):
+            save(store, f"i{n}", data, epoch=1 if n < 2 else 2, sequence=n + 1, created=created)
+        save(store, "between", data, job="other", created=500.0)
+        assert store.older_whole("i2") == "i1"
+        assert [i.id for i in store.images()] == ["between", "i0", "i1", "i2", "i3", "i4"]
+        assert store.prune("job", 2) == ["i0", "i1", "i2"]
+
+    def test_images_of_before_there_was_an_order_go_by_their_clocks(self, store: Store) -> None:
+        for name, epoch, created in (("c", 2, 1.0), ("b", 1, 9.0), ("a", 1, 8.0)):
+            save(store, name, noise(0, KIB), epoch=epoch, created=created)
+        save(store, "d", noise(0, KIB), epoch=2, sequence=1, created=0.5)
+        assert [i.id for i in store.images()] == ["a", "b", "c", "d"]
+
+    def test_what_was_just_committed_stays_whatever_the_order_says(self, store: Store) -> None:
+        for name, created in (("new", 1.0), ("old", 9.0)):
+            save(store, name, noise(0, KIB), created=created)
+        assert store.prune("job", 1, committed="new") == []
+
     def test_mostly_dead_packs_are_written_anew(self, store: Store, root: Path) -> None:
         small = noise(0, 256 * KIB)
         save(store, "a", small + noise(1, 4 * MIB))
