@@ -196,10 +196,12 @@ class Reader(Shelf):
             if not options:
                 why = self.why_missing()
                 raise MissingChunk(chunk.digest.hex(), why=why).about(chunk.name, older)
-            if options[0].raw_bytes != chunk.bytes:
+            # An index may claim anything: one that names another size does not stand in the way of a good one.
+            right = next((where for where in options if where.raw_bytes == chunk.bytes), None)
+            if right is None:
                 error = DamagedChunk(chunk.digest.hex(), pack=options[0].pack)
                 raise error.about(chunk.name, older)
-            places.append(options[0])
+            places.append(right)
         return places
 
     def _read_run(self, run: list[tuple[_Wanted, Location]], older: str | None) -> int:

@@ -47,12 +47,12 @@ class Store(Reader):
         for image_id in self.image_ids():
             try:
                 body = self.read_manifest(image_id)
+                with manifests.understood(image_id):
+                    found.append(manifests.summary(body, self._quick_problem(body)))
             except NoSuchImage:
                 continue  # an upload that has not come so far, or one removed since
             except ImageError as error:
                 found.append(Image(image_id, whole=False, problem=error.what))
-                continue
-            found.append(manifests.summary(body, self._quick_problem(body)))
         return manifests.in_order(found)
 
     def verify(self, image_id: str, *, full: bool = False) -> Image:
@@ -62,17 +62,18 @@ class Store(Reader):
         """
         try:
             body = self.read_manifest(image_id)
+            self.refresh()
+            with manifests.understood(image_id):
+                problem = self._quick_problem(body)
+                if not problem and full:
+                    try:
+                        for label, refs in manifests.chunk_lists(body):
+                            self.check_chunks(refs, label)
+                    except ChunkError as error:
+                        problem = error.what
+                return manifests.summary(body, problem)
         except ImageError as error:
             return Image(image_id, whole=False, problem=error.what)
-        self.refresh()
-        problem = self._quick_problem(body)
-        if not problem and full:
-            try:
-                for label, refs in manifests.chunk_lists(body):
-                    self.check_chunks(refs, label)
-            except ChunkError as error:
-                problem = error.what
-        return manifests.summary(body, problem)
 
     def older_whole(self, image_id: str) -> str | None:
         """The newest whole image of the same job that is older: what to offer when this one is damaged."""

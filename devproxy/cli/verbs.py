@@ -240,6 +240,11 @@ def images(arguments: argparse.Namespace) -> int:
     if arguments.action == "gc":
         return _gc(arguments, store)
     found = store.images() if store else []
+    if store and (strange := store.strange()):
+        names = ", ".join(map(ascii, strange[:5]))
+        say(
+            f"{len(strange)} thing(s) among the images of {store.url} are none: {names}", "devproxy"
+        )
     if store and arguments.verify:
         found = [store.verify(image.id, full=True) for image in found]
     if arguments.json:
