@@ -348,6 +348,26 @@ def test_no_second_copy_while_the_first_goes_on_writing(world: World) -> None:
     assert not [p for p in (world.home / "files-out").iterdir() if "devproxy" in p.name]
 
 
+def test_copies_of_one_image_know_each_other(world: World) -> None:
+    """The first job is gone: a second copy would take back what the first one writes."""
+    world.run(*FILES)
+    world.wait_step(5)
+    image, at = checkpoint(world)
+    world.wait_step(at + 2)
+    world.kill_everything()
+    store = ("--store", str(world.store))
+    world.ctl("restore", image, *store, "--name", "t0", "--output", "log")
+    world.wait_step(at + 3)
+    for name in ("t1", "j"):
+        refused = world.ctl(
+            "restore", image, *store, "--name", name, "--output", "second", check=False
+        )
+        assert refused.returncode == 2, refused.stderr
+        assert "'t0', a copy of it, runs and has changed files" in refused.stderr
+    world.wait_end()
+    check_whole(world, STEPS)
+
+
 def test_what_only_the_supervisor_noted_when_it_alone_is_killed(world: World) -> None:
     """devproxy-run dies, its janitor ends the job and removes its folder: the last writes are taken back all the same."""
     run = world.run(sys.executable, "-c", WRITER, "30")
