@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from devproxy import fault, state
 from devproxy.checkpoint import image, store
-from devproxy.checkpoint.errors import ImageError
+from devproxy.checkpoint.errors import ImageError, StoreError
 from devproxy.checkpoint.writer import Writer
 from devproxy.control import barrier
 from devproxy.control import coordinator_api as api
@@ -218,7 +218,12 @@ class JobCoordinator:
         except BaseException as error:
             self._restore_failed(error, stages, whole.id, "nothing of it runs")
         # Not before it runs: a restore that fails must not make a job that lives elsewhere stale.
-        self._epoch = self._store().take_epoch(self._spec.job_id)
+        try:
+            self._epoch = self._store().take_epoch(self._spec.job_id)
+        except StoreError as error:  # read-only, or full: an image can be read all the same
+            say(
+                f"{error.what}: until this job's first image, a copy that runs elsewhere goes on taking images of it"
+            )
         before_it_runs()
         self._phase = api.RUNNING
 
