@@ -115,6 +115,7 @@ class TreeDump:
             self._tcp = {
                 "tcp": verdict.tcp,
                 "inside_tcp": verdict.inside_tcp,
+                "listeners": verdict.listeners,
                 "outside_tcp": [(one.local, one.remote) for one in verdict.outside_tcp],
             }
             answers = may_dump(tree)

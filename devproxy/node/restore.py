@@ -164,6 +164,11 @@ class TreeRestore:
             f"the connection {ends} is inside of the image and of a running job too"
             for ends in netdiag.established(self._own_tcp())
         ]
+        if self._tree.place is None:
+            refusals += [
+                f"the job listens on {local}, where another process does so now"
+                for local in netdiag.taken(part.criu.get("listeners", []))
+            ]
         if refusals:
             raise Refused("; ".join(refusals[:5]))
         if wishes.put_files and (unsafe := self._tracker().unsafe(part.files)):
