@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from devproxy import config, folders
+from devproxy.checkpoint.files import cut
 from devproxy.checkpoint.files.put_back import TEMPORARY
 from devproxy.checkpoint.files.records import FileEntry
 from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.files.undo import path_hash
-from devproxy.errors import Refused
+from devproxy.errors import DevproxyError, Refused
 from tests.integration.needs import missing
 
 OTHER = 4242
@@ -228,10 +229,13 @@ def test_what_a_killed_restore_left_goes(scene: Scene) -> None:
     path = scene.theirs / "x"
     left = scene.theirs / f"{TEMPORARY}{path_hash(str(path))}-0123"
     of_another = scene.theirs / f"{TEMPORARY}{path_hash('/elsewhere')}-0123"
+    in_the_way = scene.theirs / f"{TEMPORARY}{path_hash(str(path))}-4567"
     for each in (left, of_another):
         each.write_text("half")
+    in_the_way.mkdir()
     scene.put_back(entry_of(path))
-    assert not left.exists() and of_another.exists()
+    assert path.exists() and not left.exists()
+    assert of_another.exists() and in_the_way.exists()
 
 
 def test_an_image_says_before_what_a_restore_refuses(scene: Scene) -> None:
@@ -244,3 +248,28 @@ def test_an_image_says_before_what_a_restore_refuses(scene: Scene) -> None:
     entries = tracker.snapshot(str(scene.root / "staging"))
     back = [FileEntry.from_dict(json.loads(json.dumps(e.to_dict()))) for e in entries]
     assert tracker.unsafe(back) == [why]
+
+
+@pytest.mark.parametrize("pipe", [False, True], ids=["file", "pipe"])
+def test_another_file_in_the_moment_of_the_copy(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, pipe: bool
+) -> None:
+    """Root's file must not come into the image with the mode of the one that was looked at, and a FIFO not hold the cut."""
+    path = scene.theirs / "x"
+    path.write_text("for all")
+    (scene.job / "files.journal").write_text(f"C 0 0 {path}\n")
+    look = cut.lstat
+
+    def then_exchanged(name: str) -> os.stat_result | None:
+        found = look(name)
+        path.unlink()
+        if pipe:
+            os.mkfifo(path)
+        else:
+            os.link(scene.victim / "x", path)
+        return found
+
+    monkeypatch.setattr(cut, "lstat", then_exchanged)
+    tracker = FilesTracker(str(scene.job), str(scene.state), job_id="j")
+    with pytest.raises(DevproxyError, match="another file took its place"):
+        tracker.snapshot(str(scene.root / "staging"))

@@ -68,7 +68,8 @@ def open_same(name: str, folder: int, st: os.stat_result, flags: int) -> int:
 
 def copy_to(source: str, target: int, *, folder: int | None = None) -> None:
     """All of a file, by its name in `folder`, to a descriptor."""
-    fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO may have come
+    fd = os.open(source, flags, dir_fd=folder)
     try:
         copy_content(fd, target, os.fstat(fd).st_size)
     finally:

@@ -86,11 +86,12 @@ class Cut:
                 self._stage(entry)
 
     def _stage(self, entry: FileEntry) -> None:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO may have come
         try:
-            source = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOATIME)
+            source = os.open(entry.path, flags | os.O_NOATIME)
         except PermissionError:
             try:
-                source = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                source = os.open(entry.path, flags)
             except PermissionError as e:
                 entry.kind, entry.staged = "special", ""
                 entry.why = f"it cannot be read: {e.strerror}"

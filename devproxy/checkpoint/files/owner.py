@@ -80,7 +80,7 @@ class Owners:
                 self.replaced_dir = os.path.join(self._replaced_root, utc())
             beside = self.replaced_dir
             kept = f"{path_hash(path)}-{name}"[:250]
-            to = folders.open_folder(beside, make=True)
+            to = folders.open_folder(beside, make=True, mode=0o700)
         else:
             if self._kept_before(folder, name, st):
                 return  # by a run that did not come to its end

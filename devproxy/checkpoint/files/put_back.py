@@ -7,6 +7,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 
 from devproxy import fault, folders
 from devproxy.checkpoint.files.copying import copy_to, new_file, open_same, same_start, sync_folder
@@ -162,11 +163,10 @@ class Restore:
             return
         self._swept.add(path)
         for name in folders.names_in(folder):
-            if (
-                name.startswith(TEMPORARY)
-                and name[len(TEMPORARY) :].partition("-")[0] in self._hashes
-            ):
-                os.unlink(name, dir_fd=folder)
+            hashed = name.removeprefix(TEMPORARY).partition("-")[0]
+            if name.startswith(TEMPORARY) and hashed in self._hashes:
+                with suppress(OSError):  # another user may have put something there that stays
+                    os.unlink(name, dir_fd=folder)
 
     def _place(
         self, entry: FileEntry, st: os.stat_result | None, folder: int, temporary: str
