@@ -11,6 +11,7 @@
 | DEVPROXY_START_TIMEOUT_S | user | seconds until a server that is not ready counts as failed (30) |
 | DEVPROXY_STATE_DIR | user | what outlives jobs: builds, logs, the default store (/var/tmp/devproxy-<uid>) |
 | DEVPROXY_KEY_FILE | user | the key that authenticates images (~/.config/devproxy/image.key) |
+| DEVPROXY_TRUST_FOLDERS | user | folders (a:b) of other users, or that others may change, in which a restore puts files back all the same; it follows links there |
 | DEVPROXY_JOB_ID | devproxy-run, for the job | names the job's processes, also those that leave its tree |
 | DEVPROXY_CUDA_DRIVER | user | absolute path of NVIDIA's libcuda.so.1 for --device cuda, instead of the usual places |
 | DEVPROXY_CUDA_REGISTER_WINDOW | user | 1: --device cuda registers pinned memory with the driver, so that kernels see it and copies go straight; never seen on a GPU |
@@ -41,6 +42,7 @@ OF_THE_JOB = (JOB_DIR, GPUS, DEVICE, "DEVPROXY_JOB_ID")
 JOB_ID = "DEVPROXY_JOB_ID"
 DAEMON_IDLE_S = "DEVPROXY_DAEMON_IDLE_S"
 CUDA_DRIVER = "DEVPROXY_CUDA_DRIVER"  # the server reads it too (hal/devices.cc)
+TRUST_FOLDERS = "DEVPROXY_TRUST_FOLDERS"
 RECORD = "DEVPROXY_RECORD"  # each server gets its own (hal/devices.cc)
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
@@ -77,6 +79,18 @@ def shm_dir() -> str:
 def state_dir() -> str:
     """What outlives jobs and reboots: builds, logs, the default store."""
     return os.environ.get("DEVPROXY_STATE_DIR") or f"/var/tmp/devproxy-{os.getuid()}"
+
+
+def trust_folders() -> list[str]:
+    """Folders of which the user says that whoever may change them is to be trusted."""
+    given = os.environ.get(TRUST_FOLDERS, "").split(":")
+    return [os.path.realpath(folder) for folder in given if folder.startswith("/")]
+
+
+def sudo_users() -> set[int]:
+    """Who became root by sudo to call us: root by another name."""
+    uid = os.environ.get("SUDO_UID", "")
+    return {int(uid)} if os.geteuid() == 0 and uid.isascii() and uid.isdigit() else set()
 
 
 def cuda_driver() -> str:

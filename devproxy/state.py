@@ -17,10 +17,9 @@ import errno
 import hashlib
 import os
 import shutil
-import stat
 import time
 
-from devproxy import config, proctree
+from devproxy import config, folders, proctree
 from devproxy.errors import Refused
 
 BUILD_KEEP_S = 24 * 3600.0
@@ -42,24 +41,35 @@ LINKS = {
 
 
 def state_dir() -> str:
-    """The state folder, made at first use. Raises Refused where it is not ours or cannot be made."""
-    path = config.state_dir()
+    """The state folder, made at first use. Raises Refused where it is not ours alone or cannot be made."""
+    path = os.path.abspath(config.state_dir())
     try:
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        info = os.stat(path)
+        _make_ours(path)
     except OSError as error:
         raise Refused(
             f"the state folder {path} cannot be used: {error.strerror}",
             "set DEVPROXY_STATE_DIR to a folder of yours",
         ) from None
-    if info.st_uid != os.getuid():
+    except folders.Unsafe as error:
         raise Refused(
-            f"the state folder {path} belongs to user {info.st_uid}, not to you ({os.getuid()})",
-            "set DEVPROXY_STATE_DIR to a folder of yours",
-        )
-    if info.st_mode & 0o077:
-        os.chmod(path, 0o700)
+            f"the state folder {error.what}", f"set DEVPROXY_STATE_DIR, or {error.remedy}"
+        ) from None
     return path
+
+
+def _make_ours(path: str) -> None:
+    """A folder of ours, closed to others, that no other user can lead elsewhere. Raises OSError and folders.Unsafe."""
+    fd = folders.open_folder(path, make=True, mode=0o700)
+    try:
+        info = os.fstat(fd)
+        if info.st_uid != os.getuid():
+            raise PermissionError(
+                errno.EPERM, f"it belongs to user {info.st_uid}, not to you ({os.getuid()})"
+            )
+        if info.st_mode & 0o077:
+            os.chmod(f"/proc/self/fd/{fd}", 0o700)  # fchmod(2) refuses O_PATH
+    finally:
+        os.close(fd)
 
 
 def subfolder(name: str) -> str:
@@ -181,16 +191,12 @@ def take_over_build(path: str) -> None:
     """
     above = os.path.dirname(os.path.dirname(path))
     try:
-        os.makedirs(above, mode=0o700, exist_ok=True)
-        info = os.lstat(above)
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-            raise PermissionError(errno.EPERM, "it is somebody else's")
-        if info.st_mode & 0o077:
-            os.chmod(above, 0o700)
+        _make_ours(above)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    except OSError as error:
+    except (OSError, folders.Unsafe) as error:
+        why = error.strerror if isinstance(error, OSError) else error.what
         raise Refused(
-            f"the job has devproxy's files at {path}, which cannot be made here: {error.strerror}",
+            f"the job has devproxy's files at {path}, which cannot be made here: {why}",
             f"make {above} usable for you",
         ) from None
 

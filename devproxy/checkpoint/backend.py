@@ -61,8 +61,8 @@ class Backend(Protocol):
 
     def prepare(self) -> None: ...
     def list(self, folder: str) -> list[Entry]: ...
-    def read(self, name: str) -> bytes:
-        """Raises FileNotFoundError, or StoreError."""
+    def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        """Of a longer one, most_bytes and one more. Raises FileNotFoundError, or StoreError."""
         ...
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
@@ -176,9 +176,23 @@ class LocalBackend:
                     raise self._gone("list", f"{folder}/") from None
         return found
 
-    def read(self, name: str) -> bytes:
-        with named("read", f"{name} in store {self.url}"), open(self._path(name), "rb") as file:
-            return file.read()
+    def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        with named("read", f"{name} in store {self.url}"), open(self._open(name), "rb") as file:
+            return file.read() if most_bytes is None else file.read(most_bytes + 1)
+
+    def _open(self, name: str) -> int:
+        """What is no file, a folder or a FIFO that somebody put there, is no object: as if it were not there."""
+        path = self._path(name)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+                raise FileNotFoundError(errno.ENOENT, "it is no file", path) from None
+            raise
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, "it is no file", path)
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
         return bytes(self.view_range(name, offset, length))
@@ -189,7 +203,7 @@ class LocalBackend:
                 direct = _read_direct(self._path(name), offset, length)
                 if direct is not None:
                     return direct
-            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._open(name)
             try:
                 data = os.pread(fd, length, offset)
                 while 0 < len(data) < length:
@@ -314,7 +328,7 @@ def _read_direct(path: str, offset: int, length: int) -> memoryview | None:
     if not 0 < length <= _DIRECT_BYTES:
         return None
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_DIRECT)
     except FileNotFoundError:
         raise
     except OSError:
@@ -326,7 +340,7 @@ def _read_direct(path: str, offset: int, length: int) -> memoryview | None:
         try:
             have = os.preadv(fd, [area[:size]], start)
         except OSError as error:
-            if error.errno == errno.EINVAL:
+            if error.errno in (errno.EINVAL, errno.EISDIR, errno.ESPIPE):
                 return None
             raise
         if have < offset + length - start:
@@ -497,9 +511,10 @@ class FsspecBackend:
                 if row["name"].rstrip("/") != path
             ]
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        end = None if most_bytes is None else most_bytes + 1
         with named("read", f"{name} in store {self.url}"):
-            return bytes(self.fs.cat_file(self._path(name)))
+            return bytes(self.fs.cat_file(self._path(name), end=end))
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
         with named("read", f"{name} in store {self.url}"):

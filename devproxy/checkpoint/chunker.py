@@ -30,6 +30,7 @@ CHUNK_BYTES: dict[Kind, int] = {
     "file": 256 * KIB,
     "build": MIB,
 }
+CHUNK_BYTES_MAX = max(CHUNK_BYTES.values())
 
 RAW, ZSTD = 0, 1
 LEVEL = 1

@@ -184,6 +184,9 @@ def _look(shelf: Shelf, packs: dict[str, tuple[int, bool]], report: GcReport) ->
     for image_id in shelf.image_ids():
         try:
             body = shelf.read_unauthenticated(image_id)
+            with manifests.understood(image_id):
+                for _, refs in manifests.chunk_lists(body):
+                    live.update(bytes.fromhex(name) for name, _ in refs if name != ZERO)
         except NoSuchImage:
             continue
         except ImageError as error:
@@ -191,8 +194,6 @@ def _look(shelf: Shelf, packs: dict[str, tuple[int, bool]], report: GcReport) ->
                 f"nothing is removed while this is so: {error.what}; remove that image if it is of no use"
             )
             return None
-        for _, refs in manifests.chunk_lists(body):
-            live.update(bytes.fromhex(name) for name, _ in refs if name != ZERO)
     indices: dict[str, PackIndex] = {}
     damaged: set[str] = set()
     for pack, (_, indexed) in packs.items():
@@ -261,12 +262,6 @@ def _without_loss(view: _View, victims: set[str]) -> set[str]:
         else:
             kept |= needed
     return safe
-
-
-def prune_candidates(images: list[tuple[float, str]], keep: int) -> list[str]:
-    """Ids of all but the newest `keep` of (created, id), oldest first."""
-    ordered = sorted(images)
-    return [image_id for _, image_id in ordered[: max(0, len(ordered) - keep)]]
 
 
 def check_keep(keep: int) -> None:

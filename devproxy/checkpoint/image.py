@@ -291,6 +291,7 @@ def manifest(
     *,
     spec: dict[str, Any],
     epoch: int,
+    sequence: int,
     costs: dict[str, Any],
     warnings: list[str],
 ) -> dict[str, Any]:
@@ -299,6 +300,7 @@ def manifest(
         "job": spec["job"],
         "job_id": spec["job_id"],
         "epoch": epoch,
+        "sequence": sequence,
         "devproxy": __version__,
         "spec": spec,
         "build": build,

@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ from devproxy.errors import Refused
 FORMAT = 2
 READABLE = (1, 2)
 _HEAD_LIMIT = 512
+_CREATED_MAX = 253402300799.0  # the end of the year 9999
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Image:
     job_id: str = ""
     created: float = 0.0
     epoch: int = 0
+    sequence: int = 0  # within the epoch, from 1 on; 0: of a devproxy that did not count
     format: int = 0
     sizes: dict[str, Any] = field(default_factory=dict)
     gpus: list[int] = field(default_factory=list)  # how many the job sees, by its nodes
@@ -94,9 +97,9 @@ def decode(image_id: str, data: bytes, key: bytes | None, key_file: str = "") ->
             raise WrongChecksum(image_id, "its first line is none of ours")
         raise TruncatedManifest(image_id, len(data), None)
     try:
-        head = json.loads(line + b"null}")
+        head = json.loads(line + b"null}", parse_constant=_no_number)
         version = head["format"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise WrongChecksum(image_id, "its first line cannot be read") from None
     if type(version) is not int or version not in READABLE:
         raise UnknownFormat(image_id, version)
@@ -106,7 +109,7 @@ def decode(image_id: str, data: bytes, key: bytes | None, key_file: str = "") ->
             str(head["checksum"]),
             str(head["authentication"]),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise WrongChecksum(image_id, "its first line cannot be read") from None
     if line != _head(version, size, checksum, signature):
         raise WrongChecksum(image_id, "its first line is not as it was written")
@@ -121,12 +124,34 @@ def decode(image_id: str, data: bytes, key: bytes | None, key_file: str = "") ->
         if not hmac.compare_digest(mine, signature.encode(errors="replace")):
             raise WrongAuthentication(image_id, key_file)
     try:
-        value = json.loads(body)
-    except ValueError:
+        value = json.loads(body, parse_constant=_no_number)
+    except (ValueError, RecursionError):
         raise WrongChecksum(image_id, "its body is not JSON") from None
     if not isinstance(value, dict):
         raise WrongChecksum(image_id, "its body is not an object")
     return value
+
+
+def _no_number(text: str) -> object:
+    """JSON has no Infinity and no NaN; Python's reader takes them."""
+    raise ValueError(f"{text} is no number")
+
+
+@contextmanager
+def understood(image_id: str) -> Iterator[None]:
+    """Whatever a body that is not ours makes fail is that manifest's fault: WrongChecksum, which names it."""
+    try:
+        yield
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as e:
+        why = f"its body is none of ours ({type(e).__name__})"
+        raise WrongChecksum(image_id, why) from None
 
 
 def chunk_lists(value: object, path: str = "") -> Iterator[tuple[str, list[ChunkRef]]]:
@@ -145,14 +170,19 @@ def chunk_lists(value: object, path: str = "") -> Iterator[tuple[str, list[Chunk
 
 
 def summary(body: dict[str, Any], problem: str = "") -> Image:
-    """Of the image whose manifest has this body."""
+    """Of the image whose manifest has this body. Raises what `understood` takes for a body that is none of ours."""
     trees = body.get("trees", [])
+    created = float(body.get("created", 0.0))
+    if not 0 <= created <= _CREATED_MAX:
+        raise ValueError("no time of an image")
+    str(body.get("job", "")).encode()  # it is printed
     return Image(
         id=str(body["image"]),
         job=str(body.get("job", "")),
         job_id=str(body.get("job_id", "")),
-        created=float(body.get("created", 0.0)),
+        created=created,
         epoch=int(body.get("epoch") or 0),
+        sequence=int(body.get("sequence") or 0),
         format=int(body["format"]),
         sizes=dict(body.get("sizes", {})),
         gpus=[len(tree.get("gpus", [])) for tree in trees],
@@ -162,11 +192,24 @@ def summary(body: dict[str, Any], problem: str = "") -> Image:
     )
 
 
+def in_order(images: Iterable[Image]) -> list[Image]:
+    """Oldest first. Of one job by epoch and sequence, which no clock can set back; by clocks between jobs."""
+    latest: dict[str, float] = {}
+    placed: list[tuple[float, str, int, Image]] = []
+    by_job = sorted(images, key=lambda i: (i.job_id, i.epoch, i.sequence, i.created, i.id))
+    for number, image in enumerate(by_job):
+        # An image is as young as the youngest clock of the job until then.
+        when = latest[image.job_id] = max(latest.get(image.job_id, 0.0), image.created)
+        placed.append((when, image.job_id, number, image))
+    return [image for *_, image in sorted(placed, key=lambda row: row[:3])]
+
+
+def is_image_id(text: str) -> bool:
+    named = all(c.isalnum() or c in "-_.:" for c in text)
+    return bool(text) and not text.startswith(".") and named
+
+
 def check_image_id(image_id: str) -> None:
     """Raises Refused for an id that cannot be a folder's name."""
-    if (
-        not image_id
-        or image_id.startswith(".")
-        or not all(c.isalnum() or c in "-_.:" for c in image_id)
-    ):
+    if not is_image_id(image_id):
         raise Refused(f"image id {image_id!r} cannot be used", "letters, digits and - _ . : only")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import threading
 import time
@@ -61,11 +62,12 @@ def is_alive(marker: dict[str, Any], now: float, abandoned_s: float) -> bool:
                 return False
         except (FileNotFoundError, ProcessLookupError):
             return False
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             pass
     try:
-        return now - float(marker["heartbeat"]) < abandoned_s
-    except (KeyError, TypeError, ValueError):
+        heartbeat = float(marker["heartbeat"])
+        return math.isfinite(heartbeat) and now - heartbeat < abandoned_s
+    except (KeyError, TypeError, ValueError, OverflowError):
         return False
 
 
@@ -90,13 +92,13 @@ def read_all(backend: Backend, folder: str, abandoned_s: float) -> list[Seen]:
             marker = json.loads(backend.read(f"{folder}/{name}"))
         except FileNotFoundError:
             continue  # ended since
-        except ValueError:
+        except (ValueError, RecursionError):
             marker = {}
         alive = isinstance(marker, dict) and is_alive(marker, now, abandoned_s)
         pins: frozenset[str] | None = None
         try:
             pins = frozenset(json.loads(backend.read(f"{folder}/{uid}.pins")))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, TypeError, RecursionError):
             pass
         seen.append(Seen(uid, alive, pins))
     return seen

@@ -6,6 +6,7 @@ tables of /proc/PID/net, which show the network namespace of that process. Nothi
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -193,6 +194,34 @@ def destroy_tcp(local: str, remote: str) -> bool:
     except (OSError, ValueError):
         return False
     return bool(struct.unpack_from("<i", answer, 16)[0] == 0)
+
+
+def taken(listeners: list[str]) -> list[str]:
+    """Those of "address:port" on which somebody listens now, in our own network namespace."""
+    there: set[int] = set()
+    for protocol in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/self/net/{protocol}", encoding="ascii") as file:
+                rows = [line.split() for line in file.readlines()[1:]]
+        except OSError:
+            continue  # a kernel without IPv6
+        there.update(
+            int(row[1].rpartition(":")[2], 16) for row in rows if int(row[3], 16) == LISTEN
+        )
+    return [one for one in listeners if int(one.rpartition(":")[2]) in there and not _may_bind(one)]
+
+
+def _may_bind(local: str) -> bool:
+    """The same port of another address, or of IPv6 alone, is in nobody's way: the kernel knows."""
+    family, address, port = _parse(local)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            probe.bind((socket.inet_ntop(family, address), port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
 
 
 def _parse(text: str) -> tuple[int, bytes, int]:

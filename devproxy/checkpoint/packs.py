@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from devproxy.checkpoint.chunker import digest
+from devproxy.checkpoint.chunker import CHUNK_BYTES_MAX, digest
 
 PACK_BYTES = 64 << 20
 FOLDER = "packs"
@@ -23,6 +23,10 @@ _RECORD = struct.Struct(
     "<32sQIIB"
 )  # BLAKE3 of the raw bytes, offset, stored bytes, raw bytes, codec
 _SUM_BYTES = 32
+# A pack is closed with so many bodies; a reader takes more, and not what would fill its memory.
+PACK_RECORDS = 1 << 16
+_RECORDS_MAX = 1 << 20
+INDEX_BYTES_MAX = _HEAD.size + _RECORDS_MAX * _RECORD.size + _SUM_BYTES
 
 
 class Location(NamedTuple):
@@ -74,7 +78,12 @@ def encode_index(pack_bytes: int, records: Iterable[Record]) -> bytes:
 
 
 def decode_index(pack: str, data: bytes) -> PackIndex:
-    """Raises DamagedIndex for any byte that is not as it was written."""
+    """Raises DamagedIndex for any byte that is not as it was written, and for places that no pack of ours has.
+
+    The checksum is no signature: whoever writes to the store can claim anything. A claim costs no more memory than a chunk.
+    """
+    if len(data) > INDEX_BYTES_MAX:
+        raise DamagedIndex(f"index of pack {pack} is longer than any that devproxy writes")
     if len(data) < _HEAD.size + _SUM_BYTES:
         raise DamagedIndex(f"index of pack {pack} is too short")
     body, total = data[:-_SUM_BYTES], data[-_SUM_BYTES:]
@@ -87,4 +96,14 @@ def decode_index(pack: str, data: bytes) -> PackIndex:
         row[0]: Location(pack, row[1], row[2], row[3], row[4])
         for row in _RECORD.iter_unpack(memoryview(body)[_HEAD.size :])
     }
+    if not all(_can_be(where, pack_bytes) for where in entries.values()):
+        raise DamagedIndex(f"index of pack {pack} names places that cannot be")
     return PackIndex(pack, pack_bytes, entries)
+
+
+def _can_be(where: Location, pack_bytes: int) -> bool:
+    """Compression is used only where it saves something (chunker.py)."""
+    return (
+        where.stored_bytes <= where.raw_bytes <= CHUNK_BYTES_MAX
+        and where.offset + where.stored_bytes <= pack_bytes
+    )

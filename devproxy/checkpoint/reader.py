@@ -37,32 +37,33 @@ class Reader(Shelf):
     def fetch_file(
         self,
         refs: Iterable[ChunkRef],
-        to: str | IO[bytes],
+        to: str | int | IO[bytes],
         *,
         name: str = "",
         older: str | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Writes the chunks one after another to a path (made 0600, or truncated) or a file object; the bytes.
+        """Writes the chunks one after another to a path (made 0600, or truncated), a descriptor of an empty file, or a
+        file object; the bytes.
 
         Every chunk's hash is checked before its bytes are used. Raises MissingChunk and DamagedChunk with `name` as
         the object and `older` as the image to use instead, StoreError, and OSError of the target. What was written
         until then stays: the caller's file is no good.
         """
         wanted = list(refs)
-        if isinstance(to, str):
+        if isinstance(to, str | int):
             return self.fetch_files([(wanted, to, name)], older=older, progress=progress)
         self._fetch_in_order(wanted, to, name, older, progress)
         return sum(size for _, size in wanted)
 
     def fetch_files(
         self,
-        files: Iterable[tuple[Iterable[ChunkRef], str, str]],
+        files: Iterable[tuple[Iterable[ChunkRef], str | int, str]],
         *,
         older: str | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """fetch_file for many at once: (refs, path, name) each. Read in the order of the packs. The bytes of all."""
+        """fetch_file for many at once: (refs, path or descriptor, name) each. Read in the order of the packs. The bytes of all."""
         fds: list[int] = []
         parts: list[tuple[list[ChunkRef], _Put, str]] = []
         total = 0
@@ -70,8 +71,11 @@ class Reader(Shelf):
             for refs, path, name in files:
                 wanted = list(refs)
                 size = sum(size for _, size in wanted)
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-                fds.append(fd)
+                if isinstance(path, str):
+                    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                    fds.append(fd)
+                else:
+                    fd = path
                 os.ftruncate(fd, size)  # zero chunks stay holes
                 parts.append((wanted, partial(_write_at, fd), name))
                 total += size
@@ -192,10 +196,12 @@ class Reader(Shelf):
             if not options:
                 why = self.why_missing()
                 raise MissingChunk(chunk.digest.hex(), why=why).about(chunk.name, older)
-            if options[0].raw_bytes != chunk.bytes:
+            # An index may claim anything: one that names another size does not stand in the way of a good one.
+            right = next((where for where in options if where.raw_bytes == chunk.bytes), None)
+            if right is None:
                 error = DamagedChunk(chunk.digest.hex(), pack=options[0].pack)
                 raise error.about(chunk.name, older)
-            places.append(options[0])
+            places.append(right)
         return places
 
     def _read_run(self, run: list[tuple[_Wanted, Location]], older: str | None) -> int:

@@ -62,7 +62,8 @@ class Shelf:
                 return self._indices[pack]
         index: PackIndex | None
         try:
-            index = packs.decode_index(pack, self.backend.read(packs.index_name(pack)))
+            data = self.backend.read(packs.index_name(pack), packs.INDEX_BYTES_MAX)
+            index = packs.decode_index(pack, data)
         except FileNotFoundError:
             return None
         except packs.DamagedIndex:
@@ -131,14 +132,19 @@ class Shelf:
 
     def _epochs(self, job_id: str) -> list[int]:
         names = [entry.name for entry in self.backend.list(f"jobs/{job_id}")]
-        return [int(n.removeprefix("epoch-")) for n in names if n.removeprefix("epoch-").isdigit()]
+        numbers = (name.removeprefix("epoch-") for name in names)
+        return [int(number) for number in numbers if number.isascii() and number.isdigit()]
 
     # ---- manifests ----
 
     def image_ids(self) -> list[str]:
-        return sorted(
-            entry.name for entry in self.backend.list("images") if not entry.name.startswith(".")
-        )
+        found = (entry.name for entry in self.backend.list("images"))
+        return sorted(name for name in found if manifests.is_image_id(name))
+
+    def strange(self) -> list[str]:
+        """What lies among the images and is none: names that no image has, and files."""
+        found = self.backend.list("images")
+        return sorted(e.name for e in found if e.size or not manifests.is_image_id(e.name))
 
     def read_manifest(self, image_id: str) -> dict[str, Any]:
         """Raises NoSuchImage, TruncatedManifest, UnknownFormat, WrongChecksum, WrongAuthentication, StoreError."""
@@ -160,5 +166,5 @@ def _victims(backend: Backend, name: str) -> list[str]:
     try:
         tombstone = json.loads(backend.read(name))
         return [str(pack) for pack in tombstone["victims"]]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return []

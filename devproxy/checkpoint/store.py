@@ -47,13 +47,13 @@ class Store(Reader):
         for image_id in self.image_ids():
             try:
                 body = self.read_manifest(image_id)
+                with manifests.understood(image_id):
+                    found.append(manifests.summary(body, self._quick_problem(body)))
             except NoSuchImage:
                 continue  # an upload that has not come so far, or one removed since
             except ImageError as error:
                 found.append(Image(image_id, whole=False, problem=error.what))
-                continue
-            found.append(manifests.summary(body, self._quick_problem(body)))
-        return sorted(found, key=lambda image: (image.created, image.id))
+        return manifests.in_order(found)
 
     def verify(self, image_id: str, *, full: bool = False) -> Image:
         """quick: the manifest is ours and each chunk lies inside a pack that is long enough. full: each chunk's hash.
@@ -62,29 +62,30 @@ class Store(Reader):
         """
         try:
             body = self.read_manifest(image_id)
+            self.refresh()
+            with manifests.understood(image_id):
+                problem = self._quick_problem(body)
+                if not problem and full:
+                    try:
+                        for label, refs in manifests.chunk_lists(body):
+                            self.check_chunks(refs, label)
+                    except ChunkError as error:
+                        problem = error.what
+                return manifests.summary(body, problem)
         except ImageError as error:
             return Image(image_id, whole=False, problem=error.what)
-        self.refresh()
-        problem = self._quick_problem(body)
-        if not problem and full:
-            try:
-                for label, refs in manifests.chunk_lists(body):
-                    self.check_chunks(refs, label)
-            except ChunkError as error:
-                problem = error.what
-        return manifests.summary(body, problem)
 
     def older_whole(self, image_id: str) -> str | None:
         """The newest whole image of the same job that is older: what to offer when this one is damaged."""
         images = self.images()
-        this = next((image for image in images if image.id == image_id), None)
+        at = next((n for n, image in enumerate(images) if image.id == image_id), None)
+        this = images[at] if at is not None and images[at].job_id else None
         older = [
             image.id
-            for image in images
+            for image in (images[:at] if this else images)
             if image.whole
             and image.id != image_id
-            and (this is None or not this.job_id or image.job_id == this.job_id)
-            and (this is None or not this.created or image.created < this.created)
+            and (this is None or image.job_id == this.job_id)
         ]
         return older[-1] if older else None
 
@@ -111,18 +112,18 @@ class Store(Reader):
                     self.backend.write(name, manifest, stage="put back", durable=True)
         return why
 
-    def prune(self, job_id: str, keep: int) -> list[str]:
+    def prune(self, job_id: str, keep: int, *, committed: str = "") -> list[str]:
         """Removes the oldest images of the job but `keep` whole ones, then what nobody needs. The ids removed.
 
-        Images of the job that are not whole do not count, and go when a newer whole one is there.
+        Images of the job that are not whole do not count, and go when a newer whole one is there. committed: an image that
+        stays whatever the order says.
         """
         collector.check_keep(keep)
-        whole = [image for image in self.images() if image.job_id == job_id]
-        counted = [(image.created, image.id) for image in whole if image.whole]
-        removed = collector.prune_candidates(counted, keep)
-        if counted:
-            newest = max(counted)[0]
-            removed += [image.id for image in whole if not image.whole and image.created < newest]
+        images = [image for image in self.images() if image.job_id == job_id]
+        whole = [number for number, image in enumerate(images) if image.whole]
+        removed = [images[number].id for number in whole[:-keep]]
+        removed += [image.id for image in images[: whole[-1] if whole else 0] if not image.whole]
+        removed = [image_id for image_id in removed if image_id != committed]
         for image_id in removed:
             with named("prune", f"image {image_id} in store {self.url}"):
                 fault.point("store_prune")

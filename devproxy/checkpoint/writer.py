@@ -39,6 +39,7 @@ from devproxy.checkpoint.errors import MissingChunk, StoreError, UploadLost
 from devproxy.checkpoint.markers import UPLOADS, Marker
 from devproxy.checkpoint.packs import (
     PACK_BYTES,
+    PACK_RECORDS,
     Location,
     Record,
     encode_index,
@@ -279,7 +280,7 @@ class Writer:
             target.append(body)
         self._pack.records.append(Record(hashed, offset, len(body), raw_bytes, codec))
         self._new[hashed] = raw_bytes
-        if target.size >= PACK_BYTES:
+        if target.size >= PACK_BYTES or len(self._pack.records) >= PACK_RECORDS:
             self._close_pack()
 
     def _close_pack(self) -> None:

@@ -118,6 +118,13 @@ def images(arguments: argparse.Namespace) -> int:
     if arguments.action == "rm":
         return _rm(arguments, stores)
     found = [(store, image) for store in stores for image in store.images()]
+    for store in stores:
+        if strange := store.strange():
+            names = ", ".join(map(ascii, strange[:5]))
+            say(
+                f"{len(strange)} thing(s) among the images of {store.url} are none: {names}",
+                "devproxy",
+            )
     if arguments.verify:
         found = [(store, store.verify(image.id, full=True)) for store, image in found]
     if arguments.json:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from devproxy import fault, records, state
 from devproxy.checkpoint import image, store
-from devproxy.checkpoint.errors import ImageError
+from devproxy.checkpoint.errors import ImageError, StoreError
 from devproxy.checkpoint.writer import Writer
 from devproxy.control import barrier
 from devproxy.control import coordinator_api as api
@@ -102,6 +102,8 @@ class JobCoordinator:
         self._opened = opened
         self._last_image = ""
         self._images: set[str] = set()  # whole ones of this job in its store
+        self._sequence = 0  # of images within the epoch, also of those that came to nothing
+        self._created_unix_s = 0.0  # what the last image's clock said
         self._last_error = ""
         self._epoch: int | None = None
         self._next_unix_s: float | None = None
@@ -212,13 +214,18 @@ class JobCoordinator:
         before_it_runs: the processes live, their streams have not begun. Raises with nothing of it running.
         """
         assert self._phase == api.RESTORING
-        self._last_image = whole.id
+        self._last_image, self._created_unix_s = whole.id, whole.created
         try:
             self._restore_trees(whole, gpus, wishes, stages)
         except BaseException as error:
             self._restore_failed(error, stages, whole.id, "nothing of it runs")
         # Not before it runs: a restore that fails must not make a job that lives elsewhere stale.
-        self._epoch = self._store().take_epoch(self._spec.job_id)
+        try:
+            self._epoch = self._store().take_epoch(self._spec.job_id)
+        except StoreError as error:  # read-only, or full: an image can be read all the same
+            say(
+                f"{error.what}: until this job's first image, a copy that runs elsewhere goes on taking images of it"
+            )
         before_it_runs()
         self._phase = api.RUNNING
         records.has_image(self._spec.job, whole.id, self._store().url)
@@ -398,11 +405,13 @@ class JobCoordinator:
                     "total_s": stages.elapsed_s(),
                     "stages": stages.seconds,
                 }
+                self._sequence += 1
                 body = image.manifest(
                     trees,
                     build,
                     spec=spec.as_json(),
                     epoch=self._epoch,
+                    sequence=self._sequence,
                     costs=costs,
                     warnings=op.all_warnings(),
                 )
@@ -429,13 +438,23 @@ class JobCoordinator:
         )
         self._images.add(summary.id)
         records.has_image(spec.job, summary.id, self._store().url)
+        self._look_at_clock(op, summary.created)
         stages.reach("after the commit", "removing old images", about)
         fault.point("after_commit")
         try:
             fault.point("prune")
-            self._images.difference_update(self._store().prune(spec.job_id, keep=spec.keep))
+            gone = self._store().prune(spec.job_id, keep=spec.keep, committed=summary.id)
+            self._images.difference_update(gone)
         except (OSError, DevproxyError) as error:
             op.warnings.append(f"old images were not removed: {error}")
+
+    def _look_at_clock(self, op: _ImageOperation, created_unix_s: float) -> None:
+        before, self._created_unix_s = self._created_unix_s, created_unix_s
+        if created_unix_s < before:
+            op.warnings.append(
+                f"the clock was set back: this image's time is {before - created_unix_s:.0f} s before that of the image"
+                " before it; images are kept in the order in which they were taken"
+            )
 
     @staticmethod
     def _put(dump: Dump, writer: Writer, stages: Stages) -> dict[str, Any]:

@@ -39,34 +39,56 @@ def make_folder(request: dict[str, Any], whole: image.Image) -> runtime.JobFolde
     """The job folder, under its own name or the new one. Raises Refused where that name, or that job, lives."""
     node = request.get("node") or 0
     name = own_name(request.get("name") or whole.job, node)
-    other, _ = _living(own_id(whole.job_id, node))
-    if other and name == own_name(whole.job, node):
-        raise Refused(
-            f"image {whole.id} is of job {other!r}, which is running",
-            "end it first (devproxy kill), or restore under another name: --name NEW",
-        )
+    if name == own_name(whole.job, node):
+        for other in _living(whole, node):
+            if other.facts["job_id"] == own_id(whole.job_id, node):
+                raise Refused(
+                    f"image {whole.id} is of job {other.name!r}, which is running",
+                    "end it first (devproxy kill), or restore under another name: --name NEW",
+                )
     return runtime.create_job(name)
 
 
-def _living(job_id: str) -> tuple[str, str]:
-    """(name, folder) of the job with that id if it lives on this host, else empty ones."""
+class _Living(NamedTuple):
+    """A job of this user on this host. facts: its job.json."""
+
+    name: str
+    folder: str
+    facts: dict[str, Any]
+
+
+def _first_id(whole: image.Image) -> str:
+    """Of the job that the image's job is, or is a copy of: all of those have the same files."""
+    return str(whole.spec.get("copy_of") or whole.job_id)
+
+
+def _living(whole: image.Image, node: int, but: str = "") -> list[_Living]:
+    """The job of the image and its copies, as far as they live on this host; not the one named `but`."""
+    first, mine = _first_id(whole), own_id("", node)
+    found = []
     for name, path, alive in runtime.list_jobs():
+        if not alive or name == but:
+            continue
         try:
-            if alive and read_job_file(path).get("job_id") == job_id:
-                return name, path
-        except (OSError, ValueError):
-            pass
-    return "", ""
+            facts = read_job_file(path)
+            job_id, dot, number = str(facts["job_id"]).partition(".")
+        except (OSError, ValueError, KeyError):
+            continue
+        # On one host may be several nodes of a job, each with files of its own.
+        if first in (job_id, facts.get("copy_of")) and dot + number == mine:
+            found.append(_Living(name, path, facts))
+    return found
 
 
-def _check_beside(name: str, folder: str, whole: image.Image) -> None:
-    """A second copy beside the living job `name`: its files cannot be taken back under its feet."""
-    tracker = FilesTracker(folder, state.state_dir(), job_id=whole.job_id)
+def _check_beside(other: _Living, whole: image.Image) -> None:
+    """A copy beside a living job: the files of both cannot be taken back under that one's feet."""
+    tracker = FilesTracker(other.folder, state.state_dir(), job_id=other.facts["job_id"])
     changed = [path for tree in whole.trees for path in tracker.would_change(tree.files)]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        kin = "a copy of it" if other.facts.get("copy_of") else "of which it is"
         raise Refused(
-            f"job {name!r}, of which image {whole.id} is, runs and has changed files since:"
+            f"image {whole.id}: job {other.name!r}, {kin}, runs and has changed files since:"
             f" {', '.join(changed[:3])}{more}",
             "end it first (devproxy kill): the image needs them as they were",
         )
@@ -88,11 +110,14 @@ def bring_back(
     spec.started_unix_s = round(time.time(), 3)
     if request.get("name") and request["name"] != whole.job:
         spec.job_id = os.urandom(8).hex()  # a job of its own from here on
+        spec.copy_of = _first_id(whole)
     spec.job_id = own_id(spec.job_id, node)
-    original, original_dir = _living(own_id(whole.job_id, node))
-    if original:
-        _check_beside(original, original_dir, whole)
     gpus = list(request.get("gpus") or part.gpus)
+    # Before it looks: of two restores at once at least one sees the other.
+    write_job_file(folder.path, spec, gpus, os.getpid())
+    beside = _living(whole, node, but=folder.name)
+    for other in beside:
+        _check_beside(other, whole)
     if len(gpus) != len(part.gpus):
         raise Refused(
             f"image {whole.id} is of a job with {len(part.gpus)} GPU(s){' on that node' if len(whole.trees) > 1 else ''}, {len(gpus)} given",
@@ -114,7 +139,7 @@ def bring_back(
     place = side.place if side else None
     tree = Tree(spec, gpus, folder, servers, janitor, stdio, lib, config.server_path(lib), place)
     wishes = Wishes(
-        put_files=not original,
+        put_files=not beside,
         image_job_id=whole.job_id,
         other_device=other_device,
         allow_other_gpu=bool(request.get("allow_other_gpu")),

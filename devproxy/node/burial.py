@@ -24,7 +24,7 @@ def bury(path: str) -> None:
     try:
         job_id = runtime.check_job_name(read_job_file(path)["job_id"])
         for name in (job_id, f"{job_id}-files"):
-            shutil.rmtree(os.path.join(staging, name), ignore_errors=True)
+            shutil.rmtree(os.path.join(state.state_dir(), "staging", name), ignore_errors=True)
         FilesTracker(path, state.state_dir(), job_id=job_id).absorb()
     except (OSError, ValueError, KeyError, DevproxyError):
         pass  # no job.json, or no room: the image's own list remains

@@ -105,6 +105,8 @@ class TreeDump:
             known = {tree.stdio.stdin_pipe} if tree.stdio.stdin_pipe else set()
             verdict = self._look(tree.root, known)
             self.warnings += [warning.text for warning in verdict.warnings]
+            unsafe = self._tracker.unsafe()
+            self.warnings += [f"a restore will refuse this image: {why}" for why in unsafe[:5]]
             if verdict.refusals:
                 raise Refused(
                     "; ".join(obstacle.text for obstacle in verdict.refusals[:5]),
@@ -113,6 +115,7 @@ class TreeDump:
             self._tcp = {
                 "tcp": verdict.tcp,
                 "inside_tcp": verdict.inside_tcp,
+                "listeners": verdict.listeners,
                 "outside_tcp": [(one.local, one.remote) for one in verdict.outside_tcp],
             }
             answers = may_dump(tree)

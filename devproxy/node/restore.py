@@ -21,6 +21,7 @@ from devproxy.checkpoint.files.records import FileEntry
 from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.store import Store
 from devproxy.errors import Refused
+from devproxy.folders import UNSAFE_REMEDY
 from devproxy.log import say
 from devproxy.node import build, processes, shared, staging
 from devproxy.node.network import inside
@@ -163,8 +164,15 @@ class TreeRestore:
             f"the connection {ends} is inside of the image and of a running job too"
             for ends in netdiag.established(self._own_tcp())
         ]
+        if self._tree.place is None:
+            refusals += [
+                f"the job listens on {local}, where another process does so now"
+                for local in netdiag.taken(part.criu.get("listeners", []))
+            ]
         if refusals:
             raise Refused("; ".join(refusals[:5]))
+        if wishes.put_files and (unsafe := self._tracker().unsafe(part.files)):
+            raise Refused("; ".join(unsafe[:5]), UNSAFE_REMEDY)
 
     def _fetch_device(self) -> None:
         self.stages.reach("fetch", "fetching", self._about)
@@ -209,16 +217,19 @@ class TreeRestore:
             return
         self.stages.reach("files", "putting the job's files back", self._about)
         fault.point("restore_files")
-        job_id = self._wishes.image_job_id or self._tree.spec.job_id
-        tracker = FilesTracker(self._tree.folder.path, state.state_dir(), job_id=job_id)
+        tracker = self._tracker()
 
-        def fetch(entry: FileEntry, to: str) -> None:
+        def fetch(entry: FileEntry, to: int) -> None:
             self._store.fetch_file(entry.refs, to, name=f"{self._about}: file {entry.path}")
 
         with self.stages.timed("files"):
             done = tracker.put_back(self._part.files, fetch, say, image_time=self._image.created)
         for path in done.not_rolled_back:
             say(f"{path} is not part of the image and stays as it is")
+
+    def _tracker(self) -> FilesTracker:
+        job_id = self._wishes.image_job_id or self._tree.spec.job_id
+        return FilesTracker(self._tree.folder.path, state.state_dir(), job_id=job_id)
 
     def _restore_processes(self) -> None:
         tree = self._tree

@@ -23,6 +23,8 @@ class JobSpec:
     def __init__(self, **given: Any) -> None:
         self.job: str = given["job"]
         self.job_id: str = given["job_id"]
+        # Of a restore under another name: the id of the first job. They have the same files.
+        self.copy_of: str = given.get("copy_of", "")
         self.command: list[str] = list(given["command"])
         self.program: str = given["program"]
         self.cwd: str = given["cwd"]

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from devproxy import config
 from tests.checkpoint.world import SUBJECTS, World, without_pauses
+from tests.integration.needs import missing
 from tests.living import matching
 
 STEPS = 40
@@ -346,6 +348,51 @@ def test_no_second_copy_while_the_first_goes_on_writing(world: World) -> None:
     assert world.end_of(job) == 0, world.tail()
     check_whole(world, STEPS)
     assert not [p for p in (world.home / "files-out").iterdir() if "devproxy" in p.name]
+
+
+def test_copies_of_one_image_know_each_other(world: World) -> None:
+    """The first job is gone: a second copy would take back what the first one writes."""
+    world.run(*FILES)
+    world.wait_step(5)
+    image, at = checkpoint(world)
+    world.wait_step(at + 2)
+    world.kill_everything()
+    store = ("--store", str(world.store))
+    world.ctl("restore", image, *store, "--name", "t0", "--output", "log")
+    world.wait_step(at + 3)
+    for name in ("t1", "j"):
+        refused = world.ctl(
+            "restore", image, *store, "--name", name, "--output", "second", check=False
+        )
+        assert refused.returncode == 2, refused.stderr
+        assert "'t0', a copy of it, runs and has changed files" in refused.stderr
+    world.wait_end()
+    check_whole(world, STEPS)
+
+
+def test_a_folder_that_another_user_may_change(world: World) -> None:
+    """The checkpoint warns; a restore is refused before a file is touched, or told to trust that user."""
+    if os.geteuid() != 0:
+        missing("root", "the test gives a folder to another user")
+    world.run(*FILES)
+    world.wait_step(5)
+    out = world.home / "files-out"
+    os.chown(out, 4242, 4242)
+    told = world.ctl_json("checkpoint", "j")
+    assert f"{out} belongs to user 4242" in str(told["warnings"])
+    world.wait_step(max(world.steps()) + 2)
+    world.kill_everything()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    words = ("restore", told["id"], "--store", str(world.store), "--output", "log")
+    refused = world.ctl(*words, check=False)
+    assert refused.returncode == 2, refused.stderr
+    assert f"{out} belongs to user 4242" in refused.stderr
+    assert config.TRUST_FOLDERS in refused.stderr
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    world.env[config.TRUST_FOLDERS] = str(out)
+    world.ctl(*words)
+    world.wait_end()
+    check_whole(world, STEPS)
 
 
 def test_what_only_the_supervisor_noted_when_it_alone_is_killed(world: World) -> None:

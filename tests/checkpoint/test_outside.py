@@ -131,6 +131,30 @@ def test_connections_inside_and_outside(world: World, server: int) -> None:
     assert world.text().count("lost") == 1
 
 
+LISTENS = """
+import socket
+ours = socket.create_server(("127.0.0.1", 0))
+print("port", ours.getsockname()[1], flush=True)
+"""
+
+
+def test_a_port_that_another_process_took_is_named_before_files_are_put_back(world: World) -> None:
+    writes = "open('written', 'w').write('before')\n"
+    world.run(sys.executable, "-c", LISTENS + writes + COUNT)
+    wait_count(world, 5)
+    world.ctl("checkpoint", "j")
+    world.kill_everything()
+    (world.home / "written").write_text("after")
+    port = int(world.text().split("port ")[1].split()[0])
+    with socket.create_server(("127.0.0.1", port)):
+        text = refused(world, "restore", "j", "--store", str(world.store), "--output", "log")
+        assert f"the job listens on 127.0.0.1:{port}" in text
+        assert (world.home / "written").read_text() == "after"
+    restore(world)
+    goes_on(world)
+    assert (world.home / "written").read_text() == "before"
+
+
 def test_unix_socket_to_outside(world: World) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(world.home / "outsider"))

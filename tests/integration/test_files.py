@@ -116,8 +116,9 @@ class Job:
         return [FileEntry.from_dict(json.loads(json.dumps(e.to_dict()))) for e in entries]
 
     @staticmethod
-    def fetch(entry: FileEntry, path: str) -> None:
-        shutil.copyfile(entry.refs[0], path)
+    def fetch(entry: FileEntry, fd: int) -> None:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(Path(entry.refs[0]).read_bytes())
 
     def put_back(self, entries: list[FileEntry], *, fresh: bool = True):
         """By a new supervisor, which knows only what is on the disk."""

@@ -17,6 +17,7 @@ import time
 CHECKOUT, CRIU, LIBRARY, WORK, JOB_DIR = sys.argv[1:]
 sys.path.insert(0, CHECKOUT)
 
+from devproxy.checkpoint.files.records import FileEntry  # noqa: E402
 from devproxy.checkpoint.files.tracker import FilesTracker  # noqa: E402
 
 CODE = """
@@ -50,6 +51,11 @@ def criu(verb: str, *options: str) -> int:
     return subprocess.run([CRIU, verb, *common, *options], capture_output=True).returncode
 
 
+def fetch(entry: FileEntry, fd: int) -> None:
+    with open(entry.staged, "rb") as source, open(fd, "wb", closefd=False) as target:
+        shutil.copyfileobj(source, target)
+
+
 def main() -> None:
     for name in ("w", "images"):
         os.mkdir(os.path.join(WORK, name))
@@ -77,9 +83,7 @@ def main() -> None:
     tracker.note_state(ended=True)
     facts["before_put_back"] = lines()
     said: list[str] = []
-    tracker.put_back(
-        entries, lambda e, p: shutil.copyfile(e.staged, p), said.append, image_time=cut
-    )
+    tracker.put_back(entries, fetch, said.append, image_time=cut)
     tracker.adopt(entries)
     facts["after_put_back"] = lines()
     facts["restore"] = criu("restore", "-d")

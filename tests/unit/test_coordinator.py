@@ -13,6 +13,7 @@ import pytest
 
 from devproxy import state
 from devproxy.checkpoint import criu, image
+from devproxy.checkpoint.errors import StoreError
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
 from devproxy.control import coordinator
@@ -189,11 +190,12 @@ class World:
         self.seen: list[str] = []
         self.trees = [FakeTree(n, [2 * n, 2 * n + 1], self.seen) for n in range(trees)]
         self.store = Store.open(str(folder / "store"))
-        spec = JobSpec(
+        self.lib = str(build)
+        self.spec = spec = JobSpec(
             job="j", job_id="ab12", command=["a"], program="/a", cwd="/", device="soft",
             gpu_memory_bytes=1, build="cafe", abi="00", store=str(folder / "store"),
         )  # fmt: skip
-        self.job = JobCoordinator(spec, self.trees, lib=str(build), opened=self.store)  # type: ignore[arg-type]
+        self.job = JobCoordinator(spec, self.trees, lib=self.lib, opened=self.store)  # type: ignore[arg-type]
 
     def checkpoint(self) -> api.ImageFacts:
         return self.job.checkpoint(cut_wait_ms=0, strict=False, report=lambda _: None)
@@ -238,6 +240,44 @@ def test_a_checkpoint_stores_behind_the_thaw(world: World) -> None:
     assert facts.still_s == len(world.trees)  # its slowest tree's
     assert world.job.phase == api.RUNNING
     assert all(len(tree.whole) == 1 for tree in world.trees)
+
+
+def test_a_clock_set_back_is_said_and_costs_no_image(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, warnings = [], []
+    for now in (5000.0, 5001.0, 1000.0, 1001.0, 1002.0):
+        monkeypatch.setattr("devproxy.checkpoint.writer.time.time", lambda now=now: now)
+        facts = world.job.checkpoint(cut_wait_ms=None, strict=False, report=print)
+        ids.append(facts.id)
+        warnings.append([text for text in facts.warnings if "clock" in text])
+    assert world.images() == ids[2:]
+    assert [len(said) for said in warnings] == [0, 0, 1, 0, 0]
+    assert "4001 s before" in warnings[2][0]
+
+
+def test_a_restore_needs_nothing_that_is_written_to_the_store(
+    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Read-only, or full: its first image takes the epoch, and is refused where that cannot be."""
+    whole = image.load(world.store, world.checkpoint().id)
+    create = world.store.backend.create
+
+    def read_only(name: str, data: bytes, *, stage: str) -> bool:
+        raise StoreError(stage, name, "Read-only file system")
+
+    monkeypatch.setattr(world.store.backend, "create", read_only)
+    gpus = [gpu for tree in world.trees for gpu in tree.gpus]
+    trees: Any = world.trees
+    job = JobCoordinator(world.spec, trees, lib=world.lib, phase=api.RESTORING, opened=world.store)
+    job.restore(whole, gpus, Wishes(), Stages(lambda _: None, "manifest", ""), lambda: None)
+    assert job.phase == api.RUNNING
+    assert "take the epoch failed" in capfd.readouterr().err
+    with pytest.raises(CheckpointError, match="Read-only"):
+        job.checkpoint(cut_wait_ms=None, strict=False, report=print)
+    monkeypatch.setattr(world.store.backend, "create", create)
+    job.checkpoint(cut_wait_ms=None, strict=False, report=print)
+    assert world.store.epoch("ab12") == 2
 
 
 def test_a_suspend_stores_before_anything_ends(world: World) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from devproxy import procfs, runtime
-from devproxy.checkpoint.files.copying import copy_file
+from devproxy.checkpoint.files.copying import copy_to, new_file
 from devproxy.checkpoint.files.mounts import Mounts
 from devproxy.checkpoint.files.put_back import TEMPORARY
 from devproxy.checkpoint.files.records import YOUNG_NS, FileEntry, unchanged
@@ -120,7 +120,11 @@ def test_copies_keep_holes(tmp_path: Path) -> None:
     with open(tmp_path / "a", "wb") as file:
         file.seek(64 << 20)
         file.write(b"end")
-    copy_file(str(tmp_path / "a"), str(tmp_path / "b"))
+    folder = os.open(tmp_path, os.O_PATH)
+    fd = new_file("b", folder)
+    copy_to(str(tmp_path / "a"), fd)
+    os.close(fd)
+    os.close(folder)
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
     assert (tmp_path / "b").stat().st_blocks * 512 < 1 << 20
 
@@ -132,7 +136,7 @@ def test_content_of_another_size_is_refused(
     path.write_text("12")
     entry = FileEntry(str(path), "present", "C", size=1, mode=0o600)
     with pytest.raises(DevproxyError, match="is 3 bytes, it should be 1"):
-        make().put_back([entry], lambda e, p: Path(p).write_text("abc"), print, image_time=0)
+        make().put_back([entry], lambda e, fd: os.write(fd, b"abc"), print, image_time=0)
     assert path.read_text() == "12"
     assert os.listdir(tmp_path).count("x") == 1
     assert not [n for n in os.listdir(tmp_path) if n.startswith(TEMPORARY)]
@@ -146,9 +150,7 @@ def test_without_any_state_what_is_there_is_kept(
     path.write_text("12")
     entry = FileEntry(str(path), "present", "C", size=3, mode=0o600)
     said: list[str] = []
-    done = make().put_back(
-        [entry], lambda e, p: Path(p).write_text("abc"), said.append, image_time=0
-    )
+    done = make().put_back([entry], lambda e, fd: os.write(fd, b"abc"), said.append, image_time=0)
     assert path.read_text() == "abc"
     assert [Path(p).read_text() for p in done.kept] == ["12"]
     assert len(said) == 1
@@ -161,7 +163,7 @@ def test_first_change_after_the_image_without_a_copy_is_said(
     journal(tmp_path, f"W 1 2 {tmp_path}/x\n")
     said: list[str] = []
     done = make().put_back(
-        [FileEntry("", "mark", "?")], lambda e, p: None, said.append, image_time=0
+        [FileEntry("", "mark", "?")], lambda e, fd: None, said.append, image_time=0
     )
     assert done.not_rolled_back == [f"{tmp_path}/x"]
     assert len(said) == 1 and "stays as it is" in said[0]

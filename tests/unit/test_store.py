@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import resource
 import signal
 import stat
 import subprocess
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from devproxy import fault
 from devproxy.checkpoint import backend as backends
 from devproxy.checkpoint import chunker, markers, packs
+from devproxy.checkpoint import manifest as manifests
 from devproxy.checkpoint import writer as writers
 from devproxy.checkpoint.chunker import KIB, MIB, ZERO
 from devproxy.checkpoint.errors import (
@@ -419,6 +421,36 @@ print([i.id for i in store.images()])
         assert "full: write a pack failed on packs/" in done.stdout
         assert "['old', 'small']" in done.stdout
 
+    def test_a_store_that_is_read_only_can_be_read(self, tmp_path: Path) -> None:
+        """Mounted so, in a mount namespace of its own."""
+        program = """
+import os, subprocess, sys
+from devproxy.checkpoint.store import Store
+from devproxy.checkpoint.errors import StoreError
+store = Store.open(sys.argv[1])
+data = os.urandom(1 << 20)
+with store.writer("a") as w:
+    chunks = w.put_bytes(data, kind="host")
+    w.commit({"job_id": "job", "data": {"chunks": chunks}})
+subprocess.run(["mount", "-o", "remount,ro", os.path.dirname(sys.argv[1])], check=True)
+store = Store.open(sys.argv[1])
+assert [(i.id, i.whole) for i in store.images()] == [("a", True)]
+assert store.fetch_bytes(store.read_manifest("a")["data"]["chunks"]) == data
+try:
+    store.take_epoch("job")
+except StoreError as error:
+    print(error)
+"""
+        mount = tmp_path / "disk"
+        mount.mkdir()
+        command = f'mount -t tmpfs none {mount} && exec {sys.executable} -c "$0" {mount}/s'
+        prefix = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-mr"]
+        done = subprocess.run(
+            [*prefix, "sh", "-c", command, program], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        assert "take the epoch failed" in done.stdout and "Read-only" in done.stdout
+
     def test_the_store_goes_away(self, store: Store, root: Path) -> None:
         writer = store.writer("a")
         refs = writer.put_bytes(noise(1, MIB), kind="host")
@@ -558,6 +590,140 @@ print(*[s.take_epoch("job") for _ in range(20)])
         assert sorted(taken) == list(range(1, 61))
 
 
+# ---- objects that somebody else wrote ----
+
+
+def signed(store: Store, image: str, body: bytes) -> bytes:
+    """A manifest whose checksum and signature are right, whatever its body is."""
+    signature = manifests._authentication(store.key, manifests.FORMAT, body)
+    head = manifests._head(manifests.FORMAT, len(body), chunker.digest(body).hex(), signature)
+    return head + b"\n" + body + b"\n}\n"
+
+
+def body_with(more: str) -> bytes:
+    return f'{{"format":2,"image":"odd","job":"j","job_id":"job",{more}}}'.encode()
+
+
+ODD_MANIFESTS = {
+    "infinity": body_with('"created":Infinity'),
+    "beyond all numbers": body_with('"created":1e999'),
+    "a year that no calendar has": body_with('"created":1e300'),
+    "lone surrogate": body_with('"job":"\\udcff"'),
+    "deep": body_with('"a":' + "[" * 100_000 + "]" * 100_000),
+    "rather deep": body_with('"a":' + "[" * 900 + "]" * 900),
+    "no list": body_with('"trees":7'),
+    "no hash": body_with('"x":{"chunks":[["zz",1]]}'),
+    "no reference": body_with('"x":{"chunks":[3]}'),
+    "no size": body_with('"x":{"chunks":[["aa",Infinity]]}'),
+    "no epoch": body_with('"epoch":"now"'),
+    "no object": b"[]",
+    "bytes": b"\xff\xfe\x00",
+}
+
+
+class TestOddObjects:
+    """One object that is none of ours is said, and takes nothing else with it."""
+
+    @pytest.mark.parametrize("odd", ODD_MANIFESTS)
+    def test_manifests(self, store: Store, root: Path, odd: str) -> None:
+        save(store, "good", noise(0, KIB), created=1.0)
+        (root / "images" / "odd").mkdir()
+        manifest = root / "images" / "odd" / "manifest.json"
+        manifest.write_bytes(signed(store, "odd", ODD_MANIFESTS[odd]))
+        by_id = {image.id: image for image in store.images()}
+        assert by_id["good"].whole
+        if not by_id["odd"].whole:
+            assert "image odd" in by_id["odd"].problem or "chunk" in by_id["odd"].problem
+            assert not store.verify("odd", full=True).whole
+        json.dumps([image.as_json() for image in by_id.values()], allow_nan=False)
+        for image in by_id.values():
+            time.localtime(image.created)
+            image.job.encode()
+        assert store.older_whole("odd") in ("good", None)
+        assert store.gc().removed_packs == 0
+        assert store.prune("job", 1) in ([], ["odd"])
+        assert load(store, "good") == noise(0, KIB)
+
+    @pytest.mark.parametrize(
+        "line", [b'{"format":Infinity,', b"[" * 200_000, b'{"format":2,"body_bytes":1e999,']
+    )
+    def test_first_lines(self, store: Store, root: Path, line: bytes) -> None:
+        save(store, "good", noise(0, KIB))
+        (root / "images" / "odd").mkdir()
+        (root / "images" / "odd" / "manifest.json").write_bytes(line + b'"body":\n{}\n}\n')
+        assert {image.id: image.whole for image in store.images()} == {"good": True, "odd": False}
+
+    def test_names_files_folders_and_pipes(self, store: Store, root: Path) -> None:
+        save(store, "good", noise(0, KIB))
+        images = root / "images"
+        (images / "a file").write_text("x")
+        (images / "file").write_text("x")
+        (images / "two words").mkdir()
+        os.mkdir(os.fsencode(images) + b"/\xff")
+        (images / "pipe").mkdir()
+        os.mkfifo(images / "pipe" / "manifest.json")
+        (images / "folder" / "manifest.json").mkdir(parents=True)
+        (root / "packs" / "x.1.idx").mkdir()
+        (root / "packs" / "x.1.pack").mkdir()
+        os.mkfifo(root / "packs" / "y.1.idx")
+        os.mkfifo(root / "packs" / "y.1.pack")
+        (root / "uploads").mkdir(exist_ok=True)
+        (root / "uploads" / "z.json").mkdir()
+        (root / "jobs" / "job").mkdir(parents=True)
+        (root / "jobs" / "job" / "epoch-²").write_text("")
+        fresh = Store.open(store.url)
+        assert [image.id for image in fresh.images()] == ["good"]
+        assert set(fresh.strange()) == {"a file", "file", "two words", "\udcff"}
+        assert fresh.take_epoch("job") == 1
+        fresh.gc()
+        save(fresh, "next", noise(1, KIB))
+        assert fresh.prune("job", 1) == ["good"]
+        assert load(Store.open(store.url), "next") == noise(1, KIB)
+
+    def test_markers(self, store: Store, root: Path) -> None:
+        save(store, "good", noise(0, KIB))
+        (root / "uploads").mkdir(exist_ok=True)
+        for name, text in (("a", "[" * 100_000), ("b", '{"heartbeat":Infinity}')):
+            (root / "uploads" / f"{name}.json").write_text(text)
+            (root / "uploads" / f"{name}.pins").write_text("[[]]")
+        (root / "gc").mkdir(exist_ok=True)
+        (root / "gc" / "a.json").write_text("[" * 100_000)
+        assert store.gc().busy == []
+        save(store, "next", noise(1, KIB))
+        assert load(store, "good") == noise(0, KIB)
+
+    @pytest.mark.parametrize(
+        "record",
+        [
+            packs.Record(bytes(32), 0, 100, (1 << 32) - 1, chunker.ZSTD),
+            packs.Record(bytes(32), 0, (1 << 32) - 1, (1 << 32) - 1, chunker.RAW),
+            packs.Record(bytes(32), 1 << 60, 100, 100, chunker.RAW),
+        ],
+    )
+    def test_an_index_claims_what_cannot_be(self, record: packs.Record) -> None:
+        with pytest.raises(packs.DamagedIndex, match="places that cannot be"):
+            packs.decode_index("p", packs.encode_index(1 << 20, [record]))
+
+    def test_an_index_that_would_fill_memory_is_not_read(self, store: Store, root: Path) -> None:
+        save(store, "good", noise(0, KIB))
+        (root / "packs" / "huge.1.pack").write_bytes(b"")
+        with open(root / "packs" / "huge.1.idx", "wb") as file:
+            file.truncate(8 << 30)
+        resource_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        fresh = Store.open(store.url)
+        assert [image.whole for image in fresh.images()] == [True]
+        grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resource_before
+        assert grown_kib < 256 << 10
+
+    def test_a_false_place_does_not_hide_a_good_one(self, store: Store, root: Path) -> None:
+        data = noise(0, KIB)
+        save(store, "good", data)
+        false = packs.Record(chunker.digest(data), 0, 5, 5, chunker.RAW)
+        (root / "packs" / "0.00000.pack").write_bytes(b"wrong")
+        (root / "packs" / "0.00000.idx").write_bytes(packs.encode_index(5, [false]))
+        assert load(Store.open(store.url), "good") == data
+
+
 # ---- gc ----
 
 
@@ -603,6 +769,26 @@ class TestGc:
             store.remove_image(image.id)
         assert store.gc().removed_packs > 0
         assert not files(root, "packs")
+
+    def test_a_clock_set_back_removes_no_new_image(self, store: Store) -> None:
+        data = noise(0, KIB)
+        for n, created in enumerate((900.0, 901.0, 100.0, 101.0, 102.0)):
+            save(store, f"i{n}", data, epoch=1 if n < 2 else 2, sequence=n + 1, created=created)
+        save(store, "between", data, job="other", created=500.0)
+        assert store.older_whole("i2") == "i1"
+        assert [i.id for i in store.images()] == ["between", "i0", "i1", "i2", "i3", "i4"]
+        assert store.prune("job", 2) == ["i0", "i1", "i2"]
+
+    def test_images_of_before_there_was_an_order_go_by_their_clocks(self, store: Store) -> None:
+        for name, epoch, created in (("c", 2, 1.0), ("b", 1, 9.0), ("a", 1, 8.0)):
+            save(store, name, noise(0, KIB), epoch=epoch, created=created)
+        save(store, "d", noise(0, KIB), epoch=2, sequence=1, created=0.5)
+        assert [i.id for i in store.images()] == ["a", "b", "c", "d"]
+
+    def test_what_was_just_committed_stays_whatever_the_order_says(self, store: Store) -> None:
+        for name, created in (("new", 1.0), ("old", 9.0)):
+            save(store, name, noise(0, KIB), created=created)
+        assert store.prune("job", 1, committed="new") == []
 
     def test_mostly_dead_packs_are_written_anew(self, store: Store, root: Path) -> None:
         small = noise(0, 256 * KIB)

@@ -26,6 +26,7 @@ def check_sockets(tree: Tree, verdict: Verdict, root_pid: int, job_dir: str, net
     listeners = {
         s.local for s in internet.values() if s.state == netdiag.LISTEN and "tcp" in s.protocol
     }
+    verdict.listeners = sorted(listeners)
     for one in tree.sockets:
         if one.inode in done:
             continue

@@ -57,3 +57,4 @@ class Verdict:
     outside_tcp: list[OutsideTcp] = field(default_factory=list)
     # (local, remote) of both ends of connections within the tree: for netdiag.destroy_tcp before a restore
     inside_tcp: list[tuple[str, str]] = field(default_factory=list)
+    listeners: list[str] = field(default_factory=list)  # "address:port": a restore needs them free

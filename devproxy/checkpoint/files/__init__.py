@@ -21,6 +21,6 @@ A crash in the middle leaves each file old or new, never half; put_back may simp
     undo        copies from before a change         mounts     shared file systems
     cut         the content, into the staging folder
     plan        what a restore has to change        owner      whose version is there now, and where it is kept
-    put_back    a restore's changes
+    put_back    a restore's changes                 places     its folders, by descriptors
     records     one file at the cut                 look, copying   stat and bytes
 """

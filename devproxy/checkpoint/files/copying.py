@@ -49,31 +49,48 @@ def _copy_some(source: int, target: int, at: int, count: int) -> int:
     return len(block)
 
 
-def copy_file(source: str, target: str) -> None:
-    a = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def new_file(name: str, folder: int) -> int:
+    """A file that was not there, in a folder by its descriptor. Open for reading and writing, for us alone."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, 0o600, dir_fd=folder)
+
+
+def open_same(name: str, folder: int, st: os.stat_result, flags: int) -> int:
+    """The file that `st` is of, or OSError: another may have taken its name, also a link or a FIFO."""
+    more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(name, flags | more, dir_fd=folder)
+    there = os.fstat(fd)
+    if (there.st_dev, there.st_ino) == (st.st_dev, st.st_ino):
+        return fd
+    os.close(fd)
+    raise OSError(errno.ESTALE, "another file took its place meanwhile", name)
+
+
+def copy_to(source: str, target: int, *, folder: int | None = None) -> None:
+    """All of a file, by its name in `folder`, to a descriptor."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO may have come
+    fd = os.open(source, flags, dir_fd=folder)
     try:
-        b = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            copy_content(a, b, os.fstat(a).st_size)
-        finally:
-            os.close(b)
+        copy_content(fd, target, os.fstat(fd).st_size)
     finally:
-        os.close(a)
+        os.close(fd)
 
 
-def same_start(a: str, b: str, count: int) -> bool:
+def same_start(a: int, b: int, count: int) -> bool:
     """True when both files begin with the same `count` bytes."""
-    with open(a, "rb", buffering=0) as x, open(b, "rb", buffering=0) as y:
-        while count > 0:
-            left, right = x.read(min(count, 1 << 20)), y.read(min(count, 1 << 20))
-            if left != right or not left:
-                return False
-            count -= len(left)
+    at = 0
+    while at < count:
+        want = min(count - at, 1 << 20)
+        left, right = os.pread(a, want, at), os.pread(b, want, at)
+        if left != right or not left:
+            return False
+        at += len(left)
     return True
 
 
-def sync_folder(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_folder(folder: int) -> None:
+    """One that is open with O_PATH."""
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.fsync(fd)
     except OSError:

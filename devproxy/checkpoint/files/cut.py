@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -85,16 +86,21 @@ class Cut:
                 self._stage(entry)
 
     def _stage(self, entry: FileEntry) -> None:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO may have come
         try:
-            source = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOATIME)
+            source = os.open(entry.path, flags | os.O_NOATIME)
         except PermissionError:
             try:
-                source = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                source = os.open(entry.path, flags)
             except PermissionError as e:
                 entry.kind, entry.staged = "special", ""
                 entry.why = f"it cannot be read: {e.strerror}"
                 return
         try:
+            # Its mode and owner were another's: the content of a file that only root may read would come back for all.
+            there = os.fstat(source)
+            if (there.st_dev, there.st_ino) != (entry.dev, entry.ino):
+                raise OSError(errno.ESTALE, "another file took its place meanwhile")
             target = os.open(
                 entry.staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
             )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import time
 from collections.abc import Callable, Iterable
 
-from devproxy.checkpoint.files.copying import copy_file
+from devproxy import folders
+from devproxy.checkpoint.files.copying import copy_to, new_file
 from devproxy.checkpoint.files.known import Known
 from devproxy.checkpoint.files.look import lstat, state_of
+from devproxy.checkpoint.files.places import Places
 from devproxy.checkpoint.files.records import PutBack
 from devproxy.checkpoint.files.undo import path_hash
 
@@ -32,8 +35,10 @@ class Owners:
         replaced_root: str,
         done: PutBack,
         report: Callable[[str], None],
+        places: Places,
     ) -> None:
         self.known = known
+        self.places = places
         self.image_ns = image_ns
         self.done = done
         self.report = report
@@ -69,30 +74,27 @@ class Owners:
         owner = self.of(path)
         if owner == "job":
             return
+        folder, name = self.places.of(path)
         if owner == "unsure":
             if not self.replaced_dir:
                 self.replaced_dir = os.path.join(self._replaced_root, utc())
-                os.makedirs(self.replaced_dir, mode=0o700, exist_ok=True)
-            kept = os.path.join(
-                self.replaced_dir, f"{path_hash(path)}-{os.path.basename(path)}"[:250]
-            )
+            beside = self.replaced_dir
+            kept = f"{path_hash(path)}-{name}"[:250]
+            to = folders.open_folder(beside, make=True, mode=0o700)
         else:
-            folder, name = os.path.split(path)
             if self._kept_before(folder, name, st):
                 return  # by a run that did not come to its end
-            kept = os.path.join(folder, f"{name[:200]}{KEPT}{utc()}")
-            while os.path.lexists(kept):
-                kept += "-again"
+            beside = os.path.dirname(path)
+            kept = f"{name[:200]}{KEPT}{utc()}"
+            to = os.dup(folder)
         try:
-            os.link(path, kept, follow_symlinks=False)
-        except FileExistsError:
-            return
-        except OSError:
-            if stat.S_ISLNK(st.st_mode):
-                os.symlink(os.readlink(path), kept)
-            elif stat.S_ISREG(st.st_mode):
-                copy_file(path, f"{kept}.part")
-                os.rename(f"{kept}.part", kept)
+            while owner == "other" and kept in folders.names_in(to):
+                kept += "-again"
+            if not self._keep_as(folder, name, st, to, kept):
+                return
+        finally:
+            os.close(to)
+        kept = os.path.join(beside, kept)
         if owner == "unsure":
             self.done.replaced.append(kept)
         else:
@@ -102,10 +104,30 @@ class Owners:
             )
 
     @staticmethod
-    def _kept_before(folder: str, name: str, st: os.stat_result) -> bool:
-        for other in os.listdir(folder):
+    def _keep_as(folder: int, name: str, st: os.stat_result, to: int, kept: str) -> bool:
+        """False: it was kept under that name before."""
+        try:
+            os.link(name, kept, src_dir_fd=folder, dst_dir_fd=to, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        except OSError:
+            if stat.S_ISLNK(st.st_mode):
+                os.symlink(os.readlink(name, dir_fd=folder), kept, dir_fd=to)
+            elif stat.S_ISREG(st.st_mode):
+                part = f"{KEPT}{secrets.token_hex(8)}"
+                fd = new_file(part, to)
+                try:
+                    copy_to(name, fd, folder=folder)
+                finally:
+                    os.close(fd)
+                os.rename(part, kept, src_dir_fd=to, dst_dir_fd=to)
+        return True
+
+    @staticmethod
+    def _kept_before(folder: int, name: str, st: os.stat_result) -> bool:
+        for other in folders.names_in(folder):
             if other.startswith(f"{name[:200]}{KEPT}"):
-                there = lstat(os.path.join(folder, other))
-                if there is not None and (there.st_dev, there.st_ino) == (st.st_dev, st.st_ino):
+                there = os.lstat(other, dir_fd=folder)
+                if (there.st_dev, there.st_ino) == (st.st_dev, st.st_ino):
                     return True
         return False

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from devproxy.checkpoint.files.known import Known
 from devproxy.checkpoint.files.look import is_as_at_the_cut, lstat
+from devproxy.checkpoint.files.places import Places
 from devproxy.checkpoint.files.records import FileEntry, PutBack
 from devproxy.checkpoint.files.undo import Undo
 
@@ -45,15 +46,25 @@ class Plan:
                 found.append(path)
         return sorted(found)
 
-    def take_renames_back(self) -> None:
+    def touches(self) -> set[str]:
+        """Every path that putting back may change, as far as its folder is concerned."""
+        found = {entry.path for entry in self.wanted.values() if not entry.listed_only}
+        for path, track in self.known.tracks.items():
+            if track.first == "C" or lstat(self.undo.copy_of(path)) is not None:
+                found.add(path)
+        if self.renames_at_cut is not None:
+            for pair in self.known.renames[self.renames_at_cut :]:
+                found.update(pair)
+        return found
+
+    def take_renames_back(self, places: Places) -> None:
         """Directory renames after the cut, last first. One whose old name is taken or new name is gone is done."""
         if self.renames_at_cut is None:
             return
         for old, new in reversed(self.known.renames[self.renames_at_cut :]):
             st = lstat(new)
             if st is not None and stat.S_ISDIR(st.st_mode) and lstat(old) is None:
-                os.makedirs(os.path.dirname(old), exist_ok=True)
-                os.rename(new, old)
+                places.rename(new, old)
             if lstat(new) is None and lstat(old) is not None:
                 self._move_states(old, new)
 

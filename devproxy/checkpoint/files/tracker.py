@@ -15,6 +15,7 @@ from devproxy.checkpoint.files.look import lstat, state_of
 from devproxy.checkpoint.files.mounts import Mounts
 from devproxy.checkpoint.files.opened import open_for_writing
 from devproxy.checkpoint.files.owner import Owners
+from devproxy.checkpoint.files.places import Places, unsafe
 from devproxy.checkpoint.files.plan import Plan
 from devproxy.checkpoint.files.put_back import Restore
 from devproxy.checkpoint.files.records import FileEntry, PutBack
@@ -148,7 +149,7 @@ class FilesTracker:
     def put_back(
         self,
         entries: Iterable[FileEntry],
-        fetch: Callable[[FileEntry, str], None],
+        fetch: Callable[[FileEntry, int], None],
         report: Callable[[str], None],
         *,
         image_time: float,
@@ -156,17 +157,19 @@ class FilesTracker:
     ) -> PutBack:
         """Every file as it was at the cut. Precondition: no process of the job lives.
 
-        fetch(entry, path) writes the content of `entry` to a new file; report gets one line a finding; image_time is the
+        fetch(entry, fd) writes the content of `entry` to a new file; report gets one line a finding; image_time is the
         wall clock of the cut, in seconds; old_job_dir is the folder in which the job ran before, if it is still there: its
         journal has what the state folder does not have yet. May be run again after a failure. Raises DevproxyError naming
-        the file.
+        the file, and Refused, before anything is changed, where a folder is not safe (devproxy.folders).
         """
         with self._mu:
             self._journal(old_job_dir).poll()
             done = PutBack()
             replaced = os.path.join(self.folder, f"{self.job_id}.replaced")
-            owners = Owners(self.known, int(image_time * 1e9), replaced, done, report)
-            return Restore(Plan(self.known, self.undo, entries), owners, fetch, report, done).run()
+            plan = Plan(self.known, self.undo, entries)
+            with Places() as places:
+                owners = Owners(self.known, int(image_time * 1e9), replaced, done, report, places)
+                return Restore(plan, owners, fetch, report, done, places).run()
 
     def adopt(self, entries: Iterable[FileEntry]) -> None:
         """After put_back: the job that starts now has touched these files and no others."""
@@ -191,6 +194,16 @@ class FilesTracker:
         with self._mu:
             self._journal().poll()
             return Plan(self.known, self.undo, entries).would_change()
+
+    def unsafe(self, entries: Iterable[FileEntry] | None = None) -> list[str]:
+        """Why put_back would refuse, with an image's entries or with those of one taken now: others may change folders."""
+        with self._mu:
+            self._journal().poll()
+            if entries is None:
+                touched = {path for path in self.known.tracks if lstat(path) is not None}
+            else:
+                touched = Plan(self.known, self.undo, entries).touches()
+            return [error.what for error in unsafe(touched)]
 
     def absorb(self) -> None:
         """What the journal of a dead job has, into the state folder: its job folder is about to go."""
