@@ -52,7 +52,7 @@ C10D_SOURCES = (
     "point_to_point",
     "bind",
 )
-EXECUTOR_SOURCES = ("client", "decode", "footprint", "module", "placement")
+EXECUTOR_SOURCES = ("client", "decode", "footprint", "half", "module", "placement")
 CORE, BINDINGS, EXECUTOR, CUDA_EXECUTOR = (
     "libdevproxy_torch.so",
     "_devproxy_torch.so",

@@ -91,6 +91,20 @@ struct OpPlan {
   std::unordered_map<Key, std::shared_ptr<const Meta>, KeyHash> cache;
   std::array<std::atomic<CUfunction>, kMaxDevices> functions{};
   std::atomic<int64_t> launches{0}, infers{0};
+
+  // Of calls that need no question for their results' metadata: which kinds of arguments the device has taken already.
+  // A kind is a hash; what is forgotten is asked once more.
+  std::array<std::atomic<uint64_t>, 8> tried{};
+  std::atomic<uint32_t> next_tried{0};
+
+  bool has_tried(uint64_t kind) const {
+    for (const auto& t : tried)
+      if (t.load(std::memory_order_relaxed) == kind) return true;
+    return false;
+  }
+  void set_tried(uint64_t kind) {
+    tried[next_tried.fetch_add(1, std::memory_order_relaxed) % tried.size()].store(kind, std::memory_order_relaxed);
+  }
 };
 
 std::mutex g_plans_mu;
@@ -599,7 +613,7 @@ std::shared_ptr<const Meta> read_meta(Reader r) {
 
 // Asks the device for the results' metadata. Waits. Throws what the op throws. In a capture the question goes past it,
 // by a stream of its own, and looks at no contents: what is captured before this op has not run.
-std::shared_ptr<const Meta> infer(OpPlan& plan, Encoder& e, bool captured) {
+std::shared_ptr<const Meta> infer(OpPlan& plan, CUfunction function, Encoder& e, bool captured) {
   plan.infers.fetch_add(1, std::memory_order_relaxed);
   const BlockHeader run = e.header();
   const CUstream stream = captured ? side_stream(e.device) : current_stream(e.device);
@@ -614,7 +628,7 @@ std::shared_ptr<const Meta> infer(OpPlan& plan, Encoder& e, bool captured) {
     h.reply_bytes = reply.size();
     e.set_header(h);
     std::memset(reply.data(), 0, sizeof(ReplyHeader));
-    launch(function_of(plan, e.device), stream, e.block);
+    launch(function, stream, e.block);
     e.set_header(run);
     wait_submitted(e.device, stream);
     ReplyHeader head;
@@ -649,7 +663,7 @@ std::shared_ptr<const Meta> cached_meta(Worker& worker, OpPlan& plan, bool captu
     if (const auto it = plan.cache.find(e.key); it != plan.cache.end()) meta = it->second;
   }
   if (meta == nullptr) {
-    meta = infer(plan, e, captured);
+    meta = infer(plan, function_of(plan, e.device), e, captured);
     if (captured) return meta;  // not tried with real contents: the first call outside still is
     std::lock_guard lock(plan.mu);
     if (plan.cache.size() >= kMaxCachedSignatures) plan.cache.clear();
@@ -688,6 +702,30 @@ bool types_agree(const OpPlan& plan, const c10::IValue* args) {
     type = t;
   }
   return true;
+}
+
+// What decides whether the device has a kernel for the arguments, whose shapes are right. Never 0.
+uint64_t kind_of(const OpPlan& plan, const c10::IValue* args) {
+  uint64_t kind = 0xcbf29ce484222325;
+  const auto mix = [&](uint64_t word) { kind = (kind ^ word) * 0xff51afd7ed558ccdull, kind ^= kind >> 32; };
+  const auto tensor = [&](const at::Tensor& t) {
+    mix(t.defined() ? static_cast<uint64_t>(t.scalar_type()) << 8 | static_cast<uint64_t>(t.dim()) : UINT64_MAX);
+  };
+  for (size_t i = 0; i < plan.args.size(); ++i) {
+    const c10::IValue& v = args[i];
+    if (v.isTensor()) {
+      tensor(v.toTensor());
+    } else if (v.isTensorList()) {
+      for (const c10::IValue& e : v.toListRef()) tensor(e.toTensor());
+    } else if (v.isBool()) {
+      mix(v.toBool());
+    } else if (v.isString()) {
+      mix(std::hash<std::string>{}(v.toStringRef()));
+    } else {
+      mix(v.isNone());
+    }
+  }
+  return kind | 1;
 }
 
 // out= tensors that ATen made itself, just before, by the op's own shape function, need no question to the device.
@@ -810,7 +848,10 @@ struct Sent {
 void send(Worker& worker, OpPlan& plan, const c10::IValue* args, std::optional<RandomState> random, Sent* sent) {
   TORCH_CHECK_NOT_IMPLEMENTED(plan.view_of < 0, "devproxy has no kernel for the view ", plan.name);
   Encoder& e = worker.encoder;
-  const bool trusted = !plan.outs.empty() && outs_are_right(plan, args);
+  const bool right = !plan.outs.empty() && outs_are_right(plan, args);
+  // A shape function says nothing of the kernels that the device has: one call of each kind is tried first.
+  const uint64_t kind = right ? kind_of(plan, args) : 0;
+  const bool trusted = right && plan.has_tried(kind);
   const bool captures = any_capture();
   const bool known = !plan.dynamic || (captures && shape_is_known(plan, args));
   e.want_key = !trusted && known;
@@ -822,9 +863,10 @@ void send(Worker& worker, OpPlan& plan, const c10::IValue* args, std::optional<R
   // In-place ops too are tried once per signature: their errors are then Python exceptions, not device faults.
   std::shared_ptr<const Meta>& meta = sent->meta;
   if (!known) {
-    meta = infer(plan, e, captured);
+    meta = infer(plan, function_of(plan, e.device), e, captured);
   } else if (!trusted) {
     meta = cached_meta(worker, plan, captured);
+    if (right && !captured) plan.set_tried(kind);
   }
   if (meta != nullptr && !plan.outs.empty() && resize_outs(plan, args, *meta)) encode_op(plan, e, args, random);
 
@@ -1233,6 +1275,14 @@ std::vector<at::Tensor> forward_vjp(const c10::OperatorHandle& op, const torch::
   if (plan.writes_undeclared) e.add_flag(kFlagWritesUndeclared);
   e.generator(random_state);
 
+  const CUfunction function = executor_function(e.device, std::string(kVjpPrefix) + plan.name);
+  const uint64_t kind = kind_of(plan, arguments.data()) ^ 2;  // another than the op's own
+  if (!plan.has_tried(kind)) {
+    const bool captured = any_capture() && capturing_graph(e.device, current_stream_id(e.device)) != nullptr;
+    (void)infer(plan, function, e, captured);
+    if (!captured) plan.set_tried(kind);
+  }
+
   std::vector<at::Tensor> results;
   size_t place = 0;
   auto want = [&](const at::Tensor& t) {
@@ -1250,7 +1300,7 @@ std::vector<at::Tensor> forward_vjp(const c10::OperatorHandle& op, const torch::
   BlockHeader h = e.header();
   h.n_outputs = static_cast<uint32_t>(results.size());
   e.set_header(h);
-  launch(executor_function(e.device, std::string(kVjpPrefix) + plan.name), current_stream(e.device), e.block);
+  launch(function, current_stream(e.device), e.block);
   plan.launches.fetch_add(1, std::memory_order_relaxed);
   return results;
 }

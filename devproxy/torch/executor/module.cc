@@ -25,6 +25,7 @@
 #include "devproxy/torch/executor/decode.h"
 #include "devproxy/torch/executor/device.h"
 #include "devproxy/torch/executor/footprint.h"
+#include "devproxy/torch/executor/half.h"
 #include "devproxy/torch/executor/placement.h"
 
 namespace devproxy::aten {
@@ -40,7 +41,7 @@ constexpr int kResultOutOfMemory = 2, kResultIllegalAddress = 700, kResultAssert
 // What is known of an op before it is launched.
 struct Kernel {
   Kernel(c10::OperatorHandle which, bool vjp)
-      : op(std::move(which)), vjp(vjp), name(c10::toString(op.operator_name())) {
+      : op(std::move(which)), mixed(op.schema()), vjp(vjp), name(c10::toString(op.operator_name())) {
     n_args = op.schema().arguments().size() + (vjp ? 2 : 0);
     for (const auto& r : op.schema().returns()) {
       is_new.push_back(r.alias_info() == nullptr);
@@ -48,6 +49,7 @@ struct Kernel {
     }
   }
   c10::OperatorHandle op;
+  MixedOptions mixed;
   bool vjp;
   std::string name;
   size_t n_args;                     // that a block of it must have
@@ -319,7 +321,7 @@ thread_local torch::jit::Stack StackLease::t_kept_;
 
 // The gradients of an op that has no backward op of its own: run it again under autograd, here, and differentiate. The
 // CPU's own graph, so the CPU's own numbers.
-void call_vjp(const Kernel& kernel, torch::jit::Stack& stack) {
+void call_vjp(const Kernel& kernel, torch::jit::Stack& stack, bool in_float) {
   TORCH_CHECK(stack.size() >= 2 && stack.back().isBoolList() && stack[stack.size() - 2].isTensorList(),
               "vjp: gradients are missing");
   const auto wanted = torch::jit::pop(stack).toBoolList();
@@ -345,12 +347,13 @@ void call_vjp(const Kernel& kernel, torch::jit::Stack& stack) {
       v = list;
     }
   }
+  if (in_float) widen(stack);
   kernel.op.callBoxed(&stack);
   std::vector<at::Tensor> outputs, grads;
   for (size_t i = 0; i < stack.size() && i < gradients.size(); ++i) {
     if (!gradients[i].defined() || !stack[i].isTensor() || !stack[i].toTensor().requires_grad()) continue;
     outputs.push_back(stack[i].toTensor());
-    grads.push_back(gradients[i]);
+    grads.push_back(gradients[i].to(outputs.back().scalar_type()));
   }
   const auto result = torch::autograd::grad(outputs, inputs, grads, /*retain_graph=*/false, /*create_graph=*/false,
                                             /*allow_unused=*/true);
@@ -359,6 +362,20 @@ void call_vjp(const Kernel& kernel, torch::jit::Stack& stack) {
   for (size_t i = 0; i < result.size(); ++i)
     list.push_back(result[i].defined() ? result[i] : at::zeros_like(inputs[i], at::MemoryFormat::Contiguous));
   stack.emplace_back(std::move(list));
+}
+
+// The op, or its gradients.
+void call(const Kernel& kernel, torch::jit::Stack& stack) {
+  if (!device::kLacksHalves) return kernel.vjp ? call_vjp(kernel, stack, false) : kernel.op.callBoxed(&stack);
+  if (!kernel.vjp) return call_in_any_type(kernel.op, kernel.mixed, stack);
+  torch::jit::Stack arguments = stack;
+  try {
+    return call_vjp(kernel, stack, false);
+  } catch (const std::exception& e) {
+    if (!lacks_half(e)) throw;
+  }
+  call_vjp(kernel, arguments, true);
+  stack = std::move(arguments);
 }
 
 // The results that the op has on the host, for a client that waits for them.
@@ -423,7 +440,7 @@ void run(const Kernel& kernel, const devproxy_soft_launch& launch, const BlockHe
     if (out.defined() && out.numel() != 0 && out.is_non_overlapping_and_dense())
       placement.offer(out.mutable_data_ptr(), out.storage().nbytes());
   try {
-    kernel.vjp ? call_vjp(kernel, stack) : kernel.op.callBoxed(&stack);
+    call(kernel, stack);
   } catch (...) {
     if (untouched) untouched->put_back();
     throw;
