@@ -37,6 +37,7 @@ CORE_SOURCES = (
     "graph",
     "profile",
     "rnn",
+    "sparse",
     "sync_batch_norm",
 )
 # torch.distributed's backend 'nccl': beside the bindings, because only Python makes one.

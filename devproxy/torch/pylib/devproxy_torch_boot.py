@@ -782,11 +782,16 @@ def _complete_torch(module: ModuleType) -> None:
 
     class Legacy(type):
         dtype: Any
+        layout: Any
         # tensor.type() looks at the C name of a class, which torch's own have the module's name in.
         __name__ = property(lambda cls: cls.__qualname__)  # type: ignore[assignment]
 
         def __instancecheck__(cls, value: object) -> bool:
-            return isinstance(value, torch.Tensor) and value.is_cuda and value.dtype == cls.dtype
+            wanted = (True, cls.dtype, cls.layout)
+            return (
+                isinstance(value, torch.Tensor)
+                and (value.is_cuda, value.dtype, value.layout) == wanted
+            )
 
     def make(dtype: Any) -> Callable[..., Any]:
         def __new__(cls: type, *args: Any, **_: Any) -> Any:
@@ -806,6 +811,20 @@ def _complete_torch(module: ModuleType) -> None:
 
         return __new__
 
+    def make_sparse(dtype: Any) -> Callable[..., Any]:
+        def __new__(cls: type, *args: Any, **_: Any) -> Any:
+            given = args or ((0,),)
+            return torch.sparse_coo_tensor(*given, dtype=dtype, device="cuda")
+
+        return __new__
+
+    def legacy(module: str, name: str, dtype: Any, layout: Any, new: Callable[..., Any]) -> Any:
+        body = {
+            "__new__": new, "dtype": dtype, "layout": layout, "__module__": module, "__qualname__": name,
+            "is_cuda": True, "is_sparse": layout == torch.sparse_coo,
+        }  # fmt: skip
+        return Legacy(f"{module}.{name}", (), body)
+
     types = {
         "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
         "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
@@ -814,12 +833,10 @@ def _complete_torch(module: ModuleType) -> None:
     made = {}
     for prefix, dtype in types.items():
         name = prefix + "Tensor"
-        body = {
-            "__new__": make(dtype), "dtype": dtype, "__module__": "torch.cuda", "__qualname__": name,
-            "layout": torch.strided, "is_cuda": True, "is_sparse": False,
-        }  # fmt: skip
-        made[dtype] = Legacy(f"torch.cuda.{name}", (), body)
+        made[dtype] = legacy("torch.cuda", name, dtype, torch.strided, make(dtype))
         setattr(torch.cuda, name, made[dtype])
+        of_coo = legacy("torch.cuda.sparse", name, dtype, torch.sparse_coo, make_sparse(dtype))
+        setattr(torch.cuda.sparse, name, of_coo)
 
     plain = torch.set_default_tensor_type
 
