@@ -40,6 +40,7 @@ enum class Tag : uint8_t {
   kDevice,              // the device of the launch
   kGenerator,           // u64 seed, u64 offset
   kDeviceGenerator,     // u64 address of (seed, offset) in device memory, u64 to add to the offset: a launch in a graph
+  kSparse,              // SparseHead + sizes + its parts, each kTensor
   kNamedGenerator,      // u64: one that lives in the executor (generators.h); 0 is the GPU's default one
 };
 
@@ -93,6 +94,19 @@ struct HostTensorHead {
   uint8_t pad[5];
 };
 static_assert(sizeof(TensorHead) == 16 && sizeof(HostTensorHead) == 16);
+
+// Of a tensor with a sparse layout. Its parts: COO: indices, values; compressed ones: compressed indices, plain indices,
+// values. kWritable: the op writes it; the executor takes a copy, and what that has become is a new result.
+struct SparseHead {
+  int8_t layout;
+  uint8_t flags;  // TensorFlags
+  uint8_t dims;
+  uint8_t coalesced;
+  uint8_t parts;
+  uint8_t pad[3];
+};
+static_assert(sizeof(SparseHead) == 8);
+inline constexpr int kMaxParts = 3;
 
 // The reply of kInfer. total_bytes says how much there is to say, even if the buffer was too small to hold it.
 //   ReplyHeader | kOk: u8 n_returns, values | kException: text

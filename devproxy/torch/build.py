@@ -37,6 +37,7 @@ CORE_SOURCES = (
     "graph",
     "profile",
     "rnn",
+    "sparse",
     "sync_batch_norm",
 )
 # torch.distributed's backend 'nccl': beside the bindings, because only Python makes one.
@@ -52,7 +53,7 @@ C10D_SOURCES = (
     "point_to_point",
     "bind",
 )
-EXECUTOR_SOURCES = ("client", "decode", "footprint", "module", "placement")
+EXECUTOR_SOURCES = ("client", "decode", "footprint", "half", "module", "placement")
 CORE, BINDINGS, EXECUTOR, CUDA_EXECUTOR = (
     "libdevproxy_torch.so",
     "_devproxy_torch.so",

@@ -292,6 +292,32 @@ def test_ignored_hangup_stays_ignored(job_env: dict[str, str]) -> None:
 # --- the end of each of the three ---
 
 
+def test_jobs_on_one_gpu_have_their_own_limits(start, run_job) -> None:
+    """The smaller one gets all of its size, while the larger one holds memory and the GPU has enough for both."""
+    take = (
+        "p, n, m = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_size_t()\n"
+        "assert cu.cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t({} << 20)) == 0\n"
+        "assert cu.cuMemGetInfo_v2(ctypes.byref(n), ctypes.byref(m)) == 0\n"
+        "print(n.value >> 20, m.value >> 20, flush=True)\n"
+    )
+    begin = (
+        "import ctypes, time\n"
+        "cu, c = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p()\n"
+        "assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(ctypes.byref(c), 0) == 0\n"
+        "assert cu.cuCtxSetCurrent(c) == 0\n"
+    )
+    program = begin + take.format(40) + "time.sleep(1000)"
+    large = start("--gpu", "0", "--gpu-memory", "128MiB", "--", sys.executable, "-c", program)
+    assert large.stdout.readline() == "88 128\n"
+    small = run_job(
+        sys.executable,
+        "-c",
+        begin + take.format(60),
+        options=["--gpu", "0", "--gpu-memory", "64MiB"],
+    )
+    assert small.stdout == "4 64\n", small.stderr
+
+
 def test_the_job_is_killed(start) -> None:
     job = holding(start)
     (command,) = children(job, "cuInit")

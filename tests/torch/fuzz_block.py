@@ -14,13 +14,16 @@ import sys
 
 MAGIC = 0x31425044
 TENSOR, SAME, HOST, INT, INT_LIST, TENSOR_LIST, BOOL = 2, 3, 4, 5, 10, 13, 7
-FLOAT = 6
+NONE, SPARSE = 0, 19
+FLOAT, LONG = 6, 4
 WRITABLE = 8
 GUARD = 0xA5
 
 
-def tensor(address: int, sizes: list[int], strides: list[int], flags: int = 0) -> bytes:
-    head = struct.pack("<BQbBB5x", TENSOR, address, FLOAT, flags, len(sizes))
+def tensor(
+    address: int, sizes: list[int], strides: list[int], flags: int = 0, dtype: int = FLOAT
+) -> bytes:
+    head = struct.pack("<BQbBB5x", TENSOR, address, dtype, flags, len(sizes))
     return head + struct.pack(f"<{2 * len(sizes)}q", *sizes, *strides)
 
 
@@ -63,7 +66,7 @@ def main() -> None:
     for guard in (before, behind):
         call("cuMemFreeAsync", ctypes.c_uint64(guard), None)
 
-    a, b, c = memory, memory + 1024, memory + 2048
+    a, b, c, indices = memory, memory + 1024, memory + 2048, memory + 3072
     square, strides = [4, 4], [4, 1]
     one = struct.pack("<Bq", INT, 1)
     dims = struct.pack("<BIq", INT_LIST, 1, 1)
@@ -100,6 +103,19 @@ def main() -> None:
             block([tensor(a, square, strides), dims, false, tensor(c, [4], [1], WRITABLE)], []),
         ),
         (
+            function("aten::_to_dense"),
+            block(
+                [
+                    struct.pack("<BbBBBB3xqq", SPARSE, 1, 0, 2, 0, 2, 4, 4)
+                    + tensor(indices, [2, 4], [4, 1], dtype=LONG)
+                    + tensor(a, [4], [1]),
+                    struct.pack("<B", NONE),
+                    struct.pack("<B", NONE),
+                ],
+                [tensor(c, square, strides)],
+            ),
+        ),
+        (
             function("aten::cat"),
             block([pair, struct.pack("<Bq", INT, 0)], [tensor(c, [8, 4], strides)]),
         ),
@@ -120,7 +136,9 @@ def main() -> None:
     ones = struct.pack("<16f", *[1.0] * 16)
     for place in (a, b):
         call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(place), ones, ctypes.c_size_t(64), None)
-    for (f, data), expected in zip(programs, (2.0, 4.0, 1.0, 1.0), strict=True):
+    places = struct.pack("<8q", 0, 1, 2, 3, 0, 1, 2, 3)
+    call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(indices), places, ctypes.c_size_t(64), None)
+    for (f, data), expected in zip(programs, (2.0, 4.0, 1.0, 1.0, 1.0), strict=True):
         launch(f, data)
         first = ctypes.c_float()
         call(

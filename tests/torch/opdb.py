@@ -115,10 +115,12 @@ def difference(cpu: list[torch.Tensor], cuda: list[torch.Tensor], what: str) -> 
     if len(cpu) != len(cuda):
         return f"{what}: {len(cuda)} tensors, {len(cpu)} on the CPU"
     for i, (a, b) in enumerate(zip(cpu, cuda, strict=True)):
-        if a.layout != torch.strided:
-            continue
         if not b.is_cuda and a.numel():
             return f"{what} {i}: on {b.device}"
+        if a.layout != b.layout:
+            return f"{what} {i}: {b.layout}, {a.layout} on the CPU"
+        if a.layout != torch.strided:
+            a, b = a.to_dense(), b.to_dense()
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"{what} {i}: {b.dtype}{list(b.shape)}, {a.dtype}{list(a.shape)} on the CPU"
         if not same_bits(a, b.cpu()):

@@ -772,6 +772,40 @@ def test_legacy_tensor_types() -> None:
         torch.set_default_device("cpu")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool"],
+)
+def test_type_by_a_legacy_class(name: str) -> None:
+    kind = getattr(torch.cuda, f"{name}Tensor")
+    x = torch.ones(2, 3).type(kind)
+    assert x.is_cuda and x.dtype == kind.dtype and isinstance(x, kind)
+    assert x.type() == f"torch.cuda.{name}Tensor" == f"{kind.__module__}.{kind.__name__}"
+    assert torch.ones(2, 3).type(x.type()).is_cuda
+    back = x.type(getattr(torch, f"{name}Tensor"))
+    assert not back.is_cuda and not isinstance(back, kind)
+    assert pickle.loads(pickle.dumps(kind)) is kind
+    assert kind(x).data_ptr() == x.data_ptr()
+    with pytest.raises(TypeError, match=f"expected torch.cuda.{name}Tensor"):
+        kind(back)
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_default_tensor_type() -> None:
+    for kind in ("torch.cuda.DoubleTensor", torch.cuda.DoubleTensor):
+        torch.set_default_tensor_type(kind)
+        try:
+            made = [torch.zeros(2), torch.Tensor(2, 3), torch.Tensor([1, 2]), torch.tensor([1.0])]
+            made += [nn.Linear(2, 2).weight, nn.Parameter(torch.Tensor(3))]
+            assert {t.type() for t in made} == {"torch.cuda.DoubleTensor"}
+            assert torch.ones(2, device="cpu").type() == "torch.DoubleTensor"
+        finally:
+            torch.set_default_tensor_type("torch.FloatTensor")
+        assert {torch.zeros(2).type(), torch.Tensor(2).type()} == {"torch.FloatTensor"}
+    with pytest.raises(TypeError, match="only floating-point types"):
+        torch.set_default_tensor_type(torch.cuda.LongTensor)
+
+
 def test_what_is_missing_is_refused_by_name() -> None:
     with pytest.raises(RuntimeError, match="conditional node of a CUDA graph is not supported"):
         torch.cuda.CUDAGraph().begin_capture_to_if_node(torch.ones(1, device="cuda"))

@@ -161,29 +161,37 @@ void replay_log_is_as_long_as_the_state() {
 
 void ledger_never_gives_more_than_there_is(uint32_t seed) {
   std::mt19937 random(seed);
-  constexpr uint64_t kTotal = 1000;
+  const std::map<uint32_t, uint64_t> limits{{1, 1000}, {2, 1000}, {3, 500}, {4, 300}, {5, 700}, {6, 100}};
   LedgerTable table;
-  std::map<uint32_t, uint64_t> model;
+  std::map<uint32_t, uint64_t> model;  // those who have joined
   for (int step = 0; step < 3000; step++) {
     const uint32_t pid = 1 + random() % 6;
     const ProcessId owner{pid, 0, 100};
-    uint64_t used = 0;
-    for (const auto& [p, bytes] : model) used += bytes;
-    EXPECT(table.used() == used && used <= kTotal);
+    const uint64_t limit = limits.at(pid);
+    uint64_t used = 0, total = limit;
+    for (const auto& [p, bytes] : model) used += bytes, total = std::max(total, limits.at(p));
+    EXPECT(table.used() == used);
+    const uint64_t own = model.count(pid) ? model[pid] : 0;
+    const uint64_t free = std::min(limit - own, total > used ? total - used : 0);
+    EXPECT(table.free(owner, limit) == free);
     const uint64_t wanted = random() % 600, minimum = random() % 400;
-    switch (random() % 4) {
+    switch (random() % 5) {
       case 0:
       case 1: {
-        const auto got = table.take(owner, wanted, minimum, kTotal);
-        EXPECT(got.has_value() == (used + minimum <= kTotal));
+        const auto got = table.take(owner, wanted, minimum, limit);
+        EXPECT(got.has_value() == (minimum <= free));
         if (!got) break;
-        EXPECT(*got >= minimum && (*got >= wanted || used + wanted > kTotal));
+        EXPECT(*got >= minimum && *got <= free && (*got >= wanted || wanted > free));
         model[pid] += *got;
         break;
       }
       case 2:
         table.give(owner, wanted);
-        model[pid] -= std::min(model[pid], wanted);
+        if (model.count(pid)) model[pid] -= std::min(model[pid], wanted);
+        break;
+      case 3:
+        EXPECT(table.join(owner, limit));
+        model[pid] += 0;
         break;
       default:
         if (random() % 20) break;
@@ -191,6 +199,17 @@ void ledger_never_gives_more_than_there_is(uint32_t seed) {
         model.erase(pid);
     }
   }
+}
+
+void ledger_limits_each_job_and_all_of_them() {
+  LedgerTable table;
+  const ProcessId large{1, 0, 100}, small{2, 0, 100};
+  EXPECT(table.join(large, 1024) && table.take(large, 320, 320, 1024) == 320);
+  EXPECT(table.free(small, 512) == 512 && table.take(small, 512, 512, 512) == 512);
+  EXPECT(table.free(small, 512) == 0 && table.free(large, 1024) == 1024 - 320 - 512);
+  EXPECT(!table.take(large, 200, 200, 1024));
+  table.give(small, 512);
+  EXPECT(table.free(large, 1024) == 1024 - 320);
 }
 
 void range_set_agrees_with_bits(uint32_t seed) {
@@ -422,6 +441,7 @@ int main() {
   mirror_knows_what_is_live();
   handles_are_typed_and_never_stale();
   replay_log_is_as_long_as_the_state();
+  ledger_limits_each_job_and_all_of_them();
   for (uint32_t seed = 1; seed <= 20; seed++) {
     mirror_agrees_with_bytes(seed);
     ledger_never_gives_more_than_there_is(seed);

@@ -194,9 +194,8 @@ Status ClientMemory::restore(const ClientRecord& client, uint32_t physical_gpu) 
   const uint64_t credit = client.credit_bytes, beside = client.globals_bytes + client.arrays_bytes;
   // Globals and arrays are taken one by one when they are made again; whether all fits is asked here, at once.
   if (!ledger_.take(credit + beside, credit + beside)) {
-    const uint64_t total = ledger_.total_bytes(), used = ledger_.used_bytes();
     return {kOutOfMemory, "GPU " + std::to_string(physical_gpu) + " of this machine has " +
-                              std::to_string(total > used ? total - used : 0) + " of " + std::to_string(total) +
+                              std::to_string(ledger_.free_bytes()) + " of " + std::to_string(ledger_.total_bytes()) +
                               " bytes free, the client needs " + std::to_string(credit + beside)};
   }
   ledger_.give(beside);

@@ -10,15 +10,32 @@ LedgerTable::Entry* LedgerTable::find(const ProcessId& owner) {
   return it == entries.end() ? nullptr : &*it;
 }
 
-std::optional<uint64_t> LedgerTable::take(const ProcessId& owner, uint64_t wanted, uint64_t minimum, uint64_t total) {
+const LedgerTable::Entry* LedgerTable::find(const ProcessId& owner) const {
+  return const_cast<LedgerTable*>(this)->find(owner);
+}
+
+uint64_t LedgerTable::free(const ProcessId& owner, uint64_t limit) const {
+  const auto left = [](uint64_t of, uint64_t taken) { return of > taken ? of - taken : 0; };
+  uint64_t total = limit;
+  for (const Entry& e : entries) total = std::max(total, e.limit);
+  const Entry* own = find(owner);
+  return std::min(left(limit, own ? own->bytes : 0), left(total, used()));
+}
+
+bool LedgerTable::join(const ProcessId& owner, uint64_t limit) {
   Entry* entry = find(owner);
   if (!entry) entry = find({});
-  if (!entry) return std::nullopt;  // 255 servers on one GPU
-  const uint64_t taken = used(), free = total > taken ? total - taken : 0;
-  if (minimum > free) return std::nullopt;
-  const uint64_t granted = wanted <= free ? std::max(wanted, minimum) : minimum;
+  if (!entry) return false;
   entry->owner = owner;
-  entry->bytes += granted;
+  entry->limit = limit;
+  return true;
+}
+
+std::optional<uint64_t> LedgerTable::take(const ProcessId& owner, uint64_t wanted, uint64_t minimum, uint64_t limit) {
+  const uint64_t left = free(owner, limit);
+  if (minimum > left || !join(owner, limit)) return std::nullopt;
+  const uint64_t granted = wanted <= left ? std::max(wanted, minimum) : minimum;
+  find(owner)->bytes += granted;
   return granted;
 }
 
@@ -26,10 +43,10 @@ void LedgerTable::give(const ProcessId& owner, uint64_t bytes) {
   if (Entry* entry = find(owner)) entry->bytes -= std::min(entry->bytes, bytes);
 }
 
-StatusOr<std::unique_ptr<Ledger>> Ledger::open(const std::string& path, uint64_t total_bytes) {
+StatusOr<std::unique_ptr<Ledger>> Ledger::open(const std::string& path, uint64_t limit_bytes) {
   auto file = LockedFile::open(path);
   if (!file.ok()) return std::move(file).status();
-  return std::make_unique<Ledger>(std::move(*file), total_bytes);
+  return std::make_unique<Ledger>(std::move(*file), limit_bytes);
 }
 
 // Two threads of this process share the descriptor, and flock would let both in: the mutex keeps them apart.
@@ -43,7 +60,8 @@ auto Ledger::change(Change change) {
   std::lock_guard guard(in_process());
   LockedFile::Lock lock(file_);
   LedgerTable table;
-  if (file_.read(&table, sizeof table) != sizeof table || table.magic != LedgerTable::kMagic || table.version != 1)
+  if (file_.read(&table, sizeof table) != sizeof table || table.magic != LedgerTable::kMagic ||
+      table.version != LedgerTable::kVersion)
     table = {};
   table.reap(is_alive);
   const auto answer = change(table);
@@ -54,15 +72,19 @@ auto Ledger::change(Change change) {
 }
 
 std::optional<uint64_t> Ledger::take(uint64_t wanted, uint64_t minimum) {
-  return change([&](LedgerTable& table) { return table.take(self_, wanted, minimum, total_bytes_); });
+  return change([&](LedgerTable& table) { return table.take(self_, wanted, minimum, limit_bytes_); });
 }
 
 void Ledger::give(uint64_t bytes) {
   change([&](LedgerTable& table) { return table.give(self_, bytes), 0; });
 }
 
-uint64_t Ledger::used_bytes() {
-  return change([&](LedgerTable& table) { return table.used(); });
+uint64_t Ledger::free_bytes() {
+  return change([&](LedgerTable& table) { return table.free(self_, limit_bytes_); });
+}
+
+void Ledger::join() {
+  if (users_++ == 0) change([&](LedgerTable& table) { return table.join(self_, limit_bytes_); });
 }
 
 void Ledger::leave() {

@@ -104,8 +104,7 @@ void mem_credit_return(Connection& c, const Message& m) {
 }
 
 void mem_info(Connection& c, const Message& m) {
-  const uint64_t total = c.parts().ledger->total_bytes(), used = c.parts().ledger->used_bytes();
-  const wire::MEM_INFO_rep rep{total > used ? total - used : 0, total};
+  const wire::MEM_INFO_rep rep{c.parts().ledger->free_bytes(), c.parts().ledger->total_bytes()};
   c.reply(m, kOk, &rep, sizeof rep);
 }
 

@@ -2,6 +2,7 @@
 // CPU's way here, so that the device, which runs the CPU's kernels, gives the CPU's numbers: dropout, attention, and
 // the recurrent layers. Where they run on CUDA nothing of this is registered: ATen goes CUDA's way by itself.
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
@@ -33,6 +34,7 @@ using at::Tensor;
 struct WholeCall {
   c10::OperatorHandle op;
   torch::jit::Stack arguments;
+  bool grad_mode;  // the caller's: the CPU chooses its kernels by it
 };
 
 size_t for_each_tensor(const torch::jit::Stack& arguments, const std::function<void(const Tensor&)>& f) {
@@ -59,7 +61,10 @@ struct WholeOp : torch::autograd::Function<WholeOp> {
         "dropout between recurrent layers cannot be drawn again from a generator in the server");
     if (draws(*call)) state = take_random_state(default_generator(device_of(inputs)));
     torch::jit::Stack stack = call->arguments;
-    forward_op_with_state(call->op, &stack, state);
+    {
+      const at::AutoGradMode mode(call->grad_mode);
+      forward_op_with_state(call->op, &stack, state);
+    }
 
     ctx->save_for_backward(inputs.vec());
     ctx->saved_data["seed"] = static_cast<int64_t>(state.seed);
@@ -148,7 +153,7 @@ struct WholeOp : torch::autograd::Function<WholeOp> {
 
 void whole_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t n = op.schema().arguments().size();
-  auto call = std::make_shared<WholeCall>(WholeCall{op, torch::jit::pop(*stack, n)});
+  auto call = std::make_shared<WholeCall>(WholeCall{op, torch::jit::pop(*stack, n), c10::GradMode::is_enabled()});
   // An optional tensor that is missing counts as an undefined one.
   for (size_t i = 0; i < n; ++i)
     if (call->arguments[i].isNone() && op.schema().arguments()[i].type()->str().find("Tensor") != std::string::npos)
@@ -261,6 +266,22 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, cons
                                                             scale, enable_gqa));
 }
 
+// Natively these layers are cuDNN's, whose autocast takes float16, whatever type was asked for (AutocastRNN.cpp).
+void layer_under_autocast(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::Autocast);
+  const size_t n = op.schema().arguments().size();
+  for (size_t i = stack->size() - n; i < stack->size(); ++i) {
+    c10::IValue& v = (*stack)[i];
+    if (v.isTensor()) {
+      v = at::autocast::cached_cast(at::kHalf, v.toTensor(), c10::kCUDA);
+    } else if (v.isTensorList()) {
+      const std::vector<Tensor> list = v.toTensorVector();
+      v = at::autocast::cached_cast(at::kHalf, at::TensorList(list), c10::kCUDA);
+    }
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Autocast), stack);
+}
+
 // Composite ops are looked up under both keys: with autograd (which differentiates what they are made of) and, in
 // inference mode, without.
 void register_composites(torch::Library& m) {
@@ -273,6 +294,12 @@ void register_composites(torch::Library& m) {
   m.impl("scaled_dot_product_attention", scaled_dot_product_attention);
 }
 
+TORCH_LIBRARY_IMPL(aten, AutocastCUDA, m) {
+  if (ops_run_on_cuda()) return;
+  for (const char* name : {"lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data",
+                           "rnn_relu.input", "rnn_relu.data"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&layer_under_autocast>());
+}
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, m) {
   if (!ops_run_on_cuda()) register_composites(m);
 }

@@ -24,6 +24,7 @@
 #include "devproxy/torch/client/executor.h"
 #include "devproxy/torch/client/generator.h"
 #include "devproxy/torch/client/graph.h"
+#include "devproxy/torch/client/sparse.h"
 
 namespace devproxy::aten {
 namespace {
@@ -39,6 +40,10 @@ struct TensorMeta {
   uint8_t flags = 0;
   size_t bytes = 0;
   c10::SmallVector<int64_t, 5> sizes, strides;
+  // Of a sparse tensor: what it is made of.
+  at::Layout layout = at::kStrided;
+  bool coalesced = false;
+  std::vector<TensorMeta> parts;
 };
 
 struct ReturnMeta {
@@ -51,6 +56,7 @@ struct Meta {
   std::vector<ReturnMeta> returns;
   std::vector<TensorMeta> tensors;  // of all returns, flattened
   bool host_results = false;        // some tensor is on_host
+  bool sparse = false;              // some tensor is: how many elements that has only the data say
 };
 
 using Key = c10::SmallVector<uint64_t, 64>;
@@ -91,6 +97,20 @@ struct OpPlan {
   std::unordered_map<Key, std::shared_ptr<const Meta>, KeyHash> cache;
   std::array<std::atomic<CUfunction>, kMaxDevices> functions{};
   std::atomic<int64_t> launches{0}, infers{0};
+
+  // Of calls that need no question for their results' metadata: which kinds of arguments the device has taken already.
+  // A kind is a hash; what is forgotten is asked once more.
+  std::array<std::atomic<uint64_t>, 8> tried{};
+  std::atomic<uint32_t> next_tried{0};
+
+  bool has_tried(uint64_t kind) const {
+    for (const auto& t : tried)
+      if (t.load(std::memory_order_relaxed) == kind) return true;
+    return false;
+  }
+  void set_tried(uint64_t kind) {
+    tried[next_tried.fetch_add(1, std::memory_order_relaxed) % tried.size()].store(kind, std::memory_order_relaxed);
+  }
 };
 
 std::mutex g_plans_mu;
@@ -209,6 +229,11 @@ uint8_t tensor_flags(const at::Tensor& t) {
 [[noreturn]] void throw_mixed_devices(DeviceIndex device, c10::Device other) {
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, cuda:",
               static_cast<int>(device), " and ", other, "!");
+}
+
+[[noreturn]] void refuse_sparse_in_capture() {
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              "sparse tensors are not supported in a CUDA graph behind devproxy; capture without them");
 }
 
 // Writes a block and, beside it, the signature that decides the results' metadata.
@@ -339,15 +364,10 @@ class Encoder {
   void tensor(const at::Tensor& t, const ArgPlan& arg) {
     if (!t.defined()) return mark(Tag::kUndefined);
     if (!t.is_cuda()) return host_tensor(t, arg);
-    TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided && !t.is_quantized() && !t.is_nested(),
-                                "devproxy has only dense tensors, got ", t.layout());
-    const DeviceIndex d = t.device().index();
-    if (tensors_++ == 0) {
-      if (device != d) [[unlikely]]
-        move_to(d);
-    } else if (device != d) {
-      throw_mixed_devices(device, t.device());
-    }
+    TORCH_CHECK_NOT_IMPLEMENTED(!t.is_quantized() && !t.is_nested(), "devproxy has no quantized or nested tensors");
+    see_device(t.device());
+    if (is_sparse(t)) [[unlikely]]
+      return sparse_tensor(t, arg);
     // In-place ops recognise an argument that is also their result.
     const auto* impl = t.unsafeGetTensorImpl();
     for (size_t i = 0; i < seen_.size(); ++i) {
@@ -369,6 +389,39 @@ class Encoder {
 
  private:
   static constexpr size_t kRemembered = 8;
+
+  void see_device(c10::Device d) {
+    if (tensors_++ == 0) {
+      if (device != d.index()) [[unlikely]]
+        move_to(d.index());
+    } else if (device != d.index()) {
+      throw_mixed_devices(device, d);
+    }
+  }
+
+  // The signature leaves out how many elements it has: no dense result's shape depends on that.
+  void sparse_tensor(const at::Tensor& t, const ArgPlan& arg) {
+    if (any_capture() && capturing_graph(device, current_stream_id(device)) != nullptr) refuse_sparse_in_capture();
+    const Parts parts = parts_of(t);
+    const bool coalesced = t.is_sparse() && t.is_coalesced();
+    block.tag(Tag::kSparse);
+    block.put(SparseHead{static_cast<int8_t>(t.layout()),
+                         static_cast<uint8_t>(arg.writable ? kWritable : 0),
+                         static_cast<uint8_t>(t.dim()),
+                         coalesced,
+                         static_cast<uint8_t>(parts.size()),
+                         {}});
+    block.bytes(t.sizes().data(), 8 * t.sizes().size());
+    for (const at::Tensor& part : parts) {
+      block.tag(Tag::kTensor);
+      device_tensor(part, 0);
+    }
+    if (!want_key) return;
+    key.push_back(static_cast<uint64_t>(Tag::kSparse) | static_cast<uint64_t>(t.scalar_type()) << 8 |
+                  static_cast<uint64_t>(t.layout()) << 16 | static_cast<uint64_t>(coalesced) << 24 |
+                  static_cast<uint64_t>(t.dim()) << 32 | static_cast<uint64_t>(parts[0].size(0)) << 40);
+    key.append(t.sizes().begin(), t.sizes().end());
+  }
 
   // The op runs where its tensors are, which need not be the current device: that one too must know the settings.
   void move_to(DeviceIndex d) {
@@ -529,7 +582,17 @@ OpPlan& plan_for(Worker& worker, const c10::OperatorHandle& op) {
 
 TensorMeta read_tensor_meta(Reader& r) {
   TensorMeta m;
-  if (r.get<Tag>() == Tag::kUndefined) return m;
+  const Tag tag = r.get<Tag>();
+  if (tag == Tag::kUndefined) return m;
+  if (tag == Tag::kSparse) {
+    const auto head = r.get<SparseHead>();
+    m.defined = true;
+    m.layout = static_cast<at::Layout>(head.layout);
+    m.coalesced = head.coalesced != 0;
+    for (int i = 0; i < head.dims; ++i) m.sizes.push_back(r.get<int64_t>());
+    for (int i = 0; i < head.parts; ++i) m.parts.push_back(read_tensor_meta(r));
+    return m;
+  }
   const auto head = r.get<TensorHead>();
   m.defined = true;
   m.dtype = static_cast<at::ScalarType>(head.dtype);
@@ -550,6 +613,7 @@ std::shared_ptr<const Meta> read_meta(Reader r) {
     ret.tag = peek.get<Tag>();
     switch (ret.tag) {
       case Tag::kTensor:
+      case Tag::kSparse:
       case Tag::kUndefined:
         ret.tag = Tag::kTensor;
         meta->tensors.push_back(read_tensor_meta(r));
@@ -581,7 +645,10 @@ std::shared_ptr<const Meta> read_meta(Reader r) {
     }
     meta->returns.push_back(std::move(ret));
   }
-  for (const TensorMeta& t : meta->tensors) meta->host_results |= t.on_host;
+  for (const TensorMeta& t : meta->tensors) {
+    meta->host_results |= t.on_host;
+    meta->sparse |= !t.parts.empty();
+  }
   return meta;
 }
 
@@ -599,7 +666,7 @@ std::shared_ptr<const Meta> read_meta(Reader r) {
 
 // Asks the device for the results' metadata. Waits. Throws what the op throws. In a capture the question goes past it,
 // by a stream of its own, and looks at no contents: what is captured before this op has not run.
-std::shared_ptr<const Meta> infer(OpPlan& plan, Encoder& e, bool captured) {
+std::shared_ptr<const Meta> infer(OpPlan& plan, CUfunction function, Encoder& e, bool captured) {
   plan.infers.fetch_add(1, std::memory_order_relaxed);
   const BlockHeader run = e.header();
   const CUstream stream = captured ? side_stream(e.device) : current_stream(e.device);
@@ -614,7 +681,7 @@ std::shared_ptr<const Meta> infer(OpPlan& plan, Encoder& e, bool captured) {
     h.reply_bytes = reply.size();
     e.set_header(h);
     std::memset(reply.data(), 0, sizeof(ReplyHeader));
-    launch(function_of(plan, e.device), stream, e.block);
+    launch(function, stream, e.block);
     e.set_header(run);
     wait_submitted(e.device, stream);
     ReplyHeader head;
@@ -649,8 +716,9 @@ std::shared_ptr<const Meta> cached_meta(Worker& worker, OpPlan& plan, bool captu
     if (const auto it = plan.cache.find(e.key); it != plan.cache.end()) meta = it->second;
   }
   if (meta == nullptr) {
-    meta = infer(plan, e, captured);
-    if (captured) return meta;  // not tried with real contents: the first call outside still is
+    meta = infer(plan, function_of(plan, e.device), e, captured);
+    // In a capture it was not tried with real contents: the first call outside still is.
+    if (captured || meta->sparse) return meta;
     std::lock_guard lock(plan.mu);
     if (plan.cache.size() >= kMaxCachedSignatures) plan.cache.clear();
     plan.cache.emplace(e.key, meta);
@@ -683,11 +751,36 @@ bool types_agree(const OpPlan& plan, const c10::IValue* args) {
   auto type = at::ScalarType::Undefined;
   for (size_t i = 0; i < plan.args.size(); ++i) {
     if (!is_defined(args[i])) continue;
+    if (is_sparse(args[i].toTensor())) return false;
     const at::ScalarType t = args[i].toTensor().scalar_type();
     if (type != at::ScalarType::Undefined && t != type) return false;
     type = t;
   }
   return true;
+}
+
+// What decides whether the device has a kernel for the arguments, whose shapes are right. Never 0.
+uint64_t kind_of(const OpPlan& plan, const c10::IValue* args) {
+  uint64_t kind = 0xcbf29ce484222325;
+  const auto mix = [&](uint64_t word) { kind = (kind ^ word) * 0xff51afd7ed558ccdull, kind ^= kind >> 32; };
+  const auto tensor = [&](const at::Tensor& t) {
+    mix(t.defined() ? static_cast<uint64_t>(t.scalar_type()) << 8 | static_cast<uint64_t>(t.dim()) : UINT64_MAX);
+  };
+  for (size_t i = 0; i < plan.args.size(); ++i) {
+    const c10::IValue& v = args[i];
+    if (v.isTensor()) {
+      tensor(v.toTensor());
+    } else if (v.isTensorList()) {
+      for (const c10::IValue& e : v.toListRef()) tensor(e.toTensor());
+    } else if (v.isBool()) {
+      mix(v.toBool());
+    } else if (v.isString()) {
+      mix(std::hash<std::string>{}(v.toStringRef()));
+    } else {
+      mix(v.isNone());
+    }
+  }
+  return kind | 1;
 }
 
 // out= tensors that ATen made itself, just before, by the op's own shape function, need no question to the device.
@@ -712,7 +805,7 @@ bool resize_outs(const OpPlan& plan, const c10::IValue* args, const Meta& meta) 
     if (from < 0 || !args[from].isTensor() || meta.returns[i].tag != Tag::kTensor) continue;
     const at::Tensor& out = args[from].toTensor();
     const TensorMeta& m = meta.tensors[first];
-    if (!out.defined() || !m.defined || out.sizes() == at::IntArrayRef(m.sizes)) continue;
+    if (!out.defined() || !m.defined || !m.parts.empty() || out.sizes() == at::IntArrayRef(m.sizes)) continue;
     at::native::resize_output(out, m.sizes);
     if (out.strides() != at::IntArrayRef(m.strides))
       out.unsafeGetTensorImpl()->set_sizes_and_strides(m.sizes, m.strides);
@@ -810,7 +903,10 @@ struct Sent {
 void send(Worker& worker, OpPlan& plan, const c10::IValue* args, std::optional<RandomState> random, Sent* sent) {
   TORCH_CHECK_NOT_IMPLEMENTED(plan.view_of < 0, "devproxy has no kernel for the view ", plan.name);
   Encoder& e = worker.encoder;
-  const bool trusted = !plan.outs.empty() && outs_are_right(plan, args);
+  const bool right = !plan.outs.empty() && outs_are_right(plan, args);
+  // A shape function says nothing of the kernels that the device has: one call of each kind is tried first.
+  const uint64_t kind = right ? kind_of(plan, args) : 0;
+  const bool trusted = right && plan.has_tried(kind);
   const bool captures = any_capture();
   const bool known = !plan.dynamic || (captures && shape_is_known(plan, args));
   e.want_key = !trusted && known;
@@ -822,21 +918,41 @@ void send(Worker& worker, OpPlan& plan, const c10::IValue* args, std::optional<R
   // In-place ops too are tried once per signature: their errors are then Python exceptions, not device faults.
   std::shared_ptr<const Meta>& meta = sent->meta;
   if (!known) {
-    meta = infer(plan, e, captured);
+    meta = infer(plan, function_of(plan, e.device), e, captured);
   } else if (!trusted) {
     meta = cached_meta(worker, plan, captured);
+    if (right && !captured) plan.set_tried(kind);
   }
+  if (meta != nullptr && meta->sparse && captured) refuse_sparse_in_capture();
   if (meta != nullptr && !plan.outs.empty() && resize_outs(plan, args, *meta)) encode_op(plan, e, args, random);
 
   NewTensors& outputs = sent->outputs;
-  if (plan.new_tensors && meta != nullptr) {
+  c10::SmallVector<std::pair<const at::Tensor*, at::Tensor>, 1> changed;  // sparse arguments that the op writes
+  if (meta != nullptr && (plan.new_tensors || meta->sparse)) {
     size_t k = 0;
+    uint32_t n_outputs = 0;
     for (size_t i = 0; i < meta->returns.size(); ++i) {
       const ReturnMeta& r = meta->returns[i];
       if (r.tag != Tag::kTensor && r.tag != Tag::kTensorList) continue;
       for (uint32_t j = 0; j < r.count; ++j, ++k) {
-        if (plan.return_is_arg[i] >= 0) continue;
         const TensorMeta& m = meta->tensors[k];
+        if (!m.parts.empty()) [[unlikely]] {
+          Parts parts;
+          for (const TensorMeta& part : m.parts) {
+            parts.push_back(new_tensor_of(e.device, part));
+            e.output(parts.back());
+          }
+          n_outputs += static_cast<uint32_t>(parts.size());
+          at::Tensor t = make_sparse(m.layout, m.sizes, m.coalesced, parts);
+          if (const int arg = plan.return_is_arg[i]; arg >= 0) {
+            changed.emplace_back(&args[arg].toTensor(), std::move(t));
+          } else {
+            outputs.push_back(std::move(t));
+          }
+          continue;
+        }
+        if (plan.return_is_arg[i] >= 0) continue;
+        n_outputs += 1;
         if (static_cast<int>(i) == plan.kept_result && is_defined(args[plan.kept_arg])) [[unlikely]] {
           e.output({});
           outputs.push_back(args[plan.kept_arg].toTensor());
@@ -847,7 +963,7 @@ void send(Worker& worker, OpPlan& plan, const c10::IValue* args, std::optional<R
       }
     }
     BlockHeader h = e.header();
-    h.n_outputs = static_cast<uint32_t>(outputs.size());
+    h.n_outputs = n_outputs;
     e.set_header(h);
   }
   const bool only_numbers = outputs.empty() && plan.numbers && !plan.new_tensors && !plan.schema->is_mutable();
@@ -858,6 +974,7 @@ void send(Worker& worker, OpPlan& plan, const c10::IValue* args, std::optional<R
       launch(function_of(plan, e.device), current_stream(e.device), e.block);
     plan.launches.fetch_add(1, std::memory_order_relaxed);
   }
+  for (const auto& [arg, now] : changed) become(*arg, now);
 }
 
 void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::optional<RandomState>& random) {
@@ -1233,6 +1350,14 @@ std::vector<at::Tensor> forward_vjp(const c10::OperatorHandle& op, const torch::
   if (plan.writes_undeclared) e.add_flag(kFlagWritesUndeclared);
   e.generator(random_state);
 
+  const CUfunction function = executor_function(e.device, std::string(kVjpPrefix) + plan.name);
+  const uint64_t kind = kind_of(plan, arguments.data()) ^ 2;  // another than the op's own
+  if (!plan.has_tried(kind)) {
+    const bool captured = any_capture() && capturing_graph(e.device, current_stream_id(e.device)) != nullptr;
+    (void)infer(plan, function, e, captured);
+    if (!captured) plan.set_tried(kind);
+  }
+
   std::vector<at::Tensor> results;
   size_t place = 0;
   auto want = [&](const at::Tensor& t) {
@@ -1250,7 +1375,7 @@ std::vector<at::Tensor> forward_vjp(const c10::OperatorHandle& op, const torch::
   BlockHeader h = e.header();
   h.n_outputs = static_cast<uint32_t>(results.size());
   e.set_header(h);
-  launch(executor_function(e.device, std::string(kVjpPrefix) + plan.name), current_stream(e.device), e.block);
+  launch(function, current_stream(e.device), e.block);
   plan.launches.fetch_add(1, std::memory_order_relaxed);
   return results;
 }

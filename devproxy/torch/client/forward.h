@@ -17,6 +17,13 @@
 
 namespace devproxy::aten {
 
+// Over the ordinary CUDA wheel there are CUDA kernels already, and ours take the place of each of them.
+#ifdef DEVPROXY_TORCH_OVERRIDE
+inline constexpr bool kReplace = true;
+#else
+inline constexpr bool kReplace = false;
+#endif
+
 // Replaces the op's arguments on the stack by its results. The results' metadata come from the schema (in-place, out=),
 // else from a cache by signature, else from the device ('infer', which waits).
 void forward_op(const c10::OperatorHandle& op, torch::jit::Stack* stack);

@@ -123,13 +123,6 @@ bool exists(const char* name, const char* overload = "") {
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(to_device()); }
 
-// Over the ordinary CUDA wheel there are CUDA kernels already, and ours take the place of each of them.
-#ifdef DEVPROXY_TORCH_OVERRIDE
-constexpr bool kReplace = true;
-#else
-constexpr bool kReplace = false;
-#endif
-
 // That this replaces kernels is the intention and no news to the user. torch says it once, of the first.
 struct Quiet : c10::WarningHandler {
   void process(const c10::Warning&) override {}

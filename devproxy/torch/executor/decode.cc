@@ -1,6 +1,10 @@
 #include "devproxy/torch/executor/decode.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/_validate_sparse_compressed_tensor_args.h>
+#include <ATen/ops/_validate_sparse_coo_tensor_args.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
@@ -149,6 +153,35 @@ at::Tensor Decoder::host_tensor() {
   return t;
 }
 
+// torch's kernels take a sparse tensor's indices for right ones, and write where they say: they are looked at each time, on
+// a copy that the client cannot change meanwhile.
+at::Tensor Decoder::sparse_tensor() {
+  const auto head = reader_.get<SparseHead>();
+  if (head.dims > kMaxDims) throw Malformed("parameter block: too many dimensions");
+  std::vector<int64_t> sizes(head.dims);
+  if (!sizes.empty()) std::memcpy(sizes.data(), reader_.bytes(8 * sizes.size()), 8 * sizes.size());
+  const auto layout = static_cast<at::Layout>(head.layout);
+  const bool coo = layout == at::kSparse;
+  const bool compressed =
+      layout == at::kSparseCsr || layout == at::kSparseCsc || layout == at::kSparseBsr || layout == at::kSparseBsc;
+  if (!coo && !compressed) throw Malformed("parameter block: no such layout");
+  if (head.parts != (coo ? 2 : 3)) throw Malformed("parameter block: a sparse tensor of other parts");
+  std::array<at::Tensor, kMaxParts> parts;
+  for (int i = 0; i < head.parts; ++i) {
+    if (reader_.get<Tag>() != Tag::kTensor) throw Malformed("parameter block: a part of a tensor is none");
+    parts[i] = device_tensor(false);
+    const bool indices = i + 1 < head.parts;
+    if (indices || head.flags & kWritable) parts[i] = parts[i].clone();
+  }
+  const at::TensorOptions options = parts[head.parts - 1].options().layout(layout);
+  if (coo) {
+    at::_validate_sparse_coo_tensor_args(parts[0], parts[1], sizes);
+    return at::_sparse_coo_tensor_unsafe(parts[0], parts[1], sizes, options, head.coalesced != 0);
+  }
+  at::_validate_sparse_compressed_tensor_args(parts[0], parts[1], parts[2], sizes, layout);
+  return at::_sparse_compressed_tensor_unsafe(parts[0], parts[1], parts[2], sizes, options);
+}
+
 at::Generator Decoder::read_generator(Tag tag) {
   if (tag == Tag::kGenerator) {
     const auto seed = reader_.get<uint64_t>();
@@ -197,6 +230,7 @@ c10::IValue Decoder::value(int depth) {
       return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(tensors_[i]));
     }
     case Tag::kHostTensor: return host_tensor();
+    case Tag::kSparse: return sparse_tensor();
     case Tag::kInt: return reader_.get<int64_t>();
     case Tag::kDouble: return reader_.get<double>();
     case Tag::kBool: return reader_.boolean();

@@ -56,6 +56,7 @@ class Decoder {
  private:
   at::Tensor device_tensor(bool is_output);
   at::Tensor host_tensor();
+  at::Tensor sparse_tensor();
   at::Generator read_generator(Tag tag);
   void check_range(uint64_t addr, uint64_t bytes) const;
 

@@ -105,6 +105,16 @@ class Tracer {
       case Tag::kUndefined:
       case Tag::kDevice: return;
       case Tag::kTensor: return tensor(DEVPROXY_EXECUTOR_READS);
+      case Tag::kSparse: {
+        const auto head = reader_.get<SparseHead>();
+        reader_.bytes(8 * size_t{head.dims});
+        for (int i = 0; i < head.parts; i++) {
+          if (reader_.get<Tag>() != Tag::kTensor) throw Malformed("parameter block: a part of a tensor is none");
+          tensor(DEVPROXY_EXECUTOR_READS);
+          tensors_.pop_back();  // kSameTensor does not count it
+        }
+        return;
+      }
       case Tag::kSameTensor: {  // x.add_(y) is add(x, y, out=x), and does look at x
         const auto i = reader_.get<uint16_t>();
         if (i >= tensors_.size()) throw Malformed("parameter block: reference to no tensor");

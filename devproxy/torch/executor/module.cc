@@ -5,6 +5,7 @@
 // Locks: g_default_generator_mu is held over an op that draws from the default generator; client.mu may be taken under
 // it. g_settings_mu guards which settings are in force; client.mu may be taken under it.
 #include <ATen/Context.h>
+#include <ATen/SparseCsrTensorUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
@@ -25,6 +26,7 @@
 #include "devproxy/torch/executor/decode.h"
 #include "devproxy/torch/executor/device.h"
 #include "devproxy/torch/executor/footprint.h"
+#include "devproxy/torch/executor/half.h"
 #include "devproxy/torch/executor/placement.h"
 
 namespace devproxy::aten {
@@ -40,19 +42,18 @@ constexpr int kResultOutOfMemory = 2, kResultIllegalAddress = 700, kResultAssert
 // What is known of an op before it is launched.
 struct Kernel {
   Kernel(c10::OperatorHandle which, bool vjp)
-      : op(std::move(which)), vjp(vjp), name(c10::toString(op.operator_name())) {
+      : op(std::move(which)), mixed(op.schema()), vjp(vjp), name(c10::toString(op.operator_name())) {
     n_args = op.schema().arguments().size() + (vjp ? 2 : 0);
     for (const auto& r : op.schema().returns()) {
       is_new.push_back(r.alias_info() == nullptr);
-      any_new |= is_new.back();
     }
   }
   c10::OperatorHandle op;
+  MixedOptions mixed;
   bool vjp;
   std::string name;
   size_t n_args;                     // that a block of it must have
   c10::SmallVector<bool, 8> is_new;  // of each result: not an argument, which is already written
-  bool any_new = false;
 };
 
 std::mutex g_default_generator_mu;
@@ -139,15 +140,28 @@ struct Silence final : c10::WarningHandler {
 
 using Tensors = c10::SmallVector<at::Tensor, 4>;
 
+bool is_sparse(const at::Tensor& t) { return t.defined() && t.layout() != at::kStrided; }
+
+// The dense tensors that a sparse one is made of.
+Tensors parts_of(const at::Tensor& t) {
+  if (t.is_sparse()) return {t._indices(), t._values()};
+  TORCH_CHECK_NOT_IMPLEMENTED(at::sparse_csr::is_sparse_compressed(t), "devproxy has no ", t.layout(), " tensors");
+  const auto [compressed, plain] = at::sparse_csr::getCompressedPlainIndices(t);
+  return {compressed, plain, t.values()};
+}
+
+// Those of a sparse result also where it is an argument: its memory is another then.
 template <class F>
 void for_each_new_tensor(const Kernel& kernel, torch::jit::Stack& stack, F f) {
-  if (!kernel.any_new) return;
+  const auto each = [&](const at::Tensor& t) {
+    if (!is_sparse(t)) return f(t);
+    for (const at::Tensor& part : parts_of(t)) f(part);
+  };
   for (size_t i = 0; i < stack.size() && i < kernel.is_new.size(); ++i) {
-    if (!kernel.is_new[i]) continue;
     if (stack[i].isTensor()) {
-      f(stack[i].toTensor());
-    } else if (stack[i].isTensorList()) {
-      for (const at::Tensor& t : stack[i].toTensorVector()) f(t);
+      if (kernel.is_new[i] || is_sparse(stack[i].toTensor())) each(stack[i].toTensor());
+    } else if (kernel.is_new[i] && stack[i].isTensorList()) {
+      for (const at::Tensor& t : stack[i].toTensorVector()) each(t);
     }
   }
 }
@@ -213,7 +227,19 @@ void settle_written(const Client& client, c10::ArrayRef<Written> written) {
 
 void put_tensor_meta(Writer& w, const at::Tensor& t) {
   if (!t.defined()) return w.tag(Tag::kUndefined);
-  TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided, "devproxy has no ", t.layout(), " tensors");
+  if (is_sparse(t)) {
+    const Tensors parts = parts_of(t);
+    w.tag(Tag::kSparse);
+    w.put(SparseHead{static_cast<int8_t>(t.layout()),
+                     0,
+                     static_cast<uint8_t>(t.dim()),
+                     t.is_sparse() && t.is_coalesced(),
+                     static_cast<uint8_t>(parts.size()),
+                     {}});
+    w.bytes(t.sizes().data(), 8 * t.sizes().size());
+    for (const at::Tensor& part : parts) put_tensor_meta(w, part);
+    return;
+  }
   w.tag(Tag::kTensor);
   w.put(TensorHead{0,
                    static_cast<int8_t>(t.scalar_type()),
@@ -271,7 +297,7 @@ void send_reply(const BlockHeader& header, Writer& w) { send_reply(header.reply_
 
 // ---- one launch ----------------------------------------------------------------------------------------------------
 
-// Dispatch and autograd as in a fresh thread, below autograd, also where the module runs inside its own client
+// Dispatch and autograd as in a fresh thread, below autograd and what makes views of a sparse tensor's parts, also where the module runs inside its own client
 // (tests/torch/stand_in_libcuda.cc): all of it in one step, where torch's guards for the parts cost a call or two each.
 class FreshState {
  public:
@@ -281,7 +307,7 @@ class FreshState {
     c10::AutogradState::set_tls_state({grad_mode, /*inference_mode=*/false, /*fw_grad_mode=*/true,
                                        /*multithreading_enabled=*/true});
     c10::impl::LocalDispatchKeySet keys = fresh_keys();
-    keys.excluded_ = keys.excluded_ | c10::autograd_dispatch_keyset;  // AutoDispatchBelowAutograd
+    keys.excluded_ = keys.excluded_ | c10::autograd_dispatch_keyset_with_ADInplaceOrView;
     c10::impl::_force_tls_local_dispatch_key_set(keys);
   }
   ~FreshState() {
@@ -319,7 +345,7 @@ thread_local torch::jit::Stack StackLease::t_kept_;
 
 // The gradients of an op that has no backward op of its own: run it again under autograd, here, and differentiate. The
 // CPU's own graph, so the CPU's own numbers.
-void call_vjp(const Kernel& kernel, torch::jit::Stack& stack) {
+void call_vjp(const Kernel& kernel, torch::jit::Stack& stack, bool in_float) {
   TORCH_CHECK(stack.size() >= 2 && stack.back().isBoolList() && stack[stack.size() - 2].isTensorList(),
               "vjp: gradients are missing");
   const auto wanted = torch::jit::pop(stack).toBoolList();
@@ -345,12 +371,13 @@ void call_vjp(const Kernel& kernel, torch::jit::Stack& stack) {
       v = list;
     }
   }
+  if (in_float) widen(stack);
   kernel.op.callBoxed(&stack);
   std::vector<at::Tensor> outputs, grads;
   for (size_t i = 0; i < stack.size() && i < gradients.size(); ++i) {
     if (!gradients[i].defined() || !stack[i].isTensor() || !stack[i].toTensor().requires_grad()) continue;
     outputs.push_back(stack[i].toTensor());
-    grads.push_back(gradients[i]);
+    grads.push_back(gradients[i].to(outputs.back().scalar_type()));
   }
   const auto result = torch::autograd::grad(outputs, inputs, grads, /*retain_graph=*/false, /*create_graph=*/false,
                                             /*allow_unused=*/true);
@@ -359,6 +386,20 @@ void call_vjp(const Kernel& kernel, torch::jit::Stack& stack) {
   for (size_t i = 0; i < result.size(); ++i)
     list.push_back(result[i].defined() ? result[i] : at::zeros_like(inputs[i], at::MemoryFormat::Contiguous));
   stack.emplace_back(std::move(list));
+}
+
+// The op, or its gradients.
+void call(const Kernel& kernel, torch::jit::Stack& stack) {
+  if (!device::kLacksHalves) return kernel.vjp ? call_vjp(kernel, stack, false) : kernel.op.callBoxed(&stack);
+  if (!kernel.vjp) return call_in_any_type(kernel.op, kernel.mixed, stack);
+  torch::jit::Stack arguments = stack;
+  try {
+    return call_vjp(kernel, stack, false);
+  } catch (const std::exception& e) {
+    if (!lacks_half(e)) throw;
+  }
+  call_vjp(kernel, arguments, true);
+  stack = std::move(arguments);
 }
 
 // The results that the op has on the host, for a client that waits for them.
@@ -423,7 +464,7 @@ void run(const Kernel& kernel, const devproxy_soft_launch& launch, const BlockHe
     if (out.defined() && out.numel() != 0 && out.is_non_overlapping_and_dense())
       placement.offer(out.mutable_data_ptr(), out.storage().nbytes());
   try {
-    kernel.vjp ? call_vjp(kernel, stack) : kernel.op.callBoxed(&stack);
+    call(kernel, stack);
   } catch (...) {
     if (untouched) untouched->put_back();
     throw;
