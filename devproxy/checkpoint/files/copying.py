@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 
 _FICLONE = 0x40049409
 
@@ -59,11 +60,19 @@ def open_same(name: str, folder: int, st: os.stat_result, flags: int) -> int:
     """The file that `st` is of, or OSError: another may have taken its name, also a link or a FIFO."""
     more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(name, flags | more, dir_fd=folder)
+    try:
+        check_same(fd, name, (st.st_dev, st.st_ino))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_same(fd: int, name: str, file: tuple[int, int]) -> None:
+    """OSError where it is not that regular file, by its device and inode. A new FIFO may get the number of a file that went."""
     there = os.fstat(fd)
-    if (there.st_dev, there.st_ino) == (st.st_dev, st.st_ino):
-        return fd
-    os.close(fd)
-    raise OSError(errno.ESTALE, "another file took its place meanwhile", name)
+    if (there.st_dev, there.st_ino) != file or not stat.S_ISREG(there.st_mode):
+        raise OSError(errno.ESTALE, "another file took its place meanwhile", name)
 
 
 def copy_to(source: str, target: int, *, folder: int | None = None) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import time
 from collections.abc import Callable, Iterable
 
-from devproxy.checkpoint.files.copying import copy_content
+from devproxy.checkpoint.files.copying import check_same, copy_content
 from devproxy.checkpoint.files.known import Known, Track
 from devproxy.checkpoint.files.look import lstat
 from devproxy.checkpoint.files.records import FileEntry, unchanged
@@ -98,9 +97,7 @@ class Cut:
                 return
         try:
             # Its mode and owner were another's: the content of a file that only root may read would come back for all.
-            there = os.fstat(source)
-            if (there.st_dev, there.st_ino) != (entry.dev, entry.ino):
-                raise OSError(errno.ESTALE, "another file took its place meanwhile")
+            check_same(source, entry.path, (entry.dev, entry.ino))
             target = os.open(
                 entry.staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
             )
