@@ -905,3 +905,19 @@ def test_types_that_a_kernel_refuses_are_an_exception_at_the_call() -> None:
     assert (single + double).dtype == torch.float64  # where the op converts, it converts
     torch.cuda.synchronize()
     assert single.isfinite().all()
+
+
+def test_a_script_may_end_with_its_backward_pass() -> None:
+    """torch's backward thread drops what it has of Python when Python may be ending: surely so where nobody gives the GIL
+    away."""
+    script = """
+import sys, torch
+loss = torch.nn.Linear(64, 64).cuda()(torch.ones(4, 64, device="cuda")).sum()
+sys.setswitchinterval(100)
+loss.backward()
+"""
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr

@@ -5,7 +5,13 @@
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
 
 #include "devproxy/torch/block.h"
 #include "devproxy/torch/client/allocator.h"
@@ -38,6 +44,32 @@ const struct RegisterTimer {
         c10::REGISTRY_PREFERRED);
   }
 } g_register_timer;
+
+bool python_ends() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+std::terminate_handler g_next_handler = nullptr;
+// So many seconds torch waits, at its own end, for its backward threads. By itself it would be 10, and one that comes later
+// never comes. One that comes before makes it 0 by one byte, since others may read the environment at that moment.
+char g_wait_limit[] = "TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT=0.5";
+
+// Before Python 3.14 a thread that wants the GIL while Python ends is unwound, which C++ does not survive where a
+// destructor is on the way. torch's backward threads are such: each drops the caller's context (torch.autograd.graph)
+// when the caller may have come to its end already. On the CPU there are no such threads, and the same script ends well.
+// So they wait here for the process's end, as Python 3.14 has them do.
+void wait_for_the_end() {
+  if (std::current_exception() == nullptr && gettid() != getpid() && python_ends()) {
+    if (char* const tenths = std::strchr(g_wait_limit, '5')) *tenths = '0';
+    for (;;) pause();
+  }
+  if (g_next_handler) g_next_handler();
+  std::abort();
+}
 
 DeviceIndex index_or_current(int device) {
   if (device < 0) return current_device();
@@ -201,6 +233,10 @@ bool stream_is_capturing(DeviceIndex device) {
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  std::string wait_limit(g_wait_limit);
+  wait_limit.resize(wait_limit.find('='));
+  if (!getenv(wait_limit.c_str())) putenv(g_wait_limit);
+  g_next_handler = std::set_terminate(&wait_for_the_end);
   m.def("device_count", [] { return static_cast<int>(device_count()); });
   m.def("get_device", [] { return static_cast<int>(current_device()); });
   m.def("set_device", [](int d) {
