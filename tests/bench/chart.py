@@ -8,8 +8,8 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-WIDTH, LEFT, BAR, GAP, TOP = 760, 250, 18, 14, 46
-SCALE = 380  # pixels for a ratio of 1
+WIDTH, LEFT, BAR, GAP, TOP = 800, 250, 18, 14, 46
+SCALE = 400  # pixels for a ratio of 1
 COLOURS = {"spliced": "#2f6f4f", "splicing off": "#b9b9b9"}
 
 
