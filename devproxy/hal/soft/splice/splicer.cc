@@ -801,6 +801,12 @@ bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner&
     Member& own = *me.member;
     for (const Access& access : me.launch->accesses) {
       if (!is_memory(access) || !writes(access) || !me.status.ok()) continue;
+      // A launch that fails may have written a part of it.
+      const auto place = static_cast<size_t>(&access - me.launch->accesses.data());
+      for (const Arrival* one : all) {
+        const uint64_t there = one->launch->accesses[place].addr - one->member->base;
+        one->member->forget(there, there + access.bytes);
+      }
       // What is young may lie elsewhere at the others, and somebody may show these pages who writes other ones.
       const uint64_t writers = access.flags & kYoung ? own.bit : everybody;
       std::vector<std::pair<uint64_t, uint64_t>> others;
