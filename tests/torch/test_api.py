@@ -908,15 +908,12 @@ def test_types_that_a_kernel_refuses_are_an_exception_at_the_call() -> None:
 
 
 def test_a_script_may_end_with_its_backward_pass() -> None:
-    """torch's backward thread drops what it has of Python when Python may be ending: surely so where nobody gives the GIL
-    away."""
+    """torch's backward thread drops what it has of Python when Python may be ending: a race, so several times."""
     script = """
-import sys, torch
-loss = torch.nn.Linear(64, 64).cuda()(torch.ones(4, 64, device="cuda")).sum()
-sys.setswitchinterval(100)
-loss.backward()
+import torch
+torch.nn.Linear(64, 64).cuda()(torch.ones(4, 64, device="cuda")).sum().backward()
 """
-    for _ in range(3):
+    for _ in range(5):
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
         )
