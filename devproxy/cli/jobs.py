@@ -199,6 +199,15 @@ def _splicing(counts: dict[str, int]) -> str:
     return f"{text}; {counts['saved_bytes'] >> 20:,} MiB kept once"
 
 
+def _ledger(use: dict[str, int]) -> str:
+    """Of a GPU of this machine that several of the job's share."""
+    text = f"{show_bytes(use['taken'])} taken, {show_bytes(use['saved'])} of it kept once"
+    text += f"; with other jobs {show_bytes(use['used'])} of {show_bytes(use['total'])}"
+    if (over := use["used"] - use["total"]) > 0:
+        text += f": {show_bytes(over)} over, nobody gets more"
+    return text
+
+
 def _print_server(server: dict[str, Any]) -> None:
     memory, totals = server.get("memory", {}), server.get("totals", {})
     chaos = ", chaos mode" if server.get("chaos") else ""
@@ -213,6 +222,7 @@ def _print_server(server: dict[str, Any]) -> None:
         ],
         # Nothing where no other GPU of the job is there, or it is off.
         *([["splicing", _splicing(counts)]] if (counts := server.get("splicing")) else []),
+        *([["all ranks there", _ledger(use)]] if counts and (use := server.get("ledger")) else []),
         ["clients", str(server.get("clients_now", 0))],
     ]
     for key, value in totals.items():

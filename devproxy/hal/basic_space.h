@@ -24,6 +24,8 @@ class BasicSpace : public Space {
   Status alias(uint64_t, size_t, Space&, uint64_t) override {
     return {kNotSupported, "this device cannot map one page twice (level 3)"};
   }
+  Status loaded(uint64_t, uint64_t) override { return {}; }
+  void all_loaded() override {}
   Status unalias(uint64_t, size_t) override {
     return {kNotSupported, "this device cannot map one page twice (level 3)"};
   }

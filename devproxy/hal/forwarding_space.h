@@ -30,6 +30,8 @@ class ForwardingSpace : public Space {
     return inner_->alias(addr, bytes, *static_cast<ForwardingSpace&>(from).inner_, from_addr);
   }
   Status unalias(uint64_t addr, size_t bytes) override { return inner_->unalias(addr, bytes); }
+  Status loaded(uint64_t addr, uint64_t bytes) override { return inner_->loaded(addr, bytes); }
+  void all_loaded() override { inner_->all_loaded(); }
 
   // -- queues
   QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override {

@@ -31,6 +31,11 @@ class SpaceMemory {
   // Device memory as plain memory of this process, which a dump or restore may use in place of read() and write();
   // nullptr where it is none.
   virtual void* host_view(uint64_t addr, uint64_t bytes) = 0;
+  // Level 2, in a restore: the range, which is stable, has its contents. Where spaces on one physical GPU have equal ones
+  // (hal/sharing.h), these may be one from now on. Precondition: idle(). Any thread.
+  virtual Status loaded(uint64_t addr, uint64_t bytes) = 0;
+  // All of it has. From now on others may be found to be equal to it.
+  virtual void all_loaded() = 0;
   // Level 2: gives back memory of the GPU that the device keeps for itself and can do without, for now. The owner's
   // thread, or idle().
   virtual void trim() = 0;

@@ -24,6 +24,8 @@ class Splicing {
  public:
   virtual ~Splicing() = default;
   virtual SpliceCounts counts() const = 0;
+  // That of the counts. Takes no lock.
+  virtual uint64_t saved_bytes() const = 0;
 };
 
 struct Sharing {

@@ -179,7 +179,7 @@ void ledger_never_gives_more_than_there_is(uint32_t seed) {
       case 0:
       case 1: {
         const auto got = table.take(owner, wanted, minimum, limit);
-        EXPECT(got.has_value() == (minimum <= free));
+        EXPECT(got.has_value() == (minimum <= free && model.count(pid)));
         if (!got) break;
         EXPECT(*got >= minimum && *got <= free && (*got >= wanted || wanted > free));
         model[pid] += *got;
@@ -190,7 +190,7 @@ void ledger_never_gives_more_than_there_is(uint32_t seed) {
         if (model.count(pid)) model[pid] -= std::min(model[pid], wanted);
         break;
       case 3:
-        EXPECT(table.join(owner, limit));
+        EXPECT(table.join(owner, pid, limit));
         model[pid] += 0;
         break;
       default:
@@ -204,12 +204,67 @@ void ledger_never_gives_more_than_there_is(uint32_t seed) {
 void ledger_limits_each_job_and_all_of_them() {
   LedgerTable table;
   const ProcessId large{1, 0, 100}, small{2, 0, 100};
-  EXPECT(table.join(large, 1024) && table.take(large, 320, 320, 1024) == 320);
+  EXPECT(table.join(large, 1, 1024) && table.join(small, 2, 512) && table.take(large, 320, 320, 1024) == 320);
   EXPECT(table.free(small, 512) == 512 && table.take(small, 512, 512, 512) == 512);
   EXPECT(table.free(small, 512) == 0 && table.free(large, 1024) == 1024 - 320 - 512);
   EXPECT(!table.take(large, 200, 200, 1024));
   table.give(small, 512);
   EXPECT(table.free(large, 1024) == 1024 - 320);
+}
+
+// Entries with what is kept once, and with jobs that move, against sums by job.
+void ledger_counts_pages_once_and_moving_jobs_once(uint32_t seed) {
+  std::mt19937 random(seed);
+  constexpr uint64_t kLimit = 1000;
+  LedgerTable table;
+  struct One {
+    uint64_t bytes = 0, saved = 0;
+    bool aside = false;
+    uint64_t need() const { return bytes > saved ? bytes - saved : 0; }
+  };
+  std::map<uint32_t, One> model;
+  const auto job_of = [](uint32_t pid) { return pid % 3; };
+  for (int step = 0; step < 3000; step++) {
+    const uint32_t pid = 1 + random() % 8;
+    const ProcessId owner{pid, 0, 100};
+    uint64_t aside[3] = {}, here[3] = {}, used = 0;
+    for (const auto& [p, one] : model) (one.aside ? aside : here)[job_of(p)] += one.need();
+    for (int job = 0; job < 3; job++) used += std::max(aside[job], here[job]);
+    EXPECT(table.used() == used);
+    if (!model.count(pid)) {
+      EXPECT(table.join(owner, job_of(pid), kLimit) && !table.find(owner)->bytes);
+      model[pid] = {};
+      continue;
+    }
+    One& own = model[pid];
+    switch (random() % 6) {
+      case 0:
+      case 1: {
+        // A fresh server has the room of what is set aside of its own job, and nobody else has.
+        if (own.aside) break;
+        const uint64_t others = used - std::max(aside[job_of(pid)], here[job_of(pid)]) + here[job_of(pid)];
+        const uint64_t free = std::min(kLimit - std::min(kLimit, own.need()), others > kLimit ? 0 : kLimit - others);
+        EXPECT(table.free(owner, kLimit) == free);
+        const uint64_t wanted = random() % 400, most = random() % 800;
+        const auto got = table.take(owner, wanted, wanted, kLimit, most);
+        EXPECT(got.has_value() == (wanted <= std::min(free, most)));
+        own.bytes += got.value_or(0);
+        break;
+      }
+      case 2: {
+        const uint64_t less = random() % 300;
+        table.give(owner, less);
+        own.bytes -= std::min(own.bytes, less);
+        break;
+      }
+      case 3: table.find(owner)->saved = own.saved = random() % 500; break;
+      case 4: table.find(owner)->aside = own.aside = random() % 2; break;
+      default:
+        if (random() % 4) break;
+        table.reap([&](const ProcessId& id) { return id.pid != pid; });
+        model.erase(pid);
+    }
+  }
 }
 
 void range_set_agrees_with_bits(uint32_t seed) {
@@ -445,6 +500,7 @@ int main() {
   for (uint32_t seed = 1; seed <= 20; seed++) {
     mirror_agrees_with_bytes(seed);
     ledger_never_gives_more_than_there_is(seed);
+    ledger_counts_pages_once_and_moving_jobs_once(seed);
     range_set_agrees_with_bits(seed);
   }
   std::printf("ok\n");

@@ -16,6 +16,7 @@ void ClientMemory::count(int64_t change_bytes) {
   counters_.live_bytes.store(live, std::memory_order_relaxed);
   if (live > counters_.peak_bytes.load(std::memory_order_relaxed))
     counters_.peak_bytes.store(live, std::memory_order_relaxed);
+  counters_.stable_bytes.store(device_.stable_bytes(), std::memory_order_relaxed);
   server_.change(change);
 }
 
@@ -139,7 +140,8 @@ std::vector<Range> ClientMemory::retire_all() {
 }
 
 void ClientMemory::give_all() {
-  if (const uint64_t taken = credit_bytes_ + globals_bytes_ + arrays_bytes_) ledger_.give(taken);
+  const uint64_t taken = credit_bytes_ - untaken_bytes_.exchange(0) + globals_bytes_ + arrays_bytes_;
+  if (taken) ledger_.give(taken);
   credit_bytes_ = globals_bytes_ = arrays_bytes_ = 0;
   count(-static_cast<int64_t>(counters_.live_bytes.load(std::memory_order_relaxed)));
 }
@@ -190,16 +192,25 @@ void ClientMemory::save(ClientRecord* client) const {
   });
 }
 
-Status ClientMemory::restore(const ClientRecord& client, uint32_t physical_gpu) {
+Status ClientMemory::no_room(uint64_t needed) const {
+  return {kOutOfMemory, "GPU " + std::to_string(physical_gpu_) + " of this machine has " +
+                            std::to_string(ledger_.free_bytes()) + " of " + std::to_string(ledger_.total_bytes()) +
+                            " bytes free, the client needs " + std::to_string(needed)};
+}
+
+Status ClientMemory::restore(const ClientRecord& client, uint32_t physical_gpu, bool shared) {
+  physical_gpu_ = physical_gpu;
   const uint64_t credit = client.credit_bytes, beside = client.globals_bytes + client.arrays_bytes;
+  uint64_t later = 0;
+  for (const RangeRecord& range : client.device)
+    if (shared && range.is_stable()) later += range.bytes;
+  if (later > credit) return {kInvalidImage, "the state's device ranges do not add up to its count"};
+  const uint64_t now = credit - later + beside;
   // Globals and arrays are taken one by one when they are made again; whether all fits is asked here, at once.
-  if (!ledger_.take(credit + beside, credit + beside)) {
-    return {kOutOfMemory, "GPU " + std::to_string(physical_gpu) + " of this machine has " +
-                              std::to_string(ledger_.free_bytes()) + " of " + std::to_string(ledger_.total_bytes()) +
-                              " bytes free, the client needs " + std::to_string(credit + beside)};
-  }
+  if (!ledger_.take(now, now)) return no_room(now);
   ledger_.give(beside);
   credit_bytes_ = credit;
+  untaken_bytes_ = later;
   std::vector<Range> forgotten;
   for (const RangeRecord& range : client.device) {
     if (range.addr >= globals_begin() || range.module) continue;  // comes with its module
@@ -215,6 +226,14 @@ Status ClientMemory::restore(const ClientRecord& client, uint32_t physical_gpu) 
   if (Status s = restore_freed(client); !s.ok()) return s;
   if (client_bytes_ != client.client_bytes || client_bytes_ > credit_bytes_)
     return {kInvalidImage, "the state's device ranges do not add up to its count"};
+  return {};
+}
+
+Status ClientMemory::take_stable(uint64_t bytes) {
+  if (bytes == 0 || untaken_bytes_.load() == 0) return {};
+  if (!ledger_.take(bytes, bytes))
+    return no_room(bytes).with("filling what it keeps from step to step, beside what other ranks have too");
+  untaken_bytes_ -= bytes;
   return {};
 }
 

@@ -6,6 +6,7 @@
 // reads while the client is parked, and the counters at any time. Locks: mu_ is a leaf.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -40,7 +41,7 @@ class ClientMemory {
  public:
   using Answer = MemoryMirror::Answer;
 
-  ClientMemory(uint32_t slot, Ledger& ledger, LiveBytes& server, Counters& counters)
+  ClientMemory(uint32_t slot, LedgerShare& ledger, LiveBytes& server, Counters& counters)
       : base_(range_base(slot)),
         device_(device_begin(), device_begin() + kDeviceBytes),
         pinned_(kRangeBase, range_base(kMaxSlots)),
@@ -104,8 +105,12 @@ class ClientMemory {
   std::vector<Piece> pieces() const;
   // Into the record and back. restore() marks the ranges as live; whoever calls it
   // commits those of device(). Arrays and globals come with their objects.
+  // shared: other ranks of the server have maybe the same in their stable ranges. So these get their memory as they are
+  // filled, and what is found to be the same is given back before the next needs its own.
   void save(ClientRecord* client) const;
-  Status restore(const ClientRecord& client, uint32_t physical_gpu);
+  Status restore(const ClientRecord& client, uint32_t physical_gpu, bool shared);
+  // Before bytes of a stable range are filled. Any thread.
+  Status take_stable(uint64_t bytes);
   // Do the objects that were made again take what they took?
   Status check_restored(const ClientRecord& client) const;
   // Where a saved variable lies now: the driver chose again; kernels find it by themselves, the job does not.
@@ -116,19 +121,22 @@ class ClientMemory {
 
  private:
   Status restore_freed(const ClientRecord& client);
+  Status no_room(uint64_t needed) const;
   void count(int64_t change_bytes);
   void trace();
 
   const uint64_t base_;
   mutable std::shared_mutex mu_;
   MemoryMirror device_, pinned_;
-  uint64_t credit_bytes_ = 0;   // granted to the client's allocator
-  uint64_t client_bytes_ = 0;   // of that, allocated
-  uint64_t globals_bytes_ = 0;  // of modules, taken from the ledger beside the credit
-  uint64_t arrays_bytes_ = 0;   // of arrays, likewise
+  uint64_t credit_bytes_ = 0;               // granted to the client's allocator
+  uint64_t client_bytes_ = 0;               // of that, allocated
+  std::atomic<uint64_t> untaken_bytes_{0};  // of credit_bytes_, in a restore: not taken from the ledger yet
+  uint64_t globals_bytes_ = 0;              // of modules, taken from the ledger beside the credit
+  uint64_t arrays_bytes_ = 0;               // of arrays, likewise
+  uint32_t physical_gpu_ = 0;               // for what is said
   std::map<uint64_t, VariableObject> variables_;
   LiveTrace trace_;
-  Ledger& ledger_;
+  LedgerShare& ledger_;
   LiveBytes& server_;
   Counters& counters_;
 };

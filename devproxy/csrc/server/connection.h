@@ -43,10 +43,11 @@ struct ServerParts {
   uint32_t gpu = 0;           // the tree's ordinal
   uint32_t physical_gpu = 0;  // of the machine
   bool other_gpu = false;     // a restore may be of another kind or model of GPU
+  bool shared = false;        // other GPUs of the job are on the physical one
   bool metas = false;         // the job's collectives carry metas (meta_barrier.h)
   hal::Device* device = nullptr;
   hal::Properties properties;  // as the job sees them: with its GPU's identity, wherever it is
-  Ledger* ledger = nullptr;
+  LedgerShare* ledger = nullptr;
   SlotTable* slots = nullptr;
   ImageStore images;
   LiveBytes live;

@@ -264,6 +264,7 @@ Json Server::can_dump() {
                        {"slot", c.connection->slot()},
                        {"ranked", c.connection->communicators().place().ranks != 0},
                        {"live_bytes", n.live_bytes.load()},
+                       {"stable_bytes", n.stable_bytes.load()},
                        {"ranges", n.allocs.load() - n.frees.load()},
                        {"pinned_bytes", n.pinned_bytes.load()},
                        {"modules", n.modules.load()},
@@ -428,6 +429,7 @@ Json Server::dump(const std::string& dir) {
     return refused("dump to " + dir + " failed: " + s.text());
   }
   has_dump_ = true;
+  ledger_->set_aside(true);  // whoever takes the state over needs the same memory
   const uint64_t us = now_us() - began;
   DP_LOG(kInfo, kServer, 0, "dumped: bytes=%lu us=%lu written=%lu", static_cast<unsigned long>(total.all),
          static_cast<unsigned long>(us), static_cast<unsigned long>(total.written));
@@ -498,6 +500,7 @@ Json Server::resume() {
     s = DP_FAULT(server_resume);  // "error": the others must go on all the same
   }
   held_ = false;
+  ledger_->set_aside(false);
   lift();
   if (borrowed_) device_->take_over_transport();
   borrowed_ = false;

@@ -28,7 +28,7 @@ struct Counters {
 #define DP_FIELD(name) std::atomic<uint64_t> name{0};
   DP_COUNTED(DP_FIELD)
 #undef DP_FIELD
-  std::atomic<uint64_t> live_bytes{0}, peak_bytes{0};
+  std::atomic<uint64_t> live_bytes{0}, stable_bytes{0}, peak_bytes{0};
   std::atomic<uint64_t> modules{0}, streams{0}, events{0}, pinned_bytes{0};  // now
   std::atomic<uint64_t> machine_code{0};  // of the modules: those that only this kind of device runs
   std::atomic<uint64_t> trough_bytes{UINT64_MAX}, period_us{0};  // as LiveTrace says

@@ -126,6 +126,8 @@ class DeviceDoor {
 
   Status commit(uint64_t addr, uint64_t bytes, bool stable) { return space_->commit(addr, bytes, stable); }
   void release(uint64_t addr, uint64_t bytes) { space_->release(addr, bytes); }
+  Status loaded(uint64_t addr, uint64_t bytes) { return space_->loaded(addr, bytes); }
+  void all_loaded() { space_->all_loaded(); }
   void trim() { space_->trim(); }
   void host_window(uint64_t addr, uint64_t bytes) { space_->host_window(addr, bytes); }
   void host_allocated(uint64_t addr, uint64_t bytes) { space_->host_allocated(addr, bytes); }

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <mutex>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 namespace devproxy::server {
 
 LedgerTable::Entry* LedgerTable::find(const ProcessId& owner) {
@@ -14,28 +17,61 @@ const LedgerTable::Entry* LedgerTable::find(const ProcessId& owner) const {
   return const_cast<LedgerTable*>(this)->find(owner);
 }
 
-uint64_t LedgerTable::free(const ProcessId& owner, uint64_t limit) const {
-  const auto left = [](uint64_t of, uint64_t taken) { return of > taken ? of - taken : 0; };
-  uint64_t total = limit;
-  for (const Entry& e : entries) total = std::max(total, e.limit);
-  const Entry* own = find(owner);
-  return std::min(left(limit, own ? own->bytes : 0), left(total, used()));
+uint64_t LedgerTable::used() const {
+  uint64_t sum = 0;
+  for (const Entry& e : entries) {
+    if (!e.owner.pid) continue;
+    if (!e.aside) {
+      sum += e.need();
+      continue;
+    }
+    // Once for each job: what is set aside, as far as its successors do not have it.
+    uint64_t aside = 0, here = 0;
+    bool first = true;
+    for (const Entry& other : entries) {
+      if (!other.owner.pid || other.job != e.job) continue;
+      if (other.aside && &other < &e) first = false;
+      (other.aside ? aside : here) += other.need();
+    }
+    if (first && aside > here) sum += aside - here;
+  }
+  return sum;
 }
 
-bool LedgerTable::join(const ProcessId& owner, uint64_t limit) {
+uint64_t LedgerTable::total(uint64_t limit) const {
+  for (const Entry& e : entries) limit = std::max(limit, e.limit);
+  return limit;
+}
+
+uint64_t LedgerTable::free(const ProcessId& owner, uint64_t limit) const {
+  const auto left = [](uint64_t of, uint64_t taken) { return of > taken ? of - taken : 0; };
+  const Entry* const own = find(owner);
+  if (!own) return std::min(limit, left(total(limit), used()));
+  uint64_t aside = 0, here = 0;
+  for (const Entry& e : entries)
+    if (e.owner.pid && e.job == own->job) (e.aside ? aside : here) += e.need();
+  // used() has the larger one of the two.
+  const uint64_t others = used() - std::max(aside, here);
+  return std::min(left(limit, own->need()), left(total(limit), others + (own->aside ? std::max(aside, here) : here)));
+}
+
+bool LedgerTable::join(const ProcessId& owner, uint64_t job, uint64_t limit) {
   Entry* entry = find(owner);
   if (!entry) entry = find({});
   if (!entry) return false;
   entry->owner = owner;
+  entry->job = job;
   entry->limit = limit;
   return true;
 }
 
-std::optional<uint64_t> LedgerTable::take(const ProcessId& owner, uint64_t wanted, uint64_t minimum, uint64_t limit) {
-  const uint64_t left = free(owner, limit);
-  if (minimum > left || !join(owner, limit)) return std::nullopt;
+std::optional<uint64_t> LedgerTable::take(const ProcessId& owner, uint64_t wanted, uint64_t minimum, uint64_t limit,
+                                          uint64_t most) {
+  Entry* const own = find(owner);
+  const uint64_t left = std::min(free(owner, limit), most);
+  if (!own || minimum > left) return std::nullopt;
   const uint64_t granted = wanted <= left ? std::max(wanted, minimum) : minimum;
-  find(owner)->bytes += granted;
+  own->bytes += granted;
   return granted;
 }
 
@@ -43,10 +79,10 @@ void LedgerTable::give(const ProcessId& owner, uint64_t bytes) {
   if (Entry* entry = find(owner)) entry->bytes -= std::min(entry->bytes, bytes);
 }
 
-StatusOr<std::unique_ptr<Ledger>> Ledger::open(const std::string& path, uint64_t limit_bytes) {
+StatusOr<std::unique_ptr<Ledger>> Ledger::open(const std::string& path, const std::string& job, uint64_t limit_bytes) {
   auto file = LockedFile::open(path);
   if (!file.ok()) return std::move(file).status();
-  return std::make_unique<Ledger>(std::move(*file), limit_bytes);
+  return std::make_unique<Ledger>(std::move(*file), XXH3_64bits(job.data(), job.size()), limit_bytes);
 }
 
 // Two threads of this process share the descriptor, and flock would let both in: the mutex keeps them apart.
@@ -64,6 +100,7 @@ auto Ledger::change(Change change) {
       table.version != LedgerTable::kVersion)
     table = {};
   table.reap(is_alive);
+  if (LedgerTable::Entry* const own = table.find(self_); own && saved_) own->saved = saved_();
   const auto answer = change(table);
   // A full file system: the answer is still right for this process, and the next writer brings the file up to date
   // except for our entry. The file is one page of tmpfs that exists from the first write on.
@@ -71,20 +108,22 @@ auto Ledger::change(Change change) {
   return answer;
 }
 
-std::optional<uint64_t> Ledger::take(uint64_t wanted, uint64_t minimum) {
-  return change([&](LedgerTable& table) { return table.take(self_, wanted, minimum, limit_bytes_); });
-}
-
-void Ledger::give(uint64_t bytes) {
-  change([&](LedgerTable& table) { return table.give(self_, bytes), 0; });
-}
-
-uint64_t Ledger::free_bytes() {
-  return change([&](LedgerTable& table) { return table.free(self_, limit_bytes_); });
-}
-
 void Ledger::join() {
-  if (users_++ == 0) change([&](LedgerTable& table) { return table.join(self_, limit_bytes_); });
+  if (users_++ == 0) change([&](LedgerTable& table) { return table.join(self_, job_, limit_bytes_); });
+}
+
+void Ledger::set_aside(bool aside) {
+  change([&](LedgerTable& table) {
+    if (LedgerTable::Entry* const own = table.find(self_)) own->aside = aside;
+    return 0;
+  });
+}
+
+Ledger::Use Ledger::use() {
+  return change([&](LedgerTable& table) {
+    const LedgerTable::Entry* const own = table.find(self_);
+    return Use{own ? own->bytes : 0, own ? own->saved : 0, table.used(), table.total(limit_bytes_)};
+  });
 }
 
 void Ledger::leave() {
@@ -93,6 +132,31 @@ void Ledger::leave() {
     for (auto& entry : table.entries)
       if (entry.owner == self_) entry = {};
     return 0;
+  });
+}
+
+std::optional<uint64_t> LedgerShare::take(uint64_t wanted, uint64_t minimum) {
+  Ledger& all = ledger_;
+  return all.change([&](LedgerTable& table) {
+    // An entry is lost with a ledger of another version, or a full file system.
+    if (!table.find(all.self_)) table.join(all.self_, all.job_, all.limit_bytes_);
+    const auto granted = table.take(all.self_, wanted, minimum, all.limit_bytes_, all.limit_bytes_ - bytes_);
+    bytes_ += granted.value_or(0);
+    return granted;
+  });
+}
+
+void LedgerShare::give(uint64_t bytes) {
+  ledger_.change([&](LedgerTable& table) {
+    bytes_ -= std::min(bytes_, bytes);
+    table.give(ledger_.self_, bytes);
+    return 0;
+  });
+}
+
+uint64_t LedgerShare::free_bytes() {
+  return ledger_.change([&](LedgerTable& table) {
+    return std::min(table.free(ledger_.self_, ledger_.limit_bytes_), ledger_.limit_bytes_ - bytes_);
   });
 }
 

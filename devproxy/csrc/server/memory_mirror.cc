@@ -20,6 +20,7 @@ MemoryMirror::Answer MemoryMirror::add(uint64_t addr, uint64_t bytes, uint32_t f
   }
   ranges_.emplace_hint(it, addr, Allocation{bytes, 0, flags});
   live_bytes_ += bytes;
+  if (flags & kStableFlag) stable_bytes_ += bytes;
   peak_bytes_ = std::max(peak_bytes_, live_bytes_);
   return Answer::kOk;
 }
@@ -29,6 +30,7 @@ MemoryMirror::Answer MemoryMirror::remove(uint64_t addr, uint64_t position, bool
   if (it == ranges_.end() || it->second.freed_at) return Answer::kUnknown;
   *freed = {addr, it->second.bytes};
   live_bytes_ -= it->second.bytes;
+  if (it->second.flags & kStableFlag) stable_bytes_ -= it->second.bytes;
   if (keep) {
     it->second.freed_at = position;
     freed_count_++;

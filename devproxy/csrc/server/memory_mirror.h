@@ -43,6 +43,7 @@ class MemoryMirror {
   uint64_t first_gap(uint64_t lo, uint64_t hi, uint64_t bytes, uint64_t align) const;
 
   uint64_t live_bytes() const { return live_bytes_; }
+  uint64_t stable_bytes() const { return stable_bytes_; }  // of the live ones, with kStableFlag
   uint64_t peak_bytes() const { return peak_bytes_; }
   size_t live_count() const { return ranges_.size() - freed_count_; }
 
@@ -67,7 +68,7 @@ class MemoryMirror {
   };
   uint64_t begin_ = 0, end_ = 0;
   std::map<uint64_t, Allocation> ranges_;
-  uint64_t live_bytes_ = 0, peak_bytes_ = 0;
+  uint64_t live_bytes_ = 0, stable_bytes_ = 0, peak_bytes_ = 0;
   size_t freed_count_ = 0;
   struct Freed {
     uint64_t position, addr;

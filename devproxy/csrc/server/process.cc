@@ -25,7 +25,7 @@ Status Process::prepare(const std::string& ahead) {
       return {kNotSupported, "a GPU of the device '" + common.device + "' cannot be shared by several of the job's"};
     if (!ledger_) {
       const uint64_t total = common.memory_bytes ? common.memory_bytes : (*device)->properties().total_bytes;
-      auto ledger = Ledger::open(config_.ledger_path, total);
+      auto ledger = Ledger::open(config_.ledger_path, common.job, total);
       if (!ledger.ok()) return std::move(ledger).status().with("memory ledger");
       ledger_ = std::move(*ledger);
     }
@@ -33,6 +33,8 @@ Status Process::prepare(const std::string& ahead) {
     own.gpu = gpu;
     servers_.push_back(std::make_unique<Server>(own, std::move(*device), *ledger_, sharing_.get()));
   }
+  if (sharing_ && sharing_->splicing)
+    ledger_->set_saved([splicing = sharing_->splicing] { return splicing->saved_bytes(); });
   for (const auto& server : servers_)
     if (!ahead.empty()) server->load_ahead(ahead);
   install_crash_handler(&servers_.front()->device());

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
+#include <map>
 
 #include "devproxy/csrc/base/fault.h"
 #include "devproxy/csrc/base/futex.h"
@@ -108,7 +110,7 @@ StatusOr<std::unique_ptr<Connection>> Connection::restore(ServerParts& parts, co
 }
 
 Status Connection::restore_memory(const ClientRecord& client) {
-  if (Status s = memory_.restore(client, parts_.physical_gpu); !s.ok()) return s;
+  if (Status s = memory_.restore(client, parts_.physical_gpu, parts_.shared); !s.ok()) return s;
   if (Status s = windows_.restore(client); !s.ok()) return s;
   Status s;
   memory_.device().for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t flags) {
@@ -233,12 +235,21 @@ Status Connection::restore_contents(const ClientRecord& client, const std::strin
   if (!opened.ok()) return opened.status();
   const StagedReader& file = **opened;
   std::vector<Piece> pieces;
+  std::map<uint64_t, uint64_t> stable;  // where other ranks may have the same: begin, end
   for (const RangeRecord& range : client.device) {
     Piece piece{range.addr, range.offset, range.bytes};
     if (range.module)
       if (Status s = memory_.place_variable(range, &piece.addr); !s.ok()) return s;
     if (!memory_.in_device(piece.addr, piece.bytes, range.freed_at ? range.freed_at - 1 : endpoint_.position()))
       return {kInvalidImage, "the state has device memory that no object owns"};
+    if (parts_.shared && range.is_stable()) {
+      stable[range.addr] = range.addr + range.bytes;
+      // So that every other cut is between two pages.
+      const Piece head{piece.addr, piece.offset, std::min(piece.bytes, -piece.addr % kPageBytes)};
+      if (head.bytes) pieces.push_back(head);
+      piece = {piece.addr + head.bytes, piece.offset + head.bytes, piece.bytes - head.bytes};
+      if (piece.bytes == 0) continue;
+    }
     pieces.push_back(piece);
   }
   auto read_piece = [&](const Piece& p) -> Status {
@@ -251,14 +262,21 @@ Status Connection::restore_contents(const ClientRecord& client, const std::strin
   if (Status s = restore_arrays(client, file); !s.ok()) return std::move(s).with("filling arrays from " + file.path());
   Status s = copy_pieces(pieces, [&](const Piece& p) -> Status {
     Piece part = p;
+    const auto behind = stable.upper_bound(p.addr);
+    const bool may_share = behind != stable.begin() && p.addr < std::prev(behind)->second;
     for (uint64_t done = 0; done < p.bytes; done += part.bytes) {
       part = {p.addr + done, p.offset + done, std::min(kUsedUpBytes, p.bytes - done)};
+      if (may_share)
+        if (Status s = memory_.take_stable(part.bytes); !s.ok()) return s;
       if (Status s = read_piece(part); !s.ok()) return s;
       file.used(part.bytes, part.offset);
+      if (may_share)
+        if (Status s = device_.loaded(part.addr, part.bytes); !s.ok()) return s;
     }
     return {};
   });
   if (!s.ok()) return std::move(s).with("filling device memory from " + file.path());
+  device_.all_loaded();
   uint64_t total = 0;
   for (const Piece& piece : pieces) total += piece.bytes;
   for (const ArrayRecord& saved : client.arrays) total += saved.bytes;

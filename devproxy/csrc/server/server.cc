@@ -86,10 +86,11 @@ Status Server::open() {
   parts_.tree = config_.tree;
   parts_.physical_gpu = config_.physical_gpu;
   parts_.other_gpu = config_.other_gpu;
+  parts_.shared = sharing_ != nullptr;
   parts_.metas = config_.metas;
   parts_.device = device_.get();
   parts_.properties = device_->properties();
-  parts_.ledger = ledger_;
+  parts_.ledger = &share_;
   parts_.slots = slots_.get();
   parts_.wake = [this] {
     const uint64_t one = 1;
@@ -568,6 +569,7 @@ Json Server::stats() const {
                 {"given_up", c.given_up},      {"broken", c.broken},           {"compared_bytes", c.compared_bytes},
                 {"saved_bytes", c.saved_bytes}};
   }
+  const Ledger::Use use = ledger_->use();
   const uint64_t uptime_ms = (now_us() - started_us_) / 1000;
   return {{"job", config_.job},
           {"gpu", config_.gpu},
@@ -580,6 +582,7 @@ Json Server::stats() const {
           {"uptime_s", static_cast<double>(uptime_ms) / 1000},
           {"chaos", config_.chaos},
           {"memory", {{"total", total_bytes_}, {"used", parts_.live.now.load()}, {"peak", parts_.live.peak.load()}}},
+          {"ledger", {{"taken", use.taken}, {"saved", use.saved}, {"used", use.used}, {"total", use.total}}},
           {"clients_now", clients.size()},
           {"totals", totals},
           {"images",

@@ -57,9 +57,10 @@ class Server {
  public:
   Server(const ServerConfig& config, std::unique_ptr<hal::Device> device, Ledger& ledger, const hal::Sharing* sharing)
       : config_(config),
-        total_bytes_(ledger.total_bytes()),
+        total_bytes_(ledger.limit_bytes()),
         device_(std::move(device)),
         ledger_(&ledger),
+        share_(ledger),
         sharing_(sharing) {}
   // Everything that can be refused is refused in these two, before anybody is told "ready".
   Status open();
@@ -144,6 +145,7 @@ class Server {
   std::atomic<bool> end_{false};
   std::unique_ptr<hal::Device> device_;
   Ledger* const ledger_;
+  LedgerShare share_;
   const hal::Sharing* const sharing_;  // nullptr: no other GPU of the job is on this one
   std::unique_ptr<SlotTable> slots_;
   ServerParts parts_;

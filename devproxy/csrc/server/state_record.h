@@ -34,6 +34,8 @@ struct RangeRecord {
   std::string name;
   bool given = false;  // the job was told the address
   uint64_t freed_at = 0;
+  // Live, and other ranks that do the same have the like of it.
+  bool is_stable() const { return flags & kStableFlag && !module && !freed_at; }
 };
 
 struct ArrayRecord {

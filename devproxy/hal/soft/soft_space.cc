@@ -188,6 +188,15 @@ Status SoftSpace::write(uint64_t addr, const void* from, size_t bytes) {
   return {};
 }
 
+Status SoftSpace::loaded(uint64_t addr, uint64_t bytes) {
+  if (!owns(addr, bytes)) return {kInvalidValue, "the range is outside the device memory of this process"};
+  return splicer_ ? splicer_->loaded(*member_, addr, bytes) : Status{};
+}
+
+void SoftSpace::all_loaded() {
+  if (splicer_) splicer_->all_loaded(*member_);
+}
+
 Status SoftSpace::alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) {
   auto& other = static_cast<SoftSpace&>(from);  // one device has one kind of space
   if (!owns(addr, bytes) || !other.owns(from_addr, bytes) || (addr | from_addr | bytes) % kPage != 0)

@@ -143,6 +143,8 @@ class SoftSpace final : public BasicSpace {
   void restore_fault(int32_t) override { faulted_.store(true, std::memory_order_release); }
   Status alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) override;
   Status unalias(uint64_t addr, size_t bytes) override;
+  Status loaded(uint64_t addr, uint64_t bytes) override;
+  void all_loaded() override;
 
  private:
   struct SoftQueue;

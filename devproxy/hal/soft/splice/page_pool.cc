@@ -63,6 +63,12 @@ uint64_t PagePool::sharers(uint64_t at, uint64_t bytes) const {
   return all;
 }
 
+uint64_t PagePool::common_sharers(uint64_t at, uint64_t bytes) const {
+  uint64_t all = ~uint64_t{0};
+  for (uint64_t page = at / kPoolPage; page < (at + bytes) / kPoolPage; page++) all &= sharers_[page];
+  return all;
+}
+
 // Precondition: the run is not free yet, and nobody has it mapped.
 void PagePool::free(uint64_t first, uint64_t pages) {
   fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first * kPoolPage),

@@ -31,6 +31,9 @@ class PagePool {
   // Everybody who shares any page of the run.
   uint64_t sharers(uint64_t at, uint64_t bytes) const;
 
+  // Those who share all of them.
+  uint64_t common_sharers(uint64_t at, uint64_t bytes) const;
+
   // Bytes that would be needed besides if each sharer had its own.
   uint64_t saved_bytes() const { return saved_pages_ * kPoolPage; }
   uint64_t used_bytes() const { return used_pages_ * kPoolPage; }

@@ -28,7 +28,8 @@ constexpr uint32_t kMaxBreaks = 2;   // memory that its rank has changed alone s
 constexpr uint32_t kMaxStrikes = 2;  // meetings in a row to which somebody did not come
 constexpr uint64_t kSayTimes = 4;    // in a row, so that ranks that are one step apart find each other
 constexpr uint64_t kLookNs = 2'000'000;
-constexpr size_t kMaxKeys = 8192, kMaxSaid = 256, kMaxRuns = 20000;
+constexpr size_t kMaxKeys = 8192, kMaxSaid = 256;
+constexpr size_t kMaxRuns = 20000;  // of all members; the kernel allows a process 65,530 mappings
 constexpr uint32_t kFreeMeetings = 2, kJudgedMeetings = 10;
 constexpr uint64_t kMeetingNs = 30'000;  // of each that comes: two switches between threads
 constexpr uint64_t kAlign = 64;          // bytes; operators may go by it
@@ -87,6 +88,7 @@ class Splicer::Member {
     uint64_t end = 0, pool = 0;
   };
   std::map<uint64_t, Run> runs;
+  bool all_loaded = false;  // pages_mu_: it was restored, and nobody fills it any more
   // pages_mu_: what ranges hold that have not been written since, by their offset.
   struct Held {
     uint64_t end = 0;
@@ -510,6 +512,47 @@ void Splicer::received(Member& member, uint64_t addr, uint64_t bytes, const std:
   member.hold(addr - member.base, bytes, derived(operation));
 }
 
+// -- restore --------------------------------------------------------------------------------------------------------
+
+// The stretch may begin and end within a page: the last page is left to the stretch that fills it.
+Status Splicer::loaded(Member& member, uint64_t addr, uint64_t bytes) {
+  std::lock_guard pages(pages_mu_);
+  uint64_t allocation = 0, size = 0;
+  {
+    std::lock_guard lock(mu_);
+    const auto it = member.blocks.upper_bound(addr);
+    if (it == member.blocks.begin()) return {};
+    const auto& [at, block] = *std::prev(it);
+    if (!block.stable || addr + bytes > at + block.bytes) return {};
+    allocation = at - member.base;
+    size = block.bytes;
+  }
+  const uint64_t begin = std::max(ceil_page(allocation), floor_page(addr - member.base));
+  const uint64_t end = floor_page(addr - member.base + bytes);
+  if (begin >= end || !may_splice(member, addr, bytes)) return {};
+  for (const auto& other : members_) {
+    if (!other || other.get() == &member || !other->all_loaded || other->bytes < end) continue;
+    {
+      std::lock_guard lock(mu_);
+      const auto it = other->blocks.find(other->base + allocation);
+      if (it == other->blocks.end() || !it->second.stable || it->second.bytes != size) continue;
+    }
+    compared_bytes_ += end - begin;
+    if (std::memcmp(member.at(begin), other->at(begin), end - begin) != 0) continue;
+    busy_ = true;
+    Status s = pool_pages(*other, begin, end);
+    if (s.ok()) s = splice(*other, member, begin, end);
+    saved_bytes_ = pool_->saved_bytes();
+    return s;
+  }
+  return {};
+}
+
+void Splicer::all_loaded(Member& member) {
+  std::lock_guard pages(pages_mu_);
+  member.all_loaded = true;
+}
+
 // -- launches -------------------------------------------------------------------------------------------------------
 
 Status Splicer::alone(Member& member, const SpliceLaunch& launch, Runner& runner, bool counts) {
@@ -633,6 +676,16 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
   }
   if (member.learned.size() >= kMaxKeys)
     std::erase_if(member.learned, [](const auto& item) { return !item.second.group; });
+  const auto meets_nobody = [&] {
+    const Member::Learned& known = member.learned[key];
+    return known.seen == 0 && !known.group;
+  };
+  if (meets_nobody() && member.spliced) {
+    lock.unlock();  // pages_mu_ comes first
+    const uint64_t sharers = sharers_of(member, launch);
+    lock.lock();
+    if (std::popcount(sharers) > 1 && meets_nobody()) member.learned[key].group = group_of(key, sharers);
+  }
   Member::Learned& learned = member.learned[key];
   learned.seen++;
   if (learned.group && learned.group->retired) {
@@ -654,6 +707,36 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
   Status done = alone(member, launch, runner, counts);
   if (say && done.ok() && now_ns() - before >= config_.least_ns) learn(member, key, launch);
   return done;
+}
+
+// Those who share all pages of what is settled and written: they may well be replicas. 0: nobody.
+uint64_t Splicer::sharers_of(const Member& member, const SpliceLaunch& launch) {
+  std::lock_guard pages(pages_mu_);
+  uint64_t all = ~uint64_t{0};
+  bool any = false;
+  for (const Access& access : launch.accesses) {
+    if (!is_memory(access) || !writes(access) || access.flags & kYoung) continue;
+    const uint64_t begin = ceil_page(access.addr - member.base);
+    const uint64_t end = floor_page(access.addr - member.base + access.bytes);
+    if (begin >= end) continue;
+    any = true;
+    for_each_part(member, begin, end, [&](uint64_t b, uint64_t e, uint64_t pool) {
+      all &= pool == UINT64_MAX ? 0 : pool_->common_sharers(pool, e - b);
+    });
+    if (std::popcount(all) < 2) return 0;
+  }
+  return any ? all : 0;
+}
+
+// Under mu_. One that has begun already may have other members: somebody has learnt better, or has left the pages.
+std::shared_ptr<Splicer::Group> Splicer::group_of(uint64_t key, uint64_t members) {
+  for (const auto& one : groups_)
+    if (!one->retired && one->key == key && one->members & members) return one;
+  auto group = std::make_shared<Group>();
+  group->key = key;
+  group->members = members;
+  groups_.push_back(group);
+  return group;
 }
 
 void Splicer::learn(Member& member, uint64_t key, const SpliceLaunch& launch) {
@@ -942,7 +1025,9 @@ bool Splicer::known_equal(const Arrival& a, const Arrival& b, size_t access) {
 }
 
 bool Splicer::may_splice(Member& member, uint64_t addr, uint64_t bytes) {
-  if (member.runs.size() >= kMaxRuns) return false;
+  size_t runs = 0;
+  for (const auto& one : members_) runs += one ? one->runs.size() : 0;
+  if (runs >= kMaxRuns) return false;
   std::lock_guard lock(mu_);
   const Member::Block* const block = member.block_of(addr, bytes);
   return block && block->breaks < kMaxBreaks;

@@ -13,6 +13,10 @@
 //               own range. So the next time there is nothing to compare and nothing to copy. What is neither old nor
 //               stable (gradients, where the step changes those too) is copied if it has changed.
 //
+// Ranks that come to a GPU with contents (a restore, a resize) begin at the end: what is stable and equal is spliced as
+// it is loaded, and whoever shares all that a launch writes meets there at once. So ranks that fit only when they are
+// spliced can come, and stay spliced.
+//
 // What is known to be equal is not compared: contents have numbers (value numbering), and equal numbers mean equal contents.
 // A launch for several gives all of them one number; a collective's result has the number of the operation, at all its
 // members; and what a repeatable launch writes gets a number that follows from the launch and the numbers of what it
@@ -90,6 +94,7 @@ class Splicer final : public Splicing {
 
   // -- any thread
   SpliceCounts counts() const override;
+  uint64_t saved_bytes() const override { return saved_bytes_; }
   // Runs the launch, or returns when another rank's has stood for it.
   Status launch(Member& member, SpliceLaunch& launch, Runner& runner);
   // Somebody is about to write the range other than by launch(). Any member's range, or none's.
@@ -109,6 +114,11 @@ class Splicer final : public Splicing {
   void released(Member& member, uint64_t addr);
   // Nobody will read the range before it is allocated again.
   void discard(Member& member, uint64_t addr, uint64_t bytes);
+
+  // -- in a restore, before the member submits anything; any thread
+  // The range, of one stable allocation, has its contents. In the order of addresses, as far as it is of one page.
+  Status loaded(Member& member, uint64_t addr, uint64_t bytes);
+  void all_loaded(Member& member);
 
  private:
   class Layout;
@@ -145,6 +155,8 @@ class Splicer final : public Splicing {
   bool same_contents(const Arrival& a, const Arrival& b, size_t access);
   static bool known_equal(const Arrival& a, const Arrival& b, size_t access);
   bool may_splice(Member& member, uint64_t addr, uint64_t bytes);
+  uint64_t sharers_of(const Member& member, const SpliceLaunch& launch);
+  std::shared_ptr<Group> group_of(uint64_t key, uint64_t members);
   void guard(const Member& member, const SpliceLaunch& launch, bool on) const;
   Member* at(uint64_t addr) const;  // under either lock
 
