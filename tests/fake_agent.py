@@ -125,7 +125,9 @@ class FakeCoordinator:
         self.gpus = gpus or self.gpus
         self.phase = api.RUNNING
 
-    def resize(self, *, gpus: list[int], report: Report) -> dict[str, Any]:
+    def resize(
+        self, *, gpus: list[int], report: Report, onto: list[int] | None = None
+    ) -> dict[str, Any]:
         return self.migrate(to=gpus, report=report)
 
     def migrate(self, *, to: list[int], report: Report, anew: bool = False) -> dict[str, Any]:

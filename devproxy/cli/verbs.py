@@ -168,10 +168,13 @@ def migrate(arguments: argparse.Namespace) -> int:
 
 def resize(arguments: argparse.Namespace) -> int:
     """The job's ranks share fewer GPUs, or have more of them; how many it sees does not change."""
-    gpus = parse_gpus(arguments.gpus)
+    gpus, onto = parse_gpus(arguments.gpus), parse_gpus(arguments.onto)
     job, _ = named_job(arguments)
     return _run(
-        arguments, "resize", job, lambda show: client.Client().resize(job, gpus=gpus, report=show)
+        arguments,
+        "resize",
+        job,
+        lambda show: client.Client().resize(job, gpus=gpus, onto=onto, report=show),
     )
 
 
@@ -340,12 +343,18 @@ def add_to(verb: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
     sub.add_argument("--to", action="append", metavar="GPU[,GPU]", required=True)
     sub.add_argument("--anew", action="store_true", help="fresh servers, also on the same GPUs")
     sub = job_verb("resize", resize, "run the job's ranks on fewer GPUs, or on more again")
-    sub.add_argument(
+    where = sub.add_mutually_exclusive_group(required=True)
+    where.add_argument(
         "--gpus",
         action="append",
         metavar="GPU,GPU,...",
-        required=True,
         help="the machine's GPU for each of the job's: 0,0,0,0 puts four on one",
+    )
+    where.add_argument(
+        "--onto",
+        action="append",
+        metavar="GPU[,GPU]",
+        help="these GPUs of the machine; ranks that hold the same go together",
     )
     job_verb("watch", watch, "the operation under way in a job")
     sub = job_verb("kill", kill, "send the job a signal", shows=False)

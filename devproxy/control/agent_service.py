@@ -208,7 +208,9 @@ class Agent(job_pb2_grpc.JobAgentServicer):  # type: ignore[misc, unused-ignore]
         self, request: pb.ResizeRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.Event]:
         def work(report: Report) -> pb.Result:
-            facts = self._coordinator.resize(gpus=list(request.gpus), report=report)
+            facts = self._coordinator.resize(
+                gpus=list(request.gpus), onto=list(request.onto), report=report
+            )
             return pb.Result(facts_json=json.dumps(facts), job=self._job())
 
         return self._stream("resize", work, context)

@@ -306,10 +306,12 @@ class Client:
         request = pb.MigrateRequest(job=job, to=to, anew=anew)
         return self._follow(lambda stub: stub.Migrate(request), report)
 
-    def resize(self, job: str, *, gpus: list[int], report: Report) -> Result:
+    def resize(
+        self, job: str, *, gpus: list[int], report: Report, onto: list[int] | None = None
+    ) -> Result:
         from devproxy.control._pb import job_pb2 as pb
 
-        request = pb.ResizeRequest(job=job, gpus=gpus)
+        request = pb.ResizeRequest(job=job, gpus=gpus, onto=onto)
         return self._follow(lambda stub: stub.Resize(request), report)
 
     def watch(self, job: str, report: Report) -> Result:

@@ -245,15 +245,37 @@ class JobCoordinator:
                 )
             return self._move("migrate", to, report, MigrateError, anew)
 
-    def resize(self, *, gpus: list[int], report: Report) -> dict[str, Any]:
+    def resize(
+        self, *, gpus: list[int], report: Report, onto: list[int] | None = None
+    ) -> dict[str, Any]:
         with self._one_verb("resize", {api.RUNNING}):
             count = len(self.gpus)
+            if onto:
+                return self._resize_onto(onto, gpus, report)
             if len(gpus) != count:
                 raise Refused(
                     f"job {self._spec.job} sees {count} GPU(s), and goes on to: --gpus needs {count} numbers, {len(gpus)} given",
                     f"name one of the machine's for each of the job's, as {','.join(['0'] * count)}; the job continues",
                 )
             return self._move("resize", gpus, report, ResizeError)
+
+    def _resize_onto(self, onto: list[int], gpus: list[int], report: Report) -> dict[str, Any]:
+        """devproxy chooses which of the job's GPUs go where: on each host, on its GPUs of these numbers."""
+        problem = ""
+        if gpus:
+            problem = "--gpus and --onto exclude each other"
+        elif len(set(onto)) != len(onto):
+            problem = "--onto names a GPU twice"
+        elif len(onto) > (fewest := min(len(tree.gpus) for tree in self._trees)):
+            on_a_host = " on one of its hosts" if len(self._trees) > 1 else ""
+            problem = (
+                f"--onto names {len(onto)} GPUs, and job {self._spec.job} sees {fewest}{on_a_host}"
+            )
+        if problem:
+            remedy = "name each GPU of the machine once, or use --gpus; the job continues"
+            raise Refused(problem, remedy)
+        to = [gpu for tree in self._trees for gpu in tree.place(onto)]
+        return self._move("resize", to, report, ResizeError, onto=onto)
 
     def kill(self, number: int) -> None:
         for tree in self._trees:
@@ -516,16 +538,17 @@ class JobCoordinator:
         report: Report,
         failed: type[MigrateError],
         anew: bool = False,
+        onto: list[int] | None = None,
     ) -> dict[str, Any]:
         """A fresh server takes over from each old one; the job's processes are not touched. Where they are there already,
-        only anew."""
+        only anew. onto: `to` is a guess, and of these."""
         spec, before = self._spec, self.gpus
         if to == before and not anew:
             return {"gpus": to, "from_gpus": before, "still_s": 0.0}
         op = Operation(verb, spec.job, report)
         shares = _shares(to, [len(tree.gpus) for tree in self._trees])
         moves: list[Move] = [
-            tree.move(share, op.stages.part())
+            tree.move(share, op.stages.part(), onto)
             for tree, share in zip(self._trees, shares, strict=True)
         ]
         error: BaseException | None = None
@@ -551,7 +574,7 @@ class JobCoordinator:
             error = failed(stage, gone, f"devproxy restore {spec.job}")
         if error is None:
             seconds = {f"{stage}_s": took for stage, took in op.stages.seconds.items()}
-            return {"gpus": to, "from_gpus": before, "still_s": still_s(moves), **seconds}
+            return {"gpus": self.gpus, "from_gpus": before, "still_s": still_s(moves), **seconds}
         if isinstance(error, Refused) and op.stages.name == "refuse_early":
             raise error
         if not isinstance(error, Exception):

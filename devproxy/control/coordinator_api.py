@@ -109,7 +109,9 @@ class Coordinator(Protocol):
         is done; anew: all the same, with fresh servers."""
         ...
 
-    def resize(self, *, gpus: list[int], report: Report) -> dict[str, Any]:
+    def resize(
+        self, *, gpus: list[int], report: Report, onto: list[int] | None = None
+    ) -> dict[str, Any]:
         """The same. gpus: as many as the job has; several of them may be one of the machine's."""
         ...
 

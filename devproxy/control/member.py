@@ -164,8 +164,11 @@ class Member:
         if found:
             self._local.dumped(found.object)
 
-    def _call_move(self, to: list[int]) -> int:
-        return self._add(lambda stages: self._local.move(to, stages))
+    def _call_place(self, onto: list[int]) -> list[int]:
+        return self._local.place(onto)
+
+    def _call_move(self, to: list[int], onto: list[int] | None = None) -> int:
+        return self._add(lambda stages: self._local.move(to, stages, onto))
 
     def _call_restore(
         self, image: str, number: int, gpus: list[int], wishes: dict[str, Any]

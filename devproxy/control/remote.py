@@ -113,8 +113,12 @@ class RemoteTree:
         assert isinstance(dump, RemoteDump)
         self._try("dumped", {"part": dump.part})
 
-    def move(self, to: list[int], stages: Stages) -> RemoteMove:
-        return RemoteMove(self, "move", {"to": to}, stages)
+    def place(self, onto: list[int]) -> list[int]:
+        return list(self.call("place", {"onto": onto}))
+
+    def move(self, to: list[int], stages: Stages, onto: list[int] | None = None) -> RemoteMove:
+        more = {"onto": onto} if onto else {}
+        return RemoteMove(self, "move", {"to": to, **more}, stages)
 
     def restore(
         self,

@@ -259,7 +259,9 @@ class Part:
     def migrate(self, *, to: list[int], report: Report, anew: bool = False) -> dict[str, Any]:
         raise self._refuse("migrate")
 
-    def resize(self, *, gpus: list[int], report: Report) -> dict[str, Any]:
+    def resize(
+        self, *, gpus: list[int], report: Report, onto: list[int] | None = None
+    ) -> dict[str, Any]:
         raise self._refuse("resize")
 
     def kill(self, signal: int) -> None:

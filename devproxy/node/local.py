@@ -18,6 +18,7 @@ from devproxy.node import shared
 from devproxy.node.dump import TreeDump
 from devproxy.node.move import TreeMove
 from devproxy.node.participant import Dump
+from devproxy.node.placement import place
 from devproxy.node.restore import TreeRestore, Wishes
 from devproxy.node.stages import Stages
 from devproxy.node.tree import Tree
@@ -88,8 +89,11 @@ class LocalTree:
         assert isinstance(dump, TreeDump)
         self._previous_files = dump.files
 
-    def move(self, to: list[int], stages: Stages) -> TreeMove:
-        return TreeMove(self._tree, to, stages)
+    def place(self, onto: list[int]) -> list[int]:
+        return place(self._tree.alike, onto, self._tree.gpus)
+
+    def move(self, to: list[int], stages: Stages, onto: list[int] | None = None) -> TreeMove:
+        return TreeMove(self._tree, to, stages, onto)
 
     def restore(
         self,

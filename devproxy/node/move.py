@@ -12,7 +12,7 @@ from typing import Any
 from devproxy import fault
 from devproxy.errors import DevproxyError, Refused
 from devproxy.log import say
-from devproxy.node import staging
+from devproxy.node import placement, staging
 from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.parked import Parked, may_dump
 from devproxy.node.stages import Stages
@@ -24,21 +24,35 @@ fault.register("migrate_start", "device memory is copied, the new servers have n
 fault.register("migrate_hand_over", "the new servers are ready, the old ones have not left")
 
 
-class TreeMove:
-    """to: [k] is the machine's GPU that the tree's GPU k gets."""
+class _Held:
+    """Device memory of one of the job's GPUs, in bytes. stable: of the live ones, what its ranks keep from step to step."""
 
-    def __init__(self, tree: Tree, to: list[int], stages: Stages) -> None:
+    def __init__(self, clients: list[dict[str, Any]]) -> None:
+        self.live = sum(client["live_bytes"] for client in clients)
+        self.stable = sum(client.get("stable_bytes", 0) for client in clients)
+
+
+class TreeMove:
+    """to: [k] is the machine's GPU that the tree's GPU k gets. onto: that is a guess, and what they hold decides."""
+
+    def __init__(
+        self, tree: Tree, to: list[int], stages: Stages, onto: list[int] | None = None
+    ) -> None:
+        self._onto = onto
         self.stages = stages
         self.handed_over = False
         self.warnings: list[str] = []
         self._tree = tree
-        self._to = to
-        self._there = f"GPU {', '.join(map(str, to))}"
+        self._go_to(to)
         self._old = list(tree.servers.members)
         self._old_servers = f"GPU {', '.join(str(s.gpu) for s in self._old)}"
         self._fresh: list[Server] = []
         self._parked = Parked(tree)
         self._staging = ""
+
+    def _go_to(self, to: list[int]) -> None:
+        self._to = to
+        self._there = f"GPU {', '.join(map(str, to))}"
 
     @property
     def still_s(self) -> float:
@@ -48,9 +62,10 @@ class TreeMove:
         """Nothing has stopped yet. Raises Refused."""
         tree = self._tree
         preflight.check_there(tree.spec.device, self._to)
-        live = [sum(c["live_bytes"] for c in answer["clients"]) for answer in may_dump(tree)]
-        self._check_room(live)
-        self._staging = staging.make(tree.folder, tree.spec.job_id, sum(live), refuse=True)
+        held = [_Held(answer["clients"]) for answer in may_dump(tree)]
+        self._check_room(held)
+        total = sum(one.live for one in held)
+        self._staging = staging.make(tree.folder, tree.spec.job_id, total, refuse=True)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -69,15 +84,17 @@ class TreeMove:
         ahead = ("--restore", self._staging, "--ahead", self._staging)
         self._fresh = self._tree.prepare_servers(self._to, ahead)
 
-    def _check_room(self, live: list[int]) -> None:
-        """live: bytes, by the job's GPUs. What other jobs have of a GPU shows when the servers start."""
+    def _check_room(self, held: list[_Held]) -> None:
+        """Refuses what cannot fit even where all that ranks keep is equal. Whether it is, and what other jobs have of a GPU,
+        shows when the new servers load."""
         has = self._tree.spec.gpu_memory_bytes
         for there in dict.fromkeys(self._to):
             here = [gpu for gpu, to in enumerate(self._to) if to == there]
-            need = sum(live[gpu] for gpu in here)
+            need = sum(held[gpu].live - held[gpu].stable for gpu in here)
+            need += max(held[gpu].stable for gpu in here)
             if has and need > has:
                 raise Refused(
-                    f"GPU {there} of this machine has {has >> 20} MiB, and the job's GPU {', '.join(map(str, here))} hold {need >> 20} MiB",
+                    f"GPU {there} of this machine has {has >> 20} MiB, and the job's GPU {', '.join(map(str, here))} need at least {need >> 20} MiB there",
                     "spread them over more GPUs; the job continues",
                 )
 
@@ -110,6 +127,21 @@ class TreeMove:
     def copy(self) -> None:
         with self.stages.at("device", "copying device memory", self._old_servers):
             self._parked.dump(self._staging)
+        if self._onto:
+            self._place(self._onto)
+
+    def _place(self, onto: list[int]) -> None:
+        """Now the job stands still, so who holds the same can be seen. Where the guess was wrong, other servers start."""
+        tree = self._tree
+        tree.alike = placement.alike_in(self._staging, len(self._to))
+        to = placement.place(tree.alike, onto, tree.gpus)
+        if to == self._to:
+            return
+        self._go_to(to)
+        text = f"{self._there} instead: ranks that hold the same go together"
+        with self.stages.at("place", text, self._there):
+            tree.servers.dismiss(self._fresh)
+            self._fresh = []
 
     def start(self) -> None:
         tree = self._tree

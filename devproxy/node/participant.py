@@ -212,7 +212,13 @@ class Participant(Protocol):
         """That image is whole: the next one's files are compared with its."""
         ...
 
-    def move(self, to: list[int], stages: Stages) -> Move: ...
+    def place(self, onto: list[int]) -> list[int]:
+        """Where its GPUs would be on these of the machine, by what is known of them now."""
+        ...
+
+    def move(self, to: list[int], stages: Stages, onto: list[int] | None = None) -> Move:
+        """onto: `to` is a guess, and what its GPUs hold decides, in the cut."""
+        ...
 
     def restore(
         self,

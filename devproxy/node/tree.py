@@ -54,6 +54,8 @@ class Tree:
     ) -> None:
         self.spec = spec
         self.gpus = gpus
+        # What they had in common when somebody last looked (placement.py).
+        self.alike = [[0] * len(gpus) for _ in gpus]
         self.folder = folder
         self.servers = servers
         self.janitor = janitor

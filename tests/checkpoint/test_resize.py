@@ -208,7 +208,10 @@ def test_a_full_gpu_is_refused(world: World) -> None:
     job = world.run(*python(program), options=("--gpus", "2", "--gpu-memory", "100MiB"))
     world.wait_end("step 1")
     said = refused(world, "--gpus", "5,5")
-    assert "GPU 5 of this machine has 100 MiB, and the job's GPU 0, 1 hold 120 MiB" in said
+    assert (
+        "GPU 5 of this machine has 100 MiB, and the job's GPU 0, 1 need at least 120 MiB there"
+        in said
+    )
     assert "the job continues" in said
     assert world.ctl_json("status", "j")["gpus"] == [0, 1]
     resize(world, [5, 6])

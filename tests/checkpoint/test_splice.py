@@ -185,3 +185,121 @@ def test_a_word_that_splicing_does_not_know_is_refused(world: World) -> None:
     assert done.returncode == 2
     assert "DEVPROXY_SPLICING: 'of' is none of on, off, guard, eager and patient" in done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+class Tight:
+    """tests/subjects/tight.py: what its ranks have fits on one GPU only where most of it is there once."""
+
+    MEMORY = 500 << 20  # bytes; four ranks take 896 MiB, of which 3 x 144 MiB are other ranks' too
+
+    def __init__(self, world: World, sets: int = 1) -> None:
+        self._sets = sets
+        self._world, self.folder = world, world.home / "tight"
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "hold").touch()
+
+    def start(self, mode: str) -> subprocess.Popen[bytes]:
+        return self._world.run(
+            sys.executable, str(SUBJECTS / "tight.py"), str(RANKS), str(self.folder), str(self._sets),
+            options=("--gpus", str(RANKS), "--gpu-memory", str(self.MEMORY)),
+            DEVPROXY_SPLICING=mode, TIGHT_HOLD="1",
+        )  # fmt: skip
+
+    def wait(self, what: str) -> None:
+        self._world.wait(lambda: len(list(self.folder.glob(f"{what}-*"))) == RANKS, 90, what)
+
+    def server(self) -> dict[str, dict[str, int]]:
+        servers = self._world.ctl_json("status", "j")["servers"]
+        assert isinstance(servers, list)
+        server: dict[str, dict[str, int]] = servers[0]
+        return server
+
+    def digests(self) -> list[str]:
+        return [(self.folder / f"digest-{rank}").read_text() for rank in range(RANKS)]
+
+
+@pytest.mark.every
+def test_ranks_come_to_a_gpu_on_which_they_fit_only_spliced(world: World) -> None:
+    """By a resize and by an image; and there they stay spliced, from the first step on."""
+    tight = Tight(world)
+    job = tight.start("on,guard,patient")
+    tight.wait("at-gate")
+    world.ctl("checkpoint", "j")
+    world.ctl("resize", "j", "--gpus", "0,0,0,0")
+    moved = tight.server()
+    # Of three ranks, parameters and two states of three layers; pages at their edges are not.
+    saved = 0.99 * 3 * 3 * 3 * 4 * 2048 * 2048
+    assert moved["splicing"]["saved_bytes"] >= saved
+    assert moved["ledger"]["taken"] > tight.MEMORY >= moved["ledger"]["used"]
+    shown = world.ctl("status", "j").stdout
+    assert "taken, 431.9 MiB of it kept once; with other jobs" in shown, shown
+
+    def through() -> list[str]:
+        (tight.folder / "go").touch()
+        tight.wait("ended")
+        counts = tight.server()["splicing"]
+        assert counts["squashed"] == 5 * (RANKS - 1) and counts["broken"] == 0, counts
+        assert counts["saved_bytes"] >= saved
+        (tight.folder / "hold").unlink()
+        tight.wait("digest")
+        return tight.digests()
+
+    first = through()
+    assert world.end_of(job) == 0, world.tail()
+    for old in tight.folder.glob("*-[0-3]"):
+        old.unlink()
+    (tight.folder / "go").unlink()
+    (tight.folder / "hold").touch()
+    world.restore("--gpu", "1,1,1,1")
+    assert tight.server()["splicing"]["saved_bytes"] >= saved
+    assert through() == first
+
+
+@pytest.mark.every
+def test_what_does_not_fit_is_refused_and_the_job_goes_on(world: World) -> None:
+    tight = Tight(world)
+    job = tight.start("off")
+    tight.wait("at-gate")
+    done = world.ctl("resize", "j", "--gpus", "0,0,0,0", check=False)
+    assert done.returncode != 0
+    assert "GPU 0 of this machine has" in done.stderr.splitlines()[-1]
+    assert "the job continues on its old GPU" in done.stderr.splitlines()[-1]
+    assert world.ctl_json("status", "j")["gpus"] == [0, 1, 2, 3]
+    assert tight.server()["ledger"]["used"] == tight.server()["ledger"]["taken"]
+    world.ctl("resize", "j", "--gpus", "0,0,1,1")  # these fit, though GPU 0 had one of them before
+    (tight.folder / "go").touch()
+    tight.wait("ended")
+    (tight.folder / "hold").unlink()
+    assert world.end_of(job) == 0, world.tail()
+
+
+@pytest.mark.every
+def test_ranks_that_hold_the_same_go_together(world: World) -> None:
+    """Each of two ranks holds a part of the model, and there are two of each: only they can be spliced."""
+    expected = Tight(world, sets=2)
+    job = expected.start("on")
+    (expected.folder / "go").touch()
+    (expected.folder / "hold").unlink()
+    assert world.end_of(job) == 0, world.tail()
+    alone = expected.digests()
+    for old in expected.folder.iterdir():
+        old.unlink()
+
+    tight = Tight(world, sets=2)
+    job = tight.start("on,guard,patient")
+    tight.wait("at-gate")
+    done = world.ctl("resize", "j", "--onto", "6,1")
+    assert "GPU 6, 1, 6, 1 instead: ranks that hold the same go together" in done.stderr
+    assert world.ctl_json("status", "j")["gpus"] == [6, 1, 6, 1]
+    saved = 0.99 * 3 * 3 * 4 * 2048 * 2048  # of one rank, on each GPU
+    servers = world.ctl_json("status", "j")["servers"]
+    assert isinstance(servers, list)
+    assert all(2 * saved > server["splicing"]["saved_bytes"] >= saved for server in servers)
+    again = world.ctl_json("resize", "j", "--onto", "1,6")
+    assert again["still_s"] == 0 and again["gpus"] == [6, 1, 6, 1]
+    (tight.folder / "go").touch()
+    tight.wait("ended")
+    assert tight.server()["splicing"]["squashed"] == 5
+    (tight.folder / "hold").unlink()
+    assert world.end_of(job) == 0, world.tail()
+    assert tight.digests() == alone

@@ -30,6 +30,7 @@ from devproxy.errors import (
 )
 from devproxy.node import transcript
 from devproxy.node.dump import _Criu
+from devproxy.node.placement import place
 from devproxy.node.restore import Wishes
 from devproxy.node.spec import JobSpec
 from devproxy.node.stages import Stages
@@ -135,8 +136,11 @@ class FakeTree:
     def dumped(self, dump: object) -> None:
         self.whole.append(dump)
 
-    def move(self, to: list[int], stages: Stages) -> FakePart:
-        return FakePart(self, stages, to)
+    def place(self, onto: list[int]) -> list[int]:
+        return place([[0] * len(self.gpus)] * len(self.gpus), onto, self.gpus)
+
+    def move(self, to: list[int], stages: Stages, onto: list[int] | None = None) -> FakePart:
+        return FakePart(self, stages, onto[::-1] if onto else to)
 
     def restore(
         self,
@@ -209,8 +213,8 @@ class World:
     def migrate(self, to: list[int], anew: bool = False) -> dict[str, Any]:
         return self.job.migrate(to=to, anew=anew, report=lambda _: None)
 
-    def resize(self, gpus: list[int]) -> dict[str, Any]:
-        return self.job.resize(gpus=gpus, report=lambda _: None)
+    def resize(self, gpus: list[int], onto: list[int] | None = None) -> dict[str, Any]:
+        return self.job.resize(gpus=gpus, onto=onto, report=lambda _: None)
 
     def order(self) -> list[str]:
         """Each step once, where all trees have it before the next."""
@@ -405,6 +409,20 @@ def test_a_resize_shares_gpus(world: World) -> None:
     assert caught.value.state == "the job continues on its old GPU"
     assert str(caught.value).startswith("resize failed at ")
     assert world.job.gpus == [1] * count
+
+
+def test_a_resize_onto_gpus_goes_where_the_trees_say(world: World) -> None:
+    count = 2 * len(world.trees)
+    for onto, gpus, says in (
+        ([1, 1], [], "names a GPU twice"),
+        ([1, 2, 3], [], r"names 3 GPUs, and job j sees 2"),
+        ([1], [1] * count, "exclude each other"),
+    ):
+        with pytest.raises(Refused, match=says):
+            world.resize(gpus, onto=onto)
+    # The guess was 5, 6; what the trees found in the cut is 6, 5.
+    facts = world.resize([], onto=[5, 6])
+    assert facts["gpus"] == [6, 5] * len(world.trees) == world.job.gpus
 
 
 def test_a_migrate_that_fails_before_the_hand_over(world: World) -> None:
