@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from devproxy import __version__, config, runtime, state
+from devproxy import __version__, config, proctree, runtime, state
 from devproxy.control import client, stage_note
 from devproxy.control.client import BUSY, READY
 from devproxy.control.coordinator_api import RESTORING, STARTING
@@ -52,6 +52,8 @@ LOOK_FOR_JOBS_S = 1.0
 LOG_LIMIT_BYTES = 1 << 20
 # Imports, and a state folder on a slow disk; from there on the agent's own news count.
 AGENT_START_S = 120.0
+# A supervisor that a signal has stopped is waited for so long by a verb under way.
+STOPPED_S = 5.0
 # From a supervisor's kill -9 to the end of the rest of its job, which the janitor sees to.
 REST_ENDS_S = 5.0
 FAILED: dict[str, type[OperationFailed]] = {
@@ -309,9 +311,13 @@ def _agent_news(
 
 
 def _until_ended(
-    events: Iterator[Any], ended: Callable[[], bool], lost: DevproxyError | None = None
+    events: Iterator[Any],
+    ended: Callable[[], bool],
+    lost: DevproxyError | None = None,
+    stopped: Callable[[], DevproxyError | None] = lambda: None,
 ) -> Iterator[Any]:
-    """The events of an agent, while it lives; then nothing more, or the error `lost`.
+    """The events of an agent, while it lives; then nothing more, or the error `lost`. What `stopped` says is raised when
+    it has said so for STOPPED_S.
 
     A thread reads them, and is left alone where it never comes back: a channel of gRPC 1.85 to a process that ends while
     it connects was seen deaf for ever, to cancel() too (about one in a hundred refused restores on a loaded machine).
@@ -328,10 +334,18 @@ def _until_ended(
 
     threading.Thread(target=read, name="news", daemon=True).start()
     deadline = None
+    stopped_s: float | None = None
     while True:
         try:
             event, error = told.get(timeout=LOOK_S)
         except queue.Empty:
+            why = stopped()
+            if why is None:
+                stopped_s = None
+            elif stopped_s is None:
+                stopped_s = time.monotonic()
+            elif time.monotonic() - stopped_s > STOPPED_S:
+                raise why from None
             if deadline is None:
                 deadline = time.monotonic() + LAST_WORDS_S if ended() else None
             elif time.monotonic() > deadline:
@@ -374,11 +388,33 @@ def _agent_ended(stage: str, started: Started) -> DevproxyError:
     )
 
 
+def _stopped(path: str) -> client.SupervisorStopped | None:
+    pid = client.stopped_supervisor(path)
+    return client.SupervisorStopped(client.supervisor_of(path), pid) if pid else None
+
+
+def _verb_stopped(
+    verb: str, name: str, stage: str, error: client.SupervisorStopped
+) -> OperationFailed:
+    """The verb has not failed: it stands where its supervisor stands."""
+    remedy = f"{error.remedy}; the {verb} goes on with it, see: devproxy watch {name}"
+    return FAILED[verb](stage, error.what, remedy, "stopped", f"job {name}")
+
+
 def _supervisor_lost(verb: str, name: str, path: str, stage: str) -> OperationFailed:
     """The supervisor was killed in the middle of a verb. What it leaves behind is ended before anybody is told."""
     deadline = time.monotonic() + REST_ENDS_S
     while os.path.exists(path) and time.monotonic() < deadline:
         time.sleep(0.02)
+    pid = client.job_file(path).get("pid")
+    if isinstance(pid, int) and proctree.lives(pid):
+        return FAILED[verb](
+            stage,
+            f"{client.supervisor_of(path)} (process {pid}) hung up during the call",
+            f"it lives, so restore nothing beside it; see: devproxy status {name}",
+            "unknown",
+            f"job {name}",
+        )
     return FAILED[verb](
         stage,
         f"{client.supervisor_of(path)} went away during the call",
@@ -536,8 +572,16 @@ class Service:
                 with client.agent(path) as stub:
                     stream = call(stub)
                     context.add_callback(stream.cancel)
-                    lost = client.WentAway(client.supervisor_of(path))
-                    yield from _until_ended(stream, lambda: not runtime.is_alive(path), lost)
+                    yield from _until_ended(
+                        stream,
+                        lambda: not runtime.is_alive(path),
+                        client.WentAway(client.supervisor_of(path)),
+                        lambda: _stopped(path),
+                    )
+            except client.SupervisorStopped as error:
+                if verb not in FAILED:
+                    raise
+                raise _verb_stopped(verb, name, note.read() or "start", error) from None
             except client.WentAway:
                 if verb not in FAILED:
                     raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -472,6 +473,26 @@ def test_the_news_of_a_living_agent_may_be_silent_for_long(monkeypatch: pytest.M
         yield 1
 
     assert list(daemon._until_ended(slow(), lambda: False, DevproxyError("gone"))) == [1]
+
+
+def test_a_supervisor_that_lives_is_not_replaced_by_a_restore(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection broke, say because it was stopped; the process is there."""
+    monkeypatch.setattr(daemon, "REST_ENDS_S", 0.1)
+    job = runtime.create_job("j")
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        Path(job.path, "job.json").write_text(json.dumps({"pid": sleeper.pid}))
+        error = str(daemon._supervisor_lost("checkpoint", "j", job.path, "cut"))
+        assert f"process {sleeper.pid}" in error
+        assert "devproxy restore" not in error
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    error = str(daemon._supervisor_lost("checkpoint", "j", job.path, "cut"))
+    assert "devproxy restore j" in error
+    runtime.remove_job(job)
 
 
 def test_the_error_of_a_channel_arrives_as_it_is() -> None:
