@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +44,50 @@ MOUNTINFO = rb"""
 )
 def test_shared_file_systems(path: str, shared: bool) -> None:
     assert Mounts(procfs.parse_mountinfo(MOUNTINFO)).shared(path) is shared
+
+
+HOLDER = """
+import fcntl, os, signal, sys
+fd = os.open(sys.argv[1], int(sys.argv[2]))
+os.lseek(fd, 3, os.SEEK_SET)
+signal.signal(signal.SIGIO, lambda *_: print("broken", flush=True))
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("holds", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+print(os.lseek(fd, 0, os.SEEK_CUR), flush=True)
+"""
+
+
+@pytest.mark.parametrize("mode", [os.O_RDWR, os.O_WRONLY])
+def test_a_file_that_a_frozen_process_holds_a_lease_on(
+    tmp_path: Path, make: Callable[[], FilesTracker], mode: int
+) -> None:
+    """Its copy waits for nobody, and the holder notices nothing: no signal, no other position."""
+    held = tmp_path / "held"
+    held.write_text("content")
+    tracker = make()
+    tracker.mention(str(held))
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(held), str(mode)], stdout=-1, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "holds\n"
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
+        began = time.monotonic()
+        if mode == os.O_RDWR:
+            entries = tracker.snapshot(str(tmp_path / "staging"), shared_fs=lambda _: False)
+            (entry,) = (e for e in entries if e.path == str(held))
+            assert Path(entry.staged).read_text() == "content"
+        else:
+            with pytest.raises(DevproxyError, match=f"process {holder.pid} holds a lease"):
+                tracker.snapshot(str(tmp_path / "staging"), shared_fs=lambda _: False)
+        assert time.monotonic() - began < 5
+        holder.send_signal(signal.SIGCONT)
+        assert holder.communicate(timeout=10)[0] == "3\n"
+    finally:
+        holder.kill()
+        holder.communicate()
 
 
 def test_this_machine_has_mounts() -> None:

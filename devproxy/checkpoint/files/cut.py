@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from devproxy.checkpoint.files.copying import check_same, copy_content
 from devproxy.checkpoint.files.known import Known, Track
+from devproxy.checkpoint.files.leases import Leases, borrowed
 from devproxy.checkpoint.files.look import lstat
 from devproxy.checkpoint.files.records import FileEntry, unchanged
 from devproxy.errors import DevproxyError
@@ -30,6 +31,7 @@ class Cut:
         self.older = {e.path: e for e in previous}
         self.files_max = files_max
         self.shared = shared
+        self.leases = Leases()
         self.inodes: dict[tuple[int, int], str] = {}
         self.entries: list[FileEntry] = []
 
@@ -85,6 +87,10 @@ class Cut:
                 self._stage(entry)
 
     def _stage(self, entry: FileEntry) -> None:
+        if holder := self.leases.on(entry.dev, entry.ino):
+            with borrowed(holder, entry.path, entry.dev, entry.ino) as source:
+                self._copy(source, entry)
+            return
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO may have come
         try:
             source = os.open(entry.path, flags | os.O_NOATIME)
@@ -95,6 +101,12 @@ class Cut:
                 entry.kind, entry.staged = "special", ""
                 entry.why = f"it cannot be read: {e.strerror}"
                 return
+        try:
+            self._copy(source, entry)
+        finally:
+            os.close(source)
+
+    def _copy(self, source: int, entry: FileEntry) -> None:
         try:
             # Its mode and owner were another's: the content of a file that only root may read would come back for all.
             check_same(source, entry.path, (entry.dev, entry.ino))
@@ -111,5 +123,3 @@ class Cut:
                 "make room there; the job goes on, no image was made",
                 object=entry.path,
             ) from e
-        finally:
-            os.close(source)
