@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -493,6 +494,24 @@ def test_a_coordinator_that_does_not_read_holds_up_nobody(servers: list[OneServe
         for _ in range(len(sent) // len(request)):
             (length,) = struct.unpack("<I", link.recv(4, socket.MSG_WAITALL))
             assert json.loads(link.recv(length, socket.MSG_WAITALL))["ok"]
+
+
+def test_a_stranger_holds_the_ledgers_lock(servers: list[OneServer]) -> None:
+    """As a stopped server in it would. The allocation fails after a while, and the log names who is in the way."""
+    server = servers[0]
+    with open(server.folder / "ledger", "rb") as ledger:
+        fcntl.flock(ledger, fcntl.LOCK_EX)
+        failed = job(server.folder, "memset")
+        try:
+            failed.communicate(timeout=40)
+        finally:
+            failed.kill()
+        assert failed.returncode != 0
+    passed(job(server.folder, "memset"))
+    os.close(server.lease)
+    server.lease = -1
+    _, log = server.process.communicate(timeout=20)
+    assert f"{server.folder}/ledger is locked by process {os.getpid()} (" in log, log
 
 
 def test_a_server_without_descriptors_waits_for_one(servers: list[OneServer]) -> None:

@@ -7,9 +7,10 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 
+from devproxy import procfs
 from devproxy.checkpoint.files.copying import check_same, copy_content
 from devproxy.checkpoint.files.known import Known, Track
-from devproxy.checkpoint.files.leases import Leases, borrowed
+from devproxy.checkpoint.files.leases import borrowed
 from devproxy.checkpoint.files.look import lstat
 from devproxy.checkpoint.files.records import FileEntry, unchanged
 from devproxy.errors import DevproxyError
@@ -31,7 +32,7 @@ class Cut:
         self.older = {e.path: e for e in previous}
         self.files_max = files_max
         self.shared = shared
-        self.leases = Leases()
+        self.leases = procfs.leases()
         self.inodes: dict[tuple[int, int], str] = {}
         self.entries: list[FileEntry] = []
 
@@ -87,7 +88,7 @@ class Cut:
                 self._stage(entry)
 
     def _stage(self, entry: FileEntry) -> None:
-        if holder := self.leases.on(entry.dev, entry.ino):
+        if holder := self.leases.get((entry.dev, entry.ino)):
             with borrowed(holder, entry.path, entry.dev, entry.ino) as source:
                 self._copy(source, entry)
             return

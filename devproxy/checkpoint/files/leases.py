@@ -18,30 +18,6 @@ from devproxy.errors import DevproxyError
 _PIDFD_GETFD = 438  # the same number on every architecture
 
 
-def parse_locks(text: str) -> dict[tuple[int, int], int]:
-    """(device, inode) of each write lease, and its holder, out of /proc/locks (proc(5))."""
-    found = {}
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) < 6 or words[1] != "LEASE" or words[3] != "WRITE":
-            continue
-        major, minor, inode = words[5].split(":")
-        found[os.makedev(int(major, 16), int(minor, 16)), int(inode)] = int(words[4])
-    return found
-
-
-class Leases:
-    """Of the whole machine, as they are now."""
-
-    def __init__(self) -> None:
-        with open("/proc/locks", encoding="ascii", errors="replace") as file:
-            self._holders = parse_locks(file.read())
-
-    def on(self, device: int, inode: int) -> int:
-        """The process that holds one; 0: nobody does."""
-        return self._holders.get((device, inode), 0)
-
-
 @contextmanager
 def borrowed(holder: int, path: str, device: int, inode: int) -> Iterator[int]:
     """The holder's descriptor, for reading. Precondition: the holder stands still, for it shares its file position, which

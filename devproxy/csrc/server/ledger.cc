@@ -60,10 +60,12 @@ auto Ledger::change(Change change) {
   std::lock_guard guard(in_process());
   LockedFile::Lock lock(file_);
   LedgerTable table;
+  if (!lock.held()) return decltype(change(table)){};
   if (file_.read(&table, sizeof table) != sizeof table || table.magic != LedgerTable::kMagic ||
       table.version != LedgerTable::kVersion)
     table = {};
   table.reap(is_alive);
+  table.give(self_, owed_.exchange(0));
   const auto answer = change(table);
   // A full file system: the answer is still right for this process, and the next writer brings the file up to date
   // except for our entry. The file is one page of tmpfs that exists from the first write on.
@@ -76,7 +78,7 @@ std::optional<uint64_t> Ledger::take(uint64_t wanted, uint64_t minimum) {
 }
 
 void Ledger::give(uint64_t bytes) {
-  change([&](LedgerTable& table) { return table.give(self_, bytes), 0; });
+  if (!change([&](LedgerTable& table) { return table.give(self_, bytes), true; })) owed_ += bytes;
 }
 
 uint64_t Ledger::free_bytes() {

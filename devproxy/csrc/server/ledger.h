@@ -54,7 +54,7 @@ struct LedgerTable {
   const Entry* find(const ProcessId& owner) const;
 };
 
-// Any thread. The job's GPUs on this one share it.
+// Any thread. The job's GPUs on this one share it. While somebody holds the lock for long, nothing is granted.
 class Ledger {
  public:
   static StatusOr<std::unique_ptr<Ledger>> open(const std::string& path, uint64_t limit_bytes);
@@ -74,6 +74,7 @@ class Ledger {
   const uint64_t limit_bytes_;
   const ProcessId self_ = this_process();
   std::atomic<uint32_t> users_{0};
+  std::atomic<uint64_t> owed_{0};  // could not be given back while somebody held the lock: it is with the next change
 };
 
 }  // namespace devproxy::server
