@@ -146,7 +146,10 @@ class LocalBackend:
                               "give another --store")  # fmt: skip
         with named("open", f"store {self.url}"):
             for folder in (_TMP, "packs", "images", "jobs", "uploads", "gc"):
-                self._folder(folder)
+                try:
+                    self._folder(folder)
+                except FileNotFoundError as error:  # in /proc, no folder can be made
+                    raise classify("open", f"store {self.url}", error) from error
 
     def _path(self, name: str) -> str:
         return os.path.join(self.root, name)

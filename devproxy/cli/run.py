@@ -259,6 +259,7 @@ def _meet(options: Options, plan: preflight.Plan) -> First | Other | None:
 def run(options: Options) -> int:
     """Refuse early, servers, command, end. Returns the exit code; raises DevproxyError when nothing was started."""
     burial.install()
+    machine.working_folder()
     program = cmd.find_program(options.command[0])
     plan = preflight.check(
         options.device, options.machine_gpus(), options.gpu_memory_bytes, program, options.command
@@ -347,7 +348,7 @@ def make_spec(
         job_id=os.urandom(8).hex(),
         command=options.command,
         program=program,
-        cwd=os.getcwd(),
+        cwd=machine.working_folder(),
         device=plan.device,
         gpu_memory_bytes=plan.gpu_memory_bytes,
         chaos=options.chaos,

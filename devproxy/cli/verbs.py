@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from devproxy import records, runtime, state
+from devproxy import machine, records, runtime, state
 from devproxy.checkpoint.errors import StoreError
 from devproxy.cli import progress, told
 from devproxy.cli.ask import named_job
@@ -277,7 +277,7 @@ def _restore_detached(arguments: argparse.Namespace, spec: dict[str, Any]) -> in
     request = pb.RestoreRequest(
         **{key: value for key, value in spec.items() if value is not None},
         environment=dict(os.environ),
-        cwd=os.getcwd(),
+        cwd=machine.working_folder(),
         wait=arguments.wait,
     )
     name = specs.own_name(str(spec["name"]), spec["node"] or 0)
