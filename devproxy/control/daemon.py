@@ -52,6 +52,7 @@ LOOK_FOR_JOBS_S = 1.0
 LOG_LIMIT_BYTES = 1 << 20
 # Imports, and a state folder on a slow disk; from there on the agent's own news count.
 AGENT_START_S = 120.0
+MOST_CALLS, MOST_FOLLOWERS = 256, 192
 # A supervisor that a signal has stopped is waited for so long by a verb under way.
 STOPPED_S = 5.0
 # From a supervisor's kill -9 to the end of the rest of its job, which the janitor sees to.
@@ -438,8 +439,11 @@ class Service:
     """The verbs of the service Devproxy."""
 
     def __init__(self) -> None:
+        from devproxy.control import agent_service
+
         self.calls = Calls()
         self.agents = Agents()
+        self._followers = agent_service.Followers(MOST_FOLLOWERS, "jobs of this user")
 
     def Ping(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.DaemonInfo:
         from devproxy.control._pb import job_pb2 as pb
@@ -520,6 +524,8 @@ class Service:
 
         with self._call("restore", request.name, context):
             runtime.check_job_name(request.name)
+            if request.wait:
+                self._followers.enter(context)
             started = self.agents.start(request)
             yield from _watch_restore(_local_name(request), started, context)
             while request.wait and context.is_active():
@@ -560,6 +566,8 @@ class Service:
 
         with self._call(verb, request.job, context):
             name, path = _find(verb, request.job)
+            if verb in ("logs", "watch"):
+                self._followers.enter(context)
             if not client.wait_for_agent(path):
                 raise Refused(
                     f"job {name!r} has no control socket",
@@ -615,6 +623,7 @@ def run(tell: Callable[[bytes], None]) -> int:
         server = agent_service.make_server(
             runtime.daemon_socket(),
             lambda s: job_pb2_grpc.add_DevproxyServicer_to_server(service, s),
+            MOST_CALLS,
         )
         log(f"serves version={__version__} root={runtime.root_path()}")
         tell(READY)

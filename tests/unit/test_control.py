@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -22,6 +23,7 @@ from devproxy.cli import images, progress, verbs
 from devproxy.control import agent_service, client, daemon, messages
 from devproxy.control import coordinator_api as api
 from devproxy.control._pb import job_pb2 as pb
+from devproxy.control.quiet_grpc import grpc
 from devproxy.errors import CheckpointError, DevproxyError, Refused, RestoreError
 from devproxy.node.stages import Progress
 from tests.fake_agent import BUG, FAIL, FakeCoordinator
@@ -141,6 +143,35 @@ def test_a_failure_says_all(fake: FakeCoordinator, folder: str) -> None:
     with pytest.raises(DevproxyError, match="internal error: ValueError: a bug"):
         checkpoint(folder, [], cut_wait_ms=BUG)
     assert checkpoint(folder, []).image is not None  # and it serves on
+
+
+def test_followers_keep_no_verb_out(fake: FakeCoordinator, folder: str) -> None:
+    """As many as a user likes; those that are too many are told so."""
+    with client.agent(folder) as stub:
+        following, refused = [], 0
+        for _ in range(agent_service.MOST_CALLS + 6):
+            call = stub.Logs(pb.LogsRequest(follow=True))
+            try:
+                next(call)
+                following.append(call)
+            except grpc.RpcError as error:
+                refused += 1
+                carried = messages.carried_error(error)
+                assert isinstance(carried, Refused)
+                assert "calls follow this job already" in carried.what
+        assert len(following) == agent_service.MOST_FOLLOWERS
+        assert checkpoint(folder, []).image is not None
+        for call in following:
+            call.cancel()
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:  # their places are free again
+            call = stub.Logs(pb.LogsRequest(follow=True))
+            with contextlib.suppress(grpc.RpcError):
+                next(call)
+                break
+        else:
+            pytest.fail("nobody may follow any more")
+        stub.Kill(pb.KillRequest(signal=15))
 
 
 def test_the_other_verbs(fake: FakeCoordinator, folder: str) -> None:
