@@ -270,14 +270,13 @@ def restore(arguments: argparse.Namespace) -> int:
 
 
 def _restore_detached(arguments: argparse.Namespace, spec: dict[str, Any]) -> int:
-    from devproxy.control._pb import (
-        job_pb2 as pb,
-    )  # protobuf is loaded by the first call (client.py)
+    from devproxy.control import messages  # protobuf is loaded by the first call (client.py)
+    from devproxy.control._pb import job_pb2 as pb
 
     request = pb.RestoreRequest(
-        **{key: value for key, value in spec.items() if value is not None},
-        environment=dict(os.environ),
-        cwd=machine.working_folder(),
+        **messages.packed({key: value for key, value in spec.items() if value is not None}),
+        environment=messages.packed(dict(os.environ)),
+        cwd=messages.packed(machine.working_folder()),
         wait=arguments.wait,
     )
     name = specs.own_name(str(spec["name"]), spec["node"] or 0)

@@ -146,6 +146,8 @@ class Agents:
 
     def start(self, request: pb.RestoreRequest) -> Started:
         """Raises Refused where that job lives or is being restored."""
+        from devproxy.control import messages
+
         name = _local_name(request)
         log_path = state.log_path(name)
         with self._lock:
@@ -167,6 +169,9 @@ class Agents:
                 "meet": request.meet or None,
                 "address": request.address or None,
             }
+            spec = messages.unpacked(spec)
+            cwd = messages.unpacked(request.cwd)
+            environment = messages.unpacked(dict(request.environment))
             path = os.path.join(state.subfolder("restores"), f"{name}-{time.time_ns()}.json")
             spec["note"] = path + ".stage"
             _write_private(path + ".stage", "")
@@ -178,8 +183,8 @@ class Agents:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    cwd=request.cwd if os.path.isdir(request.cwd) else "/",
-                    env=client.own_environment(dict(request.environment) or os.environ),
+                    cwd=cwd if os.path.isdir(cwd) else "/",
+                    env=client.own_environment(environment or os.environ),
                     start_new_session=True,
                 )
             note = stage_note.NoteReader(path + ".stage")

@@ -112,6 +112,16 @@ def test_every_error_has_a_code() -> None:
         assert not any(issubclass(below, above) for below in order[i + 1 :]), above
 
 
+@pytest.mark.parametrize("text", ["plain ü", "a\udcffb\udc80", "\udce9", ""])
+def test_odd_bytes_travel(text: str) -> None:
+    value = {text: [text, 1, None], "n": 2}
+    assert messages.unpacked(messages.packed(value)) == value
+    messages.packed(text).encode()
+    error = messages.error_from_pb(messages.error_to_pb(RestoreError("fetch", text, text, text)))
+    assert isinstance(error, RestoreError)
+    assert (error.what, error.state) == (text, text)
+
+
 # --- the service ---
 
 
