@@ -236,6 +236,26 @@ def parse_fdinfo(text: bytes) -> FdInfo:
     return FdInfo(int(facts[b"flags"], 8), None if index is None else int(index))
 
 
+class Timer(NamedTuple):
+    """A timerfd. ticks: expirations that nobody has read; interval_ns: 0 where it fires once."""
+
+    ticks: int
+    interval_ns: int
+
+
+def timer(pid: Pid, fd: int) -> Timer | None:
+    """None: it is closed, or no timer."""
+    return parse_timer(_read(f"/proc/{pid}/fdinfo/{fd}"))
+
+
+def parse_timer(text: bytes) -> Timer | None:
+    ticks = re.search(rb"^ticks: (\d+)$", text, re.M)
+    interval = re.search(rb"^it_interval: \((\d+), (\d+)\)$", text, re.M)
+    if not ticks or not interval:
+        return None
+    return Timer(int(ticks[1]), int(interval[1]) * 1_000_000_000 + int(interval[2]))
+
+
 # --- locks ---
 
 
