@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -44,6 +45,41 @@ MOUNTINFO = rb"""
 )
 def test_shared_file_systems(path: str, shared: bool) -> None:
     assert Mounts(procfs.parse_mountinfo(MOUNTINFO)).shared(path) is shared
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_extended_attributes_and_acls_come_back(
+    tmp_path: Path, make: Callable[[], FilesTracker], replaced: bool
+) -> None:
+    """Also of a second image, which takes the content from the first."""
+    wanted = {
+        "user.note": b"of the job\xff",
+        "system.posix_acl_access": struct.pack("<I", 2)
+        + b"".join(
+            struct.pack("<HHI", *entry)
+            for entry in ((1, 6, -1 & 0xFFFFFFFF), (2, 4, 1234), (4, 4, -1 & 0xFFFFFFFF),
+                          (16, 6, -1 & 0xFFFFFFFF), (32, 0, -1 & 0xFFFFFFFF))
+        ),
+    }  # fmt: skip
+    file = tmp_path / "file"
+    file.write_text("content")
+    for name, value in wanted.items():
+        os.setxattr(file, name, value)
+    tracker = make()
+    tracker.mention(str(file), "C")
+    time.sleep(0.1)  # old enough to be taken from the image before
+    entries = tracker.snapshot(str(tmp_path / "one"), shared_fs=lambda _: False)
+    for entry in entries:
+        entry.refs = ["a ref"] if entry.kind == "present" else []
+    entries = tracker.snapshot(str(tmp_path / "two"), previous=entries, shared_fs=lambda _: False)
+    entries = [FileEntry.from_dict(json.loads(json.dumps(e.to_dict()))) for e in entries]
+    if replaced:
+        file.unlink()
+    for name in wanted if not replaced else ():
+        os.removexattr(file, name)
+    make().put_back(entries, lambda e, fd: os.write(fd, b"content"), print, image_time=time.time())
+    assert file.read_text() == "content"
+    assert {name: os.getxattr(file, name) for name in os.listxattr(file)} == wanted
 
 
 HOLDER = """

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from devproxy import procfs
+from devproxy.checkpoint.files import xattrs
 from devproxy.checkpoint.files.copying import check_same, copy_content
 from devproxy.checkpoint.files.known import Known, Track
 from devproxy.checkpoint.files.leases import borrowed
@@ -82,7 +83,7 @@ class Cut:
             self.inodes[st.st_dev, st.st_ino] = path
             old = self.older.get(path)
             if old is not None and old.refs and unchanged(old, entry):
-                entry.refs = list(old.refs)
+                entry.refs, entry.xattrs = list(old.refs), dict(old.xattrs)
             else:
                 entry.staged = os.path.join(self.staging_dir, f"file-{len(self.entries):06d}")
                 self._stage(entry)
@@ -111,6 +112,7 @@ class Cut:
         try:
             # Its mode and owner were another's: the content of a file that only root may read would come back for all.
             check_same(source, entry.path, (entry.dev, entry.ino))
+            entry.xattrs = xattrs.read(source)
             target = os.open(
                 entry.staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
             )
