@@ -151,14 +151,15 @@ class Criu:
         tcp: str = "close",
         log: str = "",
         on_root: Callable[[int], None] = lambda pid: None,
+        on_whole: Callable[[int], None] = lambda pid: None,
     ) -> int:
         """Restores a tree; returns the process id of its root, which is a child of the calling process.
 
         job_dir: the folder to bind at mount_at, where the tree has always seen its job folder; it must hold every FIFO and every mapped file
         that the tree has open. A FIFO's reader must be there already: a restored task that writes into one without a
         reader gets SIGPIPE. inherit_fds: {"pipe:[inode]": descriptor to use instead}, and under NETWORK_KEY that of the
-        network namespace for a tree that had its own. on_root is told the root's process id
-        before the tree runs.
+        network namespace for a tree that had its own. on_root is told the root's process id when the rest is not there
+        yet, on_whole when all threads are; none of them runs until then.
         Raises CriuError; then nothing of the tree is left.
         """
         os.makedirs(mount_at, mode=0o700, exist_ok=True)
@@ -175,6 +176,8 @@ class Criu:
             if pid:
                 made[:] = [pid]
                 on_root(pid)
+            elif script == "pre-resume" and made:
+                on_whole(made[0])
 
         with _Worker(self, "restore", images_dir, fields, fds) as worker:
             try:

@@ -26,7 +26,7 @@ from devproxy.checkpoint.files.records import FileEntry
 from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.writer import Writer
 from devproxy.errors import CheckpointError, DevproxyError, Refused
-from devproxy.node import init, shared, staging
+from devproxy.node import init, scheduling, shared, staging
 from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.network import inside
 from devproxy.node.parked import Parked, may_dump
@@ -238,6 +238,7 @@ class TreeDump:
             )
         fault.point("frozen")
         self._criu.check()
+        self._facts["threads"] = scheduling.collect(root)
         with self.stages.at(
             "shared", "copying what the job shares with its servers", self._servers
         ):

@@ -1,4 +1,5 @@
-"""Names, arguments, environment and working folder that are no UTF-8, and names as long as a file system takes."""
+"""A life of a job of which nothing is usual: names, arguments, environment and working folder that are no UTF-8, names as
+long as a file system takes, a CPU and a timer slack of its own."""
 
 from __future__ import annotations
 
@@ -17,10 +18,15 @@ PYTHON = os.fsencode(sys.executable)
 ODD = b"odd-\xff\xe9"
 LONG = b"n" * 255
 JOB = b"""
-import os, sys, time
+import ctypes, os, sys, time
 assert (os.fsencode(sys.argv[1]), os.environb[b"ODD"], os.getcwdb()[-6:]) == (%(odd)r,) * 3
 files = [open(name, "w") for name in (%(odd)r + b".txt", %(long)r, b"\\xe9" * 126)]
+libc = ctypes.CDLL(None)
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+libc.prctl(29, 123456)  # PR_SET_TIMERSLACK, and 30 is PR_GET
+scheduled = open("scheduled", "a")
 for number in range(1, 1000):
+    print(sorted(os.sched_getaffinity(0)), libc.prctl(30), file=scheduled, flush=True)
     for file in files:
         print(number, file=file, flush=True)
     print(number, flush=True)
@@ -43,7 +49,7 @@ def last(path: bytes) -> int:
 
 
 @pytest.mark.every
-def test_the_life_of_a_job_with_odd_bytes(job_env: dict[str, str], tmp_path: Path) -> None:
+def test_the_life_of_an_odd_job(job_env: dict[str, str], tmp_path: Path) -> None:
     require_criu()
     env = {os.fsencode(k): os.fsencode(v) for k, v in job_env.items()}
     env |= {
@@ -88,6 +94,8 @@ def test_the_life_of_a_job_with_odd_bytes(job_env: dict[str, str], tmp_path: Pat
                 numbers = [int(text) for text in file.read().split()]
             assert numbers == list(range(1, len(numbers) + 1))
             assert len(numbers) >= last(restored)
+        with open(folder + b"/scheduled") as file:
+            assert set(file.read().splitlines()) == {f"[{max(os.sched_getaffinity(0))}] 123456"}
     finally:
         job.kill()
         job.wait()
