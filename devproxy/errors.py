@@ -46,6 +46,10 @@ class ServerUnreachable(DevproxyError):
     """A server does not answer on its socket."""
 
 
+class ServerStopped(ServerUnreachable):
+    """It lives, and a signal has stopped it: nothing is lost."""
+
+
 class OperationFailed(DevproxyError):
     """A verb failed in the middle. stage: where; object: what was in the way; state: of the job, now."""
 

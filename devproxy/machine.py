@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 
 from devproxy.errors import Refused
 
@@ -47,6 +48,27 @@ def parse_duration_ms(text: str) -> int:
             if 0 <= value < 86_400_000 and (suffix or value == 0):
                 return int(value)
     raise Refused(f"{text!r} is not a time", "write it like 500ms or 2s")
+
+
+def check_descriptors(gpus: int) -> None:
+    """Raises Refused where a supervisor of so many GPUs would run out of them, in the middle of something."""
+    least = 64 + 4 * gpus  # measured: a supervisor has 30 of its own, and a verb takes as many
+    now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if now != resource.RLIM_INFINITY and now < least:
+        raise Refused(
+            f"a process may have {now} open files here, and {least} are needed",
+            f"raise the limit: ulimit -n {max(1024, least)}",
+        )
+
+
+def working_folder() -> str:
+    """Raises Refused where somebody has removed it."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise Refused(
+            f"the working folder cannot be used: {error.strerror}", "go to one that is there: cd"
+        ) from None
 
 
 def show_bytes(count: int) -> str:

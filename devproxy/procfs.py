@@ -236,6 +236,52 @@ def parse_fdinfo(text: bytes) -> FdInfo:
     return FdInfo(int(facts[b"flags"], 8), None if index is None else int(index))
 
 
+class Timer(NamedTuple):
+    """A timerfd. ticks: expirations that nobody has read; interval_ns: 0 where it fires once."""
+
+    ticks: int
+    interval_ns: int
+
+
+def timer(pid: Pid, fd: int) -> Timer | None:
+    """None: it is closed, or no timer."""
+    return parse_timer(_read(f"/proc/{pid}/fdinfo/{fd}"))
+
+
+def parse_timer(text: bytes) -> Timer | None:
+    ticks = re.search(rb"^ticks: (\d+)$", text, re.M)
+    interval = re.search(rb"^it_interval: \((\d+), (\d+)\)$", text, re.M)
+    if not ticks or not interval:
+        return None
+    return Timer(int(ticks[1]), int(interval[1]) * 1_000_000_000 + int(interval[2]))
+
+
+# --- locks ---
+
+
+def lock_holder(fd: int) -> int:
+    """Who took the flock on that open file; 0 where nobody is known."""
+    facts = os.fstat(fd)
+    return parse_locks(_read("/proc/locks"), "FLOCK").get((facts.st_dev, facts.st_ino), 0)
+
+
+def parse_locks(text: bytes, kind: str) -> dict[tuple[int, int], int]:
+    """(device, inode) of each lock for writing of that kind (FLOCK, LEASE), and its holder."""
+    found = {}
+    for line in text.decode(errors="replace").splitlines():
+        words = line.split()
+        if len(words) < 6 or words[1] != kind or words[3] != "WRITE":
+            continue
+        major, minor, inode = words[5].split(":")
+        found[os.makedev(int(major, 16), int(minor, 16)), int(inode)] = int(words[4])
+    return found
+
+
+def leases() -> dict[tuple[int, int], int]:
+    """(device, inode) of each write lease on this machine, and its holder."""
+    return parse_locks(_read("/proc/locks"), "LEASE")
+
+
 # --- the machine ---
 
 

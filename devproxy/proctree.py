@@ -1,9 +1,11 @@
-"""Who descends from a process, out of /proc. A process that ends while we look is simply not there."""
+"""Who descends from a process, and who is stopped, out of /proc. A process that ends while we look is simply not there."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 
 _EXIT_CODE = 49  # proc_pid_stat(5): field 52, counted from the third
 
@@ -25,9 +27,27 @@ def parent(pid: int) -> int | None:
 
 
 def stopped(pid: int) -> bool:
-    """By a signal, as Ctrl-Z's, until SIGCONT."""
+    """By a signal, as Ctrl-Z's, until SIGCONT; or by a debugger."""
     info = _stat(pid)
-    return info is not None and info[1] == "T"
+    return info is not None and info[1] in "Tt"
+
+
+def listener(link: socket.socket) -> int:
+    """The process that listens where the socket is connected to (unix(7): SO_PEERCRED)."""
+    packed = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid: int = struct.unpack("iII", packed)[0]
+    return pid
+
+
+def stopped_words(pid: int) -> str:
+    """Of a server that is stopped, behind its name."""
+    return f"(process {pid}) is stopped, nothing is lost; it goes on after: kill -CONT {pid}"
+
+
+def lives(pid: int) -> bool:
+    """No zombie either."""
+    info = _stat(pid)
+    return info is not None and info[1] not in "ZX"
 
 
 def _children(pid: int) -> list[int] | None:

@@ -21,13 +21,15 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from devproxy import config
+from devproxy import config, procfs
 from devproxy.errors import Refused
 
 JOB_NAME_LIMIT = 64
+LOCK_S = 10.0  # for a lock whose holders do nothing in it that takes long
 SOCKET_PATH_LIMIT = 107  # unix(7): sun_path, less its NUL
 JOURNAL = "files.journal"  # csrc/hostlib
 MOUNT_NAME = ".job"  # where every job sees its own folder, by a mount of its own
@@ -114,12 +116,41 @@ def _root_locked(create: bool) -> Iterator[str | None]:
                 f"{root} cannot be used: {error.strerror}", f"remove it: rm -r {root}"
             ) from None
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            _lock(fd, path)
             if _is_at(fd, path):
                 yield root
                 return
         finally:
             os.close(fd)
+
+
+class Locked(Refused):
+    """Somebody holds a lock that everybody gives back at once, and does not."""
+
+
+def _lock(fd: int, path: str) -> None:
+    """Raises Locked, by name of its holder, after LOCK_S."""
+    deadline = time.monotonic() + LOCK_S
+    pause = 0.0005
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        if time.monotonic() > deadline:
+            holder = procfs.lock_holder(fd)
+            status = procfs.status(holder) if holder else None
+            name = f" ({status.name})" if status else ""
+            who = f"process {holder}{name}" if holder else "somebody"
+            remedy = f"kill -CONT {holder}" if status and status.state in "Tt" else "end it"
+            raise Locked(
+                f"{path} is locked by {who} for more than {LOCK_S:g} s",
+                f"is it stopped? {remedy}",
+                object=path,
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
 
 
 def _is_at(fd: int, path: str) -> bool:
@@ -221,7 +252,9 @@ def create_job(name: str) -> JobFolder:
         lock_fd = os.open(
             os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
-        fcntl.flock(lock_fd, fcntl.LOCK_EX)  # at most the moment of a `devproxy ps` that looks
+        _lock(
+            lock_fd, os.path.join(path, "lock")
+        )  # at most the moment of a `devproxy ps` that looks
         return JobFolder(name, path, lock_fd)
 
 
@@ -236,21 +269,31 @@ def remove_job(job: JobFolder) -> None:
 
 
 def sweep() -> None:
-    """Removes what dead runs left behind. Safe at any time, from any process of the user."""
-    with _root_locked(create=False) as root:
-        if root is None:
-            return
-        if not _sweep(root):
-            _sweep_daemon(root)
-            _unlink(os.path.join(root, ".lock"))
-            try:
-                os.rmdir(os.path.join(root, MOUNT_NAME))
-            except OSError:
-                pass  # it was never made
-            try:
-                os.rmdir(root)
-            except OSError:
-                pass  # a daemon, or something of the user's, is in there
+    """Removes what dead runs left behind. Safe at any time, from any process of the user.
+
+    Where somebody holds the root's lock for long, all stays for the next sweep.
+    """
+    try:
+        with _root_locked(create=False) as root:
+            if root is not None:
+                _sweep_all(root)
+    except Locked:
+        pass
+
+
+def _sweep_all(root: str) -> None:
+    if _sweep(root):
+        return
+    _sweep_daemon(root)
+    _unlink(os.path.join(root, ".lock"))
+    try:
+        os.rmdir(os.path.join(root, MOUNT_NAME))
+    except OSError:
+        pass  # it was never made
+    try:
+        os.rmdir(root)
+    except OSError:
+        pass  # a daemon, or something of the user's, is in there
 
 
 def daemon_socket() -> str:

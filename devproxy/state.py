@@ -127,10 +127,18 @@ def ensure_build(lib: str, pylib: str) -> str:
     """Copies the library folder and the Python part of the plugin; returns the build's id.
 
     The id is a hash over names, sizes and times, so that nothing is read when the copy is there already.
-    Raises OSError where the copy cannot be made, Refused where the files change all the time; nothing half-made stays.
+    Raises Refused where the copy cannot be made, or the files change all the time; nothing half-made stays.
     """
     for _ in range(COPY_TRIES):
-        if build_id := _try_build(lib, pylib):
+        try:
+            build_id = _try_build(lib, pylib)
+        except OSError as error:
+            raise Refused(
+                f"devproxy's own files cannot be kept in {state_dir()}: {error.strerror}",
+                "make room there, or set DEVPROXY_STATE_DIR to another folder of yours",
+                object=state_dir(),
+            ) from None
+        if build_id:
             return build_id
         time.sleep(COPY_AGAIN_S)
     raise Refused(f"the files in {lib} change while they are copied", "wait until they are built")

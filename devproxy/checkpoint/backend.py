@@ -103,16 +103,23 @@ def named(stage: str, obj: str) -> Iterator[None]:
         raise classify(stage, obj, error) from error
     except Exception as error:  # botocore, aiohttp and others have trees of their own
         cause = f"{type(error).__name__}: {error}"
-        if any(word in cause for word in ("Connect", "Timeout", "Endpoint", "NoSuchBucket")):
+        if _says_gone(cause):
             raise StoreGone(stage, obj, cause) from error
         raise StoreError(stage, obj, cause) from error
+
+
+def _says_gone(cause: str) -> bool:
+    words = ("Connect", "Timeout", "timeout", "Endpoint", "endpoint", "NoSuchBucket")
+    return any(word in cause for word in words)
 
 
 def classify(stage: str, obj: str, error: OSError) -> StoreError:
     cause = error.strerror or str(error)
     if error.errno in _FULL:
         return StoreFull(stage, obj, cause)
-    if error.errno in _GONE or isinstance(error, ConnectionError | TimeoutError):
+    # s3fs makes an OSError without a number of what it does not know.
+    unknown = error.errno is None and _says_gone(cause)
+    if error.errno in _GONE or isinstance(error, ConnectionError | TimeoutError) or unknown:
         return StoreGone(stage, obj, cause)
     return StoreError(stage, obj, cause)
 
@@ -146,7 +153,10 @@ class LocalBackend:
                               "give another --store")  # fmt: skip
         with named("open", f"store {self.url}"):
             for folder in (_TMP, "packs", "images", "jobs", "uploads", "gc"):
-                self._folder(folder)
+                try:
+                    self._folder(folder)
+                except FileNotFoundError as error:  # in /proc, no folder can be made
+                    raise classify("open", f"store {self.url}", error) from error
 
     def _path(self, name: str) -> str:
         return os.path.join(self.root, name)
@@ -457,6 +467,16 @@ class LocalObject:
             os.unlink(self._temporary)
 
 
+# Of S3. A request that brings no byte for so long is tried again, by botocore with its back-off, and all of that once more
+# by s3fs: an endpoint that hangs is given up after a minute and a half. $AWS_MAX_ATTEMPTS sets another number.
+ANSWER_S = 15.0
+ATTEMPTS = 3
+ROUNDS = 2
+# A request as a whole: botocore has no limit for a peer that stops reading in the middle of an object.
+REQUEST_S = 120.0
+SLOWEST_BYTES_PER_S = 256 << 10  # slower than this is no progress
+
+
 class FsspecBackend:
     """Any file system of fsspec. An object is put in one request, so it is whole or absent there as well.
 
@@ -468,24 +488,33 @@ class FsspecBackend:
 
         self.url = url.rstrip("/")
         options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-        if url.startswith("s3://") and os.environ.get("AWS_ENDPOINT_URL"):
-            options["endpoint_url"] = os.environ["AWS_ENDPOINT_URL"]
+        if url.startswith("s3://"):
+            attempts = int(os.environ.get("AWS_MAX_ATTEMPTS") or ATTEMPTS)
+            options["config_kwargs"] = {
+                "connect_timeout": ANSWER_S,
+                "read_timeout": ANSWER_S,
+                "retries": {"mode": "standard", "total_max_attempts": attempts},
+            }
+            if os.environ.get("AWS_ENDPOINT_URL"):
+                options["endpoint_url"] = os.environ["AWS_ENDPOINT_URL"]
         try:
             fs, root = fsspec.core.url_to_fs(self.url, **options)
         except (ImportError, ValueError) as error:
             raise Refused(
                 f"store {url} cannot be reached: {error}", "s3:// needs the package s3fs"
             ) from None
+        if url.startswith("s3://"):
+            fs.retries = ROUNDS
         self.fs: Any = fs
         self.root: str = str(root).rstrip("/")
 
     def prepare(self) -> None:
         with named("open", f"store {self.url}"):
             try:
-                self.fs.ls(self.root, detail=False)
+                self._ask("ls", self.root, detail=False)
             except FileNotFoundError:
                 bucket = self.root.split("/")[0]
-                if self.url.startswith("s3://") and not self.fs.exists(bucket):
+                if self.url.startswith("s3://") and not self._ask("exists", bucket):
                     raise Refused(
                         f"store {self.url}: there is no bucket {bucket}", "make it first"
                     ) from None
@@ -493,6 +522,23 @@ class FsspecBackend:
                     self.fs.makedirs(self.root, exist_ok=True)
             except PermissionError as error:
                 raise Refused(f"store {self.url}: {error}", "check the credentials") from None
+
+    def _ask(self, call: str, *arguments: Any, size: int = 0, **more: Any) -> Any:
+        """One call of the file system, with a limit where it has a loop of its own. size: bytes that it moves."""
+        if not getattr(self.fs, "async_impl", False):
+            return getattr(self.fs, call)(*arguments, **more)
+        from fsspec import asyn  # loaded with fsspec
+
+        limit_s = REQUEST_S + size / SLOWEST_BYTES_PER_S
+        began = time.monotonic()
+        try:
+            return asyn.sync(
+                self.fs.loop, getattr(self.fs, f"_{call}"), *arguments, timeout=limit_s, **more
+            )
+        except TimeoutError as error:
+            if time.monotonic() - began < limit_s:
+                raise
+            raise TimeoutError(errno.ETIMEDOUT, f"no end of it after {limit_s:.0f} s") from error
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}"
@@ -502,7 +548,7 @@ class FsspecBackend:
             self.fs.invalidate_cache()
             path = self._path(folder)
             try:
-                rows = self.fs.ls(path, detail=True)
+                rows = self._ask("ls", path, detail=True)
             except FileNotFoundError:
                 return []
             return [
@@ -514,11 +560,14 @@ class FsspecBackend:
     def read(self, name: str, most_bytes: int | None = None) -> bytes:
         end = None if most_bytes is None else most_bytes + 1
         with named("read", f"{name} in store {self.url}"):
-            return bytes(self.fs.cat_file(self._path(name), end=end))
+            return bytes(self._ask("cat_file", self._path(name), end=end))
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
         with named("read", f"{name} in store {self.url}"):
-            return bytes(self.fs.cat_file(self._path(name), start=offset, end=offset + length))
+            end = offset + length
+            return bytes(
+                self._ask("cat_file", self._path(name), start=offset, end=end, size=length)
+            )
 
     def view_range(self, name: str, offset: int, length: int) -> memoryview:
         return memoryview(self.read_range(name, offset, length))
@@ -528,7 +577,7 @@ class FsspecBackend:
         with named(stage, f"{name} in store {self.url}"):
             try:
                 self._parents(name)
-                self.fs.pipe_file(self._path(name), data)
+                self._ask("pipe_file", self._path(name), data, size=len(data))
             except FileNotFoundError as error:
                 raise StoreGone(stage, f"{name} in store {self.url}", str(error)) from error
 
@@ -537,7 +586,7 @@ class FsspecBackend:
             self._parents(name)
             try:
                 # S3: a put with If-None-Match: *, which the server decides.
-                self.fs.pipe_file(self._path(name), data, mode="create")
+                self._ask("pipe_file", self._path(name), data, mode="create", size=len(data))
                 return True
             except FileExistsError:
                 return False
@@ -549,7 +598,7 @@ class FsspecBackend:
     def remove(self, name: str) -> None:
         with named("remove", f"{name} in store {self.url}"):
             try:
-                self.fs.rm_file(self._path(name))
+                self._ask("rm_file", self._path(name))
             except FileNotFoundError:
                 return
 

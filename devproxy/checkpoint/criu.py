@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -92,6 +93,7 @@ class Criu:
         network: int = 0,
         work_log: str = "",
         timeout_s: int = _TIMEOUT_S,
+        give_up: threading.Event | None = None,
     ) -> DumpFacts:
         """Writes the images of the tree below root_pid (devproxy-init) into images_dir, which must be there and empty.
 
@@ -101,7 +103,8 @@ class Criu:
         runtimes do all the time) fails the dump; then it is tried again, and on_freeze is called again.
         tcp: "established" keeps connections (of the tree with itself), "close" gives the tree closed ones.
         network: inode of the tree's own network namespace; 0: it has ours.
-        work_log: CRIU's log, made anew. Raises CriuError; then the tree goes on.
+        work_log: CRIU's log, made anew. give_up: set from another thread when the tree shall go on at once.
+        Raises CriuError, also where CRIU does not move; then the tree goes on.
         """
         started = time.monotonic()
         log = os.path.abspath(work_log or os.path.join(images_dir, "dump.log"))
@@ -127,7 +130,7 @@ class Criu:
         for tries_left in reversed(range(MOUNT_TRIES)):
             mounts = procfs.mounts(root_pid)
             try:
-                with _Worker(self, "dump", images_dir, fields) as worker:
+                with _Worker(self, "dump", images_dir, fields, give_up=give_up) as worker:
                     worker.ask(notified)
                 break
             except CriuError:
@@ -148,14 +151,15 @@ class Criu:
         tcp: str = "close",
         log: str = "",
         on_root: Callable[[int], None] = lambda pid: None,
+        on_whole: Callable[[int], None] = lambda pid: None,
     ) -> int:
         """Restores a tree; returns the process id of its root, which is a child of the calling process.
 
         job_dir: the folder to bind at mount_at, where the tree has always seen its job folder; it must hold every FIFO and every mapped file
         that the tree has open. A FIFO's reader must be there already: a restored task that writes into one without a
         reader gets SIGPIPE. inherit_fds: {"pipe:[inode]": descriptor to use instead}, and under NETWORK_KEY that of the
-        network namespace for a tree that had its own. on_root is told the root's process id
-        before the tree runs.
+        network namespace for a tree that had its own. on_root is told the root's process id when the rest is not there
+        yet, on_whole when all threads are; none of them runs until then.
         Raises CriuError; then nothing of the tree is left.
         """
         os.makedirs(mount_at, mode=0o700, exist_ok=True)
@@ -172,6 +176,8 @@ class Criu:
             if pid:
                 made[:] = [pid]
                 on_root(pid)
+            elif script == "pre-resume" and made:
+                on_whole(made[0])
 
         with _Worker(self, "restore", images_dir, fields, fds) as worker:
             try:
@@ -233,7 +239,9 @@ class _Worker:
         images_dir: str,
         fields: dict[str, Any],
         inherit: dict[str, int] | None = None,
+        give_up: threading.Event | None = None,
     ) -> None:
+        self._give_up = give_up or threading.Event()
         self._criu, self._stage = criu, stage
         self._log = fields["log_file"]
         self._rpc = criu._rpc
@@ -280,11 +288,13 @@ class _Worker:
 
     def __exit__(self, *_: object) -> None:
         self._ours.close()
-        end = time.monotonic() + _LEAVE_S
+        killed, end = False, time.monotonic() + _LEAVE_S
         while not self._gone():
             if time.monotonic() > end:
+                if killed:  # it hangs in the kernel, say on a dead file system; nobody can end it
+                    break
                 os.kill(self._pid, signal.SIGKILL)
-                end = float("inf")
+                killed, end = True, time.monotonic() + _LEAVE_S
             time.sleep(0.001)
         self._close()
 
@@ -370,14 +380,17 @@ class _Worker:
         poll.register(self._ours, select.POLLIN)
         last, since = self._progress(), time.monotonic()
         while not poll.poll(_LOOK_MS):
-            if self._stage == "restore":
-                # A task that was killed while it was being made: CRIU waits for its word on a futex, for ever.
-                now = self._progress()
-                if now != last or now is None:
-                    last, since = now, time.monotonic()
-                elif time.monotonic() - since > _STALL_S:
-                    self._kill_helpers()
-                    raise self._failure(f"criu swrk has not moved for {_STALL_S:g} s")
+            # A signal has stopped it; or in a restore, a task was killed while it was being made: CRIU waits for its
+            # word on a futex, for ever. A killed CRIU's hold on the tasks of a dump ends with it (ptrace(2)).
+            now = self._progress()
+            if now != last or now is None:
+                last, since = now, time.monotonic()
+            elif time.monotonic() - since > _STALL_S:
+                self._kill_helpers()
+                raise self._failure(f"criu swrk has not moved for {_STALL_S:g} s")
+            if self._give_up.is_set():
+                self._kill_helpers()
+                raise self._failure("it was given up")
             # The socket alone does not tell: helpers that a killed CRIU leaves hold its end open.
             if self._gone() and not poll.poll(0):
                 self._kill_helpers()

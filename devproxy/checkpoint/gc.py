@@ -248,10 +248,10 @@ def _repack(
 
 
 def _without_loss(view: _View, victims: set[str]) -> set[str]:
-    """The victims without which every referenced chunk still has a place in a pack that stays."""
+    """The victims without which every referenced chunk still has a place in a pack that stays, by an index of ours."""
     kept: set[bytes] = set()
     for pack, index in view.packs.items():
-        if pack not in victims:
+        if pack not in victims and index.ours:
             kept.update(view.live.intersection(index.entries))
     safe: set[str] = set()
     for pack in sorted(victims):

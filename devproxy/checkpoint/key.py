@@ -30,7 +30,8 @@ def load(*, create: bool = True) -> bytes:
     except FileNotFoundError:
         if not create:
             raise Refused(
-                f"key file {name} does not exist", "bring the key that signed the image"
+                f"key file {name} does not exist",
+                f"bring the key that signed the images, or name it with {VARIABLE}",
             ) from None
     except OSError as error:
         raise Refused(
@@ -64,7 +65,7 @@ def _make(name: str) -> bytes:
 
 
 def _read(name: str) -> bytes:
-    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO is no key
     with open(fd, "rb") as file:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):

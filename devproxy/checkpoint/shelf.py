@@ -32,7 +32,7 @@ class Shelf:
     # ---- chunks ----
 
     def known_chunks(self, marker: Marker) -> dict[bytes, Location]:
-        """The chunks an upload may rely on. The order of the steps matters: U2 to U4 of gc.py."""
+        """The chunks an upload may rely on: those of indices that are signed with our key. The order of the steps matters: U2 to U4 of gc.py."""
         doomed: set[str] = set()
         for entry in self.backend.list(TOMBSTONES):
             if entry.name.endswith(".json"):
@@ -42,7 +42,8 @@ class Shelf:
         for pack in self.pack_ids():
             if pack not in doomed and (index := self.pack_index(pack)):
                 pinned.append(pack)
-                found.update(index.entries)
+                if index.ours:
+                    found.update(index.entries)
         marker.pin(pinned)
         return found
 
@@ -63,7 +64,7 @@ class Shelf:
         index: PackIndex | None
         try:
             data = self.backend.read(packs.index_name(pack), packs.INDEX_BYTES_MAX)
-            index = packs.decode_index(pack, data)
+            index = packs.decode_index(pack, data, self.key)
         except FileNotFoundError:
             return None
         except packs.DamagedIndex:

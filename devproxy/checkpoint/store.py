@@ -6,6 +6,7 @@ docs/checkpoint-format.md has the layout. Every error is a StoreError (the store
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,19 +23,30 @@ from devproxy.checkpoint.gc import GcReport
 from devproxy.checkpoint.manifest import Image
 from devproxy.checkpoint.markers import ABANDONED_S, UPLOADS, Marker
 from devproxy.checkpoint.reader import Reader, digest_of
+from devproxy.log import say
 
 
 class Store(Reader):
     """An open store. Any number of threads and processes may use one at the same time."""
 
     @classmethod
-    def open(cls, url: str) -> Store:
-        """Opens, and makes it when it is not there. Raises Refused (another user's, no bucket) and StoreError."""
+    def open(cls, url: str, *, reads: bool = False) -> Store:
+        """Opens, and makes it when it is not there. Raises Refused (another user's, no bucket) and StoreError.
+
+        reads: it is opened for images that are there: without a key none of them can be, and no new key helps.
+        """
         backend = open_backend(url)
         with named("open", f"store {backend.url}"):
             fault.point("store_open")
         backend.prepare()
-        return cls(backend, keys.load())
+        foreign = not os.path.lexists(keys.path()) and bool(backend.list("images"))
+        key = keys.load(create=not (foreign and reads))
+        if foreign:
+            say(
+                f"key file {keys.path()} was not there, and is made now: images that are in store {backend.url} already"
+                " are of another key, and cannot be restored with it"
+            )
+        return cls(backend, key)
 
     def writer(self, image_id: str) -> writers.Writer:
         """Begins an upload. Raises Refused when there is such an image."""

@@ -302,9 +302,8 @@ class Writer:
         name = index_name(pack.pack)
         with named("write an index", f"{name} in store {self._shelf.url}"):
             fault.point("store_index_write")
-            self._backend.write(
-                name, encode_index(pack_bytes, pack.records), stage="write an index", durable=True
-            )
+            data = encode_index(pack.pack, pack_bytes, pack.records, self._shelf.key)
+            self._backend.write(name, data, stage="write an index", durable=True)
 
     def flush(self) -> None:
         """Blocks until everything that was put is on the disk, under an index. Raises StoreError."""

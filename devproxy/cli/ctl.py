@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -178,6 +179,10 @@ def _main(argv: list[str]) -> int:
 def main() -> NoReturn:
     """Entry point of devproxy."""
     argv = sys.argv[1:]
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # names may be any bytes; stderr shows them already
+        sys.stdout.reconfigure(errors="surrogateescape")
     try:
         code = _main(argv)
     except DevproxyError as error:

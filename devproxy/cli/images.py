@@ -41,7 +41,8 @@ def _open(url: str) -> Store:
         Store,
     )  # blake3 and zstandard: not for verbs without a store
 
-    return Store.open(os.path.abspath(url.removeprefix("file://")) if _is_folder(url) else url)
+    place = os.path.abspath(url.removeprefix("file://")) if _is_folder(url) else url
+    return Store.open(place, reads=True)
 
 
 def open_stores(given: str | None) -> list[Store]:

@@ -12,7 +12,7 @@ from devproxy.cli.output import show_json
 from devproxy.cli.table import show_table
 from devproxy.control import client
 from devproxy.control import coordinator_api as api
-from devproxy.errors import Refused, ServerUnreachable
+from devproxy.errors import Refused, ServerStopped, ServerUnreachable
 from devproxy.machine import show_bytes
 from devproxy.proxy import stats
 
@@ -42,13 +42,15 @@ def job_facts(name: str, path: str, alive: bool) -> dict[str, Any]:
 
 
 def ask_servers(facts: dict[str, Any], path: str, abi: bytes) -> list[dict[str, Any]]:
-    """Statistics of each GPU's server, or {"gpu", "lost"} where it does not answer."""
+    """Statistics of each GPU's server, or {"gpu", "lost"} where it does not answer, {"gpu", "stopped"} where it cannot."""
     answers: list[dict[str, Any]] = []
     if facts["phase"] in WITHOUT_SERVERS:
         return answers
     for gpu in range(len(facts["here"] or facts["gpus"])):
         try:
             answers.append(stats.query(path, gpu, abi))
+        except ServerStopped as error:
+            answers.append({"gpu": gpu, "stopped": str(error)})
         except ServerUnreachable as error:
             answers.append({"gpu": gpu, "lost": str(error)})
     return answers
@@ -76,7 +78,7 @@ def ps(arguments: argparse.Namespace) -> int:
         return 0
     rows = []
     for job in jobs:
-        answered = [s for s in job["servers"] if "lost" not in s]
+        answered = [s for s in job["servers"] if not silent(s)]
         used = sum(s.get("memory", {}).get("used", 0) for s in answered)
         total = sum(s.get("memory", {}).get("total", 0) for s in answered)
         age_s = time.time() - job["started_unix_s"] if job["started_unix_s"] else 0
@@ -107,8 +109,15 @@ def ps(arguments: argparse.Namespace) -> int:
 def state_of(job: dict[str, Any]) -> str:
     if not job["alive"]:
         return "dead"
-    lost = any("lost" in s for s in job["servers"])
-    return "server lost" if lost else str(job["phase"])
+    for word in ("lost", "stopped"):
+        if any(word in server for server in job["servers"]):
+            return f"server {word}"
+    return str(job["phase"])
+
+
+def silent(server: dict[str, Any]) -> str:
+    """Why there are no statistics of a server; "" where there are."""
+    return str(server.get("lost") or server.get("stopped") or "")
 
 
 def _looked_for(name: str) -> tuple[str, str, bool]:
@@ -174,8 +183,8 @@ def status(arguments: argparse.Namespace) -> int:
     if facts["last_error"]:
         print(f"last error: {facts['last_error']}")
     for server in facts["servers"]:
-        if "lost" in server:
-            print(f"GPU {server['gpu']}: {server['lost']}")
+        if why := silent(server):
+            print(f"GPU {server['gpu']}: {why}")
             continue
         _print_server(server)
     return 0

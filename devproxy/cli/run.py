@@ -50,6 +50,7 @@ Checkpoints (devproxy checkpoint, suspend, restore, migrate):
   --checkpoint-every T     an image every 30s, 10m or 50steps (of the optimizer)
   --keep N                 how many images of this job to keep (3)
   --cut-wait TIME          how long an image waits for the moment of least device memory, as 500ms; 0 takes it at once
+  --freeze-limit TIME      a job that an image holds frozen for longer is let go, and the image given up (300s)
   --files-max SIZE         larger files that the job writes are listed in images, not kept (1GiB)
   --barrier auto|meta|agree|takeback
                            how many ranks come to a cut: at a common point, beside their own collectives (meta:
@@ -81,6 +82,7 @@ VALUED = (
     "--keep",
     "--files-max",
     "--cut-wait",
+    "--freeze-limit",
     "--nodes",
     "--node",
     "--meet",
@@ -107,6 +109,7 @@ class Options:
         self.keep = 3
         self.files_max_bytes = machine.GIB
         self.cut_wait_ms: int | None = None
+        self.freeze_limit_s = specs.FREEZE_LIMIT_S
         self.barrier = "auto"
         self.strict = False
         self.plain = False
@@ -185,6 +188,10 @@ def _set(options: Options, name: str, value: str) -> None:
         options.files_max_bytes = machine.parse_size(value)
     elif name == "--cut-wait":
         options.cut_wait_ms = machine.parse_duration_ms(value)
+    elif name == "--freeze-limit":
+        options.freeze_limit_s = machine.parse_duration_ms(value) / 1000
+        if options.freeze_limit_s < 1:
+            raise Refused(f"--freeze-limit {value} is too short for any image", "give 1s or more")
     elif name == "--barrier":
         if value not in ("auto", "meta", "agree", "takeback"):
             raise Refused(
@@ -252,6 +259,7 @@ def _meet(options: Options, plan: preflight.Plan) -> First | Other | None:
 def run(options: Options) -> int:
     """Refuse early, servers, command, end. Returns the exit code; raises DevproxyError when nothing was started."""
     burial.install()
+    machine.working_folder()
     program = cmd.find_program(options.command[0])
     plan = preflight.check(
         options.device, options.machine_gpus(), options.gpu_memory_bytes, program, options.command
@@ -340,7 +348,7 @@ def make_spec(
         job_id=os.urandom(8).hex(),
         command=options.command,
         program=program,
-        cwd=os.getcwd(),
+        cwd=machine.working_folder(),
         device=plan.device,
         gpu_memory_bytes=plan.gpu_memory_bytes,
         chaos=options.chaos,
@@ -351,6 +359,7 @@ def make_spec(
         keep=options.keep,
         files_max_bytes=options.files_max_bytes,
         cut_wait_ms=options.cut_wait_ms,
+        freeze_limit_s=options.freeze_limit_s,
         barrier=options.barrier,
         strict=options.strict,
         plain=plain,

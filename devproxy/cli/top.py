@@ -46,7 +46,7 @@ def sample(job: dict[str, Any], at_s: float) -> Sample:
 
 def row(job: dict[str, Any], before: Sample | None, now: Sample, unix_s: float) -> dict[str, Any]:
     """What one line shows, as numbers; None for what is not known."""
-    answered = [server for server in job["servers"] if "lost" not in server]
+    answered = [server for server in job["servers"] if not jobs.silent(server)]
     memory = [server.get("memory", {}) for server in answered]
     launches_per_s = None
     if before and now.at_s > before.at_s and now.launches >= before.launches:

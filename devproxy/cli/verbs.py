@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from devproxy import records, runtime, state
+from devproxy import machine, records, runtime, state
 from devproxy.checkpoint.errors import StoreError
 from devproxy.cli import progress, told
 from devproxy.cli.ask import named_job
@@ -273,14 +273,13 @@ def restore(arguments: argparse.Namespace) -> int:
 
 
 def _restore_detached(arguments: argparse.Namespace, spec: dict[str, Any]) -> int:
-    from devproxy.control._pb import (
-        job_pb2 as pb,
-    )  # protobuf is loaded by the first call (client.py)
+    from devproxy.control import messages  # protobuf is loaded by the first call (client.py)
+    from devproxy.control._pb import job_pb2 as pb
 
     request = pb.RestoreRequest(
-        **{key: value for key, value in spec.items() if value is not None},
-        environment=dict(os.environ),
-        cwd=os.getcwd(),
+        **messages.packed({key: value for key, value in spec.items() if value is not None}),
+        environment=messages.packed(dict(os.environ)),
+        cwd=messages.packed(machine.working_folder()),
         wait=arguments.wait,
     )
     name = specs.own_name(str(spec["name"]), spec["node"] or 0)

@@ -29,7 +29,7 @@ def run_foreground(spec: dict[str, Any]) -> int:
     mask = cmd.block_signals()
     del mask  # the restored processes have their own
     cmd.become_subreaper()
-    store = Store.open(spec["store"])
+    store = Store.open(spec["store"], reads=True)
     whole = image.load(store, spec["image"])
     folder = restore.make_folder(spec, whole)
     janitor = janitors.start(folder, "")

@@ -31,6 +31,7 @@ from devproxy.node.stages import Progress, Report
 
 SOCKET_NAME = "agent.sock"
 MOST_CALLS = 64
+MOST_FOLLOWERS = 48  # calls that last as long as their caller likes; the rest is for verbs
 # A caller that went away is noticed at this pace.
 LOOK_S = 0.5
 LOG_CHUNK_BYTES = 1 << 20
@@ -153,12 +154,38 @@ class Operations:
         return operation
 
 
+class Followers:
+    """Calls that follow something. They have a limit of their own, so that they keep no verb out."""
+
+    def __init__(self, most: int, of: str) -> None:
+        self._most, self._of = most, of
+        self._lock = threading.Lock()
+        self._now = 0
+
+    def enter(self, context: grpc.ServicerContext) -> None:
+        """Until the call ends. Raises Refused where there are too many."""
+        with self._lock:
+            if self._now >= self._most:
+                raise Refused(
+                    f"{self._now} calls follow {self._of} already (devproxy logs -f, watch, restore --wait)",
+                    "end some of them; the job goes on",
+                )
+            self._now += 1
+        if not context.add_callback(self._left):
+            self._left()
+
+    def _left(self) -> None:
+        with self._lock:
+            self._now -= 1
+
+
 class Agent(job_pb2_grpc.JobAgentServicer):  # type: ignore[misc, unused-ignore]
     """Each verb of the service, over the coordinator."""
 
     def __init__(self, coordinator: Coordinator, operations: Operations) -> None:
         self._coordinator = coordinator
         self._operations = operations
+        self._followers = Followers(MOST_FOLLOWERS, "this job")
 
     def Status(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.JobStatus:
         with _errors(context):
@@ -220,6 +247,7 @@ class Agent(job_pb2_grpc.JobAgentServicer):  # type: ignore[misc, unused-ignore]
         if operation is None:
             context.abort(grpc.StatusCode.NOT_FOUND, "no operation so far")
         with _errors(context):
+            self._followers.enter(context)
             yield from operation.watch(context.is_active)
 
     def Kill(self, request: pb.KillRequest, context: grpc.ServicerContext) -> pb.Empty:
@@ -231,6 +259,7 @@ class Agent(job_pb2_grpc.JobAgentServicer):  # type: ignore[misc, unused-ignore]
 
     def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogChunk]:
         with _errors(context):
+            self._followers.enter(context)
             for data in self._coordinator.follow_log(request.offset):
                 for start in range(0, len(data), LOG_CHUNK_BYTES):
                     yield pb.LogChunk(data=data[start : start + LOG_CHUNK_BYTES])
@@ -303,7 +332,9 @@ class AgentHandle:
             pass
 
 
-def make_server(socket_path: str, add: Callable[[grpc.Server], None]) -> grpc.Server:
+def make_server(
+    socket_path: str, add: Callable[[grpc.Server], None], most_calls: int = MOST_CALLS
+) -> grpc.Server:
     """A started server on that socket, 0600. What is at that path now belongs to nobody that lives.
 
     The guard is the folder, 0700 and ours: gRPC's Python does not show the peer's credentials.
@@ -312,7 +343,7 @@ def make_server(socket_path: str, add: Callable[[grpc.Server], None]) -> grpc.Se
     server = grpc.server(
         cast(futures.ThreadPoolExecutor, ThreadPerCall()),  # gRPC asks for any Executor
         options=messages.CHANNEL_OPTIONS,
-        maximum_concurrent_rpcs=MOST_CALLS,
+        maximum_concurrent_rpcs=most_calls,
     )
     add(server)
     try:

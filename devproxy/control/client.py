@@ -215,10 +215,14 @@ def _broken(error: grpc.RpcError, who: str) -> DevproxyError:
     if code == grpc.StatusCode.UNAVAILABLE:
         return WentAway(who) if who != DAEMON else DaemonWentAway()
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DevproxyError(f"{who} does not answer", "is it stopped? see: devproxy ps")
+        return NoAnswer(f"{who} does not answer", "see: devproxy ps", object=who)
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return DevproxyError(f"{who} is older and does not know this verb", "restart the job")
     return DevproxyError(f"{who}: {details}", f"gRPC status {code.name if code else '?'}")
+
+
+class NoAnswer(DevproxyError):
+    """The other side took the call, and said nothing in the time that it had."""
 
 
 class WentAway(DevproxyError):
@@ -226,6 +230,18 @@ class WentAway(DevproxyError):
 
     def __init__(self, who: str) -> None:
         super().__init__(f"{who} went away during the call", "see: devproxy ps", object=who)
+
+
+class SupervisorStopped(DevproxyError):
+    """It lives, and a signal has stopped it: it answers when it goes on."""
+
+    def __init__(self, who: str, pid: int) -> None:
+        self.state = "the job lives; a restore would make a second one"
+        super().__init__(
+            f"{who} (process {pid}) is stopped",
+            f"let it go on: fg in its shell, or kill -CONT {pid} ({self.state})",
+            object=who,
+        )
 
 
 class DaemonWentAway(DevproxyError):
@@ -398,10 +414,15 @@ def agent_status(name: str, path: str, alive: bool) -> JobStatus:
 
 def supervisor_stopped(path: str) -> str:
     """What to do about a supervisor that answers nothing until it goes on; "" for one that runs."""
-    pid = job_file(path).get("pid")
-    if isinstance(pid, int) and proctree.stopped(pid):
+    if pid := stopped_supervisor(path):
         return f"its supervisor is stopped (Ctrl-Z?): fg in its shell, or kill -CONT {pid}"
     return ""
+
+
+def stopped_supervisor(path: str) -> int:
+    """Its process id; 0 where it runs, or is gone."""
+    pid = job_file(path).get("pid")
+    return pid if isinstance(pid, int) and proctree.stopped(pid) else 0
 
 
 def _command_stopped(supervisor: int) -> bool:
@@ -423,13 +444,19 @@ def supervisor_of(path: str) -> str:
 
 @contextmanager
 def agent(path: str) -> Iterator[Any]:
-    """The stub of the agent of that job folder."""
+    """The stub of the agent of that job folder. Raises SupervisorStopped where it does not answer for that reason."""
     from devproxy.control import messages
     from devproxy.control._pb import job_pb2_grpc
 
     socket_path = os.path.join(path, AGENT_SOCKET)
-    with messages.open_channel(socket_path) as channel, translated(supervisor_of(path)):
-        yield job_pb2_grpc.JobAgentStub(channel)
+    who = supervisor_of(path)
+    try:
+        with messages.open_channel(socket_path) as channel, translated(who):
+            yield job_pb2_grpc.JobAgentStub(channel)
+    except (WentAway, NoAnswer):
+        if pid := stopped_supervisor(path):
+            raise SupervisorStopped(who, pid) from None
+        raise
 
 
 def job_file(path: str) -> dict[str, Any]:

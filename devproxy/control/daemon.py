@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from devproxy import __version__, config, runtime, state
+from devproxy import __version__, config, proctree, runtime, state
 from devproxy.control import client, stage_note
 from devproxy.control.client import BUSY, READY
 from devproxy.control.coordinator_api import RESTORING, STARTING
@@ -52,6 +52,9 @@ LOOK_FOR_JOBS_S = 1.0
 LOG_LIMIT_BYTES = 1 << 20
 # Imports, and a state folder on a slow disk; from there on the agent's own news count.
 AGENT_START_S = 120.0
+MOST_CALLS, MOST_FOLLOWERS = 256, 192
+# A supervisor that a signal has stopped is waited for so long by a verb under way.
+STOPPED_S = 5.0
 # From a supervisor's kill -9 to the end of the rest of its job, which the janitor sees to.
 REST_ENDS_S = 5.0
 FAILED: dict[str, type[OperationFailed]] = {
@@ -143,6 +146,8 @@ class Agents:
 
     def start(self, request: pb.RestoreRequest) -> Started:
         """Raises Refused where that job lives or is being restored."""
+        from devproxy.control import messages
+
         name = _local_name(request)
         log_path = state.log_path(name)
         with self._lock:
@@ -164,6 +169,9 @@ class Agents:
                 "meet": request.meet or None,
                 "address": request.address or None,
             }
+            spec = messages.unpacked(spec)
+            cwd = messages.unpacked(request.cwd)
+            environment = messages.unpacked(dict(request.environment))
             path = os.path.join(state.subfolder("restores"), f"{name}-{time.time_ns()}.json")
             spec["note"] = path + ".stage"
             _write_private(path + ".stage", "")
@@ -175,8 +183,8 @@ class Agents:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    cwd=request.cwd if os.path.isdir(request.cwd) else "/",
-                    env=client.own_environment(dict(request.environment) or os.environ),
+                    cwd=cwd if os.path.isdir(cwd) else "/",
+                    env=client.own_environment(environment or os.environ),
                     start_new_session=True,
                 )
             note = stage_note.NoteReader(path + ".stage")
@@ -309,9 +317,13 @@ def _agent_news(
 
 
 def _until_ended(
-    events: Iterator[Any], ended: Callable[[], bool], lost: DevproxyError | None = None
+    events: Iterator[Any],
+    ended: Callable[[], bool],
+    lost: DevproxyError | None = None,
+    stopped: Callable[[], DevproxyError | None] = lambda: None,
 ) -> Iterator[Any]:
-    """The events of an agent, while it lives; then nothing more, or the error `lost`.
+    """The events of an agent, while it lives; then nothing more, or the error `lost`. What `stopped` says is raised when
+    it has said so for STOPPED_S.
 
     A thread reads them, and is left alone where it never comes back: a channel of gRPC 1.85 to a process that ends while
     it connects was seen deaf for ever, to cancel() too (about one in a hundred refused restores on a loaded machine).
@@ -328,10 +340,18 @@ def _until_ended(
 
     threading.Thread(target=read, name="news", daemon=True).start()
     deadline = None
+    stopped_s: float | None = None
     while True:
         try:
             event, error = told.get(timeout=LOOK_S)
         except queue.Empty:
+            why = stopped()
+            if why is None:
+                stopped_s = None
+            elif stopped_s is None:
+                stopped_s = time.monotonic()
+            elif time.monotonic() - stopped_s > STOPPED_S:
+                raise why from None
             if deadline is None:
                 deadline = time.monotonic() + LAST_WORDS_S if ended() else None
             elif time.monotonic() > deadline:
@@ -374,11 +394,33 @@ def _agent_ended(stage: str, started: Started) -> DevproxyError:
     )
 
 
+def _stopped(path: str) -> client.SupervisorStopped | None:
+    pid = client.stopped_supervisor(path)
+    return client.SupervisorStopped(client.supervisor_of(path), pid) if pid else None
+
+
+def _verb_stopped(
+    verb: str, name: str, stage: str, error: client.SupervisorStopped
+) -> OperationFailed:
+    """The verb has not failed: it stands where its supervisor stands."""
+    remedy = f"{error.remedy}; the {verb} goes on with it, see: devproxy watch {name}"
+    return FAILED[verb](stage, error.what, remedy, "stopped", f"job {name}")
+
+
 def _supervisor_lost(verb: str, name: str, path: str, stage: str) -> OperationFailed:
     """The supervisor was killed in the middle of a verb. What it leaves behind is ended before anybody is told."""
     deadline = time.monotonic() + REST_ENDS_S
     while os.path.exists(path) and time.monotonic() < deadline:
         time.sleep(0.02)
+    pid = client.job_file(path).get("pid")
+    if isinstance(pid, int) and proctree.lives(pid):
+        return FAILED[verb](
+            stage,
+            f"{client.supervisor_of(path)} (process {pid}) hung up during the call",
+            f"it lives, so restore nothing beside it; see: devproxy status {name}",
+            "unknown",
+            f"job {name}",
+        )
     return FAILED[verb](
         stage,
         f"{client.supervisor_of(path)} went away during the call",
@@ -402,8 +444,11 @@ class Service:
     """The verbs of the service Devproxy."""
 
     def __init__(self) -> None:
+        from devproxy.control import agent_service
+
         self.calls = Calls()
         self.agents = Agents()
+        self._followers = agent_service.Followers(MOST_FOLLOWERS, "jobs of this user")
 
     def Ping(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.DaemonInfo:
         from devproxy.control._pb import job_pb2 as pb
@@ -484,6 +529,8 @@ class Service:
 
         with self._call("restore", request.name, context):
             runtime.check_job_name(request.name)
+            if request.wait:
+                self._followers.enter(context)
             started = self.agents.start(request)
             yield from _watch_restore(_local_name(request), started, context)
             while request.wait and context.is_active():
@@ -524,6 +571,8 @@ class Service:
 
         with self._call(verb, request.job, context):
             name, path = _find(verb, request.job)
+            if verb in ("logs", "watch"):
+                self._followers.enter(context)
             if not client.wait_for_agent(path):
                 raise Refused(
                     f"job {name!r} has no control socket",
@@ -536,8 +585,16 @@ class Service:
                 with client.agent(path) as stub:
                     stream = call(stub)
                     context.add_callback(stream.cancel)
-                    lost = client.WentAway(client.supervisor_of(path))
-                    yield from _until_ended(stream, lambda: not runtime.is_alive(path), lost)
+                    yield from _until_ended(
+                        stream,
+                        lambda: not runtime.is_alive(path),
+                        client.WentAway(client.supervisor_of(path)),
+                        lambda: _stopped(path),
+                    )
+            except client.SupervisorStopped as error:
+                if verb not in FAILED:
+                    raise
+                raise _verb_stopped(verb, name, note.read() or "start", error) from None
             except client.WentAway:
                 if verb not in FAILED:
                     raise
@@ -571,6 +628,7 @@ def run(tell: Callable[[bytes], None]) -> int:
         server = agent_service.make_server(
             runtime.daemon_socket(),
             lambda s: job_pb2_grpc.add_DevproxyServicer_to_server(service, s),
+            MOST_CALLS,
         )
         log(f"serves version={__version__} root={runtime.root_path()}")
         tell(READY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import urllib.parse
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -40,32 +41,57 @@ def open_channel(socket_path: str) -> grpc.Channel:
     return grpc.insecure_channel(address(socket_path), options=options)
 
 
+# -- names and texts --------------------------------------------------------------------------------------------------
+
+_ODD = re.compile("[\udc80-\udcff]")
+_PACKED_ODD = re.compile("\0([89a-f][0-9a-f])")
+
+
+def packed(value: Any) -> Any:
+    """Strings, also in lists and dicts, as protobuf takes them. Bytes of a name that are no UTF-8 are lone surrogates in
+    Python (PEP 383); here they become NUL, which no name has, and two digits."""
+    if isinstance(value, str):
+        return _ODD.sub(lambda odd: f"\0{ord(odd[0]) - 0xDC00:02x}", value)
+    if isinstance(value, dict):
+        return {packed(key): packed(item) for key, item in value.items()}
+    return [packed(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def unpacked(value: Any) -> Any:
+    """What packed() was given."""
+    if isinstance(value, str):
+        return _PACKED_ODD.sub(lambda odd: chr(0xDC00 + int(odd[1], 16)), value)
+    if isinstance(value, dict):
+        return {unpacked(key): unpacked(item) for key, item in value.items()}
+    return [unpacked(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 # -- facts ----------------------------------------------------------------------------------------------------------
 
 
 def progress_to_pb(progress: Progress) -> pb.Progress:
-    return pb.Progress(**dataclasses.asdict(progress))
+    return pb.Progress(**packed(dataclasses.asdict(progress)))
 
 
 def progress_from_pb(message: pb.Progress) -> Progress:
-    return Progress(message.stage, message.text, message.done_bytes, message.total_bytes)
+    return Progress(message.stage, unpacked(message.text), message.done_bytes, message.total_bytes)
 
 
 def image_to_pb(facts: ImageFacts) -> pb.ImageFacts:
     values = dataclasses.asdict(facts)
     stages = [pb.StageTime(stage=name, seconds=s) for name, s in values.pop("stages").items()]
-    return pb.ImageFacts(**values, stages=stages)
+    return pb.ImageFacts(**packed(values), stages=stages)
 
 
 def image_from_pb(message: pb.ImageFacts) -> ImageFacts:
     values = {f.name: getattr(message, f.name) for f in dataclasses.fields(ImageFacts)}
     values["stages"] = {stage.stage: stage.seconds for stage in message.stages}
     values["warnings"] = list(message.warnings)
-    return ImageFacts(**values)
+    return ImageFacts(**unpacked(values))
 
 
 def status_to_pb(status: JobStatus) -> pb.JobStatus:
-    return pb.JobStatus(**dataclasses.asdict(status))
+    return pb.JobStatus(**packed(dataclasses.asdict(status)))
 
 
 def status_from_pb(message: pb.JobStatus) -> JobStatus:
@@ -77,7 +103,7 @@ def status_from_pb(message: pb.JobStatus) -> JobStatus:
     values["command"] = list(message.command)
     if not message.HasField("next_checkpoint_unix_s"):
         values["next_checkpoint_unix_s"] = None
-    return JobStatus(**values)
+    return JobStatus(**unpacked(values))
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------
@@ -100,12 +126,12 @@ def error_to_pb(error: BaseException) -> pb.ErrorInfo:
         remedy, exit_code = "see the log; report it", 1
 
     def field(name: str) -> str:
-        return str(getattr(error, name, "") or "")[:LONGEST_FIELD]
+        return str(packed(str(getattr(error, name, "") or "")[:LONGEST_FIELD]))
 
     return pb.ErrorInfo(
         kind=_known_class(error).__name__,
-        what=what[:LONGEST_TEXT],
-        remedy=remedy[:LONGEST_TEXT],
+        what=packed(what[:LONGEST_TEXT]),
+        remedy=packed(remedy[:LONGEST_TEXT]),
         stage=field("stage"),
         object=field("object"),
         state=field("state"),
@@ -120,12 +146,13 @@ def error_from_pb(info: pb.ErrorInfo) -> DevproxyError:
 
     error: DevproxyError
     if issubclass(cls, OperationFailed):
-        error = cls(info.stage, info.what, info.remedy, info.state, info.object)
+        fields = (info.stage, info.what, info.remedy, info.state, info.object)
+        error = cls(*map(unpacked, fields))
     else:
-        error = cls(info.what, info.remedy)
+        error = cls(unpacked(info.what), unpacked(info.remedy))
         for name in ("stage", "object", "state"):
             if value := getattr(info, name):
-                setattr(error, name, value)
+                setattr(error, name, unpacked(value))
     error.exit_code = info.exit_code or error.exit_code
     return error
 
@@ -161,7 +188,7 @@ def abort(context: grpc.ServicerContext, error: BaseException) -> NoReturn:
     info = error_to_pb(error)
     context.set_trailing_metadata(((ERROR_KEY, info.SerializeToString()),))
     text = str(error) if isinstance(error, DevproxyError) else info.what
-    context.abort(grpc_code(error), text[:LONGEST_TEXT])
+    context.abort(grpc_code(error), packed(text[:LONGEST_TEXT]))
     raise AssertionError("abort returned")
 
 

@@ -26,7 +26,7 @@ from devproxy.checkpoint.files.records import FileEntry
 from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.writer import Writer
 from devproxy.errors import CheckpointError, DevproxyError, Refused
-from devproxy.node import init, shared, staging
+from devproxy.node import init, scheduling, shared, staging
 from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.network import inside
 from devproxy.node.parked import Parked, may_dump
@@ -84,7 +84,7 @@ class TreeDump:
         self._facts: dict[str, Any] = {}
         self._stdio: dict[str, Any] = {}
         self._tcp: dict[str, Any] = {}
-        self._criu = _Criu()
+        self._criu = _Criu(tree.spec.freeze_limit_s, self._processes)
         self._begun_s = 0.0
         self._ends_tree = False
 
@@ -237,6 +237,8 @@ class TreeDump:
                 object=names,
             )
         fault.point("frozen")
+        self._criu.check()
+        self._facts["threads"] = scheduling.collect(root)
         with self.stages.at(
             "shared", "copying what the job shares with its servers", self._servers
         ):
@@ -253,6 +255,9 @@ class TreeDump:
         self._stdio = (
             tree.stdio.describe()
         )  # which takes what is left in the FIFOs: nobody writes now
+        self._criu.check()
+        if self._leave:  # it is stored while the tree is frozen, however long that takes
+            self._criu.limit_ends()
         self.stages.seconds["while_frozen"] = time.monotonic() - frozen_from  # not CRIU's own
 
     def _copy_device(self) -> None:
@@ -264,14 +269,19 @@ class TreeDump:
         return criu.find().dump(
             root,
             os.path.join(self._staging, "criu"),
-            on_freeze=self._tree.stdio.make_room,
+            on_freeze=self._on_freeze,
             on_frozen=frozen,
+            give_up=self._criu.give_up,
             leave_running=not self._leave,
             tcp=self._tcp["tcp"],
             network=self._tree.network.inode if self._tree.network else 0,
             mount_at=init.mount_point(),
             work_log=os.path.join(self._staging, "criu-dump.log"),
         )
+
+    def _on_freeze(self) -> None:
+        self._tree.stdio.make_room()
+        self._criu.limit_begins()
 
     def _release(self) -> None:
         """CRIU ends: the tree runs, or has ended."""
@@ -378,9 +388,16 @@ class _Beside:
 
 
 class _Criu:
-    """CRIU in a thread, which waits with a frozen tree until it is released or abandoned."""
+    """CRIU in a thread, which waits with a frozen tree until it is released or abandoned.
 
-    def __init__(self) -> None:
+    The freeze has a limit, whoever is in the way: after it a timer's thread abandons CRIU, and the tree goes on at once.
+    """
+
+    def __init__(self, limit_s: float, processes: str) -> None:
+        self.give_up = threading.Event()
+        self._limit_s, self._processes = limit_s, processes
+        self._timer: threading.Timer | None = None
+        self._overdue = False
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()  # frozen, or ended
         self._released = threading.Event()
@@ -399,6 +416,31 @@ class _Criu:
         self._thread = threading.Thread(target=work, name="criu", daemon=True)
         self._thread.start()
 
+    def limit_begins(self) -> None:
+        """In CRIU's thread, right before the freeze; again where CRIU tries again."""
+        self.limit_ends()
+        self._timer = threading.Timer(self._limit_s, self._too_long)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def limit_ends(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+    def _too_long(self) -> None:
+        self._overdue = self._abandoned = True
+        self.give_up.set()
+        self._released.set()
+
+    def check(self) -> None:
+        """Raises where the tree was let go, so that what is read of it now does not fit what was."""
+        if self._overdue:
+            raise DevproxyError(
+                f"{self._processes} stood frozen for {self._limit_s:g} s, which is the limit",
+                "is a disk or the machine slow? another limit: devproxy-run --freeze-limit TIME",
+                object=self._processes,
+            )
+
     def _frozen(self) -> None:
         """CRIU's notification, in its thread."""
         self._stopped.set()
@@ -409,6 +451,7 @@ class _Criu:
     def wait_frozen(self) -> None:
         """Raises what CRIU failed with."""
         self._stopped.wait()
+        self.check()
         if self._failure:
             raise self._failure
 
@@ -416,6 +459,8 @@ class _Criu:
         assert self._thread is not None
         self._released.set()
         self._thread.join()
+        self.limit_ends()
+        self.check()
         if self._failure:
             raise self._failure
         assert self._result is not None
@@ -429,3 +474,4 @@ class _Criu:
             self._abandoned = True
             self._released.set()
         self._thread.join()
+        self.limit_ends()

@@ -13,7 +13,7 @@ from devproxy import fault, state
 from devproxy.checkpoint import criu, criu_image, image
 from devproxy.errors import DevproxyError
 from devproxy.log import say
-from devproxy.node import init
+from devproxy.node import init, scheduling
 from devproxy.node.tree import Tree
 
 fault.register(
@@ -63,6 +63,7 @@ def restore(tree: Tree, part: image.TreeImage, staging: str, namespace: int) -> 
                     tcp=part.criu["tcp"],
                     log=os.path.join(staging, "criu-restore.log"),
                     on_root=watch,
+                    on_whole=lambda root: scheduling.restore(root, part.facts.get("threads", {})),
                 )
         except criu.CriuError:
             tries_left -= 1

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 GIB = 1 << 30
+FREEZE_LIMIT_S = 300.0  # of a checkpoint; more than any job so far has needed
 
 
 class JobSpec:
@@ -38,6 +39,7 @@ class JobSpec:
         self.keep: int = given.get("keep", 3)
         self.files_max_bytes: int = given.get("files_max_bytes", GIB)
         self.cut_wait_ms: int | None = given.get("cut_wait_ms")
+        self.freeze_limit_s: float = given.get("freeze_limit_s", FREEZE_LIMIT_S)
         # auto, meta, agree or takeback (control/barrier.py). An image from before there was a choice has a server without it.
         self.barrier: str = given.get("barrier", "agree")
         self.strict: bool = given.get("strict", False)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from devproxy import proctree
 from devproxy.errors import DevproxyError
 
 _MAGIC = 0x41505044  # csrc/wire/attach.h: kAttachMagic
@@ -21,6 +22,7 @@ _MAX_ANSWER_BYTES = 1 << 28
 # A server that hangs must not hold its job for ever; one that copies much to a slow disk may take its time.
 PATIENCE_S = 300.0
 LOOK_S = 1.0
+STOPPED_S = 5.0  # a server that a signal has stopped is waited for so long
 
 
 class ServerError(DevproxyError):
@@ -49,6 +51,7 @@ class ControlChannel:
         try:
             self._socket.settimeout(connect_s)
             self._socket.connect(self.path)
+            self._server = proctree.listener(self._socket)
             self._socket.sendall(_HELLO.pack(_MAGIC, _KIND_CONTROL, abi.ljust(32, b"\0"), 0, 0))
         except OSError as error:
             self._socket.close()
@@ -80,20 +83,23 @@ class ControlChannel:
         """Sends one request and waits for its answer. Raises ServerError, ServerGone (also after timeout_s).
 
         progress: a figure that changes while the server is busy with it; then timeout_s counts from its last change.
+        A server that a signal has stopped is not waited for so long, and named.
         """
         text = json.dumps({"op": op, **arguments}).encode()
         self._socket.settimeout(timeout_s)
         try:
             self._socket.sendall(struct.pack("<I", len(text)) + text)
-            if progress:
-                self._wait_for_answer(timeout_s, progress)
+            self._wait_for_answer(timeout_s, progress or (lambda: 0))
             (length,) = struct.unpack("<I", self._read(4))
             if length > _MAX_ANSWER_BYTES:
                 raise OSError(f"an answer of {length} bytes")
             answer = json.loads(self._read(length))
         except (OSError, ValueError) as error:
+            why = str(error)
+            if proctree.stopped(self._server):
+                why = f"it {proctree.stopped_words(self._server)}"
             raise ServerGone(
-                f"the server of GPU {self.gpu} did not answer '{op}': {error}",
+                f"the server of GPU {self.gpu} did not answer '{op}': {why}",
                 "see the server's log in the job folder",
                 object=f"GPU {self.gpu}",
             ) from None
@@ -105,8 +111,15 @@ class ControlChannel:
     def _wait_for_answer(self, patience_s: float, progress: Callable[[], int]) -> None:
         """Returns when something can be read, also an end."""
         last, deadline = progress(), time.monotonic() + patience_s
+        stopped_s: float | None = None
         while not select.select([self._socket], [], [], min(LOOK_S, patience_s / 4))[0]:
             now = progress()
+            if not proctree.stopped(self._server):
+                stopped_s = None
+            elif stopped_s is None:
+                stopped_s = time.monotonic()
+            elif time.monotonic() - stopped_s > STOPPED_S:
+                raise TimeoutError
             if now != last:
                 last, deadline = now, time.monotonic() + patience_s
             elif time.monotonic() > deadline:

@@ -67,6 +67,7 @@ def check(
     Raises Refused with the first thing that is in the way. Starts nothing but `devproxy-server --print-abi`.
     """
     gpus = len(on)
+    machine.check_descriptors(gpus)
     device, note = choose_device(device, on)
     lib, server = config.lib_dir(), config.server_path()
     check_outputs(lib, server)

@@ -7,8 +7,8 @@ import os
 import socket
 import struct
 
-from devproxy import layout
-from devproxy.errors import ServerUnreachable
+from devproxy import layout, proctree
+from devproxy.errors import ServerStopped, ServerUnreachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ def query(
 ) -> dict[str, Any]:
     """The server's statistics as docs/protocol.md gives them.
 
-    Raises ServerUnreachable when nothing answers within timeout_s, or not with what was asked for.
+    Raises ServerUnreachable when nothing answers within timeout_s, or not with what was asked for; ServerStopped where
+    a signal is the reason.
     """
     path = os.path.join(job_dir, f"gpu{gpu}.sock")
     request = struct.pack(
@@ -33,16 +34,22 @@ def query(
         os.getpid(),
         layout.ANY_SLOT,
     )
+    server = 0
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(timeout_s)
             link.connect(path)
+            server = proctree.listener(link)
             link.sendall(request)
             (size,) = struct.unpack("<I", _receive(link, 4))
             if size > LONGEST_ANSWER_BYTES:
                 raise ServerUnreachable(f"the server of GPU {gpu} answers with {size} bytes")
             answer = json.loads(_receive(link, size))
     except (OSError, ValueError) as error:
+        if server and proctree.stopped(server):
+            raise ServerStopped(
+                f"the server of GPU {gpu} {proctree.stopped_words(server)}"
+            ) from None
         raise ServerUnreachable(
             f"the server of GPU {gpu} does not answer on {path} ({error})"
         ) from None

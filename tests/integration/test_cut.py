@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import random
+import resource
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from devproxy.proxy import stats
 from devproxy.proxy.control_channel import ControlChannel, ServerError, ServerGone
 from tests.integration.test_programs import BUILD, LIB, build_kernels, build_program
 
@@ -468,6 +474,60 @@ def test_a_coordinator_that_hangs_up_leaves_the_job_running(servers: list[OneSer
     with servers[0].control() as control:
         control.cut()
     passed(process, 20)
+
+
+def test_a_coordinator_that_does_not_read_holds_up_nobody(servers: list[OneServer]) -> None:
+    """It is asked nothing more until it has read; then it gets every answer, in order."""
+    text = json.dumps({"op": "can_dump"}).encode()
+    request = struct.pack("<I", len(text)) + text
+    with servers[0].control() as deaf, servers[0].control() as other:
+        sent, link = b"", deaf._socket
+        link.setblocking(False)
+        stop = time.monotonic() + 1.0  # long enough to fill both buffers
+        while time.monotonic() < stop:
+            with contextlib.suppress(BlockingIOError):
+                rest = request[len(sent) % len(request) :]
+                sent += rest[: link.send(rest)]
+        assert other.request("can_dump", 5)["ok"]
+        assert stats.query(str(servers[0].folder), 0)["clients_now"] == 0
+        link.settimeout(10)
+        for _ in range(len(sent) // len(request)):
+            (length,) = struct.unpack("<I", link.recv(4, socket.MSG_WAITALL))
+            assert json.loads(link.recv(length, socket.MSG_WAITALL))["ok"]
+
+
+def test_a_stranger_holds_the_ledgers_lock(servers: list[OneServer]) -> None:
+    """As a stopped server in it would. The allocation fails after a while, and the log names who is in the way."""
+    server = servers[0]
+    with open(server.folder / "ledger", "rb") as ledger:
+        fcntl.flock(ledger, fcntl.LOCK_EX)
+        failed = job(server.folder, "memset")
+        try:
+            failed.communicate(timeout=40)
+        finally:
+            failed.kill()
+        assert failed.returncode != 0
+    passed(job(server.folder, "memset"))
+    os.close(server.lease)
+    server.lease = -1
+    _, log = server.process.communicate(timeout=20)
+    assert f"{server.folder}/ledger is locked by process {os.getpid()} (" in log, log
+
+
+def test_a_server_without_descriptors_waits_for_one(servers: list[OneServer]) -> None:
+    """Whoever knocks stays in the queue: the server must not ask for it again and again."""
+    process = psutil.Process(servers[0].process.pid)
+    limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    taken = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+    free = min(set(range(1024)) - taken)
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (free, limits[1]))
+    with servers[0].control() as waiting:
+        time.sleep(0.2)
+        before = sum(process.cpu_times()[:2])
+        time.sleep(1.0)
+        assert sum(process.cpu_times()[:2]) - before < 0.3
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        assert waiting.request("can_dump", 5)["ok"]
 
 
 def test_the_first_client_attaches_after_the_dump(servers: list[OneServer]) -> None:

@@ -342,6 +342,35 @@ def test_json_stands_before_the_verb_or_behind_it(
         )
 
 
+@pytest.mark.every
+def test_a_supervisor_that_is_stopped_is_not_called_gone(
+    job, env: dict[str, str], shm_dir: Path
+) -> None:
+    """In the middle of a verb. A restore beside it would make a twin, so nobody advises one."""
+    process = job(pace_s=0.2)
+    folder = shm_dir / f"devproxy-{os.getuid()}" / "j"
+    (folder / "job.json").write_text(json.dumps({"pid": process.pid}))
+    verb = subprocess.Popen(
+        line("checkpoint", "j"), env=env, stdout=-1, stderr=-1, text=True, cwd=ROOT
+    )
+    try:
+        assert verb.stderr is not None
+        assert "cut" in verb.stderr.readline()
+        process.send_signal(signal.SIGSTOP)
+        _, said = verb.communicate(timeout=15)
+        assert verb.returncode == 1
+        error = said.splitlines()[-1]
+        assert f"the supervisor of job 'j' (process {process.pid}) is stopped" in error
+        assert f"kill -CONT {process.pid}" in error
+        assert "devproxy restore" not in error
+        one_line_error(ctl(env, "kill", "j"), 2, f"kill -CONT {process.pid}")
+        assert json.loads(ctl(env, "status", "j", "--json").stdout)["phase"] == "stopped"
+    finally:
+        process.send_signal(signal.SIGCONT)
+        verb.kill()
+    assert wait_for(lambda: done(shm_dir)), "the checkpoint goes on with it"
+
+
 def test_help_and_run(env: dict[str, str]) -> None:
     assert ctl(env, "--version").stdout == f"devproxy {__version__}\n"
     assert "checkpoint" in ctl(env, "help").stdout

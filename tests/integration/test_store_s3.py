@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from devproxy import fault
+from devproxy.checkpoint import backend
 from devproxy.checkpoint import writer as writers
 from devproxy.checkpoint.chunker import KIB, MIB
 from devproxy.checkpoint.errors import (
@@ -204,6 +208,42 @@ def test_no_bucket_and_no_server(url: str, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(StoreError) as caught:
         Store.open(url)
     assert isinstance(caught.value, StoreGone)
+
+
+@pytest.mark.parametrize("how", ["says nothing", "stops reading"])
+def test_an_endpoint_that_hangs(url: str, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """It is asked again a few times, and then named."""
+    monkeypatch.setattr(backend, "ANSWER_S", 0.3, raising=False)
+    asked = []
+    with socket.create_server(("127.0.0.1", 0)) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{endpoint.getsockname()[1]}")
+
+        def take() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    asked.append(endpoint.accept()[0])
+
+        threading.Thread(target=take, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(StoreGone) as caught:
+            if how == "says nothing":
+                Store.open(url)
+            else:
+                monkeypatch.setattr(backend, "ANSWER_S", 60.0, raising=False)
+                monkeypatch.setattr(backend, "REQUEST_S", 3.5, raising=False)
+                monkeypatch.setattr(backend, "SLOWEST_BYTES_PER_S", 64 << 20, raising=False)
+                store = backend.open_backend(url)
+                store.write("packs/x.pack", bytes(32 << 20), stage="upload")
+        assert time.monotonic() - began < 15
+        endpoint.shutdown(socket.SHUT_RDWR)
+    assert url in str(caught.value)
+    if how == "says nothing":
+        assert len(asked) == backend.ATTEMPTS * backend.ROUNDS
+        assert "Read timeout" in str(caught.value)
+    else:
+        assert "no end of it after 4 s" in str(caught.value)
+    for one in asked:
+        one.close()
 
 
 def test_the_server_goes_away(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
 /* Modules: from file and from memory, functions, globals, bad images, unloading; the library API over the same. */
+#include <elf.h>
+#include <sys/mman.h>
+
 #include "program.h"
 
 static void* read_file(const char* path, size_t* size) {
@@ -13,8 +16,51 @@ static void* read_file(const char* path, size_t* size) {
   return p;
 }
 
+/* Images that say a length which leads out of what can be read: on the last page before one that nobody may read. */
+static void damaged_images(void) {
+  const size_t page = 4096;
+  unsigned char* room = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  EXPECT(room != MAP_FAILED);
+  EXPECT_EQ(mprotect(room + page, page, PROT_NONE), 0);
+  for (int kind = 0; kind < 9; kind++) {
+    memset(room, 0, page);
+    Elf64_Ehdr* head = (Elf64_Ehdr*)room;
+    Elf64_Shdr* section = (Elf64_Shdr*)(room + 512);
+    Elf64_Phdr* segment = (Elf64_Phdr*)(room + 1024);
+    memcpy(head->e_ident, ELFMAG, SELFMAG);
+    head->e_ident[EI_CLASS] = ELFCLASS64;
+    head->e_shoff = 512, head->e_shnum = 1, head->e_shentsize = sizeof *section;
+    head->e_phoff = 1024, head->e_phnum = 1, head->e_phentsize = sizeof *segment;
+    section->sh_type = SHT_PROGBITS;
+    void* image = room;
+    switch (kind) {
+      case 0: head->e_shoff = page + 8; break;
+      case 1: head->e_shoff = ~0ull - 100; break;
+      case 2: head->e_shnum = 0xffff; break;
+      case 3: head->e_shentsize = 1; break;
+      case 4: section->sh_offset = 0, section->sh_size = 64 * page; break;
+      case 5: section->sh_offset = ~0ull, section->sh_size = 2; break;
+      case 6: segment->p_offset = 1ull << 45, segment->p_filesz = 1; break;
+      case 7:
+        image = room + page - 16;
+        memcpy(image, ELFMAG, SELFMAG);
+        break;
+      case 8:
+        memcpy(room, "\x50\xed\x55\xba\1\0\x10\0", 8);
+        memset(room + 8, 0x7f, 8);
+        break;
+    }
+    CUmodule module;
+    CUlibrary library;
+    EXPECT_RESULT(cuModuleLoadData(&module, image), CUDA_ERROR_INVALID_IMAGE);
+    EXPECT_RESULT(cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0), CUDA_ERROR_INVALID_IMAGE);
+  }
+  munmap(room, 2 * page);
+}
+
 int main(void) {
   start();
+  damaged_images();
   CUmodule file, image, bad;
   CUfunction f, g;
   CUdeviceptr global, other, p;

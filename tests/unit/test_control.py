@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from devproxy.cli import images, progress, verbs
 from devproxy.control import agent_service, client, daemon, messages
 from devproxy.control import coordinator_api as api
 from devproxy.control._pb import job_pb2 as pb
+from devproxy.control.quiet_grpc import grpc
 from devproxy.errors import CheckpointError, DevproxyError, Refused, RestoreError
 from devproxy.node.stages import Progress
 from tests.fake_agent import BUG, FAIL, FakeCoordinator
@@ -109,6 +112,16 @@ def test_every_error_has_a_code() -> None:
         assert not any(issubclass(below, above) for below in order[i + 1 :]), above
 
 
+@pytest.mark.parametrize("text", ["plain ü", "a\udcffb\udc80", "\udce9", ""])
+def test_odd_bytes_travel(text: str) -> None:
+    value = {text: [text, 1, None], "n": 2}
+    assert messages.unpacked(messages.packed(value)) == value
+    messages.packed(text).encode()
+    error = messages.error_from_pb(messages.error_to_pb(RestoreError("fetch", text, text, text)))
+    assert isinstance(error, RestoreError)
+    assert (error.what, error.state) == (text, text)
+
+
 # --- the service ---
 
 
@@ -140,6 +153,35 @@ def test_a_failure_says_all(fake: FakeCoordinator, folder: str) -> None:
     with pytest.raises(DevproxyError, match="internal error: ValueError: a bug"):
         checkpoint(folder, [], cut_wait_ms=BUG)
     assert checkpoint(folder, []).image is not None  # and it serves on
+
+
+def test_followers_keep_no_verb_out(fake: FakeCoordinator, folder: str) -> None:
+    """As many as a user likes; those that are too many are told so."""
+    with client.agent(folder) as stub:
+        following, refused = [], 0
+        for _ in range(agent_service.MOST_CALLS + 6):
+            call = stub.Logs(pb.LogsRequest(follow=True))
+            try:
+                next(call)
+                following.append(call)
+            except grpc.RpcError as error:
+                refused += 1
+                carried = messages.carried_error(error)
+                assert isinstance(carried, Refused)
+                assert "calls follow this job already" in carried.what
+        assert len(following) == agent_service.MOST_FOLLOWERS
+        assert checkpoint(folder, []).image is not None
+        for call in following:
+            call.cancel()
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:  # their places are free again
+            call = stub.Logs(pb.LogsRequest(follow=True))
+            with contextlib.suppress(grpc.RpcError):
+                next(call)
+                break
+        else:
+            pytest.fail("nobody may follow any more")
+        stub.Kill(pb.KillRequest(signal=15))
 
 
 def test_the_other_verbs(fake: FakeCoordinator, folder: str) -> None:
@@ -472,6 +514,26 @@ def test_the_news_of_a_living_agent_may_be_silent_for_long(monkeypatch: pytest.M
         yield 1
 
     assert list(daemon._until_ended(slow(), lambda: False, DevproxyError("gone"))) == [1]
+
+
+def test_a_supervisor_that_lives_is_not_replaced_by_a_restore(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection broke, say because it was stopped; the process is there."""
+    monkeypatch.setattr(daemon, "REST_ENDS_S", 0.1)
+    job = runtime.create_job("j")
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        Path(job.path, "job.json").write_text(json.dumps({"pid": sleeper.pid}))
+        error = str(daemon._supervisor_lost("checkpoint", "j", job.path, "cut"))
+        assert f"process {sleeper.pid}" in error
+        assert "devproxy restore" not in error
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    error = str(daemon._supervisor_lost("checkpoint", "j", job.path, "cut"))
+    assert "devproxy restore j" in error
+    runtime.remove_job(job)
 
 
 def test_the_error_of_a_channel_arrives_as_it_is() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -13,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from devproxy.proxy import control_channel
+from devproxy.cli import jobs
+from devproxy.errors import ServerStopped
+from devproxy.proxy import control_channel, stats
 from devproxy.proxy.control_channel import ControlChannel, ServerGone
 
 Answer = Callable[[socket.socket, dict[str, str]], None]
@@ -60,6 +64,46 @@ def test_a_dump_that_goes_on_is_waited_for(folder: Path, monkeypatch: pytest.Mon
     with ControlChannel(str(folder), 0) as channel:
         assert channel.dump(str(folder))["device_bytes"] == 5
     thread.join()
+
+
+SERVER = """
+import os, signal, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("up", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.parametrize("asked", ["a verb", "its statistics"])
+def test_a_server_that_is_stopped_is_named_and_not_lost(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setattr(control_channel, "LOOK_S", 0.02)
+    monkeypatch.setattr(control_channel, "STOPPED_S", 0.2, raising=False)
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(folder / "gpu0.sock")], stdout=-1, text=True
+    )
+    try:
+        assert server.stdout is not None
+        server.stdout.readline()
+        words = f"the server of GPU 0 .*process {server.pid}. is stopped.*kill -CONT {server.pid}"
+        if asked == "a verb":
+            began = time.monotonic()
+            with ControlChannel(str(folder), 0) as channel, pytest.raises(ServerGone, match=words):
+                channel.request("cut", 4.0)
+            assert time.monotonic() - began < 3
+        else:
+            with pytest.raises(ServerStopped, match=words):
+                stats.query(str(folder), 0, timeout_s=0.2)
+            (answer,) = jobs.ask_servers(
+                {"phase": "running", "here": [0], "gpus": [0]}, str(folder), bytes(32)
+            )
+            assert jobs.state_of({"alive": True, "servers": [answer]}) == "server stopped"
+    finally:
+        server.kill()
+        server.communicate()
 
 
 def test_a_server_that_hangs_in_a_dump_is_given_up(

@@ -22,6 +22,7 @@ from devproxy.control.coordinator import JobCoordinator
 from devproxy.control.pace import Pace
 from devproxy.errors import (
     CheckpointError,
+    DevproxyError,
     MigrateError,
     Refused,
     ResizeError,
@@ -586,13 +587,35 @@ class TestCriuInItsThread:
             seen.append("let go")
             return self.FACTS
 
-        one = _Criu()
+        one = _Criu(60.0, "the processes")
         one.start(run)
         one.wait_frozen()
         assert seen == ["frozen"]
         assert one.release() is self.FACTS
         one.abandon()  # afterwards nothing
         assert seen == ["frozen", "let go"]
+
+    def test_the_freeze_has_a_limit(self) -> None:
+        """Nobody releases it, say because a copy hangs: the tree goes on, and the image is given up."""
+        let_go = threading.Event()
+
+        def run(frozen: Callable[[], None]) -> criu.DumpFacts:
+            one.limit_begins()
+            try:
+                frozen()
+            finally:
+                let_go.set()
+            return self.FACTS
+
+        one = _Criu(0.1, "the processes")
+        one.start(run)
+        one.wait_frozen()
+        assert let_go.wait(5)
+        assert one.give_up.is_set()
+        for step in (one.check, one.release):
+            with pytest.raises(DevproxyError, match="the processes stood frozen for 0.1 s"):
+                step()
+        one.abandon()
 
     def test_abandoned(self) -> None:
         told: list[str] = []
@@ -605,7 +628,7 @@ class TestCriuInItsThread:
                 raise
             return self.FACTS
 
-        one = _Criu()
+        one = _Criu(60.0, "the processes")
         one.start(run)
         one.wait_frozen()
         one.abandon()
@@ -616,7 +639,7 @@ class TestCriuInItsThread:
         def run(frozen: Callable[[], None]) -> criu.DumpFacts:
             raise KeyError("no")
 
-        one = _Criu()
+        one = _Criu(60.0, "the processes")
         one.start(run)
         with pytest.raises(KeyError):
             one.wait_frozen()
@@ -627,7 +650,7 @@ class TestCriuInItsThread:
             frozen()
             raise KeyError("late")
 
-        one = _Criu()
+        one = _Criu(60.0, "the processes")
         one.start(run)
         one.wait_frozen()
         with pytest.raises(KeyError):
@@ -635,4 +658,4 @@ class TestCriuInItsThread:
         one.abandon()
 
     def test_never_started(self) -> None:
-        _Criu().abandon()
+        _Criu(60.0, "the processes").abandon()

@@ -95,6 +95,23 @@ PASSED = {
 }
 
 
+# CRIU dumps them, and a restore would lose something without a word.
+LOST = {
+    "unread datagrams": (
+        "s = socket.socket(2, 2)\ns.bind(('127.0.0.1', 0))\nt = socket.socket(2, 2)\nt.sendto(b'abc', s.getsockname())",
+        "unread bytes.*lose",
+    ),
+    "expired timer": (
+        "t = libc.timerfd_create(1, 0)\nspec = struct.pack('qqqq', 0, 1000000, 0, 1000000)\nlibc.timerfd_settime(t, 0, spec, None)\ntime.sleep(0.1)",
+        "a periodic timerfd that has expired",
+    ),
+    "semaphores": (
+        "i = libc.semget(0, 2, 0o1600)\nlibc.semctl(i, 1, 16, 5)\nimport signal\nsignal.signal(15, lambda *_: (libc.semctl(i, 0, 0), os._exit(0)))",
+        "2 System V semaphore",
+    ),
+}
+
+
 class Subject:
     """A small tree in namespaces of its own."""
 
@@ -173,6 +190,22 @@ def test_refused_cannot_be_dumped(name: str, start, tmp_path: Path) -> None:
         assert re.search(named, verdict.refusals[0].text), verdict.refusals[0].text
         assert "\n" not in verdict.refusals[0].text
         assert subject.dump(), "CRIU can dump it: the rule is too strict"
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_a_restore_would_lose_is_refused(name: str, start) -> None:
+    import re
+
+    script, named = LOST[name]
+    subject = start(script + TAIL)
+    try:
+        (refusal,) = check(subject).refusals
+        assert re.search(named, refusal.text), refusal.text
+        assert subject.dump() == "", "CRIU refuses it by itself"
+    finally:
+        for child in Path(f"/proc/{subject.root}/task/{subject.root}/children").read_text().split():
+            os.kill(int(child), 15)
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("name", PASSED)

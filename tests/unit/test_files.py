@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import struct
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +45,85 @@ MOUNTINFO = rb"""
 )
 def test_shared_file_systems(path: str, shared: bool) -> None:
     assert Mounts(procfs.parse_mountinfo(MOUNTINFO)).shared(path) is shared
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_extended_attributes_and_acls_come_back(
+    tmp_path: Path, make: Callable[[], FilesTracker], replaced: bool
+) -> None:
+    """Also of a second image, which takes the content from the first."""
+    wanted = {
+        "user.note": b"of the job\xff",
+        "system.posix_acl_access": struct.pack("<I", 2)
+        + b"".join(
+            struct.pack("<HHI", *entry)
+            for entry in ((1, 6, -1 & 0xFFFFFFFF), (2, 4, 1234), (4, 4, -1 & 0xFFFFFFFF),
+                          (16, 6, -1 & 0xFFFFFFFF), (32, 0, -1 & 0xFFFFFFFF))
+        ),
+    }  # fmt: skip
+    file = tmp_path / "file"
+    file.write_text("content")
+    for name, value in wanted.items():
+        os.setxattr(file, name, value)
+    tracker = make()
+    tracker.mention(str(file), "C")
+    time.sleep(0.1)  # old enough to be taken from the image before
+    entries = tracker.snapshot(str(tmp_path / "one"), shared_fs=lambda _: False)
+    for entry in entries:
+        entry.refs = ["a ref"] if entry.kind == "present" else []
+    entries = tracker.snapshot(str(tmp_path / "two"), previous=entries, shared_fs=lambda _: False)
+    entries = [FileEntry.from_dict(json.loads(json.dumps(e.to_dict()))) for e in entries]
+    if replaced:
+        file.unlink()
+    for name in wanted if not replaced else ():
+        os.removexattr(file, name)
+    make().put_back(entries, lambda e, fd: os.write(fd, b"content"), print, image_time=time.time())
+    assert file.read_text() == "content"
+    assert {name: os.getxattr(file, name) for name in os.listxattr(file)} == wanted
+
+
+HOLDER = """
+import fcntl, os, signal, sys
+fd = os.open(sys.argv[1], int(sys.argv[2]))
+os.lseek(fd, 3, os.SEEK_SET)
+signal.signal(signal.SIGIO, lambda *_: print("broken", flush=True))
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("holds", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+print(os.lseek(fd, 0, os.SEEK_CUR), flush=True)
+"""
+
+
+@pytest.mark.parametrize("mode", [os.O_RDWR, os.O_WRONLY])
+def test_a_file_that_a_frozen_process_holds_a_lease_on(
+    tmp_path: Path, make: Callable[[], FilesTracker], mode: int
+) -> None:
+    """Its copy waits for nobody, and the holder notices nothing: no signal, no other position."""
+    held = tmp_path / "held"
+    held.write_text("content")
+    tracker = make()
+    tracker.mention(str(held))
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(held), str(mode)], stdout=-1, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "holds\n"
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
+        began = time.monotonic()
+        if mode == os.O_RDWR:
+            entries = tracker.snapshot(str(tmp_path / "staging"), shared_fs=lambda _: False)
+            (entry,) = (e for e in entries if e.path == str(held))
+            assert Path(entry.staged).read_text() == "content"
+        else:
+            with pytest.raises(DevproxyError, match=f"process {holder.pid} holds a lease"):
+                tracker.snapshot(str(tmp_path / "staging"), shared_fs=lambda _: False)
+        assert time.monotonic() - began < 5
+        holder.send_signal(signal.SIGCONT)
+        assert holder.communicate(timeout=10)[0] == "3\n"
+    finally:
+        holder.kill()
+        holder.communicate()
 
 
 def test_this_machine_has_mounts() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,6 +65,31 @@ def test_the_dead_are_swept_and_the_living_stay() -> None:
     assert Path("/etc/passwd").exists()
     runtime.remove_job(again)
     runtime.remove_job(living)
+
+
+HOLDER = "import fcntl, os, signal, sys; fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600);\
+fcntl.flock(fd, fcntl.LOCK_EX); print(1, flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+
+
+def test_a_lock_that_is_held_for_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stopped process, or a stranger: a start says so, an end leaves the folder to the next sweep."""
+    monkeypatch.setattr(runtime, "LOCK_S", 0.3, raising=False)
+    first = runtime.create_job("first")
+    lock = os.path.join(runtime.root_path(), ".lock")
+    with subprocess.Popen([sys.executable, "-c", HOLDER, lock], stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"1\n"
+            os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
+            words = f"/.lock is locked by process {holder.pid} .*kill -CONT {holder.pid}"
+            with pytest.raises(Refused, match=words):
+                runtime.create_job("second")
+            runtime.remove_job(first)
+            assert os.path.isdir(first.path)
+        finally:
+            holder.kill()
+    runtime.sweep()
+    assert not os.path.exists(runtime.root_path())
 
 
 def test_an_inherited_lock_keeps_the_folder() -> None:

@@ -19,11 +19,13 @@ PROGRAMS = {
     "server_cores": (
         [
             "devproxy/csrc/base/json.cc",
+            "devproxy/csrc/base/log.cc",
             *(
                 f"{SERVER}/{name}.cc"
                 for name in ("memory_mirror", "replay_log", "ledger", "process_id", "image_store")
             ),
             f"{SERVER}/live_trace.cc",
+            f"{SERVER}/locked_file.cc",
         ],
         ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
         [f"{SERVER}/state_record.cc"],

@@ -291,9 +291,12 @@ class TestDamage:
         for place in range(len(whole)):
             bad = bytearray(whole)
             bad[place] ^= 1 << (place % 8)
+            if place >= len(whole) - 32:  # the signature: it can be read, and nobody relies on it
+                assert not packs.decode_index(index.stem, bytes(bad), store.key).ours
+                continue
             with pytest.raises(packs.DamagedIndex):
-                packs.decode_index("p", bytes(bad))
-        index.write_bytes(bytes(bad))
+                packs.decode_index(index.stem, bytes(bad), store.key)
+        index.write_bytes(whole[:40] + b"x" + whole[41:])
         with pytest.raises(MissingChunk, match="the index of pack .* is damaged"):
             load(Store.open(store.url), "a")
         report = Store.open(store.url).gc()
@@ -702,7 +705,7 @@ class TestOddObjects:
     )
     def test_an_index_claims_what_cannot_be(self, record: packs.Record) -> None:
         with pytest.raises(packs.DamagedIndex, match="places that cannot be"):
-            packs.decode_index("p", packs.encode_index(1 << 20, [record]))
+            packs.decode_index("p", packs.encode_index("p", 1 << 20, [record], b"key"), b"key")
 
     def test_an_index_that_would_fill_memory_is_not_read(self, store: Store, root: Path) -> None:
         save(store, "good", noise(0, KIB))
@@ -715,12 +718,58 @@ class TestOddObjects:
         grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resource_before
         assert grown_kib < 256 << 10
 
+    @pytest.mark.parametrize("signed", ["by another key", "not at all", "for another pack"])
+    def test_nobody_relies_on_an_index_that_is_not_ours(
+        self, store: Store, root: Path, signed: str
+    ) -> None:
+        """It claims a chunk that an image will need, or of which a gc asks whether it has another place."""
+        data = noise(0, KIB)
+        false = packs.Record(chunker.digest(data), 0, len(data), len(data), chunker.RAW)
+        (root / "packs" / "0.00000.pack").write_bytes(bytes(len(data)))
+        pack, key = "0.00000", b"another key" if signed == "by another key" else store.key
+        text = packs.encode_index(
+            "1.00000" if signed == "for another pack" else pack, KIB, [false], key
+        )
+        if signed == "not at all":  # as written before there were signatures
+            text = text[:5] + b"\1" + text[6:-64]
+            text += chunker.digest(text)
+        (root / "packs" / f"{pack}.idx").write_bytes(text)
+        assert save(store, "good", data).sizes["deduplicated"] == 0
+        assert load(Store.open(store.url), "good") == data
+        sparse = store.writer("gone")
+        sparse.put_bytes(noise(5, 9 * KIB), kind="host")
+        refs = sparse.put_bytes(noise(6, KIB), kind="host")
+        sparse.commit({"job": "j", "job_id": "job", "data": {"chunks": refs}})
+        Store.open(store.url).gc()
+        fresh = Store.open(store.url)
+        assert load(fresh, "good") == data
+        assert [image.whole for image in fresh.images()] == [True, True]
+
+    def test_an_old_index_is_read(self, store: Store, root: Path) -> None:
+        """Without a signature; its chunks are stored anew by the next image, and that is all."""
+        data = noise(0, 5 * KIB)
+        save(store, "old", data)
+        [path] = files(root, "packs", ".idx")
+        text = path.read_bytes()[:-64]
+        text = text[:5] + b"\1" + text[6:]
+        path.write_bytes(text + chunker.digest(text))
+        fresh = Store.open(store.url)
+        assert load(fresh, "old") == data
+        assert save(fresh, "new", data).sizes["deduplicated"] == 0
+        assert save(fresh, "next", data).sizes["deduplicated"] == len(data)
+        for name in ("old", "new"):
+            fresh.remove_image(name)
+        fresh.gc()
+        assert load(Store.open(store.url), "next") == data
+
     def test_a_false_place_does_not_hide_a_good_one(self, store: Store, root: Path) -> None:
         data = noise(0, KIB)
         save(store, "good", data)
         false = packs.Record(chunker.digest(data), 0, 5, 5, chunker.RAW)
         (root / "packs" / "0.00000.pack").write_bytes(b"wrong")
-        (root / "packs" / "0.00000.idx").write_bytes(packs.encode_index(5, [false]))
+        (root / "packs" / "0.00000.idx").write_bytes(
+            packs.encode_index("0.00000", 5, [false], store.key)
+        )
         assert load(Store.open(store.url), "good") == data
 
 

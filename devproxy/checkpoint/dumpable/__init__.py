@@ -15,6 +15,9 @@ Each rule was tried against CRIU 4.2.1, kernel 6.18, `--external mnt[] --tcp-est
 | TCP not accepted yet | dump fails: "In-flight connection" | refused, transient |
 | TCP to outside | not a failure; the other side goes on alone | warned, strict: refused |
 | UDP, unconnected or connected; packet, raw, netlink sockets | works | connected UDP: warned |
+| UDP with unread datagrams | works, and they are lost | refused, transient |
+| periodic timerfd that has expired, unread | works, and it fires once and never again | refused, transient |
+| System V semaphores, no IPC namespace | works, and they are lost | refused |
 | netlink socket with unread messages | dump fails | refused, transient |
 | vsock, MPTCP; other families, ping sockets [inferred] | dump fails | refused |
 | io_uring, perf event, userfaultfd, bpf map, landlock rule set | dump fails | refused |

@@ -16,6 +16,7 @@ from devproxy.checkpoint.dumpable.processes import (
     check_zombies,
     namespaces,
 )
+from devproxy.checkpoint.dumpable.semaphores import check_semaphores
 from devproxy.checkpoint.dumpable.sockets import check_sockets
 from devproxy.checkpoint.dumpable.tree import Tree, process_of
 from devproxy.checkpoint.dumpable.verdict import Obstacle, Verdict
@@ -78,6 +79,7 @@ def _check_once(
     check_zombies(tree)
     check_terminals(tree)
     check_pipes(tree, known_pipes)
+    check_semaphores(tree)
     verdict = Verdict(tree.refusals, tree.warnings)
     check_sockets(tree, verdict, root_pid, job_dir, network)
     if strict:

@@ -46,6 +46,8 @@ def _check_descriptor(tree: Tree, process: Process, fd: int, target: str, ghost_
         tree.pipes.setdefault(int(target[6:-1]), []).append((process, fd))
     elif target.startswith("anon_inode:"):
         kind = target[len("anon_inode:") :].strip("[]")
+        if kind == "timerfd":
+            _check_timer(tree, process, fd)
         if kind not in _ANON_OK:
             tree.refusals.append(anonymous_obstacle(process, f"fd {fd}", kind))
     elif target.startswith("/"):
@@ -69,6 +71,22 @@ def _check_descriptor(tree: Tree, process: Process, fd: int, target: str, ghost_
         tree.refusals.append(
             obstacle(
                 process, f"fd {fd}", target, "CRIU knows no such object", "close it in the program"
+            )
+        )
+
+
+def _check_timer(tree: Tree, process: Process, fd: int) -> None:
+    """A periodic one that has expired fires once after a restore, and never again."""
+    timer = procfs.timer(process.pid, fd)
+    if timer and timer.ticks and timer.interval_ns:
+        tree.refusals.append(
+            obstacle(
+                process,
+                f"fd {fd}",
+                f"a periodic timerfd that has expired {timer.ticks} time(s), unread",
+                "CRIU restores it so that it fires once and never again",
+                "try again when the program has read it, or close it",
+                True,
             )
         )
 

@@ -111,7 +111,18 @@ def _outside_tcp(tree: Tree, verdict: Verdict, one: Socket, info: netdiag.Intern
 
 
 def _check_datagram(tree: Tree, one: Socket, info: netdiag.InternetSocket) -> None:
-    if info.protocol.startswith("udp") and info.remote:
+    if info.protocol.startswith("udp") and info.queued:
+        tree.refusals.append(
+            obstacle(
+                one.process,
+                f"fd {one.fd}",
+                f"UDP socket {info.local} with {info.queued} unread bytes",
+                "CRIU takes no datagrams along, so a restore would lose them",
+                "try again when the program has read them",
+                True,
+            )
+        )
+    elif info.protocol.startswith("udp") and info.remote:
         tree.warnings.append(
             obstacle(
                 one.process,

@@ -23,4 +23,5 @@ A crash in the middle leaves each file old or new, never half; put_back may simp
     plan        what a restore has to change        owner      whose version is there now, and where it is kept
     put_back    a restore's changes                 places     its folders, by descriptors
     records     one file at the cut                 look, copying   stat and bytes
+    leases      files that another may not open     xattrs   extended attributes and ACLs
 """

@@ -7,8 +7,11 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 
+from devproxy import procfs
+from devproxy.checkpoint.files import xattrs
 from devproxy.checkpoint.files.copying import check_same, copy_content
 from devproxy.checkpoint.files.known import Known, Track
+from devproxy.checkpoint.files.leases import borrowed
 from devproxy.checkpoint.files.look import lstat
 from devproxy.checkpoint.files.records import FileEntry, unchanged
 from devproxy.errors import DevproxyError
@@ -30,6 +33,7 @@ class Cut:
         self.older = {e.path: e for e in previous}
         self.files_max = files_max
         self.shared = shared
+        self.leases = procfs.leases()
         self.inodes: dict[tuple[int, int], str] = {}
         self.entries: list[FileEntry] = []
 
@@ -79,12 +83,16 @@ class Cut:
             self.inodes[st.st_dev, st.st_ino] = path
             old = self.older.get(path)
             if old is not None and old.refs and unchanged(old, entry):
-                entry.refs = list(old.refs)
+                entry.refs, entry.xattrs = list(old.refs), dict(old.xattrs)
             else:
                 entry.staged = os.path.join(self.staging_dir, f"file-{len(self.entries):06d}")
                 self._stage(entry)
 
     def _stage(self, entry: FileEntry) -> None:
+        if holder := self.leases.get((entry.dev, entry.ino)):
+            with borrowed(holder, entry.path, entry.dev, entry.ino) as source:
+                self._copy(source, entry)
+            return
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO may have come
         try:
             source = os.open(entry.path, flags | os.O_NOATIME)
@@ -96,8 +104,15 @@ class Cut:
                 entry.why = f"it cannot be read: {e.strerror}"
                 return
         try:
+            self._copy(source, entry)
+        finally:
+            os.close(source)
+
+    def _copy(self, source: int, entry: FileEntry) -> None:
+        try:
             # Its mode and owner were another's: the content of a file that only root may read would come back for all.
             check_same(source, entry.path, (entry.dev, entry.ino))
+            entry.xattrs = xattrs.read(source)
             target = os.open(
                 entry.staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
             )
@@ -111,5 +126,3 @@ class Cut:
                 "make room there; the job goes on, no image was made",
                 object=entry.path,
             ) from e
-        finally:
-            os.close(source)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from devproxy import fault, folders
+from devproxy.checkpoint.files import xattrs
 from devproxy.checkpoint.files.copying import copy_to, new_file, open_same, same_start, sync_folder
 from devproxy.checkpoint.files.look import is_as_at_the_cut
 from devproxy.checkpoint.files.owner import KEPT, Owners, utc
@@ -247,8 +248,7 @@ class Restore:
             os.close(fd)
         return True
 
-    @staticmethod
-    def _dress(fd: int, entry: FileEntry) -> None:
+    def _dress(self, fd: int, entry: FileEntry) -> None:
         st = os.fstat(fd)
         if (st.st_uid, st.st_gid) != (entry.uid, entry.gid):
             try:
@@ -257,4 +257,6 @@ class Restore:
                 pass  # not ours to give away; the content is right
         if stat.S_IMODE(st.st_mode) != entry.mode:
             os.fchmod(fd, entry.mode)
+        for why in xattrs.write(fd, entry.xattrs):  # an ACL has the mode in it, so behind that
+            self.report(f"{entry.path}: an extended attribute cannot be put back: {why}")
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))

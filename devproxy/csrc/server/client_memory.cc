@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "devproxy/csrc/server/client_memory.h"
 
 #include <algorithm>
@@ -37,7 +38,7 @@ bool ClientMemory::in_variable(uint64_t addr, uint64_t bytes) const {
 }
 
 std::optional<uint64_t> ClientMemory::take_credit(uint64_t wanted, uint64_t minimum) {
-  const auto granted = ledger_.take(wanted, minimum);
+  const auto granted = ledger_.grow(wanted, minimum);
   if (granted) credit_bytes_ += *granted;
   return granted;
 }
@@ -78,7 +79,7 @@ MemoryMirror::Answer ClientMemory::free(uint64_t addr, uint64_t position, bool k
 }
 
 bool ClientMemory::add_global(uint64_t addr, uint64_t bytes) {
-  if (!ledger_.take(bytes, bytes)) return false;
+  if (!ledger_.grow(bytes, bytes)) return false;
   std::vector<Range> forgotten;
   {
     std::unique_lock lock(mu_);
@@ -104,7 +105,7 @@ MemoryMirror::Answer ClientMemory::drop_global(uint64_t addr, uint64_t position,
 }
 
 bool ClientMemory::take_array(uint64_t bytes) {
-  if (!ledger_.take(bytes, bytes)) return false;
+  if (!ledger_.grow(bytes, bytes)) return false;
   arrays_bytes_ += bytes;
   count(static_cast<int64_t>(bytes));
   return true;
@@ -194,7 +195,7 @@ void ClientMemory::save(ClientRecord* client) const {
 
 Status ClientMemory::no_room(uint64_t needed) const {
   return {kOutOfMemory, "GPU " + std::to_string(physical_gpu_) + " of this machine has " +
-                            std::to_string(ledger_.free_bytes()) + " of " + std::to_string(ledger_.total_bytes()) +
+                            std::to_string(ledger_.room_bytes()) + " of " + std::to_string(ledger_.total_bytes()) +
                             " bytes free, the client needs " + std::to_string(needed)};
 }
 

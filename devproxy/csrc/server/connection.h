@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One client process on this server: its endpoint, its gate, its state and memory, the door to its device, and the
 // thread that takes its messages from the one to the other.
 //
@@ -150,7 +151,7 @@ class Connection final : public hal::SpaceOwner {
   void on_refused(uint32_t caller, int32_t result, const char* text) noexcept override;
   bool range_live(uint64_t addr, uint64_t bytes, uint64_t position, bool on_submitter) noexcept override;
   void host_function(uint64_t token) noexcept override;
-  bool take_memory(uint64_t bytes) noexcept override { return parts_.ledger->take(bytes, bytes).has_value(); }
+  bool take_memory(uint64_t bytes) noexcept override { return parts_.ledger->grow(bytes, bytes).has_value(); }
   void give_memory(uint64_t bytes) noexcept override { parts_.ledger->give(bytes); }
   hal::SpacePlace place() noexcept override { return {parts_.gpu, slot_, parts_.tree}; }
   std::string job_folder() override { return parts_.job_dir; }

@@ -40,11 +40,36 @@ double seconds(uint64_t us) { return static_cast<double>(us) * 1e-6; }
 
 }  // namespace
 
-ControlPeer::~ControlPeer() { close(socket_); }
+Outbox::~Outbox() { close(socket_); }
+
+void Outbox::say(const std::string& text) {
+  const auto length = static_cast<uint32_t>(text.size());
+  if (out_.empty()) moved_us_ = now_us();
+  out_.append(reinterpret_cast<const char*>(&length), sizeof length).append(text);
+  [[maybe_unused]] const bool told = flush();  // a peer that has gone is noticed by its socket
+}
+
+bool Outbox::flush() {
+  while (!out_.empty()) {
+    const ssize_t n = send(socket_, out_.data(), out_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0) {
+      out_.erase(0, static_cast<size_t>(n));
+      moved_us_ = now_us();
+    } else if (errno == EAGAIN) {
+      if (now_us() - moved_us_ < kUnreadUs) return true;
+      DP_LOG(kWarn, kServer, 0, "a peer has not read its answer for %lu s: hanging up",
+             static_cast<unsigned long>(kUnreadUs / 1'000'000));
+      return false;
+    } else if (errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
 
 bool ControlPeer::receive() {
   char block[4096];
-  const ssize_t n = recv(socket_, block, sizeof block, MSG_DONTWAIT);
+  const ssize_t n = recv(socket(), block, sizeof block, MSG_DONTWAIT);
   if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
   in_.append(block, static_cast<size_t>(n));
   uint32_t length = 0;
@@ -62,20 +87,10 @@ std::optional<std::string> ControlPeer::request() {
   return text;
 }
 
-void ControlPeer::answer(const Json& json) const {
-  const std::string text = json_text(json);
-  const auto length = static_cast<uint32_t>(text.size());
-  send_all(socket_, &length, sizeof length);
-  send_all(socket_, text.data(), text.size());
-}
+void ControlPeer::answer(const Json& json) { say(json_text(json)); }
 
-void send_all(int socket, const void* data, size_t bytes) {
-  const auto* at = static_cast<const uint8_t*>(data);
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t n = send(socket, at + done, bytes - done, MSG_NOSIGNAL);
-    if (n <= 0 && errno != EINTR) return;
-    if (n > 0) done += static_cast<size_t>(n);
-  }
+void send_now(int socket, const void* data, size_t bytes) {
+  [[maybe_unused]] const ssize_t ignored = send(socket, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 // -- the server's half ------------------------------------------------------------------------------------------------
@@ -88,7 +103,9 @@ Json Server::refused(const std::string& why) const {
 
 // All requests that have arrived. False when the peer has gone, or the server leaves.
 void Server::serve_control(ControlPeer& peer) {
-  while (auto text = peer.request()) {
+  while (!peer.waits()) {
+    auto text = peer.request();
+    if (!text) return;
     const Json request = Json::parse(*text, nullptr, false);
     if (!request.is_object()) {
       peer.answer(refused("a control request is not JSON"));

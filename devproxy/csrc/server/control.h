@@ -21,27 +21,42 @@ struct Properties;
 namespace devproxy::server {
 
 inline constexpr size_t kMaxControlBytes = 64u << 10;
+inline constexpr uint64_t kUnreadUs = 10'000'000;
 
-// One control connection: bytes in, whole requests out. Owns its socket.
-class ControlPeer {
+// What is said into a socket of which nobody knows whether the other side reads. Never waits. Owns the socket.
+class Outbox {
  public:
-  explicit ControlPeer(int socket) : socket_(socket) {}
-  ControlPeer(const ControlPeer&) = delete;
-  ~ControlPeer();
+  explicit Outbox(int socket) : socket_(socket) {}
+  Outbox(const Outbox&) = delete;
+  ~Outbox();
   int socket() const { return socket_; }
-  bool receive();                        // false: it hung up, or says what no coordinator says
-  std::optional<std::string> request();  // the next whole one
-  void answer(const Json& json) const;
+  void say(const std::string& text);  // behind its length
+  bool waits() const { return !out_.empty(); }
+  // As much as goes now. False: the peer is gone, or has read nothing for kUnreadUs.
+  bool flush();
 
  private:
   const int socket_;
+  std::string out_;
+  uint64_t moved_us_ = 0;  // when some of it went
+};
+
+// One control connection: bytes in, whole requests out. One whose answers are not read is asked nothing more.
+class ControlPeer : public Outbox {
+ public:
+  using Outbox::Outbox;
+  bool receive();                        // false: it hung up, or says what no coordinator says
+  std::optional<std::string> request();  // the next whole one
+  void answer(const Json& json);
+
+ private:
   std::string in_;
 };
 
 // What an image keeps of its GPU, and a restore compares: {"name", "major", "minor", "memory_bytes"}.
 Json describe(const hal::Properties& gpu);
 
-// Fixed structs and short texts into a socket: a peer that is gone is not waited for.
-void send_all(int socket, const void* data, size_t bytes);
+// A fixed struct into a fresh socket, which has room for it: nobody is waited for.
+void send_now(int socket, const void* data, size_t bytes);
 
 }  // namespace devproxy::server

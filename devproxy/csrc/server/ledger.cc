@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "devproxy/csrc/server/ledger.h"
 
 #include <algorithm>
@@ -43,15 +44,29 @@ uint64_t LedgerTable::total(uint64_t limit) const {
   return limit;
 }
 
+LedgerTable::Needs LedgerTable::needs_of(uint64_t job) const {
+  Needs needs;
+  for (const Entry& e : entries)
+    if (e.owner.pid && e.job == job) (e.aside ? needs.aside : needs.here) += e.need();
+  return needs;
+}
+
+uint64_t LedgerTable::free_alone(const ProcessId& owner, uint64_t limit, uint64_t own_bytes) const {
+  uint64_t others = used();
+  if (const Entry* const own = find(owner)) {
+    const auto [aside, here] = needs_of(own->job);
+    others -= std::max(aside, here);
+  }
+  const uint64_t taken = others + own_bytes, all = total(limit);
+  return std::min(limit > own_bytes ? limit - own_bytes : 0, all > taken ? all - taken : 0);
+}
+
 uint64_t LedgerTable::free(const ProcessId& owner, uint64_t limit) const {
   const auto left = [](uint64_t of, uint64_t taken) { return of > taken ? of - taken : 0; };
   const Entry* const own = find(owner);
   if (!own) return std::min(limit, left(total(limit), used()));
-  uint64_t aside = 0, here = 0;
-  for (const Entry& e : entries)
-    if (e.owner.pid && e.job == own->job) (e.aside ? aside : here) += e.need();
-  // used() has the larger one of the two.
-  const uint64_t others = used() - std::max(aside, here);
+  const auto [aside, here] = needs_of(own->job);
+  const uint64_t others = used() - std::max(aside, here);  // used() has the larger one of the two
   return std::min(left(limit, own->need()), left(total(limit), others + (own->aside ? std::max(aside, here) : here)));
 }
 
@@ -96,11 +111,13 @@ auto Ledger::change(Change change) {
   std::lock_guard guard(in_process());
   LockedFile::Lock lock(file_);
   LedgerTable table;
+  if (!lock.held()) return decltype(change(table)){};
   if (file_.read(&table, sizeof table) != sizeof table || table.magic != LedgerTable::kMagic ||
       table.version != LedgerTable::kVersion)
     table = {};
   table.reap(is_alive);
   if (LedgerTable::Entry* const own = table.find(self_); own && saved_) own->saved = saved_();
+  table.give(self_, owed_.exchange(0));
   const auto answer = change(table);
   // A full file system: the answer is still right for this process, and the next writer brings the file up to date
   // except for our entry. The file is one page of tmpfs that exists from the first write on.
@@ -119,11 +136,16 @@ void Ledger::set_aside(bool aside) {
   });
 }
 
-Ledger::Use Ledger::use() {
-  return change([&](LedgerTable& table) {
-    const LedgerTable::Entry* const own = table.find(self_);
-    return Use{own ? own->bytes : 0, own ? own->saved : 0, table.used(), table.total(limit_bytes_)};
-  });
+// Without the lock: somebody may hold it for long, and a number that is shown may be in the middle of a change.
+Ledger::Use Ledger::use() const {
+  LedgerTable table;
+  if (file_.read(&table, sizeof table) != sizeof table || table.magic != LedgerTable::kMagic ||
+      table.version != LedgerTable::kVersion)
+    return {};
+  table.reap(is_alive);
+  LedgerTable::Entry* const own = table.find(self_);
+  if (own && saved_) own->saved = saved_();
+  return {own ? own->bytes : 0, own ? own->saved : 0, table.used(), table.total(limit_bytes_)};
 }
 
 void Ledger::leave() {
@@ -135,26 +157,39 @@ void Ledger::leave() {
   });
 }
 
-std::optional<uint64_t> LedgerShare::take(uint64_t wanted, uint64_t minimum) {
+std::optional<uint64_t> LedgerShare::take(uint64_t wanted, uint64_t minimum) { return take(wanted, minimum, false); }
+
+std::optional<uint64_t> LedgerShare::grow(uint64_t wanted, uint64_t minimum) { return take(wanted, minimum, shared_); }
+
+std::optional<uint64_t> LedgerShare::take(uint64_t wanted, uint64_t minimum, bool beyond) {
   Ledger& all = ledger_;
   return all.change([&](LedgerTable& table) {
     // An entry is lost with a ledger of another version, or a full file system.
     if (!table.find(all.self_)) table.join(all.self_, all.job_, all.limit_bytes_);
-    const auto granted = table.take(all.self_, wanted, minimum, all.limit_bytes_, all.limit_bytes_ - bytes_);
+    auto granted = table.take(all.self_, wanted, minimum, all.limit_bytes_, all.limit_bytes_ - bytes_);
+    LedgerTable::Entry* const own = table.find(all.self_);
+    if (!granted && beyond && own && minimum <= table.free_alone(all.self_, all.limit_bytes_, bytes_)) {
+      own->bytes += minimum;
+      granted = minimum;
+    }
     bytes_ += granted.value_or(0);
     return granted;
   });
 }
 
 void LedgerShare::give(uint64_t bytes) {
-  ledger_.change([&](LedgerTable& table) {
-    bytes_ -= std::min(bytes_, bytes);
-    table.give(ledger_.self_, bytes);
-    return 0;
-  });
+  bytes_ -= std::min(bytes_.load(), bytes);
+  if (!ledger_.change([&](LedgerTable& table) { return table.give(ledger_.self_, bytes), true; }))
+    ledger_.owed_ += bytes;
 }
 
 uint64_t LedgerShare::free_bytes() {
+  if (!shared_) return room_bytes();
+  return ledger_.change(
+      [&](LedgerTable& table) { return table.free_alone(ledger_.self_, ledger_.limit_bytes_, bytes_); });
+}
+
+uint64_t LedgerShare::room_bytes() {
   return ledger_.change([&](LedgerTable& table) {
     return std::min(table.free(ledger_.self_, ledger_.limit_bytes_), ledger_.limit_bytes_ - bytes_);
   });

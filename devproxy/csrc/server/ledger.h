@@ -1,11 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who has how much of one GPU's memory: a file shared by all servers of that GPU, one entry per server process.
 //
 // A job's limit is its own (--gpu-memory), and what all take together is limited by the GPU's total. A software GPU has no
 // size but what its jobs are given: its total is the largest of their limits.
 //
-// A process's need is what it has taken, less what its ranks keep once (replica splicing): pages count once. When a rank
-// writes such a page alone, the need grows, and nobody is asked: a launch cannot be refused for it. So the sum may pass
-// the total; then nobody gets any more until it is below again.
+// A process's need is what it has taken, less what its ranks keep once (replica splicing): pages count once. What a server
+// comes with must fit. What its ranks do then is not refused for the others' sake: each was promised a GPU of its own,
+// and a launch that writes a shared page alone cannot be refused at all. So a job's need may pass the total; then no other
+// job gets any more until it is below again.
 //
 // While a job moves, its parked servers and the fresh ones that take their state have the same memory. The parked ones
 // are set aside: of the two sums the larger counts. So a fresh server has the room that its predecessor has, and
@@ -55,6 +57,8 @@ struct LedgerTable {
   uint64_t free(const ProcessId& owner, uint64_t limit) const;
   // From now on the owner's limit counts for the GPU's total. False: 255 servers are on it.
   bool join(const ProcessId& owner, uint64_t job, uint64_t limit);
+  // The same as if the owner, who may have several of the job's GPUs, and all others of its job had no more than own_bytes.
+  uint64_t free_alone(const ProcessId& owner, uint64_t limit, uint64_t own_bytes) const;
   // The granted bytes: `wanted` where that is free, else `minimum` where that is, else none. most: of this time.
   std::optional<uint64_t> take(const ProcessId& owner, uint64_t wanted, uint64_t minimum, uint64_t limit,
                                uint64_t most = UINT64_MAX);
@@ -62,10 +66,14 @@ struct LedgerTable {
   Entry* find(const ProcessId& owner);
 
  private:
+  struct Needs {
+    uint64_t aside = 0, here = 0;
+  };
+  Needs needs_of(uint64_t job) const;
   const Entry* find(const ProcessId& owner) const;
 };
 
-// Any thread. The job's GPUs on this one share it.
+// Any thread. The job's GPUs on this one share it. While somebody holds the lock for long, nothing is granted.
 class Ledger {
  public:
   // job: its name.
@@ -83,7 +91,7 @@ class Ledger {
     uint64_t taken = 0, saved = 0;  // by this process
     uint64_t used = 0, total = 0;   // of the GPU, by all
   };
-  Use use();
+  Use use() const;
 
  private:
   friend class LedgerShare;
@@ -94,22 +102,29 @@ class Ledger {
   std::function<uint64_t()> saved_;
   const ProcessId self_ = this_process();
   std::atomic<uint32_t> users_{0};
+  std::atomic<uint64_t> owed_{0};  // could not be given back while somebody held the lock: it is with the next change
 };
 
 // What one of the job's GPUs has of the physical one. It never has more than the limit, whatever its ranks share with
-// others. Any thread.
+// others. shared: others of the job's are there too. Any thread.
 class LedgerShare {
  public:
-  explicit LedgerShare(Ledger& ledger) : ledger_(ledger) {}
-  // As LedgerTable::take().
+  LedgerShare(Ledger& ledger, bool shared) : ledger_(ledger), shared_(shared) {}
+  // As LedgerTable::take(): what is there already must fit.
   std::optional<uint64_t> take(uint64_t wanted, uint64_t minimum);
+  // The same for what the job asks for while it runs: where it is shared, `minimum` also beyond the GPU's total, but not
+  // at other jobs' cost.
+  std::optional<uint64_t> grow(uint64_t wanted, uint64_t minimum);
   void give(uint64_t bytes);
-  uint64_t free_bytes();
+  uint64_t free_bytes();                                         // for grow()
+  uint64_t room_bytes();                                         // for take()
   uint64_t total_bytes() const { return ledger_.limit_bytes_; }  // as this job sees its GPU
 
  private:
+  std::optional<uint64_t> take(uint64_t wanted, uint64_t minimum, bool beyond);
   Ledger& ledger_;
-  uint64_t bytes_ = 0;  // under the ledger's lock
+  const bool shared_;
+  std::atomic<uint64_t> bytes_{0};  // grows under the ledger's lock
 };
 
 }  // namespace devproxy::server

@@ -1,4 +1,4 @@
-// A small file that several servers change: opened 0600, changed only under flock.
+// A small file that several servers change: opened 0600, changed only under flock, which is waited for with a limit.
 #pragma once
 
 #include <fcntl.h>
@@ -19,6 +19,7 @@ class LockedFile {
  public:
   static StatusOr<LockedFile> open(const std::string& path) {
     LockedFile file;
+    file.path_ = path;
     file.fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (file.fd_ < 0) return Status::from_errno(kNotPermitted, "opening " + path);
     struct stat info;
@@ -26,22 +27,28 @@ class LockedFile {
       return Status(kNotPermitted, path + " belongs to another user: remove it or choose another folder");
     return file;
   }
-  LockedFile(LockedFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  LockedFile(LockedFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
   LockedFile& operator=(LockedFile&& other) noexcept {
     std::swap(fd_, other.fd_);
+    std::swap(path_, other.path_);
     return *this;
   }
   ~LockedFile() {
     if (fd_ >= 0) close(fd_);
   }
 
+  // Its holders do nothing in it that takes time. One that a signal has stopped, or a stranger who has locked the file,
+  // is waited for so long, and then named in the log: nothing was changed.
+  static constexpr uint64_t kPatienceUs = 5'000'000;
+
   class Lock {
    public:
-    explicit Lock(const LockedFile& file) : fd_(file.fd_) {
-      while (flock(fd_, LOCK_EX) != 0 && errno == EINTR) {}
+    explicit Lock(const LockedFile& file) : fd_(file.lock() ? file.fd_ : -1) {}
+    ~Lock() {
+      if (fd_ >= 0) flock(fd_, LOCK_UN);
     }
-    ~Lock() { flock(fd_, LOCK_UN); }
     Lock(const Lock&) = delete;
+    bool held() const { return fd_ >= 0; }
 
    private:
     int fd_;
@@ -58,7 +65,9 @@ class LockedFile {
 
  private:
   LockedFile() = default;
+  bool lock() const;
   int fd_ = -1;
+  std::string path_;
 };
 
 }  // namespace devproxy::server

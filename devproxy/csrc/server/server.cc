@@ -30,7 +30,8 @@ namespace {
 
 constexpr uint64_t kHelloUs = 5'000'000;  // a peer that says nothing is dropped
 constexpr uint64_t kLeaveUs = 2'000'000;  // how long a kernel may hold up the end
-constexpr int kCutLookMs = 20;
+constexpr int kCutLookMs = 20, kLookMs = 1000;
+constexpr uint64_t kAcceptPauseUs = 200'000;
 
 std::string hex(const uint8_t* bytes, size_t n) {
   std::string text;
@@ -248,8 +249,9 @@ bool Server::anybody() const {
 void Server::run() {
   bool lease_ended = false;
   for (;;) {
-    std::vector<pollfd> fds = {
-        {listen_fd_, POLLIN, 0}, {wake_fd_, POLLIN, 0}, {lease_ended ? -1 : config_.lease_fd, POLLIN, 0}};
+    std::vector<pollfd> fds = {{accept_from_us_ > now_us() ? -1 : listen_fd_, POLLIN, 0},
+                               {wake_fd_, POLLIN, 0},
+                               {lease_ended ? -1 : config_.lease_fd, POLLIN, 0}};
     const size_t first_hello = fds.size();
     for (const Hello& h : hellos_) fds.push_back({h.socket, POLLIN, 0});
     const size_t first_client = fds.size();
@@ -259,9 +261,11 @@ void Server::run() {
       else if (c.here)
         fds.push_back({c.connection->endpoint().link(), 0, 0});
     const size_t first_control = fds.size();
-    for (const auto& control : controls_) fds.push_back({control->socket(), POLLIN, 0});
-    const int timeout_ms = cut_ ? kCutLookMs : hellos_.empty() ? -1 : 1000;
-    if (poll(fds.data(), fds.size(), timeout_ms) < 0 && errno != EINTR) break;
+    // Who does not read is not listened to.
+    auto waits_for = [](const Outbox& box) { return static_cast<short>(box.waits() ? POLLOUT : POLLIN); };
+    for (const auto& control : controls_) fds.push_back({control->socket(), waits_for(*control), 0});
+    for (const auto& box : farewells_) fds.push_back({box->socket(), waits_for(*box), 0});
+    if (poll(fds.data(), fds.size(), timeout_ms()) < 0 && errno != EINTR) break;
 
     if (end_) {
       DP_LOG(kInfo, kServer, 0, "GPU %u: told to end", config_.gpu);
@@ -282,7 +286,8 @@ void Server::run() {
                      fds.begin() + static_cast<std::ptrdiff_t>(first_control)});
     std::vector<ControlPeer*> called;
     for (size_t i = 0; i < controls_.size(); i++)
-      if (fds[first_control + i].revents) called.push_back(controls_[i].get());
+      if (fds[first_control + i].revents || controls_[i]->waits()) called.push_back(controls_[i].get());
+    std::erase_if(farewells_, [](const auto& box) { return !box->flush() || !box->waits(); });
     std::vector<Hello> waiting;
     for (size_t i = 0; i < hellos_.size(); i++) {
       Hello& hello = hellos_[i];
@@ -295,7 +300,7 @@ void Server::run() {
     hellos_ = std::move(waiting);
     if (fds[0].revents) accept_all();
     for (ControlPeer* peer : called) {
-      if (peer->receive()) {
+      if (peer->flush() && (peer->waits() || peer->receive())) {
         serve_control(*peer);
         if (leaving_) return;
         continue;
@@ -321,6 +326,14 @@ void Server::run() {
       return stop_all(false);
     }
   }
+}
+
+int Server::timeout_ms() const {
+  auto waits = [](const auto& box) { return box->waits(); };
+  if (cut_) return kCutLookMs;
+  if (accept_from_us_ > now_us()) return static_cast<int>(kAcceptPauseUs / 1000);
+  const bool looks = !hellos_.empty() || !farewells_.empty() || std::any_of(controls_.begin(), controls_.end(), waits);
+  return looks ? kLookMs : -1;
 }
 
 void Server::load_ahead(const std::string& dir) {
@@ -413,7 +426,17 @@ void Server::leave_files() {
 void Server::accept_all() {
   for (;;) {
     const int socket = accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (socket < 0) return;
+    if (socket < 0) {
+      // Whoever knocks stays in the queue, so poll would tell of it again at once.
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+        if (!accept_from_us_)
+          DP_LOG(kWarn, kServer, 0, "no descriptor is left (%s): who comes now waits (see: ulimit -n)",
+                 std::strerror(errno));
+        accept_from_us_ = now_us() + kAcceptPauseUs;
+      }
+      return;
+    }
+    accept_from_us_ = 0;
     hellos_.push_back({socket, now_us() + kHelloUs, 0, {}});
   }
 }
@@ -444,6 +467,7 @@ bool Server::read_hello(Hello& hello) {
     return false;
   } else if (hello.request.kind == AttachKind::kStats) {
     send_stats(hello.socket);
+    hello.socket = -1;
     return false;
   } else if (hello.request.kind == AttachKind::kControl) {
     controls_.push_back(std::make_unique<ControlPeer>(hello.socket));
@@ -464,7 +488,7 @@ bool Server::read_hello(Hello& hello) {
     return false;
   }
   DP_LOG(kWarn, kServer, 0, "pid=%d refused: %s", peer.pid, reply.text);
-  send_all(hello.socket, &reply, sizeof reply);
+  send_now(hello.socket, &reply, sizeof reply);
   return false;
 }
 
@@ -484,7 +508,7 @@ void Server::attach(int socket, const AttachRequest& request, uint32_t pid) {
   } else {
     DP_LOG(kWarn, kServer, 0, "pid=%u refused: %s", pid, reply.text);
   }
-  send_all(socket, &reply, sizeof reply);
+  send_now(socket, &reply, sizeof reply);
   if (reply.status != AttachStatus::kOk) close(socket);
 }
 
@@ -596,10 +620,9 @@ Json Server::stats() const {
 }
 
 void Server::send_stats(int socket) {
-  const std::string text = json_text(stats());
-  const auto length = static_cast<uint32_t>(text.size());
-  send_all(socket, &length, sizeof length);
-  send_all(socket, text.data(), text.size());
+  auto box = std::make_unique<Outbox>(socket);
+  box->say(json_text(stats()));
+  if (box->waits()) farewells_.push_back(std::move(box));
 }
 
 }  // namespace devproxy::server

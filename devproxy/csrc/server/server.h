@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One of the job's GPUs in its server process: listens, makes connections, keeps the totals, leaves when the job does.
 // A process has one for each of the job's GPUs that share its physical GPU (process.h).
 //
@@ -60,7 +61,7 @@ class Server {
         total_bytes_(ledger.limit_bytes()),
         device_(std::move(device)),
         ledger_(&ledger),
-        share_(ledger),
+        share_(ledger, sharing != nullptr),
         sharing_(sharing) {}
   // Everything that can be refused is refused in these two, before anybody is told "ready".
   Status open();
@@ -104,6 +105,7 @@ class Server {
   void reap();
   void stop_all(bool tell);
   bool anybody() const;
+  int timeout_ms() const;  // until somebody has to be looked at again; -1: no time
   void look_at_clients(const std::vector<pollfd>& fds);
   Status listen_here();  // the name of the socket is ours, if it was not
   void unlink_socket() const;
@@ -150,6 +152,7 @@ class Server {
   std::unique_ptr<SlotTable> slots_;
   ServerParts parts_;
   std::vector<Hello> hellos_;
+  uint64_t accept_from_us_ = 0;  // no descriptor was left: nobody is taken before that
   std::vector<Client> clients_;
   GoneRecord gone_;         // of clients that have left; but for the peak, which parts_.live has
   std::string last_fault_;  // of any client, for the stats
@@ -168,6 +171,7 @@ class Server {
   bool borrowed_ = false;
   bool leaving_ = false;
   std::vector<std::unique_ptr<ControlPeer>> controls_;
+  std::vector<std::unique_ptr<Outbox>> farewells_;  // they are told something, and then hung up on
   ControlPeer* hold_peer_ = nullptr;  // while clients hold before their next communication, or withhold it
   bool withholds_ = false;
   ControlPeer* cut_peer_ = nullptr;  // who asked for the cut; when it hangs up the server goes on by itself

@@ -15,6 +15,7 @@ auto SlotTable::change(Change change) {
   std::lock_guard guard(mu_);
   LockedFile::Lock lock(file_);
   Table table;
+  if (!lock.held()) return decltype(change(table)){};
   if (file_.read(&table, sizeof table) != sizeof table || table.magic != kMagic || table.version != 1) {
     table = {};
     table.magic = kMagic;

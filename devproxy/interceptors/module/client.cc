@@ -7,9 +7,13 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <unordered_map>
+#include <vector>
 
 #include "devproxy/csrc/base/image_hash.h"
 #include "devproxy/csrc/client/variables.h"
@@ -80,6 +84,26 @@ void forget(uint64_t module) {
   modules().remove(module);
 }
 
+// Can all of it be read? What a damaged image says of its own length may lead anywhere. True where the kernel does not say.
+bool readable(const void* at, size_t bytes) {
+  constexpr size_t kBatch = 512;
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  uintptr_t next = reinterpret_cast<uintptr_t>(at);
+  const uintptr_t end = next + bytes;
+  if (end < next) return false;
+  iovec pages[kBatch];
+  char byte[kBatch];
+  while (next < end) {  // a byte of each page
+    size_t n = 0;
+    for (; n < kBatch && next < end; next = (next / page + 1) * page)
+      pages[n++] = {reinterpret_cast<void*>(next), 1};  // NOLINT(performance-no-int-to-ptr)
+    const iovec here{byte, n};
+    const ssize_t got = process_vm_readv(getpid(), &here, 1, pages, n, 0);
+    if (got != static_cast<ssize_t>(n)) return got < 0 && errno != EFAULT;
+  }
+  return true;
+}
+
 // The image that the caller means. What nvcc puts into a program (.nvFatBinSegment) is a wrapper that points to it:
 // magic, version, and at 8 the fat binary; in version 2, of relocatable device code, at 16 the linked one.
 const void* unwrap(const void* image) {
@@ -94,28 +118,52 @@ const void* unwrap(const void* image) {
   return wrapper.data[wrapper.version >= 2 && wrapper.data[1] ? 1 : 0];
 }
 
+// A table at that offset of an image, as a value of its own; false where it leads out of what can be read.
+template <class Row>
+bool read_table(const uint8_t* image, uint64_t offset, uint32_t count, uint32_t row_bytes, std::vector<Row>* rows) {
+  constexpr uint64_t kFarthest = uint64_t{1} << 40;
+  rows->clear();
+  if (count == 0) return true;
+  if (row_bytes != sizeof(Row) || offset > kFarthest || !readable(image + offset, count * sizeof(Row))) return false;
+  rows->resize(count);
+  memcpy(rows->data(), image + offset, count * sizeof(Row));
+  return true;
+}
+
 // Length of an image that comes as a bare pointer (cuModuleLoadData has no size): ELF and fat binary say their own, PTX
-// ends in NUL.
+// ends in NUL. 0: it says one that leads out of what can be read.
 size_t image_bytes(const void* image) {
-  const auto* p = static_cast<const unsigned char*>(image);
+  const auto* p = static_cast<const uint8_t*>(image);
+  uint64_t end = 0;
+  auto reaches = [&end](uint64_t offset, uint64_t bytes) {
+    const bool fits = offset <= UINT64_MAX - bytes;
+    if (fits) end = std::max(end, offset + bytes);
+    return fits;
+  };
   if (memcmp(p, "\x50\xed\x55\xba", 4) == 0) {  // magic, u16 version, u16 bytes of this header, u64 bytes behind it
     uint16_t head = 0;
     uint64_t behind = 0;
+    if (!readable(p, 16)) return 0;
     memcpy(&head, p + 6, sizeof head);
     memcpy(&behind, p + 8, sizeof behind);
-    return head + behind;
+    return reaches(head, behind) && readable(p, end) ? end : 0;
   }
   if (memcmp(p, ELFMAG, SELFMAG) != 0) return strlen(static_cast<const char*>(image)) + 1;
-  const auto* h = static_cast<const Elf64_Ehdr*>(image);
+  Elf64_Ehdr h;
+  if (!readable(p, sizeof h)) return 0;
+  memcpy(&h, p, sizeof h);
+  std::vector<Elf64_Shdr> sections;
+  std::vector<Elf64_Phdr> segments;
+  if (h.e_ident[EI_CLASS] != ELFCLASS64 || !read_table(p, h.e_shoff, h.e_shnum, h.e_shentsize, &sections) ||
+      !read_table(p, h.e_phoff, h.e_phnum, h.e_phentsize, &segments))
+    return 0;
   // The section table is usually last, but a segment or section may reach further.
-  size_t end = h->e_shoff + static_cast<size_t>(h->e_shnum) * h->e_shentsize;
-  const auto* sh = reinterpret_cast<const Elf64_Shdr*>(p + h->e_shoff);
-  for (int i = 0; h->e_shoff && i < h->e_shnum; ++i)
-    if (sh[i].sh_type != SHT_NOBITS) end = std::max<size_t>(end, sh[i].sh_offset + sh[i].sh_size);
-  const auto* ph = reinterpret_cast<const Elf64_Phdr*>(p + h->e_phoff);
-  end = std::max<size_t>(end, h->e_phoff + static_cast<size_t>(h->e_phnum) * h->e_phentsize);
-  for (int i = 0; i < h->e_phnum; ++i) end = std::max<size_t>(end, ph[i].p_offset + ph[i].p_filesz);
-  return end;
+  bool fits = reaches(0, sizeof h) && reaches(h.e_shoff, sections.size() * sizeof(Elf64_Shdr)) &&
+              reaches(h.e_phoff, segments.size() * sizeof(Elf64_Phdr));
+  for (const Elf64_Shdr& one : sections)
+    fits = fits && (one.sh_type == SHT_NOBITS || reaches(one.sh_offset, one.sh_size));
+  for (const Elf64_Phdr& one : segments) fits = fits && reaches(one.p_offset, one.p_filesz);
+  return fits && readable(p, end) ? end : 0;
 }
 
 // One upload at a time: a server puts one image of a process together. Taken under g_library_mu, or alone.
@@ -326,8 +374,9 @@ CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   DP_CURRENT(d);
   uint64_t value = 0;
   image = unwrap(image);
-  if (!image) return CUDA_ERROR_INVALID_IMAGE;
-  const int32_t rc = load(d, image, image_bytes(image), false, &value);
+  const size_t bytes = image ? image_bytes(image) : 0;
+  if (!bytes) return CUDA_ERROR_INVALID_IMAGE;
+  const int32_t rc = load(d, image, bytes, false, &value);
   if (rc == kOk) *module = handle<CUmodule>(value);
   return result(rc);
 }
@@ -467,7 +516,8 @@ CUresult list_kernels(CUlibrary library, std::vector<std::string>* out) {
 CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, void**, unsigned int, CUlibraryOption*,
                            void**, unsigned int) {
   code = unwrap(code);
-  return code ? make_library(library, code, image_bytes(code)) : CUDA_ERROR_INVALID_IMAGE;
+  const size_t bytes = code ? image_bytes(code) : 0;
+  return bytes ? make_library(library, code, bytes) : CUDA_ERROR_INVALID_IMAGE;
 }
 
 CUresult cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, CUjit_option*, void**, unsigned int,
