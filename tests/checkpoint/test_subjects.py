@@ -24,6 +24,11 @@ class Subject:
     seconds: str = "0.3"
 
     @property
+    def name(self) -> str:
+        method = self.arguments[-1:] if "--method" in self.arguments else ()
+        return " ".join((self.script.removesuffix(".py"), *method))
+
+    @property
     def command(self) -> tuple[str, ...]:
         return (
             sys.executable,
@@ -47,11 +52,12 @@ SUBJECTS_TO_TRY = [
     Subject("signals.py"),
     Subject("gloo.py"),
     Subject("compiled.py", steps=14, at=4, seconds="0.6"),
+    *(Subject("workers.py", ("--method", how)) for how in ("fork", "spawn", "forkserver", "torch")),
 ]
 
 
 @pytest.mark.sweep(8)
-@pytest.mark.parametrize("subject", SUBJECTS_TO_TRY, ids=lambda s: s.script.removesuffix(".py"))
+@pytest.mark.parametrize("subject", SUBJECTS_TO_TRY, ids=lambda s: s.name)
 def test_killed_and_restored(world: World, subject: Subject) -> None:
     build_kernels(KERNELS)
     other = World()

@@ -544,6 +544,42 @@ def test_io_uring_is_not_there(job: Job) -> None:
     assert str(job.root / "made-in-vfork") in job.tracker.changed()
 
 
+def test_a_named_semaphore_is_mapped_by_its_name(job: Job) -> None:
+    """Else CRIU meets a deleted file that has another name. It comes back with its value, as each file does."""
+    job.run(
+        """
+import _multiprocessing, os
+def make(name, value=3):
+    return _multiprocessing.SemLock(1, value, 9, name, False)
+semaphores = [make(f"/devproxy-{os.getpid()}-{n}") for n in range(2)]
+try:
+    make(semaphores[0].name)
+    raise AssertionError("made twice")
+except FileExistsError:
+    pass
+semaphores[0].acquire()
+other = _multiprocessing.SemLock._rebuild(0, 1, 9, semaphores[0].name)
+assert (other._get_value(), semaphores[1]._get_value()) == (2, 3)
+_multiprocessing.sem_unlink(semaphores[1].name)
+maps = open("/proc/self/maps").read().splitlines()
+found = [line.split(None, 5)[5] for line in maps if "/dev/shm/sem." in line]
+places = ["/dev/shm/sem." + one.name[1:] for one in semaphores]
+assert sorted(set(found)) == [places[0], places[1] + " (deleted)"], found
+open("name", "w").write(places[0])
+"""
+    )
+    place = Path((job.root / "name").read_text())
+    try:
+        entries = {entry.path: entry for entry in job.cut()}
+        assert str(place) in entries
+        content = place.read_bytes()
+        place.unlink()
+        job.put_back(list(entries.values()))
+        assert place.read_bytes() == content
+    finally:
+        place.unlink(missing_ok=True)
+
+
 def test_threads_signals_and_forks_lose_nothing(job: Job) -> None:
     process = job.start(compile_program("many"))
     out, _ = process.communicate(timeout=60)
