@@ -397,6 +397,23 @@ def test_a_mapped_file_is_copied_each_time(job: Job) -> None:
     assert contents == [b"A", b"B", b"C"]
 
 
+def test_a_file_that_is_mapped_past_the_library_is_copied_each_time(job: Job) -> None:
+    """The library saw it made, and not mapped."""
+    process = job.start(
+        sys.executable,
+        "-c",
+        "import ctypes, os\nf = open('a', 'w+b'); f.truncate(4096)\nlibc = ctypes.CDLL(None)\n"
+        "libc.syscall.restype = ctypes.c_long\n"
+        "assert libc.syscall({'x86_64': 9, 'aarch64': 222}[os.uname().machine], ctypes.c_long(0), ctypes.c_long(4096), 3, 1, f.fileno(), ctypes.c_long(0)) > 0\n"
+        "print('mapped', flush=True); input()",
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    job.tracker.mention_open(process.pid)
+    mapped = {entry.path: entry.mapped for entry in job.cut()}
+    assert mapped[str(job.root / "a")]
+
+
 def test_older_image_after_a_newer_one(job: Job) -> None:
     old_files(job.root)
     job.run("open('a','w').write('1')")
@@ -546,7 +563,9 @@ def test_io_uring_is_not_there(job: Job) -> None:
 
 def test_a_named_semaphore_is_mapped_by_its_name(job: Job) -> None:
     """Else CRIU meets a deleted file that has another name. It comes back with its value, as each file does."""
-    job.run(
+    process = job.start(
+        sys.executable,
+        "-c",
         """
 import _multiprocessing, os
 def make(name, value=3):
@@ -565,16 +584,23 @@ maps = open("/proc/self/maps").read().splitlines()
 found = [line.split(None, 5)[5] for line in maps if "/dev/shm/sem." in line]
 places = ["/dev/shm/sem." + one.name[1:] for one in semaphores]
 assert sorted(set(found)) == [places[0], places[1] + " (deleted)"], found
-open("name", "w").write(places[0])
-"""
+print(places[0], flush=True)
+input()
+semaphores[0].acquire()  # a store to a page, which changes no time stamp
+print("acquired", flush=True)
+input()
+""",
     )
-    place = Path((job.root / "name").read_text())
+    assert process.stdout is not None and process.stdin is not None
+    place = Path(process.stdout.readline().strip())
     try:
-        entries = {entry.path: entry for entry in job.cut()}
-        assert str(place) in entries
+        entries = job.cut()
+        assert str(place) in {entry.path for entry in entries}
         content = place.read_bytes()
-        place.unlink()
-        job.put_back(list(entries.values()))
+        print(file=process.stdin, flush=True)
+        assert process.stdout.readline() == "acquired\n"
+        assert place.read_bytes() != content
+        job.put_back(entries)
         assert place.read_bytes() == content
     finally:
         place.unlink(missing_ok=True)

@@ -327,6 +327,7 @@ static void map_by_name(void* semaphore, const char* path) {
   struct stat mapped, named;
   if (fd >= 0 && stat(mapping, &mapped) == 0 && fstat(fd, &named) == 0 && mapped.st_dev == named.st_dev &&
       mapped.st_ino == named.st_ino) {
+    devproxy_note_map(fd);
     devproxy_raw(SYS_mmap, (long)semaphore, page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
   }
   if (fd >= 0) devproxy_raw(SYS_close, fd, 0, 0, 0, 0, 0);
