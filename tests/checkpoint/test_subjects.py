@@ -25,8 +25,8 @@ class Subject:
 
     @property
     def name(self) -> str:
-        method = self.arguments[-1:] if "--method" in self.arguments else ()
-        return " ".join((self.script.removesuffix(".py"), *method))
+        kind = self.arguments[-1:] if {"--method", "--on"} & {*self.arguments} else ()
+        return " ".join((self.script.removesuffix(".py"), *kind))
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -51,6 +51,7 @@ SUBJECTS_TO_TRY = [
     Subject("psutil_check.py"),
     Subject("signals.py"),
     Subject("gloo.py"),
+    Subject("gloo.py", ("--on", "cuda")),
     Subject("compiled.py", steps=14, at=4, seconds="0.6"),
     *(Subject("workers.py", ("--method", how)) for how in ("fork", "spawn", "forkserver", "torch")),
 ]

@@ -585,9 +585,27 @@ def _complete_c10d(C: Any, sc: Any) -> None:
         sc.add_process_group(c10d)
         if hasattr(c10d, "ProcessGroupNCCL2"):
             c10d.ProcessGroupNCCL2 = _refuse("ProcessGroupNCCL2")
+        sc.add_staged_gloo(c10d)
+        _stage_gloo(c10d)
         return done
 
     C._c10d_init = _c10d_init
+
+
+def _stage_gloo(c10d: Any) -> None:
+    """The backend 'gloo' of a GPU's tensors: gloo itself, on copies in host memory (client/c10d/gloo.cc)."""
+    group = c10d.ProcessGroup
+    plain = group._register_backend
+
+    def _register_backend(self: Any, device: Any, kind: Any, backend: Any = None) -> None:
+        if device.type == "cuda" and kind == group.BackendType.GLOO and backend is not None:
+            backend = c10d._StagedGloo(backend)
+            # A group has one backend of each type, and that of the CPU's tensors stays gloo's own.
+            if any(known.type == "cpu" for known in self._device_types):
+                kind = group.BackendType.CUSTOM
+        plain(self, device, kind, backend)
+
+    group._register_backend = _register_backend
 
 
 def _complete_torch_cuda(module: ModuleType) -> None:
