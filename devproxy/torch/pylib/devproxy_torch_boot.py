@@ -263,6 +263,9 @@ def _make_classes(C: Any, sc: Any) -> dict[str, object]:
         begin_capture_to_if_node = _refuse("a conditional node of a CUDA graph")
         end_capture_to_conditional_node = _refuse("a conditional node of a CUDA graph")
 
+    class _AllocatorState:
+        """Of a CUDA graph pool, which is never checkpointed here; torch._inductor.cudagraph_trees names the class."""
+
     class _MemPool:
         def __init__(self, *_: object, **__: object) -> None:
             raise RuntimeError("torch.cuda.MemPool is not supported behind devproxy")
@@ -295,6 +298,7 @@ def _make_classes(C: Any, sc: Any) -> dict[str, object]:
         "_CudaDeviceProperties": _CudaDeviceProperties,
         "_CUDAGraph": _CUDAGraph,
         "_MemPool": _MemPool,
+        "_cuda_CUDAAllocator_AllocatorState": _AllocatorState,
         "_cudart": _cudart,
     }
 
@@ -736,6 +740,40 @@ def _complete_torch_profiler(module: ModuleType) -> None:
     module.emit_nvtx.__enter__ = enter
 
 
+def _complete_inductor(module: ModuleType) -> None:
+    """Inductor makes kernels of Triton for a GPU, which the software GPU cannot run: a graph with such tensors runs eager."""
+    if ops_run_on_cuda():
+        return
+    import functools
+
+    import torch
+
+    inductor: Any = module
+    plain = inductor.compile_fx
+
+    def on_gpu(value: object) -> bool:
+        if isinstance(value, torch.Tensor):
+            return value.is_cuda
+        return isinstance(value, (list, tuple)) and any(map(on_gpu, value))
+
+    def is_for_gpu(graph: Any, inputs: Sequence[object]) -> bool:
+        held = [*graph.parameters(), *graph.buffers()]
+        made = (node.meta.get("example_value") for node in graph.graph.nodes)
+        return any(map(on_gpu, (*inputs, *held, *made)))
+
+    @functools.wraps(plain)
+    def compile_fx(model: Any, inputs: Sequence[object], *given: Any, **named: Any) -> Any:
+        if not isinstance(model, torch.fx.GraphModule) or not is_for_gpu(model, inputs):
+            return plain(model, inputs, *given, **named)
+        _say_once(
+            "torch.compile: the software GPU runs no kernels of Inductor and Triton; a graph of its tensors runs eager, as with "
+            "backend='eager'"
+        )
+        return model.forward
+
+    inductor.compile_fx = compile_fx
+
+
 def _count_steps(module: ModuleType) -> None:
     """Tells the client shim of every optimizer step, by torch's own hook: `--checkpoint-every 50steps` counts them."""
     import ctypes
@@ -932,6 +970,7 @@ class _Finder:
     _hooks: dict[str, tuple[Callable[[ModuleSpec], None] | None, Callable[[ModuleType], None]]] = {
         "torch": (None, _complete_torch),
         "torch._C": (_load_core, _complete_torch_c),
+        "torch._inductor.compile_fx": (None, _complete_inductor),
         "torch.autograd": (None, _complete_torch_autograd),
         "torch.autograd.profiler": (None, _complete_torch_profiler),
         "torch.backends.cudnn": (None, _complete_torch_cudnn),
