@@ -42,6 +42,7 @@ KERNELS = BUILD / "kernels.so"
 SUBJECTS_TO_TRY = [
     Subject("gpt.py", ("--workers", "2")),
     Subject("rng.py"),
+    Subject("sparse.py"),
     Subject("files.py"),
     Subject("waits.py"),
     Subject("hostfunc.py"),
