@@ -96,6 +96,13 @@ Tensor& set_nothing(Tensor& t) {
   return set_storage_offset(t, std::move(storage), 0, {0}, {});
 }
 
+// How at::native::cpu_fallback brings back what an op wrote.
+Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
+  Tensor result = to;
+  resize_(result, from.sizes(), std::nullopt);
+  return copy_(result, from, false);
+}
+
 void record_stream(Tensor& t, at::Stream s) { device_allocator()->recordStream(t.storage().data_ptr(), s); }
 
 Tensor& zero_(Tensor& t) {
@@ -206,6 +213,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("record_stream", record_stream);
   m.impl("zero_", zero_);
   m.impl("copy_", copy_);
+  m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar_dense);
   if (ops_run_on_cuda()) {
     for (const char* choice : {"_fused_sdp_choice", "_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor"})

@@ -103,11 +103,13 @@ def _load_bindings(torch_dir: str) -> Any:
     return module
 
 
-def _refuse(what: str) -> Callable[..., Any]:
+def _refuse(what: str, remedy: str = "") -> Callable[..., Any]:
     """A function that says by name what devproxy does not have."""
 
     def refuse(*_: object, **__: object) -> Any:
-        raise RuntimeError(f"{what} is not supported behind devproxy")
+        raise RuntimeError(
+            f"{what} is not supported behind devproxy" + (f"; {remedy}" if remedy else "")
+        )
 
     return refuse
 
@@ -654,6 +656,14 @@ def _complete_torch_storage(module: ModuleType) -> None:
 
     storage.__new__ = __new__
     storage.resize_ = resize_
+    if not ops_run_on_cuda():
+        # pickled for another process: arguments of torch.multiprocessing's, queues, share_memory() of a module
+        ipc = _refuse(
+            "a tensor of the GPU that another process shares (CUDA IPC)",
+            "send tensor.cpu(), or share the CPU's tensors and copy them to the GPU in each process",
+        )
+        storage._share_cuda_ = ipc
+        storage._new_shared_cuda = staticmethod(ipc)
 
 
 def _complete_torch_cudnn(module: ModuleType) -> None:
