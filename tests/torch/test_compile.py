@@ -83,6 +83,23 @@ def test_resets() -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_attention(backend: str) -> None:
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    q = torch.randn(1, 2, 16, 8, device="cuda", requires_grad=True)
+    found = attend(q)
+    torch.testing.assert_close(
+        found, nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    )
+    found.sum().backward()
+    assert q.grad is not None
+
+
 def test_flex_attention() -> None:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
