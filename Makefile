@@ -91,6 +91,13 @@ test-trainers: build build/trainers/.ready  ## training stacks from PyPI, unmodi
 	$(VENV)/devproxy build-torch --python build/trainers/bin/python
 	DEVPROXY_TRAINERS_PYTHON=$(CURDIR)/build/trainers/bin/python $(PYTEST) -v --timeout 900 -k "$(K)" tests/trainers
 
+# Public training scripts, unmodified; outside CI. FOLDER holds clones of their repositories, PYTHON_OF a Python that has what
+# they import. K=nanoGPT runs a part.
+PYTHON_OF ?= $(PY)
+test-scripts: build  ## public scripts of tests/scripts/public.toml: run, killed, restored (FOLDER=DIR, K=nanoGPT)
+	DEVPROXY_SCRIPTS=$(abspath $(FOLDER)) DEVPROXY_SCRIPTS_PYTHON=$(abspath $(PYTHON_OF)) \
+	  $(PYTEST) -v --timeout 900 -k "$(K)" tests/scripts
+
 bench: build  ## the table of costs, also as JSON in build/bench.json
 	$(PY) -m tests.bench
 
@@ -120,5 +127,5 @@ lint: setup  ## the linters alone
 clean:  ## removes build/, keeps .venv
 	rm -rf build dist *.egg-info
 
-.PHONY: help setup gen criu criu-if-possible build check test test-cuda-wheel test-cuda-wheel-record test-third-party-record test-trainers \
+.PHONY: help setup gen criu criu-if-possible build check test test-cuda-wheel test-cuda-wheel-record test-third-party-record test-trainers test-scripts \
   demo demo-ranks demo-hosts bench gpu-bundle gpu-check gpu-rehearsal soak fmt lint clean

@@ -36,12 +36,13 @@ run() {
   shift
   set -- -q -o cache_dir=build/pytest/"$suite" -m "not soak and not gpu" "$@"
   case $suite in
-    rest) .venv/bin/python -m pytest -n 2 --durations 12 --ignore tests/torch --ignore tests/checkpoint --ignore tests/fault "$@" tests ;;
+    rest) .venv/bin/python -m pytest -n 2 --durations 12 --ignore tests/torch --ignore tests/checkpoint --ignore tests/fault \
+      --ignore tests/scripts "$@" tests ;;
     torch) apart .venv/bin/devproxy-run --gpus 2 --name test-torch -- .venv/bin/python -m pytest "$@" tests/torch ;;
     # Both GPUs are one, and nothing may write what the executor has not said.
     torch-chaos) apart env DEVPROXY_SPLICING=guard .venv/bin/devproxy-run --gpu 0,0 --chaos 11 --name test-torch-chaos -- \
       .venv/bin/python -m pytest "$@" tests/torch/test_models.py tests/torch/test_api.py ;;
-    lives) .venv/bin/python -m pytest -n 4 --durations 12 "$@" tests/checkpoint tests/fault ;;
+    lives) .venv/bin/python -m pytest -n 4 --durations 12 "$@" tests/checkpoint tests/fault tests/scripts ;;
   esac
 }
 

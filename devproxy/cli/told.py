@@ -18,7 +18,17 @@ def lines(verb: str, job: str, result: Result) -> list[str]:
     if "from_gpus" in result.facts:
         return [_moved(job, result.facts), *now]
     took = next((result.facts[k] for k in ("restore_s",) if k in result.facts), None)
-    return [f"{verb} of job {job}: done" + (f" in {took:.3f} s" if took else ""), *now]
+    first = f"{verb} of job {job}: done" + (f" in {took:.3f} s" if took else "")
+    return [first, *_outputs(job, result.facts), *now]
+
+
+def _outputs(job: str, facts: dict[str, Any]) -> list[str]:
+    """Of a restore: where the job's output goes, and why not elsewhere."""
+    files: dict[str, str] = {name: facts[name] for name in ("stdout", "stderr") if name in facts}
+    if len(set(files.values())) == 1:
+        files = {"output": next(iter(files.values()))}
+    where = [f"its {name} goes on in {path}" for name, path in files.items()]
+    return [*facts.get("outputs", []), *where]
 
 
 def gpus(numbers: list[int]) -> str:

@@ -239,8 +239,11 @@ def restore(arguments: argparse.Namespace) -> int:
     gpus = parse_gpus(arguments.gpu)
     if arguments.name:
         runtime.check_job_name(arguments.name)
-    if arguments.attach and (arguments.output or arguments.wait):
-        raise Refused("--attach keeps the job here", "leave out --output and --wait")
+    files = {"output": arguments.output, "output_stderr": arguments.output_stderr}
+    if arguments.attach and (any(files.values()) or arguments.wait):
+        raise Refused(
+            "--attach keeps the job here", "leave out --output, --output-stderr and --wait"
+        )
     try:
         stores = open_stores(arguments.store)
         if not stores:
@@ -257,7 +260,7 @@ def restore(arguments: argparse.Namespace) -> int:
         "store": store.url,
         "name": arguments.name or image.job,
         "gpus": gpus,
-        "output": os.path.abspath(arguments.output) if arguments.output else None,
+        **{key: os.path.abspath(path) if path else None for key, path in files.items()},
         "strict": arguments.strict,
         "device": arguments.device,
         "allow_other_gpu": arguments.allow_other_gpu,
@@ -372,7 +375,12 @@ def add_to(verb: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
         help="also where the job holds machine code for another GPU",
     )
     sub.add_argument("--name", metavar="NEW", help="another name for the job")
-    sub.add_argument("--output", metavar="FILE", help="where its output goes (the job's log)")
+    sub.add_argument(
+        "--output",
+        metavar="FILE",
+        help="where its output goes (the files that took it, or the job's log)",
+    )
+    sub.add_argument("--output-stderr", metavar="FILE", help="where its stderr goes (as stdout)")
     sub.add_argument("--attach", action="store_true", help="stay in the foreground, as the job")
     sub.add_argument("--wait", action="store_true", help="until the job ends; exit with its code")
     sub.add_argument("--strict", action="store_true", help="refuse where something was lost")

@@ -2,7 +2,8 @@
 
     python -m devproxy.control.agent --restore SPEC.json
 
-SPEC.json, written by devproxyd: {"image", "store", "name" | null, "gpus" | null, "output" | null, "strict"}.
+SPEC.json, written by devproxyd: {"image", "store", "name" | null, "gpus" | null, "output" | null, "output_stderr" | null,
+"strict", ...}.
 """
 
 from __future__ import annotations

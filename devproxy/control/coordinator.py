@@ -666,6 +666,10 @@ class JobCoordinator:
                 self._next_unix_s = None
                 self._pace.forget()
                 continue
+            if (seconds or steps) and (lost := self._lost_servers()):
+                seconds, steps = 0.0, 0
+                self._next_unix_s = None
+                self._say_no_more_images(lost)
             try:
                 self._pace.look(time.monotonic(), self._trees[0].steps())
             except (OSError, DevproxyError, IndexError):
@@ -693,6 +697,14 @@ class JobCoordinator:
                     f"{tree.name}: its command has ended with exit code {tree.code}; "
                     f"the commands of the other nodes go on until they end, or Ctrl-C or devproxy kill {self._spec.job}"
                 )
+
+    def _say_no_more_images(self, lost: str) -> None:
+        """The job's processes may go on for a while, but what they had on that GPU is gone."""
+        job, last = self._spec.job, self._last_image
+        remedy = (
+            f"its last whole image is {last}: devproxy restore {job}" if last else "it has none"
+        )
+        say(f"no more images of job {job}: {lost}; {remedy}")
 
     def _due(self) -> None:
         try:

@@ -162,6 +162,7 @@ class Agents:
                 "name": request.name,
                 "gpus": list(request.gpus),
                 "output": request.output or None,
+                "output_stderr": request.output_stderr or None,
                 "strict": request.strict,
                 "device": request.device or None,
                 "allow_other_gpu": request.allow_other_gpu,

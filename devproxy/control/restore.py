@@ -16,6 +16,7 @@ from devproxy.checkpoint import image
 from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.store import Store
 from devproxy.control import coordinator_api as api
+from devproxy.control import outputs
 from devproxy.control.coordinator import JobCoordinator
 from devproxy.control.meeting import Hello
 from devproxy.control.serving import Agent
@@ -130,8 +131,17 @@ def bring_back(
         _change_device(spec, gpus, request["device"], whole)
     lib = build.ensure(store, whole)
     servers = ServerSet()
-    descriptors = _descriptors(request.get("output"))
-    stdio = Stdio(folder.path, descriptors, state.log_path(folder.name))
+    detached = bool(
+        request.get("note")
+    )  # not in the foreground, where our own streams are the job's
+    output = outputs.choose(
+        part.stdio,
+        request.get("output"),
+        request.get("output_stderr"),
+        again=detached and not beside and (request.get("name") or whole.job) == whole.job,
+    )
+    log = state.log_path(folder.name)
+    stdio = Stdio(folder.path, (output.fds[0], output.fds[1], output.fds[2]), log)
     note = StageNote(request.get("note"))
     if len(whole.trees) > 1:
         note.write(MEET)
@@ -147,7 +157,9 @@ def bring_back(
 
     def before_it_runs() -> None:
         records.begin(folder.name, spec.job_id, spec.command, spec.started_unix_s)
-        _cut_back(part, request.get("output"), descriptors[1])
+        output.cut_back()
+        for line in output.said:
+            say(line)
         tree.begin_streams()
 
     try:
@@ -166,7 +178,11 @@ def bring_back(
             )
         agent = Agent(folder.path, coordinator)
         try:
-            with agent.operation("restore", lambda: _times(stages)) as report:
+
+            def facts() -> dict[str, Any]:
+                return _times(stages) | output.facts(log if detached else "")
+
+            with agent.operation("restore", facts) as report:
 
                 def noted(progress: Progress) -> None:
                     note.write(progress.stage)
@@ -294,32 +310,3 @@ def _change_device(spec: JobSpec, gpus: list[int], device: str, whole: image.Ima
         default = machine.gpu_memory_bytes(None, len(gpus), available)
         spec.gpu_memory_bytes = max(default, least)
     spec.device = device
-
-
-def _descriptors(output: str | None) -> tuple[int, int, int]:
-    """Where the restored job's streams go: the file that was named, or ours."""
-    if output is None:
-        return (0, 1, 2)
-    try:
-        fd = os.open(output, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise Refused(
-            f"--output {output}: {error.strerror}", "name a file that you may write"
-        ) from None
-    return (0, fd, fd)
-
-
-def _cut_back(part: image.TreeImage, output: str | None, fd: int) -> None:
-    """A file that took the job's output then and shall now: what the job wrote after the cut it will write again."""
-    if output is None:
-        return
-    for stream in part.stdio["outputs"]:
-        file = stream.get("file")
-        if file and os.path.realpath(file["path"]) == os.path.realpath(output):
-            size = os.fstat(fd).st_size
-            if size > file["bytes"]:
-                os.ftruncate(fd, file["bytes"])
-                say(
-                    f"{output}: cut back from {size} to {file['bytes']} bytes,"
-                    " where it was when the image was taken"
-                )

@@ -41,6 +41,7 @@ FIFO_BYTES = 1 << 20  # what /proc/sys/fs/pipe-max-size lets everybody have
 # While a tree is being frozen, which takes some ms: what a program can write in that time.
 FREEZE_FIFO_BYTES = 64 << 20
 COLLECT_BYTES = 32 << 20
+DIGEST_BYTES = 4096
 INPUT_LOOK_MS = 200  # how soon a terminal that is ours again is noticed
 NO_WRITER_MS = 50  # a FIFO without a writer would be "ready" all the time; a restored tree's first byte waits this long
 
@@ -50,6 +51,23 @@ def _end_of_output(fd: int) -> int:
     if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND:
         return os.fstat(fd).st_size
     return os.lseek(fd, 0, os.SEEK_CUR)
+
+
+def digest_before(fd: int, end: int) -> str:
+    """Of the last bytes before that place: tells a file that took a job's output from one that was begun anew; "" where we
+    may not read it."""
+    import hashlib
+
+    size = min(end, DIGEST_BYTES)
+    try:
+        ours = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        data = os.pread(ours, size, end - size)
+    finally:
+        os.close(ours)
+    return hashlib.blake2b(data, digest_size=16).hexdigest() if len(data) == size else ""
 
 
 class Output:
@@ -557,10 +575,11 @@ class Stdio:
                 "kind": kind,
             }
             if kind == "file" and info:
-                entry["file"] = {
-                    "path": os.readlink(f"/proc/self/fd/{output.fd}"),
-                    "bytes": _end_of_output(output.fd),
-                }
+                end = _end_of_output(output.fd)
+                path = os.readlink(f"/proc/self/fd/{output.fd}")
+                entry["file"] = {"path": path, "bytes": end}
+                if before := digest_before(output.fd, end):
+                    entry["file"]["before"] = before
             outputs.append(entry)
         facts = {"modes": self.modes, "outputs": outputs, "stdin_pipe": self.stdin_pipe}
         if self._transcript:

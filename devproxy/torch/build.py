@@ -51,6 +51,7 @@ C10D_SOURCES = (
     "launch",
     "collectives",
     "point_to_point",
+    "gloo",
     "bind",
 )
 EXECUTOR_SOURCES = ("client", "decode", "footprint", "half", "module", "placement")

@@ -398,6 +398,24 @@ def test_periodic_and_its_next(world: World) -> None:
     goes_on(world)
 
 
+def test_no_image_is_tried_after_the_death_of_a_server(world: World) -> None:
+    """The job may go on without its GPU, but no image of it can be whole any more."""
+    world.run(*PLAIN_COUNT, options=("--checkpoint-every", "1s"))
+    world.committed(1)
+    for server in world.processes():
+        if server.name() == "devproxy-server":
+            server.kill()
+    wait_count(world, max(count(world)) + 100)  # 5 s
+    said = re.findall(r"^.*no (?:more )?images?\b.*$", world.text(), re.M)
+    # One attempt may have been under way.
+    assert said, world.tail()
+    assert len([line for line in said if "no image now" in line]) <= 1, said
+    (last,) = [line for line in said if "no more images of job j" in line]
+    assert "the server of GPU 0 was ended by signal 9" in last, said
+    assert "devproxy restore j" in last, said
+    assert not world.ctl_json("status", "j").get("next_checkpoint_unix_s")
+
+
 HOLDS = """
 import time, torch
 held = torch.ones(200 << 20, dtype=torch.uint8, device="cuda")

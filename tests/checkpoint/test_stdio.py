@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import random
 import re
@@ -162,6 +163,73 @@ def test_restore_on_another_terminal(world: World, terminal: Terminal) -> None:
     finally:
         world.kill_everything()
         other.close()
+
+
+TWICE = COUNT.replace("flush=True)", "flush=True); print(n, file=sys.stderr, flush=True)")
+
+
+def killed_with_two_files(world: World) -> dict[str, str]:
+    """A job with `> out 2> err`, killed behind its image. What each file held at the cut."""
+    with open(world.home / "out", "wb") as out, open(world.home / "err", "wb") as err:
+        start(world, sys.executable, "-c", TWICE, stdout=out, stderr=err)
+    world.wait(lambda: len(numbers(world.text("err"))) > 20)
+    world.ctl("checkpoint", "j")
+    streams = {s["name"]: s for s in manifest(world)["trees"][0]["stdio"]["outputs"]}
+    seen = len(numbers(world.text("err")))
+    world.wait(lambda: len(numbers(world.text("err"))) > seen + 20)
+    world.kill_everything()
+    return {n: world.text(n)[: streams[f"std{n}.fifo"]["file"]["bytes"]] for n in ("out", "err")}
+
+
+def test_it_goes_on_in_the_files_that_it_had(world: World) -> None:
+    killed_with_two_files(world)
+    seen = {name: len(numbers(world.text(name))) for name in ("out", "err")}
+    said = world.ctl("restore", "j", "--store", str(world.store)).stdout
+    assert f"its stdout goes on in {world.home}/out" in said, said
+    assert f"its stderr goes on in {world.home}/err" in said, said
+    for name in ("out", "err"):
+        world.wait(lambda name=name: len(numbers(world.text(name))) > seen[name] + 20)
+        check_count(world.text(name), least=seen[name])
+
+
+def test_a_file_that_is_another_one_now_is_left_alone(world: World) -> None:
+    """The next run has begun that file anew, or a link stands there: its words stay, and the job's go into the log."""
+    killed_with_two_files(world)
+    (world.home / "out").write_text("another run\n" * 100_000)
+    (world.home / "err").rename(world.home / "moved")
+    (world.home / "err").symlink_to(world.home / "moved")
+    moved = world.text("moved")
+    said = json.loads(world.ctl("restore", "j", "--store", str(world.store), "--json").stdout)
+    log = said["stdout"]
+    assert log == said["stderr"] == str(world.home / "state" / "logs" / "j.log"), said
+    assert "no longer begins with what the job had written" in said["outputs"][0], said
+    world.wait(lambda: len(numbers(world.ctl("logs", "j").stdout)) > 50)
+    world.ctl("kill", "j")
+    assert world.text("out") == "another run\n" * 100_000
+    assert world.text("moved") == moved
+
+
+def test_two_files_named_at_a_restore(world: World) -> None:
+    killed_with_two_files(world)
+    before = {name: world.text(name) for name in ("out", "err")}
+    restore(world, "--output", "rest-out", "--output-stderr", "rest-err")
+    for name in ("out", "err"):
+        world.wait(lambda name=name: len(numbers(world.text(f"rest-{name}"))) > 20)
+        assert world.text(name) == before[name]
+        rest = numbers(world.text(f"rest-{name}"))
+        assert rest == list(range(rest[0], rest[0] + len(rest))), rest
+
+
+def test_one_stream_is_not_parted(world: World) -> None:
+    with open(world.home / "log", "wb") as out:
+        start(world, sys.executable, "-c", COUNT, stdout=out, stderr=out)
+    world.wait(lambda: len(numbers(world.text())) > 20)
+    world.ctl("checkpoint", "j")
+    world.kill_everything()
+    words = ("restore", "j", "--store", str(world.store), "--output-stderr", "err")
+    refused = world.ctl(*words, check=False)
+    assert refused.returncode == 2, refused
+    assert "are one stream" in refused.stderr, refused
 
 
 def test_the_terminal_goes_away(world: World) -> None:

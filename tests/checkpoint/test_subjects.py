@@ -24,6 +24,11 @@ class Subject:
     seconds: str = "0.3"
 
     @property
+    def name(self) -> str:
+        kind = self.arguments[-1:] if {"--method", "--on"} & {*self.arguments} else ()
+        return " ".join((self.script.removesuffix(".py"), *kind))
+
+    @property
     def command(self) -> tuple[str, ...]:
         return (
             sys.executable,
@@ -37,6 +42,7 @@ KERNELS = BUILD / "kernels.so"
 SUBJECTS_TO_TRY = [
     Subject("gpt.py", ("--workers", "2")),
     Subject("rng.py"),
+    Subject("sparse.py"),
     Subject("files.py"),
     Subject("waits.py"),
     Subject("hostfunc.py"),
@@ -46,12 +52,14 @@ SUBJECTS_TO_TRY = [
     Subject("psutil_check.py"),
     Subject("signals.py"),
     Subject("gloo.py"),
+    Subject("gloo.py", ("--on", "cuda")),
     Subject("compiled.py", steps=14, at=4, seconds="0.6"),
+    *(Subject("workers.py", ("--method", how)) for how in ("fork", "spawn", "forkserver", "torch")),
 ]
 
 
 @pytest.mark.sweep(8)
-@pytest.mark.parametrize("subject", SUBJECTS_TO_TRY, ids=lambda s: s.script.removesuffix(".py"))
+@pytest.mark.parametrize("subject", SUBJECTS_TO_TRY, ids=lambda s: s.name)
 def test_killed_and_restored(world: World, subject: Subject) -> None:
     build_kernels(KERNELS)
     other = World()

@@ -397,6 +397,23 @@ def test_a_mapped_file_is_copied_each_time(job: Job) -> None:
     assert contents == [b"A", b"B", b"C"]
 
 
+def test_a_file_that_is_mapped_past_the_library_is_copied_each_time(job: Job) -> None:
+    """The library saw it made, and not mapped."""
+    process = job.start(
+        sys.executable,
+        "-c",
+        "import ctypes, os\nf = open('a', 'w+b'); f.truncate(4096)\nlibc = ctypes.CDLL(None)\n"
+        "libc.syscall.restype = ctypes.c_long\n"
+        "assert libc.syscall({'x86_64': 9, 'aarch64': 222}[os.uname().machine], ctypes.c_long(0), ctypes.c_long(4096), 3, 1, f.fileno(), ctypes.c_long(0)) > 0\n"
+        "print('mapped', flush=True); input()",
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    job.tracker.mention_open(process.pid)
+    mapped = {entry.path: entry.mapped for entry in job.cut()}
+    assert mapped[str(job.root / "a")]
+
+
 def test_older_image_after_a_newer_one(job: Job) -> None:
     old_files(job.root)
     job.run("open('a','w').write('1')")
@@ -542,6 +559,51 @@ def test_io_uring_is_not_there(job: Job) -> None:
     out, _ = process.communicate(timeout=30)
     assert out == "PASS io_uring\n"
     assert str(job.root / "made-in-vfork") in job.tracker.changed()
+
+
+def test_a_named_semaphore_is_mapped_by_its_name(job: Job) -> None:
+    """Else CRIU meets a deleted file that has another name. It comes back with its value, as each file does."""
+    process = job.start(
+        sys.executable,
+        "-c",
+        """
+import _multiprocessing, os
+def make(name, value=3):
+    return _multiprocessing.SemLock(1, value, 9, name, False)
+semaphores = [make(f"/devproxy-{os.getpid()}-{n}") for n in range(2)]
+try:
+    make(semaphores[0].name)
+    raise AssertionError("made twice")
+except FileExistsError:
+    pass
+semaphores[0].acquire()
+other = _multiprocessing.SemLock._rebuild(0, 1, 9, semaphores[0].name)
+assert (other._get_value(), semaphores[1]._get_value()) == (2, 3)
+_multiprocessing.sem_unlink(semaphores[1].name)
+maps = open("/proc/self/maps").read().splitlines()
+found = [line.split(None, 5)[5] for line in maps if "/dev/shm/sem." in line]
+places = ["/dev/shm/sem." + one.name[1:] for one in semaphores]
+assert sorted(set(found)) == [places[0], places[1] + " (deleted)"], found
+print(places[0], flush=True)
+input()
+semaphores[0].acquire()  # a store to a page, which changes no time stamp
+print("acquired", flush=True)
+input()
+""",
+    )
+    assert process.stdout is not None and process.stdin is not None
+    place = Path(process.stdout.readline().strip())
+    try:
+        entries = job.cut()
+        assert str(place) in {entry.path for entry in entries}
+        content = place.read_bytes()
+        print(file=process.stdin, flush=True)
+        assert process.stdout.readline() == "acquired\n"
+        assert place.read_bytes() != content
+        job.put_back(entries)
+        assert place.read_bytes() == content
+    finally:
+        place.unlink(missing_ok=True)
 
 
 def test_threads_signals_and_forks_lose_nothing(job: Job) -> None:

@@ -45,8 +45,11 @@ print(n.nvmlDeviceGetCudaComputeCapability(h)[0] > 0)
 place = n.nvmlDeviceGetPciInfo(h).busId
 print(n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByPciBusId(place)))
 print(n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(h))))
+u = n.nvmlDeviceGetUtilizationRates(h)
+print(u.gpu, 0 <= u.memory <= 100, n.nvmlDeviceGetTemperature(h, 0), n.nvmlDeviceGetPowerUsage(h))
+print(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM) > 0)
 try:
-    n.nvmlDeviceGetTemperature(h, 0)
+    n.nvmlDeviceGetFanSpeed(h)
 except n.NVMLError_NotSupported as e:
     print(e)
 n.nvmlShutdown()
@@ -61,9 +64,11 @@ n.nvmlShutdown()
         "True",
         "1",
         "1",
+        "0 True 0 0",
+        "True",
         "Not Supported",
     ]
-    assert done.stderr.count("nvmlDeviceGetTemperature is refused") == 1
+    assert done.stderr.count("nvmlDeviceGetFanSpeed is refused") == 1
 
 
 def test_the_drivers_log_takes_listeners_and_is_empty(run_job: Run) -> None:

@@ -1,4 +1,5 @@
-"""Two ranks over gloo in one tree (torch.multiprocessing, TCPStore): averaged gradients; rank 0 prints."""
+"""Two ranks over gloo in one tree (torch.multiprocessing, TCPStore): averaged gradients; rank 0 prints. --on cuda: of a
+GPU's tensors."""
 
 import os
 import socket
@@ -17,13 +18,13 @@ def rank_main(rank: int, world: int, port: int, parsed, nonce: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=world)
     seed(10 + rank)
     torch.manual_seed(0)
-    model = torch.nn.Linear(64, 64)
+    model = torch.nn.Linear(64, 64).to(parsed.on)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     torch.manual_seed(10 + rank)
     losses = []
     steps = Steps(parsed)
     for step in steps:
-        loss = (model(torch.randn(8, 64)) ** 2).mean()
+        loss = (model(torch.randn(8, 64).to(parsed.on)) ** 2).mean()
         optimizer.zero_grad()
         loss.backward()
         for parameter in model.parameters():
@@ -38,7 +39,7 @@ def rank_main(rank: int, world: int, port: int, parsed, nonce: str) -> None:
         if rank == 0:
             steps.say(f"loss {losses[-1]:.8f}")
     states = [None] * world
-    dist.all_gather_object(states, [p.detach() for p in model.parameters()])
+    dist.all_gather_object(states, [p.detach().cpu() for p in model.parameters()])
     if rank == 0:
         for other in states[1:]:
             check(all(torch.equal(a, b) for a, b in zip(states[0], other)), "the ranks differ")
@@ -52,7 +53,7 @@ def rank_main(rank: int, world: int, port: int, parsed, nonce: str) -> None:
 
 
 def main() -> None:
-    o = options(__doc__, ranks=2)
+    o = options(__doc__, ranks=2, on="cpu")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]

@@ -39,3 +39,8 @@ nvmlDeviceGetUUID = Api(client_sa="nvml", nonnull=("uuid",))
 nvmlDeviceGetMemoryInfo = Api(client_sa="nvml", nonnull=("memory",))
 nvmlDeviceGetMemoryInfo_v2 = Api(client_sa="nvml", nonnull=("memory",))
 nvmlDeviceGetCudaComputeCapability = Api(client_sa="nvml", nonnull=("major", "minor"))
+# Of the job's own work. A software GPU has no sensors, which show 0; those of a real one are the host's.
+nvmlDeviceGetUtilizationRates = Api(client_sa="nvml", nonnull=("utilization",))
+nvmlDeviceGetClockInfo = Api(client_sa="nvml", nonnull=("clock",))
+nvmlDeviceGetTemperature = Api(client_sa="nvml", nonnull=("temp",))
+nvmlDeviceGetPowerUsage = Api(client_sa="nvml", nonnull=("power",))

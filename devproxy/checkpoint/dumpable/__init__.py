@@ -27,7 +27,7 @@ Each rule was tried against CRIU 4.2.1, kernel 6.18, `--external mnt[] --tcp-est
 | POSIX message queue | dump fails | refused |
 | unlinked file with more than the ghost limit of allocated bytes, open or mapped | dump fails | refused |
 | memfd of huge pages | dump fails | refused |
-| unlinked file that has another name | dump works; restore fails after --leave-running | refused |
+| unlinked file that has another name | dump works; restore fails after --leave-running | refused; a named semaphore has its name (csrc/hostlib/files.c) |
 | file hidden by a later mount | dump fails: "link remap" | refused |
 | unlinked directory, O_TMPFILE, O_PATH, file of a dead process in /proc | works | - |
 | nested pid, user, ipc, uts, net, time, cgroup namespace | dump fails | refused |

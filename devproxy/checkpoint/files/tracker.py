@@ -75,8 +75,10 @@ class FilesTracker:
             self._journal().poll()
             for pid in [root_pid, *proctree.descendants(root_pid)]:
                 for path, mapped in open_for_writing(pid):
-                    if path not in self.known.tracks and not self.ignored(path):
-                        self.known.add(path, "?").mapped = mapped
+                    if self.ignored(path):
+                        continue
+                    track = self.known.tracks.get(path) or self.known.add(path, "?")
+                    track.mapped |= mapped
 
     def ignored(self, path: str) -> bool:
         """No file of the job's own. The library has the same rule where it can spare the line (csrc/hostlib/note.c)."""

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "devproxy/csrc/base/refusal.h"
+#include "devproxy/csrc/client/device_state.h"
 #include "devproxy/csrc/client/log.h"
 #include "devproxy/csrc/client/stub.h"
 #include "devproxy/csrc/client/variables.h"
@@ -24,6 +25,8 @@ const std::array<uint8_t, 32> devproxy_abi_id = std::to_array(devproxy::wire::kA
 // Called by the job's import hook after each optimizer step: counts it for checkpoints by steps. 1 when it was counted,
 // 0 where this process has no device. Attaches nothing; any time, any thread.
 __attribute__((visibility("default"))) int devproxy_step(void);
+// 1 when this process has commands on that device which have not completed, else 0. Attaches nothing; any time.
+__attribute__((visibility("default"))) int devproxy_busy(int gpu);
 // What the calling thread allocates is stable while the sum of its calls is above 0. Any time.
 __attribute__((visibility("default"))) void devproxy_make_stable(int by);
 __attribute__((visibility("default"))) void devproxy_use_framework(void);
@@ -236,8 +239,18 @@ static bool count_step() {
   return false;
 }
 
+static bool busy(int gpu) {
+  if (detail::g_init_state != 1 || gpu < 0 || gpu >= device_count()) return false;
+  DeviceState* device = device_state_if_attached(gpu);
+  if (!device) return false;
+  for (uint32_t i = 0; i < device->streams_made(); ++i)
+    if (!device->idle(*device->stream_at(i))) return true;
+  return false;
+}
+
 }  // namespace devproxy::client
 
+int devproxy_busy(int gpu) { return devproxy::client::busy(gpu) ? 1 : 0; }
 void devproxy_make_stable(int by) { devproxy::client::make_stable(by); }
 int devproxy_step(void) { return devproxy::client::count_step() ? 1 : 0; }
 void devproxy_warm(int gpu, const char* description) { devproxy::client::warm(gpu, description); }

@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <semaphore.h>
 #include <spawn.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -289,13 +290,17 @@ EXPORT int truncate64(const char* path, off64_t bytes) {
 }
 
 // Named POSIX shared memory is a file of /dev/shm; CRIU stores none of its content.
-static void note_shm(const char* name, unsigned flags) {
-  char path[300] = "/dev/shm/";
+enum { kShmPath = 300 };
+static bool shm_path(const char* prefix, const char* name, char path[kShmPath]) {
   while (*name == '/') ++name;
-  const size_t bytes = strlen(name);
-  if (bytes == 0 || bytes > 255) return;
-  memcpy(path + 9, name, bytes + 1);
-  devproxy_note(AT_FDCWD, path, flags);
+  const int bytes = snprintf(path, kShmPath, "/dev/shm/%s%s", prefix, name);
+  return *name && bytes > 0 && bytes < kShmPath;
+}
+static bool semaphore_path(const char* name, char path[kShmPath]) { return shm_path("sem.", name, path); }
+
+static void note_shm(const char* name, unsigned flags) {
+  char path[kShmPath];
+  if (shm_path("", name, path)) devproxy_note(AT_FDCWD, path, flags);
 }
 
 REAL(int, shm_open, const char*, int, mode_t)
@@ -308,6 +313,48 @@ REAL(int, shm_unlink, const char*)
 EXPORT int shm_unlink(const char* name) {
   note_shm(name, kGoes);
   return real_shm_unlink()(name);
+}
+
+// A named semaphore is a file too. sem_open makes it under a name of its own, links the right one to it and removes the
+// first, by which the mapping is known from then on; CRIU cannot open that at a restore. So it is mapped once more, under
+// the name that stays. Whoever may not ask which file it is gets no image either, and keeps what sem_open gave.
+static void map_by_name(void* semaphore, const char* path) {
+  const int saved = errno;
+  const long page = sysconf(_SC_PAGESIZE);
+  char mapping[64];
+  snprintf(mapping, sizeof(mapping), "/proc/self/map_files/%lx-%lx", (long)semaphore, (long)semaphore + page);
+  const int fd = (int)devproxy_raw(SYS_openat, AT_FDCWD, (long)path, O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0, 0, 0);
+  struct stat mapped, named;
+  if (fd >= 0 && stat(mapping, &mapped) == 0 && fstat(fd, &named) == 0 && mapped.st_dev == named.st_dev &&
+      mapped.st_ino == named.st_ino) {
+    devproxy_note_map(fd);
+    devproxy_raw(SYS_mmap, (long)semaphore, page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+  }
+  if (fd >= 0) devproxy_raw(SYS_close, fd, 0, 0, 0, 0, 0);
+  errno = saved;
+}
+
+REAL(sem_t*, sem_open, const char*, int, ...)
+EXPORT sem_t* sem_open(const char* name, int flags, ...) {
+  if (!(flags & O_CREAT)) return real_sem_open()(name, flags);
+  va_list args;
+  va_start(args, flags);
+  const mode_t mode = va_arg(args, mode_t);
+  const unsigned value = va_arg(args, unsigned);
+  va_end(args);
+  char path[kShmPath];
+  const bool named = semaphore_path(name, path);
+  if (named) devproxy_note(AT_FDCWD, path, kNoteNoFollow | kNoteCreates);
+  sem_t* const semaphore = real_sem_open()(name, flags, mode, value);
+  if (named && semaphore != SEM_FAILED) map_by_name(semaphore, path);
+  return semaphore;
+}
+
+REAL(int, sem_unlink, const char*)
+EXPORT int sem_unlink(const char* name) {
+  char path[kShmPath];
+  if (semaphore_path(name, path)) devproxy_note(AT_FDCWD, path, kGoes);
+  return real_sem_unlink()(name);
 }
 
 // -- through a descriptor ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 // nvmlInit and nvmlDeviceGetCount do not call cuInit: torch.cuda.device_count() asks NVML just so that a process may
 // fork before it touches the device.
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
@@ -165,6 +166,28 @@ nvmlReturn_t memory_of(nvmlDevice_t device, size_t* free_bytes, size_t* total_by
   return from_driver(result);
 }
 
+// What a sensor of a software GPU shows.
+nvmlReturn_t no_sensor(nvmlDevice_t device, unsigned* value) {
+  if (g_users.load() == 0) return kUninitialized;
+  const auto at = reinterpret_cast<uintptr_t>(device) - reinterpret_cast<uintptr_t>(g_devices);
+  if (at >= kMaxDevices) return kInvalidArgument;
+  const char* const kind = std::getenv("DEVPROXY_DEVICE");
+  if (kind != nullptr && std::strcmp(kind, "soft") != 0) return kNotSupported;
+  *value = 0;
+  return kSuccess;
+}
+
+// How many percent of a few milliseconds this process had work on the device. It attaches to no server.
+unsigned busy_percent(int ordinal) {
+  constexpr int kLooks = 20;
+  int busy = 0;
+  for (int i = 0; i < kLooks; ++i) {
+    if (i > 0) usleep(500);
+    if (driver("devproxy_busy", ordinal) == 1) ++busy;
+  }
+  return static_cast<unsigned>(busy * 100 / kLooks);
+}
+
 }  // namespace
 
 nvmlReturn_t nvmlInit_v2() { return nvmlInitWithFlags(0); }
@@ -311,6 +334,36 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t* me
       .version = kVersion, .total = total_bytes, .reserved = 0, .free = free_bytes, .used = total_bytes - free_bytes};
   return kSuccess;
 }
+
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t* utilization) {
+  int ordinal = 0;
+  if (const nvmlReturn_t bad = ordinal_of(device, &ordinal)) return bad;
+  // Before memory_of, which waits for the server.
+  const unsigned busy = busy_percent(ordinal);
+  size_t free_bytes = 0, total_bytes = 0;
+  if (const nvmlReturn_t bad = memory_of(device, &free_bytes, &total_bytes)) return bad;
+  const size_t used = total_bytes - free_bytes;
+  *utilization = {.gpu = busy, .memory = total_bytes != 0 ? static_cast<unsigned>(used * 100 / total_bytes) : 0};
+  return kSuccess;
+}
+
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int* clock) {
+  int ordinal = 0;
+  if (const nvmlReturn_t bad = ordinal_of(device, &ordinal)) return bad;
+  // cuda.h: CU_DEVICE_ATTRIBUTE_CLOCK_RATE, _MEMORY_CLOCK_RATE, in kHz. nvml.h: NVML_CLOCK_MEM is 2, in MHz.
+  constexpr int kClockRate = 13, kMemoryClockRate = 36, kClockMem = 2;
+  int khz = 0;
+  const int attribute = static_cast<int>(type) == kClockMem ? kMemoryClockRate : kClockRate;
+  if (const nvmlReturn_t bad = from_driver(driver("cuDeviceGetAttribute", &khz, attribute, ordinal))) return bad;
+  *clock = static_cast<unsigned>(khz / 1000);
+  return kSuccess;
+}
+
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t, unsigned int* temp) {
+  return no_sensor(device, temp);
+}
+
+nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int* power) { return no_sensor(device, power); }
 
 nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int* major, int* minor) {
   int ordinal = 0;

@@ -374,6 +374,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return d;
   });
   m.def("add_process_group", &add_process_group);
+  m.def("add_staged_gloo", &add_staged_gloo);
   m.def("nccl_version", &nccl_version);
 }
 

@@ -64,4 +64,10 @@ void throw_cuda_error(CUresult result, const char* what) {
                               std::move(text));
 }
 
+void warn(const std::string& line) {
+  // Not in a libcuda that is not ours.
+  static const auto say = reinterpret_cast<void (*)(const char*)>(dlsym(RTLD_DEFAULT, "devproxy_warn"));
+  if (say != nullptr) say(line.c_str());
+}
+
 }  // namespace devproxy::aten

@@ -44,5 +44,7 @@ inline void check(CUresult result, const char* what) {
     throw_cuda_error(result, what);
 }
 std::string error_text(CUresult result);
+// A line on stderr, as all of devproxy's warnings.
+void warn(const std::string& line);
 
 }  // namespace devproxy::aten

@@ -233,8 +233,10 @@ CUfunction executor_function(DeviceIndex device, const std::string& name) {
   bind_device(device);
   CUfunction f = nullptr;
   const CUresult r = driver().cuModuleGetFunction(&f, module, name.c_str());
-  TORCH_CHECK_NOT_IMPLEMENTED(r != CUDA_ERROR_NOT_FOUND, "Could not run '", name,
-                              "' on the device behind devproxy: its PyTorch has no such op");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      r != CUDA_ERROR_NOT_FOUND, "Could not run '", name,
+      "' on the device behind devproxy: its PyTorch has no such op, and no kernel of it for the "
+      "CPU is loaded here; a CPU build of the package that has the op may bring one");
   check(r, "cuModuleGetFunction");
   return f;
 }

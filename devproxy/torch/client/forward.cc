@@ -5,6 +5,7 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
+#include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -89,6 +90,7 @@ struct OpPlan {
   bool numbers = false;  // it returns some
   bool new_tensors = false;
   bool writes_undeclared = false;
+  bool foreign = false;          // of a package: the framework in the server may not have it
   bool checked_by_meta = false;  // structured: whoever calls out= from ATen has run the op's own shape function
   int view_of = -1;
   int kept_result = -1, kept_arg = -1;  // a result that is that argument, where the argument is there
@@ -96,6 +98,7 @@ struct OpPlan {
   std::mutex mu;
   std::unordered_map<Key, std::shared_ptr<const Meta>, KeyHash> cache;
   std::array<std::atomic<CUfunction>, kMaxDevices> functions{};
+  std::atomic<bool> said{false};  // that it runs on the host
   std::atomic<int64_t> launches{0}, infers{0};
 
   // Of calls that need no question for their results' metadata: which kinds of arguments the device has taken already.
@@ -193,6 +196,7 @@ std::unique_ptr<OpPlan> make_plan(const c10::OperatorHandle& op) {
   // Recurrent layers sent whole drop out between their layers.
   for (const char* layer : {"aten::lstm.", "aten::gru.", "aten::rnn_"})
     if (plan->name.rfind(layer, 0) == 0) plan->random = true;
+  plan->foreign = plan->name.rfind("aten::", 0) != 0;
   if (!plan->outs.empty()) plan->checked_by_meta = has_structured_kernel(schema.operator_name());
   // native_batch_norm and its kin update running statistics that their schemas do not declare as written.
   // cuDNN's recurrent layers move the state of their dropout. oneDNN's write into the gradients that they are given.
@@ -977,9 +981,25 @@ void send(Worker& worker, OpPlan& plan, const c10::IValue* args, std::optional<R
   for (const auto& [arg, now] : changed) become(*arg, now);
 }
 
+// An op of a package (torchvision::nms) whose kernels only this process has loaded: its CPU kernel runs here, on copies.
+// On a real GPU that would be another kernel than the one that the caller expects.
+bool runs_here(OpPlan& plan, const c10::OperatorHandle& op) {
+  if (ops_run_on_cuda() || !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
+  try {
+    (void)function_of(plan, current_device());
+    return false;
+  } catch (const c10::NotImplementedError&) {}
+  if (!plan.said.exchange(true))
+    warn(plan.name +
+         " is in no library of the server: its CPU kernel runs in the job's process, on copies of the tensors");
+  return true;
+}
+
 void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::optional<RandomState>& random) {
   WorkerLease lease;
   OpPlan& plan = plan_for(*lease, op);
+  if (plan.foreign && runs_here(plan, op)) [[unlikely]]
+    return at::native::cpu_fallback(op, stack);
   const size_t base = stack->size() - plan.args.size();
   Sent sent;
   send(*lease, plan, stack->data() + base, random, &sent);

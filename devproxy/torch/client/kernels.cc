@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/List.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -94,6 +95,13 @@ Tensor& set_nothing(Tensor& t) {
   at::Storage storage(at::Storage::use_byte_size_t{}, 0, device_allocator()->allocate_on(t.device().index(), 0),
                       device_allocator(), true);
   return set_storage_offset(t, std::move(storage), 0, {0}, {});
+}
+
+// How at::native::cpu_fallback brings back what an op wrote.
+Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
+  Tensor result = to;
+  resize_(result, from.sizes(), std::nullopt);
+  return copy_(result, from, false);
 }
 
 void record_stream(Tensor& t, at::Stream s) { device_allocator()->recordStream(t.storage().data_ptr(), s); }
@@ -206,6 +214,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("record_stream", record_stream);
   m.impl("zero_", zero_);
   m.impl("copy_", copy_);
+  m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar_dense);
   if (ops_run_on_cuda()) {
     for (const char* choice : {"_fused_sdp_choice", "_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor"})
@@ -221,6 +230,19 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   }
   send_whole(m);
 }
+
+// What a trace without data (torch.compile) is told of attention on the GPU: that it is matmul and softmax. The CPU wheel
+// has nobody to ask, and the CUDA wheel's own answer asks NVIDIA's runtime.
+template <class... Arguments>
+int64_t choose_math(Arguments...) {
+  return 0;  // sdp::SDPBackend::math
+}
+const struct RegisterChoice {
+  RegisterChoice() {
+    const at::native::fused_sdp_choice_fn choice = &choose_math;
+    if (!ops_run_on_cuda()) at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(choice);
+  }
+} g_register_choice;
 
 }  // namespace
 }  // namespace devproxy::aten

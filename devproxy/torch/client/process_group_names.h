@@ -7,6 +7,8 @@ namespace devproxy::aten {
 
 // Puts ProcessGroupNCCL, its Options and its default timeout into torch._C._distributed_c10d.
 void add_process_group(py::module_ c10d);
+// Puts _StagedGloo there: gloo for the tensors of a GPU, around gloo's own group.
+void add_staged_gloo(py::module_ c10d);
 // As ncclGetVersion says: 22703 is 2.27.3.
 int nccl_version();
 

@@ -103,11 +103,13 @@ def _load_bindings(torch_dir: str) -> Any:
     return module
 
 
-def _refuse(what: str) -> Callable[..., Any]:
+def _refuse(what: str, remedy: str = "") -> Callable[..., Any]:
     """A function that says by name what devproxy does not have."""
 
     def refuse(*_: object, **__: object) -> Any:
-        raise RuntimeError(f"{what} is not supported behind devproxy")
+        raise RuntimeError(
+            f"{what} is not supported behind devproxy" + (f"; {remedy}" if remedy else "")
+        )
 
     return refuse
 
@@ -263,6 +265,9 @@ def _make_classes(C: Any, sc: Any) -> dict[str, object]:
         begin_capture_to_if_node = _refuse("a conditional node of a CUDA graph")
         end_capture_to_conditional_node = _refuse("a conditional node of a CUDA graph")
 
+    class _AllocatorState:
+        """Of a CUDA graph pool, which is never checkpointed here; torch._inductor.cudagraph_trees names the class."""
+
     class _MemPool:
         def __init__(self, *_: object, **__: object) -> None:
             raise RuntimeError("torch.cuda.MemPool is not supported behind devproxy")
@@ -295,6 +300,7 @@ def _make_classes(C: Any, sc: Any) -> dict[str, object]:
         "_CudaDeviceProperties": _CudaDeviceProperties,
         "_CUDAGraph": _CUDAGraph,
         "_MemPool": _MemPool,
+        "_cuda_CUDAAllocator_AllocatorState": _AllocatorState,
         "_cudart": _cudart,
     }
 
@@ -585,9 +591,27 @@ def _complete_c10d(C: Any, sc: Any) -> None:
         sc.add_process_group(c10d)
         if hasattr(c10d, "ProcessGroupNCCL2"):
             c10d.ProcessGroupNCCL2 = _refuse("ProcessGroupNCCL2")
+        sc.add_staged_gloo(c10d)
+        _stage_gloo(c10d)
         return done
 
     C._c10d_init = _c10d_init
+
+
+def _stage_gloo(c10d: Any) -> None:
+    """The backend 'gloo' of a GPU's tensors: gloo itself, on copies in host memory (client/c10d/gloo.cc)."""
+    group = c10d.ProcessGroup
+    plain = group._register_backend
+
+    def _register_backend(self: Any, device: Any, kind: Any, backend: Any = None) -> None:
+        if device.type == "cuda" and kind == group.BackendType.GLOO and backend is not None:
+            backend = c10d._StagedGloo(backend)
+            # A group has one backend of each type, and that of the CPU's tensors stays gloo's own.
+            if any(known.type == "cpu" for known in self._device_types):
+                kind = group.BackendType.CUSTOM
+        plain(self, device, kind, backend)
+
+    group._register_backend = _register_backend
 
 
 def _complete_torch_cuda(module: ModuleType) -> None:
@@ -632,6 +656,14 @@ def _complete_torch_storage(module: ModuleType) -> None:
 
     storage.__new__ = __new__
     storage.resize_ = resize_
+    if not ops_run_on_cuda():
+        # pickled for another process: arguments of torch.multiprocessing's, queues, share_memory() of a module
+        ipc = _refuse(
+            "a tensor of the GPU that another process shares (CUDA IPC)",
+            "send tensor.cpu(), or share the CPU's tensors and copy them to the GPU in each process",
+        )
+        storage._share_cuda_ = ipc
+        storage._new_shared_cuda = staticmethod(ipc)
 
 
 def _complete_torch_cudnn(module: ModuleType) -> None:
@@ -716,6 +748,40 @@ def _complete_torch_profiler(module: ModuleType) -> None:
     setattr(module, "_supported_activities", lambda: plain_activities() - {cuda})
     module.profile.__init__ = init
     module.emit_nvtx.__enter__ = enter
+
+
+def _complete_inductor(module: ModuleType) -> None:
+    """Inductor makes kernels of Triton for a GPU, which the software GPU cannot run: a graph with such tensors runs eager."""
+    if ops_run_on_cuda():
+        return
+    import functools
+
+    import torch
+
+    inductor: Any = module
+    plain = inductor.compile_fx
+
+    def on_gpu(value: object) -> bool:
+        if isinstance(value, torch.Tensor):
+            return value.is_cuda
+        return isinstance(value, (list, tuple)) and any(map(on_gpu, value))
+
+    def is_for_gpu(graph: Any, inputs: Sequence[object]) -> bool:
+        held = [*graph.parameters(), *graph.buffers()]
+        made = (node.meta.get("example_value") for node in graph.graph.nodes)
+        return any(map(on_gpu, (*inputs, *held, *made)))
+
+    @functools.wraps(plain)
+    def compile_fx(model: Any, inputs: Sequence[object], *given: Any, **named: Any) -> Any:
+        if not isinstance(model, torch.fx.GraphModule) or not is_for_gpu(model, inputs):
+            return plain(model, inputs, *given, **named)
+        _say_once(
+            "torch.compile: the software GPU runs no kernels of Inductor and Triton; a graph of its tensors runs eager, as with "
+            "backend='eager'"
+        )
+        return model.forward
+
+    inductor.compile_fx = compile_fx
 
 
 def _count_steps(module: ModuleType) -> None:
@@ -914,6 +980,7 @@ class _Finder:
     _hooks: dict[str, tuple[Callable[[ModuleSpec], None] | None, Callable[[ModuleType], None]]] = {
         "torch": (None, _complete_torch),
         "torch._C": (_load_core, _complete_torch_c),
+        "torch._inductor.compile_fx": (None, _complete_inductor),
         "torch.autograd": (None, _complete_torch_autograd),
         "torch.autograd.profiler": (None, _complete_torch_profiler),
         "torch.backends.cudnn": (None, _complete_torch_cudnn),

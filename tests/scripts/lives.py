@@ -1,0 +1,119 @@
+"""A script from the list, undisturbed and with a life: an image in the middle, kill -9 of everything, restore."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.checkpoint.world import World
+
+HERE = Path(__file__).resolve().parent
+LIST = HERE / "public.toml"
+FOLDER = os.environ.get("DEVPROXY_SCRIPTS", "")
+PYTHON = os.environ.get("DEVPROXY_SCRIPTS_PYTHON") or sys.executable
+# What a clock decides: numbers with a unit of time, and rates.
+CLOCKS = [
+    r"\d+(\.\d+)?(e[-+]?\d+)? ?(ms|s|sec|seconds|it/s|s/it)\b", r"ms/batch +\S+", r"time:? *\S+", r"mfu \S+",
+    r"SPS: *\d+", r"\d\d:\d\d(:\d\d(\.\d+)?)?",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Script:
+    """One entry of public.toml, whose head says what the fields mean."""
+
+    name: str
+    of: str
+    command: list[str]
+    folder: str = "."
+    before: list[list[str]] = field(default_factory=list)
+    path: str = ""
+    ignore: list[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
+    unseeded: bool = False
+    timeout_s: int = 300
+
+    @property
+    def source(self) -> Path:
+        return HERE / "stand_ins" if self.of == "stand-in" else Path(FOLDER) / self.of
+
+    def words(self, home: Path) -> list[str]:
+        return ["env", "-C", str(home / "work" / self.folder), PYTHON, "-u", *self.command]
+
+    def environment(self, home: Path) -> dict[str, str]:
+        path = {"PYTHONPATH": str(home / "work" / self.path)} if self.path else {}
+        return path | {"PYTHONHASHSEED": "0"}
+
+    def lines(self, text: str, home: Path) -> list[str]:
+        """What it said, without what a clock decided. devproxy's own lines are not the script's."""
+        found = []
+        text = text.replace(str(home), "HOME")
+        for line in re.split(r"[\n\r]", text):
+            if line.startswith(("devproxy:", "devproxy-run:")) or not line.strip():
+                continue
+            for pattern in [*CLOCKS, *self.ignore]:
+                line = re.sub(pattern, "-", line)
+            found.append(line)
+        return found
+
+
+def every() -> list[Script]:
+    with open(LIST, "rb") as file:
+        return [Script(**entry) for entry in tomllib.load(file)["script"]]
+
+
+def start(world: World, script: Script) -> None:
+    shutil.copytree(script.source, world.home / "work", symlinks=True)
+    for line in script.before:
+        alone = Script(script.name, script.of, line, script.folder, path=script.path)
+        job = world.run(
+            *alone.words(world.home),
+            log="before",
+            name="before",
+            **alone.environment(world.home),
+        )
+        assert job.wait(script.timeout_s) == 0, world.tail("before")
+
+
+def run(world: World, script: Script) -> subprocess.Popen[bytes]:
+    env = script.environment(world.home)
+    return world.run(*script.words(world.home), options=tuple(script.options), **env)
+
+
+def undisturbed(script: Script) -> list[str]:
+    world = World()
+    try:
+        start(world, script)
+        job = run(world, script)
+        assert job.wait(script.timeout_s) == 0, world.tail()
+        return script.lines(world.text(), world.home)
+    finally:
+        world.close()
+
+
+def life(script: Script, wanted: list[str]) -> list[str]:
+    """wanted: what it says undisturbed; the image is taken at a third of that."""
+    world = World()
+    try:
+        start(world, script)
+        job = run(world, script)
+        cut = max(1, len(wanted) // 3)
+
+        def said() -> int:
+            return len(script.lines(world.text(), world.home))
+
+        world.wait(lambda: said() >= cut or job.poll() is not None, script.timeout_s)
+        assert job.poll() is None, f"it ended before its image\n{world.tail()}"
+        image = world.ctl_json("checkpoint", "j")
+        assert image["device_bytes"], "it has nothing on a GPU"
+        world.kill_everything()  # it may just have ended: the image brings it back all the same
+        world.ctl("restore", "j", "--store", str(world.store), "--wait", timeout_s=script.timeout_s)
+        return script.lines(world.text(), world.home)
+    finally:
+        world.close()
