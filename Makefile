@@ -91,6 +91,15 @@ test-trainers: build build/trainers/.ready  ## training stacks from PyPI, unmodi
 	$(VENV)/devproxy build-torch --python build/trainers/bin/python
 	DEVPROXY_TRAINERS_PYTHON=$(CURDIR)/build/trainers/bin/python $(PYTEST) -v --timeout 900 -k "$(K)" tests/trainers
 
+wheel:  ## dist/devproxy-*.whl, from an isolated build: nothing else in the checkout changes
+	@scripts/install_system.sh $(PYTHON)
+	$(PYTHON) -m pip wheel --no-deps -w dist .
+
+# PYTHONS="python3.12 python3.13" chooses; by default those of 3.10 to 3.13 that are here.
+test-wheel:  ## an isolated build, fresh environments, jobs from the installed wheel, doctor --fix, torch, uninstall
+	@scripts/install_system.sh $(PYTHON)
+	$(PYTHON) scripts/test_wheel.py --torch $(PYTHONS)
+
 bench: build  ## the table of costs, also as JSON in build/bench.json
 	$(PY) -m tests.bench
 
@@ -121,4 +130,4 @@ clean:  ## removes build/, keeps .venv
 	rm -rf build dist *.egg-info
 
 .PHONY: help setup gen criu criu-if-possible build check test test-cuda-wheel test-cuda-wheel-record test-third-party-record test-trainers \
-  demo demo-ranks demo-hosts bench gpu-bundle gpu-check gpu-rehearsal soak fmt lint clean
+  demo demo-ranks demo-hosts wheel test-wheel bench gpu-bundle gpu-check gpu-rehearsal soak fmt lint clean

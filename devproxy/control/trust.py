@@ -79,7 +79,7 @@ def make() -> str:
     path = folder()
     if os.path.lexists(path):
         raise Refused(f"{path} is there already", "copy it to the other hosts, or remove it first")
-    now = datetime.datetime.now(datetime.UTC)
+    now = datetime.datetime.now(datetime.timezone.utc)
 
     def begin(name: str, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:  # fmt: skip
         return (
