@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Short names only; each does its own set-up. PYTHON=... chooses the Python that .venv is made from.
 PYTHON ?= python3
 VENV := .venv/bin
@@ -116,7 +117,8 @@ gpu-rehearsal: gpu-bundle $(CUDA_VENV)/.ready  ## every stage of gpu-check over 
 soak: build  ## long campaigns, resumable; results as JSON in docs/
 	$(PY) scripts/soak.py
 
-fmt: setup  ## formats Python and C++
+fmt: setup  ## formats Python and C++, gives new files their licence line
+	$(PY) scripts/spdx.py
 	$(VENV)/ruff format -q .
 	$(VENV)/ruff check -q --fix .
 	@scripts/clang_format.sh

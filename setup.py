@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs CMake once, puts its libraries into the package. What describes the project is in pyproject.toml."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every DEVPROXY_* variable of the Python side, typed, in one place.
 
 | variable | who sets it | meaning |

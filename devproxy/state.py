@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state folder, which outlives jobs: <state>/ = DEVPROXY_STATE_DIR or /var/tmp/devproxy-<uid>/, 0700.
 
     builds/<id>/       copies of devproxy's own files that a job maps or runs; images carry them

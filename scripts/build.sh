@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Builds the C++ side by CMake into build/lib. Does nothing when nothing changed.
 #   DEVPROXY_BUILD=FOLDER ...       into FOLDER instead of build, and nothing into the checkout; setup.py makes a wheel so
 #   PYTHON=... scripts/build.sh     the Python whose packages hold the generator's needs and the CUDA headers

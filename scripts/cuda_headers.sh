@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Puts the CUDA runtime's headers of both majors under build/headers: cuda-13 and cuda-12, each to be used with crt. Does
 # nothing when they are there. Headers only: what else the packages carry is not kept. They come from the packages that
 # PYTHON has (pyproject.toml gives them to an isolated build, which has no pip), else pip fetches them.

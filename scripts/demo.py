@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shows it: an unmodified training job is killed with -9 in the middle, all of it, and goes on from its last image.
 
     1  trains undisturbed, for comparison

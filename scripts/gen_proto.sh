@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Makes devproxy/control/_pb from job.proto, or another folder of that content. Does nothing when nothing changed.
 #   scripts/gen_proto.sh PYTHON [FOLDER]     a Python that has grpcio-tools
 set -eu

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Installs what is missing of the system packages (Debian). Asks no package server when nothing is missing.
 #   scripts/install_system.sh [PYTHON]          all that a checkout needs
 #   scripts/install_system.sh --for plugin [PYTHON]     what an installed devproxy needs for a torch plugin

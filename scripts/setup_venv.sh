@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Makes .venv with the pinned packages and an editable install of this checkout.
 #   scripts/setup_venv.sh [PYTHON]
 set -eu

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the wheel in isolation, installs it into fresh environments outside the checkout, and runs jobs from there.
 
     scripts/test_wheel.py [--wheel FILE | --quick] [--torch] [PYTHON...]     default: python3.10 to python3.13, those that are here

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CRIU, driven over its RPC (`criu swrk`): dumps and restores the job's process tree.
 
 What CRIU is told, and why (version 4.2.1, images/rpc.proto and criu/cr-service.c):

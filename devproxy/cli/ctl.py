@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxy: look at jobs, act on them, look at the machine. Every verb has --json."""
 
 from __future__ import annotations

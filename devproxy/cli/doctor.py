@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxy doctor: looks at the machine, changes nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxy doctor --fix: installs what is missing and may be installed; says what it does, and what it leaves to the user."""
 
 from __future__ import annotations

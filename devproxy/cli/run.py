@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxy-run: servers up, the unmodified command beside them, its exit code out, nothing left behind.
 
 Its imports are light on purpose: what it takes is added to every job's start.

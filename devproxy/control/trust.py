@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the hosts of one owner know one another by: a certificate authority of their own, and a certificate under it.
 
 $DEVPROXY_TRUST_DIR, else ~/.config/devproxy/trust: ca.pem, host.pem, host.key. `devproxy trust` makes them once, on one

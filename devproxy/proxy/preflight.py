@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything that can be refused before anything is started: device, memory, files, versions."""
 
 from __future__ import annotations

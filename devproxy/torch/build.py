@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the torch plugin for one Python's torch: python -m devproxy.torch.build --python PY --out DIR.
 
 Makes DIR/torch-<major.minor>[-cuda]/ with the client's core library, its Python bindings and the executor module for the

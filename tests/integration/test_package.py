@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A wheel, installed outside the checkout, runs a job. `make test-wheel` tries more Pythons, an isolated build and torch."""
 
 from __future__ import annotations

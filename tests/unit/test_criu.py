@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CRIU driver by itself: finding CRIU, reading its log and its statistics, ending one that hangs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The package: one version, and where an installed devproxy finds and puts its pieces."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/install_system.sh asks the package server for what is missing, and for nothing else."""
 
 from __future__ import annotations

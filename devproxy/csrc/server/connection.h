@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One client process on this server: its endpoint, its gate, its state and memory, the door to its device, and the
 // thread that takes its messages from the one to the other.
 //

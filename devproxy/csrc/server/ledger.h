@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who has how much of one GPU's memory: a file shared by all servers of that GPU, one entry per server process.
 //
 // A job's limit is its own (--gpu-memory), and what all take together is limited by the GPU's total. A software GPU has no

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One of the job's GPUs in its server process: listens, makes connections, keeps the totals, leaves when the job does.
 // A process has one for each of the job's GPUs that share its physical GPU (process.h).
 //
