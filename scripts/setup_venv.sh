@@ -13,7 +13,9 @@ python=${1:-python3}
   exit 2
 }
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-pip="env PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install --progress-bar off --retries 5 -c requirements/constraints.txt"
+# runtime.txt's pins from the start, so that no later part replaces under a running build what an earlier one brought along.
+pip="env PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install --progress-bar off --retries 5
+  -c requirements/constraints.txt -c requirements/runtime.txt"
 case $2 in
   tools)
     $pip -r requirements/build.txt
