@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Short names only; each does its own set-up. PYTHON=... chooses the Python that .venv is made from.
 PYTHON ?= python3
 VENV := .venv/bin
@@ -14,8 +15,21 @@ build/.system: scripts/install_system.sh
 	scripts/install_system.sh $(PYTHON)
 	@touch $@
 
-.venv/.ready: build/.system scripts/setup_venv.sh setup.py $(wildcard requirements/*.txt)
-	scripts/setup_venv.sh $(PYTHON)
+# Each step says what it does, and for how long: nothing is silent for more than ten seconds.
+SAID := $(PYTHON) scripts/step.py
+PINS := requirements/constraints.txt scripts/setup_venv.sh
+
+.venv/.tools: build/.system $(PINS) setup.py pyproject.toml requirements/build.txt requirements/headers.txt requirements/cudart_headers.txt
+	@$(SAID) "Python packages for the build" scripts/setup_venv.sh $(PYTHON) tools
+	@touch $@
+
+.venv/.torch: .venv/.tools $(PINS) requirements/runtime.txt requirements/torch.txt
+	@$(SAID) "PyTorch and what devproxy imports" scripts/setup_venv.sh $(PYTHON) torch
+	@touch $@
+
+# One pip at a time: this one comes after the other two.
+.venv/.ready: .venv/.torch $(PINS) requirements/dev.txt
+	@$(SAID) "packages of tests and linters" scripts/setup_venv.sh $(PYTHON) dev
 	@touch $@
 
 setup: .venv/.ready  ## system packages and .venv
@@ -25,17 +39,29 @@ gen: setup  ## everything that is generated: build/gen, devproxy/control/_pb
 	scripts/gen_proto.sh $(PY)
 
 criu-if-possible: build/.system
-	@scripts/install_criu.sh || echo "build: going on without CRIU: jobs run, checkpoints are refused (make criu)"
+	@$(SAID) "CRIU, for checkpoints" scripts/install_criu.sh || echo "build: going on without CRIU: jobs run, checkpoints are refused (make criu)"
 
 criu: build/.system  ## CRIU with pycriu, into build/criu
 	@scripts/install_criu.sh
 
-# CRIU compiles while pip fetches.
-build: build/.system  ## client libraries, server and the torch plugin, into build/lib; CRIU for checkpoints
-	@$(MAKE) -s --no-print-directory -j2 -Otarget setup criu-if-possible
-	@PYTHON=$(PY) scripts/build.sh
-	@$(VENV)/devproxy build-torch
-	@$(PY) -m compileall -q devproxy  # each verb starts Pythons, and where none may write this costs them 0.2 s each
+native: .venv/.tools
+	@$(SAID) "client libraries and server, C++" env PYTHON=$(PY) scripts/build.sh
+
+plugin: native .venv/.torch
+	@$(SAID) "plugin for PyTorch, C++" $(VENV)/devproxy build-torch
+
+# What a job needs. Each verb starts Pythons, and where none may write this costs them 0.2 s each.
+bytecode: native
+	@$(PY) -m compileall -q devproxy
+
+# pip fetches while compilers run.
+SIDE_BY_SIDE = @$(MAKE) -s --no-print-directory -j3
+
+ready: build/.system
+	$(SIDE_BY_SIDE) plugin bytecode criu-if-possible
+
+build: build/.system  ## client libraries, server and the torch plugin, into build/lib; CRIU for checkpoints; all of .venv
+	$(SIDE_BY_SIDE) plugin bytecode criu-if-possible .venv/.ready
 
 check: build  ## format, lint, types, layers, generated files, unit tests
 	$(VENV)/ruff format --check -q .
@@ -50,13 +76,13 @@ test: build  ## all tests
 	@scripts/install_nvcc.sh $(PY)
 	scripts/test.sh
 
-demo: build  ## an unmodified PyTorch job: trained, killed with -9 in the middle, restored, compared
+demo: ready  ## an unmodified PyTorch job: trained, killed with -9 in the middle, restored, compared
 	$(PY) scripts/demo.py
 
-demo-ranks: build  ## the same for an unmodified DDP job of four ranks: cut, moved, suspended, killed, restored, compared
+demo-ranks: ready  ## the same for an unmodified DDP job of four ranks: cut, moved, suspended, killed, restored, compared
 	$(PY) scripts/demo_ranks.py
 
-demo-hosts: build  ## the same on two hosts (network namespaces here): restored with the halves exchanged, and on one host
+demo-hosts: ready  ## the same on two hosts (network namespaces here): restored with the halves exchanged, and on one host
 	$(PY) scripts/demo_hosts.py
 
 # PyTorch's ordinary CUDA wheel (several GB) with Triton, and numba-cuda, in an environment of their own for each version;
@@ -98,6 +124,15 @@ test-scripts: build  ## public scripts of tests/scripts/public.toml: run, killed
 	DEVPROXY_SCRIPTS=$(abspath $(FOLDER)) DEVPROXY_SCRIPTS_PYTHON=$(abspath $(PYTHON_OF)) \
 	  $(PYTEST) -v --timeout 900 -k "$(K)" tests/scripts
 
+wheel:  ## dist/devproxy-*.whl, from an isolated build: nothing else in the checkout changes
+	@scripts/install_system.sh $(PYTHON)
+	$(PYTHON) -m pip wheel --no-deps -w dist .
+
+# PYTHONS="python3.12 python3.13" chooses; by default those of 3.10 to 3.13 that are here.
+test-wheel:  ## an isolated build, fresh environments, jobs from the installed wheel, doctor --fix, torch, uninstall
+	@scripts/install_system.sh $(PYTHON)
+	$(PYTHON) scripts/test_wheel.py --torch $(PYTHONS)
+
 bench: build  ## the table of costs, also as JSON in build/bench.json
 	$(PY) -m tests.bench
 
@@ -114,7 +149,8 @@ gpu-rehearsal: gpu-bundle $(CUDA_VENV)/.ready  ## every stage of gpu-check over 
 soak: build  ## long campaigns, resumable; results as JSON in docs/
 	$(PY) scripts/soak.py
 
-fmt: setup  ## formats Python and C++
+fmt: setup  ## formats Python and C++, gives new files their licence line
+	$(PY) scripts/spdx.py
 	$(VENV)/ruff format -q .
 	$(VENV)/ruff check -q --fix .
 	@scripts/clang_format.sh
@@ -127,5 +163,5 @@ lint: setup  ## the linters alone
 clean:  ## removes build/, keeps .venv
 	rm -rf build dist *.egg-info
 
-.PHONY: help setup gen criu criu-if-possible build check test test-cuda-wheel test-cuda-wheel-record test-third-party-record test-trainers test-scripts \
-  demo demo-ranks demo-hosts bench gpu-bundle gpu-check gpu-rehearsal soak fmt lint clean
+.PHONY: help setup gen criu criu-if-possible native plugin bytecode ready build check test test-cuda-wheel test-cuda-wheel-record test-third-party-record test-trainers test-scripts \
+  demo demo-ranks demo-hosts wheel test-wheel bench gpu-bundle gpu-check gpu-rehearsal soak fmt lint clean

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """python -m codegen --out build/gen [--check]: everything that is generated, from the tables and the header facts."""
 
 from __future__ import annotations

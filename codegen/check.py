@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold of the tables before anything is generated. Pure; each fault is one line that names its object."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dynamic symbols of an ELF file with their versions. Pure: bytes in (a map of the file will do), names out."""
 
 from __future__ import annotations

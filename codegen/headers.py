@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Vendor header -> codegen/ir/*.json: names and types only, no vendor text. Run by hand for a new toolkit:
 
     python -m codegen.headers --include DIR [--nccl DIR] [--cudart DIR]... --out codegen/ir

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The messages between device-proxy client and server, in opcode order. Opcodes are never reused.
 
 A change here changes codegen/wire.lock and so the ABI id: client and server of different builds refuse each other.

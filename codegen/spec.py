@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words of an entry: who answers an API, what it may send, whether it waits and what the replay log keeps.
 
 Everything that is generated comes from these entries and the header facts in codegen/ir. A symbol without an entry

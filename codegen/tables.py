@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Header facts and entries put together: what each exported symbol does. Pure; raises ValueError on a bad table."""
 
 from __future__ import annotations

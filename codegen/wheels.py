@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """python -m codegen.wheels WHEEL...: what the ELF files of a CUDA wheel import of NVIDIA's libraries.
 
 Writes codegen/ir/wheels/torch-<version>.json: names, version nodes and SONAMEs, nothing else. Run by hand when a new

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every DEVPROXY_* variable of the Python side, typed, in one place.
 
 | variable | who sets it | meaning |
@@ -46,16 +47,51 @@ TRUST_FOLDERS = "DEVPROXY_TRUST_FOLDERS"
 RECORD = "DEVPROXY_RECORD"  # each server gets its own (hal/devices.cc)
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
+PACKAGED_LIB = os.path.join(PACKAGE_DIR, "lib")  # in a wheel
 
 
 def lib_dir() -> str:
     """Folder of libcuda.so.1 and devproxy-server: DEVPROXY_LIB, the wheel's, or the checkout's build/lib."""
     if given := os.environ.get(LIB):
         return os.path.abspath(given)
-    packaged = os.path.join(PACKAGE_DIR, "lib")
-    if os.path.exists(os.path.join(packaged, "devproxy-server")):
-        return packaged
-    return os.path.join(os.path.dirname(PACKAGE_DIR), "build", "lib")
+    return PACKAGED_LIB if is_installed() else os.path.join(_checkout(), "build", "lib")
+
+
+def is_installed() -> bool:
+    """Does this devproxy run from a wheel, not from a checkout?"""
+    return os.path.exists(os.path.join(PACKAGED_LIB, "devproxy-server"))
+
+
+def _checkout() -> str:
+    return os.path.dirname(PACKAGE_DIR)
+
+
+def made_here_dir() -> str:
+    """What devproxy makes for this machine after it was installed. pip removes only what it has installed itself, so of a
+    wheel that is in the state folder: whoever runs or loads something out of it lets state.py look at that folder first."""
+    return state_dir() if is_installed() else os.path.join(_checkout(), "build")
+
+
+def plugin_dir() -> str:
+    """Folder of the plugins for this machine's torches. Another devproxy has others, unless their sources are the same."""
+    lib = lib_dir()
+    try:
+        with open(os.path.join(lib, "plugin-key"), encoding="ascii") as file:
+            return os.path.join(state_dir(), "plugins", file.read().strip())
+    except FileNotFoundError:
+        return lib
+
+
+def criu_dir() -> str:
+    """Where scripts/install_criu.sh puts CRIU."""
+    return os.path.join(made_here_dir(), "criu")
+
+
+def script(name: str) -> str:
+    """A script that installs what devproxy needs of the system."""
+    return os.path.join(
+        PACKAGED_LIB if is_installed() else os.path.join(_checkout(), "scripts"), name
+    )
 
 
 def server_path(lib: str = "") -> str:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exception tree. Every error is one line: what failed, on which object, and what to do.
 
 Exit codes of devproxy-run: the command's own; 128+N when signal N ended it; 126 and 127 as a shell gives them; 2 when

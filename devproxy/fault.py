@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fault points: named places at which a test makes this process fail.
 
     DEVPROXY_FAULT="name[:nth][:kill|error|enospc]"     the nth pass (1) through point `name` (error)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders opened part by part, so that no other user leads us to a place of theirs.
 
 A path is safe when nobody but root, us and who called us by sudo can change where it leads: each folder on it belongs to

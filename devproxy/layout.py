@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers of csrc/wire/{segment,attach}.h that the Python side needs. tests/unit/test_layout.py compares them."""
 
 from __future__ import annotations

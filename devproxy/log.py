@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the commands say on stderr: one line per message, led by the program's name."""
 
 from __future__ import annotations

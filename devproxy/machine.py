@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this machine has: memory, shared memory, an NVIDIA device. Reads files only; starts nothing."""
 
 from __future__ import annotations

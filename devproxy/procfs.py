@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the kernel says of a process in /proc/PID: its mappings, mounts, status and descriptors, as typed records.
 
 The one place that knows these texts (proc(5)). Each reader comes in two halves: one takes a process, the other a text, so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who descends from a process, and who is stopped, out of /proc. A process that ends while we look is simply not there."""
 
 from __future__ import annotations

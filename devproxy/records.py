@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is remembered of a job by its name, also after its end: <state>/records/<job>.json.
 
     job, job_id, command, started_unix_s     of the last job of that name

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runtime folder /dev/shm/devproxy-<uid>/ and the job folders in it.
 
     devproxy-<uid>/        0700, ours, not a link

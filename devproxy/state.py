@@ -1,6 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state folder, which outlives jobs: <state>/ = DEVPROXY_STATE_DIR or /var/tmp/devproxy-<uid>/, 0700.
 
     builds/<id>/       copies of devproxy's own files that a job maps or runs; images carry them
+    plugins/<key>/     plugins for this machine's torches, of an installed devproxy; criu/ its CRIU
     logs/<job>.log     what a job has said; .log.1 the part before it, where that was long
     records/           what is remembered of a job by its name (records.py)
     store/             the store when none is named
@@ -123,15 +125,15 @@ def build_files(folder: str) -> list[str]:
     return [name for name, _ in _files(folder)]
 
 
-def ensure_build(lib: str, pylib: str) -> str:
-    """Copies the library folder and the Python part of the plugin; returns the build's id.
+def ensure_build(lib: str, pylib: str, plugins: str = "") -> str:
+    """Copies the library folder, the plugins where they are elsewhere, and the Python part of them; returns the build's id.
 
     The id is a hash over names, sizes and times, so that nothing is read when the copy is there already.
     Raises Refused where the copy cannot be made, or the files change all the time; nothing half-made stays.
     """
     for _ in range(COPY_TRIES):
         try:
-            build_id = _try_build(lib, pylib)
+            build_id = _try_build(lib, pylib, plugins or lib)
         except OSError as error:
             raise Refused(
                 f"devproxy's own files cannot be kept in {state_dir()}: {error.strerror}",
@@ -144,9 +146,12 @@ def ensure_build(lib: str, pylib: str) -> str:
     raise Refused(f"the files in {lib} change while they are copied", "wait until they are built")
 
 
-def _try_build(lib: str, pylib: str) -> str:
+def _try_build(lib: str, pylib: str, plugins: str) -> str:
     """The build's id; empty where somebody replaced a file in the middle: the copy would be a mixture."""
     parts = [(lib, "", _files(lib)), (pylib, PYLIB, _files(pylib))]
+    if plugins != lib and os.path.isdir(plugins):
+        state_dir()  # they lie there: nobody else may have put them in place
+        parts.append((plugins, "", _files(plugins)))
     digest = hashlib.sha256(repr((KEPT_AS, LINKS)).encode())
     for _, prefix, files in parts:
         for name, info in files:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An ordinary data-parallel training script: nothing here knows of devproxy.
 
 torchrun --nproc-per-node 4 examples/train_ddp.py trains a small GPT by DistributedDataParallel on 'nccl' and prints, at

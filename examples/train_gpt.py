@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small GPT, byte by byte, on the sources of Python's standard library. Plain PyTorch.
 
 python examples/train_gpt.py --steps 60

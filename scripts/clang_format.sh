@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Formats the C++ sources, or with --check only says which are not formatted.
 set -eu
 cd "$(dirname "$0")/.."

@@ -1,10 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shows it: an unmodified training job is killed with -9 in the middle, all of it, and goes on from its last image.
 
     1  trains undisturbed, for comparison
     2  trains the same with an image every few seconds; in the middle, kill -9 of the job, its server, devproxy-run, the daemon
     3  `devproxy restore`: the same process goes on from the instruction it was at; then both runs are compared
 
-Says on stderr what it does. Exit code 0 when everything is equal.
+Says what it does, and shows the job's output as it comes. Exit code 0 when everything is equal. docs/demo.svg is a transcript
+of it, drawn by scripts/draw_demo.py.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = [sys.executable, "-m", "devproxy.cli.run"]
 CTL = [sys.executable, "-m", "devproxy.cli.ctl"]
-STEPS = 120
+STEPS = 100
 TRAIN = [
     sys.executable,
     str(ROOT / "examples" / "train_gpt.py"),
@@ -38,6 +41,37 @@ STEP = re.compile(r"^run (\w+)  step +(\d+)  loss (\S+)", re.M)
 
 def say(text: str) -> None:
     print(f"\n== {text}", file=sys.stderr, flush=True)
+
+
+class Shown:
+    """Shows what is appended to a file, as it comes, until the block ends. A restore makes the file as short as it was at the
+    image; then what comes after that is shown."""
+
+    def __init__(self, path: Path, skip: int = 0) -> None:
+        self.path, self.at = path, skip
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self.follow)
+
+    def __enter__(self) -> Shown:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.thread.join()
+
+    def follow(self) -> None:
+        last = False
+        while not last:
+            last = self.done.wait(0.1)
+            if self.path.exists():
+                with open(self.path, "rb") as file:
+                    self.at = min(self.at, os.fstat(file.fileno()).st_size)
+                    file.seek(self.at)
+                    text = file.read()
+                self.at += len(text)
+                sys.stdout.buffer.write(text)
+                sys.stdout.flush()
 
 
 def log_of(path: Path) -> str:
@@ -96,48 +130,65 @@ def main() -> int:
 
 
 def show(home: Path, env: dict[str, str], mark: bytes) -> int:
+    begin = time.monotonic()
     whole, log, store = home / "undisturbed.log", home / "train.log", home / "store"
     say(f"1. undisturbed: devproxy-run --summary -- python examples/train_gpt.py --steps {STEPS}")
-    with open(whole, "wb") as out:
+    with open(whole, "wb") as out, Shown(whole):
         done = subprocess.run([*RUN, "--summary", "--", *TRAIN], env=env, stdout=out)
-    print(log_of(whole), end="", flush=True)
     if done.returncode:
         sys.exit(f"demo: the job ended with {done.returncode}")
+    undisturbed_s = time.monotonic() - begin
 
     say("2. the same with --checkpoint-every 4s; then kill -9 of everything in the middle")
-    with open(log, "wb") as out:
+    with open(log, "wb") as out, Shown(log):
         job = subprocess.Popen(
             [*RUN, "--name", NAME, "--store", str(store), "--checkpoint-every", "4s", "--", *TRAIN],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=out,
         )
-    wait(
-        lambda: glob.glob("images/*/manifest.json", root_dir=store) or job.poll() is not None,
-        "an image",
-    )
-    at_image = len(STEP.findall(log_of(log)))
-    wait(
-        lambda: len(STEP.findall(log_of(log))) >= at_image + 2 or job.poll() is not None,
-        "the steps after it",
-    )
-    if job.poll() is not None:
-        sys.exit(f"demo: the job had ended ({job.returncode}) before it could be killed")
-    count = kill_all(mark)
-    print(log_of(log), end="", flush=True)
+        wait(
+            lambda: glob.glob("images/*/manifest.json", root_dir=store) or job.poll() is not None,
+            "an image",
+        )
+        at_image = len(STEP.findall(log_of(log)))
+        print("   an image is in the store; the job goes on", flush=True)
+        wait(
+            lambda: (
+                len(STEP.findall(log_of(log))) >= max(at_image + 2, 6) or job.poll() is not None
+            ),
+            "the steps after it",
+        )
+        if job.poll() is not None:
+            sys.exit(f"demo: the job had ended ({job.returncode}) before it could be killed")
+        count = kill_all(mark)
     last = STEP.findall(log_of(log))[-1][1]
     print(f"   killed {count} processes with -9 after step {last}", flush=True)
 
     say(f"3. devproxy restore {NAME} --store ... --output train.log --wait")
     subprocess.run([*CTL, "images", "--store", str(store)], env=env, check=True)
     before = time.monotonic()
-    done = subprocess.run(
-        [*CTL, "restore", NAME, "--store", str(store), "--output", str(log), "--wait"], env=env
-    )
-    print(log_of(log), end="", flush=True)
+    # The output goes back to where it was at the image, and on from there.
+    with Shown(log, log.stat().st_size):
+        done = subprocess.run(
+            [*CTL, "restore", NAME, "--store", str(store), "--output", str(log), "--wait"], env=env
+        )
     if done.returncode:
         sys.exit(f"demo: devproxy restore ended with {done.returncode}")
-    return compare(log_of(whole), log_of(log), int(last), time.monotonic() - before)
+    code = compare(log_of(whole), log_of(log), int(last), time.monotonic() - before)
+    print(
+        f"""
+== This was devproxy: {time.monotonic() - begin:.0f} s in all, {undisturbed_s:.0f} s of them for the undisturbed run.
+   An unmodified PyTorch job and all that served it were killed with -9. `devproxy restore` brought the same process back
+   from its last image; its numbers are those of the run that nobody disturbed.
+   Try next, from this folder:
+     .venv/bin/devproxy-run --name j -- .venv/bin/python examples/train_gpt.py --steps 1000
+     .venv/bin/devproxy top                 # in another terminal; so are those below
+     .venv/bin/devproxy checkpoint j; .venv/bin/devproxy suspend j; .venv/bin/devproxy resume j
+     make demo-ranks                        # four ranks under torchrun: cut, moved, suspended, killed, restored""",
+        flush=True,
+    )
+    return code
 
 
 def compare(whole: str, disturbed: str, killed_after: int, seconds: float) -> int:

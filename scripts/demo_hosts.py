@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shows it for two hosts: an unmodified DDP job under `torchrun --nnodes 2`, cut on both, restored wherever.
 
 The two hosts are network namespaces of this machine, each with an address, a /dev/shm and a state folder of its own.

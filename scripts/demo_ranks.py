@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shows it for many ranks: an unmodified DDP job under torchrun, on four software GPUs, is cut, moved, killed, restored.
 
     1  trains undisturbed, for comparison

@@ -1,17 +1,18 @@
 #!/bin/sh
-# Makes devproxy/control/_pb from job.proto. Does nothing when nothing changed.
-#   scripts/gen_proto.sh PYTHON     a Python that has grpcio-tools
+# SPDX-License-Identifier: Apache-2.0
+# Makes devproxy/control/_pb from job.proto, or another folder of that content. Does nothing when nothing changed.
+#   scripts/gen_proto.sh PYTHON [FOLDER]     a Python that has grpcio-tools
 set -eu
 cd "$(dirname "$0")/.."
-set -- "$1" scripts/gen_proto.sh
 source=devproxy/control/job.proto
-out=devproxy/control/_pb
+out=${2:-devproxy/control/_pb}
+set -- "$1" scripts/gen_proto.sh
 "$1" -c 'import grpc_tools' 2>/dev/null || {
   echo "gen_proto.sh: $1 has no grpcio-tools; run: $1 -m pip install -r requirements/build.txt" >&2
   exit 2
 }
 stamp="$("$1" -c 'import importlib.metadata as m; print(m.version("grpcio-tools"))') $(cat "$source" "$2" | cksum)"
-[ ! -e $out/.stamp ] || [ "$(cat $out/.stamp)" != "$stamp" ] || exit 0
+[ ! -e "$out/.stamp" ] || [ "$(cat "$out/.stamp")" != "$stamp" ] || exit 0
 # Into a folder beside it, then renamed: two builds at once, or a killed one, leave no half-made module.
 rm -rf "$out.$$"
 mkdir -p "$out.$$/devproxy/control/_pb"
@@ -27,5 +28,5 @@ cat > "$made/__init__.py" <<'END'
 import devproxy.control.quiet_grpc
 END
 echo "$stamp" > "$made/.stamp"
-rm -rf $out
-mv "$made" $out
+rm -rf "$out"
+mv "$made" "$out"

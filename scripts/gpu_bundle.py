@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prepares build/gpu-bundle: everything that scripts/gpu_check.py needs on a bare machine with a GPU and no network.
 
     python scripts/gpu_bundle.py [--out DIR] [--without wheels,criu,kernels,torch] [--as-built]

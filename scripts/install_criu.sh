@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # CRIU 4.2 or later with pycriu, for checkpoints: the distribution's package where that is new enough, else built from
 # the source package that the distribution's testing or unstable release has. Any version from 4.2 on is taken; the
 # last line says which. Asks no package server when PREFIX already has it.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # nvcc and NVRTC of CUDA 13 for the tests' programs: the machine's own where it has them, else NVIDIA's packages, into
 # build/cuda and build/nvrtc. The project itself is built without them.
 #   scripts/install_nvcc.sh [PYTHON]     the Python whose pip fetches them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Long campaigns: seeded, resumable, results in docs/soak.json.
 
     python scripts/soak.py [--only NAME] [--runs N] [--fresh]

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # What `make test` runs after the build. First it compiles the programs of the tests (tests/prebuild.py). Then it runs side
 # by side: the checks of `make check` and the torch tests under devproxy-run, whose output is shown when they have ended;
 # and everything but torch and whole lives of jobs. Then those lives. A failure does not keep the others from running; the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all tests share: where things are, and how to run a job under devproxy-run."""
 
 from __future__ import annotations

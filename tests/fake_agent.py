@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job's supervisor without a job: a real job folder and the real JobAgent service over a coordinator that pretends.
 
     python -m tests.fake_agent NAME             lives until SIGTERM

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders that somebody else changes while a test looks into them."""
 
 from __future__ import annotations

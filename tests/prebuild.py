@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles what the tests run, before any test's clock begins: python -m tests.prebuild
 
 Each test builds what it needs when it is not there, so one test alone works without this. Under load such a build ran

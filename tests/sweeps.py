@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `make test` leaves out, for it must end within 20 minutes: each run takes a sample, another one after each commit.
 
     @pytest.mark.sweep(2)    # 2 of the cases

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """client.gen.cc: the exports of libcuda.so.1 that are answered. refused.gen.cc: the others. sa_decl.gen.h: what
 interceptors/<domain>/client.cc defines.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """dispatch.gen.h: the facts of each message that the server checks before a handler sees it. handlers.gen.h: what the
 server halves of interceptors/<domain> define, and the row of each message.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/support.md: what is answered and what is refused, and why."""
 
 from __future__ import annotations

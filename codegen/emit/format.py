@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """format.gen.cc: one line of text per message, for the flight recorder."""
 
 from __future__ import annotations

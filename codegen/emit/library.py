@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """<stem>_client.gen.cc and <stem>_decl.gen.h: a library other than the driver, compiled without its vendor's header."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """<soname>.gen.c and <soname>.map: the libraries of codegen/apis/mathlibs, which refuse every call by name.
 
 A refused function gives a 64-bit result: a caller that expects fewer bits looks at fewer, and one that expects a pointer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda_number.gen.h: numbers of cuda.h, under its own names, for code that includes no vendor header."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """resolve.gen.cc: the table behind cuGetProcAddress, by name, thread form and driver version."""
 
 from __future__ import annotations

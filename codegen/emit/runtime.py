@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One major of a library above the driver: its stubs, what its interceptors define, its version script.
 
 All majors of a library share the sources of interceptors/<folder>/, which are compiled once per major, against the

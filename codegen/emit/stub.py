@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the stubs of all client libraries have in common: the driver's, the runtimes', NVML's, NCCL's, the math libraries'."""
 
 from __future__ import annotations

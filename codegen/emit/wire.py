@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wire structs, opcodes and the lock, from codegen.ops.
 
 Every struct is packed by construction: fields are naturally aligned in the order given, which the emitter checks and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a store's objects lie: a folder, or whatever fsspec reaches (s3://...).
 
 Names are relative to the root, with "/". An object appears whole or not at all, and is never changed in place.

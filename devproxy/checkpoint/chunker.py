@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cutting, hashing and compressing: pure functions over bytes, safe in any thread.
 
 A chunk is named by the BLAKE3 of its raw bytes. A chunk of zeros is not stored: its reference is ("zero", bytes).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CRIU, driven over its RPC (`criu swrk`): dumps and restores the job's process tree.
 
 What CRIU is told, and why (version 4.2.1, images/rpc.proto and criu/cr-service.c):
@@ -32,7 +33,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from devproxy import procfs, proctree
+from devproxy import config, procfs, proctree, state
 from devproxy.checkpoint import criu_image
 from devproxy.errors import DevproxyError, Refused
 
@@ -48,7 +49,6 @@ MOUNT_TRIES = 5  # of a dump or restore, each of which needs all mounts to stay 
 _STALL_S = 30.0  # nobody of a restore runs, waits for a disk or logs
 _LEAVE_S = 30  # for `criu swrk` to end after its answer
 _HARMLESS = ("RLIMIT_NOFILE",)
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class CriuError(DevproxyError):
@@ -222,7 +222,9 @@ class Criu:
             path = os.path.join(self.pycriu_dir, "pycriu", "rpc_pb2.py")
             spec = importlib.util.spec_from_file_location(name, path)
             if spec is None or spec.loader is None:
-                raise Refused(f"{path} cannot be imported", "run scripts/install_criu.sh")
+                raise Refused(
+                    f"{path} cannot be imported", "remove it and run: devproxy doctor --fix"
+                )
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             sys.modules[name] = module
@@ -460,15 +462,18 @@ def _candidates() -> Iterator[tuple[str, list[str]]]:
         beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(named))), "lib")
         yield named, [beside, *system]
         return
-    built = _ROOT / "build" / "criu"
-    yield str(built / "sbin" / "criu"), [str(built / "lib")]
+    built = config.criu_dir()
+    if os.path.isdir(built):
+        if config.is_installed():
+            state.state_dir()  # it lies there: nobody else may have put it in place
+        yield os.path.join(built, "sbin", "criu"), [os.path.join(built, "lib")]
     path = shutil.which("criu") or shutil.which("criu", path="/usr/sbin:/usr/local/sbin")
     if path:
-        yield path, [*system, str(built / "lib")]
+        yield path, [*system, os.path.join(built, "lib")]
 
 
 def find() -> Criu:
-    """$DEVPROXY_CRIU, else the one in build/criu, else the one in PATH. Raises Refused."""
+    """$DEVPROXY_CRIU, else the one that scripts/install_criu.sh made, else the one in PATH. Raises Refused."""
     found = "none is here"
     for program, folders in _candidates():
         version = _version(program)
@@ -484,5 +489,5 @@ def find() -> Criu:
         found = f"{program} ({text}) has no pycriu"
     raise Refused(
         f"CRIU {'.'.join(map(str, OLDEST))} or later is needed, and {found}",
-        "run scripts/install_criu.sh (make criu)",
+        "run: devproxy doctor --fix",
     )

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CRIU's image files, read without pycriu, whose import brings all of their formats.
 
 Two u32 magics (files of version 1: one), then messages, each behind its length as u32 (criu/protobuf.c, version 4.2).

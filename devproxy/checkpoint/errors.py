@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What can go wrong with a store, one class each. Every text names stage, object and cause."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Facts of the host and of the job for an image's manifest, and what they forbid at restore.
 
 A process comes back with the code it had: addresses inside of libraries, functions that were chosen by the CPU's abilities

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Removing what no image needs, while uploads may run. Why it cannot take a chunk from under an upload:
 
 An upload (writer.py, Shelf.known_chunks)          A gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One image: what of a job's trees goes into the store, and back.
 
 Each tree has a staging folder:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The user's key, with which manifests are signed: 32 random bytes in a file that only the user can read.
 
 Restoring an image runs what is in it as the user, so an image that somebody else wrote must not be taken for one's own.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The manifest of an image: what makes it an image, and so written last.
 
 Three lines that are one JSON text, so that any tool can read it and no reader has to guess where it ends:

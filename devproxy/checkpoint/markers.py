@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Markers of running uploads and of a running gc. gc.py says how they keep the two apart.
 
 uploads/<id>.json   who writes, since when, last heartbeat     written before the list of packs is read

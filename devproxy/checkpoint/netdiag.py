@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which sockets the kernel has, and who their peers are, read from outside of the process that holds them.
 
 unix sockets: sock_diag netlink (linux/unix_diag.h), since /proc/net/unix does not tell the peer. Internet sockets: the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packs: many chunk bodies in one object, and the index that says where each lies.
 
 packs/<id>.pack   bodies back to back, nothing else: every byte is covered by the hash of a chunk

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CRIU's images in the store: small images as they are, pages cut by virtual address.
 
 pages-N.img is the present pages of a process back to back, in the order of its pagemap. One page more or less shifts

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading: from the chunks of an image to files and buffers."""
 
 from __future__ import annotations

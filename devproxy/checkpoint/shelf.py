@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An open store as all parts of it see it: its packs by their indices, its manifests, its epochs.
 
 It writes nothing but epochs. Uploads (writer.py), reading (reader.py) and removal (gc.py) stand on it, and store.py on them.

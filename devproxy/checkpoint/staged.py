@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Device memory in a staging folder, in which equal blocks of a tree's ranks lie once.
 
 Whoever makes the folder makes blocks.index, over which the servers find one another's blocks

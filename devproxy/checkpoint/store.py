@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The store of images: content-addressed chunks in packs, manifests that name them.
 
 docs/checkpoint-format.md has the layout. Every error is a StoreError (the store), an ImageError (an image) or Refused.

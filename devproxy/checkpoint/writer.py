@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One upload: from bytes to an image.
 
 Two threads hash and compress, the caller's thread appends to the pack, a fourth syncs packs that are full and writes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which job a verb is for. Nothing is done to a job that was not named: another one may live by now than the user thinks."""
 
 from __future__ import annotations

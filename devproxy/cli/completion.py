@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`devproxy completion bash|zsh`: what a shell needs to complete verbs, options, choices and names, out of the parser.
 
     eval "$(devproxy completion bash)"          in ~/.bashrc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxy: look at jobs, act on them, look at the machine. Every verb has --json."""
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from devproxy import __version__, config
+from devproxy import __version__, config, state
 from devproxy.cli import completion, jobs, output
 from devproxy.cli import verbs as job_verbs
 from devproxy.cli.table import show_table
@@ -20,19 +21,22 @@ RUN = "run"  # has a command line of its own
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """What is missing here, and the command that mends it. Exit code 1 when something needed is missing."""
+    """What is missing here, and the command that mends it. Exit code 1 when something needed is missing, or --fix failed."""
     from devproxy.cli import doctor as examine  # half of devproxy, for this verb alone
+    from devproxy.cli import mend
 
+    failed = mend.mend(arguments.python) if arguments.fix else []
     findings = examine.examine(arguments.python)
     if arguments.json:
-        output.show_json({"findings": [finding._asdict() for finding in findings]}, indent=2)
+        found = [finding._asdict() for finding in findings]
+        output.show_json({"findings": found, "not_fixed": failed}, indent=2)
     else:
         show_table(
             "",
             ["", "WHAT", "FOUND", "TO MEND IT"],
             [[f.mark(), f.what, f.found, f.remedy if not f.ok else ""] for f in findings],
         )
-    return int(any(f.needed and not f.ok for f in findings))
+    return int(bool(failed) or any(f.needed and not f.ok for f in findings))
 
 
 def build_torch(arguments: argparse.Namespace) -> int:
@@ -45,7 +49,9 @@ def build_torch(arguments: argparse.Namespace) -> int:
         raise DevproxyError(
             f"the builder of the torch plugin cannot be loaded ({error})", "install devproxy again"
         ) from None
-    argv = ["--out", config.lib_dir()]
+    if config.plugin_dir() != config.lib_dir():
+        state.state_dir()  # made, and looked at, first
+    argv = ["--out", config.plugin_dir()]
     if arguments.python:
         argv += ["--python", arguments.python]
     return int(builder.main(argv))
@@ -130,8 +136,10 @@ def parser() -> tuple[argparse.ArgumentParser, Verbs]:
     sub.add_argument("--once", action="store_true", help="one look, for scripts")
     sub.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds (2)")
     job_verbs.add_to(verb)
-    verb("doctor", doctor, "what this machine lacks, and what mends it").add_argument(
-        "--python", default=sys.executable, help="the Python whose torch is looked at"
+    sub = verb("doctor", doctor, "what this machine lacks, and what mends it")
+    sub.add_argument("--python", default=sys.executable, help="the Python whose torch is looked at")
+    sub.add_argument(
+        "--fix", action="store_true", help="install system packages, CRIU and the torch plugin"
     )
     verb("completion", complete, "what a shell needs to complete devproxy's words").add_argument(
         "what",

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxy doctor: looks at the machine, changes nothing."""
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ class Finding(NamedTuple):
 def examine(python: str) -> list[Finding]:
     """Every finding, the needed ones first where that reads well. python: whose torch to look at."""
     findings = [_python()]
-    findings += [
-        _tool("g++", "builds the server and the client", "apt-get install g++"),
-        _tool("cmake", "builds the server and the client", "apt-get install cmake"),
-        _tool("ninja", "builds the server and the client", "apt-get install ninja-build"),
-    ]
+    if config.is_installed():
+        findings.append(_tool("g++", "builds the torch plugin", "apt-get install g++", False))
+    else:
+        findings += [
+            _tool("g++", "builds the server and the client", "apt-get install g++"),
+            _tool("cmake", "builds the server and the client", "apt-get install cmake"),
+            _tool("ninja", "builds the server and the client", "apt-get install ninja-build"),
+        ]
     findings += [_shm(), _runtime_folder(), _memory(), _huge_pages()]
     findings += [_outputs(), *_torch(python)]
     findings += [*_nvidia(), _criu(), namespaces()]
@@ -49,18 +53,18 @@ def examine(python: str) -> list[Finding]:
 def _python() -> Finding:
     version = platform.python_version()
     return Finding(
-        "Python 3.11 or later",
-        sys.version_info >= (3, 11),
+        "Python 3.10 or later",
+        sys.version_info >= (3, 10),
         True,
         version,
         "apt-get install python3",
     )
 
 
-def _tool(name: str, purpose: str, remedy: str) -> Finding:
+def _tool(name: str, purpose: str, remedy: str, needed: bool = True) -> Finding:
     path = shutil.which(name)
     found = f"{path} {_first_line([path, '--version'])}" if path else "not found"
-    return Finding(f"{name} ({purpose})", path is not None, True, found, remedy)
+    return Finding(f"{name} ({purpose})", path is not None, needed, found, remedy)
 
 
 def _first_line(command: list[str]) -> str:
@@ -162,7 +166,7 @@ def _torch(python: str) -> list[Finding]:
     findings = [Finding("torch (only for torch jobs)", True, False, f"{version} in {folder}")]
     what = f"plugin for torch {version}"
     try:
-        warning = preflight.check_torch(python, ["python"], config.lib_dir())
+        warning = preflight.check_torch(python, ["python"], config.plugin_dir())
     except Refused as error:
         return [*findings, Finding(what, False, True, error.what, error.remedy)]
     except OSError as error:

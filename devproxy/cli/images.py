@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`devproxy images`: what is in the stores, and its removal. And which image a word means, for `devproxy restore`."""
 
 from __future__ import annotations

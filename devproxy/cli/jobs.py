@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`devproxy ps` and `devproxy status`: what the jobs of this user are doing."""
 
 from __future__ import annotations

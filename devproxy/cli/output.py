@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a program reads of `devproxy ... --json`: one object, on stdout; of an error one line, on stderr."""
 
 from __future__ import annotations

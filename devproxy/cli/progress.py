@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """News of a long operation on stderr: bars on a terminal, else a line per stage, or JSON lines. And the summary after."""
 
 from __future__ import annotations

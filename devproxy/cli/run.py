@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxy-run: servers up, the unmodified command beside them, its exit code out, nothing left behind.
 
 Its imports are light on purpose: what it takes is added to every job's start.
@@ -274,7 +275,7 @@ def run(options: Options) -> int:
     _check_nodes(options, plain)
     if options.store and not plain:
         _try_store(options.store)
-    build = state.ensure_build(plan.lib, config.pylib_dir())
+    build = state.ensure_build(plan.lib, config.pylib_dir(), config.plugin_dir())
     mask = cmd.block_signals()
     name = options.name or runtime.default_job_name(options.command[0])
     folder = runtime.create_job(f"{name}.{options.node}" if options.node else name)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What --summary says when the job has ended: what ran where, and that the job never held the device."""
 
 from __future__ import annotations

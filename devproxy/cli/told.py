@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a verb did to whom, in a few lines. `--verbose` has all that is known beside them."""
 
 from __future__ import annotations

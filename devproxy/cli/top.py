@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`devproxy top`: what all jobs of this user are doing, again and again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The verbs that do something to a job or an image: arguments checked here, the work is the coordinator's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole supervisor of a job that was restored detached.
 
     python -m devproxy.control.agent --restore SPEC.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gRPC service JobAgent of one job, served by its supervisor on <job folder>/agent.sock.
 
 A long operation runs in a thread of its own and is watched by the calls: a caller that goes away ends nothing. One

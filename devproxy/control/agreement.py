@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the ranks of a job come to a point where it may be cut (csrc/server/agreement.h has the rules).
 
 Every server holds its clients before their next communication message and reports what they have submitted. All reports

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which way the ranks of a job come to a point where it may be cut, and the way in band.
 
 agree     the coordinator carries reports between the servers (agreement.py).

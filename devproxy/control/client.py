@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Talks to devproxyd, starting it where it is absent, and to jobs' agents. What failed there is raised here again.
 
 Light to import: gRPC is loaded by the first call.

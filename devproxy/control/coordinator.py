@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The coordinator of one job: the only writer of its phase, and of its images' manifest.
 
 A job is one or more trees (node/participant.py). A checkpoint, in order: refuse early, cut, dump (device beside host),

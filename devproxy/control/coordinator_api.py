@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the control services and the CLI know of a job: the coordinator's verbs and the facts they answer.
 
 No third-party import here: the supervisor loads this module while a job starts.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxyd: one per user and host. Finds jobs through their folders, forwards verbs to their agents, starts agents.
 
 It keeps no state: killed at any moment it harms no job, and the next one finds the same jobs. It leaves when no job has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent of a job that was just started: from a thread and a little later, so that a short command does not pay for
 what it imports."""
 

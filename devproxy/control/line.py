@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One connection between the supervisors of two nodes of a job: calls both ways, packets of the job's network, and the
 news that the other side is gone.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the nodes of a job find together: node 0 listens, the others come, and a line to each stays while the job lives.
 
 A node that comes says what it is (Hello). Node 0 refuses by name what does not fit; nothing of that node has been

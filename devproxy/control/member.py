@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node that is not the first does for its job's coordinator (remote.py is the other end).
 
 Every call names one step of one part of an operation; the parts live here, so that a coordinator that goes away in the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Between the wire and the rest: facts and errors to and from protobuf messages, addresses of sockets."""
 
 from __future__ import annotations

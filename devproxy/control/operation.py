@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One verb on its way over all trees of a job: its stages, its words, and the same step of every tree side by side."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the output of a restored job goes: into files that the user names, into those that took it before, or to us.
 
 A job that was started with `> out 2> err` goes on in those files, where they still are what they were at the cut: what it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long an optimizer step takes, from looks at a counter at odd moments."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gRPC as a guest in devproxy-run: no fork handlers (others fork beside our threads), no lines on the job's stderr.
 
 gRPC reads both settings when it is imported, so everybody here imports it from this module. They are taken back at once:

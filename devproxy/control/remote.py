@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tree on another host, as its job's coordinator sees it: node/participant.py over a line.
 
 What it is asked for is done by member.py at the other end. A tree whose line is lost has ended for its job: its servers'

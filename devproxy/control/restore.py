@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Brings a job back from an image, from nothing: who it is now, where its streams go, and its coordinator.
 
 What the trees need is node/restore.py's. What fails before the processes live leaves nothing running; files that were

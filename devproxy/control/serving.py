@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What serves a job's verbs beside the job: the coordinator, its service, and the thread that takes periodic images."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node's part in a job of several nodes, from finding the others to the end: for devproxy-run and for a restore.
 
 The first node has the job's coordinator; what the others are asked to do is member.py's.

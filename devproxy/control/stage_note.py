@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which stage a verb has reached, in a file: known even where kill -9 ended the process that ran it.
 
 News on their way to a caller are lost with the process. Written in place, so whoever opened the file before its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the hosts of one owner know one another by: a certificate authority of their own, and a certificate under it.
 
 $DEVPROXY_TRUST_DIR, else ~/.config/devproxy/trust: ca.pem, host.pem, host.key. `devproxy trust` makes them once, on one
@@ -79,7 +80,7 @@ def make() -> str:
     path = folder()
     if os.path.lexists(path):
         raise Refused(f"{path} is there already", "copy it to the other hosts, or remove it first")
-    now = datetime.datetime.now(datetime.UTC)
+    now = datetime.datetime.now(datetime.timezone.utc)
 
     def begin(name: str, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:  # fmt: skip
         return (

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A space's CUDA arrays, and the objects that show memory to kernels. The caller has checked each shape (array_extent)
 // and that a copy lies inside of its arrays.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a device answers for what it does not have. A device derives from this and overrides what it can do.
 #pragma once
 

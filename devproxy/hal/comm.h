@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A space's communicators. A device moves data between the spaces of one job, also those of other servers; who its peers
 // are it asks the owner (SpaceOwner::reach_peer).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The commands on a queue that touch plain memory or run something.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which devices this build has: the one place that knows them all.
 #pragma once
 

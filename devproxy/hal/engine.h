@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns on one physical GPU that several of the job's GPUs share (Singularity, 5.2: time-slicing of replicas).
 //
 // A seat is one of the job's GPUs. Kernels of one seat run at a time, and those of the others wait. A seat keeps the

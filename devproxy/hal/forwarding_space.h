@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A space that passes everything on to another, for devices that wrap one: they override what they look at.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What devproxy asks of a device. The server talks to this; hal/soft, hal/cuda and hal/record implement it.
 //
 // A Device is one GPU of one server. A Space is one client process on it (space.h, and a header for each subject).

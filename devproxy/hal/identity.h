@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a job recognises one of its GPUs by. It stays with the job, whatever GPU is behind it, and several of the job's
 // GPUs that are on one never look like one.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A space's memory, and host memory that kernels see.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A space's modules: kernels, variables, and what only a vendor's compiler or driver can compute.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Health and topology of this machine's NVIDIA GPUs, from the driver's own management library (package nvidia-ml-py).
 
 For the host's side: devproxy doctor, and preflight of --device cuda. The job's NVML is our shim, which knows neither.

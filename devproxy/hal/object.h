@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Physical objects of a device. A virtual handle never reaches a device and a reference never leaves the server, so
 // they cannot be mixed. References are shared because a submitted command keeps alive what it uses after the handle was
 // destroyed.

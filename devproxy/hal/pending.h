@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a space has submitted and not begun, for a cut in the middle of a collective: a member that waits for another one
 // has begun nothing yet, so its operation can be taken back, with all that waits behind it, and submitted again elsewhere.
 //

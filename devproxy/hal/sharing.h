@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What those of the job's GPUs share that are on one physical GPU: its turns and, where the device can, equal work and
 // equal memory (Singularity, 5.2).
 #pragma once

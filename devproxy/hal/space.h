@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Space is one client process on a device: an address range, queues, events, modules. What it can do is said by
 // subject, each in a header of its own; this one puts them together.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the client halves share: vendor types at the edge, devproxy's own state below.
 #pragma once
 

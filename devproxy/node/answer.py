@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a tree answers while the ranks of its job come to a point where it may be cut (control/agreement.py, barrier.py)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The devproxy files that a job has mapped: an image brings its own, so a restore needs no devproxy of the same version."""
 
 from __future__ import annotations

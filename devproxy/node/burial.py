@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of a killed job's folder is needed after it: set as runtime.before_removal by everybody who sweeps."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One tree's part of an image, from looking for what is in the way to letting the tree go on.
 
 In order: check, cut, write, then put (the staging folder into the store) and, for a checkpoint, thaw before it, for a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job's process tree: pid 1 of a PID and mount namespace (devproxy-init), and the command below it.
 
 The tree's root is a child of this process: devproxy-init's parent part ends at once, and CRIU's does after a restore,

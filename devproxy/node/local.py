@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tree on this host, as its job's coordinator sees it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fresh servers take over from a tree's old ones; its processes are not touched.
 
 In order: check, cut, copy, start, hand_over. close() undoes what has not been handed over.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The network of one tree, in a job of several trees: an address that goes where the tree goes.
 
 The processes of such a tree have a network namespace of their own, with a loopback device and a TUN device `devproxy0`.

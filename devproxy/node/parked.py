@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tree whose servers stand still between two messages, and the way back from it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a job's coordinator asks of each of its trees: on this host (local.py), or, one day, on another.
 
 A participant decides nothing about the job: it says what it can do, does its part, and undoes it. Everything that the

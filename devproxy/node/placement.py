@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of a tree's GPUs go together where there are fewer of the machine's: those that hold the same (the paper's 5.3).
 
 Replicas on one GPU of the machine keep parameters and optimizer states once, and compute their step once. Who is a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The processes of a tree out of CRIU's images, and what CRIU expects to find or not to find on the host."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One tree of an image back to life: its servers, its files, its processes.
 
 A list of steps, each with its undo. A step that fails is undone, then those before it, in reverse: nothing of the tree

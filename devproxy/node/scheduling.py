@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the scheduler knows of each thread and CRIU does not keep: its CPUs and its timer slack."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the servers of a job share with its processes: files in the job folder."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a job is: what devproxy-run was told, and what a restore needs of it. Travels in job.json and in images."""
 
 from __future__ import annotations

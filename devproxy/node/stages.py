@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which stage an operation has reached, on which object, and how long each of its stages took.
 
 An error is told with the stage and the object that were reached last, so a stage is entered before its work begins.

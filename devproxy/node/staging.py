@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a tree's state lies between the tree and the store: in memory where there is plenty, else on disk."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job's standard streams: FIFOs in the job folder, copied to and from devproxy-run's own.
 
     job ---> stdout.fifo ---> relay thread ---> our fd 1           (stderr.fifo the same; one FIFO where 1 and 2 are one file)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A copy of what a job says, for `devproxy logs`, wherever its output goes.
 
 One file, and the part before it as FILE.1 where it gets long. A copy that cannot be written is given up; the job and its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job's process tree on this host, with its servers, its standard streams, and its end.
 
 The process that owns it is devproxy-run, or the detached agent after a restore. Its main thread waits here for signals

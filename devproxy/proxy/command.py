@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job's command: started beside us, given our signals, reaped, and its stragglers ended.
 
 Who gets a signal. When our process group is the terminal's foreground group, the command shares it, so that the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The coordinator's end of a device-proxy server's control channel (docs/protocol.md)."""
 
 from __future__ import annotations

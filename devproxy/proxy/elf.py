@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads one exported constant out of a shared library without loading it: the client's ABI id."""
 
 from __future__ import annotations

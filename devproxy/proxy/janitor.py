@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What happens after a kill -9 of devproxy-run: the job must not run on unwatched, and nothing may stay behind.
 
 The janitor is a fork of devproxy-run in a session of its own. It sleeps on a pipe whose other end only devproxy-run

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything that can be refused before anything is started: device, memory, files, versions."""
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def check(
     timeout_s = config.start_timeout_s()
     abi = server_set.check_same_abi(server, os.path.join(lib, DRIVER_SHIM))
     # A recording device runs no operators.
-    warning = "" if device == "record" else check_torch(program, command, lib)
+    warning = "" if device == "record" else check_torch(program, command, config.plugin_dir())
     note = "\n".join(filter(None, (note, warning)))
     return Plan(device, memory, server, lib, abi, note, timeout_s)
 
@@ -183,8 +184,8 @@ def check_outputs(lib: str, server: str) -> None:
         )
 
 
-def check_torch(program: str, command: list[str], lib: str) -> str:
-    """For a command that is a Python: is its torch one that can run on the software GPU? Returns a warning, or nothing.
+def check_torch(program: str, command: list[str], plugins: str) -> str:
+    """plugins: their folder. For a command that is a Python: is its torch one that can run on the software GPU? Returns a warning, or nothing.
 
     Looks at files only. A Python without torch, or whose torch is somewhere unusual, is let through: then torch's own
     import, or the plugin's, says what is missing.
@@ -209,7 +210,7 @@ def check_torch(program: str, command: list[str], lib: str) -> str:
     minor = ".".join(map(str, numbers))
     if os.path.exists(os.path.join(torch, "lib", "libtorch_cuda.so")):
         minor += "-cuda"  # the CUDA wheel needs a build of its own
-    if not os.path.exists(os.path.join(lib, f"torch-{minor}", PLUGIN)):
+    if not os.path.exists(os.path.join(plugins, f"torch-{minor}", PLUGIN)):
         # Not a refusal: a Python program that does not use torch needs no plugin.
         return (
             f"devproxy's plugin for torch {version} is not built, so `import torch` will fail:"

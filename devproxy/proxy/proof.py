@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Looks at the job's processes while they run: does any of them hold the device itself?
 
 A job process holds the device if it can touch device memory or talk to a device node. So for every process of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One device-proxy server process, of one GPU of the machine: its command line, its pipes, its end."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The servers of one job: a process for each GPU of the machine, started together, watched, and gone at the end."""
 
 from __future__ import annotations

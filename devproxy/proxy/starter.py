@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Jupyter kernel ends itself when whoever started it has ended. Behind devproxy-run it cannot see that one; we can.
 
 jupyter_client tells a kernel its own process id (JPY_PARENT_PID), and ipykernel compares it with the kernel's parent, which is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asks a device-proxy server for its statistics, over the socket that clients attach to."""
 
 from __future__ import annotations

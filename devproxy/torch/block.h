@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parameter block of one launch: an ATen op with its arguments, as bytes.
 //
 // The client (client/forward.cc) writes it, cuLaunchKernel carries it verbatim through `extra`, the executor module in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the torch plugin for one Python's torch: python -m devproxy.torch.build --python PY --out DIR.
 
 Makes DIR/torch-<major.minor>[-cuda]/ with the client's core library, its Python bindings and the executor module for the
@@ -18,6 +19,8 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+
+from devproxy import config
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.abspath(os.path.join(HERE, "..", ".."))
@@ -145,12 +148,11 @@ def find_cuda_include(given: str, torch: Torch) -> str:
     for packages in [os.path.dirname(torch.folder), *sys.path]:
         candidates += glob.glob(os.path.join(packages, "nvidia", "*", "include"))
     candidates += glob.glob("/usr/local/cuda*/include")
+    candidates.append(os.path.join(config.made_here_dir(), "headers", "cuda-13"))
     for folder in candidates:
         if os.path.isfile(os.path.join(folder, "cuda.h")):
             return folder
-    raise BuildError(
-        "cuda.h is missing; install it: python -m pip install nvidia-cuda-runtime==13.0.96"
-    )
+    raise BuildError("cuda.h is missing; fetch it: devproxy doctor --fix")
 
 
 def find_crt(torch: Torch, cuda_include: str) -> str:
@@ -316,8 +318,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--out",
-        default=os.environ.get("DEVPROXY_LIB") or os.path.join(ROOT, "build", "lib"),
-        help="folder",
+        required=True,
+        help="folder; `devproxy build-torch` knows it",
     )
     parser.add_argument("--cuda-include", default="", help="folder of cuda.h (searched for)")
     options = parser.parse_args(argv)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What of torch's global state kernels depend on, as bytes: the client says it to the executor, which puts it in force
 // before an op. Both are compiled against the same torch, so the order here is the only agreement that is needed.
 //

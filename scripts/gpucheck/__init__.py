@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything that is to be found out on a GPU, in one command: stages from the cheapest fact to the whole job.
 
     python3 gpu_check.py [--out DIR] [--driver PATH] [--limit SECONDS] [--only STAGE,... | --second | --third] [--list]

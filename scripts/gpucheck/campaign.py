@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The campaign: each stage in a process of its own, with its limit; the results are whole after each."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole job through checkpoint, kill -9 and restore; and rates of device memory moved."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The genuine driver by ctypes, and how long its calls take."""
 
 from __future__ import annotations

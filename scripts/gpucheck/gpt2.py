@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPT-2 job: a training job that waits at a gate for what is done with it."""
 
 from __future__ import annotations

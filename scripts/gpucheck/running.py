@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that stages start: natively or through the proxy, with a limit, and what they said."""
 
 from __future__ import annotations

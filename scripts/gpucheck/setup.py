@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a stage knows of the machine, and of the stages before it."""
 
 from __future__ import annotations

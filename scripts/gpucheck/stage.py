@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a stage is, which there are, and in which order they run."""
 
 from __future__ import annotations

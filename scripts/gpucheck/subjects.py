@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole training programs, and what each of them needs."""
 
 from __future__ import annotations

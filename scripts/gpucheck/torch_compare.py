@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two runs of one of torch's programs (tests/gpu/torch_cases.py), natively and through the proxy: started, and compared."""
 
 from __future__ import annotations

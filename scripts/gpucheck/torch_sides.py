@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python that has torch, and runs of one of torch's programs on two sides."""
 
 from __future__ import annotations

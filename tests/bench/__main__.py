@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """make bench: the table of costs. Each figure stands beside its limit, measured in the same run.
 
     python -m tests.bench [--quick] [--docs] [--only micro|ops|steps|start|comms|sharing|checkpoints] [--cuda-wheel PYTHON]

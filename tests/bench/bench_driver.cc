@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the proxy costs, through the shim under devproxy-run: an asynchronous launch, a synchronous call, 64 MB copies.
 // Prints one line of JSON. Needs TEST_KERNELS (tests/programs/kernels.c).
 //

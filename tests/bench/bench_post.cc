@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The limits that the proxy's costs are held against, measured on this machine without any of the proxy's processes:
 // a bare 64-byte post on the same ring, a bare cache-line ping-pong, a bare futex wake and answer, a bare memcpy.
 // Threads are not pinned: the proxy's are not either. Prints one line of JSON.

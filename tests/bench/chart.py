@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/sharing.svg from docs/bench.json: what ranks on one GPU cost. `python -m tests.bench.chart`; `--docs` draws it too."""
 
 from __future__ import annotations

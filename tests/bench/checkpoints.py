@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What images cost: their size, the time a job stands still, the way back, and being ready for it all the time.
 
 Each job is a user's: started by devproxy-run, dumped and restored through the command line, in a store on the disk.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collectives between processes: NCCL over software GPUs beside gloo on the CPU, in turn: the section `comms` of the table."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that train a model under DDP, a few steps whenever they are told to.
 
 python tests/bench/ddp.py MODEL RANKS FOLDER [cpu] [wait=SECONDS]

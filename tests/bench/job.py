@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job that tests.bench.checkpoints looks at: a GPT with AdamW or a ResNet-18 with SGD, and ballast for timings.
 
     python tests/bench/job.py --model gpt|resnet [--width N ...] [--device-mib N] [--host-mib N] [--late 1]

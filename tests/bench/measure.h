@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Timing of short things: the time-stamp counter, calibrated against the clock, less its own cost.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One side of the comparison of tiny ops: what the client pays for an op, and what the whole pipeline does.
 
     python tests/bench/ops.py cuda|cpu        reads "OP COUNT" per line, answers with microseconds per op: post, pipeline

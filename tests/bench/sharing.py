@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that share a GPU (docs/design.md, Fewer GPUs than ranks): the section `sharing` of the table.
 
 Without splicing N ranks on one GPU have N times one rank's work to do; with it the optimizer's step is done once (the

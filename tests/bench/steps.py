@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One side of the step-time comparison: trains a model, a few steps whenever it is told to.
 
     python tests/bench/steps.py MODEL cuda|cpu        reads a number of steps per line, answers with seconds per step

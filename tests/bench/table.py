@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of the table, and what a ratio of medians is worth."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two hosts on one machine: each has a network namespace with an address of its own, and its own /dev/shm and state
 folder, under the names that they have everywhere. What they share is the file system with the store, and the trust."""
 

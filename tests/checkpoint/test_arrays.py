@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Living arrays, texture and surface objects through checkpoint, death and restore, and over to another server.
 
 tests/programs/arrays.c compares every array in each step. Its objects are numbers that the device gave: they must be the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bit for bit: everything a training run has become, compared tensor by tensor with a run that nobody disturbed.
 
 Parameters, gradients, optimizer and schedule, every loss and gradient norm, the order of samples, and the state of every

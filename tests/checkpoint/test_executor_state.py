@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What PyTorch's executor in the server keeps for a job besides device memory: generators and settings, through images.
 
 On a CUDA device generators live in the executor. DEVPROXY_TORCH_GENERATORS=kept has them there on the software GPU too.

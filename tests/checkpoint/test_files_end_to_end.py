@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files that a job wrote, through an image, kill -9 of everything and a restore."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Manifests that are signed with the user's own key and say nonsense: no path in them leaves its folder."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user meets first: a job's store, its output and its end are remembered by its name."""
 
 from __future__ import annotations

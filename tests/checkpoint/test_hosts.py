@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job of two trees on two hosts: cut together, brought back together, on whatever hosts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoint, restore, suspend, resume, migrate of a training job, from outside: the same numbers, each step once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A life of a job of which nothing is usual: names, arguments, environment and working folder that are no UTF-8, names as
 long as a file system takes, a CPU and a timer slack of its own."""
 

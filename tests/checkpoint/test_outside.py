@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a job has to do with the world outside of it, jobs of several processes and GPUs, and verbs in every order."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs of many ranks, cut anywhere: the same numbers, each step once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job on the recording GPU through checkpoint, death and restore: its modules come back from the replay log."""
 
 from __future__ import annotations

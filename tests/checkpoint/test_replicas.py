@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What several ranks hold alike lies in the staging folder once, and comes back to each of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs of many ranks on fewer GPUs, and on more again, while they run: the same numbers, each step once, the same
 processes."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole life of a job whose images lie in an S3 store: moto's server on 127.0.0.1."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replica splicing: ranks on one GPU compute once, and keep once, what is equal; and nobody sees a difference.
 
 DEVPROXY_SPLICING=eager: also what is too small to pay. guard: a write to spliced memory that was not foreseen ends the

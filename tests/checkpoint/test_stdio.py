@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job's standard streams through checkpoints: every byte once, in order, wherever the streams lead."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each kind of program: an image in the middle, kill -9 of everything, restore; then what an undisturbed run prints.
 
 The subjects check themselves; their digest must not depend on what was done to them.

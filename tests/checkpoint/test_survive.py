@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """State of the driver through a checkpoint: what the job asks for afterwards is what it was, and it can be used.
 
 tests/programs/survive.c makes the state, waits while something is done to the job, and looks again. Each part would end

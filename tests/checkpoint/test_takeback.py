@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cuts in the middle of collectives: one rank waits past its GPU, others have submitted what it owes.
 
 At the gate (subjects/gate.py) rank 0 stands before its next step, and the others are in it. So what they have submitted

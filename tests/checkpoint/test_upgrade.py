@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Another devproxy between dump and restore, under a running job, and on a machine that has never seen the job.
 
 The other build has another ABI id in its client library and its server, which therefore refuses the job's state: the

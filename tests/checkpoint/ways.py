@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways in which tests/subjects/parallel.py trains on several ranks, and the command line of each."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job, its store and its command lines, seen from outside as a user sees them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One process with all GPUs: ncclCommInitAll, and operations of all ranks in groups.
 
 devproxy-run --gpus N -- python tests/comm/all_devices.py

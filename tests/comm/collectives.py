@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every collective with every type, operation, count, place of its buffers and kind of data, against the model.
 
     devproxy-run --gpus N -- python tests/comm/collectives.py FOLDER RANKS PART PARTS

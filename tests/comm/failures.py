@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How communicators fail: a member or a server dies, ranks disagree, arguments are wrong, programs use what is gone.
 
 devproxy-run --gpus N -- python tests/comm/failures.py FOLDER RANKS SCENARIO

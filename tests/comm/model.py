@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a collective computes, by numpy, written from the contract at the top of devproxy/hal/comm.h and from nccl.h.
 
 Values travel as raw elements: an array of the type's own numpy dtype, and of bits (uint16, uint8) for the floating types

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NCCL and the little of the CUDA driver that a test's rank needs, by ctypes. Nothing of devproxy is imported."""
 
 from __future__ import annotations

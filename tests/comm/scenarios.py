@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What programs do with NCCL besides single collectives: groups, streams, several communicators, graphs, derived ones.
 
     devproxy-run --gpus G -- python tests/comm/scenarios.py FOLDER RANKS [SCENARIO ...]

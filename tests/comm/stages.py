@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that communicate when the test says so, which meanwhile moves their servers (test_trees.py).
 
     python tests/comm/stages.py FOLDER RANKS STAGES

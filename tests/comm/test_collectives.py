@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NCCL on the software GPU as programs see it: ranks are processes under devproxy-run, the oracle is tests/comm/model.py."""
 
 from __future__ import annotations

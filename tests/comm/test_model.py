@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model's numbers against torch's, and the software GPU's reductions (hal/soft/comm/reduce.cc) against the model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cuts that take back what has not begun (hal/pending.h), as often as they go, while ranks do all there is."""
 
 from __future__ import annotations

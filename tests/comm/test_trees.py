@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Communicators whose ranks are in several process trees, each with a job folder and servers of its own (trees.py)."""
 
 from __future__ import annotations

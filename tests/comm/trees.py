@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job of several process trees on one machine: a job folder and servers for each, no supervisor.
 
 with Trees("0010") as trees:      # the tree of each rank

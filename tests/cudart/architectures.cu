@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One kernel for several architectures in one fat binary: the best that this device can run is chosen.
 // build: -gencode arch=compute_75,code=sm_75 -gencode arch=compute_80,code=sm_80
 // build: -gencode arch=compute_90,code=[sm_90,compute_90]

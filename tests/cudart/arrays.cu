@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays: what they say of themselves, copies in, out and between them, of one, two and three dimensions.
 #include "check.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An assertion that fails in a kernel is cudaErrorAssert for the process, for good; with the argument `text` also: its
 // text is on standard error. The failing one is a child: nothing can be done in it afterwards.
 // run:

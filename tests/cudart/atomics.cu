@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Atomic operations on device memory: sums, extremes, exchanges, a lock-free counter; of blocks of one grid.
 #include "check.cuh"
 

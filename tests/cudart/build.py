@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the programs of this folder are compiled; used by tests/integration/test_cudart_programs.py and gpu_bundle.py.
 
 A program says itself what is special about it, in comments that begin a line:

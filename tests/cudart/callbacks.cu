@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host functions and callbacks: in their stream's order, each once, with what was given, after what comes before them.
 #include "check.cuh"
 

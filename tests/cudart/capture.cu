@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stream capture: nothing happens while a graph is recorded; forks and joins by events; launched again and again; what
 // must not be captured breaks the capture and says so.
 #include "check.cuh"

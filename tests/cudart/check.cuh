@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the programs of this folder share: checks that name the line and the runtime's error, and buffers.
 //
 // A program includes only the vendor's headers and is linked to the shared runtime, so it runs unchanged on a real

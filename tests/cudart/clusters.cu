@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Thread block clusters (compute capability 9 and later): blocks read each other's shared memory; the size is chosen by
 // the kernel or at the launch.
 #include <cooperative_groups.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A cooperative launch: the whole grid waits for itself several times; one that cannot be resident at once is refused.
 #include <cooperative_groups.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of linear memory: every kind, pageable and pinned, with and without a stream, odd sizes and offsets, fills.
 #include "gate.cuh"
 

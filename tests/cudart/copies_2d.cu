@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pitched and three-dimensional copies and fills between host and device memory.
 #include "check.cuh"
 

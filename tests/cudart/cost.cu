@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What calls of the runtime cost at the program, as one line of JSON: microseconds per call, medians. Run natively and
 // through the proxy in turn by scripts/gpu_check.py.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver API within a program of the runtime: each call is looked up by name and version, as PyTorch does it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that launch kernels: children of every thread, and one behind its parent's end.
 // build: -rdc=true -lcudadevrt
 #include "check.cuh"

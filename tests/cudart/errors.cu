@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What goes wrong is said with the right error, stays the thread's last error until it is asked for, and harms nothing
 // else.
 #include <thread>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Events: recorded, asked, waited for; their times are sane; what cannot be timed says so.
 #include <chrono>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A gate in a stream: what comes behind close() waits until open(). So no test depends on how long a kernel takes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that graphs allocate: by nodes and in a capture; used and freed inside, outside, and by another graph; what
 // such graphs cannot be.
 #include "check.cuh"

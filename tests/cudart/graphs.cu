@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs made node by node: fills, kernels, copies, host functions; launched several times, changed, cloned, looked at.
 #include "check.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // malloc and free within kernels, memory that outlives its kernel, and the limits of the device's own heap and stack.
 #include "check.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Eight threads of one process, each with its stream, buffers and errors, in one kernel and its module's first use.
 #include <atomic>
 #include <thread>

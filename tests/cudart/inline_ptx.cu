@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PTX within a kernel: arithmetic with carry, permutation of bytes, special registers, loads with a cache hint, a
 // predicate.
 #include "check.cuh"

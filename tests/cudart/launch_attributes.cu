@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cudaLaunchKernelEx: no attributes, programmatic serialization, a priority, a cooperative grid; dynamic shared memory
 // beyond the default.
 #include <cooperative_groups.h>

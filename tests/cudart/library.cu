@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Libraries of the runtime: an image loaded from memory while the program runs, its kernels and variables by name.
 #include "check.cuh"
 

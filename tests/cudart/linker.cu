@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver's linker: two pieces of PTX, one calling the other's function, become one image that is loaded and
 // launched.
 #include "driver.cuh"

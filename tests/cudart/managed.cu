@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Managed memory: the host and kernels write the same pages in turn; advice and prefetches are remembered; copies and
 // sets take it as device memory.
 #include "check.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host memory that kernels read and write: allocated mapped, and registered from ordinary pages.
 #include <sys/mman.h>
 

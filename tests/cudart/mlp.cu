@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A whole training program without a math library: three layers, squared error, SGD or Adam, in our own kernels. Every
 // sum has one order, so two runs are equal bit for bit.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A kernel compiled while the program runs: through libnvrtc, opened by name, as PTX and as machine code, loaded by the
 // driver API. The library's prototypes are written down here: its header may not be there.
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the runtime says of kernels: registers, shared memory, most threads, blocks that fit on a multiprocessor.
 #include "check.cuh"
 

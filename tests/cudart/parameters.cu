@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernel parameters of every size up to CUDA's limit of 32,764 bytes, with gaps, and structures by value.
 #include "check.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory in stream order: allocated and freed in a stream, from the device's pool and from one of our own.
 #include "check.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What kernels print is on the program's own standard output once it has waited for them.
 #include <unistd.h>
 

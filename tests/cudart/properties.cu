@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device's properties against its attributes, and against what is known of the architecture.
 #include "check.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A kernel that touches what is not there: every call of the process says so from then on, and the process can end
 // well.
 #include "check.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams: order within one, order across them by events, the legacy stream's rule, priorities, flags.
 #include "gate.cuh"
 

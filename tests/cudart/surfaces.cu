@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Surface objects: a kernel writes an array through one and reads it through another; a texture shows the same.
 #include "check.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device and constant variables: what they begin with, their address and size, copies to and from them, kernels that
 // use them. Their addresses are the driver's choice, and a kernel that is given one must find the same variable there.
 #include "check.cuh"

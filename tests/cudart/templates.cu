@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels out of C++ templates: of types, numbers and function objects; each instance is a kernel with its own name.
 #include "check.cuh"
 

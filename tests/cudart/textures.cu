@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Texture objects: linear memory, an array with exact (point) filtering and every address mode, and what they say of
 // themselves.
 #include "check.cuh"

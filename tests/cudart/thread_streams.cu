@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One default stream per thread: a thread's work does not wait for another's, and the legacy stream waits for all.
 // build: --default-stream per-thread
 #include <thread>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two translation units, each with a fat binary, variables and kernels of its own, some under the same names.
 // also: two_units_other.cu
 #include "check.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The other half of two_units.cu.
 // part of: two_units.cu
 #include "check.cuh"

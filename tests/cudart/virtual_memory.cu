@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Virtual memory management by the driver API: a range that grows in place, a handle that moves to another address,
 // with the argument `alias` one handle at two addresses at once, and kernels and copies of the runtime on all of it.
 // run:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shuffles, votes, matches and reductions within a warp, and a block's sum out of them.
 #include "check.cuh"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run of the campaign `host-kills`: a job of ranks on two hosts, kill -9 of one process or of a whole host, and what a
 user does then.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every fault point there is, in every operation that passes it: an error, and a kill of the process that passes it.
 
 Afterwards either the job goes on, or its last image brings it back; the message says stage, object, cause and state,

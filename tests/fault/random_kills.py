@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run of the campaign `random-kills`: a job with periodic images, one kill -9, and what a user does then.
 
 The seed gives the program, the victim and the moment. Every second run is aimed between the cut and the commit: the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run of the campaign `ranks`: a training job of several ranks, cut and killed at random moments.
 
 The seed gives the way of training (tests/checkpoint/ways.py), the number of ranks and GPUs, the barrier, and what happens

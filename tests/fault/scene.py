@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cheap job, a fault that is armed in whichever of its processes comes by, and what must hold afterwards."""
 
 from __future__ import annotations

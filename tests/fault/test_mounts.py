@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The host's mounts come and go, as container runtimes make them do all the time; the job's namespace has copies of them,
 which vanish with the folder below them. A checkpoint or restore that meets one in that moment is done again."""
 

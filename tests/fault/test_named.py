@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The failures that the issue names, each provoked for real and seen through the command line."""
 
 from __future__ import annotations

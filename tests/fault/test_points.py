@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cases of points.py that are like no other; the campaign `fault-points` of scripts/soak.py runs the rest, too."""
 
 from __future__ import annotations

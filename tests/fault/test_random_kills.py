@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A sample of the campaign `random-kills` of scripts/soak.py."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A resize that fails or is killed in each of its stages: the job is where it was, or where it was to go, never half."""
 
 from __future__ import annotations

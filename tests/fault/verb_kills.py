@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run of the campaign `verb-kills`: a verb is under way, kill -9 of one process, and what a user does then.
 
 The seed gives the verb, the victim, the program and the moment. Half of the kills are aimed at a stage of the verb, which

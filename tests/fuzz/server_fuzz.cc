@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A hostile client of the device-proxy server: sends well-formed, mutated and random messages, scribbles over the
 // segment while the server reads it, goes away in the middle, and comes back.
 //

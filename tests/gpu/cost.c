@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What calls cost, as one line of JSON: microseconds per call (medians), GB/s of copies. Run natively and through the
  * proxy in turn by scripts/gpu_check.py; compiled against libcuda.so.1 like the programs of tests/programs.
  *

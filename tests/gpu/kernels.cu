@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver-API suite's kernels for a real GPU: the same entry points, parameters and results as
 // tests/programs/kernels.c, and those that the stages of scripts/gpu_check.py need. The suite launches most of them
 // with one thread; each is right with any number of them.

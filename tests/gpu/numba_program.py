@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """numba-cuda, which nobody here wrote, as a driver-API client: compiled by itself, launched, compared. Prints PASS."""
 
 from __future__ import annotations

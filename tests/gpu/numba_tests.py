@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """numba-cuda's own tests, one module in one process: a line per test, `test <name> ok`, or how it ended.
 
 numba_tests.py --list PACKAGE      names its modules, one a line

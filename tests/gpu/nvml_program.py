@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What NVML says of the machine and of GPU 0, as one line of JSON: the functions that devproxy's NVML answers in a job.
 
 No package: libnvidia-ml.so.1 by ctypes. Run natively and through the proxy by scripts/gpu_check.py, which compares. Exit

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What gpu_check's torch programs share: cases in one process, each with a line of JSON on disk as soon as it is known.
 
 Such a program runs natively and through the proxy, with the same seeds; gpu_check.py compares the lines. In the file:

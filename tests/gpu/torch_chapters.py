@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What else torch does on 'cuda', chapter by chapter: facts, generators, streams, memory, graphs, torch.compile, a fault.
 
     python torch_chapters.py --json chapters.jsonl --only memory,oom      natively, and under devproxy-run

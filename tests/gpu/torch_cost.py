@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a training step costs: told by lines on stdin what to do, it answers each with a line of JSON.
 
     warm CASE N     makes the model, N steps         time CASE N     N steps as they come, and N with a wait in each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models in plain torch, trained for some steps on 'cuda': digests of losses, parameters and optimizer, bit for bit.
 
     python torch_models.py --json models.jsonl [--times 2]      natively, and under devproxy-run

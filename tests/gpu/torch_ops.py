@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's own op_db on 'cuda', every data type that the device has: digests of each op's results and gradients.
 
     python torch_ops.py --json ops.jsonl [--times 2]      natively, and under devproxy-run

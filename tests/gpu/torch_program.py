@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The unmodified PyTorch CUDA wheel, chapter by chapter: what each computes, as a digest, or why it did not.
 
     chapter <name> digest <blake2b>

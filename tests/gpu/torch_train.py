@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A GPT-2-like model in training, with dropout, fused AdamW and bfloat16 autocast: a subject like those of tests/subjects.
 
 It prints each step's loss and a digest of weights, moments and random state at the end, equal bit for bit in every right

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small training program on the driver API: two layers, squared error, gradient descent, all in device memory.
 
 A subject like those of tests/subjects: it prints each step's loss and a digest of its weights at the end, equal bit for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training program on numba-cuda, which compiles its kernels while it runs: two layers, squared error, SGD or Adam.
 
 A subject like those of tests/subjects: it prints each step's loss and a digest of its weights at the end. Every sum has

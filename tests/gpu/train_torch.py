@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training program on PyTorch's unmodified CUDA wheel: element-wise layers, a softmax and AdamW, no product of matrices.
 
 A subject like those of tests/subjects: it prints each step's loss and a digest of its weights at the end, equal bit for

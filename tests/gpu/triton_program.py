@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Triton kernels through Triton's own launcher: compiled here, launched, compared. Prints a digest and PASS."""
 
 from __future__ import annotations

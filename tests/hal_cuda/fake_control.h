@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a test drives the fake driver; found by dlsym in the fake's shared object.
 #pragma once
 

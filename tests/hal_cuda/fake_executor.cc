@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An executor for hal/cuda's tests: as the real one it submits to the launch's stream, in the context that is current,
 // and may wait for that stream; what it computes with is the fake driver's. The driver is named by
 // FAKE_EXECUTOR_DRIVER.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A driver that executes on host memory and believes nothing: for tests of hal/cuda without a GPU.
 //
 // It has the exports that driver_table.h asks for, with the vendor's own declarations, so a wrong signature does not

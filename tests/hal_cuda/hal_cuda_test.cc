@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Drives hal/cuda through the whole of hal.h on the fake driver. One line per test: "PASS name" or "FAIL name: ...".
 //
 //   hal_cuda_test FAKE_DRIVER.so [events] [register] [chaos]    events: marks are events, not written words;

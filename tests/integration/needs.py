@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a test may need of the machine. A missing feature fails the test, unless the environment says that it is known."""
 
 from __future__ import annotations

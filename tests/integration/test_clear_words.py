@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is in the way is said in one line: what, on which object, what to do."""
 
 from __future__ import annotations

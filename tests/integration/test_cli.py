@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxy-run from the outside, with the real server: exit codes, signals, stdio, ends of every kind, bad input."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The executor on CUDA compiles against the headers that every torch wheel carries; no GPU and no CUDA wheel is needed.
 
 Of NVIDIA's math libraries torch's headers want handle types and status codes: stand-ins here. That it links and what it

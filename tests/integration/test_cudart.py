@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our libcudart, both majors: every program of tests/programs_cudart over the software GPU, and what is exported.
 
 The programs need no device code of NVIDIA's: kernels are the software GPU's own module, registered by hand as nvcc's

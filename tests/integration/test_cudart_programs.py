@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The programs of tests/cudart, built by nvcc with the shared runtime, over the recording device and our libcudart.
 
 No kernel is executed there. A program checks every result of a call, every copy and fill, and skips what a kernel would

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cuts, handovers and restores of real servers under real programs, without CRIU: the job's process lives on."""
 
 from __future__ import annotations

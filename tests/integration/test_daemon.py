@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxyd and `devproxy` from the outside, over unix sockets, with supervisors that pretend (tests/fake_agent.py)."""
 
 from __future__ import annotations

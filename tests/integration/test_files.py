@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job's files: processes under libdevproxy_host.so, a snapshot while they stand, and everything put back.
 
 The oracle is the folder itself: a walk of it at the cut against a walk after put_back.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server under a hostile client (tests/fuzz), built with AddressSanitizer + UBSan, and with ThreadSanitizer.
 
 `make test` sends a sample, `make soak` a million messages (DEVPROXY_FUZZ_MESSAGES, DEVPROXY_FUZZ_SEED).

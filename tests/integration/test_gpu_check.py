@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machinery of scripts/gpu_check.py, over the fake driver of tests/hal_cuda: limits, results, order, names; and the
 bodies of its stages, from a bundle alone, over the recording device on both sides.
 

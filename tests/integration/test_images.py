@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Module images travel and are kept once per server, whatever loads them."""
 
 from __future__ import annotations

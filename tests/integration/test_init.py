@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxy-init and the CRIU driver, together and for real: what a restored tree must still have."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Jupyter kernel behind devproxy-run: it lives while whoever started it lives, and no longer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a job's programs come to devproxy's libraries, whatever name they look for, and what is refused on the way."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command ring, the gate, the three ways of ranks to a cut and their collectives under checkers (tests/model), the ring
 under real threads too.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A user without privilege: the job runs plain, says so, and every verb that needs an image is refused by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.distributed on 'nccl' behind devproxy: jobs of several ranks, each on a GPU of its own, compared with 'gloo'."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver-API suite: every program of tests/programs under devproxy-run, each in two flavours.
 
 A program checks its own results and ends with a line "PASS <name>". The flavour `chaos` lets the software GPU delay and

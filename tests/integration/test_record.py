@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recording GPU (--device record): genuine images, every call in the record, no kernel executed."""
 
 from __future__ import annotations

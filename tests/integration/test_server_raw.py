@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server against a client that knows only the wire (tests/unit/server_raw_client.cc)."""
 
 from __future__ import annotations

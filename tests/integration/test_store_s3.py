@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The store on S3, against moto's server on 127.0.0.1: the same promises as in a folder."""
 
 from __future__ import annotations

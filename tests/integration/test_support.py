@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What docs/support.md says of the driver's functions is true: each sends the messages that its entry names, no others.
 
 A library of its own (DEVPROXY_CHECK_SENDS, devproxy/csrc/client/sends.h) notes each call and each message that the call's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checker of the agreement: the real code of devproxy/csrc/server/agreement.h, between ranks that run random programs and
 // a coordinator that carries their reports at random moments.
 //

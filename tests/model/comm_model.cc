@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checker of the software GPU's communicators and of the cut that takes back what has not begun: the real code of
 // devproxy/hal/soft/comm (lanes, boards, receivers, shadows, peers' memory, hold.h) in one process, without threads of its
 // own but for the receivers, each of which does one packet when it is told to. The connections (links.h) are this

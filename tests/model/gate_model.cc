@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Model checker of the gate: the real code of devproxy/csrc/server/gate.h between a server thread and a dispatch
 // thread, over all interleavings.
 //

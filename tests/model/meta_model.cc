@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checker of the meta-allreduce: the real code of devproxy/csrc/server/meta_barrier.h and agreement.h, between ranks that
 // run random programs, devices that execute them, and a coordinator that asks, looks at the closure and lifts at random
 // moments.

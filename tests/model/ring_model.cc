@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Model checker of the command ring: the real code of devproxy/csrc/transport/ring.h, over all interleavings.
 //
 // Each thread of the model is a fibre that runs the ring's own template with `ModelSync`: every atomic operation is a

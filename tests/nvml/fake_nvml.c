@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A machine with three GPUs, as nvml.h says that it would be told: 0 is well, 1 has every fault, 2 does not answer.
  * Only what devproxy/hal/nvml.py asks; what is missing here is a function that an old driver does not have. */
 #include <stdlib.h>

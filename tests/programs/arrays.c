@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Arrays: descriptors, copies in every direction between host (pageable, pinned), device and arrays with odd pitches
  * and origins, streams, errors. The words:
  *

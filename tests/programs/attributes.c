@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Launch attributes, cooperative launches, attributes of functions and occupancy. */
 #include "program.h"
 

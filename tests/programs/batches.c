@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Batches of copies, and 3D copies between contexts: what arrives, in which order, and that nothing of a batch is sent
  * when one of it is wrong. */
 #include "program.h"

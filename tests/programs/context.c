@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Contexts: initialisation, device facts, primary contexts, the stack, one current context per thread. */
 #include "program.h"
 

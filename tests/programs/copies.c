@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Copies of every kind: host-device with pageable and pinned memory, device-device, host-host, 2D, 3D, async, sizes. */
 #include "program.h"
 

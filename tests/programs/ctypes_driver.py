@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver API from Python through ctypes and cuGetProcAddress, as numba-cuda and Triton reach it.
 
 Nothing of devproxy is imported: `ctypes.CDLL("libcuda.so.1")` finds whatever driver the process has. Prints PASS.

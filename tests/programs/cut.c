@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* For tests/integration/test_cut.py, which cuts, moves and restores the server under this program.
  *
  *   cut lock      a callback needs a lock whose holder waits for the server

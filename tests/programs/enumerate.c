@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The kernels of a module and of a library, without knowing their names. argv: the names, in the image's order; or
  * "refused" for a module that does not list them; or "many" and how many. */
 #include "program.h"

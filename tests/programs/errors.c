@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Errors that are no execution faults: returned by the call itself, and the context goes on as if nothing had been. */
 #include "program.h"
 

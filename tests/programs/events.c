@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Events: record, query, wait, elapsed time, re-recording, waiting for an event that was never recorded. */
 #include "program.h"
 

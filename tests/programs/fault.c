@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Execution faults stick: fault KIND, KIND = assert | address | crash.
  *
  * A kernel that fails returns no error from its launch; the next call that observes it returns the fault, and so does

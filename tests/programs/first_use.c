@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a call does where what it names is used for the first time: a kernel of a library that no context has loaded
  * yet, a thread's own default stream, memory whose contents outlived their mapping.
  *

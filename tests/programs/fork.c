@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Fork: a child of an uninitialised process starts for itself; a child of an initialised one cannot use the driver, and
  * its parent does not notice that it was there. */
 #include <sys/wait.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Memory that graphs allocate: made by nodes and by captures, used inside and outside of its graph, freed by whoever
  * may.
  *

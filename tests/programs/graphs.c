@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* CUDA graphs: explicit ones and captured ones, updates, launches of all kinds, and the errors of stream capture.
  *
  * graphs explicit | capture | errors | update | launches | threads | objects | random SEED | hold

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Host functions and stream callbacks: run when the stream reaches them, on a thread of the job, in order; the stream
  * waits for them. */
 #include "program.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Kernels of the driver-API suite as a module of the software GPU: plain C, no dependency.
  *
  * gcc -shared -fPIC -I devproxy/hal/soft/include kernels.c -o kernels.so */

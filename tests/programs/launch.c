@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Launches: kernelParams and extra, awkward layouts, 32 KB of parameters, megabytes of extra, cuLaunchKernelEx. */
 #include "program.h"
 

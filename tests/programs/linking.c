@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The linker and tensor maps: forwarded where the device has them, refused by name elsewhere.
  *
  *   linking refused    the device has neither

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The server is killed while the job polls an event, waits for a stream, posts launches, or asks synchronously: the
  * call that can notice fails as a CUDA error within 5 seconds, the error's text names the cause, and so does every
  * later call. lost poll|wait|post|ask */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Managed memory: one address for the host and the kernels, coherent. What the driver is told of it is remembered, and
  * copies, sets and graphs take it as device memory. Where the device does not map host memory: refused.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Mapped host memory: a kernel writes to it, the host reads it where it lies. Without it: refused by name.
  *
  *   mapped refused     the device does not map host memory */

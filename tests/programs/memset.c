@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Memset of every width, 1D and 2D, synchronous and on a stream; what lies beside the area stays. */
 #include "program.h"
 

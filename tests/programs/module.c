@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Modules: from file and from memory, functions, globals, bad images, unloading; the library API over the same. */
 #include <elf.h>
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Order across streams: fan-out and fan-in, a ring of streams, copies and kernels mixed; events carry every edge. */
 #include "program.h"
 

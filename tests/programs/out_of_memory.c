@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* cuMemGetInfo counts; out-of-memory comes at the call that does not fit, exactly, and memory comes back. */
 #include "program.h"
 

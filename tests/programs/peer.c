@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Two devices: contexts, peer access, copies between them in order with both sides' streams. */
 #include "program.h"
 

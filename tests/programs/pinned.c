@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Pinned memory is one memory for both sides: copies are neither taken early nor late, kernels read and write it. */
 #include "program.h"
 

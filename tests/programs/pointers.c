@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the driver says of an address: device, pinned, unknown, inside and outside. */
 #include "program.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The stream-ordered allocator, and plain frees with work pending: a range is not given to one stream while another can
  * still touch it. */
 #include "program.h"

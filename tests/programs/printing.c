@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What kernels print: to this process's stdout, in its order, before the call that synchronises returns.
  *
  *   printing        prints "host N" and lets kernels print "kernel N", in rising order; then limits

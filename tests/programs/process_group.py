@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of a job that does the same on 'nccl' with CUDA tensors and on 'gloo' with CPU tensors, and compares.
 
 python process_group.py SUBJECT..., started by torchrun. Prints "ok SUBJECT rank R" when all was equal. "all" is every

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What every program of the driver-API suite uses: checks that name the line and the driver's error, and set-up.
  *
  * A program includes only the vendor's <cuda.h> and links to libcuda.so.1, so it runs unchanged on a real driver (with

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Calls that the client answers by itself and that no other program makes: facts of devices and contexts, pools, old
  * forms of the graph functions, the driver's log, what a linker and descriptors refuse. */
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* race sync | race bug: two non-blocking streams share a buffer, with and without the events that order them.
  *
  * `sync` must always be right. `bug` is a real race: it prints how many rounds went wrong and exits 0; under chaos some

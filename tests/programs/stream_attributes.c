@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attributes of streams: what a stream has, what it may be given, what a copy of them is, and what does not change. */
 #include "program.h"
 

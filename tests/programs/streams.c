@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Streams: default, per-thread, non-blocking, priorities; what the legacy stream waits for and what not. */
 #include "program.h"
 

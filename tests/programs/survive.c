@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* State of the driver that a checkpoint must keep: made, then whatever is done to the job, then asked for again and
  * used.
  *

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A client that nobody here wrote: NVIDIA's cuda-bindings from PyPI, unmodified, over the shim. Prints PASS."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Threads: eight launch at once on streams of their own; order across a handshake of two threads is kept. */
 #include "program.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Virtual memory management: reserve, create, map, open, use, unmap, map elsewhere; grow in place as PyTorch's
  * expandable segments do; what cannot be done is refused. */
 #include "program.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays and what shows them: descriptors, copies by rectangle, box and run, texture and surface objects, errors. No
 // kernel: what a fetch sees is tests/cudart's.
 #include "program.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attributes of streams, the kernels of a library, atomics: the driver's answers under the runtime's names and codes.
 #include "program.h"
 

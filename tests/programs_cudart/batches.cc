@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Batches of copies under the runtime's names; CUDA 12 says which copy was wrong.
 #include "program.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Devices: choosing, facts, limits, the primary context under the runtime, a reset.
 #include <cuda.h>
 

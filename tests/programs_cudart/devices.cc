@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two devices: the current one is each thread's own, kernels and variables are loaded on each, copies go between them.
 // Needs two GPUs and, as registration.cc, TEST_KERNELS.
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The last error: what records it, what clears it, whose it is; names and texts.
 #include "program.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A kernel's fault sticks: every later call returns it, and the last error stays whatever is asked. Needs TEST_KERNELS.
 #include <fcntl.h>
 #include <sys/mman.h>

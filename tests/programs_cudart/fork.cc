@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fork: before the first call both sides work; afterwards the child is told that it cannot.
 #include <sys/wait.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs and stream capture through the runtime: nodes by host address, every form of a node's parameters there and
 // back, updates, errors. The kernels are a module of the device under test, registered as the compiler's code does it.
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory: allocation in every form, copies in every direction and dimension, memset, attributes of addresses, pools.
 #include "program.h"
 

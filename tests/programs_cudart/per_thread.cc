@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compiled for the per-thread default stream: a null stream is the thread's own, in every form of call.
 #define CUDA_API_PER_THREAD_DEFAULT_STREAM 1
 #include "program.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every program of the runtime-API suite uses: checks that name the line and the error.
 //
 // A program includes only the vendor's header and links to libcudart, so it runs unchanged on a real runtime. It prints

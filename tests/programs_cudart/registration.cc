@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What nvcc's output does, by hand: wrappers of every form around an image, kernels and variables by host address,
 // launches. The image is a module of the device under test (TEST_KERNELS), so the launches really run.
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams and events: order, queries, callbacks, host functions, times, priorities, captures that are none.
 #include "program.h"
 

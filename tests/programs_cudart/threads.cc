@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many threads at once: each its own stream, memory, events, last error; devices are chosen per thread.
 #include "program.h"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run as pid 1 of new PID and mount namespaces by tests/integration/test_files.py: one cut and restore with CRIU.
 
 argv: checkout, CRIU program, library, work folder, job folder. A process writes a database, a log, a mapped file and an open

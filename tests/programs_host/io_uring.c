@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // syscall() as libuv uses it: io_uring is not there, everything else is as without the interposer.
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads, signals and forks that all open files at the same time: no lock, no lost record, errno as it was.
 #define _GNU_SOURCE
 #include <errno.h>

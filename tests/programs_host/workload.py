@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job for tests/integration/test_files.py: does file operations in two halves, with a cut between them.
 
 argv: root folder, JSON file with {"before": [...], "after": [...]}. Prints "cut" and waits for a line in between.

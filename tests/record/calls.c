@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A driver-API program for the recording GPU: what tests/integration/test_record.py finds in the record comes from
  * here.
  *

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A script from the list, undisturbed and with a life: an image in the middle, kill -9 of everything, restore."""
 
 from __future__ import annotations

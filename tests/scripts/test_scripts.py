@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each script of the list: to its end, and once more with an image, kill -9 of everything and a restore."""
 
 from __future__ import annotations

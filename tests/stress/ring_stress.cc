@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command ring over real threads and, with --kill, over two processes of which one dies by SIGKILL.
 //
 //   ring_stress [--messages N (per producer)] [--producers P] [--seed S]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two trees of one job, and what is on its way between them: each sends the other megabytes before it reads anything.
 
 The connection is made once, at the start. Every step sends blocks whose sizes are drawn from the step's number; both

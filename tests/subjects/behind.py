@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All kinds of commands behind a collective, of which none may run before it: what a cut in its middle must keep.
 
 ranks.py's ranks do this in each step with --behind 1, on top of their own.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A few MB of device memory with known contents, changed and checked in each step, and a file. No torch: it starts in 50 ms.
 
 Only with a driver. It appends each step's number to cheap.txt in its folder, and ends early where that has a file end-now.

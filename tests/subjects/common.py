@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the subjects share: options, the nonce, one line per step, the digest.
 
 A subject is a plain program that is checkpointed, killed and restored from outside. It prints, and flushes at once:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.compile of a CPU function, with its pool of compiling processes; the shapes change, so it compiles on the way."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes as training jobs do: an append log, sqlite, arrays by rename, TensorBoard's event files, a mapped array,
 truncation, unlink.
 

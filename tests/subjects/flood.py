@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes numbered lines of many lengths without a pause, in one of several ways, until the file `stop` is there.
 
 flood.py buffered|raw|libc [--rate BYTES_PER_S]. Line n is "n xxx...": its length follows from n. The last says "end n".

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far a subject may go, and how fast, as the test says that watches it.
 
 A job that is paced by its own clock may end before a slow machine's next command reaches it, and one that goes on after a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two ranks over gloo in one tree (torch.multiprocessing, TCPStore): averaged gradients; rank 0 prints. --on cuda: of a
 GPU's tensors."""
 

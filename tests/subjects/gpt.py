@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small GPT: AdamW, dropout, gradient clipping, a schedule, a shuffling DataLoader with 0 or more workers."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Host functions that need the GIL: cuLaunchHostFunc with a Python function, many outstanding at a time. Only with a driver."""
 
 import ctypes

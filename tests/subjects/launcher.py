@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """parallel.py's ways, started by a launcher as people write it: multiprocessing.spawn and an address of its own. No rank
 finds RANK, WORLD_SIZE or MASTER_ADDR in its environment. --meet says how the ranks meet: tcp or file."""
 

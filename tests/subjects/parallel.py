@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training on several ranks in the ways that people do it, over 'nccl' under torchrun. --way says which. Rank 0 speaks.
 
 launcher.py does the same without torchrun.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the ways of tests/subjects/parallel.py share: a small net, its data, a plain step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """More ways for tests/subjects/parallel.py: several kinds of parallelism at once, graphs, compiled code, evaluations."""
 
 from __future__ import annotations

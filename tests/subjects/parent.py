@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cheap.py with a child that sleeps, and that it never waits for."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipes, socket pairs, deleted-but-open files, POSIX shared memory, a memfd, a child at a pipe, multiprocessing, FIFOs."""
 
 import mmap

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the process sees of itself stays true: psutil, /proc/self, pid, parent, children, times, memory."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several ranks over NCCL, started by a launcher of its own: collectives, sends and groups on several streams.
 
 What each step does is drawn from the step's number, the same at every rank: so most of it is in flight at any moment, in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that hold the same: buffers that each rank changes alike, step by step, by what an all-reduce gave all of them.
 
 --apart N: and N MiB that only this rank has. Every rank stands at the gate, so between steps all hold the same.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small residual network: convolutions, batch norm with running averages, SGD with momentum."""
 
 import torch

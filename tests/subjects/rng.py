@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every generator of random numbers: random, numpy old and new, torch CPU and device, generators of one's own, hash seed."""
 
 import random

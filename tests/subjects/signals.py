@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Handlers, masks, interval timers, alarm, a sleeping thread, the monotonic clock, a child that is waited for."""
 
 import signal

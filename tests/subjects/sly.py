@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gets what CRIU cannot dump after the preflight has looked: a userfaultfd, as soon as an image is begun.
 
 The staging folder, which the job sees in its own job folder, is made between the look and the cut.

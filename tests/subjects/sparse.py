@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse tensors: a graph convolution over a COO adjacency, kept from step to step, and embeddings with sparse gradients
 under SparseAdam."""
 

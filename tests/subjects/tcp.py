@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A connection to a server outside: tcp.py --server HOST:PORT. Sends a line per step, reads the echo, connects again when it broke.
 
 tcp.py --listen PORT is that server (echoes lines; prints each connection).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicas whose parameters and optimizer states are most of their memory: several fit on one GPU when these are kept once.
 
 python tests/subjects/tight.py RANKS FOLDER [SETS]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A captured training step, replayed: torch.cuda.CUDAGraph with dropout, momentum and inputs that change in every step."""
 
 import torch

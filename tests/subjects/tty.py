@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Is there a terminal, how large is it, and what is typed into it?"""
 
 import os

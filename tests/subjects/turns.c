@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A kernel that notes whether another one of its kind runs at the same time, in whatever process: a module of the
  * software GPU for turns.py. */
 #include "devproxy_soft_module.h"

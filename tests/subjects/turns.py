@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process for each GPU, which launches kernels of turns.c, some in a row, and waits for them, many times over.
 
 turns.py MODULE FOLDER GPUS    FOLDER/rounds: how many times that may have begun, -1: end; FOLDER/K: how many times process K

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that are replicas but for something: programs that replica splicing must not be fooled by.
 
 python tests/subjects/unlike.py RANKS FOLDER [NAME...]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Three replicas without a communicator. One is killed between two steps, the others go on and print their digests.
 
 python tests/subjects/unlike_killed.py GATE

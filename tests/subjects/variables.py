@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables of a module: one that only kernels read and write, one that the host fills by its address. Only with a driver.
 
 --ask 1: the host asks for the address of `table`, keeps it, and writes there in each step.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Threads in every situation: inside a long synchronize, without any call, in a pool, waiting for a lock or a queue."""
 
 import queue

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gpt.py's training, and at the end everything that it has become in one file: --save, for a comparison tensor by tensor."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training loop that is fed by processes of each start method: a DataLoader, and helpers behind multiprocessing's locks,
 queues, events and shared tensors."""
 

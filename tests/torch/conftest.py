@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tests in this folder run under devproxy-run, in a Python with torch: each takes 'cuda' for what it is."""
 
 from __future__ import annotations

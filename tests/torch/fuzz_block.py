@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Feeds the executor module damaged parameter blocks, over the stand-in libcuda: nothing may crash or touch other memory.
 
     LD_PRELOAD=<stand-in libcuda.so.1> STAND_IN_NO_STICKY=1 python fuzz_block.py EXECUTOR.so COUNT SEED

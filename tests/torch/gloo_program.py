@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of test_gloo.py: each collective of backend 'gloo' on a GPU's tensors against the same on the CPU's."""
 
 import sys

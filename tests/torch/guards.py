@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Watches one op on 'cuda': that it ran on the device, and only there.
 
 Four things are asked of an op, each from a witness that the op itself cannot talk to:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The software GPU's random numbers on device='cpu'.
 
 A random op on 'cuda' draws from a CPU generator seeded with mix_seed(seed, offset), where (seed, offset) is the CUDA

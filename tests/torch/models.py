@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small model for a few steps, on cuda or cpu, and saves every loss, parameter and buffer.
 
     python tests/torch/models.py --model gpt --device cuda --out a.pt      under devproxy-run

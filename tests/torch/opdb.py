@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's own op_db, each op forward and backward on 'cuda' against 'cpu', bit for bit.
 
     python tests/torch/opdb.py --dtype float32 --json out.json      under devproxy-run

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recurrent layers as the client sends them where a real GPU is behind the server, over an executor in this process.
 
 Run by test_plugin.py. cuDNN's ops are given to the executor here, by the CPU's own layers: what they are given is checked,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A stand-in for libcuda.so.1 that runs everything in the calling process, at once, and records the names of the calls.
 // It shows that the plugin needs the driver API and nothing else, and it lets the plugin be tested without a server.
 // Device memory lies where devproxy's ranges lie; two devices; asynchronous means already done.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What scripts do with torch.cuda, by behaviour."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.compile in a job: the software GPU runs no code of Inductor's, so a graph of the GPU runs eager, and one line says so."""
 
 from __future__ import annotations

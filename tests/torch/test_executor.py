@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What PyTorch keeps as state of the process and the executor must have too: settings, and generators that live there."""
 
 from __future__ import annotations

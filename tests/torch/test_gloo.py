@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.distributed over gloo with tensors of the GPU: two ranks, against the same on the CPU."""
 
 from __future__ import annotations

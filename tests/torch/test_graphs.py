@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.cuda.CUDAGraph: what is captured does, replayed, what it does eagerly on the same device, to the last bit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guards of the op_db sweep (guards.py): each is broken on purpose here, and each says so."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Half and mixed types, and autocast: what CUDA computes in them computes here, and what cannot be raises at the call."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Five training steps on 'cuda' against device='cpu' in a plain process: every loss, parameter, buffer and moment."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's own op_db against device='cpu', bit for bit, in every data type; the exceptions are listed with reasons."""
 
 from __future__ import annotations

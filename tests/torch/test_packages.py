@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops of other packages, which the server has not loaded: their CPU kernels run in the job; what has none is refused by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plugin needs the CUDA driver API and nothing else: what it imports, and a job over a recording libcuda."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's profilers in a job: what they record is right, and what they cannot see is said once, by name."""
 
 from __future__ import annotations

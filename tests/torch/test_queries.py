@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What torch.cuda says of the GPU and of itself: the truth, or an error by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse tensors on 'cuda': what they do on the CPU, bit for bit; what they cannot do is refused by name."""
 
 from __future__ import annotations

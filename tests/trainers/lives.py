@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A script of a training stack, run plain, behind devproxy, and through a life; and what of it must be equal."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scripts in the shape of each stack's own tutorial: unmodified behind devproxy, and through the life of a job.
 
 What a life leaves (weights, the stack's own checkpoints, CSV and event files) must be what an undisturbed run leaves, byte

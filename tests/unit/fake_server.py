@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Stands in for devproxy-server in the supervisor's unit tests. FAKE_SERVER says how it behaves.
 
 ready (default), error, die, silent, crash:<seconds>, crash-slowly:<seconds>, other-abi

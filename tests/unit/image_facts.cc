@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // hal/image as a program, for tests/unit/test_image.py.
 //
 //   image_facts facts FILE ARCH        facts for a device of that architecture (90), as JSON

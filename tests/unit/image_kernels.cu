@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What test_image.py knows of these kernels, it knows from gcc (layout of the same parameters as a struct), from ptxas
 // -v (registers, shared memory, stack) and from readelf (variables), not from hal/image.
 #include <stdint.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the small native libraries of the unit tests, once per change of their sources."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dumps of several servers into one folder, with an index of blocks.
 //
 //   server_blocks                              writers and readers in threads, over an index of its own

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pure cores of the server against slow models: mirror, handle table, replay log, ledger table, range set;
 // and the decisions of a cut.
 #include <algorithm>

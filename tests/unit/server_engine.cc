@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns on a shared GPU: kernels of one seat at a time, everybody comes to an end, and nobody who keeps a turn holds up
 // the others for longer than the quantum. Under TSan.
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The server against a client that knows only the wire. usage: server_raw_client SERVER MODULE.so [case...]
 #include "tests/unit/server_raw_client.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A client of the wire and nothing else: no shim, no allocator. For tests of the server that say exactly what they
 // post.
 #pragma once

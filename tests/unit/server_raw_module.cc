@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels of the raw server tests: an executor module of the software GPU.
 #include <time.h>
 

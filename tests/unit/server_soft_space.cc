@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The software GPU behind hal.h, without server or client: contents, aliases, resident memory, order of queues.
 #include <sys/mman.h>
 #include <unistd.h>

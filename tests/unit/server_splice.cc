@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Splicing (hal/soft/splice): ranks that run mostly equal programs on one GPU, against the same programs run alone. Every
 // rank's memory is what it would be by itself, whatever is spliced and broken on the way. Under TSan.
 #include <fcntl.h>

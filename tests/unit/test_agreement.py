@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the coordinator carries the ranks' reports (control/agreement.py). The rules themselves: tests/model/agreement_model.cc."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bidirectional allocator over its C ABI: no overlap, joins what is given back, keeps the two ends apart."""
 
 from __future__ import annotations

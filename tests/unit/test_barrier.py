@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which way to a cut the coordinator takes (control/barrier.py), and what it does where the way in band finds no point."""
 
 from __future__ import annotations

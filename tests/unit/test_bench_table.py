@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the bench table says of a row: nothing is called met that has no target, or that nobody can tell."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables agree with the header facts, and what is generated from them is what was meant."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """libnvidia-ml.so.1 and libnccl.so.2 as they are generated, over a driver of a few lines."""
 
 from __future__ import annotations

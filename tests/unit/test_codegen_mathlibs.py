@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The libraries that refuse by name, and every symbol that torch's wheels import from a library that devproxy replaces."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Completion as a shell does it: bash runs the script that the parser gives."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The control services in one process: messages, errors with their details, long operations, what the CLI is given."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A coordinator's patience with a server: one that copies may take its time, one that hangs may not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The coordinator over trees that are told how to behave: the order of steps, and how a verb ends, with one tree and two."""
 
 from __future__ import annotations

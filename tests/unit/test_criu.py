@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CRIU driver by itself: finding CRIU, reading its log and its statistics, ending one that hangs."""
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def test_which_criu_is_taken(
     with pytest.raises(Refused) as caught:
         criu.find()
     assert why in caught.value.what
-    assert "scripts/install_criu.sh" in caught.value.remedy
+    assert "devproxy doctor --fix" in caught.value.remedy
 
 
 def test_a_restore_that_does_not_move_is_ended(

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which files a restore makes for deleted ones, from CRIU's own images; and images that are none."""
 
 from __future__ import annotations

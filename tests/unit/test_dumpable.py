@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What check_tree refuses makes CRIU fail, and what it lets pass can be dumped: each case asks both."""
 
 from __future__ import annotations

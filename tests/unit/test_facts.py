@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Facts of a running process, and what they say when the host or its files have changed."""
 
 from __future__ import annotations

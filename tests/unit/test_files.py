@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxy.checkpoint.files without the library: what it reads, decides and refuses."""
 
 from __future__ import annotations

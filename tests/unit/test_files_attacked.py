@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Another user, a real one with a uid of its own, gets in the way of files that root puts back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a restore that was ended in the middle has left is removed, and two restores keep out of each other's way."""
 
 from __future__ import annotations

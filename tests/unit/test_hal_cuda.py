@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """hal/cuda against a fake driver (tests/hal_cuda). It shows that the rules of cuda.h as written there are kept.
 
 It shows nothing about a real GPU: docs/gpu-results.md says what ran on one.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """hal/image against oracles that are not itself: gcc for layouts, ptxas -v for sizes, readelf for variables."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No module of our Python imports itself by way of others, and what is imported late says why.
 
 import-linter knows the layers (pyproject.toml); it does not look for circles below one layer. Here every import counts: at

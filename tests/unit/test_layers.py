@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who may include whom (CONTRIBUTING.md): grep, because it is simple and nothing can hide from it."""
 
 from __future__ import annotations

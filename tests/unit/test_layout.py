@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxy/layout.py says the same as the C++ headers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes, memory shares, and what counts as an NVIDIA device."""
 
 from __future__ import annotations

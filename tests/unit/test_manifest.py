@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The manifest: every kind of damage has its own name, and images of older formats stay readable."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Health and topology: the judgement over facts, and the reading of them over a library that tests/nvml makes up."""
 
 from __future__ import annotations

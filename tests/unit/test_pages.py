@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CRIU's pages: cut by address, back byte for byte, and a shift of the stream does not lose the deduplication."""
 
 from __future__ import annotations

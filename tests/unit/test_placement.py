@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ranks go together on fewer GPUs (devproxy/node/placement.py)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is refused before anything is started: devices and torch, by files alone."""
 
 from __future__ import annotations

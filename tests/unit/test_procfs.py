@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """devproxy.procfs on recorded texts of the kernel, and on this process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The proof that a job never held the device sees it when one does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runtime folder: names, ownership, the living and the dead."""
 
 from __future__ import annotations

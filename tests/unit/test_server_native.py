@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server's pure cores and the software GPU, in C++ against models, with sanitizers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Staged dumps, as servers write them (in C++) and the upload reads them."""
 
 from __future__ import annotations

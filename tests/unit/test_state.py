@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job's copy of devproxy's files."""
 
 from __future__ import annotations

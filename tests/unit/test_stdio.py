@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The relay of a job's output: each byte once, also those that are in the FIFO when the job is frozen."""
 
 from __future__ import annotations

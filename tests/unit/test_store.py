@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The image store: what goes in comes out, damage has a name, a full store harms no image, gc harms no upload."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The supervisor, the stats query, the ABI check and all of devproxy-run over a fake server: no C++ needed."""
 
 from __future__ import annotations

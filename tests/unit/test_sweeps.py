@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tests/sweeps.py: what a run leaves out, another one runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`devproxy top`: what it makes of the jobs' own counters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Protobuf messages as CRIU writes them, made by hand."""
 
 from __future__ import annotations

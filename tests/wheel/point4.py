@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What PyTorch's CUDA wheel does without a math library, part by part; a call of one of those is refused by name.
 
     python point4.py [--values] [--only PART,...]

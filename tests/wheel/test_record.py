@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The unmodified CUDA wheel over the recording device: every call is accepted, and a math library is refused by name.
 
 No kernel is executed, so nothing here says that a result is right; see tests/wheel/point4.py --values for a real device.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every stage of scripts/gpu_check.py over the recording device, on both sides: `make gpu-rehearsal`.
 
 It says that a stage's body runs to its end, or how it ends there; nothing about a GPU, and nothing about what kernels

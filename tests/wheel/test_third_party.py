@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """numba-cuda's own tests of its driver layer, and Triton's launcher, over the recording device: `make test-third-party-record`.
 
 No kernel is executed, so a test that looks at what one computed fails here; KNOWN is the list of these and of what is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver API, by chapter of cuda.h; the name of an entry is the vendor's symbol, with its version."""
 
 from codegen.apis.cuda_driver import (

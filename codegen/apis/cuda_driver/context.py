@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Primary Context Management", "Context Management", "Peer Context Memory Access".
 
 A context is client state: the current-context stack of each thread and the flags of each context. The server has one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Device Management": answered from the facts that came with the attach (DeviceProps)."""
 
 from codegen.spec import Api

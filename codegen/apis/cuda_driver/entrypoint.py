@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Driver Entry Point Access" and the private tables."""
 
 from codegen.spec import Api

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Event Management". The client knows where an event was recorded and sees its completion by itself."""
 
 from codegen.spec import Api, Capture

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Graph Management" and stream capture. A graph is state of the client until it is instantiated.
 
 Old versions of a function have entries of their own where their parameters differ.

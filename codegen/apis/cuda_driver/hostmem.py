@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Memory Management", host side: pinned memory lives in the window that both processes map at one address."""
 
 from codegen.spec import Api, Capture

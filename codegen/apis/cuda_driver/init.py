@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Error Handling", "Initialization", "Version Management": what works before cuInit."""
 
 from codegen.spec import Api

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Execution Control" and "Occupancy".
 
 kernelParams is a void** without a length: the client packs it by the layout that came with FUNCTION_GET. extra goes

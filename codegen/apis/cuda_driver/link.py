@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h, the linker of "Module Management", and "Tensor Map Object Management": what only the driver can compute.
 
 Both are functions of their arguments. Nothing of them lives in the server: the inputs of a link are kept in the client

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Error Log Management Functions": the log stays empty, and whoever listens to it may."""
 
 from codegen.spec import Api

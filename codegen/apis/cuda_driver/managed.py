@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Memory Management" and "Unified Addressing", managed memory: it lies in the window of pinned memory.
 
 One address for the job, the server and, where the device maps host memory, kernels. Nothing migrates, so advice and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Memory Management", "Stream Ordered Memory Allocator", "Unified Addressing".
 
 The client's bidirectional allocator chooses the address and announces it; a driver's allocator never sees the call. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Module Management", "Library Management" and the part of "Execution Control" that loads functions.
 
 A CUlibrary is a module that is loaded at first use in each context, a CUkernel its function; the job may pass either

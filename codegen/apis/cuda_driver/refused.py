@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is refused by family, with the reason that the job and docs/support.md show; the first match counts.
 
 A symbol that has no Api entry and is in no family is refused as "unchecked".

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Stream Management". A null stream is the legacy default stream, in a _ptsz variant the thread's own.
 
 Queries and waits read the completion counters of the segment; they send nothing.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h, the arrays of "Memory Management", "Texture Object Management" and "Surface Object Management".
 
 An array is a virtual handle with a shape; its memory is the device's. A texture or surface object is the number that the

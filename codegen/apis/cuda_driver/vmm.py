@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda.h "Virtual Memory Management": on the client's own address range.
 
 A reservation is a part of the device range, a handle is credit, a mapping that may be accessed is an announced

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA runtime API, majors 12 and 13, by chapter of cuda_runtime_api.h; an entry may exist in one major only."""
 
 from codegen.apis.cudart import (

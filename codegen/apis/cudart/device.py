@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda_runtime_api.h "Device Management", and of CUDA 12 "Thread Management [DEPRECATED]".
 
 The device is the thread's, its context the driver's primary context; a context that the program made current by the

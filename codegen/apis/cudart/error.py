@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda_runtime_api.h "Error Handling": they work before everything else and change no error but their own."""
 
 from codegen.spec import Api

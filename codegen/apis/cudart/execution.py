@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda_runtime_api.h "Execution Control" and "Interactions with the CUDA Driver API".
 
 A launch enters the context by itself: it needs to know the context in any case.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda_runtime_api.h "Graph Management" and stream capture: the driver's graphs, with the runtime's parameters.
 
 What counts edges without their data in major 12 has a _v2 there that major 13 calls by the plain name.

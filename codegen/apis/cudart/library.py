@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda_runtime_api.h "Library Management": libraries and kernels are the driver's."""
 
 from codegen.spec import Api

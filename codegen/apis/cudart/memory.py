@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda_runtime_api.h "Memory Management": linear memory, pinned memory, variables of device code.
 
 An address of the runtime is the driver's. A copy names its direction; cudaMemcpyDefault leaves it to the addresses.

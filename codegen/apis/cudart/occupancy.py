@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda_runtime_api.h "Occupancy"."""
 
 from codegen.spec import Api

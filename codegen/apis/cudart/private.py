@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What nvcc's output calls: names and types as `nm -D` and the compiler's own host code show them.
 
 None of them records an error: a program that is being loaded has nobody who would ask.

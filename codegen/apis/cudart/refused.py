@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions of the runtime API that are refused by name, by family. What no pattern names is "unchecked"."""
 
 from codegen.apis.cuda_driver.refused import FAMILIES as DRIVER

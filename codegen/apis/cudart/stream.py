@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda_runtime_api.h "Stream Management". A stream of the runtime is the driver's.
 
 What begins or ends a capture is refused with the graphs; asking about a capture is answered by the driver.

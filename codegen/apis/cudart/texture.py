@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda_runtime_api.h, the arrays of "Memory Management", "Texture Object Management", "Surface Object Management".
 
 A cudaArray_t is the driver's CUarray, and the objects are the driver's numbers.

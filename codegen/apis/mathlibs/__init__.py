@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVIDIA's libraries above the driver that PyTorch's CUDA wheel links: refused by name until they are carried.
 
 Each brings a statically linked CUDA runtime of NVIDIA's, which does not run over our driver (design.md); the job gets

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """nccl.h: communicators and their operations; the device-side API and one-sided operations are refused."""
 
 from codegen.spec import Api, Library

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """nvml.h: what torch.cuda.device_count() and monitoring tools ask about; facts come from the driver shim.
 
 Without this library torch opens /dev/nvidia* in the job and keeps it open, on a machine that has a GPU.

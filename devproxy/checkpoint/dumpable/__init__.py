@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds what in a job's process tree CRIU cannot dump or a restore would lose, and names it, before anything is stopped.
 
 It looks through /proc and sock_diag from outside, and the job runs on. It is called with the pid (as we see it) of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The look at a job's tree: what CRIU could not dump, or what would be lost."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What processes have open: files, devices, terminals, anonymous inodes. Pipes and sockets are only collected here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What processes have mapped."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files and kernel objects that are obstacles open as well as mapped."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipes that somebody outside of the tree holds too."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes and threads as such: who runs them, their namespaces, states and leaders, and who traces them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """System V semaphores: no descriptor names them, and CRIU knows them only in an IPC namespace."""
 
 from __future__ import annotations

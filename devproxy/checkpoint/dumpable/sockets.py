@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sockets, and where their other ends are."""
 
 from __future__ import annotations

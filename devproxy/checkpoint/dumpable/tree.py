@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes, and what a walk over their tree collects for the checks that look at all of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a look at a tree found: obstacles, and how CRIU should treat connections."""
 
 from __future__ import annotations

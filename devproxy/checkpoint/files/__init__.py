@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that the job changed: which, what they held at the cut, and how they are put back at a restore.
 
 libdevproxy_host.so (csrc/hostlib) writes a line into `<job folder>/files.journal` before a process of the job makes,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bytes of files: copied with their holes, compared, and made durable."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The content of all files that the job has touched, taken while no process of the tree runs."""
 
 from __future__ import annotations

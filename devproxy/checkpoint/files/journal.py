@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The journal: a line for each file that a process of the job was about to change (csrc/hostlib/note.c)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of the files that a job has touched; `<state>/jobs/<job>.files.json` outlives everything but the disk."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files on which a process holds a write lease (fcntl(2): F_SETLEASE).
 
 Whoever opens one waits until its holder gives the lease back, and a frozen one never does; and the holder gets a signal

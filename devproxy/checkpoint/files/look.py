@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a file looks: what stat says of it, and whether that is what it was."""
 
 from __future__ import annotations

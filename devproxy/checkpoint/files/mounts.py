@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which file systems are shared with other hosts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which files a process has open for writing, or mapped shared and writable."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose version of a file is there now, and what becomes of one that is not the job's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a restore puts files back: folders by descriptors, so that a folder that is exchanged meanwhile leads nowhere.
 
 devproxy.folders says which folders are safe.

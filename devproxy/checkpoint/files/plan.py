@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a restore has to change: the files of the image, and those that the job first touched after the cut."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A restore's changes of files, each whole or not done."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One file at the cut, and what putting files back did."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of one job, from its start to its last restore."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What files held before the job's first change: copies by the library, `<state>/jobs/<job>.undo/<hash of the path>`."""
 
 from __future__ import annotations

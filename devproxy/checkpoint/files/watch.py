@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who writes to the job's files, as the kernel sees it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Extended attributes of files, POSIX ACLs and file capabilities among them (xattr(7))."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shape of a CUDA array, and the objects that show arrays and memory to kernels.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations of a communicator, as the client gives them and the device takes them (nccl.h).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a launch may carry besides its shape and parameters.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arguments of what only a vendor's driver or compiler can compute: tensor maps and links.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DP_CHECK: what must hold unless devproxy itself has a bug. Server only: it throws, the dispatch loop catches and
 // poisons that one connection; the others go on. The client never includes this.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The time since the machine started. Times of two processes of one machine can be compared.
 #pragma once
 

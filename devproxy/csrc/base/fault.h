@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fault points: named places where a test makes this process fail. Compiled in always, because a build that cannot fail
 // on purpose is not the build that users have; an unarmed point is one load and one branch.
 #pragma once

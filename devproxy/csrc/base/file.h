@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading and writing a file at an offset, all of it.
 #pragma once
 

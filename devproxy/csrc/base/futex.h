@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // futex(2) on words in shared memory (not FUTEX_PRIVATE: two processes share them).
 #pragma once
 

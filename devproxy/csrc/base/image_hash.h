@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a module image is known by: 128 bits of its content.
 //
 // XXH3 is fast (the 47 MB of a training job's images: some milliseconds) and no secret can be kept by it: who wants two

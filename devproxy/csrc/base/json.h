@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JSON, by nlohmann/json, and base64. Included by .cc files alone: the library takes long to compile.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The name of a JSON value, for headers; csrc/base/json.h has the rest.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One line per event of a job's life on stderr; calls are never logged.
 //
 //   2026-11-20T23:40:01.123 W gpu=0 conn=7 memory: refused, ...

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How a client library says that it refuses a call: all of them say it in one way. C, and nothing but libc, because
  * some of them are plain C and are loaded into every process of a job. */
 #ifndef DEVPROXY_CSRC_BASE_REFUSAL_H_

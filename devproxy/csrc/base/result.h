@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver's result numbers that devproxy itself returns (cuda.h, CUresult). csrc/ includes no vendor header; a
 // static_assert in the generated client stubs holds each against the vendor's.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a function of devproxy says that it failed: a CUresult number and a text for the user.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the job has said of a managed allocation. Nothing moves for it; the job may ask what it said.
 #pragma once
 

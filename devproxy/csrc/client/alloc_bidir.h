@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bidirectional allocator (paper 5.2.2): stable buffers from the high end of the range, all others from the low
 // end, so that what varies between replicas never moves what must not. Pure: addresses in, addresses out.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One client process's connection to the device-proxy server of one GPU.
 //
 // Threads: every member is used by any thread of the job. The ring and the reply slots need no lock; a reply slot has

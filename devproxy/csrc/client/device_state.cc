@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "devproxy/csrc/client/device_state.h"
 
 #include <errno.h>

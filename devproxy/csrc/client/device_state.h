@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the client keeps of one device: contexts, streams, events, memory. All of it is plain process memory, so it
 // travels in the process image and needs no message to be asked.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Virtual handle -> client object. Look-ups take no lock: two levels of atomics that only ever grow.
 //
 // An entry's object is immutable in identity while its handle is live. remove() clears the handle first, so a stale

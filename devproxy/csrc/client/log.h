@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The client's few log lines, on stderr; the level is DEVPROXY_LOG (error, warn, info, debug; default warn).
 #pragma once
 

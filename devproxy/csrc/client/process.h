@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The client's process-wide state: initialisation, devices, fork.
 //
 // Never destroyed: threads of the job may still call while the process exits.

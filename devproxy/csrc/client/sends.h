@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Does a call send only the messages that its entry names (codegen/spec.py, Api.ops)? A build with DEVPROXY_CHECK_SENDS
 // watches every post and notes what it saw in the file that the variable of that name names: "<api> called" once per
 // process, and "<api> sends <message>" for a message that the entry does not name. Any other build does nothing here.

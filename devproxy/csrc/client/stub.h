@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a generated export needs: the check before the call, the refusal, the per-thread default stream.
 //
 // The job's process is not ours: nothing here exits, throws, or runs at static destruction.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What one thread of the job owns in the client: its reply slot, its context stack, its default-stream mode.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Variables of modules whose address the job was told: device memory that no allocator of ours placed.
 //
 // On the software GPU they lie at the top of the device range. A real driver puts them where it likes, so that address

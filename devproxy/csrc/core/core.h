@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the client core in libcuda.so.1 offers devproxy's other shims in the same process (libnccl.so.2): one process has
 // one connection to each server, one order of its messages and one set of handles, whichever library posts.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interposers: libc's functions that make, change, rename or remove a file by name. Each tells devproxy_note first
 // and then calls the next library's function. read, write and opening for reading are not touched (one test of the
 // flags). What comes past them: static programs, raw system calls, and changes through descriptors from outside the

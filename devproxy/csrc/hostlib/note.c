@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The journal of changed files: <job folder>/files.journal, read by devproxy/checkpoint/files/journal.py.
 //
 // A record is one line, written by one write() to a file opened with O_APPEND, so records of different processes do not

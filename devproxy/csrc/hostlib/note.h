@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the interposers tell: "this process is about to change the file of that name". Everything here works on raw
 // system calls and the stack: safe in signal handlers, before any constructor, after exit and in a vfork child; errno
 // stays.

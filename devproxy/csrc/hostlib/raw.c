@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // devproxy_raw, and libc's syscall() with io_uring taken out.
 //
 // CRIU cannot dump an io_uring, and libuv (inside torch's TCPStore) makes one through syscall(); neither

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A write() that a freeze cut short goes on, as it would have without the freeze.
 //
 // Stopping a task interrupts a write that waits for room in a pipe; if part of it is in already, write returns how much

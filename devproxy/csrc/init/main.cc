@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // devproxy-init: pid 1 of a job. Gives the job a PID and a mount namespace that CRIU can take and put back elsewhere,
 // opens its streams inside, passes signals on, reaps, and says how the job ended.
 //

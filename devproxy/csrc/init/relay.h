@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The job's pseudo-terminal, and the copying between its master side and two FIFOs of the job folder.
 //
 //   job <-> slave | master <-> TtyRelay <-> tty.in, tty.out <-> the supervisor, outside the namespaces

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the ranks of a job come to a point where it may be cut: for each communicator all members have submitted the same
 // operations, for each pair of ranks as many sends as receives, and no communicator is half made.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which blocks of device memory lie in a staging folder already. The servers of a tree share it in one dump, so that
 // replicas lie there once: DIR/blocks.index. Who makes the folder makes the index (checkpoint/staged.py); without one,
 // everybody writes everything.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device and pinned memory of one client: what its allocator says is live, what it may allocate, and what its
 // modules and arrays take beside that.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "devproxy/csrc/server/client_state.h"
 
 #include "devproxy/csrc/server/state_record.h"

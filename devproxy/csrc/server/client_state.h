@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a client has made on this server: its objects by virtual handle, and the calls that make them again.
 //
 // Thread: the dispatch thread; the server thread while the client is parked. Obstacles excepted, which any thread

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reports of communicators on the control channel. Included by .cc files alone.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A client's communicators between the dispatch thread, which takes its messages, the server thread, which asks for an
 // agreement of all ranks (agreement.h) or a barrier in band (meta_barrier.h), and device threads, which tell that the
 // sums of a meta are there.

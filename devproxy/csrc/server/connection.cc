@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The dispatch thread: the one consumer of a connection's ring.
 //
 // The cut. The server thread asks the gate, the dispatch thread stops at a message boundary, waits until the device is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The control channel: what the coordinator of a job says to its servers, and how frames are read.
 //
 // AttachKind::kControl on gpuK.sock; the socket stays open. A frame is a uint32_t length (little endian) and JSON, one

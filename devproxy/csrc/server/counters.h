@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is counted of a client, and of all clients of a server.
 #pragma once
 

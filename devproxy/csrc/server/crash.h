@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When a kernel takes the server down: every client is told which kernel it was, nobody waits for ever, no file stays.
 #pragma once
 

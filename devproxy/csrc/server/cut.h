@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One cut of a server's clients, from the request until all of them are parked or it is given up. Pure. Which client is
 // how far is the clients' own (Gate::phase()).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one way from a client's messages to its device. Everything that a handler, a dump or a restore asks of the
 // client's hal::Space is a method here, and nobody else holds that space: what must look at every command (a
 // collective that must be noted, a slice that must be opened, a rank that runs what another one runs) belongs in this

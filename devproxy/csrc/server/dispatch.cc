@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the replay log follows a message.
 #include <cstdint>
 #include <cstring>

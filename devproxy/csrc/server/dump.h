@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A server's state on disk: what `dump` and `dump_shared` write and `--restore` reads.
 //
 //   gpuK.state.json    the server and each client: handles, addresses, replay log, counters (format version

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The server's end of what it shares with one client: the segment (ring, reply slots, counters, chunks), the client's
 // own pinned window, and the link that tells when the client is gone. It moves messages and answers; what they mean is
 // not known here.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether a client's messages are taken: what its dispatch thread is to do next. Pure: events in, steps and wakes out;
 // no thread, lock, clock, socket or device. SharedGate puts it between two threads; tests/model/gate_model.cc runs it
 // over all interleavings of them.

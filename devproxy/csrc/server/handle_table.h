@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Virtual handle -> what the server has for it. One table per kind of object and connection. Pure: no device, no clock.
 #pragma once
 

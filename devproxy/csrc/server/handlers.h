@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The server halves of the interceptors: one function per message, called on the connection's dispatch thread. Which
 // ones there are says the table (codegen/ops.py, server_sa); handlers.gen.h declares them and has their rows.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The host functions of a client that were posted to a stream and have not returned yet.
 //
 // The dispatch thread adds and finishes them, a device thread waits for its own. Locks: mu_ is a leaf.

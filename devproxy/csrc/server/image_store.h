@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The module images of a server's clients, each kept once: by all modules of all processes that were made from it, and
 // by the replay logs that will make them again. One that nobody holds any more is gone.
 //

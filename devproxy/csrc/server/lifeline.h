@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the server tells a client outside of replies: completions, faults, and the end. Everything here is
 // async-signal-safe and may be called by any thread, also by the crash handler of a dying server.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Learns when a job holds the least device memory, from the sizes after each allocation and release. Pure: the clock
 // comes in with the calls. One thread: the dispatch thread.
 //

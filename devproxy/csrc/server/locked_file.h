@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small file that several servers change: opened 0600, changed only under flock, which is waited for with a limit.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // devproxy-server: the device-proxy server of one job and one physical GPU.
 #include <fcntl.h>
 #include <pthread.h>

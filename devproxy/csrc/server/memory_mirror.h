@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the client's allocator says is allocated: the server's mirror. Pure: no device, no clock, no lock.
 //
 // Positions. A command that was posted before a free may still run after the free was announced (it waits in a stream),

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One message as the handlers see it: private copies, so that the client cannot change it under their hands.
 #pragma once
 

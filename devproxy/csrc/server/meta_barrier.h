@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The second way to a point where the ranks of a job may be cut (the first: agreement.h): in band, as in the Singularity
 // paper (4.3.1). Beside each operation of all members of a communicator goes a small AllReduce over the same
 // communicator, the meta. It adds up two numbers: how many ranks need a barrier, and how many acknowledge it. Every rank

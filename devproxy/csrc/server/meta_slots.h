@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the numbers of metas (meta_barrier.h) lie: in a piece of the client's device range that is no allocation, and here
 // on the host, where the device copies the sums to.
 //

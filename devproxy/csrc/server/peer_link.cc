@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "devproxy/csrc/server/peer_link.h"
 
 #include <sys/socket.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The way from one server of a job to the device memory of a client of another: AttachKind::kPeer (wire/attach.h).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // By kind, in PendingRecord:
 //   nop
 //   copy           args: dst (space, place), src (space, place), dst_pitch, src_pitch, width_bytes, height

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a client had submitted and not begun (hal/pending.h) in a dump: objects by their virtual handles, memory by where
 // the job sees it.
 #pragma once

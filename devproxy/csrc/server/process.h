@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A server process: one physical GPU of one job, and those of the job's GPUs that are on it.
 //
 // Each of the job's GPUs has a Server (socket, clients, control channel) with a thread of its own; what they share is

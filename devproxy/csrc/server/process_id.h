@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process by number and start time, so that a reused number is not taken for the dead process.
 #pragma once
 

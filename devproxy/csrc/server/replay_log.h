@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The calls that made the objects which exist now, in order: what a restore replays. Pure.
 //
 // Compacted as it grows: a DESTROY takes its CREATE and SETs away, and what was made from it (the functions of a

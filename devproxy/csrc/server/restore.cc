@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A client from a dump: its memory at its addresses, its handles with their numbers, its place in the ring. What the
 // job could ask afterwards is answered as before; what it cannot see (queues, descriptors) is made anew.
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Gate between the server thread, which asks, and the dispatch thread, which obeys.
 //
 // Every event is one critical section, so the interleavings are those of the events (tests/model/gate_model.cc). What

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which process slot (address range) is taken: one file per job, shared by its servers, so that a process which
 // attaches to several GPUs gets ranges that do not overlap.
 #pragma once

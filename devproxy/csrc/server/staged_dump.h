@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A client's device memory in a staging folder: gpuK-N.dev, and where the dump has an index of blocks, gpuK-N.refs.
 //
 // With an index a block of bytes that lie in the folder already, in this file or another server's, is a hole of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of a dump: whole texts, and pieces of memory side by side.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JSON of the records: a line for each struct, which makes its reader and its writer. A member of another kind is an
 // exception that names it. All that knows the library stands here, because it takes long to compile.
 #include "devproxy/csrc/server/state_record.h"

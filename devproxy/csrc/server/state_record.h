@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What stands in gpuK.state.json and gpuK.shared.json, field by field. state_record.cc reads and writes it: a field
 // that is missing keeps its default, as images from before a field was kept have it.
 //

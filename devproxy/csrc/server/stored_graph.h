@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An instantiated graph on the server: the messages that one launch stands for. Pure: no device but the event that
 // orders its launches, no clock.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pinned windows that a client's commands may name: its own on this server, which the endpoint has mapped, and
 // those that other servers of the job made for the same process, mapped here when the client names them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command ring: many producers, one order, one consumer at a time.
 //
 // Who owns what

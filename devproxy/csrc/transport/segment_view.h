@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A mapped segment: the pieces of segment.h by name, and the ring over them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies from and to CUDA arrays, as they travel.
 #pragma once
 

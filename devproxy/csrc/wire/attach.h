@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What client and server say over the unix socket DEVPROXY_JOB_DIR/gpu<K>.sock. Fixed structs, one each way.
 //
 // Attach: the client connects, says hello, is answered, maps the files, opens the link, says kLinked, and closes the

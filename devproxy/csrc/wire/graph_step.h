@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The steps of a graph, as they travel in GRAPH_CREATE and GRAPH_UPDATE: each is a message that is a command on a
 // stream. A launch has the server post them to itself, with the launch's stream (and a HOST_FUNC's token) put in.
 //

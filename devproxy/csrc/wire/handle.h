@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Virtual and physical handles are different types, so that mixing them does not compile.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LINK, as it travels behind the request: a head, n_options of LinkOption (csrc/args/link.h), then each input's head,
 // name and data, every part padded to 8 bytes.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared-memory segment between one client process and one device-proxy server.
 //
 // One file on tmpfs, mode 0600, made by the server at attach, mapped by both. Nothing in it is a pointer, and its bytes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays, texture and surface objects of the real driver.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One driver context per Space, but for those whose process's kernels a framework runs in this server.
 //
 // Why not the device's primary context for all: the legacy stream and an execution fault belong to a context. Two

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A real NVIDIA GPU through its genuine driver. Levels 1 to 3. Written without a GPU: what has been run on one is in
 // docs/gpu-results.md, and nothing else has.
 #pragma once

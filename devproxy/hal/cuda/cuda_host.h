@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host memory that the device can reach: staging slots, completion words, and the registered parts of the pinned
 // windows.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device memory of one space: one reserved address range, physical memory behind the parts that are in use.
 //
 // Reserving costs addresses only. Physical memory comes in large handles ("extents"), because the driver's cost is per

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Modules of the real driver: cubin, fat binary or PTX.
 #pragma once
 

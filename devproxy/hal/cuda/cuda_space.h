@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One client process on a real GPU: its context, its memory, its queues.
 //
 // Queues are driver streams: kLegacy is CU_STREAM_LEGACY of the space's own context, kBlocking a stream with

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every driver call that devproxy makes on a real GPU: one list, one table of function pointers. Nothing else in this
 // repository calls the genuine libcuda, and it is never linked, only opened: the same binary runs where there is none.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "devproxy/hal/cuda/module_facts.h"
 
 #include <string_view>

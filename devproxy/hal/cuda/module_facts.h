@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the server must know of an image besides what the driver tells.
 #pragma once
 

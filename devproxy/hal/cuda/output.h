@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What kernels print, as the driver gives it to this process: printf to stdout, a failed assertion to stderr.
 //
 // The server's stdout is nobody's, so it is made a file in memory, and what appears there belongs to the job. Its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaSpace: contents of memory and arrays for a dump and a restore; pages that are mapped twice.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaSpace: events, and what ties the device's clock to ours.
 #include <chrono>
 #include <utility>

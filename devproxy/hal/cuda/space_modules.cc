@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaSpace: modules and their kernels, links, tensor maps.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaSpace: commands, from the server's call to the driver's.
 #include <algorithm>
 #include <cstring>

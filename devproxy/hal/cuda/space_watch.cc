@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaSpace: marks, and the watcher, which sees what has completed.
 #include <sched.h>
 #include <sys/prctl.h>

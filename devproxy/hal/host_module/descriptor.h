@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a client names an executor (include/devproxy_executor.h) instead of sending one: a text in the place of a module
 // image.
 //

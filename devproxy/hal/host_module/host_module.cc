@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "devproxy/hal/host_module/host_module.h"
 
 #include <dlfcn.h>

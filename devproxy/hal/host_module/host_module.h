@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Modules whose kernels are functions of this process: shared objects that carry the table devproxy_soft_module. They
 // come as an image (of the software GPU only), or are named by a description (an executor, of any device).
 #pragma once

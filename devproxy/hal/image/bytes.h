@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A view of untrusted bytes: no access without a check.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cubins: ELF files with sections of their own (.nv.*). A kernel is a function symbol with the entry mark; its facts
 // stand in sections that name its .text section as what they belong to.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fat binaries: a header and entries back to back, each a header of its own and a body. All numbers little endian.
 //
 //   container   u32 magic, u16 version (1), u16 bytes of this header (16), u64 bytes behind it

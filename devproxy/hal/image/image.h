@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an NVIDIA module image says about itself: a cubin (ELF), PTX text, or a fat binary of both. Bytes in, facts out.
 //
 // No vendor header and no vendor tool is used: the layout of fat binaries and of the .nv.* sections was learnt from

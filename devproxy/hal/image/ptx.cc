@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PTX text: what its directives say. A kernel's body is only looked through for what it reserves and calls.
 //
 // The grammar is that of the PTX ISA manual: "Kernel and Function Directives" for .entry, "State Spaces" and

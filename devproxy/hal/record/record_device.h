@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The recording GPU: says what a program asks of a GPU, without one. It takes genuine NVIDIA images, checks every
 // launch against them, writes down every call that reached the device, and executes no kernel. Memory, queues, events,
 // copies and host functions are the software GPU's, and real; so results are whatever memory held before: meaningless.

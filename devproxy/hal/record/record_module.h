@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A module of the recording GPU: what an image says, and where its variables lie.
 #pragma once
 

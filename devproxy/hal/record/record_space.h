@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One client process on the recording GPU: a software GPU's space, but for modules and launches, with every call
 // written down. A launch is checked on the submitting thread; one that fails is an execution fault of the space.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The record: one JSON line per call, appended to a file that outlives the job. Lines are gathered and written when
 // there are many, when a space has nothing to do, when it ends, and at once after a fault.
 //

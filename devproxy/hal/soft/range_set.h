@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A set of disjoint address ranges, neighbours joined. Pure.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The software GPU: memory is a sparse file at a fixed address, a kernel is a function of a loaded executor module, a
 // queue is a thread. Levels 1 to 3.
 #pragma once

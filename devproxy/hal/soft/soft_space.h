@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One client process on the software GPU: its memory and its queues.
 //
 // Who owns what

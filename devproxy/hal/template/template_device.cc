@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How to add a device
 //
 //  1. Copy this folder to hal/<name>/, rename namespace and classes. It compiles, and copies and sets memory already.

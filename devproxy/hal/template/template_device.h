@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The smallest device that compiles: a start for a new one. The guide is at the top of template_device.cc.
 #pragma once
 

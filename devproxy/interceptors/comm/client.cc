@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Communicators, the client's half: what libnccl.so.2 (interceptors/nccl) asks of the core.
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Communicators, the server's half. The client's half is libnccl.so.2 (interceptors/nccl).
 #include <cstring>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Initialisation, devices and contexts. A device's facts come with the attach; contexts are bookkeeping of the client:
 // one process has one connection per device, and every context of that device shares it.
 #include <algorithm>

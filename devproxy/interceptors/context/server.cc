@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Limits and what kernels print, the server's half.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of rectangles and boxes: one command where the server sees both sides, rows and staging chunks elsewhere.
 #include "devproxy/interceptors/copies/client.h"
 

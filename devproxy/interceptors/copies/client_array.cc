@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies from and to arrays: one message where the server sees both sides, else piece by piece through staging chunks.
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies in batches. cuda.h: the copies of a batch have no order among themselves, and the batch as a whole has the
 // stream's. Here they are the stream's copies, one after the other, which is one of the orders that are allowed; all
 // arguments are checked before the first is sent. In a capture each becomes a node.

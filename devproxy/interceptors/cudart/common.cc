@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state of libcudart: each thread's last error and device, the refusals.
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies as the driver describes them, for graphs.
 #pragma once
 

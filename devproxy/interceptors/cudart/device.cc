@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Devices, contexts, limits. The runtime's device is the driver's primary context of that device; a thread gets one at
 // its first call that needs it, and cudaSetDevice gives it at once (since CUDA 12).
 //

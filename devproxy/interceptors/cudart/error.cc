@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The last error of a thread, and the texts of results.
 #include <stdio.h>
 

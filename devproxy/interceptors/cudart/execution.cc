@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches, function attributes, occupancy. A launch is a look-up and the driver's call.
 #include <limits.h>
 #include <string.h>

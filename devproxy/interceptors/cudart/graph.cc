@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs and stream capture: the driver's, under the runtime's names. What differs is how a node's parameters are
 // written down, and that a kernel is named by its host address.
 #include <stddef.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Libraries that a program loads itself, and the driver's entry points.
 #include "cudart_decl.gen.h"
 #include "devproxy/interceptors/cudart/registration.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory, copies, variables of device code, memory pools, pointer attributes. An address of the runtime is the
 // driver's.
 #include <string.h>

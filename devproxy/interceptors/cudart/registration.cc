@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Registration by nvcc's output, and loading at first use.
 //
 // Locks: g_load_mu (loading, held over driver calls) < g_registry_mu (writing the tables).

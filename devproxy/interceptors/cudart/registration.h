@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What nvcc's output registers before main: modules, and host addresses that stand for kernels and variables of them.
 //
 // A module is loaded when something of it is first used (cuda.h: lazy loading), once per process; the driver loads it

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams, events, host functions: the runtime's handles are the driver's.
 #include "cudart_decl.gen.h"
 #include "devproxy/interceptors/cudart/stub.h"

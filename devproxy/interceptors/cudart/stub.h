@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the generated exports of libcudart need: entering, the last error, the per-thread default stream, refusals.
 //
 // The library is a guest in the job's process: nothing here exits, throws, or runs at static destruction. It holds no

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays, texture and surface objects. A cudaArray_t is the driver's array, an object the driver's number.
 #include <string.h>
 

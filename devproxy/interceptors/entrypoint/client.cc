@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a library finds the driver: cuGetProcAddress by name and version, and NVIDIA's private tables, which we have not.
 #include "devproxy/interceptors/entrypoint/resolve.h"
 

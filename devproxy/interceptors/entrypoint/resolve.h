@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table behind cuGetProcAddress: which export a (name, driver version, thread form) means.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs and their nodes: all of it in the client. Execution is in client_exec.cc, stream capture in client_capture.cc.
 #include "devproxy/interceptors/graph/hooks.h"
 

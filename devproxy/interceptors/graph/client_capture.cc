@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stream capture: while a stream captures, its commands become nodes. All of it is state of the client, so a checkpoint
 // during a capture stores it like any other memory; the server knows nothing of it.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Executable graphs. Instantiation turns the nodes into the messages that they stand for, in an order that the edges
 // allow, and sends them once; a launch is one message. What only the client can do, copying from or to pageable memory,
 // is a host function between the stream and a pinned buffer, so that it happens in the stream's order too.

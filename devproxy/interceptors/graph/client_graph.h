@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs, nodes and executable graphs as the client keeps them: plain process memory, so an open capture and every
 // graph travel in the process image.
 //

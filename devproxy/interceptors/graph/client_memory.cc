@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that graphs allocate. A graph's allocation is an allocation of the client like any other, made with its node:
 // so its address holds for all launches, it is in every dump, and no device needs to know of it. What a launch adds is
 // bookkeeping: whether the memory is allocated now, and by whom it may be freed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // User objects, and the reaper: one thread that calls their destructors and lets go of what a graph still uses on the
 // device when its handle is gone.
 #include <pthread.h>

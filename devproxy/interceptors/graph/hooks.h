@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the generated exports and the other interceptors ask of stream capture and of graphs' memory: the one header of
 // this domain that those below it include. While no stream of the process captures,
 // an export pays one load and a predicted branch for it: capturing(). What it does then is a word of its entry

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs, the server's half: what was instantiated is kept as a list of messages, and a launch has the server post them
 // to itself on the launch's stream. So each step is checked by the handler of its message, at every launch, and a
 // device needs to know nothing of graphs.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pinned host memory: shared pages at one address in client and server, from the window beside the device range. What
 // the job registers itself (cuMemHostRegister) stays where it is and is copied through staging.
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pinned host memory, the server's half: which parts of the window are allocated. The pages are the client's to free:
 // it may write to a range that it allocated anew before its announcement is read here.
 #include "devproxy/csrc/server/handlers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches: everything that can be checked without the device is checked here; then one message, nobody waits.
 #include "devproxy/interceptors/launch/client.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches as graphs need them: checked and packed, without being posted.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches, the server's half. A correct client has checked all this before it posted; what is wrong here is refused
 // late.
 #include <algorithm>

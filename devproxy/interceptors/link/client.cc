@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Linking and tensor maps: what only the driver can compute. The inputs of a link are kept here and travel together.
 #include <fcntl.h>
 #include <string.h>

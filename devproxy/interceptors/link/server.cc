@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Linking and tensor maps, the server's half: functions of their arguments.
 #include <algorithm>
 #include <cstring>

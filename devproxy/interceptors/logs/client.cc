@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver's error log, for programs that listen to it (PyTorch 2.15 does from its import on): listeners are taken
 // and the log stays empty. What devproxy has to say is on stderr.
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Managed memory: a part of the pinned window, which has one address in the job and in every server of the process, and
 // which kernels reach where their device maps host memory. So it is coherent, and as slow as the link. Nothing
 // migrates: advice and prefetches are checked, and remembered for those who ask.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a generated <soname>.gen.c is made of: a library that has the vendor's names and does nothing. C, and nothing
  * but libc: each is loaded into every process of a job that uses PyTorch's CUDA wheel. */
 #ifndef DEVPROXY_INTERCEPTORS_MATHLIBS_REFUSE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory and copies. The client's allocator chooses addresses and tells the server in ring order; a copy is a
 // command on a stream between two places: device, pinned window, or a staging chunk for everything else.
 #include "devproxy/interceptors/memory/client.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory pools. The allocator of a device is one, and what is free of it is free to all: a pool is a name, some
 // attributes and an account. So nothing is ever held back in one (a release threshold is remembered and needs no
 // effect).

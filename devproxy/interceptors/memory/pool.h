@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory pools as the client knows them: names for the one allocator, with attributes and an account of their own.
 #pragma once
 

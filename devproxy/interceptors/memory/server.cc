@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory, the server's half: the mirror of the client's allocator, the credit it allocates within, copies and sets.
 //
 // The client decides addresses and announces them in ring order; nothing here is believed: an allocation outside the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What other server halves ask of memory.
 #pragma once
 

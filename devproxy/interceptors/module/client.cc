@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Modules, libraries and functions. An image travels once per server; a function's layout comes back with its handle
 // and is kept here, so that a launch packs its parameters without asking.
 #include "devproxy/interceptors/module/client.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Modules and functions as the client knows them: what launch needs without asking.
 #pragma once
 

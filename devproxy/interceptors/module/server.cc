@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Modules and functions, the server's half.
 #include <algorithm>
 #include <cstring>

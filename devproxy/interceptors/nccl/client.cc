@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libnccl.so.2: its version, its texts, and how its calls fail.
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Communicators: how they are made, derived from one another, and end.
 #include <errno.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operations, alone and in groups. A group is one message for each device, so no cut of the job comes between its
 // operations.
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the parts of libnccl.so.2 share: the communicator as the job holds it, and how a call fails.
 //
 // All state is plain memory of the job, so it travels in the process image. The communicator itself is the server's;

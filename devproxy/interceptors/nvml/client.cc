@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NVML for the job: how many GPUs there are and what they are called, from the driver shim of the same process.
 //
 // nvmlInit and nvmlDeviceGetCount do not call cuInit: torch.cuda.device_count() asks NVML just so that a process may

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams, events, host functions. Completion is a counter in shared memory, so queries and waits send nothing.
 #include <pthread.h>
 #include <signal.h>

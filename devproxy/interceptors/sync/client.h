@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Events and host functions as graphs need them.
 #pragma once
 

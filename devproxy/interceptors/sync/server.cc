@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams, events and host functions, the server's half. Waiting itself is the client's: it looks at the completion
 // counters in the segment.
 #include "cuda_number.gen.h"

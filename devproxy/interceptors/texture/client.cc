@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays, texture and surface objects. An array is a virtual handle. An object is the number that the device gave: the
 // job puts it into parameter blocks that nobody looks into, so no other number would do.
 #include "devproxy/interceptors/texture/client.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA arrays as the client knows them: a virtual handle and a shape. Their memory is the server's.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays, texture and surface objects, the server's half. An array's bytes come out of the ledger beside the client's
 // credit. An object's number is the device's; a replay must make the same one again.
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Virtual memory management on the client's own address range: a reservation is a part of the range that no allocator
 // uses, a handle is credit, and a mapping that may be accessed is an announced allocation.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Locks: Allocator::pools_mu_ guards the pools and what waits for the end of a capture; State::mu a device's
 // statistics. Neither is held over a driver call that waits, nor while the other is taken.
 #include "devproxy/torch/client/allocator.h"

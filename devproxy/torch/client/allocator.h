@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory and pinned host memory for torch, straight from the driver: devproxy's client already answers
 // cuMemAllocAsync and cuMemFreeAsync locally, and every live buffer stays visible to the device-proxy server.
 #pragma once

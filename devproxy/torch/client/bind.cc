@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Python half of the plugin: the functions behind torch._C._cuda_*, called by pylib/devproxy_torch_boot.py.
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>

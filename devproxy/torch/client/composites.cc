@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Composite ops that ATen takes apart differently for CUDA than for the CPU. Where ops run on the host they go the
 // CPU's way here, so that the device, which runs the CPU's kernels, gives the CPU's numbers: dropout, attention, and
 // the recurrent layers. Where they run on CUDA nothing of this is registered: ATen goes CUDA's way by itself.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Only bytes cross the border: conversions of type, strides or conjugation run on the device, as a launch of copy_
 // there.
 #include "devproxy/torch/client/copy.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies across the border between host and device, and between devices.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Locks: Device::mu guards the making of contexts and streams; nothing is called back under it.
 #include "devproxy/torch/client/device.h"
 

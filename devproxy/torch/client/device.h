@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Devices, contexts and streams of this process, as torch sees them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA driver API as the plugin uses it: one table, resolved at run time against libcuda.so.1, and one way to turn
 // a CUresult into the exception that PyTorch's own CUDA build throws.
 #pragma once

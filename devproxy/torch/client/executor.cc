@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Locks: modules_mu guards the modules, settings_mu the table of settings, replies_mu the free buffers. The first two
 // are held over a driver call that waits (a module's loading, new settings), and no other lock is taken under any of
 // them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The executor in the server, as the client sees it: a module whose functions are ops by name, and the few functions of
 // it that are no ops (block.h).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Locks: OpPlan::mu guards its metadata cache and functions; g_plans_mu the table of plans. Neither is held over a
 // driver call that waits.
 #include "devproxy/torch/client/forward.h"

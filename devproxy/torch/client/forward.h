@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sends an ATen op to the device: one cuLaunchKernel of the executor module's entry point of that name.
 #pragma once
 

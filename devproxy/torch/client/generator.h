@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA generator: (seed, offset), 16 bytes, as torch's own.
 //
 // Where ops run on the host, it is the client's and the numbers follow block.h's mix_seed. Where they run on CUDA, how

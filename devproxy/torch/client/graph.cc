@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Locks: captures().mu guards the table of open captures; Graph::mu_ a capture's generators. Neither is held over a
 // call that waits, nor while the other is taken.
 #include "devproxy/torch/client/graph.h"

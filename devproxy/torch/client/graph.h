@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs as torch.cuda.CUDAGraph has them, over the driver's stream capture, and what the rest of the plugin asks of a
 // capture that is open. While none is, each question is one load: any_capture().
 #pragma once

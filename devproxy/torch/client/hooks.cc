@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What ATen asks of a CUDA build (CUDAHooks), and the generator.
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/CUDAHooksInterface.h>

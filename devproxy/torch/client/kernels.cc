@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which ops do not simply go to the device: allocation, views, what changes a tensor's shape or storage in the client,
 // copies across the border. All others take the boxed fallback at the end.
 #include <ATen/EmptyTensor.h>

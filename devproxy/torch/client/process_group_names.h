@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Python names of the process group (client/c10d), which bind.cc offers to pylib/devproxy_torch_boot.py.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What torch's profilers ask of a GPU: events on a stream, and ranges for NVIDIA's tools.
 //
 // The GPU's work is the server's, so CUPTI, which Kineto reads, sees nothing of it in this process. torch has another

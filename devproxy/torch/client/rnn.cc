@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recurrent layers where ops run on CUDA.
 //
 // ATen asks cuDNN before it dispatches its op: how the weights of a layer lie in one buffer, whether the job's lie so,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sparse tensors. A COO or compressed tensor is a few dense ones in this process, as on the CPU. What only makes, shows or
 // copies them is ATen's code for any device, which it has registered for the CPU. All else goes to the device whole, as
 // one op of the CPU's on tensors over the same memory: so the numbers are the CPU's.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sparse tensors: what they are made of, and how one is made of its parts.
 #pragma once
 

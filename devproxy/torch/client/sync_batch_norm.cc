@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What SyncBatchNorm is made of. ATen has these ops for GPUs alone, so the device, which runs the CPU's kernels, has
 // none of them: here they are a few ops of ATen each. Where ops run on CUDA nothing of this is registered.
 #include <ATen/core/Tensor.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The executor's state of one client process: its generators and settings. Both are numbers to the client, so that they
 // mean the same after a restore.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The executor on the host's memory: the software GPU's.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>

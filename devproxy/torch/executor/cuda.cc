@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The executor on a CUDA device: tensors over the job's device memory, torch's own CUDA kernels, on the launch's
 // stream.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "devproxy/torch/executor/decode.h"
 
 #include <ATen/EmptyTensor.h>

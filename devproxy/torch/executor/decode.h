@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From the bytes of a parameter block to ATen values over device memory. Trusts nothing.
 #pragma once
 

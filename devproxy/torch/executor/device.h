@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What differs between an executor on the host's memory (cpu.cc) and one on a CUDA device's (cuda.cc). The rest of the
 // executor is the same source for both; each is a library of its own.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads a block as decode.cc does and makes nothing of it. It believes the block no more than that does: what is
 // malformed is unknown here, and refused when it is launched.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a launch would do to device memory, by its parameter block alone: devproxy_executor_table::footprint.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What CUDA computes in types of 16 bits and the CPU does not: converted to float32, computed, and converted back.
 #pragma once
 

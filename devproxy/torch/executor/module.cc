@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The executor: every ATen op with a kernel for this device is an entry point. It runs in the device-proxy server, on
 // the thread that the device chose for the launch; several may run at once, so all state is the thread's own but for
 // torch's settings and its default generator, which ops without a generator argument share.

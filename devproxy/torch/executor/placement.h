@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Output placement: while an op runs, an allocation of exactly an output's size is served from that output's device
 // memory, so that most results need no copy. The op does not know; whoever calls it compares pointers afterwards.
 // The device's allocator (cpu.cc, cuda.cc) asks take() before it asks torch's.

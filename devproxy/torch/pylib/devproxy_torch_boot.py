@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the CPU-only torch wheel a CUDA build over the CUDA driver API of the preloaded libcuda.so.1.
 
 The order is the delicate point. torch's C++ side asks for its CUDA hooks while `torch._C` is being made, so the plugin's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """First on the job's PYTHONPATH: prepares `import torch` for devproxy's GPU, then runs the sitecustomize it shadows."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stages, by family. Each module adds its own to STAGES when it is imported, which happens here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Address ranges, what mapping costs, aliases."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints: CRIU here, the driver's own, whole jobs."""
 
 from __future__ import annotations

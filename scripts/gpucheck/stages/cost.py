@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What calls and steps cost, natively and through the proxy in turn."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bundle, the machine, its driver."""
 
 from __future__ import annotations

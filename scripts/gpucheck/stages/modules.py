@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Modules, order, faults."""
 
 from __future__ import annotations

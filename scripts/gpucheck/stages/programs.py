@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs of the driver API and of the CUDA runtime, natively and through the proxy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch through the plugin, case by case: bits against native ones."""
 
 from __future__ import annotations

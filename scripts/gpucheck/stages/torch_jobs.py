@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole jobs of PyTorch through the plugin."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training programs: their numbers and their steps' times."""
 
 from __future__ import annotations

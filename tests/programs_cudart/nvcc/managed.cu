@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A managed variable: refused by name when the program starts, and its module's kernels never run.
 #include "../program.h"
 

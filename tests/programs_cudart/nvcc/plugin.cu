@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A library with device code of its own, opened and closed by plugins.cu.
 #include "../program.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opens a library with device code, runs it and closes it, several times; its modules come and go.
 #include <dlfcn.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches as nvcc compiles them, from two translation units. With UNITS_LINKED they share device code (-rdc=true).
 #include "../program.h"
 #include "units.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the two units of the program know of each other.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The second translation unit of units.cu.
 #include "../program.h"
 #include "units.cuh"

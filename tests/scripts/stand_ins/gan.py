@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In the shape of a DCGAN: two nets and two optimizers, transposed convolutions, loader workers, the legacy tensor types, a
 file for each epoch."""
 

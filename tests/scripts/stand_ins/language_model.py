@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In the shape of a word language model: truncated back-propagation through an LSTM, clipping, an annealed rate, a file
 of the best weights."""
 

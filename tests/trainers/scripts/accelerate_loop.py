@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training loop of one's own with accelerate: BERT for classification, accumulation, clipping, save_state."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torchrun, two ranks on the CPU with gloo: DistributedDataParallel, a DistributedSampler, rank 0 saves."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """transformers.Trainer: a tiny GPT-2 made from a configuration, random tokens, checkpoints and TensorBoard on the way."""
 
 import argparse

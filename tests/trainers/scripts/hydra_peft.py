@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """hydra makes the configuration and the folder of the run; peft trains LoRA matrices of a tiny Llama."""
 
 import logging

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ignite's engine with its handlers and checkpoints, then skorch's fit() on what it trained, in one process."""
 
 import argparse

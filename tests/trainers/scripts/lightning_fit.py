@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """lightning.Trainer: an autoencoder, ModelCheckpoint, CSVLogger, learning-rate monitor, progress bar."""
 
 import argparse

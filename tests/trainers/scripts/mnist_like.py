@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shape of the first example that everybody runs: a small convolutional net, ten classes, one epoch after the other."""
 
 import argparse

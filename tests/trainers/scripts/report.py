@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the scripts say beside what their stacks say: a nonce at the start, each step, the nonce again and a digest."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """stable-baselines3: PPO on CartPole, numpy on the host and the policy on the device, TensorBoard, its checkpoints."""
 
 import argparse

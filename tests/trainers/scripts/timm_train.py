@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """timm: a small model of its, mixup, averaged weights, its factories for optimizer and schedule, its CheckpointSaver."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """wandb in offline mode: its own service process, a socket to it, a run folder; the model is a small LSTM."""
 
 import argparse

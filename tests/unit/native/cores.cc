@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pure cores behind a C ABI, for hypothesis: no device, no clock, no socket.
 #include <cstdint>
 

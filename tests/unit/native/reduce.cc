@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reduce() of the software GPU for ctypes.
 #include <cstdint>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* An executor: a module whose kernels are a framework's operators, run by the framework itself in the server.
  *
  * It is a shared object with the table of devproxy_soft_module.h and, besides, this one. It comes with devproxy and not

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A kernel module of the software GPU: a shared object (ELF) that is handed to cuModuleLoad* like any other image.
  *
  * The server loads it with dlopen and asks its one exported table, devproxy_soft_module, for entry points. A kernel

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "devproxy/hal/soft/comm/board.h"
 
 #include <dirent.h>

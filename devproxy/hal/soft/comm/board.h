@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the members of a communicator share: one file in the job's folder, mapped by every server that has a member.
 //
 // The board counts. An operation of the whole communicator is two counts up to ranks: `posted`, when a member has said

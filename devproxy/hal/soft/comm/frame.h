@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the servers of two trees say to each other over TCP (links.h, receiver.h).
 //
 // A connection goes one way: after a Hello, which a Welcome answers, its opener sends frames and its receiver nothing.

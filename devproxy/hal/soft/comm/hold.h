@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether the members in a space may begin something (hal/pending.h).
 //
 // Lanes enter before they say something to other members or take something of theirs, and leave when it is said, also to

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The connections of this server with the job's other process trees, which may be on other hosts: one to each tree, to
 // one of its servers; and those that servers of other trees have made to this one (receiver.h). Data goes as it is, as
 // NCCL's does. Who opens a connection must know the job's token (roster.h).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Floating numbers of 8 and 16 bits: to float32 exactly, and back rounded to nearest, ties to even.
 #pragma once
 

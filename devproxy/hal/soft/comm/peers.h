@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory of other spaces of the job in this process. One mapping of each serves all communicators.
 //
 // Threads: any. A PeerMemory does not change; the registry's lock is a leaf.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of a connection at which frames arrive (frame.h): what members in the sender's server have done is done on
 // this tree's boards and shadows.
 //

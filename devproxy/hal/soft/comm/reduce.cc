@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compiled with -O3 and without contraction: a product and a sum stay two roundings (CMakeLists.txt).
 #include "devproxy/hal/soft/comm/reduce.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arithmetic of reductions (hal/comm.h says its order and its accumulators). Pure.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The file `trees` in a job's folder: who may connect, and where the servers of each tree listen.
 //
 //   token <64 hex digits>

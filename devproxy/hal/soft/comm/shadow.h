@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a rank of another tree has sent of its memory: a sparse file as long as that memory, in the job's folder, with
 // the contributions at the rank's own addresses. The server that receives them writes it; every server of the tree maps
 // it where it would map the memory of a rank of its own tree.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A member of a communicator on the software GPU, and the groups of operations that its queues run.
 //
 // The members reach one another's device memory directly, so an operation is: say what is to be done, wait until all

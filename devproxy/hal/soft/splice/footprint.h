@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A launch as the splicer sees it: what it reads and writes, and what else decides its result.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages of the physical GPU that belong to no rank: those that several have mapped into their own ranges.
 //
 // A page has the set of its sharers, as bits. The last one to leave frees it. So it does not matter who was there first:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When equal work of ranks is squashed, and how long they wait for one another.
 #pragma once
 

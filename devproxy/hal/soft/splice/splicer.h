@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replica splicing on the software GPU (Singularity, 5.2): what equal ranks on one GPU would all compute is computed
 // once, and what they would all keep is kept once.
 //

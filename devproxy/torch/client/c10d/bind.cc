@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ProcessGroupNCCL for Python, under the names of PyTorch's own NCCL build (torch/_C/_distributed_c10d.pyi).
 #include "devproxy/torch/client/process_group_names.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The collective operations: what each asks of its tensors, and which calls of NCCL's it is.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

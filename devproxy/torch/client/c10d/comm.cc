@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "devproxy/torch/client/c10d/comm.h"
 
 #include <c10/util/Exception.h>

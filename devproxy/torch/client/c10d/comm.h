@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One NCCL communicator of this process, and how it ends.
 // Locks: Comm::mu_ guards the end of the communicator (destroy, abort) against questions about its state. Operations do
 // not take it: an abort must get through while an operation is stuck.

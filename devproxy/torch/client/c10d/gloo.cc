@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // torch.distributed's backend 'gloo' for tensors of a GPU: gloo's own group does the work on copies in host memory.
 //
 // torch's CUDA build copies on streams of its own, and has that compiled into libtorch_cuda; the CPU wheel dereferences a

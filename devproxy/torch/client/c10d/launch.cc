@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How operations get from their caller to a stream: alone, or several as one batch.
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>

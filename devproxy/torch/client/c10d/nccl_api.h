@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL's C API as the process group uses it: one table, resolved at run time against libnccl.so.2, and one way to turn
 // a result into the exception that PyTorch's own NCCL build throws. The names, values and layouts are those of nccl.h
 // 2.27; no header of NVIDIA's is needed to build the plugin.

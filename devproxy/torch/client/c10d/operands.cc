@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "devproxy/torch/client/c10d/operands.h"
 
 #include <ATen/ops/view_as_real.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What NCCL takes of a tensor: its type, its operator, and which tensors it refuses.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations that are sends and receives: alone, or a group of them to all ranks.
 #include <c10/util/Exception.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The life of a group: its communicators, its end. How an operation gets on its stream: launch.cc; the operations
 // themselves: collectives.cc, point_to_point.cc.
 #include "devproxy/torch/client/c10d/process_group.h"

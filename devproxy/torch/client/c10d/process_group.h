@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // torch.distributed's backend 'nccl' over NCCL's C API. Each operation is put on a stream and returns at once.
 // Locks: ProcessGroupNCCL::mu_ guards the communicators, streams and sequence numbers. NCCL's making of a communicator
 // waits for the other ranks under it, as nothing of the group can go on without. A group that splits off its parent's

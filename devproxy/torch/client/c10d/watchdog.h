@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The thread that looks after the operations of one process group: it finds the ones that take too long and the
 // communicators that failed, and decides what becomes of the process.
 // Locks: Watchdog::mu_ guards the lists. Nothing of NCCL's or the driver's is called under it, and no tensor is freed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One operation that was given to NCCL: what the caller holds of it (NcclWork) and what the watchdog holds (Flight).
 #pragma once
 
