@@ -214,7 +214,7 @@ def _ledger(use: dict[str, int]) -> str:
     text = f"{show_bytes(use['taken'])} taken, {show_bytes(use['saved'])} of it kept once"
     text += f"; with other jobs {show_bytes(use['used'])} of {show_bytes(use['total'])}"
     if (over := use["used"] - use["total"]) > 0:
-        text += f": {show_bytes(over)} over, nobody gets more"
+        text += f": {show_bytes(over)} over, other jobs get none"
     return text
 
 

@@ -8,9 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import tomllib
 
 from tests.checkpoint.world import World
 

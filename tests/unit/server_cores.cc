@@ -246,6 +246,10 @@ void ledger_counts_pages_once_and_moving_jobs_once(uint32_t seed) {
         const uint64_t others = used - std::max(aside[job_of(pid)], here[job_of(pid)]) + here[job_of(pid)];
         const uint64_t free = std::min(kLimit - std::min(kLimit, own.need()), others > kLimit ? 0 : kLimit - others);
         EXPECT(table.free(owner, kLimit) == free);
+        const uint64_t bytes = random() % 600;
+        const uint64_t beside = used - std::max(aside[job_of(pid)], here[job_of(pid)]) + bytes;
+        EXPECT(table.free_alone(owner, kLimit, bytes) ==
+               std::min(kLimit - bytes, beside > kLimit ? 0 : kLimit - beside));
         const uint64_t wanted = random() % 400, most = random() % 800;
         const auto got = table.take(owner, wanted, wanted, kLimit, most);
         EXPECT(got.has_value() == (wanted <= std::min(free, most)));
