@@ -25,8 +25,8 @@ import pytest
 VARIABLE = "DEVPROXY_TEST_SWEEPS"
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLED = {
-    "tests/checkpoint": 0.45,
-    "tests/fault": 0.45,
+    "tests/checkpoint": 0.36,
+    "tests/fault": 0.4,
     "tests/comm": 0.5,
     "tests/integration/test_cudart.py": 0.6,
     "tests/integration/test_cut.py": 0.6,

@@ -79,8 +79,8 @@ def choose(
             )
             opened[path] = found.fds[number] = fd
             found.files[number] = path
-    for name, stream in streams.items():
-        file = stream.get("file")
+    for name in filter(streams.get, STREAMS):
+        file = streams[name].get("file")
         if not file:
             continue
         numbers = STREAMS[name]

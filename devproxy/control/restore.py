@@ -159,8 +159,9 @@ def bring_back(
     def before_it_runs() -> None:
         records.begin(folder.name, spec.job_id, spec.command, spec.started_unix_s)
         output.cut_back()
-        for line in output.said:
-            say(line)
+        if not detached:  # else the verb says it, and our stderr is the job's log
+            for line in output.said:
+                say(line)
         tree.begin_streams()
 
     try:

@@ -256,7 +256,6 @@ def test_ranks_come_to_a_gpu_on_which_they_fit_only_spliced(world: World) -> Non
     assert through() == first
 
 
-@pytest.mark.every
 def test_what_does_not_fit_is_refused_and_the_job_goes_on(world: World) -> None:
     tight = Tight(world)
     job = tight.start("off")
@@ -274,7 +273,6 @@ def test_what_does_not_fit_is_refused_and_the_job_goes_on(world: World) -> None:
     assert world.end_of(job) == 0, world.tail()
 
 
-@pytest.mark.every
 def test_ranks_that_hold_the_same_go_together(world: World) -> None:
     """Each of two ranks holds a part of the model, and there are two of each: only they can be spliced."""
     expected = Tight(world, sets=2)

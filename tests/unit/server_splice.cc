@@ -536,7 +536,7 @@ int main() {
   const Outcome flipped = run(3, 40, 0, 3, false, true);
   CHECK(flipped.counts.squashed > 0);
   uint64_t squashed = 0, different = 0, broken = 0, given_up = 0;
-  for (uint32_t seed = 2; seed < 16; seed++) {
+  for (uint32_t seed = 2; seed < 14; seed++) {
     const Outcome outcome = run(2 + seed % 4, 40, seed % 3 ? 0.05 : 0.4, seed, seed % 5 == 0, false, seed % 2);
     squashed += outcome.counts.squashed;
     different += outcome.counts.different;
