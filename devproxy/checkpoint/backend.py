@@ -109,6 +109,13 @@ def named(stage: str, obj: str) -> Iterator[None]:
         raise StoreError(stage, obj, cause) from error
 
 
+def _attempts() -> int:
+    text = os.environ.get("AWS_MAX_ATTEMPTS") or str(ATTEMPTS)
+    if not text.isdecimal() or int(text) == 0:
+        raise Refused(f"AWS_MAX_ATTEMPTS is {text!r}", "give a number from 1 on, or unset it")
+    return int(text)
+
+
 def _says_gone(cause: str) -> bool:
     words = ("Connect", "Timeout", "timeout", "Endpoint", "endpoint", "NoSuchBucket")
     return any(word in cause for word in words)
@@ -490,7 +497,7 @@ class FsspecBackend:
         self.url = url.rstrip("/")
         options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
         if url.startswith("s3://"):
-            attempts = int(os.environ.get("AWS_MAX_ATTEMPTS") or ATTEMPTS)
+            attempts = _attempts()
             options["config_kwargs"] = {
                 "connect_timeout": ANSWER_S,
                 "read_timeout": ANSWER_S,

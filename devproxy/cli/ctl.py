@@ -187,9 +187,8 @@ def _main(argv: list[str]) -> int:
 def main() -> NoReturn:
     """Entry point of devproxy."""
     argv = sys.argv[1:]
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # names may be any bytes; stderr shows them already
+    # Names may be any bytes; stderr shows them already.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")
     try:
         code = _main(argv)

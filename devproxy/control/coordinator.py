@@ -275,8 +275,11 @@ class JobCoordinator:
         if problem:
             remedy = "name each GPU of the machine once, or use --gpus; the job continues"
             raise Refused(problem, remedy)
-        to = [gpu for tree in self._trees for gpu in tree.place(onto)]
-        return self._move("resize", to, report, ResizeError, onto=onto)
+        places = [tree.place(onto) for tree in self._trees]
+        to = [gpu for place, _ in places for gpu in place]
+        # A guess that says they are where they should be is no reason to leave them there.
+        guessed = not all(known for _, known in places)
+        return self._move("resize", to, report, ResizeError, anew=guessed, onto=onto)
 
     def kill(self, number: int) -> None:
         for tree in self._trees:

@@ -165,7 +165,7 @@ class Member:
         if found:
             self._local.dumped(found.object)
 
-    def _call_place(self, onto: list[int]) -> list[int]:
+    def _call_place(self, onto: list[int]) -> tuple[list[int], bool]:
         return self._local.place(onto)
 
     def _call_move(self, to: list[int], onto: list[int] | None = None) -> int:

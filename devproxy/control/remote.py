@@ -114,8 +114,9 @@ class RemoteTree:
         assert isinstance(dump, RemoteDump)
         self._try("dumped", {"part": dump.part})
 
-    def place(self, onto: list[int]) -> list[int]:
-        return list(self.call("place", {"onto": onto}))
+    def place(self, onto: list[int]) -> tuple[list[int], bool]:
+        to, known = self.call("place", {"onto": onto})
+        return to, known
 
     def move(self, to: list[int], stages: Stages, onto: list[int] | None = None) -> RemoteMove:
         more = {"onto": onto} if onto else {}

@@ -90,8 +90,9 @@ class LocalTree:
         assert isinstance(dump, TreeDump)
         self._previous_files = dump.files
 
-    def place(self, onto: list[int]) -> list[int]:
-        return place(self._tree.alike, onto, self._tree.gpus)
+    def place(self, onto: list[int]) -> tuple[list[int], bool]:
+        alike, gpus = self._tree.alike, self._tree.gpus
+        return place(alike or [[0] * len(gpus) for _ in gpus], onto, gpus), alike is not None
 
     def move(self, to: list[int], stages: Stages, onto: list[int] | None = None) -> TreeMove:
         return TreeMove(self._tree, to, stages, onto)

@@ -213,8 +213,8 @@ class Participant(Protocol):
         """That image is whole: the next one's files are compared with its."""
         ...
 
-    def place(self, onto: list[int]) -> list[int]:
-        """Where its GPUs would be on these of the machine, by what is known of them now."""
+    def place(self, onto: list[int]) -> tuple[list[int], bool]:
+        """Where its GPUs would be on these of the machine; whether it is known what they hold, or that is a guess."""
         ...
 
     def move(self, to: list[int], stages: Stages, onto: list[int] | None = None) -> Move:

@@ -55,8 +55,8 @@ class Tree:
     ) -> None:
         self.spec = spec
         self.gpus = gpus
-        # What they had in common when somebody last looked (placement.py).
-        self.alike = [[0] * len(gpus) for _ in gpus]
+        # What they had in common when somebody last looked (placement.py); None: nobody has.
+        self.alike: list[list[int]] | None = None
         self.folder = folder
         self.servers = servers
         self.janitor = janitor

@@ -287,6 +287,7 @@ def test_ranks_that_hold_the_same_go_together(world: World) -> None:
     tight = Tight(world, sets=2)
     job = tight.start("on,guard,patient")
     tight.wait("at-gate")
+    world.ctl("resize", "j", "--gpus", "6,6,1,1")  # what a guess would be, and wrong
     done = world.ctl("resize", "j", "--onto", "6,1")
     assert "GPU 6, 1, 6, 1 instead: ranks that hold the same go together" in done.stderr
     assert world.ctl_json("status", "j")["gpus"] == [6, 1, 6, 1]

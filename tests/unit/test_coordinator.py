@@ -113,6 +113,7 @@ class FakeTree:
         self.alive = True
         self.ended = False
         self.fails_at = ""
+        self.known = False
         self.error: Exception = OSError(5, "broken")
         self.whole: list[object] = []
         self._seen = seen
@@ -138,8 +139,9 @@ class FakeTree:
     def dumped(self, dump: object) -> None:
         self.whole.append(dump)
 
-    def place(self, onto: list[int]) -> list[int]:
-        return place([[0] * len(self.gpus)] * len(self.gpus), onto, self.gpus)
+    def place(self, onto: list[int]) -> tuple[list[int], bool]:
+        nobody_knows = [[0] * len(self.gpus)] * len(self.gpus)
+        return place(nobody_knows, onto, self.gpus), self.known
 
     def move(self, to: list[int], stages: Stages, onto: list[int] | None = None) -> FakePart:
         return FakePart(self, stages, onto[::-1] if onto else to)
@@ -425,6 +427,14 @@ def test_a_resize_onto_gpus_goes_where_the_trees_say(world: World) -> None:
     # The guess was 5, 6; what the trees found in the cut is 6, 5.
     facts = world.resize([], onto=[5, 6])
     assert facts["gpus"] == [6, 5] * len(world.trees) == world.job.gpus
+    # Where they are is the guess now: it is looked at all the same, until all trees know.
+    facts = world.resize([], onto=[6, 5])
+    assert facts["gpus"] == [5, 6] * len(world.trees) == world.job.gpus
+    before = world.order()
+    for tree in world.trees:
+        tree.known = True
+    assert world.resize([], onto=[5, 6])["still_s"] == 0.0
+    assert world.order() == before
 
 
 def test_a_migrate_that_fails_before_the_hand_over(world: World) -> None:

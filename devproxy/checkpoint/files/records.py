@@ -36,9 +36,8 @@ class FileEntry:
     why: str = ""  # of a listed one
     staged: str = ""  # copy in the staging folder, to be stored
     refs: list[Any] = field(default_factory=list)
-    xattrs: dict[str, str] = field(
-        default_factory=dict
-    )  # of those that are kept: name and value, in hex
+    # Of the extended attributes that are kept: name and value, in hex.
+    xattrs: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """For the manifest, without `staged`; `refs` as they are."""
