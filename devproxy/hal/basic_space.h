@@ -9,6 +9,7 @@ namespace devproxy::hal {
 class BasicSpace : public Space {
  public:
   // -- memory
+  void freed(uint64_t, uint64_t, uint64_t) override {}
   void host_window(uint64_t, uint64_t) override {}
   void host_allocated(uint64_t, uint64_t) override {}
   StatusOr<uint64_t> host_device_address(uint64_t, uint64_t) override {

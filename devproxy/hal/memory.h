@@ -16,7 +16,10 @@ class SpaceMemory {
   // stable: the program keeps it from step to step, or makes the like of it in each step at the same place (the
   // allocator's high end). A hint.
   virtual Status commit(uint64_t addr, uint64_t bytes, bool stable) = 0;
-  // Precondition: no submitted command can still touch the range.
+  // The program has freed the range: no command behind `position` touches it as what it was. A hint; release() follows.
+  virtual void freed(uint64_t addr, uint64_t bytes, uint64_t position) = 0;
+  // Precondition: no submitted command can still touch the range, but in the order of its stream, where it is given out
+  // again.
   virtual void release(uint64_t addr, uint64_t bytes) = 0;
 
   // Another window of host memory, which the caller has mapped, until the space ends.

@@ -18,6 +18,8 @@ struct SpliceCounts {
   uint64_t broken = 0;          // times that a rank wrote spliced memory on its own
   uint64_t compared_bytes = 0;  // of launches' arguments in memory
   uint64_t saved_bytes = 0;     // of physical memory, now
+  uint64_t lent_bytes = 0;      // of results that another rank's stood for, without a copy
+  uint64_t settled_bytes = 0;   // of these, those that were copied after all
 };
 
 // Of a device: what it does so that equal ranks cost less. Any thread.

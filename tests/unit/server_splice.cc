@@ -38,7 +38,9 @@ void ok(const Status& status) {
   std::_Exit(1);
 }
 
-constexpr uint64_t kPage = 4096, kBlocks = 12, kBlock = 5 * kPage + 512, kYoungs = 4, kBytes = 100 * kPage;
+constexpr uint64_t kPage = 4096, kBlocks = 12, kBlock = 5 * kPage + 512, kYoungs = 4, kBytes = 120 * kPage;
+constexpr uint64_t kDerived = 4, kNorm = 512;
+constexpr uint32_t kReads = DEVPROXY_EXECUTOR_READS, kMakes = DEVPROXY_EXECUTOR_WRITES | DEVPROXY_EXECUTOR_WHOLE;
 constexpr uint32_t kRW = DEVPROXY_EXECUTOR_READS | DEVPROXY_EXECUTOR_WRITES | DEVPROXY_EXECUTOR_WHOLE;
 
 uint64_t offset_of(uint64_t block) { return block * kBlock + 512; }  // neighbours share pages
@@ -46,9 +48,15 @@ uint64_t offset_of(uint64_t block) { return block * kBlock + 512; }  // neighbou
 // What a step takes and changes, and what lies elsewhere each time: as gradients.
 uint64_t young_of(uint32_t rank, uint64_t number) { return kBlocks + (rank + number) % kYoungs; }
 
+// What is made of a block anew each time, and what is small of it.
+uint64_t derived_of(uint32_t rank, uint64_t number, uint64_t block) {
+  return kBlocks + kYoungs + (rank + number + block / 4) % kDerived;
+}
+uint64_t norm_of() { return offset_of(kBlocks + kYoungs + kDerived); }
+
 // What a rank does next. Equal ranks have equal lists, but for what is odd.
 struct Op {
-  enum Kind { kUpdate, kCopy, kFill, kShare, kOpaque, kRenew, kFlip, kBarrier } kind;
+  enum Kind { kUpdate, kCopy, kFill, kShare, kOpaque, kRenew, kFlip, kBarrier, kDerive, kRead, kPeek } kind;
   uint64_t block, other;  // updated by what is read of the other
   uint64_t number;        // an argument
   uint64_t at, bytes;     // of a copy
@@ -61,8 +69,28 @@ void update(uint8_t* block, const uint8_t* other, uint64_t number, uint8_t* youn
   for (uint64_t i = 0; i < kBlock; i++) block[i] = static_cast<uint8_t>(block[i] * 5 + other[i] + (mix >> (i % 57)));
   for (uint64_t i = 0; young && i < kBlock; i++) {
     block[i] = static_cast<uint8_t>(block[i] + young[i]);
-    if (number) young[i] = static_cast<uint8_t>(young[i] * 3 + 1);
+    if (number % 4) young[i] = static_cast<uint8_t>(young[i] * 3 + 1);
   }
+}
+
+uint64_t sum_of(const uint8_t* block, uint64_t bytes = kBlock) {
+  uint64_t sum = 1;
+  for (uint64_t i = 0; i < bytes; i++) sum = sum * 31 + block[i];
+  return sum;
+}
+void derive(uint8_t* to, const uint8_t* from, uint64_t number) {
+  for (uint64_t i = 0; i < kBlock; i++) to[i] = static_cast<uint8_t>(from[i] * 7 + number);
+}
+void mix(uint8_t* to, const uint8_t* block, const uint8_t* part) {
+  const uint64_t sum = sum_of(block) + sum_of(part, 64);
+  std::memcpy(to, &sum, sizeof sum);
+}
+void scale(uint8_t* block, const uint8_t* norm) {
+  for (uint64_t i = 0; i < kBlock; i++) block[i] = static_cast<uint8_t>(block[i] * 3 + norm[i % 8]);
+}
+void norm(uint8_t* to, const uint8_t* block, uint64_t bytes = kBlock) {
+  const uint64_t sum = sum_of(block, bytes);
+  std::memcpy(to, &sum, sizeof sum);
 }
 
 void flip(uint8_t* block, uint64_t number) {
@@ -76,16 +104,31 @@ struct Rank {
   std::vector<uint8_t> alone = std::vector<uint8_t>(kBytes);  // what its memory would be by itself
   std::vector<Op> program;
   uint64_t position = 0;
+  uint64_t seen = 0, expected = 0;  // a hash of what it has read
+  bool pending = false;             // it says that there are commands that may touch what it has freed
 
   void open(Splicer& splicer) {
     fd = memfd_create("rank", MFD_CLOEXEC);
     CHECK(ftruncate(fd, kBytes) == 0);
     base = static_cast<uint8_t*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
     CHECK(base != MAP_FAILED);
-    member = splicer.join(at(0), kBytes, fd);
+    member = splicer.join(at(0), kBytes, fd, [this](auto...) { return pending; });
     CHECK(member);
-    for (uint64_t block = 0; block < kBlocks + kYoungs; block++)
+    for (uint64_t block = 0; block < kBlocks + kYoungs + kDerived; block++)
       splicer.committed(*member, at(offset_of(block)), kBlock, position, false);
+    splicer.committed(*member, at(norm_of()), kNorm, position, false);
+  }
+  void free(Splicer& splicer, uint64_t addr, uint64_t last) {
+    splicer.freed(*member, addr, kBlock, last);
+    splicer.released(*member, addr);
+  }
+  // Like a copy to the host. Not of what was made on the way, and is freed.
+  bool is_as_alone(Splicer& splicer) const {
+    const uint64_t end = offset_of(kBlocks + kYoungs);
+    ok(splicer.before_read(at(0), end));
+    ok(splicer.before_read(at(norm_of()), 16));
+    return std::memcmp(base, alone.data(), end) == 0 &&
+           std::memcmp(base + norm_of(), alone.data() + norm_of(), 16) == 0;
   }
   // Comes with contents, as from an image: by stretches that end between two pages. odd: so many blocks of a thousand are
   // like nobody's.
@@ -119,17 +162,26 @@ struct Here final : Runner {
   Engine::Turn turn;
   uint8_t *block = nullptr, *other = nullptr, *young = nullptr;
   uint64_t number = 0;
+  std::function<void()> what;  // instead
   std::atomic<uint64_t>& runs;
   Here(Engine& engine, uint32_t seat, std::atomic<uint64_t>& runs) : engine(engine), seat(seat), runs(runs) {}
   void begin() override { engine.begin(seat, turn); }
   Status run() override {
-    other ? update(block, other, number, young) : flip(block, number);
+    if (what)
+      what();
+    else
+      other ? update(block, other, number, young) : flip(block, number);
     runs++;
     return {};
   }
   void end() override { engine.end(turn); }
   void yield() override { engine.yield(turn); }
 };
+
+// All of it, or every other byte as in rows.
+void copy_in(uint8_t* to, const Op& op) {
+  for (uint64_t i = 0; i < op.bytes; i += 1 + op.number % 2) to[i] = static_cast<uint8_t>(op.number);
+}
 
 void apply(const Op& op, uint32_t rank, std::vector<uint8_t>& memory) {
   uint8_t* const block = memory.data() + offset_of(op.block);
@@ -141,12 +193,42 @@ void apply(const Op& op, uint32_t rank, std::vector<uint8_t>& memory) {
     }
     case Op::kFlip: return flip(block, op.number);
     case Op::kOpaque: return update(block, memory.data() + offset_of(op.other), op.number + rank);
-    case Op::kCopy: std::memset(block + op.at, static_cast<int>(op.number), op.bytes); return;
+    case Op::kCopy: return copy_in(block + op.at, op);
     case Op::kFill:
     case Op::kRenew: std::memset(block, static_cast<int>(op.number), kBlock); return;
+    case Op::kDerive: {
+      uint8_t* const made = memory.data() + offset_of(derived_of(rank, op.number, op.block));
+      derive(made, memory.data() + offset_of(op.other), op.number);
+      norm(memory.data() + norm_of(), made);
+      mix(memory.data() + norm_of() + 8, memory.data() + offset_of(op.other), made);
+      if (op.number % 3) scale(made, memory.data() + norm_of());
+      return update(block, made, op.number);
+    }
+    case Op::kPeek: return norm(memory.data() + norm_of(), block + op.at, op.bytes);
+    case Op::kRead:
     case Op::kShare:
     case Op::kBarrier: return;
   }
+}
+
+// A launch of an operator whose arguments are its accesses.
+void launch_simple(const char* name, std::vector<Access> accesses, uint64_t number, Rank& rank, Splicer& splicer,
+                   Here& here, std::function<void()> what) {
+  std::vector<uint64_t> params{number};
+  for (Access& access : accesses) {
+    access.place = static_cast<uint32_t>(params.size() * sizeof(uint64_t));
+    params.push_back(access.addr);
+  }
+  SpliceLaunch launch;
+  launch.name = name;
+  launch.params = reinterpret_cast<const uint8_t*>(params.data());
+  launch.params_bytes = params.size() * sizeof(uint64_t);
+  launch.position = ++rank.position;
+  launch.repeatable = true;
+  launch.accesses = std::move(accesses);
+  here.what = std::move(what);
+  ok(splicer.launch(*rank.member, launch, here));
+  here.what = nullptr;
 }
 
 void perform(const Op& op, uint32_t number, Rank& rank, Splicer& splicer, Here& here) {
@@ -172,9 +254,9 @@ void perform(const Op& op, uint32_t number, Rank& rank, Splicer& splicer, Here& 
         const uint64_t young = offset_of(young_of(number, op.number));
         params.young = rank.at(young);
         here.young = rank.base + young;
-        splicer.released(*rank.member, params.young);
+        rank.free(splicer, params.young, rank.position - 1);
         splicer.committed(*rank.member, params.young, kBlock, rank.position, false);
-        CHECK(splicer.before_write(params.young, kBlock).ok());
+        CHECK(splicer.before_write(params.young, kBlock, true).ok());
         std::memset(here.young, static_cast<int>(op.number), kBlock);
         launch.accesses.push_back({params.young, kBlock, offsetof(Params, young), kRW});
       }
@@ -186,25 +268,62 @@ void perform(const Op& op, uint32_t number, Rank& rank, Splicer& splicer, Here& 
       CHECK(splicer.before_anything(*rank.member).ok());
       return update(block, other, op.number + number);
     case Op::kCopy:
-      CHECK(splicer.before_write(reinterpret_cast<uint64_t>(block) + op.at, op.bytes).ok());
-      std::memset(block + op.at, static_cast<int>(op.number), op.bytes);
-      return;
+      ok(splicer.before_write(reinterpret_cast<uint64_t>(block) + op.at, op.bytes, op.number % 2 == 0));
+      return copy_in(block + op.at, op);
     case Op::kRenew:
-      splicer.released(*rank.member, reinterpret_cast<uint64_t>(block));
-      if (op.number & 1) splicer.discard(*rank.member, reinterpret_cast<uint64_t>(block), kBlock);
+      rank.free(splicer, reinterpret_cast<uint64_t>(block), rank.position);
+      if (op.number & 1) {  // whole pages of it are gone
+        splicer.discard(*rank.member, reinterpret_cast<uint64_t>(block), kBlock);
+        const uint64_t begin = (offset_of(op.block) + kPage - 1) & ~(kPage - 1);
+        std::memset(rank.base + begin, 0xee, ((offset_of(op.block) + kBlock) & ~(kPage - 1)) - begin);
+      }
       splicer.committed(*rank.member, reinterpret_cast<uint64_t>(block), kBlock, rank.position, false);
       [[fallthrough]];
     case Op::kFill:
-      CHECK(splicer.before_write(reinterpret_cast<uint64_t>(block), kBlock).ok());
+      CHECK(splicer.before_write(reinterpret_cast<uint64_t>(block), kBlock, true).ok());
       std::memset(block, static_cast<int>(op.number), kBlock);
       return;
     case Op::kBarrier: return;
+    // As of gradients: they are copied out of what is equal, measured, changed by the result in place, and used.
+    case Op::kDerive: {
+      const uint64_t made = offset_of(derived_of(number, op.number, op.block));
+      uint8_t *const to = rank.base + made, *const small = rank.base + norm_of();
+      const uint64_t n = op.number;
+      splicer.committed(*rank.member, rank.at(made), kBlock, rank.position, false);
+      const Access from{rank.at(offset_of(op.other)), kBlock, 0, kReads}, in_place{rank.at(made), kBlock, 0, kRW};
+      const Access seen{rank.at(made), kBlock, 0, kReads}, result{rank.at(norm_of()), 8, 0, kMakes};
+      launch_simple("derive", {{rank.at(made), kBlock, 0, kMakes}, from}, n, rank, splicer, here,
+                    [=] { derive(to, other, n); });
+      launch_simple("norm", {result, seen}, 0, rank, splicer, here, [=] { norm(small, to); });
+      const Access mixed{rank.at(norm_of() + 8), 8, 0, kMakes}, first{rank.at(made), 64, 0, kReads};
+      launch_simple("mix", {mixed, from, first}, 0, rank, splicer, here, [=] { mix(small + 8, other, to); });
+      if (n % 3)
+        launch_simple("scale", {in_place, {rank.at(norm_of()), 8, 0, kReads}}, 0, rank, splicer, here,
+                      [=] { scale(to, small); });
+      launch_simple("use", {{rank.at(offset_of(op.block)), kBlock, 0, kRW}, seen, first}, n, rank, splicer, here,
+                    [=] { update(block, to, n); });
+      if (op.bytes == 0) rank.free(splicer, rank.at(made), rank.position);
+      return;
+    }
+    case Op::kPeek: {
+      uint8_t* const small = rank.base + norm_of();
+      const uint8_t* const from = block + op.at;
+      const uint64_t bytes = op.bytes;
+      launch_simple("peek", {{rank.at(norm_of()), 8, 0, kMakes}, {reinterpret_cast<uint64_t>(from), bytes, 0, kReads}},
+                    0, rank, splicer, here, [=] { norm(small, from, bytes); });
+      return;
+    }
+    case Op::kRead:
+      ok(splicer.before_read(reinterpret_cast<uint64_t>(block), kBlock));
+      rank.seen = rank.seen * 31 + sum_of(block);
+      return;
     case Op::kShare: {  // somebody reads through the descriptor, as a peer's server does
       CHECK(splicer.before_sharing(*rank.member, reinterpret_cast<uint64_t>(block), kBlock).ok());
       std::vector<uint8_t> seen(kBlock);
       CHECK(pread(rank.fd, seen.data(), kBlock, static_cast<off_t>(offset_of(op.block))) ==
             static_cast<ssize_t>(kBlock));
       CHECK(std::memcmp(seen.data(), block, kBlock) == 0);
+      rank.seen = rank.seen * 31 + sum_of(block);
       return;
     }
   }
@@ -213,11 +332,15 @@ void perform(const Op& op, uint32_t number, Rank& rank, Splicer& splicer, Here& 
 // Steps as of training, each after a collective: the same updates again and again; now and then something
 // else, for all ranks or for one. flips: the first two ranks change every block and change it
 // back, but for once.
-std::vector<std::vector<Op>> programs(uint32_t ranks, uint32_t steps, double odd, bool flips, std::mt19937& dice) {
+// derives: and make something of every other block, use it, and now and then read it.
+std::vector<std::vector<Op>> programs(uint32_t ranks, uint32_t steps, double odd, bool flips, bool derives,
+                                      std::mt19937& dice) {
   std::vector<std::vector<Op>> all(ranks);
   std::uniform_real_distribution<double> chance;
   for (uint32_t step = 0; step < steps; step++) {
     for (auto& program : all) program.push_back({Op::kBarrier, 0, 0, 0, 0, 0});
+    for (uint32_t rank = 0; derives && odd > 0 && step % 5 == 1 && rank < ranks; rank++)
+      all[rank].push_back({Op::kRead, derived_of(rank, step - 1, 0), 0, 0, 0, 0});
     for (uint64_t i = 0; i + 1 < kBlocks; i += 2) {
       const Op usual{Op::kUpdate, i, i + 1, step % 3, 0, 0};
       for (auto& program : all) program.push_back(usual);
@@ -225,6 +348,21 @@ std::vector<std::vector<Op>> programs(uint32_t ranks, uint32_t steps, double odd
         for (const uint64_t block : {i, i + 1})
           for (int times = step == 30 ? 1 : 2; times > 0; times--)
             all[rank].push_back({Op::kFlip, block, block, 0x5a, 0, 0});
+      if (derives && i % 4 == 0)
+        for (uint32_t rank = 0; rank < ranks; rank++) {
+          const bool read = odd > 0 && step % 5 == 0;
+          all[rank].push_back({Op::kDerive, i, i + 1, step, 0, read});
+          if (!read) continue;
+          // Of what is kept: all of it, some of it, or what changes it.
+          constexpr Op::Kind kKinds[] = {Op::kRead, Op::kPeek,  Op::kPeek,   Op::kCopy,
+                                         Op::kFill, Op::kShare, Op::kOpaque, Op::kRenew};
+          const uint64_t derived = derived_of(rank, step, i);
+          for (int times = 0; times < 2; times++) {
+            const uint64_t at = dice() % kBlock, bytes = 1 + dice() % (dice() % 2 ? 600 : kBlock);
+            all[rank].push_back(
+                {kKinds[dice() % std::size(kKinds)], derived, i, dice() % 4, at, std::min(bytes, kBlock - at)});
+          }
+        }
       if (chance(dice) > odd) continue;
       const auto kind = static_cast<Op::Kind>(dice() % 6);
       const uint64_t at = dice() % kBlock;
@@ -245,7 +383,7 @@ struct Outcome {
 };
 
 Outcome run(uint32_t ranks, uint32_t steps, double odd, uint32_t seed, bool leave, bool flips = false,
-            bool loads = false) {
+            bool loads = false, bool derives = false) {
   std::mt19937 dice(seed);
   Engine engine(5'000'000);
   SpliceConfig config;
@@ -261,7 +399,7 @@ Outcome run(uint32_t ranks, uint32_t steps, double odd, uint32_t seed, bool leav
   CHECK(opened.ok());
   Splicer& splicer = **opened;
   std::vector<Rank> all(ranks);
-  const auto lists = programs(ranks, steps, odd, flips, dice);
+  const auto lists = programs(ranks, steps, odd, flips, derives, dice);
   std::atomic<uint64_t> runs{0};
   Outcome outcome;
   for (uint32_t i = 0; i < ranks; i++) {
@@ -272,6 +410,10 @@ Outcome run(uint32_t ranks, uint32_t steps, double odd, uint32_t seed, bool leav
     for (const Op& op : all[i].program) {
       apply(op, i, all[i].alone);
       outcome.updates += op.kind == Op::kUpdate || op.kind == Op::kFlip;
+      if (op.kind == Op::kDerive) outcome.updates += op.number % 3 ? 5 : 4;
+      outcome.updates += op.kind == Op::kPeek;
+      if (op.kind == Op::kRead || op.kind == Op::kShare)
+        all[i].expected = all[i].expected * 31 + sum_of(all[i].alone.data() + offset_of(op.block));
     }
   }
   // Each block has four or five whole pages.
@@ -297,11 +439,11 @@ Outcome run(uint32_t ranks, uint32_t steps, double odd, uint32_t seed, bool leav
       }
       here.yield();
       together.arrive_and_drop();
-      CHECK(std::memcmp(all[i].base, all[i].alone.data(), kBytes) == 0);
+      CHECK(all[i].is_as_alone(splicer) && all[i].seen == all[i].expected);
       if (leave && i == 0) all[i].close(splicer);  // the others still share its pages
     });
   for (std::thread& thread : threads) thread.join();
-  for (uint32_t i = leave ? 1 : 0; i < ranks; i++) CHECK(std::memcmp(all[i].base, all[i].alone.data(), kBytes) == 0);
+  for (uint32_t i = leave ? 1 : 0; i < ranks; i++) CHECK(all[i].is_as_alone(splicer));
   outcome.counts = splicer.counts();
   outcome.runs = runs;
   CHECK(outcome.runs + outcome.counts.squashed == outcome.updates);
@@ -377,7 +519,7 @@ struct Lockstep {
     CHECK(splicer->launch(*rank.member, launch, doing).code() == doing.result.code());
   }
   void fill(Rank& rank, uint64_t offset, uint64_t bytes, int value) {
-    ok(splicer->before_write(rank.at(offset), bytes));
+    ok(splicer->before_write(rank.at(offset), bytes, true));
     std::memset(rank.base + offset, value, bytes);
   }
 };
@@ -396,7 +538,7 @@ void test_overlap() {
     Rank& rank = job.ranks[i];
     const uint64_t block = offset_of(0), inside = block + 2 * kPart;
     const uint64_t part = step > 7 && i == 0 ? inside : offset_of(2 + i);
-    ok(job.splicer->before_write(rank.at(offset_of(2 + i)), kPart));
+    ok(job.splicer->before_write(rank.at(offset_of(2 + i)), kPart, true));
     std::memcpy(rank.base + offset_of(2 + i), rank.base + inside, kPart);
     add(rank.alone.data() + block, std::vector<uint8_t>(rank.base + part, rank.base + part + kPart).data());
     if (part == inside) {  // as it is where it reads what it has written
@@ -449,9 +591,8 @@ void test_failure() {
 }
 
 // A step as of training: what a collective gives is copied, scaled by a number in memory, and used in place; and the step
-// makes something on the way, in a stable buffer of its own. Nothing of it is compared once it is learnt.
+// makes something on the way, in a stable buffer of its own. Once it is learnt, one rank computes all of it.
 void test_numbers() {
-  constexpr uint32_t kReads = DEVPROXY_EXECUTOR_READS, kMakes = DEVPROXY_EXECUTOR_WRITES | DEVPROXY_EXECUTOR_WHOLE;
   constexpr int kSteps = 30, kLearnt = 8;
   Lockstep job(3);
   std::atomic<uint64_t> compared{0}, squashed{0};
@@ -469,7 +610,7 @@ void test_numbers() {
     job.fill(rank, sum, kBlock, value);
     splicer.received(*rank.member, rank.at(sum), kBlock, {1, 2, static_cast<uint64_t>(value)});
     uint8_t* const at = rank.base;
-    splicer.released(*rank.member, rank.at(copied));
+    rank.free(splicer, rank.at(copied), rank.position);
     splicer.committed(*rank.member, rank.at(copied), kBlock, rank.position, false);
     job.launch(rank, "copy", {{rank.at(copied), kBlock - 64, 0, kMakes}, {rank.at(sum + 64), kBlock - 64, 0, kReads}},
                doing, [=] { std::memcpy(at + copied, at + sum + 64, kBlock - 64); });
@@ -484,7 +625,7 @@ void test_numbers() {
     });
     job.launch(rank, "take", {{rank.at(state), kBlock, 0, kRW}, {rank.at(made), kBlock, 0, kReads}}, doing,
                [=] { add(at + state, at + made); });
-    splicer.released(*rank.member, rank.at(made));
+    rank.free(splicer, rank.at(made), rank.position);
     std::vector<uint8_t> sums(kPart, static_cast<uint8_t>(value * factor)), half(kPart);
     add(rank.alone.data() + state, sums.data());
     for (uint64_t k = 0; k < kPart; k++) half[k] = static_cast<uint8_t>(rank.alone[state + k] * 7);
@@ -494,10 +635,135 @@ void test_numbers() {
   job.run(kSteps, train);
   const SpliceCounts counts = job.splicer->counts();
   CHECK(counts.different == 0 && counts.given_up == 0);
-  CHECK(counts.squashed - squashed == 3 * 2 * (kSteps - kLearnt));  // use, make and take, for two others
-  CHECK(counts.compared_bytes == compared);
+  CHECK(counts.squashed - squashed == 5 * 2 * (kSteps - kLearnt));        // all five launches, for two others
+  CHECK(counts.compared_bytes - compared == 8 * 2 * (kSteps - kLearnt));  // the scale, which is small
+  CHECK(counts.lent_bytes > 0);
   job.run(12, train, kSteps);
   CHECK(job.splicer->counts().different > 0);
+}
+
+// Contents that one rank has borrowed, and both would change: that fails in the middle, and each has what its own launch
+// would have left.
+void test_failure_of_loan() {
+  Lockstep job(2);
+  std::atomic<uint64_t> squashed{0};
+  job.run(16, [&](int step, uint32_t i, Doing& doing) {
+    Rank& rank = job.ranks[i];
+    const uint64_t sum = offset_of(4 + i), copied = offset_of(8 + i);
+    uint8_t* const at = rank.base;
+    const uint64_t block = offset_of(0), part = offset_of(2);
+    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
+               [=] { add(at + block, at + part); });  // the first thing that the two are known for
+    job.fill(rank, sum, kBlock, step);
+    job.splicer->received(*rank.member, rank.at(sum), kBlock, {1, 2, static_cast<uint64_t>(step)});
+    job.splicer->committed(*rank.member, rank.at(copied), kBlock, rank.position, false);
+    job.launch(rank, "copy", {{rank.at(copied), kBlock, 0, kMakes}, {rank.at(sum), kBlock, 0, kReads}}, doing,
+               [=] { std::memcpy(at + copied, at + sum, kBlock); });
+    const bool fails = step > 12;
+    if (fails && i == 0) squashed = job.splicer->counts().squashed;
+    doing.yield();
+    job.together.arrive_and_wait();
+    doing.result = fails ? Status(kOutOfMemory, "in the middle") : Status();
+    job.launch(rank, "raise", {{rank.at(copied), kBlock, 0, kRW}}, doing, [=] {
+      for (uint64_t k = 0; k < (fails ? kBlock / 2 : kBlock); k++) at[copied + k]++;
+    });
+    if (fails) CHECK(job.splicer->counts().squashed > squashed);
+    doing.result = {};
+    ok(job.splicer->before_read(rank.at(copied), kBlock));
+    for (uint64_t k = 0; k < kBlock; k++) CHECK(at[copied + k] == step + (fails && k >= kBlock / 2 ? 0 : 1));
+    rank.free(*job.splicer, rank.at(copied), rank.position);
+  });
+}
+
+// A borrower has freed its loan when the lender writes there: the copy is left out, but where a command may still read it,
+// or where it is another one's by then.
+void test_freed_loans() {
+  Lockstep job(2);
+  const uint64_t sum = offset_of(4), copied = offset_of(8);
+  uint64_t settled = 0;
+  job.run(12, [&](int step, uint32_t i, Doing& doing) {
+    Rank& rank = job.ranks[i];
+    Splicer& splicer = *job.splicer;
+    uint8_t* const at = rank.base;
+    const uint64_t block = offset_of(0), part = offset_of(2);
+    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
+               [=] { add(at + block, at + part); });
+    if (step < 8) return;
+    job.fill(rank, sum, kBlock, step);
+    splicer.received(*rank.member, rank.at(sum), kBlock, {1, 2, static_cast<uint64_t>(step)});
+    for (uint32_t turn = 0; turn < 2; turn++) {
+      doing.yield();
+      job.together.arrive_and_wait();
+      if (turn == i)
+        job.launch(rank, "copy", {{rank.at(copied), kBlock, 0, kMakes}, {rank.at(sum), kBlock, 0, kReads}}, doing,
+                   [=] { std::memcpy(at + copied, at + sum, kBlock); });
+    }
+    const bool frees = step != 8, reads = step == 9, before = step == 10;
+    if (i == 1) {
+      rank.pending = reads;
+      if (frees) splicer.freed(*rank.member, rank.at(copied), kBlock, before ? rank.position - 1 : rank.position);
+    }
+    doing.yield();
+    job.together.arrive_and_wait();
+    if (i != 0) return;
+    job.fill(rank, copied, kBlock, 0);
+    if (!frees || reads || before) settled += kBlock;
+    CHECK(splicer.counts().settled_bytes == settled);
+    const uint8_t* const other = job.ranks[1].base + copied;
+    for (uint64_t k = 0; (!frees || reads || before) && k < kBlock; k++) CHECK(other[k] == step);
+  });
+  CHECK(job.splicer->counts().lent_bytes == 4 * kBlock && settled == 3 * kBlock);
+}
+
+// The lender ends, and another one takes its place.
+void test_lender_leaves() {
+  Lockstep job(3);
+  const uint64_t sum = offset_of(4), copied = offset_of(8);
+  job.run(8, [&](int step, uint32_t i, Doing& doing) {
+    Rank& rank = job.ranks[i];
+    uint8_t* const at = rank.base;
+    const uint64_t block = offset_of(0), part = offset_of(2);
+    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
+               [=] { add(at + block, at + part); });
+    job.fill(rank, sum, kBlock, step);
+    job.splicer->received(*rank.member, rank.at(sum), kBlock, {1, 2, static_cast<uint64_t>(step)});
+    if (step < 7) return;
+    for (uint32_t turn = 0; turn < 3; turn++) {  // the first one computes
+      doing.yield();
+      job.together.arrive_and_wait();
+      if (turn != i) continue;
+      job.launch(rank, "copy", {{rank.at(copied), kBlock, 0, kMakes}, {rank.at(sum), kBlock, 0, kReads}}, doing,
+                 [=] { std::memcpy(at + copied, at + sum, kBlock); });
+    }
+  });
+  CHECK(job.splicer->counts().lent_bytes == 2 * kBlock && job.splicer->counts().settled_bytes == 0);
+  job.ranks[0].close(*job.splicer);
+  job.ranks[0].open(*job.splicer);
+  CHECK(job.splicer->counts().settled_bytes == 2 * kBlock);
+  for (const Rank& rank : job.ranks)
+    for (uint64_t k = 0; k < kBlock; k++) CHECK(rank.base[copied + k] == (&rank == job.ranks.data() ? 0 : 7));
+}
+
+void test_loans() {
+  Loans loans;
+  loans.lend({0, 1, 1000, 5000, 300, 7, 0});
+  loans.lend({0, 2, 1100, 9000, 100, 7, 0});
+  loans.lend({3, 1, 0, 5300, 50, 7, 0});
+  CHECK(loans.borrowed_bytes(1, 0, 10000) == 350 && loans.borrowed_bytes(1, 5290, 5310) == 20 && loans.concern(0));
+  // The middle of what the first has lent to two.
+  std::vector<Loan> parts = loans.call_in(0, 1050, 1150);
+  CHECK(parts.size() == 2 && loans.borrowed_bytes(1, 5000, 5300) == 200 && loans.borrowed_bytes(2, 0, 10000) == 50);
+  for (const Loan& part : parts)
+    CHECK(part.borrower == 1 ? part.from == 1050 && part.to == 5050 && part.bytes == 100
+                             : part.from == 1100 && part.to == 9000 && part.bytes == 50);
+  parts = loans.repay(1, 5290, 5310);
+  CHECK(parts.size() == 2 && parts[0].from == 1290 && parts[0].bytes == 10 && parts[1].from == 0 &&
+        parts[1].to == 5300);
+  parts = loans.repay(1, 0, 10000);
+  CHECK(parts.size() == 3 && parts[1].from == 1150 && parts[1].to == 5150 && parts[1].bytes == 140);
+  CHECK(parts[2].lender == 3 && parts[2].from == 10 && parts[2].to == 5310 && parts[2].bytes == 40 && !loans.empty());
+  CHECK(!loans.concern(1) && !loans.concern(3));
+  CHECK(loans.call_in(0, 0, 10000).size() == 1 && loans.empty() && !loans.concern(0) && !loans.concern(2));
 }
 
 void test_pool() {
@@ -522,9 +788,13 @@ void test_pool() {
 
 int main() {
   test_pool();
+  test_loans();
   test_overlap();
   test_one_differs();
   test_failure();
+  test_failure_of_loan();
+  test_lender_leaves();
+  test_freed_loans();
   test_numbers();
   // Equal ranks: nearly everything is computed once.
   const Outcome calm = run(4, 40, 0, 1, false);
@@ -535,15 +805,21 @@ int main() {
   CHECK(loaded.runs * 4 == loaded.updates && loaded.counts.broken == 0);
   const Outcome flipped = run(3, 40, 0, 3, false, true);
   CHECK(flipped.counts.squashed > 0);
-  uint64_t squashed = 0, different = 0, broken = 0, given_up = 0;
-  for (uint32_t seed = 2; seed < 14; seed++) {
-    const Outcome outcome = run(2 + seed % 4, 40, seed % 3 ? 0.05 : 0.4, seed, seed % 5 == 0, false, seed % 2);
+  // What is made anew each time is, too.
+  const Outcome lent = run(4, 40, 0, 10, false, false, false, true);
+  CHECK(lent.runs * 10 < lent.updates * 4 && lent.counts.lent_bytes > 0 && lent.counts.different == 0 &&
+        lent.counts.given_up == 0);
+  uint64_t squashed = 0, different = 0, broken = 0, given_up = 0, settled = 0;
+  for (uint32_t seed = 2; seed < 12; seed++) {
+    const Outcome outcome =
+        run(2 + seed % 4, 40, seed % 3 ? 0.05 : 0.4, seed, seed % 5 == 0, false, seed % 2, seed % 4 > 1);
+    settled += outcome.counts.settled_bytes;
     squashed += outcome.counts.squashed;
     different += outcome.counts.different;
     broken += outcome.counts.broken;
     given_up += outcome.counts.given_up;
   }
-  CHECK(squashed > 0 && different > 0 && broken > 0 && given_up > 0);
+  CHECK(squashed > 0 && different > 0 && broken > 0 && given_up > 0 && settled > 0);
   std::printf("%llu squashed, %llu different, %llu broken, %llu given up\n", static_cast<unsigned long long>(squashed),
               static_cast<unsigned long long>(different), static_cast<unsigned long long>(broken),
               static_cast<unsigned long long>(given_up));

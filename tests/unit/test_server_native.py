@@ -38,7 +38,12 @@ PROGRAMS = {
         [],
     ),
     "server_splice": (
-        ["devproxy/hal/engine.cc", f"{SOFT}/splice/page_pool.cc", f"{SOFT}/splice/splicer.cc"],
+        [
+            "devproxy/hal/engine.cc",
+            f"{SOFT}/splice/loans.cc",
+            f"{SOFT}/splice/page_pool.cc",
+            f"{SOFT}/splice/splicer.cc",
+        ],
         ["-fsanitize=thread", "-DDEVPROXY_TSAN", "-Wno-tsan"],
         [],
     ),
@@ -47,6 +52,7 @@ PROGRAMS = {
             f"{SOFT}/soft_device.cc",
             f"{SOFT}/soft_space.cc",
             f"{SOFT}/../engine.cc",
+            f"{SOFT}/splice/loans.cc",
             f"{SOFT}/splice/page_pool.cc",
             f"{SOFT}/splice/splicer.cc",
             *(

@@ -36,6 +36,8 @@ constexpr uint32_t kThreadsPerMultiprocessor = 2048, kSharedPerMultiprocessor = 
 // Those of clusters follow.
 constexpr uint32_t kLastPlainAttribute = cuda_number::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
 
+constexpr size_t kLookThrough = 64;  // commands, for who touches a range
+
 thread_local const char* t_running = nullptr;
 
 struct Running {
@@ -122,7 +124,9 @@ SoftSpace::SoftSpace(const SoftConfig& device, const SpaceConfig& config, SpaceO
     : device_(device), config_(config), owner_(owner), memory_fd_(memory_fd), incarnation_(new_incarnation()) {
   if (!device_.sharing) return;
   splicer_ = std::dynamic_pointer_cast<Splicer>(device_.sharing->splicing);
-  if (splicer_) member_ = splicer_->join(config_.device_base, config_.device_bytes, memory_fd_);
+  if (splicer_)
+    member_ = splicer_->join(config_.device_base, config_.device_bytes, memory_fd_,
+                             [this](auto... question) { return may_touch(question...); });
   if (!member_) splicer_ = nullptr;
 }
 
@@ -147,6 +151,10 @@ Status SoftSpace::commit(uint64_t addr, uint64_t bytes, bool stable) {
   live_bytes_ += bytes;
   if (splicer_) splicer_->committed(*member_, addr, bytes, submitted_, stable);
   return {};  // pages appear at first touch
+}
+
+void SoftSpace::freed(uint64_t addr, uint64_t bytes, uint64_t position) {
+  if (splicer_) splicer_->freed(*member_, addr, bytes, position);
 }
 
 void SoftSpace::release(uint64_t addr, uint64_t bytes) {
@@ -177,14 +185,21 @@ void SoftSpace::punch(const RangeSet& ranges) {
 
 Status SoftSpace::read(uint64_t addr, void* to, size_t bytes) {
   if (!owns(addr, bytes)) return {kInvalidValue, "the range is outside the device memory of this process"};
+  if (splicer_)
+    if (Status s = splicer_->before_read(addr, bytes); !s.ok()) return s;
   std::memcpy(to, reinterpret_cast<const void*>(addr), bytes);
   return {};
+}
+
+void* SoftSpace::host_view(uint64_t addr, uint64_t bytes) {
+  if (!owns(addr, bytes) || (splicer_ && !splicer_->before_read(addr, bytes).ok())) return nullptr;
+  return reinterpret_cast<void*>(addr);
 }
 
 Status SoftSpace::write(uint64_t addr, const void* from, size_t bytes) {
   if (!owns(addr, bytes)) return {kInvalidValue, "the range is outside the device memory of this process"};
   if (splicer_)
-    if (Status s = splicer_->before_write(addr, bytes); !s.ok()) return s;
+    if (Status s = splicer_->before_write(addr, bytes, true); !s.ok()) return s;
   std::memcpy(reinterpret_cast<void*>(addr), from, bytes);
   return {};
 }
@@ -233,6 +248,7 @@ QueueRef SoftSpace::create_queue(QueueKind kind, int32_t, uint32_t index) {  // 
   for (const auto& old : leaving_)  // the latest of several wins: it waited for those before it
     if (old->index == index && old->submitted > old->published.load(std::memory_order_acquire))
       queue->before = {old, old->submitted};
+  std::lock_guard lock(mu_);
   queues_[index] = queue;
   return queue;
 }
@@ -245,24 +261,25 @@ void SoftSpace::destroy_queue(const QueueRef& ref) {
     std::lock_guard lock(mu_);
     queue.closing = true;
     queue.wake.notify_one();
+    leaving_.push_back(it->second);
+    queues_.erase(it);
   }
-  leaving_.push_back(it->second);
-  queues_.erase(it);
   reap(false);
 }
 
 // Joins the workers of destroyed queues that have finished, or of all.
 void SoftSpace::reap(bool all) {
-  std::erase_if(leaving_, [&](const std::shared_ptr<SoftQueue>& queue) {
-    if (queue->worker.joinable()) {
-      if (!all) {
-        std::lock_guard lock(mu_);
-        if (!queue->gone) return false;
-      }
-      queue->worker.join();
-    }
-    return true;
-  });
+  std::vector<std::shared_ptr<SoftQueue>> over;
+  {
+    std::lock_guard lock(mu_);
+    std::erase_if(leaving_, [&](const std::shared_ptr<SoftQueue>& queue) {
+      if (!all && queue->worker.joinable() && !queue->gone) return false;
+      over.push_back(queue);
+      return true;
+    });
+  }
+  for (const auto& queue : over)
+    if (queue->worker.joinable()) queue->worker.join();
 }
 
 void SoftSpace::stop() {
@@ -273,9 +290,9 @@ void SoftSpace::stop() {
     stopping_ = true;
     for (auto& [index, queue] : queues_) queue->wake.notify_one();
     for (auto& queue : leaving_) queue->wake.notify_one();
+    for (auto& [index, queue] : queues_) leaving_.push_back(queue);
+    queues_.clear();
   }
-  for (auto& [index, queue] : queues_) leaving_.push_back(queue);
-  queues_.clear();
   reap(true);
 }
 
@@ -765,24 +782,87 @@ void SoftSpace::execute(Command& command, Engine::Turn& turn, bool on_submitter)
   }
 }
 
+bool SoftSpace::may_touch(const Command& command, uint64_t addr, uint64_t bytes) {
+  const auto overlaps = [&](uint64_t at, uint64_t n) { return at < addr + bytes && addr < at + n; };
+  switch (command.action) {
+    case Action::kNop:
+    case Action::kRecord:
+    case Action::kHostFunction: return false;
+    case Action::kArrayCopy: return true;
+    case Action::kCopy: {
+      const CopyArgs& a = command.copy;
+      if (a.width_bytes == 0 || a.height == 0) return false;
+      return overlaps(a.src, (a.height - 1) * a.src_pitch + a.width_bytes) ||
+             overlaps(a.dst, (a.height - 1) * a.dst_pitch + a.width_bytes);
+    }
+    case Action::kMemset: {
+      const MemsetArgs& a = command.memset;
+      return a.rows != 0 && a.count != 0 && overlaps(a.dst, (a.rows - 1) * a.pitch + a.count * a.width);
+    }
+    case Action::kComm: {
+      const auto& buffers = command.comm->buffers();
+      return std::any_of(buffers.begin(), buffers.end(),
+                         [&](const auto& one) { return overlaps(one.first, one.second); });
+    }
+    case Action::kLaunch: {
+      const HostFunction& function = *command.function;
+      std::vector<Access> accesses;
+      uint64_t digest = 0;
+      if (function.module->footprint(function.name, command.launch.params, command.launch.params_bytes, &accesses,
+                                     &digest) == DEVPROXY_EXECUTOR_UNKNOWN)
+        return true;
+      return std::any_of(accesses.begin(), accesses.end(), [&](const Access& one) {
+        return !(one.flags & DEVPROXY_EXECUTOR_NUMBER) && overlaps(one.addr, one.bytes);
+      });
+    }
+  }
+  return true;
+}
+
+// A command that is executed at once is none: the submitting thread frees nothing meanwhile.
+bool SoftSpace::may_touch(uint64_t addr, uint64_t bytes, uint64_t last, uint64_t but) {
+  if (idle()) return false;
+  size_t looked = 0;
+  const auto touches = [&](const Command& command) {
+    if (command.ticket.position > last || command.ticket.position == but) return false;
+    return ++looked > kLookThrough || may_touch(command, addr, bytes);
+  };
+  std::lock_guard lock(mu_);
+  return !every_queue([&](const SoftQueue& queue) {
+    if (queue.current && touches(queue.current->command)) return false;
+    for (const Pending& one : queue.commands) {
+      if (one.command.ticket.position > last) break;
+      if (touches(one.command)) return false;
+    }
+    return true;
+  });
+}
+
 // Whatever writes spliced memory other than as a launch, or reaches it past this space's addresses.
 Status SoftSpace::before_command(const Command& command) {
   switch (command.action) {
     case Action::kCopy: {
       const CopyArgs& a = command.copy;
       if (a.width_bytes == 0 || a.height == 0) return {};
-      return splicer_->before_write(a.dst, (a.height - 1) * a.dst_pitch + a.width_bytes);
+      if (Status s = splicer_->before_read(a.src, (a.height - 1) * a.src_pitch + a.width_bytes); !s.ok()) return s;
+      return splicer_->before_write(a.dst, (a.height - 1) * a.dst_pitch + a.width_bytes,
+                                    a.height == 1 || a.dst_pitch == a.width_bytes);
     }
     case Action::kArrayCopy: {
       const ArrayCopy& a = *command.array_copy;
-      if (a.dst.array || a.slices == 0 || a.rows == 0) return {};
-      const uint64_t rows = (a.slices - 1) * a.dst.slice_rows + a.rows - 1;
-      return splicer_->before_write(a.dst.addr, rows * a.dst.pitch + a.width_bytes);
+      if (a.slices == 0 || a.rows == 0) return {};
+      const auto reach = [&](const auto& end) {
+        return ((a.slices - 1) * end.slice_rows + a.rows - 1) * end.pitch + a.width_bytes;
+      };
+      if (!a.src.array)
+        if (Status s = splicer_->before_read(a.src.addr, reach(a.src)); !s.ok()) return s;
+      return a.dst.array ? Status{} : splicer_->before_write(a.dst.addr, reach(a.dst), false);
     }
     case Action::kMemset: {
       const MemsetArgs& a = command.memset;
       if (a.rows == 0 || a.count == 0) return {};
-      return splicer_->before_write(a.dst, (a.rows - 1) * a.pitch + a.count * a.width);
+      return splicer_->before_write(a.dst, (a.rows - 1) * a.pitch + a.count * a.width,
+                                    a.rows == 1 || a.pitch == a.count * a.width);
     }
     case Action::kComm:
       for (const auto& [addr, bytes] : command.comm->buffers())

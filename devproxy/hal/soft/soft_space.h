@@ -69,6 +69,7 @@ class SoftSpace final : public BasicSpace {
   ~SoftSpace() override;
 
   Status commit(uint64_t addr, uint64_t bytes, bool stable) override;
+  void freed(uint64_t addr, uint64_t bytes, uint64_t position) override;
   void release(uint64_t addr, uint64_t bytes) override;
   void tidy() override;
   void yield() override { yield(turn_); }
@@ -135,9 +136,7 @@ class SoftSpace final : public BasicSpace {
   Status load_module_state(const ModuleRef& module, const uint8_t* from, size_t bytes) override {
     return static_cast<const HostModule&>(*module).load_state(from, bytes);
   }
-  void* host_view(uint64_t addr, uint64_t bytes) override {
-    return owns(addr, bytes) ? reinterpret_cast<void*>(addr) : nullptr;
-  }
+  void* host_view(uint64_t addr, uint64_t bytes) override;
   uint64_t event_clock_ns() override;
   StatusOr<uint64_t> event_time_ns(const EventRef& event) override;
   Status restore_event(const EventRef& event, uint64_t time_ns) override;
@@ -224,12 +223,14 @@ class SoftSpace final : public BasicSpace {
   void submit(const QueueRef& queue, Command& command, std::shared_ptr<void> keeps, const Dependency* extra);
   void enqueue(const QueueRef& queue, Command& command, std::shared_ptr<void> keeps, const Dependency* extra);
   void push(const QueueRef& queue, Pending pending);
-  template <class Test>  // of all queues, also destroyed ones; the submitting thread, under mu_
+  template <class Test>  // of all queues, also destroyed ones; under mu_
   bool every_queue(Test test) const;
   bool stands(const SoftQueue& queue) const;  // under mu_
   PendingCommand pending_command(const SoftQueue& queue, const Pending& pending);
   void execute(Command& command, Engine::Turn& turn, bool on_submitter);
   void run_kernel(Command& command, Engine::Turn& turn, bool on_submitter);
+  static bool may_touch(const Command& command, uint64_t addr, uint64_t bytes);
+  bool may_touch(uint64_t addr, uint64_t bytes, uint64_t last, uint64_t but);
   Status before_command(const Command& command);
   Status spliced_launch(const Command& command, Runner& runner);
   void yield(Engine::Turn& turn) {
@@ -264,7 +265,7 @@ class SoftSpace final : public BasicSpace {
   std::vector<SoftQueue*> sleepers_;  // workers that wait for another queue or for the hold's end; few
 
   // submitting thread only
-  std::map<uint32_t, std::shared_ptr<SoftQueue>> queues_;  // by index
+  std::map<uint32_t, std::shared_ptr<SoftQueue>> queues_;  // by index; the submitting thread changes both, under mu_
   std::vector<std::shared_ptr<SoftQueue>> leaving_;        // destroyed, worker not joined yet
   RangeSet idle_, idle_long_;                              // released, perhaps still holding pages
   uint64_t aged_ns_ = 0;                                   // when idle_ last became idle_long_

@@ -81,6 +81,7 @@ void mem_free(Connection& c, const Message& m) {
   const auto answer = c.memory().free(r.addr, m.end, !idle, oldest, &freed, &forgotten);
   if (answer != MemoryMirror::Answer::kOk) return release_all(c, forgotten), c.fail(m, kInvalidValue);
   c.state().texture_memory_gone(freed.addr, freed.bytes);
+  c.device().freed(freed.addr, freed.bytes, m.end);
   if (idle) c.device().release(freed.addr, freed.bytes);
   release_all(c, forgotten);
 }

@@ -7,6 +7,7 @@
 // which the block has a number, and generators that live here.
 #include "devproxy/torch/executor/footprint.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
 #include <vector>
@@ -197,10 +198,14 @@ int footprint(void* state, const char* name, const uint8_t* params, uint64_t par
     if (params_bytes < sizeof header) return DEVPROXY_EXECUTOR_UNKNOWN;
     std::memcpy(&header, params, sizeof header);
     if (header.magic != kBlockMagic) return DEVPROXY_EXECUTOR_UNKNOWN;
-    if (header.mode == Mode::kInfer) return DEVPROXY_EXECUTOR_KNOWN;  // on copies of what it would write
     Tracer tracer(params, params_bytes, header, resets(name), to, room);
     tracer.block();
     *needed = tracer.count();
+    if (header.mode == Mode::kInfer) {  // on copies of what it would write
+      for (uint32_t i = 0; i < std::min(room, *needed); i++)
+        if (!(to[i].flags & DEVPROXY_EXECUTOR_NUMBER)) to[i].flags = DEVPROXY_EXECUTOR_READS;
+      return DEVPROXY_EXECUTOR_KNOWN;
+    }
     if (!tracer.repeatable() || header.reply_addr != 0 || header.flags & kFlagWritesUndeclared)
       return DEVPROXY_EXECUTOR_KNOWN;
     if (header.settings != 0) *digest = hash_of(settings_of(*static_cast<Client*>(state), header.settings));

@@ -49,7 +49,7 @@ typedef struct devproxy_executor_access {
 /* What footprint returns. */
 enum {
   DEVPROXY_EXECUTOR_UNKNOWN = 0,   /* it may write anything */
-  DEVPROXY_EXECUTOR_KNOWN = 1,     /* it writes nothing but what is listed */
+  DEVPROXY_EXECUTOR_KNOWN = 1,     /* it reads and writes nothing but what is listed */
   DEVPROXY_EXECUTOR_REPEATABLE = 2 /* and its result follows from the block, the digest and the contents listed */
 };
 

@@ -34,6 +34,9 @@ constexpr size_t kMaxRuns = 20000;  // of all members; the kernel allows a proce
 constexpr uint32_t kFreeMeetings = 2, kJudgedMeetings = 10;
 constexpr uint64_t kMeetingNs = 30'000;  // of each that comes: two switches between threads
 constexpr uint64_t kAlign = 64;          // bytes; operators may go by it
+constexpr size_t kMaxPlaces = 32768, kMaxSmall = 4096, kMaxFreed = 65536, kLookBack = 64, kMaxAlone = 1024;
+constexpr ptrdiff_t kMaxLives = 16;                                               // of one place, that are remembered
+constexpr uint64_t kJudgedLoans = 1000, kFirstRefusals = 8, kMaxRefusals = 4096;  // of a kind of launch
 
 uint64_t floor_page(uint64_t at) { return at & ~(kPoolPage - 1); }
 uint64_t ceil_page(uint64_t at) { return (at + kPoolPage - 1) & ~(kPoolPage - 1); }
@@ -44,6 +47,22 @@ bool is_memory(const Access& access) { return !(access.flags & DEVPROXY_EXECUTOR
 bool is_whole(const Access& access) { return access.flags & DEVPROXY_EXECUTOR_WHOLE; }
 // Less is compared, not numbered.
 bool is_numbered(const Access& access) { return is_memory(access) && access.bytes >= kPoolPage; }
+
+// To be found at another rank instead of being run.
+bool is_worth_it(const SpliceLaunch& launch, uint64_t least_bytes) {
+  uint64_t bytes = 0;
+  for (const Access& access : launch.accesses) bytes += is_numbered(access) ? access.bytes : 0;
+  return bytes >= least_bytes;
+}
+uint64_t purpose_of(const SpliceLaunch& launch) {
+  uint64_t key = XXH3_64bits(launch.name.data(), launch.name.size());
+  for (const Access& access : launch.accesses) {
+    if (!is_memory(access)) continue;
+    const uint64_t words[] = {access.bytes, access.flags & ~kYoung};
+    key = XXH3_64bits_withSeed(words, sizeof words, key);
+  }
+  return key;
+}
 
 class Hash {
  public:
@@ -76,11 +95,17 @@ Contents derived(const T&... from) {
 class Splicer::Member {
  public:
   uint64_t bit = 0, base = 0, bytes = 0;
+  uint32_t number = 0;
   int fd = -1;
+  Pending pending;
   std::atomic<bool> spliced{false}, hurried{false};
+  std::atomic<bool> deals{false};  // it lends or borrows
 
   // Does a write to its range matter to others, or to what is known of it?
-  bool concerned() const { return spliced.load(std::memory_order_acquire) || knows.load(std::memory_order_acquire); }
+  bool concerned() const {
+    return spliced.load(std::memory_order_acquire) || knows.load(std::memory_order_acquire) ||
+           deals.load(std::memory_order_acquire);
+  }
   bool holds(uint64_t addr, uint64_t n) const { return addr >= base && n <= bytes && addr - base <= bytes - n; }
   uint8_t* at(uint64_t offset) const { return reinterpret_cast<uint8_t*>(base + offset); }
 
@@ -89,6 +114,7 @@ class Splicer::Member {
     uint64_t end = 0, pool = 0;
   };
   std::map<uint64_t, Run> runs;
+  uint64_t squashed = 0;    // pages_mu_: the position of the last launch that has been run for it
   bool all_loaded = false;  // pages_mu_: it was restored, and nobody fills it any more
   // pages_mu_: what ranges hold that have not been written since, by their offset.
   struct Held {
@@ -130,6 +156,8 @@ class Splicer::Member {
     --it;
     return addr + n <= it->first + it->second.bytes ? &it->second : nullptr;
   }
+  // Blocks that were freed, by address and position: their ends.
+  std::map<std::pair<uint64_t, uint64_t>, uint64_t> freed;
   std::unordered_map<uint64_t, uint64_t> last;  // by operator and sizes: the position of the last
   struct Learned {
     uint64_t seen = 0;      // times
@@ -174,6 +202,7 @@ class Splicer::Layout {
 struct Splicer::Arrival {
   Member* member = nullptr;
   const SpliceLaunch* launch = nullptr;
+  Runner* runner = nullptr;
   bool done = false, dissolved = false;  // mu_
   Status status;
 };
@@ -218,23 +247,30 @@ StatusOr<std::shared_ptr<Splicer>> Splicer::open(const SpliceConfig& config, con
 
 Splicer::~Splicer() = default;
 
-std::shared_ptr<Splicer::Member> Splicer::join(uint64_t base, uint64_t bytes, int memory_fd) {
+std::shared_ptr<Splicer::Member> Splicer::join(uint64_t base, uint64_t bytes, int memory_fd, Pending pending) {
   std::scoped_lock lock(pages_mu_, mu_);
   size_t number = 0;
   while (number < members_.size() && members_[number]) number++;
   if (number == kMaxMembers) return nullptr;
   if (number == members_.size()) members_.emplace_back();
   auto member = std::make_shared<Member>();
+  member->number = static_cast<uint32_t>(number);
   member->bit = uint64_t{1} << number;
   member->base = base;
   member->bytes = bytes;
   member->fd = memory_fd;
+  member->pending = std::move(pending);
   members_[number] = member;
   return member;
 }
 
 void Splicer::leave(Member& member) {
-  std::scoped_lock lock(pages_mu_, mu_);
+  std::unique_lock pages(pages_mu_);
+  loans_.repay(member.number, 0, member.bytes);
+  // Nobody is left to be told: a borrower that gets no pages has what it had.
+  [[maybe_unused]] const Status ignored = settle(loans_.call_in(member.number, 0, member.bytes));
+  loans_changed();
+  std::lock_guard lock(mu_);
   for (const auto& group : groups_) {
     if (!(group->members & member.bit)) continue;
     dissolve(*group);
@@ -253,6 +289,8 @@ SpliceCounts Splicer::counts() const {
   SpliceCounts all = counts_;
   all.compared_bytes = compared_bytes_;
   all.broken = broken_;
+  all.lent_bytes = lent_bytes_;
+  all.settled_bytes = settled_bytes_;
   all.saved_bytes = saved_bytes_;
   return all;
 }
@@ -404,9 +442,16 @@ void Splicer::count_breaks(Member& member, uint64_t addr, uint64_t bytes) {
 }
 
 // Under pages_mu_.
-Status Splicer::break_off(Member& member, uint64_t addr, uint64_t bytes, bool counts) {
+Status Splicer::break_off(Member& member, uint64_t addr, uint64_t bytes, bool counts, bool whole) {
   const uint64_t begin = addr - member.base;
   member.forget(begin, begin + bytes);
+  if (member.deals) {
+    const std::vector<Loan> borrowed = loans_.repay(member.number, begin, begin + bytes);
+    Status s = whole ? Status{} : settle(borrowed);
+    if (s.ok()) s = settle(loans_.call_in(member.number, begin, begin + bytes));
+    loans_changed();
+    if (!s.ok()) return s;
+  }
   bool any = false;
   for_each_part(member, begin, begin + bytes, [&](uint64_t, uint64_t, uint64_t pool) { any |= pool != UINT64_MAX; });
   if (!any) return {};
@@ -418,20 +463,30 @@ Status Splicer::break_off(Member& member, uint64_t addr, uint64_t bytes, bool co
   return own_pages(member, begin, begin + bytes, true);
 }
 
-Status Splicer::before_write(uint64_t addr, uint64_t bytes) {
+Status Splicer::before_read(uint64_t addr, uint64_t bytes) {
+  if (!lending_.load(std::memory_order_acquire) || bytes == 0) return {};
+  std::lock_guard pages(pages_mu_);
+  Member* const member = at(addr);
+  if (!member || !member->deals || !member->holds(addr, bytes)) return {};
+  const Status done = settle(loans_.repay(member->number, addr - member->base, addr - member->base + bytes));
+  loans_changed();
+  return done;
+}
+
+Status Splicer::before_write(uint64_t addr, uint64_t bytes, bool whole) {
   if (!busy_.load(std::memory_order_acquire) || bytes == 0) return {};
   std::lock_guard pages(pages_mu_);
   Member* const member = at(addr);
-  return member && member->holds(addr, bytes) ? break_off(*member, addr, bytes, true) : Status{};
+  return member && member->holds(addr, bytes) ? break_off(*member, addr, bytes, true, whole) : Status{};
 }
 
-// Under pages_mu_.
+// Under pages_mu_. What the launch reads has been settled.
 Status Splicer::break_writes(Member& member, const SpliceLaunch& launch, bool counts) {
   for (const Access& access : launch.accesses) {
     if (!is_memory(access) || !writes(access) || access.bytes == 0) continue;
     Member* const owner = member.holds(access.addr, access.bytes) ? &member : at(access.addr);
     if (!owner || !owner->concerned() || !owner->holds(access.addr, access.bytes)) continue;
-    if (Status s = break_off(*owner, access.addr, access.bytes, counts); !s.ok()) return s;
+    if (Status s = break_off(*owner, access.addr, access.bytes, counts, is_whole(access)); !s.ok()) return s;
   }
   return {};
 }
@@ -444,8 +499,15 @@ Status Splicer::before_sharing(Member& member, uint64_t addr, uint64_t bytes) {
   }
   if (!member.concerned()) return {};
   std::lock_guard pages(pages_mu_);
-  member.forget(addr - member.base, addr - member.base + bytes);
-  return own_pages(member, addr - member.base, addr - member.base + bytes, true);
+  const uint64_t begin = addr - member.base;
+  member.forget(begin, begin + bytes);
+  if (member.deals) {
+    Status s = settle(loans_.repay(member.number, begin, begin + bytes));
+    if (s.ok()) s = settle(loans_.call_in(member.number, begin, begin + bytes));
+    loans_changed();
+    if (!s.ok()) return s;
+  }
+  return own_pages(member, begin, begin + bytes, true);
 }
 
 Status Splicer::before_anything(Member& member) {
@@ -457,7 +519,174 @@ Status Splicer::before_anything(Member& member) {
     count_breaks(member, member.base, member.bytes);
   }
   member.forget(0, member.bytes);
-  return own_pages(member, 0, member.bytes, true);
+  Status s = settle(loans_.repay(member.number, 0, member.bytes));
+  if (s.ok()) s = settle(loans_.call_in(member.number, 0, member.bytes));
+  loans_changed();
+  return s.ok() ? own_pages(member, 0, member.bytes, true) : std::move(s);
+}
+
+// -- loans (under pages_mu_) ----------------------------------------------------------------------------------------
+
+void Splicer::loans_changed() {
+  for (const auto& one : members_)
+    if (one) one->deals = loans_.concern(one->number);
+  lending_.store(!loans_.empty(), std::memory_order_release);
+}
+
+// Has the borrower freed it, and is nothing left that it submitted before and that touches it? (Its allocator gives memory
+// out again in the order of a stream.)
+bool Splicer::dead(const Loan& loan) {
+  const Member& borrower = *members_[loan.borrower];
+  const uint64_t begin = borrower.base + loan.to, end = begin + loan.bytes;
+  uint64_t freed = UINT64_MAX;
+  {
+    std::lock_guard lock(mu_);
+    auto it = borrower.freed.upper_bound({begin, UINT64_MAX});
+    for (size_t looked = 0; it != borrower.freed.begin() && looked < kLookBack; looked++) {
+      --it;
+      if (it->second >= end && it->first.second >= loan.position) freed = std::min(freed, it->first.second);
+    }
+  }
+  if (freed == UINT64_MAX) return false;
+  return !borrower.pending || !borrower.pending(begin, loan.bytes, freed, borrower.squashed);
+}
+
+// Precondition: the loans have been taken out, and the lender has their contents still.
+Status Splicer::settle(const std::vector<Loan>& loans) {
+  for (const Loan& loan : loans) {
+    Member& borrower = *members_[loan.borrower];
+    if (dead(loan)) {  // nothing is there any more
+      borrower.forget(loan.to, loan.to + loan.bytes);
+      continue;
+    }
+    if (Status s = own_pages(borrower, loan.to, loan.to + loan.bytes, true); !s.ok()) return s;
+    std::memcpy(borrower.at(loan.to), members_[loan.lender]->at(loan.from), loan.bytes);
+    settled_bytes_ += loan.bytes;
+    purposes_[loan.purpose].settled_bytes += loan.bytes;
+  }
+  return {};
+}
+
+Status Splicer::settle_reads(Member& member, const SpliceLaunch& launch, uint64_t up_to_bytes) {
+  if (loans_.empty()) return {};
+  for (const Access& access : launch.accesses) {
+    if (!is_memory(access) || !reads(access) || access.bytes > up_to_bytes) continue;
+    Member* const owner = member.holds(access.addr, access.bytes) ? &member : at(access.addr);
+    if (!owner || !owner->deals || !owner->holds(access.addr, access.bytes)) continue;
+    const uint64_t begin = access.addr - owner->base;
+    const Status done = settle(loans_.repay(owner->number, begin, begin + access.bytes));
+    loans_changed();
+    if (!done.ok()) return done;
+  }
+  return {};
+}
+
+// Are loans of this kind worth it? Most of the last ones were not settled, or it is time to try again.
+bool Splicer::pays(uint64_t purpose) {
+  if (!config_.thrifty) return true;
+  if (purposes_.size() >= kMaxKeys) purposes_.clear();
+  Purpose& known = purposes_[purpose];
+  if (known.loans < kJudgedLoans) return true;
+  const bool good = known.settled_bytes * 2 <= known.lent_bytes;
+  if (!good && ++known.refused < known.refusals) return false;
+  // Ranks that have not learnt yet to meet settle the first ones; so it begins with short refusals.
+  const uint64_t refusals = good ? kFirstRefusals : std::min(known.refusals * 2, kMaxRefusals);
+  known = {};
+  known.refusals = refusals;
+  return true;
+}
+
+void Splicer::lend(const Loan& loan) {
+  loans_.lend(loan);
+  lent_bytes_ += loan.bytes;
+  Purpose& known = purposes_[loan.purpose];
+  known.loans++;
+  known.lent_bytes += loan.bytes;
+}
+
+// Where a result lies already.
+struct Splicer::Found {
+  const Access* access = nullptr;
+  Contents contents;
+  uint32_t lender = 0;
+  uint64_t from = 0;
+  const std::vector<uint8_t>* small = nullptr;
+};
+
+std::optional<std::vector<Splicer::Found>> Splicer::found_elsewhere(const Member& member, const SpliceLaunch& launch,
+                                                                    const Contents& result) {
+  std::vector<Found> all;
+  for (size_t i = 0; i < launch.accesses.size(); i++) {
+    const Access& access = launch.accesses[i];
+    if (!is_memory(access) || !writes(access) || access.bytes == 0) continue;
+    if (!is_whole(access)) return {};
+    Found one{&access, derived(result, i), 0, 0, nullptr};
+    if (is_numbered(access)) {
+      const auto it = places_.find(one.contents);
+      if (it == places_.end() || it->second.bytes != access.bytes || it->second.member == member.number) return {};
+      const auto& [lender, begin, bytes] = it->second;
+      Member* const other = lender < members_.size() ? members_[lender].get() : nullptr;
+      if (!other || other->contents_of(begin, bytes) != one.contents ||
+          loans_.borrowed_bytes(lender, begin, begin + bytes) != 0)
+        return {};
+      std::lock_guard lock(mu_);  // what is freed is written soon
+      if (!other->block_of(other->base + begin, bytes)) return {};
+      one.lender = lender;
+      one.from = begin;
+    } else {
+      const auto it = small_.find(one.contents);
+      if (it == small_.end() || it->second.size() != access.bytes) return {};
+      one.small = &it->second;
+    }
+    all.push_back(one);
+  }
+  return all;
+}
+
+// Precondition: the results were found, and nothing has changed since.
+Status Splicer::borrow(Member& member, const SpliceLaunch& launch, const std::vector<Found>& found, bool counts) {
+  const uint64_t purpose = purpose_of(launch);
+  for (const Found& one : found) {
+    const uint64_t begin = one.access->addr - member.base, bytes = one.access->bytes;
+    if (Status s = break_off(member, one.access->addr, bytes, counts, true); !s.ok()) return s;
+    if (one.small) {
+      std::memcpy(member.at(begin), one.small->data(), bytes);
+      continue;
+    }
+    if (config_.guard) std::memset(member.at(begin), 0xdb, bytes);  // whoever reads it all the same
+    lend({one.lender, member.number, one.from, begin, bytes, purpose, launch.position});
+    member.hold(begin, bytes, one.contents);
+  }
+  loans_changed();
+  return {};
+}
+
+bool Splicer::same_as_found(const std::vector<Found>& found) const {
+  for (const Found& one : found) {
+    const void* const there =
+        one.small ? static_cast<const void*>(one.small->data()) : members_[one.lender]->at(one.from);
+    if (std::memcmp(reinterpret_cast<const void*>(one.access->addr), there, one.access->bytes) != 0) return false;
+  }
+  return true;
+}
+
+// For others, and for what follows from them.
+void Splicer::keep_results(Member& member, const SpliceLaunch& launch, const Contents& result) {
+  if (places_.size() >= kMaxPlaces) places_.clear();
+  if (small_.size() >= kMaxSmall) small_.clear();
+  const bool worth = is_worth_it(launch, config_.least_bytes);
+  for (size_t i = 0; i < launch.accesses.size(); i++) {
+    const Access& access = launch.accesses[i];
+    if (!is_memory(access) || !writes(access) || !is_whole(access)) continue;
+    const uint64_t begin = access.addr - member.base;
+    const Contents contents = derived(result, i);
+    if (is_numbered(access)) {
+      member.hold(begin, access.bytes, contents);
+      places_[contents] = {member.number, begin, access.bytes};
+    } else if (worth) {
+      small_[contents].assign(member.at(begin), member.at(begin + access.bytes));
+    }
+  }
 }
 
 void Splicer::hurry(Member& member, bool on) {
@@ -492,6 +721,15 @@ void Splicer::committed(Member& member, uint64_t addr, uint64_t bytes, uint64_t 
   [[maybe_unused]] const Status ignored = own_pages(member, begin, begin + bytes, true);
 }
 
+void Splicer::freed(Member& member, uint64_t addr, uint64_t bytes, uint64_t position) {
+  if (!busy_.load(std::memory_order_acquire)) return;
+  std::lock_guard lock(mu_);
+  if (member.freed.size() >= kMaxFreed) member.freed.clear();
+  const auto first = member.freed.lower_bound({addr, 0}), last = member.freed.upper_bound({addr, UINT64_MAX});
+  if (std::distance(first, last) >= kMaxLives) member.freed.erase(first);
+  member.freed[{addr, position}] = addr + bytes;
+}
+
 void Splicer::released(Member& member, uint64_t addr) {
   std::lock_guard lock(mu_);
   if (const auto it = member.blocks.find(addr); it != member.blocks.end() && !it->second.stable)
@@ -502,6 +740,12 @@ void Splicer::discard(Member& member, uint64_t addr, uint64_t bytes) {
   if (!member.concerned()) return;
   std::lock_guard pages(pages_mu_);
   member.forget(addr - member.base, addr - member.base + bytes);
+  if (member.deals) {
+    loans_.repay(member.number, addr - member.base, addr - member.base + bytes);
+    [[maybe_unused]] const Status ignored =
+        settle(loans_.call_in(member.number, addr - member.base, addr - member.base + bytes));
+    loans_changed();
+  }
   const uint64_t begin = ceil_page(addr - member.base), end = floor_page(addr - member.base + bytes);
   if (begin >= end) return;
   [[maybe_unused]] const Status ignored = own_pages(member, begin, end, false);
@@ -539,6 +783,7 @@ Status Splicer::loaded(Member& member, uint64_t addr, uint64_t bytes) {
       if (it == other->blocks.end() || !it->second.stable || it->second.bytes != size) continue;
     }
     compared_bytes_ += end - begin;
+    if (loans_.borrowed_bytes(other->number, begin, end) != 0) continue;
     if (std::memcmp(member.at(begin), other->at(begin), end - begin) != 0) continue;
     busy_ = true;
     Status s = pool_pages(*other, begin, end);
@@ -556,23 +801,63 @@ void Splicer::all_loaded(Member& member) {
 
 // -- launches -------------------------------------------------------------------------------------------------------
 
-Status Splicer::alone(Member& member, const SpliceLaunch& launch, Runner& runner, bool counts) {
+Status Splicer::alone(Member& member, const SpliceLaunch& launch, Runner& runner, bool counts, bool borrows) {
+  if (!busy_.load(std::memory_order_acquire)) {
+    runner.begin();
+    const Status done = run(member, launch, runner);
+    runner.end();
+    return done;
+  }
   std::optional<Contents> result;
-  if (busy_.load(std::memory_order_acquire)) {
+  const auto find = [&]() -> std::optional<std::vector<Found>> {
+    if (!borrows || !result || !is_worth_it(launch, config_.least_bytes) || !pays(purpose_of(launch))) return {};
+    return found_elsewhere(member, launch, *result);
+  };
+  const auto borrow_all = [&](const std::vector<Found>& found) {
+    {
+      std::lock_guard lock(mu_);
+      counts_.squashed++;
+    }
+    return borrow(member, launch, found, counts);
+  };
+  {
     std::lock_guard pages(pages_mu_);
+    Status s = settle_reads(member, launch, kPoolPage - 1);  // those count by their bytes
+    if (!s.ok()) return s;
     result = result_of(member, launch);
-    if (Status s = break_writes(member, launch, counts); !s.ok()) return s;
+    if (!config_.guard)
+      if (const auto found = find()) return borrow_all(*found);
+    if (!result || !borrows) {
+      s = settle_reads(member, launch, UINT64_MAX);
+      if (s.ok()) s = break_writes(member, launch, counts);
+      if (!s.ok()) return s;
+    }
   }
   runner.begin();
-  const Status done = run(member, launch, runner);
-  runner.end();
-  if (!result || !done.ok()) return done;
-  std::lock_guard pages(pages_mu_);
-  for (size_t i = 0; i < launch.accesses.size(); i++) {
-    const Access& access = launch.accesses[i];
-    if (is_numbered(access) && writes(access) && is_whole(access))
-      member.hold(access.addr - member.base, access.bytes, derived(*result, i));
+  Status done;
+  if (result && borrows) {  // somebody may have computed it while this one waited for the turn
+    std::lock_guard pages(pages_mu_);
+    if (!config_.guard)
+      if (const auto found = find()) {
+        done = borrow_all(*found);
+        runner.end();
+        return done;
+      }
+    done = settle_reads(member, launch, UINT64_MAX);
+    if (done.ok()) done = break_writes(member, launch, counts);
   }
+  if (done.ok()) done = run(member, launch, runner);
+  if (result && done.ok()) {
+    std::lock_guard pages(pages_mu_);
+    if (const auto found = config_.guard ? find() : std::nullopt)
+      done = same_as_found(*found)
+                 ? borrow(member, launch, *found, counts)
+                 : Status(kLaunchFailed,
+                          std::string(launch.name) + " has other results than at the rank that had them first");
+    else
+      keep_results(member, launch, *result);
+  }
+  runner.end();
   return done;
 }
 
@@ -588,7 +873,7 @@ std::optional<Contents> Splicer::result_of(const Member& member, const SpliceLau
     if (reads(access) && !member.contents_of(access.addr - member.base, access.bytes)) return {};
     counts |= writes(access) && is_whole(access);
   }
-  if (!counts) return {};
+  if (!counts && !is_worth_it(launch, config_.least_bytes)) return {};
   const Layout layout(launch);
   Hash hash;
   hash.add(launch.name.data(), launch.name.size());
@@ -643,19 +928,14 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
     fit = fit && is_whole(access);
     written += access.bytes;
   }
-  if (!fit || written < config_.least_bytes) return alone(member, launch, runner, true);
+  if (!fit || written < config_.least_bytes) return alone(member, launch, runner, true, true);
 
-  uint64_t key = XXH3_64bits(launch.name.data(), launch.name.size());
-  for (const Access& access : launch.accesses) {
-    if (!is_memory(access)) continue;
-    const uint64_t words[] = {access.bytes, access.flags};
-    key = XXH3_64bits_withSeed(words, sizeof words, key);
-  }
-
+  const uint64_t purpose = purpose_of(launch);
+  uint64_t key = purpose;
   std::unique_lock lock(mu_);
   if (member.last.size() >= kMaxKeys) member.last.clear();
   const uint64_t last = std::exchange(member.last[key], launch.position);
-  uint64_t changed = 0, settled = 0;
+  uint64_t changed = 0, settled = 0, in_places = 0;
   for (Access& access : launch.accesses) {
     if (!is_memory(access) || !writes(access)) continue;
     const Member::Block* const block = member.block_of(access.addr, access.bytes);
@@ -663,6 +943,7 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
     const bool stable = block && block->stable;
     const bool in_place = reads(access) && !(access.flags & DEVPROXY_EXECUTOR_RESETS);
     if (stable || in_place) changed += access.bytes;
+    if (in_place) in_places += access.bytes;
     if (!stable && !(block && block->since < last)) {
       access.flags |= kYoung;
       continue;
@@ -671,9 +952,20 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
     key = XXH3_64bits_withSeed(&offset, sizeof offset, key);
     if (stable || in_place) settled += access.bytes;
   }
-  if (!fit || changed < config_.least_bytes || settled * 2 < changed) {
+  // Young contents that are changed in place, where everything has a number: equal ranks are told by it.
+  std::optional<Contents> number;
+  if (fit && settled * 2 < changed && in_places >= config_.least_bytes && busy_.load(std::memory_order_acquire)) {
     lock.unlock();
-    return alone(member, launch, runner, true);
+    {
+      std::lock_guard pages(pages_mu_);
+      if (Status s = settle_reads(member, launch, kPoolPage - 1); !s.ok()) return s;
+      if (pays(purpose)) number = result_of(member, launch);
+    }
+    lock.lock();
+  }
+  if (!fit || changed < config_.least_bytes || (settled * 2 < changed && !number)) {
+    lock.unlock();
+    return alone(member, launch, runner, true, true);
   }
   if (member.learned.size() >= kMaxKeys)
     std::erase_if(member.learned, [](const auto& item) { return !item.second.group; });
@@ -681,7 +973,7 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
     const Member::Learned& known = member.learned[key];
     return known.seen == 0 && !known.group;
   };
-  if (meets_nobody() && member.spliced) {
+  if (!number && meets_nobody() && member.spliced) {
     lock.unlock();  // pages_mu_ comes first
     const uint64_t sharers = sharers_of(member, launch);
     lock.lock();
@@ -693,21 +985,41 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
     learned.group = nullptr;
     learned.say_from = learned.seen * 2;
   }
-  if (const std::shared_ptr<Group> group = learned.group) {
-    Arrival me{&member, &launch, false, false, {}};
+  // Whoever has gone on alone with this number does not come again, and it is to be found there.
+  const bool late = number && went_alone_.contains(*number);
+  if (const std::shared_ptr<Group> group = late ? nullptr : learned.group) {
+    Arrival me{&member, &launch, &runner, false, false, {}};
     if (meet(lock, group, me, runner)) return me.status;
+    if (number) goes_alone(*number);
     lock.unlock();
-    return alone(member, launch, runner, false);  // a cut, or a slow rank: the next time may be better
+    return alone(member, launch, runner, false,
+                 number.has_value());  // a cut, or a slow rank: the next time may be better
   }
   const bool say = learned.seen >= learned.say_from;
   if (learned.seen >= learned.say_from + kSayTimes) learned.say_from = learned.seen * 2;
   // Another launch of the same step may have learnt faster, and have spliced what this one writes.
   const bool counts = learned.seen > kSayTimes;
+  if (number) goes_alone(*number);
   lock.unlock();
+  if (say && number) learn(member, key, *number);
   const uint64_t before = now_ns();
-  Status done = alone(member, launch, runner, counts);
-  if (say && done.ok() && now_ns() - before >= config_.least_ns) learn(member, key, launch);
+  Status done = alone(member, launch, runner, counts, number.has_value());
+  if (say && !number && done.ok() && now_ns() - before >= config_.least_ns) {
+    Hash hash;
+    for (const Access& access : launch.accesses)
+      if (is_memory(access) && writes(access)) hash.add(reinterpret_cast<const void*>(access.addr), access.bytes);
+    learn(member, key, hash.contents());
+  }
   return done;
+}
+
+// Under mu_.
+void Splicer::goes_alone(const Contents& number) {
+  if (!went_alone_.insert(number).second) return;
+  alone_in_order_.push_back(number);
+  if (alone_in_order_.size() <= kMaxAlone) return;
+  went_alone_.erase(alone_in_order_.front());
+  alone_in_order_.pop_front();
 }
 
 // Those who share all pages of what is settled and written: they may well be replicas. 0: nobody.
@@ -740,21 +1052,15 @@ std::shared_ptr<Splicer::Group> Splicer::group_of(uint64_t key, uint64_t members
   return group;
 }
 
-void Splicer::learn(Member& member, uint64_t key, const SpliceLaunch& launch) {
-  XXH3_state_t state;
-  XXH3_128bits_reset(&state);
-  for (const Access& access : launch.accesses)
-    if (is_memory(access) && writes(access))
-      XXH3_128bits_update(&state, reinterpret_cast<const void*>(access.addr), access.bytes);
-  const XXH128_hash_t hash = XXH3_128bits_digest(&state);
-
+// said: what the launch has left, or will: equal at equal ranks.
+void Splicer::learn(Member& member, uint64_t key, const Contents& contents) {
   std::lock_guard lock(mu_);
   if (said_.size() >= kMaxKeys) said_.clear();
   std::deque<Said>& said = said_[key];
   uint64_t same = 0;
   for (const Said& one : said)
-    if (one.hash_low == hash.low64 && one.hash_high == hash.high64) same |= one.member;
-  said.push_back({member.bit, hash.low64, hash.high64});
+    if (one.contents == contents) same |= one.member;
+  said.push_back({member.bit, contents});
   if (said.size() > kMaxSaid) said.pop_front();
   same &= ~member.bit;
   if (!same) return;
@@ -877,55 +1183,101 @@ bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner&
   runner.begin();
   std::unique_lock pages(pages_mu_);
   const uint64_t start = now_ns();
-  const bool same = equal(all, me);
-  if (same) {
-    if (config_.guard) me.status = check_numbers(all, me);
-    uint64_t everybody = 0;
-    for (const Arrival* one : all) everybody |= one->member->bit;
-    Member& own = *me.member;
-    for (const Access& access : me.launch->accesses) {
-      if (!is_memory(access) || !writes(access) || !me.status.ok()) continue;
-      // A launch that fails may have written a part of it.
-      const auto place = static_cast<size_t>(&access - me.launch->accesses.data());
-      for (const Arrival* one : all) {
-        const uint64_t there = one->launch->accesses[place].addr - one->member->base;
-        one->member->forget(there, there + access.bytes);
-      }
-      // What is young may lie elsewhere at the others, and somebody may show these pages who writes other ones.
-      const uint64_t writers = access.flags & kYoung ? own.bit : everybody;
-      std::vector<std::pair<uint64_t, uint64_t>> others;
-      const uint64_t begin = access.addr - own.base;
-      for_each_part(own, floor_page(begin), ceil_page(begin + access.bytes),
-                    [&](uint64_t b, uint64_t e, uint64_t pool) {
-                      if (pool != UINT64_MAX && pool_->sharers(pool, e - b) & ~writers) others.emplace_back(b, e);
-                    });
-      for (const auto& [b, e] : others)
-        if (me.status.ok()) me.status = own_pages(own, b, e, true);
-    }
-    if (me.status.ok()) {
-      guard(own, *me.launch, false);
-      const uint64_t before = now_ns();
-      me.status = run(own, *me.launch, runner);
-      *run_ns = now_ns() - before;
-      guard(own, *me.launch, true);
-    }
-    if (me.status.ok()) me.status = hand_out(all, me);
+  StatusOr<bool> same = equal(all, me);
+  if (!same.ok()) {
+    me.status = same.status();
+  } else if (*same) {
+    Arrival& lead = lead_of(all, me);
+    me.status = run_at(lead, all, run_ns);
+    if (me.status.ok()) me.status = hand_out(all, lead);
+    for (const Arrival* one : all) one->member->squashed = one->launch->position;
+    loans_changed();
     saved_bytes_ = pool_->saved_bytes();
     busy_ = true;
   }
   *spent_ns = now_ns() - start - *run_ns;
   pages.unlock();
   runner.end();
-  return same;
+  return !same.ok() || *same;
+}
+
+// Whoever has borrowed least of what is read: its copy is not needed then.
+Splicer::Arrival& Splicer::lead_of(const std::vector<Arrival*>& all, Arrival& me) const {
+  Arrival* lead = &me;
+  uint64_t least = UINT64_MAX;
+  for (Arrival* one : all) {
+    uint64_t borrowed = 0;
+    for (const Access& access : one->launch->accesses)
+      if (is_memory(access) && reads(access)) {
+        const uint64_t begin = access.addr - one->member->base;
+        borrowed += loans_.borrowed_bytes(one->member->number, begin, begin + access.bytes);
+      }
+    if (borrowed < least || (borrowed == least && one == &me)) least = borrowed, lead = one;
+  }
+  return *lead;
+}
+
+// By this thread, whose turn it is. Those who have come wait for it, so the lead's runner is its own.
+Status Splicer::run_at(Arrival& lead, const std::vector<Arrival*>& all, uint64_t* run_ns) {
+  if (config_.guard)
+    if (Status s = check_numbers(all, lead); !s.ok()) return s;
+  Member& own = *lead.member;
+  Status status = settle_reads(own, *lead.launch, UINT64_MAX);
+  const auto for_each_written = [&](auto f) {
+    for (const Access& access : lead.launch->accesses) {
+      if (!is_memory(access) || !writes(access)) continue;
+      const auto place = static_cast<size_t>(&access - lead.launch->accesses.data());
+      for (const Arrival* one : all) f(access, *one->member, one->launch->accesses[place].addr - one->member->base);
+    }
+  };
+  // A launch that fails may have written a part of it. Each one's is written as a whole, so what was borrowed goes.
+  std::vector<Loan> dropped;
+  for_each_written([&](const Access& access, Member& member, uint64_t there) {
+    member.forget(there, there + access.bytes);
+    for (const Loan& loan : loans_.repay(member.number, there, there + access.bytes)) dropped.push_back(loan);
+  });
+  for_each_written([&](const Access& access, Member& member, uint64_t there) {
+    if (status.ok()) status = settle(loans_.call_in(member.number, there, there + access.bytes));
+  });
+  uint64_t everybody = 0;
+  for (const Arrival* one : all) everybody |= one->member->bit;
+  for (const Access& access : lead.launch->accesses) {
+    if (!is_memory(access) || !writes(access)) continue;
+    // What is young may lie elsewhere at the others, and somebody may show these pages who writes other ones.
+    const uint64_t writers = access.flags & kYoung ? own.bit : everybody;
+    std::vector<std::pair<uint64_t, uint64_t>> others;
+    const uint64_t begin = access.addr - own.base;
+    for_each_part(own, floor_page(begin), ceil_page(begin + access.bytes), [&](uint64_t b, uint64_t e, uint64_t pool) {
+      if (pool != UINT64_MAX && pool_->sharers(pool, e - b) & ~writers) others.emplace_back(b, e);
+    });
+    for (const auto& [b, e] : others)
+      if (status.ok()) status = own_pages(own, b, e, true);
+  }
+  if (status.ok()) {
+    guard(own, *lead.launch, false);
+    const uint64_t before = now_ns();
+    status = run(own, *lead.launch, *lead.runner);
+    *run_ns = now_ns() - before;
+    guard(own, *lead.launch, true);
+  }
+  // Each rank has then what its own launch would have left that failed at the same place.
+  if (!status.ok()) [[maybe_unused]]
+    const Status ignored = settle(dropped);
+  return status;
 }
 
 // With guard: what is known to be equal is.
-Status Splicer::check_numbers(const std::vector<Arrival*>& all, const Arrival& me) {
+Status Splicer::check_numbers(const std::vector<Arrival*>& all, const Arrival& me) const {
+  const auto is_there = [&](const Arrival& one, size_t i) {
+    const Access& access = one.launch->accesses[i];
+    const uint64_t begin = access.addr - one.member->base;
+    return loans_.borrowed_bytes(one.member->number, begin, begin + access.bytes) == 0;
+  };
   for (size_t i = 0; i < me.launch->accesses.size(); i++) {
     const Access& access = me.launch->accesses[i];
-    if (!is_numbered(access) || !reads(access)) continue;
+    if (!is_numbered(access) || !reads(access) || !is_there(me, i)) continue;
     for (const Arrival* one : all)
-      if (known_equal(me, *one, i) &&
+      if (known_equal(me, *one, i) && is_there(*one, i) &&
           std::memcmp(reinterpret_cast<const void*>(access.addr),
                       reinterpret_cast<const void*>(one->launch->accesses[i].addr), access.bytes) != 0)
         return {kLaunchFailed, std::string(me.launch->name) + " reads contents of one number that differ"};
@@ -964,7 +1316,7 @@ bool Splicer::same_launch(const Arrival& first, const Arrival& second) {
   return true;
 }
 
-bool Splicer::equal(const std::vector<Arrival*>& all, const Arrival& me) {
+StatusOr<bool> Splicer::equal(const std::vector<Arrival*>& all, const Arrival& me) {
   const SpliceLaunch& a = *me.launch;
   for (const Arrival* one : all)
     if (one != &me && !same_launch(me, *one)) return false;
@@ -982,8 +1334,15 @@ bool Splicer::equal(const std::vector<Arrival*>& all, const Arrival& me) {
     });
   }
   for (const Arrival* one : all)
-    for (size_t i = 0; one != &me && i < a.accesses.size(); i++)
-      if (!skip[i] && !known_equal(me, *one, i) && !same_contents(me, *one, i)) return false;
+    for (size_t i = 0; one != &me && i < a.accesses.size(); i++) {
+      if (skip[i] || known_equal(me, *one, i)) continue;
+      for (const Arrival* either : {&me, one}) {
+        const uint64_t begin = either->launch->accesses[i].addr - either->member->base;
+        if (Status s = settle(loans_.repay(either->member->number, begin, begin + a.accesses[i].bytes)); !s.ok())
+          return s;
+      }
+      if (!same_contents(me, *one, i)) return false;
+    }
   // What the launch only reads need not be compared again.
   for (size_t i = 0; i < a.accesses.size(); i++) {
     if (skip[i] || writes(a.accesses[i]) || !is_numbered(a.accesses[i])) continue;
@@ -1035,17 +1394,27 @@ bool Splicer::may_splice(Member& member, uint64_t addr, uint64_t bytes) {
 }
 
 // What the launch has written, to those for whom it ran.
-Status Splicer::hand_out(const std::vector<Arrival*>& all, const Arrival& me) {
-  Member& from = *me.member;
-  for (const Access& access : me.launch->accesses) {
+Status Splicer::hand_out(const std::vector<Arrival*>& all, const Arrival& lead) {
+  Member& from = *lead.member;
+  const uint64_t purpose = purpose_of(*lead.launch);
+  const bool lends = pays(purpose);
+  for (const Access& access : lead.launch->accesses) {
     if (!is_memory(access) || !writes(access)) continue;
     const uint64_t begin = access.addr - from.base, end = begin + access.bytes;
-    const auto place = static_cast<size_t>(&access - me.launch->accesses.data());
+    const auto place = static_cast<size_t>(&access - lead.launch->accesses.data());
     const Contents contents{++numbers_, 0};
     for (const Arrival* one : all) {
       const uint64_t there = one->launch->accesses[place].addr - one->member->base;
       one->member->hold(there, access.bytes, contents);
-      if (one == &me || !(access.flags & kYoung)) continue;
+      if (one == &lead || !(access.flags & kYoung)) continue;
+      if (lends && is_numbered(access)) {
+        if (config_.guard) {
+          if (Status s = own_pages(*one->member, there, there + access.bytes, true); !s.ok()) return s;
+          std::memset(one->member->at(there), 0xdb, access.bytes);
+        }
+        lend({from.number, one->member->number, begin, there, access.bytes, purpose, one->launch->position});
+        continue;
+      }
       if (std::memcmp(one->member->at(there), from.at(begin), access.bytes) == 0) continue;
       if (Status s = own_pages(*one->member, there, there + access.bytes, true); !s.ok()) return s;
       std::memcpy(one->member->at(there), from.at(begin), access.bytes);
@@ -1061,7 +1430,7 @@ Status Splicer::hand_out(const std::vector<Arrival*>& all, const Arrival& me) {
       first = last = begin;  // copy all of it
     }
     for (const Arrival* one : all) {
-      if (one == &me) continue;
+      if (one == &lead) continue;
       Status s = copy(from, *one->member, begin, first);
       if (s.ok() && first < last) s = splice(from, *one->member, first, last);
       if (s.ok()) s = copy(from, *one->member, last, end);

@@ -24,6 +24,15 @@
 // reads, at each rank by itself. So gradients are known to be equal from their all-reduce on, however the program copies
 // and scales them before its step. A number holds until somebody writes there.
 //
+// What one rank has computed, another one borrows: a repeatable launch whose results, by their numbers, lie at another rank
+// already is not run (common subexpressions, over ranks). Only the loan is noted, and a launch for several hands out
+// its young results as loans. A loan is settled, by a copy, when its borrower reads it in a launch of its own, or the lender
+// is about to write there. Mostly neither happens: the next launch that reads it is squashed too, and runs at the lender;
+// then the borrower overwrites it, or has freed it. So of gradients that an all-reduce made equal, the copies out of
+// buckets, norms and clipping are done once. For that, launches that change such contents in place meet as others do, and
+// are recognized by equal numbers; whoever has nobody to wait for still finds its results. Kinds of launches whose loans are
+// mostly settled are not lent any more.
+//
 // What keeps it right: a spliced page is written by a launch of all its sharers, or by nobody. Whatever else would write
 // it (another launch, a copy, a communicator, a rank that did not come) first gives the writer pages of its own. That
 // needs to be told what a launch writes (footprint.h); where nobody can tell, the rank gets its pages back at once.
@@ -40,7 +49,12 @@
 //   2. A waits in a meeting, and B, for whom it waits, waits for A in a collective: no kernel runs, so A goes on alone.
 //   3. A rank's space is torn down while it waits: its worker wakes, sees that it is leaving, and dissolves the meeting.
 //   4. Two streams of one rank come to one meeting: the second one runs alone.
-//   5. The last rank comes while the first gives up: both under mu_; whoever takes the list of those present decides.
+//   5. A lender writes what a borrower reads at that moment: the borrower's launch has settled its reads before it began,
+//      and a settled loan is none. Both under pages_mu_.
+//   6. A borrower frees what it has borrowed, and gets the memory again, while commands that read it are still to come: a
+//      loan is dead if its command was submitted before that, and none that was is left that touches it. One that
+//      waits in a meeting is left until it has been run for all.
+//   7. The last rank comes while the first gives up: both under mu_; whoever takes the list of those present decides.
 #pragma once
 
 #include <array>
@@ -48,17 +62,20 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/hal/sharing.h"
 #include "devproxy/hal/soft/splice/footprint.h"
+#include "devproxy/hal/soft/splice/loans.h"
 #include "devproxy/hal/soft/splice/page_pool.h"
 #include "devproxy/hal/soft/splice/splice_config.h"
 
@@ -89,8 +106,11 @@ class Splicer final : public Splicing {
   static StatusOr<std::shared_ptr<Splicer>> open(const SpliceConfig& config, const Engine* engine);
   ~Splicer() override;
 
-  // A space begins, and ends. memory_fd is mapped at base. nullptr: there are too many.
-  std::shared_ptr<Member> join(uint64_t base, uint64_t bytes, int memory_fd);
+  // May a command of the space touch the range that has not completed, up to the position `last`, but for the one at
+  // `but`? Any thread asks, under the splicer's locks.
+  using Pending = std::function<bool(uint64_t addr, uint64_t bytes, uint64_t last, uint64_t but)>;
+  // A space begins, and ends. memory_fd is mapped at base. No `pending`: nothing ever is. nullptr: there are too many.
+  std::shared_ptr<Member> join(uint64_t base, uint64_t bytes, int memory_fd, Pending pending = {});
   void leave(Member& member);
 
   // -- any thread
@@ -98,8 +118,10 @@ class Splicer final : public Splicing {
   uint64_t saved_bytes() const override { return saved_bytes_; }
   // Runs the launch, or returns when another rank's has stood for it.
   Status launch(Member& member, SpliceLaunch& launch, Runner& runner);
-  // Somebody is about to write the range other than by launch(). Any member's range, or none's.
-  Status before_write(uint64_t addr, uint64_t bytes);
+  // Somebody is about to read, or to write, the range other than by launch(). Any member's range, or none's. whole: each
+  // byte of it is written.
+  Status before_read(uint64_t addr, uint64_t bytes);
+  Status before_write(uint64_t addr, uint64_t bytes, bool whole);
   // Somebody is about to reach the range through the member's descriptor.
   Status before_sharing(Member& member, uint64_t addr, uint64_t bytes);
   // A collective has written the range, and the same to its other members. operation: what tells it from all others.
@@ -112,6 +134,8 @@ class Splicer final : public Splicing {
   // -- the submitting thread of the member
   // position: of the last command before.
   void committed(Member& member, uint64_t addr, uint64_t bytes, uint64_t position, bool stable);
+  // No command behind this position touches it as what it was.
+  void freed(Member& member, uint64_t addr, uint64_t bytes, uint64_t position);
   void released(Member& member, uint64_t addr);
   // Nobody will read the range before it is allocated again.
   void discard(Member& member, uint64_t addr, uint64_t bytes);
@@ -129,17 +153,31 @@ class Splicer final : public Splicing {
   Splicer(const SpliceConfig& config, const Engine* engine, std::unique_ptr<PagePool> pool)
       : config_(config), engine_(engine), pool_(std::move(pool)) {}
 
-  // counts: that is how the memory is used, and it is soon copied, not spliced.
-  Status alone(Member& member, const SpliceLaunch& launch, Runner& runner, bool counts);
+  // counts: that is how the memory is used, and it is soon copied, not spliced. borrows: another rank's results will do.
+  Status alone(Member& member, const SpliceLaunch& launch, Runner& runner, bool counts, bool borrows);
   Status run(const Member& member, const SpliceLaunch& launch, Runner& runner) const;
-  Status break_off(Member& member, uint64_t addr, uint64_t bytes, bool counts);
+  Status break_off(Member& member, uint64_t addr, uint64_t bytes, bool counts, bool whole);
   Status break_writes(Member& member, const SpliceLaunch& launch, bool counts);
   std::optional<Contents> result_of(const Member& member, const SpliceLaunch& launch) const;
+  struct Found;
+  std::optional<std::vector<Found>> found_elsewhere(const Member& member, const SpliceLaunch& launch,
+                                                    const Contents& result);
+  Status borrow(Member& member, const SpliceLaunch& launch, const std::vector<Found>& found, bool counts);
+  bool same_as_found(const std::vector<Found>& found) const;
+  void keep_results(Member& member, const SpliceLaunch& launch, const Contents& result);
+  Status settle(const std::vector<Loan>& loans);
+  Status settle_reads(Member& member, const SpliceLaunch& launch, uint64_t up_to_bytes);
+  bool dead(const Loan& loan);
+  bool pays(uint64_t purpose);
+  void lend(const Loan& loan);
+  void loans_changed();
   bool meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Group>& group, Arrival& me, Runner& runner);
   bool run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, uint64_t* spent_ns, uint64_t* run_ns);
   static bool same_launch(const Arrival& a, const Arrival& b);
-  bool equal(const std::vector<Arrival*>& all, const Arrival& me);
-  Status hand_out(const std::vector<Arrival*>& all, const Arrival& me);
+  StatusOr<bool> equal(const std::vector<Arrival*>& all, const Arrival& me);
+  Status run_at(Arrival& lead, const std::vector<Arrival*>& all, uint64_t* run_ns);
+  Arrival& lead_of(const std::vector<Arrival*>& all, Arrival& me) const;
+  Status hand_out(const std::vector<Arrival*>& all, const Arrival& lead);
   Status splice(Member& from, Member& to, uint64_t begin, uint64_t end);
   Status copy(Member& from, Member& to, uint64_t begin, uint64_t end);
   Status own_pages(Member& member, uint64_t begin, uint64_t end, bool contents);
@@ -147,12 +185,13 @@ class Splicer final : public Splicing {
   Status map_pool(Member& member, uint64_t begin, uint64_t end, uint64_t pool_at);
   template <class F>
   static void for_each_part(const Member& member, uint64_t begin, uint64_t end, F f);
-  void learn(Member& member, uint64_t key, const SpliceLaunch& launch);
+  void learn(Member& member, uint64_t key, const Contents& said);
+  void goes_alone(const Contents& number);
   bool waits_for_itself(const Group& group) const;
   void dissolve(Group& group);
   void retire(Group& group);
   void count_breaks(Member& member, uint64_t addr, uint64_t bytes);  // under mu_
-  static Status check_numbers(const std::vector<Arrival*>& all, const Arrival& me);
+  Status check_numbers(const std::vector<Arrival*>& all, const Arrival& me) const;
   bool same_contents(const Arrival& a, const Arrival& b, size_t access);
   static bool known_equal(const Arrival& a, const Arrival& b, size_t access);
   bool may_splice(Member& member, uint64_t addr, uint64_t bytes);
@@ -168,17 +207,38 @@ class Splicer final : public Splicing {
   const std::unique_ptr<PagePool> pool_;  // pages_mu_
   uint64_t numbers_ = 0;                  // pages_mu_
 
+  // pages_mu_
+  Loans loans_;
+  struct ContentsHash {
+    size_t operator()(const Contents& contents) const { return contents.low ^ contents.high; }
+  };
+  struct Place {
+    uint32_t member = 0;
+    uint64_t begin = 0, bytes = 0;
+  };
+  std::unordered_map<Contents, Place, ContentsHash> places_;                // where contents were; to be looked at
+  std::unordered_map<Contents, std::vector<uint8_t>, ContentsHash> small_;  // results of less than a page
+  struct Purpose {
+    uint64_t loans = 0, lent_bytes = 0, settled_bytes = 0, refused = 0, refusals = 8;
+  };
+  std::unordered_map<uint64_t, Purpose> purposes_;  // by the kind of launch
+
   mutable std::mutex mu_;
   std::vector<std::shared_ptr<Member>> members_;  // by number; gaps. Changed under both locks
   struct Said {
-    uint64_t member, hash_low, hash_high;
+    uint64_t member;
+    Contents contents;
   };
   std::unordered_map<uint64_t, std::deque<Said>> said_;  // by key
   std::vector<std::shared_ptr<Group>> groups_;
+  // Numbers of launches that a rank has run alone, and the last of them in order.
+  std::unordered_set<Contents, ContentsHash> went_alone_;
+  std::deque<Contents> alone_in_order_;
   SpliceCounts counts_;
   // Has anything ever been spliced or found equal? Until then nobody who writes has to look.
   std::atomic<bool> busy_{false};
-  std::atomic<uint64_t> compared_bytes_{0}, broken_{0}, saved_bytes_{0};
+  std::atomic<bool> lending_{false};  // is there any loan?
+  std::atomic<uint64_t> compared_bytes_{0}, broken_{0}, saved_bytes_{0}, lent_bytes_{0}, settled_bytes_{0};
 };
 
 }  // namespace devproxy::hal::soft
