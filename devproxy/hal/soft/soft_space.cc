@@ -414,7 +414,8 @@ void SoftSpace::work(const std::shared_ptr<SoftQueue>& queue) {
     if (queue->kind != QueueKind::kNonBlocking) pending_blocking_.fetch_sub(1, std::memory_order_release);
     pending_all_.fetch_sub(1, std::memory_order_release);
     for (SoftQueue* other : sleepers_)
-      if (other->asleep_on && other->asleep_on->queue == queue) other->wake.notify_one();
+      if (other->asleep_on && other->asleep_on->queue == queue && ticket.position >= other->asleep_on->position)
+        other->wake.notify_one();
   }
   yield(queue->turn);
   queue->gone = true;
