@@ -267,6 +267,21 @@ def ranks(seed: int) -> dict[str, int]:
     return rank_kills.run(seed)
 
 
+def small_files(seed: int) -> dict[str, int]:
+    """See tests/bench/small_files.py; bytes are checked, and its targets for the freeze and the restore."""
+    sys.path.insert(0, str(ROOT))
+    from tests.bench import small_files as files
+
+    dice = random.Random(seed)
+    count, size = dice.choice([1_000, 20_000, files.FILES]), dice.choice([0, 1, 5, 300])
+    with tempfile.TemporaryDirectory() as root:
+        seconds = files.measure(count, size, Path(root))
+    allowed = max(count / files.FILES, 0.1)
+    assert seconds["same"] <= files.FREEZE_TARGET_S * allowed, (count, size, seconds)
+    assert seconds["gone"] <= files.RESTORE_TARGET_S * allowed, (count, size, seconds)
+    return {"files": count}
+
+
 def fault_points(seed: int) -> dict[str, int]:
     """Run n is the n-th case of tests/fault/points.py. One job serves many of them, as in the tests."""
     sys.path.insert(0, str(ROOT))
@@ -333,6 +348,12 @@ CAMPAIGNS = [
     Campaign("meta", "random programs of ranks that meet beside their collectives", 10, meta),
     Campaign(
         "takeback", "random programs of ranks, cut anywhere, their servers replaced", 10, takeback
+    ),
+    Campaign(
+        "small-files",
+        "up to 200,000 small files of a job: copied, put back, every byte checked, in the time that they may take",
+        10,
+        small_files,
     ),
     Campaign("fuzz", "hostile messages against the sanitized server", 20, fuzz),
 ]

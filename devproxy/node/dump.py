@@ -23,6 +23,7 @@ from devproxy import fault, proctree
 from devproxy.checkpoint import criu, facts, image
 from devproxy.checkpoint.dumpable.check import check_tree
 from devproxy.checkpoint.dumpable.verdict import Verdict
+from devproxy.checkpoint.files.cut import Cut
 from devproxy.checkpoint.files.records import FileEntry
 from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.writer import Writer
@@ -82,6 +83,7 @@ class TreeDump:
         self._killed_before: set[int] = set()
         self._staging = ""
         self._files_dir = ""
+        self._files_cut: Cut | None = None
         self._facts: dict[str, Any] = {}
         self._stdio: dict[str, Any] = {}
         self._tcp: dict[str, Any] = {}
@@ -136,6 +138,11 @@ class TreeDump:
             )
             self._files_dir = staging.make_for_files(
                 self._staging, spec.job_id, self._changed_bytes()
+            )
+            self._files_cut = self._tracker.prepare(
+                self._files_dir,
+                previous=self._previous_files,
+                files_max=spec.files_max_bytes,
             )
 
     def _look(self, root: int, known_pipes: set[int]) -> Verdict:
@@ -248,11 +255,7 @@ class TreeDump:
         files_of = f"the files of {self._name}"
         with self.stages.at("files", "copying the files that the job wrote", files_of):
             self._tracker.mention_open(root)
-            self.files = self._tracker.snapshot(
-                self._files_dir,
-                previous=self._previous_files,
-                files_max=tree.spec.files_max_bytes,
-            )
+            self.files = self._tracker.snapshot(self._files_dir, cut=self._files_cut)
         self._stdio = (
             tree.stdio.describe()
         )  # which takes what is left in the FIFOs: nobody writes now
@@ -290,6 +293,10 @@ class TreeDump:
             "host", "writing the processes", self._processes
         )  # what fails now is CRIU again
         self.freeze_s = self._criu.release().frozen_s
+        try:
+            self._tracker.keep_state()
+        except OSError as error:  # the next look keeps it
+            self.warnings.append(f"the state of the job's files cannot be kept: {error}")
         self.stages.seconds["host"] = time.monotonic() - self._begun_s
 
     # -- into the store -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -223,8 +223,19 @@ class TreeRestore:
         def fetch(entry: FileEntry, to: int) -> None:
             self._store.fetch_file(entry.refs, to, name=f"{self._about}: file {entry.path}")
 
+        def fetch_many(files: Sequence[tuple[FileEntry, int]]) -> None:
+            self._store.fetch_files(
+                (entry.refs, to, f"{self._about}: file {entry.path}") for entry, to in files
+            )
+
         with self.stages.timed("files"):
-            done = tracker.put_back(self._part.files, fetch, say, image_time=self._image.created)
+            done = tracker.put_back(
+                self._part.files,
+                fetch,
+                say,
+                image_time=self._image.created,
+                fetch_many=fetch_many,
+            )
         for path in done.not_rolled_back:
             say(f"{path} is not part of the image and stays as it is")
 

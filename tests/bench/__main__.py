@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """make bench: the table of costs. Each figure stands beside its limit, measured in the same run.
 
-    python -m tests.bench [--quick] [--docs] [--only micro|ops|steps|start|comms|sharing|checkpoints] [--cuda-wheel PYTHON]
+    python -m tests.bench [--quick] [--docs] [--only micro|ops|steps|start|comms|sharing|files|checkpoints] [--cuda-wheel PYTHON]
 
 Writes build/bench.json: figures, limits, ratios, targets, machine, commit. A target of the step table, or of the tiny
 ops, counts as missed when the whole 95 % interval lies above it. The ratio of a tiny op is its time itself, in
@@ -28,6 +28,7 @@ from tests.bench import chart
 from tests.bench.checkpoints import checkpoints
 from tests.bench.comms import comms
 from tests.bench.sharing import sharing
+from tests.bench.small_files import small_files
 from tests.bench.table import Row, interval, put_into, text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -352,7 +353,8 @@ def main() -> None:
         "--quick", action="store_true", help="fewer rounds; not for figures that are quoted"
     )
     parser.add_argument(
-        "--only", choices=["micro", "ops", "steps", "start", "comms", "sharing", "checkpoints"]
+        "--only",
+        choices=["micro", "ops", "steps", "start", "comms", "sharing", "files", "checkpoints"],
     )
     parser.add_argument(
         "--cuda-wheel",
@@ -387,6 +389,8 @@ def main() -> None:
         rows += comms(1 if options.quick else 3)
     if options.only in (None, "sharing"):
         rows += sharing(options.quick)
+    if options.only in (None, "files"):
+        rows += small_files(options.quick)
     if options.only in (None, "checkpoints"):
         rows += checkpoints(options.quick, raw)
     print(text(rows), end="")

@@ -270,7 +270,8 @@ def test_another_file_in_the_moment_of_the_copy(
             os.link(scene.victim / "x", path)
         return found
 
-    monkeypatch.setattr(cut, "lstat", then_exchanged)
     tracker = FilesTracker(str(scene.job), str(scene.state), job_id="j")
+    prepared = tracker.prepare(str(scene.root / "staging"))
+    monkeypatch.setattr(cut, "lstat", then_exchanged)
     with pytest.raises(DevproxyError, match="another file took its place"):
-        tracker.snapshot(str(scene.root / "staging"))
+        tracker.snapshot(str(scene.root / "staging"), cut=prepared)

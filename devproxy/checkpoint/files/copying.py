@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -96,6 +97,20 @@ def same_start(a: int, b: int, count: int) -> bool:
             return False
         at += len(left)
     return True
+
+
+def sync_around(fd: int) -> None:
+    """All of the file system that the descriptor is on, content and names. Raises OSError where some could not be written."""
+    own = -1
+    try:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH:
+            fd = own = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    finally:
+        if own >= 0:
+            os.close(own)
 
 
 def sync_folder(folder: int) -> None:

@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from devproxy import fault, folders
 from devproxy.checkpoint.files import xattrs
-from devproxy.checkpoint.files.copying import copy_to, new_file, open_same, same_start, sync_folder
+from devproxy.checkpoint.files.copying import (
+    copy_to,
+    new_file,
+    open_same,
+    same_start,
+    sync_around,
+    sync_folder,
+)
 from devproxy.checkpoint.files.look import is_as_at_the_cut
 from devproxy.checkpoint.files.owner import KEPT, Owners, utc
 from devproxy.checkpoint.files.places import Places, refuse_unsafe
@@ -24,6 +33,30 @@ from devproxy.errors import DevproxyError
 fault.register("files_put_back_mid", "before a file of the image takes the place of what is there")
 
 TEMPORARY = ".devproxy-putting-back-"
+FetchMany = Callable[[Sequence[tuple[FileEntry, int]]], None]
+# Files that are fetched and made durable together; each has two descriptors open.
+_BATCH = 256
+_BATCH_BYTES = 256 << 20
+_SYNCED_ALONE = 16
+
+
+def one_by_one(fetch: Callable[[FileEntry, int], None]) -> FetchMany:
+    def many(files: Sequence[tuple[FileEntry, int]]) -> None:
+        for entry, to in files:
+            fetch(entry, to)
+
+    return many
+
+
+@dataclass(slots=True)
+class _New:
+    """A file under its temporary name, open, in a folder that is open too; `st` is what has its name now."""
+
+    entry: FileEntry
+    st: os.stat_result | None
+    folder: int
+    temporary: str
+    fd: int = -1
 
 
 class Restore:
@@ -33,7 +66,7 @@ class Restore:
         self,
         plan: Plan,
         owners: Owners,
-        fetch: Callable[[FileEntry, int], None],
+        fetch: FetchMany,
         report: Callable[[str], None],
         done: PutBack,
         places: Places,
@@ -41,6 +74,7 @@ class Restore:
         self.places = places
         self._swept: set[str] = set()  # folders without leftovers of ours
         self._hashes: set[str] = set()
+        self._changed: set[str] = set()  # folders whose names are not durable yet
         self.plan = plan
         self.owners = owners
         self.fetch = fetch
@@ -59,7 +93,6 @@ class Restore:
         self.plan.take_renames_back(self.places)
         self.plan.add_touched_since(self.done, self.report)
         self.owners.look(self.plan.wanted)
-        self._hashes = {path_hash(path) for path in self.plan.wanted}
         to_do = [e for e in self.plan.wanted.values() if not e.listed_only]
         gone = sorted((e for e in to_do if e.kind == "absent"), key=lambda e: e.path, reverse=True)
         for entry in gone:  # children before their folder
@@ -67,8 +100,12 @@ class Restore:
         for entry in sorted((e for e in to_do if e.kind == "directory"), key=lambda e: e.path):
             self._guarded(self._folder, entry)
         rest = [e for e in to_do if e.kind in ("present", "symlink")]
-        for entry in sorted(rest, key=lambda e: (bool(e.link), e.path)):
-            self._guarded(self._file, entry)
+        rest.sort(key=lambda e: e.path)
+        self._files([e for e in rest if e.kind == "present" and not e.link])
+        for entry in rest:
+            if entry.kind == "symlink" or entry.link:
+                self._guarded(self._link, entry)
+        self._sync_folders()
         if self.done.replaced:
             self.report(
                 f"{len(self.done.replaced)} file(s) changed in the job's last moments; their replaced versions are in "
@@ -127,10 +164,80 @@ class Restore:
         finally:
             os.close(fd)
 
-    def _file(self, entry: FileEntry) -> None:
-        if is_as_at_the_cut(entry):
-            self.done.unchanged += 1
-            return
+    def _files(self, entries: list[FileEntry]) -> None:
+        """A store answers for many files as fast as for one, and so does a disk that is to make them durable."""
+        most = max(1, min(_BATCH, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+        batch: list[FileEntry] = []
+        size = 0
+        for entry in entries:
+            if is_as_at_the_cut(entry):
+                self.done.unchanged += 1
+                continue
+            batch.append(entry)
+            size += entry.size
+            if len(batch) >= most or size >= _BATCH_BYTES:
+                self._place_files(batch)
+                batch, size = [], 0
+        self._place_files(batch)
+
+    def _place_files(self, entries: list[FileEntry]) -> None:
+        news: list[_New] = []
+        try:
+            for entry in entries:
+                self._guarded(lambda e: news.append(self._new(e)), entry)
+            self._bring(news)
+            news = self._without_those_that_are_right(news)
+            for new in news:
+                self._guarded(lambda e, fd=new.fd: self._dress(fd, e), new.entry)  # type: ignore[misc]
+            _sync(news)
+            while news:
+                new = news[0]
+                self._guarded(lambda _, one=new: self._take_place(one), new.entry)  # type: ignore[misc]
+                _close(news.pop(0))
+        finally:
+            for new in news:
+                with suppress(OSError):
+                    os.unlink(new.temporary, dir_fd=new.folder)
+                _close(new)
+
+    def _new(self, entry: FileEntry) -> _New:
+        folder, st = self._make_way(entry)
+        new = _New(entry, st, os.dup(folder), _temporary(entry))
+        try:
+            new.fd = new_file(new.temporary, new.folder)
+        except BaseException:
+            os.close(new.folder)
+            raise
+        return new
+
+    def _take_place(self, new: _New) -> None:
+        if new.st is not None:
+            self.owners.keep(new.entry.path, new.st)
+        fault.point("files_put_back_mid")
+        name = os.path.basename(new.entry.path)
+        os.rename(new.temporary, name, src_dir_fd=new.folder, dst_dir_fd=new.folder)
+        self._changed.add(os.path.dirname(new.entry.path))
+        self.done.restored.append(new.entry.path)
+
+    def _without_those_that_are_right(self, news: list[_New]) -> list[_New]:
+        rest = []
+        for new in news:
+            there = [False]
+
+            def look(entry: FileEntry, new: _New = new, there: list[bool] = there) -> None:
+                if new.st is not None and self._has_content(entry, new.st, new.folder, new.fd):
+                    os.unlink(new.temporary, dir_fd=new.folder)
+                    there[0] = True
+
+            self._guarded(look, new.entry)
+            if there[0]:
+                _close(new)
+            else:
+                rest.append(new)
+        return rest
+
+    def _make_way(self, entry: FileEntry) -> tuple[int, os.stat_result | None]:
+        """The folder's descriptor, and what has the name now: no folder any more."""
         folder, name = self.places.of(entry.path, make=True)
         st = self.places.lstat(entry.path)
         if st is not None and stat.S_ISDIR(st.st_mode):
@@ -148,16 +255,21 @@ class Restore:
             folder, _ = self.places.of(entry.path)
             st = None
         self._sweep(os.path.dirname(entry.path), folder)
-        temporary = f"{TEMPORARY}{path_hash(entry.path)}-{secrets.token_hex(8)}"
+        return folder, st
+
+    def _link(self, entry: FileEntry) -> None:
+        """A symbolic link, or another name of a file that is in its place."""
+        if is_as_at_the_cut(entry):
+            self.done.unchanged += 1
+            return
+        folder, st = self._make_way(entry)
+        temporary = _temporary(entry)
         try:
-            self._place(entry, st, folder, temporary)
+            self._place_link(entry, st, folder, temporary)
         except BaseException:
-            try:
+            with suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
-            except OSError:
-                pass
             raise
-        sync_folder(folder)
 
     def _sweep(self, path: str, folder: int) -> None:
         """What a run that did not come to its end has left. Of our files alone: another job's restore may be at work."""
@@ -165,12 +277,15 @@ class Restore:
             return
         self._swept.add(path)
         for name in folders.names_in(folder):
-            hashed = name.removeprefix(TEMPORARY).partition("-")[0]
-            if name.startswith(TEMPORARY) and hashed in self._hashes:
+            if not name.startswith(TEMPORARY):
+                continue
+            if not self._hashes:
+                self._hashes = {path_hash(path) for path in self.plan.wanted}
+            if name.removeprefix(TEMPORARY).partition("-")[0] in self._hashes:
                 with suppress(OSError):  # another user may have put something there that stays
                     os.unlink(name, dir_fd=folder)
 
-    def _place(
+    def _place_link(
         self, entry: FileEntry, st: os.stat_result | None, folder: int, temporary: str
     ) -> None:
         name = os.path.basename(entry.path)
@@ -183,42 +298,50 @@ class Restore:
                 self.done.unchanged += 1
                 return
             os.symlink(entry.target, temporary, dir_fd=folder)
-        elif entry.link:
+        else:
             source, other = self.places.of(entry.link)
             leader = os.lstat(other, dir_fd=source)
             if st is not None and (st.st_dev, st.st_ino) == (leader.st_dev, leader.st_ino):
                 self.done.unchanged += 1
                 return
             os.link(other, temporary, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
-        else:
-            fd = new_file(temporary, folder)
-            try:
-                self._bring(entry, fd)
-                if st is not None and self._has_content(entry, st, folder, fd):
-                    os.unlink(temporary, dir_fd=folder)
-                    return
-                self._dress(fd, entry)
-            finally:
-                os.close(fd)
         if st is not None:
             self.owners.keep(entry.path, st)
         fault.point("files_put_back_mid")
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        self._changed.add(os.path.dirname(entry.path))
         self.done.restored.append(entry.path)
 
-    def _bring(self, entry: FileEntry, fd: int) -> None:
-        if copy := self.plan.copies.get(entry.path):
-            copy_to(copy, fd)
-        else:
-            self.fetch(entry, fd)
-        got = os.fstat(fd).st_size
-        if got != entry.size:
-            raise DevproxyError(
-                f"the image's content of {entry.path} is {got} bytes, it should be {entry.size}",
-                "restore an older image: devproxy images",
-                object=entry.path,
-            )
-        os.fsync(fd)
+    def _bring(self, news: list[_New]) -> None:
+        wanted = []
+        for new in news:
+            if copy := self.plan.copies.get(new.entry.path):
+                self._guarded(lambda _, c=copy, fd=new.fd: copy_to(c, fd), new.entry)  # type: ignore[misc]
+            else:
+                wanted.append((new.entry, new.fd))
+        self.fetch(wanted)
+        for new in news:
+            got = os.fstat(new.fd).st_size
+            if got != new.entry.size:
+                raise DevproxyError(
+                    f"the image's content of {new.entry.path} is {got} bytes, it should be {new.entry.size}",
+                    "restore an older image: devproxy images",
+                    object=new.entry.path,
+                )
+
+    def _sync_folders(self) -> None:
+        devices: set[int] = set()
+        for path in sorted(self._changed):
+            with suppress(
+                OSError, folders.Unsafe
+            ):  # gone, or another's by now: the content itself was synced
+                folder, _ = self.places.of(os.path.join(path, "."))
+                if len(self._changed) <= _SYNCED_ALONE:
+                    sync_folder(folder)
+                elif (device := os.fstat(folder).st_dev) not in devices:
+                    devices.add(device)
+                    sync_around(folder)
+        self._changed.clear()
 
     def _has_content(self, entry: FileEntry, st: os.stat_result, folder: int, new: int) -> bool:
         """True when what is there is right, or was made right by cutting off the tail that the job appended.
@@ -261,3 +384,23 @@ class Restore:
         for why in xattrs.write(fd, entry.xattrs):  # an ACL has the mode in it, so behind that
             self.report(f"{entry.path}: an extended attribute cannot be put back: {why}")
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+def _temporary(entry: FileEntry) -> str:
+    return f"{TEMPORARY}{path_hash(entry.path)}-{secrets.token_hex(8)}"
+
+
+def _close(new: _New) -> None:
+    os.close(new.fd)
+    os.close(new.folder)
+
+
+def _sync(news: list[_New]) -> None:
+    """Before any of them takes its place. Few are synced one by one: the file system may have much else to write."""
+    devices: set[int] = set()
+    for new in news:
+        if len(news) <= _SYNCED_ALONE:
+            os.fsync(new.fd)
+        elif (device := os.fstat(new.fd).st_dev) not in devices:
+            devices.add(device)
+            sync_around(new.fd)

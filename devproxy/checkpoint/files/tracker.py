@@ -18,9 +18,11 @@ from devproxy.checkpoint.files.opened import open_for_writing
 from devproxy.checkpoint.files.owner import Owners
 from devproxy.checkpoint.files.places import Places, unsafe
 from devproxy.checkpoint.files.plan import Plan
-from devproxy.checkpoint.files.put_back import Restore
+from devproxy.checkpoint.files.put_back import FetchMany, Restore, one_by_one
 from devproxy.checkpoint.files.records import FileEntry, PutBack
 from devproxy.checkpoint.files.undo import Undo, path_hash
+
+_MARKED_AT_ONCE_BYTES = 64 << 10
 
 fault.register("files_snapshot", "the tree is frozen, before the job's files are copied")
 
@@ -40,6 +42,7 @@ class FilesTracker:
         self.undo = Undo(os.path.join(self.folder, f"{self.job_id}.undo"))
         self.known = Known(os.path.join(self.folder, f"{self.job_id}.files.json"))
         self._mu = threading.RLock()
+        self._cut_ns = 0  # wall clock of the last snapshot()
 
     def _journal(self, job_dir: str = "") -> Journal:
         return Journal(os.path.abspath(job_dir or self.job_dir), self.known)
@@ -125,6 +128,26 @@ class FilesTracker:
         self.known.save(now_ns, durable)
 
     # -- the cut ------------------------------------------------------------------------------------------------------
+    def prepare(
+        self,
+        staging_dir: str,
+        *,
+        previous: Iterable[FileEntry] = (),
+        files_max: int = FILES_MAX_BYTES,
+        shared_fs: Callable[[str], bool] | None = None,
+    ) -> Cut:
+        """For snapshot(), while the job still runs: then the freeze is no longer for files that it does not change meanwhile.
+
+        What is the same as in `previous` takes its refs; else a copy lies at `staged`. files_max in bytes.
+        """
+        os.makedirs(staging_dir, mode=0o700, exist_ok=True)
+        cut = Cut(staging_dir, previous, files_max, shared_fs or Mounts().shared)
+        with self._mu:
+            self._note(False)
+            tracks = sorted(self.known.tracks.items())
+        cut.prepare(tracks)  # may take long: the job's other verbs need the lock
+        return cut
+
     def snapshot(
         self,
         staging_dir: str,
@@ -132,21 +155,31 @@ class FilesTracker:
         previous: Iterable[FileEntry] = (),
         files_max: int = FILES_MAX_BYTES,
         shared_fs: Callable[[str], bool] | None = None,
+        cut: Cut | None = None,
     ) -> list[FileEntry]:
-        """All files that the job has touched, while no process of the tree runs.
+        """All files that the job has touched, while no process of the tree runs. keep_state() is due when it runs again.
 
-        What is the same as in `previous` takes its refs; else a copy lies at `staged`. files_max in bytes.
-        Raises DevproxyError when a file cannot be copied; nothing of the job was changed then.
+        cut: of prepare(), which does as much when there is none. Raises DevproxyError when a file cannot be copied; nothing
+        of the job was changed then.
         """
+        if cut is None:
+            cut = self.prepare(
+                staging_dir, previous=previous, files_max=files_max, shared_fs=shared_fs
+            )
         with self._mu:
             fault.point("files_snapshot")
-            os.makedirs(staging_dir, mode=0o700, exist_ok=True)
-            self._note(False)
-            shared = shared_fs or Mounts().shared
-            entries = Cut(staging_dir, previous, files_max, shared).take(self.known)
+            self._cut_ns = time.time_ns()
+            self._journal().poll()
+            entries = cut.take(self.known)
             # The next note_state marks what needs no copy: not while the tree stands.
             self.undo.open(self.job_dir)
             return entries
+
+    def keep_state(self) -> None:
+        """How the files looked at the last snapshot(), into the state folder: not in the freeze, where there are many."""
+        with self._mu:
+            if self.known.alive_ns < self._cut_ns:
+                self.known.save(self._cut_ns)
 
     # -- the restore --------------------------------------------------------------------------------------------------
     def put_back(
@@ -157,12 +190,13 @@ class FilesTracker:
         *,
         image_time: float,
         old_job_dir: str = "",
+        fetch_many: FetchMany | None = None,
     ) -> PutBack:
         """Every file as it was at the cut. Precondition: no process of the job lives.
 
         fetch(entry, fd) writes the content of `entry` to a new file; report gets one line a finding; image_time is the
         wall clock of the cut, in seconds; old_job_dir is the folder in which the job ran before, if it is still there: its
-        journal has what the state folder does not have yet. May be run again after a failure. Raises DevproxyError naming
+        journal has what the state folder does not have yet; fetch_many does the same for many files at once. May be run again after a failure. Raises DevproxyError naming
         the file, and Refused, before anything is changed, where a folder is not safe (devproxy.folders).
         """
         with self._mu:
@@ -172,7 +206,8 @@ class FilesTracker:
             plan = Plan(self.known, self.undo, entries)
             with Places() as places:
                 owners = Owners(self.known, int(image_time * 1e9), replaced, done, report, places)
-                return Restore(plan, owners, fetch, report, done, places).run()
+                many = fetch_many or one_by_one(fetch)
+                return Restore(plan, owners, many, report, done, places).run()
 
     def adopt(self, entries: Iterable[FileEntry]) -> None:
         """After put_back: the job that starts now has touched these files and no others."""
@@ -189,8 +224,10 @@ class FilesTracker:
             self.known.ended = False
             self.known.save(time.time_ns(), durable=True)
             self.undo.open(self.job_dir)
+            # The next note_state marks the others: one of a few bytes costs less to copy in vain than to mark now.
             for path, track in self.known.tracks.items():
-                self.undo.mark(path, track)
+                if mine[path].size >= _MARKED_AT_ONCE_BYTES:
+                    self.undo.mark(path, track)
 
     def would_change(self, entries: Iterable[FileEntry]) -> list[str]:
         """Paths that put_back would touch now, sorted. Changes nothing."""
