@@ -28,7 +28,7 @@ FREEZE_TARGET_S, RESTORE_TARGET_S = 1.0, 30.0
 
 def measure(files: int, size: int, root: Path) -> dict[str, float]:
     """Seconds: `new` of a freeze in which all are new, `same` when none has changed since the last image, `gone` of a
-    restore that finds none of them, `there` of one that finds all as the restore before left them. Raises AssertionError
+    restore that finds none of them, `there` of one that finds all as the restore before left them; NAME_cpu: of the processor. Raises AssertionError
     where a byte is wrong."""
     paths = [root / "data" / f"{n // PER_FOLDER}" / f"file-{n}" for n in range(files)]
     for folder in {path.parent for path in paths}:
@@ -43,13 +43,20 @@ def measure(files: int, size: int, root: Path) -> dict[str, float]:
     tracker.note_state()
     seconds: dict[str, float] = {}
 
+    processor = [0.0]
+
+    def started() -> float:
+        processor[0] = time.process_time()
+        return time.monotonic()
+
     def timed(name: str, begin: float) -> None:
         seconds[name] = round(time.monotonic() - begin, 3)
+        seconds[f"{name}_cpu"] = round(time.process_time() - processor[0], 3)
 
-    begin = time.monotonic()
+    begin = started()
     cut = tracker.prepare(str(root / "one"))
     timed("prepare", begin)
-    begin = time.monotonic()
+    begin = started()
     entries = tracker.snapshot(str(root / "one"), cut=cut)
     timed("new", begin)
     store = Store.open(f"file://{root}/store")
@@ -63,7 +70,7 @@ def measure(files: int, size: int, root: Path) -> dict[str, float]:
     cut = tracker.prepare(str(root / "two"), previous=entries)
     for n in range(min(files, CHANGED_BETWEEN)):
         paths[n].write_bytes(content(n + 1, size))
-    begin = time.monotonic()
+    begin = started()
     second = tracker.snapshot(str(root / "two"), cut=cut)
     timed("same", begin)
     if size:
@@ -78,7 +85,7 @@ def measure(files: int, size: int, root: Path) -> dict[str, float]:
         store.fetch_files((entry.refs, fd, entry.path) for entry, fd in wanted)
 
     for name in ("gone", "there"):
-        begin = time.monotonic()
+        begin = started()
         tracker.put_back(entries, fetch_one, print, image_time=time.time(), fetch_many=fetch_many)
         timed(name, begin)
         for n, path in enumerate(paths):

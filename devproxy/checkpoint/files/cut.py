@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import time
@@ -80,19 +81,30 @@ class Cut:
         self.leases = procfs.leases()
         rest = [path for path in known.tracks if path not in self._ready]
         now_ns = time.time_ns()
+        collects = gc.isenabled()
+        gc.disable()  # with hundreds of thousands of objects around, each collection takes long
+        try:
+            self._take_ready(known, rest, now_ns)
+        finally:
+            if collects:
+                gc.enable()
+        for path in sorted(rest):
+            self._take(path, known.tracks[path])
+        return self.entries
+
+    def _take_ready(self, known: Known, rest: list[str], now_ns: int) -> None:
+        """What has changed since prepare() goes into `rest`."""
+        tracks, append = known.tracks, self.entries.append
         for path, (entry, state) in self._ready.items():
-            if (track := known.tracks.get(path)) is None:
+            if (track := tracks.get(path)) is None:
                 self._drop_copy(entry)
             elif _as_prepared(entry, lstat(path)) and not track.mapped:
                 entry.taken_ns, entry.first = now_ns, track.first
                 track.state, track.noted = state, True
-                self.entries.append(entry)
+                append(entry)
             else:
                 self._drop_copy(entry)
                 rest.append(path)
-        for path in sorted(rest):
-            self._take(path, known.tracks[path])
-        return self.entries
 
     def _drop_copy(self, entry: FileEntry) -> None:
         if entry.staged:

@@ -8,7 +8,7 @@ import os
 import resource
 import secrets
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -34,8 +34,8 @@ fault.register("files_put_back_mid", "before a file of the image takes the place
 
 TEMPORARY = ".devproxy-putting-back-"
 FetchMany = Callable[[Sequence[tuple[FileEntry, int]]], None]
-# Files that are fetched and made durable together; each has two descriptors open.
-_BATCH = 256
+_FETCHED_AT_ONCE = 256  # files; each has a descriptor open
+_SYNCED_AT_ONCE = 16384
 _BATCH_BYTES = 256 << 20
 _SYNCED_ALONE = 16
 
@@ -50,7 +50,7 @@ def one_by_one(fetch: Callable[[FileEntry, int], None]) -> FetchMany:
 
 @dataclass(slots=True)
 class _New:
-    """A file under its temporary name, open, in a folder that is open too; `st` is what has its name now."""
+    """A file under its temporary name, in a folder that is held open; `st` is what has its name now."""
 
     entry: FileEntry
     st: os.stat_result | None
@@ -75,6 +75,8 @@ class Restore:
         self._swept: set[str] = set()  # folders without leftovers of ours
         self._hashes: set[str] = set()
         self._changed: set[str] = set()  # folders whose names are not durable yet
+        self._news: list[_New] = []
+        self._held: dict[str, int] = {}  # their folders, by descriptors
         self.plan = plan
         self.owners = owners
         self.fetch = fetch
@@ -166,49 +168,77 @@ class Restore:
 
     def _files(self, entries: list[FileEntry]) -> None:
         """A store answers for many files as fast as for one, and so does a disk that is to make them durable."""
-        most = max(1, min(_BATCH, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+        most = max(1, min(_FETCHED_AT_ONCE, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
         batch: list[FileEntry] = []
         size = 0
-        for entry in entries:
-            if is_as_at_the_cut(entry):
-                self.done.unchanged += 1
-                continue
-            batch.append(entry)
-            size += entry.size
-            if len(batch) >= most or size >= _BATCH_BYTES:
-                self._place_files(batch)
-                batch, size = [], 0
-        self._place_files(batch)
-
-    def _place_files(self, entries: list[FileEntry]) -> None:
-        news: list[_New] = []
         try:
             for entry in entries:
-                self._guarded(lambda e: news.append(self._new(e)), entry)
-            self._bring(news)
-            news = self._without_those_that_are_right(news)
-            for new in news:
-                self._guarded(lambda e, fd=new.fd: self._dress(fd, e), new.entry)  # type: ignore[misc]
-            _sync(news)
-            while news:
-                new = news[0]
-                self._guarded(lambda _, one=new: self._take_place(one), new.entry)  # type: ignore[misc]
-                _close(news.pop(0))
+                if is_as_at_the_cut(entry):
+                    self.done.unchanged += 1
+                    continue
+                batch.append(entry)
+                size += entry.size
+                if len(batch) >= most or size >= _BATCH_BYTES:
+                    self._make(batch)
+                    many = len(self._news) >= _SYNCED_AT_ONCE or len(self._held) >= most
+                    if many or size >= _BATCH_BYTES:
+                        self._take_places()
+                    batch, size = [], 0
+            self._make(batch)
+            self._take_places()
         finally:
-            for new in news:
+            for new in self._news:
                 with suppress(OSError):
                     os.unlink(new.temporary, dir_fd=new.folder)
-                _close(new)
+                if new.fd >= 0:
+                    os.close(new.fd)
+            self._news.clear()
+            self._let_go()
 
-    def _new(self, entry: FileEntry) -> _New:
+    def _make(self, entries: list[FileEntry]) -> None:
+        """Under their temporary names, whole; what is right already stays."""
+        first = len(self._news)
+        for entry in entries:
+            self._guarded(self._begin, entry)
+        self._bring(self._news[first:])
+        for new in self._news[first:]:
+            self._guarded(lambda _, one=new: self._finish(one), new.entry)  # type: ignore[misc]
+        self._news[first:] = [new for new in self._news[first:] if new.temporary]
+
+    def _begin(self, entry: FileEntry) -> None:
         folder, st = self._make_way(entry)
-        new = _New(entry, st, os.dup(folder), _temporary(entry))
-        try:
-            new.fd = new_file(new.temporary, new.folder)
-        except BaseException:
-            os.close(new.folder)
-            raise
-        return new
+        path = os.path.dirname(entry.path)
+        if path not in self._held:
+            self._held[path] = os.dup(folder)
+        new = _New(entry, st, self._held[path], _temporary(entry))
+        new.fd = new_file(new.temporary, new.folder)
+        self._news.append(new)
+
+    def _finish(self, new: _New) -> None:
+        if new.st is not None and self._has_content(new.entry, new.st, new.folder, new.fd):
+            os.unlink(new.temporary, dir_fd=new.folder)
+            new.temporary = ""
+        else:
+            self._dress(new.fd, new.entry)
+            if len(self._news) <= _SYNCED_ALONE:
+                os.fsync(new.fd)
+        os.close(new.fd)
+        new.fd = -1
+
+    def _take_places(self) -> None:
+        """Nothing takes its place before it is durable."""
+        if len(self._news) > _SYNCED_ALONE:
+            _sync_file_systems(self._held.values())
+        self._news.reverse()
+        while self._news:
+            new = self._news[-1]
+            self._guarded(lambda _, one=new: self._take_place(one), new.entry)  # type: ignore[misc]
+            self._news.pop()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        while self._held:
+            os.close(self._held.popitem()[1])
 
     def _take_place(self, new: _New) -> None:
         if new.st is not None:
@@ -218,23 +248,6 @@ class Restore:
         os.rename(new.temporary, name, src_dir_fd=new.folder, dst_dir_fd=new.folder)
         self._changed.add(os.path.dirname(new.entry.path))
         self.done.restored.append(new.entry.path)
-
-    def _without_those_that_are_right(self, news: list[_New]) -> list[_New]:
-        rest = []
-        for new in news:
-            there = [False]
-
-            def look(entry: FileEntry, new: _New = new, there: list[bool] = there) -> None:
-                if new.st is not None and self._has_content(entry, new.st, new.folder, new.fd):
-                    os.unlink(new.temporary, dir_fd=new.folder)
-                    there[0] = True
-
-            self._guarded(look, new.entry)
-            if there[0]:
-                _close(new)
-            else:
-                rest.append(new)
-        return rest
 
     def _make_way(self, entry: FileEntry) -> tuple[int, os.stat_result | None]:
         """The folder's descriptor, and what has the name now: no folder any more."""
@@ -332,9 +345,7 @@ class Restore:
     def _sync_folders(self) -> None:
         devices: set[int] = set()
         for path in sorted(self._changed):
-            with suppress(
-                OSError, folders.Unsafe
-            ):  # gone, or another's by now: the content itself was synced
+            with suppress(OSError, folders.Unsafe):  # gone by now; the content itself was synced
                 folder, _ = self.places.of(os.path.join(path, "."))
                 if len(self._changed) <= _SYNCED_ALONE:
                     sync_folder(folder)
@@ -390,17 +401,9 @@ def _temporary(entry: FileEntry) -> str:
     return f"{TEMPORARY}{path_hash(entry.path)}-{secrets.token_hex(8)}"
 
 
-def _close(new: _New) -> None:
-    os.close(new.fd)
-    os.close(new.folder)
-
-
-def _sync(news: list[_New]) -> None:
-    """Before any of them takes its place. Few are synced one by one: the file system may have much else to write."""
+def _sync_file_systems(held: Iterable[int]) -> None:
     devices: set[int] = set()
-    for new in news:
-        if len(news) <= _SYNCED_ALONE:
-            os.fsync(new.fd)
-        elif (device := os.fstat(new.fd).st_dev) not in devices:
+    for fd in held:
+        if (device := os.fstat(fd).st_dev) not in devices:
             devices.add(device)
-            sync_around(new.fd)
+            sync_around(fd)
