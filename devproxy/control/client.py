@@ -79,6 +79,7 @@ def start_daemon(timeout_s: float) -> str:
                 start_new_session=True,
                 pass_fds=[writer],
                 check=False,
+                timeout=ANSWER_TIMEOUT_S,
             )
     finally:
         os.close(writer)

@@ -636,7 +636,7 @@ def run(tell: Callable[[bytes], None]) -> int:
         tell(READY)
         why = _serve(service, told_to_end)
         log(f"leaves: {why}")
-        server.stop(1.0).wait()
+        server.stop(1.0).wait(3.0)
     finally:
         runtime.give_daemon_lock_back(lock)
     return 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,6 +17,8 @@ from devproxy.errors import DevproxyError
 from devproxy.log import say
 from devproxy.node import init, scheduling
 from devproxy.node.tree import Tree
+
+TWIN_S = 600.0  # for a restore of a twin, which makes the same names
 
 fault.register(
     "restore_root", "CRIU has made the tree's root; the rest is not there, none of it runs"
@@ -73,6 +76,21 @@ def restore(tree: Tree, part: image.TreeImage, staging: str, namespace: int) -> 
                 raise
 
 
+def _lock_byte(fd: int, place: int) -> None:
+    until = time.monotonic() + TWIN_S
+    while True:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise DevproxyError(
+                    f"another restore of the same image has not come to its end for {TWIN_S:g} s",
+                    "wait for it or end it (devproxy ps), then restore again",
+                ) from None
+            time.sleep(0.02)
+
+
 @contextmanager
 def no_ghosts(images_dir: str, job_dir: str) -> Iterator[None]:
     """The files that CRIU makes for deleted ones are not there before the block, nor behind it where it raises.
@@ -91,7 +109,7 @@ def no_ghosts(images_dir: str, job_dir: str) -> Iterator[None]:
 
     with open(os.path.join(state.state_dir(), "ghosts.lock"), "wb") as file:
         for place in sorted(places):
-            fcntl.lockf(file, fcntl.LOCK_EX, 1, int.from_bytes(place, "big"))
+            _lock_byte(file.fileno(), int.from_bytes(place, "big"))
         lay()
         try:
             yield

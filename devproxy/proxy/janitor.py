@@ -17,6 +17,17 @@ from devproxy import config, proctree, runtime
 
 PASSES = 100
 NORMAL_END = b"done"  # four bytes, as a process id has; no id is that large
+END_S = 5.0
+
+
+def _ends(pid: int, within_s: float) -> bool:
+    """Reaps our child. Raises ChildProcessError where another has done so."""
+    until = time.monotonic() + within_s
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 class Janitor:
@@ -38,8 +49,10 @@ class Janitor:
         os.close(self._pipe)
         self._pipe = -1
         try:
-            os.waitpid(self.pid, 0)
-        except ChildProcessError:
+            if not _ends(self.pid, END_S):  # a signal has stopped it; it has nothing left to do
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+        except (ChildProcessError, ProcessLookupError):
             pass
 
     def _write(self, message: bytes) -> None:

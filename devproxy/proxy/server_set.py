@@ -43,6 +43,17 @@ def describe(program: str, device: str, gpu: int) -> dict[str, Any]:
     return facts
 
 
+ASK_S = 60.0
+
+
+def _kill_child(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass  # a supervisor's loop has reaped it
+
+
 def _ask_program(program: str, *question: str) -> str:
     read_fd, write_fd = os.pipe()
     hidden = ("LD_PRELOAD", config.RECORD)  # a record is of a job
@@ -62,7 +73,13 @@ def _ask_program(program: str, *question: str) -> str:
     finally:
         os.close(write_fd)
     with os.fdopen(read_fd, "rb") as pipe:
-        text = pipe.read(4096).decode(errors="replace").strip()
+        # A GPU's driver may hang in it.
+        late = not select.select([pipe], [], [], ASK_S)[0]
+        if late:
+            _kill_child(pid)
+        text = "" if late else pipe.read(4096).decode(errors="replace").strip()
+    if late:
+        raise Refused(f"{program} {' '.join(question)} does not answer within {ASK_S:g} s")
     try:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:  # a supervisor's loop reaps whatever ends

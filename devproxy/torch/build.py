@@ -78,6 +78,9 @@ ASK = (
 )
 
 
+IMPORT_S = 600.0  # of torch, from a slow file system
+
+
 class BuildError(Exception):
     """What is missing or failed, in one line, and the exit code."""
 
@@ -120,8 +123,15 @@ def ask_torch(python: str) -> Torch:
     }
     try:
         done = subprocess.run(
-            [python, "-c", ASK], capture_output=True, text=True, env=env, check=False
+            [python, "-c", ASK],
+            capture_output=True,
+            text=True,
+            env=env,
+            check=False,
+            timeout=IMPORT_S,
         )
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{python} has not imported torch within {IMPORT_S:g} s") from None
     except OSError as error:
         raise BuildError(f"{python} cannot be run: {error.strerror}") from None
     if done.returncode != 0:

@@ -126,6 +126,9 @@ int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
   const uint64_t until = now_us() + kAttachAgainUs;
   for (Asked asked = Asked::kHungUp; asked == Asked::kHungUp;) {
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    // connect(2) waits where the queue of a server that does not accept is full.
+    const timeval patience{kAttachTimeoutMs / 1000, 0};
+    if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&addr), sizeof(addr)) != 0) {
       log(Level::kError, "attach: no device-proxy server of GPU %d at %s: %s; is the job still run by devproxy-run?",
           device, addr.sun_path, strerror(errno));

@@ -33,6 +33,7 @@ int connect_to(const std::string& path) {
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return -1;
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &kAnswerTime, sizeof kAnswerTime);
+  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &kAnswerTime, sizeof kAnswerTime);  // connect(2) too: its queue may be full
   if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return fd;
   close(fd);
   return -1;
