@@ -22,6 +22,11 @@ class DevproxyError(Exception):
 
     exit_code = 1
 
+    @property
+    def name(self) -> str:
+        """Which error it is, for programs: the name of its class."""
+        return type(self).__name__
+
     def __init__(self, what: str, remedy: str = "", *, object: str = "") -> None:
         self.what = " ".join(what.split())
         self.remedy = " ".join(remedy.split())

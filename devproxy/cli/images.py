@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`devproxy images`: what is in the stores, and its removal. And which image a word means, for `devproxy restore`."""
+"""`devproxy images`: what is in the stores, and its removal."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from devproxy import records, runtime, state
-from devproxy.checkpoint.errors import StoreError
+from devproxy import runtime
 from devproxy.cli.output import show_json
 from devproxy.cli.progress import fact_rows
 from devproxy.cli.table import show_table
 from devproxy.control import client
 from devproxy.control import coordinator_api as api
+from devproxy.control.stores import open_stores
 from devproxy.errors import Refused
 from devproxy.log import say
 from devproxy.machine import show_bytes
@@ -28,81 +26,6 @@ if TYPE_CHECKING:
 
 AT_REST = (api.RUNNING, api.STOPPED, api.SUSPENDED, api.ENDING, api.GONE)
 VERB_ENDS_S = 60.0
-
-
-# -- stores ---------------------------------------------------------------------------------------------------------
-
-
-def _is_folder(url: str) -> bool:
-    return "://" not in url.removeprefix("file://")
-
-
-def _open(url: str) -> Store:
-    from devproxy.checkpoint.store import (
-        Store,
-    )  # blake3 and zstandard: not for verbs without a store
-
-    place = os.path.abspath(url.removeprefix("file://")) if _is_folder(url) else url
-    return Store.open(place, reads=True)
-
-
-def open_stores(given: str | None) -> list[Store]:
-    """The store that is named; else the default one and all that are remembered, as far as they are there.
-
-    Raises Refused and StoreError for the one that is named. Of the others one that does not answer is said.
-    """
-    if given:
-        if _is_folder(given) and not os.path.isdir(given.removeprefix("file://")):
-            raise Refused(f"there is no store {given}", "name the one that the job writes to")
-        return [_open(given)]
-    found: dict[str, Store] = {}
-    for url in (state.default_store(), *records.stores()):
-        if _is_folder(url) and not os.path.isdir(url.removeprefix("file://")):
-            continue  # never used, or removed by now
-        try:
-            store = _open(url)
-            found[store.url] = store
-        except (Refused, StoreError) as error:
-            say(f"left out: {error}", "devproxy")
-    return list(found.values())
-
-
-# -- which image is meant -------------------------------------------------------------------------------------------
-
-
-def find_image(stores: Sequence[Store], text: str) -> tuple[Store, Image]:
-    """By id, `latest`, job (its newest whole image) or the beginning of an id. Raises Refused."""
-    found = [(store, image) for store in stores for image in store.images()]
-    for store, image in found:
-        if image.id == text and not image.whole:
-            older = store.older_whole(text)
-            raise Refused(
-                f"image {text} is not whole: {image.problem}",
-                f"use an older one: devproxy restore {older}" if older else "no older one is whole",
-            )
-    whole = sorted((pair for pair in found if pair[1].whole), key=lambda pair: pair[1].created)
-    if text == "latest":
-        matches = whole[-1:]
-    else:
-        matches = (
-            [pair for pair in whole if pair[1].id == text][:1]
-            or [pair for pair in whole if pair[1].job == text][-1:]
-            or [pair for pair in whole if pair[1].id.startswith(text)]
-        )
-    if not matches:
-        import difflib  # for this alone
-
-        known = [name for _, image in whole for name in (image.job, image.id)]
-        near = difflib.get_close_matches(text, known, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        where = ", ".join(store.url for store in stores)
-        raise Refused(
-            f"no whole image {text!r} in store {where}", f"{hint}see: devproxy images, or --store"
-        )
-    if len(matches) > 1:
-        names = ", ".join(image.id for _, image in matches[:5])
-        raise Refused(f"{text!r} is the beginning of {len(matches)} images: {names}", "write more")
-    return matches[0]
 
 
 # -- the verb -------------------------------------------------------------------------------------------------------

@@ -4,34 +4,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from typing import Any
 
-from devproxy import config, layout, records, runtime
+from devproxy import records, runtime
 from devproxy.cli.output import show_json
 from devproxy.cli.table import show_table
-from devproxy.control import client
+from devproxy.control import client, servers
 from devproxy.control import coordinator_api as api
-from devproxy.errors import Refused, ServerStopped, ServerUnreachable
 from devproxy.machine import show_bytes
-from devproxy.proxy import stats
-
-
-def _abi() -> bytes:
-    """The ABI id to say hello with; zeros where nothing is built (then the server says so)."""
-    from devproxy.proxy import preflight, server_set  # not for the verbs that ask no server
-
-    try:
-        return bytes.fromhex(
-            server_set.client_abi(os.path.join(config.lib_dir(), preflight.DRIVER_SHIM))
-        )
-    except Refused:
-        return bytes(layout.ABI_BYTES)
-
-
-# Phases in which a job has no servers to ask.
-WITHOUT_SERVERS = (api.STARTING, api.SUSPENDED, api.RESTORING, api.GONE)
 
 
 def job_facts(name: str, path: str, alive: bool) -> dict[str, Any]:
@@ -42,28 +23,13 @@ def job_facts(name: str, path: str, alive: bool) -> dict[str, Any]:
     return facts | vars(client.agent_status(name, path, alive))
 
 
-def ask_servers(facts: dict[str, Any], path: str, abi: bytes) -> list[dict[str, Any]]:
-    """Statistics of each GPU's server, or {"gpu", "lost"} where it does not answer, {"gpu", "stopped"} where it cannot."""
-    answers: list[dict[str, Any]] = []
-    if facts["phase"] in WITHOUT_SERVERS:
-        return answers
-    for gpu in range(len(facts["here"] or facts["gpus"])):
-        try:
-            answers.append(stats.query(path, gpu, abi))
-        except ServerStopped as error:
-            answers.append({"gpu": gpu, "stopped": str(error)})
-        except ServerUnreachable as error:
-            answers.append({"gpu": gpu, "lost": str(error)})
-    return answers
-
-
 def all_jobs() -> list[dict[str, Any]]:
     """Every job of this user, with its servers' answers under "servers"."""
-    abi = _abi()
+    abi = servers.client_abi()
     jobs = []
     for name, path, alive in runtime.list_jobs():
         facts = job_facts(name, path, alive)
-        facts["servers"] = ask_servers(facts, path, abi) if alive else []
+        facts["servers"] = servers.ask(facts, path, abi) if alive else []
         jobs.append(facts)
     return jobs
 
@@ -161,7 +127,7 @@ def status(arguments: argparse.Namespace) -> int:
     if not path:
         return _ended(name, arguments.json)
     facts = job_facts(name, path, alive)
-    facts["servers"] = ask_servers(facts, path, _abi()) if alive else []
+    facts["servers"] = servers.ask(facts, path, servers.client_abi()) if alive else []
     if arguments.json:
         show_json(facts, indent=2)
         return 0

@@ -15,12 +15,13 @@ from devproxy import machine, records, runtime, state
 from devproxy.checkpoint.errors import StoreError
 from devproxy.cli import progress, told
 from devproxy.cli.ask import named_job
-from devproxy.cli.images import find_image, images, open_stores
+from devproxy.cli.images import images
 from devproxy.cli.output import show_json
 from devproxy.cli.table import show_table
 from devproxy.control import client
 from devproxy.control.client import Result
 from devproxy.control.stage_note import MEET
+from devproxy.control.stores import find_image, open_stores
 from devproxy.errors import DevproxyError, Refused, RestoreError
 from devproxy.log import say
 from devproxy.machine import MOST_GPUS

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from devproxy.node.stages import Report
 if TYPE_CHECKING:
     from devproxy.control._pb import job_pb2 as pb
     from devproxy.control.quiet_grpc import grpc
+    from devproxy.control.trust import Trust
 
 AGENT_SOCKET = "agent.sock"
 DAEMON = "devproxyd"
@@ -150,7 +151,7 @@ def ensure_daemon(timeout_s: float = START_TIMEOUT_S) -> str:
                 if info == __version__ or asked_to_leave:
                     return path
                 asked_to_leave = True
-                _leave(path)
+                leave(path)
         else:
             if complaint := start_daemon(max(1.0, deadline - time.monotonic())):
                 raise DevproxyError(
@@ -174,7 +175,7 @@ def ping(path: str) -> str:
         return str(stub.Ping(pb.Empty(), timeout=ANSWER_TIMEOUT_S).version)
 
 
-def _leave(path: str) -> None:
+def leave(path: str) -> None:
     """Asks the daemon to end and waits a little for it."""
     from devproxy.control._pb import job_pb2 as pb
 
@@ -194,6 +195,28 @@ def _daemon(path: str) -> Iterator[Any]:
     from devproxy.control._pb import job_pb2_grpc
 
     with messages.open_channel(path) as channel, translated(DAEMON):
+        yield job_pb2_grpc.DevproxyStub(channel)
+
+
+def _trust_for(address: str) -> Trust:
+    """What the other host knows us by. Raises Refused."""
+    from devproxy.control import trust
+
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise Refused(f"{address!r} is not HOST:PORT", "give what devproxyd --listen was given")
+    return trust.load()
+
+
+@contextmanager
+def _far_daemon(address: str, trust: Trust) -> Iterator[Any]:
+    from devproxy.control import messages
+    from devproxy.control._pb import job_pb2_grpc
+
+    with (
+        messages.open_far_channel(address, trust) as channel,
+        translated(f"{DAEMON} on {address}"),
+    ):
         yield job_pb2_grpc.DevproxyStub(channel)
 
 
@@ -261,8 +284,16 @@ class DaemonWentAway(DevproxyError):
 class Client:
     """The verbs, through devproxyd. Every method raises what the job's coordinator raised, or DevproxyError."""
 
-    def __init__(self) -> None:
-        self._path = ensure_daemon()
+    def __init__(self, address: str = "") -> None:
+        """address: HOST:PORT of a devproxyd that listens there; "" is this host's, which is started where it is absent."""
+        self._address = address
+        self._path = "" if address else ensure_daemon()
+        self._trust = _trust_for(address) if address else None
+
+    def _stub(self) -> AbstractContextManager[Any]:
+        return (
+            _daemon(self._path) if self._trust is None else _far_daemon(self._address, self._trust)
+        )
 
     @contextmanager
     def _call(self, begin: Callable[[Any], Any]) -> Iterator[Any]:
@@ -270,9 +301,9 @@ class Client:
         asked, once."""
         from devproxy.control import messages
 
-        with _daemon(self._path) as stub:
+        with self._stub() as stub:
             call = begin(stub)
-            if not messages.was_not_taken(call):
+            if self._address or not messages.was_not_taken(call):
                 yield call
                 return
         self._path = ensure_daemon()

@@ -106,6 +106,7 @@ class JobCoordinator:
         self._sequence = 0  # of images within the epoch, also of those that came to nothing
         self._created_unix_s = 0.0  # what the last image's clock said
         self._last_error = ""
+        self._still_s, self._stored_bytes, self._failures = 0.0, 0, 0
         self._epoch: int | None = None
         self._next_unix_s: float | None = None
         self._suspended_image = ""
@@ -144,6 +145,9 @@ class JobCoordinator:
             images=len(self._images),
             last_image=self._last_image,
             last_error=self._last_error,
+            still_s=self._still_s,
+            stored_bytes=self._stored_bytes,
+            failures=self._failures,
             next_checkpoint_unix_s=self._next_unix_s,
             checkpointable=not self._why_not(),
             why_not=self._why_not(),
@@ -318,6 +322,7 @@ class JobCoordinator:
             raise  # its caller knows, and nothing is wrong with the job
         except DevproxyError as error:
             self._last_error = str(error)
+            self._failures += 1
             raise
         finally:
             self._verb.release()
@@ -496,6 +501,8 @@ class JobCoordinator:
         """
         for dump in op.dumps:
             dump.close(error)
+        self._still_s += still_s(op.dumps)
+        self._stored_bytes += op.facts.stored_bytes if op.facts else 0
         if error is None and not op.leave and (gone := self._lost_servers()):
             remedy = f"devproxy restore {self._spec.job}"
             error = CheckpointError("thaw", gone, remedy, object=op.dumps[0].stages.object)
@@ -571,6 +578,7 @@ class JobCoordinator:
             error = caught
         for move in moves:
             move.close()
+        self._still_s += still_s(moves)
         if self._has_processes():
             self._phase = api.RUNNING
         if error is None and (gone := self._lost_servers()):

@@ -86,6 +86,10 @@ class JobStatus:
     nodes: list[str] = field(default_factory=list)  # of a job of several nodes, a line for each
     step_s: float = 0.0  # one optimizer step of late; 0: not known
     last_cut: str = ""  # of several ranks: which way they came to it, and why
+    # Sums over the verbs of this supervisor.
+    still_s: float = 0.0  # the job stood still
+    stored_bytes: int = 0  # written to the store, compressed
+    failures: int = 0  # verbs that failed; refused ones are none
 
 
 class Coordinator(Protocol):

@@ -24,7 +24,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from devproxy import __version__, config, proctree, runtime, state
+from devproxy import __version__, config, proctree, runtime, share, state
+from devproxy import log as log_module
 from devproxy.control import client, stage_note
 from devproxy.control.client import BUSY, READY
 from devproxy.control.coordinator_api import RESTORING, STARTING
@@ -69,9 +70,11 @@ FAILED: dict[str, type[OperationFailed]] = {
 
 def log(text: str) -> None:
     """One line with a time, on stderr, which is the log unless --foreground."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%S")
+    line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} devproxyd[{os.getpid()}]: {text}"
+    if log_module.in_json():
+        line = log_module.as_json(text, "devproxyd")
     try:
-        sys.stderr.write(f"{now} devproxyd[{os.getpid()}]: {text}\n")
+        sys.stderr.write(line + "\n")
         sys.stderr.flush()
     except (OSError, ValueError):
         pass
@@ -529,6 +532,10 @@ class Service:
     ) -> Iterator[pb.Event]:
         from devproxy.control._pb import job_pb2 as pb
 
+        if not context.peer().startswith("unix:"):
+            # Code would come with an environment (LD_PRELOAD, PYTHONPATH); another host's is of no use here anyway.
+            request.ClearField("environment")
+            request.ClearField("cwd")
         with self._call("restore", request.name, context):
             runtime.check_job_name(request.name)
             if request.wait:
@@ -611,10 +618,29 @@ def idle_s() -> float:
         return IDLE_S
 
 
-def run(tell: Callable[[bytes], None]) -> int:
+@dataclass(frozen=True)
+class Wishes:
+    """stay: serve until a signal, also without jobs. listen: HOST:PORT for clients on other hosts, by mTLS. metrics: HOST:PORT
+    for Prometheus, without any authentication. "": not."""
+
+    stay: bool = False
+    listen: str = ""
+    metrics: str = ""
+
+
+def _lock_in_place_of_another() -> int | None:
+    """One that a command has started leaves, so that a service takes its place: as soon as its calls have ended."""
+    deadline = time.monotonic() + client.START_TIMEOUT_S
+    while (lock := runtime.take_daemon_lock()) is None and time.monotonic() < deadline:
+        client.leave(runtime.daemon_socket())
+        time.sleep(0.05)
+    return lock
+
+
+def run(tell: Callable[[bytes], None], wishes: Wishes = Wishes()) -> int:
     """Serves until there is nothing left to do. tell(READY) when it serves, tell(BUSY) when another one does."""
     burial.install()
-    lock = runtime.take_daemon_lock()
+    lock = _lock_in_place_of_another() if wishes.stay else runtime.take_daemon_lock()
     if lock is None:
         tell(BUSY)
         return 0
@@ -627,14 +653,21 @@ def run(tell: Callable[[bytes], None]) -> int:
         from devproxy.control._pb import job_pb2_grpc
 
         service = Service()
-        server = agent_service.make_server(
-            runtime.daemon_socket(),
-            lambda s: job_pb2_grpc.add_DevproxyServicer_to_server(service, s),
-            MOST_CALLS,
-        )
+
+        def add(server: grpc.Server) -> None:
+            job_pb2_grpc.add_DevproxyServicer_to_server(service, server)
+            _add_standard_services(server)
+            if wishes.listen:
+                _listen(server, wishes.listen)
+
+        server = agent_service.make_server(runtime.daemon_socket(), add, MOST_CALLS)
+        if wishes.metrics:
+            from devproxy.control import metrics  # prometheus_client: for this option alone
+
+            log(f"metrics on http://{metrics.serve(wishes.metrics)}/metrics")
         log(f"serves version={__version__} root={runtime.root_path()}")
         tell(READY)
-        why = _serve(service, told_to_end)
+        why = _serve(service, told_to_end, wishes.stay)
         log(f"leaves: {why}")
         server.stop(1.0).wait(3.0)
     finally:
@@ -642,9 +675,40 @@ def run(tell: Callable[[bytes], None]) -> int:
     return 0
 
 
-def _serve(service: Service, told_to_end: list[int]) -> str:
+def _add_standard_services(server: grpc.Server) -> None:
+    """gRPC's own health and reflection, for probes and grpcurl."""
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection
+
+    from devproxy.control import quiet_grpc  # noqa: F401  gRPC with our settings, before the two below
+    from devproxy.control._pb import job_pb2 as pb
+
+    ours = pb.DESCRIPTOR.services_by_name["Devproxy"].full_name
+    probe = health.HealthServicer()
+    for name in ("", ours):
+        probe.set(name, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(probe, server)
+    names = (ours, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+
+
+def _listen(server: grpc.Server, where: str) -> None:
+    """Raises Refused."""
+    from devproxy.control import trust
+
+    credentials = trust.load().server()
+    try:
+        port = server.add_secure_port(where, credentials)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise Refused(f"devproxyd cannot listen on {where}", "give another HOST:PORT to --listen")
+    log(f"listens host={where.rpartition(':')[0]} port={port}")
+
+
+def _serve(service: Service, told_to_end: list[int], stay: bool) -> str:
     """Returns why it ends."""
-    idle = idle_s()
+    idle = float("inf") if stay else idle_s()
     next_look = 0.0
     while not told_to_end:
         time.sleep(min(LOOK_S, idle or LOOK_S))
@@ -700,8 +764,37 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="devproxyd", description="Serves this user's jobs.")
     parser.add_argument("--version", action="version", version=f"devproxy {__version__}")
     parser.add_argument("--foreground", action="store_true", help="stay here, say on stderr")
+    parser.add_argument(
+        "--stay", action="store_true", help="serve until a signal, also without jobs: for a service"
+    )
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default="",
+        help="also serve other hosts there, that have the certificate of devproxy trust",
+    )
+    parser.add_argument(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        default="",
+        help="answer Prometheus there (HOST: localhost); anybody who gets there may read",
+    )
+    parser.add_argument(
+        "--log-format", choices=log_module.FORMATS, help="how its log and its agents' is written"
+    )
+    parser.add_argument(
+        "--print",
+        choices=share.NAMES,
+        help="print a file for operators, and end (docs/operators.md)",
+    )
     parser.add_argument("--told", type=int, help=argparse.SUPPRESS)  # by client.start_daemon
     arguments = parser.parse_args()
+    if arguments.print:
+        print(share.text(arguments.print), end="")
+        sys.exit(0)
+    if arguments.log_format:
+        os.environ[log_module.FORMAT] = arguments.log_format
+    wishes = Wishes(arguments.stay, arguments.listen, arguments.metrics)
     code = 0
     tell: Callable[[bytes], None] = _say_foreground
     try:
@@ -709,9 +802,14 @@ def main() -> NoReturn:
             tell = _teller(arguments.told)
             _detach()
         elif not arguments.foreground:
+            if wishes != Wishes():
+                raise Refused(
+                    "--stay, --listen and --metrics are for a daemon in the foreground",
+                    "give --foreground, or run it as a service (docs/operators.md)",
+                )
             client.ensure_daemon()
             sys.exit(0)
-        code = run(tell)
+        code = run(tell, wishes)
     except (DevproxyError, OSError) as error:
         log(f"cannot serve: {error}")
         tell(str(error).encode())

@@ -10,9 +10,11 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from devproxy import errors
+from devproxy.control import trust as trust_module
 from devproxy.control._pb import job_pb2 as pb
 from devproxy.control.coordinator_api import ImageFacts, JobStatus
 from devproxy.control.quiet_grpc import grpc
+from devproxy.control.trust import Trust
 from devproxy.errors import DevproxyError, OperationFailed
 from devproxy.node.stages import Progress
 
@@ -40,6 +42,12 @@ def open_channel(socket_path: str) -> grpc.Channel:
     # A subchannel of its own: a socket that was replaced must not meet a connection to the one before.
     options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
     return grpc.insecure_channel(address(socket_path), options=options)
+
+
+def open_far_channel(where: str, trust: Trust) -> grpc.Channel:
+    """To HOST:PORT, where both ends show their certificate."""
+    options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", trust_module.NAME)]
+    return grpc.secure_channel(where, trust.channel(), options=options)
 
 
 # -- names and texts --------------------------------------------------------------------------------------------------

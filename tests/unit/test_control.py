@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from devproxy import errors, runtime
-from devproxy.cli import images, progress, verbs
-from devproxy.control import agent_service, client, daemon, messages
+from devproxy.cli import progress, verbs
+from devproxy.control import agent_service, client, daemon, messages, stores
 from devproxy.control import coordinator_api as api
 from devproxy.control._pb import job_pb2 as pb
 from devproxy.control.quiet_grpc import grpc
@@ -436,18 +436,18 @@ def test_which_image_is_meant() -> None:
         ("a-1", "a", True), ("a-2", "a", True), ("b-17", "b", True), ("a-3", "a", False)
     )
     for text, image in (("a-1", "a-1"), ("a", "a-2"), ("latest", "b-17"), ("b-", "b-17")):
-        assert images.find_image([store], text)[1].id == image
+        assert stores.find_image([store], text)[1].id == image
     with pytest.raises(Refused, match="not whole: a chunk is damaged: use an older one: .* a-1"):
-        images.find_image([store], "a-3")
+        stores.find_image([store], "a-3")
     with pytest.raises(Refused, match="beginning of 2 images: a-1, a-2"):
-        images.find_image([store], "a-")
+        stores.find_image([store], "a-")
     for nothing in ("c", "a-9"):
         with pytest.raises(Refused, match="no whole image"):
-            images.find_image([store], nothing)
+            stores.find_image([store], nothing)
     with pytest.raises(Refused, match="did you mean latest-job"):
-        images.find_image([FakeStore(("x", "latest-job", True))], "latst-job")  # type: ignore[list-item]
+        stores.find_image([FakeStore(("x", "latest-job", True))], "latst-job")  # type: ignore[list-item]
     with pytest.raises(Refused, match="no whole image"):
-        images.find_image([FakeStore()], "latest")  # type: ignore[list-item]
+        stores.find_image([FakeStore()], "latest")  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("mode", progress.MODES)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from devproxy.cli import jobs
+from devproxy.control import servers
 from devproxy.errors import ServerStopped
 from devproxy.proxy import control_channel, stats
 from devproxy.proxy.control_channel import ControlChannel, ServerGone
@@ -98,7 +99,7 @@ def test_a_server_that_is_stopped_is_named_and_not_lost(
         else:
             with pytest.raises(ServerStopped, match=words):
                 stats.query(str(folder), 0, timeout_s=0.2)
-            (answer,) = jobs.ask_servers(
+            (answer,) = servers.ask(
                 {"phase": "running", "here": [0], "gpus": [0]}, str(folder), bytes(32)
             )
             assert jobs.state_of({"alive": True, "servers": [answer]}) == "server stopped"

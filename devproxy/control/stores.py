@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stores that this user's jobs have used, and which image a word means."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from devproxy import records, state
+from devproxy.checkpoint.errors import StoreError
+from devproxy.errors import Refused
+from devproxy.log import say
+
+if TYPE_CHECKING:
+    from devproxy.checkpoint.manifest import Image
+    from devproxy.checkpoint.store import Store
+
+
+# -- stores ---------------------------------------------------------------------------------------------------------
+
+
+def _is_folder(url: str) -> bool:
+    return "://" not in url.removeprefix("file://")
+
+
+def _open(url: str) -> Store:
+    # Late: blake3 and zstandard are not for verbs without a store.
+    from devproxy.checkpoint.store import Store
+
+    place = os.path.abspath(url.removeprefix("file://")) if _is_folder(url) else url
+    return Store.open(place, reads=True)
+
+
+def open_stores(given: str | None) -> list[Store]:
+    """The store that is named; else the default one and all that are remembered, as far as they are there.
+
+    Raises Refused and StoreError for the one that is named. Of the others one that does not answer is said.
+    """
+    if given:
+        if _is_folder(given) and not os.path.isdir(given.removeprefix("file://")):
+            raise Refused(f"there is no store {given}", "name the one that the job writes to")
+        return [_open(given)]
+    found: dict[str, Store] = {}
+    for url in (state.default_store(), *records.stores()):
+        if _is_folder(url) and not os.path.isdir(url.removeprefix("file://")):
+            continue  # never used, or removed by now
+        try:
+            store = _open(url)
+            found[store.url] = store
+        except (Refused, StoreError) as error:
+            say(f"left out: {error}", "devproxy")
+    return list(found.values())
+
+
+# -- which image is meant -------------------------------------------------------------------------------------------
+
+
+def find_image(stores: Sequence[Store], text: str) -> tuple[Store, Image]:
+    """By id, `latest`, job (its newest whole image) or the beginning of an id. Raises Refused."""
+    found = [(store, image) for store in stores for image in store.images()]
+    for store, image in found:
+        if image.id == text and not image.whole:
+            older = store.older_whole(text)
+            raise Refused(
+                f"image {text} is not whole: {image.problem}",
+                f"use an older one: devproxy restore {older}" if older else "no older one is whole",
+            )
+    whole = sorted((pair for pair in found if pair[1].whole), key=lambda pair: pair[1].created)
+    if text == "latest":
+        matches = whole[-1:]
+    else:
+        matches = (
+            [pair for pair in whole if pair[1].id == text][:1]
+            or [pair for pair in whole if pair[1].job == text][-1:]
+            or [pair for pair in whole if pair[1].id.startswith(text)]
+        )
+    if not matches:
+        import difflib  # for this alone
+
+        known = [name for _, image in whole for name in (image.job, image.id)]
+        near = difflib.get_close_matches(text, known, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        where = ", ".join(store.url for store in stores)
+        raise Refused(
+            f"no whole image {text!r} in store {where}", f"{hint}see: devproxy images, or --store"
+        )
+    if len(matches) > 1:
+        names = ", ".join(image.id for _, image in matches[:5])
+        raise Refused(f"{text!r} is the beginning of {len(matches)} images: {names}", "write more")
+    return matches[0]
