@@ -176,6 +176,10 @@ class Client:
         done = self._client.checkpoint(_named(job), cut_wait_ms=wait, strict=strict, report=watcher)
         return _outcome(done)
 
+    def check(self, job: str, *, strict: bool = False) -> list[str]:
+        """What an image of the job would lose, as warnings; stops nothing. Raises Refused with what is in an image's way."""
+        return self._client.check(_named(job), strict=strict)
+
     def suspend(
         self,
         job: str,

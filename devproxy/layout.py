@@ -15,6 +15,7 @@ REPLY_BYTES = 4096
 
 ATTACH_MAGIC = 0x41505044
 ATTACH_KIND_STATS = 2
+ATTACH_KIND_TRACE = 7
 ANY_SLOT = 0xFFFF_FFFF
 ABI_BYTES = 32
 # AttachRequest: magic, kind, abi_id, pid, wanted_slot

@@ -114,6 +114,11 @@ class FakeCoordinator:
             self.phase = api.RUNNING
             self._verb.release()
 
+    def check(self, *, strict: bool, report: Report) -> list[str]:
+        if strict:
+            raise Refused("process 12 (python) holds fd 7, a TCP connection", "close it")
+        return ["a TCP connection would be closed"]
+
     def suspend(self, *, strict: bool, cut_wait_ms: int | None, report: Report) -> api.ImageFacts:
         facts = self.checkpoint(cut_wait_ms=cut_wait_ms, strict=strict, report=report)
         self.phase = api.SUSPENDED

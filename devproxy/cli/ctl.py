@@ -76,6 +76,20 @@ def show_top(arguments: argparse.Namespace) -> int:
     return top.top(arguments)
 
 
+def record_trace(arguments: argparse.Namespace) -> int:
+    """A file for Perfetto."""
+    from devproxy.cli import trace  # protobuf, for this verb alone
+
+    return trace.trace(arguments)
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """Why not checkpointable, why slow."""
+    from devproxy.cli import trace  # protobuf
+
+    return trace.explain(arguments)
+
+
 def complete(arguments: argparse.Namespace) -> int:
     """A script for a shell; or the names that this asks for."""
     if arguments.what == completion.JOBS:
@@ -136,6 +150,14 @@ def parser() -> tuple[argparse.ArgumentParser, Verbs]:
     sub.add_argument("--once", action="store_true", help="one look, for scripts")
     sub.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds (2)")
     job_verbs.add_to(verb)
+    sub = verb("trace", record_trace, "what a job's streams and threads do, for Perfetto")
+    sub.add_argument("job", metavar="JOB", nargs="?", default="", help="asked for on a terminal")
+    sub.add_argument("-o", "--output", metavar="FILE", default="", help="(JOB.pftrace)")
+    sub.add_argument("--seconds", type=float, default=5.0, metavar="S", help="how long (5)")
+    sub = verb("explain", explain, "what is in the way of an image, and where the time goes")
+    sub.add_argument("job", metavar="JOB", nargs="?", default="", help="the one that lives")
+    sub.add_argument("--seconds", type=float, default=2.0, metavar="S", help="how long (2)")
+    sub.add_argument("--strict", action="store_true", help="as of checkpoint")
     sub = verb("doctor", doctor, "what this machine lacks, and what mends it")
     sub.add_argument("--python", default=sys.executable, help="the Python whose torch is looked at")
     sub.add_argument(

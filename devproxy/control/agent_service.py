@@ -251,6 +251,11 @@ class Agent(job_pb2_grpc.JobAgentServicer):  # type: ignore[misc, unused-ignore]
             self._followers.enter(context)
             yield from operation.watch(context.is_active)
 
+    def Check(self, request: pb.CheckpointRequest, context: grpc.ServicerContext) -> pb.CheckResult:
+        with _errors(context):
+            found = self._coordinator.check(strict=request.strict, report=lambda _: None)
+            return pb.CheckResult(warnings=messages.packed(found))
+
     def Kill(self, request: pb.KillRequest, context: grpc.ServicerContext) -> pb.Empty:
         with _errors(context):
             if request.signal not in signals.valid_signals():

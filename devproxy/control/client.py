@@ -35,6 +35,7 @@ DAEMON = "devproxyd"
 START_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 2.0
+CHECK_TIMEOUT_S = 60.0
 # What a starting daemon tells.
 READY = b"ready"
 BUSY = b"busy"
@@ -336,6 +337,17 @@ class Client:
 
         request = pb.CheckpointRequest(job=job, cut_wait_ms=cut_wait_ms, strict=strict)
         return self._follow(lambda stub: stub.Checkpoint(request), report)
+
+    def check(self, job: str, *, strict: bool) -> list[str]:
+        """What an image of the job would lose. Raises what a checkpoint would raise before it stops anything."""
+        from devproxy.control import messages
+        from devproxy.control._pb import job_pb2 as pb
+
+        request = pb.CheckpointRequest(job=job, strict=strict)
+        with self._call(
+            lambda stub: stub.Check.future(request, timeout=CHECK_TIMEOUT_S + ANSWER_TIMEOUT_S)
+        ) as call:
+            return list(messages.unpacked(list(call.result().warnings)))
 
     def suspend(self, job: str, *, cut_wait_ms: int | None, strict: bool, report: Report) -> Result:
         from devproxy.control._pb import job_pb2 as pb

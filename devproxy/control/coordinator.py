@@ -181,6 +181,19 @@ class JobCoordinator:
         with self._one_verb("checkpoint", {api.RUNNING}):
             return self._take_image(False, cut_wait_ms, strict, report)
 
+    def check(self, *, strict: bool, report: Report) -> list[str]:
+        last_error = self._last_error
+        with self._one_verb("check", {api.RUNNING}):
+            strict = strict or self._spec.strict
+            op = _ImageOperation(self._spec, self._trees, False, strict, report)
+            try:
+                op.each(op.dumps, lambda dump: dump.check())
+            finally:
+                for dump in op.dumps:
+                    dump.close(None)
+        self._last_error = last_error  # a check mends nothing
+        return op.all_warnings()
+
     def suspend(self, *, strict: bool, cut_wait_ms: int | None, report: Report) -> api.ImageFacts:
         with self._one_verb("suspend", {api.RUNNING}):
             return self._take_image(True, cut_wait_ms, strict, report)

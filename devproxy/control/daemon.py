@@ -518,6 +518,13 @@ class Service:
     def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogChunk]:
         return self._forward("logs", request, lambda s: s.Logs(request), context)
 
+    def Check(self, request: pb.CheckpointRequest, context: grpc.ServicerContext) -> pb.CheckResult:
+        with self._call("check", request.job, context):
+            _, path = _find("check", request.job)
+            with client.agent(path) as stub:
+                found: pb.CheckResult = stub.Check(request, timeout=client.CHECK_TIMEOUT_S)
+            return found
+
     def Kill(self, request: pb.KillRequest, context: grpc.ServicerContext) -> pb.Empty:
         from devproxy.control._pb import job_pb2 as pb
 

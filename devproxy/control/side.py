@@ -251,6 +251,9 @@ class Part:
     ) -> api.ImageFacts:
         raise self._refuse("checkpoint")
 
+    def check(self, *, strict: bool, report: Report) -> list[str]:
+        raise self._refuse("check")
+
     def suspend(self, *, strict: bool, cut_wait_ms: int | None, report: Report) -> api.ImageFacts:
         raise self._refuse("suspend")
 

@@ -7,15 +7,17 @@ import json
 import os
 import socket
 import struct
+from contextlib import contextmanager
 
 from devproxy import layout, proctree
 from devproxy.errors import ServerStopped, ServerUnreachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
-LONGEST_ANSWER_BYTES = 16 << 20
+LONGEST_ANSWER_BYTES = 512 << 20  # of a trace: 2.6 MB for each client
 
 
 def query(
@@ -26,14 +28,36 @@ def query(
     Raises ServerUnreachable when nothing answers within timeout_s, or not with what was asked for; ServerStopped where
     a signal is the reason.
     """
+    with _asked(job_dir, gpu, layout.ATTACH_KIND_STATS, abi_id, timeout_s) as link:
+        answer = json.loads(_answer(link, gpu))
+    if not isinstance(answer, dict):
+        raise ServerUnreachable(f"the server of GPU {gpu} answers something else than statistics")
+    return answer
+
+
+def trace(
+    job_dir: str, gpu: int, abi_id: bytes = bytes(layout.ABI_BYTES), timeout_s: float = 5.0
+) -> tuple[dict[str, Any], bytes]:
+    """What the streams of the server's clients have done since the last call, and makes the server go on noting it for five
+    seconds (csrc/server/trace.h). (facts, events behind one another, client after client)
+
+    Raises as query() does; also for a server that is too old to be asked this.
+    """
+    with _asked(job_dir, gpu, layout.ATTACH_KIND_TRACE, abi_id, timeout_s) as link:
+        facts = json.loads(_answer(link, gpu))
+        events = _answer(link, gpu)
+    if not isinstance(facts, dict):
+        raise ServerUnreachable(f"the server of GPU {gpu} answers something else than a trace")
+    return facts, events
+
+
+@contextmanager
+def _asked(
+    job_dir: str, gpu: int, kind: int, abi_id: bytes, timeout_s: float
+) -> Iterator[socket.socket]:
     path = os.path.join(job_dir, f"gpu{gpu}.sock")
     request = struct.pack(
-        layout.ATTACH_REQUEST,
-        layout.ATTACH_MAGIC,
-        layout.ATTACH_KIND_STATS,
-        abi_id,
-        os.getpid(),
-        layout.ANY_SLOT,
+        layout.ATTACH_REQUEST, layout.ATTACH_MAGIC, kind, abi_id, os.getpid(), layout.ANY_SLOT
     )
     server = 0
     try:
@@ -42,10 +66,7 @@ def query(
             link.connect(path)
             server = proctree.listener(link)
             link.sendall(request)
-            (size,) = struct.unpack("<I", _receive(link, 4))
-            if size > LONGEST_ANSWER_BYTES:
-                raise ServerUnreachable(f"the server of GPU {gpu} answers with {size} bytes")
-            answer = json.loads(_receive(link, size))
+            yield link
     except (OSError, ValueError) as error:
         if server and proctree.stopped(server):
             raise ServerStopped(
@@ -54,9 +75,13 @@ def query(
         raise ServerUnreachable(
             f"the server of GPU {gpu} does not answer on {path} ({error})"
         ) from None
-    if not isinstance(answer, dict):
-        raise ServerUnreachable(f"the server of GPU {gpu} answers something else than statistics")
-    return answer
+
+
+def _answer(link: socket.socket, gpu: int) -> bytes:
+    (size,) = struct.unpack("<I", _receive(link, 4))
+    if size > LONGEST_ANSWER_BYTES:
+        raise ServerUnreachable(f"the server of GPU {gpu} answers with {size} bytes")
+    return _receive(link, size)
 
 
 def _receive(link: socket.socket, size: int) -> bytes:

@@ -102,6 +102,9 @@ def test_the_life_of_a_job_from_a_program(job, here: dict[str, str], shm_dir: Pa
         with pytest.raises(errors.Refused) as refused:
             client.checkpoint("j", strict=True)
         assert refused.value.name == "Refused"
+        assert client.check("j") == ["a TCP connection would be closed"]
+        with pytest.raises(errors.Refused, match="fd 7"):
+            client.check("j", strict=True)
         for wrong in (
             lambda: client.kill(""),
             lambda: client.resize("j"),

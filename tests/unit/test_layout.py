@@ -37,6 +37,7 @@ def test_segment_numbers() -> None:
 def test_attach_request() -> None:
     assert constant("attach.h", "kAttachMagic") == layout.ATTACH_MAGIC
     assert "kStats = 2" in (WIRE / "attach.h").read_text()
+    assert f"kTrace = {layout.ATTACH_KIND_TRACE}" in (WIRE / "attach.h").read_text()
     assert struct.calcsize(layout.ATTACH_REQUEST) == 48
 
 

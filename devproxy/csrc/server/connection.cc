@@ -262,9 +262,12 @@ Gate::Boundary Connection::boundary() {
 
 // Between two messages: does what the gate asks. True when the next one may be taken, false when it is time to leave.
 bool Connection::attend() {
+  const uint64_t since_ns = device_.trace().on() ? now_ns() : 0;
   for (Gate::Step step = gate_.at_boundary(boundary());;) {
     switch (step) {
-      case Gate::Step::kServe: return true;
+      case Gate::Step::kServe:
+        if (since_ns) device_.trace().span(0, Trace::Kind::kCut, since_ns, now_ns(), "cut");
+        return true;
       case Gate::Step::kLeave: return false;
       case Gate::Step::kDrain: step = drain(); break;
       case Gate::Step::kRest:
@@ -316,6 +319,8 @@ Connection::Taken Connection::consume(uint32_t record_bytes) {
       return Taken::kHeld;
     Counters::add(counters_.calls, 1);
     answered_ = false;
+    Trace& trace = device_.trace();
+    const uint64_t began_ns = trace.on() ? now_ns() : 0;
     // What kernels said before a fault is for the job to read.
     const bool always = message.info->opcode == static_cast<uint16_t>(wire::Opcode::OUTPUT);
     if (message.info->is_sync && faulted() && !always) {
@@ -325,6 +330,8 @@ Connection::Taken Connection::consume(uint32_t record_bytes) {
     }
     if (!poisoned_) {
       if (!answered_) reply(message, kOk);
+      if (began_ns) [[unlikely]]
+        trace_message(message, began_ns);
       return Taken::kYes;
     }
   }
@@ -332,6 +339,17 @@ Connection::Taken Connection::consume(uint32_t record_bytes) {
   if (wrong) poison(wrong);
   if (message.slot < kReplySlots) reply(message, kUnknown);
   return Taken::kPoisoned;
+}
+
+// Answers that somebody waits for, and steps of the optimizer, which the client counts.
+void Connection::trace_message(const Message& message, uint64_t began_ns) {
+  Trace& trace = device_.trace();
+  if (message.seq) trace.span(message.slot, Trace::Kind::kCall, began_ns, now_ns(), message.info->name);
+  if (const uint64_t steps = endpoint_.steps(); steps != traced_steps_) {
+    if (traced_steps_ != 0) trace.span(0, Trace::Kind::kStep, step_began_ns_, began_ns, "step");
+    traced_steps_ = steps;
+    step_began_ns_ = began_ns;
+  }
 }
 
 void Connection::comm_steps_of(const uint8_t* ops, size_t bytes, std::vector<CommStep>* steps) {
@@ -432,6 +450,7 @@ void Connection::on_complete(uint32_t queue_index, uint64_t position, uint32_t t
     communicators_.meta_done(tag & ~kMetaTag);
   else if (tag)
     endpoint_.lifeline().release_chunk(tag - 1);
+  device_.trace().complete(queue_index, position);
   endpoint_.lifeline().complete(queue_index, position);
 }
 

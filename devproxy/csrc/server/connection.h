@@ -85,6 +85,7 @@ class Connection final : public hal::SpaceOwner {
   // Stops the consumption of the ring at the first boundary where that is possible; from until_us (now_us()) on at any
   // such boundary, before that only at least live bytes.
   void request_cut(uint64_t until_us);
+  Trace& trace() { return device_.trace(); }  // any thread
   void resume();
   // Nothing of a communicator begins from here on, also while it is parked, until let_go(). False: something is about to;
   // ask again. A cut takes what has not begun as it is. Any thread.
@@ -173,6 +174,7 @@ class Connection final : public hal::SpaceOwner {
   void throttle();
   enum class Taken : uint8_t { kYes, kHeld, kPoisoned };
   Taken consume(uint32_t record_bytes);
+  void trace_message(const Message& message, uint64_t began_ns);
   std::vector<CommStep> comm_steps(const Message& message);
   void comm_steps_of(const uint8_t* ops, size_t bytes, std::vector<CommStep>* steps);
   void tear_down();
@@ -206,6 +208,7 @@ class Connection final : public hal::SpaceOwner {
   Communicators communicators_;
   bool poisoned_ = false;
   bool answered_ = false;  // the message being handled has its reply
+  uint64_t traced_steps_ = 0, step_began_ns_ = 0;
 };
 
 }  // namespace devproxy::server

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "devproxy/csrc/base/status.h"
+#include "devproxy/csrc/server/trace.h"
 #include "devproxy/csrc/wire/handle.h"
 #include "devproxy/csrc/wire/segment.h"
 #include "devproxy/hal/hal.h"
@@ -34,6 +35,7 @@ class DeviceDoor {
     if (!space.ok()) return std::move(space).status();
     space_ = std::move(*space);
     streams_[0] = {kLegacyStream, space_->create_queue(hal::QueueKind::kLegacy, 0, 0)};
+    trace_.know_stream(streams_[0].queue.get(), 0);
     return {};
   }
   bool is_open() const { return space_ != nullptr; }
@@ -63,10 +65,12 @@ class DeviceDoor {
     Stream& entry = streams_[stream.index()];
     if (entry.queue) return false;
     entry = {stream, space_->create_queue(kind, priority, stream.index())};
+    trace_.know_stream(entry.queue.get(), stream.index());
     return true;
   }
   bool destroy_stream(VHandle stream) {
     if (stream.index() == 0 || !queue_of(stream)) return false;
+    trace_.forget_stream(streams_[stream.index()].queue.get());
     space_->destroy_queue(streams_[stream.index()].queue);
     streams_[stream.index()] = {};
     return true;
@@ -75,34 +79,51 @@ class DeviceDoor {
     return space_->set_queue_attribute(queue, ticket, attribute);
   }
 
+  Trace& trace() { return trace_; }
+
   // -- commands on a stream: what is submitted completes at its ticket
 
-  void nop(const hal::QueueRef& queue, Ticket ticket) { space_->nop(queue, ticket); }
-  void copy(const hal::QueueRef& queue, Ticket ticket, const hal::CopyArgs& args) { space_->copy(queue, ticket, args); }
+  void nop(const hal::QueueRef& queue, Ticket ticket) {
+    if (trace_.on()) trace_.begin(queue.get(), ticket.position, Trace::Kind::kNop);
+    space_->nop(queue, ticket);
+  }
+  void copy(const hal::QueueRef& queue, Ticket ticket, const hal::CopyArgs& args) {
+    if (trace_.on()) trace_.begin(queue.get(), ticket.position, Trace::Kind::kCopy, args.width_bytes * args.height);
+    space_->copy(queue, ticket, args);
+  }
   void copy_array(const hal::QueueRef& queue, Ticket ticket, const hal::ArrayCopy& args) {
+    if (trace_.on()) trace_.begin(queue.get(), ticket.position, Trace::Kind::kCopy);
     space_->copy_array(queue, ticket, args);
   }
   void memset(const hal::QueueRef& queue, Ticket ticket, const hal::MemsetArgs& args) {
+    if (trace_.on())
+      trace_.begin(queue.get(), ticket.position, Trace::Kind::kMemset, args.width * args.count * args.rows);
     space_->memset(queue, ticket, args);
   }
   void launch(const hal::QueueRef& queue, Ticket ticket, const hal::FunctionRef& function,
               const hal::LaunchArgs& args) {
+    if (trace_.on()) trace_.begin(queue.get(), ticket.position, Trace::Kind::kLaunch, 0, function.get());
     space_->launch(queue, ticket, function, args);
   }
   void host_function(const hal::QueueRef& queue, Ticket ticket, uint64_t token) {
+    if (trace_.on()) trace_.begin(queue.get(), ticket.position, Trace::Kind::kHostFunction);
     space_->host_function(queue, ticket, token);
   }
   void record(const hal::QueueRef& queue, Ticket ticket, const hal::EventRef& event) {
+    if (trace_.on()) trace_.begin(queue.get(), ticket.position, Trace::Kind::kRecord);
     space_->record(queue, ticket, event);
   }
   void wait(const hal::QueueRef& queue, Ticket ticket, const hal::EventRef& event) {
+    if (trace_.on()) trace_.begin(queue.get(), ticket.position, Trace::Kind::kWait);
     space_->wait(queue, ticket, event);
   }
 
   void init_comm(const hal::QueueRef& queue, Ticket ticket, const hal::CommRef& comm) {
+    if (trace_.on()) trace_.begin(queue.get(), ticket.position, Trace::Kind::kCommunicate);
     space_->init_comm(queue, ticket, comm);
   }
   void communicate(const hal::QueueRef& queue, Ticket ticket, std::vector<hal::CommCall> group) {
+    if (trace_.on()) trace_.begin(queue.get(), ticket.position, Trace::Kind::kCommunicate);
     space_->communicate(queue, ticket, std::move(group));
   }
 
@@ -148,7 +169,9 @@ class DeviceDoor {
   }
   StatusOr<hal::FunctionRef> get_function(const hal::ModuleRef& module, const std::string& name,
                                           hal::FunctionInfo* info) {
-    return space_->get_function(module, name, info);
+    auto function = space_->get_function(module, name, info);
+    if (function.ok()) trace_.know(function->get(), name);
+    return function;
   }
   StatusOr<hal::Space::Global> get_global(const hal::ModuleRef& module, const std::string& name) {
     return space_->get_global(module, name);
@@ -222,6 +245,7 @@ class DeviceDoor {
   hal::Device& device_;
   std::unique_ptr<hal::Space> space_;
   std::vector<Stream> streams_{kStreams};
+  Trace trace_;
 };
 
 }  // namespace devproxy::server

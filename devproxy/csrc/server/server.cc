@@ -470,6 +470,10 @@ bool Server::read_hello(Hello& hello) {
     send_stats(hello.socket);
     hello.socket = -1;
     return false;
+  } else if (hello.request.kind == AttachKind::kTrace) {
+    send_trace(hello.socket);
+    hello.socket = -1;
+    return false;
   } else if (hello.request.kind == AttachKind::kControl) {
     controls_.push_back(std::make_unique<ControlPeer>(hello.socket));
     hello.socket = -1;
@@ -623,6 +627,33 @@ Json Server::stats() const {
 void Server::send_stats(int socket) {
   auto box = std::make_unique<Outbox>(socket);
   box->say(json_text(stats()));
+  if (box->waits()) farewells_.push_back(std::move(box));
+}
+
+void Server::send_trace(int socket) {
+  Json clients = Json::array();
+  std::string events;
+  const uint64_t until_ns = now_ns() + uint64_t{kTraceKeptS} * 1'000'000'000;
+  for (Client& c : clients_) {
+    Trace& trace = c.connection->trace();
+    Trace::Taken taken = trace.take();
+    trace.keep_on(until_ns);
+    const size_t bytes = taken.events.size() * sizeof(Trace::Event);
+    events.append(reinterpret_cast<const char*>(taken.events.data()), bytes);
+    clients.push_back({{"pid", c.connection->peer().pid},
+                       {"slot", c.connection->slot()},
+                       {"rank", rank_of(*c.connection)},
+                       {"names", taken.names},
+                       {"events", taken.events.size()},
+                       {"lost", taken.lost}});
+  }
+  auto box = std::make_unique<Outbox>(socket);
+  box->say(json_text({{"gpu", config_.gpu},
+                      {"pid", getpid()},
+                      {"physical_gpu", config_.physical_gpu},
+                      {"now_ns", now_ns()},
+                      {"clients", clients}}));
+  box->say(events);
   if (box->waits()) farewells_.push_back(std::move(box));
 }
 

@@ -98,6 +98,7 @@ class Server {
   bool read_hello(Hello& hello);  // false: done with it, one way or the other
   void attach(int socket, const AttachRequest& request, uint32_t pid);
   void send_stats(int socket);
+  void send_trace(int socket);
   void warm(int socket);
   bool admit_peer(int socket, uint32_t slot);  // true: the socket is kept
   static void close_peers(Client& c);

@@ -23,10 +23,21 @@ inline constexpr uint32_t kAttachMagic = 0x41505044;  // "DPPA"
 //
 // kWarm: no client; a uint32_t length and a description of an executor follow at once, which the process is likely to
 // ask for. There is no answer.
+// kTrace: what the clients' streams have done since the last such request (server/trace.h), and that it goes on being
+// recorded for kTraceKeptS. Two answers behind their uint32_t lengths: JSON text, then the events as they are.
 // kPeer: another server of the job asks for the device memory of the client in wanted_slot. The answer is a byte, 1 with
 // a descriptor (SCM_RIGHTS) or 0 where there is no such client. The socket stays open until the client is gone.
-enum class AttachKind : uint32_t { kClient = 1, kStats = 2, kControl = 3, kFramework = 4, kWarm = 5, kPeer = 6 };
+enum class AttachKind : uint32_t {
+  kClient = 1,
+  kStats = 2,
+  kControl = 3,
+  kFramework = 4,
+  kWarm = 5,
+  kPeer = 6,
+  kTrace = 7
+};
 inline constexpr uint32_t kMaxWarmBytes = 64 << 10;
+inline constexpr uint32_t kTraceKeptS = 5;
 
 inline constexpr uint8_t kLinked = 1;  // the client's last byte on the socket
 

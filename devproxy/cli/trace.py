@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`devproxy trace`: what a job's streams and threads did over some seconds, for Perfetto; `devproxy explain`: the same in words."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from devproxy import machine
+from devproxy.cli.ask import named_job
+from devproxy.cli.output import show_json
+from devproxy.cli.perfetto import Writer
+from devproxy.control import client, servers
+from devproxy.errors import DevproxyError, Refused
+from devproxy.log import say
+from devproxy.proxy import tracing
+
+LONGEST_S = 600.0
+LOOK_S = 0.25
+PHASE_LOOK_S = 0.05
+
+
+class _Phases(threading.Thread):
+    """(phase, begin, end) of the job, as seen every PHASE_LOOK_S; ns of CLOCK_MONOTONIC."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(name="phases", daemon=True)
+        self._path = path
+        self.over = threading.Event()
+        self.seen: list[tuple[str, int, int]] = []
+
+    def run(self) -> None:
+        while not self.over.wait(PHASE_LOOK_S):
+            try:
+                phase = client.ask_agent(self._path).phase
+            except DevproxyError:
+                continue
+            now = time.monotonic_ns()
+            if self.seen and self.seen[-1][0] == phase:
+                self.seen[-1] = (phase, self.seen[-1][1], now)
+                continue
+            since = self.seen[-1][2] if self.seen else now
+            self.seen.append((phase, since, now))
+
+
+def _collect(
+    path: str, seconds: float
+) -> tuple[tracing.Collector, list[tuple[str, int, int]], float]:
+    """Until the time is over or the job has ended. (events, phases, how long it was)"""
+    facts = client.job_file(path)
+    status = client.ask_agent(path)
+    gpus = len(status.here or status.gpus)
+    collector = tracing.Collector(path, gpus, servers.client_abi())
+    collector.look()
+    if len(collector.silent) == gpus:
+        raise Refused(
+            f"no server of job {facts.get('job', os.path.basename(path))} tells what it does: {collector.silent[0]}",
+            "a suspended job has none; a job of an older devproxy cannot be traced",
+        )
+    phases = _Phases(path)
+    phases.start()
+    began = time.monotonic()
+    while (left := began + seconds - time.monotonic()) > 0:
+        time.sleep(min(LOOK_S, left))
+        collector.look()
+        if not os.path.exists(path):
+            break
+    took = time.monotonic() - began
+    phases.over.set()
+    phases.join()
+    return collector, phases.seen, took
+
+
+def trace(arguments: argparse.Namespace) -> int:
+    """Writes the file."""
+    job, path = named_job(arguments)
+    seconds = _seconds(arguments)
+    if not arguments.output:
+        arguments.output = f"{job}.pftrace"
+    target = os.path.join(machine.working_folder(), arguments.output)
+    try:
+        with open(target, "wb") as file:
+            collector, phases, took = _collect(path, seconds)
+            events = _write(Writer(file), job, collector.clients.values(), phases)
+    except OSError as error:
+        raise Refused(
+            f"--output {target}: {error.strerror}", "name a file that you may write"
+        ) from None
+    lost = sum(one.lost for one in collector.clients.values())
+    if arguments.json:
+        show_json({"job": job, "file": target, "events": events, "lost": lost, "seconds": took})
+        return 0
+    print(f"wrote {target}: {events:,} events of job {job} over {took:.1f} s; open it in https://ui.perfetto.dev")  # fmt: skip
+    if lost:
+        say(f"{lost:,} events came faster than they could be fetched and are missing", "devproxy")
+    return 0
+
+
+def _seconds(arguments: argparse.Namespace) -> float:
+    seconds = float(arguments.seconds)
+    if not 0 < seconds <= LONGEST_S:
+        raise Refused(f"--seconds {seconds:g} is out of range", f"give 0 to {LONGEST_S:g}")
+    return seconds
+
+
+def _write(
+    writer: Writer,
+    job: str,
+    clients: Iterable[tracing.OfClient],
+    phases: list[tuple[str, int, int]],
+) -> int:
+    track = writer.track(f"job {job}: phase")
+    for phase, begin, end in phases:
+        writer.slice(track, "phase", phase, begin, end)
+    count = len(phases)
+    for number, one in enumerate(clients):
+        rank = "" if one.rank is None else f"rank {one.rank}, "
+        # Perfetto takes processes of the same id for one; a process of the job may use several GPUs.
+        name = f"{rank}process {one.pid}, GPU {one.gpu}"
+        parent = writer.process(name, one.pid if number == 0 else one.pid + (one.gpu << 23))
+        tracks: dict[str, int] = {}
+        for event in sorted(one.events, key=lambda event: event.begin_ns):
+            where = _track_name(event)
+            if where not in tracks:
+                tracks[where] = writer.track(where, parent)
+            kind = tracing.KINDS[event.kind]
+            facts = {"bytes": event.bytes} if event.bytes else {}
+            if event.kind < tracing.CALL:
+                facts["queued_ns"] = event.begin_ns - event.submitted_ns
+            writer.slice(
+                tracks[where], kind, event.name or kind, event.begin_ns, event.end_ns, facts
+            )
+        count += len(one.events)
+    writer.flush()
+    return count
+
+
+def _track_name(event: tracing.Event) -> str:
+    if event.kind == tracing.CALL:
+        return f"thread {event.lane}: calls that wait"
+    if event.kind == tracing.CUT:
+        return "cuts"
+    return "steps" if event.kind == tracing.STEP else f"stream {event.lane}"
+
+
+# -- explain --------------------------------------------------------------------------------------------------------
+
+
+def union_s(spans: Iterable[tuple[int, int]]) -> float:
+    """Seconds that at least one of them covers. ns."""
+    covered, reached = 0, 0
+    for begin, end in sorted(spans):
+        begin = max(begin, reached)
+        if end > begin:
+            covered += end - begin
+            reached = end
+    return covered / 1e9
+
+
+def shares(clients: Iterable[tracing.OfClient], took_s: float) -> list[dict[str, Any]]:
+    """For each process: of the time, which share its GPU worked (kernel), it waited for an answer though its GPU did not
+    (wait), and neither was the case: its own code ran (client). They add up to 1."""
+    found = []
+    for one in clients:
+        works = [(e.begin_ns, e.end_ns) for e in one.events if e.kind < tracing.CALL]
+        waits = [(e.begin_ns, e.end_ns) for e in one.events if e.kind == tracing.CALL]
+        kernel = min(union_s(works) / took_s, 1.0)
+        either = min(union_s([*works, *waits]) / took_s, 1.0)
+        found.append(
+            {
+                "pid": one.pid,
+                "gpu": one.gpu,
+                "rank": one.rank,
+                "kernel": round(kernel, 4),
+                "wait": round(either - kernel, 4),
+                "client": round(1 - either, 4),
+            }
+        )
+    return found
+
+
+def _totals(path: str) -> dict[int, dict[str, Any]]:
+    status = client.ask_agent(path)
+    answers = servers.ask(vars(status), path, servers.client_abi())
+    return {answer["gpu"]: answer["totals"] for answer in answers if "totals" in answer}
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """Why not checkpointable, why slow."""
+    job, path = client.find_job(arguments.job)
+    seconds = _seconds(arguments)
+    status = client.ask_agent(path)
+    why = "" if status.checkpointable else status.why_not
+    try:
+        if not why:
+            client.Client().check(job, strict=arguments.strict)
+    except Refused as error:
+        why = str(error)
+    facts: dict[str, Any] = {
+        "job": job,
+        "phase": status.phase,
+        "checkpointable": not why,
+        "why_not": why,
+        "last_error": status.last_error,
+    }
+    try:
+        before = _totals(path)
+        collector, _, took = _collect(path, seconds)
+        after = _totals(path)
+        facts["processes"] = shares(collector.clients.values(), took)
+        facts["servers"] = [
+            {
+                "gpu": gpu,
+                "server": round((after[gpu]["busy_us"] - was["busy_us"]) / 1e6 / took, 4),
+                "ring_wakes_per_s": round((after[gpu]["wakes"] - was["wakes"]) / took, 1),
+                "launches_per_s": round((after[gpu]["launches"] - was["launches"]) / took, 1),
+            }
+            for gpu, was in before.items()
+            if gpu in after
+        ]
+    except Refused as error:
+        facts["not_measured"] = str(error)
+    if arguments.json:
+        show_json(facts, indent=2)
+        return 0
+    print(f"job {job} is {status.phase}")
+    print(f"checkpoint: {why or 'nothing is in its way'}")
+    if status.last_error:
+        print(f"last error: {status.last_error}")
+    for one in facts.get("processes", []):
+        who = f"process {one['pid']} on GPU {one['gpu']}"
+        print(
+            f"{who}: {one['kernel']:.0%} its GPU worked, {one['wait']:.0%} it waited for an answer,"
+            f" {one['client']:.0%} its own code ran"
+        )
+    for one in facts.get("servers", []):
+        print(
+            f"server of GPU {one['gpu']}: busy {one['server']:.0%} with messages, woken at its ring"
+            f" {one['ring_wakes_per_s']:,.0f} times a second, {one['launches_per_s']:,.0f} launches a second"
+        )
+    if "not_measured" in facts:
+        print(f"not measured: {facts['not_measured']}")
+    return 0

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one client's streams did and when, for `devproxy trace`. Off until somebody asks, and off again soon after nobody
+// asks any more: the asker may have been killed.
+//
+// A device says when a command is complete, not when it has begun. A stream runs its commands in order, so an event here
+// begins when its command was submitted or its predecessor completed, whichever was later: a wait for an event of another
+// stream, or for a turn on a shared GPU, is part of the command that waited.
+//
+// Threads: any. One lock, a leaf, taken only while tracing is on. Off, each command costs one relaxed load.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "devproxy/csrc/base/clock.h"
+#include "devproxy/csrc/wire/segment.h"
+
+namespace devproxy::server {
+
+class Trace {
+ public:
+  // In the answer as a number: only ever added to (devproxy/proxy/tracing.py).
+  enum class Kind : uint8_t {
+    kNop,
+    kCopy,
+    kMemset,
+    kLaunch,
+    kHostFunction,
+    kRecord,
+    kWait,
+    kCommunicate,
+    kCall,
+    kCut,
+    kStep
+  };  // NOLINT
+  // As it is sent. ns of CLOCK_MONOTONIC. lane: the stream's index, of kCall the caller's reply slot.
+  struct Event {
+    uint64_t submitted_ns, begin_ns, end_ns, bytes;
+    uint32_t name;  // index into names; 0: none
+    uint16_t lane;
+    Kind kind;
+    uint8_t reserved = 0;
+  };
+  static_assert(sizeof(Event) == 40);
+  static constexpr size_t kMost = 1 << 16;  // events that nobody has fetched; 2.6 MB
+
+  bool on() const { return until_ns_.load(std::memory_order_relaxed) != 0; }
+
+  void keep_on(uint64_t until_ns) {
+    const std::lock_guard lock(mutex_);
+    if (!lanes_) {
+      lanes_ = std::make_unique<Lane[]>(kStreams);
+      events_.reserve(kMost);
+    }
+    until_ns_.store(until_ns, std::memory_order_relaxed);
+  }
+
+  // -- what names are; rare, so also while it is off
+
+  void know(const void* thing, const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    intern(thing, name);
+  }
+  void know_stream(const void* queue, uint32_t index) {
+    const std::lock_guard lock(mutex_);
+    streams_[queue] = index;
+  }
+  void forget_stream(const void* queue) {
+    const std::lock_guard lock(mutex_);
+    streams_.erase(queue);
+  }
+
+  // -- commands. Precondition of begin(): on(). Before the device is given the command.
+
+  void begin(const void* queue, uint64_t position, Kind kind, uint64_t bytes = 0, const void* named = nullptr) {
+    const uint64_t now = now_ns();
+    const std::lock_guard lock(mutex_);
+    if (expired(now)) return;
+    const auto stream = streams_.find(queue);
+    if (stream == streams_.end()) return;
+    Lane& lane = lanes_[stream->second];
+    if (lane.open.size() >= kMost) return void(lost_++);
+    uint32_t name = 0;
+    if (named)
+      if (const auto found = known_.find(named); found != known_.end()) name = found->second;
+    lane.open.push_back({position, {now, now, 0, bytes, name, static_cast<uint16_t>(stream->second), kind}});
+  }
+  void complete(uint32_t index, uint64_t position) noexcept {
+    if (!on()) return;
+    const uint64_t now = now_ns();
+    const std::lock_guard lock(mutex_);
+    if (!lanes_ || index >= kStreams) return;
+    Lane& lane = lanes_[index];
+    while (!lane.open.empty() && lane.open.front().position < position) lane.open.pop_front();  // nobody said its end
+    if (!lane.open.empty() && lane.open.front().position == position) {
+      Event event = lane.open.front().event;
+      lane.open.pop_front();
+      if (lane.last_end_ns > event.begin_ns) event.begin_ns = lane.last_end_ns;
+      event.end_ns = now;
+      note(event);
+    }
+    lane.last_end_ns = now;
+  }
+  // Something that is over.
+  void span(uint16_t lane, Kind kind, uint64_t begin_ns, uint64_t end_ns, const char* fixed_name = nullptr) {
+    const std::lock_guard lock(mutex_);
+    if (expired(end_ns)) return;
+    note({begin_ns, begin_ns, end_ns, 0, fixed_name ? intern(fixed_name, fixed_name) : 0, lane, kind});
+  }
+
+  struct Taken {
+    std::vector<Event> events;
+    std::vector<std::string> names;
+    uint64_t lost = 0;
+  };
+  // What has come since the last call.
+  Taken take() {
+    Taken taken;
+    const std::lock_guard lock(mutex_);
+    taken.events.reserve(kMost);  // for the next time
+    taken.events.swap(events_);
+    taken.names = names_;
+    std::swap(taken.lost, lost_);
+    return taken;
+  }
+
+ private:
+  struct Open {
+    uint64_t position;
+    Event event;
+  };
+  struct Lane {
+    std::deque<Open> open;  // submitted, not complete
+    uint64_t last_end_ns = 0;
+  };
+
+  bool expired(uint64_t now) {
+    const uint64_t until = until_ns_.load(std::memory_order_relaxed);
+    if (until != 0 && now < until) return false;
+    if (until != 0) {
+      until_ns_.store(0, std::memory_order_relaxed);
+      lanes_.reset();
+      events_ = {};
+    }
+    return true;
+  }
+  void note(const Event& event) noexcept {
+    if (events_.size() >= kMost || events_.size() == events_.capacity()) return void(lost_++);  // never allocates
+    events_.push_back(event);
+  }
+  uint32_t intern(const void* thing, const std::string& name) {
+    // An address may be another thing's by now.
+    const auto known = known_.find(thing);
+    if (known != known_.end() && names_[known->second] == name) return known->second;
+    const auto [place, fresh] = numbers_.try_emplace(name, static_cast<uint32_t>(names_.size()));
+    if (fresh) names_.push_back(name);
+    return known_[thing] = place->second;
+  }
+
+  std::atomic<uint64_t> until_ns_{0};
+  std::mutex mutex_;
+  std::unordered_map<const void*, uint32_t> streams_, known_;
+  std::unordered_map<std::string, uint32_t> numbers_;
+  std::vector<std::string> names_{""};
+  std::unique_ptr<Lane[]> lanes_;
+  std::vector<Event> events_;
+  uint64_t lost_ = 0;
+};
+
+}  // namespace devproxy::server

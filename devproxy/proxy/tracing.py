@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job's streams did over some seconds, asked of its servers again and again."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from devproxy.errors import ServerStopped, ServerUnreachable
+from devproxy.proxy import stats
+
+# csrc/server/trace.h: Event and Kind.
+_EVENT = struct.Struct("<QQQQIHBx")
+KINDS = (
+    "nop",
+    "copy",
+    "memset",
+    "launch",
+    "host function",
+    "record",
+    "wait",
+    "communicate",
+    "call",
+    "cut",
+    "step",
+)
+CALL, CUT, STEP = KINDS.index("call"), KINDS.index("cut"), KINDS.index("step")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Times in ns of CLOCK_MONOTONIC. lane: the stream's number; of a call which thread of the process waited (its reply
+    slot)."""
+
+    submitted_ns: int
+    begin_ns: int
+    end_ns: int
+    bytes: int
+    name: str
+    lane: int
+    kind: int
+
+
+@dataclass
+class OfClient:
+    """One process of the job on one GPU. lost: events that the server could not keep."""
+
+    gpu: int
+    pid: int
+    slot: int
+    rank: int | None
+    events: list[Event] = field(default_factory=list)
+    lost: int = 0
+
+
+class Collector:
+    """look() at least every two seconds; the first one switches recording on, and it ends by itself after the last."""
+
+    def __init__(self, job_dir: str, gpus: int, abi: bytes) -> None:
+        self._job_dir, self._gpus, self._abi = job_dir, gpus, abi
+        self.clients: dict[tuple[int, int, int], OfClient] = {}
+        self.silent: dict[int, str] = {}  # GPUs whose server does not answer now, and why
+
+    def look(self) -> None:
+        for gpu in range(self._gpus):
+            try:
+                facts, data = stats.trace(self._job_dir, gpu, self._abi)
+            except (ServerUnreachable, ServerStopped) as error:
+                self.silent[gpu] = str(error)
+                continue
+            self.silent.pop(gpu, None)
+            self._add(gpu, facts, data)
+
+    def _add(self, gpu: int, facts: dict[str, Any], data: bytes) -> None:
+        at = 0
+        for one in facts["clients"]:
+            key = (gpu, one["pid"], one["slot"])
+            client = self.clients.setdefault(key, OfClient(gpu, *key[1:], one.get("rank")))
+            client.lost += one["lost"]
+            end = at + one["events"] * _EVENT.size
+            client.events += _events(data[at:end], one["names"])
+            at = end
+
+
+def _events(data: bytes, names: list[str]) -> Iterator[Event]:
+    for submitted, begin, end, size, name, lane, kind in _EVENT.iter_unpack(data):
+        yield Event(submitted, begin, max(begin, end), size, names[name], lane, kind)
