@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from devproxy import machine
+from devproxy import machine, state
 from devproxy.cli.ask import named_job
 from devproxy.cli.output import show_json
 from devproxy.cli.perfetto import Writer
@@ -21,7 +21,7 @@ from devproxy.proxy import tracing
 
 LONGEST_S = 600.0
 LOOK_S = 0.25
-PHASE_LOOK_S = 0.05
+PHASE_LOOK_S = 0.1
 
 
 class _Phases(threading.Thread):
@@ -34,22 +34,29 @@ class _Phases(threading.Thread):
         self.seen: list[tuple[str, int, int]] = []
 
     def run(self) -> None:
-        while not self.over.wait(PHASE_LOOK_S):
-            try:
-                phase = client.ask_agent(self._path).phase
-            except DevproxyError:
-                continue
-            now = time.monotonic_ns()
-            if self.seen and self.seen[-1][0] == phase:
-                self.seen[-1] = (phase, self.seen[-1][1], now)
-                continue
-            since = self.seen[-1][2] if self.seen else now
-            self.seen.append((phase, since, now))
+        from devproxy.control._pb import job_pb2 as pb  # gRPC: loaded by the first call
+
+        try:
+            with client.agent(
+                self._path
+            ) as stub:  # one connection: a fresh one costs ten times as much
+                while not self.over.wait(PHASE_LOOK_S):
+                    self._note(stub.Status(pb.Empty(), timeout=client.ANSWER_TIMEOUT_S).phase)
+        except DevproxyError:
+            pass  # the job has ended, or its supervisor stands: the servers say what they did
+
+    def _note(self, phase: str) -> None:
+        now = time.monotonic_ns()
+        if self.seen and self.seen[-1][0] == phase:
+            self.seen[-1] = (phase, self.seen[-1][1], now)
+            return
+        since = self.seen[-1][2] if self.seen else now
+        self.seen.append((phase, since, now))
 
 
 def _collect(
     path: str, seconds: float
-) -> tuple[tracing.Collector, list[tuple[str, int, int]], float]:
+) -> tuple[list[tracing.OfClient], list[tuple[str, int, int]], float]:
     """Until the time is over or the job has ended. (events, phases, how long it was)"""
     facts = client.job_file(path)
     status = client.ask_agent(path)
@@ -72,7 +79,7 @@ def _collect(
     took = time.monotonic() - began
     phases.over.set()
     phases.join()
-    return collector, phases.seen, took
+    return collector.clients(), phases.seen, took
 
 
 def trace(arguments: argparse.Namespace) -> int:
@@ -84,13 +91,13 @@ def trace(arguments: argparse.Namespace) -> int:
     target = os.path.join(machine.working_folder(), arguments.output)
     try:
         with open(target, "wb") as file:
-            collector, phases, took = _collect(path, seconds)
-            events = _write(Writer(file), job, collector.clients.values(), phases)
+            clients, phases, took = _collect(path, seconds)
+            events = _write(Writer(file), job, clients, phases)
     except OSError as error:
         raise Refused(
             f"--output {target}: {error.strerror}", "name a file that you may write"
         ) from None
-    lost = sum(one.lost for one in collector.clients.values())
+    lost = sum(one.lost for one in clients)
     if arguments.json:
         show_json({"job": job, "file": target, "events": events, "lost": lost, "seconds": took})
         return 0
@@ -183,6 +190,20 @@ def shares(clients: Iterable[tracing.OfClient], took_s: float) -> list[dict[str,
     return found
 
 
+def refused(log: str) -> list[str]:
+    """The functions that devproxy refused the job, each once, as its log has them (csrc/base/refusal.h)."""
+    found: dict[str, None] = {}
+    for path in (f"{log}.1", log):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    if line.startswith("devproxy: ") and " is refused: " in line:
+                        found[line.strip().removeprefix("devproxy: ")] = None
+        except OSError:
+            continue  # it has said nothing so far
+    return list(found)
+
+
 def _totals(path: str) -> dict[int, dict[str, Any]]:
     status = client.ask_agent(path)
     answers = servers.ask(vars(status), path, servers.client_abi())
@@ -201,6 +222,7 @@ def explain(arguments: argparse.Namespace) -> int:
     except Refused as error:
         why = str(error)
     facts: dict[str, Any] = {
+        "refused": refused(state.log_path(job)),
         "job": job,
         "phase": status.phase,
         "checkpointable": not why,
@@ -209,9 +231,9 @@ def explain(arguments: argparse.Namespace) -> int:
     }
     try:
         before = _totals(path)
-        collector, _, took = _collect(path, seconds)
+        clients, _, took = _collect(path, seconds)
         after = _totals(path)
-        facts["processes"] = shares(collector.clients.values(), took)
+        facts["processes"] = shares(clients, took)
         facts["servers"] = [
             {
                 "gpu": gpu,
@@ -231,6 +253,8 @@ def explain(arguments: argparse.Namespace) -> int:
     print(f"checkpoint: {why or 'nothing is in its way'}")
     if status.last_error:
         print(f"last error: {status.last_error}")
+    for text in facts["refused"]:
+        print(f"refused: {text}")
     for one in facts.get("processes", []):
         who = f"process {one['pid']} on GPU {one['gpu']}"
         print(

@@ -60,7 +60,7 @@ class Collector:
 
     def __init__(self, job_dir: str, gpus: int, abi: bytes) -> None:
         self._job_dir, self._gpus, self._abi = job_dir, gpus, abi
-        self.clients: dict[tuple[int, int, int], OfClient] = {}
+        self._answers: list[tuple[int, dict[str, Any], bytes]] = []
         self.silent: dict[int, str] = {}  # GPUs whose server does not answer now, and why
 
     def look(self) -> None:
@@ -71,17 +71,21 @@ class Collector:
                 self.silent[gpu] = str(error)
                 continue
             self.silent.pop(gpu, None)
-            self._add(gpu, facts, data)
+            self._answers.append((gpu, facts, data))
 
-    def _add(self, gpu: int, facts: dict[str, Any], data: bytes) -> None:
-        at = 0
-        for one in facts["clients"]:
-            key = (gpu, one["pid"], one["slot"])
-            client = self.clients.setdefault(key, OfClient(gpu, *key[1:], one.get("rank")))
-            client.lost += one["lost"]
-            end = at + one["events"] * _EVENT.size
-            client.events += _events(data[at:end], one["names"])
-            at = end
+    def clients(self) -> list[OfClient]:
+        """All that was seen. Only at the end: what is decoded meanwhile takes time from the job."""
+        found: dict[tuple[int, int, int], OfClient] = {}
+        for gpu, facts, data in self._answers:
+            at = 0
+            for one in facts["clients"]:
+                key = (gpu, one["pid"], one["slot"])
+                client = found.setdefault(key, OfClient(gpu, *key[1:], one.get("rank")))
+                client.lost += one["lost"]
+                end = at + one["events"] * _EVENT.size
+                client.events += _events(data[at:end], one["names"])
+                at = end
+        return list(found.values())
 
 
 def _events(data: bytes, names: list[str]) -> Iterator[Event]:

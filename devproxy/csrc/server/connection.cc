@@ -345,11 +345,16 @@ Connection::Taken Connection::consume(uint32_t record_bytes) {
 void Connection::trace_message(const Message& message, uint64_t began_ns) {
   Trace& trace = device_.trace();
   if (message.seq) trace.span(message.slot, Trace::Kind::kCall, began_ns, now_ns(), message.info->name);
-  if (const uint64_t steps = endpoint_.steps(); steps != traced_steps_) {
-    if (traced_steps_ != 0) trace.span(0, Trace::Kind::kStep, step_began_ns_, began_ns, "step");
+  const uint64_t steps = endpoint_.steps();
+  if (traced_times_ != trace.times()) {  // the step under way began before anybody looked
+    traced_times_ = trace.times();
     traced_steps_ = steps;
-    step_began_ns_ = began_ns;
+    step_began_ns_ = 0;
   }
+  if (steps == traced_steps_) return;
+  if (step_began_ns_) trace.span(0, Trace::Kind::kStep, step_began_ns_, began_ns, "step");
+  traced_steps_ = steps;
+  step_began_ns_ = began_ns;
 }
 
 void Connection::comm_steps_of(const uint8_t* ops, size_t bytes, std::vector<CommStep>* steps) {

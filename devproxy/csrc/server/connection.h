@@ -208,6 +208,7 @@ class Connection final : public hal::SpaceOwner {
   Communicators communicators_;
   bool poisoned_ = false;
   bool answered_ = false;  // the message being handled has its reply
+  uint32_t traced_times_ = 0;
   uint64_t traced_steps_ = 0, step_began_ns_ = 0;
 };
 

@@ -52,10 +52,14 @@ class Trace {
 
   bool on() const { return until_ns_.load(std::memory_order_relaxed) != 0; }
 
+  // How often it was switched on: what a recorder remembers from before is of no use after.
+  uint32_t times() const { return times_.load(std::memory_order_relaxed); }
+
   void keep_on(uint64_t until_ns) {
     const std::lock_guard lock(mutex_);
     if (!lanes_) {
       lanes_ = std::make_unique<Lane[]>(kStreams);
+      times_.fetch_add(1, std::memory_order_relaxed);
       events_.reserve(kMost);
     }
     until_ns_.store(until_ns, std::memory_order_relaxed);
@@ -164,6 +168,7 @@ class Trace {
   }
 
   std::atomic<uint64_t> until_ns_{0};
+  std::atomic<uint32_t> times_{0};
   std::mutex mutex_;
   std::unordered_map<const void*, uint32_t> streams_, known_;
   std::unordered_map<std::string, uint32_t> numbers_;
