@@ -201,7 +201,7 @@ class Criu:
         return first_error(done.stderr) or f"criu check ended with {done.returncode}"
 
     def _common(self, tcp: str, log: str) -> dict[str, Any]:
-        return ({"unprivileged": True} if os.geteuid() else {}) | {
+        return {
             "log_level": _LOG_LEVEL,
             "log_file": log,
             "notify_scripts": True,

@@ -15,6 +15,7 @@ from devproxy.cli.ask import named_job
 from devproxy.cli.output import show_json
 from devproxy.cli.perfetto import Writer
 from devproxy.control import client, servers
+from devproxy.control.coordinator_api import JobStatus
 from devproxy.errors import DevproxyError, Refused
 from devproxy.log import say
 from devproxy.proxy import tracing
@@ -58,14 +59,13 @@ def _collect(
     path: str, seconds: float
 ) -> tuple[list[tracing.OfClient], list[tuple[str, int, int]], float]:
     """Until the time is over or the job has ended. (events, phases, how long it was)"""
-    facts = client.job_file(path)
-    status = client.ask_agent(path)
+    status = _status(path)
     gpus = len(status.here or status.gpus)
     collector = tracing.Collector(path, gpus, servers.client_abi())
     collector.look()
     if len(collector.silent) == gpus:
         raise Refused(
-            f"no server of job {facts.get('job', os.path.basename(path))} tells what it does: {collector.silent[0]}",
+            f"no server of job {status.job} tells what it does: {collector.silent[0]}",
             "a suspended job has none; a job of an older devproxy cannot be traced",
         )
     phases = _Phases(path)
@@ -80,6 +80,11 @@ def _collect(
     phases.over.set()
     phases.join()
     return collector.clients(), phases.seen, took
+
+
+def _status(path: str) -> JobStatus:
+    client.wait_for_agent(path)  # of a job that has just been started
+    return client.ask_agent(path)
 
 
 def trace(arguments: argparse.Namespace) -> int:
@@ -214,7 +219,7 @@ def explain(arguments: argparse.Namespace) -> int:
     """Why not checkpointable, why slow."""
     job, path = client.find_job(arguments.job)
     seconds = _seconds(arguments)
-    status = client.ask_agent(path)
+    status = _status(path)
     why = "" if status.checkpointable else status.why_not
     try:
         if not why:

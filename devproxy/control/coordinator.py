@@ -51,6 +51,9 @@ from devproxy.node.together import all_of
 
 LEARNT_WAIT = -1  # for the server: two periods of its allocation trace
 STEP_POLL_S = 0.1
+NOT_ROOT = (
+    "an image needs root: CRIU could not restore one of another user, whatever its capabilities"
+)
 
 fault.register("agree", "nothing has stopped, before the ranks are asked for a common point")
 fault.register("upload", "before the first chunk goes into the store")
@@ -149,8 +152,8 @@ class JobCoordinator:
             stored_bytes=self._stored_bytes,
             failures=self._failures,
             next_checkpoint_unix_s=self._next_unix_s,
-            checkpointable=not self._why_not(),
-            why_not=self._why_not(),
+            checkpointable=not self._why_no_image(),
+            why_not=self._why_no_image(),
             steps=self._pace.steps,
             step_s=self._pace.step_s,
             here=self._trees[0].gpus,
@@ -162,6 +165,10 @@ class JobCoordinator:
         if self._spec.plain:
             return "the job runs without namespaces (--plain, or no privilege for them)"
         return ""
+
+    def _why_no_image(self) -> str:
+        """CRIU 4.2.1 dumps a job for a user with capabilities, and fails to restore it: an image that is none."""
+        return self._why_not() or (NOT_ROOT if os.geteuid() else "")
 
     def _alive(self) -> bool:
         return all(tree.lives() for tree in self._trees)
@@ -187,7 +194,7 @@ class JobCoordinator:
             strict = strict or self._spec.strict
             op = _ImageOperation(self._spec, self._trees, False, strict, report)
             try:
-                op.each(op.dumps, lambda dump: dump.check())
+                self._look(op)
             finally:
                 for dump in op.dumps:
                     dump.close(None)
@@ -403,10 +410,17 @@ class JobCoordinator:
 
     def _refuse_early(self, op: _ImageOperation) -> None:
         """Nothing has stopped yet. Everything that can be known to be in the way is named here."""
-        op.each(op.dumps, lambda dump: dump.check())
+        self._look(op)
         if self._epoch is None:
             self._epoch = self._store().take_epoch(self._spec.job_id)
         self._store().check_epoch(self._spec.job_id, self._epoch)
+
+    def _look(self, op: _ImageOperation) -> None:
+        if why := self._why_no_image():
+            raise Refused(
+                f"{self._verb_name} of job {self._spec.job}: {why}", "see: docs/operators.md"
+            )
+        op.each(op.dumps, lambda dump: dump.check())
 
     def _suspended_all_the_same(
         self, op: _ImageOperation, why: BaseException

@@ -117,6 +117,27 @@ def test_without_privilege_a_job_runs_plain_and_checkpoints_are_refused(nobody: 
     assert job.returncode == 0, errors
 
 
+def test_capabilities_are_not_enough_and_that_is_said_first(
+    nobody: OtherUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CRIU would dump this job, and nobody could restore it: refused before anything stops."""
+    given = "+sys_admin,+sys_ptrace,+checkpoint_restore"
+    words = f"--clear-groups --inh-caps={given} --ambient-caps={given}"
+    monkeypatch.setitem(globals(), "SHOW", SHOW.replace("--clear-groups", words))
+    job = nobody.run("--name", "j", "--", nobody.python, "-c", JOB)
+    assert job.stdout is not None
+    assert job.stdout.readline() == f"{NOBODY} [7, 7, 7, 7]\n"
+    for verb in ("checkpoint", "suspend"):
+        refused = nobody.ctl(verb, "j", "--progress", "none")
+        assert (refused.returncode, refused.stdout) == (2, ""), refused
+        assert f"{verb} of job j: an image needs root" in refused.stderr
+    (listed,) = json.loads(nobody.ctl("ps", "--json").stdout)["jobs"]
+    assert listed["why_not"].startswith("an image needs root")
+    assert not (nobody.folder / "home" / "state" / "store").exists()
+    _, errors = job.communicate("\n", timeout=60)
+    assert job.returncode == 0, errors
+
+
 def test_another_users_job_is_not_seen_and_not_reached(nobody: OtherUser) -> None:
     """Its folder is closed to others; root, who may look into it, is no user of it either."""
     job = nobody.run("--name", "j", "--", nobody.python, "-c", JOB)
