@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,27 @@ def test_a_program_or_plugin_in_a_state_folder_that_others_may_change_is_not_run
 def test_a_checkout_keeps_what_it_makes_in_its_build_folder() -> None:
     assert config.criu_dir() == str(ROOT / "build/criu")
     assert config.script("install_criu.sh") == str(ROOT / "scripts/install_criu.sh")
+
+
+def test_an_sdist_has_all_that_a_wheel_is_built_from(tmp_path: Path) -> None:
+    make = (
+        "import sys; from setuptools.build_meta import build_sdist; print(build_sdist(sys.argv[1]))"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", make, tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert made.returncode == 0, made.stderr
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        inside = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    parts = ["devproxy", "codegen", "scripts", "requirements", "CMakeLists.txt", "setup.py"]
+    listed = subprocess.run(
+        ["git", "ls-files", *parts, "pyproject.toml", "LICENSE", "README.md"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    assert len(listed) > 300
+    assert not set(listed) - inside
+    assert not [name for name in inside if "/_pb/" in name or name.startswith(("build/", "tests/"))]
