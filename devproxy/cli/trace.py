@@ -78,7 +78,7 @@ def _collect(
             break
     took = time.monotonic() - began
     phases.over.set()
-    phases.join()
+    phases.join(timeout=2.0)
     return collector.clients(), phases.seen, took
 
 

@@ -83,6 +83,9 @@ def start_daemon(timeout_s: float) -> str:
                 check=False,
                 timeout=ANSWER_TIMEOUT_S,
             )
+    except subprocess.TimeoutExpired:
+        os.close(reader)
+        return f"the shell that starts it does not end within {ANSWER_TIMEOUT_S:g} s"
     finally:
         os.close(writer)
     told = b""
