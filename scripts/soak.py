@@ -78,6 +78,7 @@ def binary(source: str, name: str, *flags: str) -> Path:
         ROOT / "tests" / source,
         *(ROOT / "devproxy/csrc").rglob("*.h"),
         *(ROOT / "build/gen").glob("*.h"),
+        *(Path(flag) for flag in flags if flag.endswith(".cc")),
     ]
     if not out.exists() or any(p.stat().st_mtime > out.stat().st_mtime for p in inputs):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -235,6 +236,18 @@ def takeback(seed: int) -> dict[str, int]:
     return {"programs": 10_000, "cuts": int(cuts)}
 
 
+def splice(seed: int) -> dict[str, int]:
+    """Sixteen random programs of ranks on one GPU, under ThreadSanitizer; every rank's memory is what it would be alone."""
+    soft = ROOT / "devproxy/hal/soft/splice"
+    sources = [str(soft / f"{name}.cc") for name in ("loans", "page_pool", "splicer")]
+    sources.append(str(ROOT / "devproxy/hal/engine.cc"))
+    flags = ("-fsanitize=thread", "-DDEVPROXY_TSAN", "-Wno-tsan")
+    program = binary("unit/server_splice.cc", "splice", *flags, *sources)
+    first = 16 * seed + 2
+    text = checked([program, str(first), str(first + 16)])
+    return {"programs": 16, "squashed": int(text.split()[0])}
+
+
 def random_kills(seed: int) -> dict[str, int]:
     """See tests/fault/random_kills.py."""
     sys.path.insert(0, str(ROOT))
@@ -349,6 +362,7 @@ CAMPAIGNS = [
     Campaign(
         "takeback", "random programs of ranks, cut anywhere, their servers replaced", 10, takeback
     ),
+    Campaign("splice", "random programs of ranks that share a GPU, under TSan", 20, splice),
     Campaign(
         "small-files",
         "up to 200,000 small files of a job: copied, put back, every byte checked, in the time that they may take",

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from devproxy import fault
@@ -276,6 +276,7 @@ OPERATIONS = st.lists(OPERATION.map(list), max_size=12)
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+@example([["truncate", "old", 0]], [["truncate", "old", 0]])  # it was not empty before
 @given(OPERATIONS, OPERATIONS)
 def test_any_operations(before: list[list[object]], after: list[list[object]]) -> None:
     with new_job() as job:

@@ -786,7 +786,10 @@ void test_pool() {
 
 }  // namespace
 
-int main() {
+// [FIRST BEHIND]: the seeds of the random programs.
+int main(int argc, char** argv) {
+  const uint32_t first = argc == 3 ? static_cast<uint32_t>(std::atoi(argv[1])) : 2;
+  const uint32_t behind = argc == 3 ? static_cast<uint32_t>(std::atoi(argv[2])) : 8;
   test_pool();
   test_loans();
   test_overlap();
@@ -810,7 +813,7 @@ int main() {
   CHECK(lent.runs * 10 < lent.updates * 4 && lent.counts.lent_bytes > 0 && lent.counts.different == 0 &&
         lent.counts.given_up == 0);
   uint64_t squashed = 0, different = 0, broken = 0, given_up = 0, settled = 0;
-  for (uint32_t seed = 2; seed < 12; seed++) {
+  for (uint32_t seed = first; seed < behind; seed++) {
     const Outcome outcome =
         run(2 + seed % 4, 40, seed % 3 ? 0.05 : 0.4, seed, seed % 5 == 0, false, seed % 2, seed % 4 > 1);
     settled += outcome.counts.settled_bytes;

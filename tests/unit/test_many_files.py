@@ -177,7 +177,7 @@ def test_a_restore_fetches_and_syncs_many_at_once(
     monkeypatch.undo()
     assert len(done.restored) == FILES
     assert max(fetched) < FILES
-    assert sum(fetched) == FILES
+    assert sum(fetched) == sum(entry.size > 0 for entry in entries) > 0
     assert events.count("fsync") + events.count("sync_around") <= 2 * len(fetched) + 16
     for n, event in enumerate(events):
         if event == "rename":

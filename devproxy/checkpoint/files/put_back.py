@@ -330,7 +330,7 @@ class Restore:
         for new in news:
             if copy := self.plan.copies.get(new.entry.path):
                 self._guarded(lambda _, c=copy, fd=new.fd: copy_to(c, fd), new.entry)  # type: ignore[misc]
-            else:
+            elif new.entry.size:
                 wanted.append((new.entry, new.fd))
         self.fetch(wanted)
         for new in news:
