@@ -211,23 +211,30 @@ void apply(const Op& op, uint32_t rank, std::vector<uint8_t>& memory) {
   }
 }
 
-// A launch of an operator whose arguments are its accesses.
+// A launch of an operator whose arguments are its accesses, after the numbers.
+struct Simple {
+  std::vector<uint64_t> params;
+  SpliceLaunch launch;
+  Simple(const char* name, std::vector<uint64_t> numbers, std::vector<Access> accesses, Rank& rank)
+      : params(std::move(numbers)) {
+    for (Access& access : accesses) {
+      access.place = static_cast<uint32_t>(params.size() * sizeof(uint64_t));
+      params.push_back(access.addr);
+    }
+    launch.name = name;
+    launch.params = reinterpret_cast<const uint8_t*>(params.data());
+    launch.params_bytes = params.size() * sizeof(uint64_t);
+    launch.position = ++rank.position;
+    launch.repeatable = true;
+    launch.accesses = std::move(accesses);
+  }
+};
+
 void launch_simple(const char* name, std::vector<Access> accesses, uint64_t number, Rank& rank, Splicer& splicer,
                    Here& here, std::function<void()> what) {
-  std::vector<uint64_t> params{number};
-  for (Access& access : accesses) {
-    access.place = static_cast<uint32_t>(params.size() * sizeof(uint64_t));
-    params.push_back(access.addr);
-  }
-  SpliceLaunch launch;
-  launch.name = name;
-  launch.params = reinterpret_cast<const uint8_t*>(params.data());
-  launch.params_bytes = params.size() * sizeof(uint64_t);
-  launch.position = ++rank.position;
-  launch.repeatable = true;
-  launch.accesses = std::move(accesses);
+  Simple simple(name, {number}, std::move(accesses), rank);
   here.what = std::move(what);
-  ok(splicer.launch(*rank.member, launch, here));
+  ok(splicer.launch(*rank.member, simple.launch, here));
   here.what = nullptr;
 }
 
@@ -501,22 +508,10 @@ struct Lockstep {
       });
     for (std::thread& thread : threads) thread.join();
   }
-  // The places of the accesses are those of their addresses, one after another.
   void launch(Rank& rank, const char* name, std::vector<Access> accesses, Doing& doing, std::function<void()> what) {
-    std::vector<uint64_t> params;
-    for (Access& access : accesses) {
-      access.place = static_cast<uint32_t>(params.size() * sizeof(uint64_t));
-      params.push_back(access.addr);
-    }
-    SpliceLaunch launch;
-    launch.name = name;
-    launch.params = reinterpret_cast<const uint8_t*>(params.data());
-    launch.params_bytes = params.size() * sizeof(uint64_t);
-    launch.position = ++rank.position;
-    launch.repeatable = true;
-    launch.accesses = std::move(accesses);
+    Simple simple(name, {}, std::move(accesses), rank);
     doing.what = std::move(what);
-    CHECK(splicer->launch(*rank.member, launch, doing).code() == doing.result.code());
+    CHECK(splicer->launch(*rank.member, simple.launch, doing).code() == doing.result.code());
   }
   void fill(Rank& rank, uint64_t offset, uint64_t bytes, int value) {
     ok(splicer->before_write(rank.at(offset), bytes, true));
