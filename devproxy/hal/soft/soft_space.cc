@@ -821,11 +821,11 @@ bool SoftSpace::may_touch(const Command& command, uint64_t addr, uint64_t bytes)
 }
 
 // A command that is executed at once is none: the submitting thread frees nothing meanwhile.
-bool SoftSpace::may_touch(uint64_t addr, uint64_t bytes, uint64_t last, uint64_t but) {
+bool SoftSpace::may_touch(uint64_t addr, uint64_t bytes, uint64_t last) {
   if (idle()) return false;
   size_t looked = 0;
   const auto touches = [&](const Command& command) {
-    if (command.ticket.position > last || command.ticket.position == but) return false;
+    if (command.ticket.position > last) return false;
     return ++looked > kLookThrough || may_touch(command, addr, bytes);
   };
   std::lock_guard lock(mu_);

@@ -230,7 +230,7 @@ class SoftSpace final : public BasicSpace {
   void execute(Command& command, Engine::Turn& turn, bool on_submitter);
   void run_kernel(Command& command, Engine::Turn& turn, bool on_submitter);
   static bool may_touch(const Command& command, uint64_t addr, uint64_t bytes);
-  bool may_touch(uint64_t addr, uint64_t bytes, uint64_t last, uint64_t but);
+  bool may_touch(uint64_t addr, uint64_t bytes, uint64_t last);
   Status before_command(const Command& command);
   Status spliced_launch(const Command& command, Runner& runner);
   void yield(Engine::Turn& turn) {

@@ -114,7 +114,6 @@ class Splicer::Member {
     uint64_t end = 0, pool = 0;
   };
   std::map<uint64_t, Run> runs;
-  uint64_t squashed = 0;    // pages_mu_: the position of the last launch that has been run for it
   bool all_loaded = false;  // pages_mu_: it was restored, and nobody fills it any more
   // pages_mu_: what ranges hold that have not been written since, by their offset.
   struct Held {
@@ -548,7 +547,7 @@ bool Splicer::dead(const Loan& loan) {
     }
   }
   if (freed == UINT64_MAX) return false;
-  return !borrower.pending || !borrower.pending(begin, loan.bytes, freed, borrower.squashed);
+  return !borrower.pending || !borrower.pending(begin, loan.bytes, freed);
 }
 
 // Precondition: the loans have been taken out, and the lender has their contents still.
@@ -1190,7 +1189,6 @@ bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner&
     Arrival& lead = lead_of(all, me);
     me.status = run_at(lead, all, run_ns);
     if (me.status.ok()) me.status = hand_out(all, lead);
-    for (const Arrival* one : all) one->member->squashed = one->launch->position;
     loans_changed();
     saved_bytes_ = pool_->saved_bytes();
     busy_ = true;

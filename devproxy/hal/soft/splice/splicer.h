@@ -52,8 +52,7 @@
 //   5. A lender writes what a borrower reads at that moment: the borrower's launch has settled its reads before it began,
 //      and a settled loan is none. Both under pages_mu_.
 //   6. A borrower frees what it has borrowed, and gets the memory again, while commands that read it are still to come: a
-//      loan is dead if its command was submitted before that, and none that was is left that touches it. One that
-//      waits in a meeting is left until it has been run for all.
+//      loan is dead if its command was submitted before that, and none that was is left that touches it.
 //   7. The last rank comes while the first gives up: both under mu_; whoever takes the list of those present decides.
 #pragma once
 
@@ -106,9 +105,9 @@ class Splicer final : public Splicing {
   static StatusOr<std::shared_ptr<Splicer>> open(const SpliceConfig& config, const Engine* engine);
   ~Splicer() override;
 
-  // May a command of the space touch the range that has not completed, up to the position `last`, but for the one at
-  // `but`? Any thread asks, under the splicer's locks.
-  using Pending = std::function<bool(uint64_t addr, uint64_t bytes, uint64_t last, uint64_t but)>;
+  // May a command of the space touch the range that has not completed, up to the position `last`? Any thread asks, under
+  // the splicer's locks.
+  using Pending = std::function<bool(uint64_t addr, uint64_t bytes, uint64_t last)>;
   // A space begins, and ends. memory_fd is mapped at base. No `pending`: nothing ever is. nullptr: there are too many.
   std::shared_ptr<Member> join(uint64_t base, uint64_t bytes, int memory_fd, Pending pending = {});
   void leave(Member& member);
