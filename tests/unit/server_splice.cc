@@ -479,12 +479,14 @@ struct Lockstep {
   std::vector<Rank> ranks;
   std::barrier<> together;
 
-  explicit Lockstep(uint32_t count) : ranks(count), together(count) {
+  explicit Lockstep(uint32_t count, bool guard = false, uint64_t idle_patience_ns = 10'000'000'000)
+      : ranks(count), together(count) {
     SpliceConfig config;
+    config.guard = guard;
     config.least_bytes = kPage;
     config.least_ns = 0;
     config.thrifty = false;
-    config.patience_ns = 60'000'000'000, config.idle_patience_ns = 10'000'000'000;
+    config.patience_ns = 6 * idle_patience_ns, config.idle_patience_ns = idle_patience_ns;
     auto opened = Splicer::open(config, &engine);
     CHECK(opened.ok());
     splicer = std::move(*opened);
@@ -710,6 +712,90 @@ void test_freed_loans() {
   CHECK(job.splicer->counts().lent_bytes == 4 * kBlock && settled == 3 * kBlock);
 }
 
+// Memory that a rank has changed alone is copied for a while, and spliced again once that has paid.
+void test_forgiven() {
+  Lockstep job(2);
+  const uint64_t block = offset_of(0), part = offset_of(2);
+  const auto train = [&](int step, uint32_t i, Doing& doing) {
+    Rank& rank = job.ranks[i];
+    uint8_t* const at = rank.base;
+    if (i == 0 && step >= 12 && (step < 16 || step >= 100))
+      ok(job.splicer->before_write(rank.at(block + 2 * kPage), 1, false));
+    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
+               [=] { add(at + block, at + part); });
+    add(rank.alone.data() + block, rank.alone.data() + part);
+    CHECK(std::memcmp(at + block, rank.alone.data() + block, kBlock) == 0);
+  };
+  job.run(16, train);
+  CHECK(job.splicer->counts().broken == 2 && job.splicer->counts().saved_bytes == 3 * kPage);
+  job.run(84, train, 16);
+  CHECK(job.splicer->counts().saved_bytes == 4 * kPage);
+  job.run(400, train, 100);  // where that never ends it is spliced ever more seldom
+  CHECK(job.splicer->counts().broken > 3 && job.splicer->counts().broken < 10);
+}
+
+constexpr uint64_t kHour = 3'600'000'000'000;
+
+// One rank runs a launch alone of which the others know it: they do not wait for it, and meet it the next time.
+void test_passed_by() {
+  constexpr int kLearnt = 12, kSteps = 30;
+  Lockstep job(3, false, kHour);
+  job.run(kSteps, [&](int step, uint32_t i, Doing& doing) {
+    Rank& rank = job.ranks[i];
+    uint8_t* const at = rank.base;
+    const uint64_t block = offset_of(0), part = offset_of(2), sum = offset_of(4 + i);
+    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
+               [=] { add(at + block, at + part); });
+    const bool odd = step > kLearnt && step % 2 && i == static_cast<uint32_t>(step / 2 % 3);
+    job.splicer->committed(*rank.member, rank.at(sum), kBlock, rank.position, false);
+    job.fill(rank, sum, kBlock, step);
+    if (!odd) job.splicer->received(*rank.member, rank.at(sum), kBlock, {1, 2, static_cast<uint64_t>(step)});
+    const uint64_t before = job.splicer->counts().squashed;
+    doing.yield();
+    job.together.arrive_and_wait();
+    job.launch(rank, "raise", {{rank.at(sum), kBlock, 0, kRW}}, doing, [=] {
+      for (uint64_t k = 0; k < kBlock; k++) at[sum + k]++;
+    });
+    doing.yield();
+    job.together.arrive_and_wait();
+    if (step > kLearnt && step % 2 == 0) CHECK(job.splicer->counts().squashed == before + 2);
+    ok(job.splicer->before_read(rank.at(sum), kBlock));
+    for (uint64_t k = 0; k < kBlock; k++) CHECK(at[sum + k] == step + 1);
+    rank.free(*job.splicer, rank.at(sum), rank.position);
+  });
+  CHECK(job.splicer->counts().given_up > 0);
+}
+
+// Two ranks come to two meetings, each in its own order. The meeting that has never been is given up.
+void test_cycle() {
+  constexpr int kOther = 20, kCrossed = 22;
+  Lockstep job(2, false, kHour);
+  std::atomic<uint64_t> before{0};
+  job.run(26, [&](int step, uint32_t i, Doing& doing) {
+    Rank& rank = job.ranks[i];
+    uint8_t* const at = rank.base;
+    const uint64_t part = offset_of(2);
+    const auto update = [&](const char* name, uint64_t block) {
+      job.launch(rank, name, {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
+                 [=] { add(at + block, at + part); });
+      add(rank.alone.data() + block, rank.alone.data() + part);
+    };
+    if (i == 0) before = job.splicer->counts().squashed;
+    doing.yield();
+    job.together.arrive_and_wait();
+    const bool last = step >= kCrossed && i == 1;
+    if (!last && step >= kOther) update("another", offset_of(4));
+    update("add", offset_of(0));
+    if (last) update("another", offset_of(4));
+    doing.yield();
+    job.together.arrive_and_wait();
+    if (step >= kCrossed) CHECK(job.splicer->counts().squashed == before + 1);
+    for (const uint64_t block : {offset_of(0), offset_of(4)})
+      CHECK(std::memcmp(at + block, rank.alone.data() + block, kBlock) == 0);
+  });
+  CHECK(job.splicer->counts().given_up == 1);
+}
+
 // The lender ends, and another one takes its place.
 void test_lender_leaves() {
   Lockstep job(3);
@@ -792,6 +878,9 @@ int main(int argc, char** argv) {
   test_failure();
   test_failure_of_loan();
   test_lender_leaves();
+  test_forgiven();
+  test_passed_by();
+  test_cycle();
   test_freed_loans();
   test_numbers();
   // Equal ranks: nearly everything is computed once.

@@ -24,10 +24,14 @@ namespace devproxy::hal::soft {
 
 namespace {
 
-constexpr size_t kMaxMembers = 64;   // bits of a page's sharers
-constexpr uint32_t kMaxBreaks = 2;   // memory that its rank has changed alone so often is copied, not spliced
-constexpr uint32_t kMaxStrikes = 2;  // meetings in a row to which somebody did not come
-constexpr uint64_t kSayTimes = 4;    // in a row, so that ranks that are one step apart find each other
+constexpr size_t kMaxMembers = 64;  // bits of a page's sharers
+constexpr uint32_t kMaxBreaks = 2;  // memory that its rank has changed alone so often is copied for a while
+constexpr uint32_t kForgiven = 8,
+                   kMaxDoubled =
+                       20;  // so many launches for several, twice as many with each time that it is changed again
+constexpr uint32_t kMaxStrikes = 2;                              // meetings in a row to which somebody did not come
+constexpr uint32_t kProvenMeetings = 16, kMaxProvenStrikes = 6;  // where so many have met, it may be a pause
+constexpr uint64_t kSayTimes = 4;  // in a row, so that ranks that are one step apart find each other
 constexpr uint64_t kLookNs = 2'000'000;
 constexpr size_t kMaxKeys = 8192, kMaxSaid = 256;
 constexpr size_t kMaxRuns = 20000;  // of all members; the kernel allows a process 65,530 mappings
@@ -146,6 +150,11 @@ class Splicer::Member {
     uint64_t bytes = 0, since = 0;
     bool stable = false;
     uint32_t breaks = 0;
+    uint32_t equal = 0;  // launches for several that have written it since the last break, where it was not spliced
+    bool is_broken() const {
+      return breaks >= kMaxBreaks && equal >> std::min(breaks - kMaxBreaks, kMaxDoubled) < kForgiven;
+    }
+    void add_break() { breaks++, equal = 0; }
   };
   // Allocations, by address. A stable one stays when it is freed: the next step's lies in the same place.
   std::map<uint64_t, Block> blocks;
@@ -202,6 +211,7 @@ struct Splicer::Arrival {
   Member* member = nullptr;
   const SpliceLaunch* launch = nullptr;
   Runner* runner = nullptr;
+  uint64_t seen = 0;                     // Learned::seen with it
   bool done = false, dissolved = false;  // mu_
   Status status;
 };
@@ -213,6 +223,9 @@ struct Splicer::Group {
   std::condition_variable come;
   bool retired = false;
   uint32_t strikes = 0, meetings = 0;
+  // Learned::seen of each at one and the same launch, as far as that is known: so who has passed a launch is known.
+  uint64_t aligned = 0;
+  std::array<uint64_t, kMaxMembers> seen_then{};
   uint64_t spent_ns = 0, saved_ns = 0;
 };
 
@@ -274,6 +287,7 @@ void Splicer::leave(Member& member) {
     if (!(group->members & member.bit)) continue;
     dissolve(*group);
     group->members &= ~member.bit;
+    group->aligned &= ~member.bit;
     if (std::popcount(group->members) < 2) group->retired = true;
   }
   for (const auto& [begin, run] : member.runs) pool_->leave(run.pool, run.end - begin, member.bit);
@@ -437,7 +451,7 @@ void Splicer::count_breaks(Member& member, uint64_t addr, uint64_t bytes) {
   auto it = member.blocks.upper_bound(addr);
   if (it != member.blocks.begin()) --it;
   for (; it != member.blocks.end() && it->first < addr + bytes; ++it)
-    if (it->first + it->second.bytes > addr) it->second.breaks++;
+    if (it->first + it->second.bytes > addr) it->second.add_break();
 }
 
 // Under pages_mu_.
@@ -705,12 +719,13 @@ void Splicer::committed(Member& member, uint64_t addr, uint64_t bytes, uint64_t 
     std::lock_guard lock(mu_);
     auto it = member.blocks.lower_bound(addr);
     if (it != member.blocks.begin() && std::prev(it)->first + std::prev(it)->second.bytes > addr) --it;
-    uint32_t breaks = 0;
+    Member::Block block{bytes, position, stable};
     while (it != member.blocks.end() && it->first < addr + bytes) {
-      if (stable && it->first == addr && it->second.bytes == bytes) breaks = it->second.breaks;
+      if (stable && it->first == addr && it->second.bytes == bytes)
+        block.breaks = it->second.breaks, block.equal = it->second.equal;
       it = member.blocks.erase(it);
     }
-    member.blocks[addr] = {bytes, position, stable, breaks};
+    member.blocks[addr] = block;
   }
   // What a step makes on the way is spliced already. Anything else will be its rank's own.
   if (stable || !member.spliced.load(std::memory_order_acquire)) return;
@@ -951,18 +966,25 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
     key = XXH3_64bits_withSeed(&offset, sizeof offset, key);
     if (stable || in_place) settled += access.bytes;
   }
+  const auto meets_others = [&] {
+    const auto it = member.learned.find(key);
+    return it != member.learned.end() && it->second.group && !it->second.group->retired;
+  };
   // Young contents that are changed in place, where everything has a number: equal ranks are told by it.
   std::optional<Contents> number;
   if (fit && settled * 2 < changed && in_places >= config_.least_bytes && busy_.load(std::memory_order_acquire)) {
+    // Those who meet judge it by their meetings. Would only one of them try without, the others waited for it.
+    const bool meets = meets_others();
     lock.unlock();
     {
       std::lock_guard pages(pages_mu_);
       if (Status s = settle_reads(member, launch, kPoolPage - 1); !s.ok()) return s;
-      if (pays(purpose)) number = result_of(member, launch);
+      if (meets || pays(purpose)) number = result_of(member, launch);
     }
     lock.lock();
   }
   if (!fit || changed < config_.least_bytes || (settled * 2 < changed && !number)) {
+    if (meets_others()) member.learned[key].seen++;
     lock.unlock();
     return alone(member, launch, runner, true, true);
   }
@@ -987,7 +1009,7 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
   // Whoever has gone on alone with this number does not come again, and it is to be found there.
   const bool late = number && went_alone_.contains(*number);
   if (const std::shared_ptr<Group> group = late ? nullptr : learned.group) {
-    Arrival me{&member, &launch, &runner, false, false, {}};
+    Arrival me{&member, &launch, &runner, learned.seen, false, false, {}};
     if (meet(lock, group, me, runner)) return me.status;
     if (number) goes_alone(*number);
     lock.unlock();
@@ -997,17 +1019,18 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
   const bool say = learned.seen >= learned.say_from;
   if (learned.seen >= learned.say_from + kSayTimes) learned.say_from = learned.seen * 2;
   // Another launch of the same step may have learnt faster, and have spliced what this one writes.
-  const bool counts = learned.seen > kSayTimes;
+  const uint64_t seen = learned.seen;
+  const bool counts = seen > kSayTimes;
   if (number) goes_alone(*number);
   lock.unlock();
-  if (say && number) learn(member, key, *number);
+  if (say && number) learn(member, key, seen, *number);
   const uint64_t before = now_ns();
   Status done = alone(member, launch, runner, counts, number.has_value());
   if (say && !number && done.ok() && now_ns() - before >= config_.least_ns) {
     Hash hash;
     for (const Access& access : launch.accesses)
       if (is_memory(access) && writes(access)) hash.add(reinterpret_cast<const void*>(access.addr), access.bytes);
-    learn(member, key, hash.contents());
+    learn(member, key, seen, hash.contents());
   }
   return done;
 }
@@ -1052,36 +1075,56 @@ std::shared_ptr<Splicer::Group> Splicer::group_of(uint64_t key, uint64_t members
 }
 
 // said: what the launch has left, or will: equal at equal ranks.
-void Splicer::learn(Member& member, uint64_t key, const Contents& contents) {
+void Splicer::learn(Member& member, uint64_t key, uint64_t seen, const Contents& contents) {
   std::lock_guard lock(mu_);
   if (said_.size() >= kMaxKeys) said_.clear();
   std::deque<Said>& said = said_[key];
+  if (said.size() >= kMaxSaid) said.pop_front();
+  said.push_back({member.bit, seen, contents});
   uint64_t same = 0;
+  std::array<uint64_t, kMaxMembers> seen_by{};
   for (const Said& one : said)
-    if (one.contents == contents) same |= one.member;
-  said.push_back({member.bit, contents});
-  if (said.size() > kMaxSaid) said.pop_front();
-  same &= ~member.bit;
-  if (!same) return;
+    if (one.contents == contents) same |= one.member, seen_by[std::countr_zero(one.member)] = one.seen;
+  if (same == member.bit) return;
   std::erase_if(groups_, [](const auto& group) { return group->retired && group->present.empty(); });
   std::shared_ptr<Group> group;
   for (const auto& one : groups_)
-    if (!one->retired && one->key == key && one->members & same) group = one;
+    if (!one->retired && one->key == key && one->members & same & ~member.bit) group = one;
   if (!group) {
     group = std::make_shared<Group>();
     group->key = key;
     groups_.push_back(group);
   }
+  std::optional<uint64_t> since;  // launches since Group::seen_then
+  if (!group->aligned) since = 0;
+  for (const auto& one : members_)
+    if (one && same & group->aligned & one->bit) since = seen_by[one->number] - group->seen_then[one->number];
   for (const auto& one : members_) {
-    if (!one || !((same | member.bit) & one->bit)) continue;
+    if (!one || !(same & one->bit)) continue;
     const auto it = one->learned.find(key);
     if (it == one->learned.end() || (it->second.group && !it->second.group->retired)) continue;
     it->second.group = group;
     group->members |= one->bit;
+    if (!since) continue;
+    group->aligned |= one->bit;
+    group->seen_then[one->number] = seen_by[one->number] - *since;
   }
 }
 
 // -- meetings -------------------------------------------------------------------------------------------------------
+
+// Under mu_. Somebody for whom it waits has passed this launch: it has run it alone, for a reason of its own.
+bool Splicer::waits_in_vain(const Group& group, const Arrival& me) const {
+  if (!(group.aligned & me.member->bit)) return false;
+  const auto launches = [&](const Member& member, uint64_t seen) {
+    return static_cast<int64_t>(seen - group.seen_then[member.number]);
+  };
+  uint64_t missing = group.members & group.aligned;
+  for (const Arrival* one : group.present) missing &= ~one->member->bit;
+  return std::any_of(members_.begin(), members_.end(), [&](const auto& one) {
+    return one && missing & one->bit && launches(*one, one->learned[group.key].seen) >= launches(*me.member, me.seen);
+  });
+}
 
 // Under mu_: somebody is missing who waits in another meeting for somebody who waits here.
 bool Splicer::waits_for_itself(const Group& group) const {
@@ -1099,6 +1142,17 @@ bool Splicer::waits_for_itself(const Group& group) const {
   return wanted & here;
 }
 
+// Under mu_. Groups wait for one another, this one among them. Those that have met least often are given up, until none does:
+// ranks that come to meetings in another order are no replicas there, and other groups, which have met, are to stay.
+void Splicer::break_cycles(Group& group) {
+  while (!group.present.empty() && waits_for_itself(group)) {
+    Group* least = &group;
+    for (const auto& other : groups_)
+      if (!other->present.empty() && other->meetings < least->meetings && waits_for_itself(*other)) least = other.get();
+    nobody_came(*least);
+  }
+}
+
 // Under mu_: all that are present go on alone.
 void Splicer::dissolve(Group& group) {
   for (Arrival* one : group.present) one->dissolved = true;
@@ -1106,6 +1160,14 @@ void Splicer::dissolve(Group& group) {
   group.present.clear();
   group.come.notify_all();
 }
+
+// Under mu_: this time. That cost nothing, so it may yet do.
+void Splicer::passed_by(Group& group) {
+  const uint32_t most = group.meetings >= kProvenMeetings ? kMaxProvenStrikes : kMaxStrikes;
+  ++group.strikes >= most ? retire(group) : dissolve(group);
+}
+
+void Splicer::nobody_came(Group& group) { group.meetings == 0 ? retire(group) : passed_by(group); }
 
 void Splicer::retire(Group& group) {
   dissolve(group);
@@ -1133,6 +1195,8 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
     }
     group->come.notify_all();
     counts_.validations++;
+    group->aligned = here;
+    for (const Arrival* one : all) group->seen_then[one->member->number] = one->seen;
     if (equal) {
       counts_.squashed += all.size() - 1;
       group->strikes = 0;
@@ -1153,10 +1217,9 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
     }
     return equal;
   }
-  if (waits_for_itself(*group)) {
-    group->meetings == 0 || ++group->strikes >= kMaxStrikes ? retire(*group) : dissolve(*group);
-    return false;
-  }
+  if (waits_in_vain(*group, me)) passed_by(*group);
+  break_cycles(*group);
+  if (me.dissolved) return false;
   runner.yield();
   const uint64_t start = now_ns();
   uint64_t idle_since = 0;
@@ -1169,10 +1232,11 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
     if (idle && idle_since == 0) idle_since = now;
     // The GPU could have run this launch meanwhile.
     if (idle && group->present.front() == &me && group->meetings >= kFreeMeetings) group->spent_ns += kLookNs;
-    const bool wait = !me.member->hurried && now - start < config_.patience_ns &&
-                      (!idle || now - idle_since < config_.idle_patience_ns);
-    if (wait) continue;
-    group->meetings == 0 || ++group->strikes >= kMaxStrikes ? retire(*group) : dissolve(*group);
+    if (waits_in_vain(*group, me))
+      passed_by(*group);
+    else if (me.member->hurried || now - start >= config_.patience_ns ||
+             (idle && now - idle_since >= config_.idle_patience_ns))
+      nobody_came(*group);
   }
   return me.done;
 }
@@ -1387,8 +1451,11 @@ bool Splicer::may_splice(Member& member, uint64_t addr, uint64_t bytes) {
   for (const auto& one : members_) runs += one ? one->runs.size() : 0;
   if (runs >= kMaxRuns) return false;
   std::lock_guard lock(mu_);
-  const Member::Block* const block = member.block_of(addr, bytes);
-  return block && block->breaks < kMaxBreaks;
+  Member::Block* const block = member.block_of(addr, bytes);
+  if (!block) return false;
+  const bool broken = block->is_broken();
+  if (broken) block->equal++;
+  return !broken;
 }
 
 // What the launch has written, to those for whom it ran.
@@ -1420,8 +1487,8 @@ Status Splicer::hand_out(const std::vector<Arrival*>& all, const Arrival& lead) 
     if (access.flags & kYoung) continue;
     uint64_t first = ceil_page(begin), last = floor_page(end);
     bool spliced = first < last;
-    for (const Arrival* one : all)
-      spliced = spliced && may_splice(*one->member, begin + one->member->base, access.bytes);
+    for (const Arrival* one : all)  // asks all of them: each counts
+      if (!may_splice(*one->member, begin + one->member->base, access.bytes)) spliced = false;
     if (spliced) {
       if (Status s = pool_pages(from, first, last); !s.ok()) return s;
     } else {

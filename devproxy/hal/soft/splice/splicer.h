@@ -38,7 +38,8 @@
 // needs to be told what a launch writes (footprint.h); where nobody can tell, the rank gets its pages back at once.
 //
 // Nobody waits for ever: a rank that waits goes on alone when the GPU has been idle for idle_patience_ns, or after
-// patience_ns, or when the job is about to be cut. That costs copies, never the result.
+// patience_ns, or when the job is about to be cut; and at once when a rank for which it waits has run that launch alone
+// already, or the meetings wait for one another. That costs copies, never the result.
 //
 // Locks, in this order: the engine's turn of whoever runs; pages_mu_ (the pool, all ranks' maps, every comparison and
 // copy, and the launch that runs for several); mu_ (learning and meetings; a leaf). No turn is waited for under a lock.
@@ -184,10 +185,14 @@ class Splicer final : public Splicing {
   Status map_pool(Member& member, uint64_t begin, uint64_t end, uint64_t pool_at);
   template <class F>
   static void for_each_part(const Member& member, uint64_t begin, uint64_t end, F f);
-  void learn(Member& member, uint64_t key, const Contents& said);
+  void learn(Member& member, uint64_t key, uint64_t seen, const Contents& said);
   void goes_alone(const Contents& number);
+  bool waits_in_vain(const Group& group, const Arrival& me) const;
   bool waits_for_itself(const Group& group) const;
+  void break_cycles(Group& group);
   void dissolve(Group& group);
+  void passed_by(Group& group);
+  void nobody_came(Group& group);
   void retire(Group& group);
   void count_breaks(Member& member, uint64_t addr, uint64_t bytes);  // under mu_
   Status check_numbers(const std::vector<Arrival*>& all, const Arrival& me) const;
@@ -225,7 +230,7 @@ class Splicer final : public Splicing {
   mutable std::mutex mu_;
   std::vector<std::shared_ptr<Member>> members_;  // by number; gaps. Changed under both locks
   struct Said {
-    uint64_t member;
+    uint64_t member, seen;  // its bit, and Learned::seen
     Contents contents;
   };
   std::unordered_map<uint64_t, std::deque<Said>> said_;  // by key
