@@ -71,9 +71,19 @@ def test_every_collective(ranks_job, ranks: int, part: int) -> None:
         ranks_job("collectives.py", ranks, one, PARTS)
 
 
-@pytest.mark.parametrize(("ranks", "gpus"), [(4, 2), (3, 1)])
-def test_ranks_share_a_gpu(ranks_job, ranks: int, gpus: int) -> None:
-    ranks_job("collectives.py", ranks, 0, 4 * PARTS, gpus=gpus)
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "splicing"),
+    [
+        pytest.param(4, 2, "on", id="4 ranks on 2 GPUs"),
+        pytest.param(3, 1, "on", id="3 ranks on 1 GPU"),
+        pytest.param(4, 2, "eager", id="4 ranks on 2 GPUs, spliced"),
+        pytest.param(3, 1, "eager,guard", id="3 ranks on 1 GPU, spliced and checked"),
+    ],
+)
+def test_ranks_share_a_gpu(ranks_job, ranks: int, gpus: int, splicing: str) -> None:
+    part = random.Random(f"{sweeps.seed()} {ranks} {splicing}").randrange(PARTS)
+    env = {"DEVPROXY_SPLICING": splicing}
+    ranks_job("collectives.py", ranks, part, PARTS, gpus=gpus, env=env)
 
 
 @pytest.mark.parametrize(
