@@ -45,30 +45,30 @@ def results() -> dict[str, tuple[int, str]]:
 
 
 def outputs() -> dict[str, str]:
-    """File name -> text of everything under build/gen."""
+    """File name -> text of everything under build/gen. The folder is the layer that may use the file (CMakeLists.txt)."""
     texts = {
-        "wire.gen.h": wire.emit(abi_headers()),
-        "handle_kind.gen.h": wire.emit_kinds(),
-        "dispatch.gen.h": dispatch.emit(),
-        "handlers.gen.h": dispatch.emit_handlers(),
-        "format.gen.cc": format.emit(),
-        "cuda_number.gen.h": numbers.emit(),
-        "sa_decl.gen.h": client.emit_declarations(),
-        "client.gen.cc": client.emit_client(results()),
-        "refused.gen.cc": client.emit_refused(),
-        "resolve.gen.cc": resolve.emit(),
-        "nvml_decl.gen.h": library.emit_declarations("nvml"),
-        "nvml_client.gen.cc": library.emit_client("nvml"),
-        "nccl_decl.gen.h": library.emit_declarations("nccl"),
-        "nccl_client.gen.cc": library.emit_client("nccl"),
+        "wire/wire.gen.h": wire.emit(abi_headers()),
+        "wire/handle_kind.gen.h": wire.emit_kinds(),
+        "wire/dispatch.gen.h": dispatch.emit(),
+        "server/handlers.gen.h": dispatch.emit_handlers(),
+        "wire/format.gen.cc": format.emit(),
+        "args/cuda_number.gen.h": numbers.emit(),
+        "client/sa_decl.gen.h": client.emit_declarations(),
+        "client/client.gen.cc": client.emit_client(results()),
+        "client/refused.gen.cc": client.emit_refused(),
+        "client/resolve.gen.cc": resolve.emit(),
+        "nvml/nvml_decl.gen.h": library.emit_declarations("nvml"),
+        "nvml/nvml_client.gen.cc": library.emit_client("nvml"),
+        "nccl/nccl_decl.gen.h": library.emit_declarations("nccl"),
+        "nccl/nccl_client.gen.cc": library.emit_client("nccl"),
     }
     for stem in RUNTIMES:
         texts |= runtime.emit_all(stem)
     for soname, shim in SHIMS.items():
-        texts[f"{soname}.gen.c"] = mathlibs.emit_source(soname, shim)
+        texts[f"mathlibs/{soname}.gen.c"] = mathlibs.emit_source(soname, shim)
     out = {name: f"// Made by: {COMMAND}\n{text}" for name, text in texts.items()}
     maps = {f"{stem}/exports.map": runtime.emit_exports(stem) for stem in RUNTIMES}
-    maps |= {f"{soname}.map": mathlibs.emit_map(soname) for soname in SHIMS}
+    maps |= {f"mathlibs/{soname}.map": mathlibs.emit_map(soname) for soname in SHIMS}
     for name, text in maps.items():  # a version script, which has comments of its own
         out[name] = f"/* Made by: {COMMAND} */\n{text}"
     return out

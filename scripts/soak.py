@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STATE = ROOT / "build" / "soak"
 RESULT = ROOT / "docs" / "soak.json"
 LIB = ROOT / "build" / "lib"
-INCLUDES = [f"-I{ROOT}", f"-I{ROOT}/build/gen"]
+INCLUDES = [f"-I{ROOT}", f"-I{ROOT}/build/gen/wire"]
 RUN = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft"]
 
 # Allocates, fills, copies and frees until it is killed; every byte that comes back is checked.
@@ -77,7 +77,7 @@ def binary(source: str, name: str, *flags: str) -> Path:
     inputs = [
         ROOT / "tests" / source,
         *(ROOT / "devproxy/csrc").rglob("*.h"),
-        *(ROOT / "build/gen").glob("*.h"),
+        *(ROOT / "build/gen/wire").glob("*.h"),
         *(Path(flag) for flag in flags if flag.endswith(".cc")),
     ]
     if not out.exists() or any(p.stat().st_mtime > out.stat().st_mtime for p in inputs):

@@ -37,7 +37,7 @@ OUT = BUILD / "tests"
 RESULT = BUILD / "bench.json"
 DOCS = ROOT / "docs"
 RUN = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft", "--gpu-memory", "1GiB"]
-CXX = ["g++", "-std=c++20", "-O2", "-Wall", "-Wextra", "-I", str(ROOT), "-I", str(BUILD / "gen")]
+CXX = ["g++", "-std=c++20", "-O2", "-Wall", "-Wextra", f"-I{ROOT}", f"-I{BUILD}/gen/wire"]
 PAIRS = 30
 STEP_TARGETS = {"resnet": 1.05, "gpt": 1.05, "lstm": 1.2, "mlp": 2.0}
 STEPS_PER_TURN = {"resnet": 2, "gpt": 4, "lstm": 6, "mlp": 100}

@@ -53,7 +53,7 @@ def build_fuzzer(name: str, *flags: str) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     inputs = [
         ROOT / "tests/fuzz/server_fuzz.cc",
-        BUILD / "gen" / "wire.gen.h",
+        BUILD / "gen" / "wire" / "wire.gen.h",
         *(ROOT / "devproxy/csrc").rglob("*.h"),
     ]
     if not out.exists() or any(p.stat().st_mtime > out.stat().st_mtime for p in inputs):
@@ -65,7 +65,7 @@ def build_fuzzer(name: str, *flags: str) -> Path:
             "-g",
             *flags,
             "-I",
-            str(BUILD / "gen"),
+            str(BUILD / "gen" / "wire"),
             source,
             "-o",
             str(fresh),

@@ -40,11 +40,11 @@ CASES = (
 def built() -> tuple[Path, Path]:
     """The raw client and its kernel module, compiled again when something that they are made of has changed."""
     common = ["g++", "-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
-    common += [f"-I{ROOT}", f"-I{ROOT / 'build' / 'gen'}"]
+    common += [f"-I{ROOT}", f"-I{ROOT / 'build' / 'gen' / 'wire'}"]
     headers = [
         *UNIT.glob("*.h"),
         *(ROOT / "devproxy").rglob("*.h"),
-        *(ROOT / "build" / "gen").glob("*.h"),
+        *(ROOT / "build" / "gen" / "wire").glob("*.h"),
     ]
     outs = []
     for name, options in (("client", ["-pthread"]), ("module.so", ["-shared", "-fPIC"])):

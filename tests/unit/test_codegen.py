@@ -589,7 +589,7 @@ def test_formatter_prints_any_bytes_within_its_room(tmp_path: Path) -> None:
         """
     )
     for name in ("handle_kind.gen.h", "wire.gen.h", "dispatch.gen.h", "format.gen.cc"):
-        write(tmp_path / name, outputs()[name])
+        write(tmp_path / name, outputs()[f"wire/{name}"])
     sources = [str(tmp_path / "main.cc"), str(tmp_path / "format.gen.cc")]
     flags = [
         "-std=c++20",

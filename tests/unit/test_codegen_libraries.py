@@ -52,7 +52,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.fail("no g++ on this machine", pytrace=False)
     folder = tmp_path_factory.mktemp("libraries")
     for name in ("nvml_decl.gen.h", "nvml_client.gen.cc", "nccl_decl.gen.h", "nccl_client.gen.cc"):
-        write(folder / name, outputs()[name])
+        write(folder / name, outputs()[f"{name.split('_')[0]}/{name}"])
     (folder / "driver.cc").write_text(DRIVER)
     flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
     flags += ["-Wl,-z,defs", f"-I{folder}", f"-I{ROOT}"]

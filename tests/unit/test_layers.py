@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may include whom (CONTRIBUTING.md): grep, because it is simple and nothing can hide from it."""
+"""Who may include whom (CONTRIBUTING.md): grep, because it is simple and nothing can hide from it. CMake is compared: what a
+layer may not include, its compiler does not find."""
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 import re
+import shlex
+import subprocess
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from codegen.__main__ import outputs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INTERCEPTORS = ROOT / "devproxy" / "interceptors"
@@ -24,7 +32,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     CLIENT: {BASE, ARGS, WIRE, TRANSPORT},
     CORE: {ARGS},
     SERVER: {BASE, ARGS, WIRE, TRANSPORT, "hal"},
-    "csrc/server/main": {BASE, SERVER, "hal", "hal/devices"},
+    "csrc/server/main": {BASE, WIRE, SERVER, "hal", "hal/devices"},
     "csrc/init": set(),
     "csrc/hostlib": set(),
     "hal": {BASE, ARGS},
@@ -50,6 +58,21 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "torch/executor": {WIRE, "torch", "hal/host_module/include"},
 }
 
+
+# A folder of build/gen -> the layer that it belongs to.
+GENERATED = {
+    "args": ARGS,
+    "wire": WIRE,
+    "server": SERVER,
+    "client": "interceptors/client",
+    "nccl": "interceptors/nccl",
+    "nvml": "interceptors/nvml",
+    "mathlibs": "interceptors/mathlibs",
+    "cudart-12": "interceptors/cudart",
+    "cudart-13": "interceptors/cudart",
+}
+GEN = ROOT / "build" / "gen"
+SEES_VENDOR_HEADERS = {"hal/cuda", "interceptors/client", "interceptors/cudart"}
 
 # A domain of the driver API -> the domains whose client halves its own calls. All may call "graph/hooks", which is what
 # capture and graphs' memory mean to the others, so that graphs can stand above them.
@@ -85,6 +108,19 @@ def folder_of(path: str) -> str:
     if not folder.startswith("interceptors") or folder in MAY_INCLUDE:
         return folder
     return "interceptors/server" if name.startswith("server") else "interceptors/client"
+
+
+def layer_of(include: str) -> str | None:
+    """The layer of what an #include names; None for the system's headers and the vendor's."""
+    if include.startswith("devproxy/"):
+        return folder_of(include.removeprefix("devproxy/"))
+    return generated().get(include)
+
+
+@functools.cache
+def generated() -> dict[str, str]:
+    """Name of a generated header -> its layer."""
+    return {name.split("/")[1]: GENERATED[name.split("/")[0]] for name in outputs() if ".h" in name}
 
 
 def includes(path: Path) -> list[str]:
@@ -148,10 +184,94 @@ def test_layer(folder: str) -> None:
         for path in SOURCES
         if folder_of(path.relative_to(ROOT / "devproxy").as_posix()) == folder
         for name in includes(path)
-        if name.startswith("devproxy/")
-        and folder_of(name.removeprefix("devproxy/")) not in MAY_INCLUDE[folder] | {folder}
+        if layer_of(name) not in MAY_INCLUDE[folder] | {folder, None}
     ]
     assert bad == []
+
+
+@functools.cache
+def units() -> dict[str, list[str]]:
+    """Layer -> the command that compiles its files. Headers alone, the template and PyTorch's parts have none."""
+    found: dict[str, list[str]] = {}
+    for entry in json.loads((ROOT / "build/cmake/compile_commands.json").read_text()):
+        file = Path(entry["file"])
+        sources = includes(file) if "/Unity/" in entry["file"] else [file]
+        layers = set()
+        for path in map(Path, sources):
+            if path.is_relative_to(GEN):
+                layers.add(GENERATED[path.relative_to(GEN).parts[0]])
+            else:
+                layers.add(folder_of(path.relative_to(ROOT / "devproxy").as_posix()))
+        assert len(layers) == 1, f"one target compiles files of several layers: {layers}"
+        found.setdefault(layers.pop(), shlex.split(entry["command"]))
+    return found
+
+
+def visible(command: list[str]) -> set[str]:
+    """The layers whose headers a compiler that is run so finds."""
+    found = set()
+    for folder in (Path(word[2:]) for word in command if word.startswith("-I")):
+        if folder.parent == GEN:
+            found.add(GENERATED[folder.name])
+            continue
+        assert folder.parent == ROOT / "build/cmake/layers", f"{folder} is of no layer"
+        for path, _, files in os.walk(folder / "devproxy"):
+            inside = Path(path).relative_to(folder / "devproxy").as_posix()
+            found |= {folder_of(f"{inside}/{name}") for name in files}
+    return found
+
+
+def reached(folder: str) -> set[str]:
+    """What a folder may include, and what that includes, and so on: a compiler has to find all of it."""
+    below = MAY_INCLUDE[folder]
+    return below.union(*map(reached, below))
+
+
+def test_cmake_shows_each_layer_what_it_may_include() -> None:
+    for folder, command in units().items():
+        seen = visible(command) - {folder}
+        assert seen <= reached(folder), f"CMake shows {folder} {seen - reached(folder)}"
+        assert seen >= MAY_INCLUDE[folder], f"{folder} may include {MAY_INCLUDE[folder] - seen}"
+        vendor = any(word == "-isystem" for word in command)
+        assert not vendor or folder in SEES_VENDOR_HEADERS | {"hal/image"}, (
+            folder
+        )  # image: lz4, zstd
+    # C++ that CMake compiles and that is here: no layer is without its check.
+    compiled = {
+        folder_of(p.relative_to(ROOT / "devproxy").as_posix())
+        for p in SOURCES
+        if p.suffix in (".c", ".cc") and not p.is_relative_to(ROOT / "devproxy" / "torch")
+    }
+    assert set(units()) - {"interceptors/mathlibs"} == compiled - {"hal/template"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "allowed", "forbidden"),
+    [
+        ("hal/soft", "devproxy/hal/hal.h", "wire.gen.h"),
+        ("hal/soft", "cuda_number.gen.h", "devproxy/csrc/server/gate.h"),
+        ("csrc/client", "devproxy/csrc/base/futex.h", "devproxy/interceptors/memory/client.h"),
+        ("csrc/server", "devproxy/hal/hal.h", "devproxy/hal/soft/soft_device.h"),
+        ("interceptors/server", "wire.gen.h", "devproxy/csrc/client/connection.h"),
+        ("interceptors/nccl", "devproxy/csrc/core/core.h", "wire.gen.h"),
+    ],
+)
+def test_a_forbidden_include_does_not_compile(folder: str, allowed: str, forbidden: str) -> None:
+    command = units()[folder][: units()[folder].index("-o")]
+
+    def preprocessed(header: str) -> subprocess.CompletedProcess[str]:
+        line = [*command, "-E", "-o", os.devnull, "-x", "c++", "-"]
+        text = f'#include "{header}"\n'
+        return subprocess.run(
+            line,
+            input=text,
+            capture_output=True,
+            text=True,
+            cwd=GEN.parent / "cmake",
+        )
+
+    assert preprocessed(allowed).returncode == 0
+    assert f"{forbidden}: No such file" in preprocessed(forbidden).stderr
 
 
 def test_commands_reach_the_device_through_one_door() -> None:

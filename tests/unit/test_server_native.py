@@ -100,14 +100,18 @@ def built(program: str) -> Path:
     sources, sanitizer, plain = PROGRAMS[program]
     sources = [f"tests/unit/{program}.cc", *sources]
     headers = [p for folder in HEADERS for p in sorted((ROOT / "devproxy" / folder).glob("*.h"))]
-    headers += sorted(GEN.glob("*.gen.h"))
+    headers += sorted(GEN.glob("*/*.gen.h"))
     text = b"".join(p.read_bytes() for p in [*(ROOT / s for s in sources + plain), *headers])
     out = BUILD / f"{program}-{hashlib.blake2b(text, digest_size=8).hexdigest()}"
     if not out.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
         # Debug information of lines alone, and all as one file: a third to a half of the work.
         command = ["g++", "-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread"]
-        command += [*sanitizer, f"-I{ROOT}", f"-I{GEN}"]
+        command += [
+            *sanitizer,
+            f"-I{ROOT}",
+            *(f"-I{GEN}/{layer}" for layer in ("args", "wire", "server")),
+        ]
         objects = []
         for source in plain:
             objects.append(f"{out}.{Path(source).stem}.o")
