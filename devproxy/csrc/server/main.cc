@@ -71,11 +71,11 @@ bool told_to_begin(int begin_fd, int ready_fd) {
 
 // "A-B": from A to below B.
 Status slots_of(const std::string& text, ServerConfig* config) {
+  const Status wrong(kInvalidValue, "--slots '" + text + "' is not a range A-B up to " + std::to_string(kMaxSlots));
   const size_t dash = text.find('-');
-  const auto first = number(text.substr(0, dash).c_str());
-  const auto end = dash == std::string::npos ? std::nullopt : number(text.substr(dash + 1).c_str());
-  if (!first || !end || *first >= *end || *end > kMaxSlots)
-    return {kInvalidValue, "--slots '" + text + "' is not a range A-B up to " + std::to_string(kMaxSlots)};
+  if (dash == std::string::npos) return wrong;
+  const auto first = number(text.substr(0, dash).c_str()), end = number(text.substr(dash + 1).c_str());
+  if (!first || !end || *first >= *end || *end > kMaxSlots) return wrong;
   config->first_slot = static_cast<uint32_t>(*first);
   config->end_slot = static_cast<uint32_t>(*end);
   return {};
