@@ -30,27 +30,28 @@ void Output::restore(const ClientRecord& client) {
 }
 
 void ClientState::texture_memory_gone(uint64_t addr, uint64_t bytes) {
-  if (textures_.size() == 0) return;
-  textures_.for_each([&](VHandle handle, const TextureObject& t) {
+  if (textures().size() == 0) return;
+  textures().for_each([&](VHandle handle, const TextureObject& t) {
     if (t.bytes && t.addr < addr + bytes && addr < t.addr + t.bytes)
       obstacles_.set(handle, "a texture object shows device memory that was freed");
   });
 }
 
+namespace {
+template <class Tables, size_t... kPlace>
+void clear_backwards(Tables& tables, std::index_sequence<kPlace...>) {
+  (std::get<sizeof...(kPlace) - 1 - kPlace>(tables).clear(), ...);
+}
+}  // namespace
+
 void ClientState::clear() {
-  graphs_.clear();
-  comms_.clear();
-  textures_.clear();
-  arrays_.clear();
-  functions_.clear();
-  modules_.clear();
-  events_.clear();
+  clear_backwards(tables_, std::make_index_sequence<std::tuple_size_v<decltype(tables_)>>());
 }
 
 std::vector<ArrayPiece> ClientState::array_pieces(uint64_t offset) {
   std::vector<ArrayPiece> pieces;
   for (const ReplayLog::Entry& entry : replay_.entries()) {
-    const ArrayObject* array = entry.creates ? arrays_.find(entry.handle) : nullptr;
+    const ArrayObject* array = entry.creates ? arrays().find(entry.handle) : nullptr;
     if (!array) continue;
     pieces.push_back({entry.handle, offset});
     offset += array->extent.bytes();
@@ -62,15 +63,15 @@ Status ClientState::save_log(DeviceDoor& device, ClientRecord* client) {
   for (const ReplayLog::Entry& e : replay_.entries()) {
     LogRecord entry{e.opcode, e.handle.value, e.key, {e.request}, {e.bulk}, {}, {}, 0};
     // A graph's steps change in place, so they are asked of the graph.
-    if (const StoredGraph* graph = e.creates ? graphs_.find(e.handle) : nullptr)
+    if (const StoredGraph* graph = e.creates ? graphs().find(e.handle) : nullptr)
       if (auto now = graph->encoded(); !now.empty()) entry.bulk.bytes = std::move(now);
-    if (const hal::ModuleRef* module = e.creates ? modules_.find(e.handle) : nullptr) {
+    if (const hal::ModuleRef* module = e.creates ? modules().find(e.handle) : nullptr) {
       for (const auto& global : device.globals(*module)) entry.globals.push_back(global.addr);
       auto state = device.save_module(*module);
       if (!state.ok()) return std::move(state).status().with("saving a module");
       entry.state.bytes = std::move(*state);
     }
-    if (const TextureObject* texture = e.creates ? textures_.find(e.handle) : nullptr)
+    if (const TextureObject* texture = e.creates ? textures().find(e.handle) : nullptr)
       entry.value = texture->texture->value;
     client->log.push_back(std::move(entry));
   }
@@ -83,9 +84,9 @@ Status ClientState::save(DeviceDoor& device, uint64_t arrays_offset, ClientRecor
   output_.save(client);
   client->limits.assign(limits_.begin(), limits_.end());
   for (const ArrayPiece& piece : array_pieces(arrays_offset))
-    client->arrays.push_back({piece.handle.value, piece.offset, arrays_.find(piece.handle)->extent.bytes()});
+    client->arrays.push_back({piece.handle.value, piece.offset, arrays().find(piece.handle)->extent.bytes()});
   Status failed;
-  events_.for_each([&](VHandle handle, const hal::EventRef& event) {
+  events().for_each([&](VHandle handle, const hal::EventRef& event) {
     auto time = device.event_time_ns(event);
     if (!time.ok()) failed = time.status();
     if (time.ok() && *time) client->events.emplace_back(handle.value, *time);
@@ -112,7 +113,7 @@ Status ClientState::restore_settings(const ClientRecord& client, DeviceDoor& dev
 Status ClientState::restore_events(const ClientRecord& client, DeviceDoor& device) {
   const uint64_t shift = device.event_clock_ns() - client.event_clock_ns;
   for (const auto& [handle, recorded] : client.events) {
-    const hal::EventRef* event = events_.find(VHandle{handle});
+    const hal::EventRef* event = events().find(VHandle{handle});
     if (!event) return {kInvalidImage, "the state has a time for an event that does not exist"};
     const uint64_t time = recorded + shift;
     if (Status s = device.restore_event(*event, time ? time : 1); !s.ok()) return s;

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -90,13 +91,13 @@ struct ArrayPiece {
 
 class ClientState {
  public:
-  auto& events() { return events_; }
-  auto& modules() { return modules_; }
-  auto& functions() { return functions_; }
-  auto& graphs() { return graphs_; }
-  auto& arrays() { return arrays_; }
-  auto& textures() { return textures_; }
-  auto& comms() { return comms_; }
+  auto& events() { return std::get<Events>(tables_); }
+  auto& modules() { return std::get<Modules>(tables_); }
+  auto& functions() { return std::get<Functions>(tables_); }
+  auto& graphs() { return std::get<Graphs>(tables_); }
+  auto& arrays() { return std::get<Arrays>(tables_); }
+  auto& textures() { return std::get<Textures>(tables_); }
+  auto& comms() { return std::get<Comms>(tables_); }
   ReplayLog& replay() { return replay_; }
   Replaying& replaying() { return replaying_; }
   Obstacles& obstacles() { return obstacles_; }
@@ -121,15 +122,18 @@ class ClientState {
   Status restore_events(const ClientRecord& client, DeviceDoor& device);
 
  private:
+  using Events = HandleTable<hal::EventRef, HandleKind::kEvent>;
+  using Modules = HandleTable<hal::ModuleRef, HandleKind::kModule>;
+  using Functions = HandleTable<FunctionObject, HandleKind::kFunction>;
+  using Arrays = HandleTable<ArrayObject, HandleKind::kArray>;
+  using Textures = HandleTable<TextureObject, HandleKind::kTexture>;
+  using Comms = HandleTable<CommObject, HandleKind::kComm>;
+  using Graphs = HandleTable<StoredGraph, HandleKind::kGraph>;
+
   Status save_log(DeviceDoor& device, ClientRecord* client);
 
-  HandleTable<hal::EventRef, HandleKind::kEvent> events_;
-  HandleTable<hal::ModuleRef, HandleKind::kModule> modules_;
-  HandleTable<FunctionObject, HandleKind::kFunction> functions_;
-  HandleTable<StoredGraph, HandleKind::kGraph> graphs_;
-  HandleTable<ArrayObject, HandleKind::kArray> arrays_;
-  HandleTable<TextureObject, HandleKind::kTexture> textures_;
-  HandleTable<CommObject, HandleKind::kComm> comms_;
+  // What is made from others stands behind them; clear() begins at the end.
+  std::tuple<Events, Modules, Functions, Arrays, Textures, Comms, Graphs> tables_;
   ReplayLog replay_;
   Replaying replaying_;
   Obstacles obstacles_;
