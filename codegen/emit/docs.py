@@ -155,7 +155,8 @@ def emit() -> str:
     for export in driver:
         families.setdefault(export.family, []).append(export)
     out += ["", "# libcuda.so.1: answered"]
-    for family in FIRST:
+    answered = [family for family, exports in families.items() if any(e.api for e in exports)]
+    for family in (*FIRST, *sorted(set(answered) - set(FIRST))):
         out += ["", f"## {family}", ""]
         if note := NOTES.get(family):
             out += [note, ""]

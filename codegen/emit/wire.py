@@ -33,14 +33,18 @@ def ctype(word: str) -> str:
 
 
 def layout(fields: dict[str, str]) -> int:
-    """Bytes of the struct; raises ValueError where a field would not be naturally aligned."""
+    """Bytes of the struct; raises ValueError where a field would not be naturally aligned, or the next record."""
     offset = 0
     for name, word in fields.items():
         size = 8 if word in HANDLES else SIZES[word]
         if offset % size:
             raise ValueError(f"field {name} of {fields} is not aligned: add a pad field before it")
         offset += size
-    return (offset + 7) & ~7
+    if offset % 8:
+        raise ValueError(
+            f"{fields} end at byte {offset}, no multiple of 8: add a pad field at the end"
+        )
+    return offset
 
 
 def request_fields(op: Op) -> dict[str, str]:

@@ -51,6 +51,13 @@ def test_lock_and_support_page_are_in_step() -> None:
     assert SUPPORT.read_text() == docs.emit()
 
 
+def test_support_page_has_every_function_of_the_driver() -> None:
+    """Three chapters (texture, vmm, link) were in no list of the page's, and so on no page."""
+    page = SUPPORT.read_text().split("# libcudart.so.12: answered")[0]
+    words = set(re.findall(r"\w+", page))
+    assert [e.name for e in tables.driver_exports() if e.name not in words] == []
+
+
 def test_check_changes_nothing_and_takes_less_than_two_seconds(tmp_path: Path) -> None:
     before = (LOCK.stat().st_mtime_ns, SUPPORT.stat().st_mtime_ns)
     start = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -207,6 +214,14 @@ def test_field_that_is_not_aligned_is_found() -> None:
         in check.op_faults({"A": Op(1, Carry.SYNC, {"flags": "u32", "addr": "u64"})})[0]
     )
     assert wire.layout({"flags": "u32", "pad": "u32", "addr": "u64"}) == 16
+
+
+def test_message_whose_end_is_not_aligned_is_found() -> None:
+    """The compiler would have found it, in a generated file."""
+    faults = check.op_faults({"A": Op(1, Carry.SYNC, {}, {"flags": "u32"}, server_sa="x")})
+    assert faults == [
+        "message A: {'flags': 'u32'} end at byte 4, no multiple of 8: add a pad field at the end"
+    ]
 
 
 @pytest.mark.parametrize(
