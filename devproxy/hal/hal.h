@@ -58,6 +58,8 @@ struct TransportConfig {
   std::string address;         // where it listens: an IPv4 or IPv6 address
 };
 
+// A device derives from BasicDevice (basic_device.h), one that wraps another from ForwardingDevice (forwarding_device.h). Here
+// nothing has a body, so that neither can leave a function out.
 class Device {
  public:
   virtual ~Device() = default;
@@ -65,30 +67,21 @@ class Device {
   virtual const Properties& properties() const = 0;
   // A process is likely to load this description of an executor: a good moment to begin, on a thread of the device's
   // own. What is wrong with it is said when it is loaded.
-  virtual void warm(std::vector<uint8_t> description) { (void)description; }
+  virtual void warm(std::vector<uint8_t> description) = 0;
   // The same, done when it returns: a successor's predecessor has loaded it. What describes no executor is none of it.
-  virtual Status load_ahead(const std::vector<uint8_t>& description) {
-    (void)description;
-    return {};
-  }
+  virtual Status load_ahead(const std::vector<uint8_t>& description) = 0;
   // Any thread.
   virtual StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) = 0;
   // Communicators reach beyond this tree from now on. Returns the port where the others reach this server. Before the
   // first space is opened.
-  virtual StatusOr<uint16_t> open_transport(const TransportConfig& config) {
-    (void)config;
-    return Status(kNotSupported, "communicators of this device stay on one host");
-  }
+  virtual StatusOr<uint16_t> open_transport(const TransportConfig& config) = 0;
   // This server's end is planned, and its spaces go on elsewhere: the others wait for them.
-  virtual void leave_transport() {}
+  virtual void leave_transport() = 0;
   // Spaces of another server go on in this one from now on.
-  virtual void take_over_transport() {}
+  virtual void take_over_transport() = 0;
   // Sends a mark behind everything that this server has sent to others, once for each number (not 0). When all servers
   // have the marks of all that have a connection to them, what was sent before has come.
-  virtual TransportMarks mark_transport(uint64_t number) {
-    (void)number;
-    return {};
-  }
+  virtual TransportMarks mark_transport(uint64_t number) = 0;
   // What the calling thread executes, for the text of a crash: nullptr where nothing. Async-signal-safe.
   virtual const char* running_here() const noexcept = 0;
 };

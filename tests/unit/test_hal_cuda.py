@@ -196,5 +196,19 @@ def test_no_driver_call_outside_the_table() -> None:
     assert [name for name in symbols if re.match(r"cu[A-Z]", name)] == []
 
 
+def test_no_function_of_a_device_has_a_body() -> None:
+    """A body in hal.h or space.h would be the answer of a device that wraps another and has forgotten the function."""
+    hal = ROOT / "devproxy" / "hal"
+    parts = re.findall(r'#include "devproxy/hal/(\w+\.h)"', (hal / "space.h").read_text())
+    found, at = 0, []
+    for header in ("hal.h", "space.h", *parts):
+        for text in re.findall(r"\bvirtual ([^;{]*[;{])", (hal / header).read_text()):
+            found += 1
+            if not re.search(r"= 0;$", text) and not text.startswith("~"):
+                at.append(f"{header}: {text}")
+    assert found > 60
+    assert at == []
+
+
 def test_template_compiles() -> None:
     compiled("template_device", [TEMPLATE], "-c")

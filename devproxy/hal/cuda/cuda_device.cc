@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "devproxy/csrc/base/log.h"
+#include "devproxy/hal/basic_device.h"
 #include "devproxy/hal/cuda/cuda_space.h"
 #include "devproxy/hal/cuda/output.h"
 #include "devproxy/hal/host_module/descriptor.h"
@@ -39,7 +40,7 @@ constexpr CUdevice_attribute kMasked[] = {
     CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED,
 };
 
-class CudaDevice final : public Device {
+class CudaDevice final : public BasicDevice {
  public:
   CudaDevice(const CudaConfig& config, std::shared_ptr<const Driver> driver)
       : config_(config), driver_(std::move(driver)) {}

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <utility>
 
+#include "devproxy/hal/forwarding_device.h"
 #include "devproxy/hal/record/record_space.h"
 #include "devproxy/hal/soft/soft_device.h"
 
@@ -15,12 +16,12 @@ namespace {
 
 constexpr image::Arch kArch{9, 0, '\0'};
 
-class RecordDevice final : public Device {
+class RecordDevice final : public ForwardingDevice {
  public:
   RecordDevice(const RecordConfig& config, std::unique_ptr<Recorder> recorder)
-      : soft_(soft::make_device({config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed, {}})),
+      : ForwardingDevice(soft::make_device({config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed, {}})),
         recorder_(std::move(recorder)) {
-    properties_ = soft_->properties();
+    properties_ = inner().properties();
     properties_.name = "devproxy recording GPU";
     properties_.uuid[0] ^= 0xff;  // not the software GPU of this number
     properties_.major = static_cast<int32_t>(kArch.major);
@@ -54,25 +55,22 @@ class RecordDevice final : public Device {
   }
 
   Caps caps() const override {
-    Caps caps = soft_->caps();
+    Caps caps = ForwardingDevice::caps();
     caps.takes_back = false;  // its launches are no commands of the inner space
     return caps;
   }
   const Properties& properties() const override { return properties_; }
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
-    auto inner = soft_->open_space(config, owner);
-    if (!inner.ok()) return std::move(inner).status();
+    auto soft = inner().open_space(config, owner);
+    if (!soft.ok()) return std::move(soft).status();
     return std::unique_ptr<Space>(
-        std::make_unique<RecordSpace>(std::move(*inner), owner, kArch, properties_, *recorder_, ++spaces_));
+        std::make_unique<RecordSpace>(std::move(*soft), owner, kArch, properties_, *recorder_, ++spaces_));
   }
-  StatusOr<uint16_t> open_transport(const TransportConfig& config) override { return soft_->open_transport(config); }
-  void leave_transport() override { soft_->leave_transport(); }
-  void take_over_transport() override { soft_->take_over_transport(); }
-  TransportMarks mark_transport(uint64_t number) override { return soft_->mark_transport(number); }
-  const char* running_here() const noexcept override { return soft_->running_here(); }
+  // It executes no kernel, so it loads nothing that would.
+  void warm(std::vector<uint8_t>) override {}
+  Status load_ahead(const std::vector<uint8_t>&) override { return {}; }
 
  private:
-  const std::unique_ptr<Device> soft_;
   const std::unique_ptr<Recorder> recorder_;
   Properties properties_;
   std::atomic<uint32_t> spaces_{0};

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "cuda_number.gen.h"
+#include "devproxy/hal/basic_device.h"
 #include "devproxy/hal/host_module/descriptor.h"
 #include "devproxy/hal/host_module/host_module.h"
 #include "devproxy/hal/sharing.h"
@@ -38,7 +39,7 @@ std::array<uint8_t, 16> make_uuid(uint32_t ordinal) {
   return uuid;
 }
 
-class SoftDevice final : public Device {
+class SoftDevice final : public BasicDevice {
  public:
   explicit SoftDevice(const SoftConfig& config) : config_(config) {
     Properties& p = properties_;

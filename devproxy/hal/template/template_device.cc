@@ -13,7 +13,8 @@
 //  4. Make kernels real: load_module, get_function (with the layout of the parameters), launch.
 //  5. Level 1 is done when tests/programs pass on it. Level 2: read and write. Level 3: alias and unalias. Raise
 //     caps().level only then.
-//  6. Give devproxy-server a word for it: one line in server.cc beside "soft".
+//  6. Give devproxy-server a word for it: a branch in hal/devices.cc beside "soft", a target in hal/CMakeLists.txt, the
+//     word in devproxy/cli/run.py (--device), and your folder's line in tests/unit/test_layers.py.
 //
 // Your folder knows the headers of hal, csrc/base and csrc/args, nothing else: no connection, no ring, no vendor header
 // outside of it.
@@ -23,6 +24,7 @@
 
 #include <cstring>
 
+#include "devproxy/hal/basic_device.h"
 #include "devproxy/hal/basic_space.h"
 
 namespace devproxy::hal::example {
@@ -121,7 +123,7 @@ class TemplateSpace final : public BasicSpace {
   bool faulted_ = false;
 };
 
-class TemplateDevice final : public Device {
+class TemplateDevice final : public BasicDevice {
  public:
   explicit TemplateDevice(const TemplateConfig& config) {
     properties_.name = "devproxy template device";
