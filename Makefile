@@ -70,7 +70,7 @@ check: build  ## format, lint, types, layers, generated files, unit tests
 	@scripts/clang_format.sh --check
 	$(PY) -m codegen --check
 	$(VENV)/lint-imports
-	$(PYTEST) -q -n 2 tests/unit
+	$(PYTEST) -q -n 2 --dist worksteal tests/unit
 
 test: build  ## all tests
 	@scripts/install_nvcc.sh $(PY)

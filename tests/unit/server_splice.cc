@@ -62,8 +62,25 @@ struct Op {
   uint64_t at, bytes;     // of a copy
 };
 
+// What touches every byte says so to TSan as a range and is not watched itself: watched byte by byte it took four fifths of
+// this program's time.
+#ifdef DEVPROXY_TSAN
+extern "C" void __tsan_read_range(const void* from, unsigned long bytes);
+extern "C" void __tsan_write_range(void* to, unsigned long bytes);
+#define BY_RANGES __attribute__((no_sanitize("thread"), noinline))
+void reads(const void* from, uint64_t bytes) { __tsan_read_range(from, bytes); }
+void writes(void* to, uint64_t bytes) { __tsan_write_range(to, bytes); }
+#else
+#define BY_RANGES
+void reads(const void*, uint64_t) {}
+void writes(void*, uint64_t) {}
+#endif
+
 // The update, on any memory: depends on every byte that it reads.
-void update(uint8_t* block, const uint8_t* other, uint64_t number, uint8_t* young = nullptr) {
+BY_RANGES void update(uint8_t* block, const uint8_t* other, uint64_t number, uint8_t* young = nullptr) {
+  reads(other, kBlock);
+  writes(block, kBlock);
+  if (young) number % 4 ? writes(young, kBlock) : reads(young, kBlock);
   uint64_t mix = number;
   for (uint64_t i = 0; i < kBlock; i += 64) mix = mix * 31 + other[i];
   for (uint64_t i = 0; i < kBlock; i++) block[i] = static_cast<uint8_t>(block[i] * 5 + other[i] + (mix >> (i % 57)));
@@ -73,19 +90,24 @@ void update(uint8_t* block, const uint8_t* other, uint64_t number, uint8_t* youn
   }
 }
 
-uint64_t sum_of(const uint8_t* block, uint64_t bytes = kBlock) {
+BY_RANGES uint64_t sum_of(const uint8_t* block, uint64_t bytes = kBlock) {
+  reads(block, bytes);
   uint64_t sum = 1;
   for (uint64_t i = 0; i < bytes; i++) sum = sum * 31 + block[i];
   return sum;
 }
-void derive(uint8_t* to, const uint8_t* from, uint64_t number) {
+BY_RANGES void derive(uint8_t* to, const uint8_t* from, uint64_t number) {
+  reads(from, kBlock);
+  writes(to, kBlock);
   for (uint64_t i = 0; i < kBlock; i++) to[i] = static_cast<uint8_t>(from[i] * 7 + number);
 }
 void mix(uint8_t* to, const uint8_t* block, const uint8_t* part) {
   const uint64_t sum = sum_of(block) + sum_of(part, 64);
   std::memcpy(to, &sum, sizeof sum);
 }
-void scale(uint8_t* block, const uint8_t* norm) {
+BY_RANGES void scale(uint8_t* block, const uint8_t* norm) {
+  reads(norm, 8);
+  writes(block, kBlock);
   for (uint64_t i = 0; i < kBlock; i++) block[i] = static_cast<uint8_t>(block[i] * 3 + norm[i % 8]);
 }
 void norm(uint8_t* to, const uint8_t* block, uint64_t bytes = kBlock) {
@@ -93,7 +115,8 @@ void norm(uint8_t* to, const uint8_t* block, uint64_t bytes = kBlock) {
   std::memcpy(to, &sum, sizeof sum);
 }
 
-void flip(uint8_t* block, uint64_t number) {
+BY_RANGES void flip(uint8_t* block, uint64_t number) {
+  writes(block, kBlock);
   for (uint64_t i = 0; i < kBlock; i++) block[i] ^= static_cast<uint8_t>(number);
 }
 
