@@ -130,7 +130,7 @@ class JobCoordinator:
         return [gpu for tree in self._trees for gpu in tree.gpus]
 
     def _each_once(self, gpus: list[int]) -> bool:
-        """No tree gets one twice."""
+        """Does each tree get each GPU at most once?"""
         shares = _shares(gpus, [len(tree.gpus) for tree in self._trees])
         return all(len(set(one)) == len(one) for one in shares)
 
@@ -198,7 +198,7 @@ class JobCoordinator:
             finally:
                 for dump in op.dumps:
                     dump.close(None)
-        self._last_error = last_error  # a check mends nothing
+        self._last_error = last_error  # a check that passes repairs nothing: the error stays
         return op.all_warnings()
 
     def suspend(self, *, strict: bool, cut_wait_ms: int | None, report: Report) -> api.ImageFacts:
@@ -234,9 +234,10 @@ class JobCoordinator:
         stages: Stages,
         before_it_runs: Callable[[], None],
     ) -> None:
-        """Brings the job back from nothing. Its coordinator's first verb, and only this one's.
+        """Brings the job back from an image. Only a coordinator that was made for a restore runs it, as its first verb.
 
-        before_it_runs: the processes live, their streams have not begun. Raises with nothing of it running.
+        before_it_runs is called when the processes live and their streams have not begun. If this raises, nothing of the
+        job runs.
         """
         assert self._phase == api.RESTORING
         self._last_image, self._created_unix_s = whole.id, whole.created
@@ -524,7 +525,7 @@ class JobCoordinator:
         no error                    checkpoint: the job runs on. suspend: it is suspended, its image whole.
         error before the commit     everything that was stopped goes on; the image does not exist.
         error after it (suspend)    the image is whole and stays; the job runs on where its trees still live.
-        the job ended meanwhile     said; the last image stands.
+        the job ended meanwhile     the error says so; the last image stands.
         """
         for dump in op.dumps:
             dump.close(error)
@@ -578,8 +579,8 @@ class JobCoordinator:
         anew: bool = False,
         onto: list[int] | None = None,
     ) -> dict[str, Any]:
-        """A fresh server takes over from each old one; the job's processes are not touched. Where they are there already,
-        only anew. onto: `to` is a guess, and of these."""
+        """A fresh server takes over from each old one; the job's processes are not touched. If the job is on these GPUs
+        already, only `anew` makes it move. onto: the GPUs that `to` was guessed from."""
         spec, before = self._spec, self.gpus
         if to == before and not anew:
             return {"gpus": to, "from_gpus": before, "still_s": 0.0}
@@ -667,7 +668,7 @@ class JobCoordinator:
     def _restore_failed(
         self, error: BaseException, stages: Stages, image_id: str, now: str
     ) -> NoReturn:
-        """With the image to use instead, where this one is no good. now: the job's state."""
+        """Raises the error, with the image to use instead if this one is damaged. now: the job's state."""
         if isinstance(error, RestoreError):
             error.state = now
             raise error
@@ -690,7 +691,7 @@ class JobCoordinator:
     # -- periodic -----------------------------------------------------------------------------------------------
 
     def periodic(self) -> None:
-        """Until the job ends: has its files' state noted, counts its steps, takes images when they are due."""
+        """Runs until the job ends: notes the state of its files, counts its steps, takes images when they are due."""
         spec = self._spec
         seconds, steps = parse_every(spec.every) if spec.every else (0.0, 0)
         for tree in self._trees:

@@ -89,7 +89,7 @@ class JobStatus:
     # Sums over the verbs of this supervisor.
     still_s: float = 0.0  # the job stood still
     stored_bytes: int = 0  # written to the store, compressed
-    failures: int = 0  # verbs that failed; refused ones are none
+    failures: int = 0  # verbs that failed, without refused ones
 
 
 class Coordinator(Protocol):

@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 IDLE_S = 10.0
 LOOK_S = 0.2
-LAST_WORDS_S = 2.0  # that an ended agent's stream may still have something to tell
+LAST_WORDS_S = 2.0  # how long the stream of an agent that has ended may still bring events
 LOOK_FOR_JOBS_S = 1.0
 LOG_LIMIT_BYTES = 1 << 20
-# Imports, and a state folder on a slow disk; from there on the agent's own news count.
+# For imports and a state folder on a slow disk. Afterwards the agent's own events show that it lives.
 AGENT_START_S = 120.0
 MOST_CALLS, MOST_FOLLOWERS = 256, 192
-# A supervisor that a signal has stopped is waited for so long by a verb under way.
+# How long a verb under way waits for a supervisor that a signal has stopped.
 STOPPED_S = 5.0
 # From a supervisor's kill -9 to the end of the rest of its job, which the janitor sees to.
 REST_ENDS_S = 5.0
@@ -83,8 +83,8 @@ def log(text: str) -> None:
 class Calls:
     """The calls under way, and since when there is nothing to do.
 
-    Whether to leave and whether to take a call are decided under one lock: no call is taken and then cut off because
-    its caller came a moment too late. It is told that it was not taken, and asks the next daemon (client.py).
+    One lock decides whether to leave and whether to take a call, so the daemon never takes a call and then cuts it off. A
+    caller that comes too late is told that its call was not taken, and asks the next daemon (client.py).
     """
 
     def __init__(self) -> None:
@@ -243,8 +243,8 @@ def _last_words(path: str, start: int) -> str:
 def _watch_restore(
     name: str, started: Started, context: grpc.ServicerContext
 ) -> Iterator[pb.Event]:
-    """The agent's news about its restore. A caller that leaves changes nothing for the agent, but where it only waits for
-    the job's other nodes: that ends then."""
+    """Yields what the agent says about its restore. If the caller leaves, the agent goes on, unless it only waits for the
+    job's other nodes: then the restore ends."""
     from devproxy.control import messages
     from devproxy.control._pb import job_pb2 as pb
     from devproxy.node.stages import Progress
@@ -327,11 +327,12 @@ def _until_ended(
     lost: DevproxyError | None = None,
     stopped: Callable[[], DevproxyError | None] = lambda: None,
 ) -> Iterator[Any]:
-    """The events of an agent, while it lives; then nothing more, or the error `lost`. What `stopped` says is raised when
-    it has said so for STOPPED_S.
+    """Yields the events of an agent while it lives, then ends or raises `lost`. If `stopped` has returned an error for
+    STOPPED_S, that error is raised.
 
-    A thread reads them, and is left alone where it never comes back: a channel of gRPC 1.85 to a process that ends while
-    it connects was seen deaf for ever, to cancel() too (about one in a hundred refused restores on a loaded machine).
+    A thread reads the events. If it never returns it is left alone: when a process ends while a channel of gRPC 1.85
+    connects to it, that channel may never answer again, not even to cancel() (about one in a hundred refused restores on
+    a loaded machine).
     """
     told: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
@@ -372,7 +373,7 @@ def _until_ended(
 
 
 def _agent_ended(stage: str, started: Started) -> DevproxyError:
-    """It left word beside its orders (agent.py), or else said something in its log."""
+    """The error that the agent left beside its orders (agent.py), or else the last line of its log."""
     code = started.process.returncode
     stage = started.note.read() or stage
     name = os.path.basename(started.log_path).removesuffix(".log")
@@ -407,7 +408,7 @@ def _stopped(path: str) -> client.SupervisorStopped | None:
 def _verb_stopped(
     verb: str, name: str, stage: str, error: client.SupervisorStopped
 ) -> OperationFailed:
-    """The verb has not failed: it stands where its supervisor stands."""
+    """The error for a verb that has not failed: it goes on when its supervisor does."""
     remedy = f"{error.remedy}; the {verb} goes on with it, see: devproxy watch {name}"
     return FAILED[verb](stage, error.what, remedy, "stopped", f"job {name}")
 
@@ -567,7 +568,7 @@ class Service:
                 yield
             except Exception as error:
                 if not context.is_active():
-                    return  # the caller has left, or has all it wanted: nobody to tell
+                    return  # the caller has left, or has its answer: there is nobody to tell
                 if isinstance(error, DevproxyError):
                     log(f"{verb} job={job or '-'} failed: {error}")
                 else:
@@ -636,7 +637,7 @@ class Wishes:
 
 
 def _lock_in_place_of_another() -> int | None:
-    """One that a command has started leaves, so that a service takes its place: as soon as its calls have ended."""
+    """Asks a daemon that a command has started to leave once its calls have ended, so that a service takes its place."""
     deadline = time.monotonic() + client.START_TIMEOUT_S
     while (lock := runtime.take_daemon_lock()) is None and time.monotonic() < deadline:
         client.leave(runtime.daemon_socket())

@@ -61,7 +61,7 @@ OF_JOBS = (
     ),
     Row(
         "devproxy_job_failures",
-        "Verbs of the job that failed; refused ones are none.",
+        "Verbs of the job that failed, without refused ones.",
         True,
         lambda j: j.failures,
     ),

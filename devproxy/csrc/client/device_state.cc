@@ -21,7 +21,7 @@ constexpr size_t kPendingBeforeReclaim = 64;
 
 std::atomic<DeviceState*> g_states[kMaxDevices];
 std::mutex g_states_mu;
-// Over what changes the managed memory that servers know, and over a new state's becoming visible: so none misses any.
+// Held while the managed memory that servers know changes, and while a new state becomes visible, so that none misses any.
 std::mutex g_told_mu;
 
 }  // namespace
@@ -261,7 +261,7 @@ void DeviceState::end_context(uint64_t context) {
     for (const auto& [addr, a] : pinned_live_)
       if (a.context == context) mine_pinned.push_back(addr);
   }
-  // Errors only say that the server is gone, and then its memory is too.
+  // An error only says that the server is gone, and its memory with it.
   for (const uint64_t addr : mine) static_cast<void>(free(addr, nullptr));
   for (const uint64_t addr : mine_pinned) {
     // Kernels of the other GPUs may use managed memory; their streams are not those that the caller waited for.
@@ -373,7 +373,7 @@ uint64_t DeviceState::allocate_managed(uint64_t bytes, int32_t* error) {
   return 0;
 }
 
-// An error only says that a server is gone, and then what it knew is too.
+// An error only says that a server is gone, and what it knew is gone with it.
 void DeviceState::forget(uint64_t addr, int devices) {
   for (int i = 0; i < devices; ++i)
     if (DeviceState* other = device_state_if_attached(i); other && other != this)
@@ -574,7 +574,7 @@ StreamObj* per_thread_stream(DeviceState* d, int32_t* error) {
   return s;
 }
 
-// Not inlined: the look-up of a handle, which every launch makes, then saves no registers.
+// Not inlined: so the look-up of a handle, which every launch makes, need not save registers.
 [[gnu::noinline]] int32_t default_stream(uint64_t handle, StreamObj** stream, DeviceState** device_out) {
   const int32_t rc = current_device(device_out);
   if (rc != kOk) return rc;

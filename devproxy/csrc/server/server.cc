@@ -262,7 +262,7 @@ void Server::run() {
       else if (c.here)
         fds.push_back({c.connection->endpoint().link(), 0, 0});
     const size_t first_control = fds.size();
-    // Who does not read is not listened to.
+    // The server takes no request from a peer that does not read its answers.
     auto waits_for = [](const Outbox& box) { return static_cast<short>(box.waits() ? POLLOUT : POLLIN); };
     for (const auto& control : controls_) fds.push_back({control->socket(), waits_for(*control), 0});
     for (const auto& box : farewells_) fds.push_back({box->socket(), waits_for(*box), 0});
@@ -349,7 +349,7 @@ void Server::load_ahead(const std::string& dir) {
     s = device_->load_ahead(
         {text->begin() + static_cast<std::ptrdiff_t>(at), text->begin() + static_cast<std::ptrdiff_t>(at + bytes)});
   }
-  // The restore says it better, or needs none of it.
+  // A restore reports its own errors, and may not need the executor.
   if (!s.ok()) DP_LOG(kWarn, kServer, 0, "nothing is loaded ahead: %s", s.text().c_str());
 }
 
@@ -369,7 +369,7 @@ void Server::look_at_clients(const std::vector<pollfd>& fds) {
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) break;
         close(c.socket);
         c.socket = -1;
-        if (n == 1 && byte == kLinked) break;  // from now on its link speaks for it
+        if (n == 1 && byte == kLinked) break;  // from now on its link shows that it lives
       }
       DP_LOG(kInfo, kServer, c.connection->peer().number, "pid=%u hung up", c.connection->peer().pid);
       c.here = false;
@@ -390,7 +390,7 @@ void Server::take_hellos() {
   });
 }
 
-// The rest of the message came with the hello, or it is not looked at.
+// The rest of the message must have come with the hello; the server does not wait for it.
 void Server::warm(int socket) {
   uint32_t bytes = 0;
   if (recv(socket, &bytes, sizeof bytes, MSG_DONTWAIT) != sizeof bytes || bytes == 0 || bytes > kMaxWarmBytes) return;
@@ -398,7 +398,7 @@ void Server::warm(int socket) {
   if (recv(socket, text.data(), bytes, MSG_DONTWAIT) == static_cast<ssize_t>(bytes)) device_->warm(std::move(text));
 }
 
-// A closed socket of a peer that has gone itself is closed with the client's: they are few.
+// The socket of a peer that has gone is closed together with the client's: there are few.
 bool Server::admit_peer(int socket, uint32_t slot) {
   for (Client& c : clients_) {
     if (!c.here || c.connection->slot() != slot) continue;
@@ -428,7 +428,7 @@ void Server::accept_all() {
   for (;;) {
     const int socket = accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) {
-      // Whoever knocks stays in the queue, so poll would tell of it again at once.
+      // Newcomers stay in the queue, so poll would report them again at once.
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         if (!accept_from_us_)
           DP_LOG(kWarn, kServer, 0, "no descriptor is left (%s): who comes now waits (see: ulimit -n)",

@@ -73,8 +73,8 @@ CUresult check_cluster(const FunctionObj& f, DeviceState& d, const CUlaunchConfi
   return CUDA_SUCCESS;
 }
 
-// Which attributes travel. One that changes the meaning of a launch is kept or refused, never dropped; one that names
-// another object is checked here, or refused, since a handle of the job is none of the device's.
+// Decides which attributes travel. An attribute that changes the meaning of a launch is kept or refused, never dropped. One
+// that names another object is checked here or refused, since the device does not know the job's handles.
 CUresult take_attributes(const FunctionObj& f, DeviceState& d, const CUlaunchConfig& config, Attributes* out) {
   if (config.numAttrs && !config.attrs) return CUDA_ERROR_INVALID_VALUE;
   for (unsigned i = 0; i < config.numAttrs; ++i) {
@@ -197,8 +197,8 @@ bool block_of(const FunctionObj& f, void** extra, client::Bulk* out) {
 
 }  // namespace
 
-// A cache hint for a range of device memory. cuda.h: a ratio, and a miss is normal or streaming; a window of no bytes
-// is none, whatever else it says. Where it ends is not looked at: cuda.h lets the driver align and shorten it.
+// A cache hint for a range of device memory. cuda.h: it has a ratio, and a miss is normal or streaming; a window of no bytes
+// is none, whatever else it says. The end is not checked: cuda.h lets the driver align and shorten the window.
 CUresult check_window(DeviceState& d, const CUaccessPolicyWindow& w) {
   if (w.num_bytes == 0) return CUDA_SUCCESS;
   if (!(w.hitRatio >= 0 && w.hitRatio <= 1) || w.hitProp < CU_ACCESS_PROPERTY_NORMAL ||

@@ -493,11 +493,11 @@ CUresult captured::cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dstContext, CUde
 // -- memset ---------------------------------------------------------------------------------------------------------
 
 namespace {
-// Somebody has set SYNC_MEMOPS of some memory: only then is the allocation behind an address looked for, under a lock.
+// Whether anybody has set SYNC_MEMOPS of any memory. Only then must_wait() looks for the allocation, under a lock.
 std::atomic<bool> some_memory_waits{false};
 
-// cuda.h, API synchronization: a synchronous set of device memory need not wait for itself, but where the memory
-// (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) or the context (CU_CTX_SYNC_MEMOPS) was told to. Synchronous copies always do.
+// cuda.h, API synchronization: a synchronous set of device memory waits only if an attribute of the memory
+// (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) or a flag of the context (CU_CTX_SYNC_MEMOPS) says so. Synchronous copies always wait.
 bool must_wait(uint64_t dst) {
   client::ContextObj* c = client::contexts().get(client::current_context());
   if (c && client::context_flags(*c) & CU_CTX_SYNC_MEMOPS) return true;
@@ -674,13 +674,13 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
   if (on) some_memory_waits.store(true, std::memory_order_relaxed);
   if (!d->set_sync_memops(ptr, on)) return CUDA_ERROR_INVALID_VALUE;
   if (!on) return CUDA_SUCCESS;
-  // cuda.h: synchronous operations that are still pending are over when this returns. They are in the default streams.
+  // cuda.h: pending synchronous operations have completed when this returns. They are in the default streams.
   if (const int32_t rc = d->wait_stream(*d->legacy()); rc != kOk) return result(rc);
   const uint64_t own = client::t_state.default_stream[d->ordinal()];
   return own ? result(d->wait_stream(*d->stream_at(static_cast<uint16_t>(own)))) : CUDA_SUCCESS;
 }
 
-// Only what is switched on waits.
+// Switching it off waits for nothing.
 CUresult captured::cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr ptr) {
   const bool waits = attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && *static_cast<const unsigned*>(value) != 0;
   CUresult rc = CUDA_SUCCESS;

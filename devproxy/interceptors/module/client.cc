@@ -85,7 +85,7 @@ void forget(uint64_t module) {
   modules().remove(module);
 }
 
-// Can all of it be read? What a damaged image says of its own length may lead anywhere. True where the kernel does not say.
+// Can all of it be read? The length in a damaged image may be anything. True if the kernel cannot tell.
 bool readable(const void* at, size_t bytes) {
   constexpr size_t kBatch = 512;
   static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -105,7 +105,7 @@ bool readable(const void* at, size_t bytes) {
   return true;
 }
 
-// The image that the caller means. What nvcc puts into a program (.nvFatBinSegment) is a wrapper that points to it:
+// The image that the caller means. nvcc puts a wrapper into a program (.nvFatBinSegment) that points to it:
 // magic, version, and at 8 the fat binary; in version 2, of relocatable device code, at 16 the linked one.
 const void* unwrap(const void* image) {
   struct {
@@ -186,7 +186,7 @@ int32_t put_image(DeviceState* d, const void* image, size_t bytes, const ImageHa
   return kOk;
 }
 
-// Asks by content; the server wants the bytes only where no process of the job has brought them before.
+// Asks by a hash; the server wants the bytes only if no process of the job has sent them before.
 int32_t load_image(DeviceState* d, VHandle module, const void* image, size_t bytes) {
   const ImageHash hash = image_hash(image, bytes);
   const wire::MODULE_LOAD_req req{module, hash.low, hash.high, bytes};
@@ -196,7 +196,7 @@ int32_t load_image(DeviceState* d, VHandle module, const void* image, size_t byt
   if (rep.prints) d->note_printing();
   if (rc != kOk || rep.known) return rc;
   std::lock_guard lock(g_upload_mu);
-  // More than once where the server was replaced in the middle, by a migration or a restore.
+  // Again if a migration or a restore replaced the server in the middle.
   for (int attempt = 0; attempt < 4; ++attempt) {
     if ((rc = put_image(d, image, bytes, hash)) != kOk) return rc;
     rc = d->conn().call(Opcode::MODULE_LOAD, req, &reply);

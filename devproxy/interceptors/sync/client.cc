@@ -88,12 +88,12 @@ CUresult cuStreamGetPriority(CUstream hStream, int* priority) {
 }
 
 // -- attributes of streams ------------------------------------------------------------------------------------------
-// What lasts is the client's, as everything of a stream is. The server keeps it in its replay log, and the device gets
-// it; but for the policy of waiting, since this library waits by itself.
+// The client owns a stream's attributes, as everything of a stream. The server keeps them in its replay log and passes them
+// to the device, except the policy of waiting: this library waits by itself.
 
 namespace {
 
-// Over the values of all streams, and over the message: the server has them in the order in which they are read back.
+// Guards the values of all streams; held while the message is sent, so that the server gets them in the order of the values.
 std::mutex attributes_mu;
 
 using AttributeValue = std::array<uint64_t, 4>;
@@ -220,7 +220,7 @@ CUresult cuStreamCopyAttributes(CUstream dst, CUstream src) {
     read_attribute(d, *from, attr, &wanted);
     AttributeValue value;
     memcpy(value.data(), &wanted, sizeof value);
-    if (memcmp(&has, value.data(), sizeof value) == 0) continue;  // with what it shows, which may be gone
+    if (memcmp(&has, value.data(), sizeof value) == 0) continue;  // the memory that a window shows may be gone
     if (const CUresult rc = set_attribute(d, to, attr, value); rc != CUDA_SUCCESS) return rc;
   }
   return CUDA_SUCCESS;

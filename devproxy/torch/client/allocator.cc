@@ -206,7 +206,7 @@ class Allocator final : public DeviceAllocator {
     double fraction = 1.0;
     size_t limit_bytes = SIZE_MAX;
     Block* live = nullptr;  // the first of those that the statistics count
-    // Blocks that are in use no more, for the next allocations: an op mostly takes one and gives one back.
+    // Objects of blocks that are free again, for the next allocations: most ops take one and give one back.
     std::vector<Block*> spare;
   };
   static constexpr size_t kSpare = 256;  // of each device
@@ -432,8 +432,8 @@ class Allocator final : public DeviceAllocator {
     self->give_back(block, false);
   }
 
-  // torch's own allocator keeps what is freed, so that a stream which nobody told it of may be reading still: an
-  // optimizer's state, say, which a warm-up made on another stream. Here it is gone at once: not before this stream.
+  // torch's own allocator keeps freed memory, so a stream that it does not know may still read it (an optimizer's state that
+  // a warm-up made on another stream). This allocator gives memory back at once, but not before this stream is done.
   void add_user_here(Block* block) {
     if (const int64_t here = current_stream_id(block->device); here != block->stream) add_user(block, here);
   }
@@ -469,7 +469,7 @@ class Allocator final : public DeviceAllocator {
       }
       (void)driver().cuMemFreeAsync(addr, owner);  // a broken context has lost the memory anyway
     } catch (...) {
-      // Destructors of tensors come here, so nothing may be thrown; what fails is a context that has lost the memory.
+      // Tensors' destructors call this, so it throws nothing. If it fails, the context has lost the memory anyway.
     }
   }
 

@@ -102,8 +102,8 @@ struct OpPlan {
   std::atomic<bool> said{false};  // that it runs on the host
   std::atomic<int64_t> launches{0}, infers{0};
 
-  // Of calls that need no question for their results' metadata: which kinds of arguments the device has taken already.
-  // A kind is a hash; what is forgotten is asked once more.
+  // Kinds of arguments that the device has taken already, for calls whose results' metadata need no question. A kind is a
+  // hash; a kind that was forgotten is asked once more.
   std::array<std::atomic<uint64_t>, 8> tried{};
   std::atomic<uint32_t> next_tried{0};
 
@@ -404,7 +404,7 @@ class Encoder {
     }
   }
 
-  // The signature leaves out how many elements it has: no dense result's shape depends on that.
+  // The signature leaves out the number of elements: no dense result's shape depends on it.
   void sparse_tensor(const at::Tensor& t, const ArgPlan& arg) {
     if (any_capture() && capturing_graph(device, current_stream_id(device)) != nullptr) refuse_sparse_in_capture();
     const Parts parts = parts_of(t);
@@ -541,10 +541,10 @@ struct Worker {
   }
 };
 
-// The thread's worker while no op has it. An op takes it away and puts it back: one that is sent while another is being
-// encoded (a warning's handler may be Python) finds none and makes a worker for the moment. Only the thread itself
-// comes here, so there is nothing to order. initial-exec: no call to find it; it is one word of what every process
-// keeps free.
+// The thread's worker while no op has it. An op takes it and puts it back. An op that is sent while another is being
+// encoded (a warning's handler may be Python) finds none, and makes a worker for itself alone. Only the thread itself
+// reads this, so it needs no ordering. initial-exec: reading it takes no call; it costs one word of the space that every
+// process keeps free for such variables.
 thread_local constinit Worker* t_worker [[gnu::tls_model("initial-exec")]] = nullptr;
 
 class WorkerLease {
@@ -799,7 +799,7 @@ bool outs_are_right(const OpPlan& plan, const c10::IValue* args) {
   return true;
 }
 
-// As on the CPU: an out= of another size is resized, with a warning where it held something.
+// As on the CPU: an out= of another size is resized, with a warning if it held elements.
 bool resize_outs(const OpPlan& plan, const c10::IValue* args, const Meta& meta) {
   bool changed = false;
   size_t k = 0;
@@ -909,7 +909,7 @@ void send(Worker& worker, OpPlan& plan, const c10::IValue* args, std::optional<R
   TORCH_CHECK_NOT_IMPLEMENTED(plan.view_of < 0, "devproxy has no kernel for the view ", plan.name);
   Encoder& e = worker.encoder;
   const bool right = !plan.outs.empty() && outs_are_right(plan, args);
-  // A shape function says nothing of the kernels that the device has: one call of each kind is tried first.
+  // A shape function does not know which kernels the device has, so one call of each kind is tried first.
   const uint64_t kind = right ? kind_of(plan, args) : 0;
   const bool trusted = right && plan.has_tried(kind);
   const bool captures = any_capture();
@@ -917,7 +917,7 @@ void send(Worker& worker, OpPlan& plan, const c10::IValue* args, std::optional<R
   e.want_key = !trusted && known;
   encode_op(plan, e, args, random);
   const bool captured = captures && capturing_graph(e.device, current_stream_id(e.device)) != nullptr;
-  // Its result decides what comes next: as on CUDA, that is a wait, and a wait is an error in a capture.
+  // The program needs this result now. As on CUDA that means waiting, and waiting is an error in a capture.
   if (captured && !known) check(driver().cuStreamSynchronize(current_stream(e.device)), "cuStreamSynchronize");
 
   // In-place ops too are tried once per signature: their errors are then Python exceptions, not device faults.
@@ -1038,10 +1038,10 @@ void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std:
 
 // ---- ops of a common form ------------------------------------------------------------------------------------------
 
-// The boxed fallback gets its arguments as values that own their tensors, and a tensor that Python holds takes the GIL
-// to be owned once more, and again to be let go: two locks for each argument, a fifth of a small op. Ops of tensors and
-// numbers alone, which are most of what is small, have kernels of their own signature instead: the caller, whose
-// references these are, keeps the tensors for the length of the call, so nobody else needs to own them.
+// The boxed fallback gets its arguments as values that own their tensors. Owning a tensor that Python holds takes the GIL,
+// and so does letting go of it: two locks for each argument, a fifth of a small op. So ops of tensors and numbers alone,
+// which most small ops are, have kernels of their own signature. Their arguments are the caller's references. The caller
+// keeps the tensors for the length of the call, so nobody else needs to own them.
 
 // The arguments as values that own nothing.
 template <size_t N>
@@ -1102,11 +1102,10 @@ struct Direct {
   static at::Tensor* written_one(const at::Scalar&, at::Tensor* other) { return other; }
 };
 
-// Structured ops: torch makes one of a shape function and the op's out= form. The shape function is dear (half of an
-// add) and says the same of the same signature, so what it made is remembered, and next time the out= form is sent
-// straight away: the very block that would have come about. Everything else goes through torch: what is new, a capture,
-// arguments on other devices or with names, and an in-place op whose arguments share memory, which the shape function
-// looks into and no signature tells.
+// Structured ops: torch makes one of a shape function and the op's out= form. The shape function is expensive (half of an
+// add) and answers the same for the same signature. So the worker remembers what it made, and sends the same out= form
+// next time without asking. Everything else goes through torch: new signatures, captures, arguments on other devices or
+// with names, and in-place ops whose arguments share memory (the shape function checks that, and no signature shows it).
 template <class R, class... A>
 struct Structured {
   static constexpr bool kNew = std::is_same_v<R, at::Tensor>;

@@ -59,8 +59,8 @@ struct Kernel {
 
 std::mutex g_default_generator_mu;
 
-// An op that takes no generator argument draws from this one. done() when it has drawn; without it the op has thrown,
-// and where the generator then stands is as open as natively.
+// An op that takes no generator argument draws from this one. Call done() when it has drawn. Without done() the op has
+// thrown; then the generator's position is undefined, as it is natively.
 class DefaultGeneratorScope {
  public:
   DefaultGeneratorScope(const Client& client, at::Generator wanted)
@@ -75,7 +75,7 @@ class DefaultGeneratorScope {
   const at::Generator wanted_;
 };
 
-// An op that is only asked for its results' shapes draws nothing, also where it throws: put_back() in either case.
+// An op that is only asked for its results' shapes must draw nothing. Call put_back() afterwards, also if it throws.
 class GeneratorsUntouched {
  public:
   explicit GeneratorsUntouched(const std::vector<at::Generator>& generators) : generators_(generators) {
@@ -91,18 +91,18 @@ class GeneratorsUntouched {
   std::vector<at::Tensor> states_;
 };
 
-// torch's settings are the process's, and its clients have their own. On CUDA ops of several clients are dispatched one
-// at a time only where their settings differ; where one changes them while another's op is inside, that op may see
-// either, as two threads of one process would.
+// torch's settings belong to the process, but each client has its own. On CUDA, ops of several clients are dispatched one
+// at a time only if their settings differ. If one client changes them while another's op is inside, that op may see
+// either, as with two threads of one process.
 std::mutex g_settings_mu;
 const Client* g_settings_of = nullptr;
 uint32_t g_settings_number = 0;
 
-// How often the settings in force have changed, or have become unknown; written under g_settings_mu. A thread that
-// found its client's settings in force needs no lock until then. Nobody changes them between its look and its op more
-// than they could before: the lock was never held over an op. The count goes up before anything is touched, so that no
-// thread takes half-applied settings for its own; a thread reads it under the lock together with what is in force, so
-// the pair is of one moment. It also goes up when a client leaves: another may get that address.
+// How often the settings in force have changed, or have become unknown; written under g_settings_mu. A thread that has
+// found its client's settings in force needs no lock until this changes. That is no weaker than the lock, which was never
+// held over an op. The count rises before anything is touched, so no thread takes half-applied settings for its own. A
+// thread reads the count and the settings in force under the lock, so both are of one moment. The count also rises when a
+// client leaves, since another client may get its address.
 std::atomic<uint64_t> g_settings_changes{1};
 
 // Precondition: g_settings_mu is held.
@@ -132,7 +132,7 @@ void use_settings(Client& client, uint32_t number) {
   t_last = {&client, g_settings_changes.load(std::memory_order_relaxed), number};
 }
 
-// Warnings are the client's business: it makes the same checks, and there is somebody who reads them.
+// The client warns: it makes the same checks, and its user reads the warnings.
 struct Silence final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -298,8 +298,9 @@ void send_reply(const BlockHeader& header, Writer& w) { send_reply(header.reply_
 
 // ---- one launch ----------------------------------------------------------------------------------------------------
 
-// Dispatch and autograd as in a fresh thread, below autograd and what makes views of a sparse tensor's parts, also where the module runs inside its own client
-// (tests/torch/stand_in_libcuda.cc): all of it in one step, where torch's guards for the parts cost a call or two each.
+// Sets dispatch and autograd as they are in a fresh thread, below autograd and below what makes views of a sparse tensor's
+// parts, also if the module runs inside its own client (tests/torch/stand_in_libcuda.cc). One step does it all; torch's
+// guards cost a call or two for each part.
 class FreshState {
  public:
   explicit FreshState(bool grad_mode)
