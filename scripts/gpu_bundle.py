@@ -13,10 +13,10 @@ environment with that version (make .venv-cuda-2.11.0/.ready TORCH=2.11.0: sever
     lib/torch-2.11-cuda/ the torch plugin with its executors
     py/                  the Python side of devproxy
     wheels/, spare/      what it imports, for cp312; spare ones are used where the device's Python has none
-    programs/            tests/programs compiled, tests/gpu, tests/subjects, what they take of tests/torch
+    programs/            tests/subjects with those of driver compiled, what they take of tests/torch
     programs/cudart/     tests/cudart compiled, with the shared runtime
     cudart/              NVIDIA's libcudart as a wheel, for the native runs on a device that has none
-    kernels/             tests/gpu/kernels.cu as cubin, PTX and fat binary
+    kernels/             tests/subjects/gpu/kernels.cu as cubin, PTX and fat binary
     criu/, sys/          CRIU with its libraries; C++ runtime, for a device without one
 
 A bundle above 60 MB is refused: 64 MiB is what travels to the device, the checkout included.
@@ -142,7 +142,7 @@ def add_programs(out: Path) -> None:
     """The driver-API suite, linked against the shim's SONAME: natively the loader finds the genuine driver instead."""
     programs = out / "programs"
     programs.mkdir(parents=True)
-    sources = sorted((ROOT / "tests/programs").glob("*.c")) + [ROOT / "tests/gpu/cost.c"]
+    sources = sorted((ROOT / "tests/subjects/driver").glob("*.c")) + [ROOT / "tests/subjects/gpu/cost.c"]
     for source in sources:
         if source.stem in ("kernels", "cut"):  # of the software GPU; driven by test_cut.py
             continue
@@ -151,7 +151,7 @@ def add_programs(out: Path) -> None:
             "-o", programs / source.stem, "-L", ROOT / "build/lib", "-l:libcuda.so.1", "-pthread",
             "-Wl,--allow-shlib-undefined",
         )  # fmt: skip
-    for folder in ("tests/programs", "tests/gpu", "tests/subjects"):
+    for folder in ("tests/subjects/driver", "tests/subjects/gpu", "tests/subjects"):
         for source in sorted((ROOT / folder).glob("*.py")):
             copy(source, programs / source.name)
     for name in ("opdb.py", "mix.py"):
@@ -233,7 +233,7 @@ def add_cudart_programs(out: Path) -> list[list[Any]]:
 def add_kernels(out: Path) -> str:
     """Returns nvcc's version."""
     nvcc, version = nvcc_of_13()
-    source, kernels = ROOT / "tests/gpu/kernels.cu", out / "kernels"
+    source, kernels = ROOT / "tests/subjects/gpu/kernels.cu", out / "kernels"
     kernels.mkdir(parents=True)
     output(nvcc, "-O2", "-cubin", f"-arch={CUBIN_ARCH}", "-o", kernels / "kernels.cubin", source)
     output(nvcc, "-O2", "-ptx", "-arch=compute_75", "-o", kernels / "kernels.ptx", source)

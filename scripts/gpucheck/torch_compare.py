@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two runs of one of torch's programs (tests/gpu/torch_cases.py), natively and through the proxy: started, and compared."""
+"""Two runs of one of torch's programs (tests/subjects/gpu/torch_cases.py), natively and through the proxy: started, and compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-STICKY = 17  # exit code of tests/gpu/torch_cases.py
+STICKY = 17  # exit code of tests/subjects/gpu/torch_cases.py
 START_S = 100.0  # until the first line: importing torch from a cold disk, loading it in the server
 SILENT_S = 60.0  # between two lines: more than a case's own alarm
 AGAIN = 12  # times that a process is begun behind a case that ended it

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a launch costs through our libcudart, beside cuLaunchKernel of the same kernel in the same run. Prints one line
-// of JSON. Needs TEST_KERNELS (tests/programs/kernels.c), whose noop64 is registered as nvcc's output does it, among as
+// of JSON. Needs TEST_KERNELS (tests/subjects/driver/kernels.c), whose noop64 is registered as nvcc's output does it, among as
 // many other kernels as a large library registers.
 #include <cuda.h>
 #include <cuda_runtime_api.h>

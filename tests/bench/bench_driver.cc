@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the proxy costs, through the shim under devproxy-run: an asynchronous launch, a synchronous call, 64 MB copies.
-// Prints one line of JSON. Needs TEST_KERNELS (tests/programs/kernels.c).
+// Prints one line of JSON. Needs TEST_KERNELS (tests/subjects/driver/kernels.c).
 //
 // The empty synchronous call is the wire's NOP, sent by the client's own Connection (csrc/client), beside
 // cuEventElapsedTime through the shim, the lightest driver call that must ask the server.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Living arrays, texture and surface objects through checkpoint, death and restore, and over to another server.
 
-tests/programs/arrays.c compares every array in each step. Its objects are numbers that the device gave: they must be the
+tests/subjects/driver/arrays.c compares every array in each step. Its objects are numbers that the device gave: they must be the
 same after a restore, or there is none.
 """
 

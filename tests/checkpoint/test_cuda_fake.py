@@ -83,7 +83,7 @@ def test_a_variable_whose_address_the_job_knows_must_not_move(world: World) -> N
 @pytest.mark.parametrize("options", [(), ("--plain",)], ids=["namespaces", "plain"])
 def test_what_kernels_print_reaches_stdout_in_order(world: World, options: tuple[str, ...]) -> None:
     """Through a pipe's block buffer, where a driver's text and the program's own share stdio's order."""
-    world.env["TEST_KERNELS"] = str(ROOT / "tests/programs/printing.ptx")
+    world.env["TEST_KERNELS"] = str(ROOT / "tests/subjects/driver/printing.ptx")
     world.run(*build_program("printing"), options=("--device", "cuda", *options)).wait(60)
     lines = re.findall(r"^(?:host|kernel) (\d+)$", world.text(), re.M)
     assert [int(n) for n in lines] == list(range(1, 1001)), world.tail()
@@ -91,7 +91,7 @@ def test_what_kernels_print_reaches_stdout_in_order(world: World, options: tuple
 
 
 def test_a_failed_assertion_is_an_error_and_a_line(world: World) -> None:
-    world.env["TEST_KERNELS"] = str(ROOT / "tests/programs/printing.ptx")
+    world.env["TEST_KERNELS"] = str(ROOT / "tests/subjects/driver/printing.ptx")
     world.run(*build_program("printing"), "claim", options=("--device", "cuda")).wait(60)
     assert world.text().count("Assertion `1 == 2` failed.") == 1, world.tail()
     assert "PASS printing" in world.text()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """State of the driver through a checkpoint: what the job asks for afterwards is what it was, and it can be used.
 
-tests/programs/survive.c makes the state, waits while something is done to the job, and looks again. Each part would end
+tests/subjects/driver/survive.c makes the state, waits while something is done to the job, and looks again. Each part would end
 the program by its line. The job's own memory is CRIU's; what is tried here is whether its servers come back as it left
 them, which is what these parts have in common.
 """
@@ -57,7 +57,7 @@ def cuda(fake_driver: dict[str, str]) -> Iterator[World]:
         **fake_driver,
         DEVPROXY_CUDA_REGISTER_WINDOW="1",
         TEST_KERNELS=str(SUBJECTS / "variables.ptx"),
-        TEST_PRINTING=str(ROOT / "tests/programs/printing.ptx"),
+        TEST_PRINTING=str(ROOT / "tests/subjects/driver/printing.ptx"),
     )
     made.env["TEST_GO"] = str(made.shm / "go")
     yield made

@@ -11,7 +11,7 @@
 // Not sent: a large part of the pinned window, which no credit bounds (a set of it lasts until the machine has found
 // the pages, and the connection gives nothing back before); kernels that spin or crash on purpose, and whole images
 // with damaged insides (a job's module runs with the job's rights in the job's own server; there the sticky error is
-// the contract, and tests/programs/fault.c holds it).
+// the contract, and tests/subjects/driver/fault.c holds it).
 //
 // Prints one line of JSON; exits 0 when all held, 1 when not.
 #include <errno.h>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our libcudart, both majors: every program of tests/programs_cudart over the software GPU, and what is exported.
+"""Our libcudart, both majors: every program of tests/subjects/cudart over the software GPU, and what is exported.
 
 The programs need no device code of NVIDIA's: kernels are the software GPU's own module, registered by hand as nvcc's
 output does it. devproxy-run puts our libraries on the search path, so a program finds the runtime by its SONAME.
@@ -21,7 +21,7 @@ from devproxy.proxy import preflight
 from tests.integration.needs import require_nvcc
 from tests.integration.test_programs import LIB, ROOT, devproxy_run, newer, run
 
-SOURCES = ROOT / "tests" / "programs_cudart"
+SOURCES = ROOT / "tests" / "subjects" / "cudart"
 BUILD = ROOT / "build" / "tests" / "programs_cudart"
 HEADERS = ROOT / "build" / "headers"
 MAJORS = ("12", "13")

@@ -36,7 +36,7 @@ from tests.integration.needs import missing
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "build" / "lib" / "libdevproxy_host.so"
-PROGRAMS = ROOT / "tests" / "programs_host"
+PROGRAMS = ROOT / "tests" / "subjects" / "host"
 BUILD = ROOT / "build" / "tests" / "programs_host"
 
 

@@ -77,7 +77,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (made / "programs" / name).symlink_to(build_program(name)[0])
     torch_programs = [ROOT / "tests/torch" / name for name in ("opdb.py", "mix.py")]
     for source in [
-        *(ROOT / "tests/gpu").glob("*.py"),
+        *(ROOT / "tests/subjects/gpu").glob("*.py"),
         *(ROOT / "tests/subjects").glob("[cg]*.py"),
         *torch_programs,
     ]:
@@ -397,12 +397,12 @@ def test_a_folder_that_goes_while_the_servers_logs_are_looked_for(
 
 
 def test_the_real_kernels_have_the_suites_entry_points() -> None:
-    """tests/gpu/kernels.cu against tests/programs/kernels.c, by their texts: no compiler of CUDA's is needed."""
+    """tests/subjects/gpu/kernels.cu against tests/subjects/driver/kernels.c, by their texts: no compiler of CUDA's is needed."""
     import re
 
-    soft = (ROOT / "tests/programs/kernels.c").read_text()
+    soft = (ROOT / "tests/subjects/driver/kernels.c").read_text()
     wanted = set(re.findall(r'^    \{"(\w+)",', soft, re.M)) - {"table", "zeroes", "sum_extra"}
-    real = (ROOT / "tests/gpu/kernels.cu").read_text()
+    real = (ROOT / "tests/subjects/gpu/kernels.cu").read_text()
     there = set(re.findall(r"^ENTRY (?:__launch_bounds__\(\d+\) )?(\w+)\(", real, re.M))
     assert wanted - there == set()
     assert {"fill", "saxpy", "sum_struct", "mixed"} <= wanted
@@ -487,7 +487,7 @@ def test_a_machines_own_folder_is_not_in_the_plugin() -> None:
 
 # -- torch's programs on two sides ------------------------------------------------------------------------------------
 
-# As tests/gpu/torch_cases.py writes its lines, without torch.
+# As tests/subjects/gpu/torch_cases.py writes its lines, without torch.
 CASES = """
 import json, os, signal, sys, time
 path, after = sys.argv[sys.argv.index("--json") + 1], ""

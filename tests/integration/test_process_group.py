@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 pytest.importorskip("torch")
 
-PROGRAM = ROOT / "tests" / "programs" / "process_group.py"
+PROGRAM = ROOT / "tests" / "subjects" / "driver" / "process_group.py"
 EXAMPLE = ROOT / "examples" / "train_ddp.py"
 RunJob = Callable[..., CompletedProcess[str]]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver-API suite: every program of tests/programs under devproxy-run, each in two flavours.
+"""The driver-API suite: every program of tests/subjects/driver under devproxy-run, each in two flavours.
 
 A program checks its own results and ends with a line "PASS <name>". The flavour `chaos` lets the software GPU delay and
 reorder what CUDA allows it to; a right program does not notice, and a race shows.
@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ROOT / "tests" / "programs"
+SOURCES = ROOT / "tests" / "subjects" / "driver"
 BUILD = ROOT / "build" / "tests" / "programs"
 LIB = ROOT / "build" / "lib"
 
 EXIT_SERVER_LOST = 3  # devproxy-run: the command ended well, but a server had died under it
 
-# in the order of tests/programs/kernels.c
+# in the order of tests/subjects/driver/kernels.c
 KERNELS = (
     "fill slow_fill saxpy copy_words affine slow noop64 fail crash shape sum_struct sum_extra mixed"
 )

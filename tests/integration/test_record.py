@@ -18,7 +18,7 @@ from tests.integration.test_programs import compile_c, cuda_include, newer
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "tests" / "record"
 LIB = ROOT / "build" / "lib"
-KERNELS = ROOT / "tests" / "gpu" / "kernels.cu"
+KERNELS = ROOT / "tests" / "subjects" / "gpu" / "kernels.cu"
 # form -> nvcc's options
 FORMS = {
     "cubin": ["-cubin", "-arch=sm_90"],
@@ -52,7 +52,7 @@ def image(form: str, source: Path = KERNELS) -> Path:
 def calls() -> Path:
     """tests/record/calls.c, linked to the shim."""
     out, source = BUILD / "calls", ROOT / "tests" / "record" / "calls.c"
-    if not newer(out, source, ROOT / "tests" / "programs" / "program.h"):
+    if not newer(out, source, ROOT / "tests" / "subjects" / "driver" / "program.h"):
         compile_c(
             out, "-I", cuda_include(), source, "-L", LIB, "-l:libcuda.so.1", "-pthread",
             "-Wl,--allow-shlib-undefined",

@@ -7,7 +7,7 @@
  * calls required   the same with a block size that the kernel does not take
  * calls loop GO S  launches with S milliseconds between them until there is a file GO, then "digest done": for a
  *                  checkpoint in the middle */
-#include "../programs/program.h"
+#include "../subjects/driver/program.h"
 
 static CUresult launch_extra(CUfunction f, void* block, size_t bytes) {
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};

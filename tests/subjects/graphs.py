@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA graphs: captures that stay open over steps, executable graphs that are launched and updated in every step. Only
-with a driver; --kernels names the module of tests/programs/kernels.c, without it host functions do the arithmetic."""
+with a driver; --kernels names the module of tests/subjects/driver/kernels.c, without it host functions do the arithmetic."""
 
 import ctypes
 import time

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-GPU = ROOT / "tests" / "gpu"
+GPU = ROOT / "tests" / "subjects" / "gpu"
 PYTHON = os.environ["DEVPROXY_WHEEL_PYTHON"]
 PACKAGE = "numba.cuda.tests.cudadrv"
 # As scripts/gpu_check.py has it: managed memory beyond a card's, and what looks at the machine and not at the driver.

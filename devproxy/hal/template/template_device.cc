@@ -11,7 +11,7 @@
 //       - nobody may have to wait for a command behind the one he waits for;
 //       - on_complete and on_fault are never called under a lock that a submission takes.
 //  4. Make kernels real: load_module, get_function (with the layout of the parameters), launch.
-//  5. Level 1 is done when tests/programs pass on it. Level 2: read and write. Level 3: alias and unalias. Raise
+//  5. Level 1 is done when tests/subjects/driver pass on it. Level 2: read and write. Level 3: alias and unalias. Raise
 //     caps().level only then.
 //  6. Give devproxy-server a word for it: a branch in hal/devices.cc beside "soft", a target in hal/CMakeLists.txt, the
 //     word in devproxy/cli/run.py (--device), and your folder's line in tests/unit/test_layers.py.

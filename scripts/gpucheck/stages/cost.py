@@ -28,7 +28,7 @@ PAIRS = 7
 
 
 class Partner:
-    """A program that is told by lines what to do and answers each with a line of JSON (tests/gpu/torch_cost.py)."""
+    """A program that is told by lines what to do and answers each with a line of JSON (tests/subjects/gpu/torch_cost.py)."""
 
     def __init__(self, way: Way, line: Sequence[str], log: Path) -> None:
         self.log = log

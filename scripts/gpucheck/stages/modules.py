@@ -15,7 +15,7 @@ from gpucheck.report import Report
 from gpucheck.setup import Setup, kernels
 from gpucheck.stage import stage
 
-# Offset and size of each parameter, as a C compiler lays them out (tests/programs/kernels.c).
+# Offset and size of each parameter, as a C compiler lays them out (tests/subjects/driver/kernels.c).
 LAYOUTS = {
     "fill": [(0, 8), (8, 4), (16, 8)],
     "saxpy": [(0, 4), (8, 8), (16, 8), (24, 8)],

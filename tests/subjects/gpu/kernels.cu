@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The driver-API suite's kernels for a real GPU: the same entry points, parameters and results as
-// tests/programs/kernels.c, and those that the stages of scripts/gpu_check.py need. The suite launches most of them
+// tests/subjects/driver/kernels.c, and those that the stages of scripts/gpu_check.py need. The suite launches most of them
 // with one thread; each is right with any number of them.
 //
 // nvcc -cubin -arch=sm_90 kernels.cu, nvcc -ptx -arch=compute_90 kernels.cu (scripts/gpu_bundle.py)
@@ -28,7 +28,7 @@ __device__ static void busy(uint64_t us) {
   while (now_ns() - begin < us * 1000) __nanosleep(200);
 }
 
-// -- as in tests/programs/kernels.c
+// -- as in tests/subjects/driver/kernels.c
 // ------------------------------------------------------------------------------------
 
 ENTRY fill(uint32_t* dst, uint32_t value, uint64_t count) { EACH(i, count) dst[i] = value; }

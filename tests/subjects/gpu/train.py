@@ -2,7 +2,7 @@
 """A small training program on the driver API: two layers, squared error, gradient descent, all in device memory.
 
 A subject like those of tests/subjects: it prints each step's loss and a digest of its weights at the end, equal bit for
-bit in every right run. TEST_KERNELS names the kernels (tests/gpu/kernels.cu).
+bit in every right run. TEST_KERNELS names the kernels (tests/subjects/gpu/kernels.cu).
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ static void libraries() {
   void* address = nullptr;
   CHECK(cudaLibraryLoadFromFile(&library, getenv("TEST_KERNELS"), nullptr, nullptr, 0, nullptr, nullptr, 0));
   CHECK(cudaLibraryGetKernelCount(&count, library));
-  EXPECT(count == 13);  // of tests/programs/kernels.c
+  EXPECT(count == 13);  // of tests/subjects/driver/kernels.c
   CHECK(cudaLibraryEnumerateKernels(kernels, 64, library));
   EXPECT(kernels[12] != nullptr && kernels[13] == nullptr);
   CHECK(cudaLibraryGetKernel(&first, library, "fill"));

@@ -71,7 +71,7 @@ static inline CUdevice start(void) {
   return dev;
 }
 
-/* The path of the kernels' module (tests/programs/kernels.c); the harness sets it. */
+/* The path of the kernels' module (tests/subjects/driver/kernels.c); the harness sets it. */
 static inline const char* kernels_path(void) {
   const char* path = getenv("TEST_KERNELS");
   if (!path) {

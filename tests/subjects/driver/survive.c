@@ -5,7 +5,7 @@
  *   survive PART...     the parts' first halves, "survive ready", a wait for the file TEST_GO, the parts' second halves
  *
  * Parts that need a feature say so by an error: the test names those that its device has. The kernels are those of
- * tests/programs/kernels.c, or of tests/subjects/variables.ptx and tests/programs/printing.ptx (TEST_PRINTING). */
+ * tests/subjects/driver/kernels.c, or of tests/subjects/variables.ptx and tests/subjects/driver/printing.ptx (TEST_PRINTING). */
 #include <stdbool.h>
 #include "program.h"
 

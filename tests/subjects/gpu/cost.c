@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What calls cost, as one line of JSON: microseconds per call (medians), GB/s of copies. Run natively and through the
- * proxy in turn by scripts/gpu_check.py; compiled against libcuda.so.1 like the programs of tests/programs.
+ * proxy in turn by scripts/gpu_check.py; compiled against libcuda.so.1 like the programs of tests/subjects/driver.
  *
  *   cost [small]     small: without the copies of 64 MiB, for a machine that has no GPU to be measured */
 #include <time.h>
 
-#include "../programs/program.h"
+#include "../driver/program.h"
 
 enum { kRounds = 40, kBatch = 200, kMost = 512 };
 
