@@ -70,7 +70,8 @@ check: build  ## format, lint, types, layers, generated files, unit tests
 	@scripts/clang_format.sh --check
 	$(PY) -m codegen --check
 	$(VENV)/lint-imports
-	$(PYTEST) -q -n 2 --dist worksteal tests/unit
+	@$(PY) -m tests.native.build
+	$(PYTEST) -q -n 2 --dist worksteal tests/unit tests/native
 
 test: build  ## all tests
 	@scripts/install_nvcc.sh $(PY)

@@ -242,7 +242,7 @@ def splice(seed: int) -> dict[str, int]:
     sources = [str(soft / f"{name}.cc") for name in ("loans", "page_pool", "splicer")]
     sources.append(str(ROOT / "devproxy/hal/engine.cc"))
     flags = ("-fsanitize=thread", "-DDEVPROXY_TSAN", "-Wno-tsan")
-    program = binary("unit/server_splice.cc", "splice", *flags, *sources)
+    program = binary("native/server_splice.cc", "splice", *flags, *sources)
     first = 16 * seed + 2
     text = checked([program, str(first), str(first + 16)])
     return {"programs": 16, "squashed": int(text.split()[0])}

@@ -59,6 +59,7 @@ aside() {
   step scripts/clang_format.sh --check
   step .venv/bin/python -m codegen --check
   step .venv/bin/lint-imports
+  step .venv/bin/python -m tests.native.build
   suite torch "$@"
   suite torch-chaos "$@"
   exit "$status"

@@ -25,7 +25,8 @@ from tests.integration import (
     test_server_raw,
     test_support,
 )
-from tests.unit import test_hal_cuda, test_image, test_server_native
+from tests.native import build as native
+from tests.native import test_hal_cuda, test_image
 
 AT_ONCE = 2
 
@@ -69,11 +70,9 @@ PARTS: dict[str, Callable[[], object]] = {
     "programs of the CUDA runtime": runtime_programs,
     "server with AddressSanitizer": lambda: test_fuzz.build_server("address"),
     "server with ThreadSanitizer": lambda: test_fuzz.build_server("thread"),
-    "the server's cores": lambda: test_server_native.built("server_cores"),
+    "cores and the software GPU's space": native.cmake,
     "a libcuda.so.1 that notes what it sends": test_support.library,
     "hal/cuda over the fake driver": hal_cuda,
-    "the software GPU's space": lambda: test_server_native.built("server_soft_space"),
-    "dumps with an index of blocks": lambda: test_server_native.built("server_blocks"),
     "a client that knows only the wire": test_server_raw.built,
     "fuzzers": fuzzers,
     "models": models,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.checkpoint.world import World
 from tests.integration.needs import require_criu
-from tests.unit.test_hal_cuda import FAKE, compiled
+from tests.native.test_hal_cuda import FAKE, compiled
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 def fake_driver(tmp_path: Path) -> dict[str, str]:
-    """The environment for `--device cuda` over the fake driver of tests/hal_cuda."""
+    """The environment for `--device cuda` over the fake driver of tests/native/hal_cuda."""
     require_criu()
     fake = compiled("fake_libcuda.so", [FAKE], "-shared")
     root = tmp_path / "root"  # where devproxy sees an NVIDIA device, and the fake as its driver

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hal/cuda behind the proxy, over the fake driver of tests/hal_cuda: a job's whole life with `--device cuda`.
+"""hal/cuda behind the proxy, over the fake driver of tests/native/hal_cuda: a job's whole life with `--device cuda`.
 
 It shows that nothing between the command line and the driver's calls knows only the software GPU. It shows nothing about
 a real driver.

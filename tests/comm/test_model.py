@@ -12,7 +12,7 @@ import torch
 
 from tests.comm import model
 from tests.comm.model import Array
-from tests.unit.native_build import native_library
+from tests.native.build import library
 
 BY_NAME = {t.name: t for t in model.TYPES}
 RANKS = (1, 2, 3, 4, 5, 7, 8, 13)
@@ -27,7 +27,7 @@ def reduced(
 ) -> list[Array]:
     """What reduce.cc writes for the elements first .. first + count, into two outputs filled with 0xa5."""
     out = [np.full(inputs[0].nbytes, 0xA5, np.uint8).view(dtype.raw) for _ in range(2)]
-    native_library("reduce").soft_reduce(
+    library("reduce").soft_reduce(
         dtype.code, op, len(inputs), pointers(inputs), pointers(scalars), 2, pointers(out),
         ctypes.c_uint64(first), ctypes.c_uint64(count),
     )  # fmt: skip

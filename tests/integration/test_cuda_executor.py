@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from devproxy.torch import build
-from tests.unit.test_hal_cuda import cuda_include
+from tests.native.test_hal_cuda import cuda_include
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_INS = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machinery of scripts/gpu_check.py, over the fake driver of tests/hal_cuda: limits, results, order, names; and the
+"""The machinery of scripts/gpu_check.py, over the fake driver of tests/native/hal_cuda: limits, results, order, names; and the
 bodies of its stages, from a bundle alone, over the recording device on both sides.
 
 What the fake or that device cannot do is failed or refused by name there, and that is right. Nothing here says anything
@@ -26,7 +26,7 @@ from devproxy import layout
 from tests.integration.needs import require_criu, require_nvcc
 from tests.integration.test_programs import build_program
 from tests.living import matching
-from tests.unit.test_hal_cuda import FAKE, compiled
+from tests.native.test_hal_cuda import FAKE, compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"

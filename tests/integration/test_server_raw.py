@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server against a client that knows only the wire (tests/unit/server_raw_client.cc)."""
+"""The server against a client that knows only the wire (tests/native/server_raw_client.cc)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.integration.test_programs import newer
 
 ROOT = Path(__file__).resolve().parents[2]
-UNIT = ROOT / "tests" / "unit"
+NATIVE = ROOT / "tests" / "native"
 BUILD = ROOT / "build" / "tests"
 CASES = (
     "basics",
@@ -42,13 +42,13 @@ def built() -> tuple[Path, Path]:
     common = ["g++", "-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
     common += [f"-I{ROOT}", f"-I{ROOT / 'build' / 'gen' / 'wire'}"]
     headers = [
-        *UNIT.glob("*.h"),
+        *NATIVE.glob("*.h"),
         *(ROOT / "devproxy").rglob("*.h"),
         *(ROOT / "build" / "gen" / "wire").glob("*.h"),
     ]
     outs = []
     for name, options in (("client", ["-pthread"]), ("module.so", ["-shared", "-fPIC"])):
-        out, source = BUILD / f"server_raw_{name}", UNIT / f"server_raw_{Path(name).stem}.cc"
+        out, source = BUILD / f"server_raw_{name}", NATIVE / f"server_raw_{Path(name).stem}.cc"
         if not newer(out, source, *headers):
             BUILD.mkdir(parents=True, exist_ok=True)
             fresh = out.with_name(f"{out.name}.{os.getpid()}")

@@ -2,7 +2,7 @@
 // What an NVIDIA module image says about itself: a cubin (ELF), PTX text, or a fat binary of both. Bytes in, facts out.
 //
 // No vendor header and no vendor tool is used: the layout of fat binaries and of the .nv.* sections was learnt from
-// what nvcc 13.0 writes, and tests/unit/test_image.py holds every fact against an oracle that does not come from here.
+// what nvcc 13.0 writes, and tests/native/test_image.py holds every fact against an oracle that does not come from here.
 // What was not seen in such bytes is refused by name.
 //
 // Safe against hostile bytes: every offset and length is checked against the image before it is used, sizes and counts

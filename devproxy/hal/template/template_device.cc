@@ -14,7 +14,7 @@
 //  5. Level 1 is done when tests/subjects/driver pass on it. Level 2: read and write. Level 3: alias and unalias. Raise
 //     caps().level only then.
 //  6. Give devproxy-server a word for it: a branch in hal/devices.cc beside "soft", a target in hal/CMakeLists.txt, the
-//     word in devproxy/cli/run.py (--device), and your folder's line in tests/unit/test_layers.py.
+//     word in devproxy/cli/run.py (--device), and your folder's line in tests/native/test_layers.py.
 //
 // Your folder knows the headers of hal, csrc/base and csrc/args, nothing else: no connection, no ring, no vendor header
 // outside of it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hal/cuda against a fake driver (tests/hal_cuda). It shows that the rules of cuda.h as written there are kept.
+"""hal/cuda against a fake driver (tests/native/hal_cuda). It shows that the rules of cuda.h as written there are kept.
 
 It shows nothing about a real GPU: docs/gpu-results.md says what ran on one.
 """
@@ -21,8 +21,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "tests"
 TEMPLATE = ROOT / "devproxy" / "hal" / "template" / "template_device.cc"
-TEST = ROOT / "tests" / "hal_cuda" / "hal_cuda_test.cc"
-FAKE = ROOT / "tests" / "hal_cuda" / "fake_libcuda.cc"
+TEST = ROOT / "tests" / "native" / "hal_cuda" / "hal_cuda_test.cc"
+FAKE = ROOT / "tests" / "native" / "hal_cuda" / "fake_libcuda.cc"
 LOG = ROOT / "devproxy" / "csrc" / "base" / "log.cc"
 PACKING = ["-Wl,--as-needed", "-llz4", "-lzstd"]  # of fat binaries (hal/image)
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
@@ -48,7 +48,7 @@ def compiled(name: str, sources: Sequence[Path], *options: str) -> Path:
     """One object or program in build/tests, made anew when a source or header of hal changed."""
     headers = [
         p
-        for d in ("devproxy/hal", "devproxy/csrc/base", "tests/hal_cuda")
+        for d in ("devproxy/hal", "devproxy/csrc/base", "tests/native/hal_cuda")
         for p in (ROOT / d).rglob("*.h")
     ]
     key = hashlib.blake2b(digest_size=8)
@@ -99,7 +99,7 @@ def fake_driver() -> Path:
 
 @pytest.fixture(scope="module")
 def executors(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A libraries' folder with the executor of tests/hal_cuda."""
+    """A libraries' folder with the executor of tests/native/hal_cuda."""
     folder = tmp_path_factory.mktemp("executors")
     (folder / "fake").mkdir()
     made = compiled("fake_executor.so", [FAKE.parent / "fake_executor.cc"], "-shared")

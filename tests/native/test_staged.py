@@ -16,7 +16,7 @@ import pytest
 from devproxy.checkpoint import staged
 from devproxy.checkpoint.errors import StoreError
 from devproxy.checkpoint.staged import Ref, staged_file
-from tests.unit.test_server_native import built
+from tests.native.build import built
 
 SERVERS, RANGES = 4, 12
 MIB = 1 << 20

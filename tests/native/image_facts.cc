@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// hal/image as a program, for tests/unit/test_image.py.
+// hal/image as a program, for tests/native/test_image.py.
 //
 //   image_facts facts FILE ARCH        facts for a device of that architecture (90), as JSON
 //   image_facts entries FILE           the entries of a fat binary, as JSON

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "devproxy/hal/cuda/cuda_device.h"
-#include "tests/hal_cuda/fake_control.h"
+#include "tests/native/hal_cuda/fake_control.h"
 
 using namespace devproxy;
 using namespace devproxy::hal;

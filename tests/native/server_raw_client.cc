@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The server against a client that knows only the wire. usage: server_raw_client SERVER MODULE.so [case...]
-#include "tests/unit/server_raw_client.h"
+#include "tests/native/server_raw_client.h"
 
 #include <algorithm>
 #include <cstddef>

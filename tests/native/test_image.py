@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from tests.integration.needs import require_nvcc
-from tests.unit.test_server_native import as_one
+from tests.native.build import as_one
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "tests" / "image"
-SOURCE = ROOT / "tests" / "unit" / "image_kernels.cu"
+SOURCE = ROOT / "tests" / "native" / "image_kernels.cu"
 IMAGE = ROOT / "devproxy" / "hal" / "image"
 MODES = ("none", "size", "speed", "balance", "default")
 ARCHS = ("75", "80", "86", "89", "90", "90a", "100", "103a", "120f")
@@ -62,7 +62,7 @@ BASES = {7: 0x160, 8: 0x160, 9: 0x210, 10: 0x380, 12: 0x380}
 
 def program() -> Path:
     """image_facts under ASan and UBSan."""
-    sources = [ROOT / "tests/unit/image_facts.cc", *sorted(IMAGE.glob("*.cc"))]
+    sources = [ROOT / "tests/native/image_facts.cc", *sorted(IMAGE.glob("*.cc"))]
     sources.append(ROOT / "devproxy/csrc/base/json.cc")
     text = b"".join(p.read_bytes() for p in [*sources, *sorted(IMAGE.glob("*.h"))])
     out = BUILD / f"image_facts-{hashlib.blake2b(text, digest_size=8).hexdigest()}"

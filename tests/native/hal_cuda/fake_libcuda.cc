@@ -10,7 +10,7 @@
 // queued.
 //
 // It shows that hal/cuda keeps the rules as written there. It shows nothing about a real driver.
-#include "tests/hal_cuda/fake_control.h"
+#include "tests/native/hal_cuda/fake_control.h"
 
 #include <cuda.h>
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health and topology: the judgement over facts, and the reading of them over a library that tests/nvml makes up."""
+"""Health and topology: the judgement over facts, and the reading of them over a library that tests/native/nvml makes up."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.fail("no C compiler on this machine", pytrace=False)
     folder = tmp_path_factory.mktemp("nvml")
     options = ["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-Wl,-soname,{nvml.SONAME}"]
-    source = str(ROOT / "tests/nvml/fake_nvml.c")
+    source = str(ROOT / "tests/native/nvml/fake_nvml.c")
     subprocess.run([compiler, *options, source, "-o", str(folder / nvml.SONAME)], check=True)
     return folder
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.native_build import native_library
+from tests.native.build import library
 
 GRANULE = 512
 BASE, BYTES = 0x10_0000, 64 * GRANULE
@@ -43,7 +43,7 @@ class Allocator:
 
 @pytest.fixture(scope="module")
 def lib() -> ctypes.CDLL:
-    return native_library("cores")
+    return library("allocator")
 
 
 @pytest.fixture
