@@ -142,7 +142,9 @@ def add_programs(out: Path) -> None:
     """The driver-API suite, linked against the shim's SONAME: natively the loader finds the genuine driver instead."""
     programs = out / "programs"
     programs.mkdir(parents=True)
-    sources = sorted((ROOT / "tests/subjects/driver").glob("*.c")) + [ROOT / "tests/subjects/gpu/cost.c"]
+    sources = sorted((ROOT / "tests/subjects/driver").glob("*.c")) + [
+        ROOT / "tests/subjects/gpu/cost.c"
+    ]
     for source in sources:
         if source.stem in ("kernels", "cut"):  # of the software GPU; driven by test_cut.py
             continue

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import re
 import resource
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
