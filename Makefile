@@ -63,7 +63,7 @@ ready: build/.system
 build: build/.system  ## client libraries, server and the torch plugin, into build/lib; CRIU for checkpoints; all of .venv
 	$(SIDE_BY_SIDE) plugin bytecode criu-if-possible .venv/.ready
 
-check: build  ## format, lint, types, layers, generated files, unit tests
+check: build  ## format, lint, types, layers, generated files, unit and native tests
 	$(VENV)/ruff format --check -q .
 	$(VENV)/ruff check -q .
 	$(VENV)/mypy

@@ -80,6 +80,10 @@ class _ImageOperation(Operation):
         return [*self.warnings, *(text for dump in self.dumps for text in dump.warnings)]
 
 
+def is_root() -> bool:
+    return os.geteuid() == 0
+
+
 class JobCoordinator:
     """See coordinator_api.Coordinator.
 
@@ -168,7 +172,7 @@ class JobCoordinator:
 
     def _why_no_image(self) -> str:
         """CRIU 4.2.1 dumps a job for a user with capabilities, and fails to restore it: an image that is none."""
-        return self._why_not() or (NOT_ROOT if os.geteuid() else "")
+        return self._why_not() or ("" if is_root() else NOT_ROOT)
 
     def _alive(self) -> bool:
         return all(tree.lives() for tree in self._trees)

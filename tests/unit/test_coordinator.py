@@ -40,6 +40,12 @@ from devproxy.node.stages import Stages
 STEPS = ("check", "cut", "write", "thaw", "end_tree", "leave", "copy", "start", "hand_over")
 
 
+@pytest.fixture(autouse=True)
+def of_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests: another user's job gets no images (tests/integration/test_other_user.py)."""
+    monkeypatch.setattr(coordinator, "is_root", lambda: True)
+
+
 class FakePart:
     """A dump or a move: notes each step, and fails at the one that its tree names."""
 

@@ -425,36 +425,6 @@ print([i.id for i in store.images()])
         assert "full: write a pack failed on packs/" in done.stdout
         assert "['old', 'small']" in done.stdout
 
-    def test_a_store_that_is_read_only_can_be_read(self, tmp_path: Path) -> None:
-        """Mounted so, in a mount namespace of its own."""
-        program = """
-import os, subprocess, sys
-from devproxy.checkpoint.store import Store
-from devproxy.checkpoint.errors import StoreError
-store = Store.open(sys.argv[1])
-data = os.urandom(1 << 20)
-with store.writer("a") as w:
-    chunks = w.put_bytes(data, kind="host")
-    w.commit({"job_id": "job", "data": {"chunks": chunks}})
-subprocess.run(["mount", "-o", "remount,ro", os.path.dirname(sys.argv[1])], check=True)
-store = Store.open(sys.argv[1])
-assert [(i.id, i.whole) for i in store.images()] == [("a", True)]
-assert store.fetch_bytes(store.read_manifest("a")["data"]["chunks"]) == data
-try:
-    store.take_epoch("job")
-except StoreError as error:
-    print(error)
-"""
-        mount = tmp_path / "disk"
-        mount.mkdir()
-        command = f'mount -t tmpfs none {mount} && exec {sys.executable} -c "$0" {mount}/s'
-        prefix = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-mr"]
-        done = subprocess.run(
-            [*prefix, "sh", "-c", command, program], capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, done.stderr
-        assert "take the epoch failed" in done.stdout and "Read-only" in done.stdout
-
     def test_the_store_goes_away(self, store: Store, root: Path) -> None:
         writer = store.writer("a")
         refs = writer.put_bytes(noise(1, MIB), kind="host")

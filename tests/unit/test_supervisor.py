@@ -211,9 +211,13 @@ def test_ps_and_status(env: dict[str, str]) -> None:
         )
         return done.returncode, done.stdout, done.stderr
 
+    deadline = time.monotonic() + 20
+    while (
+        "fake GPU" not in ctl("status", "seen")[1]
+    ):  # its control socket comes after its processes
+        assert time.monotonic() < deadline
     listed = json.loads(ctl("ps", "--json")[1])["jobs"]
     assert [(j["job"], j["gpus"], j["pid"]) for j in listed] == [("seen", [0, 1], job.pid)]
-    assert "fake GPU" in ctl("status", "seen")[1]
     assert json.loads(ctl("status", "seen", "--json")[1])["servers"][1]["gpu"] == 1
     assert "seen" in ctl("ps")[1]
     code, _, err = ctl("status", "other")

@@ -5,7 +5,7 @@ It looks through /proc and sock_diag from outside, and the job runs on. It is ca
 first process of the job's PID namespace.
 
 Each rule was tried against CRIU 4.2.1, kernel 6.18, `--external mnt[] --tcp-established --network-lock skip --file-locks
---link-remap`, by dump and restore (tests/unit/test_dumpable.py does it again):
+--link-remap`, by dump and restore (tests/integration/test_dumpable.py does it again):
 
 | found in the tree | CRIU | here |
 |---|---|---|
