@@ -239,7 +239,7 @@ def takeback(seed: int) -> dict[str, int]:
 def splice(seed: int) -> dict[str, int]:
     """Sixteen random programs of ranks on one GPU, under ThreadSanitizer; every rank's memory is what it would be alone."""
     soft = ROOT / "devproxy/hal/soft/splice"
-    sources = [str(soft / f"{name}.cc") for name in ("loans", "page_pool", "splicer")]
+    sources = [str(path) for path in sorted(soft.glob("*.cc"))]
     sources.append(str(ROOT / "devproxy/hal/engine.cc"))
     flags = ("-fsanitize=thread", "-DDEVPROXY_TSAN", "-Wno-tsan")
     program = binary("native/server_splice.cc", "splice", *flags, *sources)
