@@ -165,29 +165,40 @@ def find_cuda_include(given: str, torch: Torch) -> str:
     raise BuildError("cuda.h is missing; fetch it: devproxy doctor --fix")
 
 
-def find_crt(torch: Torch, cuda_include: str) -> str:
-    """Folder whose crt/host_config.h the CUDA runtime's headers include: that of cuda.h, a package's (nvidia-cuda-crt), or
-    Triton's, which comes with the CUDA wheel; "" where there is none."""
+# What torch's CUDA headers include besides cuda.h and its neighbours, and the package that has it.
+VENDOR_HEADERS = {
+    "crt/host_config.h": "nvidia-cuda-crt==13.0.88",
+    "nv/target": "nvidia-cuda-cccl==13.0.85",
+}
+
+
+def find_header(name: str, torch: Torch, cuda_include: str) -> str:
+    """Folder of that header of the CUDA toolkit: that of cuda.h, a package's, Triton's (which comes with the CUDA wheel), or
+    a toolkit's; "" where there is none."""
     candidates = [cuda_include]
     for packages in [os.path.dirname(torch.folder), *sys.path]:
         candidates += glob.glob(os.path.join(packages, "nvidia", "*", "include"))
         candidates.append(os.path.join(packages, "triton", "backends", "nvidia", "include"))
     candidates += glob.glob("/usr/local/cuda*/include")
+    candidates += glob.glob("/usr/local/cuda*/include/cccl")
     for folder in candidates:
-        if os.path.isfile(os.path.join(folder, "crt", "host_config.h")):
+        if os.path.isfile(os.path.join(folder, name)):
             return folder
     return ""
 
 
 def vendor_flags(torch: Torch, cuda_include: str) -> list[str]:
-    """What torch's own CUDA headers need besides cuda.h."""
-    folders = glob.glob(os.path.join(os.path.dirname(torch.folder), "nvidia", "*", "include"))
-    crt = find_crt(torch, cuda_include)
-    if not crt:
-        raise BuildError(
-            "crt/host_config.h is missing; install it: python -m pip install nvidia-cuda-crt==13.0.88"
-        )
-    return [word for folder in (*sorted(folders), crt) for word in ("-isystem", folder)]
+    """What torch's own CUDA headers need besides cuda.h. Raises BuildError."""
+    folders = sorted(
+        glob.glob(os.path.join(os.path.dirname(torch.folder), "nvidia", "*", "include"))
+    )
+    for name, package in VENDOR_HEADERS.items():
+        found = find_header(name, torch, cuda_include)
+        if not found:
+            raise BuildError(f"{name} is missing; install it: python -m pip install {package}")
+        if found not in folders:
+            folders.append(found)
+    return [word for folder in folders for word in ("-isystem", folder)]
 
 
 def include_flags(torch: Torch, cuda_include: str) -> list[str]:
@@ -287,13 +298,14 @@ def build(torch: Torch, out: str, cuda_include: str) -> list[str]:
     # Client and executor must be of one build: the headers that both include, and the torch they are for.
     flags.append(f'-DDEVPROXY_TORCH_BUILD="{common[:32]}"')
     wanted = [name for name in SOURCES if torch.cuda is not None or name != CUDA_EXECUTOR]
+    vendor = vendor_flags(torch, cuda_include) if CUDA_EXECUTOR in wanted else []
     made: list[str] = []
 
     def compile_one(name: str) -> str:
         """All of a library's sources as one: most of a compilation is torch's own headers."""
         paths = [os.path.join(HERE, source) for source in SOURCES[name]]
         product = os.path.join(objects_dir, name.replace(".so", ".o"))
-        more = vendor_flags(torch, cuda_include) if name == CUDA_EXECUTOR else []
+        more = vendor if name == CUDA_EXECUTOR else []
         digest = hashlib.sha256(common.encode() + " ".join([*flags, *more]).encode())
         for path in paths:
             with open(path, "rb") as file:
