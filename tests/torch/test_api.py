@@ -672,6 +672,65 @@ def test_attention_equals_the_cpu(causal: bool, mask: str | None) -> None:
         assert equal(a, b)
 
 
+class Asked(Tensor):
+    """A wrapper as DTensor is: each op passes it, and one that it does not know is an error."""
+
+    inner: Tensor
+    ops: list[str] = []
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Asked:
+        made: Asked = Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            dtype=inner.dtype,
+            device=inner.device,
+            requires_grad=inner.requires_grad,
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Asked.ops.append(str(op))
+        if "sdp_choice" in str(op):
+            raise NotImplementedError(f"{op} does not have a sharding strategy registered")
+        args, kwargs = torch.utils._pytree.tree_map_only(
+            Asked, lambda t: t.inner, (args, kwargs or {})
+        )
+        return torch.utils._pytree.tree_map_only(Tensor, Asked, op(*args, **kwargs))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_a_wrapped_tensor(masked: bool) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 16, 8, device="cuda", requires_grad=True) for _ in range(3))
+    mask = torch.randn(16, 16, device="cuda") if masked else None
+    Asked.ops.clear()
+    y = F.scaled_dot_product_attention(
+        *(Asked(t.detach()) for t in (q, k, v)),
+        attn_mask=None if mask is None else Asked(mask),
+        is_causal=not masked,
+    )
+    wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not masked)
+    assert isinstance(y, Asked)
+    flash = "aten._scaled_dot_product_flash_attention.default"
+    assert (flash in Asked.ops) is not masked
+    torch.testing.assert_close(y.inner, wanted)
+
+
+def test_flash_attention_by_its_name() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 16, 8, device="cuda", requires_grad=True) for _ in range(3))
+    wanted = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=True)[0]
+    assert torch.equal(found, wanted)
+    for a, b in zip(
+        *(torch.autograd.grad(y.sin().sum(), (q, k, v)) for y in (found, wanted)), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
 def test_autocast_and_grad_scaler() -> None:
     model = nn.Linear(8, 8).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -6,9 +6,12 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mkldnn_rnn_layer.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -258,13 +261,42 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, cons
                     mask->scalar_type() == at::kFloat,
                 "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: ",
                 mask->dtype(), " and  query.dtype: ", query.dtype(), " instead.");
-  const auto choice = static_cast<at::SDPBackend>(
-      at::_fused_sdp_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa));
+  // A subclass of Python's (DTensor) has no answer to the question. It knows CUDA's flash attention, and what takes masks
+  // and dropout by its parts.
+  const bool subclass = (query.key_set() | key.key_set() | value.key_set()).has(c10::DispatchKey::Python);
+  if (subclass && !has_mask && dropout_p == 0 && query.dim() == 4 && !enable_gqa)
+    return std::get<0>(at::_scaled_dot_product_flash_attention(query, key, value, 0, is_causal, false, scale));
+  const auto choice = subclass ? at::SDPBackend::math
+                               : static_cast<at::SDPBackend>(at::_fused_sdp_choice(query, key, value, mask, dropout_p,
+                                                                                   is_causal, scale, enable_gqa));
   if (choice == at::SDPBackend::flash_attention)
     return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
         query, key, value, dropout_p, is_causal, additive_mask(mask, query.scalar_type()), scale));
   return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, mask, dropout_p, is_causal, std::nullopt,
                                                             scale, enable_gqa));
+}
+
+// CUDA's op, by the CPU's kernel: no sequences of several lengths, and no dropout whose seed the backward pass needs.
+using FlashAttention = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
+FlashAttention flash_attention(const Tensor& query, const Tensor& key, const Tensor& value, double dropout_p,
+                               bool is_causal, bool return_debug_mask, std::optional<double> scale) {
+  TORCH_CHECK_NOT_IMPLEMENTED(dropout_p == 0 && !return_debug_mask,
+                              "_scaled_dot_product_flash_attention with dropout or its debug mask has no kernel on the "
+                              "software GPU");
+  auto [output, logsumexp] =
+      at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, 0, is_causal, std::nullopt, scale);
+  const Tensor seed = at::empty({}, query.options().dtype(at::kLong));
+  const Tensor mask = at::empty({0}, query.options());
+  return {output, logsumexp, Tensor(), Tensor(), query.sym_size(2), key.sym_size(2), seed, seed, mask};
+}
+
+std::tuple<Tensor, Tensor, Tensor> flash_attention_backward(const Tensor& grad, const Tensor& query, const Tensor& key,
+                                                            const Tensor& value, const Tensor& output,
+                                                            const Tensor& logsumexp, const Tensor&, const Tensor&,
+                                                            c10::SymInt, c10::SymInt, double, bool is_causal,
+                                                            const Tensor&, const Tensor&, std::optional<double> scale) {
+  return at::_scaled_dot_product_flash_attention_for_cpu_backward(grad, query, key, value, output, logsumexp, 0,
+                                                                  is_causal, std::nullopt, scale);
 }
 
 // Natively these layers are cuDNN's, whose autocast takes float16, whatever type was asked for (AutocastRNN.cpp).
@@ -305,7 +337,10 @@ TORCH_LIBRARY_IMPL(aten, AutogradCUDA, m) {
   if (!ops_run_on_cuda()) register_composites(m);
 }
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
-  if (!ops_run_on_cuda()) register_composites(m);
+  if (ops_run_on_cuda()) return;
+  register_composites(m);
+  m.impl("_scaled_dot_product_flash_attention", flash_attention);
+  m.impl("_scaled_dot_product_flash_attention_backward", flash_attention_backward);
 }
 
 }  // namespace

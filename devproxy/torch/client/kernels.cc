@@ -154,9 +154,14 @@ void register_ops(torch::Library& m) {
 // Kernels of our own, below, in composites.cc and in sync_batch_norm.cc.
 bool ours(const std::string& name) {
   static const auto* const on_the_host =
-      new std::unordered_set<std::string>{"batch_norm_stats",           "batch_norm_elemt",
-                                          "batch_norm_gather_stats",    "batch_norm_gather_stats_with_counts",
-                                          "batch_norm_backward_reduce", "batch_norm_backward_elemt"};
+      new std::unordered_set<std::string>{"batch_norm_stats",
+                                          "batch_norm_elemt",
+                                          "batch_norm_gather_stats",
+                                          "batch_norm_gather_stats_with_counts",
+                                          "batch_norm_backward_reduce",
+                                          "batch_norm_backward_elemt",
+                                          "_scaled_dot_product_flash_attention",
+                                          "_scaled_dot_product_flash_attention_backward"};
   if (!ops_run_on_cuda() && on_the_host->count(name) != 0) return true;
   static const auto* const names = new std::unordered_set<std::string>{"empty.memory_format",
                                                                        "empty_strided",
