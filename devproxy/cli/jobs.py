@@ -172,7 +172,10 @@ def _splicing(counts: dict[str, int]) -> str:
     text = f"{counts['squashed']:,} launches squashed in {counts['validations']:,} validations"
     if counts["different"] or counts["given_up"]:
         text += f" ({counts['different']:,} different, {counts['given_up']:,} given up)"
-    return f"{text}; {counts['saved_bytes'] >> 20:,} MiB kept once"
+    text += f"; {counts['saved_bytes'] >> 20:,} MiB kept once"
+    if counts["off"]:
+        text += "; nothing more is squashed: it cost over 5 % more than it saved"
+    return text
 
 
 def _ledger(use: dict[str, int]) -> str:

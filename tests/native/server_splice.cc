@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "devproxy/csrc/base/clock.h"
 #include "devproxy/hal/soft/splice/splicer.h"
 
 using namespace devproxy;
@@ -502,13 +503,16 @@ struct Lockstep {
   std::vector<Rank> ranks;
   std::barrier<> together;
 
-  explicit Lockstep(uint32_t count, bool guard = false, uint64_t idle_patience_ns = 10'000'000'000)
+  // account_ns: splicing has to pay, by windows of that.
+  explicit Lockstep(uint32_t count, bool guard = false, uint64_t idle_patience_ns = 10'000'000'000,
+                    uint64_t account_ns = 0)
       : ranks(count), together(count) {
     SpliceConfig config;
     config.guard = guard;
     config.least_bytes = kPage;
     config.least_ns = 0;
-    config.thrifty = false;
+    config.thrifty = account_ns != 0;
+    if (account_ns) config.account_ns = account_ns;
     config.patience_ns = 6 * idle_patience_ns, config.idle_patience_ns = idle_patience_ns;
     auto opened = Splicer::open(config, &engine);
     CHECK(opened.ok());
@@ -819,6 +823,52 @@ void test_cycle() {
   CHECK(job.splicer->counts().given_up == 1);
 }
 
+// Launches of ever new kinds, at ranks that are not equal, and of no time: what is learnt from them is of no use. It ends,
+// until another rank comes.
+void test_off() {
+  Lockstep job(2, false, kHour, 1'000'000);
+  std::atomic<int> steps{0};
+  job.run(6000, [&](int step, uint32_t i, Doing& doing) {
+    if (job.splicer->counts().off) return;
+    Rank& rank = job.ranks[i];
+    const uint64_t block = offset_of(0);
+    if (step == 0) job.fill(rank, block, kBlock, static_cast<int>(i + 1));
+    job.launch(rank, ("kind " + std::to_string(step / 4)).c_str(), {{rank.at(block), kBlock, 0, kRW}}, doing, [] {});
+    steps = step;
+  });
+  CHECK(job.splicer->counts().off && steps < 5999);
+  const auto equal = [&](int, uint32_t i, Doing& doing) {
+    Rank& rank = job.ranks[i];
+    uint8_t* const at = rank.base;
+    const uint64_t block = offset_of(2), part = offset_of(6);
+    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
+               [=] { add(at + block, at + part); });
+  };
+  job.run(12, equal);
+  CHECK(job.splicer->counts().squashed == 0);
+  Rank more;
+  more.open(*job.splicer);
+  CHECK(!job.splicer->counts().off);
+  job.run(12, equal);
+  CHECK(job.splicer->counts().squashed > 0);
+  more.close(*job.splicer);
+}
+
+// Equal launches that take their time are worth it.
+void test_pays() {
+  Lockstep job(2, false, kHour, 1'000'000);
+  job.run(1200, [&](int, uint32_t i, Doing& doing) {
+    Rank& rank = job.ranks[i];
+    uint8_t* const at = rank.base;
+    const uint64_t block = offset_of(0), part = offset_of(2);
+    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing, [=] {
+      add(at + block, at + part);
+      for (const uint64_t end = now_ns() + 300'000; now_ns() < end;) {}
+    });
+  });
+  CHECK(!job.splicer->counts().off && job.splicer->counts().squashed > 1000);
+}
+
 // The lender ends, and another one takes its place.
 void test_lender_leaves() {
   Lockstep job(3);
@@ -904,6 +954,8 @@ int main(int argc, char** argv) {
   test_forgiven();
   test_passed_by();
   test_cycle();
+  test_off();
+  test_pays();
   test_freed_loans();
   test_numbers();
   // Equal ranks: nearly everything is computed once.

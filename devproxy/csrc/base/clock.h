@@ -14,6 +14,13 @@ inline uint64_t now_ns() {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
+// What the calling thread has used of a processor.
+inline uint64_t thread_cpu_ns() {
+  timespec used;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return static_cast<uint64_t>(used.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(used.tv_nsec);
+}
+
 inline uint64_t now_us() { return now_ns() / 1000; }
 
 }  // namespace devproxy

@@ -594,9 +594,16 @@ Json Server::stats() const {
   Json splicing;
   if (sharing_ && sharing_->splicing) {
     const hal::SpliceCounts c = sharing_->splicing->counts();
-    splicing = {{"squashed", c.squashed},       {"validations", c.validations}, {"different", c.different},
-                {"given_up", c.given_up},       {"broken", c.broken},           {"compared_bytes", c.compared_bytes},
-                {"saved_bytes", c.saved_bytes}, {"lent_bytes", c.lent_bytes},   {"settled_bytes", c.settled_bytes}};
+    splicing = {{"squashed", c.squashed},
+                {"validations", c.validations},
+                {"different", c.different},
+                {"given_up", c.given_up},
+                {"broken", c.broken},
+                {"compared_bytes", c.compared_bytes},
+                {"saved_bytes", c.saved_bytes},
+                {"lent_bytes", c.lent_bytes},
+                {"settled_bytes", c.settled_bytes},
+                {"off", c.off}};
   }
   const Ledger::Use use = ledger_->use();
   const uint64_t uptime_ms = (now_us() - started_us_) / 1000;

@@ -19,6 +19,7 @@ Status Splicer::alone(Member& member, const SpliceLaunch& launch, Runner& runner
     return found_elsewhere(member, launch, *result);
   };
   const auto borrow_all = [&](const std::vector<Found>& found) {
+    account_.save(purposes_[purpose_of(launch)].run_ns);
     {
       std::lock_guard lock(mu_);
       counts_.squashed++;
@@ -29,7 +30,7 @@ Status Splicer::alone(Member& member, const SpliceLaunch& launch, Runner& runner
     std::lock_guard pages(pages_mu_);
     Status s = settle_reads(member, launch, kPoolPage - 1);  // those count by their bytes
     if (!s.ok()) return s;
-    result = result_of(member, launch);
+    if (!off_) result = result_of(member, launch);
     if (!config_.guard)
       if (const auto found = find()) return borrow_all(*found);
     if (!result || !borrows) {
@@ -51,9 +52,12 @@ Status Splicer::alone(Member& member, const SpliceLaunch& launch, Runner& runner
     done = settle_reads(member, launch, UINT64_MAX);
     if (done.ok()) done = break_writes(member, launch, counts);
   }
+  const uint64_t before = now_ns();
   if (done.ok()) done = run(member, launch, runner);
   if (result && done.ok()) {
+    const uint64_t run_ns = now_ns() - before;
     std::lock_guard pages(pages_mu_);
+    if (is_worth_it(launch, config_.least_bytes)) purposes_[purpose_of(launch)].run_ns = run_ns;
     if (const auto found = config_.guard ? find() : std::nullopt)
       done = same_as_found(*found)
                  ? borrow(member, launch, *found, counts)
@@ -105,9 +109,18 @@ std::optional<Contents> Splicer::result_of(const Member& member, const SpliceLau
   return hash.contents();
 }
 
-// With guard, a launch must not change what it says it only reads.
 Status Splicer::run(const Member& member, const SpliceLaunch& launch, Runner& runner) const {
-  if (!config_.guard) return runner.run();
+  if (config_.guard) return run_guarded(member, launch, runner);
+  if (!t_meter.on) return runner.run();
+  const uint64_t wall = now_ns(), cpu = thread_cpu_ns();
+  Status done = runner.run();
+  t_meter.cpu_ns += thread_cpu_ns() - cpu;
+  t_meter.wall_ns += now_ns() - wall;
+  return done;
+}
+
+// A launch must not change what it says it only reads.
+Status Splicer::run_guarded(const Member& member, const SpliceLaunch& launch, Runner& runner) const {
   const Layout layout(launch);
   std::vector<std::pair<const Access*, uint64_t>> before;
   const auto hash = [](const Access& access) {
@@ -124,6 +137,19 @@ Status Splicer::run(const Member& member, const SpliceLaunch& launch, Runner& ru
 }
 
 Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
+  if (!config_.thrifty || off_ || member.launches.fetch_add(1, std::memory_order_relaxed) % Account::kSampled != 0)
+    return launch_unmeasured(member, launch, runner);
+  t_meter = {true, 0, 0};
+  const uint64_t begin = thread_cpu_ns();
+  Status done = launch_unmeasured(member, launch, runner);
+  const uint64_t used = thread_cpu_ns() - begin;
+  t_meter.on = false;
+  if (account_.spend(used - std::min(used, t_meter.cpu_ns), t_meter.wall_ns)) switch_off();
+  return done;
+}
+
+Status Splicer::launch_unmeasured(Member& member, SpliceLaunch& launch, Runner& runner) {
+  if (off_ && !member.concerned()) return alone(member, launch, runner, true, false);
   uint64_t written = 0;
   bool fit = launch.repeatable;
   for (const Access& access : launch.accesses) {
@@ -133,7 +159,7 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
     fit = fit && is_whole(access);
     written += access.bytes;
   }
-  if (!fit || written < config_.least_bytes) return alone(member, launch, runner, true, true);
+  if (!fit || written < config_.least_bytes) return alone(member, launch, runner, true, !off_);
 
   const uint64_t purpose = purpose_of(launch);
   uint64_t key = purpose;
@@ -163,7 +189,8 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
   };
   // Young contents that are changed in place, where everything has a number: equal ranks are told by it.
   std::optional<Contents> number;
-  if (fit && settled * 2 < changed && in_places >= config_.least_bytes && busy_.load(std::memory_order_acquire)) {
+  if (fit && settled * 2 < changed && in_places >= config_.least_bytes && !off_ &&
+      busy_.load(std::memory_order_acquire)) {
     // Those who meet judge it by their meetings. Would only one of them try without, the others waited for it.
     const bool meets = meets_others();
     lock.unlock();
@@ -177,7 +204,7 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
   if (!fit || changed < config_.least_bytes || (settled * 2 < changed && !number)) {
     if (meets_others()) member.learned[key].seen++;
     lock.unlock();
-    return alone(member, launch, runner, true, true);
+    return alone(member, launch, runner, true, !off_);
   }
   if (member.learned.size() >= kMaxKeys)
     std::erase_if(member.learned, [](const auto& item) { return !item.second.group; });
@@ -207,7 +234,7 @@ Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
     return alone(member, launch, runner, false,
                  number.has_value());  // a cut, or a slow rank: the next time may be better
   }
-  const bool say = learned.seen >= learned.say_from;
+  const bool say = !off_ && learned.seen >= learned.say_from;
   if (learned.seen >= learned.say_from + kSayTimes) learned.say_from = learned.seen * 2;
   // Another launch of the same step may have learnt faster, and have spliced what this one writes.
   const uint64_t seen = learned.seen;

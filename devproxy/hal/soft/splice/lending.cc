@@ -69,8 +69,10 @@ bool Splicer::pays(uint64_t purpose) {
   if (!good && ++known.refused < known.refusals) return false;
   // Ranks that have not learnt yet to meet settle the first ones; so it begins with short refusals.
   const uint64_t refusals = good ? kFirstRefusals : std::min(known.refusals * 2, kMaxRefusals);
+  const uint64_t run_ns = known.run_ns;
   known = {};
   known.refusals = refusals;
+  known.run_ns = run_ns;
   return true;
 }
 

@@ -94,6 +94,7 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
     if (equal) {
       counts_.squashed += all.size() - 1;
       group->strikes = 0;
+      account_.save(run_ns * (all.size() - 1));
       // The first times it maps pages, which pays later or never.
       if (++group->meetings > kFreeMeetings) {
         group->spent_ns += spent_ns + kMeetingNs * all.size();

@@ -98,6 +98,13 @@ Contents derived(const T&... from) {
   return hash.contents();
 }
 
+// Of the calling thread, while a launch of it is measured: its kernels.
+struct Meter {
+  bool on = false;
+  uint64_t cpu_ns = 0, wall_ns = 0;
+};
+inline thread_local Meter t_meter;
+
 // One space. Offsets are from its base: equal ranks have equal offsets.
 class Splicer::Member {
  public:
@@ -106,6 +113,7 @@ class Splicer::Member {
   int fd = -1;
   Pending pending;
   std::atomic<bool> spliced{false}, hurried{false};
+  std::atomic<uint64_t> launches{0};
   std::atomic<bool> deals{false};  // it lends or borrows
 
   // Does a write to its range matter to others, or to what is known of it?

@@ -2,6 +2,7 @@
 #include <bit>
 #include <sstream>
 
+#include "devproxy/csrc/base/log.h"
 #include "devproxy/hal/soft/splice/parts.h"
 
 namespace devproxy::hal::soft {
@@ -50,6 +51,8 @@ std::shared_ptr<Splicer::Member> Splicer::join(uint64_t base, uint64_t bytes, in
   member->fd = memory_fd;
   member->pending = std::move(pending);
   members_[number] = member;
+  account_.begin_anew();
+  off_ = false;
   return member;
 }
 
@@ -82,7 +85,24 @@ SpliceCounts Splicer::counts() const {
   all.lent_bytes = lent_bytes_;
   all.settled_bytes = settled_bytes_;
   all.saved_bytes = saved_bytes_;
+  all.off = off_;
   return all;
+}
+
+// Numbers are of no use to anybody who borrows nothing, and cost each write.
+void Splicer::switch_off() {
+  const Account::Window window = account_.last();
+  {
+    std::lock_guard pages(pages_mu_);
+    off_ = true;
+    places_.clear();
+    small_.clear();
+    for (const auto& member : members_)
+      if (member) member->forget(0, member->bytes);
+  }
+  const auto ms = [](uint64_t ns) { return static_cast<unsigned long long>(ns / 1'000'000); };
+  DP_LOG(kWarn, kServer, 0, "splicing is off: beside %llu ms of kernels it took %llu ms, and saved kernels of %llu ms",
+         ms(window.kernels_ns), ms(window.own_ns), ms(window.saved_ns));
 }
 
 Splicer::Member* Splicer::at(uint64_t addr) const {
@@ -155,7 +175,7 @@ void Splicer::discard(Member& member, uint64_t addr, uint64_t bytes) {
 }
 
 void Splicer::received(Member& member, uint64_t addr, uint64_t bytes, const std::array<uint64_t, 3>& operation) {
-  if (!busy_.load(std::memory_order_acquire) || !member.holds(addr, bytes)) return;
+  if (off_ || !busy_.load(std::memory_order_acquire) || !member.holds(addr, bytes)) return;
   std::lock_guard pages(pages_mu_);
   member.hold(addr - member.base, bytes, derived(operation));
 }

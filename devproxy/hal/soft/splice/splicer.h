@@ -37,6 +37,9 @@
 // it (another launch, a copy, a communicator, a rank that did not come) first gives the writer pages of its own. That
 // needs to be told what a launch writes (footprint.h); where nobody can tell, the rank gets its pages back at once.
 //
+// Whether all that pays is measured (account.h). Where it does not, nothing more is learnt and nothing is lent, until another
+// rank comes. What is spliced stays so: the ranks may not fit otherwise.
+//
 // Nobody waits for ever: a rank that waits goes on alone when the GPU has been idle for idle_patience_ns, or after
 // patience_ns, or when the job is about to be cut; and at once when a rank for which it waits has run that launch alone
 // already, or the meetings wait for one another. That costs copies, never the result.
@@ -74,6 +77,7 @@
 
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/hal/sharing.h"
+#include "devproxy/hal/soft/splice/account.h"
 #include "devproxy/hal/soft/splice/footprint.h"
 #include "devproxy/hal/soft/splice/loans.h"
 #include "devproxy/hal/soft/splice/page_pool.h"
@@ -151,11 +155,15 @@ class Splicer final : public Splicing {
   struct Arrival;
 
   Splicer(const SpliceConfig& config, const Engine* engine, std::unique_ptr<PagePool> pool)
-      : config_(config), engine_(engine), pool_(std::move(pool)) {}
+      : config_(config), engine_(engine), pool_(std::move(pool)), account_(config.account_ns) {}
+
+  Status launch_unmeasured(Member& member, SpliceLaunch& launch, Runner& runner);
+  void switch_off();
 
   // counts: that is how the memory is used, and it is soon copied, not spliced. borrows: another rank's results will do.
   Status alone(Member& member, const SpliceLaunch& launch, Runner& runner, bool counts, bool borrows);
   Status run(const Member& member, const SpliceLaunch& launch, Runner& runner) const;
+  Status run_guarded(const Member& member, const SpliceLaunch& launch, Runner& runner) const;
   Status break_off(Member& member, uint64_t addr, uint64_t bytes, bool counts, bool whole);
   Status break_writes(Member& member, const SpliceLaunch& launch, bool counts);
   std::optional<Contents> result_of(const Member& member, const SpliceLaunch& launch) const;
@@ -224,6 +232,7 @@ class Splicer final : public Splicing {
   std::unordered_map<Contents, std::vector<uint8_t>, ContentsHash> small_;  // results of less than a page
   struct Purpose {
     uint64_t loans = 0, lent_bytes = 0, settled_bytes = 0, refused = 0, refusals = 8;
+    uint64_t run_ns = 0;  // of the last that ran
   };
   std::unordered_map<uint64_t, Purpose> purposes_;  // by the kind of launch
 
@@ -239,6 +248,8 @@ class Splicer final : public Splicing {
   std::unordered_set<Contents, ContentsHash> went_alone_;
   std::deque<Contents> alone_in_order_;
   SpliceCounts counts_;
+  Account account_;
+  std::atomic<bool> off_{false};  // SpliceCounts::off
   // Has anything ever been spliced or found equal? Until then nobody who writes has to look.
   std::atomic<bool> busy_{false};
   std::atomic<bool> lending_{false};  // is there any loan?
