@@ -416,6 +416,7 @@ def _run_command(options: Options, tree: Tree, mask: set[int], side: First | Oth
     agent = LateAgent(tree, side)
     agent.start()
     code = tree.wait(look)
+    agent.finish(code)
     if side is not None:
         side.ended(cmd.check_interrupted)
     wall_s = time.monotonic() - tree.started_at

@@ -40,6 +40,7 @@ def run_foreground(spec: dict[str, Any]) -> int:
         tree = restored.tree
         try:
             code = tree.wait(lambda: None)
+            restored.agent.finish(code)
             if restored.side is not None:
                 restored.side.ended(lambda: None)
             lost = tree.servers.lost(folder)

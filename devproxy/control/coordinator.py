@@ -51,6 +51,7 @@ from devproxy.node.together import all_of
 
 LEARNT_WAIT = -1  # for the server: two periods of its allocation trace
 STEP_POLL_S = 0.1
+FINISH_POLL_S = 0.05
 NOT_ROOT = (
     "an image needs root: CRIU could not restore one of another user, whatever its capabilities"
 )
@@ -118,6 +119,7 @@ class JobCoordinator:
         self._next_unix_s: float | None = None
         self._suspended_image = ""
         self._failed: set[str] = set()  # names of nodes
+        self._is_periodic = False  # the image that is being taken
         self._pace = Pace()
         self._token = os.urandom(32).hex()  # servers of this job know one another by it
         self._last_cut = ""
@@ -316,6 +318,18 @@ class JobCoordinator:
 
     def follow_log(self, offset: int) -> Iterator[bytes]:
         return follow_log(self._spec.job, offset, self._ended)
+
+    def finish_image(self, code: int, interrupted: Callable[[], None]) -> None:
+        """The job's command has ended, with that exit code, and its servers are there still. Waits for an image of which
+        everything is staged; nobody needs a periodic one of a job that ended well. interrupted: raises to give it up."""
+        if self._phase != api.COMMITTING or (self._is_periodic and code == 0):
+            return
+        say(
+            f"job {self._spec.job} has ended; its image is stored first, in {self._store().url}: Ctrl-C gives it up"
+        )
+        while self._verb.locked():
+            interrupted()
+            time.sleep(FINISH_POLL_S)
 
     def end(self) -> None:
         """The job has ended. A verb that still runs fails on its own, since its servers and trees are gone."""
@@ -752,6 +766,7 @@ class JobCoordinator:
 
     def _due(self) -> None:
         try:
+            self._is_periodic = True
             facts = self.checkpoint(cut_wait_ms=None, strict=False, report=lambda _: None)
         except DevproxyError as error:
             if not self._ended.is_set() and self._alive():
@@ -761,6 +776,8 @@ class JobCoordinator:
         except OSError as error:
             say(f"no image now: {error}; the job continues")
             return
+        finally:
+            self._is_periodic = False
         for warning in facts.warnings:
             say(warning)
 

@@ -42,6 +42,11 @@ class LateAgent:
         except Exception as error:
             say(f"no checkpoints for this job: its control service cannot start: {error}")
 
+    def finish(self, code: int) -> None:
+        """The command has ended. See Agent.finish."""
+        if self._agent:
+            self._agent.finish(code)
+
     def stop(self) -> None:
         """Ends the service; a verb that runs is told that the job is gone."""
         self._ended.set()

@@ -12,6 +12,7 @@ from devproxy.errors import DevproxyError
 from devproxy.log import say
 from devproxy.node.local import LocalTree
 from devproxy.node.tree import Tree
+from devproxy.proxy import command as cmd
 
 AGENT_SOCKET = "agent.sock"
 
@@ -28,6 +29,13 @@ class Agent:
     def begin(self) -> None:
         """The job runs: from now on periodic images."""
         threading.Thread(target=self.coordinator.periodic, name="periodic", daemon=True).start()
+
+    def finish(self, code: int) -> None:
+        """The job's command has ended: an image that is nearly there is waited for."""
+        try:
+            self.coordinator.finish_image(code, cmd.check_interrupted)
+        except cmd.Interrupted:
+            say("the image is given up")
 
     def stop(self) -> None:
         self.coordinator.end()

@@ -287,6 +287,9 @@ class PartAgent:
         self._service = agent_service.serve(part, path)
         self.operation = self._service.operation
 
+    def finish(self, code: int) -> None:
+        """As Agent.finish: the first node waits."""
+
     def stop(self) -> None:
         self._part.end()
         self._service.stop()

@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -244,6 +245,24 @@ def bad_criu(scene: Scene) -> Path:
         f'*) exec {real} "$@";;\nesac',
     )
     return mode
+
+
+def test_the_job_ends_while_its_image_is_uploaded(scene: Scene) -> None:
+    """Everything of the image is staged: it becomes whole, and the job's end waits for that."""
+    scene.start()
+    with ThreadPoolExecutor(1) as pool:
+        with scene.paused_at("upload") as wait:
+            verb = pool.submit(scene.ctl, "checkpoint", "j", "--json", check=False)
+            wait()
+            for process in scene.of_the_job():
+                process.kill()
+            scene.wait(lambda: "its image is stored first" in scene.text(), 20, "the job's end")
+        done = verb.result()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert scene.job is not None
+    assert scene.job.wait(20) == 128 + signal.SIGKILL
+    scene.job = None
+    scene.check_restores(scene.latest())
 
 
 @pytest.mark.parametrize("verb", ["checkpoint", "suspend"])
