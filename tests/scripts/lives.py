@@ -39,6 +39,9 @@ class Script:
     ignore: list[str] = field(default_factory=list)
     options: list[str] = field(default_factory=list)
     unseeded: bool = False
+    unordered: bool = False
+    brief: bool = False
+    suspend: bool = False
     timeout_s: int = 300
 
     @property
@@ -50,7 +53,7 @@ class Script:
 
     def environment(self, home: Path) -> dict[str, str]:
         path = {"PYTHONPATH": str(home / "work" / self.path)} if self.path else {}
-        return path | {"PYTHONHASHSEED": "0"}
+        return path | {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 
     def lines(self, text: str, home: Path) -> list[str]:
         """What it said, without what a clock decided. devproxy's own lines are not the script's."""
@@ -58,6 +61,8 @@ class Script:
         text = text.replace(str(home), "HOME")
         for line in re.split(r"[\n\r]", text):
             if line.startswith(("devproxy:", "devproxy-run:")) or not line.strip():
+                continue
+            if "%|" in line:  # a bar of tqdm: which of them are drawn is a matter of time
                 continue
             for pattern in [*CLOCKS, *self.ignore]:
                 line = re.sub(pattern, "-", line)
@@ -71,8 +76,19 @@ def every() -> list[Script]:
 
 
 def start(world: World, script: Script) -> None:
-    shutil.copytree(script.source, world.home / "work", symlinks=True)
+    shutil.copytree(
+        script.source,
+        world.home / "work",
+        symlinks=True,
+        ignore=shutil.ignore_patterns(".git"),
+    )
     for line in script.before:
+        if line[0] == "prepare.py":  # data of ours, made without a GPU
+            words = [PYTHON, str(HERE / "prepare.py"), *line[1:]]
+            subprocess.run(
+                words, cwd=world.home / "work" / script.folder, check=True, timeout=script.timeout_s
+            )
+            continue
         alone = Script(script.name, script.of, line, script.folder, path=script.path)
         job = world.run(
             *alone.words(world.home),
@@ -100,7 +116,7 @@ def undisturbed(script: Script) -> list[str]:
 
 
 def life(script: Script, wanted: list[str]) -> list[str]:
-    """wanted: what it says undisturbed; the image is taken at a third of that."""
+    """wanted: what it says undisturbed; the image is taken at a third of that, or later: once it has used the GPU."""
     world = World()
     try:
         start(world, script)
@@ -110,10 +126,14 @@ def life(script: Script, wanted: list[str]) -> list[str]:
         def said() -> int:
             return len(script.lines(world.text(), world.home))
 
-        world.wait(lambda: said() >= cut or job.poll() is not None, script.timeout_s)
-        assert job.poll() is None, f"it ended before its image\n{world.tail()}"
-        image = world.ctl_json("checkpoint", "j")
-        assert image["device_bytes"], "it has nothing on a GPU"
+        while True:
+            world.wait(lambda: said() >= cut or job.poll() is not None, script.timeout_s)  # noqa: B023
+            assert job.poll() is None, f"it ended before its image\n{world.tail()}"
+            image = world.ctl_json("suspend" if script.suspend else "checkpoint", "j")
+            if image["device_bytes"]:
+                break
+            assert not script.suspend, "it has nothing on a GPU"
+            cut = said() + 1
         world.kill_everything()  # it may just have ended: the image brings it back all the same
         world.ctl("restore", "j", "--store", str(world.store), "--wait", timeout_s=script.timeout_s)
         return script.lines(world.text(), world.home)
