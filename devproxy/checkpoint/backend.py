@@ -60,7 +60,10 @@ class ObjectWriter(Protocol):
 class Backend(Protocol):
     url: str
 
-    def prepare(self) -> None: ...
+    def prepare(self, make: bool = True) -> None:
+        """Looks at the store's place, and makes what is missing there unless told not to."""
+        ...
+
     def list(self, folder: str) -> list[Entry]: ...
     def read(self, name: str, most_bytes: int | None = None) -> bytes:
         """Of a longer one, most_bytes and one more. Raises FileNotFoundError, or StoreError."""
@@ -142,7 +145,7 @@ class LocalBackend:
         self._mu = threading.Lock()
         self._serial = 0
 
-    def prepare(self) -> None:
+    def prepare(self, make: bool = True) -> None:
         """Makes the folders. Raises Refused for another user's store, StoreError when it cannot be made."""
         for folder in ("", "packs"):
             try:
@@ -159,6 +162,8 @@ class LocalBackend:
             if folder == "packs" and facts.st_uid != os.geteuid():
                 raise Refused(f"store {self.url} belongs to user {facts.st_uid}, not to you",
                               "give another --store")  # fmt: skip
+        if not make:
+            return
         with named("open", f"store {self.url}"):
             for folder in (_TMP, "packs", "images", "jobs", "uploads", "gc"):
                 try:
@@ -516,7 +521,7 @@ class FsspecBackend:
         self.fs: Any = fs
         self.root: str = str(root).rstrip("/")
 
-    def prepare(self) -> None:
+    def prepare(self, make: bool = True) -> None:
         with named("open", f"store {self.url}"):
             try:
                 self._ask("ls", self.root, detail=False)
@@ -526,7 +531,7 @@ class FsspecBackend:
                     raise Refused(
                         f"store {self.url}: there is no bucket {bucket}", "make it first"
                     ) from None
-                if not self.url.startswith("s3://"):
+                if make and not self.url.startswith("s3://"):
                     self.fs.makedirs(self.root, exist_ok=True)
             except PermissionError as error:
                 raise Refused(f"store {self.url}: {error}", "check the credentials") from None

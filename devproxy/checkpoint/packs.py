@@ -63,8 +63,13 @@ class PackIndex:
     ours: bool  # signed with the key that it was read with
 
 
+def file_name(pack: str) -> str:
+    """In FOLDER."""
+    return f"{pack}.pack"
+
+
 def pack_name(pack: str) -> str:
-    return f"{FOLDER}/{pack}.pack"
+    return f"{FOLDER}/{file_name(pack)}"
 
 
 def index_name(pack: str) -> str:

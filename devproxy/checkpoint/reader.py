@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, NamedTuple
 
@@ -30,6 +31,15 @@ class _Wanted(NamedTuple):
     offset: int
     put: _Put
     name: str
+
+
+@dataclass
+class Examined:
+    """What a look at chunks has found. packs: those that they were read from."""
+
+    stored_bytes: dict[str, int] = field(default_factory=dict)  # by chunk; 0 where it has no place
+    wrong: dict[str, ChunkError] = field(default_factory=dict)  # by chunk
+    packs: set[str] = field(default_factory=set)
 
 
 class Reader(Shelf):
@@ -122,9 +132,50 @@ class Reader(Shelf):
         self.fetch_into(wanted, memoryview(data), name=name, older=older)
         return bytes(data)
 
-    def check_chunks(self, refs: Iterable[ChunkRef], name: str) -> None:
-        """Reads them all and keeps nothing. Raises as fetch_file."""
-        self._fetch(refs, _nowhere, name)
+    def examine(self, refs: Iterable[ChunkRef], found: Examined) -> None:
+        """Reads each chunk that is not in `found` yet, and keeps nothing. Damage goes into `found`; raises StoreError."""
+        wanted: list[_Wanted] = []
+        for chunk, size in dict.fromkeys(refs):
+            if chunk == ZERO or chunk in found.stored_bytes:
+                continue
+            found.stored_bytes[chunk] = 0
+            try:
+                wanted.append(_Wanted(digest_of(chunk), size, 0, _nowhere, ""))
+            except ChunkError as error:
+                found.wrong[chunk] = error
+        self._know(wanted)
+        placed: list[tuple[_Wanted, Location]] = []
+        for one in wanted:
+            try:
+                where = self._place(one, None)
+            except ChunkError as error:
+                found.wrong[one.digest.hex()] = error
+                continue
+            placed.append((one, where))
+            found.stored_bytes[one.digest.hex()] = where.stored_bytes
+            found.packs.add(where.pack)
+        runs = _runs(placed)
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="devproxy-examine") as pool:
+            futures = [pool.submit(self._examine_run, run) for run in runs]
+            try:
+                for future in futures:
+                    found.wrong.update(future.result())
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    def _examine_run(self, run: list[tuple[_Wanted, Location]]) -> dict[str, ChunkError]:
+        wrong: dict[str, ChunkError] = {}
+        for chunk, where in self._take_run(run):
+            name = chunk.digest.hex()
+            if where.pack in self.damaged and self.lookup().get(chunk.digest) == [where]:
+                wrong[name] = DamagedChunk(name, pack=where.pack)
+                continue
+            try:
+                self._read_elsewhere(chunk.digest, chunk.bytes, where)
+            except ChunkError as error:
+                wrong[name] = error
+        return wrong
 
     def _fetch_in_order(
         self,
@@ -174,7 +225,7 @@ class Reader(Shelf):
                 offset += size
         if not wanted:
             return
-        runs = _runs(wanted, self._places(wanted, older))
+        runs = _runs(list(zip(wanted, self._places(wanted, older), strict=True)))
         with ThreadPoolExecutor(_READERS, thread_name_prefix="devproxy-fetch") as pool:
             futures: list[Future[int]] = [pool.submit(self._read_run, run, older) for run in runs]
             try:
@@ -187,34 +238,48 @@ class Reader(Shelf):
                     future.cancel()
 
     def _places(self, wanted: list[_Wanted], older: str | None) -> list[Location]:
+        self._know(wanted)
+        return [self._place(chunk, older) for chunk in wanted]
+
+    def _know(self, wanted: list[_Wanted]) -> None:
         merged = self.lookup()
         if any(chunk.digest not in merged for chunk in wanted):
             self.refresh()  # written since by another process
-            merged = self.lookup()
-        places: list[Location] = []
-        for chunk in wanted:
-            options = merged.get(chunk.digest)
-            if not options:
-                why = self.why_missing()
-                raise MissingChunk(chunk.digest.hex(), why=why).about(chunk.name, older)
-            # An index may claim anything: one that names another size does not stand in the way of a good one.
-            right = next((where for where in options if where.raw_bytes == chunk.bytes), None)
-            if right is None:
-                error = DamagedChunk(chunk.digest.hex(), pack=options[0].pack)
-                raise error.about(chunk.name, older)
-            places.append(right)
-        return places
+
+    def _place(self, chunk: _Wanted, older: str | None) -> Location:
+        """As of the last refresh."""
+        options = self.lookup().get(chunk.digest)
+        if not options:
+            why = self.why_missing()
+            raise MissingChunk(chunk.digest.hex(), why=why).about(chunk.name, older)
+        # An index may claim anything: one that names another size does not stand in the way of a good one.
+        right = next((where for where in options if where.raw_bytes == chunk.bytes), None)
+        if right is None:
+            error = DamagedChunk(chunk.digest.hex(), pack=options[0].pack)
+            raise error.about(chunk.name, older)
+        return right
 
     def _read_run(self, run: list[tuple[_Wanted, Location]], older: str | None) -> int:
-        """Reads neighbours of one pack with one request, checks each, hands them on. Raw bytes handled."""
+        """Reads neighbours of one pack, checks each, hands them on. Raw bytes handled."""
+        # Behind the others: reading again takes the buffer that they lie in.
+        for chunk, where in self._take_run(run):
+            try:
+                chunk.put(chunk.offset, self._read_elsewhere(chunk.digest, chunk.bytes, where))
+            except ChunkError as error:
+                raise error.about(chunk.name, older) from None
+        return sum(chunk.bytes for chunk, _ in run)
+
+    def _take_run(self, run: list[tuple[_Wanted, Location]]) -> list[tuple[_Wanted, Location]]:
+        """Reads neighbours with one request, and hands on those that are good. The others."""
         first, last = run[0][1], run[-1][1]
         start, end = first.offset, last.offset + last.stored_bytes
         with named("read a chunk", f"{packs.pack_name(first.pack)} in store {self.url}"):
             fault.point("store_read_chunk")
+            there = True
             try:
                 data = self.backend.view_range(packs.pack_name(first.pack), start, end - start)
             except FileNotFoundError:
-                data = memoryview(b"")  # repacked, or lost: the other places decide
+                data, there = memoryview(b""), False  # repacked, or lost: the other places decide
         bad: list[tuple[_Wanted, Location]] = []
         put: _Put = _nowhere
         to = begin = stop = 0  # raw neighbours that are good and not handed on yet
@@ -233,12 +298,9 @@ class Reader(Shelf):
                 put(to, data[begin:stop])
                 put, to, begin, stop = chunk.put, chunk.offset, at, at + chunk.bytes
         put(to, data[begin:stop])
-        for chunk, where in bad:  # last: reading again takes the buffer that `data` lies in
-            try:
-                chunk.put(chunk.offset, self._read_elsewhere(chunk.digest, chunk.bytes, where))
-            except ChunkError as error:
-                raise error.about(chunk.name, older) from None
-        return sum(chunk.bytes for chunk, _ in run)
+        if bad and there:
+            self.note_damage(first.pack, bad[0][0].digest)
+        return bad
 
     def _read_elsewhere(self, hashed: bytes, size: int, bad: Location) -> bytes | memoryview:
         """Another copy of the chunk, in another pack. Raises DamagedChunk or MissingChunk."""
@@ -290,9 +352,9 @@ def _write_at(fd: int, offset: int, data: bytes | memoryview) -> None:
         view, offset = view[done:], offset + done
 
 
-def _runs(wanted: list[_Wanted], places: list[Location]) -> list[list[tuple[_Wanted, Location]]]:
+def _runs(placed: list[tuple[_Wanted, Location]]) -> list[list[tuple[_Wanted, Location]]]:
     """Groups chunks that lie side by side in a pack, up to a request's size."""
-    rows = sorted(zip(wanted, places, strict=True), key=lambda row: (row[1].pack, row[1].offset))
+    rows = sorted(placed, key=lambda row: (row[1].pack, row[1].offset))
     runs: list[list[tuple[_Wanted, Location]]] = []
     for row in rows:
         where = row[1]

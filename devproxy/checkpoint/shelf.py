@@ -29,6 +29,7 @@ class Shelf:
         self._mu = threading.Lock()  # the two below
         self._indices: dict[str, PackIndex | None] = {}  # None: damaged
         self._merged: dict[bytes, list[Location]] | None = None
+        self.damaged: dict[str, str] = {}  # packs -> a chunk of it that was not as it was written
 
     # ---- chunks ----
 
@@ -80,6 +81,25 @@ class Shelf:
         with self._mu:
             self._indices.pop(pack, None)
             self._merged = None
+
+    def note_damage(self, pack: str, hashed: bytes) -> None:
+        """A chunk in the pack is not what the index says."""
+        with self._mu:
+            self.damaged.setdefault(pack, hashed.hex())
+
+    def pack_problems(self) -> dict[str, str]:
+        """Packs that are there and are not as they were written, as far as it is known by now; and why."""
+        found = {
+            pack: f"chunk {chunk[:16]} of it is damaged" for pack, chunk in self.damaged.items()
+        }
+        sizes = {entry.name: entry.size for entry in self.backend.list(packs.FOLDER)}
+        with self._mu:
+            indices = dict(self._indices)
+        for pack, index in indices.items():
+            size = sizes.get(packs.file_name(pack))
+            if index and size is not None and size != index.pack_bytes:
+                found[pack] = f"it has {size} bytes, and {index.pack_bytes} were written"
+        return found
 
     def refresh(self) -> None:
         """Looks which packs there are now."""
@@ -147,6 +167,11 @@ class Shelf:
         """What lies among the images and is none: names that no image has, and files."""
         found = self.backend.list("images")
         return sorted(e.name for e in found if e.size or not manifests.is_image_id(e.name))
+
+    def strange_packs(self) -> list[str]:
+        """What lies among the packs and is neither a pack nor an index."""
+        found = (entry.name for entry in self.backend.list(packs.FOLDER))
+        return sorted(name for name in found if not name.endswith((".pack", ".idx")))
 
     def read_manifest(self, image_id: str) -> dict[str, Any]:
         """Raises NoSuchImage, TruncatedManifest, UnknownFormat, WrongChecksum, WrongAuthentication, StoreError."""

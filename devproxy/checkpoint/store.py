@@ -24,6 +24,7 @@ from devproxy.checkpoint.gc import GcReport
 from devproxy.checkpoint.manifest import Image
 from devproxy.checkpoint.markers import ABANDONED_S, UPLOADS, Marker
 from devproxy.checkpoint.reader import Reader, digest_of
+from devproxy.checkpoint.verify import Verifier
 from devproxy.log import say
 
 
@@ -31,17 +32,22 @@ class Store(Reader):
     """An open store. Any number of threads and processes may use one at the same time."""
 
     @classmethod
-    def open(cls, url: str, *, reads: bool = False) -> Store:
+    def open(cls, url: str, *, reads: bool = False, looks: bool = False) -> Store:
         """Opens, and makes it when it is not there. Raises Refused (another user's, no bucket) and StoreError.
 
         reads: it is opened for images that are there: without a key none of them can be, and no new key helps.
+        looks: nothing will be written, and so nothing is made.
         """
         backend = open_backend(url)
         with named("open", f"store {backend.url}"):
             fault.point("store_open")
-        backend.prepare()
+        backend.prepare(make=not looks)
         foreign = not os.path.lexists(keys.path()) and bool(backend.list("images"))
-        key = keys.load(create=not (foreign and reads))
+        if looks and not foreign and not os.path.lexists(keys.path()):
+            return cls(
+                backend, os.urandom(keys.KEY_BYTES)
+            )  # there is nothing that a key has signed
+        key = keys.load(create=not (foreign and (reads or looks)))
         if foreign:
             say(
                 f"key file {keys.path()} was not there, and is made now: images that are in store {backend.url} already"
@@ -73,18 +79,13 @@ class Store(Reader):
 
         What is wrong with the image is in the result; only the store's own errors are raised.
         """
+        if full:
+            return Verifier(self).verdict(image_id).image
         try:
             body = self.read_manifest(image_id)
             self.refresh()
             with manifests.understood(image_id):
-                problem = self._quick_problem(body)
-                if not problem and full:
-                    try:
-                        for label, refs in manifests.chunk_lists(body):
-                            self.check_chunks(refs, label)
-                    except ChunkError as error:
-                        problem = error.what
-                return manifests.summary(body, problem)
+                return manifests.summary(body, self._quick_problem(body))
         except ImageError as error:
             return Image(image_id, whole=False, problem=error.what)
 

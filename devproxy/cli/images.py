@@ -13,9 +13,10 @@ from devproxy import runtime
 from devproxy.cli.output import show_json
 from devproxy.cli.progress import fact_rows
 from devproxy.cli.table import show_table
+from devproxy.cli.verify import verify
 from devproxy.control import client
 from devproxy.control import coordinator_api as api
-from devproxy.control.stores import open_stores
+from devproxy.control.stores import any_image, open_stores
 from devproxy.errors import Refused
 from devproxy.log import say
 from devproxy.machine import show_bytes
@@ -32,24 +33,26 @@ VERB_ENDS_S = 60.0
 
 
 def images(arguments: argparse.Namespace) -> int:
-    """The images in the stores; `images gc` removes what none of them needs, `images rm` one of them."""
-    if arguments.images and arguments.action != "rm":
-        raise Refused(f"images {arguments.action} takes no image", "see: devproxy help images")
-    if not arguments.images and arguments.action == "rm":
+    """The images in the stores; `images gc` removes what none of them needs, `images rm` one of them, `images verify`
+    reads them."""
+    action, names = arguments.action, arguments.names
+    if names and action not in ("rm", "verify"):
+        raise Refused(f"images {action} takes no image", "see: devproxy help images")
+    if not names and action == "rm":
         raise Refused("images rm needs an image", "devproxy images rm IMAGE; see: devproxy images")
-    stores = open_stores(arguments.store)
-    if arguments.action == "gc":
+    if len(names) > 1 and action == "verify":
+        raise Refused("images verify takes one job", "see: devproxy help images")
+    if arguments.image is not None and action != "verify":
+        raise Refused(f"images {action} takes no --image", "see: devproxy help images")
+    stores = open_stores(arguments.store, looks=action == "verify")
+    if action == "gc":
         return _gc(arguments, stores)
-    if arguments.action == "rm":
+    if action == "rm":
         return _rm(arguments, stores)
+    _say_strange(stores)
+    if action == "verify":
+        return verify(arguments, stores)
     found = [(store, image) for store in stores for image in store.images()]
-    for store in stores:
-        if strange := store.strange():
-            names = ", ".join(map(ascii, strange[:5]))
-            say(
-                f"{len(strange)} thing(s) among the images of {store.url} are none: {names}",
-                "devproxy",
-            )
     if arguments.verify:
         found = [(store, store.verify(image.id, full=True)) for store, image in found]
     if arguments.json:
@@ -65,6 +68,17 @@ def images(arguments: argparse.Namespace) -> int:
                 rows,
             )  # fmt: skip
     return 1 if arguments.verify and not all(image.whole for _, image in found) else 0
+
+
+def _say_strange(stores: list[Store]) -> None:
+    for store in stores:
+        for kind, strange in (("images", store.strange()), ("packs", store.strange_packs())):
+            names = ", ".join(map(ascii, strange[:5]))
+            if strange:
+                say(
+                    f"{len(strange)} thing(s) among the {kind} of {store.url} are none: {names}",
+                    "devproxy",
+                )
 
 
 def _row(image: Image) -> list[str]:
@@ -106,7 +120,7 @@ def _gc(arguments: argparse.Namespace, stores: list[Store]) -> int:
 
 def _rm(arguments: argparse.Namespace, stores: list[Store]) -> int:
     """Each is looked up before the first is removed."""
-    chosen = [_one(stores, text) for text in arguments.images]
+    chosen = [any_image(stores, text) for text in arguments.names]
     removed: list[dict[str, Any]] = []
     for store, image in chosen:
         needed = partial(_needed, store, image, arguments.force)
@@ -126,21 +140,6 @@ def _rm(arguments: argparse.Namespace, stores: list[Store]) -> int:
     else:
         print(f"freed {show_bytes(freed)}; what other images need as well stays")
     return 0
-
-
-def _one(stores: list[Store], text: str) -> tuple[Store, Image]:
-    """By its id or the beginning of it; also one that is not whole. Raises Refused."""
-    found = [(store, image) for store in stores for image in store.images()]
-    exact = [pair for pair in found if pair[1].id == text]
-    matches = exact or [pair for pair in found if text and pair[1].id.startswith(text)]
-    if not matches:
-        raise Refused(f"there is no image {text!r}", "see: devproxy images, or --store")
-    if len(matches) > 1:
-        names = ", ".join(f"{image.id} ({store.url})" for store, image in matches[:5])
-        raise Refused(
-            f"{text!r} is one of {len(matches)} images: {names}", "write more, or --store"
-        )
-    return matches[0]
 
 
 def _needed(store: Store, image: Image, force: bool) -> str:

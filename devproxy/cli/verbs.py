@@ -395,13 +395,21 @@ def add_to(verb: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "action",
         nargs="?",
-        choices=["list", "gc", "rm"],
+        choices=["list", "gc", "rm", "verify"],
         default="list",
-        help="gc: free what no image needs; rm: remove images",
+        help="gc: free what no image needs; rm: remove images; verify: read every chunk, and say which images are whole",
     )
-    sub.add_argument("images", metavar="IMAGE", nargs="*", help="of rm: ids, or their beginnings")
+    sub.add_argument(
+        "names",
+        metavar="IMAGE",
+        nargs="*",
+        help="of rm: ids, or their beginnings; of verify: a job, all jobs without it",
+    )
     sub.add_argument("--store", metavar="DIR", help=STORES)
-    sub.add_argument("--verify", action="store_true", help="read every chunk")
+    sub.add_argument(
+        "--image", metavar="ID", help="of verify: this one, by its id or the beginning of it"
+    )
+    sub.add_argument("--verify", action="store_true", help="of the list: read every chunk")
     sub.add_argument(
         "--force", action="store_true", help="of rm: also the only whole image of a living job"
     )

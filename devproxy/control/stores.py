@@ -24,29 +24,30 @@ def _is_folder(url: str) -> bool:
     return "://" not in url.removeprefix("file://")
 
 
-def _open(url: str) -> Store:
+def _open(url: str, looks: bool) -> Store:
     # Late: blake3 and zstandard are not for verbs without a store.
     from devproxy.checkpoint.store import Store
 
     place = os.path.abspath(url.removeprefix("file://")) if _is_folder(url) else url
-    return Store.open(place, reads=True)
+    return Store.open(place, reads=True, looks=looks)
 
 
-def open_stores(given: str | None) -> list[Store]:
+def open_stores(given: str | None, *, looks: bool = False) -> list[Store]:
     """The store that is named; else the default one and all that are remembered, as far as they are there.
 
-    Raises Refused and StoreError for the one that is named. Of the others one that does not answer is said.
+    looks: nothing will be written, so a store that cannot be written serves as well. Raises Refused and StoreError for the
+    one that is named. Of the others one that does not answer is said.
     """
     if given:
         if _is_folder(given) and not os.path.isdir(given.removeprefix("file://")):
             raise Refused(f"there is no store {given}", "name the one that the job writes to")
-        return [_open(given)]
+        return [_open(given, looks)]
     found: dict[str, Store] = {}
     for url in (state.default_store(), *records.stores()):
         if _is_folder(url) and not os.path.isdir(url.removeprefix("file://")):
             continue  # never used, or removed by now
         try:
-            store = _open(url)
+            store = _open(url, looks)
             found[store.url] = store
         except (Refused, StoreError) as error:
             say(f"left out: {error}", "devproxy")
@@ -88,4 +89,19 @@ def find_image(stores: Sequence[Store], text: str) -> tuple[Store, Image]:
     if len(matches) > 1:
         names = ", ".join(image.id for _, image in matches[:5])
         raise Refused(f"{text!r} is the beginning of {len(matches)} images: {names}", "write more")
+    return matches[0]
+
+
+def any_image(stores: list[Store], text: str) -> tuple[Store, Image]:
+    """By its id or the beginning of it; also one that is not whole. Raises Refused."""
+    found = [(store, image) for store in stores for image in store.images()]
+    exact = [pair for pair in found if pair[1].id == text]
+    matches = exact or [pair for pair in found if text and pair[1].id.startswith(text)]
+    if not matches:
+        raise Refused(f"there is no image {text!r}", "see: devproxy images, or --store")
+    if len(matches) > 1:
+        names = ", ".join(f"{image.id} ({store.url})" for store, image in matches[:5])
+        raise Refused(
+            f"{text!r} is one of {len(matches)} images: {names}", "write more, or --store"
+        )
     return matches[0]

@@ -32,6 +32,7 @@ from devproxy.checkpoint.errors import (
 )
 from devproxy.checkpoint.manifest import Image
 from devproxy.checkpoint.store import Store
+from devproxy.cli import ctl
 from devproxy.errors import Refused
 
 BUCKET = "images"
@@ -157,6 +158,26 @@ def test_two_writers_at_once(url: str) -> None:
     store.gc()
     assert [store.verify(name, full=True).whole for name in ("a", "b")] == [True, True]
     assert load(store, "a")[: 3 * MIB] == data
+
+
+def test_verify(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open(url)
+    save(store, "j-1-a", noise(1, MIB), created=1.0)
+    first = store.pack_ids()
+    save(store, "j-2-b", noise(2, MIB), created=2.0)
+    words = ["images", "verify", "j", "--store", url]
+    assert ctl._main(words) == 0
+    assert "2 image(s), 2 whole, 0 damaged" in capsys.readouterr().out
+    [pack] = set(store.pack_ids()) - set(first)
+    name = f"packs/{pack}.pack"
+    data = bytearray(store.backend.read(name))
+    data[MIB // 2] ^= 1
+    store.backend.write(name, bytes(data), stage="damage")
+    assert ctl._main(words) == 1
+    out = capsys.readouterr().out
+    assert "image j-1-a is whole" in out
+    assert f"is damaged in pack {pack};" in out
+    assert "job j: the newest whole image is j-1-a" in out
 
 
 def test_epochs_are_exclusive(url: str) -> None:
