@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 
 from devproxy import procfs
@@ -45,6 +46,7 @@ _GONE = (
 class Entry:
     name: str  # without the folder
     size: int  # bytes; 0 for a folder
+    written_ns: int = 0  # when it was written last, by the clock of the store; 0: not known
 
 
 class ObjectWriter(Protocol):
@@ -59,6 +61,7 @@ class ObjectWriter(Protocol):
 
 class Backend(Protocol):
     url: str
+    clocks_ns: int  # by how much two times of it may be in the wrong order
 
     def prepare(self, make: bool = True) -> None:
         """Looks at the store's place, and makes what is missing there unless told not to."""
@@ -138,6 +141,8 @@ def classify(stage: str, obj: str, error: OSError) -> StoreError:
 class LocalBackend:
     """A folder: 0700 folders, 0600 files, written under tmp/ and renamed."""
 
+    clocks_ns = 0
+
     def __init__(self, root: str) -> None:
         self.root = root
         self.url = f"file://{root}"
@@ -189,9 +194,9 @@ class LocalBackend:
                 with os.scandir(self._path(folder)) as entries:
                     for entry in entries:
                         try:
-                            found.append(
-                                Entry(entry.name, 0 if entry.is_dir() else entry.stat().st_size)
-                            )
+                            facts = entry.stat()
+                            size = 0 if stat.S_ISDIR(facts.st_mode) else facts.st_size
+                            found.append(Entry(entry.name, size, facts.st_mtime_ns))
                         except FileNotFoundError:
                             continue  # removed since
             except FileNotFoundError:
@@ -496,6 +501,8 @@ class FsspecBackend:
     The time until an object is seen by a list must be zero: true for S3 since 2020 and for S3-like servers in use.
     """
 
+    clocks_ns = 60_000_000_000  # a server may be many machines
+
     def __init__(self, url: str) -> None:
         import fsspec  # an import of half a second: not for stores in a folder
 
@@ -565,7 +572,11 @@ class FsspecBackend:
             except FileNotFoundError:
                 return []
             return [
-                Entry(row["name"].rstrip("/").rsplit("/", 1)[-1], int(row.get("size") or 0))
+                Entry(
+                    row["name"].rstrip("/").rsplit("/", 1)[-1],
+                    int(row.get("size") or 0),
+                    _time_ns(row.get("LastModified")),
+                )
                 for row in rows
                 if row["name"].rstrip("/") != path
             ]
@@ -642,6 +653,10 @@ class _BufferedObject:
 
     def abandon(self) -> None:
         self._parts = []
+
+
+def _time_ns(when: Any) -> int:
+    return int(when.timestamp() * 1e9) if isinstance(when, datetime) else 0
 
 
 def open_backend(url: str) -> Backend:

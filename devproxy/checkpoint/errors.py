@@ -58,6 +58,19 @@ class UploadLost(StoreError):
         )
 
 
+class DamagedPack(StoreError):
+    """An image was to rely on a pack that is not as it was written. Whoever puts everything again stores it anew."""
+
+    def __init__(self, image_id: str, pack: str, url: str) -> None:
+        self.pack = pack
+        super().__init__(
+            "commit",
+            f"image {image_id}",
+            f"pack {pack} of store {url}, on which it relies, is damaged",
+            "take the image again: nothing relies on that pack any more; devproxy images verify says which images are whole",
+        )
+
+
 class ImageError(DevproxyError):
     """An image cannot be used."""
 

@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 
 from devproxy.checkpoint import manifest as manifests
 from devproxy.checkpoint import markers
-from devproxy.checkpoint.chunker import ZERO, decompress, digest
+from devproxy.checkpoint.chunker import ZERO
 from devproxy.checkpoint.errors import ImageError, NoSuchImage, StoreError
 from devproxy.checkpoint.markers import ABANDONED_S, TOMBSTONES, UPLOADS, Marker
 from devproxy.checkpoint.packs import PackIndex, index_name, owner, pack_name
@@ -65,6 +65,7 @@ class _View:
     sizes: dict[str, int]
     half: set[str]
     damaged: set[str]
+    doubted: set[str]
     live: set[bytes]
 
 
@@ -85,6 +86,8 @@ def collect(shelf: Shelf, abandoned_s: float = ABANDONED_S, repack: bool = True)
                 return report
             markers.remove(backend, TOMBSTONES, other.id)
         _collect(shelf, tombstone, report, abandoned_s, repack)
+        if noted := shelf.noted_packs():
+            shelf.drop_notes(set(noted) - _list_packs(shelf).keys())
         if hasattr(backend, "sweep"):
             backend.sweep()
     finally:
@@ -111,7 +114,7 @@ def _collect(
         if sparse:
             writer = begin(shelf, f"gc-{tombstone.id}")
             sparse = _repack(shelf, writer, view, sparse, report)
-        victims = (unreferenced | sparse | view.half) - {
+        victims = (unreferenced | sparse | view.doubted | view.half) - {
             p for p in view.sizes if owner(p) in spared.owners
         }
         if not victims and all(upload.alive for upload in first):
@@ -145,6 +148,7 @@ def _collect(
                 return
             backend.remove(index_name(pack))
             backend.remove(pack_name(pack))
+            shelf.drop_notes([pack])
             shelf.forget(pack)
             report.removed_packs += 1
             report.removed_bytes += view.sizes.get(pack, 0)
@@ -205,7 +209,9 @@ def _look(shelf: Shelf, packs: dict[str, tuple[int, bool]], report: GcReport) ->
             else:
                 indices[pack] = index
     half = {pack for pack, (_, indexed) in packs.items() if not indexed}
-    return _View(indices, {pack: size for pack, (size, _) in packs.items()}, half, damaged, live)
+    doubted = shelf.doubted_packs() & indices.keys()
+    sizes = {pack: size for pack, (size, _) in packs.items()}
+    return _View(indices, sizes, half, damaged, doubted, live)
 
 
 def _sparse(view: _View, spared: _Spared) -> set[str]:
@@ -231,14 +237,10 @@ def _repack(
         for hashed, where in view.packs[pack].entries.items():
             if hashed not in view.live:
                 continue
-            try:
-                body = shelf.backend.read_range(pack_name(pack), where.offset, where.stored_bytes)
-            except FileNotFoundError:
-                whole = False
-                break
-            data = decompress(where.codec, body, where.raw_bytes)
-            if data is None or digest(data) != hashed:
-                report.busy.append(f"pack {pack} is damaged and stays as it is")
+            body = shelf.read_chunk(hashed, where)
+            if body is None:
+                if pack in shelf.damaged:
+                    report.busy.append(f"pack {pack} is damaged and stays as it is")
                 whole = False
                 break
             writer.append_body(where, hashed, body)
@@ -249,10 +251,13 @@ def _repack(
 
 
 def _without_loss(view: _View, victims: set[str]) -> set[str]:
-    """The victims without which every referenced chunk still has a place in a pack that stays, by an index of ours."""
+    """The victims without which every referenced chunk still has a place in a pack that stays, by an index of ours.
+
+    A pack that is doubted is no such place.
+    """
     kept: set[bytes] = set()
     for pack, index in view.packs.items():
-        if pack not in victims and index.ours:
+        if pack not in victims and index.ours and pack not in view.doubted:
             kept.update(view.live.intersection(index.entries))
     safe: set[str] = set()
     for pack in sorted(victims):
@@ -260,7 +265,7 @@ def _without_loss(view: _View, victims: set[str]) -> set[str]:
         needed = view.live.intersection(found.entries) if found else set()
         if needed <= kept:
             safe.add(pack)
-        else:
+        elif pack not in view.doubted:
             kept |= needed
     return safe
 

@@ -72,8 +72,13 @@ def pack_name(pack: str) -> str:
     return f"{FOLDER}/{file_name(pack)}"
 
 
+def index_file_name(pack: str) -> str:
+    """In FOLDER."""
+    return f"{pack}.idx"
+
+
 def index_name(pack: str) -> str:
-    return f"{FOLDER}/{pack}.idx"
+    return f"{FOLDER}/{index_file_name(pack)}"
 
 
 def owner(pack: str) -> str:

@@ -1,22 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """An open store as all parts of it see it: its packs by their indices, its manifests, its epochs.
 
-It writes nothing but epochs. Uploads (writer.py), reading (reader.py) and removal (gc.py) stand on it, and store.py on them.
+It writes nothing but epochs and notes of damaged packs. Uploads (writer.py), reading (reader.py) and removal (gc.py) stand on it, and store.py on them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from devproxy.checkpoint import key as keys
 from devproxy.checkpoint import manifest as manifests
 from devproxy.checkpoint import packs
 from devproxy.checkpoint.backend import Backend
-from devproxy.checkpoint.errors import NoSuchImage, StaleJob
+from devproxy.checkpoint.chunker import decompress, digest
+from devproxy.checkpoint.errors import NoSuchImage, StaleJob, StoreError
 from devproxy.checkpoint.markers import TOMBSTONES, Marker
 from devproxy.checkpoint.packs import Location, PackIndex
+
+DISTRUSTED = "distrusted"
+
+
+class KnownChunks(NamedTuple):
+    """doubted: those in packs that are not as they were written, as far as one can see. They may be in `good` too."""
+
+    good: dict[bytes, Location]
+    doubted: dict[bytes, Location]
 
 
 class Shelf:
@@ -29,23 +41,26 @@ class Shelf:
         self._mu = threading.Lock()  # the two below
         self._indices: dict[str, PackIndex | None] = {}  # None: damaged
         self._merged: dict[bytes, list[Location]] | None = None
-        self.damaged: dict[str, str] = {}  # packs -> a chunk of it that was not as it was written
+        self.damaged: dict[str, str] = {}  # pack -> a chunk of it that was not as it was written
 
     # ---- chunks ----
 
-    def known_chunks(self, marker: Marker) -> dict[bytes, Location]:
-        """The chunks an upload may rely on: those of indices that are signed with our key. The order of the steps matters: U2 to U4 of gc.py."""
+    def known_chunks(self, marker: Marker) -> KnownChunks:
+        """The chunks an upload may rely on: those of indices that are signed with our key, in packs that nobody doubts. The
+        order of the steps matters: U2 to U4 of gc.py."""
         doomed: set[str] = set()
         for entry in self.backend.list(TOMBSTONES):
             if entry.name.endswith(".json"):
                 doomed.update(_victims(self.backend, f"{TOMBSTONES}/{entry.name}"))
-        found: dict[bytes, Location] = {}
+        found = KnownChunks({}, {})
         pinned: list[str] = []
         for pack in self.pack_ids():
-            if pack not in doomed and (index := self.pack_index(pack)):
+            if pack not in doomed and self.pack_index(pack):
                 pinned.append(pack)
-                if index.ours:
-                    found.update(index.entries)
+        doubted = self.doubted_packs()
+        for pack in pinned:
+            if (index := self.pack_index(pack)) and index.ours:
+                (found.doubted if pack in doubted else found.good).update(index.entries)
         marker.pin(pinned)
         return found
 
@@ -83,9 +98,63 @@ class Shelf:
             self._merged = None
 
     def note_damage(self, pack: str, hashed: bytes) -> None:
-        """A chunk in the pack is not what the index says."""
+        """A chunk in the pack is not what the index says: from now on no upload relies on the pack.
+
+        Whoever opens the store later is told by an object of the pack's name. A store that cannot be written keeps no note;
+        then only this process knows.
+        """
         with self._mu:
-            self.damaged.setdefault(pack, hashed.hex())
+            if pack in self.damaged:
+                return
+            self.damaged[pack] = hashed.hex()
+        note = json.dumps({"chunk": hashed.hex()}).encode()
+        with contextlib.suppress(StoreError):
+            self.backend.create(f"{DISTRUSTED}/{pack}", note, stage="note a damaged pack")
+
+    def doubted_packs(self) -> set[str]:
+        """Packs, as of the last refresh, that no upload may rely on: one in which a damaged chunk was found, one that has
+        not the size that its index says, and one that was written to after its index."""
+        there = {entry.name: entry for entry in self.backend.list(packs.FOLDER)}
+        noted = {entry.name for entry in self.backend.list(DISTRUSTED)}
+        with self._mu:
+            indices = dict(self._indices)
+            noted.update(self.damaged)
+        doubted: set[str] = set()
+        for pack, index in indices.items():
+            body = there.get(packs.file_name(pack))
+            if index is None or body is None:
+                continue
+            written = there.get(packs.index_file_name(pack))
+            after_ns = body.written_ns - written.written_ns if written else 0
+            late = after_ns > self.backend.clocks_ns
+            if pack in noted or body.size != index.pack_bytes or late:
+                doubted.add(pack)
+        return doubted
+
+    def drop_notes(self, gone: Iterable[str]) -> None:
+        """Of packs that are not there any more. No pack gets the name of another, so nobody needs them."""
+        for pack in gone:
+            self.backend.remove(f"{DISTRUSTED}/{pack}")
+
+    def noted_packs(self) -> list[str]:
+        """Those in which somebody has found damage."""
+        return sorted(entry.name for entry in self.backend.list(DISTRUSTED))
+
+    def read_chunk(self, hashed: bytes, where: Location) -> bytes | memoryview | None:
+        """The stored body, when it is that chunk; else None, and the pack is noted as damaged."""
+        try:
+            body = self.backend.read_range(
+                packs.pack_name(where.pack), where.offset, where.stored_bytes
+            )
+        except FileNotFoundError:
+            return None
+        raw = None
+        if len(body) == where.stored_bytes:
+            raw = decompress(where.codec, body, where.raw_bytes)
+        if raw is None or digest(raw) != hashed:
+            self.note_damage(where.pack, hashed)
+            return None
+        return body
 
     def pack_problems(self) -> dict[str, str]:
         """Packs that are there and are not as they were written, as far as it is known by now; and why."""

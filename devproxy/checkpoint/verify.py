@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether images are whole: every chunk that they rely on is read, and its hash compared. Nothing is written."""
+"""Whether images are whole: every chunk that they rely on is read, and its hash compared.
+
+Nothing is written but a note for each damaged pack (shelf.py), where the store can be written.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import stat
 import threading
 import time
@@ -36,7 +37,13 @@ from devproxy.checkpoint.chunker import (
     digest,
     is_zero,
 )
-from devproxy.checkpoint.errors import MissingChunk, StoreError, UploadLost
+from devproxy.checkpoint.errors import (
+    DamagedChunk,
+    DamagedPack,
+    MissingChunk,
+    StoreError,
+    UploadLost,
+)
 from devproxy.checkpoint.markers import UPLOADS, Marker
 from devproxy.checkpoint.packs import (
     PACK_BYTES,
@@ -55,6 +62,9 @@ _WORKERS = 2
 _WINDOW = 24  # batches of 1 MiB under way
 _PACKS_SYNCING = 2
 _HASHED_AT_ONCE = 1 << 26
+# Of older chunks that are read before a commit relies on them: what takes no time that anybody notices.
+_SAMPLE_CHUNKS = 16
+_SAMPLE_BYTES = 8 << 20
 
 
 @dataclass
@@ -119,13 +129,14 @@ class Writer:
         self._pack_number = 0
         self._packs: list[str] = []
         self._relied_on: set[str] = set()
+        self.renewed: set[str] = set()  # doubted packs of which chunks were stored anew
         self._syncing: deque[Future[None]] = deque()
         self._done = False
         self.whole = False  # the manifest is written: the image is there, whatever fails afterwards
         # The order of these three is the upload's half of the agreement with gc (gc.py).
         self._marker = Marker(self._backend, UPLOADS, {"image": image_id})
         try:
-            self._known: dict[bytes, Location] = shelf.known_chunks(self._marker)
+            self._known, self._doubted = shelf.known_chunks(self._marker)
         except BaseException:
             self._marker.end()
             raise
@@ -258,11 +269,13 @@ class Writer:
                         chunk.body is not None
                     )  # _new only grows, and grows before a pool thread can see it
                     self._append(chunk.digest, chunk.raw_bytes, chunk.codec, chunk.body)
+                    if where := self._doubted.get(chunk.digest):
+                        self.renewed.add(where.pack)
                     count.new += chunk.raw_bytes
                     count.stored += len(chunk.body)
 
-    def append_body(self, location: Location, hashed: bytes, body: bytes) -> None:
-        """For gc: a body that is stored already moves to a new pack as it is."""
+    def append_body(self, location: Location, hashed: bytes, body: bytes | memoryview) -> None:
+        """A body that is stored already moves to a new pack as it is."""
         with self._mu:
             if hashed not in self._new:
                 self._append(hashed, location.raw_bytes, location.codec, body)
@@ -324,7 +337,7 @@ class Writer:
         """
         known = self._shelf.known_chunks(self._marker)
         with self._mu:
-            self._known = known
+            self._known, self._doubted = known
 
     def add_sizes(self, per_kind: dict[str, dict[str, int]]) -> None:
         """What the other upload counted (sizes()["per_kind"]) is the image's too."""
@@ -349,9 +362,12 @@ class Writer:
     def commit(self, manifest: dict[str, Any]) -> manifests.Image:
         """Makes the image: from the manifest's rename on it is whole. `manifest` brings job, job_id and epoch.
 
-        Raises StaleJob when the job was restored elsewhere, UploadLost when a gc took this upload for dead, and
-        StoreError; then those before are as they were, and there is no image unless self.whole.
+        Raises StaleJob when the job was restored elsewhere, UploadLost when a gc took this upload for dead, DamagedPack
+        when a new upload of the same is needed, DamagedChunk when that would not help, and StoreError; then those before are
+        as they were, and there is no image unless self.whole.
         """
+        self.flush()
+        self._check_packs(self._check_references(manifest))
         self.flush()
         body = {
             "created": time.time(),
@@ -360,7 +376,6 @@ class Writer:
             "image": self.image_id,
             "sizes": self.sizes(),
         }
-        self._check_references(body)
         job_id, epoch = body.get("job_id"), body.get("epoch")
         self._check_still_ours(job_id, epoch)
         name = f"images/{self.image_id}/manifest.json"
@@ -383,7 +398,9 @@ class Writer:
         self._close()
         return manifests.summary(body)
 
-    def _check_references(self, body: dict[str, Any]) -> None:
+    def _check_references(self, body: dict[str, Any]) -> dict[bytes, Location]:
+        """The older chunks that the image relies on."""
+        relied: dict[bytes, Location] = {}
         for label, refs in manifests.chunk_lists(body):
             for name, _ in refs:
                 if name == ZERO:
@@ -393,8 +410,36 @@ class Writer:
                     continue
                 where = self._known.get(hashed)
                 if where is None:
-                    raise MissingChunk(name, label, why="it was never put")
+                    self._renew(hashed, name, label)
+                    continue
+                relied[hashed] = where
                 self._relied_on.add(where.pack)
+        return relied
+
+    def _renew(self, hashed: bytes, name: str, label: str) -> None:
+        """A chunk of a file that is as in the last image: nobody has put it, and its pack is doubted. It is still good where
+        its hash says so."""
+        where = self._doubted.get(hashed)
+        if where is None:
+            raise MissingChunk(name, label, why="it was never put")
+        body = self._shelf.read_chunk(hashed, where)
+        if body is None and where.pack in self._shelf.damaged:
+            raise DamagedChunk(name, label, pack=where.pack)
+        if body is None:
+            raise MissingChunk(name, label, why=f"pack {where.pack} was removed meanwhile")
+        self.append_body(where, hashed, body)
+        self.renewed.add(where.pack)
+
+    def _check_packs(self, relied: dict[bytes, Location]) -> None:
+        """What the image relies on is as it was written, as far as a few reads can tell. Raises DamagedPack."""
+        for pack in sorted(self._shelf.doubted_packs() & self._relied_on):
+            raise DamagedPack(self.image_id, pack, self._shelf.url)
+        chosen = _sample(relied)
+        # All of them: the next try is then to meet no other damaged pack.
+        read = list(self._pool.map(lambda one: self._shelf.read_chunk(*one), chosen))
+        for (_, where), body in zip(chosen, read, strict=True):
+            if body is None and where.pack in self._shelf.damaged:
+                raise DamagedPack(self.image_id, where.pack, self._shelf.url)
 
     def _check_still_ours(self, job_id: object, epoch: object) -> None:
         if isinstance(job_id, str) and isinstance(epoch, int):
@@ -425,6 +470,20 @@ class Writer:
     @property
     def upload_id(self) -> str:
         return self._marker.id
+
+
+def _sample(relied: dict[bytes, Location]) -> list[tuple[bytes, Location]]:
+    """A few chunks, of as many packs as can be."""
+    some = random.sample(list(relied.items()), min(len(relied), 4 * _SAMPLE_CHUNKS))
+    packs = {where.pack: (hashed, where) for hashed, where in some}
+    first = list(packs.values())
+    chosen: list[tuple[bytes, Location]] = []
+    left = _SAMPLE_BYTES
+    for one in dict.fromkeys([*first, *some]):
+        if len(chosen) < _SAMPLE_CHUNKS and one[1].stored_bytes <= left:
+            chosen.append(one)
+            left -= one[1].stored_bytes
+    return chosen
 
 
 def _whole_hash(views: Iterable[memoryview]) -> str:

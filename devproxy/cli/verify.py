@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def verify(arguments: argparse.Namespace, stores: list[Store]) -> int:
-    """Writes nothing into a store. Exit code 1 when something is damaged. Raises Refused where there is no such job or
+    """Writes nothing into a whole store. Exit code 1 when something is damaged. Raises Refused where there is no such job or
     image."""
     job = arguments.names[0] if arguments.names else ""
     chosen = _chosen(stores, job, arguments.image)

@@ -24,7 +24,8 @@ from typing import Any, NoReturn
 
 from devproxy import fault, records, state
 from devproxy.checkpoint import image, store
-from devproxy.checkpoint.errors import ImageError, StoreError
+from devproxy.checkpoint.errors import DamagedPack, ImageError, StoreError
+from devproxy.checkpoint.manifest import Image as StoredImage
 from devproxy.checkpoint.writer import Writer
 from devproxy.control import barrier
 from devproxy.control import coordinator_api as api
@@ -52,6 +53,7 @@ from devproxy.node.together import all_of
 LEARNT_WAIT = -1  # for the server: two periods of its allocation trace
 STEP_POLL_S = 0.1
 FINISH_POLL_S = 0.05
+STORE_TRIES = 3  # of one image, each of which may find another damaged pack
 NOT_ROOT = (
     "an image needs root: CRIU could not restore one of another user, whatever its capabilities"
 )
@@ -463,6 +465,46 @@ class JobCoordinator:
 
     def _store_image(self, op: _ImageOperation) -> None:
         """Hash, compress, upload; the manifest is the last thing written."""
+        for tries_left in reversed(range(STORE_TRIES)):
+            try:
+                summary, sizes = self._upload(op)
+                break
+            except DamagedPack as error:
+                # What was staged is there still: the next upload relies on that pack no more.
+                if not tries_left:
+                    raise
+                op.stages.beside("upload", f"once more: pack {error.pack} is damaged")
+        spec, stages = self._spec, op.stages
+        about = f"image {summary.id} in store {spec.store}"
+        op.facts = api.ImageFacts(
+            id=summary.id,
+            job=spec.job,
+            job_id=spec.job_id,
+            created_unix_s=summary.created,
+            device_bytes=sizes["device"],
+            host_bytes=sizes["host"],
+            shared_bytes=sizes["shared"],
+            files_bytes=sizes["file"],
+            new_bytes=sizes["new"],
+            deduplicated_bytes=sizes["deduplicated"],
+            stored_bytes=sizes["stored"],
+            total_s=stages.elapsed_s(),
+            store=spec.store,
+        )
+        self._images.add(summary.id)
+        records.has_image(spec.job, summary.id, self._store().url)
+        self._look_at_clock(op, summary.created)
+        stages.reach("after the commit", "removing old images", about)
+        fault.point("after_commit")
+        try:
+            fault.point("prune")
+            gone = self._store().prune(spec.job_id, keep=spec.keep, committed=summary.id)
+            self._images.difference_update(gone)
+        except (OSError, DevproxyError) as error:
+            op.warnings.append(f"old images were not removed: {error}")
+
+    def _upload(self, op: _ImageOperation) -> tuple[StoredImage, dict[str, Any]]:
+        """One try. Raises DamagedPack where another one helps."""
         assert self._epoch is not None
         spec, stages = self._spec, op.stages
         stages.name, stages.object = "upload", f"store {spec.store}"
@@ -497,33 +539,16 @@ class JobCoordinator:
                 finally:
                     if writer.whole:
                         op.whole = self._last_image = writer.image_id
-                sizes = writer.sizes()
-        op.facts = api.ImageFacts(
-            id=summary.id,
-            job=spec.job,
-            job_id=spec.job_id,
-            created_unix_s=summary.created,
-            device_bytes=sizes["device"],
-            host_bytes=sizes["host"],
-            shared_bytes=sizes["shared"],
-            files_bytes=sizes["file"],
-            new_bytes=sizes["new"],
-            deduplicated_bytes=sizes["deduplicated"],
-            stored_bytes=sizes["stored"],
-            total_s=stages.elapsed_s(),
-            store=spec.store,
-        )
-        self._images.add(summary.id)
-        records.has_image(spec.job, summary.id, self._store().url)
-        self._look_at_clock(op, summary.created)
-        stages.reach("after the commit", "removing old images", about)
-        fault.point("after_commit")
-        try:
-            fault.point("prune")
-            gone = self._store().prune(spec.job_id, keep=spec.keep, committed=summary.id)
-            self._images.difference_update(gone)
-        except (OSError, DevproxyError) as error:
-            op.warnings.append(f"old images were not removed: {error}")
+                self._say_renewed(op, writer)
+                return summary, writer.sizes()
+
+    @staticmethod
+    def _say_renewed(op: _ImageOperation, writer: Writer) -> None:
+        if writer.renewed:
+            op.warnings.append(
+                f"pack {', '.join(sorted(writer.renewed)[:3])} of the store is damaged, or was changed since it was written:"
+                " what this image needs of it was stored anew. devproxy images verify says which images are whole"
+            )
 
     def _look_at_clock(self, op: _ImageOperation, created_unix_s: float) -> None:
         before, self._created_unix_s = self._created_unix_s, created_unix_s

@@ -240,6 +240,7 @@ class Member:
 
     def _put(self, one: _Part, dump: TreeDump, image_id: str) -> dict[str, Any]:
         """By an upload of our own, which ends with the part: until then gc leaves its packs alone."""
+        one.end_upload()  # of a try before
         one.writer = Store.open(self._tree.spec.store).writer(image_id)
 
         def report(done: int, total: int) -> None:

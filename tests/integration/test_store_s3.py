@@ -178,6 +178,25 @@ def test_verify(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "image j-1-a is whole" in out
     assert f"is damaged in pack {pack};" in out
     assert "job j: the newest whole image is j-1-a" in out
+    assert save(Store.open(url), "j-3-c", noise(2, MIB)).sizes["new"] == MIB, "nobody relies on it"
+    assert load(Store.open(url), "j-3-c") == noise(2, MIB)
+    assert Store.open(url).gc().removed_packs == 1
+    assert Store.open(url).noted_packs() == []
+    assert ctl._main(words) == 0
+
+
+def test_a_pack_that_was_overwritten_long_after(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time says so, as far as the clocks of such a server can be believed."""
+    data = noise(1, MIB)
+    save(Store.open(url), "a", data)
+    monkeypatch.setattr(backend.FsspecBackend, "clocks_ns", 0)
+    time.sleep(1.1)  # the times are whole seconds
+    store = Store.open(url)
+    [pack] = store.pack_ids()
+    name = f"packs/{pack}.pack"
+    store.backend.write(name, store.backend.read(name), stage="touch")
+    assert save(Store.open(url), "b", data).sizes["new"] == MIB
+    assert save(Store.open(url), "c", data).sizes["new"] == 0
 
 
 def test_epochs_are_exclusive(url: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,12 +15,12 @@ import pytest
 
 from devproxy import state
 from devproxy.checkpoint import criu, image
-from devproxy.checkpoint.errors import StoreError
+from devproxy.checkpoint.errors import DamagedPack, StoreError
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
 from devproxy.control import coordinator
 from devproxy.control import coordinator_api as api
-from devproxy.control.coordinator import JobCoordinator
+from devproxy.control.coordinator import STORE_TRIES, JobCoordinator
 from devproxy.control.pace import Pace
 from devproxy.errors import (
     CheckpointError,
@@ -268,6 +269,46 @@ def test_a_clock_set_back_is_said_and_costs_no_image(
     assert world.images() == ids[2:]
     assert [len(said) for said in warnings] == [0, 0, 1, 0, 0]
     assert "4001 s before" in warnings[2][0]
+
+
+def rot(world: World) -> None:
+    """A bit of each pack changes, as a disk does it: without a new time."""
+    for path in Path(world.store.url.removeprefix("file://")).glob("packs/*.pack"):
+        data, before = path.read_bytes(), path.stat()
+        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_an_image_over_a_damaged_pack_is_stored_once_more(world: World) -> None:
+    """What was staged is there still."""
+    first = world.checkpoint()
+    rot(world)
+    second = world.checkpoint()
+    assert second.new_bytes == first.new_bytes
+    assert any("is damaged, or was changed" in text for text in second.warnings), second.warnings
+    assert world.seen.count("put0") == 3
+    assert world.store.verify(second.id, full=True).whole
+    assert image.load(world.store, second.id)
+    assert world.checkpoint().new_bytes == 0
+    assert not [text for text in world.checkpoint().warnings if "damaged" in text]
+
+
+def test_an_image_is_given_up_where_each_try_finds_a_damaged_pack(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = world.checkpoint()
+
+    def fails(writer: Writer, relied: object) -> None:
+        raise DamagedPack(writer.image_id, "0.0", world.store.url)
+
+    monkeypatch.setattr(Writer, "_check_packs", fails)
+    with pytest.raises(CheckpointError) as caught:
+        world.checkpoint()
+    assert world.seen.count("put0") == 1 + STORE_TRIES
+    assert "pack 0.0 of store" in str(caught.value)
+    assert caught.value.state.startswith("the job continues")
+    assert first.id in caught.value.state
+    assert world.images() == [first.id]
 
 
 def test_a_restore_needs_nothing_that_is_written_to_the_store(
