@@ -80,6 +80,10 @@ class Backend(Protocol):
         """read_range without a copy: good until this thread reads from a backend again."""
         ...
 
+    def has_lost(self, error: StoreError) -> bool:
+        """Whether a read failed with it because what stood there is lost, and other reads may succeed."""
+        ...
+
     def write(self, name: str, data: bytes, *, stage: str, durable: bool = False) -> None: ...
     def create(self, name: str, data: bytes, *, stage: str) -> bool:
         """Makes an object that did not exist; False when it does. Two callers never both get True."""
@@ -242,6 +246,10 @@ class LocalBackend:
                 return memoryview(data)
             finally:
                 os.close(fd)
+
+    def has_lost(self, error: StoreError) -> bool:
+        """A bad sector. Some network file systems say the same of a server that does not answer."""
+        return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
 
     def write(self, name: str, data: bytes, *, stage: str, durable: bool = False) -> None:
         writer = LocalObject(self, name, stage, durable, direct=False)
@@ -595,6 +603,10 @@ class FsspecBackend:
 
     def view_range(self, name: str, offset: int, length: int) -> memoryview:
         return memoryview(self.read_range(name, offset, length))
+
+    def has_lost(self, error: StoreError) -> bool:
+        del error
+        return False  # the server's business
 
     def write(self, name: str, data: bytes, *, stage: str, durable: bool = False) -> None:
         del durable  # a put that was answered is durable

@@ -14,7 +14,7 @@ from devproxy import fault
 from devproxy.checkpoint import packs
 from devproxy.checkpoint.backend import named
 from devproxy.checkpoint.chunker import MIB, ZERO, ChunkRef, decompress, digest
-from devproxy.checkpoint.errors import ChunkError, DamagedChunk, MissingChunk
+from devproxy.checkpoint.errors import ChunkError, DamagedChunk, MissingChunk, StoreError
 from devproxy.checkpoint.packs import Location
 from devproxy.checkpoint.shelf import Shelf
 
@@ -280,6 +280,12 @@ class Reader(Shelf):
                 data = self.backend.view_range(packs.pack_name(first.pack), start, end - start)
             except FileNotFoundError:
                 data, there = memoryview(b""), False  # repacked, or lost: the other places decide
+            except StoreError as error:
+                if not self.backend.has_lost(error):
+                    raise
+                if len(run) > 1:  # a sector of it: the others are good
+                    return [row for one in run for row in self._take_run([one])]
+                data = memoryview(b"")
         bad: list[tuple[_Wanted, Location]] = []
         put: _Put = _nowhere
         to = begin = stop = 0  # raw neighbours that are good and not handed on yet
@@ -308,19 +314,12 @@ class Reader(Shelf):
         for where in self.lookup().get(hashed, []):
             if where == bad:
                 continue
-            try:
-                body = self.backend.read_range(
-                    packs.pack_name(where.pack), where.offset, where.stored_bytes
-                )
-            except FileNotFoundError:
-                continue
-            raw = decompress(where.codec, body, size)
-            if raw is not None and digest(raw) == hashed:
+            body = self.read_chunk(hashed, where)
+            raw = None if body is None else decompress(where.codec, body, size)
+            if raw is not None:
                 return raw
-        try:
-            self.backend.read_range(packs.pack_name(bad.pack), bad.offset, 1)
-        except FileNotFoundError:
-            raise MissingChunk(hashed.hex(), why=f"pack {bad.pack} is not there") from None
+        if bad.pack not in self.damaged:
+            raise MissingChunk(hashed.hex(), why=f"pack {bad.pack} is not there")
         raise DamagedChunk(hashed.hex(), pack=bad.pack)
 
 

@@ -148,6 +148,10 @@ class Shelf:
             )
         except FileNotFoundError:
             return None
+        except StoreError as error:
+            if not self.backend.has_lost(error):
+                raise
+            body = b""
         raw = None
         if len(body) == where.stored_bytes:
             raw = decompress(where.codec, body, where.raw_bytes)

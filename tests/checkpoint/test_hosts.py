@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from tests.checkpoint.hosts import CTL, Hosts
+from tests.checkpoint.test_damaged_store import rot
 from tests.checkpoint.world import RUN, SUBJECTS, without_pauses
 from tests.integration.needs import require_criu
 
@@ -107,6 +109,25 @@ def test_restored_elsewhere(hosts: Hosts, nodes: tuple[int, int]) -> None:
     told = hosts.job_status(nodes[0])
     assert told["phase"] == "running"
     assert len(told["nodes"]) == 2  # type: ignore[arg-type]
+    hosts.wait_end("done", "log0")
+    hosts.wait_end("done", "log1")
+    check(hosts)
+
+
+def test_packs_are_damaged_between_two_images(hosts: Hosts) -> None:
+    """It is found at the commit; then each node puts its part once more."""
+    hosts.start(*ACROSS)
+    hosts.wait_step(10, "log0")
+    hosts.on(0, "checkpoint", "j")
+    for pack in (hosts.store / "packs").glob("*.pack"):
+        rot(pack)
+    hosts.wait_step(20, "log0")
+    second = json.loads(hosts.on(0, "checkpoint", "j", "--json").stdout)
+    assert any("is damaged, or was changed" in text for text in second["warnings"]), second
+    words = ("images", "verify", "--image", second["id"], "--store", str(hosts.store))
+    assert f"image {second['id']} is whole" in hosts.on(0, *words, check=False).stdout
+    assert hosts.kill_everything()
+    hosts.came_back(hosts.bring_back())
     hosts.wait_end("done", "log0")
     hosts.wait_end("done", "log1")
     check(hosts)

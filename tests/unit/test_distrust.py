@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from devproxy import fault
+from devproxy.checkpoint import backend as backends
 from devproxy.checkpoint import markers
 from devproxy.checkpoint import shelf as shelves
 from devproxy.checkpoint.chunker import KIB, MIB
@@ -18,6 +20,7 @@ from devproxy.checkpoint.manifest import Image
 from devproxy.checkpoint.markers import Marker
 from devproxy.checkpoint.packs import Location
 from devproxy.checkpoint.store import Store
+from devproxy.checkpoint.verify import Verifier
 from tests.unit.test_store import files, load, noise, save
 
 CHUNK = 64 * KIB  # of kind host, as save() has it
@@ -245,6 +248,55 @@ def test_a_few_reads_at_a_commit(store: Store, root: Path, monkeypatch: pytest.M
         refs = [ref for n in range(5) for ref in writer.put_bytes(noise(n, CHUNK), kind="host")]
         writer.commit({"data": {"chunks": refs}})
     assert len({where.pack for where in seen}) == 5
+
+
+class BadDisk(backends.LocalBackend):
+    """One byte of one object cannot be read."""
+
+    bad = ("", 0)
+
+    def view_range(self, name: str, offset: int, length: int) -> memoryview:
+        if name == self.bad[0] and offset <= self.bad[1] < offset + length:
+            with backends.named("read", f"{name} in store {self.url}"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().view_range(name, offset, length)
+
+
+def test_a_sector_that_cannot_be_read(store: Store, root: Path) -> None:
+    """Its chunk is damaged; its neighbours, the other image and the store are not."""
+    data = noise(1, 4 * CHUNK)
+    save(store, "a", data[:CHUNK])
+    first = the_pack(root)
+    save(store, "b", data)
+    [pack] = set(files(root, "packs", ".pack")) - {first}
+    disk = BadDisk(str(root))
+    disk.bad = (f"packs/{pack.name}", CHUNK + 7)
+    ill = Store(disk, store.key)
+    assert ill.verify("a", full=True).whole
+    look = Verifier(ill)
+    verdict = look.check("b")
+    assert verdict is not None
+    assert f"is damaged in pack {pack.stem}" in verdict.image.problem
+    assert verdict.damaged_chunks == 1
+    assert list(look.packs()) == [pack.stem] == notes(root)
+    with pytest.raises(DamagedChunk):
+        load(ill, "b")
+    assert save(ill, "c", data).sizes["new"] == 3 * CHUNK
+    assert load(ill, "b") == load(ill, "c") == data
+    assert ill.gc().removed_packs == 1
+    assert not pack.exists()
+
+
+def test_a_sector_that_a_commit_meets(store: Store, root: Path) -> None:
+    data = noise(1, 4 * CHUNK)
+    save(store, "a", data)
+    disk = BadDisk(str(root))
+    disk.bad = (f"packs/{the_pack(root).name}", CHUNK + 7)
+    ill = Store(disk, store.key)
+    with pytest.raises(DamagedPack):
+        save(ill, "b", data)
+    assert save(ill, "b", data).sizes["new"] == 4 * CHUNK
+    assert load(ill, "b") == data
 
 
 # ---- gc ----
