@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from devproxy import config, procfs, proctree, state
-from devproxy.checkpoint import criu_image
+from devproxy.checkpoint import criu_image, overlay
+from devproxy.checkpoint.overlay import Overlay
 from devproxy.errors import DevproxyError, Refused
 
 OLDEST = (4, 2)
@@ -49,6 +50,10 @@ MOUNT_TRIES = 5  # of a dump or restore, each of which needs all mounts to stay 
 _STALL_S = 30.0  # nobody of a restore runs, waits for a disk or logs
 _LEAVE_S = 30  # for `criu swrk` to end after its answer
 _HARMLESS = ("RLIMIT_NOFILE",)
+
+
+def overlay_key(number: int) -> str:
+    return f"files{number}"
 
 
 class CriuError(DevproxyError):
@@ -150,6 +155,7 @@ class Criu:
         inherit_fds: dict[str, int] | None = None,
         tcp: str = "close",
         log: str = "",
+        overlays: Sequence[Overlay] = (),
         on_root: Callable[[int], None] = lambda pid: None,
         on_whole: Callable[[int], None] = lambda pid: None,
     ) -> int:
@@ -158,7 +164,8 @@ class Criu:
         job_dir: the folder to bind at mount_at, where the tree has always seen its job folder; it must hold every FIFO and every mapped file
         that the tree has open. A FIFO's reader must be there already: a restored task that writes into one without a
         reader gets SIGPIPE. inherit_fds: {"pipe:[inode]": descriptor to use instead}, and under NETWORK_KEY that of the
-        network namespace for a tree that had its own. on_root is told the root's process id when the rest is not there
+        network namespace for a tree that had its own. overlays: for the tree alone; the images name them by their number
+        (criu_image.add_mounts, overlay_key). on_root is told the root's process id when the rest is not there
         yet, on_whole when all threads are; none of them runs until then.
         Raises CriuError; then nothing of the tree is left.
         """
@@ -168,7 +175,11 @@ class Criu:
             # criu.proto: rst_sibling makes the root a child of whoever started `swrk`, not of swrk.
             "rst_sibling": True,
             "root": "/",
-            "external": ["mnt[]", f"mnt[{JOB_DIR_KEY}]:{job_dir}"],
+            "external": [
+                "mnt[]",
+                f"mnt[{JOB_DIR_KEY}]:{job_dir}",
+                *(f"mnt[{overlay_key(n)}]:{one.at}" for n, one in enumerate(overlays)),
+            ],
         }
         made: list[int] = []
 
@@ -179,7 +190,7 @@ class Criu:
             elif script == "pre-resume" and made:
                 on_whole(made[0])
 
-        with _Worker(self, "restore", images_dir, fields, fds) as worker:
+        with _Worker(self, "restore", images_dir, fields, fds, overlays=overlays) as worker:
             try:
                 answer = worker.ask(notified)
             except BaseException:
@@ -242,7 +253,9 @@ class _Worker:
         fields: dict[str, Any],
         inherit: dict[str, int] | None = None,
         give_up: threading.Event | None = None,
+        overlays: Sequence[Overlay] = (),
     ) -> None:
+        self._overlays = overlays
         self._give_up = give_up or threading.Event()
         self._criu, self._stage = criu, stage
         self._log = fields["log_file"]
@@ -282,8 +295,11 @@ class _Worker:
         # posix_spawn_file_actions_adddup2(3): onto itself means that it stays open over the exec.
         stay = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds]
         # A session of its own: a Ctrl-C at our terminal must not end it in the middle.
+        words = [self._criu.program, "swrk", str(fds[0])]
+        if self._overlays:
+            words = overlay.command(self._overlays, words)
         return os.posix_spawn(
-            self._criu.program, [self._criu.program, "swrk", str(fds[0])], dict(os.environ),
+            words[0], words, dict(os.environ),
             file_actions=[*null, *stay], setsigmask=[], setsigdef=[signal.SIGCHLD, signal.SIGPIPE],
             setsid=True,
         )  # fmt: skip

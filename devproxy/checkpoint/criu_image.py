@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from devproxy.errors import DevproxyError
@@ -103,6 +103,69 @@ def messages(path: str) -> Iterator[Message]:
             raise ImageFileError(path, "it ends in the middle of an entry")
         yield Message(path, data[begin:end])
         at = end
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+# images/mnt.proto: mnt_entry
+_MNT_ID, _MNT_PARENT, _MNT_POINT = 2, 4, 7
+_TMPFS = 5  # of an external mount no file system is made
+
+
+def add_mounts(images_dir: str, mounts: Sequence[tuple[str, str]]) -> None:
+    """(folder, key) each: a mount there that is external (criu(8): --external mnt[KEY]:PATH). Raises ImageFileError, OSError.
+
+    Precondition: nothing is mounted below the folder.
+    """
+    names = [name for name in os.listdir(images_dir) if name.startswith("mountpoints-")]
+    if len(names) != 1:
+        raise ImageFileError("mountpoints-*.img", f"there are {len(names)}")
+    path = os.path.join(images_dir, names[0])
+    known = list(messages(path))
+    parents = {(m.integer(_MNT_PARENT), m.text(_MNT_POINT)) for m in known}
+    number = max((m.integer(_MNT_ID) for m in known), default=0)
+    with open(path, "ab") as file:
+        for folder, key in mounts:
+            # The mount that shows the folder: the deepest on the way, and of several at one place the one on top.
+            above = [m for m in known if _is_in(folder, os.fsdecode(m.text(_MNT_POINT)))]
+            above = [m for m in above if (m.integer(_MNT_ID), m.text(_MNT_POINT)) not in parents]
+            if not above:
+                raise ImageFileError(path, f"no mount shows {folder}")
+            parent = max(above, key=lambda m: len(m.text(_MNT_POINT)))
+            number += 1
+            fields: list[tuple[int, int | bytes]] = [
+                (1, _TMPFS), (_MNT_ID, number), (3, 0), (_MNT_PARENT, parent.integer(_MNT_ID)), (5, 0),
+                (6, b"/"), (_MNT_POINT, os.fsencode(folder)), (8, b"devproxy"), (9, b""),
+                (10, 0), (11, 0), (17, 0), (18, key.encode()),
+            ]  # fmt: skip
+            entry = b"".join(_field(*one) for one in fields)
+            file.write(_U32.pack(len(entry)) + entry)
+
+
+def mount_points(images_dir: str) -> list[str]:
+    """Where the tree had mounts. Raises ImageFileError and OSError."""
+    return [
+        os.fsdecode(message.text(_MNT_POINT))
+        for name in os.listdir(images_dir)
+        if name.startswith("mountpoints-")
+        for message in messages(os.path.join(images_dir, name))
+    ]
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def ghosts(images_dir: str) -> list[str]:

@@ -262,7 +262,10 @@ def restore(arguments: argparse.Namespace) -> int:
         "store": store.url,
         "name": arguments.name or image.job,
         "gpus": gpus,
-        **{key: os.path.abspath(path) if path else None for key, path in files.items()},
+        **{
+            key: os.path.abspath(path) if path else None
+            for key, path in (files | {"files": arguments.files}).items()
+        },
         "strict": arguments.strict,
         "device": arguments.device,
         "allow_other_gpu": arguments.allow_other_gpu,
@@ -383,6 +386,11 @@ def add_to(verb: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
         help="where its output goes (the files that took it, or the job's log)",
     )
     sub.add_argument("--output-stderr", metavar="FILE", help="where its stderr goes (as stdout)")
+    sub.add_argument(
+        "--files",
+        metavar="DIR",
+        help="an empty folder for the job's files, which stay as they are in their places",
+    )
     sub.add_argument("--attach", action="store_true", help="stay in the foreground, as the job")
     sub.add_argument("--wait", action="store_true", help="until the job ends; exit with its code")
     sub.add_argument("--strict", action="store_true", help="refuse where something was lost")

@@ -176,6 +176,8 @@ class JobCoordinator:
 
     def _why_no_image(self) -> str:
         """CRIU 4.2.1 dumps a job for a user with capabilities, and fails to restore it: an image that is none."""
+        if self._spec.files_dir:
+            return f"its files lie in {self._spec.files_dir} (restore --files), of which an image knows nothing"
         return self._why_not() or ("" if is_root() else NOT_ROOT)
 
     def _alive(self) -> bool:

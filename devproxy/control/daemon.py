@@ -167,6 +167,7 @@ class Agents:
                 "gpus": list(request.gpus),
                 "output": request.output or None,
                 "output_stderr": request.output_stderr or None,
+                "files": request.files or None,
                 "strict": request.strict,
                 "device": request.device or None,
                 "allow_other_gpu": request.allow_other_gpu,

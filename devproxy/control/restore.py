@@ -73,6 +73,8 @@ def _living(whole: image.Image, node: int, but: str = "") -> list[_Living]:
             continue
         try:
             facts = read_job_file(path)
+            if facts.get("files_dir"):
+                continue  # it has files of its own
             job_id, dot, number = str(facts["job_id"]).partition(".")
         except (OSError, ValueError, KeyError):
             continue
@@ -92,8 +94,33 @@ def _check_beside(other: _Living, whole: image.Image) -> None:
         raise Refused(
             f"image {whole.id}: job {other.name!r}, {kin}, runs and has changed files since:"
             f" {', '.join(changed[:3])}{more}",
-            "end it first (devproxy kill): the image needs them as they were",
+            "end it first (devproxy kill): the image needs them as they were; or give the new one files of its own:"
+            " --name NEW --files DIR",
         )
+
+
+def _check_files(request: dict[str, Any], whole: image.Image, beside: list[_Living]) -> str:
+    """The folder of --files, or "". Raises Refused."""
+    if not request.get("files"):
+        return ""
+    base = os.path.realpath(str(request["files"]))
+    if len(whole.trees) > 1:
+        raise Refused(
+            f"--files {base}: image {whole.id} is of a job of {len(whole.trees)} nodes",
+            "leave out --files: it is for a job of one node",
+        )
+    if not request.get("name") or request["name"] == whole.job:
+        raise Refused(
+            f"--files {base}: with files of its own it is another job",
+            "give it another name too: --name NEW",
+        )
+    if len(beside) > 1:
+        names = ", ".join(other.name for other in beside)
+        raise Refused(
+            f"--files {base}: several jobs have these files ({names}), and each has changed them",
+            "end all but one of them (devproxy kill)",
+        )
+    return base
 
 
 def bring_back(
@@ -118,8 +145,12 @@ def bring_back(
     # Before it looks: of two restores at once at least one sees the other.
     write_job_file(folder.path, spec, gpus, os.getpid())
     beside = _living(whole, node, but=folder.name)
-    for other in beside:
-        _check_beside(other, whole)
+    if files_dir := _check_files(request, whole, beside):
+        spec.files_dir, spec.every = files_dir, ""
+        write_job_file(folder.path, spec, gpus, os.getpid())
+    else:
+        for other in beside:
+            _check_beside(other, whole)
     if len(gpus) != len(part.gpus):
         raise Refused(
             f"image {whole.id} is of a job with {len(part.gpus)} GPU(s){' on that node' if len(whole.trees) > 1 else ''}, {len(gpus)} given",
@@ -139,7 +170,10 @@ def bring_back(
         part.stdio,
         request.get("output"),
         request.get("output_stderr"),
-        again=detached and not beside and (request.get("name") or whole.job) == whole.job,
+        again=detached
+        and not beside
+        and not files_dir
+        and (request.get("name") or whole.job) == whole.job,
     )
     log = state.log_path(folder.name)
     stdio = Stdio(folder.path, (output.fds[0], output.fds[1], output.fds[2]), log)
@@ -150,7 +184,9 @@ def bring_back(
     place = side.place if side else None
     tree = Tree(spec, gpus, folder, servers, janitor, stdio, lib, config.server_path(lib), place)
     wishes = Wishes(
-        put_files=not beside,
+        put_files=not beside or bool(files_dir),
+        files_dir=files_dir,
+        files_of=(beside[0].folder, beside[0].facts["job_id"]) if beside else ("", ""),
         image_job_id=whole.job_id,
         other_device=other_device,
         allow_other_gpu=bool(request.get("allow_other_gpu")),

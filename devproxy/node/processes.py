@@ -7,12 +7,13 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from devproxy import fault, state
 from devproxy.checkpoint import criu, criu_image, image
+from devproxy.checkpoint.overlay import Overlay
 from devproxy.errors import DevproxyError
 from devproxy.log import say
 from devproxy.node import init, scheduling
@@ -40,7 +41,13 @@ def _inherited(stdio: dict[str, Any]) -> dict[str, int]:
     return {f"pipe:[{inode}]": read_end}
 
 
-def restore(tree: Tree, part: image.TreeImage, staging: str, namespace: int) -> int:
+def restore(
+    tree: Tree,
+    part: image.TreeImage,
+    staging: str,
+    namespace: int,
+    overlays: Sequence[Overlay] = (),
+) -> int:
     """The root's process id. Tried again where a mount went away between our look and CRIU's.
 
     namespace: the network namespace for a tree that had its own, else -1.
@@ -55,6 +62,9 @@ def restore(tree: Tree, part: image.TreeImage, staging: str, namespace: int) -> 
         fault.point("restore_root")
 
     images = os.path.join(staging, "criu")
+    if overlays:
+        keys = [(one.folder, criu.overlay_key(n)) for n, one in enumerate(overlays)]
+        criu_image.add_mounts(images, keys)
     while True:
         _make_mount_points(part.facts)
         try:
@@ -66,6 +76,7 @@ def restore(tree: Tree, part: image.TreeImage, staging: str, namespace: int) -> 
                     inherit_fds=inherited,
                     tcp=part.criu["tcp"],
                     log=os.path.join(staging, "criu-restore.log"),
+                    overlays=overlays,
                     on_root=watch,
                     on_whole=lambda root: scheduling.restore(root, part.facts.get("threads", {})),
                 )

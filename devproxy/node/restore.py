@@ -12,14 +12,18 @@ from __future__ import annotations
 import os
 import select
 import signal
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from devproxy import config, fault, state
-from devproxy.checkpoint import criu, facts, image, netdiag
+from devproxy import config, fault, folders, state
+from devproxy.checkpoint import criu, criu_image, facts, image, netdiag, overlay
+from devproxy.checkpoint.files import apart
+from devproxy.checkpoint.files.put_back import FetchMany
 from devproxy.checkpoint.files.records import FileEntry
 from devproxy.checkpoint.files.tracker import FilesTracker
+from devproxy.checkpoint.overlay import Overlay
 from devproxy.checkpoint.store import Store
 from devproxy.errors import Refused
 from devproxy.folders import UNSAFE_REMEDY
@@ -40,11 +44,19 @@ fault.register("restore_host", "the servers have the device state, the processes
 fault.register("restore_go_on", "processes and servers are back, the servers stand still")
 
 
+OVERLAYS = ".devproxy-overlays"  # what the kernel needs for them
+
+
 @dataclass(frozen=True)
 class Wishes:
     """How a restore differs from putting everything back as it was."""
 
     put_files: bool = True  # False: a copy beside a living job, whose files they are
+    files_dir: str = ""  # they get places of their own below it
+    files_of: tuple[str, str] = (
+        "",
+        "",
+    )  # then: the folder and the id of the living job whose they are
     image_job_id: str = ""  # of the job that the image is of, where this one is another
     other_device: tuple[str, str] | None = None  # the image's kind of GPU, and this restore's
     allow_other_gpu: bool = False
@@ -111,11 +123,13 @@ class TreeRestore:
         self._before = tree.gpus
         tree.gpus = gpus
         self._begun: list[_Step] = []
+        self._overlays: list[Overlay] = []
+        self._has_base = self._made_base = False  # of wishes.files_dir
 
     def prepare(self) -> None:
         """All but the last step. Raises what the step raised, with the stage and object in self.stages."""
         steps = [
-            _Step(self._check),
+            _Step(self._check, self._drop_files),
             _Step(self._fetch_device, self._keep_log),
             _Step(self._start_servers, self._end_servers),
             _Step(self._put_files),
@@ -172,8 +186,31 @@ class TreeRestore:
             ]
         if refusals:
             raise Refused("; ".join(refusals[:5]))
+        if wishes.files_dir:
+            self._check_files_dir(wishes.files_dir)
         if wishes.put_files and (unsafe := self._tracker().unsafe(part.files)):
             raise Refused("; ".join(unsafe[:5]), UNSAFE_REMEDY)
+
+    def _check_files_dir(self, base: str) -> None:
+        """Raises Refused. What is made here goes with undo()."""
+        mounts = [path for path, _ in self._part.facts.get("mounts", [])]
+        self._check_tops(base, self._tracker().apart_needs(self._part.files), mounts)
+        try:
+            self._made_base = apart.make_base(base)
+            self._has_base = True
+            with tempfile.TemporaryDirectory(prefix=".devproxy-try-", dir=base) as place:
+                one = Overlay("/", *(os.path.join(place, n) for n in ("upper", "work", "at")))
+                for name in one[1:]:
+                    os.mkdir(name, 0o700)
+                why = overlay.why_not([one])
+        except OSError as error:
+            why = error.strerror or str(error)
+        if why:
+            raise Refused(
+                f"--files {base}: the job's files cannot be given places there: {why}",
+                "name an empty folder, or none, on a file system that an overlay can be made on (ext4, xfs, btrfs, tmpfs)",
+                object=base,
+            )
 
     def _fetch_device(self) -> None:
         self.stages.reach("fetch", "fetching", self._about)
@@ -218,7 +255,6 @@ class TreeRestore:
             return
         self.stages.reach("files", "putting the job's files back", self._about)
         fault.point("restore_files")
-        tracker = self._tracker()
 
         def fetch(entry: FileEntry, to: int) -> None:
             self._store.fetch_file(entry.refs, to, name=f"{self._about}: file {entry.path}")
@@ -228,8 +264,12 @@ class TreeRestore:
                 (entry.refs, to, f"{self._about}: file {entry.path}") for entry, to in files
             )
 
+        if self._wishes.files_dir:
+            with self.stages.timed("files"):
+                self._put_apart(self._wishes.files_dir, fetch_many)
+            return
         with self.stages.timed("files"):
-            done = tracker.put_back(
+            done = self._tracker().put_back(
                 self._part.files,
                 fetch,
                 say,
@@ -239,7 +279,47 @@ class TreeRestore:
         for path in done.not_rolled_back:
             say(f"{path} is not part of the image and stays as it is")
 
+    def _put_apart(self, base: str, fetch_many: FetchMany) -> None:
+        over = self._tracker().put_apart(self._part.files, base, fetch_many, say)
+        criu_images = os.path.join(self._staging, "criu")
+        self._check_tops(base, over, criu_image.mount_points(criu_images))
+        # Beside what has the name of a folder of the job.
+        places = os.path.join(base, OVERLAYS)
+        for number, top in enumerate(over):
+            place = os.path.join(places, str(number))
+            one = Overlay(top, base + top, os.path.join(place, "work"), os.path.join(place, "at"))
+            for name in (one.work, one.at):
+                os.close(folders.open_folder(name, make=True, mode=0o700))
+            self._overlays.append(one)
+
+    @staticmethod
+    def _check_tops(base: str, tops: list[str], mounts: list[str]) -> None:
+        """Raises Refused where a folder cannot have an overlay."""
+        for top in tops:
+            below = sorted({at for at in mounts if at != top and apart.is_in(at, top)})
+            why = ""
+            if not os.path.isdir(top):
+                why = "is not there any more"
+            elif below:
+                why = f"has mounted file systems in it ({', '.join(below[:3])})"
+            elif apart.is_in(base, top):
+                why = f"has {base} in it"
+            if why:
+                raise Refused(
+                    f"--files {base}: {top}, where the job has files, {why}: they cannot be given other places",
+                    "end the job that lives, and restore without --files",
+                    object=top,
+                )
+
+    def _drop_files(self) -> None:
+        if self._has_base:
+            apart.drop(self._wishes.files_dir, self._made_base)
+            self._has_base = False
+
     def _tracker(self) -> FilesTracker:
+        folder, job_id = self._wishes.files_of
+        if folder:
+            return FilesTracker(folder, state.state_dir(), job_id=job_id)
         job_id = self._wishes.image_job_id or self._tree.spec.job_id
         return FilesTracker(self._tree.folder.path, state.state_dir(), job_id=job_id)
 
@@ -248,7 +328,8 @@ class TreeRestore:
         self.stages.reach("host", "restoring the processes", self._processes)
         fault.point("restore_host")
         processes.forget_end(tree.folder.path)
-        self._ready(self._part.files)
+        if not self._wishes.files_dir:
+            self._ready(self._part.files)
         tree.await_root()
         for local, remote in self._own_tcp():
             netdiag.destroy_tcp(local, remote)  # in TIME_WAIT after a kill, it would keep the port
@@ -257,7 +338,9 @@ class TreeRestore:
         self._held = True
         tree.stdio.hold()
         with self.stages.timed("processes"):
-            self._root = processes.restore(tree, self._part, self._staging, namespace)
+            self._root = processes.restore(
+                tree, self._part, self._staging, namespace, self._overlays
+            )
 
     def _own_tcp(self) -> list[list[str]]:
         """Connections of the image that our network namespace may have as well; a fresh one has none."""

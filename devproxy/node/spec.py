@@ -27,6 +27,8 @@ class JobSpec:
         self.job_id: str = given["job_id"]
         # Of a restore under another name: the id of the first job. They have the same files.
         self.copy_of: str = given.get("copy_of", "")
+        # Of a restore with --files: the folder that has its files.
+        self.files_dir: str = given.get("files_dir", "")
         self.command: list[str] = list(given["command"])
         self.program: str = given["program"]
         self.cwd: str = given["cwd"]

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from devproxy.checkpoint.criu_image import ImageFileError, Message, ghosts, messages
+from devproxy.checkpoint.criu_image import (
+    ImageFileError,
+    Message,
+    add_mounts,
+    ghosts,
+    messages,
+    mount_points,
+)
 from tests.unit.wire import message, varint
 
 GHOST, LINKED = 1, 0
@@ -49,6 +56,36 @@ def test_where_ghosts_are_made(tmp_path: Path) -> None:
         "/dev/sem.x.cr.1a.ghost",
         "/sem.x.cr.1a.ghost",
     ]
+
+
+def mount(number: int, parent: int, point: str) -> bytes:
+    body = b"\x10" + varint(number) + b"\x20" + varint(parent)
+    body += b"\x3a" + varint(len(point.encode())) + point.encode()
+    return struct.pack("<I", len(body)) + body
+
+
+def test_mounts_that_are_added(tmp_path: Path) -> None:
+    """Each on the mount that shows its folder: the deepest on the way, and of two at one place the upper one."""
+    path = tmp_path / "mountpoints-12.img"
+    tree = [(300, 299, "/"), (301, 300, "/data"), (302, 301, "/data"), (303, 300, "/database")]
+    image(path, *(mount(*one) for one in tree))
+    add_mounts(str(tmp_path), [("/data/ä/out", "files0"), ("/data", "files1"), ("/home", "files2")])
+    added = list(messages(str(path)))[len(tree) :]
+    assert [(m.integer(2), m.integer(4), m.text(7).decode(), m.text(18)) for m in added] == [
+        (304, 302, "/data/ä/out", b"files0"),
+        (305, 302, "/data", b"files1"),
+        (306, 300, "/home", b"files2"),
+    ]
+    assert mount_points(str(tmp_path)) == [
+        *(point for _, _, point in tree),
+        *("/data/ä/out", "/data", "/home"),
+    ]
+    image(path)
+    with pytest.raises(ImageFileError, match="no mount shows /home"):
+        add_mounts(str(tmp_path), [("/home", "files0")])
+    path.unlink()
+    with pytest.raises(ImageFileError, match="there are 0"):
+        add_mounts(str(tmp_path), [("/home", "files0")])
 
 
 def test_damage_is_said(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_no_file_is_touched_before_servers_run(
 
     for name in STEPS:
         monkeypatch.setattr(restore.TreeRestore, name, lambda self, name=name: step(name))
-    for name in ("_keep_log", "_end_servers", "_kill_processes"):
+    for name in ("_drop_files", "_keep_log", "_end_servers", "_kill_processes"):
         monkeypatch.setattr(restore.TreeRestore, name, lambda self: None)
     monkeypatch.setattr(staging, "remove", lambda *folders: None)
     one = object.__new__(restore.TreeRestore)

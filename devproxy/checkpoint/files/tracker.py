@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from devproxy import fault, proctree
+from devproxy.checkpoint.files import apart
 from devproxy.checkpoint.files.cut import FILES_MAX_BYTES, Cut
 from devproxy.checkpoint.files.journal import Journal
 from devproxy.checkpoint.files.known import Known, Track
@@ -208,6 +209,24 @@ class FilesTracker:
                 owners = Owners(self.known, int(image_time * 1e9), replaced, done, report, places)
                 many = fetch_many or one_by_one(fetch)
                 return Restore(plan, owners, many, report, done, places).run()
+
+    def put_apart(
+        self,
+        entries: Iterable[FileEntry],
+        base: str,
+        fetch_many: FetchMany,
+        report: Callable[[str], None],
+    ) -> list[str]:
+        """put_back below another folder, while the job of these files may live (apart.put)."""
+        with self._mu:
+            self._journal().poll()
+            return apart.put(Plan(self.known, self.undo, entries), base, fetch_many, report)
+
+    def apart_needs(self, entries: Iterable[FileEntry]) -> list[str]:
+        """The folders that put_apart would say now. Changes nothing."""
+        with self._mu:
+            self._journal().poll()
+            return apart.needs(Plan(self.known, self.undo, entries))
 
     def adopt(self, entries: Iterable[FileEntry]) -> None:
         """After put_back: the job that starts now has touched these files and no others."""
