@@ -117,7 +117,8 @@ def training(way: str, ranks: int = 0) -> tuple[str, ...]:
     return ways.WAYS[way].command(ranks)
 
 
-# An image of four torch processes is a gigabyte, which takes longer than all else here.
+# An image of four torch processes is a gigabyte, which takes longer than all else here. Every wait has a bound of its own.
+@pytest.mark.timeout(600)
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("way", ways.WAYS)
 def test_training_on_several_ranks(world: World, way: str) -> None:
