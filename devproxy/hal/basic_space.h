@@ -2,6 +2,8 @@
 // What a device answers for what it does not have. A device derives from this and overrides what it can do.
 #pragma once
 
+#include <vector>
+
 #include "devproxy/hal/space.h"
 
 namespace devproxy::hal {
@@ -20,6 +22,16 @@ class BasicSpace : public Space {
   }
   Status write(uint64_t, const void*, size_t) override {
     return {kNotSupported, "this device cannot write memory for a restore (level 2)"};
+  }
+  Status read_pieces(uint64_t addr, size_t bytes, const PieceSink& sink) override {
+    std::vector<uint8_t> bounce(bytes);
+    if (Status s = read(addr, bounce.data(), bytes); !s.ok()) return s;
+    return sink(bounce.data(), bytes, 0);
+  }
+  Status write_pieces(uint64_t addr, size_t bytes, const PieceSource& source) override {
+    std::vector<uint8_t> bounce(bytes);
+    if (Status s = source(bounce.data(), bytes, 0); !s.ok()) return s;
+    return write(addr, bounce.data(), bytes);
   }
   void* host_view(uint64_t, uint64_t) override { return nullptr; }
   void trim() override {}

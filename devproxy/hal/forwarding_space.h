@@ -25,6 +25,12 @@ class ForwardingSpace : public Space {
   }
   Status read(uint64_t addr, void* to, size_t bytes) override { return inner_->read(addr, to, bytes); }
   Status write(uint64_t addr, const void* from, size_t bytes) override { return inner_->write(addr, from, bytes); }
+  Status read_pieces(uint64_t addr, size_t bytes, const PieceSink& sink) override {
+    return inner_->read_pieces(addr, bytes, sink);
+  }
+  Status write_pieces(uint64_t addr, size_t bytes, const PieceSource& source) override {
+    return inner_->write_pieces(addr, bytes, source);
+  }
   void* host_view(uint64_t addr, uint64_t bytes) override { return inner_->host_view(addr, bytes); }
   void trim() override { inner_->trim(); }
   // All spaces of one device are wrapped by the same class.

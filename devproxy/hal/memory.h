@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "devproxy/csrc/base/status.h"
 
@@ -32,6 +33,12 @@ class SpaceMemory {
   // Level 2: contents. Precondition: idle(). Any thread.
   virtual Status read(uint64_t addr, void* to, size_t bytes) = 0;
   virtual Status write(uint64_t addr, const void* from, size_t bytes) = 0;
+  // The same in pieces, in their order, through host memory of the device's own; several threads at once are faster than
+  // one. An error of the sink or source ends it.
+  using PieceSink = std::function<Status(const void* piece, size_t bytes, size_t offset)>;
+  using PieceSource = std::function<Status(void* piece, size_t bytes, size_t offset)>;
+  virtual Status read_pieces(uint64_t addr, size_t bytes, const PieceSink& sink) = 0;
+  virtual Status write_pieces(uint64_t addr, size_t bytes, const PieceSource& source) = 0;
   // Device memory as plain memory of this process, which a dump or restore may use in place of read() and write();
   // nullptr where it is none.
   virtual void* host_view(uint64_t addr, uint64_t bytes) = 0;

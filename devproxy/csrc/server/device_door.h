@@ -220,8 +220,13 @@ class DeviceDoor {
   // -- dump and restore. Precondition: idle(), or stands().
 
   void* host_view(uint64_t addr, uint64_t bytes) { return space_->host_view(addr, bytes); }
-  Status read(uint64_t addr, void* to, size_t bytes) { return space_->read(addr, to, bytes); }
   Status write(uint64_t addr, const void* from, size_t bytes) { return space_->write(addr, from, bytes); }
+  Status read_pieces(uint64_t addr, size_t bytes, const hal::SpaceMemory::PieceSink& sink) {
+    return space_->read_pieces(addr, bytes, sink);
+  }
+  Status write_pieces(uint64_t addr, size_t bytes, const hal::SpaceMemory::PieceSource& source) {
+    return space_->write_pieces(addr, bytes, source);
+  }
   Status read_array(const hal::ArrayRef& array, uint64_t first_row, uint64_t rows, void* to) {
     return space_->read_array(array, first_row, rows, to);
   }

@@ -63,9 +63,9 @@ Status dump_device_into(Connection& connection, StagedWriter& file, DeviceBytes*
   Status s = copy_pieces(pieces, [&](const Piece& p) -> Status {
     if (Status fault = DP_FAULT(server_dump_mid); !fault.ok()) return fault;
     if (const void* view = connection.device().host_view(p.addr, p.bytes)) return file.write(view, p.bytes, p.offset);
-    std::vector<uint8_t> bounce(p.bytes);
-    if (Status r = connection.device().read(p.addr, bounce.data(), p.bytes); !r.ok()) return r;
-    return file.write(bounce.data(), p.bytes, p.offset);
+    return connection.device().read_pieces(p.addr, p.bytes, [&](const void* from, size_t bytes, size_t at) {
+      return file.write(from, bytes, p.offset + at);
+    });
   });
   bytes->all = end_of(pieces);
   if (s.ok()) s = dump_arrays(connection, file, &bytes->all);

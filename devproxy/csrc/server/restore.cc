@@ -255,9 +255,8 @@ Status Connection::restore_contents(const ClientRecord& client, const std::strin
   }
   auto read_piece = [&](const Piece& p) -> Status {
     if (void* view = device_.host_view(p.addr, p.bytes)) return file.read(view, p.bytes, p.offset);
-    std::vector<uint8_t> bounce(p.bytes);
-    if (Status s = file.read(bounce.data(), p.bytes, p.offset); !s.ok()) return s;
-    return device_.write(p.addr, bounce.data(), p.bytes);
+    return device_.write_pieces(p.addr, p.bytes,
+                                [&](void* to, size_t bytes, size_t at) { return file.read(to, bytes, p.offset + at); });
   };
   const uint64_t began = now_us();
   if (Status s = restore_arrays(client, file); !s.ok()) return std::move(s).with("filling arrays from " + file.path());

@@ -29,10 +29,11 @@ Status copy_pieces(const std::vector<Piece>& pieces, const std::function<Status(
       next = small.size();
     }
   };
-  std::thread helper;
-  if (small.size() > 1) helper = std::thread(work);
+  std::vector<std::thread> helpers;
+  const size_t copiers = std::clamp(std::thread::hardware_concurrency(), 2u, kCopiers);
+  while (helpers.size() + 1 < std::min(copiers, small.size())) helpers.emplace_back(work);
   work();
-  if (helper.joinable()) helper.join();
+  for (std::thread& helper : helpers) helper.join();
   return first;
 }
 

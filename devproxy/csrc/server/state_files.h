@@ -35,8 +35,9 @@ inline uint64_t end_of(const std::vector<Piece>& pieces) {
 }
 inline constexpr uint64_t kPieceBytes = 16u << 20;
 
-// Calls `copy` for pieces of at most kPieceBytes, on two threads: one does not fill the memory's bandwidth. The first
-// error ends it.
+// Calls `copy` for pieces of at most kPieceBytes, on as many threads as there are CPUs, from two to kCopiers: one fills
+// neither the memory's bandwidth nor that of a GPU's link. The first error ends it.
+inline constexpr unsigned kCopiers = 12;
 Status copy_pieces(const std::vector<Piece>& pieces, const std::function<Status(const Piece&)>& copy);
 
 // Writes the file and its name in one go: a reader sees all of it or none.

@@ -20,7 +20,8 @@ struct CudaConfig {
 
   // Values to be tuned on a device; none has been.
   Marks marks = Marks::kAuto;
-  uint32_t mark_every = 16;      // commands of one queue; 1: after each
+  uint32_t mark_every = 32;      // commands of one queue; 1: after each
+  uint32_t settle_us = 4;        // after a queue's last command, until the watcher marks it
   uint32_t max_in_flight = 300;  // commands given to the driver and not complete; up to 3 driver operations each; the
                                  // driver blocks near 1,024 [open]
   uint64_t slab_bytes = 64ull << 20;         // device memory is mapped in pieces of at least this, where there is room

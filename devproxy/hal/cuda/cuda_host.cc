@@ -41,6 +41,12 @@ Status HostMemory::allocate() {
   s = cu.status(cu.cuMemHostGetDevicePointer(&words_device_, words, 0), cu.cuMemHostGetDevicePointer,
                 "mapping completion words");
   if (!s.ok()) return s;
+  void* cells = nullptr;
+  s = cu.status(cu.cuMemHostAlloc(&cells, kCells * kCellBytes, 0), cu.cuMemHostAlloc,
+                "taking page-locked memory for small copies");
+  if (!s.ok()) return s;
+  cells_ = static_cast<uint8_t*>(cells);
+  for (uint64_t i = 0; i < kCells; i++) free_cells_.push_back(cells_ + i * kCellBytes);
   while (slots_.size() < kFirstSlots)
     if (s = add_slot(); !s.ok()) return s;
   return {};
@@ -62,7 +68,15 @@ HostMemory::~HostMemory() {
   const Driver& cu = context_->enter();
   for (const auto& [begin, end] : registered_) (void)cu.cuMemHostUnregister(reinterpret_cast<void*>(begin));
   for (uint8_t* slot : slots_) (void)cu.cuMemFreeHost(slot);
+  if (cells_) (void)cu.cuMemFreeHost(cells_);
   if (words_) (void)cu.cuMemFreeHost(words_);
+}
+
+uint8_t* HostMemory::take_cell() {
+  if (free_cells_.empty()) return nullptr;
+  uint8_t* const cell = free_cells_.back();
+  free_cells_.pop_back();
+  return cell;
 }
 
 uint8_t* HostMemory::take_slot() {

@@ -28,6 +28,11 @@ class HostMemory {
   uint8_t* take_slot();
   void give_slot(uint8_t* slot) { free_slots_.push_back(slot); }
 
+  // kCellBytes of page-locked memory, for a copy of a few numbers; nullptr where all are in use.
+  static constexpr uint64_t kCellBytes = 4096;
+  uint8_t* take_cell();
+  void give_cell(uint8_t* cell) { free_cells_.push_back(cell); }
+
   // nullptr where the queue must use events.
   std::atomic<uint64_t>* word(uint32_t index) const;
   CUdeviceptr word_device(uint32_t index) const { return words_device_ + index * kWordBytes; }
@@ -40,6 +45,7 @@ class HostMemory {
   uint64_t direct_bytes(uint64_t addr, uint64_t bytes);
 
  private:
+  static constexpr uint64_t kCells = 128;
   static constexpr uint64_t kWordBytes = 64;  // a line each: the device writes, the completion thread reads
   static constexpr uint64_t kPieceBytes =
       2ull << 20;  // registering pins the pages, so small; a driver call each, so not tiny
@@ -56,7 +62,8 @@ class HostMemory {
   std::vector<Window> windows_;
   uint8_t* words_ = nullptr;
   CUdeviceptr words_device_ = 0;
-  std::vector<uint8_t*> slots_, free_slots_;
+  std::vector<uint8_t*> slots_, free_slots_, free_cells_;
+  uint8_t* cells_ = nullptr;
   std::map<uint64_t, uint64_t> registered_;  // begin -> end, one cuMemHostRegister each
   bool can_register_;
 };

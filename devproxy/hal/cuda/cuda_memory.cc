@@ -235,8 +235,17 @@ Status DeviceMemory::commit(uint64_t addr, uint64_t bytes) {
 void DeviceMemory::release(uint64_t addr, uint64_t bytes) {
   if (!owns(addr, bytes) || bytes == 0) return;
   std::lock_guard lock(mu_);
+  tidy_locked();  // before this range joins: it may be committed again at once, with work of its stream still under way
   committed_.erase(addr, addr + bytes);
   note_idle(addr, addr + bytes);
+}
+
+void DeviceMemory::tidy() {
+  std::lock_guard lock(mu_);
+  tidy_locked();
+}
+
+void DeviceMemory::tidy_locked() {
   const uint64_t keep = std::max(config_.idle_floor_bytes, committed_.bytes() / 4);
   if (idle_bytes_ > keep) trim(keep);
 }

@@ -45,7 +45,12 @@ class DeviceMemory {
     return addr >= base_ && bytes <= bytes_ && addr - base_ <= bytes_ - bytes;
   }
   Status commit(uint64_t addr, uint64_t bytes);
+  // Unmaps nothing of this range: what a stream frees and takes again is released and committed while its commands run,
+  // and cuMemUnmap does not wait for them (seen on an H200).
   void release(uint64_t addr, uint64_t bytes);
+  // Gives idle memory back to the driver, but for what is kept for the next step. Precondition: what was released last
+  // was committed again, or no command can touch it.
+  void tidy();
   // Is physical memory behind every byte?
   bool mapped(uint64_t addr, uint64_t bytes) const;
   uint64_t mapped_bytes() const;
@@ -81,6 +86,7 @@ class DeviceMemory {
   StatusOr<std::shared_ptr<Handle>> create(uint64_t bytes) const;
   void unmap(Extents::iterator extent);
   void trim(uint64_t keep_bytes);
+  void tidy_locked();
   void note_idle(uint64_t begin, uint64_t end);
   Extents::iterator first_in(uint64_t addr);
   Status isolate(uint64_t begin, uint64_t end, CUstream stream);

@@ -44,13 +44,9 @@ Status CudaSpace::start() {
   const Driver& cu = context_->enter();
   Status s = cu.status(cu.cuStreamCreateWithPriority(&transfer_, CU_STREAM_NON_BLOCKING, 0),
                        cu.cuStreamCreateWithPriority, "making the transfer stream");
-  for (int i = 0; i < 2 && s.ok(); i++) {
-    io_slots_[i] = host_->take_slot();
-    if (!io_slots_[i]) return {kOutOfMemory, "no page-locked host memory for dump and restore"};
-    s = cu.status(cu.cuEventCreate(&io_done_[i], CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING), cu.cuEventCreate,
-                  "making the transfer events");
-  }
   if (!s.ok()) return s;
+  io_slot_ = host_->take_slot();
+  if (!io_slot_) return {kOutOfMemory, "no page-locked host memory for dump and restore"};
   watcher_ = std::thread([this] { watch(); });
   return {};
 }
@@ -93,8 +89,7 @@ CudaSpace::~CudaSpace() {
   const Driver& cu = context_->enter();
   for (const CudaQueueRef& queue : leaving_) close_queue(*queue);
   for (CUevent event : event_pool_) (void)cu.cuEventDestroy(event);
-  for (CUevent event : io_done_)
-    if (event) (void)cu.cuEventDestroy(event);
+  free_lanes_.clear();
   if (tie_) (void)cu.cuEventDestroy(tie_);
   if (transfer_) (void)cu.cuStreamDestroy(transfer_);
   host_.reset();

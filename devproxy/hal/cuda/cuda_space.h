@@ -17,8 +17,10 @@
 //     before the stream goes on);
 //   - before a legacy command, if a blocking queue is unmarked, and the reverse: a mark is itself a command, and one
 //     that came later would wait for the other side, as the legacy stream's rule says;
+//   - after a copy to the host, whose result somebody will read;
 //   - after every mark_every commands;
-//   - by the watcher, at whatever the last command is then: that ends every burst.
+//   - by the watcher, where no command has come in for settle_us: that ends every burst. Seen on an H200: a watcher that
+//     marks whatever it finds marks nearly every command, and a launch-bound job takes 2.4 times as long.
 //
 // Executors (hal/host_module). A launch of an executor's function calls the framework, which submits kernels of its own
 // to the queue's stream and may wait for that stream. It is called without mu_, by whoever hands the command on: the
@@ -38,7 +40,8 @@
 // Host memory. An asynchronous copy from memory that the driver does not know as page-locked is copied at the call, or
 // blocks; either breaks D2H-then-H2D through one pinned buffer (facts/driver-shim.md, hazard 3). So what is not
 // registered goes through a page-locked slot of the queue, filled and emptied by host functions in stream order: right,
-// and slow.
+// and slow. A small copy from or to a chunk goes through a page-locked cell, without a host function: the chunk is the
+// client's for this one copy, so its bytes can be taken at submission, or put there when the watcher sees the end.
 //
 // Who owns what
 //   mu_        queues' contents, held_, host_, every submission to the driver, the fault flags
@@ -58,6 +61,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -84,7 +88,10 @@ class CudaSpace final : public BasicSpace {
   ~CudaSpace() override;
 
   Status commit(uint64_t addr, uint64_t bytes, bool) override { return memory_->commit(addr, bytes); }
-  void release(uint64_t addr, uint64_t bytes) override { memory_->release(addr, bytes); }
+  void release(uint64_t addr, uint64_t bytes) override {
+    memory_->release(addr, bytes);
+    if (idle()) memory_->tidy();
+  }
 
   QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;
   void destroy_queue(const QueueRef& queue) override;
@@ -134,6 +141,8 @@ class CudaSpace final : public BasicSpace {
   void trim() override;
   Status read(uint64_t addr, void* to, size_t bytes) override;
   Status write(uint64_t addr, const void* from, size_t bytes) override;
+  Status read_pieces(uint64_t addr, size_t bytes, const PieceSink& sink) override;
+  Status write_pieces(uint64_t addr, size_t bytes, const PieceSource& source) override;
   Status read_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, void* to) override;
   Status write_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, const void* from) override;
   uint64_t event_clock_ns() override;
@@ -148,6 +157,7 @@ class CudaSpace final : public BasicSpace {
     kNop,
     kCopy,
     kStagedCopy,
+    kCellCopy,  // between the device and a chunk, which no other command sees, by way of a cell
     kArrayCopy,
     kStagedArrayCopy,
     kHostCopy,
@@ -212,6 +222,9 @@ class CudaSpace final : public BasicSpace {
     bool last = true;
     std::shared_ptr<void> keeps;
     std::unique_ptr<Job> job;
+    uint8_t* cell = nullptr;       // of a kCellCopy
+    void* from_cell_to = nullptr;  // the watcher copies that many bytes when the command has completed
+    uint32_t from_cell_bytes = 0;
   };
 
   struct CudaQueue final : Queue {
@@ -222,6 +235,8 @@ class CudaSpace final : public BasicSpace {
     Status made;
     std::deque<Pending> pending;  // grows behind, shrinks in front: a reference to an element stays good
     uint64_t issued = 0, marked = 0, reached = 0;  // sequences
+    uint64_t seen_issued = 0;                      // by the watcher, for the first time at seen_at
+    std::chrono::steady_clock::time_point seen_at;
     uint32_t since_mark = 0;
     std::atomic<uint64_t>* word = nullptr;  // else events
     CUdeviceptr word_device = 0;
@@ -251,6 +266,7 @@ class CudaSpace final : public BasicSpace {
   Status issue(const CudaQueueRef& queue, Command& command, Pending& pending, std::unique_lock<std::mutex>& lock);
   Status issue_executor(CudaQueue& queue, const Command& command, Pending& pending, std::unique_lock<std::mutex>& lock);
   bool may_issue(const Command& command) const;
+  Status issue_cell(CudaQueue& queue, const CopyArgs& copy, Pending& pending);
   Status issue_staged(CudaQueue& queue, const CopyArgs& copy, Pending& pending);
   Status issue_array_copy(CUstream stream, const ArrayCopy& copy);
   Status issue_staged_array(CudaQueue& queue, const ArrayCopy& copy, Pending& pending);
@@ -263,6 +279,9 @@ class CudaSpace final : public BasicSpace {
   Status tie_clock();  // tie_mu_ held
   Status mark(CudaQueue& queue);
   Status mark_other_side(const CudaQueue& queue);
+  Status mark_if_settled(CudaQueue& queue);
+  using Clock = std::chrono::steady_clock;
+  void wait_for_movement(std::unique_lock<std::mutex>& lock, Clock::time_point moved);
   Status look(CudaQueue& queue);
   void fault(const Status& why, std::unique_lock<std::mutex>& lock);
   bool alive() const;
@@ -272,7 +291,6 @@ class CudaSpace final : public BasicSpace {
   void watch();
   void close_queue(CudaQueue& queue);
   bool in_variable(uint64_t addr, uint64_t bytes);
-  Status move(uint64_t addr, uint8_t* host, size_t bytes, bool to_host);
   Status move_array(const ArrayRef& array, uint64_t first_row, uint64_t rows, uint8_t* host, bool to_host);
   void host_kernel_failed(const Status& why);
   static void CUDA_CB run_job(void* job);
@@ -286,6 +304,7 @@ class CudaSpace final : public BasicSpace {
   std::atomic<uint32_t> pending_all_{0};
   std::atomic<uint32_t> jobs_running_{0};
   std::atomic<bool> stopping_{false}, faulted_{false};
+  std::atomic<uint64_t> submissions_{0}, busy_changes_{0};  // written under mu_; the watcher waits for their change
 
   std::mutex mu_;
   std::condition_variable wake_;
@@ -307,18 +326,37 @@ class CudaSpace final : public BasicSpace {
 
   std::mutex io_mu_;
   CUstream transfer_ = nullptr;
-  uint8_t* io_slots_[2] = {};
+  uint8_t* io_slot_ = nullptr;
   std::mutex tie_mu_;  // a leaf, but for the driver; guards the next three
   CUevent tie_ = nullptr;
   uint64_t tie_ns_ = 0, tie_records_ = 0;
   std::atomic<uint64_t> records_{0};
-  CUevent io_done_[2] = {};
+
+  // For the contents of device memory: as many as there are threads that ask, made when they do and kept.
+  struct Lane {
+    ~Lane();
+    std::shared_ptr<Context> context;
+    CUstream stream = nullptr;
+    uint8_t* memory = nullptr;  // page-locked, staging_bytes of it
+    CUevent done[2] = {};
+  };
+  static constexpr size_t kMostLanes = 12;
+  std::mutex lanes_mu_;  // a leaf, but for the driver
+  std::condition_variable lane_free_;
+  std::vector<std::unique_ptr<Lane>> free_lanes_;
+  size_t lanes_made_ = 0;
+  StatusOr<std::unique_ptr<Lane>> make_lane();
+  StatusOr<std::unique_ptr<Lane>> take_lane();  // waits for one
+  void give_lane(std::unique_ptr<Lane> lane);
+  Status move(Lane& lane, uint64_t addr, size_t bytes, const PieceSink* sink, const PieceSource* source);
+  Status with_lane(uint64_t addr, size_t bytes, const PieceSink* sink, const PieceSource* source);
 
   std::mutex modules_mu_;  // a leaf
   std::vector<std::weak_ptr<CudaModule>> modules_;
   std::vector<std::weak_ptr<HostModule>> executors_;
 
   std::thread watcher_;
+  std::vector<std::pair<std::atomic<uint64_t>*, uint64_t>> words_;  // the watcher's own
 };
 
 }  // namespace devproxy::hal::cuda

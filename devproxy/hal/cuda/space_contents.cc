@@ -7,52 +7,122 @@
 
 namespace devproxy::hal::cuda {
 
-// Two slots: while the device fills one, the host empties the other.
-Status CudaSpace::move(uint64_t addr, uint8_t* host, size_t bytes, bool to_host) {
-  if (!memory_->mapped(addr, bytes) && !in_variable(addr, bytes))
-    return {kInvalidValue, "the range is not committed device memory of this process"};
-  const Driver& cu = context_->enter();
-  std::lock_guard lock(io_mu_);
-  const size_t piece = device_.staging_bytes;
+// -- lanes: each a stream with page-locked memory, for one thread at a time
+
+StatusOr<std::unique_ptr<CudaSpace::Lane>> CudaSpace::make_lane() {
+  const Driver& cu = context_->driver();
+  auto lane = std::make_unique<Lane>();
+  lane->context = context_;
+  Status s = cu.status(cu.cuStreamCreateWithPriority(&lane->stream, CU_STREAM_NON_BLOCKING, 0),
+                       cu.cuStreamCreateWithPriority, "making a stream for device memory's contents");
+  void* memory = nullptr;
+  if (s.ok())
+    s = cu.status(cu.cuMemHostAlloc(&memory, device_.staging_bytes, 0), cu.cuMemHostAlloc,
+                  "taking page-locked memory for device memory's contents");
+  lane->memory = static_cast<uint8_t*>(memory);
+  for (CUevent& done : lane->done)
+    if (s.ok())
+      s = cu.status(cu.cuEventCreate(&done, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING), cu.cuEventCreate,
+                    "making an event for device memory's contents");
+  if (!s.ok()) return s;
+  return lane;
+}
+
+CudaSpace::Lane::~Lane() {
+  const Driver& cu = context->enter();
+  for (CUevent event : done)
+    if (event) (void)cu.cuEventDestroy(event);
+  if (memory) (void)cu.cuMemFreeHost(memory);
+  if (stream) (void)cu.cuStreamDestroy(stream);
+}
+
+StatusOr<std::unique_ptr<CudaSpace::Lane>> CudaSpace::take_lane() {
+  std::unique_lock lock(lanes_mu_);
+  for (;;) {
+    if (!free_lanes_.empty()) {
+      auto lane = std::move(free_lanes_.back());
+      free_lanes_.pop_back();
+      return lane;
+    }
+    if (lanes_made_ < kMostLanes) {
+      auto lane = make_lane();
+      if (lane.ok()) lanes_made_++;
+      if (lane.ok() || lanes_made_ == 0) return lane;
+    }
+    lane_free_.wait(lock);
+  }
+}
+
+void CudaSpace::give_lane(std::unique_ptr<Lane> lane) {
+  std::lock_guard lock(lanes_mu_);
+  free_lanes_.push_back(std::move(lane));
+  lane_free_.notify_one();
+}
+
+// In two halves of the lane's memory: while the device has one, the host has the other.
+Status CudaSpace::move(Lane& lane, uint64_t addr, size_t bytes, const PieceSink* sink, const PieceSource* source) {
+  const Driver& cu = context_->driver();
+  const size_t piece = device_.staging_bytes / 2, pieces = (bytes + piece - 1) / piece;
+  const char* const doing = sink ? "reading device memory" : "writing device memory";
+  auto half = [&](size_t i) { return lane.memory + i % 2 * piece; };
+  auto size = [&](size_t i) { return std::min(piece, bytes - i * piece); };
   auto wait = [&](size_t i) {
-    return cu.status(cu.cuEventSynchronize(io_done_[i % 2]), cu.cuEventSynchronize, "moving device memory");
+    return cu.status(cu.cuEventSynchronize(lane.done[i % 2]), cu.cuEventSynchronize, doing);
   };
   auto empty = [&](size_t i) {
     if (Status s = wait(i); !s.ok()) return s;
-    std::memcpy(host + i * piece, io_slots_[i % 2], std::min(piece, bytes - i * piece));
-    return Status();
+    return (*sink)(half(i), size(i), i * piece);
   };
-  const size_t pieces = (bytes + piece - 1) / piece;
   Status s;
   for (size_t i = 0; i < pieces && s.ok(); i++) {
-    const size_t n = std::min(piece, bytes - i * piece);
-    uint8_t* const slot = io_slots_[i % 2];
-    if (to_host) {
-      s = cu.status(cu.cuMemcpyDtoHAsync(slot, addr + i * piece, n, transfer_), cu.cuMemcpyDtoHAsync,
-                    "reading device memory");
+    const CUdeviceptr at = addr + i * piece;
+    if (sink) {
+      s = cu.status(cu.cuMemcpyDtoHAsync(half(i), at, size(i), lane.stream), cu.cuMemcpyDtoHAsync, doing);
     } else {
       if (i >= 2) s = wait(i);
-      if (s.ok()) {
-        std::memcpy(slot, host + i * piece, n);
-        s = cu.status(cu.cuMemcpyHtoDAsync(addr + i * piece, slot, n, transfer_), cu.cuMemcpyHtoDAsync,
-                      "writing device memory");
-      }
+      if (s.ok()) s = (*source)(half(i), size(i), i * piece);
+      if (s.ok()) s = cu.status(cu.cuMemcpyHtoDAsync(at, half(i), size(i), lane.stream), cu.cuMemcpyHtoDAsync, doing);
     }
-    if (s.ok()) s = cu.status(cu.cuEventRecord(io_done_[i % 2], transfer_), cu.cuEventRecord, "moving device memory");
-    if (s.ok() && to_host && i > 0) s = empty(i - 1);
+    if (s.ok()) s = cu.status(cu.cuEventRecord(lane.done[i % 2], lane.stream), cu.cuEventRecord, doing);
+    if (s.ok() && sink && i > 0) s = empty(i - 1);
   }
-  if (s.ok() && to_host && pieces) s = empty(pieces - 1);
-  if (s.ok() && !to_host)
-    s = cu.status(cu.cuStreamSynchronize(transfer_), cu.cuStreamSynchronize, "writing device memory");
+  if (s.ok() && sink && pieces) return empty(pieces - 1);
+  // Also after an error: the lane's memory is somebody else's next.
+  Status last = cu.status(cu.cuStreamSynchronize(lane.stream), cu.cuStreamSynchronize, doing);
+  return s.ok() ? last : s;
+}
+
+Status CudaSpace::with_lane(uint64_t addr, size_t bytes, const PieceSink* sink, const PieceSource* source) {
+  if (!memory_->mapped(addr, bytes) && !in_variable(addr, bytes))
+    return {kInvalidValue, "the range is not committed device memory of this process"};
+  context_->enter();
+  auto lane = take_lane();
+  if (!lane.ok()) return std::move(lane).status();
+  Status s = move(**lane, addr, bytes, sink, source);
+  give_lane(std::move(*lane));
   return s;
 }
 
+Status CudaSpace::read_pieces(uint64_t addr, size_t bytes, const PieceSink& sink) {
+  return with_lane(addr, bytes, &sink, nullptr);
+}
+
+Status CudaSpace::write_pieces(uint64_t addr, size_t bytes, const PieceSource& source) {
+  return with_lane(addr, bytes, nullptr, &source);
+}
+
 Status CudaSpace::read(uint64_t addr, void* to, size_t bytes) {
-  return move(addr, static_cast<uint8_t*>(to), bytes, true);
+  return read_pieces(addr, bytes, [&](const void* piece, size_t n, size_t offset) {
+    std::memcpy(static_cast<uint8_t*>(to) + offset, piece, n);
+    return Status();
+  });
 }
 
 Status CudaSpace::write(uint64_t addr, const void* from, size_t bytes) {
-  return move(addr, const_cast<uint8_t*>(static_cast<const uint8_t*>(from)), bytes, false);  // only read from
+  return write_pieces(addr, bytes, [&](void* piece, size_t n, size_t offset) {
+    std::memcpy(piece, static_cast<const uint8_t*>(from) + offset, n);
+    return Status();
+  });
 }
 
 // Through one slot: arrays are small beside the rest.
@@ -62,7 +132,7 @@ Status CudaSpace::move_array(const ArrayRef& ref, uint64_t first_row, uint64_t r
     return {kInvalidValue, "the array has fewer rows"};
   const Driver& cu = context_->enter();
   std::lock_guard lock(io_mu_);
-  uint8_t* const slot = io_slots_[0];
+  uint8_t* const slot = io_slot_;
   const uint64_t columns = std::min<uint64_t>(extent.width_bytes, device_.staging_bytes / 16 * 16);
   const uint64_t rows_at_once = std::max<uint64_t>(1, device_.staging_bytes / columns);
   const char* const doing = to_host ? "reading an array" : "writing an array";

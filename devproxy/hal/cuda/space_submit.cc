@@ -40,7 +40,11 @@ void CudaSpace::submit_locked(const CudaQueueRef& queue, Command& command, std::
   pending.sequence = ++sequence_;
   pending.ticket = command.ticket;
   pending.last = command.last;
-  if (!std::exchange(queue->busy, true)) busy_.push_back(queue);
+  submissions_.store(sequence_, std::memory_order_relaxed);
+  if (!std::exchange(queue->busy, true)) {
+    busy_.push_back(queue);
+    busy_changes_.fetch_add(1, std::memory_order_relaxed);
+  }
   if (asleep_) asleep_ = false, wake_.notify_one();
   if (faulted_.load(std::memory_order_relaxed)) {
     pending.state = Pending::State::kDropped;
@@ -90,6 +94,7 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
     case Action::kNop: break;
     case Action::kCopy: s = issue_copy(queue.stream, command.copy); break;
     case Action::kStagedCopy: s = issue_staged(queue, command.copy, pending); break;
+    case Action::kCellCopy: s = issue_cell(queue, command.copy, pending); break;
     case Action::kHostCopy: s = issue_job(queue, pending, {this, Job::Kind::kCopyRows, command.copy}); break;
     case Action::kArrayCopy:
     case Action::kStagedArrayCopy:
@@ -134,7 +139,8 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
   pending.state = Pending::State::kIssued;
   queue.issued = pending.sequence;
   in_flight_++;
-  if (command.action == Action::kRecord || ++queue.since_mark >= device_.mark_every) return mark(queue);
+  const bool for_the_host = command.copy.width_bytes && !command.copy.dst_device && command.last;
+  if (command.action == Action::kRecord || for_the_host || ++queue.since_mark >= device_.mark_every) return mark(queue);
   return {};
 }
 
@@ -225,6 +231,22 @@ Status CudaSpace::issue_copy(CUstream stream, const CopyArgs& a) {
   c.WidthInBytes = a.width_bytes;
   c.Height = a.height;
   return cu.status(cu.cuMemcpy2DAsync(&c, stream), cu.cuMemcpy2DAsync, "copying a rectangle");
+}
+
+Status CudaSpace::issue_cell(CudaQueue& queue, const CopyArgs& a, Pending& pending) {
+  uint8_t* const cell = host_->take_cell();
+  if (!cell) return issue_staged(queue, a, pending);
+  pending.cell = cell;
+  CopyArgs device = a;
+  if (a.dst_device) {
+    std::memcpy(cell, reinterpret_cast<const void*>(a.src), a.width_bytes);
+    device.src = reinterpret_cast<uint64_t>(cell);
+    return issue_copy(queue.stream, device);
+  }
+  device.dst = reinterpret_cast<uint64_t>(cell);
+  pending.from_cell_to = reinterpret_cast<void*>(a.dst);
+  pending.from_cell_bytes = static_cast<uint32_t>(a.width_bytes);
+  return issue_copy(queue.stream, device);
 }
 
 // One piece that fits the queue's slot. The stream's order protects the slot: the next piece is packed behind this one.
@@ -367,6 +389,12 @@ void CudaSpace::copy(const QueueRef& ref, Ticket ticket, const CopyArgs& args) {
   const bool down = !args.dst_device;  // to the host
   if (linear(args)) {
     const uint64_t bytes = args.width_bytes * args.height;
+    if (bytes <= std::min(HostMemory::kCellBytes, device_.staging_bytes) &&
+        !host_->in_window(down ? args.dst : args.src, bytes)) {
+      CopyArgs small = args;
+      small.width_bytes = bytes, small.height = 1;
+      return piece(Action::kCellCopy, small, true);
+    }
     for (uint64_t done = 0; done < bytes;) {
       CopyArgs part = args;
       part.dst += done, part.src += done, part.height = 1;

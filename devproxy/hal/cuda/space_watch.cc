@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "devproxy/hal/cuda/cuda_space.h"
@@ -13,7 +14,6 @@ namespace devproxy::hal::cuda {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
 constexpr auto kProbeEvery = std::chrono::milliseconds(1);  // asking a silent context whether it has failed
@@ -49,6 +49,52 @@ Status CudaSpace::mark(CudaQueue& queue) {
   queue.marked = queue.issued;
   queue.since_mark = 0;
   return {};
+}
+
+// Unless commands come in still, so that a burst has few marks.
+Status CudaSpace::mark_if_settled(CudaQueue& queue) {
+  if (queue.marked == queue.issued) return {};
+  const auto now = Clock::now();
+  if (queue.seen_issued != queue.issued) queue.seen_issued = queue.issued, queue.seen_at = now;
+  return now - queue.seen_at >= microseconds(device_.settle_us) ? mark(queue) : Status();
+}
+
+// Precondition: the lock is held, and everything was looked at under it. Returns without it, when there is something to do
+// under it: a word has moved, a queue became busy, or no command has come in for settle_us and some have no mark. Submitters
+// take the lock for each command, so nothing here wants it, and nobody is woken for each. The queues stay: only this
+// thread takes one out of busy_.
+void CudaSpace::wait_for_movement(std::unique_lock<std::mutex>& lock, Clock::time_point moved) {
+  words_.clear();
+  bool unmarked = false, events = false;
+  for (const CudaQueueRef& queue : busy_) {
+    unmarked |= queue->marked != queue->issued;
+    if (queue->word)
+      words_.emplace_back(queue->word, queue->reached);
+    else
+      events = true;
+  }
+  uint64_t submissions = submissions_.load(std::memory_order_relaxed);
+  const uint64_t busy = busy_changes_.load(std::memory_order_relaxed);
+  lock.unlock();
+  auto now = Clock::now(), settled = now;
+  const auto begun = now;
+  const Clock::duration settle = microseconds(device_.settle_us), most = events ? settle : Clock::duration(kProbeEvery);
+  uint32_t nap_us = 1;
+  while (!stopping_.load(std::memory_order_relaxed) && busy_changes_.load(std::memory_order_relaxed) == busy) {
+    for (const auto& [word, reached] : words_)
+      if (word->load(std::memory_order_acquire) > reached) return;
+    now = Clock::now();
+    if (const uint64_t more = submissions_.load(std::memory_order_relaxed); more != submissions)
+      submissions = more, settled = now, unmarked = true;
+    if (unmarked && now - settled >= settle) return;
+    if (now - begun >= most) return;
+    if (now - moved < microseconds(device_.spin_us)) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(microseconds(nap_us));
+      nap_us = std::min(nap_us * 2, unmarked ? 2 * device_.settle_us : std::max(1u, device_.nap_us));
+    }
+  }
 }
 
 Status CudaSpace::mark_other_side(const CudaQueue& queue) {
@@ -145,31 +191,34 @@ void CudaSpace::watch() {
   const Driver& cu = context_->enter();
   std::vector<Done> done;
   auto moved = Clock::now(), probed = moved;
-  uint32_t nap_us = 1;
   std::unique_lock lock(mu_);
   while (!stopping_.load(std::memory_order_relaxed)) {
     collect(&done, lock);
     if (!done.empty()) {
       lock.unlock();
       for (Done& d : done) {
+        if (d.pending.from_cell_to && !faulted_.load(std::memory_order_relaxed))
+          std::memcpy(d.pending.from_cell_to, d.pending.cell, d.pending.from_cell_bytes);
         if (d.pending.last) owner_.on_complete(d.queue->index, d.pending.ticket.position, d.pending.ticket.tag);
         d.pending.keeps.reset();  // may unload a module
         pending_all_.fetch_sub(1, std::memory_order_release);
       }
       lock.lock();
-      for (Done& d : done) d.queue->completing = 0;
+      for (Done& d : done) {
+        d.queue->completing = 0;
+        if (d.pending.cell) host_->give_cell(d.pending.cell);
+      }
       done.clear();
       issue_held(lock);
       reap();
       moved = probed = Clock::now();
-      nap_us = 1;
       continue;
     }
     if (!faulted_.load(std::memory_order_relaxed)) issue_held(lock);
     Status failed;
     if (!dead_)
       for (const CudaQueueRef& queue : busy_)
-        if (Status s = mark(*queue); !s.ok()) failed = std::move(s);
+        if (Status s = mark_if_settled(*queue); !s.ok()) failed = std::move(s);
     if (!host_failure_.ok()) failed = std::exchange(host_failure_, {});
     const auto now = Clock::now();
     if (failed.ok() && !dead_ && !busy_.empty() && now - probed > kProbeEvery) {
@@ -183,18 +232,16 @@ void CudaSpace::watch() {
       continue;
     }
     if (busy_.empty() && now - moved > microseconds(device_.linger_us)) {
+      // The owner's thread may be between a release and a commit of the same range: no command is under way that could
+      // have the range in use.
+      memory_->tidy();
       asleep_ = true;
       wake_.wait(lock, [&] { return !asleep_ || stopping_.load(std::memory_order_relaxed); });
       asleep_ = false;
       moved = probed = Clock::now();
-      nap_us = 1;
-    } else if (now - moved < microseconds(device_.spin_us)) {
-      lock.unlock();
-      sched_yield();
-      lock.lock();
     } else {
-      wake_.wait_for(lock, microseconds(nap_us));
-      nap_us = std::min(nap_us * 2, std::max(1u, device_.nap_us));
+      wait_for_movement(lock, moved);
+      lock.lock();
     }
   }
 }

@@ -327,6 +327,113 @@ void test_memory() {
   fake.set_memory(8ull << 30);
 }
 
+// What a stream frees and takes again is released and committed while its commands run: it stays mapped, though nothing idle
+// is to be kept. An H200 went on with the unmapping, and the commands with a fault.
+void test_memory_in_use_stays() {
+  auto config = g_config;
+  config.slab_bytes = config.max_handle_bytes = 2 * kMiB;
+  config.idle_floor_bytes = 0;
+  Fixture f(0, config);
+  f.load_module();
+  const QueueRef queue = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  EXPECT_OK(f.space->commit(f.base, 4 * kMiB, false));
+  const uint64_t before = fake.calls("cuMemUnmap");
+  f.spin(queue, 1);
+  f.fill(queue, 1, f.base, 1024, 5);
+  f.space->release(f.base, 4 * kMiB);
+  EXPECT_OK(f.space->commit(f.base, 4 * kMiB, false));
+  f.fill(queue, 1, f.base + 4096, 1024, 6);
+  usleep(20'000);
+  EXPECT(fake.calls("cuMemUnmap") == before);
+  fake.hold_spin(0);
+  EXPECT(f.sync(1) && f.owner.faults == 0 && f.words(f.base, 1)[0] == 5 && f.words(f.base + 4096, 1)[0] == 6);
+  // With nothing under way it goes back to the driver, at once or when the watcher falls asleep.
+  f.space->release(f.base, 4 * kMiB);
+  for (int i = 0; i < 1000 && fake.calls("cuMemUnmap") == before; i++) usleep(1000);
+  EXPECT(fake.calls("cuMemUnmap") == before + 2);
+}
+
+// Copies of a few numbers from and to chunks: no host function, in the stream's order, also where cells run out.
+void test_small_copies() {
+  Fixture f;
+  f.load_module();
+  const QueueRef queue = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
+  const uint64_t host_functions = fake.calls("cuLaunchHostFunc");
+  uint32_t from[2] = {41, 42}, to[2] = {};
+  f.space->copy(queue, f.ticket(1, 7), f.up(f.base, from, 8));
+  from[0] = from[1] = 0;  // taken at the call: the chunk is the copy's own, and its end is when it is over
+  f.space->copy(queue, f.ticket(1, 8), f.down(to, f.base, 8));
+  EXPECT(f.sync(1));
+  EXPECT(to[0] == 41 && to[1] == 42 && f.owner.tags == (std::vector<uint32_t>{7, 8}));
+  EXPECT(fake.calls("cuLaunchHostFunc") == host_functions);
+  // Behind a kernel, more than there are cells; each sees the memory as it is at its place in the stream.
+  std::vector<uint32_t> got(300, 1);
+  f.spin(queue, 1);
+  for (uint32_t i = 0; i < got.size(); i++) {
+    f.fill(queue, 1, f.base, 1, 1000 + i);
+    f.space->copy(queue, f.ticket(1), f.down(&got[i], f.base, 4));
+  }
+  EXPECT(got[0] == 1);
+  fake.hold_spin(0);
+  EXPECT(f.sync(1));
+  for (uint32_t i = 0; i < got.size(); i++) EXPECT(got[i] == 1000 + i);
+  // A page-locked buffer is everybody's: there the stream's order is all.
+  f.space->memset(queue, f.ticket(1), {f.base, 0, 16, 1, 0x22, 1});
+  f.space->copy(queue, f.ticket(1), f.down(f.window, f.base, 16));
+  f.space->copy(queue, f.ticket(1), f.up(f.base + 64, f.window, 16));
+  EXPECT(f.sync(1) && f.words(f.base + 64, 1)[0] == 0x22222222);
+}
+
+// A dump and a restore ask from several threads.
+void test_contents_by_threads() {
+  auto config = g_config;
+  config.staging_bytes = 64u << 10;
+  Fixture f(0, config);
+  const size_t n = kMiB / 2 + 5, threads = 16;  // more than there are lanes
+  EXPECT_OK(f.space->commit(f.base, threads * 4 * kMiB, false));
+  std::atomic<int> wrong{0};
+  auto each = [&](const std::function<void(uint64_t addr, size_t i)>& work) {
+    std::vector<std::thread> all;
+    for (size_t i = 0; i < threads; i++) all.emplace_back([&, i] { work(f.base + i * 4 * kMiB + 3, i); });
+    for (std::thread& one : all) one.join();
+  };
+  auto byte = [](size_t i, size_t at) { return static_cast<uint8_t>(i * 31 + at * 7 + at / 251); };
+  each([&](uint64_t addr, size_t i) {
+    size_t next = 0;
+    const Status s = f.space->write_pieces(addr, n, [&](void* piece, size_t bytes, size_t offset) {
+      wrong += offset != next;
+      next = offset + bytes;
+      for (size_t k = 0; k < bytes; k++) static_cast<uint8_t*>(piece)[k] = byte(i, offset + k);
+      return Status();
+    });
+    wrong += !s.ok() || next != n;
+  });
+  each([&](uint64_t addr, size_t i) {
+    size_t next = 0;
+    const Status s = f.space->read_pieces(addr, n, [&](const void* piece, size_t bytes, size_t offset) {
+      wrong += offset != next;
+      next = offset + bytes;
+      for (size_t k = 0; k < bytes; k++) wrong += static_cast<const uint8_t*>(piece)[k] != byte(i, offset + k);
+      return Status();
+    });
+    wrong += !s.ok() || next != n;
+  });
+  EXPECT(wrong == 0);
+  // An error of whoever takes the bytes ends it, and is what is answered; the lane is good for the next.
+  int pieces = 0;
+  EXPECT(f.space
+             ->read_pieces(f.base, n,
+                           [&](const void*, size_t, size_t) {
+                             return ++pieces == 2 ? Status(kOutOfMemory, "the disk is full") : Status();
+                           })
+             .text() == "the disk is full");
+  EXPECT(pieces == 2);
+  EXPECT(f.space->write_pieces(f.base, n, [&](void*, size_t, size_t) { return Status(kInvalidImage, "cut short"); })
+             .text() == "cut short");
+  EXPECT(f.words(f.base + 4 * kMiB + 4, 1)[0] != 0);
+}
+
 void test_address_taken() {
   void* const want = reinterpret_cast<void*>(kBase + kRange + 64 * kMiB);
   void* const block = mmap(want, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
@@ -1433,6 +1540,9 @@ const struct {
 } kTests[] = {
     {"properties", test_properties},
     {"memory", test_memory},
+    {"memory in use stays", test_memory_in_use_stays},
+    {"small copies", test_small_copies},
+    {"contents by threads", test_contents_by_threads},
     {"address taken", test_address_taken},
     {"stream order", test_stream_order},
     {"marks are not late", test_marks_are_not_late},
