@@ -79,9 +79,10 @@ class Ring {
 
   // True when the reserved lines may be written. Acquire pairs with release(): the zeroed commit words are visible.
   // From then on the producer writes everything but the commit word, which only publish() writes.
-  bool has_space(const Reservation& r) const {
-    return r.end() - p_.head->load(std::memory_order_acquire) <= p_.capacity;
-  }
+  bool has_space(const Reservation& r) const { return has_space(r, p_.head->load(std::memory_order_acquire)); }
+  bool has_space(const Reservation& r, uint64_t head) const { return r.end() - head <= p_.capacity; }
+  // How far the consumer is, for a producer that waits for space.
+  uint64_t consumed() const { return p_.head->load(std::memory_order_acquire); }
 
   // Announces that the caller is about to sleep for space; it re-checks has_space afterwards and sleeps on
   // space_seq == the returned value.
