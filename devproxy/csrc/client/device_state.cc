@@ -43,7 +43,7 @@ ContextMap& contexts() {
 DeviceState::DeviceState(Connection* connection, int ordinal)
     : conn_(connection),
       ordinal_(ordinal),
-      alloc_(connection->device_base(), kDeviceBytes / 2),  // the upper half is the server's: module globals
+      alloc_(connection->device_base(), kHeapBytes),
       pinned_alloc_(connection->pinned_base(), kPinnedBytes),
       streams_(new StreamObj[kStreams]) {
   streams_[0].handle = kLegacyStream.value;

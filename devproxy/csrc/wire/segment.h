@@ -39,9 +39,11 @@ inline constexpr uint64_t kRangeBase = 0x2000'0000'0000;
 inline constexpr uint64_t kRangeBytes = 0x40'0000'0000;   // 256 GiB
 inline constexpr uint64_t kDeviceBytes = 0x30'0000'0000;  // 192 GiB of device addresses
 #endif
-// The top of every device range belongs to the server: globals of modules live there. The client's allocator stays
-// below.
+// A device range: the client's allocator (cuMemAlloc and its kin) has the lower 160 GiB, more than any one GPU's memory
+// up to the H200; cuMemAddressReserve has what is above; the top belongs to the server: globals of modules live there.
+inline constexpr uint64_t kHeapBytes = kDeviceBytes / 6 * 5;
 inline constexpr uint64_t kGlobalsBytes = 1ull << 30;
+inline constexpr uint64_t kReservableBytes = kDeviceBytes - kHeapBytes - kGlobalsBytes;
 // The top of that: numbers of the server's own collectives (csrc/server/meta_slots.h). A device may give it whole pages.
 inline constexpr uint64_t kMetaBytes = 2ull << 20;
 // MEM_ALLOC.flags: a stable buffer (SpaceMemory::commit); one range with the neighbours that have this flag too.

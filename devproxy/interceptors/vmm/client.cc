@@ -61,12 +61,11 @@ CUresult refuse(const char* what) {
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-// The upper half of the device range: the allocator of cuMemAlloc has the lower, module globals lie at the very top.
+// Above the heap of cuMemAlloc and below the module globals (csrc/wire/segment.h).
 BidirAllocator& range_of(State& s, DeviceState* d) {
   const int i = d->ordinal();
   if (!s.has_range[i]) {
-    const uint64_t begin = d->conn().device_base() + kDeviceBytes / 2;
-    s.ranges[i] = BidirAllocator(begin, kDeviceBytes / 2 - kGlobalsBytes);
+    s.ranges[i] = BidirAllocator(d->conn().device_base() + kHeapBytes, kReservableBytes);
     s.has_range[i] = true;
   }
   return s.ranges[i];
@@ -180,7 +179,7 @@ CUresult cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignment, CU
     client::log(
         client::Level::kWarn,
         "cuMemAddressReserve: %zu MiB do not fit what is left of this process's %llu GiB of device addresses for it",
-        size >> 20, static_cast<unsigned long long>((kDeviceBytes / 2 - kGlobalsBytes) >> 30));
+        size >> 20, static_cast<unsigned long long>(kReservableBytes >> 30));
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   const uint64_t begin = extra ? (at + alignment - 1) & ~(static_cast<uint64_t>(alignment) - 1) : at;
