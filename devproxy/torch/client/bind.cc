@@ -2,6 +2,8 @@
 // The Python half of the plugin: the functions behind torch._C._cuda_*, called by pylib/devproxy_torch_boot.py.
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
+#include <ATen/ops/empty_strided.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/Storage.h>
@@ -272,6 +274,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::gil_scoped_release unlocked;
     synchronize_device(current_device());
   });
+  // What code that Inductor made takes its buffers by; torch's own asks libtorch_cuda's allocator, past the dispatcher.
+  m.def("empty_strided", [](at::IntArrayRef size, at::IntArrayRef stride, py::handle dtype) {
+    TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()), "empty_strided_cuda: the third argument is no dtype");
+    const auto type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+    return at::empty_strided(size, stride, at::TensorOptions(at::Device(at::kCUDA, current_device())).dtype(type));
+  });
   m.def("bind_device", [](int d) { bind_device(index_or_current(d)); });
 
   m.def("current_stream", [](int d) {
@@ -295,7 +303,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     bind_device(current_device());
     int least = 0, greatest = 0;
     check(driver().cuCtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange");
-    return py::make_tuple(least, greatest);
+    return py::make_tuple(least, std::max(greatest, 1 - kPriorities));  // torch has as many pools, and says so
   });
 
   m.def("elapsed_ms", [](uintptr_t start, uintptr_t end, int d) {

@@ -17,7 +17,6 @@ namespace devproxy::aten {
 namespace {
 
 constexpr int64_t kPoolIds = 1;                     // ids 1 .. 1 + kPriorities * kStreamsPerPool
-constexpr int kPriorities = 6;                      // CUDA's range is 0 .. -5
 constexpr int64_t kExternalIds = int64_t{1} << 32;  // then the index into Device::external
 
 struct Device {

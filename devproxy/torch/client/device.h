@@ -15,6 +15,7 @@ using c10::DeviceIndex;
 
 inline constexpr int kMaxDevices = 64;
 inline constexpr int kStreamsPerPool = 32;  // as torch's own pool: one per priority and device
+inline constexpr int kPriorities = 4;       // 0 to -3, as torch's own (c10/cuda/CUDAStream.h); CUDA has more
 
 // Number of devices, 0 if there is no usable driver. Never throws, never creates a context.
 DeviceIndex device_count() noexcept;

@@ -41,12 +41,21 @@ std::string folder_of(const void* symbol) {
   return path.substr(0, path.rfind('/'));
 }
 
+}  // namespace
+
+const std::string& torch_folder() {
+  static const auto* const folder = new std::string(folder_of(reinterpret_cast<const void*>(&at::globalContext)));
+  return *folder;
+}
+
+namespace {
+
 // hal/host_module/descriptor.h has the format.
 const std::string& description() {
   static const auto* const text = [] {
     const std::string own = folder_of(reinterpret_cast<const void*>(&description));
     const std::string plugin = own.substr(own.rfind('/') + 1);
-    const std::string torch = folder_of(reinterpret_cast<const void*>(&at::globalContext));
+    const std::string& torch = torch_folder();
     auto* t = new std::string("devproxy executor 1\nbuild " DEVPROXY_TORCH_BUILD "\n");
     *t += "host " + plugin + "/libdevproxy_torch_cpu.so\n";
     for (const char* name : {"libc10.so", "libtorch_cpu.so"}) *t += "needs host " + torch + "/" + name + "\n";

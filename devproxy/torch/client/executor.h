@@ -19,6 +19,9 @@ bool ops_run_on_cuda();
 // Do generators live in the executor? Else each random op carries its seed. True on CUDA.
 bool executor_keeps_generators();
 
+// Where torch's libraries lie.
+const std::string& torch_folder();
+
 // Throws NotImplementedError where the framework has no such op.
 CUfunction executor_function(DeviceIndex device, const std::string& name);
 void launch(CUfunction f, CUstream stream, const Writer& block);

@@ -4,6 +4,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GeneratorImpl.h>
+#include <dlfcn.h>
 
 #include <atomic>
 
@@ -120,6 +121,17 @@ const CudaGenerator& cuda_generator(const at::Generator& generator) {
   return *static_cast<CudaGenerator*>(generator.unsafeGetGeneratorImpl());
 }
 
+// torch's own table of functions of NVRTC and the driver, by which Inductor's launcher loads and launches Triton's
+// kernels. The library that has it is the CUDA wheel's, and the driver that it finds is the job's, so the shim.
+// nullptr: the wheel has none.
+const at::cuda::NVRTC* nvrtc_table() {
+  void* const library = dlopen((torch_folder() + "/libcaffe2_nvrtc.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return nullptr;
+  using Load = const at::cuda::NVRTC* (*)();
+  const auto load = reinterpret_cast<Load>(dlsym(library, "load_nvrtc"));
+  return load != nullptr ? load() : nullptr;
+}
+
 class Hooks final : public at::CUDAHooksInterface {
  public:
   explicit Hooks(at::CUDAHooksArgs) {}
@@ -180,6 +192,10 @@ class Hooks final : public at::CUDAHooksInterface {
   }
   void cuFFTClearPlanCache(DeviceIndex d) const override {
     plan_cache(checked(d, "cufft_clear_plan_cache"), PlansBlock::kClear);
+  }
+  const at::cuda::NVRTC& nvrtc() const override {
+    static const at::cuda::NVRTC* const table = nvrtc_table();
+    return table != nullptr ? *table : at::CUDAHooksInterface::nvrtc();
   }
   std::string showConfig() const override {
     return ops_run_on_cuda() ? executor_facts().config : "devproxy software GPU over the CUDA driver API";

@@ -84,9 +84,7 @@ void take_from_default(const Client&, const at::Generator& g) {
 }
 void read_memory(void* to, uint64_t addr, size_t bytes) { std::memcpy(to, reinterpret_cast<const void*>(addr), bytes); }
 
-struct LaunchScope::Held {};
 LaunchScope::LaunchScope(const Client&, const devproxy_soft_launch&, uint32_t threads) { use_threads(threads); }
-LaunchScope::~LaunchScope() = default;
 
 int fault_of(const std::exception&) { return 0; }
 std::string facts(const Client&) { return {}; }

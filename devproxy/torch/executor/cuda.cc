@@ -74,6 +74,13 @@ void on_trace(const caching::TraceEntry& entry) {
   }
 }
 
+// What LaunchScope has made the thread's device and stream.
+struct DeviceAndStream {
+  DeviceIndex device = -1;
+  uint64_t stream = 0;
+};
+thread_local DeviceAndStream t_set;
+
 // -- output placement -----------------------------------------------------------------------------------------------
 
 void give_back_offer(void* p) { placement::give_back(p); }
@@ -86,9 +93,7 @@ class PlacingAllocator final : public CUDAAllocator {
 
   DataPtr allocate(size_t bytes) override {
     if (void* p = placement::take(bytes)) {
-      DeviceIndex device = 0;
-      C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
-      return {p, p, &give_back_offer, c10::Device(c10::kCUDA, device)};
+      return {p, p, &give_back_offer, c10::Device(c10::kCUDA, t_set.device)};
     }
     if (g_ungranted.load(std::memory_order_relaxed) > 0) base_->emptyCache();
     DataPtr got = base_->allocate(bytes);
@@ -242,13 +247,16 @@ void read_memory(void* to, uint64_t addr, size_t bytes) {
   C10_CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-struct LaunchScope::Held {
-  explicit Held(c10::cuda::CUDAStream stream) : guard(stream) {}
-  c10::cuda::CUDAStreamGuard guard;
-};
-LaunchScope::LaunchScope(const Client& client, const devproxy_soft_launch& launch, uint32_t)
-    : held_(std::make_unique<Held>(stream_of(index_of(client), launch.stream))) {}
-LaunchScope::~LaunchScope() = default;
+// Device and stream stay the thread's from launch to launch: nearly all go to the same stream, and torch's guards ask the
+// runtime several times for each. Nothing else on the server's threads asks which they are.
+LaunchScope::LaunchScope(const Client& client, const devproxy_soft_launch& launch, uint32_t) {
+  const DeviceIndex device = index_of(client);
+  if (t_set.device == device && t_set.stream == launch.stream) return;
+  t_set.device = -1;  // where one of the two fails
+  C10_CUDA_CHECK(c10::cuda::SetDevice(device));
+  c10::cuda::setCurrentCUDAStream(stream_of(device, launch.stream));
+  t_set = {device, launch.stream};
+}
 
 // cudaError_t has CUresult's numbers for execution faults (driver_types.h).
 int fault_of(const std::exception& e) {
@@ -261,7 +269,7 @@ int fault_of(const std::exception& e) {
 // torch's own function lays out weights of our own making, and where it has put them is the answer.
 std::vector<int64_t> rnn_layout(const Client& client, const RnnForm& f,
                                 const std::vector<std::vector<int64_t>>& sizes) {
-  const c10::cuda::CUDAGuard guard(index_of(client));
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getDefaultCUDAStream(index_of(client)));
   const at::NoGradGuard no_grad;
   const auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(f.dtype)).device(of(client));
   std::vector<at::Tensor> weights;

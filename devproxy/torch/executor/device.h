@@ -57,13 +57,6 @@ void read_memory(void* to, uint64_t addr, size_t bytes);
 class LaunchScope {
  public:
   LaunchScope(const Client& client, const devproxy_soft_launch& launch, uint32_t threads);
-  ~LaunchScope();
-  LaunchScope(const LaunchScope&) = delete;
-  LaunchScope& operator=(const LaunchScope&) = delete;
-
- private:
-  struct Held;
-  std::unique_ptr<Held> held_;
 };
 
 // The CUresult of an exception that ends the context (a device-side assertion, an illegal address); 0 for others.

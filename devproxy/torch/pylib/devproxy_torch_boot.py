@@ -570,6 +570,7 @@ def _complete_torch_c(module: ModuleType) -> None:
             cudnn.getRuntimeVersion = lambda: _cudnn_version(sc.facts()["cudnn_runtime"])
     for name, value in names.items():
         setattr(module, name, value)
+    setattr(module._dynamo.guards, "_empty_strided_cuda", sc.empty_strided)
     _complete_nvtx(module)
     if not ops_run_on_cuda():
         _complete_c10d(module, sc)
