@@ -5,7 +5,7 @@
 
 Runs on a machine without a GPU, after `make build`. It needs nvcc 13.0 for the kernels (not for anything else), and pip
 for the wheels of the device's Python. The torch plugin for the device's version of PyTorch is built where there is an
-environment with that version (make .venv-cuda-2.11.0/.ready TORCH=2.11.0: several GB, so nothing does it unasked). The bundle:
+environment with that version (make .venv-cuda-2.11.0/.ready TORCH=2.11.0 PYTHON=python3.12: several GB, so nothing does it unasked). The bundle:
 
     manifest.json        versions, commit, what each binary needs of the device; size and sha256 of every file
     gpu_check.py         the check itself, with gpucheck/; standard library and py/ only
@@ -57,7 +57,7 @@ LIBRARIES = (
 # What devproxy imports at run time. The device's own grpcio and protobuf may be older than our generated code.
 PACKAGES = (
     "grpcio", "protobuf", "typing_extensions", "rich", "markdown-it-py", "mdurl", "Pygments", "blake3",
-    "zstandard",
+    "zstandard", "grpcio-health-checking", "grpcio-reflection",
 )  # fmt: skip
 RUNTIME = "nvidia-cuda-runtime"
 # Only where the device's Python has none, and only as long as there is room.
@@ -175,7 +175,8 @@ def add_torch_plugin(out: Path, as_built: bool) -> list[dict[str, Any]]:
     if missing := [name for name in PLUGIN if not (built / name).exists()]:
         print(
             f"gpu_bundle: WITHOUT THE TORCH PLUGIN: {', '.join(missing)} not in {built.relative_to(ROOT)}, so no stage t_* can run."
-            f" To have it: make {python.parents[1].name}/.ready TORCH={DEVICE_TORCH} (several GB), then make gpu-bundle",
+            f" To have it: make {python.parents[1].name}/.ready TORCH={DEVICE_TORCH} PYTHON=python{DEVICE_PYTHON} (several GB),"
+            " then make gpu-bundle",
             file=sys.stderr,
         )
         return []
@@ -188,6 +189,12 @@ def add_torch_plugin(out: Path, as_built: bool) -> list[dict[str, Any]]:
     if python.exists():
         ask = "import json, platform, torch; print(json.dumps([torch.__version__, platform.python_version()]))"
         facts["torch"], facts["python"] = json.loads(output(python, "-c", ask))
+        if not facts["python"].startswith(DEVICE_PYTHON + "."):
+            raise Refused(
+                f"{python.parents[1].name} has Python {facts['python']}, and the device {DEVICE_PYTHON}: the plugin would not"
+                f" load there; remove that folder, then make {python.parents[1].name}/.ready TORCH={DEVICE_TORCH}"
+                f" PYTHON=python{DEVICE_PYTHON}"
+            )
     return [facts]
 
 

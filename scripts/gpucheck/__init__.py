@@ -11,6 +11,7 @@ gets
     gpu-check.json    `stages`: name, status (ok, failed, refused, not_run), seconds, figures, text; written after each.
                       `next`: the command for what was not run or was cut short
     gpu-check.log     what they said
+    gpu-check-logs.tar.gz    the logs of the programs and jobs, their ends
     torch-ops.json    of every op of torch that was compared and is not bitwise equal: why
 
 failed: something was wrong, or hung, or died. refused: something that the stage needs is not here, named in its text.

@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import shutil
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
@@ -40,9 +42,23 @@ def find_driver(named: str) -> str:
     return done.out.strip() if done.code == 0 else ""
 
 
+LOG_BYTES = 400_000  # of each log, its end
+
+
+def keep_logs(work: Path, to: Path) -> None:
+    """What the programs of the stages said, and the jobs' logs, as one archive."""
+    with tarfile.open(to, "w:gz") as archive:
+        for path in sorted([*work.rglob("*.log"), *work.rglob("*.jsonl")]):
+            if path.is_file() and not path.is_symlink():
+                end = path.read_bytes()[-LOG_BYTES:]
+                entry = tarfile.TarInfo(str(path.relative_to(work)))
+                entry.size = len(end)
+                archive.addfile(entry, io.BytesIO(end))
+
+
 @contextlib.contextmanager
-def working_folder(driver: str, bundle: Path) -> Iterator[Path]:
-    """The campaign's folders: on disk, and one in /dev/shm."""
+def working_folder(driver: str, bundle: Path, out: Path) -> Iterator[Path]:
+    """The campaign's folders: on disk, and one in /dev/shm. Only their logs stay."""
     work = Path(tempfile.mkdtemp(prefix="gpu-check-"))
     shm = Path(tempfile.mkdtemp(prefix="gpu-check-", dir="/dev/shm"))
     try:
@@ -57,6 +73,8 @@ def working_folder(driver: str, bundle: Path) -> Iterator[Path]:
             (work / "shim" / name).symlink_to(bundle / "lib" / "libcuda.so.1")
         yield work
     finally:
+        with contextlib.suppress(OSError):
+            keep_logs(work, out / "gpu-check-logs.tar.gz")
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(shm, ignore_errors=True)
 
@@ -154,7 +172,7 @@ def main(script: str, argv: list[str]) -> int:
     }
     if options.rehearse:
         about["rehearsal"] = f"over devproxy's {options.rehearse} device: no GPU, no driver"
-    with working_folder("" if options.rehearse else driver_path, bundle) as work:
+    with working_folder("" if options.rehearse else driver_path, bundle, options.out) as work:
         setup = Setup(bundle, work, driver_path, options.sysroot, options.small, options.rehearse)
 
         def command_of(one: Stage, report: Path) -> list[str]:

@@ -15,7 +15,7 @@ from gpucheck.setup import Setup
 from gpucheck.stage import stage
 
 
-@stage(25, 5, direct=True)
+@stage(25, 3, direct=True)
 def a_ranges(setup: Setup, report: Report) -> None:
     """Can every slot's 192 GiB be reserved at the address that devproxy gives it?"""
     gpu = Gpu(setup.driver)
@@ -64,7 +64,7 @@ def a_ranges(setup: Setup, report: Report) -> None:
         raise Failed("not every slot gets the addresses that it needs")
 
 
-@stage(30, 5, direct=True)
+@stage(30, 3, direct=True)
 def a_vmm_cost(setup: Setup, report: Report) -> None:
     """create, map, SetAccess, unmap, release by the size of a handle, and of many small ones in one range."""
     gpu = Gpu(setup.driver)
@@ -102,7 +102,7 @@ def a_vmm_cost(setup: Setup, report: Report) -> None:
     report.put("256_handles_of_2MiB_us", {k: round(v * 1e6, 1) for k, v in each.items()})
 
 
-@stage(25, 4, direct=True)
+@stage(25, 3, direct=True)
 def a_alias(setup: Setup, report: Report) -> None:
     """One handle at two addresses, in one context and in two; memory survives being mapped anew."""
     gpu = Gpu(setup.driver)

@@ -65,7 +65,7 @@ class Partner:
         return self.answer(limit_s)
 
 
-@stage(120, 40)
+@stage(120, 60)
 def t_cost(setup: Setup, report: Report) -> None:
     """A step of ResNet-50, BERT base, GPT-2 small and of twenty small ops, natively and proxied by turns: medians and ratios."""
     need_plugin(setup)

@@ -29,7 +29,7 @@ from gpucheck.torch_sides import find_torch
 MODULE_OF = {"nvidia_ml_py": "pynvml"}  # of wheels that have another name
 
 
-@stage(40, 20)
+@stage(40, 5)
 def prepare(setup: Setup, report: Report) -> None:
     """Is the bundle whole, and which of its parts does this machine take?"""
     facts = setup.manifest
@@ -70,7 +70,7 @@ def prepare(setup: Setup, report: Report) -> None:
     report.put("compilers", find_compilers(setup))
     report.put("torch", find_torch(setup) or None)
     report.put("torch_plugins", facts.get("torch_plugins", []))
-    service = "import devproxy.control.agent_service, blake3, zstandard, rich"
+    service = "import devproxy.control.agent_service, blake3, zstandard, rich, grpc_health.v1.health, grpc_reflection.v1alpha.reflection"
     imports = run([sys.executable, "-c", service], setup.proxied_env(), 30)
     report.put("imports", imports.code == 0 or imports.brief())
     if wrong:
@@ -122,7 +122,7 @@ def has_module(name: str) -> bool:
         return False
 
 
-@stage(40, 8)
+@stage(40, 3)
 def machine(setup: Setup, report: Report) -> None:
     """What is here: kernel, limits, tools, packages."""
     report.put("uname", list(os.uname())[2:])
@@ -178,7 +178,7 @@ def machine(setup: Setup, report: Report) -> None:
     )
 
 
-@stage(30, 6, direct=True)
+@stage(30, 3, direct=True)
 def driver(setup: Setup, report: Report) -> None:
     """The driver: version, device, the calls that hal/cuda makes, the attributes that it asks for."""
     gpu = Gpu(setup.driver)
@@ -191,7 +191,7 @@ def driver(setup: Setup, report: Report) -> None:
     report.put("total_bytes", total.value)
     attributes = {
         "compute_major": 75, "compute_minor": 76, "multiprocessors": 16, "unified_addressing": 41,
-        "virtual_memory_management": 102, "64_bit_stream_mem_ops": 93, "host_register_supported": 99,
+        "virtual_memory_management": 102, "64_bit_stream_mem_ops": 122, "host_register_supported": 99,
         "host_pointer_for_registered_mem": 91, "concurrent_kernels": 31, "async_engines": 40,
         "compute_preemption": 90, "gpu_direct_rdma_with_vmm": 110, "host_numa_vmm": 141,
     }  # fmt: skip

@@ -18,7 +18,7 @@ from gpucheck.setup import Setup
 from gpucheck.stage import stage
 
 
-@stage(40, 8, direct=True)
+@stage(40, 5, direct=True)
 def e_host_memory(setup: Setup, report: Report) -> None:
     """Registering shared memory: from memfd and tmpfs, by size, cost of it, and with pages taken away underneath."""
     gpu = Gpu(setup.driver)
@@ -91,7 +91,7 @@ def e_host_memory(setup: Setup, report: Report) -> None:
         os.close(fd)
 
 
-@stage(40, 8, direct=True)
+@stage(40, 6, direct=True)
 def e_dump(setup: Setup, report: Report) -> None:
     """Device memory out and in as hal/cuda does it: staged through page-locked pieces, two in flight, into a memfd."""
     gpu = Gpu(setup.driver)

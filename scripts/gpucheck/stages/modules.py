@@ -38,7 +38,7 @@ def layout(gpu: Driver, function: PTR, call: str) -> list[tuple[int, int]]:
     return found
 
 
-@stage(25, 4, direct=True)
+@stage(25, 3, direct=True)
 def b_layouts(setup: Setup, report: Report) -> None:
     """Parameter layouts of functions and kernels, from cubin and from PTX, against C's."""
     gpu, wrong = Gpu(setup.driver), []
@@ -70,7 +70,7 @@ def b_layouts(setup: Setup, report: Report) -> None:
         raise Failed(f"not as a C compiler lays them out: {', '.join(wrong)}")
 
 
-@stage(30, 8, direct=True)
+@stage(30, 5, direct=True)
 def b_modules(setup: Setup, report: Report) -> None:
     """Load, unload, load again: handles, contents and addresses of globals; loading beside a running kernel."""
     gpu, image = Gpu(setup.driver), kernels(setup)
@@ -140,7 +140,7 @@ def b_modules(setup: Setup, report: Report) -> None:
         raise Failed(f"the table begins as {initial}")
 
 
-@stage(30, 6, direct=True)
+@stage(30, 4, direct=True)
 def b_order(setup: Setup, report: Report) -> None:
     """Completion words, events, the legacy stream's rule, the depth of a queue."""
     gpu = Gpu(setup.driver)
@@ -227,7 +227,7 @@ def b_order(setup: Setup, report: Report) -> None:
         raise Failed("the order is not the one that hal/cuda relies on")
 
 
-@stage(25, 5, direct=True)
+@stage(25, 3, direct=True)
 def b_faults(setup: Setup, report: Report) -> None:
     """A kernel that faults: which calls say so, and does another context of the process live on?"""
     gpu = Gpu(setup.driver)

@@ -38,7 +38,7 @@ print("FIRST", name.value.decode(), hex(m.value), getattr(cu, "devproxy_abi_id",
 """
 
 
-@stage(60, 10)
+@stage(60, 5)
 def c_first(setup: Setup, report: Report) -> None:
     """The first words through the proxy: a context, a buffer, a fill, a copy back. Natively, plain, in namespaces."""
     ways = {

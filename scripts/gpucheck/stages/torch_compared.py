@@ -17,7 +17,7 @@ from gpucheck.torch_compare import Side, Table, run_both
 from gpucheck.torch_sides import compare_cases, judge, need_plugin, say_trouble, torch_sides
 
 
-@stage(150, 35)
+@stage(150, 30)
 def t_first(setup: Setup, report: Report) -> None:
     """PyTorch's first words through the plugin: a copy, sums, cuBLAS, cuDNN, cuSOLVER, cuFFT, random numbers; how long loading takes; facts; generators, streams, errors."""
     report.put("torch", need_plugin(setup))
@@ -33,7 +33,7 @@ OPS_SAMPLES = 3
 CONFIRM_S = 30.0  # of the sweep's time, for looking again at what differs
 
 
-@stage(130, 70)
+@stage(130, 70, call=2)
 def t_ops(setup: Setup, report: Report) -> None:
     """torch's op_db in every type that the device has, forward and backward: bits against native. What it has no time for, the next call goes on with."""
     facts = need_plugin(setup)
@@ -97,7 +97,7 @@ def t_ops(setup: Setup, report: Report) -> None:
         raise Failed("nothing could be compared")
 
 
-@stage(130, 50)
+@stage(130, 60)
 def t_models(setup: Setup, report: Report) -> None:
     """MLP, ResNet, BERT, GPT-2, LSTM, U-Net in plain torch, 20 steps each by many ways (autocast, scaler, channels_last, fused, attention): losses, parameters and moments bit for bit."""
     need_plugin(setup)
@@ -109,7 +109,7 @@ def t_models(setup: Setup, report: Report) -> None:
     judge(Table({n: v for n, v in found.verdicts.items() if n not in not_reached}), "models")
 
 
-@stage(80, 20)
+@stage(80, 12)
 def t_memory(setup: Setup, report: Report) -> None:
     """What torch says is allocated and free, OutOfMemoryError at the right call, and a kernel's own fault as an exception: as natively."""
     need_plugin(setup)
@@ -119,7 +119,7 @@ def t_memory(setup: Setup, report: Report) -> None:
     judge(found, "chapters")
 
 
-@stage(60, 15)
+@stage(60, 12)
 def t_graphs(setup: Setup, report: Report) -> None:
     """torch.cuda.graph: forward, a whole step, dropout, shared pools, make_graphed_callables: bit for bit. And an error that only the op finds."""
     need_plugin(setup)
@@ -127,7 +127,7 @@ def t_graphs(setup: Setup, report: Report) -> None:
     judge(compare_cases(setup, report, "torch_chapters.py", names, "same"), "chapters")
 
 
-@stage(130, 30)
+@stage(130, 75)
 def t_compile(setup: Setup, report: Report) -> None:
     """torch.compile: Inductor's Triton kernels beside ATen's ops in one job, bit for bit; with graphs (reduce-overhead) it may be refused by name."""
     need_plugin(setup)

@@ -22,7 +22,7 @@ from gpucheck.stage import stage
 from gpucheck.torch_sides import need_plugin, torch_ways
 
 
-@stage(90, 25)
+@stage(90, 65)
 def t_migrate(setup: Setup, report: Report) -> None:
     """Device memory and torch's state out and in, without CRIU: the GPT-2 job's server is replaced on the same GPU (devproxy migrate), twice; the digest is the native one."""
     need_plugin(setup)
@@ -55,7 +55,7 @@ def t_migrate(setup: Setup, report: Report) -> None:
         raise Failed("after two changes of the server the numbers are others")
 
 
-@stage(120, 30)
+@stage(120, 40)
 def t_checkpoint(setup: Setup, report: Report) -> None:
     """The GPT-2 job: checkpoint, kill -9 of everything, restore, the native digest. Where CRIU works; else t_migrate is what there is."""
     need_plugin(setup)
@@ -68,7 +68,7 @@ def t_checkpoint(setup: Setup, report: Report) -> None:
     checkpoint_of(setup, report, "gpt2")
 
 
-@stage(70, 15)
+@stage(70, 35)
 def t_two(setup: Setup, report: Report) -> None:
     """Two GPT-2 jobs at once on one GPU: both have the native digest."""
     need_plugin(setup)
