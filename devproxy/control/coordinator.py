@@ -193,9 +193,15 @@ class JobCoordinator:
     # -- verbs --------------------------------------------------------------------------------------------------
 
     def checkpoint(
-        self, *, cut_wait_ms: int | None, strict: bool, report: Report
+        self,
+        *,
+        cut_wait_ms: int | None,
+        strict: bool,
+        report: Report,
+        periodic: bool = False,
     ) -> api.ImageFacts:
         with self._one_verb("checkpoint", {api.RUNNING}):
+            self._is_periodic = periodic
             return self._take_image(False, cut_wait_ms, strict, report)
 
     def check(self, *, strict: bool, report: Report) -> list[str]:
@@ -324,12 +330,16 @@ class JobCoordinator:
         return follow_log(self._spec.job, offset, self._ended)
 
     def finish_image(self, code: int, interrupted: Callable[[], None]) -> None:
-        """The job's command has ended, with that exit code, and its servers are there still. Waits for an image of which
-        everything is staged; nobody needs a periodic one of a job that ended well. interrupted: raises to give it up."""
-        if self._phase != api.COMMITTING or (self._is_periodic and code == 0):
+        """The job's command has ended with that exit code; its servers have not. Waits while an image is uploaded.
+
+        A periodic image of a job that ended well is not waited for: nobody needs it. interrupted: raises to give the image up.
+        """
+        # Dumped: the command has ended between the thaw and the next phase.
+        if self._phase not in (api.DUMPED, api.COMMITTING) or (self._is_periodic and code == 0):
             return
         say(
-            f"job {self._spec.job} has ended; its image is stored first, in {self._store().url}: Ctrl-C gives it up"
+            f"job {self._spec.job} has ended with exit code {code}; waiting until its image is in store {self._store().url}"
+            " (Ctrl-C gives the image up)"
         )
         while self._verb.locked():
             interrupted()
@@ -472,7 +482,7 @@ class JobCoordinator:
                 summary, sizes = self._upload(op)
                 break
             except DamagedPack as error:
-                # What was staged is there still: the next upload relies on that pack no more.
+                # The staged data is still there, and the next upload does not rely on that pack.
                 if not tries_left:
                     raise
                 op.stages.beside("upload", f"once more: pack {error.pack} is damaged")
@@ -793,8 +803,9 @@ class JobCoordinator:
 
     def _due(self) -> None:
         try:
-            self._is_periodic = True
-            facts = self.checkpoint(cut_wait_ms=None, strict=False, report=lambda _: None)
+            facts = self.checkpoint(
+                cut_wait_ms=None, strict=False, report=lambda _: None, periodic=True
+            )
         except DevproxyError as error:
             if not self._ended.is_set() and self._alive():
                 self._last_error = str(error)
@@ -803,8 +814,6 @@ class JobCoordinator:
         except OSError as error:
             say(f"no image now: {error}; the job continues")
             return
-        finally:
-            self._is_periodic = False
         for warning in facts.warnings:
             say(warning)
 

@@ -31,7 +31,7 @@ class Agent:
         threading.Thread(target=self.coordinator.periodic, name="periodic", daemon=True).start()
 
     def finish(self, code: int) -> None:
-        """The job's command has ended: an image that is nearly there is waited for."""
+        """The job's command has ended. Waits for an image that is being uploaded (JobCoordinator.finish_image)."""
         try:
             self.coordinator.finish_image(code, cmd.check_interrupted)
         except cmd.Interrupted:

@@ -256,7 +256,9 @@ def test_the_job_ends_while_its_image_is_uploaded(scene: Scene) -> None:
             wait()
             for process in scene.of_the_job():
                 process.kill()
-            scene.wait(lambda: "its image is stored first" in scene.text(), 20, "the job's end")
+            scene.wait(
+                lambda: "waiting until its image is in store" in scene.text(), 20, "the job's end"
+            )
         done = verb.result()
     assert done.returncode == 0, done.stdout + done.stderr
     assert scene.job is not None

@@ -257,6 +257,79 @@ def test_a_checkpoint_stores_behind_the_thaw(world: World) -> None:
     assert all(len(tree.whole) == 1 for tree in world.trees)
 
 
+class Given(Exception):
+    """Somebody has pressed Ctrl-C."""
+
+
+def ends_while_it_uploads(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    *,
+    periodic: bool,
+    gives_up: bool = False,
+) -> tuple[bool, list[str]]:
+    """The command ends at the upload. Whether its end waited for the image, and the images once all is over."""
+    uploading, go_on = threading.Event(), threading.Event()
+    looks: list[float] = []
+    put_build = image.put_build
+
+    def slow(writer: Writer, lib: str) -> Any:
+        uploading.set()
+        assert go_on.wait(20)
+        return put_build(writer, lib)
+
+    def interrupted() -> None:
+        looks.append(time.monotonic())
+        if gives_up:
+            raise Given
+        if len(looks) == 3:
+            go_on.set()
+
+    monkeypatch.setattr(image, "put_build", slow)
+    verb = threading.Thread(
+        target=lambda: world.job.checkpoint(
+            cut_wait_ms=0, strict=False, report=lambda _: None, periodic=periodic
+        )
+    )
+    verb.start()
+    assert uploading.wait(20)
+    for tree in world.trees:
+        tree.alive, tree.ended = False, True
+    try:
+        world.job.finish_image(code, interrupted)
+        waited = bool(looks)
+        assert not waited or len(world.images()) == 1
+    finally:
+        go_on.set()
+        verb.join(20)
+    return waited, world.images()
+
+
+@pytest.mark.parametrize(
+    ("code", "periodic", "waits"),
+    [(0, False, True), (137, False, True), (137, True, True), (0, True, False)],
+)
+def test_a_job_ends_behind_the_upload_of_its_image(
+    world: World, monkeypatch: pytest.MonkeyPatch, code: int, periodic: bool, waits: bool
+) -> None:
+    waited, _ = ends_while_it_uploads(world, monkeypatch, code, periodic=periodic)
+    assert waited is waits
+
+
+def test_ctrl_c_gives_up_the_upload(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Given):
+        ends_while_it_uploads(world, monkeypatch, 137, periodic=False, gives_up=True)
+
+
+def test_a_job_without_an_image_under_way_just_ends(world: World) -> None:
+    def interrupted() -> None:
+        raise AssertionError("it waits")
+
+    world.checkpoint()
+    world.job.finish_image(137, interrupted)
+
+
 def test_a_clock_set_back_is_said_and_costs_no_image(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
