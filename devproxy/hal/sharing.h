@@ -20,7 +20,7 @@ struct SpliceCounts {
   uint64_t saved_bytes = 0;     // of physical memory, now
   uint64_t lent_bytes = 0;      // of results that another rank's stood for, without a copy
   uint64_t settled_bytes = 0;   // of these, those that were copied after all
-  bool off = false;             // it cost more than it saved: nothing more is learnt until another rank comes
+  bool off = false;             // it cost more than it saved, so it learns nothing more until another rank joins
 };
 
 // Of a device: what it does so that equal ranks cost less. Any thread.

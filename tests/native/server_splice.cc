@@ -823,8 +823,37 @@ void test_cycle() {
   CHECK(job.splicer->counts().given_up == 1);
 }
 
-// Launches of ever new kinds, at ranks that are not equal, and of no time: what is learnt from them is of no use. It ends,
-// until another rank comes.
+// Three bad windows in a row end it: once, and not where what was saved makes up for the cost.
+void test_account() {
+  constexpr uint64_t kWindow = 1'000'000, kLeast = 32;
+  // One window: so many ns of the splicer for each launch of 1,000 ns.
+  const auto window = [](Account& account, uint64_t own_ns) {
+    bool off = false;
+    for (uint64_t ns = 0; ns < kWindow; ns += Account::kSampled * (own_ns + 1000)) off |= account.spend(own_ns, 1000);
+    return off;
+  };
+  Account account(kWindow);
+  for (int i = 0; i < 8; i++) CHECK(!window(account, 49));  // under 5 %
+  CHECK(!window(account, 60) && !window(account, 60));
+  CHECK(!window(account, 10));  // in between one that pays
+  CHECK(!window(account, 60) && !window(account, 60) && window(account, 60));
+  CHECK(!window(account, 60));
+  Account saves(kWindow);
+  for (int i = 0; i < 8; i++) {
+    saves.save(kWindow / 50);  // 2 % of it, where 6 % is spent
+    CHECK(!window(saves, 60));
+  }
+  Account anew(kWindow);
+  CHECK(!window(anew, 60) && !window(anew, 60));
+  anew.begin_anew();
+  CHECK(!window(anew, 60) && !window(anew, 60) && window(anew, 60));
+  Account early(1);  // a few launches say nothing
+  for (uint64_t i = 0; i < 3 * kLeast - 1; i++) CHECK(!early.spend(500, 1000));
+  CHECK(early.spend(500, 1000));
+}
+
+// Each launch is of a new kind and takes no time, and the ranks are not equal: learning never pays. It stops until another rank
+// joins.
 void test_off() {
   Lockstep job(2, false, kHour, 1'000'000);
   std::atomic<int> steps{0};
@@ -854,7 +883,7 @@ void test_off() {
   more.close(*job.splicer);
 }
 
-// Equal launches that take their time are worth it.
+// Equal launches that take their time pay.
 void test_pays() {
   Lockstep job(2, false, kHour, 1'000'000);
   job.run(1200, [&](int, uint32_t i, Doing& doing) {
@@ -954,6 +983,7 @@ int main(int argc, char** argv) {
   test_forgiven();
   test_passed_by();
   test_cycle();
+  test_account();
   test_off();
   test_pays();
   test_freed_loans();

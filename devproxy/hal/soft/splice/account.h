@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Does splicing pay? What it takes of the processor, beside the kernels that it saves, by windows of time.
+// Whether splicing pays: its CPU time against the time of the kernels that it saves.
 #pragma once
 
 #include <algorithm>
@@ -8,15 +8,16 @@
 
 namespace devproxy::hal::soft {
 
-// Any thread.
+// Any thread may call it. Its lock is a leaf.
 class Account {
  public:
-  static constexpr uint64_t kSampled = 17;  // one launch of a rank in so many is measured, and stands for all of them
+  static constexpr uint64_t kSampled = 17;  // one launch in so many is measured, and counts for all of them
 
-  // window_ns: of kernels and splicing. kWindows in a row decide: what is learnt at first pays later.
+  // A window ends after window_ns of kernels and splicing. It takes kWindows bad ones in a row: learning costs first and pays
+  // later.
   explicit Account(uint64_t window_ns) : window_ns_(window_ns) {}
 
-  // Of one launch that was measured: what the splicer took, and the kernel. True: splicing has just turned out not to pay.
+  // Of one measured launch. Returns true once: when splicing has turned out not to pay.
   bool spend(uint64_t own_ns, uint64_t kernel_ns) {
     std::lock_guard lock(mu_);
     own_ns_ += own_ns * kSampled;
@@ -28,7 +29,7 @@ class Account {
     own_ns_ = kernels_ns_ = saved_ns_ = samples_ = 0;
     return bad_ == kWindows;
   }
-  // A kernel of so long did not run.
+  // A kernel that would have taken kernel_ns did not run.
   void save(uint64_t kernel_ns) {
     std::lock_guard lock(mu_);
     saved_ns_ += kernel_ns;

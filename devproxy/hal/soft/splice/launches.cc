@@ -6,6 +6,17 @@
 
 namespace devproxy::hal::soft {
 
+namespace {
+
+// The time of the calling thread's kernels, while a launch of it is measured.
+struct Meter {
+  bool on = false;
+  uint64_t cpu_ns = 0, wall_ns = 0;
+};
+thread_local Meter t_meter;
+
+}  // namespace
+
 Status Splicer::alone(Member& member, const SpliceLaunch& launch, Runner& runner, bool counts, bool borrows) {
   if (!busy_.load(std::memory_order_acquire)) {
     runner.begin();
@@ -136,6 +147,7 @@ Status Splicer::run_guarded(const Member& member, const SpliceLaunch& launch, Ru
   return done;
 }
 
+// CPU time of the splicer, since it waits for locks and turns; wall time of the kernel, which may use several threads.
 Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
   if (!config_.thrifty || off_ || member.launches.fetch_add(1, std::memory_order_relaxed) % Account::kSampled != 0)
     return launch_unmeasured(member, launch, runner);

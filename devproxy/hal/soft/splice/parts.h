@@ -98,13 +98,6 @@ Contents derived(const T&... from) {
   return hash.contents();
 }
 
-// Of the calling thread, while a launch of it is measured: its kernels.
-struct Meter {
-  bool on = false;
-  uint64_t cpu_ns = 0, wall_ns = 0;
-};
-inline thread_local Meter t_meter;
-
 // One space. Offsets are from its base: equal ranks have equal offsets.
 class Splicer::Member {
  public:

@@ -89,7 +89,7 @@ SpliceCounts Splicer::counts() const {
   return all;
 }
 
-// Numbers are of no use to anybody who borrows nothing, and cost each write.
+// Without loans nobody uses the numbers of contents, and each write would still update them.
 void Splicer::switch_off() {
   const Account::Window window = account_.last();
   {

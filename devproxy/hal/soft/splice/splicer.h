@@ -37,8 +37,8 @@
 // it (another launch, a copy, a communicator, a rank that did not come) first gives the writer pages of its own. That
 // needs to be told what a launch writes (footprint.h); where nobody can tell, the rank gets its pages back at once.
 //
-// Whether all that pays is measured (account.h). Where it does not, nothing more is learnt and nothing is lent, until another
-// rank comes. What is spliced stays so: the ranks may not fit otherwise.
+// The splicer measures its own cost (account.h). If it costs more than it saves, it learns and lends nothing more until another
+// rank joins. Spliced pages stay spliced, because the ranks may not fit otherwise.
 //
 // Nobody waits for ever: a rank that waits goes on alone when the GPU has been idle for idle_patience_ns, or after
 // patience_ns, or when the job is about to be cut; and at once when a rank for which it waits has run that launch alone
