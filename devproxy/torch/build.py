@@ -152,12 +152,18 @@ def ask_torch(python: str) -> Torch:
     return found
 
 
-def find_cuda_include(given: str, torch: Torch) -> str:
-    """Folder of cuda.h: as given, beside that torch or this Python (nvidia-cuda-runtime), or a toolkit's."""
-    candidates = [given] if given else []
+def _packages_and_toolkits(torch: Torch) -> list[str]:
+    """Folders that may have headers of the CUDA toolkit: of packages beside that torch or this Python, then of toolkits."""
+    found: list[str] = []
     for packages in [os.path.dirname(torch.folder), *sys.path]:
-        candidates += glob.glob(os.path.join(packages, "nvidia", "*", "include"))
-    candidates += glob.glob("/usr/local/cuda*/include")
+        found += glob.glob(os.path.join(packages, "nvidia", "*", "include"))
+    return found + glob.glob("/usr/local/cuda*/include")
+
+
+def find_cuda_include(given: str, torch: Torch) -> str:
+    """Folder of cuda.h: as given, of a package (nvidia-cuda-runtime), of a toolkit, or fetched by devproxy."""
+    candidates = [given] if given else []
+    candidates += _packages_and_toolkits(torch)
     candidates.append(os.path.join(config.made_here_dir(), "headers", "cuda-13"))
     for folder in candidates:
         if os.path.isfile(os.path.join(folder, "cuda.h")):
@@ -165,7 +171,7 @@ def find_cuda_include(given: str, torch: Torch) -> str:
     raise BuildError("cuda.h is missing; fetch it: devproxy doctor --fix")
 
 
-# What torch's CUDA headers include besides cuda.h and its neighbours, and the package that has it.
+# Headers of the toolkit that torch's CUDA headers include and its wheel may lack, with the package that has them.
 VENDOR_HEADERS = {
     "crt/host_config.h": "nvidia-cuda-crt==13.0.88",
     "nv/target": "nvidia-cuda-cccl==13.0.85",
@@ -173,13 +179,10 @@ VENDOR_HEADERS = {
 
 
 def find_header(name: str, torch: Torch, cuda_include: str) -> str:
-    """Folder of that header of the CUDA toolkit: that of cuda.h, a package's, Triton's (which comes with the CUDA wheel), or
-    a toolkit's; "" where there is none."""
-    candidates = [cuda_include]
+    """The folder that has it, or "". Triton comes with the CUDA wheel and has some."""
+    candidates = [cuda_include, *_packages_and_toolkits(torch)]
     for packages in [os.path.dirname(torch.folder), *sys.path]:
-        candidates += glob.glob(os.path.join(packages, "nvidia", "*", "include"))
         candidates.append(os.path.join(packages, "triton", "backends", "nvidia", "include"))
-    candidates += glob.glob("/usr/local/cuda*/include")
     candidates += glob.glob("/usr/local/cuda*/include/cccl")
     for folder in candidates:
         if os.path.isfile(os.path.join(folder, name)):

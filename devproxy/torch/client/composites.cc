@@ -261,8 +261,8 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, cons
                     mask->scalar_type() == at::kFloat,
                 "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: ",
                 mask->dtype(), " and  query.dtype: ", query.dtype(), " instead.");
-  // A subclass of Python's (DTensor) has no answer to the question. It knows CUDA's flash attention, and what takes masks
-  // and dropout by its parts.
+  // DTensor has no rule for _fused_sdp_choice, so a Python subclass is not asked. It has rules for CUDA's flash attention, and
+  // for the ops that the math path is made of.
   const bool subclass = (query.key_set() | key.key_set() | value.key_set()).has(c10::DispatchKey::Python);
   if (subclass && !has_mask && dropout_p == 0 && query.dim() == 4 && !enable_gqa)
     return std::get<0>(at::_scaled_dot_product_flash_attention(query, key, value, 0, is_causal, false, scale));
@@ -276,7 +276,7 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, cons
                                                             scale, enable_gqa));
 }
 
-// CUDA's op, by the CPU's kernel: no sequences of several lengths, and no dropout whose seed the backward pass needs.
+// CUDA's op, computed by the CPU's kernel. That kernel has no dropout, so seed, offset and debug mask are empty.
 using FlashAttention = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
 FlashAttention flash_attention(const Tensor& query, const Tensor& key, const Tensor& value, double dropout_p,
                                bool is_causal, bool return_debug_mask, std::optional<double> scale) {

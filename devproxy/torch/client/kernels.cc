@@ -4,7 +4,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/List.h>
 #include <ATen/native/Resize.h>
-#include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -236,19 +235,6 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   }
   send_whole(m);
 }
-
-// What a trace without data (torch.compile) is told of attention on the GPU: that it is matmul and softmax. The CPU wheel
-// has nobody to ask, and the CUDA wheel's own answer asks NVIDIA's runtime.
-template <class... Arguments>
-int64_t choose_math(Arguments...) {
-  return 0;  // sdp::SDPBackend::math
-}
-const struct RegisterChoice {
-  RegisterChoice() {
-    const at::native::fused_sdp_choice_fn choice = &choose_math;
-    if (!ops_run_on_cuda()) at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(choice);
-  }
-} g_register_choice;
 
 }  // namespace
 }  // namespace devproxy::aten
