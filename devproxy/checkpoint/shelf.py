@@ -112,8 +112,10 @@ class Shelf:
             self.backend.create(f"{DISTRUSTED}/{pack}", note, stage="note a damaged pack")
 
     def doubted_packs(self) -> set[str]:
-        """Packs, as of the last refresh, that no upload may rely on: one in which a damaged chunk was found, one that has
-        not the size that its index says, and one that was written to after its index."""
+        """Packs, as of the last refresh, that no upload may rely on.
+
+        Somebody has found a damaged chunk in it, its size differs from its index, or it was written after its index.
+        """
         there = {entry.name: entry for entry in self.backend.list(packs.FOLDER)}
         noted = {entry.name for entry in self.backend.list(DISTRUSTED)}
         with self._mu:
@@ -132,7 +134,7 @@ class Shelf:
         return doubted
 
     def drop_notes(self, gone: Iterable[str]) -> None:
-        """Of packs that are not there any more. No pack gets the name of another, so nobody needs them."""
+        """Removes the notes of packs that are gone. Names of packs are not used again."""
         for pack in gone:
             self.backend.remove(f"{DISTRUSTED}/{pack}")
 

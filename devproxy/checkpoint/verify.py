@@ -22,9 +22,7 @@ class Verdict:
     image: Image
     chunks: int = 0  # that it relies on, each counted once
     stored_bytes: int = 0  # of these
-    read_bytes: int = (
-        0  # of these now: what another image needs as well was read for the first of them
-    )
+    read_bytes: int = 0  # of these, without chunks that an image before has too
     damaged_chunks: int = 0
 
 

@@ -41,7 +41,6 @@ class Script:
     unseeded: bool = False
     unordered: bool = False
     brief: bool = False
-    suspend: bool = False
     timeout_s: int = 300
 
     @property
@@ -129,10 +128,9 @@ def life(script: Script, wanted: list[str]) -> list[str]:
         while True:
             world.wait(lambda: said() >= cut or job.poll() is not None, script.timeout_s)  # noqa: B023
             assert job.poll() is None, f"it ended before its image\n{world.tail()}"
-            image = world.ctl_json("suspend" if script.suspend else "checkpoint", "j")
+            image = world.ctl_json("checkpoint", "j")
             if image["device_bytes"]:
                 break
-            assert not script.suspend, "it has nothing on a GPU"
             cut = said() + 1
         world.kill_everything()  # it may just have ended: the image brings it back all the same
         world.ctl("restore", "j", "--store", str(world.store), "--wait", timeout_s=script.timeout_s)

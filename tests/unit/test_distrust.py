@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from devproxy import fault
 from devproxy.checkpoint import backend as backends
 from devproxy.checkpoint import markers
 from devproxy.checkpoint import shelf as shelves
@@ -26,20 +25,7 @@ from tests.unit.test_store import files, load, noise, save
 CHUNK = 64 * KIB  # of kind host, as save() has it
 
 
-@pytest.fixture(autouse=True)
-def _key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DEVPROXY_KEY_FILE", str(tmp_path / "key" / "image.key"))
-    fault.arm("")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def store(root: Path) -> Store:
-    return Store.open(str(root))
+pytestmark = pytest.mark.usefixtures("own_key")
 
 
 def flip(path: Path, place: int = 5) -> None:
@@ -187,6 +173,18 @@ def test_two_uploads_that_have_begun(store: Store, root: Path) -> None:
         assert try_twice(store.url, name, data)[1] == 0
         assert load(Store.open(store.url), name) == data
     assert len(notes(root)) == 1
+
+
+def test_a_pack_that_changes_during_the_upload(store: Store, root: Path) -> None:
+    """Its chunks are right still, as far as a few reads tell: somebody else is about to damage it."""
+    data = noise(1, 4 * CHUNK)
+    save(store, "a", data)
+    with store.writer("b") as writer:
+        chunks = writer.put_bytes(data, kind="host")
+        later(the_pack(root))
+        with pytest.raises(DamagedPack):
+            writer.commit({"job": "j", "job_id": "job", "data": {"name": "d", "chunks": chunks}})
+    assert [image.id for image in store.images()] == ["a"]
 
 
 def take_refs_over(store: Store, old: str, new: str) -> Image:

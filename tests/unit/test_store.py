@@ -43,21 +43,7 @@ from devproxy.checkpoint.markers import Marker
 from devproxy.checkpoint.store import Store
 from devproxy.errors import Refused
 
-
-@pytest.fixture(autouse=True)
-def _key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DEVPROXY_KEY_FILE", str(tmp_path / "key" / "image.key"))
-    fault.arm("")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def store(root: Path) -> Store:
-    return Store.open(str(root))
+pytestmark = pytest.mark.usefixtures("own_key")
 
 
 def noise(seed: int, size: int) -> bytes:

@@ -23,20 +23,7 @@ from tests.unit.test_store import files, noise, save
 CHUNK = 64 * KIB  # of kind host, as save() has it
 
 
-@pytest.fixture(autouse=True)
-def _key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DEVPROXY_KEY_FILE", str(tmp_path / "key" / "image.key"))
-    fault.arm("")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def store(root: Path) -> Store:
-    return Store.open(str(root))
+pytestmark = pytest.mark.usefixtures("own_key")
 
 
 def three(store: Store, root: Path) -> list[Path]:

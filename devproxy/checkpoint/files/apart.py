@@ -43,8 +43,8 @@ def put(
     fetch: FetchMany,
     report: Callable[[str], None],
 ) -> list[str]:
-    """Every file of the plan below `base`, which is empty, at its own absolute path; what is to be absent as the mark that
-    hides it in an overlay. The folders that need an overlay. Raises as put_back."""
+    """Puts every file of the plan below the empty folder `base`, at its absolute path. A file that is to be absent becomes the
+    character device that hides it in an overlay. Returns the folders that need an overlay. Raises as put_back."""
     done = PutBack()
     there, absent = _wanted(plan, done, report)
     over = tops([*map(_folder_of, there), *map(os.path.dirname, absent)])
