@@ -181,19 +181,20 @@ Status CudaSpace::reset_persisting_l2() {
                    "making persisting lines of the cache normal ones");
 }
 
-uint64_t CudaSpace::oldest_pending() {
-  if (idle()) return UINT64_MAX;
+// Asked with each free, so without the lock that the watcher wants. What the watcher saw last is never too new: positions
+// grow, so whatever came in since is behind it.
+uint64_t CudaSpace::oldest_pending() { return idle() ? UINT64_MAX : oldest_.load(std::memory_order_acquire); }
+
+// Precondition: mu_ is held, and what has completed was told.
+void CudaSpace::note_oldest() {
   uint64_t oldest = UINT64_MAX;
-  std::lock_guard lock(mu_);
   auto visit = [&](const CudaQueue& queue) {
-    if (queue.completing)
-      oldest = std::min(oldest, queue.completing);
-    else if (!queue.pending.empty())
-      oldest = std::min(oldest, queue.pending.front().ticket.position);
+    if (!queue.pending.empty()) oldest = std::min(oldest, queue.pending.front().ticket.position);
   };
   for (const auto& [index, queue] : queues_) visit(*queue);
   for (const CudaQueueRef& queue : leaving_) visit(*queue);
-  return oldest;
+  for (const CudaQueueRef& queue : busy_) visit(*queue);  // also those that are in neither any more
+  oldest_.store(oldest == UINT64_MAX ? told_ : oldest, std::memory_order_release);
 }
 
 // -- host memory, output, limits ------------------------------------------------------------------------------------

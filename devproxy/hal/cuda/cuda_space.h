@@ -288,6 +288,7 @@ class CudaSpace final : public BasicSpace {
   void issue_held(std::unique_lock<std::mutex>& lock);
   void collect(std::vector<Done>* done, std::unique_lock<std::mutex>& lock);
   void reap();
+  void note_oldest();
   void watch();
   void close_queue(CudaQueue& queue);
   bool in_variable(uint64_t addr, uint64_t bytes);
@@ -304,6 +305,7 @@ class CudaSpace final : public BasicSpace {
   std::atomic<uint32_t> pending_all_{0};
   std::atomic<uint32_t> jobs_running_{0};
   std::atomic<bool> stopping_{false}, faulted_{false};
+  std::atomic<uint64_t> oldest_{0};  // of the pending commands' positions, or less; written under mu_
   std::atomic<uint64_t> submissions_{0}, busy_changes_{0};  // written under mu_; the watcher waits for their change
 
   std::mutex mu_;
@@ -313,6 +315,7 @@ class CudaSpace final : public BasicSpace {
   bool dead_ = false;        // the context itself has failed: nothing in it will ever finish
   Status fault_, host_failure_;
   uint64_t sequence_ = 0;
+  uint64_t told_ = 0;       // the highest position that the owner was told of
   uint32_t in_flight_ = 0;  // commands that the driver has
   uint32_t tokens_ = 0;     // of those, host functions of the client's
   bool issuing_held_ = false;

@@ -92,7 +92,7 @@ void CudaSpace::wait_for_movement(std::unique_lock<std::mutex>& lock, Clock::tim
       sched_yield();
     } else {
       std::this_thread::sleep_for(microseconds(nap_us));
-      nap_us = std::min(nap_us * 2, unmarked ? 2 * device_.settle_us : std::max(1u, device_.nap_us));
+      nap_us = std::min(nap_us * 2, unmarked ? 4 * device_.settle_us : std::max(1u, device_.nap_us));
     }
   }
 }
@@ -206,11 +206,13 @@ void CudaSpace::watch() {
       lock.lock();
       for (Done& d : done) {
         d.queue->completing = 0;
+        told_ = std::max(told_, d.pending.ticket.position);
         if (d.pending.cell) host_->give_cell(d.pending.cell);
       }
       done.clear();
       issue_held(lock);
       reap();
+      note_oldest();
       moved = probed = Clock::now();
       continue;
     }
