@@ -256,6 +256,7 @@ class Client:
         name: str = "",
         gpus: Sequence[int] = (),
         output: str = "",
+        files: str = "",
         device: str = "",
         strict: bool = False,
         watcher: Watcher = _silent,
@@ -263,7 +264,7 @@ class Client:
         """A job back from an image; returns when it runs. image: an id, its beginning, a job's name, or "latest".
 
         store: where the image is; "": wherever this user's jobs have put images. name: of the job, "" for its own. output:
-        file for what it says. device: "soft" or "cuda" instead of the image's.
+        file for what it says. files: an empty folder for the files of a copy beside the living job (docs/files.md). device: "soft" or "cuda" instead of the image's.
         Raises Refused, RestoreError, StoreError.
         """
         from devproxy.control import messages  # protobuf: loaded by the first call
@@ -280,6 +281,7 @@ class Client:
             name=runtime.check_job_name(name or meant.job),
             gpus=list(gpus),
             output=messages.packed(os.path.abspath(output)) if output else "",
+            files=messages.packed(os.path.abspath(files)) if files else "",
             strict=strict,
             device=device,
             environment=messages.packed(dict(os.environ)) if here else {},
