@@ -164,7 +164,7 @@ def campaign(
         about["next"] = f"python3 {sys.argv[0]} --only {','.join(again)}{options}" if again else ""
         line = (
             f"{result['status']:8} {stage.name:18} {result['seconds']:7.2f} s  "
-            + (result["text"].replace("\n", " | ")[:160])
+            + (result["text"].replace("\n", " | ")[:300])
         )
         with open(log, "a", encoding="utf-8") as file:
             file.write(f"-- {line}\n")

@@ -77,6 +77,7 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
         raise Failed(f"devproxy checkpoint: {(image.out + image.err)[-1500:]}")
     if told := servers_say(setup, "dumped"):
         report.put("dump", rate(setup, *told, "out"))
+        report.say(f"dump {report.figures['dump']}")
     wait_for(lambda: steps_in(log) >= second, 30, f"step {second}")
     report.put("killed", kill_marked(f"DEVPROXY_SHM_DIR={setup.shm()}\0".encode()))
     at = steps_in(log)
@@ -97,6 +98,7 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
         raise Failed(f"devproxy restore: {(restore.out + restore.err)[-1500:]}")
     if told := servers_say(setup, "loaded") or told:
         report.put("load", rate(setup, *told, "in"))
+        report.say(f"load {report.figures['load']}")
     wait_for(lambda: digest_of(log.read_text()), 40, "the digest")
     got, nonces = (
         digest_of(log.read_text()),

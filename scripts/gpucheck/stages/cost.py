@@ -125,6 +125,7 @@ def cost_of(case: str, partners: dict[str, Partner], report: Report, budget_s: f
             "median_of_ratios": round(statistics.median(pairs), 4),
             "pairs": [[round(a, 4), round(b, 4)] for a, b in zip(sides["native"], sides["proxied"], strict=True)],
         }  # fmt: skip
+    report.say(f"{case}: {facts['ms']['ratio_of_medians']} of native, {facts['waiting_ms']['ratio_of_medians']} with each result read")  # fmt: skip
     facts["target_met"] = facts["ms"]["ratio_of_medians"] <= TORCH_TARGETS[case]
     report.put(case, facts)
     return ""
