@@ -75,7 +75,6 @@ def t_ops(setup: Setup, report: Report) -> None:
             if unsteady or torch_compare.compare_op(ours[name], facts)[0] == torch_compare.DIFFERENT:  # fmt: skip
                 found.verdicts[name] = (torch_compare.UNSTEADY, found.verdicts[name][1])
     report.put("ops", {"planned": len(plan), "reached": len(reached), "counts": found.counts(), "bitwise_fraction": found.fraction()})  # fmt: skip
-    report.say(f"{len(reached)} of {len(plan)} cases: {found.counts()}")
     by_type: dict[str, dict[str, int]] = {}
     for name, (kind, _) in found.verdicts.items():
         counts = by_type.setdefault(name.split("/")[0], {})
@@ -94,6 +93,7 @@ def t_ops(setup: Setup, report: Report) -> None:
     if wrong:
         first = "; ".join(f"{name}: {why}" for name, why in list(wrong.items())[:8])
         raise Failed(f"{len(wrong)} of {len(reached)} are not bitwise as natively: {first}")
+    report.say(f"{len(reached)} of {len(plan)} cases: {found.counts()}")
     if not found.names(torch_compare.BITWISE):
         raise Failed("nothing could be compared")
 
