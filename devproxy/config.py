@@ -17,6 +17,7 @@
 | DEVPROXY_CUDA_DRIVER | user | absolute path of NVIDIA's libcuda.so.1 for --device cuda, instead of the usual places |
 | DEVPROXY_CUDA_REGISTER_WINDOW | user | 1: --device cuda registers pinned memory with the driver, so that kernels see it and copies go straight; never seen on a GPU |
 | DEVPROXY_TORCH | user, for the job | cudart: on a real GPU the CUDA wheel's own kernels run, over devproxy's CUDA runtime, and math libraries are refused; else operators run in the server |
+| DEVPROXY_CUDA_TUNE | tests | NAME=NUMBER,...: other values of hal/cuda's CudaConfig (hal/cuda/cuda_device.h), for measurements |
 | DEVPROXY_CUDA_EXECUTOR | tests | host: --device cuda runs PyTorch's operators on the host, over a driver that executes on host memory |
 | DEVPROXY_TORCH_OPS | tests | cuda: the client takes operators apart as for a real GPU, whatever runs them |
 | DEVPROXY_TORCH_GENERATORS | tests | kept: random generators live in the server, as on a real GPU |

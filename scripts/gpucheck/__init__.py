@@ -22,6 +22,7 @@ not_run: no time was left, or it was not asked for. Exit code 0 only if every st
     setup       what it knows of the machine            report      its figures
     running     programs that it starts                 driver      the genuine driver by ctypes
     torch_sides, torch_compare      torch's programs, natively and through the proxy, compared
+    profile     where threads spend their time
     subjects, gpt2, checkpoints     whole jobs, and what is done with them
     stages/     the stages, by family
 """

@@ -29,6 +29,7 @@
 //      was lost, since nothing had been taken.
 #include "devproxy/csrc/server/connection.h"
 
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -209,6 +210,7 @@ Status Connection::save(ClientRecord* client) {
 // -- the dispatch thread ----------------------------------------------------------------------------------------------
 
 void Connection::run() {
+  prctl(PR_SET_NAME, "dp-dispatch");  // as top -H and profilers show it
   prepare_thread_for_crash();
   try {
     dispatch();

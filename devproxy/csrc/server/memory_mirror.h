@@ -28,7 +28,7 @@ class MemoryMirror {
   enum class Answer { kOk, kOutside, kOverlaps, kUnknown };
 
   // Freed ranges that the new one overlaps are forgotten and appended to `forgotten`: the client only reuses what no
-  // command can touch any more.
+  // command can touch any more, or what commands of the same stream touch before those of the new range.
   [[nodiscard]] Answer add(uint64_t addr, uint64_t bytes, uint32_t flags, std::vector<Range>* forgotten);
   // keep: some command before `position` has not completed. freed: the range, for whoever accounts.
   [[nodiscard]] Answer remove(uint64_t addr, uint64_t position, bool keep, Range* freed);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -139,6 +140,30 @@ class CudaDevice final : public BasicDevice {
 };
 
 }  // namespace
+
+Status CudaConfig::tune(const std::string& words) {
+  const std::pair<const char*, uint32_t*> small[] = {
+      {"settle_us", &settle_us}, {"mark_every", &mark_every}, {"max_in_flight", &max_in_flight},
+      {"spin_us", &spin_us},     {"nap_us", &nap_us},         {"linger_us", &linger_us}};
+  const std::pair<const char*, uint64_t*> large[] = {{"staging_bytes", &staging_bytes}, {"slab_bytes", &slab_bytes}};
+  std::istringstream list(words);
+  for (std::string word; std::getline(list, word, ',');) {
+    const std::string name = word.substr(0, word.find('='));
+    const std::string digits = name.size() < word.size() ? word.substr(name.size() + 1) : "";
+    const bool number = !digits.empty() && digits.size() < 10 && digits.find_first_not_of("0123456789") == digits.npos;
+    bool known = false;
+    for (const auto& [its, value] : small)
+      if (name == its && number) *value = static_cast<uint32_t>(std::stoul(digits)), known = true;
+    for (const auto& [its, value] : large)
+      if (name == its && number) *value = std::stoul(digits), known = true;
+    if (!known) return {kInvalidValue, "'" + word + "' is no NAME=NUMBER of those in hal/cuda/cuda_device.h"};
+  }
+  const bool whole = mark_every && max_in_flight && staging_bytes >= 4096 && staging_bytes % 4096 == 0 && slab_bytes;
+  return whole ? Status()
+               : Status(kInvalidValue,
+                        "mark_every, max_in_flight and slab_bytes are not 0, and staging_bytes is"
+                        " some 4096");
+}
 
 StatusOr<std::unique_ptr<Device>> make_device(const CudaConfig& config) {
   auto driver = Driver::open(config.driver_path);

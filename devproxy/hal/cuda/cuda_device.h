@@ -18,7 +18,7 @@ struct CudaConfig {
   std::string driver_path;    // absolute path of libcuda.so.1; empty: the usual places
   uint64_t memory_bytes = 0;  // what the device says that it has; 0: what it has
 
-  // Values to be tuned on a device; none has been.
+  // Values to be tuned on a device; of these settle_us and mark_every have been, once (docs/gpu-results.md).
   Marks marks = Marks::kAuto;
   uint32_t mark_every = 32;      // commands of one queue; 1: after each
   uint32_t settle_us = 4;        // after a queue's last command, until the watcher marks it
@@ -37,6 +37,10 @@ struct CudaConfig {
   bool host_executor = false;  // tests over a driver that executes on host memory: the executor for the host, in stream
                                // order. On a GPU it would touch memory that this process does not have
   bool capture_output = false;  // this process's stdout is for what kernels print (output.h)
+
+  // DEVPROXY_CUDA_TUNE, for measurements: NAME=NUMBER,... with the names settle_us, mark_every, max_in_flight, spin_us,
+  // nap_us, linger_us, staging_bytes, slab_bytes. kInvalidValue for anything else.
+  Status tune(const std::string& words);
 };
 
 // kNoDevice, kNotSupported: the text says what is missing and what to do.

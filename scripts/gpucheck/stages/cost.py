@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import queue
 import statistics
 import subprocess
@@ -13,8 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from devproxy import proctree
 from gpucheck.campaign import time_left_s
 from gpucheck.ends import Failed
+from gpucheck.profile import profile
 from gpucheck.report import Report
 from gpucheck.running import Way, read
 from gpucheck.setup import Setup, cannot_register
@@ -129,6 +133,72 @@ def cost_of(case: str, partners: dict[str, Partner], report: Report, budget_s: f
     facts["target_met"] = facts["ms"]["ratio_of_medians"] <= TORCH_TARGETS[case]
     report.put(case, facts)
     return ""
+
+
+# Other values of hal/cuda's settings (DEVPROXY_CUDA_TUNE).
+TUNINGS = {
+    "as it is": "",
+    "the watcher naps": "spin_us=0,nap_us=200,settle_us=50",
+    "a mark each": "mark_every=1",
+    "marks seldom": "mark_every=128,settle_us=20",
+}
+APART = "a processor each"  # for the client's thread, the dispatch thread, the watcher
+
+
+@stage(100, 40, call=2)
+def t_tune(setup: Setup, report: Report) -> None:
+    """The launch-bound step with other settings of hal/cuda, and with a processor for each thread; where its threads spend their time."""
+    need_plugin(setup)
+    native, proxied = torch_ways(setup)
+    ways = {"native": native}
+    ways |= {name: Way(proxied.prefix, proxied.env | {"DEVPROXY_CUDA_TUNE": words}) for name, words in (TUNINGS | {APART: ""}).items()}  # fmt: skip
+    steps = 5 if setup.small else 1500
+    for name, way in ways.items():
+        if time_left_s() < 15:
+            report.say(f"no time for: {name}")
+            break
+        log = setup.work / f"tune-{name.replace(' ', '-')}.log"
+        partner = Partner(way, torch_line(setup, "torch_cost.py"), log)
+        try:
+            partner.answer(min(60, time_left_s() - 5))
+            partner.ask("warm launch_bound 100", 30)
+            if name == APART:
+                report.put("processors", spread(partner.process.pid))
+            seen: dict[str, Any] = {}
+            watching = None
+            if name in ("native", "as it is"):
+                watching = threading.Thread(target=lambda into=seen, pid=partner.process.pid: into.update(profile(under(pid), 0.5)))  # fmt: skip
+                watching.start()
+            took = partner.ask(f"time launch_bound {steps}", 40)
+            if watching:
+                watching.join()
+                report.put(f"profile, {name}", seen)
+            report.put(name, {key: round(took[key], 4) for key in ("ms", "waiting_ms")})
+            report.say(f"{name}: {took['ms']:.3f} ms, {took['waiting_ms']:.3f} ms with each result read")  # fmt: skip
+        finally:
+            partner.process.kill()
+
+
+def under(pid: int) -> list[int]:
+    """The processes whose threads count: the program's own and its server's."""
+    family = [pid, *proctree.descendants(pid)]
+    lines = {p: (read(f"/proc/{p}/cmdline") or "").split("\0") for p in family}
+    wanted = ("torch_cost.py", "devproxy-server")
+    return [p for p, line in lines.items() if any(w in word for w in wanted for word in line[:3])]
+
+
+def spread(pid: int) -> dict[str, int]:
+    """A processor of its own for each thread that matters, two apart: neighbours may be one core's two halves."""
+    free = sorted(os.sched_getaffinity(0))[::2]
+    given: dict[str, int] = {}
+    for process in under(pid):
+        for tid in map(int, os.listdir(f"/proc/{process}/task")):
+            name = read(f"/proc/{process}/task/{tid}/comm") or ""
+            if free and (name.startswith("dp-") or tid == process):
+                given[f"{name} {tid}"] = free.pop(0)
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(tid, {given[f"{name} {tid}"]})
+    return given
 
 
 @stage(130, 40, call=2, needs=("e_host_memory",))

@@ -434,6 +434,18 @@ void test_contents_by_threads() {
   EXPECT(f.words(f.base + 4 * kMiB + 4, 1)[0] != 0);
 }
 
+void test_tuning() {
+  cuda::CudaConfig config;
+  EXPECT_OK(config.tune("settle_us=9,staging_bytes=8192"));
+  EXPECT(config.settle_us == 9 && config.staging_bytes == 8192 && config.mark_every == cuda::CudaConfig().mark_every);
+  EXPECT_OK(config.tune(""));
+  for (const char* wrong : {"settle", "settle_us", "settle_us=", "settle_us=x", "settle_us=-1", "a=1", "mark_every=0",
+                            "staging_bytes=100", "nap_us=99999999999"}) {
+    const Status s = cuda::CudaConfig().tune(wrong);
+    EXPECT(s.code() == kInvalidValue);
+  }
+}
+
 void test_address_taken() {
   void* const want = reinterpret_cast<void*>(kBase + kRange + 64 * kMiB);
   void* const block = mmap(want, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
@@ -1543,6 +1555,7 @@ const struct {
     {"memory in use stays", test_memory_in_use_stays},
     {"small copies", test_small_copies},
     {"contents by threads", test_contents_by_threads},
+    {"tuning", test_tuning},
     {"address taken", test_address_taken},
     {"stream order", test_stream_order},
     {"marks are not late", test_marks_are_not_late},
