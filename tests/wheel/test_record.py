@@ -83,6 +83,20 @@ def test_every_part_is_accepted(
     assert launched <= {row["function"] for row in rows if row["op"] == "get_function"}
 
 
+def test_what_inductors_code_does_reaches_the_driver(
+    job_env: dict[str, str], tmp_path: Path
+) -> None:
+    """Its buffer, torch's own static launcher, a kernel of Triton's; with the plugin, as jobs on a GPU have it."""
+    record = tmp_path / "record.jsonl"
+    done = run(
+        job_env | {"DEVPROXY_RECORD": str(record)}, str(ROOT / "tests/wheel/static_launcher.py")
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == {"loaded": True, "registers": True, "device": "cuda:0"}
+    launches = [row for row in map(json.loads, record.read_text().splitlines()) if row["op"] == "launch"]  # fmt: skip
+    assert [row["function"] for row in launches].count("fill") == 1, launches
+
+
 def test_of_nvidias_libraries_only_the_compiler_is_mapped(job_env: dict[str, str]) -> None:
     code = """
 import re, torch
