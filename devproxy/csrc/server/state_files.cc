@@ -29,11 +29,11 @@ Status copy_pieces(const std::vector<Piece>& pieces, const std::function<Status(
       next = small.size();
     }
   };
-  std::vector<std::thread> helpers;
+  std::vector<std::jthread> helpers;  // joined also where a further one cannot be made
   const size_t copiers = std::clamp(std::thread::hardware_concurrency(), 2u, kCopiers);
   while (helpers.size() + 1 < std::min(copiers, small.size())) helpers.emplace_back(work);
   work();
-  for (std::thread& helper : helpers) helper.join();
+  for (std::jthread& helper : helpers) helper.join();
   return first;
 }
 

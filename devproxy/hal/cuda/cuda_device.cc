@@ -158,11 +158,8 @@ Status CudaConfig::tune(const std::string& words) {
       if (name == its && number) *value = std::stoul(digits), known = true;
     if (!known) return {kInvalidValue, "'" + word + "' is no NAME=NUMBER of those in hal/cuda/cuda_device.h"};
   }
-  const bool whole = mark_every && max_in_flight && staging_bytes >= 4096 && staging_bytes % 4096 == 0 && slab_bytes;
-  return whole ? Status()
-               : Status(kInvalidValue,
-                        "mark_every, max_in_flight and slab_bytes are not 0, and staging_bytes is"
-                        " some 4096");
+  if (mark_every && max_in_flight && slab_bytes && staging_bytes && staging_bytes % 4096 == 0) return {};
+  return {kInvalidValue, "mark_every, max_in_flight and slab_bytes must be above 0, staging_bytes a multiple of 4096"};
 }
 
 StatusOr<std::unique_ptr<Device>> make_device(const CudaConfig& config) {

@@ -19,8 +19,8 @@
 //     that came later would wait for the other side, as the legacy stream's rule says;
 //   - after a copy to the host, whose result somebody will read;
 //   - after every mark_every commands;
-//   - by the watcher, where no command has come in for settle_us: that ends every burst. Seen on an H200: a watcher that
-//     marks whatever it finds marks nearly every command, and a launch-bound job takes 2.4 times as long.
+//   - by the watcher, where no command has come in for settle_us: that ends every burst. A watcher that marks whatever it
+//     finds marks nearly every command of a launch-bound job.
 //
 // Executors (hal/host_module). A launch of an executor's function calls the framework, which submits kernels of its own
 // to the queue's stream and may wait for that stream. It is called without mu_, by whoever hands the command on: the
@@ -44,9 +44,11 @@
 // client's for this one copy, so its bytes can be taken at submission, or put there when the watcher sees the end.
 //
 // Who owns what
-//   mu_        queues' contents, held_, host_, every submission to the driver, the fault flags
-//   io_mu_     the transfer stream and its slots (read, write, alias)
-//   watcher    calls on_complete; nobody else does
+//   mu_        queues' contents, held_, host_ (slots and cells too), every submission to the driver, the fault flags
+//   io_mu_     the transfer stream and its slot (arrays, alias)
+//   lanes_mu_  which lanes are free (read, write); a lane is the thread's that took it
+//   watcher    calls on_complete, and copies out of cells before; nobody else does. Alone it takes queues out of busy_, so
+//              it may look at their words without mu_
 //   driver's callback thread   runs jobs; touches owner_, stopping_, faulted_ and the job only
 // Locks: of two spaces' io_mu_, the one at the lower address first; io_mu_ and mu_ are never held together; memory_ has
 // a leaf of its own. No owner callback runs under a lock.

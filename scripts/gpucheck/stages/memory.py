@@ -93,7 +93,7 @@ def e_host_memory(setup: Setup, report: Report) -> None:
 
 @stage(40, 6, direct=True)
 def e_dump(setup: Setup, report: Report) -> None:
-    """Device memory out and in as hal/cuda does it: staged through page-locked pieces, two in flight, into a memfd."""
+    """Device memory out and in as one thread of hal/cuda does it: staged through page-locked pieces, two in flight, into a memfd."""
     gpu = Gpu(setup.driver)
     total = 64 * MIB if setup.small else GIB
     device, stream = gpu.memory(total, RANGE_BASE), gpu.stream()
