@@ -131,6 +131,18 @@ def test_linking_and_tensor_maps_are_the_drivers(world: World) -> None:
     assert "PASS linking" in world.text(), world.tail()
 
 
+@pytest.mark.parametrize(
+    "words, said", [("settle_us=7", ""), ("settle=7", "'settle=7' is no NAME=NUMBER")]
+)
+def test_settings_for_measurements(words: str, said: str, world: World) -> None:
+    world.env |= {"DEVPROXY_CUDA_TUNE": words, "TEST_KERNELS": str(SUBJECTS / "variables.ptx")}
+    code = world.run(*build_program("linking"), "fake", options=("--device", "cuda")).wait(60)
+    assert ("PASS linking" in world.text()) == (not said), world.tail()
+    assert (code == 0) == (not said)
+    if said:
+        assert f"DEVPROXY_CUDA_TUNE: {said}" in world.text()
+
+
 TORCH_JOBS = {
     "gpt.py": ("--steps", "40", "--seconds-per-step", "0.1", "--workers", "2"),
     "torch_graph.py": ("--steps", "40", "--seconds-per-step", "0.1"),

@@ -191,3 +191,22 @@ def test_plan_cache_is_the_servers(ops: str) -> None:
         [sys.executable, "-c", textwrap.dedent(PLANS)], env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_streams_have_torchs_priorities() -> None:
+    """Of CUDA's 0 to -5 torch's pools have four (c10/cuda/CUDAStream.h), and torch says so."""
+    assert torch.cuda.Stream.priority_range() == (0, -3)
+    assert torch.cuda.Stream(priority=-9).priority == -3
+
+
+def test_inductors_code_gets_its_buffers_from_us() -> None:
+    """torch's own function asks libtorch_cuda's allocator, past the dispatcher."""
+    made = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
+    before = torch.cuda.memory_allocated()
+    buffer = made((3, 4), (1, 3), torch.float16)
+    assert torch.cuda.memory_allocated() == before + 512
+    assert (buffer.shape, buffer.stride(), buffer.dtype) == ((3, 4), (1, 3), torch.float16)
+    assert str(buffer.device) == f"cuda:{torch.cuda.current_device()}"
+    assert buffer.fill_(2).sum().item() == 24
+    with pytest.raises(TypeError, match="no dtype"):
+        made((3,), (1,), 5)
