@@ -34,6 +34,7 @@ class BasicSpace : public Space {
     return write(addr, bounce.data(), bytes);
   }
   void* host_view(uint64_t, uint64_t) override { return nullptr; }
+  void reserve(uint64_t) override {}
   void trim() override {}
   Status alias(uint64_t, size_t, Space&, uint64_t) override {
     return {kNotSupported, "this device cannot map one page twice (level 3)"};

@@ -18,6 +18,7 @@ class ForwardingSpace : public Space {
   Status commit(uint64_t addr, uint64_t bytes, bool stable) override { return inner_->commit(addr, bytes, stable); }
   void freed(uint64_t addr, uint64_t bytes, uint64_t position) override { inner_->freed(addr, bytes, position); }
   void release(uint64_t addr, uint64_t bytes) override { inner_->release(addr, bytes); }
+  void reserve(uint64_t bytes) override { inner_->reserve(bytes); }
   void host_window(uint64_t addr, uint64_t bytes) override { inner_->host_window(addr, bytes); }
   void host_allocated(uint64_t addr, uint64_t bytes) override { inner_->host_allocated(addr, bytes); }
   StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t bytes) override {

@@ -22,6 +22,9 @@ class SpaceMemory {
   // Precondition: no submitted command can still touch the range, but in the order of its stream, where it is given out
   // again.
   virtual void release(uint64_t addr, uint64_t bytes) = 0;
+  // The program has so much of the GPU's memory for itself from now on, committed or not: the device may keep what is
+  // released within that. The thread that commits and releases.
+  virtual void reserve(uint64_t bytes) = 0;
 
   // Another window of host memory, which the caller has mapped, until the space ends.
   virtual void host_window(uint64_t addr, uint64_t bytes) = 0;

@@ -149,6 +149,7 @@ class DeviceDoor {
   Status commit(uint64_t addr, uint64_t bytes, bool stable) { return space_->commit(addr, bytes, stable); }
   void freed(uint64_t addr, uint64_t bytes, uint64_t position) { space_->freed(addr, bytes, position); }
   void release(uint64_t addr, uint64_t bytes) { space_->release(addr, bytes); }
+  void reserve(uint64_t bytes) { space_->reserve(bytes); }
   Status loaded(uint64_t addr, uint64_t bytes) { return space_->loaded(addr, bytes); }
   void all_loaded() { space_->all_loaded(); }
   void trim() { space_->trim(); }

@@ -62,8 +62,8 @@ bool Ranges::touches(uint64_t begin, uint64_t end) const {
 
 // -- reservation ----------------------------------------------------------------------------------------------------
 
-StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::reserve(const std::shared_ptr<Context>& context,
-                                                              const CudaConfig& config, const SpaceConfig& space) {
+StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::open(const std::shared_ptr<Context>& context,
+                                                           const CudaConfig& config, const SpaceConfig& space) {
   const Driver& cu = context->enter();
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -245,8 +245,15 @@ void DeviceMemory::tidy() {
   tidy_locked();
 }
 
+void DeviceMemory::reserve(uint64_t bytes) {
+  std::lock_guard lock(mu_);
+  reserved_bytes_ = bytes;
+}
+
 void DeviceMemory::tidy_locked() {
-  const uint64_t keep = std::max(config_.idle_floor_bytes, committed_.bytes() / 4);
+  // The floor comes on top: whole slabs are more than what lies in them.
+  const uint64_t in_use = mapped_bytes_ - idle_bytes_, most = reserved_bytes_ + config_.idle_floor_bytes;
+  const uint64_t keep = std::max(config_.idle_floor_bytes, most > in_use ? most - in_use : 0);
   if (idle_bytes_ > keep) trim(keep);
 }
 

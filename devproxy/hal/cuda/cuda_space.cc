@@ -35,7 +35,7 @@ CudaSpace::CudaSpace(const CudaConfig& device, const SpaceConfig& config, SpaceO
     : device_(device), config_(config), owner_(owner), context_(std::move(context)) {}
 
 Status CudaSpace::start() {
-  auto memory = DeviceMemory::reserve(context_, device_, config_);
+  auto memory = DeviceMemory::open(context_, device_, config_);
   if (!memory.ok()) return std::move(memory).status();
   memory_ = std::move(*memory);
   auto host = HostMemory::make(context_, device_, config_);

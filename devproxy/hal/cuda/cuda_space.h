@@ -95,6 +95,8 @@ class CudaSpace final : public BasicSpace {
     if (idle()) memory_->tidy();
   }
 
+  void reserve(uint64_t bytes) override { memory_->reserve(bytes); }
+
   QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;
   void destroy_queue(const QueueRef& queue) override;
   Status set_queue_attribute(const QueueRef& queue, Ticket ticket, const LaunchAttribute& attribute) override;

@@ -353,6 +353,32 @@ void test_memory_in_use_stays() {
   EXPECT(fake.calls("cuMemUnmap") == before + 2);
 }
 
+// A training step allocates its activations and frees them again. Within what the client has for itself they stay mapped
+// from step to step; what it gives back goes back to the driver.
+void test_memory_of_a_step() {
+  Fixture f;
+  const auto step = [&] {
+    for (uint64_t i = 0; i < 40; i++) EXPECT_OK(f.space->commit(f.base + i * 50 * kMiB, 50 * kMiB, false));
+    for (uint64_t i = 40; i-- > 0;) f.space->release(f.base + i * 50 * kMiB, 50 * kMiB);
+  };
+  const auto changes = [] { return fake.calls("cuMemMap") + fake.calls("cuMemUnmap"); };
+  f.space->reserve(2000 * kMiB);
+  step();
+  const uint64_t first = changes(), used = fake.used_memory();
+  for (int i = 0; i < 3; i++) step();
+  EXPECT(changes() == first && fake.used_memory() == used && used >= 2000 * kMiB);
+  f.space->reserve(600 * kMiB);
+  EXPECT_OK(f.space->commit(f.base, 100 * kMiB, false));
+  f.space->release(f.base, 100 * kMiB);
+  EXPECT(fake.used_memory() <= 900 * kMiB && fake.used_memory() >= 600 * kMiB);
+  // Without a reservation only a little is kept.
+  f.space->reserve(0);
+  step();
+  const uint64_t before = changes();
+  step();
+  EXPECT(changes() - before > 20);
+}
+
 // Copies of a few numbers from and to chunks: no host function, in the stream's order, also where cells run out.
 void test_small_copies() {
   Fixture f;
@@ -1553,6 +1579,7 @@ const struct {
     {"properties", test_properties},
     {"memory", test_memory},
     {"memory in use stays", test_memory_in_use_stays},
+    {"memory of a step", test_memory_of_a_step},
     {"small copies", test_small_copies},
     {"contents by threads", test_contents_by_threads},
     {"tuning", test_tuning},
