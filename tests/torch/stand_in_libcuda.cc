@@ -251,6 +251,12 @@ CUresult cuMemFreeAsync(CUdeviceptr p, CUstream) {
   }
   return CUDA_SUCCESS;
 }
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice) {
+  *pool = reinterpret_cast<CUmemoryPool>(1);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, void*) { return CUDA_SUCCESS; }
+CUresult cuMemPoolTrimTo(CUmemoryPool, size_t) { return CUDA_SUCCESS; }
 CUresult cuMemHostAlloc(void** p, size_t bytes, unsigned) {
   NEEDS_CONTEXT;
   bytes = (bytes + 4095) & ~size_t{4095};

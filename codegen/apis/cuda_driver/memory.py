@@ -7,8 +7,9 @@ address survives migration, so a device address is carried as it is.
 
 from codegen.spec import Api, Capture
 
-# Within the credit an allocation is an announcement; beyond it MEM_CREDIT asks, so out-of-memory is exact.
-ALLOC = ("MEM_ALLOC", "MEM_CREDIT")
+# Within the credit an allocation is an announcement; beyond it MEM_CREDIT asks, so out-of-memory is exact. Where a pool
+# has a release threshold, MEM_INFO says from time to time whether the GPU has room for what it holds on to.
+ALLOC = ("MEM_ALLOC", "MEM_CREDIT", "MEM_INFO")
 FREE = ("MEM_FREE", "MEM_CREDIT_RETURN")
 
 cuMemGetInfo_v2 = Api(

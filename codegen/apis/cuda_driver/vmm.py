@@ -8,12 +8,15 @@ allocation. So the server and every device know only MEM_ALLOC and MEM_FREE.
 from codegen.spec import Api, Capture
 
 # Contents that lie where something else is to be are copied to another address.
-MOVES = ("MEM_ALLOC", "COPY", "MEM_FREE", "MEM_CREDIT", "MEM_CREDIT_RETURN")
+MOVES = ("MEM_ALLOC", "COPY", "MEM_FREE", "MEM_CREDIT", "MEM_INFO", "MEM_CREDIT_RETURN")
 
 cuMemAddressReserve = Api(client_sa="vmm", nonnull=("ptr",))
 cuMemAddressFree = Api(client_sa="vmm", ops=MOVES, waits=True, capture=Capture.FREE)
 cuMemCreate = Api(
-    client_sa="vmm", nonnull=("handle", "prop"), ops=("MEM_CREDIT",), capture=Capture.FREE
+    client_sa="vmm",
+    nonnull=("handle", "prop"),
+    ops=("MEM_CREDIT", "MEM_INFO"),
+    capture=Capture.FREE,
 )
 cuMemRelease = Api(client_sa="vmm", ops=("MEM_FREE", "MEM_CREDIT_RETURN"), capture=Capture.FREE)
 cuMemMap = Api(client_sa="vmm")

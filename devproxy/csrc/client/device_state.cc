@@ -16,7 +16,12 @@ namespace devproxy::client {
 namespace {
 
 constexpr uint64_t kCreditStep = 32u << 20;  // asked for at once, so that most allocations are local
-constexpr uint64_t kCreditKeep = 64u << 20;  // unused credit beyond this goes back to the other jobs of the GPU
+// Unused credit beyond this, and beyond what pools hold on to, goes back to the other jobs of the GPU.
+constexpr uint64_t kCreditKeep = 64u << 20;
+// The GPU has room while one part in kRoomParts is free. The client looks whenever one part in kLookParts more is granted,
+// and where there was no room, also every kLookTight times that more is granted.
+constexpr uint64_t kRoomParts = 8, kLookParts = 32;
+constexpr uint32_t kLookTight = 64;
 constexpr size_t kPendingBeforeReclaim = 64;
 
 std::atomic<DeviceState*> g_states[kMaxDevices];
@@ -65,13 +70,42 @@ int32_t DeviceState::credit(uint64_t bytes) {
   const int32_t rc = conn_->call(wire::Opcode::MEM_CREDIT, req, &reply);
   if (rc != kOk) return rc;
   granted_ += rep.granted;
+  if (holds_) look_for_room();
   return used_ + bytes <= granted_ ? kOk : kOutOfMemory;
 }
 
+// Credit is asked for with a message that waits until the server has taken up all that was sent before. A training step
+// allocates and frees as much in each turn, so giving it back and asking again would stop the job hundreds of times in a
+// step.
+void DeviceState::look_for_room() {
+  if (granted_ < look_at_ && (roomy_ || ++tight_ < kLookTight)) return;
+  tight_ = 0;
+  wire::MEM_INFO_rep rep{};
+  Reply reply{&rep, sizeof(rep)};
+  roomy_ =
+      conn_->call(wire::Opcode::MEM_INFO, wire::MEM_INFO_req{}, &reply) == kOk && rep.free >= rep.total / kRoomParts;
+  look_at_ = granted_ + rep.total / kLookParts;
+  if (!roomy_) held_ = 0;
+}
+
 void DeviceState::give_back_credit() {
-  if (granted_ - used_ <= 2 * kCreditKeep) return;
-  const wire::MEM_CREDIT_RETURN_req req{granted_ - used_ - kCreditKeep};
-  if (conn_->post(wire::Opcode::MEM_CREDIT_RETURN, req) == kOk) granted_ -= req.bytes;
+  const uint64_t unused = granted_ - used_;
+  if (unused <= held_ + 2 * kCreditKeep) return;
+  const wire::MEM_CREDIT_RETURN_req req{unused - held_ - kCreditKeep};
+  if (conn_->post(wire::Opcode::MEM_CREDIT_RETURN, req) != kOk) return;
+  granted_ -= req.bytes;
+  if (roomy_) look_at_ = std::min(look_at_, granted_);
+}
+
+uint64_t DeviceState::held() {
+  std::lock_guard lock(mu_);
+  return held_;
+}
+
+void DeviceState::hold_at_most(uint64_t bytes) {
+  std::lock_guard lock(mu_);
+  held_ = std::min(held_, bytes);
+  give_back_credit();
 }
 
 void DeviceState::reclaim(bool stable) {
@@ -150,11 +184,12 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, u
     return 0;
   }
   used_ += n;
+  held_ = std::min(held_, granted_ - used_);
   live_[addr] = {n, bytes, stable, next_buffer_id(), context};
   return addr;
 }
 
-int32_t DeviceState::free(uint64_t addr, StreamObj* stream) {
+int32_t DeviceState::free(uint64_t addr, StreamObj* stream, uint64_t hold_bytes) {
   std::lock_guard lock(mu_);
   const auto it = live_.find(addr);
   if (it == live_.end()) return kInvalidValue;
@@ -162,6 +197,10 @@ int32_t DeviceState::free(uint64_t addr, StreamObj* stream) {
   const int32_t rc = conn_->post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr});
   live_.erase(it);
   used_ -= a.bytes;
+  if (hold_bytes) {
+    holds_ = true;
+    if (roomy_ && held_ < hold_bytes) held_ = std::min(held_ + a.bytes, hold_bytes);
+  }
   const auto pending = [&]() -> Pending { return {addr, a.bytes, stream->last.load(std::memory_order_acquire)}; };
   if (stream && a.stable) {
     pending_[stream->index].stable[a.bytes].push_back(pending());
@@ -208,7 +247,9 @@ int32_t DeviceState::take_credit(uint64_t bytes) {
   std::lock_guard lock(mu_);
   if (bytes > kDeviceBytes) return kOutOfMemory;
   const int32_t rc = credit(bytes);
-  if (rc == kOk) used_ += bytes;
+  if (rc != kOk) return rc;
+  used_ += bytes;
+  held_ = std::min(held_, granted_ - used_);
   return rc;
 }
 

@@ -83,7 +83,7 @@ struct Use {
 };
 
 // Memory and streams of one device. Locks: mu guards the allocator, never held over a message that waits but
-// MEM_CREDIT (which cannot block on the job); the making of states < what every server is told (managed memory) <
+// MEM_CREDIT and MEM_INFO (which cannot block on the job); the making of states < what every server is told (managed memory) <
 // pinned_mu.
 class DeviceState {
  public:
@@ -100,8 +100,12 @@ class DeviceState {
   [[nodiscard]] uint64_t allocate(uint64_t bytes, StreamObj* stream, int32_t* error);
   // Usable at once, and of no context: it outlives the one that is current.
   [[nodiscard]] uint64_t allocate_for_graph(uint64_t bytes, int32_t* error);
-  // Frees in the order of `stream`; nullptr: the caller has waited for every stream.
-  [[nodiscard]] int32_t free(uint64_t addr, StreamObj* stream);
+  // Frees in the order of `stream`; nullptr: the caller has waited for every stream. hold_bytes: up to so much unused
+  // memory its pool holds on to, where the GPU has room.
+  [[nodiscard]] int32_t free(uint64_t addr, StreamObj* stream, uint64_t hold_bytes = 0);
+  // What pools hold on to, and that they hold no more than `bytes` from now on.
+  uint64_t held();
+  void hold_at_most(uint64_t bytes);
   // Frees behind what several streams have been given to do. Waits for nothing: only the address waits.
   [[nodiscard]] int32_t free_behind(uint64_t addr, const std::vector<Use>& uses);
   // The live allocation around addr.
@@ -175,6 +179,7 @@ class DeviceState {
   // Finished pending runs go back to the allocator; stable ones too only where they must. mu held
   void reclaim(bool stable);
   int32_t credit(uint64_t bytes);  // makes sure that `bytes` more may live. mu held
+  void look_for_room();            // mu held
   void give_back_credit();         // mu held
   uint64_t take_pinned(uint64_t bytes, bool managed, int32_t* error);
   [[nodiscard]] int32_t learn(const DeviceState& owner, uint64_t addr, uint64_t bytes);  // managed memory. Told locked
@@ -195,7 +200,12 @@ class DeviceState {
   std::map<uint64_t, Allocation> live_;
   std::unordered_map<uint32_t, StreamCache> pending_;  // by stream index
   std::vector<Retiring> retiring_;
-  uint64_t granted_ = 0, used_ = 0;
+  // Credit: of granted_, used_ is allocated, and of the rest pools hold on to held_.
+  uint64_t granted_ = 0, used_ = 0, held_ = 0;
+  // Pools hold on to nothing where the GPU is nearly full: another job, or a framework in the server, may want it.
+  bool holds_ = false, roomy_ = false;  // a pool wants to; it may
+  uint64_t look_at_ = 0;                // the next look for room is when so much is granted
+  uint32_t tight_ = 0;                  // how often more was granted since the last look that found no room
 
   std::mutex pinned_mu_;
   BidirAllocator pinned_alloc_;

@@ -11,6 +11,10 @@
 
 namespace devproxy::server {
 
+namespace {
+constexpr uint64_t kOwedStep = 32ull << 20;  // taken from the ledger at once
+}
+
 void ClientMemory::count(int64_t change_bytes) {
   const auto change = static_cast<uint64_t>(change_bytes);  // wraps as it should
   const uint64_t live = counters_.live_bytes.load(std::memory_order_relaxed) + change;
@@ -44,10 +48,27 @@ std::optional<uint64_t> ClientMemory::take_credit(uint64_t wanted, uint64_t mini
 }
 
 bool ClientMemory::return_credit(uint64_t bytes) {
-  if (!has_credit(bytes)) return false;
+  if (bytes > credit_bytes_ - client_bytes_) return false;
   credit_bytes_ -= bytes;
-  ledger_.give(bytes);
+  const uint64_t owed = std::min(bytes, owed_bytes_);
+  owed_bytes_ -= owed;
+  if (bytes > owed) ledger_.give(bytes - owed);
   return true;
+}
+
+uint64_t ClientMemory::free_bytes() const {
+  const uint64_t free = ledger_.free_bytes();
+  return free > owed_bytes_ ? free - owed_bytes_ : 0;
+}
+
+bool ClientMemory::use_credit(uint64_t bytes) {
+  const uint64_t unused = credit_bytes_ - client_bytes_;
+  if (bytes > unused) return false;
+  if (owed_bytes_ == 0 || bytes <= unused - owed_bytes_) return true;
+  const uint64_t missing = bytes - (unused - owed_bytes_);
+  const auto granted = ledger_.grow(std::min(owed_bytes_, std::max(missing, kOwedStep)), missing);
+  if (granted) owed_bytes_ -= *granted;
+  return granted.has_value();
 }
 
 MemoryMirror::Answer ClientMemory::allocate(uint64_t addr, uint64_t bytes, uint32_t flags,
@@ -141,9 +162,9 @@ std::vector<Range> ClientMemory::retire_all() {
 }
 
 void ClientMemory::give_all() {
-  const uint64_t taken = credit_bytes_ - untaken_bytes_.exchange(0) + globals_bytes_ + arrays_bytes_;
+  const uint64_t taken = credit_bytes_ - owed_bytes_ - untaken_bytes_.exchange(0) + globals_bytes_ + arrays_bytes_;
   if (taken) ledger_.give(taken);
-  credit_bytes_ = globals_bytes_ = arrays_bytes_ = 0;
+  credit_bytes_ = owed_bytes_ = globals_bytes_ = arrays_bytes_ = 0;
   count(-static_cast<int64_t>(counters_.live_bytes.load(std::memory_order_relaxed)));
 }
 
@@ -205,12 +226,15 @@ Status ClientMemory::restore(const ClientRecord& client, uint32_t physical_gpu, 
   uint64_t later = 0;
   for (const RangeRecord& range : client.device)
     if (shared && range.is_stable()) later += range.bytes;
-  if (later > credit) return {kInvalidImage, "the state's device ranges do not add up to its count"};
-  const uint64_t now = credit - later + beside;
-  // Globals and arrays are taken one by one when they are made again; whether all fits is asked here, at once.
-  if (!ledger_.take(now, now)) return no_room(now);
+  if (later > client.client_bytes || client.client_bytes > credit)
+    return {kInvalidImage, "the state's device ranges do not add up to its count"};
+  // Globals and arrays are taken one by one when they are made again; whether all fits is asked here, at once. What the
+  // client has not allocated is for those who need it now: several ranks may come to one GPU.
+  const uint64_t needed = client.client_bytes - later + beside;
+  if (!ledger_.take(needed, needed)) return no_room(needed);
   ledger_.give(beside);
   credit_bytes_ = credit;
+  owed_bytes_ = credit - client.client_bytes;
   untaken_bytes_ = later;
   std::vector<Range> forgotten;
   for (const RangeRecord& range : client.device) {

@@ -71,8 +71,13 @@ class ClientMemory {
   // -- the client's allocator, within its credit
   std::optional<uint64_t> take_credit(uint64_t wanted, uint64_t minimum);
   bool return_credit(uint64_t bytes);  // false: so much is not free
-  bool has_credit(uint64_t bytes) const { return bytes <= credit_bytes_ - client_bytes_; }
+  // Before an allocation. False: it is not within the credit; or it is within what was unused at a checkpoint, and the
+  // GPU of the restore has no room for it.
+  bool use_credit(uint64_t bytes);
   uint64_t credit_bytes() const { return credit_bytes_; }
+  // Of the GPU, beside the credit.
+  uint64_t free_bytes() const;
+  uint64_t total_bytes() const { return ledger_.total_bytes(); }
   // forgotten: as in MemoryMirror.
   [[nodiscard]] Answer allocate(uint64_t addr, uint64_t bytes, uint32_t flags, std::vector<Range>* forgotten);
   // keep, freed: as in MemoryMirror. oldest_pending: 0, or what retires earlier ranges.
@@ -131,6 +136,7 @@ class ClientMemory {
   MemoryMirror device_, pinned_;
   uint64_t credit_bytes_ = 0;               // granted to the client's allocator
   uint64_t client_bytes_ = 0;               // of that, allocated
+  uint64_t owed_bytes_ = 0;                 // of the rest, not taken from the ledger: unused at a checkpoint
   std::atomic<uint64_t> untaken_bytes_{0};  // of credit_bytes_, in a restore: not taken from the ledger yet
   uint64_t globals_bytes_ = 0;              // of modules, taken from the ledger beside the credit
   uint64_t arrays_bytes_ = 0;               // of arrays, likewise

@@ -114,6 +114,7 @@ Status Connection::restore_memory(const ClientRecord& client) {
   if (Status s = memory_.restore(client, parts_.physical_gpu, parts_.shared); !s.ok()) return s;
   if (Status s = windows_.restore(client); !s.ok()) return s;
   Status s;
+  device_.reserve(memory_.credit_bytes());
   memory_.device().for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t flags) {
     if (s.ok()) s = device_.commit(addr, bytes, flags & kStableFlag);
   });

@@ -376,8 +376,8 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
     return memory::cuMemFree_v2(dptr);
   }
   if (graph::has_memory() && graph::memory_state(dptr) != graph::MemoryState::kNone) return graph::free_memory(dptr, s);
-  pool_lost(dptr);
-  return result(d->free(dptr, s));
+  const uint64_t may_hold = pool_lost(dptr);
+  return result(d->free(dptr, s, may_hold));
 }
 
 CUresult captured::cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory pools. The allocator of a device is one, and what is free of it is free to all: a pool is a name, some
-// attributes and an account. So nothing is ever held back in one (a release threshold is remembered and needs no
-// effect).
+// attributes and an account. A release threshold says how much credit the process keeps for what was freed in stream
+// order, so that the next allocation need not ask the server (DeviceState::free).
 #include "devproxy/interceptors/memory/pool.h"
 
 #include <algorithm>
@@ -49,6 +49,9 @@ Pool* pool_of(uint64_t value) {
   return it == pools().end() || it->second.device >= client::device_count() ? nullptr : &it->second;
 }
 
+// What the threshold leaves beside what is allocated.
+uint64_t unused_of(const Pool& p) { return p.threshold > p.used ? p.threshold - p.used : 0; }
+
 bool is_device(CUdevice dev) { return dev >= 0 && dev < client::device_count(); }
 
 // cuda.h: of these three, only pinned memory of a device has pools here.
@@ -84,14 +87,19 @@ void pool_took(uint64_t pool, uint64_t addr, uint64_t bytes) {
   p->used_high = std::max(p->used_high, p->used);
 }
 
-void pool_lost(uint64_t addr) {
-  if (g_shares_held.load(std::memory_order_relaxed) == 0) return;
+uint64_t pool_lost(uint64_t addr) {
+  if (g_shares_held.load(std::memory_order_relaxed) == 0) return 0;
   const std::lock_guard lock(g_pools_mu);
   const auto it = shares().find(addr);
-  if (it == shares().end()) return;
-  if (Pool* p = pool_of(it->second.pool)) p->used -= it->second.bytes;
+  if (it == shares().end()) return 0;
+  uint64_t may_hold = 0;
+  if (Pool* p = pool_of(it->second.pool)) {
+    p->used -= it->second.bytes;
+    may_hold = unused_of(*p);
+  }
   shares().erase(it);
   g_shares_held.store(shares().size(), std::memory_order_relaxed);
+  return may_hold;
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool_out, CUdevice dev) {
@@ -156,9 +164,19 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t) {
-  const std::lock_guard lock(g_pools_mu);
-  return pool_of(bits(pool)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+// Pools of a device hold on to memory together, so all of them are trimmed.
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep) {
+  client::DeviceState* d = nullptr;
+  uint64_t keep = 0;
+  {
+    const std::lock_guard lock(g_pools_mu);
+    const Pool* p = pool_of(bits(pool));
+    if (!p) return CUDA_ERROR_INVALID_VALUE;
+    d = client::device_state_if_attached(p->device);
+    if (minBytesToKeep > p->used) keep = minBytesToKeep - p->used;
+  }
+  if (d) d->hold_at_most(keep);
+  return CUDA_SUCCESS;
 }
 
 // cuda.h: a device always reads and writes its own pools; another one does so through peer access, which there is none
@@ -186,7 +204,23 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool memPool, CUme
   return CUDA_SUCCESS;
 }
 
+namespace {
+// What is allocated, and what the pool holds on to.
+CUresult reserved_now(uint64_t pool, cuuint64_t* bytes) {
+  std::unique_lock lock(g_pools_mu);
+  const Pool* p = pool_of(pool);
+  if (!p) return CUDA_ERROR_INVALID_VALUE;
+  const int device = p->device;
+  const uint64_t used = p->used, unused = unused_of(*p);
+  lock.unlock();
+  client::DeviceState* d = client::device_state_if_attached(device);
+  *bytes = used + (d ? std::min(unused, d->held()) : 0);
+  return CUDA_SUCCESS;
+}
+}  // namespace
+
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void* value) {
+  if (attr == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) return reserved_now(bits(pool), static_cast<cuuint64_t*>(value));
   const std::lock_guard lock(g_pools_mu);
   const Pool* p = pool_of(bits(pool));
   if (!p) return CUDA_ERROR_INVALID_VALUE;
@@ -197,9 +231,8 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void
       *static_cast<int*>(value) = p->reuse[attr - CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES];
       return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *static_cast<cuuint64_t*>(value) = p->threshold; return CUDA_SUCCESS;
-    // Nothing is held back, so what is reserved is what is used.
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *static_cast<cuuint64_t*>(value) = p->used; return CUDA_SUCCESS;
+    // Memory that is held was used before.
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *static_cast<cuuint64_t*>(value) = p->used_high; return CUDA_SUCCESS;
     default: return CUDA_ERROR_NOT_SUPPORTED;

@@ -14,7 +14,8 @@ bool pool_device(uint64_t pool, int* device);
 
 // An allocation in stream order belongs to its pool until it is freed, by whichever call.
 void pool_took(uint64_t pool, uint64_t addr, uint64_t bytes);
-// Before the address can be given out again. Costs nothing while no pool has anything.
-void pool_lost(uint64_t addr);
+// Before the address can be given out again. Costs nothing while no pool has anything. How much unused memory the pool
+// may hold on to from now on: its release threshold, less what of it is allocated.
+uint64_t pool_lost(uint64_t addr);
 
 }  // namespace devproxy::sa::memory

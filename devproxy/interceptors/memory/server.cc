@@ -61,7 +61,7 @@ void release_all(Connection& c, const std::vector<Range>& ranges) {
 
 void mem_alloc(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MEM_ALLOC_req>();
-  if (!c.memory().has_credit(r.bytes)) return c.fail(m, kOutOfMemory);
+  if (!c.memory().use_credit(r.bytes)) return c.fail(m, kOutOfMemory);
   if (r.addr >= c.memory().globals_begin() || r.bytes > c.memory().globals_begin() - r.addr)
     return c.fail(m, kInvalidValue);
   std::vector<Range> forgotten;
@@ -94,6 +94,7 @@ void mem_credit(Connection& c, const Message& m) {
     granted = c.memory().take_credit(r.bytes, r.minimum);
   }
   if (!granted) return c.reply(m, kOutOfMemory);
+  c.device().reserve(c.memory().credit_bytes());
   const wire::MEM_CREDIT_rep rep{*granted};
   c.reply(m, kOk, &rep, sizeof rep);
   DP_LOG(kDebug, kMemory, c.number(), "credit +%lu of %lu wanted, %lu held", static_cast<unsigned long>(*granted),
@@ -102,11 +103,12 @@ void mem_credit(Connection& c, const Message& m) {
 
 void mem_credit_return(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MEM_CREDIT_RETURN_req>();
-  if (!c.memory().return_credit(r.bytes)) c.fail(m, kInvalidValue);
+  if (!c.memory().return_credit(r.bytes)) return c.fail(m, kInvalidValue);
+  c.device().reserve(c.memory().credit_bytes());
 }
 
 void mem_info(Connection& c, const Message& m) {
-  const wire::MEM_INFO_rep rep{c.parts().ledger->free_bytes(), c.parts().ledger->total_bytes()};
+  const wire::MEM_INFO_rep rep{c.memory().free_bytes(), c.memory().total_bytes()};
   c.reply(m, kOk, &rep, sizeof rep);
 }
 

@@ -107,7 +107,17 @@ class Allocator final : public DeviceAllocator {
   }
 
   bool initialized() override { return device_count() > 0; }
-  void emptyCache(c10::MempoolId_t) override {}  // nothing is cached here
+  // No block is cached here, but the driver's pool holds on to memory (device.cc).
+  void emptyCache(c10::MempoolId_t) override {
+    for (DeviceIndex i = 0; i < device_count(); ++i) {
+      if (!has_context(i)) continue;
+      CUdevice device;
+      CUmemoryPool pool;
+      check(driver().cuDeviceGet(&device, i), "cuDeviceGet");
+      check(driver().cuDeviceGetDefaultMemPool(&pool, device), "cuDeviceGetDefaultMemPool");
+      check(driver().cuMemPoolTrimTo(pool, 0), "cuMemPoolTrimTo");
+    }
+  }
 
   void recordStream(const c10::DataPtr& ptr, c10::Stream stream) override {
     if (ptr.get() == nullptr || ptr.get_deleter() != &free_block) return;
@@ -219,7 +229,7 @@ class Allocator final : public DeviceAllocator {
   static c10::MempoolId_t pool_of(const Block& b) { return b.pool != nullptr ? b.pool->id : c10::MempoolId_t{0, 0}; }
 
   // Every driver allocation is one segment. It is in use as a whole, so reserved and allocated are equal but for what a
-  // pool keeps.
+  // graph's pool keeps. What the driver's pool holds on to is not counted: cuMemGetInfo says that it is free.
   void account_segment(DeviceIndex device, size_t bytes, int sign) {
     State& st = state_[device];
     std::lock_guard lock(st.mu);

@@ -98,6 +98,11 @@ void bind_device(DeviceIndex device) {
       CUdevice handle;
       check(driver().cuDeviceGet(&handle, device), "cuDeviceGet");
       check(driver().cuDevicePrimaryCtxRetain(&context, handle), "cuDevicePrimaryCtxRetain");
+      // As torch's own allocators: what is freed stays the process's until empty_cache().
+      CUmemoryPool pool;
+      cuuint64_t all = UINT64_MAX;
+      check(driver().cuDeviceGetDefaultMemPool(&pool, handle), "cuDeviceGetDefaultMemPool");
+      check(driver().cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all), "cuMemPoolSetAttribute");
       d.context.store(context, std::memory_order_release);
       g_initialised.store(true);
     }

@@ -89,9 +89,30 @@ int main(void) {
   CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
   EXPECT_EQ(used, before);
 
-  cuuint64_t threshold = ~0ull;
+  /* within its release threshold a pool holds on to what is freed, and others may have it all the same */
+  cuuint64_t threshold = ~0ull, reserved = 0;
+  enum { kLarge = 40 << 20, kBlocks = 8 };
+  CUdeviceptr large[kBlocks];
+  size_t free_bytes = 0, free_held = 0, total = 0;
+  CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &before));
   CHECK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+  CHECK(cuMemGetInfo(&free_bytes, &total));
+  for (int round = 0; round < 3; ++round) { /* the first is where it learns that the GPU has room */
+    for (int i = 0; i < kBlocks; ++i) CHECK(cuMemAllocAsync(&large[i], kLarge, s));
+    for (int i = 0; i < kBlocks; ++i) CHECK(cuMemFreeAsync(large[i], s));
+    CHECK(cuStreamSynchronize(s));
+  }
+  CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+  EXPECT(reserved >= before + (kBlocks - 2) * (cuuint64_t)kLarge);
+  CHECK(cuMemGetInfo(&free_held, &total));
+  EXPECT_EQ(free_held, free_bytes);
+  CHECK(cuMemAlloc(&large[0], 4 * (size_t)kLarge));
+  CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &used));
+  EXPECT(used < reserved);
+  CHECK(cuMemFree(large[0]));
   CHECK(cuMemPoolTrimTo(pool, 0));
+  CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+  EXPECT_EQ(reserved, before);
   EXPECT_RESULT(cuMemFreeAsync(0x1234, s), CUDA_ERROR_INVALID_VALUE);
   return pass("pool");
 }
