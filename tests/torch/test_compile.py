@@ -114,3 +114,24 @@ def test_flex_attention() -> None:
     torch.testing.assert_close(found, wanted)
     found.sum().backward()
     assert q.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_torchscript_runs_op_by_op() -> None:
+    """Its fuser would write CUDA kernels for the GPU at the third call, also where the program turns it on."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * y + torch.exp(x) * 2
+
+    x = torch.randn(100, device="cuda", requires_grad=True)
+    y = torch.randn(100, device="cuda")
+    for script in (torch.jit.trace(f, (x, y), check_trace=False), torch.jit.script(f)):
+        for fuser in ("fuser0", "fuser1"):
+            with torch.jit.fuser(fuser):
+                for _ in range(4):
+                    assert torch.equal(script(x, y), f(x, y))
+                    (grad,) = torch.autograd.grad(script(x, y).sum(), x)
+                    (wanted,) = torch.autograd.grad(f(x, y).sum(), x)
+                    assert torch.equal(grad, wanted)
+                assert not torch._C._jit_can_fuse_on_gpu()
+                assert "FusionGroup" not in str(torch.jit.last_executed_optimized_graph())

@@ -571,12 +571,20 @@ def _complete_torch_c(module: ModuleType) -> None:
     for name, value in names.items():
         setattr(module, name, value)
     setattr(module._dynamo.guards, "_empty_strided_cuda", sc.empty_strided)
+    _keep_torchscript_unfused(module)
     _complete_nvtx(module)
     if not ops_run_on_cuda():
         _complete_c10d(module, sc)
     # torch.cuda.memory takes the presence of this one as a promise of pluggable allocators.
     if hasattr(module, "_cuda_CUDAAllocator"):
         delattr(module, "_cuda_CUDAAllocator")
+
+
+def _keep_torchscript_unfused(C: Any) -> None:
+    """TorchScript's fuser writes CUDA kernels at a function's third call, and asks NVIDIA's runtime in this process about
+    the GPU. Without it each op runs by itself. torch.jit.fuser() puts the switch on, and then back to what it was."""
+    C._jit_override_can_fuse_on_gpu(False)
+    C._jit_override_can_fuse_on_gpu = lambda on: None
 
 
 def _complete_c10d(C: Any, sc: Any) -> None:
