@@ -38,6 +38,7 @@ class Script:
     path: str = ""
     ignore: list[str] = field(default_factory=list)
     options: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
     unseeded: bool = False
     unordered: bool = False
     brief: bool = False
@@ -52,7 +53,7 @@ class Script:
 
     def environment(self, home: Path) -> dict[str, str]:
         path = {"PYTHONPATH": str(home / "work" / self.path)} if self.path else {}
-        return path | {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
+        return path | {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"} | self.variables
 
     def lines(self, text: str, home: Path) -> list[str]:
         """What it said, without what a clock decided. devproxy's own lines are not the script's."""

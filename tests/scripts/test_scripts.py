@@ -21,7 +21,7 @@ def check(script: Script) -> None:
     if script.unseeded:  # two runs differ; what one run says has the same form
 
         def form(lines: list[str]) -> list[str]:
-            return [re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?|\bnan\b", "N", line) for line in lines]
+            return [re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?|\b(nan|inf)\b", "N", line) for line in lines]
 
         wanted, found = form(wanted), form(found)
     if script.unordered:  # lines of two processes may have become one
