@@ -8,8 +8,9 @@ address survives migration, so a device address is carried as it is.
 from codegen.spec import Api, Capture
 
 # Within the credit an allocation is an announcement; beyond it MEM_CREDIT asks, so out-of-memory is exact. Where a pool
-# has a release threshold, MEM_INFO says from time to time whether the GPU has room for what it holds on to.
-ALLOC = ("MEM_ALLOC", "MEM_CREDIT", "MEM_INFO")
+# has a release threshold, MEM_INFO says from time to time whether the GPU has room for what it holds on to. What it holds on
+# to is freed where memory runs short.
+ALLOC = ("MEM_ALLOC", "MEM_CREDIT", "MEM_INFO", "MEM_FREE")
 FREE = ("MEM_FREE", "MEM_CREDIT_RETURN")
 
 cuMemGetInfo_v2 = Api(
@@ -121,7 +122,7 @@ cuMemsetD2D32Async = Api(client_sa="memory", ops=("MEMSET",), capture=Capture.NO
 
 cuMemFreeAsync = Api(client_sa="memory", ops=FREE, capture=Capture.NODE)
 cuMemAllocAsync = Api(client_sa="memory", nonnull=("dptr",), ops=ALLOC, capture=Capture.NODE)
-cuMemPoolTrimTo = Api(client_sa="memory", ops=("MEM_CREDIT_RETURN",), capture=Capture.FREE)
+cuMemPoolTrimTo = Api(client_sa="memory", ops=FREE, capture=Capture.FREE)
 cuMemPoolSetAttribute = Api(client_sa="memory", nonnull=("value",))
 cuMemPoolGetAttribute = Api(client_sa="memory", nonnull=("value",))
 # A pool is a name for the device's one allocator, with attributes and an account of its own.

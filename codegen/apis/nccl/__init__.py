@@ -20,10 +20,10 @@ LIBRARY = Library(
     ),
 )
 
-_START = ("COMM_INIT", "STREAM_CREATE", "STREAM_DESTROY", "COMM_STATE")
+_START = ("COMM_INIT", "STREAM_CREATE", "STREAM_DESTROY", "COMM_STATE", "MEM_FREE")
 _EXCHANGE = (
     *_START,
-    *("MEM_CREDIT", "MEM_INFO", "MEM_ALLOC", "COPY", "COMM_GROUP", "MEM_FREE"),
+    *("MEM_CREDIT", "MEM_INFO", "MEM_ALLOC", "COPY", "COMM_GROUP"),
 )
 
 ncclGetVersion = Api(client_sa="nccl", nonnull=("version",), needs_init=False)
@@ -55,7 +55,9 @@ ncclCommDestroy = Api(client_sa="nccl", ops=("COMM_DESTROY",), waits=True)
 ncclCommAbort = Api(client_sa="nccl", ops=("COMM_ABORT", "COMM_DESTROY", "STREAM_DESTROY"))
 ncclCommRegister = Api(client_sa="nccl", nonnull=("handle",), needs_init=False)
 ncclCommDeregister = Api(client_sa="nccl", needs_init=False)
-ncclMemAlloc = Api(client_sa="nccl", nonnull=("ptr",), ops=("MEM_ALLOC", "MEM_CREDIT", "MEM_INFO"))
+ncclMemAlloc = Api(
+    client_sa="nccl", nonnull=("ptr",), ops=("MEM_ALLOC", "MEM_CREDIT", "MEM_INFO", "MEM_FREE")
+)
 ncclMemFree = Api(client_sa="nccl", ops=("MEM_FREE",), waits=True)
 
 ncclGroupStart = Api(client_sa="nccl", needs_init=False)

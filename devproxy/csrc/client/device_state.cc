@@ -23,6 +23,8 @@ constexpr uint64_t kCreditKeep = 64u << 20;
 constexpr uint64_t kRoomParts = 8, kLookParts = 32;
 constexpr uint32_t kLookTight = 64;
 constexpr size_t kPendingBeforeReclaim = 64;
+// Freed blocks that the server is not told of: of this size at most, and so many bytes in all.
+constexpr uint64_t kKeptBlockBytes = 1u << 20, kKeptBytes = 16u << 20;
 
 std::atomic<DeviceState*> g_states[kMaxDevices];
 std::mutex g_states_mu;
@@ -99,11 +101,12 @@ void DeviceState::give_back_credit() {
 
 uint64_t DeviceState::held() {
   std::lock_guard lock(mu_);
-  return held_;
+  return held_ + kept_bytes_;
 }
 
 void DeviceState::hold_at_most(uint64_t bytes) {
   std::lock_guard lock(mu_);
+  if (kept_bytes_ > bytes) drop_kept();
   held_ = std::min(held_, bytes);
   give_back_credit();
 }
@@ -150,8 +153,14 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, u
     return 0;
   }
   std::lock_guard lock(mu_);
-  if ((*error = credit(n)) != kOk) return 0;
   uint64_t addr = 0;
+  if (kept_bytes_ && stream && !stable && (addr = reuse(n, bytes, *stream, context))) return addr;
+  *error = credit(n);
+  if (*error == kOutOfMemory && kept_bytes_) {
+    drop_kept();
+    *error = credit(n);
+  }
+  if (*error != kOk) return 0;
   // What this stream freed it may reuse at once: its own order keeps the old use before the new one.
   if (const auto c = stream ? pending_.find(stream->index) : pending_.end(); c != pending_.end()) {
     StreamCache& cache = c->second;
@@ -171,6 +180,7 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, u
     addr = alloc_.take(n, stable);
   }
   if (!addr) {
+    drop_kept();
     reclaim(true);
     addr = alloc_.take(n, stable);
   }
@@ -192,33 +202,80 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, u
 int32_t DeviceState::free(uint64_t addr, StreamObj* stream, uint64_t hold_bytes) {
   std::lock_guard lock(mu_);
   const auto it = live_.find(addr);
-  if (it == live_.end()) return kInvalidValue;
-  const Allocation a = it->second;
+  if (it == live_.end() || it->second.kept) return kInvalidValue;
+  if (stream && keep(*it, *stream, hold_bytes)) return kOk;
+  if (hold_bytes) {
+    holds_ = true;
+    if (roomy_ && held_ < hold_bytes) held_ = std::min(held_ + it->second.bytes, hold_bytes);
+  }
+  const int32_t rc = drop(it, stream);
+  give_back_credit();
+  return rc;
+}
+
+// Tells the server. The address is free again once nothing can touch it any more.
+int32_t DeviceState::drop(Lives::iterator it, StreamObj* stream) {
+  const auto [addr, a] = *it;
   const int32_t rc = conn_->post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr});
   live_.erase(it);
   used_ -= a.bytes;
-  if (hold_bytes) {
-    holds_ = true;
-    if (roomy_ && held_ < hold_bytes) held_ = std::min(held_ + a.bytes, hold_bytes);
-  }
-  const auto pending = [&]() -> Pending { return {addr, a.bytes, stream->last.load(std::memory_order_acquire)}; };
+  const Pending pending{addr, a.bytes, stream ? stream->last.load(std::memory_order_acquire) : 0};
   if (stream && a.stable) {
-    pending_[stream->index].stable[a.bytes].push_back(pending());
+    pending_[stream->index].stable[a.bytes].push_back(pending);
   } else if (!stream || idle(*stream)) {
     alloc_.give(addr, a.bytes);
   } else {
     auto& cache = pending_[stream->index];
-    cache.by_bytes[a.bytes].push_back(pending());
+    cache.by_bytes[a.bytes].push_back(pending);
     if (++cache.count % kPendingBeforeReclaim == 0) reclaim(false);
   }
-  give_back_credit();
   return rc;
+}
+
+// Most operators of a training step take a small block and free another. Where a pool holds on to memory, such a block
+// waits for the next allocation of its size on its stream, whose order keeps the old use before the new one, and the server
+// hears of neither: two of three messages less. Not in a process that has a communicator: where ranks share a GPU, replica
+// splicing wants to know when a buffer's contents are needed no more.
+bool DeviceState::keep(Live& live, const StreamObj& stream, uint64_t hold_bytes) {
+  Allocation& a = live.second;
+  if (!keeps_ || a.bytes > std::min(kKeptBlockBytes, hold_bytes) || kept_bytes_ + a.bytes > kKeptBytes || a.stable ||
+      a.piece)
+    return false;
+  a.kept = true;
+  kept_bytes_ += a.bytes;
+  pending_[stream.index].kept[a.bytes].push_back(&live);
+  return true;
+}
+
+uint64_t DeviceState::reuse(uint64_t n, uint64_t wanted, const StreamObj& stream, uint64_t context) {
+  const auto c = pending_.find(stream.index);
+  if (c == pending_.end()) return 0;
+  const auto l = c->second.kept.find(n);
+  if (l == c->second.kept.end() || l->second.empty() || l->second.back()->second.context != context) return 0;
+  Live& live = *l->second.back();
+  l->second.pop_back();
+  kept_bytes_ -= n;
+  live.second = {n, wanted, false, next_buffer_id(), context};
+  return live.first;
+}
+
+void DeviceState::drop_kept() {
+  for (auto& [index, cache] : pending_)
+    for (auto& [bytes, list] : std::exchange(cache.kept, {}))
+      for (const Live* live : list) static_cast<void>(drop(live_.find(live->first), &streams_[index]));
+  kept_bytes_ = 0;
+}
+
+void DeviceState::tell_all() {
+  std::lock_guard lock(mu_);
+  keeps_ = false;
+  drop_kept();
 }
 
 int32_t DeviceState::free_behind(uint64_t addr, const std::vector<Use>& uses) {
   std::lock_guard lock(mu_);
   const auto it = live_.find(addr);
-  if (it == live_.end()) return kInvalidValue;
+  if (it == live_.end() || it->second.kept) return kInvalidValue;
   const uint64_t bytes = it->second.bytes;
   // The server has its own order: what it was sent before still finds the memory.
   const int32_t rc = conn_->post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr});
@@ -237,7 +294,7 @@ bool DeviceState::find(uint64_t addr, uint64_t* base, Allocation* out) {
   auto it = live_.upper_bound(addr);
   if (it == live_.begin()) return false;
   --it;
-  if (addr - it->first >= it->second.bytes || it->second.hidden) return false;
+  if (addr - it->first >= it->second.bytes || it->second.hidden || it->second.kept) return false;
   *base = it->first;
   *out = it->second;
   return true;
@@ -283,7 +340,7 @@ bool DeviceState::set_sync_memops(uint64_t addr, bool on) {
     auto it = live.upper_bound(addr);
     if (it == live.begin()) return false;
     --it;
-    if (addr - it->first >= it->second.bytes || it->second.hidden) return false;
+    if (addr - it->first >= it->second.bytes || it->second.hidden || it->second.kept) return false;
     it->second.sync_memops = on;
     return true;
   };
@@ -294,6 +351,7 @@ void DeviceState::end_context(uint64_t context) {
   std::vector<uint64_t> mine, mine_pinned;
   {
     std::lock_guard lock(mu_);
+    drop_kept();
     for (const auto& [addr, a] : live_)
       if (a.context == context) mine.push_back(addr);
   }
@@ -324,7 +382,7 @@ int32_t DeviceState::info(uint64_t* free, uint64_t* total) {
   const int32_t rc = conn_->call(wire::Opcode::MEM_INFO, wire::MEM_INFO_req{}, &reply);
   if (rc != kOk) return rc;
   std::lock_guard lock(mu_);
-  *free = rep.free + (granted_ - used_);  // our own unused credit is free to us
+  *free = rep.free + (granted_ - used_) + kept_bytes_;  // our own unused credit is free to us
   *total = rep.total;
   return kOk;
 }

@@ -72,6 +72,7 @@ struct Allocation {
   uint64_t context = 0;  // of the thread that allocated; destroying a context frees what is its
   bool piece = false;    // a mapping of interceptors/vmm: one range with its neighbours, and not to be freed as memory
   bool hidden = false;   // it is unmapped, and keeps its contents
+  bool kept = false;     // the program has freed it, and the server was not told (DeviceState::keep)
   bool sync_memops = false;             // synchronous operations on it wait, also those that need not
   std::shared_ptr<AdviceMap> advice{};  // of managed memory (interceptors/managed), which lies in the pinned window
 };
@@ -106,6 +107,8 @@ class DeviceState {
   // What pools hold on to, and that they hold no more than `bytes` from now on.
   uint64_t held();
   void hold_at_most(uint64_t bytes);
+  // From now on the server is told of each allocation and release.
+  void tell_all();
   // Frees behind what several streams have been given to do. Waits for nothing: only the address waits.
   [[nodiscard]] int32_t free_behind(uint64_t addr, const std::vector<Use>& uses);
   // The live allocation around addr.
@@ -159,6 +162,8 @@ class DeviceState {
   std::atomic<uint32_t> primary_flags{0};
 
  private:
+  using Lives = std::map<uint64_t, Allocation>;  // by address
+  using Live = Lives::value_type;
   struct Pending {
     uint64_t addr, bytes;
     uint64_t after;  // free for other streams once the freeing stream has finished this position
@@ -166,6 +171,7 @@ class DeviceState {
   struct StreamCache {
     std::unordered_map<uint64_t, std::vector<Pending>> by_bytes;
     size_t count = 0;
+    std::unordered_map<uint64_t, std::vector<Live*>> kept;
     // Stable buffers wait for the next one of their size, first in first out, until there is no other room. So the
     // program alone decides where they lie, and not how far the stream is: equal ranks have them at equal offsets.
     std::unordered_map<uint64_t, std::deque<Pending>> stable;
@@ -176,6 +182,11 @@ class DeviceState {
   };
   uint64_t allocate(uint64_t bytes, StreamObj* stream, bool stable, uint64_t context, int32_t* error);
   bool over(const std::vector<Use>& uses) const;
+  // All mu held.
+  bool keep(Live& live, const StreamObj& stream, uint64_t hold_bytes);
+  uint64_t reuse(uint64_t n, uint64_t wanted, const StreamObj& stream, uint64_t context);
+  void drop_kept();
+  int32_t drop(Lives::iterator live, StreamObj* stream);
   // Finished pending runs go back to the allocator; stable ones too only where they must. mu held
   void reclaim(bool stable);
   int32_t credit(uint64_t bytes);  // makes sure that `bytes` more may live. mu held
@@ -197,11 +208,13 @@ class DeviceState {
   int ordinal_;
   std::mutex mu_;
   BidirAllocator alloc_;
-  std::map<uint64_t, Allocation> live_;
+  Lives live_;
   std::unordered_map<uint32_t, StreamCache> pending_;  // by stream index
   std::vector<Retiring> retiring_;
   // Credit: of granted_, used_ is allocated, and of the rest pools hold on to held_.
   uint64_t granted_ = 0, used_ = 0, held_ = 0;
+  uint64_t kept_bytes_ = 0;  // of used_: freed, and kept
+  bool keeps_ = true;
   // Pools hold on to nothing where the GPU is nearly full: another job, or a framework in the server, may want it.
   bool holds_ = false, roomy_ = false;  // a pool wants to; it may
   uint64_t look_at_ = 0;                // the next look for room is when so much is granted

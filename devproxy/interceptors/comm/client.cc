@@ -93,6 +93,7 @@ int32_t init_comm(int32_t device, uint64_t comm, uint64_t stream, CommKey key, u
   if (!s) return kInvalidHandle;
   const wire::COMM_INIT_req req{
       VHandle{comm}, VHandle{s->handle.load(std::memory_order_relaxed)}, key.low, key.high, ranks, rank};
+  d->tell_all();
   uint64_t end;
   const int32_t rc = d->conn().post(Opcode::COMM_INIT, req, &end);
   if (rc == kOk) s->note(end);

@@ -113,6 +113,37 @@ int main(void) {
   CHECK(cuMemPoolTrimTo(pool, 0));
   CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
   EXPECT_EQ(reserved, before);
+
+  /* a small block comes back to its own stream at once, as another allocation; nobody else has it meanwhile */
+  CUdeviceptr small, again, elsewhere;
+  unsigned long long id = 0, id_again = 0;
+  CHECK(cuMemAllocAsync(&small, bytes, s));
+  CHECK(cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, small));
+  CHECK(cuMemGetInfo(&free_bytes, &total));
+  launch_slow_fill(slow_fill, s, small, 5, kWords, 1500);
+  CHECK(cuMemFreeAsync(small, s));
+  CHECK(cuMemGetInfo(&free_held, &total));
+  EXPECT_EQ(free_held, free_bytes + bytes);
+  EXPECT_RESULT(cuMemFreeAsync(small, s), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuMemFree(small), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_RESULT(cuPointerGetAttribute(&id_again, CU_POINTER_ATTRIBUTE_BUFFER_ID, small), CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuMemAllocAsync(&elsewhere, bytes, other));
+  EXPECT(elsewhere != small);
+  CHECK(cuMemAllocAsync(&again, bytes, s));
+  EXPECT_EQ(again, small);
+  CHECK(cuPointerGetAttribute(&id_again, CU_POINTER_ATTRIBUTE_BUFFER_ID, again));
+  EXPECT(id_again != id);
+  launch_fill(fill, s, again, 9, kWords); /* behind the slow one */
+  CHECK(cuStreamSynchronize(s));
+  expect_device_words(again, 9, kWords);
+  CHECK(cuMemFreeAsync(again, s));
+  CHECK(cuMemFreeAsync(elsewhere, other));
+  /* what is held is not missing where memory runs short */
+  CHECK(cuMemGetInfo(&free_bytes, &total));
+  CHECK(cuMemAlloc(&large[0], free_bytes / (1 << 20) * (1 << 20)));
+  CHECK(cuMemFree(large[0]));
   EXPECT_RESULT(cuMemFreeAsync(0x1234, s), CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuStreamDestroy(s));
+  CHECK(cuMemFreeAsync(keep[0], other));
   return pass("pool");
 }
