@@ -2,6 +2,7 @@
 #include "devproxy/hal/cuda/cuda_memory.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <iterator>
 #include <utility>
@@ -175,6 +176,9 @@ Status DeviceMemory::map_fresh(uint64_t begin, uint64_t end) {
     for (const auto& [addr, extent] : made) (void)cu.cuMemUnmap(addr, extent.bytes);
     return failed;
   }
+  for (size_t i = 0; i < made.size(); i++)
+    if (std::has_single_bit(++maps_))
+      DP_LOG(kInfo, kDevice, 0, "device memory was mapped %lu times so far", static_cast<unsigned long>(maps_));
   mapped_bytes_ += end - begin;
   for (auto& [addr, extent] : made) extents_.emplace(addr, std::move(extent));
   return {};

@@ -104,6 +104,7 @@ class DeviceMemory {
   Extents extents_;
   Ranges committed_;
   uint64_t mapped_bytes_ = 0, idle_bytes_ = 0, reserved_bytes_ = 0;
+  uint64_t maps_ = 0;  // for the log
 };
 
 }  // namespace devproxy::hal::cuda

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import statistics
 import subprocess
 import threading
@@ -74,6 +75,7 @@ def t_cost(setup: Setup, report: Report) -> None:
     """A step of ResNet-50, BERT base, GPT-2 small and of twenty small ops, natively and proxied by turns: medians and ratios."""
     need_plugin(setup)
     ways = dict(zip(("native", "proxied"), torch_ways(setup), strict=True))
+    ways["proxied"].env["DEVPROXY_LOG"] = "warn,device=info"
     line = torch_line(setup, "torch_cost.py")
     partners = {title: Partner(way, line, setup.work / f"cost-{title}.log") for title, way in ways.items()}  # fmt: skip
     wrong = []
@@ -85,6 +87,10 @@ def t_cost(setup: Setup, report: Report) -> None:
             budget = (time_left_s() - 8) / (len(cases) - number)
             if why := cost_of(case, partners, report, budget, setup.small):
                 wrong.append(f"{case}: {why}")
+        if mapped := mapped_so_far(ways["proxied"]):
+            report.put(
+                "mapped", mapped
+            )  # hundreds are the models' first steps; thousands are each step's
         for one in partners.values():
             assert one.process.stdin
             one.process.stdin.close()
@@ -92,6 +98,14 @@ def t_cost(setup: Setup, report: Report) -> None:
         wrong.append(str(error) or "a program ended")
     if wrong:
         raise Failed("; ".join(wrong))
+
+
+def mapped_so_far(way: Way) -> int:
+    """How often the server has mapped device memory, to the last power of two. 0: it did not say."""
+    said = [read(str(log)) or "" for log in Path(way.env["DEVPROXY_SHM_DIR"]).glob("*/*/gpu0.log")]
+    return max(
+        (int(n) for n in re.findall(r"memory was mapped (\d+) times", "".join(said))), default=0
+    )
 
 
 def cost_of(case: str, partners: dict[str, Partner], report: Report, budget_s: float, small: bool) -> str:  # fmt: skip
