@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from devproxy import proctree
 from devproxy.checkpoint import netdiag
 from devproxy.checkpoint.dumpable.check import check_tree
 from devproxy.checkpoint.dumpable.verdict import Verdict
@@ -241,6 +242,27 @@ def test_attach_under_way_is_waited_for(start, tmp_path: Path) -> None:
         assert time.monotonic() - begin >= 0.3
         connection.close()  # the other end is gone: nothing is lost
         assert not check_tree(subject.root, str(tmp_path), settle_s=0.3).refusals
+
+
+def test_a_process_forked_during_the_look_is_no_outsider(start, monkeypatch) -> None:
+    """As a DataLoader's worker: its parent holds one end of a pipe, and the child the other."""
+    subject = start(
+        "r, w = os.pipe()\nif not os.fork(): os.close(r); time.sleep(1000)\nos.close(w)" + TAIL
+    )
+    time.sleep(0.05)
+    parent, child = proctree.descendants(subject.root)
+    looks: list[list[int]] = []
+
+    def late(pid: int) -> list[int]:
+        looks.append([parent, child] if looks else [parent])
+        return looks[-1]
+
+    monkeypatch.setattr(proctree, "descendants", late)
+    assert not check_tree(subject.root, "/no/job", settle_s=5).refusals
+    assert len(looks) >= 3  # before the first look, behind it, before the second
+    monkeypatch.setattr(proctree, "descendants", lambda pid: [parent])
+    (refusal,) = check_tree(subject.root, "/no/job", settle_s=5).refusals
+    assert f"process {child} (python" in refusal.text and "outside of the job" in refusal.text
 
 
 def test_traced_process_names_the_tracer(start) -> None:

@@ -41,21 +41,26 @@ def check_tree(
     network: addresses (a.b.c.d/n) of the job's other trees, whose ends of connections are dumped at the same moment. The
     caller is in the tree's network namespace.
     known_pipes: inodes of pipes that the caller holds and restores. strict: losses count as refusals. It waits up to
-    settle_s for obstacles that pass by themselves, above all a process that is attaching to its device proxy.
+    settle_s for obstacles that pass by themselves, above all a process that is attaching to its device proxy. It looks
+    again, too, where the tree has changed meanwhile: what seems to be held outside may be held by a process that was just
+    forked.
     """
     known = frozenset(known_pipes)
     end = time.monotonic() + settle_s
     while True:
-        verdict = _check_once(root_pid, job_dir, strict, known, ghost_limit_bytes, network)
-        waiting = any(o.transient for o in verdict.refusals)
+        pids = [root_pid, *proctree.descendants(root_pid)]
+        verdict = _check_once(root_pid, pids, job_dir, strict, known, ghost_limit_bytes, network)
+        if not verdict.refusals or time.monotonic() >= end:
+            return verdict
         lasting = any(not o.transient for o in verdict.refusals)
-        if not waiting or lasting or time.monotonic() >= end:
+        if lasting and pids == [root_pid, *proctree.descendants(root_pid)]:
             return verdict
         time.sleep(_SETTLE_STEP_S)
 
 
 def _check_once(
     root_pid: int,
+    pids: list[int],
     job_dir: str,
     strict: bool,
     known_pipes: frozenset[int],
@@ -64,7 +69,7 @@ def _check_once(
 ) -> Verdict:
     tree = Tree(root_pid)
     spaces = namespaces(root_pid)
-    for pid in [root_pid, *proctree.descendants(root_pid)]:
+    for pid in pids:
         process = process_of(pid)
         if process is None:
             continue  # it ended while we looked
