@@ -235,7 +235,7 @@ def test_handover_in_the_middle(line: str, servers: list[OneServer]) -> None:
     assert moves >= (3 if name == "cut" else 1)
 
 
-@pytest.mark.parametrize("case", ["state", "fault"])
+@pytest.mark.parametrize("case", ["state", "held", "fault"])
 def test_everything_observable_moves(case: str, servers: list[OneServer]) -> None:
     process = job(servers[0].folder, "cut", case)
     until_ready(process)

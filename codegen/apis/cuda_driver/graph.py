@@ -46,14 +46,14 @@ cuGraphAddEventWaitNode = Api(client_sa="graph", nonnull=("phGraphNode",), captu
 cuGraphAddNode = Api(
     client_sa="graph",
     nonnull=("phGraphNode", "nodeParams"),
-    ops=(*ALLOC, *FREE),
+    ops=ALLOC,
     first=USES,
     capture=Capture.FREE,
 )
 cuGraphAddNode_v2 = Api(
     client_sa="graph",
     nonnull=("phGraphNode", "nodeParams"),
-    ops=(*ALLOC, *FREE),
+    ops=ALLOC,
     first=USES,
     capture=Capture.FREE,
 )
@@ -61,7 +61,7 @@ cuGraphAddNode_v2 = Api(
 cuGraphAddMemAllocNode = Api(
     client_sa="graph",
     nonnull=("phGraphNode", "nodeParams"),
-    ops=(*ALLOC, *FREE),
+    ops=ALLOC,
     capture=Capture.FREE,
 )
 cuGraphAddMemFreeNode = Api(client_sa="graph", nonnull=("phGraphNode",))

@@ -9,8 +9,8 @@ from codegen.spec import Api, Capture
 
 # Within the credit an allocation is an announcement; beyond it MEM_CREDIT asks, so out-of-memory is exact. Where a pool
 # has a release threshold, MEM_INFO says from time to time whether the GPU has room for what it holds on to. What it holds on
-# to is freed where memory runs short.
-ALLOC = ("MEM_ALLOC", "MEM_CREDIT", "MEM_INFO", "MEM_FREE")
+# to is freed, and its credit given back, where memory runs short.
+ALLOC = ("MEM_ALLOC", "MEM_CREDIT", "MEM_INFO", "MEM_FREE", "MEM_CREDIT_RETURN")
 FREE = ("MEM_FREE", "MEM_CREDIT_RETURN")
 
 cuMemGetInfo_v2 = Api(

@@ -23,7 +23,7 @@ LIBRARY = Library(
 _START = ("COMM_INIT", "STREAM_CREATE", "STREAM_DESTROY", "COMM_STATE", "MEM_FREE")
 _EXCHANGE = (
     *_START,
-    *("MEM_CREDIT", "MEM_INFO", "MEM_ALLOC", "COPY", "COMM_GROUP"),
+    *("MEM_CREDIT", "MEM_INFO", "MEM_ALLOC", "MEM_CREDIT_RETURN", "COPY", "COMM_GROUP"),
 )
 
 ncclGetVersion = Api(client_sa="nccl", nonnull=("version",), needs_init=False)
@@ -56,7 +56,9 @@ ncclCommAbort = Api(client_sa="nccl", ops=("COMM_ABORT", "COMM_DESTROY", "STREAM
 ncclCommRegister = Api(client_sa="nccl", nonnull=("handle",), needs_init=False)
 ncclCommDeregister = Api(client_sa="nccl", needs_init=False)
 ncclMemAlloc = Api(
-    client_sa="nccl", nonnull=("ptr",), ops=("MEM_ALLOC", "MEM_CREDIT", "MEM_INFO", "MEM_FREE")
+    client_sa="nccl",
+    nonnull=("ptr",),
+    ops=("MEM_ALLOC", "MEM_CREDIT", "MEM_INFO", "MEM_FREE", "MEM_CREDIT_RETURN"),
 )
 ncclMemFree = Api(client_sa="nccl", ops=("MEM_FREE",), waits=True)
 

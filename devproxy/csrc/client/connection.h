@@ -111,6 +111,10 @@ class Connection {
     if (__builtin_expect(lost_.load(std::memory_order_relaxed), 0)) return lost_result();
     return view_.control()->sticky_error.load(std::memory_order_relaxed);
   }
+  // Changes where the server wants unused credit back.
+  uint32_t credit_wanted() const {
+    return view_.mapped() ? view_.control()->credit_wanted.load(std::memory_order_relaxed) : 0;
+  }
   // Like error(), and looks at the link when the last look is older than 100 ms: for calls that only poll.
   int32_t error_now_and_then();
   // Text behind the sticky error, or behind the loss of the server; empty when there is none.

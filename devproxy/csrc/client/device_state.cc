@@ -90,6 +90,18 @@ void DeviceState::look_for_room() {
   if (!roomy_) held_ = 0;
 }
 
+// The job may be on another GPU now, or the server's framework needs memory. Whether there is room is looked for anew.
+void DeviceState::heed_server() {
+  const uint32_t wanted = conn_->credit_wanted();
+  if (wanted == wanted_) [[likely]]
+    return;
+  wanted_ = wanted;
+  roomy_ = false;
+  look_at_ = held_ = 0;
+  drop_kept();
+  give_back_credit();
+}
+
 void DeviceState::give_back_credit() {
   const uint64_t unused = granted_ - used_;
   if (unused <= held_ + 2 * kCreditKeep) return;
@@ -153,6 +165,7 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, u
     return 0;
   }
   std::lock_guard lock(mu_);
+  heed_server();
   uint64_t addr = 0;
   if (kept_bytes_ && stream && !stable && (addr = reuse(n, bytes, *stream, context))) return addr;
   *error = credit(n);
@@ -201,6 +214,7 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, u
 
 int32_t DeviceState::free(uint64_t addr, StreamObj* stream, uint64_t hold_bytes) {
   std::lock_guard lock(mu_);
+  heed_server();
   const auto it = live_.find(addr);
   if (it == live_.end() || it->second.kept) return kInvalidValue;
   if (stream && keep(*it, *stream, hold_bytes)) return kOk;

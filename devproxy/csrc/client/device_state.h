@@ -191,6 +191,7 @@ class DeviceState {
   void reclaim(bool stable);
   int32_t credit(uint64_t bytes);  // makes sure that `bytes` more may live. mu held
   void look_for_room();            // mu held
+  void heed_server();              // mu held
   void give_back_credit();         // mu held
   uint64_t take_pinned(uint64_t bytes, bool managed, int32_t* error);
   [[nodiscard]] int32_t learn(const DeviceState& owner, uint64_t addr, uint64_t bytes);  // managed memory. Told locked
@@ -218,6 +219,7 @@ class DeviceState {
   // Pools hold on to nothing where the GPU is nearly full: another job, or a framework in the server, may want it.
   bool holds_ = false, roomy_ = false;  // a pool wants to; it may
   uint64_t look_at_ = 0;                // the next look for room is when so much is granted
+  uint32_t wanted_ = 0;                 // Connection::credit_wanted(), as last seen
   uint32_t tight_ = 0;                  // how often more was granted since the last look that found no room
 
   std::mutex pinned_mu_;

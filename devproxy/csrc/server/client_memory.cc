@@ -235,6 +235,7 @@ Status ClientMemory::restore(const ClientRecord& client, uint32_t physical_gpu, 
   ledger_.give(beside);
   credit_bytes_ = credit;
   owed_bytes_ = credit - client.client_bytes;
+  restored_unused_ = owed_bytes_ != 0;
   untaken_bytes_ = later;
   std::vector<Range> forgotten;
   for (const RangeRecord& range : client.device) {

@@ -13,6 +13,7 @@
 #include <optional>
 #include <shared_mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "devproxy/csrc/base/status.h"
@@ -74,6 +75,8 @@ class ClientMemory {
   // Before an allocation. False: it is not within the credit; or it is within what was unused at a checkpoint, and the
   // GPU of the restore has no room for it.
   bool use_credit(uint64_t bytes);
+  // Once after a restore in which credit was unused.
+  bool restored_unused() { return std::exchange(restored_unused_, false); }
   uint64_t credit_bytes() const { return credit_bytes_; }
   // Of the GPU, beside the credit.
   uint64_t free_bytes() const;
@@ -138,6 +141,7 @@ class ClientMemory {
   uint64_t client_bytes_ = 0;               // of that, allocated
   uint64_t owed_bytes_ = 0;                 // of the rest, not taken from the ledger: unused at a checkpoint
   std::atomic<uint64_t> untaken_bytes_{0};  // of credit_bytes_, in a restore: not taken from the ledger yet
+  bool restored_unused_ = false;            // for restored_unused()
   uint64_t globals_bytes_ = 0;              // of modules, taken from the ledger beside the credit
   uint64_t arrays_bytes_ = 0;               // of arrays, likewise
   uint32_t physical_gpu_ = 0;               // for what is said

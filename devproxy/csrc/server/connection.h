@@ -152,7 +152,11 @@ class Connection final : public hal::SpaceOwner {
   void on_refused(uint32_t caller, int32_t result, const char* text) noexcept override;
   bool range_live(uint64_t addr, uint64_t bytes, uint64_t position, bool on_submitter) noexcept override;
   void host_function(uint64_t token) noexcept override;
-  bool take_memory(uint64_t bytes) noexcept override { return parts_.ledger->grow(bytes, bytes).has_value(); }
+  bool take_memory(uint64_t bytes) noexcept override {
+    if (parts_.ledger->grow(bytes, bytes)) return true;
+    endpoint_.lifeline().want_credit();
+    return false;
+  }
   void give_memory(uint64_t bytes) noexcept override { parts_.ledger->give(bytes); }
   hal::SpacePlace place() noexcept override { return {parts_.gpu, slot_, parts_.tree}; }
   std::string job_folder() override { return parts_.job_dir; }

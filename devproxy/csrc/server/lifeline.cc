@@ -45,6 +45,8 @@ void Lifeline::fault(int32_t result, const char* text) noexcept {
   fault_code_.store(result, std::memory_order_release);
 }
 
+void Lifeline::want_credit() noexcept { view_.control()->credit_wanted.fetch_add(1, std::memory_order_relaxed); }
+
 void Lifeline::restore(int32_t result, const char* text, bool ended) noexcept {
   ended_.store(ended, std::memory_order_relaxed);
   if (!result || fault_claimed_.exchange(true)) return;

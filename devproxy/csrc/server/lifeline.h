@@ -21,6 +21,8 @@ class Lifeline {
   void release_chunk(uint32_t index) noexcept;
   // An execution fault, or the server's end as one: the first text and code stay.
   void fault(int32_t result, const char* text) noexcept;
+  // The client gives the credit back that it does not use.
+  void want_credit() noexcept;
   // What an earlier server of this client had told it; the segment says it already.
   void restore(int32_t result, const char* text, bool ended) noexcept;
   bool ended() const noexcept { return ended_.load(std::memory_order_relaxed); }

@@ -92,8 +92,11 @@ struct ControlPage {
   std::atomic<uint32_t> server_state;  // ServerState
   std::atomic<int32_t> sticky_error;   // CUresult of an execution fault; never cleared
   char sticky_text[240];               // NUL-terminated, written before sticky_error
-  std::atomic<uint64_t> wakes;         // how often a producer had to wake the server
-  std::atomic<uint64_t> steps;         // optimizer steps, counted by the job's import hook (devproxy_step)
+  // The server adds 1 where memory of the GPU is missing. When it has changed, the client gives its unused credit back, at
+  // its next allocation or release.
+  std::atomic<uint32_t> credit_wanted;
+  std::atomic<uint64_t> wakes;  // how often a producer had to wake the server
+  std::atomic<uint64_t> steps;  // optimizer steps, counted by the job's import hook (devproxy_step)
   Doorbell doorbell;
   RingCounter tail;                     // producers reserve here
   RingCounter head;                     // consumer releases here

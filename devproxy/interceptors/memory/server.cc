@@ -61,6 +61,8 @@ void release_all(Connection& c, const std::vector<Range>& ranges) {
 
 void mem_alloc(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MEM_ALLOC_req>();
+  // This GPU may have less room than the one before. Not in the restore, which leaves the client's segment as it was.
+  if (c.memory().restored_unused()) c.endpoint().lifeline().want_credit();
   if (!c.memory().use_credit(r.bytes)) return c.fail(m, kOutOfMemory);
   if (r.addr >= c.memory().globals_begin() || r.bytes > c.memory().globals_begin() - r.addr)
     return c.fail(m, kInvalidValue);

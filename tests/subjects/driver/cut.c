@@ -3,6 +3,7 @@
  *
  *   cut lock      a callback needs a lock whose holder waits for the server
  *   cut state     everything that a restore must keep; says "ready", goes on when a line comes on stdin
+ *   cut held      a pool holds on to memory; on another GPU it gives that back
  *   cut fault     a sticky error stays, with its text
  *   cut lost      calls until one fails; says how long the failing call took
  *   cut busy      says "ready" with six seconds of kernel under way
@@ -159,6 +160,49 @@ static int busy_case(CUmodule mod) {
   return pass("cut busy");
 }
 
+static int held_case(void) {
+  enum { kLarge = 40 << 20, kBlocks = 8 };
+  CUstream s;
+  CUdevice dev;
+  CUmemoryPool pool;
+  CUdeviceptr large[kBlocks], small, other;
+  cuuint64_t threshold = ~0ull, before = 0, after = 0;
+  size_t free_before, free_after, total;
+  CHECK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+  CHECK(cuCtxGetDevice(&dev));
+  CHECK(cuDeviceGetDefaultMemPool(&pool, dev));
+  CHECK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < kBlocks; ++i) CHECK(cuMemAllocAsync(&large[i], kLarge, s));
+    for (int i = 0; i < kBlocks; ++i) CHECK(cuMemFreeAsync(large[i], s));
+  }
+  CHECK(cuMemAllocAsync(&small, kWords * 4, s));
+  launch_slow_fill(slow_fill, s, small, 3, kWords, 3000);
+  CHECK(cuMemFreeAsync(small, s));
+  CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &before));
+  EXPECT(before >= 6 * (cuuint64_t)kLarge);
+  CHECK(cuMemGetInfo(&free_before, &total));
+  wait_for_line();
+  CHECK(cuMemGetInfo(&free_after, &total));
+  EXPECT_EQ(free_before, free_after);
+  CHECK(cuMemAllocAsync(&large[0], kLarge, s)); /* with this the server says so */
+  CHECK(cuMemGetInfo(&free_after, &total));
+  CHECK(cuMemFreeAsync(large[0], s));
+  CHECK(cuMemAllocAsync(&other, kWords * 4, s));
+  CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &after));
+  EXPECT_EQ(after, kWords * 4);
+  launch_affine(affine, s, other, 0, 7, kWords);
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < kBlocks; ++i) CHECK(cuMemAllocAsync(&large[i], kLarge, s));
+    for (int i = 0; i < kBlocks; ++i) CHECK(cuMemFreeAsync(large[i], s));
+  }
+  CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &after));
+  EXPECT(after >= 6 * (cuuint64_t)kLarge); /* and here there is room, too */
+  CHECK(cuStreamSynchronize(s));
+  expect_device_words(other, 7, kWords);
+  return pass("cut held");
+}
+
 static int lost_case(void) {
   wait_for_line();
   for (;;) {
@@ -218,6 +262,7 @@ int main(int argc, char** argv) {
   slow_fill = kernel(mod, "slow_fill");
   if (!strcmp(argv[1], "lock")) return lock_case();
   if (!strcmp(argv[1], "state")) return state_case(mod);
+  if (!strcmp(argv[1], "held")) return held_case();
   if (!strcmp(argv[1], "fault")) return fault_case(mod);
   if (!strcmp(argv[1], "busy")) return busy_case(mod);
   if (!strcmp(argv[1], "lost")) return lost_case();
