@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import io
 import pickle
 import subprocess
@@ -399,6 +400,29 @@ def test_memory_is_accounted() -> None:
     assert torch.cuda.memory_stats()["allocation.all.current"] >= 0
     free, total = torch.cuda.mem_get_info()
     assert 0 < free <= total == torch.cuda.get_device_properties(0).total_memory
+
+
+def test_freed_memory_is_held_until_empty_cache() -> None:
+    """As by torch's own allocators; the driver's pool holds it, so nothing asks the server in each step."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    pool = ctypes.c_void_p()
+    assert cuda.cuDeviceGetDefaultMemPool(ctypes.byref(pool), 0) == 0
+
+    def held() -> int:
+        reserved, used = ctypes.c_uint64(), ctypes.c_uint64()
+        assert cuda.cuMemPoolGetAttribute(pool, 5, ctypes.byref(reserved)) == 0
+        assert cuda.cuMemPoolGetAttribute(pool, 7, ctypes.byref(used)) == 0
+        return reserved.value - used.value
+
+    free = torch.cuda.mem_get_info()[0]
+    for _ in range(3):  # that the GPU has room is known from the second time on
+        blocks = [torch.empty(20 << 20, dtype=torch.uint8, device="cuda") for _ in range(16)]
+        del blocks
+    torch.cuda.synchronize()
+    assert held() > 200 << 20
+    assert torch.cuda.mem_get_info()[0] >= free
+    torch.cuda.empty_cache()
+    assert held() == 0
 
 
 def test_out_of_memory_is_raised_at_the_call() -> None:

@@ -332,6 +332,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         [](double f, int d) { device_allocator()->set_memory_fraction(index_or_current(d), f); });
   m.def("segments", &segments);
   m.def("host_memory_stats", &host_memory_stats);
+  m.def("empty_cache", [] { device_allocator()->emptyCache({0, 0}); });
   m.def("host_empty_cache", [] { at::getHostAllocator(at::kCUDA)->empty_cache(); });
   m.def("host_reset_peak_stats", [] { at::getHostAllocator(at::kCUDA)->reset_peak_stats(); });
   m.def("host_reset_accumulated_stats", [] { at::getHostAllocator(at::kCUDA)->reset_accumulated_stats(); });

@@ -376,7 +376,7 @@ def _make_functions(sc: Any) -> dict[str, object]:
         "_cuda_getStreamFromExternal": lambda pointer, device: sc.external_stream(pointer, device),
         "_cuda_isCurrentStreamCapturing": lambda: sc.stream_is_capturing(),
         # memory
-        "_cuda_emptyCache": _constant(None),
+        "_cuda_emptyCache": lambda: sc.empty_cache(),
         "_host_emptyCache": lambda: sc.host_empty_cache(),
         "_cuda_memoryStats": lambda device: sc.memory_stats(device),
         "_cuda_resetPeakMemoryStats": lambda device: sc.reset_peak_stats(device),
