@@ -62,6 +62,7 @@ PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("managed", [], []),
     ("managed", ["two"], ["--gpus", "2"]),
     ("pool", [], []),
+    ("pool_held", [], []),
     ("vmm", [], []),
     ("linking", ["refused"], []),
     ("queries", [], []),
