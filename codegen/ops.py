@@ -130,6 +130,9 @@ OPS: dict[str, Op] = {
         handle="stream",
         key="attr",
     ),
+    # a thread of the client waits for what it sent on this stream, so that the device tells of its completion without
+    # delay. Part of a wait of any call, so no call's list of messages names it; sent where ControlPage::wants_awaited
+    "STREAM_AWAITED": Op(0x0207, ANNOUNCE, {"index": "u32", "pad": "u32"}, server_sa="sync"),
     "EVENT_CREATE": Op(
         0x0211,
         ANNOUNCE,

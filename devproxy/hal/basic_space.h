@@ -47,6 +47,7 @@ class BasicSpace : public Space {
 
   // -- queues
   Status set_queue_attribute(const QueueRef&, Ticket, const LaunchAttribute&) override { return {}; }
+  void awaited(const QueueRef&) override {}
   uint32_t pending() const override { return idle() ? 0 : 1; }
 
   // -- events

@@ -50,6 +50,7 @@ class ForwardingSpace : public Space {
   Status set_queue_attribute(const QueueRef& queue, Ticket ticket, const LaunchAttribute& attribute) override {
     return inner_->set_queue_attribute(queue, ticket, attribute);
   }
+  void awaited(const QueueRef& queue) override { inner_->awaited(queue); }
   uint64_t oldest_pending() override { return inner_->oldest_pending(); }
   bool idle() const override { return inner_->idle(); }
   uint32_t pending() const override { return inner_->pending(); }

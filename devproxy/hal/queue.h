@@ -24,6 +24,9 @@ class SpaceQueues {
   // is submitted from now on. A device without such a thing does nothing. Where the device keeps commands of the queue
   // back, it is refused late (SpaceOwner::on_refused).
   virtual Status set_queue_attribute(const QueueRef& queue, Ticket ticket, const LaunchAttribute& attribute) = 0;
+  // Somebody waits for what was submitted to this queue so far: its completion is told without delay. A device that tells
+  // of each completion at once (Caps::wants_awaited is false) does nothing.
+  virtual void awaited(const QueueRef& queue) = 0;
   // The smallest position that has not completed, or less; UINT64_MAX where there is none. idle() is the cheap form of
   // the question; any thread may ask it, and true means that everything that was written can be seen.
   virtual uint64_t oldest_pending() = 0;

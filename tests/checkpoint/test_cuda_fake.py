@@ -143,6 +143,12 @@ def test_settings_for_measurements(words: str, said: str, world: World) -> None:
         assert f"DEVPROXY_CUDA_TUNE: {said}" in world.text()
 
 
+def test_waits_end_though_the_device_marks_nothing_of_its_own_accord(world: World) -> None:
+    world.env |= {"DEVPROXY_CUDA_TUNE": "settle_us=600000000"}
+    world.run(*build_program("waits"), options=("--device", "cuda")).wait(100)
+    assert "PASS waits" in world.text(), world.tail()
+
+
 TORCH_JOBS = {
     "gpt.py": ("--steps", "40", "--seconds-per-step", "0.1", "--workers", "2"),
     "torch_graph.py": ("--steps", "40", "--seconds-per-step", "0.1"),

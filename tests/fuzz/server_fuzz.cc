@@ -407,7 +407,11 @@ class Attacker {
 
   Raw::Record generate() {
     const auto pad = static_cast<uint32_t>(rnd());
-    switch (below(33)) {
+    switch (below(34)) {
+      case 33:
+        return Raw::record(
+            Opcode::STREAM_AWAITED,
+            wire::STREAM_AWAITED_req{static_cast<uint32_t>(chance(90) ? below(24) : maybe_evil(below(3000))), pad});
       case 30:
       case 31:
       case 32: return communicate();

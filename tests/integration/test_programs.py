@@ -36,6 +36,7 @@ PROGRAMS: list[tuple[str, list[str], list[str]]] = [
     ("stream_attributes", [], []),
     ("enumerate", KERNELS.split(), []),
     ("events", [], []),
+    ("waits", [], []),
     ("ordering", [], []),
     ("copies", [], []),
     ("arrays", [], []),

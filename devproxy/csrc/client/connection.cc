@@ -274,10 +274,21 @@ int32_t Connection::await_reply(uint16_t slot, uint32_t seq, Reply* reply) {
   return status;
 }
 
+void Connection::want(uint32_t stream_index, uint64_t position) {
+  if (view_.control()->wants_awaited.load(std::memory_order_relaxed) == 0) return;
+  std::atomic<uint64_t>& wanted = wanted_[stream_index];
+  if (wanted.load(std::memory_order_relaxed) >= position) return;
+  wanted.store(position, std::memory_order_relaxed);  // of two at once both may send, which is harmless
+  // An error is the waiting thread's to find.
+  static_cast<void>(post(wire::Opcode::STREAM_AWAITED, wire::STREAM_AWAITED_req{stream_index, 0}));
+}
+
 int32_t Connection::wait(uint32_t stream_index, uint64_t position) {
   StreamState& s = view_.streams()[stream_index];
   auto done = [&] { return s.completed.load(std::memory_order_acquire) >= position; };
-  if (done() || spin(done)) return error();
+  if (done()) return error();
+  want(stream_index, position);
+  if (spin(done)) return error();
   while (!done()) {
     s.waiters.fetch_add(1, std::memory_order_relaxed);
     const uint32_t seq = s.wake_seq.load(std::memory_order_relaxed);

@@ -96,6 +96,8 @@ class Connection {
   bool completed(uint32_t stream_index, uint64_t position) const {
     return view_.streams()[stream_index].completed.load(std::memory_order_acquire) >= position;
   }
+  // Says that somebody waits for that position, or looks again and again whether it is complete. Once for each position.
+  void want(uint32_t stream_index, uint64_t position);
   // Waits until the stream has finished everything up to position; ends early when the server is gone or poisoned.
   [[nodiscard]] int32_t wait(uint32_t stream_index, uint64_t position);
 
@@ -210,6 +212,7 @@ class Connection {
   // The newest head that any thread has seen: most posts need not touch the line that the server writes. Stored with
   // release and read with acquire, so that whoever believes it also sees the zeroed commit words behind it.
   std::atomic<uint64_t> seen_head_{0};
+  std::atomic<uint64_t> wanted_[kStreams] = {};
   std::mutex shared_slot_mu_;
   uint32_t shared_seq_ = 0;
   bool chunk_has_pages_[kChunks] = {};

@@ -95,6 +95,7 @@ Status Connection::open_memory() {
   Status opened = device_.open(
       {memory_.device_begin(), kDeviceBytes, endpoint_.pinned_begin(), kPinnedBytes, peer_.framework}, *this);
   if (!opened.ok()) return opened;
+  endpoint_.say_wants_awaited(device_.caps().wants_awaited);
   state_.replay().root(kLegacyStream);
   return {};
 }

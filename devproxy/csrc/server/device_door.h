@@ -129,6 +129,7 @@ class DeviceDoor {
 
   // -- how far the commands are
 
+  void awaited(const hal::QueueRef& queue) { space_->awaited(queue); }
   bool idle() const { return space_->idle(); }
   uint32_t pending() const { return space_->pending(); }
   uint64_t oldest_pending() { return space_->oldest_pending(); }

@@ -86,6 +86,12 @@ Status Endpoint::go_on(uint64_t position) {
   return {};
 }
 
+void Endpoint::say_wants_awaited(bool wants) {
+  std::atomic<uint32_t>& said = view_.control()->wants_awaited;
+  if (const uint32_t now = wants ? 1 : 0; said.load(std::memory_order_relaxed) != now)
+    said.store(now, std::memory_order_relaxed);
+}
+
 bool Endpoint::client_went() const {
   char byte;
   return ::read(link_, &byte, 1) == 0;

@@ -95,8 +95,9 @@ struct ControlPage {
   // The server adds 1 where memory of the GPU is missing. When it has changed, the client gives its unused credit back, at
   // its next allocation or release.
   std::atomic<uint32_t> credit_wanted;
-  std::atomic<uint64_t> wakes;  // how often a producer had to wake the server
-  std::atomic<uint64_t> steps;  // optimizer steps, counted by the job's import hook (devproxy_step)
+  std::atomic<uint32_t> wants_awaited;  // 1: the device tells of completions late, unless it hears STREAM_AWAITED
+  std::atomic<uint64_t> wakes;          // how often a producer had to wake the server
+  std::atomic<uint64_t> steps;          // optimizer steps, counted by the job's import hook (devproxy_step)
   Doorbell doorbell;
   RingCounter tail;                     // producers reserve here
   RingCounter head;                     // consumer releases here

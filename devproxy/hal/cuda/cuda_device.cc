@@ -100,7 +100,13 @@ class CudaDevice final : public BasicDevice {
   }
 
   // cuda.h: after an execution fault every call of the context fails, also one that copies from it.
-  Caps caps() const override { return {3, config_.register_host_window, config_.register_host_window, false}; }
+  Caps caps() const override {
+    return {.level = 3,
+            .kernels_see_host_window = config_.register_host_window,
+            .keeps_host_pages = config_.register_host_window,
+            .reads_after_fault = false,
+            .wants_awaited = true};
+  }
   const Properties& properties() const override { return properties_; }
   // One thread per description is enough for ever: a framework stays loaded. It is detached because it may be inside a
   // library's constructors when the server leaves, by _exit.

@@ -21,15 +21,16 @@ struct CudaConfig {
   // Values to be tuned on a device; of these settle_us and mark_every have been, once (docs/gpu-results.md).
   Marks marks = Marks::kAuto;
   uint32_t mark_every = 32;      // commands of one queue; 1: after each
-  uint32_t settle_us = 4;        // after a queue's last command, until the watcher marks it
+  uint32_t settle_us = 30;       // after a queue's last command, until the watcher marks it unasked
   uint32_t max_in_flight = 300;  // commands given to the driver and not complete; up to 3 driver operations each; the
                                  // driver blocks at 1,021 launches (H200, driver 580)
   uint64_t slab_bytes = 64ull << 20;         // device memory is mapped in pieces of at least this, where there is room
   uint64_t max_handle_bytes = 1ull << 30;    // and of at most this
   uint64_t idle_floor_bytes = 256ull << 20;  // mapped memory without allocations that is kept
   uint64_t staging_bytes = 4ull << 20;       // of one piece of a staged copy
-  uint32_t spin_us = 20, nap_us = 50, linger_us = 1000;  // of the completion thread: spin, sleep at most, stay awake
-  uint32_t stop_wait_ms = 10'000;                        // for running commands at the end of a space
+  // Of the watcher: how long it spins for a queue that somebody waits for, sleeps at most, stays awake.
+  uint32_t spin_us = 20, nap_us = 50, linger_us = 1000;
+  uint32_t stop_wait_ms = 10'000;  // for running commands at the end of a space
   // The pinned window is registered with the driver: copies go straight, kernels see it, and the client keeps the pages
   // of what it frees, since a registration would go on pointing at them. Off until it was seen working on a device.
   bool register_host_window = false;

@@ -11,16 +11,20 @@
 //   - marks, chosen: the stream itself writes a number into page-locked host memory (cuStreamWriteValue64), and one
 //     thread of the space, the watcher, looks at one word per busy queue. Where 64-bit memory operations are missing
 //     (attribute CAN_USE_64_BIT_STREAM_MEM_OPS), a mark is a pooled event and a look is cuEventQuery.
-// A mark costs the stream something too, so not every command gets one. It must never come so late that somebody waits
-// for a command behind it, so a queue is marked
+// A mark costs the stream, the driver's lock and the watcher's spinning, so not every command gets one. It must never come
+// so late that somebody waits for a command behind it, so a queue is marked
+//   - when the client says that it waits for the queue (awaited());
 //   - after each event record, and before each host function and each wait for an event (the client may be asked to act
 //     before the stream goes on);
 //   - before a legacy command, if a blocking queue is unmarked, and the reverse: a mark is itself a command, and one
 //     that came later would wait for the other side, as the legacy stream's rule says;
 //   - after a copy to the host, whose result somebody will read;
 //   - after every mark_every commands;
-//   - by the watcher, where no command has come in for settle_us: that ends every burst. A watcher that marks whatever it
-//     finds marks nearly every command of a launch-bound job.
+//   - by the watcher, where no command has come in for settle_us: for whoever looks without waiting. An executor's
+//     operator takes 5 to 15 us of the dispatch thread, so a shorter time marks nearly every command of a launch-bound job
+//     (it did: docs/gpu-results.md).
+// The watcher spins only while a queue is awaited and has not got there. Otherwise it naps: its spinning slows the dispatch
+// thread down where the two share a core, and nobody gains by it.
 //
 // Executors (hal/host_module). A launch of an executor's function calls the framework, which submits kernels of its own
 // to the queue's stream and may wait for that stream. It is called without mu_, by whoever hands the command on: the
@@ -101,6 +105,7 @@ class CudaSpace final : public BasicSpace {
   void destroy_queue(const QueueRef& queue) override;
   Status set_queue_attribute(const QueueRef& queue, Ticket ticket, const LaunchAttribute& attribute) override;
   Status reset_persisting_l2() override;
+  void awaited(const QueueRef& queue) override;
   uint64_t oldest_pending() override;
   bool idle() const override { return pending_all_.load(std::memory_order_acquire) == 0; }
   uint32_t pending() const override { return pending_all_.load(std::memory_order_acquire); }
@@ -239,6 +244,7 @@ class CudaSpace final : public BasicSpace {
     Status made;
     std::deque<Pending> pending;  // grows behind, shrinks in front: a reference to an element stays good
     uint64_t issued = 0, marked = 0, reached = 0;  // sequences
+    uint64_t awaited = 0;                          // the same: somebody waits for this command
     uint64_t seen_issued = 0;                      // by the watcher, for the first time at seen_at
     std::chrono::steady_clock::time_point seen_at;
     uint32_t since_mark = 0;
@@ -286,6 +292,7 @@ class CudaSpace final : public BasicSpace {
   Status mark_if_settled(CudaQueue& queue);
   using Clock = std::chrono::steady_clock;
   void wait_for_movement(std::unique_lock<std::mutex>& lock, Clock::time_point moved);
+  void nap(uint32_t calls, uint32_t most_us);
   Status look(CudaQueue& queue);
   void fault(const Status& why, std::unique_lock<std::mutex>& lock);
   bool alive() const;
@@ -310,15 +317,20 @@ class CudaSpace final : public BasicSpace {
   std::atomic<uint32_t> jobs_running_{0};
   std::atomic<bool> stopping_{false}, faulted_{false};
   std::atomic<uint64_t> oldest_{0};  // of the pending commands' positions, or less; written under mu_
-  std::atomic<uint64_t> submissions_{0}, busy_changes_{0};  // written under mu_; the watcher waits for their change
+  // Written under mu_; the watcher waits for their change. issues_: the last command that was handed to the driver.
+  std::atomic<uint64_t> issues_{0}, busy_changes_{0};
 
   std::mutex mu_;
   std::condition_variable wake_;
-  bool asleep_ = false;      // the watcher must be woken
+  bool asleep_ = false;  // the watcher must be woken
+  // awaited() adds 1 to calls_, a futex word, and then wakes a watcher that naps; this one says so first and then sleeps only
+  // while calls_ is what it was. So of a call and a nap that begins, one sees the other.
+  std::atomic<uint32_t> calls_{0};
+  std::atomic<bool> napping_{false};
   bool fault_told_ = false;  // only then dropped commands complete
   bool dead_ = false;        // the context itself has failed: nothing in it will ever finish
   Status fault_, host_failure_;
-  uint64_t sequence_ = 0;
+  uint64_t sequence_ = 0, marks_ = 0;
   uint64_t told_ = 0;       // the highest position that the owner was told of
   uint32_t in_flight_ = 0;  // commands that the driver has
   uint32_t tokens_ = 0;     // of those, host functions of the client's

@@ -40,7 +40,6 @@ void CudaSpace::submit_locked(const CudaQueueRef& queue, Command& command, std::
   pending.sequence = ++sequence_;
   pending.ticket = command.ticket;
   pending.last = command.last;
-  submissions_.store(sequence_, std::memory_order_relaxed);
   if (!std::exchange(queue->busy, true)) {
     busy_.push_back(queue);
     busy_changes_.fetch_add(1, std::memory_order_relaxed);
@@ -70,6 +69,7 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
   const Driver& cu = context_->driver();
   CudaQueue& queue = *ref;
   pending.state = Pending::State::kDropped;
+  issues_.store(pending.sequence, std::memory_order_relaxed);
   if (!queue.made.ok()) return queue.made;
   if (Status s = mark_other_side(queue); !s.ok()) return s;
   if (command.action == Action::kHostFunction || command.action == Action::kWait)
@@ -140,7 +140,9 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
   queue.issued = pending.sequence;
   in_flight_++;
   const bool for_the_host = command.copy.width_bytes && !command.copy.dst_device && command.last;
-  if (command.action == Action::kRecord || for_the_host || ++queue.since_mark >= device_.mark_every) return mark(queue);
+  if (command.action == Action::kRecord || for_the_host || pending.sequence == queue.awaited ||
+      ++queue.since_mark >= device_.mark_every)
+    return mark(queue);
   return {};
 }
 

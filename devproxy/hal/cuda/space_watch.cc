@@ -4,10 +4,13 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <utility>
 
+#include "devproxy/csrc/base/futex.h"
+#include "devproxy/csrc/base/log.h"
 #include "devproxy/hal/cuda/cuda_space.h"
 
 namespace devproxy::hal::cuda {
@@ -16,7 +19,8 @@ namespace {
 
 using std::chrono::microseconds;
 
-constexpr auto kProbeEvery = std::chrono::milliseconds(1);  // asking a silent context whether it has failed
+constexpr auto kProbeEvery = std::chrono::microseconds(1000);  // asking a silent context whether it has failed
+constexpr auto kEventEvery = std::chrono::microseconds(4);     // looking at events, where marks are such
 
 }  // namespace
 
@@ -48,7 +52,31 @@ Status CudaSpace::mark(CudaQueue& queue) {
   }
   queue.marked = queue.issued;
   queue.since_mark = 0;
+  if (std::has_single_bit(++marks_))
+    DP_LOG(kInfo, kDevice, 0, "streams were marked %lu times so far, for %lu commands",
+           static_cast<unsigned long>(marks_), static_cast<unsigned long>(sequence_));
   return {};
+}
+
+// What is held gets its mark when it is issued.
+void CudaSpace::awaited(const QueueRef& ref) {
+  context_->enter();
+  {
+    std::unique_lock lock(mu_);
+    auto& queue = static_cast<CudaQueue&>(*ref);
+    if (queue.pending.empty()) return;  // completed, or the watcher is just telling
+    queue.awaited = queue.pending.back().sequence;
+    if (!faulted_.load(std::memory_order_relaxed))
+      if (Status s = mark(queue); !s.ok()) fault(s, lock);
+  }
+  calls_.fetch_add(1);
+  if (napping_.load()) futex_wake(&calls_, 1);
+}
+
+void CudaSpace::nap(uint32_t calls, uint32_t most_us) {
+  napping_.store(true);
+  futex_wait(&calls_, calls, most_us);
+  napping_.store(false);
 }
 
 // Unless commands come in still, so that a burst has few marks.
@@ -60,39 +88,43 @@ Status CudaSpace::mark_if_settled(CudaQueue& queue) {
 }
 
 // Precondition: the lock is held, and everything was looked at under it. Returns without it, when there is something to do
-// under it: a word has moved, a queue became busy, or no command has come in for settle_us and some have no mark. Submitters
-// take the lock for each command, so nothing here wants it, and nobody is woken for each. The queues stay: only this
-// thread takes one out of busy_.
+// under it: a word has moved, a queue became busy or is awaited, or no command has come in for settle_us and some have no
+// mark. Submitters take the lock for each command, so nothing here wants it, and nobody is woken for each. The queues stay:
+// only this thread takes one out of busy_.
 void CudaSpace::wait_for_movement(std::unique_lock<std::mutex>& lock, Clock::time_point moved) {
   words_.clear();
-  bool unmarked = false, events = false;
+  bool unmarked = false, events = false, awaited = false;
   for (const CudaQueueRef& queue : busy_) {
     unmarked |= queue->marked != queue->issued;
+    awaited |= queue->reached < queue->awaited;
     if (queue->word)
       words_.emplace_back(queue->word, queue->reached);
     else
       events = true;
   }
-  uint64_t submissions = submissions_.load(std::memory_order_relaxed);
+  uint64_t issues = issues_.load(std::memory_order_relaxed);
   const uint64_t busy = busy_changes_.load(std::memory_order_relaxed);
+  const uint32_t calls = calls_.load();
   lock.unlock();
   auto now = Clock::now(), settled = now;
   const auto begun = now;
-  const Clock::duration settle = microseconds(device_.settle_us), most = events ? settle : Clock::duration(kProbeEvery);
-  uint32_t nap_us = 1;
-  while (!stopping_.load(std::memory_order_relaxed) && busy_changes_.load(std::memory_order_relaxed) == busy) {
+  const Clock::duration settle = microseconds(device_.settle_us), most = events ? kEventEvery : kProbeEvery;
+  const uint32_t most_us = std::max(1u, device_.nap_us);
+  uint32_t nap_us = awaited ? 1 : most_us;
+  while (!stopping_.load(std::memory_order_relaxed) && busy_changes_.load(std::memory_order_relaxed) == busy &&
+         calls_.load(std::memory_order_relaxed) == calls) {
     for (const auto& [word, reached] : words_)
       if (word->load(std::memory_order_acquire) > reached) return;
     now = Clock::now();
-    if (const uint64_t more = submissions_.load(std::memory_order_relaxed); more != submissions)
-      submissions = more, settled = now, unmarked = true;
+    if (const uint64_t more = issues_.load(std::memory_order_relaxed); more != issues)
+      issues = more, settled = now, unmarked = true;
     if (unmarked && now - settled >= settle) return;
     if (now - begun >= most) return;
-    if (now - moved < microseconds(device_.spin_us)) {
+    if (awaited && now - moved < microseconds(device_.spin_us)) {
       sched_yield();
     } else {
-      std::this_thread::sleep_for(microseconds(nap_us));
-      nap_us = std::min(nap_us * 2, unmarked ? 4 * device_.settle_us : std::max(1u, device_.nap_us));
+      nap(calls, std::min(nap_us, most_us));
+      nap_us *= 2;
     }
   }
 }
@@ -192,6 +224,7 @@ void CudaSpace::watch() {
   const Driver& cu = context_->enter();
   std::vector<Done> done;
   auto moved = Clock::now(), probed = moved;
+  uint32_t heard = 0;
   std::unique_lock lock(mu_);
   while (!stopping_.load(std::memory_order_relaxed)) {
     collect(&done, lock);
@@ -218,6 +251,8 @@ void CudaSpace::watch() {
       continue;
     }
     if (!faulted_.load(std::memory_order_relaxed)) issue_held(lock);
+    if (const uint32_t calls = calls_.load(); calls != heard)
+      heard = calls, moved = Clock::now();  // worth spinning for
     Status failed;
     if (!dead_)
       for (const CudaQueueRef& queue : busy_)

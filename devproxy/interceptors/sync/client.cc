@@ -271,6 +271,7 @@ CUresult cuStreamQuery(CUstream hStream) {
     const int32_t e = d->conn().error();
     return result(e != kOk ? e : d->conn().take_late_error());
   }
+  d->conn().want(s->index, s->last.load(std::memory_order_acquire));
   const int32_t e = d->conn().error_now_and_then();
   return result(e != kOk ? e : kNotReady);
 }
@@ -371,6 +372,7 @@ CUresult cuEventQuery(CUevent hEvent) {
   DeviceState* d = client::device_state_if_attached(e->device);
   const Recorded r = recorded(*e);
   if (r.position == 0 || d->conn().completed(r.index, r.position)) return result(d->conn().error());
+  d->conn().want(r.index, r.position);
   const int32_t error = d->conn().error_now_and_then();
   return result(error != kOk ? error : kNotReady);
 }

@@ -66,6 +66,12 @@ void stream_wait_event(Connection& c, const Message& m) {
   c.device().wait(*queue, {m.end, 0}, *event);
 }
 
+void stream_awaited(Connection& c, const Message& m) {
+  // An event outlives the stream that it was recorded on.
+  if (const hal::QueueRef* queue = c.device().queue_at(m.as<wire::STREAM_AWAITED_req>().index))
+    c.device().awaited(*queue);
+}
+
 void host_func(Connection& c, const Message& m) {
   const auto& r = m.as<wire::HOST_FUNC_req>();
   hal::QueueRef* queue = c.device().queue_of(r.stream);

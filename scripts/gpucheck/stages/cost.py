@@ -87,10 +87,8 @@ def t_cost(setup: Setup, report: Report) -> None:
             budget = (time_left_s() - 8) / (len(cases) - number)
             if why := cost_of(case, partners, report, budget, setup.small):
                 wrong.append(f"{case}: {why}")
-        if mapped := mapped_so_far(ways["proxied"]):
-            report.put(
-                "mapped", mapped
-            )  # hundreds are the models' first steps; thousands are each step's
+        # mapped: hundreds are the models' first steps, thousands each step's. marked: for how many commands
+        report.put("counted", counted_so_far(ways["proxied"]))
         for one in partners.values():
             assert one.process.stdin
             one.process.stdin.close()
@@ -100,12 +98,18 @@ def t_cost(setup: Setup, report: Report) -> None:
         raise Failed("; ".join(wrong))
 
 
-def mapped_so_far(way: Way) -> int:
-    """How often the server has mapped device memory, to the last power of two. 0: it did not say."""
-    said = [read(str(log)) or "" for log in Path(way.env["DEVPROXY_SHM_DIR"]).glob("*/*/gpu0.log")]
-    return max(
-        (int(n) for n in re.findall(r"memory was mapped (\d+) times", "".join(said))), default=0
+def counted_so_far(way: Way) -> dict[str, Any]:
+    """How often the server has mapped device memory and marked a stream, and for how many commands, to the last power of
+    two; and the latter at each power of two. Empty: it did not say."""
+    said = "".join(
+        read(str(log)) or "" for log in Path(way.env["DEVPROXY_SHM_DIR"]).glob("*/*/gpu0.log")
     )
+    mapped = re.findall(r"memory was mapped (\d+) times", said)
+    marked = re.findall(r"streams were marked (\d+) times so far, for (\d+) commands", said)
+    return {
+        "mapped": int(mapped[-1]) if mapped else 0,
+        "marked": {int(m): int(c) for m, c in marked},
+    }
 
 
 def cost_of(case: str, partners: dict[str, Partner], report: Report, budget_s: float, small: bool) -> str:  # fmt: skip
@@ -152,9 +156,10 @@ def cost_of(case: str, partners: dict[str, Partner], report: Report, budget_s: f
 # Other values of hal/cuda's settings (DEVPROXY_CUDA_TUNE).
 TUNINGS = {
     "as it is": "",
-    "the watcher naps": "spin_us=0,nap_us=200,settle_us=50",
+    "marks unasked": "settle_us=4",
     "a mark each": "mark_every=1",
-    "marks seldom": "mark_every=128,settle_us=20",
+    "marks seldom": "mark_every=128,settle_us=1000",
+    "the watcher naps long": "nap_us=200",
 }
 APART = "a processor each"  # for the client's thread, the dispatch thread, the watcher
 

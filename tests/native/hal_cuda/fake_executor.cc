@@ -9,10 +9,12 @@
 //   note  - - value           remembers the value, at once: the order in which launches came
 //   fails - - result          returns that result
 //   slow  note - microseconds takes that long, then remembers the note
+//   busy  - - microseconds    uses the processor for so long, as an operator of a framework does
 #include <cuda.h>
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -54,6 +56,9 @@ int run(const devproxy_soft_launch* launch) {
   std::memcpy(p, launch->params, sizeof p);
   const auto stream = reinterpret_cast<CUstream>(launch->stream);
   if (name == "slow") usleep(static_cast<useconds_t>(p[2]));
+  if (name == "busy")
+    for (const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(p[2]);
+         std::chrono::steady_clock::now() < end;) {}
   if (name == "fill") {
     if (launch->services->check_range(launch->services->cookie, p[0], p[1]) != 1) {
       std::snprintf(launch->error, launch->error_bytes, "not its memory");
@@ -74,7 +79,7 @@ int run(const devproxy_soft_launch* launch) {
 }
 
 int get_function(const char* name, devproxy_soft_function* out) {
-  for (const char* known : {"fill", "sync", "note", "fails", "slow"}) {
+  for (const char* known : {"fill", "sync", "note", "fails", "slow", "busy"}) {
     if (std::strcmp(name, known) != 0) continue;
     *out = {};
     out->kernel = &run;

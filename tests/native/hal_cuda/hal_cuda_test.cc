@@ -553,6 +553,56 @@ void test_marks_are_not_late() {
   EXPECT(f.sync(1));
 }
 
+uint64_t marks() { return fake.calls("cuStreamWriteValue64_v2") + fake.calls("cuEventRecord"); }
+
+// Nobody waits, so hardly a command needs a mark, however long the dispatch thread takes for each: here somewhat longer than
+// the watcher's naps may be apart, and than the time in which a C program launches a kernel.
+void test_marks_are_few() {
+  Fixture f(0, g_config, nullptr, /*framework=*/true);
+  f.load_executor();
+  if (!f.executor) return;
+  const QueueRef queue = f.space->create_queue(QueueKind::kBlocking, 0, 1);
+  f.op("busy", queue, 1, 0, 0, 1);
+  EXPECT(f.sync(1));
+  constexpr uint64_t kOps = 640;
+  const uint64_t before = marks();
+  for (uint64_t i = 0; i < kOps; i++) f.op("busy", queue, 1, 0, 0, 12);
+  const uint64_t made = marks() - before;
+  EXPECT(made >= kOps / g_config.mark_every && made <= kOps / 4);  // a loaded machine takes the thread away at times
+  f.space->awaited(queue);
+  EXPECT(f.sync(1));
+}
+
+// With marks of its own accord as good as off, the watcher sees completions because it is told that somebody waits.
+void test_awaited() {
+  auto config = g_config;
+  config.settle_us = 60'000'000;
+  config.max_in_flight = 40;
+  Fixture f(0, config);
+  f.load_module();
+  EXPECT_OK(f.space->commit(f.base, kMiB, false));
+  const QueueRef queue = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
+  const QueueRef second = f.space->create_queue(QueueKind::kNonBlocking, 0, 2);
+  f.space->awaited(queue);  // nothing was submitted
+  for (uint32_t i = 0; i < 3; i++) f.fill(queue, 1, f.base, 4, i);
+  usleep(20'000);
+  EXPECT(!f.owner.done(1, f.last[1]));
+  f.space->awaited(queue);
+  EXPECT(f.owner.wait(1, f.last[1], 2000));
+  f.space->awaited(queue);  // has completed
+
+  // What the driver has no room for yet gets its mark when it is issued; and one call is enough for a sleeping watcher.
+  for (uint32_t round = 0; round < 20; round++) {
+    f.spin(second, 2);
+    f.space->record(second, f.ticket(2), f.space->create_event(false));
+    for (uint32_t i = 0; i < 100; i++) f.fill(queue, 1, f.base, 4, i);
+    f.space->awaited(queue);
+    if (round % 2) usleep(2000);
+    fake.hold_spin(0);
+    EXPECT(f.owner.wait(1, f.last[1], 2000) && f.owner.wait(2, f.last[2], 2000));
+  }
+}
+
 void test_events() {
   Fixture f;
   f.load_module();
@@ -1586,6 +1636,7 @@ const struct {
     {"address taken", test_address_taken},
     {"stream order", test_stream_order},
     {"marks are not late", test_marks_are_not_late},
+    {"awaited", test_awaited},
     {"events", test_events},
     {"copies", test_copies},
     {"registration fails", test_register_fails},
@@ -1608,6 +1659,7 @@ const struct {
     {"random work", test_random_work},
     {"warm", test_warm},
     {"executor", test_executor},
+    {"marks are few", test_marks_are_few},
     {"executor behind a host function", test_executor_behind_a_host_function},
     {"executor in the watcher", test_executor_in_the_watcher},
     {"fault during an executor's call", test_fault_during_a_call},
