@@ -4,8 +4,8 @@
     @pytest.mark.sweep(2)    # 2 of the cases
     @pytest.mark.parametrize("how", [killed, suspended, moved, twice])
 
-Of the folders and files in SAMPLED a run takes that share of the tests: whole lives of jobs cost seconds to minutes each.
-`@pytest.mark.every` runs each time: the main path.
+Of each file below SAMPLED's names a run takes that share of the tests, and of the cases that a sweep has left: whole lives of
+jobs cost seconds to minutes each. The first name that fits counts. `@pytest.mark.every` runs each time: the main path.
 
 DEVPROXY_TEST_SWEEPS=all runs everything (the campaign `sweeps` of `make soak` does), and so does a test that is named or
 asked for by -k; another value is the seed in place of the commit.
@@ -25,15 +25,22 @@ import pytest
 VARIABLE = "DEVPROXY_TEST_SWEEPS"
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLED = {
-    "tests/checkpoint": 0.36,
-    "tests/fault": 0.4,
-    "tests/comm": 0.5,
-    "tests/integration/test_cudart.py": 0.6,
-    "tests/integration/test_cut.py": 0.6,
-    "tests/integration/test_daemon.py": 0.6,
-    "tests/integration/test_gpu_check.py": 0.5,
-    "tests/integration/test_model.py": 0.6,
-    "tests/integration/test_process_group.py": 0.5,
+    "tests/checkpoint": 0.12,
+    "tests/fault": 0.12,
+    "tests/comm": 0.25,
+    "tests/integration/test_cudart.py": 0.35,
+    "tests/integration/test_gpu_check.py": 0.35,
+    "tests/integration/test_model.py": 0.35,
+    "tests/integration/test_process_group.py": 0.3,
+    "tests/integration": 0.5,
+    "tests/native/test_image.py": 0.5,
+    "tests/native/test_staged.py": 0.5,
+    "tests/torch/test_compile.py": 0.5,
+    "tests/torch/test_guards.py": 0.5,
+    "tests/torch/test_models.py": 0.6,
+    "tests/torch/test_opdb.py": 0.5,
+    "tests/torch/test_plugin.py": 0.6,
+    "tests/torch/test_profiler.py": 0.5,
 }
 
 
@@ -59,12 +66,12 @@ def share(of: Path, sampled: dict[str, float]) -> float | None:
 def sampled_groups(
     items: list[pytest.Item], root: Path, sampled: dict[str, float]
 ) -> dict[str, tuple[float, list[pytest.Item]]]:
-    """The tests of each folder and file in SAMPLED that no sweep decides about; they get the mark `sampled`."""
+    """The tests of each file below SAMPLED's names that do not run each time; they get the mark `sampled`."""
     groups: dict[str, tuple[float, list[pytest.Item]]] = {}
     for item in items:
         path = item.path.relative_to(root) if item.path.is_relative_to(root) else item.path
         part = share(path, sampled)
-        if part is None or item.get_closest_marker("sweep") or item.get_closest_marker("every"):
+        if part is None or item.get_closest_marker("every"):
             continue
         item.add_marker("sampled")
         groups.setdefault(str(path), (part, []))[1].append(item)
@@ -87,16 +94,17 @@ def thin_out(
     for item in items:
         if item.get_closest_marker("sweep"):
             sweeps[item.nodeid.split("[")[0]].append(item)
-    left_out: list[pytest.Item] = []
+    gone: set[pytest.Item] = set()
     for test, cases in sweeps.items():
         marker = cases[0].get_closest_marker("sweep")
         assert marker is not None
         keep = chosen(test, len(cases), marker.args[0], of)
-        left_out += [item for place, item in enumerate(cases) if place not in keep]
+        gone |= {item for place, item in enumerate(cases) if place not in keep}
     for name, (part, tests) in groups.items():
+        tests = [item for item in tests if item not in gone]
         keep = chosen(name, len(tests), math.ceil(part * len(tests)), of)
-        left_out += [item for place, item in enumerate(tests) if place not in keep]
-    if left_out:
-        gone = set(left_out)
+        gone |= {item for place, item in enumerate(tests) if place not in keep}
+    if gone:
+        left_out = [item for item in items if item in gone]
         items[:] = [item for item in items if item not in gone]
         config.hook.pytest_deselected(items=left_out)

@@ -219,7 +219,6 @@ class Tight:
         return [(self.folder / f"digest-{rank}").read_text() for rank in range(RANKS)]
 
 
-@pytest.mark.every
 def test_ranks_come_to_a_gpu_on_which_they_fit_only_spliced(world: World) -> None:
     """By a resize and by an image; and there they stay spliced, from the first step on."""
     tight = Tight(world)

@@ -51,7 +51,7 @@ def check_guards(outcomes: list[opdb.Outcome]) -> None:
         assert not gone, f"in opdb_known.json, 'guards', and no longer so; take them out: {gone}"
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", list(opdb.DTYPES))
 def test_ops_equal_the_cpu_bit_for_bit(dtype: str) -> None:
     with warnings.catch_warnings():

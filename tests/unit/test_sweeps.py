@@ -77,16 +77,17 @@ def test_a_run_takes_a_share_of_slow_folders(tmp_path: Path) -> None:
     (tmp_path / "test_fast.py").write_text(TEST.replace("sweep(2)", "sweep(7)"))
     more = f"pathlib.Path({str(tmp_path)!r}), {{'lives': 0.4}}"
     (tmp_path / "conftest.py").write_text(CONFTEST.replace("MORE", more))
-    runs = [ran(tmp_path, str(seed)) for seed in range(12)]
+    runs = [ran(tmp_path, str(seed)) for seed in range(16)]
     for one in runs:
-        assert sum("test_life" in line for line in one) == 4
+        assert sum("test_life" in line or "test_swept" in line for line in one) == 4  # 0.4 of 9 + 1
         assert sum("test_main_path" in line for line in one) == 1
-        assert sum("test_swept" in line for line in one) == 1
+        assert sum("test_swept" in line for line in one) <= 1
         assert sum("test_fast" in line for line in one) == 10
     lives = [{line for line in one if "test_life" in line} for one in runs]
     assert len(set.union(*lives)) == 9
+    assert any("test_swept" in line for one in runs for line in one)
     assert len(ran(tmp_path, "all")) == 9 + 1 + 4 + 10
-    assert len(ran(tmp_path, "all", "-m", "sampled")) == 9
+    assert len(ran(tmp_path, "all", "-m", "sampled")) == 9 + 4
 
 
 def test_every_case_has_its_turn() -> None:
