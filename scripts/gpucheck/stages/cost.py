@@ -156,7 +156,7 @@ def cost_of(case: str, partners: dict[str, Partner], report: Report, budget_s: f
 # Other values of hal/cuda's settings (DEVPROXY_CUDA_TUNE).
 TUNINGS = {
     "as it is": "",
-    "marks unasked": "settle_us=4",
+    "the watcher hardly naps": "settle_us=4,nap_us=2",
     "a mark each": "mark_every=1",
     "marks seldom": "mark_every=128,settle_us=1000",
     "the watcher naps long": "nap_us=200",
