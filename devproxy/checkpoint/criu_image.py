@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from devproxy.errors import DevproxyError
 
@@ -152,6 +153,28 @@ def add_mounts(images_dir: str, mounts: Sequence[tuple[str, str]]) -> None:
             ]  # fmt: skip
             entry = b"".join(_field(*one) for one in fields)
             file.write(_U32.pack(len(entry)) + entry)
+
+
+class RegularFile(NamedTuple):
+    """An open or mapped file as CRIU wants it back. bytes: None where CRIU compares no length (appended to, as a log is)."""
+
+    path: str
+    bytes: int | None
+    mode: int | None  # its type among it
+
+
+def regular_files(images_dir: str) -> list[RegularFile]:
+    """Those that have a name, as the job names them. Raises ImageFileError and OSError."""
+    # images/fdinfo.proto: file_entry has reg = 3; images/regfile.proto: name = 6, size = 8, mode = 10
+    found = []
+    for entry in messages(os.path.join(images_dir, "files.img")):
+        if 3 not in entry:
+            continue
+        file = entry.message(3)
+        size = file.integer(8) if 8 in file else None
+        mode = file.integer(10) if 10 in file else None
+        found.append(RegularFile(os.fsdecode(file.text(6)), size, mode))
+    return found
 
 
 def mount_points(images_dir: str) -> list[str]:

@@ -13,13 +13,15 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import stat
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import devproxy
 from devproxy import procfs, proctree
+from devproxy.checkpoint.criu_image import RegularFile
 from devproxy.errors import Refused
 from devproxy.proxy import elf
 
@@ -74,6 +76,7 @@ def collect(root_pid: int, build_dir: str, *, job_dir: str = "") -> dict[str, An
         "mounts": _mounts(root_pid, job_dir),
         "own_clock": _has_own_clock(root_pid),
         "files": sorted(files.found.values(), key=lambda f: str(f["path"])),
+        "open": _open_files(root_pid),
     }
 
 
@@ -150,6 +153,39 @@ def gpu_of(answer: dict[str, Any]) -> dict[str, Any] | None:
     if gpu and None not in counts:
         return gpu | {"machine_code": sum(counts)}
     return gpu
+
+
+def check_open_files(
+    image: dict[str, Any], files: Iterable[RegularFile], put_back: Collection[str] = ()
+) -> list[Finding]:
+    """What CRIU will say of files that the job had open and that no restore puts back. It compares them when the job's other
+    files are put back already. files: of CRIU's images; images of before `open` was kept say nothing."""
+    there: dict[str, int | None] = dict(image.get("open", []))
+    found: dict[str, Finding] = {}
+    for file in files:
+        if file.path not in there or file.path in put_back:
+            continue
+        why, remedy = "the job has it open", "put it back as it was"
+        try:
+            info = os.stat(file.path)
+        except OSError as error:
+            what = f"{file.path}: {error.strerror}"
+            if not os.path.lexists(file.path):
+                what = f"{file.path} is gone"
+            found[file.path] = Finding(what, why, remedy, True)
+            continue
+        if file.mode is not None and info.st_mode != file.mode:
+            what = f"{file.path} has mode {info.st_mode:o}, {file.mode:o} in the image"
+            found[file.path] = Finding(what, why, remedy, True)
+        elif file.bytes is not None and info.st_size != file.bytes:
+            what = f"{file.path} has {info.st_size} bytes, {file.bytes} in the image"
+            found[file.path] = Finding(what, why, remedy, True)
+        elif there[file.path] not in (None, info.st_mtime_ns):
+            what = f"{file.path} has been written since"
+            found[file.path] = Finding(
+                what, "the job only reads it, and goes on with it as it is now", "", False
+            )
+    return list(found.values())
 
 
 def is_other_gpu(image: dict[str, Any], here: list[dict[str, Any]]) -> bool:
@@ -351,6 +387,31 @@ class _Files:
             "carried": path.startswith(self._carried),
             "written": written,
         }
+
+
+def _open_files(root_pid: int) -> list[list[Any]]:
+    """[path, ns of its last change where the job only reads it] of each regular file that the job has open under a name that
+    means the same file here. A name that is no UTF-8 is left out, as the manifest is."""
+    found: dict[str, int | None] = {}
+    for pid in [root_pid, *proctree.descendants(root_pid)]:
+        try:
+            descriptors = procfs.descriptors(pid)
+        except OSError:
+            continue  # it has ended
+        for number, path in descriptors:
+            if not path.startswith("/") or path.startswith(_NOT_FILES):
+                continue
+            try:
+                path.encode()
+                at, here = os.stat(f"/proc/{pid}/fd/{number}"), os.stat(path)
+            except (OSError, UnicodeEncodeError):
+                continue
+            if not stat.S_ISREG(at.st_mode) or (at.st_dev, at.st_ino) != (here.st_dev, here.st_ino):
+                continue
+            info = procfs.fdinfo(pid, number)
+            reads = info is not None and info.access == os.O_RDONLY
+            found[path] = at.st_mtime_ns if reads and found.get(path, 0) is not None else None
+    return [[path, found[path]] for path in sorted(found)]
 
 
 def _mounts(root_pid: int, job_dir: str) -> list[list[Any]]:

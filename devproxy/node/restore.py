@@ -129,6 +129,7 @@ class TreeRestore:
             _Step(self._check, self._drop_files),
             _Step(self._fetch_device, self._keep_log),
             _Step(self._start_servers, self._end_servers),
+            _Step(self._check_open_files),
             _Step(self._put_files),
             _Step(self._restore_processes, self._kill_processes),
         ]
@@ -245,6 +246,18 @@ class TreeRestore:
     def _end_servers(self) -> None:
         if self._started:
             self._tree.servers.dismiss(self._started, grace_s=0.5)
+
+    def _check_open_files(self) -> None:
+        """The processes' images, which name these files, have just come. None of the job's files was touched yet."""
+        self.stages.reach("files", "looking at the job's open files", self._about)
+        put_back = {entry.path for entry in self._part.files if not entry.listed_only}
+        files = criu_image.regular_files(os.path.join(self._staging, "criu"))
+        findings = facts.check_open_files(self._part.facts, files, put_back)
+        for finding in findings:
+            if not finding.refuse:
+                say(finding.text)
+        if refusals := [finding.text for finding in findings if finding.refuse]:
+            raise Refused("; ".join(refusals[:5]))
 
     def _put_files(self) -> None:
         """What the job wrote, as it was at the cut; what somebody else changed since is kept beside."""

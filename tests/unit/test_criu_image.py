@@ -15,14 +15,15 @@ from devproxy.checkpoint.criu_image import (
     ghosts,
     messages,
     mount_points,
+    regular_files,
 )
 from tests.unit.wire import message, varint
 
 GHOST, LINKED = 1, 0
 
 
-def file_entry(number: int, name: str) -> bytes:
-    regular = b"\x08" + varint(number) + b"\x32" + varint(len(name)) + name.encode()
+def file_entry(number: int, name: str, more: bytes = b"") -> bytes:
+    regular = b"\x08" + varint(number) + b"\x32" + varint(len(name)) + name.encode() + more
     entry = b"\x08\x01\x10" + varint(number) + b"\x1a" + varint(len(regular)) + regular
     return struct.pack("<I", len(entry)) + entry
 
@@ -55,6 +56,21 @@ def test_where_ghosts_are_made(tmp_path: Path) -> None:
         "/dev/shm/sem.x.cr.1a.ghost",
         "/dev/sem.x.cr.1a.ghost",
         "/sem.x.cr.1a.ghost",
+    ]
+
+
+def test_what_is_known_of_open_files(tmp_path: Path) -> None:
+    image(
+        tmp_path / "files.img",
+        file_entry(5, "/data", b"\x40" + varint(4096) + b"\x50" + varint(0o100640)),
+        struct.pack("<I", 4) + b"\x08\x02\x10\x09",  # a socket
+        file_entry(6, "/log", b"\x50" + varint(0o100644)),
+        file_entry(7, "/empty", b"\x40\x00"),
+    )
+    assert regular_files(str(tmp_path)) == [
+        ("/data", 4096, 0o100640),
+        ("/log", None, 0o100644),
+        ("/empty", 0, None),
     ]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from devproxy.checkpoint import facts
+from devproxy.checkpoint.criu_image import RegularFile
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,45 @@ def test_changed_files_are_named(image, tmp_path: Path) -> None:
     for file in (first, second, third):
         file["carried"] = True
     assert texts(other) == []
+
+
+def test_open_files_are_compared_as_criu_will(tmp_path: Path) -> None:
+    reads, appends, gone = (tmp_path / name for name in ("reads", "appends", "gone"))
+    for path in (reads, appends, gone):
+        path.write_text("four")
+    code = "import sys; a, b, c = open(sys.argv[1]), open(sys.argv[2], 'a'), open(sys.argv[3]); print(flush=True); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(reads), str(appends), str(gone)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout
+    child.stdout.readline()
+    image = facts.collect(child.pid, "/no/build")
+    child.communicate(b"\n")
+    image = json.loads(json.dumps(image))
+    assert [path for path, _ in image["open"]] == [str(appends), str(gone), str(reads)]
+    mode = reads.stat().st_mode
+    files = [RegularFile(str(p), 4, mode) for p in (reads, gone)]
+    files += [RegularFile(str(appends), None, mode), RegularFile("/not/here", 1, mode)]
+
+    def said(refuse: bool, *put_back: str) -> str:
+        found = facts.check_open_files(image, files, put_back)
+        return "; ".join(one.text for one in found if one.refuse == refuse)
+
+    assert said(True) == said(False) == ""
+    appends.write_text("longer than it was")
+    gone.unlink()
+    reads.write_text("five")
+    assert said(True) == f"{gone} is gone: the job has it open; put it back as it was"
+    assert "reads has been written since" in said(False) and "appends" not in said(False)
+    reads.write_text("longer")
+    assert "reads has 6 bytes, 4 in the image" in said(True)
+    reads.chmod(0o600)
+    assert f"reads has mode 100600, {mode:o} in the image" in said(True)
+    assert said(True, str(reads), str(gone)) == ""
+    del image["open"]  # of before it was kept
+    assert said(True) == ""
 
 
 def test_other_torch_is_one_line(image, tmp_path: Path) -> None:

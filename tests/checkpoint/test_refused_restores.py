@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Restores that cannot be: each is refused, or fails, before the first file of the job is touched, and the next one works.
+And a store that nobody can write is good enough to restore from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.test_files_end_to_end import said_anywhere
+from tests.checkpoint.world import World
+
+# It writes one file, reads another, holds it open, and says what it reads from it after a restore too.
+JOB = """
+import os, time
+read = open("read")
+words = read.readline()
+with open("written", "w") as f:
+    f.write("before")
+for n in range(1, 100000):
+    read.seek(0)
+    print(n, read.readline() == words, flush=True)
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def killed(world: World) -> World:
+    """A job that has an image and was killed, and whose file says "after"."""
+    (world.home / "read").write_text("what the job reads\n")
+    world.run(sys.executable, "-c", JOB)
+    wait_count(world, 5)
+    world.ctl("checkpoint", "j")
+    world.kill_everything()
+    (world.home / "written").write_text("after")
+    return world
+
+
+def lines(world: World) -> list[str]:
+    return [line for line in world.text().splitlines() if line.split(" ")[0].isdecimal()]
+
+
+def wait_count(world: World, number: int) -> None:
+    world.near(number)
+    world.wait(lambda: len(lines(world)) >= number, what=f"{number} lines")
+
+
+def restore(world: World, check: bool = True, **env: str) -> str:
+    words = ("restore", "j", "--store", str(world.store), "--output", "log", "--progress", "none")
+    done = world.ctl(*words, check=check, **env)
+    assert check or done.returncode != 0
+    return done.stderr
+
+
+def check_untouched(world: World) -> None:
+    written = world.home / "written"
+    assert written.read_text() == "after"
+    assert not [p for p in world.home.iterdir() if "devproxy" in p.name]
+    world.wait(lambda: not world.processes(), what="the end of the restore")
+
+
+def check_restored(world: World) -> None:
+    before = len(lines(world))
+    restore(world)
+    wait_count(world, before + 5)
+    assert (world.home / "written").read_text() == "before"
+    assert all(line.endswith(" True") for line in lines(world)), world.tail()
+
+
+def is_gone(path: Path) -> None:
+    path.unlink()
+
+
+def is_shorter(path: Path) -> None:
+    path.write_text("what\n")
+
+
+def is_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("happens", [is_gone, is_shorter, is_a_folder])
+def test_a_file_that_the_job_only_reads(killed: World, happens: Callable[[Path], None]) -> None:
+    path = killed.home / "read"
+    times = path.stat()
+    happens(path)
+    said = restore(killed, check=False)
+    assert str(path) in said, said
+    check_untouched(killed)
+    if path.is_dir():
+        path.rmdir()
+    path.write_text("what the job reads\n")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    check_restored(killed)
+
+
+def test_a_file_that_the_job_only_reads_and_somebody_wrote(killed: World) -> None:
+    path = killed.home / "read"
+    path.write_text("what the job READS\n")
+    restore(killed)
+    assert f"{path} has been written since" in said_anywhere(killed)
+    killed.wait(
+        lambda: any(line.endswith(" False") for line in lines(killed)), what="the new words"
+    )
+
+
+@pytest.mark.parametrize("fault", ["server_restore_start:kill", "server_restore_end:error"])
+def test_a_server_that_does_not_start(killed: World, fault: str) -> None:
+    said = restore(killed, check=False, DEVPROXY_FAULT=fault)
+    assert "GPU 0" in said, said
+    check_untouched(killed)
+    check_restored(killed)
+
+
+@pytest.fixture
+def read_only(killed: World) -> Iterator[World]:
+    """Its store is on a file system that is mounted read-only."""
+    store = str(killed.store)
+    subprocess.run(["mount", "--bind", store, store], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", store], check=True)
+        yield killed
+    finally:
+        subprocess.run(["umount", "-l", store], check=True)
+
+
+def test_a_store_that_cannot_be_written_is_restored_from(read_only: World) -> None:
+    with pytest.raises(OSError):
+        (read_only.store / "x").write_text("")
+    check_restored(read_only)
+    said = read_only.ctl("checkpoint", "j", check=False)
+    assert said.returncode != 0 and str(read_only.store) in said.stderr, said.stderr
+    before = len(lines(read_only))
+    wait_count(read_only, before + 5)  # and the job goes on
