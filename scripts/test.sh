@@ -14,6 +14,8 @@ unset PYTHONDONTWRITEBYTECODE # hundreds of Pythons start
 # A thread of libgomp that has nothing to do spins, unless it is told otherwise, on a core that another job of the tests
 # needs: a sixth of the time of the lives below.
 export OMP_WAIT_POLICY=passive
+# What this run leaves out (tests/sweeps.py).
+export DEVPROXY_TEST_SWEEPS="${DEVPROXY_TEST_SWEEPS:-$(git rev-parse HEAD 2>/dev/null || echo no-commit)}"
 status=0
 failures=build/test-failures # lines of: suite, exit code
 rm -rf $failures build/pytest

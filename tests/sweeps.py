@@ -8,7 +8,7 @@ Of each file below SAMPLED's names a run takes that share of the tests, and of t
 jobs cost seconds to minutes each. The first name that fits counts. `@pytest.mark.every` runs each time: the main path.
 
 DEVPROXY_TEST_SWEEPS=all runs everything (the campaign `sweeps` of `make soak` does), and so does a test that is named or
-asked for by -k; another value is the seed in place of the commit.
+asked for by -k; another value is the seed in place of the commit. Without the variable, a file that is named runs whole too.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def thin_out(
     """Takes out of `items` what does not run this time."""
     of = seed()
     groups = sampled_groups(items, root, sampled)
-    named = any("::" in str(word) for word in config.args) or config.getoption("keyword")
+    whole = ("::",) if os.environ.get(VARIABLE) else ("::", ".py")
+    named = any(sign in str(word) for word in config.args for sign in whole)
+    named = named or bool(config.getoption("keyword"))
     if of == "all" or named:
         return
     sweeps: dict[str, list[pytest.Item]] = defaultdict(list)

@@ -54,6 +54,8 @@ def test_a_run_takes_some_cases_and_says_how_many_it_leaves(tmp_path: Path) -> N
     assert len(ran(tmp_path, "all")) == 7 + 3
     assert len(ran(tmp_path, "1", "test_it.py::test_many")) == 7
     assert len(ran(tmp_path, "1", "-k", "many")) == 7
+    assert len(ran(tmp_path, "1", "test_it.py")) == 2 + 3
+    assert len(ran(tmp_path, "", "test_it.py")) == 7 + 3
 
 
 SAMPLED = """
