@@ -8,12 +8,16 @@ into the test's own time limit; and a core idles where one worker compiles for m
 from __future__ import annotations
 
 import concurrent.futures
+import functools
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 
 import pytest
 
+from tests import sweeps
 from tests.cudart import build as cudart
 from tests.integration import (
     needs,
@@ -29,6 +33,23 @@ from tests.native import build as native
 from tests.native import test_hal_cuda, test_image
 
 AT_ONCE = 2
+
+
+@functools.cache
+def taken() -> str:
+    """The names of the tests that this run takes of the files that need the dearest parts (tests/sweeps.py)."""
+    files = [str(one.__file__) for one in (test_fuzz, test_cudart_programs)]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    command += ["-m", "not soak and not gpu", *files]
+    env = os.environ | {sweeps.VARIABLE: sweeps.seed()}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
+# Parts that are made only for these tests.
+ONLY_FOR = {
+    "server with AddressSanitizer": "test_server_survives_hostile_messages",
+    "server with ThreadSanitizer": "test_server_has_no_data_race",
+}
 
 
 def programs() -> None:
@@ -56,7 +77,10 @@ def hal_cuda() -> None:
 
 
 def runtime_programs() -> None:
-    cudart.build_all(needs.require_nvcc(), cudart.programs(), test_cudart_programs.BUILD, 1)
+    which = [
+        one for one in cudart.programs() if f"test_program_without_kernels[{one.name}" in taken()
+    ]
+    cudart.build_all(needs.require_nvcc(), which, test_cudart_programs.BUILD, 1)
 
 
 def images() -> None:
@@ -89,7 +113,10 @@ def timed(name: str) -> str:
 
 def main() -> int:
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        made = {name: pool.submit(timed, name) for name in PARTS}
+        wanted = [name for name in PARTS if ONLY_FOR.get(name, "") in taken()]
+        for name in set(PARTS) - set(wanted):
+            print(f"left out: {name}: this run has no test that needs it", flush=True)
+        made = {name: pool.submit(timed, name) for name in wanted}
         failed = 0
         for name, future in made.items():
             try:

@@ -29,6 +29,8 @@ SAMPLED = {
     "tests/fault": 0.12,
     "tests/comm": 0.25,
     "tests/integration/test_cudart.py": 0.35,
+    "tests/integration/test_cudart_programs.py": 0.35,
+    "tests/integration/test_fuzz.py": 0.33,  # tests/prebuild.py makes only the server that it needs
     "tests/integration/test_gpu_check.py": 0.35,
     "tests/integration/test_model.py": 0.35,
     "tests/integration/test_process_group.py": 0.3,
@@ -71,7 +73,7 @@ def sampled_groups(
     for item in items:
         path = item.path.relative_to(root) if item.path.is_relative_to(root) else item.path
         part = share(path, sampled)
-        if part is None or item.get_closest_marker("every"):
+        if part is None or any(item.get_closest_marker(name) for name in ("every", "soak", "gpu")):
             continue
         item.add_marker("sampled")
         groups.setdefault(str(path), (part, []))[1].append(item)

@@ -40,15 +40,6 @@ def nvcc() -> str:
     return require_nvcc()
 
 
-@pytest.fixture(scope="session")
-def built(nvcc: str) -> dict[str, Path]:
-    """Every program. Two compilers at a time; what is there already is taken."""
-    try:
-        return cudart.build_all(nvcc, cudart.programs(), BUILD)
-    except cudart.Failed as failure:
-        pytest.fail(str(failure), pytrace=False)
-
-
 def over_the_recording_device(
     env: dict[str, str], command: list[str], *options: str, seconds: float = 100
 ) -> subprocess.CompletedProcess[str]:
@@ -61,13 +52,17 @@ def over_the_recording_device(
 
 @pytest.mark.parametrize("run", RUNS, ids=title)
 def test_program_without_kernels(
-    run: tuple[cudart.Program, tuple[str, ...]], built: dict[str, Path], job_env: dict[str, str]
+    run: tuple[cudart.Program, tuple[str, ...]], nvcc: str, job_env: dict[str, str]
 ) -> None:
     """Every call's result and every copy, or the refusal that is known."""
     program, arguments = run
     if program.name == "nvrtc":
         job_env["LD_LIBRARY_PATH"] = require_nvrtc()
-    done = over_the_recording_device(job_env, [str(built[program.name]), *arguments])
+    try:
+        built = cudart.build(nvcc, cudart.version_of(nvcc), program, BUILD)
+    except cudart.Failed as failure:
+        pytest.fail(str(failure), pytrace=False)
+    done = over_the_recording_device(job_env, [str(built), *arguments])
     said = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     if refusal := REFUSALS.get(title(run)):
         assert done.returncode == 1, f"it is no longer refused: take it out of REFUSALS\n{said}"
