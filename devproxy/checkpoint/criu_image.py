@@ -165,12 +165,17 @@ class RegularFile(NamedTuple):
 
 def regular_files(images_dir: str) -> list[RegularFile]:
     """Those that have a name, as the job names them. Raises ImageFileError and OSError."""
-    # images/fdinfo.proto: file_entry has reg = 3; images/regfile.proto: name = 6, size = 8, mode = 10
+    # Of a file that was deleted the image has the old name, which may be another file's; orig_id = 1.
+    remaps = os.path.join(images_dir, "remap-fpath.img")
+    deleted = {m.integer(1) for m in messages(remaps)} if os.path.exists(remaps) else set()
+    # images/fdinfo.proto: file_entry has reg = 3; images/regfile.proto: id = 1, name = 6, size = 8, mode = 10
     found = []
     for entry in messages(os.path.join(images_dir, "files.img")):
         if 3 not in entry:
             continue
         file = entry.message(3)
+        if file.integer(1) in deleted:
+            continue
         size = file.integer(8) if 8 in file else None
         mode = file.integer(10) if 10 in file else None
         found.append(RegularFile(os.fsdecode(file.text(6)), size, mode))

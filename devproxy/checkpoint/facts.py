@@ -17,6 +17,7 @@ import stat
 import struct
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import devproxy
@@ -159,33 +160,41 @@ def check_open_files(
     image: dict[str, Any], files: Iterable[RegularFile], put_back: Collection[str] = ()
 ) -> list[Finding]:
     """What CRIU will say of files that the job had open and that no restore puts back. It compares them when the job's other
-    files are put back already. files: of CRIU's images; images of before `open` was kept say nothing."""
+    files are put back already. files: of CRIU's images; put_back: paths, and folders whose contents come back.
+
+    Where one name means two files in the job (in mounts of its own), nothing is said.
+    """
     there: dict[str, int | None] = dict(image.get("open", []))
-    found: dict[str, Finding] = {}
+    wanted: dict[str, set[RegularFile]] = {}
     for file in files:
-        if file.path not in there or file.path in put_back:
-            continue
-        why, remedy = "the job has it open", "put it back as it was"
-        try:
-            info = os.stat(file.path)
-        except OSError as error:
-            what = f"{file.path}: {error.strerror}"
-            if not os.path.lexists(file.path):
-                what = f"{file.path} is gone"
-            found[file.path] = Finding(what, why, remedy, True)
-            continue
-        if file.mode is not None and info.st_mode != file.mode:
-            what = f"{file.path} has mode {info.st_mode:o}, {file.mode:o} in the image"
-            found[file.path] = Finding(what, why, remedy, True)
-        elif file.bytes is not None and info.st_size != file.bytes:
-            what = f"{file.path} has {info.st_size} bytes, {file.bytes} in the image"
-            found[file.path] = Finding(what, why, remedy, True)
-        elif there[file.path] not in (None, info.st_mtime_ns):
-            what = f"{file.path} has been written since"
-            found[file.path] = Finding(
-                what, "the job only reads it, and goes on with it as it is now", "", False
-            )
-    return list(found.values())
+        above = (file.path, *map(str, PurePath(file.path).parents))
+        if file.path in there and not any(path in put_back for path in above):
+            wanted.setdefault(file.path, set()).add(file)
+    return [
+        finding
+        for path, same in wanted.items()
+        if len(same) == 1 and (finding := _check_open_file(same.pop(), there[path]))
+    ]
+
+
+def _check_open_file(file: RegularFile, written_ns: int | None) -> Finding | None:
+    why, remedy = "the job has it open", "put it back as it was"
+    try:
+        info = os.stat(file.path)
+    except OSError as error:
+        gone = not os.path.lexists(file.path)
+        what = f"{file.path} is gone" if gone else f"{file.path}: {error.strerror}"
+        return Finding(what, why, remedy, True)
+    if file.mode is not None and info.st_mode != file.mode:
+        what = f"{file.path} has mode {info.st_mode:o}, {file.mode:o} in the image"
+        return Finding(what, why, remedy, True)
+    if file.bytes is not None and info.st_size != file.bytes:
+        what = f"{file.path} has {info.st_size} bytes, {file.bytes} in the image"
+        return Finding(what, why, remedy, True)
+    if written_ns is not None and written_ns != info.st_mtime_ns:
+        what = f"{file.path} has been written since"
+        return Finding(what, "the job only reads it, and goes on with it as it is now", "", False)
+    return None
 
 
 def is_other_gpu(image: dict[str, Any], here: list[dict[str, Any]]) -> bool:
@@ -393,6 +402,7 @@ def _open_files(root_pid: int) -> list[list[Any]]:
     """[path, ns of its last change where the job only reads it] of each regular file that the job has open under a name that
     means the same file here. A name that is no UTF-8 is left out, as the manifest is."""
     found: dict[str, int | None] = {}
+    here: dict[str, os.stat_result | None] = {}
     for pid in [root_pid, *proctree.descendants(root_pid)]:
         try:
             descriptors = procfs.descriptors(pid)
@@ -401,17 +411,28 @@ def _open_files(root_pid: int) -> list[list[Any]]:
         for number, path in descriptors:
             if not path.startswith("/") or path.startswith(_NOT_FILES):
                 continue
+            if path not in here:
+                here[path] = _regular(path)
+            known = here[path]
             try:
-                path.encode()
-                at, here = os.stat(f"/proc/{pid}/fd/{number}"), os.stat(path)
-            except (OSError, UnicodeEncodeError):
+                at = os.stat(f"/proc/{pid}/fd/{number}") if known else None
+            except OSError:
                 continue
-            if not stat.S_ISREG(at.st_mode) or (at.st_dev, at.st_ino) != (here.st_dev, here.st_ino):
+            if not known or not at or (at.st_dev, at.st_ino) != (known.st_dev, known.st_ino):
                 continue
             info = procfs.fdinfo(pid, number)
             reads = info is not None and info.access == os.O_RDONLY
             found[path] = at.st_mtime_ns if reads and found.get(path, 0) is not None else None
     return [[path, found[path]] for path in sorted(found)]
+
+
+def _regular(path: str) -> os.stat_result | None:
+    try:
+        path.encode()
+        info = os.stat(path)
+    except (OSError, UnicodeEncodeError):
+        return None
+    return info if stat.S_ISREG(info.st_mode) else None
 
 
 def _mounts(root_pid: int, job_dir: str) -> list[list[Any]]:

@@ -187,6 +187,7 @@ def bring_back(
         put_files=not beside or bool(files_dir),
         files_dir=files_dir,
         files_of=(beside[0].folder, beside[0].facts["job_id"]) if beside else ("", ""),
+        cut_back=tuple(path for _, path, _ in output.cut),
         image_job_id=whole.job_id,
         other_device=other_device,
         allow_other_gpu=bool(request.get("allow_other_gpu")),

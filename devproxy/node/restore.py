@@ -54,6 +54,9 @@ class Wishes:
     put_files: bool = True  # False: a copy beside a living job, whose files they are
     files_dir: str = ""  # they get places of their own below it
     files_of: tuple[str, str] = ("", "")  # then: folder and id of the living job that has them
+    cut_back: tuple[
+        str, ...
+    ] = ()  # files of the job's output, which get their length back at the end
     image_job_id: str = ""  # of the job that the image is of, where this one is another
     other_device: tuple[str, str] | None = None  # the image's kind of GPU, and this restore's
     allow_other_gpu: bool = False
@@ -248,11 +251,17 @@ class TreeRestore:
             self._tree.servers.dismiss(self._started, grace_s=0.5)
 
     def _check_open_files(self) -> None:
-        """The processes' images, which name these files, have just come. None of the job's files was touched yet."""
+        """The processes' images, which name these files, have just come. None of the job's files was touched yet.
+
+        A copy beside a living job is not looked at: it sees other files under these names, or the job's as they are.
+        """
+        wishes = self._wishes
+        if "open" not in self._part.facts or not wishes.put_files or wishes.files_dir:
+            return
         self.stages.reach("files", "looking at the job's open files", self._about)
-        put_back = {entry.path for entry in self._part.files if not entry.listed_only}
+        ours = self._tracker().may_change(self._part.files) | set(wishes.cut_back)
         files = criu_image.regular_files(os.path.join(self._staging, "criu"))
-        findings = facts.check_open_files(self._part.facts, files, put_back)
+        findings = facts.check_open_files(self._part.facts, files, ours)
         for finding in findings:
             if not finding.refuse:
                 say(finding.text)

@@ -4,9 +4,11 @@ And a store that nobody can write is good enough to restore from."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -98,6 +100,48 @@ def test_a_file_that_the_job_only_reads(killed: World, happens: Callable[[Path],
     path.write_text("what the job reads\n")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     check_restored(killed)
+
+
+def replaced() -> None:
+    with open("new", "w") as f:
+        f.write("another file")
+    os.replace("new", "read")
+
+
+def rewritten() -> None:
+    with open("read", "w") as f:
+        f.write("what the job writes, which is longer\n")
+
+
+def renamed_folder() -> None:
+    os.rename("folder", "other")
+
+
+@pytest.mark.parametrize("changes", [replaced, rewritten, renamed_folder])
+def test_what_the_job_itself_changed_after_the_image_comes_back(
+    world: World, changes: Callable[[], None]
+) -> None:
+    """It had the file open for reading alone when the image was taken, so the image does not carry it."""
+    name = "folder/read" if changes is renamed_folder else "read"
+    (world.home / "folder").mkdir()
+    (world.home / name).write_text("what the job reads\n")
+    job = JOB.replace('"read"', repr(name)).replace(
+        "for n", textwrap.dedent(inspect.getsource(changes)) + "for n", 1
+    )
+    job += f"    if os.path.exists('go'):\n        print('changed', {changes.__name__}(), flush=True)\n        break\n"
+    job += "time.sleep(1000)\n"
+    world.run(sys.executable, "-c", job)
+    wait_count(world, 5)
+    world.ctl("checkpoint", "j")
+    (world.home / "go").touch()
+    world.wait(lambda: "changed" in world.text(), what="the change")
+    world.kill_everything()
+    (world.home / "go").unlink()
+    before = len(lines(world))
+    restore(world)
+    wait_count(world, before + 5)
+    assert (world.home / name).read_text() == "what the job reads\n"
+    assert lines(world)[-1].endswith(" True"), world.tail()
 
 
 def test_a_file_that_the_job_only_reads_and_somebody_wrote(killed: World) -> None:

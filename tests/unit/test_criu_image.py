@@ -66,7 +66,9 @@ def test_what_is_known_of_open_files(tmp_path: Path) -> None:
         struct.pack("<I", 4) + b"\x08\x02\x10\x09",  # a socket
         file_entry(6, "/log", b"\x50" + varint(0o100644)),
         file_entry(7, "/empty", b"\x40\x00"),
+        file_entry(8, "/data", b"\x40\x07"),  # deleted: another file than /data
     )
+    image(tmp_path / "remap-fpath.img", message(f1=8, f2=1, f3=GHOST))
     assert regular_files(str(tmp_path)) == [
         ("/data", 4096, 0o100640),
         ("/log", None, 0o100644),

@@ -124,7 +124,9 @@ def test_open_files_are_compared_as_criu_will(tmp_path: Path) -> None:
     assert "reads has 6 bytes, 4 in the image" in said(True)
     reads.chmod(0o600)
     assert f"reads has mode 100600, {mode:o} in the image" in said(True)
-    assert said(True, str(reads), str(gone)) == ""
+    assert said(True, str(reads), str(gone)) == said(True, str(tmp_path)) == ""
+    files.append(RegularFile(str(reads), 77, mode))  # in a mount of another process's own
+    assert "reads" not in said(True) and "gone" in said(True)
     del image["open"]  # of before it was kept
     assert said(True) == ""
 

@@ -264,6 +264,12 @@ class FilesTracker:
                 touched = Plan(self.known, self.undo, entries).touches()
             return [error.what for error in unsafe(touched)]
 
+    def may_change(self, entries: Iterable[FileEntry]) -> set[str]:
+        """Every path that put_back may change; below a folder of these too, where the job has renamed it. Changes nothing."""
+        with self._mu:
+            self._journal().poll()
+            return Plan(self.known, self.undo, entries).touches()
+
     def absorb(self) -> None:
         """What the journal of a dead job has, into the state folder: its job folder is about to go."""
         with self._mu:
