@@ -25,9 +25,11 @@ namespace {
 // call on a virtual CPU that has halted: a spin shorter than that lets two sides that answer each other in 1 us fall
 // asleep in turn and stay so.
 constexpr uint64_t kSpinUs = 60;
-constexpr uint64_t kNapUs = 50;           // with a full ring
-constexpr uint64_t kSleepUs = 100'000;    // between two looks at the link
-constexpr int kAttachTimeoutMs = 60'000;  // a server that writes a dump answers nobody meanwhile
+constexpr uint64_t kNapUs = 50;              // with a full ring
+constexpr uint64_t kAgainUs = 1000;          // until a thread says again that it waits, where the ring was full
+constexpr uint64_t kHintMargin = 128 << 10;  // of the ring that a hint leaves alone
+constexpr uint64_t kSleepUs = 100'000;       // between two looks at the link
+constexpr int kAttachTimeoutMs = 60'000;     // a server that writes a dump answers nobody meanwhile
 constexpr uint64_t kAttachAgainUs = 10'000'000;
 
 // Spins until done() or for kSpinUs; true when done. Not at all when this thread has just woken the server: sleeping at
@@ -274,27 +276,35 @@ int32_t Connection::await_reply(uint16_t slot, uint32_t seq, Reply* reply) {
   return status;
 }
 
-void Connection::want(uint32_t stream_index, uint64_t position) {
-  if (view_.control()->wants_awaited.load(std::memory_order_relaxed) == 0) return;
+bool Connection::want(uint32_t stream_index, uint64_t position) {
+  if (view_.control()->wants_awaited.load(std::memory_order_relaxed) == 0) return true;
   std::atomic<uint64_t>& wanted = wanted_[stream_index];
-  if (wanted.load(std::memory_order_relaxed) >= position) return;
+  if (wanted.load(std::memory_order_relaxed) >= position) return true;
+  // A query must not wait for a full ring, and a wait must not outlast what it waits for. Other producers may take the
+  // room in between; the margin is for them.
+  const uint64_t used = view_.control()->tail.value.load(std::memory_order_relaxed) - view_.ring().consumed();
+  if (used > view_.ring().capacity() - kHintMargin) return false;
   wanted.store(position, std::memory_order_relaxed);  // of two at once both may send, which is harmless
+  const bool woke = t_state.woke_server;              // it says something of the caller's own message
   // An error is the waiting thread's to find.
   static_cast<void>(post(wire::Opcode::STREAM_AWAITED, wire::STREAM_AWAITED_req{stream_index, 0}));
+  t_state.woke_server = woke;
+  return true;
 }
 
 int32_t Connection::wait(uint32_t stream_index, uint64_t position) {
   StreamState& s = view_.streams()[stream_index];
   auto done = [&] { return s.completed.load(std::memory_order_acquire) >= position; };
   if (done()) return error();
-  want(stream_index, position);
+  bool said = want(stream_index, position);
   if (spin(done)) return error();
   while (!done()) {
     s.waiters.fetch_add(1, std::memory_order_relaxed);
     const uint32_t seq = s.wake_seq.load(std::memory_order_relaxed);
     RealSync::fence();
-    if (!done()) futex_wait(&s.wake_seq, seq, kSleepUs);
+    if (!done()) futex_wait(&s.wake_seq, seq, said ? kSleepUs : kAgainUs);
     s.waiters.fetch_sub(1, std::memory_order_relaxed);
+    if (!done() && !said && (said = want(stream_index, position))) continue;
     if (!done() && !check_alive()) return error();
   }
   return error();

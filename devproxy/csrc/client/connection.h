@@ -97,7 +97,8 @@ class Connection {
     return view_.streams()[stream_index].completed.load(std::memory_order_acquire) >= position;
   }
   // Says that somebody waits for that position, or looks again and again whether it is complete. Once for each position.
-  void want(uint32_t stream_index, uint64_t position);
+  // False where the ring has no room for it: it is a hint and waits for nobody.
+  bool want(uint32_t stream_index, uint64_t position);
   // Waits until the stream has finished everything up to position; ends early when the server is gone or poisoned.
   [[nodiscard]] int32_t wait(uint32_t stream_index, uint64_t position);
 

@@ -582,7 +582,7 @@ int32_t DeviceState::wait_all() {
   const uint32_t n = streams_made();
   int32_t first = conn_->error();
   for (uint32_t i = 0; i < n; ++i)
-    if (!idle(streams_[i])) conn_->want(i, streams_[i].last.load(std::memory_order_acquire));
+    if (!idle(streams_[i])) want(streams_[i]);
   for (uint32_t i = 0; i < n; ++i) {
     if (idle(streams_[i])) continue;
     const int32_t rc = conn_->wait(i, streams_[i].last.load(std::memory_order_acquire));

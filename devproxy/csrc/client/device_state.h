@@ -144,6 +144,10 @@ class DeviceState {
   uint32_t streams_made() const { return next_stream_.load(std::memory_order_acquire); }
   bool idle(const StreamObj& s) const { return conn_->completed(s.index, s.last.load(std::memory_order_acquire)); }
   [[nodiscard]] int32_t wait_stream(const StreamObj& s);
+  // Connection::want for the stream's last command, if it is not complete.
+  void want(const StreamObj& s) {
+    if (!idle(s)) conn_->want(s.index, s.last.load(std::memory_order_acquire));
+  }
   [[nodiscard]] int32_t wait_all();
 
   // -- what kernels print. A module that does is loaded; a kernel was launched.

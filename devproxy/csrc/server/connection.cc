@@ -290,6 +290,7 @@ bool Connection::attend() {
 
 // Waits until nothing that was submitted is pending, or can go on, or the gate says otherwise.
 Gate::Step Connection::drain() {
+  device_.all_awaited();
   while (!device_.idle()) {
     if (withholds_.load() && device_.stands()) return gate_.drained(now_us());
     if (const Gate::Step step = gate_.draining(device_.pending()); step != Gate::Step::kDrain) return step;

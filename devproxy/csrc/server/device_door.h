@@ -130,6 +130,11 @@ class DeviceDoor {
   // -- how far the commands are
 
   void awaited(const hal::QueueRef& queue) { space_->awaited(queue); }
+  void all_awaited() {
+    if (!device_.caps().wants_awaited) return;
+    for (const Stream& stream : streams_)
+      if (stream.queue) space_->awaited(stream.queue);
+  }
   bool idle() const { return space_->idle(); }
   uint32_t pending() const { return space_->pending(); }
   uint64_t oldest_pending() { return space_->oldest_pending(); }

@@ -133,12 +133,19 @@ QueueRef CudaSpace::create_queue(QueueKind kind, int32_t priority, uint32_t inde
 }
 
 void CudaSpace::destroy_queue(const QueueRef& ref) {
+  context_->enter();
   std::unique_lock lock(mu_);
   const auto queue = std::static_pointer_cast<CudaQueue>(ref);
   const auto it = queues_.find(queue->index);
   if (it == queues_.end() || it->second != queue) return;
   leaving_.push_back(queue);  // the driver's stream lives until its work is done, so that marks can be made and seen
   queues_.erase(it);
+  // Nobody can say any more that it is awaited.
+  if (!queue->pending.empty()) {
+    queue->pending.back().awaited = true;
+    if (!faulted_.load(std::memory_order_relaxed))
+      if (Status s = mark(*queue); !s.ok()) fault(s, lock);
+  }
   reap();
 }
 

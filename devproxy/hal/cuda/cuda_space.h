@@ -14,8 +14,9 @@
 // A mark costs the stream, the driver's lock and the watcher's spinning, so not every command gets one. It must never come
 // so late that somebody waits for a command behind it, so a queue is marked
 //   - when the client says that it waits for the queue (awaited());
-//   - after each event record, and before each host function and each wait for an event (the client may be asked to act
-//     before the stream goes on);
+//   - after each event record, before each host function and each wait for an event (the client may be asked to act
+//     before the stream goes on), and behind a host function (commands may be held until it has ended);
+//   - when commands are held, and when the queue is destroyed;
 //   - before a legacy command, if a blocking queue is unmarked, and the reverse: a mark is itself a command, and one
 //     that came later would wait for the other side, as the legacy stream's rule says;
 //   - after a copy to the host, whose result somebody will read;
@@ -226,6 +227,7 @@ class CudaSpace final : public BasicSpace {
   struct Pending {
     enum class State : uint8_t { kHeld, kIssuing, kIssued, kDropped } state = State::kIssued;
     bool token = false;     // a host function of the client's
+    bool awaited = false;   // somebody waits for it
     uint64_t sequence = 0;  // of the space; grows from submission to submission; what a mark writes
     Ticket ticket;
     bool last = true;
@@ -244,9 +246,8 @@ class CudaSpace final : public BasicSpace {
     Status made;
     std::deque<Pending> pending;  // grows behind, shrinks in front: a reference to an element stays good
     uint64_t issued = 0, marked = 0, reached = 0;  // sequences
-    uint64_t awaited = 0;                          // the same: somebody waits for this command
-    uint64_t seen_issued = 0;                      // by the watcher, for the first time at seen_at
-    std::chrono::steady_clock::time_point seen_at;
+    uint64_t awaited = 0;                          // the same: the last that somebody waits for
+    std::chrono::steady_clock::time_point issued_at;
     uint32_t since_mark = 0;
     std::atomic<uint64_t>* word = nullptr;  // else events
     CUdeviceptr word_device = 0;
@@ -290,6 +291,7 @@ class CudaSpace final : public BasicSpace {
   Status mark(CudaQueue& queue);
   Status mark_other_side(const CudaQueue& queue);
   Status mark_if_settled(CudaQueue& queue);
+  Status mark_all();
   using Clock = std::chrono::steady_clock;
   void wait_for_movement(std::unique_lock<std::mutex>& lock, Clock::time_point moved);
   void nap(uint32_t calls, uint32_t most_us);

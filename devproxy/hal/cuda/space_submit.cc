@@ -54,6 +54,9 @@ void CudaSpace::submit_locked(const CudaQueueRef& queue, Command& command, std::
       command.launch.params = nullptr;
     }
     held_.push_back({queue, std::move(command), &pending});
+    // What it waits for is seen to end.
+    if (held_.size() == 1)
+      if (Status s = mark_all(); !s.ok()) fault(s, lock);
   } else if (Status s = issue(queue, command, pending, lock); !s.ok()) {
     fault(s, lock);
   }
@@ -138,9 +141,10 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
   if (faulted_.load(std::memory_order_relaxed)) return {};  // told during the call: dropped
   pending.state = Pending::State::kIssued;
   queue.issued = pending.sequence;
+  queue.issued_at = Clock::now();
   in_flight_++;
   const bool for_the_host = command.copy.width_bytes && !command.copy.dst_device && command.last;
-  if (command.action == Action::kRecord || for_the_host || pending.sequence == queue.awaited ||
+  if (command.action == Action::kRecord || pending.token || for_the_host || pending.awaited ||
       ++queue.since_mark >= device_.mark_every)
     return mark(queue);
   return {};

@@ -65,6 +65,7 @@ void CudaSpace::awaited(const QueueRef& ref) {
     std::unique_lock lock(mu_);
     auto& queue = static_cast<CudaQueue&>(*ref);
     if (queue.pending.empty()) return;  // completed, or the watcher is just telling
+    queue.pending.back().awaited = true;
     queue.awaited = queue.pending.back().sequence;
     if (!faulted_.load(std::memory_order_relaxed))
       if (Status s = mark(queue); !s.ok()) fault(s, lock);
@@ -81,45 +82,49 @@ void CudaSpace::nap(uint32_t calls, uint32_t most_us) {
 
 // Unless commands come in still, so that a burst has few marks.
 Status CudaSpace::mark_if_settled(CudaQueue& queue) {
-  if (queue.marked == queue.issued) return {};
-  const auto now = Clock::now();
-  if (queue.seen_issued != queue.issued) queue.seen_issued = queue.issued, queue.seen_at = now;
-  return now - queue.seen_at >= microseconds(device_.settle_us) ? mark(queue) : Status();
+  if (queue.marked == queue.issued || Clock::now() - queue.issued_at < microseconds(device_.settle_us)) return {};
+  return mark(queue);
+}
+
+Status CudaSpace::mark_all() {
+  for (const CudaQueueRef& queue : busy_)
+    if (Status s = mark(*queue); !s.ok()) return s;
+  return {};
 }
 
 // Precondition: the lock is held, and everything was looked at under it. Returns without it, when there is something to do
-// under it: a word has moved, a queue became busy or is awaited, or no command has come in for settle_us and some have no
-// mark. Submitters take the lock for each command, so nothing here wants it, and nobody is woken for each. The queues stay:
-// only this thread takes one out of busy_.
+// under it: a word has moved, a queue became busy or is awaited, or one that has unmarked commands has rested for settle_us.
+// Submitters take the lock for each command, so nothing here wants it, and nobody is woken for each. The queues stay: only
+// this thread takes one out of busy_.
 void CudaSpace::wait_for_movement(std::unique_lock<std::mutex>& lock, Clock::time_point moved) {
+  const auto begun = Clock::now();
+  const Clock::duration settle = microseconds(device_.settle_us);
   words_.clear();
-  bool unmarked = false, events = false, awaited = false;
+  bool events = false, awaited = !held_.empty();
+  auto end = begun + kProbeEvery;
   for (const CudaQueueRef& queue : busy_) {
-    unmarked |= queue->marked != queue->issued;
+    if (queue->marked != queue->issued) end = std::min(end, queue->issued_at + settle);
     awaited |= queue->reached < queue->awaited;
     if (queue->word)
       words_.emplace_back(queue->word, queue->reached);
     else
       events = true;
   }
-  uint64_t issues = issues_.load(std::memory_order_relaxed);
-  const uint64_t busy = busy_changes_.load(std::memory_order_relaxed);
+  if (events) end = std::min(end, begun + kEventEvery);
+  const uint64_t issues = issues_.load(std::memory_order_relaxed), busy = busy_changes_.load(std::memory_order_relaxed);
   const uint32_t calls = calls_.load();
   lock.unlock();
-  auto now = Clock::now(), settled = now;
-  const auto begun = now;
-  const Clock::duration settle = microseconds(device_.settle_us), most = events ? kEventEvery : kProbeEvery;
   const uint32_t most_us = std::max(1u, device_.nap_us);
   uint32_t nap_us = awaited ? 1 : most_us;
+  bool more = false;
   while (!stopping_.load(std::memory_order_relaxed) && busy_changes_.load(std::memory_order_relaxed) == busy &&
          calls_.load(std::memory_order_relaxed) == calls) {
     for (const auto& [word, reached] : words_)
       if (word->load(std::memory_order_acquire) > reached) return;
-    now = Clock::now();
-    if (const uint64_t more = issues_.load(std::memory_order_relaxed); more != issues)
-      issues = more, settled = now, unmarked = true;
-    if (unmarked && now - settled >= settle) return;
-    if (now - begun >= most) return;
+    const auto now = Clock::now();
+    // What was issued meanwhile may have been the last of its queue.
+    if (!more && issues_.load(std::memory_order_relaxed) != issues) more = true, end = std::min(end, now + settle);
+    if (now >= end) return;
     if (awaited && now - moved < microseconds(device_.spin_us)) {
       sched_yield();
     } else {
@@ -174,6 +179,7 @@ void CudaSpace::fault(const Status& why, std::unique_lock<std::mutex>& lock) {
 }
 
 void CudaSpace::issue_held(std::unique_lock<std::mutex>& lock) {
+  if (held_.empty() || !may_issue(held_.front().command)) return;
   while (!held_.empty() && may_issue(held_.front().command)) {
     Held held = std::move(held_.front());
     held_.pop_front();
@@ -182,6 +188,8 @@ void CudaSpace::issue_held(std::unique_lock<std::mutex>& lock) {
     issuing_held_ = false;
     if (!s.ok()) return fault(s, lock);
   }
+  if (held_.empty() || faulted_.load(std::memory_order_relaxed)) return;
+  if (Status s = mark_all(); !s.ok()) fault(s, lock);  // what the rest waits for is seen to end
 }
 
 // Takes what has completed out of the queues, in order.

@@ -69,6 +69,7 @@ int32_t query_stream(int32_t device, uint64_t stream) {
   const StreamObj* s = stream_of(device, stream, &d);
   if (!s) return kInvalidHandle;
   if (d->idle(*s)) return kOk;
+  d->want(*s);
   const int32_t rc = d->conn().error_now_and_then();
   return rc == kOk ? static_cast<int32_t>(kNotReady) : rc;
 }

@@ -41,11 +41,16 @@ int clamped(int priority) { return std::clamp(priority, -5, 0); }
 // Waits as CUDA waits on a stream: the legacy stream waits for every blocking stream too.
 int32_t wait(DeviceState* d, StreamObj* s) {
   if (s->index == 0) {
-    for (uint32_t i = 1; i < d->streams_made(); ++i) {
-      StreamObj* other = d->stream_at(i);
-      if (!(other->flags & CU_STREAM_NON_BLOCKING) && !d->idle(*other))
-        if (const int32_t rc = d->wait_stream(*other); rc != kOk) return rc;
-    }
+    const auto waits_for = [d](uint32_t i) {
+      const StreamObj& other = *d->stream_at(i);
+      return !(other.flags & CU_STREAM_NON_BLOCKING) && !d->idle(other);
+    };
+    for (uint32_t i = 1; i < d->streams_made(); ++i)
+      if (waits_for(i)) d->want(*d->stream_at(i));
+    d->want(*s);
+    for (uint32_t i = 1; i < d->streams_made(); ++i)
+      if (waits_for(i))
+        if (const int32_t rc = d->wait_stream(*d->stream_at(i)); rc != kOk) return rc;
   }
   return d->wait_stream(*s);
 }
@@ -271,7 +276,7 @@ CUresult cuStreamQuery(CUstream hStream) {
     const int32_t e = d->conn().error();
     return result(e != kOk ? e : d->conn().take_late_error());
   }
-  d->conn().want(s->index, s->last.load(std::memory_order_acquire));
+  d->want(*s);
   const int32_t e = d->conn().error_now_and_then();
   return result(e != kOk ? e : kNotReady);
 }
@@ -429,6 +434,8 @@ CUresult elapsed(double* ms, CUevent hStart, CUevent hEnd) {
   if (ra.position == 0 || rb.position == 0) return CUDA_ERROR_INVALID_HANDLE;
   DeviceState* d = client::device_state_if_attached(a->device);
   if (!d->conn().completed(ra.index, ra.position) || !d->conn().completed(rb.index, rb.position)) {
+    d->conn().want(ra.index, ra.position);
+    d->conn().want(rb.index, rb.position);
     const int32_t error = d->conn().error_now_and_then();
     return result(error != kOk ? error : kNotReady);
   }

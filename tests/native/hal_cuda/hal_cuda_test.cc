@@ -601,6 +601,23 @@ void test_awaited() {
     fake.hold_spin(0);
     EXPECT(f.owner.wait(1, f.last[1], 2000) && f.owner.wait(2, f.last[2], 2000));
   }
+
+  // Many streams with few commands each fill the driver's queue, and none has a mark of its own.
+  std::vector<QueueRef> many;
+  for (uint32_t q = 0; q < 12; q++) many.push_back(f.space->create_queue(QueueKind::kNonBlocking, 0, 3 + q));
+  const uint64_t full = f.position * 64 + 64;  // the first of them
+  for (uint32_t i = 0; i < 15; i++)
+    for (uint32_t q = 0; q < 12; q++) f.fill(many[q], 3 + q, f.base, 4, i);
+  EXPECT(f.owner.wait(3, full, 2000));
+  for (const QueueRef& one : many) f.space->awaited(one);
+  for (uint32_t q = 0; q < 12; q++) EXPECT(f.owner.wait(3 + q, f.last[3 + q], 2000));
+
+  // Nobody can ask for a stream that is gone. What is behind a host function is seen to end too.
+  f.fill(many[0], 3, f.base, 4, 1);
+  f.space->destroy_queue(many[0]);
+  EXPECT(f.owner.wait(3, f.last[3], 2000));
+  f.space->host_function(queue, f.ticket(1), 1);
+  EXPECT(f.owner.wait(1, f.last[1], 2000));
 }
 
 void test_events() {
