@@ -282,7 +282,8 @@ bool Connection::want(uint32_t stream_index, uint64_t position) {
   if (wanted.load(std::memory_order_relaxed) >= position) return true;
   // A query must not wait for a full ring, and a wait must not outlast what it waits for. Other producers may take the
   // room in between; the margin is for them.
-  const uint64_t used = view_.control()->tail.value.load(std::memory_order_relaxed) - view_.ring().consumed();
+  const uint64_t head = view_.ring().consumed();  // before the tail, which it never passes
+  const uint64_t used = view_.control()->tail.value.load(std::memory_order_relaxed) - head;
   if (used > view_.ring().capacity() - kHintMargin) return false;
   wanted.store(position, std::memory_order_relaxed);  // of two at once both may send, which is harmless
   const bool woke = t_state.woke_server;              // it says something of the caller's own message
