@@ -237,11 +237,12 @@ def test_watchers_of_an_operation_that_no_call_began(folder: str) -> None:
     with pytest.raises(DevproxyError, match="no operation so far"), client.agent(folder) as stub:
         client.follow(stub.Watch(pb.Empty()), lambda _: None)
     caught: list[BaseException] = []
+    watches = threading.Event()
 
     def watch() -> None:
         try:
             with client.agent(folder) as stub:
-                client.follow(stub.Watch(pb.Empty()), lambda _: None)
+                client.follow(stub.Watch(pb.Empty()), lambda _: watches.set())
         except DevproxyError as error:
             caught.append(error)
 
@@ -249,7 +250,7 @@ def test_watchers_of_an_operation_that_no_call_began(folder: str) -> None:
     with pytest.raises(RestoreError), handle.operation("restore") as report:
         report(Progress("fetch", "chunks"))
         thread.start()
-        time.sleep(0.3)
+        assert watches.wait(30)
         raise RestoreError("fetch", "a chunk is damaged")
     handle.stop()  # at once, as an agent that ends: the watcher hears it still
     thread.join(10)
