@@ -10,7 +10,14 @@ import pytest
 from devproxy.errors import DevproxyError
 from devproxy.node import restore, staging
 
-STEPS = ("_check", "_fetch_device", "_start_servers", "_put_files", "_restore_processes")
+STEPS = (
+    "_check",
+    "_fetch_device",
+    "_start_servers",
+    "_check_open_files",
+    "_put_files",
+    "_restore_processes",
+)
 
 
 @pytest.mark.parametrize("failing", STEPS)
@@ -34,4 +41,4 @@ def test_no_file_is_touched_before_servers_run(
     with pytest.raises(DevproxyError, match="it fails"):
         one.prepare()
     assert done == list(STEPS[: STEPS.index(failing) + 1])
-    assert ("_put_files" in done) == (failing in STEPS[3:])
+    assert ("_put_files" in done) == (failing in STEPS[4:])
