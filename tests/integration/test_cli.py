@@ -419,8 +419,9 @@ def test_same_name_twice(start) -> None:
 
 
 def test_summary_and_proof(start) -> None:
-    job = holding(start, "--summary", "--json", then="time.sleep(1)")
-    _, err = job.communicate(timeout=20)
+    # devproxy-run looks twice a second. Of a dozen looks a busy machine may miss some.
+    job = holding(start, "--summary", "--json", then="time.sleep(6)")
+    _, err = job.communicate(timeout=60)
     summary = json.loads(err.splitlines()[-1])
     assert job.returncode == 0
     assert summary["gpus"][0]["memory"]["peak"] >= 1 << 20

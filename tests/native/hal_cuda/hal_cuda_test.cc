@@ -19,6 +19,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "devproxy/hal/cuda/cuda_device.h"
@@ -555,20 +556,28 @@ void test_marks_are_not_late() {
 
 uint64_t marks() { return fake.calls("cuStreamWriteValue64_v2") + fake.calls("cuEventRecord"); }
 
-// Nobody waits, so hardly a command needs a mark, however long the dispatch thread takes for each: here somewhat longer than
-// the watcher's naps may be apart, and than the time in which a C program launches a kernel.
+// Nobody waits, so hardly a command needs a mark, though the dispatch thread takes longer for each than a C program needs to
+// launch a kernel. Where another process has the processor meanwhile, or the driver takes its time, the stream rests.
 void test_marks_are_few() {
-  Fixture f(0, g_config, nullptr, /*framework=*/true);
+  auto config = g_config;
+  config.max_in_flight = 1000;  // what is held has marks of its own
+  Fixture f(0, config, nullptr, /*framework=*/true);
   f.load_executor();
   if (!f.executor) return;
   const QueueRef queue = f.space->create_queue(QueueKind::kBlocking, 0, 1);
   f.op("busy", queue, 1, 0, 0, 1);
   EXPECT(f.sync(1));
-  constexpr uint64_t kOps = 640;
+  constexpr uint64_t kOps = 640, kOwn = kOps / 32;
   const uint64_t before = marks();
-  for (uint64_t i = 0; i < kOps; i++) f.op("busy", queue, 1, 0, 0, 12);
+  uint64_t rests = 0;
+  auto last = steady_clock::now();
+  for (uint64_t i = 0; i < kOps; i++) {
+    f.op("busy", queue, 1, 0, 0, 12);
+    const auto now = steady_clock::now();
+    rests += now - std::exchange(last, now) > std::chrono::microseconds(25);
+  }
   const uint64_t made = marks() - before;
-  EXPECT(made >= kOps / g_config.mark_every && made <= kOps / 4);  // a loaded machine takes the thread away at times
+  EXPECT(made + 1 >= kOwn && made <= kOwn + 1 + rests);
   f.space->awaited(queue);
   EXPECT(f.sync(1));
 }
