@@ -179,12 +179,9 @@ def check_open_files(
 
 def _check_open_file(file: RegularFile, written_ns: int | None) -> Finding | None:
     why, remedy = "the job has it open", "put it back as it was"
-    try:
-        info = os.stat(file.path)
-    except OSError as error:
-        gone = not os.path.lexists(file.path)
-        what = f"{file.path} is gone" if gone else f"{file.path}: {error.strerror}"
-        return Finding(what, why, remedy, True)
+    info = _stat(file.path, file.path, why)
+    if isinstance(info, Finding):
+        return info
     if file.mode is not None and info.st_mode != file.mode:
         what = f"{file.path} has mode {info.st_mode:o}, {file.mode:o} in the image"
         return Finding(what, why, remedy, True)
@@ -344,12 +341,19 @@ def _check_files(
         found += _check_file(file, os.path.join(root, path.lstrip("/")))
 
 
-def _check_file(file: dict[str, Any], path: str) -> list[Finding]:
+def _stat(path: str, name: str, why: str) -> os.stat_result | Finding:
     try:
-        info = os.stat(path)
+        return os.stat(path)
     except OSError as error:
-        what = f"{file['path']} is gone" if not os.path.lexists(path) else f"{path}: {error}"
-        return [Finding(what, "the job has it mapped", "put it back as it was", True)]
+        gone = not os.path.lexists(path)
+        what = f"{name} is gone" if gone else f"{name}: {error.strerror}"
+        return Finding(what, why, "put it back as it was", True)
+
+
+def _check_file(file: dict[str, Any], path: str) -> list[Finding]:
+    info = _stat(path, file["path"], "the job has it mapped")
+    if isinstance(info, Finding):
+        return [info]
     if file["build_id"]:
         here = build_id(path, info)
         if here != file["build_id"]:

@@ -54,9 +54,7 @@ class Wishes:
     put_files: bool = True  # False: a copy beside a living job, whose files they are
     files_dir: str = ""  # they get places of their own below it
     files_of: tuple[str, str] = ("", "")  # then: folder and id of the living job that has them
-    cut_back: tuple[
-        str, ...
-    ] = ()  # files of the job's output, which get their length back at the end
+    cut_back: tuple[str, ...] = ()  # output files, which get their length back at the end
     image_job_id: str = ""  # of the job that the image is of, where this one is another
     other_device: tuple[str, str] | None = None  # the image's kind of GPU, and this restore's
     allow_other_gpu: bool = False

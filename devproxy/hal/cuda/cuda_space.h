@@ -24,7 +24,7 @@
 //   - by the watcher, where no command has come in for settle_us: for whoever looks without waiting. An executor's
 //     operator takes 5 to 15 us of the dispatch thread, so a shorter time marks nearly every command of a launch-bound job
 //     (it did: docs/gpu-results.md).
-// The watcher spins only while a queue is awaited and has not got there. Otherwise it naps: its spinning slows the dispatch
+// The watcher spins only while a queue is awaited and has not got there, or commands are held. Otherwise it naps: its spinning slows the dispatch
 // thread down where the two share a core, and nobody gains by it.
 //
 // Executors (hal/host_module). A launch of an executor's function calls the framework, which submits kernels of its own

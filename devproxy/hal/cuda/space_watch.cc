@@ -128,8 +128,8 @@ void CudaSpace::wait_for_movement(std::unique_lock<std::mutex>& lock, Clock::tim
     if (awaited && now - moved < microseconds(device_.spin_us)) {
       sched_yield();
     } else {
-      nap(calls, std::min(nap_us, most_us));
-      nap_us *= 2;
+      nap(calls, nap_us);
+      nap_us = std::min(nap_us * 2, most_us);
     }
   }
 }
