@@ -74,6 +74,7 @@ def models() -> None:
 def hal_cuda() -> None:
     test_hal_cuda.interface_program()
     test_hal_cuda.fake_library()
+    test_hal_cuda.fake_nccl_library()
 
 
 def runtime_programs() -> None:

@@ -106,6 +106,7 @@ class BasicSpace : public Space {
   bool comm_complete(const CommRef&) override { return false; }
   CommState comm_state(const CommRef&, std::string*) override { return CommState::kOk; }
   void destroy_comm(const CommRef&) override {}
+  void leave_comms() override {}
   int share_memory() override { return -1; }
 
   // -- pending commands. Caps::takes_back is false.

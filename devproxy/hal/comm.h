@@ -2,8 +2,8 @@
 // A space's communicators. A device moves data between the spaces of one job, also those of other servers; who its peers
 // are it asks the owner (SpaceOwner::reach_peer).
 //
-// The order of a reduction is part of the contract, so that numbers do not depend on transport, chunking or placement:
-// a binary tree over the rank, tree(lo, n) = tree(lo, h) op tree(lo + h, n - h) with h the greatest power of two below
+// The order of a reduction is part of the contract, so that numbers do not depend on transport, chunking or placement; but
+// for a real GPU, where it is NCCL's own, as it is natively: a binary tree over the rank, tree(lo, n) = tree(lo, h) op tree(lo + h, n - h) with h the greatest power of two below
 // n. It is computed in the type itself, but for the floating types of 8 and 16 bits: in float32, rounded once at the
 // end (to nearest, ties to even). kAvg divides the sum by n at the end, integers towards zero. kPreMulSum rounds each
 // product to the type that the tree is computed in. kMax and kMin of a NaN and a number are the number, of equal numbers
@@ -48,6 +48,8 @@ class SpaceComms {
   virtual CommState comm_state(const CommRef& comm, std::string* why) = 0;
   // The job is done with it: its members need not wait for this one any more.
   virtual void destroy_comm(const CommRef& comm) = 0;
+  // The client has ended: so have its members, and nothing of them waits for another member any more. Any thread.
+  virtual void leave_comms() = 0;
   // The space's memory as a descriptor for other servers of the job, which is theirs; -1: it has no such thing. Any
   // thread.
   virtual int share_memory() = 0;

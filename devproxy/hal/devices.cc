@@ -58,7 +58,9 @@ StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
     cuda.folder = library_folder();
     if (const char* which = std::getenv("DEVPROXY_CUDA_EXECUTOR")) cuda.host_executor = std::string(which) == "host";
     if (const char* on = std::getenv("DEVPROXY_CUDA_REGISTER_WINDOW")) cuda.register_host_window = on[0] == '1';
+    cuda.collectives = config.collectives;
     if (const char* path = std::getenv("DEVPROXY_CUDA_DRIVER")) cuda.driver_path = path;
+    if (const char* path = std::getenv("DEVPROXY_NCCL")) cuda.nccl_path = path;
     if (const char* words = std::getenv("DEVPROXY_CUDA_TUNE"))
       if (Status s = cuda.tune(words); !s.ok()) return std::move(s).with("DEVPROXY_CUDA_TUNE");
     return cuda::make_device(cuda);

@@ -18,6 +18,7 @@ struct DeviceConfig {
   uint64_t chaos_seed = 0;
   uint32_t seat = 0;                      // the job's GPU: which of those that are on this one
   std::shared_ptr<Sharing> sharing = {};  // soft: where several are
+  bool collectives = false;               // cuda: the job has several GPUs
 };
 
 StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config);

@@ -132,6 +132,7 @@ class ForwardingSpace : public Space {
   bool comm_complete(const CommRef& comm) override { return inner_->comm_complete(comm); }
   CommState comm_state(const CommRef& comm, std::string* why) override { return inner_->comm_state(comm, why); }
   void destroy_comm(const CommRef& comm) override { inner_->destroy_comm(comm); }
+  void leave_comms() override { inner_->leave_comms(); }
   int share_memory() override { return inner_->share_memory(); }
 
   // -- pending commands

@@ -78,7 +78,7 @@ class Device {
   virtual StatusOr<uint16_t> open_transport(const TransportConfig& config) = 0;
   // This server's end is planned, and its spaces go on elsewhere: the others wait for them.
   virtual void leave_transport() = 0;
-  // Spaces of another server go on in this one from now on.
+  // Spaces of another server go on in this one from now on, and in that one never again.
   virtual void take_over_transport() = 0;
   // Sends a mark behind everything that this server has sent to others, once for each number (not 0). When all servers
   // have the marks of all that have a connection to them, what was sent before has come.

@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 
 SUFFIXES = (".seg", ".pinned", ".link", ".data")
-PREFIXES = ("comm-", "shadow-")  # communicators' boards, and what other trees' members have sent
+# Communicators' boards, what other trees' members have sent, and where members of NCCL's communicators sit.
+PREFIXES = ("comm-", "shadow-", "nccl-")
 TREES = "trees"  # where the servers of all trees are
 
 

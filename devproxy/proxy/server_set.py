@@ -149,6 +149,8 @@ class ServerSet:
                     arguments += ["--chaos", str(chaos)]
                 if metas:
                     arguments.append("--metas")
+                if len(gpus) > 1:
+                    arguments.append("--collectives")
                 log_path = os.path.join(job.path, f"gpu{here[0]}.log")
                 record = config.record_path(len(gpus))
                 with self.reaping:

@@ -54,9 +54,10 @@ class Setup:
             "TEST_KERNELS": str(self.kernels()),
         }
 
-    def native(self) -> Way:
+    def native(self, gpus: int = 1) -> Way:
+        """gpus: which a rehearsal needs."""
         if self.rehearse:
-            return self.proxied("--plain")
+            return self.proxied("--plain", "--gpus", str(gpus))
         return Way([], self.native_env())
 
     def proxied(self, *options: str, registered: bool = False) -> Way:

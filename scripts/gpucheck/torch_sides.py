@@ -79,11 +79,12 @@ def need_plugin(setup: Setup) -> dict[str, Any]:
     return facts
 
 
-def torch_ways(setup: Setup, *options: str) -> tuple[Way, Way]:
+def torch_ways(setup: Setup, *options: str, gpus: int = 1) -> tuple[Way, Way]:
     """Natively and through the proxy. Both see torch's own libraries alone, as a user's job does: compilers that lie
     elsewhere on the machine could make other code."""
     ways = []
-    for way in (setup.native(), setup.proxied(*(options or ("--plain",)))):
+    proxied = setup.proxied(*(options or ("--plain",)), "--gpus", str(gpus))
+    for way in (setup.native(gpus), proxied):
         env = dict(way.env)
         ours = (str(setup.work / "native"), str(setup.work / "compilers"))
         kept = [p for p in env["LD_LIBRARY_PATH"].split(":") if p and p not in ours]
@@ -101,10 +102,11 @@ def torch_line(setup: Setup, program: str, *arguments: str) -> list[str]:
     return [torch_python(setup), str(setup.bundle / "programs" / program), *small, *arguments]
 
 
-def torch_sides(setup: Setup, program: str, *arguments: str, twice: bool = False, kept: Path | None = None) -> tuple[Side, Side]:  # fmt: skip
-    """twice: the native side runs each case twice, so that it is known what can be compared."""
+def torch_sides(setup: Setup, program: str, *arguments: str, twice: bool = False, kept: Path | None = None, gpus: int = 1) -> tuple[Side, Side]:  # fmt: skip
+    """twice: the native side runs each case twice, so that it is known what can be compared. gpus: of the job."""
     sides = []
-    for title, way in zip(("native", "proxied"), torch_ways(setup), strict=True):
+    ways = torch_ways(setup, gpus=gpus)
+    for title, way in zip(("native", "proxied"), ways, strict=True):
         line = [*way.prefix, *torch_line(setup, program, *arguments)]
         if title == "native" and twice:
             line += ["--times", "2"]
@@ -134,11 +136,13 @@ def compare_cases(
     twice: bool = False,
     at_once: bool = True,
     alarm_s: int = 40,
+    gpus: int = 1,
+    more: Sequence[str] = (),
 ) -> Table:
     """Runs the cases on both sides, within the stage's time, and puts what became of them into the report."""
     only = ["--only", ",".join(names)] if names else []
     alarm = ["--alarm", str(round(alarm_s * running.patience))]
-    native, proxied = torch_sides(setup, program, *alarm, *only, twice=twice)
+    native, proxied = torch_sides(setup, program, *alarm, *only, *more, twice=twice, gpus=gpus)
     for side in (native, proxied):
         side.wanted, side.silent_s = tuple(names), alarm_s + 20.0
     run_both((native, proxied), time_left_s() - 4, at_once, running.patience)

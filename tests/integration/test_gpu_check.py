@@ -572,12 +572,15 @@ def test_torch_stages_over_the_software_gpu(bundle: Path, tmp_path: Path) -> Non
     if not plugins or importlib.util.find_spec("torch") is None:
         pytest.fail("no torch plugin is built: make build", pytrace=False)
     ops = "float32/addmm,float32/sort,int64/add,float32/nn.functional.dropout"
-    options = ["--rehearse", "soft", "--only", "t_graphs", "--ops", ops, "--spoil", "addmm"]
+    only = "t_graphs,t_ranks"
+    options = ["--rehearse", "soft", "--only", only, "--ops", ops, "--spoil", "addmm"]
     code, results, log = check(bundle, tmp_path, *options)
     assert code == 1
     assert results["t_graphs"]["status"] == "ok", log
     counts = results["t_graphs"]["figures"]["counts"]
     assert counts["bitwise"] >= 3, results["t_graphs"]
+    assert results["t_ranks"]["status"] == "ok", log
+    assert results["t_ranks"]["figures"]["counts"] == {"bitwise": 4}
     sweep = results["t_ops"]
     assert sweep["status"] == "failed", log
     assert sweep["figures"]["ops"]["counts"] == {"bitwise": 3, "different": 1}, log

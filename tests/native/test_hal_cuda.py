@@ -88,6 +88,28 @@ def fake_library() -> Path:
     return compiled("fake_libcuda.so", [FAKE], "-shared")
 
 
+def fake_nccl_library() -> Path:
+    """Its reductions are the software GPU's, compiled as that one's are."""
+    reduce = ROOT / "devproxy/hal/soft/comm/reduce.cc"
+    return compiled(
+        "fake_libnccl.so", [FAKE.parent / "fake_libnccl.cc", reduce], "-shared", "-ffp-contract=off"
+    )
+
+
+def fake_gpus(root: Path, gpus: int = 1) -> dict[str, str]:
+    """The environment for `--device cuda` over the fake driver and the fake NCCL. root: an empty folder, in which devproxy
+    sees NVIDIA devices, and the fake as their driver."""
+    fake = fake_library()
+    devices = [root / "dev" / f"nvidia{gpu}" for gpu in range(gpus)]
+    for path in (*devices, root / str(fake).lstrip("/")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    env = {"DEVPROXY_SYSROOT": str(root), "DEVPROXY_CUDA_DRIVER": str(fake)}
+    if gpus > 1:
+        env |= {"FAKE_GPUS": str(gpus), "DEVPROXY_NCCL": str(fake_nccl_library())}
+    return env
+
+
 def interface_program() -> Path:
     return compiled("hal_cuda_test", [TEST, LOG, *archives()])
 

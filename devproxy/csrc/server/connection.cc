@@ -128,6 +128,8 @@ void Connection::start() {
 }
 
 void Connection::request_stop() {
+  // The dispatch thread may wait in a collective whose other members are gone. It closes the device behind this alone.
+  if (!stop_requested_.exchange(true) && device_.is_open()) device_.leave_comms();
   [[maybe_unused]] const bool always = gate_.stop();
   host_functions_.look_again();
   if (!finished()) endpoint_.wake_dispatch_thread();

@@ -202,6 +202,7 @@ class Connection final : public hal::SpaceOwner {
   std::atomic<bool> withholds_{false};
   // Resumed: the dispatch thread lets go when the pinned memory of others is there again.
   std::atomic<bool> goes_on_{false};
+  std::atomic<bool> stop_requested_{false};
 
   // dispatch thread only; while the client is parked, the server thread
   DeviceDoor device_;

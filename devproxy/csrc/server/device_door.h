@@ -209,6 +209,7 @@ class DeviceDoor {
   // Any thread, these three.
   CommState comm_state(const hal::CommRef& comm, std::string* why) { return space_->comm_state(comm, why); }
   bool comm_complete(const hal::CommRef& comm) { return space_->comm_complete(comm); }
+  void leave_comms() { space_->leave_comms(); }
   int share_memory() { return space_->share_memory(); }
 
   // -- the device as a whole

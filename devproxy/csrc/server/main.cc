@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "devproxy/csrc/base/fault.h"
 #include "devproxy/csrc/base/json.h"
@@ -31,7 +33,8 @@ constexpr const char* kUsage =
     "BYTES --ledger "
     "FILE "
     "[--physical-gpu P] [--restore DIR [--restore-shared] [--other-gpu]] [--lease-fd FD] [--ready-fd FD] "
-    "[--begin-fd FD [--ahead DIR]] [--metas] [--chaos SEED] [--tree T] [--data-address ADDR] [--slots A-B] | "
+    "[--begin-fd FD [--ahead DIR]] [--metas] [--collectives] [--chaos SEED] [--tree T] [--data-address ADDR] [--slots "
+    "A-B] | "
     "--print-abi | --describe DEVICE P";
 
 std::optional<uint64_t> number(const char* text) {
@@ -86,8 +89,14 @@ Status parse(int argc, char** argv, ProcessConfig* process, Start* start) {
   bool have_memory = false, have_physical = false;
   for (int i = 1; i < argc; i++) {
     const std::string name = argv[i];
-    if (name == "--restore-shared" || name == "--other-gpu" || name == "--metas") {
-      (name == "--other-gpu" ? config->other_gpu : name == "--metas" ? config->metas : config->restore_shared) = true;
+    const std::pair<const char*, bool*> switches[] = {{"--restore-shared", &config->restore_shared},
+                                                      {"--other-gpu", &config->other_gpu},
+                                                      {"--metas", &config->metas},
+                                                      {"--collectives", &config->collectives}};
+    const auto found =
+        std::find_if(std::begin(switches), std::end(switches), [&](const auto& s) { return name == s.first; });
+    if (found != std::end(switches)) {
+      *found->second = true;
       continue;
     }
     if (i + 1 >= argc) return {kInvalidValue, name + " needs a value; " + kUsage};
@@ -179,8 +188,8 @@ int serve(int argc, char** argv) {
 
   const ServerConfig& common = config.server;
   Process process(config, [&, seed = start.chaos_seed](uint32_t gpu, std::shared_ptr<hal::Sharing> sharing) {
-    return hal::open_device(
-        {common.device, common.physical_gpu, common.memory_bytes, common.chaos, seed, gpu, std::move(sharing)});
+    return hal::open_device({common.device, common.physical_gpu, common.memory_bytes, common.chaos, seed, gpu,
+                             std::move(sharing), common.collectives});
   });
   if (Status s = process.prepare(start.ahead); !s.ok()) return refuse(config.ready_fd, s.text());
   if (start.begin_fd >= 0 && !told_to_begin(start.begin_fd, config.ready_fd)) return 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One driver context per Space, but for those whose process's kernels a framework runs in this server.
+// One driver context per Space, but for those whose process's kernels a framework runs in this server, and those of jobs
+// with several GPUs, whose collectives NCCL runs in this server.
 //
 // Why not the device's primary context for all: the legacy stream belongs to a context. Two client processes in one
 // context would wait for each other's default streams, which can deadlock when a host function of one waits for the
@@ -7,7 +8,7 @@
 // that share a GPU take turns anyway. A context does not confine an execution fault: on an H200 (driver 580) an illegal
 // address in one was the answer of each context of the process, also of one made afterwards.
 //
-// A framework's runtime (cudart) works in the device's primary context and nowhere else: its guards make that one
+// A framework's runtime (cudart), and NCCL's own copy of it, works in the device's primary context and nowhere else: its guards make that one
 // current, and a stream of another context would be refused. So the Spaces of such processes live in the primary
 // context. What those processes of one job on one GPU lose: their legacy streams wait for each other. What stays:
 // addresses, quotas, the checks of every address before a kernel sees it, and every other job.

@@ -44,7 +44,9 @@ constexpr CUdevice_attribute kMasked[] = {
 class CudaDevice final : public BasicDevice {
  public:
   CudaDevice(const CudaConfig& config, std::shared_ptr<const Driver> driver)
-      : config_(config), driver_(std::move(driver)) {}
+      : config_(config), driver_(std::move(driver)) {
+    config_.goes_on = goes_on_;
+  }
 
   Status init() {
     const Driver& cu = *driver_;
@@ -127,6 +129,7 @@ class CudaDevice final : public BasicDevice {
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
     return CudaSpace::open(config_, driver_, device_, config, owner);
   }
+  void take_over_transport() override { goes_on_->store(true, std::memory_order_release); }
   const char* running_here() const noexcept override { return t_inside; }
 
  private:
@@ -138,6 +141,7 @@ class CudaDevice final : public BasicDevice {
   }
 
   CudaConfig config_;
+  const std::shared_ptr<std::atomic<bool>> goes_on_ = std::make_shared<std::atomic<bool>>(false);
   const std::shared_ptr<const Driver> driver_;
   CUdevice device_ = 0;
   bool can_register_ = false;

@@ -3,6 +3,7 @@
 // docs/gpu-results.md, and nothing else has.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -17,6 +18,10 @@ struct CudaConfig {
   uint32_t ordinal = 0;       // CUDA's number of the GPU, after CUDA_VISIBLE_DEVICES
   std::string driver_path;    // absolute path of libcuda.so.1; empty: the usual places
   uint64_t memory_bytes = 0;  // what the device says that it has; 0: what it has
+  std::string nccl_path;      // absolute path of the genuine libnccl.so.2; empty: see Nccl::open
+  std::shared_ptr<const std::atomic<bool>>
+      goes_on;               // the device's: servers that were taken over from do not go on any more
+  bool collectives = false;  // the job's processes may be ranks: all are in the primary context, where NCCL works
 
   // Values to be tuned on a device; of these settle_us and mark_every have been, once (docs/gpu-results.md).
   Marks marks = Marks::kAuto;

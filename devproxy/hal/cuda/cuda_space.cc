@@ -22,8 +22,8 @@ using std::chrono::microseconds;
 
 StatusOr<std::unique_ptr<Space>> CudaSpace::open(const CudaConfig& device, std::shared_ptr<const Driver> driver,
                                                  CUdevice number, const SpaceConfig& config, SpaceOwner& owner) {
-  auto context =
-      config.framework ? Context::primary(std::move(driver), number) : Context::make(std::move(driver), number);
+  auto context = config.framework || device.collectives ? Context::primary(std::move(driver), number)
+                                                        : Context::make(std::move(driver), number);
   if (!context.ok()) return std::move(context).status();
   auto space = std::make_unique<CudaSpace>(device, config, owner, *context);
   if (Status s = space->start(); !s.ok()) return s;
@@ -60,6 +60,7 @@ void CudaSpace::stop() {
   }
   if (!watcher_.joinable()) return;
   watcher_.join();
+  end_comms();
   // What the driver has cannot be taken back. A kernel that never ends would keep the whole server here, so the wait
   // has an end; what then happens is the driver's own way of destroying a context that works.
   const Driver& cu = context_->enter();

@@ -14,8 +14,8 @@
 // A mark costs the stream, the driver's lock and the watcher's spinning, so not every command gets one. It must never come
 // so late that somebody waits for a command behind it, so a queue is marked
 //   - when the client says that it waits for the queue (awaited());
-//   - after each event record, before each host function and each wait for an event (the client may be asked to act
-//     before the stream goes on), and behind a host function (commands may be held until it has ended);
+//   - after each event record, before each host function, each wait for an event and each group of collectives (the
+//     client, or another rank's, may be asked to act before the stream goes on), and behind a host function (commands may be held until it has ended);
 //   - when commands are held, and when the queue is destroyed;
 //   - before a legacy command, if a blocking queue is unmarked, and the reverse: a mark is itself a command, and one
 //     that came later would wait for the other side, as the legacy stream's rule says;
@@ -37,10 +37,22 @@
 //   - its Pending is kIssuing meanwhile: no mark covers it, nobody takes it out of the queue, and a fault that is told
 //     during the call leaves it to the caller, who drops it.
 //
+// Collectives (cuda_comm.h). NCCL may put a group into its stream late, on a thread of its own: until it has, no command
+// that must come behind it is the driver's. So a group that NCCL is busy with stays held, and so does what depends on it:
+// its queue, what waits for an event that is recorded there, the other side of the legacy stream's rule. Everything else
+// goes on; a group may wait for another rank, and that one for something else of this space. Groups keep their order among
+// one another, as calls of one thread natively do: NCCL wants the same order on all GPUs. But for sends and receives: NCCL
+// connects a pair at its first one, which may last until the other rank comes there, and whose other groups may be what it
+// does before. Executors keep their order, since they draw random numbers in it.
+//
+// An executor that waits for its stream waits for the collectives in it, on the dispatch thread. If a member of those is
+// gone, the job's abort lies behind in the ring, and nobody reads it. The end of the client does (leave_comms()).
+//
 // No submission blocks, but for those. The driver blocks the submitting thread when about a thousand commands are
 // pending [open: the number]. If that was the dispatch thread while a host function waits for the client's answer,
 // which the dispatch thread would have to read, nothing would ever move. So at most max_in_flight commands are the
-// driver's; the others are held here, in one order for the whole space, and the watcher hands them on.
+// driver's; the others are held here, and the watcher hands them on: all in one order while room is missing
+// (held_for_room_), else each when nothing that it depends on is held (behind_held()).
 //
 // Host memory. An asynchronous copy from memory that the driver does not know as page-locked is copied at the call, or
 // blocks; either breaks D2H-then-H2D through one pinned buffer (facts/driver-shim.md, hazard 3). So what is not
@@ -63,8 +75,8 @@
 // cuMemHostAlloc or the making and ending of arrays and objects wait for running work, and what a mark costs.
 // docs/gpu-results.md has the list.
 //
-// Bodies: cuda_space.cc (beginning and end, queues), space_submit.cc, space_watch.cc, space_events.cc,
-// space_modules.cc, space_contents.cc.
+// Bodies: cuda_space.cc (beginning and end, queues), space_submit.cc, space_held.cc, space_comms.cc, space_watch.cc,
+// space_events.cc, space_modules.cc, space_contents.cc.
 #pragma once
 
 #include <atomic>
@@ -79,6 +91,7 @@
 
 #include "devproxy/hal/basic_space.h"
 #include "devproxy/hal/cuda/cuda_array.h"
+#include "devproxy/hal/cuda/cuda_comm.h"
 #include "devproxy/hal/cuda/cuda_host.h"
 #include "devproxy/hal/cuda/cuda_memory.h"
 #include "devproxy/hal/cuda/cuda_module.h"
@@ -144,6 +157,17 @@ class CudaSpace final : public BasicSpace {
   Status set_attribute(const FunctionRef& function, uint32_t attribute, int32_t value) override;
   StatusOr<int64_t> occupancy(const FunctionRef& function, const OccupancyQuery& query) override;
 
+  StatusOr<CommRef> create_comm(const CommConfig& config) override;
+  void init_comm(const QueueRef& queue, Ticket ticket, const CommRef& comm) override;
+  void communicate(const QueueRef& queue, Ticket ticket, std::vector<CommCall> group) override;
+  void abort_comm(const CommRef& comm) override { static_cast<CudaComm&>(*comm).abort(); }
+  bool comm_complete(const CommRef& comm) override { return static_cast<CudaComm&>(*comm).complete(); }
+  CommState comm_state(const CommRef& comm, std::string* why) override {
+    return static_cast<CudaComm&>(*comm).state(why);
+  }
+  void destroy_comm(const CommRef& comm) override { static_cast<CudaComm&>(*comm).destroy(); }
+  void leave_comms() override;
+
   void stop() override;
 
   StatusOr<std::vector<uint8_t>> save_module(const ModuleRef& module) override;
@@ -177,7 +201,9 @@ class CudaSpace final : public BasicSpace {
     kRecord,
     kWait,
     kHostFunction,
-    kAttribute
+    kAttribute,
+    kInitComm,
+    kCommunicate
   };
 
   struct CudaEvent final : Event {
@@ -187,6 +213,7 @@ class CudaSpace final : public BasicSpace {
     bool timed = true;
     uint64_t submitted = 0, issued = 0;  // records; under mu_
     uint64_t restored_ns = 0;            // of event_clock_ns(); 0: the handle knows. Under mu_
+    uint64_t held = 0, record_held = 0;  // pass_, where a command that names it, or records it, is held. Under mu_
     ~CudaEvent() override;
   };
 
@@ -208,6 +235,21 @@ class CudaSpace final : public BasicSpace {
     std::shared_ptr<const HostKernel> kernel = {};
   };
 
+  // Operations that were submitted together; of kInitComm none.
+  struct CommGroup {
+    explicit CommGroup(std::vector<CommCall> calls);
+    ~CommGroup();
+    CommGroup(const CommGroup&) = delete;
+    std::vector<CommCall> calls;
+    std::vector<std::shared_ptr<CudaComm>> comms;  // each once
+    bool begun = false;                            // NCCL has it
+    std::vector<uint64_t> generations;             // of comms, then; 0: it is not in it any more
+    std::chrono::steady_clock::time_point begun_at;
+    bool pairs = false;                                 // it has sends or receives
+    bool stuck = false;                                 // it waits for the abort of one that failed
+    std::vector<std::pair<CudaComm*, int>> reductions;  // made for it
+  };
+
   struct Command {
     Action action = Action::kNop;
     Ticket ticket;
@@ -222,6 +264,7 @@ class CudaSpace final : public BasicSpace {
     std::shared_ptr<HostFunction> executor;  // in the place of `function`
     std::shared_ptr<CudaEvent> event;
     std::shared_ptr<const ArrayCopy> array_copy;
+    std::shared_ptr<CommGroup> group;
   };
 
   struct Pending {
@@ -257,6 +300,7 @@ class CudaSpace final : public BasicSpace {
     bool must_wait_before = false;      // on the device, at the first command
     uint64_t completing = 0;            // the watcher is telling the owner from this position on
     bool busy = false;                  // in busy_
+    uint64_t held = 0;                  // pass_, where a command of it is held
   };
   using CudaQueueRef = std::shared_ptr<CudaQueue>;
 
@@ -276,7 +320,17 @@ class CudaSpace final : public BasicSpace {
   void submit_locked(const CudaQueueRef& queue, Command& command, std::unique_lock<std::mutex>& lock);
   Status issue(const CudaQueueRef& queue, Command& command, Pending& pending, std::unique_lock<std::mutex>& lock);
   Status issue_executor(CudaQueue& queue, const Command& command, Pending& pending, std::unique_lock<std::mutex>& lock);
+  Status prepare(CudaQueue& queue, const Command& command);
   bool may_issue(const Command& command) const;
+  bool behind_held(const CudaQueue& queue, const Command& command) const;
+  void note_held(CudaQueue& queue, const Command& command);
+  void forget_held();
+  void kick();
+  void hold(const CudaQueueRef& queue, Command& command, Pending& pending, std::unique_lock<std::mutex>& lock);
+  bool start_group(CudaQueue& queue, const Command& command);
+  bool begin_group(CudaQueue& queue, const Command& command);
+  Status hand_to_nccl(CommGroup& group, CUstream stream, const std::vector<std::shared_ptr<CudaComm>>& living);
+  void end_comms();
   Status issue_cell(CudaQueue& queue, const CopyArgs& copy, Pending& pending);
   Status issue_staged(CudaQueue& queue, const CopyArgs& copy, Pending& pending);
   Status issue_array_copy(CUstream stream, const ArrayCopy& copy);
@@ -337,8 +391,15 @@ class CudaSpace final : public BasicSpace {
   uint32_t in_flight_ = 0;  // commands that the driver has
   uint32_t tokens_ = 0;     // of those, host functions of the client's
   bool issuing_held_ = false;
+  bool executing_ = false;  // somebody is inside an executor, without mu_
   std::unique_ptr<HostMemory> host_;
   std::deque<Held> held_;
+  // What the held commands are about: of the last look at all of them, and of those that came since.
+  uint64_t pass_ = 1;
+  bool held_for_room_ = false;  // the driver has enough to do: nothing overtakes
+  bool held_legacy_ = false, held_blocking_ = false, held_executor_ = false, held_group_ = false;
+  bool launching_ = false;          // NCCL is busy with a group
+  uint64_t holds_ = 0;              // how many commands were ever held
   std::vector<CudaQueueRef> busy_;  // with pending commands
   std::map<uint32_t, CudaQueueRef> queues_;
   std::vector<CudaQueueRef> leaving_;
@@ -371,6 +432,10 @@ class CudaSpace final : public BasicSpace {
   void give_lane(std::unique_ptr<Lane> lane);
   Status move(Lane& lane, uint64_t addr, size_t bytes, const PieceSink* sink, const PieceSource* source);
   Status with_lane(uint64_t addr, size_t bytes, const PieceSink* sink, const PieceSource* source);
+
+  uint64_t incarnation_ = 0;
+  std::mutex comms_mu_;  // a leaf, but for those of CudaComm
+  std::vector<std::weak_ptr<CudaComm>> comms_;
 
   std::mutex modules_mu_;  // a leaf
   std::vector<std::weak_ptr<CudaModule>> modules_;

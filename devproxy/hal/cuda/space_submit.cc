@@ -47,35 +47,21 @@ void CudaSpace::submit_locked(const CudaQueueRef& queue, Command& command, std::
   if (asleep_) asleep_ = false, wake_.notify_one();
   if (faulted_.load(std::memory_order_relaxed)) {
     pending.state = Pending::State::kDropped;
-  } else if (!held_.empty() || issuing_held_ || !may_issue(command)) {
-    pending.state = Pending::State::kHeld;
-    if (command.launch.params_bytes) {
-      command.params.assign(command.launch.params, command.launch.params + command.launch.params_bytes);
-      command.launch.params = nullptr;
-    }
-    held_.push_back({queue, std::move(command), &pending});
-    // What it waits for is seen to end.
-    if (held_.size() == 1)
-      if (Status s = mark_all(); !s.ok()) fault(s, lock);
+  } else if (issuing_held_ || held_for_room_ || !may_issue(command) ||
+             (!held_.empty() && behind_held(*queue, command)) || (command.group && !start_group(*queue, command))) {
+    hold(queue, command, pending, lock);
   } else if (Status s = issue(queue, command, pending, lock); !s.ok()) {
     fault(s, lock);
   }
 }
 
-bool CudaSpace::may_issue(const Command& command) const {
-  return in_flight_ < device_.max_in_flight && !(command.executor && tokens_ != 0);
-}
-
-// Hands one command to the driver. A failure leaves it dropped.
-Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pending,
-                        std::unique_lock<std::mutex>& lock) {
+// What comes in front of a command in its stream.
+Status CudaSpace::prepare(CudaQueue& queue, const Command& command) {
   const Driver& cu = context_->driver();
-  CudaQueue& queue = *ref;
-  pending.state = Pending::State::kDropped;
-  issues_.store(pending.sequence, std::memory_order_relaxed);
   if (!queue.made.ok()) return queue.made;
   if (Status s = mark_other_side(queue); !s.ok()) return s;
-  if (command.action == Action::kHostFunction || command.action == Action::kWait)
+  if (command.action == Action::kHostFunction || command.action == Action::kWait ||
+      command.action == Action::kCommunicate)
     if (Status s = mark(queue); !s.ok()) return s;
   if (std::exchange(queue.must_wait_before, false) && queue.before && queue.before->stream) {
     // Both write the same word: a mark of the old queue that came behind this event could overwrite a larger number,
@@ -91,10 +77,23 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
     if (event) (void)cu.cuEventDestroy(event);  // cuda.h: released when it completes
     if (!s.ok()) return s;
   }
+  return {};
+}
+
+// Hands one command to the driver. A failure leaves it dropped.
+Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pending,
+                        std::unique_lock<std::mutex>& lock) {
+  const Driver& cu = context_->driver();
+  CudaQueue& queue = *ref;
+  pending.state = Pending::State::kDropped;
+  issues_.store(pending.sequence, std::memory_order_relaxed);
+  if (Status s = prepare(queue, command); !s.ok()) return s;
 
   Status s;
   switch (command.action) {
     case Action::kNop: break;
+    case Action::kInitComm:
+    case Action::kCommunicate: pending.keeps = std::move(command.group); break;
     case Action::kCopy: s = issue_copy(queue.stream, command.copy); break;
     case Action::kStagedCopy: s = issue_staged(queue, command.copy, pending); break;
     case Action::kCellCopy: s = issue_cell(queue, command.copy, pending); break;
@@ -191,13 +190,15 @@ Status CudaSpace::issue_executor(CudaQueue& queue, const Command& command, Pendi
     return issue_job(queue, pending, job);
   }
   pending.state = Pending::State::kIssuing;
+  const RangeCheck check{&owner_, command.ticket.position, /*on_submitter=*/!issuing_held_};
+  executing_ = true;
   lock.unlock();
   t_inside = command.executor->name.c_str();
-  const RangeCheck check{&owner_, command.ticket.position, /*on_submitter=*/!issuing_held_};
   Status done =
       run_host_function(*command.executor, args, device_.ordinal, reinterpret_cast<uint64_t>(queue.stream), check);
   t_inside = nullptr;
   lock.lock();
+  executing_ = false;
   pending.state = Pending::State::kDropped;
   return done;
 }

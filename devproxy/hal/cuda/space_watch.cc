@@ -21,6 +21,7 @@ using std::chrono::microseconds;
 
 constexpr auto kProbeEvery = std::chrono::microseconds(1000);  // asking a silent context whether it has failed
 constexpr auto kEventEvery = std::chrono::microseconds(4);     // looking at events, where marks are such
+constexpr auto kLaunchEvery = std::chrono::microseconds(20);   // asking NCCL whether it has launched a group
 
 }  // namespace
 
@@ -70,8 +71,7 @@ void CudaSpace::awaited(const QueueRef& ref) {
     if (!faulted_.load(std::memory_order_relaxed))
       if (Status s = mark(queue); !s.ok()) fault(s, lock);
   }
-  calls_.fetch_add(1);
-  if (napping_.load()) futex_wake(&calls_, 1);
+  kick();
 }
 
 void CudaSpace::nap(uint32_t calls, uint32_t most_us) {
@@ -100,7 +100,7 @@ void CudaSpace::wait_for_movement(std::unique_lock<std::mutex>& lock, Clock::tim
   const auto begun = Clock::now();
   const Clock::duration settle = microseconds(device_.settle_us);
   words_.clear();
-  bool events = false, awaited = !held_.empty();
+  bool events = false, awaited = held_for_room_;
   auto end = begun + kProbeEvery;
   for (const CudaQueueRef& queue : busy_) {
     if (queue->marked != queue->issued) end = std::min(end, queue->issued_at + settle);
@@ -111,10 +111,11 @@ void CudaSpace::wait_for_movement(std::unique_lock<std::mutex>& lock, Clock::tim
       events = true;
   }
   if (events) end = std::min(end, begun + kEventEvery);
+  if (launching_) end = std::min(end, begun + kLaunchEvery);
   const uint64_t issues = issues_.load(std::memory_order_relaxed), busy = busy_changes_.load(std::memory_order_relaxed);
   const uint32_t calls = calls_.load();
   lock.unlock();
-  const uint32_t most_us = std::max(1u, device_.nap_us);
+  const auto most_us = launching_ ? static_cast<uint32_t>(kLaunchEvery.count()) : std::max(1u, device_.nap_us);
   uint32_t nap_us = awaited ? 1 : most_us;
   bool more = false;
   while (!stopping_.load(std::memory_order_relaxed) && busy_changes_.load(std::memory_order_relaxed) == busy &&
@@ -171,25 +172,12 @@ void CudaSpace::fault(const Status& why, std::unique_lock<std::mutex>& lock) {
   fault_ = why;
   for (const Held& held : held_) held.pending->state = Pending::State::kDropped;
   held_.clear();
+  forget_held();
   lock.unlock();
   owner_.on_fault(why.code(), why.text().c_str());
   lock.lock();
   fault_told_ = true;
   wake_.notify_one();
-}
-
-void CudaSpace::issue_held(std::unique_lock<std::mutex>& lock) {
-  if (held_.empty() || !may_issue(held_.front().command)) return;
-  while (!held_.empty() && may_issue(held_.front().command)) {
-    Held held = std::move(held_.front());
-    held_.pop_front();
-    issuing_held_ = true;
-    Status s = issue(held.queue, held.command, *held.pending, lock);
-    issuing_held_ = false;
-    if (!s.ok()) return fault(s, lock);
-  }
-  if (held_.empty() || faulted_.load(std::memory_order_relaxed)) return;
-  if (Status s = mark_all(); !s.ok()) fault(s, lock);  // what the rest waits for is seen to end
 }
 
 // Takes what has completed out of the queues, in order.

@@ -27,6 +27,9 @@ bool says_warnings() {
 
 }  // namespace
 
+// hal/cuda looks for this, so that it takes no other libnccl.so.2 than NVIDIA's.
+extern "C" __attribute__((visibility("default"))) const char devproxy_nccl_shim[] = "devproxy";
+
 ncclResult_t fail(ncclResult_t result, const char* format, ...) {
   char text[sizeof g_last];
   va_list args;

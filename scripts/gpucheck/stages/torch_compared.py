@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import time
@@ -139,3 +140,18 @@ def t_compile(setup: Setup, report: Report) -> None:
         report.put("refused", why)
         del found.verdicts["compile_reduce_overhead"]
     judge(found, "chapters")
+
+
+@stage(90, 20)
+def t_ranks(setup: Setup, report: Report) -> None:
+    """torch.distributed on 'nccl' with one rank, and with one on each GPU where there are several: collectives and a DDP training by the genuine NCCL in the servers, bit for bit."""
+    need_plugin(setup)
+    gpus = 2 if setup.rehearse else len(glob.glob(f"{setup.sysroot}/dev/nvidia[0-9]*"))
+    report.put("gpus", gpus)
+    names = [f"{case}_{ranks}" for ranks in sorted({1, gpus}) for case in ("collectives", "ddp")]
+    more = ("--ranks", str(gpus))
+    # One behind the other: NCCL's kernels of two jobs on one GPU wait for each other's room.
+    found = compare_cases(
+        setup, report, "torch_ranks.py", names, "same", at_once=False, gpus=gpus, more=more
+    )
+    judge(found, "cases")

@@ -25,5 +25,11 @@ size_t fake_last_attributes(uint32_t* ids, uint32_t* first_words, size_t n);
 // Of the stream attributes that were set: how many; of the last one its id, the first 16 bytes of its value, and how
 // much its stream had been given to do by then.
 uint64_t fake_stream_attribute(uint32_t* id, uint64_t* value, uint64_t* submitted);
+// For the fake NCCL: the GPU of this process; the primary context, or nullptr; the calling thread's; whether all of it is
+// mapped device memory.
+int fake_gpu();
+void* fake_primary();
+void* fake_current();
+int fake_is_mapped(uint64_t addr, uint64_t bytes);
 size_t fake_last_params(void* to, size_t bytes);  // of the kernel that ran last
 }

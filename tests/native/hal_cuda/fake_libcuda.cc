@@ -620,6 +620,17 @@ int g_primary_holders = 0;
 
 }  // namespace
 
+EXPORT int fake_gpu() { return driver().ordinal; }
+EXPORT void* fake_primary() {
+  std::lock_guard lock(driver().mu);
+  return g_primary;
+}
+EXPORT void* fake_current() { return t_context; }
+EXPORT int fake_is_mapped(uint64_t addr, uint64_t bytes) {
+  std::lock_guard lock(driver().mu);
+  return device_range(addr, bytes);
+}
+
 EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext* to, unsigned int, CUdevice device) {
   ENTER_ANYWHERE("cuCtxCreate_v2");
   if (device != 7) return bad("cuCtxCreate: not a device", CUDA_ERROR_INVALID_DEVICE);
@@ -746,6 +757,9 @@ EXPORT CUresult CUDAAPI cuMemGetAllocationGranularity(size_t* to, const CUmemAll
 
 EXPORT CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr* to, size_t bytes, size_t, CUdeviceptr wish,
                                             unsigned long long flags) {
+  // FAKE_STAGGER_MS: a process comes so much later for each GPU before its own.
+  if (const char* const ms = std::getenv("FAKE_STAGGER_MS"))
+    usleep(static_cast<useconds_t>(driver().ordinal * std::atoi(ms) * 1000));
   ENTER("cuMemAddressReserve");
   if (bytes == 0 || bytes % kGranularity || wish % kGranularity || flags) return bad("cuMemAddressReserve: arguments");
   const int protection = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "devproxy/hal/cuda/cuda_comm.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <thread>
+
+#include "devproxy/csrc/base/log.h"
+
+namespace devproxy::hal::cuda {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr uint32_t kLookMs = 50;          // how often a minder looks at the others
+constexpr uint32_t kSoonMs = 5;           // while it waits for its server to go on, or for operations to end
+constexpr uint32_t kJoinMs = 1;           // at a making under way, and at an id that is awaited; less often later
+constexpr uint32_t kGoneMs = 500;         // how long a member may be gone before that is an error
+constexpr uint32_t kJoinGoneMs = 2000;    // the same while the communicator is made
+constexpr uint32_t kLibraryMs = 60'000;   // for a framework to bring the library
+constexpr uint32_t kFinalizeMs = 10'000;  // for what is under way, when the job destroys a communicator
+
+// nccl.h: a bad argument is the caller's fault as bad usage is; what the device or NCCL itself did wrong is the system's.
+CommState state_of(int result) {
+  switch (result) {
+    case kNcclInvalidArgument:
+    case kNcclInvalidUsage: return CommState::kInvalidUsage;
+    case kNcclRemoteError: return CommState::kRemoteError;
+    default: return CommState::kSystemError;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<CudaComm> CudaComm::make(Config config, std::shared_ptr<Context> context,
+                                         std::function<void()> changed) {
+  auto comm = std::make_shared<CudaComm>(std::move(config), std::move(context), std::move(changed));
+  std::thread([comm] { comm->mind(); }).detach();
+  return comm;
+}
+
+CudaComm::CudaComm(Config config, std::shared_ptr<Context> context, std::function<void()> changed)
+    : config_(std::move(config)),
+      context_(std::move(context)),
+      changed_(std::move(changed)),
+      gone_since_(config_.comm.ranks) {
+  const CommConfig& c = config_.comm;
+  auto board = CommBoard::open(config_.folder, c.key, c.ranks);
+  if (!board.ok()) {
+    fail(board.status().code() == kInvalidValue ? CommState::kInvalidUsage : CommState::kSystemError,
+         board.status().text());
+    return;
+  }
+  auto taken = (*board)->sit(c.rank, config_.incarnation, config_.place);
+  if (!taken.ok()) {
+    fail(CommState::kInvalidUsage, taken.status().text());
+    return;
+  }
+  took_over_ = *taken;
+  board_ = std::move(*board);
+}
+
+// -- any thread -----------------------------------------------------------------------------------------------------
+
+CommState CudaComm::state(std::string* why) const {
+  std::lock_guard lock(mu_);
+  *why = why_;
+  return state_;
+}
+
+void CudaComm::forget() {
+  std::lock_guard lock(mu_);
+  changed_ = nullptr;
+}
+
+bool CudaComm::over(uint32_t wait_ms) const {
+  Lock lock(mu_);
+  return cv_.wait_for(lock, milliseconds(wait_ms), [&] { return phase_ == Phase::kOver || idle_end_; });
+}
+
+void CudaComm::end(Ending ending) {
+  std::lock_guard lock(mu_);
+  if (ending_ == Ending::kNone || ending_ == Ending::kDestroy) ending_ = ending;
+  cv_.notify_all();
+  if (changed_) changed_();
+}
+
+// -- under the space's lock -----------------------------------------------------------------------------------------
+
+CudaComm::Ready CudaComm::look(uint64_t generation) {
+  Lock lock(mu_);
+  if (phase_ == Phase::kOver || (aborted() && generation == 0)) return Ready::kGone;
+  if (aborted()) return Ready::kNotYet;
+  if (state_ != CommState::kOk) return Ready::kNever;
+  if (phase_ != Phase::kReady) return Ready::kNotYet;
+  int result = kNcclSuccess;
+  if (int asked = nccl_->get_async_error(comm_, &result); asked != kNcclSuccess) result = asked;
+  if (result == kNcclInProgress) return Ready::kNotYet;
+  if (result != kNcclSuccess) fail(state_of(result), nccl_->status(result, "NCCL").text());
+  if (generation != 0 && generation != generation_)
+    fail(CommState::kSystemError, "its communicator was made anew under an operation that had begun");
+  return state_ == CommState::kOk ? Ready::kYes : Ready::kNever;
+}
+
+CudaComm::Ready CudaComm::use() {
+  const Ready ready = look(0);
+  if (ready != Ready::kYes) return ready;
+  Lock lock(mu_);
+  if (phase_ != Phase::kReady || aborted()) return Ready::kNotYet;
+  if (stale()) {
+    cv_.notify_all();
+    return Ready::kNotYet;
+  }
+  users_++;
+  return Ready::kYes;
+}
+
+void CudaComm::unuse() {
+  Lock lock(mu_);
+  if (--users_ == 0) cv_.notify_all();
+}
+
+StatusOr<int> CudaComm::make_reduction(const CommOp& op) {
+  int made = 0;
+  uint64_t scalar = op.scalar;
+  void* const at = op.scalar_on_device ? reinterpret_cast<void*>(op.scalar) : static_cast<void*>(&scalar);
+  // nccl.h, ncclScalarResidence_t: 0 on the device, 1 read before the call returns.
+  const int result = nccl_->make_premulsum(&made, at, op.type, op.scalar_on_device ? 0 : 1, comm_);
+  if (result != kNcclSuccess) return nccl_->status(result, "ncclRedOpCreatePreMulSum");
+  return made;
+}
+
+void CudaComm::drop_reduction(int reduction) { (void)nccl_->destroy_op(reduction, comm_); }
+
+int CudaComm::submit(const CommOp& op, int reduction, NcclStream stream) {
+  const Nccl& n = *nccl_;
+  const uint32_t ranks = config_.comm.ranks, rank = config_.comm.rank, root = static_cast<uint32_t>(op.peer);
+  const uint64_t part = op.count * comm_type_bytes(op.type_of());
+  const auto from = [&](uint64_t skip) { return reinterpret_cast<const void*>(op.send + skip); };
+  const auto to = [&](uint64_t skip) { return reinterpret_cast<void*>(op.recv + skip); };
+  const int how = op.reduction_of() == CommReduction::kPreMulSum ? reduction : op.reduction;
+  // Those of which NCCL has no function before 2.28 are what they were before: sends and receives of one group.
+  int result = kNcclSuccess;
+  const auto also = [&](int other) {
+    if (result == kNcclSuccess || result == kNcclInProgress) result = other;
+  };
+  switch (op.kind_of()) {
+    case CommKind::kAllReduce: return n.all_reduce(from(0), to(0), op.count, op.type, how, comm_, stream);
+    case CommKind::kBroadcast: return n.broadcast(from(0), to(0), op.count, op.type, op.peer, comm_, stream);
+    case CommKind::kReduce: return n.reduce(from(0), to(0), op.count, op.type, how, op.peer, comm_, stream);
+    case CommKind::kAllGather: return n.all_gather(from(0), to(0), op.count, op.type, comm_, stream);
+    case CommKind::kReduceScatter: return n.reduce_scatter(from(0), to(0), op.count, op.type, how, comm_, stream);
+    case CommKind::kSend: return n.send(from(0), op.count, op.type, op.peer, comm_, stream);
+    case CommKind::kRecv: return n.recv(to(0), op.count, op.type, op.peer, comm_, stream);
+    case CommKind::kAllToAll:
+      for (uint32_t r = 0; part != 0 && r < ranks; r++) {
+        also(n.send(from(r * part), op.count, op.type, static_cast<int>(r), comm_, stream));
+        also(n.recv(to(r * part), op.count, op.type, static_cast<int>(r), comm_, stream));
+      }
+      return result;
+    case CommKind::kGather:
+      if (part != 0) also(n.send(from(0), op.count, op.type, op.peer, comm_, stream));
+      for (uint32_t r = 0; part != 0 && rank == root && r < ranks; r++)
+        also(n.recv(to(r * part), op.count, op.type, static_cast<int>(r), comm_, stream));
+      return result;
+    case CommKind::kScatter:
+      for (uint32_t r = 0; part != 0 && rank == root && r < ranks; r++)
+        also(n.send(from(r * part), op.count, op.type, static_cast<int>(r), comm_, stream));
+      if (part != 0) also(n.recv(to(0), op.count, op.type, op.peer, comm_, stream));
+      return result;
+  }
+  return kNcclInvalidUsage;
+}
+
+void CudaComm::failed(const Status& why) {
+  Lock lock(mu_);
+  fail(state_of(why.code()), why.text());
+}
+
+// mu_ held, or nobody knows this yet. The first cause stays.
+void CudaComm::fail(CommState state, std::string why) {
+  if (state_ != CommState::kOk) return;
+  state_ = state;
+  why_ =
+      "rank " + std::to_string(config_.comm.rank) + " of " + std::to_string(config_.comm.ranks) + ": " + std::move(why);
+  DP_LOG(kWarn, kDevice, 0, "communicator %08x: %s", static_cast<unsigned>(config_.comm.key.low), why_.c_str());
+}
+
+// -- the minder -----------------------------------------------------------------------------------------------------
+
+void CudaComm::tell() {
+  cv_.notify_all();
+  if (changed_) changed_();
+}
+
+// What a destroyed one has under way is served first, as far as that is possible.
+bool CudaComm::ends() const {
+  if (ending_ == Ending::kNone) return false;
+  return aborted() || phase_ != Phase::kReady || state_ != CommState::kOk ||
+         in_flight_.load(std::memory_order_acquire) == 0;
+}
+
+// False: it ends, or the others are of another generation.
+bool CudaComm::pause(Lock& lock, uint32_t ms) {
+  cv_.wait_for(lock, milliseconds(ms), [&] { return ending_ != Ending::kNone; });
+  return ending_ == Ending::kNone && !stale();
+}
+
+void CudaComm::mind() {
+  prctl(PR_SET_NAME, "dp-minder");
+  context_->enter();
+  Lock lock(mu_);
+  while (!ends()) {
+    if (board_) turn(lock);
+    const bool soon = ending_ == Ending::kDestroy || (phase_ == Phase::kJoining && state_ == CommState::kOk);
+    cv_.wait_for(lock, milliseconds(soon ? kSoonMs : kLookMs), [&] {
+      return ends() || (board_ && sits() && phase_ == Phase::kReady && state_ == CommState::kOk && stale());
+    });
+  }
+  const bool kindly = ending_ == Ending::kDestroy && state_ == CommState::kOk;
+  idle_end_ = kindly && in_flight_.load(std::memory_order_acquire) == 0;
+  if (board_ && sits()) board_->leave(config_.comm.rank, ending_ == Ending::kDied ? Gone::kDied : Gone::kLeft);
+  end_now(lock, kindly);
+  phase_ = Phase::kOver;
+  tell();
+}
+
+void CudaComm::turn(Lock& lock) {
+  if (!sits()) return sit_again();
+  if (join_failed_ && stale()) join_failed_ = false, state_ = CommState::kOk, why_.clear();
+  if (state_ != CommState::kOk) return;
+  if (phase_ == Phase::kReady && stale()) {
+    end_now(lock, false);
+    phase_ = Phase::kJoining;
+  }
+  if (phase_ == Phase::kReady) return look_at_others(kGoneMs);
+  if (may_join()) join(lock);
+}
+
+// Makes NCCL's communicator of the present generation. Leaves kReady, a failure, or nothing where it has to begin anew.
+void CudaComm::join(Lock& lock) {
+  const CommConfig& c = config_.comm;
+  generation_ = board_->generation();
+  std::fill(gone_since_.begin(), gone_since_.end(), Clock::time_point{});
+  Status failed = find_library(lock);
+  DevproxyNcclId id{};
+  if (failed.ok() && !get_id(lock, &id, &failed) && failed.ok()) return;
+  NcclComm made = nullptr;
+  if (failed.ok()) {
+    NcclConfig config;
+    lock.unlock();
+    int result = nccl_->init_rank(&made, static_cast<int>(c.ranks), id, static_cast<int>(c.rank), &config);
+    lock.lock();
+    for (uint32_t looks = 0; made && (result == kNcclSuccess || result == kNcclInProgress); looks++) {
+      int now = kNcclSuccess;
+      result = nccl_->get_async_error(made, &now);
+      if (result == kNcclSuccess) result = now;
+      if (result != kNcclInProgress) break;
+      look_at_others(kJoinGoneMs);
+      if (!pause(lock, std::min(kJoinMs + looks / 16, kLookMs)) || state_ != CommState::kOk)
+        return drop(lock, made, false);
+      // A predecessor of rank 0 that had not seen that it is one may have put its own there.
+      if (c.rank == 0 && !board_->has_id(generation_)) board_->put_id(generation_, id.internal);
+    }
+    failed = nccl_->status(result, "making NCCL's communicator");
+  }
+  if (!failed.ok()) {
+    join_failed_ = true;
+    fail(state_of(failed.code()), failed.text());
+    if (made) drop(lock, made, false);
+    return tell();
+  }
+  comm_ = made;
+  phase_ = Phase::kReady;
+  complete_.store(true, std::memory_order_release);
+  DP_LOG(kInfo, kDevice, 0, "communicator %08x: rank %u of %u, generation %lu, by %s", static_cast<unsigned>(c.key.low),
+         c.rank, c.ranks, static_cast<unsigned long>(generation_), nccl_->path().c_str());
+  tell();
+}
+
+Status CudaComm::find_library(Lock& lock) {
+  const auto until = Clock::now() + milliseconds(config_.may_come ? kLibraryMs : 0);
+  while (!nccl_) {
+    lock.unlock();
+    auto found = Nccl::open(config_.library);
+    lock.lock();
+    if (found.ok())
+      nccl_ = std::move(*found);
+    else if (found.status().code() != kNotFound || Clock::now() >= until)
+      return {kNcclSystemError, found.status().text()};
+    else if (!pause(lock, kLookMs) && ending_ != Ending::kNone)
+      return {kNcclSystemError, "it ended before the library was there"};
+  }
+  return {};
+}
+
+// False: it failed, or it has to begin anew.
+bool CudaComm::get_id(Lock& lock, DevproxyNcclId* id, Status* failed) {
+  if (config_.comm.rank == 0) {
+    lock.unlock();
+    const int result = nccl_->get_unique_id(id);
+    lock.lock();
+    *failed = nccl_->status(result, "making an id for NCCL's communicator");
+    if (!failed->ok() || stale()) return false;
+    board_->put_id(generation_, id->internal);
+    return true;
+  }
+  for (uint32_t looks = 0; !board_->get_id(generation_, id->internal); looks++) {
+    look_at_others(kJoinGoneMs);
+    if (state_ != CommState::kOk || !pause(lock, std::min(kJoinMs + looks / 16, kLookMs))) return false;
+  }
+  return true;
+}
+
+// Is somebody gone whom this member waits for? NCCL itself notices it over some transports only. grace_ms: one that has
+// done its part and ended is no cause, and a seat may be taken again.
+void CudaComm::look_at_others(uint32_t grace_ms) {
+  if (phase_ == Phase::kReady && in_flight_.load(std::memory_order_relaxed) == 0)
+    return std::fill(gone_since_.begin(), gone_since_.end(), Clock::time_point{});
+  const auto now = Clock::now();
+  for (uint32_t rank = 0; rank < config_.comm.ranks; rank++) {
+    const char* const why = rank == config_.comm.rank ? nullptr : why_gone(rank);
+    Clock::time_point& since = gone_since_[rank];
+    if (!why || since == Clock::time_point{}) {
+      since = why ? now : Clock::time_point{};
+      continue;
+    }
+    if (now - since < milliseconds(grace_ms)) continue;
+    join_failed_ = phase_ == Phase::kJoining;
+    fail(CommState::kRemoteError, "rank " + std::to_string(rank) + " on GPU " + std::to_string(board_->seat(rank).gpu) +
+                                      " cannot be reached: " + why);
+    return tell();
+  }
+}
+
+const char* CudaComm::why_gone(uint32_t rank) const {
+  const CommSeat& seat = board_->seat(rank);
+  if (seat.incarnation.load(std::memory_order_acquire) == 0) return nullptr;
+  if (seat.gone.load() == Gone::kDied) return "its process has ended";
+  return kill(seat.pid.load(), 0) != 0 && errno == ESRCH ? "its server has ended" : nullptr;
+}
+
+// Another server has our seat. If that one has ended, it will not take over.
+void CudaComm::sit_again() {
+  const CommSeat& seat = board_->seat(config_.comm.rank);
+  if (kill(seat.pid.load(), 0) == 0 || errno != ESRCH) return;
+  if (board_->sit(config_.comm.rank, config_.incarnation, config_.place).ok()) took_over_ = false;
+}
+
+// NCCL has nothing of it any more when this returns.
+void CudaComm::end_now(Lock& lock, bool kindly) {
+  phase_ = Phase::kEnding;  // nobody uses it from now on
+  cv_.wait(lock, [&] { return users_ == 0; });
+  const NcclComm comm = std::exchange(comm_, nullptr);
+  if (comm) drop(lock, comm, kindly);
+}
+
+// kindly: what is under way ends first (nccl.h, ncclCommFinalize).
+void CudaComm::drop(Lock& lock, NcclComm comm, bool kindly) {
+  lock.unlock();
+  int result = kindly ? nccl_->finalize(comm) : kNcclSystemError;
+  const auto until = Clock::now() + milliseconds(kFinalizeMs);
+  while (kindly && (result == kNcclSuccess || result == kNcclInProgress)) {
+    int now = kNcclSuccess;
+    result = nccl_->get_async_error(comm, &now);
+    if (result == kNcclSuccess) result = now;
+    if (result != kNcclInProgress || Clock::now() >= until) break;
+    std::this_thread::sleep_for(milliseconds(kJoinMs));
+  }
+  (void)(result == kNcclSuccess ? nccl_->destroy(comm) : nccl_->abort(comm));
+  lock.lock();
+}
+
+}  // namespace devproxy::hal::cuda

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// A member of a communicator on a real GPU: NCCL's own, made in the server.
+//
+// NCCL's communicator need not block (nccl.h, ncclConfig_t): a call that it cannot end at once it ends on a thread of its
+// own, and until it has (ncclCommGetAsyncError) nothing may be asked of that communicator, and its operations may not be in
+// their stream yet.
+//
+// A thread for each member, the minder, makes all calls that may take long: it finds the library, carries the id, makes
+// NCCL's communicator, makes it again when another member has been replaced (comm_board.h), looks whether the others are
+// there, and ends it. Operations are submitted by whoever submits for the space, under the space's lock.
+//
+// Who owns what
+//   mu_       phase, NCCL's communicator, state and text. A leaf, but for NCCL's calls that return at once
+//   minder    NCCL's communicator, in every phase but kReady
+//   the space's lock   users_, the operations between use() and unuse(): the minder ends nothing in between
+// The minder owns a reference to the member and goes when it is over. It knows nothing of the space, which may be gone by
+// then: what it needs of the owner was asked at the beginning, and changed() is forgotten before the space ends.
+//
+// Interleavings that worried us
+//   1. An abort while an operation is being submitted: use() and unuse() stand around that, and the minder waits.
+//   2. An abort while NCCL still puts operations into their stream: ncclCommAbort stops that first (nccl.h). What NCCL has
+//      begun is kGone behind it, and only then the commands behind the operation follow. What it has not begun is at once.
+//   3. ncclCommAbort and ncclCommDestroy may wait for the other members' (NCCL's proxies serve them). So this member's seat
+//      says that it is gone before.
+//   4. A member is replaced while this one is just making its communicator: the generation has changed, the making is given
+//      up and begun anew. A failure of a making is forgotten then.
+//   5. The job goes on before the minder has seen the new generation: use() compares it too.
+//   6. Of several servers that are replaced, some are new and some old for a while, and two ranks may be on one GPU then. A
+//      member that took its seat from another server makes no communicator before its server goes on (Config::goes_on). So
+//      no mixed generation is ever complete.
+//   7. This member is replaced: its seat has another incarnation. It touches nothing any more. If its successor dies before
+//      it has taken over, the seat's process is gone, and the member sits down again.
+//   8. The job destroys the communicator while operations are under way in a stream that it has destroyed: the minder
+//      serves them first.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "devproxy/hal/comm.h"
+#include "devproxy/hal/cuda/comm_board.h"
+#include "devproxy/hal/cuda/cuda_context.h"
+#include "devproxy/hal/cuda/nccl_table.h"
+#include "devproxy/hal/owner.h"
+
+namespace devproxy::hal::cuda {
+
+class CudaComm final : public Comm {
+ public:
+  struct Config {
+    CommConfig comm;
+    std::string folder;                                // the job's
+    SpacePlace place;                                  // of this member
+    uint64_t incarnation = 0;                          // of its space
+    std::string library;                               // CudaConfig::nccl_path
+    bool may_come = false;                             // a framework may still bring the library
+    std::shared_ptr<const std::atomic<bool>> goes_on;  // CudaConfig::goes_on
+  };
+  // changed: called by the minder, under the lock, when something has changed that somebody may wait for.
+  static std::shared_ptr<CudaComm> make(Config config, std::shared_ptr<Context> context, std::function<void()> changed);
+  explicit CudaComm(Config config, std::shared_ptr<Context> context, std::function<void()> changed);
+
+  // -- any thread
+  void abort() { end(Ending::kAbort); }
+  void destroy() { end(Ending::kDestroy); }
+  void died() { end(Ending::kDied); }  // the member's process has ended
+  bool complete() const { return complete_.load(std::memory_order_acquire); }
+  CommState state(std::string* why) const;
+  // changed() is not called any more.
+  void forget();
+  // Does NCCL do nothing for it any more that the space could miss? Waits at most so long.
+  bool over(uint32_t wait_ms) const;
+  const CommConfig& config() const { return config_.comm; }
+
+  uint64_t held = 0;  // CudaSpace::pass_, where a command that names it is held. Under the space's lock
+
+  // -- under the space's lock
+  enum class Ready : uint8_t {
+    kYes,
+    kNotYet,  // NCCL is busy with it, or it is being made
+    kNever,   // it has failed, and waits for its abort
+    kGone,    // it has ended, and NCCL has nothing of it any more
+  };
+  // generation: of the communicator that NCCL has begun the operation in; 0: it has not begun it.
+  Ready look(uint64_t generation);
+  // look(0), and where it is kYes nothing is ended before unuse().
+  Ready use();
+  void unuse();
+  // Between use() and unuse(), and NCCL's begin and end of a group. reduction: of make_reduction(), for kPreMulSum.
+  int submit(const CommOp& op, int reduction, NcclStream stream);
+  StatusOr<int> make_reduction(const CommOp& op);
+  void drop_reduction(int reduction);
+  void failed(const Status& why);
+  const Nccl& nccl() const { return *nccl_; }
+  uint64_t generation() const { return generation_; }
+
+  // A group that names it was submitted, and has completed or was dropped. Any thread.
+  void begin() { in_flight_.fetch_add(1, std::memory_order_relaxed); }
+  void done() { in_flight_.fetch_sub(1, std::memory_order_relaxed); }
+
+ private:
+  enum class Phase : uint8_t { kJoining, kReady, kEnding, kOver };
+  enum class Ending : uint8_t { kNone, kDestroy, kAbort, kDied };
+  using Lock = std::unique_lock<std::mutex>;
+  using Clock = std::chrono::steady_clock;
+
+  void mind();
+  void turn(Lock& lock);
+  void join(Lock& lock);
+  Status find_library(Lock& lock);
+  bool get_id(Lock& lock, DevproxyNcclId* id, Status* failed);
+  void look_at_others(uint32_t grace_ms);
+  void sit_again();
+  void end(Ending ending);
+  void end_now(Lock& lock, bool kindly);
+  void drop(Lock& lock, NcclComm comm, bool kindly);
+  bool pause(Lock& lock, uint32_t ms);
+  bool sits() const { return board_->sits(config_.comm.rank, config_.incarnation); }
+  bool stale() const { return board_->generation() != generation_; }
+  bool aborted() const { return ending_ == Ending::kAbort || ending_ == Ending::kDied; }
+  bool ends() const;
+  bool may_join() const { return !took_over_ || config_.goes_on->load(std::memory_order_acquire); }
+  const char* why_gone(uint32_t rank) const;
+  void fail(CommState state, std::string why);
+  void tell();
+
+  const Config config_;
+  const std::shared_ptr<Context> context_;
+  std::unique_ptr<CommBoard> board_;
+  std::atomic<bool> complete_{false};
+  std::atomic<uint32_t> in_flight_{0};
+
+  mutable std::mutex mu_;
+  mutable std::condition_variable cv_;
+  std::function<void()> changed_;
+  Phase phase_ = Phase::kJoining;
+  Ending ending_ = Ending::kNone;
+  bool took_over_ = false;  // its seat, from a server that may go on
+  bool idle_end_ = false;   // it ends with nothing under way
+  uint32_t users_ = 0;
+  uint64_t generation_ = 0;  // of comm_, or of the one that is being made
+  NcclComm comm_ = nullptr;
+  std::shared_ptr<const Nccl> nccl_;
+  CommState state_ = CommState::kOk;
+  bool join_failed_ = false;  // that is why state_ is what it is
+  std::string why_;
+  std::vector<Clock::time_point> gone_since_;  // by rank; the minder's
+};
+
+}  // namespace devproxy::hal::cuda

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaSpace: commands that cannot be the driver's yet, and in which order they become it.
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "devproxy/csrc/base/futex.h"
+#include "devproxy/hal/cuda/space_common.h"
+
+namespace devproxy::hal::cuda {
+
+namespace {
+
+// How long NCCL may be busy with a group of sends and receives whose pairs are connected.
+constexpr auto kConnect = std::chrono::milliseconds(2);
+
+}  // namespace
+
+bool CudaSpace::may_issue(const Command& command) const {
+  return in_flight_ < device_.max_in_flight && !(command.executor && tokens_ != 0);
+}
+
+// Is something held that must come before this command?
+bool CudaSpace::behind_held(const CudaQueue& queue, const Command& command) const {
+  if (queue.held == pass_) return true;
+  if (queue.must_wait_before && queue.before && queue.before->held == pass_) return true;
+  if (queue.kind == QueueKind::kLegacy && held_blocking_) return true;
+  if (queue.kind == QueueKind::kBlocking && held_legacy_) return true;
+  // A wait is for the latest record before it, and a record must not come before a wait that means the one before.
+  if (const CudaEvent* event = command.event.get())
+    if (event->record_held == pass_ || (command.action == Action::kRecord && event->held == pass_)) return true;
+  if (command.executor && (held_executor_ || executing_)) return true;
+  if (!command.group) return false;
+  if (command.action == Action::kCommunicate && held_group_) return true;
+  return std::any_of(command.group->comms.begin(), command.group->comms.end(),
+                     [this](const auto& comm) { return comm->held == pass_; });
+}
+
+void CudaSpace::note_held(CudaQueue& queue, const Command& command) {
+  queue.held = pass_;
+  held_legacy_ |= queue.kind == QueueKind::kLegacy;
+  held_blocking_ |= queue.kind == QueueKind::kBlocking;
+  held_executor_ |= command.executor != nullptr;
+  if (CudaEvent* event = command.event.get()) {
+    event->held = pass_;
+    if (command.action == Action::kRecord) event->record_held = pass_;
+  }
+  if (!command.group) return;
+  for (const auto& comm : command.group->comms) comm->held = pass_;
+  // One that waits for an abort, or for a rank to come to a first send or receive, must not keep others from going on.
+  const CommGroup& group = *command.group;
+  const bool waits = group.stuck || (group.begun && group.pairs && Clock::now() - group.begun_at > kConnect);
+  held_group_ |= command.action == Action::kCommunicate && !waits;
+  launching_ |= command.group->begun && !command.group->stuck;
+}
+
+// Nothing is held, as far as behind_held() knows.
+void CudaSpace::forget_held() {
+  pass_++;
+  held_for_room_ = held_legacy_ = held_blocking_ = held_executor_ = held_group_ = launching_ = false;
+}
+
+void CudaSpace::kick() {
+  calls_.fetch_add(1);
+  if (napping_.load()) futex_wake(&calls_, 1);
+}
+
+void CudaSpace::hold(const CudaQueueRef& queue, Command& command, Pending& pending,
+                     std::unique_lock<std::mutex>& lock) {
+  pending.state = Pending::State::kHeld;
+  if (command.launch.params_bytes) {
+    command.params.assign(command.launch.params, command.launch.params + command.launch.params_bytes);
+    command.launch.params = nullptr;
+  }
+  const bool room = !held_for_room_ && !may_issue(command);
+  held_for_room_ |= room;
+  note_held(*queue, command);
+  const bool group = command.group != nullptr;
+  held_.push_back({queue, std::move(command), &pending});
+  holds_++;
+  if (group) kick();  // the watcher looks at it more often than it would
+  if (room)           // what it waits for is seen to end
+    if (Status s = mark_all(); !s.ok()) fault(s, lock);
+}
+
+// The watcher's. Inside a call of an executor the lock is free, and more may be held behind; that is looked at too.
+void CudaSpace::issue_held(std::unique_lock<std::mutex>& lock) {
+  for (uint64_t holds = 0; !held_.empty() && holds != holds_;) {
+    holds = holds_;
+    forget_held();
+    for (size_t i = 0; i < held_.size();) {
+      CudaQueue& queue = *held_[i].queue;
+      Command& command = held_[i].command;
+      if (!may_issue(command)) {
+        held_for_room_ = true;
+        break;
+      }
+      if (behind_held(queue, command) || (command.group && !start_group(queue, command))) {
+        note_held(queue, command);
+        i++;
+        continue;
+      }
+      Held held = std::move(held_[i]);
+      held_.erase(held_.begin() + static_cast<ptrdiff_t>(i));
+      issuing_held_ = true;
+      Status s = issue(held.queue, held.command, *held.pending, lock);
+      issuing_held_ = false;
+      if (!s.ok()) return fault(s, lock);
+      if (faulted_.load(std::memory_order_relaxed)) return;
+    }
+  }
+  if (!held_for_room_) return;
+  if (Status s = mark_all(); !s.ok()) fault(s, lock);  // what the rest waits for is seen to end
+}
+
+}  // namespace devproxy::hal::cuda
