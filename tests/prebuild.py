@@ -75,6 +75,7 @@ def hal_cuda() -> None:
     test_hal_cuda.interface_program()
     test_hal_cuda.fake_library()
     test_hal_cuda.fake_nccl_library()
+    test_hal_cuda.comm_program()
 
 
 def runtime_programs() -> None:

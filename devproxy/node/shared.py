@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 SUFFIXES = (".seg", ".pinned", ".link", ".data")
-# Communicators' boards, what other trees' members have sent, and where members of NCCL's communicators sit.
+# Communicators' boards, what other trees' members have sent, and where the servers of NCCL's communicators are.
 PREFIXES = ("comm-", "shadow-", "nccl-")
 TREES = "trees"  # where the servers of all trees are
 

@@ -40,6 +40,12 @@ def command(ranks: int) -> tuple[str, ...]:
     return (*RANKS, "--ranks", str(ranks))
 
 
+def run_freely(world: World, at: int, steps: int = STEPS) -> None:
+    """Returns at that step. From then on no rank stands at the gate."""
+    world.wait_step(at, timeout_s=120)
+    world.until(steps - 1)
+
+
 def generations(world: World) -> set[int]:
     """Which NCCL communicators the servers that are there have had, by their logs."""
     said = "".join(log.read_text() for log in world.shm.glob("devproxy-*/j/gpu*.log"))
@@ -58,17 +64,16 @@ def test_moved_suspended_and_killed(world: World, stagger_ms: str) -> None:
         world.env |= {"FAKE_STAGGER_MS": stagger_ms, "FAKE_NCCL_LEAVE_MS": "3000"}
     expected = world.undisturbed(*command(3), gpus=3)
     job = world.run(*command(3), options=(*ON_CUDA, "3"))
-    world.wait_step(5)
-    world.until(STEPS - 1)
+    run_freely(world, 5)
     assert generations(world) == {1}
     world.ctl("checkpoint", "j")
     assert generations(world) == {1}
     world.ctl("migrate", "j", "--to", "3,4,1")
-    world.wait_step(max(world.steps()) + 3)
+    run_freely(world, max(world.steps()) + 3)
     assert max(generations(world)) > 1
     world.ctl("suspend", "j")
     world.ctl("resume", "j")
-    world.wait_step(max(world.steps()) + 3)
+    run_freely(world, max(world.steps()) + 3)
     world.ctl("checkpoint", "j")
     assert world.kill_everything()
     world.restore("--gpu", "5,0,2")
@@ -85,8 +90,7 @@ def test_verbs_at_random_moments(world: World, ranks: int, barrier: str) -> None
     expected = world.undisturbed(*command(ranks), gpus=ranks)
     job = world.run(*command(ranks), options=(*ON_CUDA, str(ranks), "--barrier", barrier))
     for at in sorted(dice.sample(range(2, 60), 5)):
-        world.wait_step(at)
-        world.until(STEPS - 1)
+        run_freely(world, at)
         match dice.choice(("checkpoint", "migrate", "suspend")):
             case "checkpoint":
                 world.ctl("checkpoint", "j")
@@ -111,10 +115,9 @@ def test_training_on_two_ranks(world: World, way: str) -> None:
     paced = (*words, "--seconds-per-step", "0.2")
     expected = world.undisturbed(*paced, gpus=2)
     world.run(*paced, options=(*ON_CUDA, "2"))
-    world.wait_step(3, timeout_s=120)
-    world.until(TORCH_STEPS - 1)
+    run_freely(world, 3, TORCH_STEPS)
     world.ctl("migrate", "j", "--to", "4,1")
-    world.wait_step(max(world.steps()) + 2)
+    run_freely(world, max(world.steps()) + 2, TORCH_STEPS)
     world.ctl("checkpoint", "j")
     assert world.kill_everything()
     world.restore()

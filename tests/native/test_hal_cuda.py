@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "tests"
 TEMPLATE = ROOT / "devproxy" / "hal" / "template" / "template_device.cc"
 TEST = ROOT / "tests" / "native" / "hal_cuda" / "hal_cuda_test.cc"
+COMM_TEST = TEST.with_name("comm_test.cc")
 FAKE = ROOT / "tests" / "native" / "hal_cuda" / "fake_libcuda.cc"
 LOG = ROOT / "devproxy" / "csrc" / "base" / "log.cc"
 PACKING = ["-Wl,--as-needed", "-llz4", "-lzstd"]  # of fat binaries (hal/image)
@@ -114,6 +115,10 @@ def interface_program() -> Path:
     return compiled("hal_cuda_test", [TEST, LOG, *archives()])
 
 
+def comm_program() -> Path:
+    return compiled("comm_test", [COMM_TEST, LOG, *archives()])
+
+
 @pytest.fixture(scope="module")
 def fake_driver() -> Path:
     return fake_library()
@@ -153,6 +158,19 @@ def test_whole_interface(program: Path, fake_driver: Path, executors: Path, mode
     assert run.returncode == 0, run.stdout + run.stderr
     tests = re.findall(r'^    \{"[^"]+", test_', TEST.read_text(), re.M)
     assert len(tests) >= 17
+    assert run.stdout.count("PASS ") == len(tests)
+
+
+@pytest.mark.parametrize("mode", ["", "events", "chaos", "events chaos"])
+def test_communicators(fake_driver: Path, executors: Path, mode: str) -> None:
+    """What goes on while NCCL is busy with a group, and what does not."""
+    run = subprocess.run(
+        [comm_program(), fake_driver, fake_nccl_library(), *mode.split()],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "EXECUTORS": str(executors)},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    tests = re.findall(r'^    \{"[^"]+", test_', COMM_TEST.read_text(), re.M)
+    assert len(tests) >= 15
     assert run.stdout.count("PASS ") == len(tests)
 
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint32_t kMagic = 0x4e505044;  // "DPPN"
 
-size_t board_bytes(uint32_t ranks) { return sizeof(CommSeat) * (size_t{ranks} + (sizeof(CommBoardHead) + 63) / 64); }
+size_t board_bytes(uint32_t ranks) { return sizeof(CommRow) * (size_t{ranks} + (sizeof(CommBoardHead) + 63) / 64); }
 
 std::string name_of(const CommKey& key) {
   char name[64];
@@ -57,7 +57,7 @@ Status make(const std::string& path, uint32_t ranks) {
 
 }  // namespace
 
-static_assert(sizeof(CommSeat) == 64);
+static_assert(sizeof(CommRow) == 64);
 
 CommBoard::CommBoard(std::string path, void* at, size_t bytes, uint32_t ranks)
     : path_(std::move(path)),
@@ -65,7 +65,7 @@ CommBoard::CommBoard(std::string path, void* at, size_t bytes, uint32_t ranks)
       bytes_(bytes),
       ranks_(ranks),
       head_(static_cast<CommBoardHead*>(at)),
-      seats_(reinterpret_cast<CommSeat*>(static_cast<uint8_t*>(at) + bytes - ranks * sizeof(CommSeat))) {}
+      rows_(reinterpret_cast<CommRow*>(static_cast<uint8_t*>(at) + bytes - ranks * sizeof(CommRow))) {}
 
 CommBoard::~CommBoard() { munmap(at_, bytes_); }
 
@@ -94,25 +94,25 @@ StatusOr<std::unique_ptr<CommBoard>> CommBoard::map(const std::string& path, uin
   return std::unique_ptr<CommBoard>(new CommBoard(path, at, bytes, ranks));
 }
 
-StatusOr<bool> CommBoard::sit(uint32_t rank, uint64_t incarnation, const SpacePlace& place) {
-  CommSeat& seat = seats_[rank];
-  const uint64_t before = seat.incarnation.load(std::memory_order_acquire);
+StatusOr<bool> CommBoard::take_row(uint32_t rank, uint64_t incarnation, const SpacePlace& place) {
+  CommRow& row = rows_[rank];
+  const uint64_t before = row.incarnation.load(std::memory_order_acquire);
   if (before == incarnation) return Status(kInvalidValue, "this process is this rank already");
-  if (before != 0 && (seat.gpu != place.gpu || seat.slot != place.slot || seat.tree != place.tree))
-    return Status(kInvalidValue, "two processes say that they are this rank: on GPU " + std::to_string(seat.gpu) +
+  if (before != 0 && (row.gpu != place.gpu || row.slot != place.slot || row.tree != place.tree))
+    return Status(kInvalidValue, "two processes say that they are this rank: on GPU " + std::to_string(row.gpu) +
                                      " and on GPU " + std::to_string(place.gpu));
-  seat.gpu = place.gpu;
-  seat.slot = place.slot;
-  seat.tree = place.tree;
-  seat.pid = getpid();
-  if (seat.gone.exchange(Gone::kNot) != Gone::kNot) head_->gone.fetch_sub(1);
-  seat.incarnation.store(incarnation, std::memory_order_release);
+  row.gpu = place.gpu;
+  row.slot = place.slot;
+  row.tree = place.tree;
+  row.pid = getpid();
+  if (row.gone.exchange(Gone::kNot) != Gone::kNot) head_->gone.fetch_sub(1);
+  row.incarnation.store(incarnation, std::memory_order_release);
   if (before != 0) head_->generation.fetch_add(1, std::memory_order_acq_rel);
   return before != 0;
 }
 
 void CommBoard::leave(uint32_t rank, Gone how) {
-  if (seats_[rank].gone.exchange(how) == Gone::kNot && head_->gone.fetch_add(1) + 1 == ranks_) unlink(path_.c_str());
+  if (rows_[rank].gone.exchange(how) == Gone::kNot && head_->gone.fetch_add(1) + 1 == ranks_) unlink(path_.c_str());
 }
 
 void CommBoard::put_id(uint64_t generation, const char (&id)[128]) {

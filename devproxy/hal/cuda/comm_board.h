@@ -36,7 +36,7 @@ enum class Gone : uint32_t {
   kDied,  // its process has ended without
 };
 
-struct CommSeat {
+struct CommRow {
   alignas(64) std::atomic<uint64_t> incarnation;  // of its space; 0: it has not come. Written last
   std::atomic<uint32_t> gpu, slot, tree;
   std::atomic<int32_t> pid;  // of its server
@@ -59,13 +59,13 @@ class CommBoard {
   CommBoard(const CommBoard&) = delete;
   CommBoard& operator=(const CommBoard&) = delete;
 
-  CommSeat& seat(uint32_t rank) { return seats_[rank]; }
+  CommRow& row(uint32_t rank) { return rows_[rank]; }
   uint64_t generation() const { return head_->generation.load(std::memory_order_acquire); }
-  // Takes a rank's seat. True: from another server, which may still go on. kInvalidValue where another process has it.
-  StatusOr<bool> sit(uint32_t rank, uint64_t incarnation, const SpacePlace& place);
+  // Takes a rank's row. True: from another server, which may still go on. kInvalidValue where another process has it.
+  StatusOr<bool> take_row(uint32_t rank, uint64_t incarnation, const SpacePlace& place);
   // Is it ours still?
-  bool sits(uint32_t rank, uint64_t incarnation) const {
-    return seats_[rank].incarnation.load(std::memory_order_acquire) == incarnation;
+  bool has_row(uint32_t rank, uint64_t incarnation) const {
+    return rows_[rank].incarnation.load(std::memory_order_acquire) == incarnation;
   }
   // The last of all members removes the file.
   void leave(uint32_t rank, Gone how);
@@ -82,7 +82,7 @@ class CommBoard {
   const size_t bytes_;
   const uint32_t ranks_;
   CommBoardHead* const head_;
-  CommSeat* const seats_;
+  CommRow* const rows_;
 };
 
 }  // namespace devproxy::hal::cuda

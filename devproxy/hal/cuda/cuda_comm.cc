@@ -56,7 +56,7 @@ CudaComm::CudaComm(Config config, std::shared_ptr<Context> context, std::functio
          board.status().text());
     return;
   }
-  auto taken = (*board)->sit(c.rank, config_.incarnation, config_.place);
+  auto taken = (*board)->take_row(c.rank, config_.incarnation, config_.place);
   if (!taken.ok()) {
     fail(CommState::kInvalidUsage, taken.status().text());
     return;
@@ -219,19 +219,19 @@ void CudaComm::mind() {
     if (board_) turn(lock);
     const bool soon = ending_ == Ending::kDestroy || (phase_ == Phase::kJoining && state_ == CommState::kOk);
     cv_.wait_for(lock, milliseconds(soon ? kSoonMs : kLookMs), [&] {
-      return ends() || (board_ && sits() && phase_ == Phase::kReady && state_ == CommState::kOk && stale());
+      return ends() || (board_ && has_row() && phase_ == Phase::kReady && state_ == CommState::kOk && stale());
     });
   }
   const bool kindly = ending_ == Ending::kDestroy && state_ == CommState::kOk;
   idle_end_ = kindly && in_flight_.load(std::memory_order_acquire) == 0;
-  if (board_ && sits()) board_->leave(config_.comm.rank, ending_ == Ending::kDied ? Gone::kDied : Gone::kLeft);
+  if (board_ && has_row()) board_->leave(config_.comm.rank, ending_ == Ending::kDied ? Gone::kDied : Gone::kLeft);
   end_now(lock, kindly);
   phase_ = Phase::kOver;
   tell();
 }
 
 void CudaComm::turn(Lock& lock) {
-  if (!sits()) return sit_again();
+  if (!has_row()) return take_row_again();
   if (join_failed_ && stale()) join_failed_ = false, state_ = CommState::kOk, why_.clear();
   if (state_ != CommState::kOk) return;
   if (phase_ == Phase::kReady && stale()) {
@@ -318,7 +318,7 @@ bool CudaComm::get_id(Lock& lock, DevproxyNcclId* id, Status* failed) {
 }
 
 // Is somebody gone whom this member waits for? NCCL itself notices it over some transports only. grace_ms: one that has
-// done its part and ended is no cause, and a seat may be taken again.
+// done its part and ended is no cause, and a row may be taken again.
 void CudaComm::look_at_others(uint32_t grace_ms) {
   if (phase_ == Phase::kReady && in_flight_.load(std::memory_order_relaxed) == 0)
     return std::fill(gone_since_.begin(), gone_since_.end(), Clock::time_point{});
@@ -332,24 +332,24 @@ void CudaComm::look_at_others(uint32_t grace_ms) {
     }
     if (now - since < milliseconds(grace_ms)) continue;
     join_failed_ = phase_ == Phase::kJoining;
-    fail(CommState::kRemoteError, "rank " + std::to_string(rank) + " on GPU " + std::to_string(board_->seat(rank).gpu) +
+    fail(CommState::kRemoteError, "rank " + std::to_string(rank) + " on GPU " + std::to_string(board_->row(rank).gpu) +
                                       " cannot be reached: " + why);
     return tell();
   }
 }
 
 const char* CudaComm::why_gone(uint32_t rank) const {
-  const CommSeat& seat = board_->seat(rank);
-  if (seat.incarnation.load(std::memory_order_acquire) == 0) return nullptr;
-  if (seat.gone.load() == Gone::kDied) return "its process has ended";
-  return kill(seat.pid.load(), 0) != 0 && errno == ESRCH ? "its server has ended" : nullptr;
+  const CommRow& row = board_->row(rank);
+  if (row.incarnation.load(std::memory_order_acquire) == 0) return nullptr;
+  if (row.gone.load() == Gone::kDied) return "its process has ended";
+  return kill(row.pid.load(), 0) != 0 && errno == ESRCH ? "its server has ended" : nullptr;
 }
 
-// Another server has our seat. If that one has ended, it will not take over.
-void CudaComm::sit_again() {
-  const CommSeat& seat = board_->seat(config_.comm.rank);
-  if (kill(seat.pid.load(), 0) == 0 || errno != ESRCH) return;
-  if (board_->sit(config_.comm.rank, config_.incarnation, config_.place).ok()) took_over_ = false;
+// Another server has our row. If that one has ended, it will not take over.
+void CudaComm::take_row_again() {
+  const CommRow& row = board_->row(config_.comm.rank);
+  if (kill(row.pid.load(), 0) == 0 || errno != ESRCH) return;
+  if (board_->take_row(config_.comm.rank, config_.incarnation, config_.place).ok()) took_over_ = false;
 }
 
 // NCCL has nothing of it any more when this returns.
@@ -363,15 +363,16 @@ void CudaComm::end_now(Lock& lock, bool kindly) {
 // kindly: what is under way ends first (nccl.h, ncclCommFinalize).
 void CudaComm::drop(Lock& lock, NcclComm comm, bool kindly) {
   lock.unlock();
-  int result = kindly ? nccl_->finalize(comm) : kNcclSystemError;
   const auto until = Clock::now() + milliseconds(kFinalizeMs);
-  while (kindly && (result == kNcclSuccess || result == kNcclInProgress)) {
-    int now = kNcclSuccess;
-    result = nccl_->get_async_error(comm, &now);
-    if (result == kNcclSuccess) result = now;
-    if (result != kNcclInProgress || Clock::now() >= until) break;
-    std::this_thread::sleep_for(milliseconds(kJoinMs));
-  }
+  const auto settled = [&] {
+    int result = kNcclInProgress;
+    for (; result == kNcclInProgress && Clock::now() < until; std::this_thread::sleep_for(milliseconds(kJoinMs)))
+      if (const int asked = nccl_->get_async_error(comm, &result); asked != kNcclSuccess) result = asked;
+    return result;
+  };
+  int result = kindly ? settled() : kNcclSystemError;
+  if (result == kNcclSuccess) result = nccl_->finalize(comm);
+  if (result == kNcclSuccess || result == kNcclInProgress) result = settled();
   (void)(result == kNcclSuccess ? nccl_->destroy(comm) : nccl_->abort(comm));
   lock.lock();
 }

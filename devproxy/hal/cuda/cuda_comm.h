@@ -20,16 +20,16 @@
 //   1. An abort while an operation is being submitted: use() and unuse() stand around that, and the minder waits.
 //   2. An abort while NCCL still puts operations into their stream: ncclCommAbort stops that first (nccl.h). What NCCL has
 //      begun is kGone behind it, and only then the commands behind the operation follow. What it has not begun is at once.
-//   3. ncclCommAbort and ncclCommDestroy may wait for the other members' (NCCL's proxies serve them). So this member's seat
+//   3. ncclCommAbort and ncclCommDestroy may wait for the other members' (NCCL's proxies serve them). So this member's row
 //      says that it is gone before.
 //   4. A member is replaced while this one is just making its communicator: the generation has changed, the making is given
 //      up and begun anew. A failure of a making is forgotten then.
 //   5. The job goes on before the minder has seen the new generation: use() compares it too.
 //   6. Of several servers that are replaced, some are new and some old for a while, and two ranks may be on one GPU then. A
-//      member that took its seat from another server makes no communicator before its server goes on (Config::goes_on). So
+//      member that took its row from another server makes no communicator before its server goes on (Config::goes_on). So
 //      no mixed generation is ever complete.
-//   7. This member is replaced: its seat has another incarnation. It touches nothing any more. If its successor dies before
-//      it has taken over, the seat's process is gone, and the member sits down again.
+//   7. This member is replaced: its row has another incarnation. It touches nothing any more. If its successor dies before
+//      it has taken over, the row's process is gone, and the member takes its row again.
 //   8. The job destroys the communicator while operations are under way in a stream that it has destroyed: the minder
 //      serves them first.
 #pragma once
@@ -118,12 +118,12 @@ class CudaComm final : public Comm {
   Status find_library(Lock& lock);
   bool get_id(Lock& lock, DevproxyNcclId* id, Status* failed);
   void look_at_others(uint32_t grace_ms);
-  void sit_again();
+  void take_row_again();
   void end(Ending ending);
   void end_now(Lock& lock, bool kindly);
   void drop(Lock& lock, NcclComm comm, bool kindly);
   bool pause(Lock& lock, uint32_t ms);
-  bool sits() const { return board_->sits(config_.comm.rank, config_.incarnation); }
+  bool has_row() const { return board_->has_row(config_.comm.rank, config_.incarnation); }
   bool stale() const { return board_->generation() != generation_; }
   bool aborted() const { return ending_ == Ending::kAbort || ending_ == Ending::kDied; }
   bool ends() const;
@@ -143,7 +143,7 @@ class CudaComm final : public Comm {
   std::function<void()> changed_;
   Phase phase_ = Phase::kJoining;
   Ending ending_ = Ending::kNone;
-  bool took_over_ = false;  // its seat, from a server that may go on
+  bool took_over_ = false;  // its row, from a server that may go on
   bool idle_end_ = false;   // it ends with nothing under way
   uint32_t users_ = 0;
   uint64_t generation_ = 0;  // of comm_, or of the one that is being made

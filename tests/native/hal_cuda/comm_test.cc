@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+// hal/cuda's communicators on the fake driver and the fake NCCL: what may go on while NCCL is busy with a group, and what may
+// not. A communicator has one rank, so all is one process; NCCL puts each group into its stream `g_late` later.
+//
+//   comm_test FAKE_DRIVER.so FAKE_NCCL.so [events] [chaos]
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/native/hal_cuda/fixture.h"
+
+namespace {
+
+void (*g_set_late)(uint64_t us) = nullptr;  // of the fake NCCL: exactly so late; 0: at once
+std::string g_folder;
+uint64_t g_key = 0;
+
+constexpr uint64_t kIn = 0, kOut = 4096, kSeen = 8192;  // from Fixture::base
+constexpr uint32_t kWords = 16;
+
+struct Ranks : Fixture {
+  explicit Ranks(bool framework = false) : Fixture(0, config(), nullptr, framework) {
+    owner.folder = g_folder;
+    load_module();
+    EXPECT_OK(space->commit(base, 4 * kMiB, false));
+    comm = make();
+    g_set_late(0);
+    fill(legacy, 0, base + kIn, kWords, 100);
+    space->memset(legacy, ticket(0), {base + kOut, 0, 64 * kWords, 1, 0, 4});
+    space->memset(legacy, ticket(0), {base + kSeen, 0, 64 * kWords, 1, 0, 4});
+    EXPECT(sync(0));
+    g_set_late(20'000);
+  }
+  ~Ranks() {
+    for (const CommRef& one : made) space->destroy_comm(one);
+    g_set_late(0);
+  }
+  static cuda::CudaConfig config() {
+    cuda::CudaConfig config = g_config;
+    config.collectives = true;
+    return config;
+  }
+  CommRef make() {
+    auto got = space->create_comm({{++g_key, 7}, 1, 0});
+    EXPECT_OK(got.status());
+    made.push_back(*got);
+    space->init_comm(legacy, ticket(0), *got);
+    EXPECT(sync(0));
+    return *got;
+  }
+  static CommOp op_of(uint64_t send, uint64_t recv, CommKind kind = CommKind::kAllReduce) {
+    CommOp op;
+    op.kind = static_cast<uint8_t>(kind);
+    op.type = static_cast<uint8_t>(CommType::kUint32);
+    op.send = send, op.recv = recv, op.count = kWords;
+    return op;
+  }
+  void group(const QueueRef& queue, uint32_t index, const CommRef& with, uint64_t send, uint64_t recv) {
+    space->communicate(queue, ticket(index), {{with, op_of(send, recv)}});
+  }
+  void group(const QueueRef& queue, uint32_t index) { group(queue, index, comm, base + kIn, base + kOut); }
+  void copy(const QueueRef& queue, uint32_t index, uint64_t to = kSeen, uint64_t from = kOut) {
+    space->copy(queue, ticket(index), {base + to, base + from, 0, 0, 4 * kWords, 1, true, true});
+  }
+  QueueRef queue(QueueKind kind, uint32_t index) { return space->create_queue(kind, 0, index); }
+  bool seen(uint64_t at = kSeen) {
+    const auto found = words(base + at, kWords);
+    return found.front() == 100 && found.back() == 100 + kWords - 1;
+  }
+
+  CommRef comm;
+  std::vector<CommRef> made;
+};
+
+void test_its_queue_waits() {
+  Ranks f;
+  const QueueRef a = f.queue(QueueKind::kNonBlocking, 1);
+  f.group(a, 1);
+  f.copy(a, 1);
+  EXPECT(f.sync(1) && f.seen());
+}
+
+void test_another_queue_goes_on() {
+  Ranks f;
+  const QueueRef a = f.queue(QueueKind::kNonBlocking, 1), b = f.queue(QueueKind::kNonBlocking, 2);
+  g_set_late(300'000);
+  f.group(a, 1);
+  f.copy(b, 2, kSeen, kIn);
+  EXPECT(f.owner.wait(2, f.last[2], 200) && !f.owner.done(1, f.last[1]));
+  EXPECT(f.seen());
+}
+
+void test_who_waits_for_an_event() {
+  Ranks f;
+  const QueueRef a = f.queue(QueueKind::kNonBlocking, 1), b = f.queue(QueueKind::kNonBlocking, 2);
+  const EventRef e = f.space->create_event(false), later = f.space->create_event(false);
+  f.group(a, 1);
+  f.space->record(a, f.ticket(1), e);
+  f.space->wait(b, f.ticket(2), e);
+  f.copy(b, 2);
+  f.space->record(b, f.ticket(2), later);
+  EXPECT(f.sync(2) && f.seen());
+}
+
+// The wait means the record before it.
+void test_an_event_that_is_recorded_again() {
+  Ranks f;
+  const QueueRef a = f.queue(QueueKind::kNonBlocking, 1), b = f.queue(QueueKind::kNonBlocking, 2),
+                 c = f.queue(QueueKind::kNonBlocking, 3);
+  const EventRef e = f.space->create_event(false);
+  f.group(a, 1);
+  f.space->record(a, f.ticket(1), e);
+  f.space->wait(b, f.ticket(2), e);
+  f.copy(b, 2);
+  f.space->record(c, f.ticket(3), e);
+  EXPECT(f.sync(2) && f.sync(3) && f.seen());
+}
+
+// And the record after a wait that is held for another reason is not what the wait means.
+void test_a_held_wait_and_a_later_record() {
+  Ranks f;
+  const QueueRef a = f.queue(QueueKind::kNonBlocking, 1), b = f.queue(QueueKind::kNonBlocking, 2);
+  const EventRef e = f.space->create_event(false);
+  f.space->record(b, f.ticket(2), e);
+  f.group(a, 1);
+  f.space->wait(a, f.ticket(1), e);  // of what was: nothing
+  f.spin(b, 2);
+  f.space->record(b, f.ticket(2), e);
+  f.copy(a, 1);
+  EXPECT(f.owner.wait(1, f.last[1], 2000));  // it does not wait for the kernel that spins
+  fake.hold_spin(0);
+  EXPECT(f.sync(1) && f.sync(2) && f.seen());
+}
+
+void test_the_legacy_stream() {
+  {
+    Ranks f;
+    const QueueRef a = f.queue(QueueKind::kBlocking, 1);
+    f.group(a, 1);
+    f.copy(f.legacy, 0);
+    EXPECT(f.sync(0) && f.seen());
+  }
+  {
+    Ranks f;
+    const QueueRef a = f.queue(QueueKind::kBlocking, 1);
+    f.group(f.legacy, 0);
+    f.copy(a, 1);
+    EXPECT(f.sync(1) && f.seen());
+  }
+}
+
+void test_a_queue_of_the_same_number() {
+  Ranks f;
+  QueueRef a = f.queue(QueueKind::kNonBlocking, 1);
+  f.group(a, 1);
+  f.space->destroy_queue(a);
+  a = f.queue(QueueKind::kNonBlocking, 1);
+  f.copy(a, 1);
+  EXPECT(f.sync(1) && f.seen());
+}
+
+// The fake ends the process where two groups are on their way into their streams.
+void test_groups_keep_their_order() {
+  Ranks f;
+  const CommRef other = f.make();
+  const QueueRef a = f.queue(QueueKind::kNonBlocking, 1), b = f.queue(QueueKind::kNonBlocking, 2);
+  g_set_late(5000);
+  for (int i = 0; i < 4; i++) {
+    f.group(a, 1);
+    f.group(b, 2, other, f.base + kOut, f.base + kSeen);
+    f.group(a, 1);
+  }
+  EXPECT(f.sync(1) && f.sync(2));
+}
+
+// NCCL connects a pair at its first send, which lasts until the other side comes. Here that is a receive behind it.
+void test_a_send_does_not_keep_others() {
+  Ranks f;
+  const CommRef other = f.make();
+  const QueueRef a = f.queue(QueueKind::kNonBlocking, 1), b = f.queue(QueueKind::kNonBlocking, 2),
+                 c = f.queue(QueueKind::kNonBlocking, 3);
+  g_set_late(0);
+  f.space->communicate(a, f.ticket(1), {{f.comm, Ranks::op_of(f.base + kIn, 0, CommKind::kSend)}});
+  f.group(b, 2, other, f.base + kIn, f.base + kOut);
+  EXPECT(f.owner.wait(2, f.last[2], 2000) && !f.owner.done(1, f.last[1]));
+  f.copy(b, 2);
+  EXPECT(f.sync(2) && f.seen());
+  f.space->abort_comm(f.comm);  // the receive would be an operation of the same communicator, so held
+  EXPECT(f.sync(1));
+  f.copy(c, 3);
+  EXPECT(f.sync(3));
+}
+
+void test_executors_keep_their_order() {
+  Ranks f(/*framework=*/true);
+  f.load_executor();
+  if (!f.executor) return;
+  const QueueRef a = f.queue(QueueKind::kNonBlocking, 1), b = f.queue(QueueKind::kNonBlocking, 2);
+  std::vector<uint64_t> wanted;
+  for (uint64_t i = 0; i < 20; i++) {
+    f.group(a, 1);
+    f.op("note", a, 1, 0, 0, i), wanted.push_back(i);
+    f.op(i % 3 ? "note" : "slow", b, 2, 100 + i, 0, i % 3 ? 100 + i : 2000), wanted.push_back(100 + i);
+    if (i % 5 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(25));
+  }
+  EXPECT(f.sync(1) && f.sync(2));
+  EXPECT(f.notes() == wanted);
+  f.executor.reset();
+}
+
+void test_an_abort_while_nccl_is_busy() {
+  Ranks f;
+  const CommRef other = f.make();
+  const QueueRef a = f.queue(QueueKind::kNonBlocking, 1), b = f.queue(QueueKind::kNonBlocking, 2);
+  for (int i = 0; i < 20; i++) f.group(a, 1);
+  std::thread aborts([&] { f.space->abort_comm(f.comm); });
+  f.group(a, 1);
+  f.copy(a, 1, kSeen, kIn);
+  aborts.join();
+  EXPECT(f.owner.wait(1, f.last[1], 2000) && f.seen());  // what is behind it goes on
+  f.group(b, 2, other, f.base + kIn, f.base + kOut);
+  EXPECT(f.sync(2) && f.seen(kOut));  // and so do others
+  f.group(a, 1);
+  EXPECT(f.owner.wait(1, f.last[1], 2000));
+}
+
+// The job's streams may be gone when it destroys the communicator, and then nobody waits for them.
+void test_destroyed_with_work() {
+  Ranks f;
+  const QueueRef a = f.queue(QueueKind::kNonBlocking, 1);
+  f.group(a, 1);
+  f.group(a, 1, f.comm, f.base + kOut, f.base + kSeen);
+  f.space->destroy_queue(a);
+  f.space->destroy_comm(f.comm);
+  EXPECT(f.sync(1) && f.seen());
+}
+
+void test_the_client_ends() {
+  Ranks f;
+  const QueueRef a = f.queue(QueueKind::kNonBlocking, 1);
+  f.space->communicate(a, f.ticket(1), {{f.comm, Ranks::op_of(f.base + kIn, 0, CommKind::kSend)}});
+  f.copy(a, 1, kSeen, kIn);
+  EXPECT(!f.owner.wait(1, f.last[1], 50));
+  f.space->leave_comms();
+  EXPECT(f.owner.wait(1, f.last[1], 2000) && f.seen());
+}
+
+void test_a_fault_while_nccl_is_busy() {
+  Ranks f;
+  const QueueRef a = f.queue(QueueKind::kNonBlocking, 1), b = f.queue(QueueKind::kNonBlocking, 2);
+  f.group(a, 1);
+  f.copy(a, 1);
+  f.space->launch(b, f.ticket(2), f.fault_f, {});
+  EXPECT(f.sync(1) && f.sync(2) && f.owner.faults == 1);
+}
+
+// Without the primary context NCCL would work in another one.
+void test_the_context() {
+  Fixture f;
+  const auto made = f.space->create_comm({{++g_key, 7}, 1, 0});
+  EXPECT(made.status().code() == kNotSupported && made.status().text().find("primary context") != std::string::npos);
+}
+
+// As test_random_work of hal_cuda_test.cc: a model that runs at submission, right as long as each queue keeps its order, and
+// what is handed from queue to queue goes by events.
+void test_random_work() {
+  auto config = Ranks::config();
+  config.max_in_flight = 40;
+  config.mark_every = 5;
+  Fixture f(0, config);
+  f.owner.folder = g_folder;
+  f.load_module();
+  constexpr size_t kQueues = 5, kRegion = 64u << 10;
+  EXPECT_OK(f.space->commit(f.base, kQueues * kRegion, false));
+  std::vector<QueueRef> queues = {f.legacy};
+  std::vector<CommRef> comms;
+  for (uint32_t i = 1; i < kQueues; i++)
+    queues.push_back(f.space->create_queue(i % 2 ? QueueKind::kBlocking : QueueKind::kNonBlocking, 0, i));
+  for (int i = 0; i < 3; i++) {
+    comms.push_back(*f.space->create_comm({{++g_key, 7}, 1, 0}));
+    f.space->init_comm(f.legacy, f.ticket(0), comms.back());
+  }
+  std::vector<uint8_t> device(kQueues * kRegion, 0);
+  for (uint32_t q = 0; q < kQueues; q++)
+    f.space->memset(queues[q], f.ticket(q), {f.base + q * kRegion, 0, kRegion, 1, 0, 1});
+  std::mt19937 random(11);
+  const EventRef hands = f.space->create_event(false);
+  for (int step = 0; step < 1500; step++) {
+    const uint32_t q = random() % kQueues, from = random() % kQueues;
+    const size_t n = 4 + random() % 2000 * 4;
+    const size_t x = q * kRegion + random() % ((kRegion - n) / 4) * 4;
+    const size_t y = from * kRegion + random() % ((kRegion - n) / 4) * 4;
+    if (step % 100 == 0) g_set_late(random() % 3 * 1000);
+    switch (random() % 3) {
+      case 0: {
+        const uint32_t value = random();
+        f.fill(queues[q], q, f.base + x, static_cast<uint32_t>(n / 4), value);
+        for (uint32_t i = 0; i < n / 4; i++) {
+          const uint32_t word = value + i;
+          std::memcpy(&device[x + i * 4], &word, 4);
+        }
+        break;
+      }
+      case 1: {  // from another queue's memory, and that one waits until it is done
+        if (from == q) break;
+        f.space->record(queues[from], f.ticket(from), hands);
+        f.space->wait(queues[q], f.ticket(q), hands);
+        CommOp op = Ranks::op_of(f.base + y, f.base + x);
+        op.count = n / 4;
+        f.space->communicate(queues[q], f.ticket(q), {{comms[random() % 3], op}});
+        f.space->record(queues[q], f.ticket(q), hands);
+        f.space->wait(queues[from], f.ticket(from), hands);
+        std::memcpy(&device[x], &device[y], n);
+        break;
+      }
+      case 2: {
+        if (from == q) break;
+        f.space->record(queues[from], f.ticket(from), hands);
+        f.space->wait(queues[q], f.ticket(q), hands);
+        f.space->copy(queues[q], f.ticket(q), {f.base + x, f.base + y, 0, 0, n, 1, true, true});
+        f.space->record(queues[q], f.ticket(q), hands);
+        f.space->wait(queues[from], f.ticket(from), hands);
+        std::memcpy(&device[x], &device[y], n);
+        break;
+      }
+    }
+  }
+  for (uint32_t q = 0; q < kQueues; q++) EXPECT(f.owner.wait(q, f.last[q], 60'000));
+  std::vector<uint8_t> seen(device.size());
+  EXPECT_OK(f.space->read(f.base, seen.data(), seen.size()));
+  EXPECT(seen == device);
+  EXPECT(f.owner.faults == 0 && f.owner.total == f.position);
+  for (const CommRef& comm : comms) f.space->destroy_comm(comm);
+  g_set_late(0);
+}
+
+const Test kTests[] = {
+    {"its queue waits", test_its_queue_waits},
+    {"another queue goes on", test_another_queue_goes_on},
+    {"who waits for an event", test_who_waits_for_an_event},
+    {"an event that is recorded again", test_an_event_that_is_recorded_again},
+    {"a held wait and a later record", test_a_held_wait_and_a_later_record},
+    {"the legacy stream", test_the_legacy_stream},
+    {"a queue of the same number", test_a_queue_of_the_same_number},
+    {"groups keep their order", test_groups_keep_their_order},
+    {"a send does not keep others", test_a_send_does_not_keep_others},
+    {"executors keep their order", test_executors_keep_their_order},
+    {"an abort while NCCL is busy", test_an_abort_while_nccl_is_busy},
+    {"destroyed with work", test_destroyed_with_work},
+    {"the client ends", test_the_client_ends},
+    {"a fault while NCCL is busy", test_a_fault_while_nccl_is_busy},
+    {"the context", test_the_context},
+    {"random work", test_random_work},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) return 2;
+  setenv("DEVPROXY_CUDA_DRIVER", argv[1], 1);  // the fake NCCL's
+  if (!load_fake(argv[1])) return 2;
+  void* const nccl = dlopen(argv[2], RTLD_NOW);
+  if (!nccl) return std::fprintf(stderr, "%s\n", dlerror()), 2;
+  load(nccl, "fake_nccl_late", &g_set_late);
+  g_config.nccl_path = argv[2];
+  char folder[] = "/tmp/devproxy-comm-test-XXXXXX";
+  if (!mkdtemp(folder)) return 2;
+  g_folder = folder;
+  std::string only;
+  for (int i = 3; i < argc; i++) {
+    const std::string word = argv[i];
+    if (word == "events")
+      fake.set_attribute(122, 0);
+    else if (word == "chaos")
+      fake.set_chaos(11);
+    else
+      only = word;
+  }
+  const int code = run_tests(std::begin(kTests), std::end(kTests), only);
+  rmdir(folder);
+  return code;
+}
