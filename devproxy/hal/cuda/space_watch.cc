@@ -114,8 +114,8 @@ void CudaSpace::wait_for_movement(std::unique_lock<std::mutex>& lock, Clock::tim
   if (launching_) end = std::min(end, begun + kLaunchEvery);
   const uint64_t issues = issues_.load(std::memory_order_relaxed), busy = busy_changes_.load(std::memory_order_relaxed);
   const uint32_t calls = calls_.load();
-  lock.unlock();
   const auto most_us = launching_ ? static_cast<uint32_t>(kLaunchEvery.count()) : std::max(1u, device_.nap_us);
+  lock.unlock();
   uint32_t nap_us = awaited ? 1 : most_us;
   bool more = false;
   while (!stopping_.load(std::memory_order_relaxed) && busy_changes_.load(std::memory_order_relaxed) == busy &&
