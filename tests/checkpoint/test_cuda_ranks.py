@@ -83,6 +83,27 @@ def test_moved_suspended_and_killed(world: World, stagger_ms: str) -> None:
     assert job.poll() is not None
 
 
+@pytest.mark.every
+def test_a_move_that_fails(world: World) -> None:
+    """The new servers have taken the members' rows when they go. The old ones take them again, and make NCCL's communicators
+    anew."""
+    expected = world.undisturbed(*command(3), gpus=3)
+    fault = world.home / "fault"
+    world.env["DEVPROXY_FAULT"] = f"@{fault}"
+    job = world.run(*command(3), options=(*ON_CUDA, "3"))
+    run_freely(world, 5)
+    fault.write_text("migrate_hand_over:error")
+    failed = world.ctl("migrate", "j", "--to", "3,4,1", check=False)
+    assert failed.returncode == 1 and "hand_over" in failed.stderr, failed.stderr
+    run_freely(world, max(world.steps()) + 3)
+    assert max(generations(world)) > 1
+    world.ctl("migrate", "j", "--to", "3,4,1")
+    run_freely(world, max(world.steps()) + 3)
+    assert world.end_of(job) == 0, world.tail()
+    assert world.steps() == list(range(1, STEPS + 1)), world.tail()
+    assert world.digest() == expected
+
+
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("ranks", "barrier"), [(2, "agree"), (4, "meta"), (4, "auto")])
 def test_verbs_at_random_moments(world: World, ranks: int, barrier: str) -> None:

@@ -21,7 +21,9 @@ def main() -> int:
     if "--print-abi" in sys.argv:
         print("ff" * 32 if how == "other-abi" else ABI)
         return 0
-    words = [word for word in sys.argv[1:] if word not in ("--metas", "--collectives")]  # without values
+    words = [
+        word for word in sys.argv[1:] if word not in ("--metas", "--collectives")
+    ]  # without values
     option = dict(zip(words[::2], words[1::2]))
     ready, lease = int(option["--ready-fd"]), int(option["--lease-fd"])
     print("fake server starts", file=sys.stderr, flush=True)

@@ -201,14 +201,13 @@ void CudaComm::tell() {
 // What a destroyed one has under way is served first, as far as that is possible.
 bool CudaComm::ends() const {
   if (ending_ == Ending::kNone) return false;
-  return aborted() || phase_ != Phase::kReady || state_ != CommState::kOk ||
-         in_flight_.load(std::memory_order_acquire) == 0;
+  return aborted() || !complete() || state_ != CommState::kOk || in_flight_.load(std::memory_order_acquire) == 0;
 }
 
-// False: it ends, or the others are of another generation.
+// False: it ends, or the others are of another generation, or it was replaced.
 bool CudaComm::pause(Lock& lock, uint32_t ms) {
-  cv_.wait_for(lock, milliseconds(ms), [&] { return ending_ != Ending::kNone; });
-  return ending_ == Ending::kNone && !stale();
+  cv_.wait_for(lock, milliseconds(ms), [&] { return ends(); });
+  return !ends() && !stale() && has_row();
 }
 
 void CudaComm::mind() {
@@ -224,6 +223,7 @@ void CudaComm::mind() {
   }
   const bool kindly = ending_ == Ending::kDestroy && state_ == CommState::kOk;
   idle_end_ = kindly && in_flight_.load(std::memory_order_acquire) == 0;
+  if (board_ && !has_row()) take_row_again();
   if (board_ && has_row()) board_->leave(config_.comm.rank, ending_ == Ending::kDied ? Gone::kDied : Gone::kLeft);
   end_now(lock, kindly);
   phase_ = Phase::kOver;
@@ -246,6 +246,7 @@ void CudaComm::turn(Lock& lock) {
 void CudaComm::join(Lock& lock) {
   const CommConfig& c = config_.comm;
   generation_ = board_->generation();
+  if (!has_row()) return;  // a successor that took it came before this generation
   std::fill(gone_since_.begin(), gone_since_.end(), Clock::time_point{});
   Status failed = find_library(lock);
   DevproxyNcclId id{};
@@ -287,13 +288,13 @@ Status CudaComm::find_library(Lock& lock) {
   const auto until = Clock::now() + milliseconds(config_.may_come ? kLibraryMs : 0);
   while (!nccl_) {
     lock.unlock();
-    auto found = Nccl::open(config_.library);
+    auto found = Nccl::open(config_.library, config_.may_come && Clock::now() < until);
     lock.lock();
     if (found.ok())
       nccl_ = std::move(*found);
     else if (found.status().code() != kNotFound || Clock::now() >= until)
       return {kNcclSystemError, found.status().text()};
-    else if (!pause(lock, kLookMs) && ending_ != Ending::kNone)
+    else if (!pause(lock, kLookMs) && ends())
       return {kNcclSystemError, "it ended before the library was there"};
   }
   return {};
@@ -306,7 +307,7 @@ bool CudaComm::get_id(Lock& lock, DevproxyNcclId* id, Status* failed) {
     const int result = nccl_->get_unique_id(id);
     lock.lock();
     *failed = nccl_->status(result, "making an id for NCCL's communicator");
-    if (!failed->ok() || stale()) return false;
+    if (!failed->ok() || stale() || !has_row()) return false;
     board_->put_id(generation_, id->internal);
     return true;
   }
@@ -320,7 +321,7 @@ bool CudaComm::get_id(Lock& lock, DevproxyNcclId* id, Status* failed) {
 // Is somebody gone whom this member waits for? NCCL itself notices it over some transports only. grace_ms: one that has
 // done its part and ended is no cause, and a row may be taken again.
 void CudaComm::look_at_others(uint32_t grace_ms) {
-  if (phase_ == Phase::kReady && in_flight_.load(std::memory_order_relaxed) == 0)
+  if (in_flight_.load(std::memory_order_relaxed) == 0)
     return std::fill(gone_since_.begin(), gone_since_.end(), Clock::time_point{});
   const auto now = Clock::now();
   for (uint32_t rank = 0; rank < config_.comm.ranks; rank++) {

@@ -30,7 +30,9 @@
 //      no mixed generation is ever complete.
 //   7. This member is replaced: its row has another incarnation. It touches nothing any more. If its successor dies before
 //      it has taken over, the row's process is gone, and the member takes its row again.
-//   8. The job destroys the communicator while operations are under way in a stream that it has destroyed: the minder
+//   8. It is replaced while it ends the communicator of the last generation, which takes long: it must not put an id of its
+//      own there for the present one. So it looks at its row again behind each wait.
+//   9. The job destroys the communicator while operations are under way in a stream that it has destroyed: the minder
 //      serves them first.
 #pragma once
 
@@ -80,7 +82,7 @@ class CudaComm final : public Comm {
   bool over(uint32_t wait_ms) const;
   const CommConfig& config() const { return config_.comm; }
 
-  uint64_t held = 0;  // CudaSpace::pass_, where a command that names it is held. Under the space's lock
+  uint64_t waits = 0;  // CudaSpace::pass_, where a group that names it waits for another rank. Under the space's lock
 
   // -- under the space's lock
   enum class Ready : uint8_t {

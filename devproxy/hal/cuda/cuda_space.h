@@ -214,6 +214,7 @@ class CudaSpace final : public BasicSpace {
     uint64_t submitted = 0, issued = 0;  // records; under mu_
     uint64_t restored_ns = 0;            // of event_clock_ns(); 0: the handle knows. Under mu_
     uint64_t held = 0, record_held = 0;  // pass_, where a command that names it, or records it, is held. Under mu_
+    uint64_t waits = 0;                  // pass_, where its held record waits for another rank
     ~CudaEvent() override;
   };
 
@@ -235,19 +236,22 @@ class CudaSpace final : public BasicSpace {
     std::shared_ptr<const HostKernel> kernel = {};
   };
 
-  // Operations that were submitted together; of kInitComm none.
+  // Operations that were submitted together; of kInitComm none. NCCL gets those of one communicator after another, each
+  // when the last are in the stream: of a group over several, an abort of one would take the others along.
   struct CommGroup {
     explicit CommGroup(std::vector<CommCall> calls);
     ~CommGroup();
     CommGroup(const CommGroup&) = delete;
     std::vector<CommCall> calls;
-    std::vector<std::shared_ptr<CudaComm>> comms;  // each once
-    bool begun = false;                            // NCCL has it
-    std::vector<uint64_t> generations;             // of comms, then; 0: it is not in it any more
+    std::vector<std::shared_ptr<CudaComm>> comms;  // each once, in the order of their calls
+    size_t at = 0;                                 // whose turn it is
+    bool stuck = false;                            // it waits for the abort of one that failed
+    // Of comms[at]
+    bool begun = false;       // NCCL has it
+    uint64_t generation = 0;  // of the communicator, then
     std::chrono::steady_clock::time_point begun_at;
-    bool pairs = false;                                 // it has sends or receives
-    bool stuck = false;                                 // it waits for the abort of one that failed
-    std::vector<std::pair<CudaComm*, int>> reductions;  // made for it
+    bool pairs = false;           // it has sends or receives
+    std::vector<int> reductions;  // made for it
   };
 
   struct Command {
@@ -301,6 +305,7 @@ class CudaSpace final : public BasicSpace {
     uint64_t completing = 0;            // the watcher is telling the owner from this position on
     bool busy = false;                  // in busy_
     uint64_t held = 0;                  // pass_, where a command of it is held
+    uint64_t waits = 0;                 // pass_, where one waits for another rank
   };
   using CudaQueueRef = std::shared_ptr<CudaQueue>;
 
@@ -328,8 +333,7 @@ class CudaSpace final : public BasicSpace {
   void kick();
   void hold(const CudaQueueRef& queue, Command& command, Pending& pending, std::unique_lock<std::mutex>& lock);
   bool start_group(CudaQueue& queue, const Command& command);
-  bool begin_group(CudaQueue& queue, const Command& command);
-  Status hand_to_nccl(CommGroup& group, CUstream stream, const std::vector<std::shared_ptr<CudaComm>>& living);
+  Status hand_to_nccl(CommGroup& group, CudaComm& comm, CUstream stream);
   void end_comms();
   Status issue_cell(CudaQueue& queue, const CopyArgs& copy, Pending& pending);
   Status issue_staged(CudaQueue& queue, const CopyArgs& copy, Pending& pending);

@@ -54,8 +54,8 @@ std::string loaded() {
   return found;
 }
 
-std::string search() {
-  if (std::string name = loaded(); !name.empty()) return name;
+std::string search(bool loaded_only) {
+  if (std::string name = loaded(); !name.empty() || loaded_only) return name;
   struct stat there;
   for (const char* place : kNcclPlaces)
     if (stat(place, &there) == 0) return place;
@@ -64,12 +64,12 @@ std::string search() {
 
 }  // namespace
 
-StatusOr<std::shared_ptr<const Nccl>> Nccl::open(const std::string& path) {
+StatusOr<std::shared_ptr<const Nccl>> Nccl::open(const std::string& path, bool loaded_only) {
   static std::mutex mu;
   static auto* const opened = new std::shared_ptr<const Nccl>;  // one for the process: NCCL keeps threads
   std::lock_guard lock(mu);
   if (*opened && (path.empty() || (*opened)->path_ == path)) return *opened;
-  const std::string from = path.empty() ? search() : path;
+  const std::string from = path.empty() ? search(loaded_only) : path;
   if (from.empty())
     return Status(kNotFound,
                   "NCCL's library libnccl.so.2 is neither loaded in the server nor in one of its usual places: install "

@@ -71,8 +71,9 @@ struct NcclConfig {
 class Nccl {
  public:
   // path: an absolute one; empty: what the framework has loaded into this process, else the places where distributions put
-  // it. kNotFound: it is nowhere, and a framework may yet bring it. Devproxy's own is refused, wherever it is found.
-  static StatusOr<std::shared_ptr<const Nccl>> open(const std::string& path);
+  // it; loaded_only: not those, since all ranks must have the same. kNotFound: it is nowhere, and a framework may yet bring
+  // it. Devproxy's own is refused, wherever it is found.
+  static StatusOr<std::shared_ptr<const Nccl>> open(const std::string& path, bool loaded_only);
   Nccl() = default;
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;

@@ -3,14 +3,14 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "devproxy/hal/cuda/space_common.h"
 
 namespace devproxy::hal::cuda {
 
-// In one stream NCCL runs the communicators of a group one after another, in the order in which the group names them. Ranks
-// may name them in different orders; this one is the same at all of them.
+// Ranks may name the communicators of a group in different orders. This one is the same at all of them.
 CudaSpace::CommGroup::CommGroup(std::vector<CommCall> given) : calls(std::move(given)) {
   std::stable_sort(calls.begin(), calls.end(), [](const CommCall& a, const CommCall& b) {
     return static_cast<const CudaComm&>(*a.comm).config().key < static_cast<const CudaComm&>(*b.comm).config().key;
@@ -20,8 +20,6 @@ CudaSpace::CommGroup::CommGroup(std::vector<CommCall> given) : calls(std::move(g
     if (std::find(comms.begin(), comms.end(), comm) == comms.end()) comms.push_back(std::move(comm));
   }
   for (const auto& comm : comms) comm->begin();
-  for (const CommCall& call : calls)
-    pairs |= call.op.kind_of() >= CommKind::kAllToAll;  // and what is made of sends and receives
 }
 
 CudaSpace::CommGroup::~CommGroup() {
@@ -63,79 +61,62 @@ void CudaSpace::communicate(const QueueRef& queue, Ticket ticket, std::vector<Co
   submit(queue, std::move(command));
 }
 
-// Does what can be done for it now. True: NCCL has put it into its stream, or there is nothing to put there.
+// Does what can be done for it now. True: NCCL has put all of it into its stream, or there is nothing to put there.
 bool CudaSpace::start_group(CudaQueue& queue, const Command& command) {
+  using Ready = CudaComm::Ready;
   CommGroup& group = *command.group;
-  if (command.action == Action::kInitComm) return group.comms.front()->look(0) != CudaComm::Ready::kNotYet;
-  if (!group.begun) return begin_group(queue, command);
-  bool done = true;
-  group.stuck = false;
-  for (size_t i = 0; i < group.comms.size(); i++) {
-    if (group.generations[i] == 0) continue;
-    const CudaComm::Ready ready = group.comms[i]->look(group.generations[i]);
-    group.stuck |= ready == CudaComm::Ready::kNever;
-    done &= ready == CudaComm::Ready::kYes || ready == CudaComm::Ready::kGone;
+  if (command.action == Action::kInitComm) return group.comms.front()->look(0) != Ready::kNotYet;
+  for (; group.at < group.comms.size(); group.at++) {
+    CudaComm& comm = *group.comms[group.at];
+    if (!group.begun) {
+      const Ready ready = comm.use();
+      group.stuck = ready == Ready::kNever;
+      if (ready == Ready::kGone) continue;
+      if (ready != Ready::kYes) return false;
+      if (Status prepared = prepare(queue, command); !prepared.ok()) {
+        comm.unuse();
+        queue.made = std::move(prepared);  // issue() says so, and the space fails
+        return true;
+      }
+      group.generation = comm.generation();
+      const Status handed = hand_to_nccl(group, comm, queue.stream);
+      group.stuck = !handed.ok();
+      if (!handed.ok()) comm.failed(handed);
+      comm.unuse();
+      if (!handed.ok()) return false;
+      group.begun = true;
+      group.begun_at = Clock::now();
+    }
+    const Ready ready = comm.look(group.generation);
+    group.stuck = ready == Ready::kNever;
+    if (ready != Ready::kYes && ready != Ready::kGone) return false;
+    if (!group.reductions.empty() && comm.use() == Ready::kYes) {
+      for (const int reduction : group.reductions) comm.drop_reduction(reduction);
+      comm.unuse();
+    }
+    group.begun = false;
   }
-  if (!done) return false;
-  for (const auto& [comm, reduction] : group.reductions)
-    if (comm->use() == CudaComm::Ready::kYes) comm->drop_reduction(reduction), comm->unuse();
   return true;
 }
 
-bool CudaSpace::begin_group(CudaQueue& queue, const Command& command) {
-  CommGroup& group = *command.group;
-  std::vector<std::shared_ptr<CudaComm>> living;
-  bool all = true;
-  group.stuck = false;
-  group.generations.clear();
-  for (const auto& comm : group.comms) {
-    const CudaComm::Ready ready = comm->use();
-    group.stuck |= ready == CudaComm::Ready::kNever;
-    if (ready == CudaComm::Ready::kYes) living.push_back(comm);
-    group.generations.push_back(ready == CudaComm::Ready::kYes ? comm->generation() : 0);
-    all &= ready == CudaComm::Ready::kYes || ready == CudaComm::Ready::kGone;
-  }
-  Status failed;
-  if (all && !living.empty()) {
-    Status prepared = prepare(queue, command);
-    if (prepared.ok()) {
-      failed = hand_to_nccl(group, queue.stream, living);
-      group.begun = failed.ok();
-      group.begun_at = Clock::now();
-    } else {
-      queue.made = std::move(prepared);  // issue() says so, and the space fails
-    }
-    group.stuck = !failed.ok();
-    for (const auto& comm : living)
-      if (!failed.ok()) comm->failed(failed);
-  }
-  for (const auto& comm : living) comm->unuse();
-  if (!all || !failed.ok()) return false;
-  return !group.begun || start_group(queue, command);
-}
-
-Status CudaSpace::hand_to_nccl(CommGroup& group, CUstream stream,
-                               const std::vector<std::shared_ptr<CudaComm>>& living) {
-  const Nccl& nccl = living.front()->nccl();
-  const auto lives = [&](const CommRef& comm) {
-    return std::any_of(living.begin(), living.end(), [&](const auto& one) { return one.get() == comm.get(); });
-  };
-  std::vector<int> reductions;  // by call
+Status CudaSpace::hand_to_nccl(CommGroup& group, CudaComm& comm, CUstream stream) {
+  const Nccl& nccl = comm.nccl();
+  std::vector<std::pair<const CommOp*, int>> ops;
+  group.pairs = false;
+  group.reductions.clear();
   for (const CommCall& call : group.calls) {
-    reductions.push_back(0);
-    if (!lives(call.comm) || call.op.reduction_of() != CommReduction::kPreMulSum) continue;
-    auto& comm = static_cast<CudaComm&>(*call.comm);
+    if (call.comm.get() != &comm) continue;
+    ops.emplace_back(&call.op, 0);
+    group.pairs |= call.op.kind_of() >= CommKind::kAllToAll;  // and what is made of sends and receives
+    if (call.op.reduction_of() != CommReduction::kPreMulSum) continue;
     auto made = comm.make_reduction(call.op);
     if (!made.ok()) return std::move(made).status();
-    reductions.back() = *made;
-    group.reductions.emplace_back(&comm, *made);
+    group.reductions.push_back(ops.back().second = *made);
   }
   int result = nccl.group_start();
   if (result != kNcclSuccess) return nccl.status(result, "ncclGroupStart");
-  for (size_t i = 0; i < group.calls.size(); i++) {
-    const CommCall& call = group.calls[i];
-    if (!lives(call.comm)) continue;
-    const int one = static_cast<CudaComm&>(*call.comm).submit(call.op, reductions[i], stream);
+  for (const auto& [op, reduction] : ops) {
+    const int one = comm.submit(*op, reduction, stream);
     if (one != kNcclSuccess && one != kNcclInProgress && result == kNcclSuccess) result = one;
   }
   const Status said = nccl.status(result, "submitting to NCCL");
@@ -155,8 +136,12 @@ void CudaSpace::end_comms() {
   std::lock_guard lock(comms_mu_);
   for (const auto& known : comms_)
     if (const auto comm = known.lock()) comm->forget();
+  const auto until = Clock::now() + std::chrono::milliseconds(device_.stop_wait_ms);
   for (const auto& known : comms_)
-    if (const auto comm = known.lock()) (void)comm->over(device_.stop_wait_ms);
+    if (const auto comm = known.lock()) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
+      (void)comm->over(static_cast<uint32_t>(std::max<int64_t>(left, 0)));
+    }
 }
 
 }  // namespace devproxy::hal::cuda

@@ -30,10 +30,7 @@ bool CudaSpace::behind_held(const CudaQueue& queue, const Command& command) cons
   if (const CudaEvent* event = command.event.get())
     if (event->record_held == pass_ || (command.action == Action::kRecord && event->held == pass_)) return true;
   if (command.executor && (held_executor_ || executing_)) return true;
-  if (!command.group) return false;
-  if (command.action == Action::kCommunicate && held_group_) return true;
-  return std::any_of(command.group->comms.begin(), command.group->comms.end(),
-                     [this](const auto& comm) { return comm->held == pass_; });
+  return command.action == Action::kCommunicate && held_group_;
 }
 
 void CudaSpace::note_held(CudaQueue& queue, const Command& command) {
@@ -43,15 +40,26 @@ void CudaSpace::note_held(CudaQueue& queue, const Command& command) {
   held_executor_ |= command.executor != nullptr;
   if (CudaEvent* event = command.event.get()) {
     event->held = pass_;
-    if (command.action == Action::kRecord) event->record_held = pass_;
+    if (command.action == Action::kRecord) {
+      event->record_held = pass_;
+      if (queue.waits == pass_) event->waits = pass_;
+    } else if (event->waits == pass_) {
+      queue.waits = pass_;
+    }
   }
-  if (!command.group) return;
-  for (const auto& comm : command.group->comms) comm->held = pass_;
-  // One that waits for an abort, or for a rank to come to a first send or receive, must not keep others from going on.
+  if (command.action != Action::kCommunicate) return;
+  // A group that waits for an abort, or for a rank to come to a first send or receive, must not keep others from going on;
+  // nor must what waits behind it.
   const CommGroup& group = *command.group;
-  const bool waits = group.stuck || (group.begun && group.pairs && Clock::now() - group.begun_at > kConnect);
-  held_group_ |= command.action == Action::kCommunicate && !waits;
-  launching_ |= command.group->begun && !command.group->stuck;
+  bool waits =
+      group.stuck || queue.waits == pass_ || (group.begun && group.pairs && Clock::now() - group.begun_at > kConnect);
+  for (const auto& comm : group.comms) waits |= comm->waits == pass_;
+  if (waits) {
+    queue.waits = pass_;
+    for (const auto& comm : group.comms) comm->waits = pass_;
+  }
+  held_group_ |= !waits;
+  launching_ |= group.begun && !group.stuck;
 }
 
 // Nothing is held, as far as behind_held() knows.

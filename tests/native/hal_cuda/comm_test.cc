@@ -188,15 +188,21 @@ void test_a_send_does_not_keep_others() {
   const QueueRef a = f.queue(QueueKind::kNonBlocking, 1), b = f.queue(QueueKind::kNonBlocking, 2),
                  c = f.queue(QueueKind::kNonBlocking, 3);
   g_set_late(0);
+  const EventRef e = f.space->create_event(false);
+  const QueueRef d = f.queue(QueueKind::kNonBlocking, 4);
   f.space->communicate(a, f.ticket(1), {{f.comm, Ranks::op_of(f.base + kIn, 0, CommKind::kSend)}});
-  f.group(b, 2, other, f.base + kIn, f.base + kOut);
+  f.group(a, 1);  // nor does what waits behind it, in its queue, by its communicator, or by an event
+  f.space->record(a, f.ticket(1), e);
+  f.group(d, 4);
+  f.space->wait(c, f.ticket(3), e);
+  f.group(c, 3, other, f.base + kIn, f.base + kSeen);
+  const CommRef third = f.make();
+  f.group(b, 2, third, f.base + kIn, f.base + kOut);
   EXPECT(f.owner.wait(2, f.last[2], 2000) && !f.owner.done(1, f.last[1]));
   f.copy(b, 2);
-  EXPECT(f.sync(2) && f.seen());
+  EXPECT(f.sync(2) && f.seen() && !f.owner.done(3, f.last[3]) && !f.owner.done(4, f.last[4]));
   f.space->abort_comm(f.comm);  // the receive would be an operation of the same communicator, so held
-  EXPECT(f.sync(1));
-  f.copy(c, 3);
-  EXPECT(f.sync(3));
+  EXPECT(f.sync(1) && f.sync(3) && f.sync(4));
 }
 
 void test_executors_keep_their_order() {
