@@ -20,7 +20,7 @@ from tests.integration.needs import require_criu
 from tests.native.test_hal_cuda import fake_gpus
 
 GPUS = 6
-STEPS = 300
+STEPS = 160
 TORCH_STEPS = 60
 RANKS = (sys.executable, str(SUBJECTS / "ranks.py"), "--steps", str(STEPS), "--seconds-per-step", "0.1")  # fmt: skip
 ON_CUDA = ("--device", "cuda", "--gpu-memory", "512MiB", "--gpus")
@@ -110,7 +110,7 @@ def test_verbs_at_random_moments(world: World, ranks: int, barrier: str) -> None
     dice = random.Random(f"{ranks} {barrier}")
     expected = world.undisturbed(*command(ranks), gpus=ranks)
     job = world.run(*command(ranks), options=(*ON_CUDA, str(ranks), "--barrier", barrier))
-    for at in sorted(dice.sample(range(2, 60), 5)):
+    for at in sorted(dice.sample(range(2, 50), 4)):
         run_freely(world, at)
         match dice.choice(("checkpoint", "migrate", "suspend")):
             case "checkpoint":

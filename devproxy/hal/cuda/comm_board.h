@@ -75,7 +75,6 @@ class CommBoard {
 
  private:
   CommBoard(std::string path, void* at, size_t bytes, uint32_t ranks);
-  static StatusOr<std::unique_ptr<CommBoard>> map(const std::string& path, uint32_t ranks);
 
   const std::string path_;
   void* const at_;

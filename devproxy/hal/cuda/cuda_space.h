@@ -68,7 +68,7 @@
 //              it may look at their words without mu_
 //   driver's callback thread   runs jobs; touches owner_, stopping_, faulted_ and the job only
 // Locks: of two spaces' io_mu_, the one at the lower address first; io_mu_ and mu_ are never held together; memory_ has
-// a leaf of its own. No owner callback runs under a lock.
+// a leaf of its own. A communicator's own lock comes behind mu_ or comms_mu_. No owner callback runs under a lock.
 //
 // Open on a device: whether host functions of different streams run side by side (a host function that waits for a
 // staged copy of another stream would otherwise wait for ever), whether cuMemCreate, cuMemUnmap, cuModuleLoadDataEx,

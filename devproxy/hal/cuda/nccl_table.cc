@@ -79,8 +79,8 @@ StatusOr<std::shared_ptr<const Nccl>> Nccl::open(const std::string& path, bool l
   if (is_shim(from))
     return Status(kNotSupported,
                   from + " is devproxy's own libnccl.so.2, not NVIDIA's: name that one's file by DEVPROXY_NCCL");
-  // What a first operation needs of the other ranks is made with the communicator, so that no operation waits for another
-  // rank before it is in its stream.
+  // What a first collective needs of the other ranks is made with the communicator, so that it waits for none of them before
+  // it is in its stream. Of sends and receives NCCL makes it at the first of each pair all the same.
   setenv("NCCL_RUNTIME_CONNECT", "0", 0);
   void* const library = dlopen(from.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) return Status(kNotSupported, "NCCL's library " + from + " cannot be opened: " + dlerror());

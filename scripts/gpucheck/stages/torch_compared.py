@@ -142,7 +142,7 @@ def t_compile(setup: Setup, report: Report) -> None:
     judge(found, "chapters")
 
 
-@stage(90, 20)
+@stage(90, 20, call=2)
 def t_ranks(setup: Setup, report: Report) -> None:
     """torch.distributed on 'nccl' with one rank, and with one on each GPU where there are several: collectives and a DDP training by the genuine NCCL in the servers, bit for bit."""
     need_plugin(setup)

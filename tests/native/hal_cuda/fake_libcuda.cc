@@ -62,6 +62,7 @@ struct Stream {
   bool legacy = false, non_blocking = false, closing = false;
   std::deque<Operation> operations;
   uint64_t submitted = 0, done = 0;
+  std::condition_variable work;  // of its own, so that a stream without work is not woken by others'
   std::thread thread;
 };
 
@@ -248,7 +249,7 @@ void work(const StreamRef& stream) {
   std::unique_lock lock(d.mu);
   uint64_t dice = d.chaos * 2654435761u + reinterpret_cast<uintptr_t>(stream.get());
   for (;;) {
-    d.changed.wait(lock, [&] { return stream->closing || !stream->operations.empty(); });
+    stream->work.wait(lock, [&] { return stream->closing || !stream->operations.empty(); });
     if (stream->operations.empty()) return;
     Operation operation = std::move(stream->operations.front());
     stream->operations.pop_front();
@@ -300,6 +301,7 @@ void push(const StreamRef& stream, std::unique_lock<std::mutex>& lock, Operation
   stream->submitted++;
   stream->operations.push_back(std::move(operation));
   if (!stream->thread.joinable()) stream->thread = std::thread(work, stream);
+  stream->work.notify_one();
   d.changed.notify_all();
 }
 
@@ -685,6 +687,7 @@ EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext handle) {
     for (const StreamRef& stream : mine) {
       if (pending(*stream) && !context->sticky.load()) violation("cuCtxDestroy: work is pending");
       stream->closing = true;
+      stream->work.notify_one();
     }
     d.changed.notify_all();
   }
@@ -971,6 +974,7 @@ EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream handle) {
   auto it = d.streams.find(handle);
   if (it == d.streams.end()) return bad("cuStreamDestroy: no such stream", CUDA_ERROR_INVALID_HANDLE);
   it->second->closing = true;
+  it->second->work.notify_one();
   d.destroyed.push_back(it->second);
   d.streams.erase(it);
   d.changed.notify_all();

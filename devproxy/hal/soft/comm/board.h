@@ -38,6 +38,7 @@
 
 #include "devproxy/csrc/args/comm.h"
 #include "devproxy/csrc/base/status.h"
+#include "devproxy/hal/board_file.h"
 
 namespace devproxy::hal::soft {
 
@@ -113,7 +114,7 @@ class Board {
 
  private:
   Board(std::string path, void* at, size_t bytes, uint32_t ranks);
-  static StatusOr<std::unique_ptr<Board>> map(const std::string& path, uint32_t ranks);
+  static StatusOr<std::unique_ptr<Board>> made(const std::string& path, StatusOr<MappedBoard> mapped);
 
   const std::string path_;
   void* const at_;
