@@ -82,7 +82,8 @@ class CudaComm final : public Comm {
   bool over(uint32_t wait_ms) const;
   const CommConfig& config() const { return config_.comm; }
 
-  uint64_t waits = 0;  // CudaSpace::pass_, where a group that names it waits for another rank. Under the space's lock
+  // CudaSpace::pass_, where a command that names it is held, or one that waits for another rank. Under the space's lock
+  uint64_t held = 0, waits = 0;
 
   // -- under the space's lock
   enum class Ready : uint8_t {

@@ -30,7 +30,12 @@ bool CudaSpace::behind_held(const CudaQueue& queue, const Command& command) cons
   if (const CudaEvent* event = command.event.get())
     if (event->record_held == pass_ || (command.action == Action::kRecord && event->held == pass_)) return true;
   if (command.executor && (held_executor_ || executing_)) return true;
-  return command.action == Action::kCommunicate && held_group_;
+  if (!command.group) return false;
+  if (command.action == Action::kCommunicate && held_group_) return true;
+  // Also where the held group lets other communicators pass: NCCL may be done with it by now, but what is held behind it
+  // comes before this.
+  return std::any_of(command.group->comms.begin(), command.group->comms.end(),
+                     [this](const auto& comm) { return comm->held == pass_; });
 }
 
 void CudaSpace::note_held(CudaQueue& queue, const Command& command) {
@@ -47,6 +52,8 @@ void CudaSpace::note_held(CudaQueue& queue, const Command& command) {
       queue.waits = pass_;
     }
   }
+  if (!command.group) return;
+  for (const auto& comm : command.group->comms) comm->held = pass_;
   if (command.action != Action::kCommunicate) return;
   // A group that waits for an abort, or for a rank to come to a first send or receive, must not keep others from going on;
   // nor must what waits behind it.
