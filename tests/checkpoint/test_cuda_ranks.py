@@ -71,7 +71,10 @@ def test_moved_suspended_and_killed(world: World, stagger_ms: str) -> None:
     world.ctl("migrate", "j", "--to", "3,4,1")
     run_freely(world, max(world.steps()) + 3)
     assert max(generations(world)) > 1
+    boards = "devproxy-*/j/nccl-*"
+    assert list(world.shm.glob(boards))
     world.ctl("suspend", "j")
+    assert not list(world.shm.glob(boards)), "the members' servers are gone"
     world.ctl("resume", "j")
     run_freely(world, max(world.steps()) + 3)
     world.ctl("checkpoint", "j")

@@ -93,7 +93,11 @@ void CudaComm::end(Ending ending) {
 // -- under the space's lock -----------------------------------------------------------------------------------------
 
 CudaComm::Ready CudaComm::look(uint64_t generation) {
-  Lock lock(mu_);
+  std::lock_guard lock(mu_);
+  return look_locked(generation);
+}
+
+CudaComm::Ready CudaComm::look_locked(uint64_t generation) {
   if (phase_ == Phase::kOver || (aborted() && generation == 0)) return Ready::kGone;
   if (aborted()) return Ready::kNotYet;
   if (state_ != CommState::kOk) return Ready::kNever;
@@ -108,10 +112,9 @@ CudaComm::Ready CudaComm::look(uint64_t generation) {
 }
 
 CudaComm::Ready CudaComm::use() {
-  const Ready ready = look(0);
+  std::lock_guard lock(mu_);
+  const Ready ready = look_locked(0);
   if (ready != Ready::kYes) return ready;
-  Lock lock(mu_);
-  if (phase_ != Phase::kReady || aborted()) return Ready::kNotYet;
   if (stale()) {
     cv_.notify_all();
     return Ready::kNotYet;

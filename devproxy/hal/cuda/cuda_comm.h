@@ -115,6 +115,7 @@ class CudaComm final : public Comm {
   using Lock = std::unique_lock<std::mutex>;
   using Clock = std::chrono::steady_clock;
 
+  Ready look_locked(uint64_t generation);
   void mind();
   void turn(Lock& lock);
   void join(Lock& lock);

@@ -236,8 +236,9 @@ class CudaSpace final : public BasicSpace {
     std::shared_ptr<const HostKernel> kernel = {};
   };
 
-  // Operations that were submitted together; of kInitComm none. NCCL gets those of one communicator after another, each
-  // when the last are in the stream: of a group over several, an abort of one would take the others along.
+  // Operations that were submitted together; of kInitComm an empty one, for the communicator. NCCL gets those of one
+  // communicator after another, each when the last are in the stream: of a group over several, an abort of one would take
+  // the others along.
   struct CommGroup {
     explicit CommGroup(std::vector<CommCall> calls);
     ~CommGroup();

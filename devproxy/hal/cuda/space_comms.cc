@@ -47,9 +47,7 @@ void CudaSpace::init_comm(const QueueRef& queue, Ticket ticket, const CommRef& c
   Command command;
   command.action = Action::kInitComm;
   command.ticket = ticket;
-  command.group = std::make_shared<CommGroup>(std::vector<CommCall>{});
-  command.group->comms.push_back(std::static_pointer_cast<CudaComm>(comm));
-  command.group->comms.front()->begin();
+  command.group = std::make_shared<CommGroup>(std::vector<CommCall>{{comm, {}}});
   submit(queue, std::move(command));
 }
 

@@ -268,6 +268,21 @@ void test_a_fault_while_nccl_is_busy() {
   EXPECT(f.sync(1) && f.sync(2) && f.owner.faults == 1);
 }
 
+// A server that takes over makes no communicator before it goes on: its predecessor may go on instead.
+void test_a_successor_waits() {
+  Ranks old;
+  const uint64_t key = g_key;
+  Fixture fresh(1, Ranks::config());
+  fresh.owner.folder = g_folder;
+  auto made = fresh.space->create_comm({{key, 7}, 1, 0});
+  EXPECT_OK(made.status());
+  fresh.space->init_comm(fresh.legacy, fresh.ticket(0), *made);
+  EXPECT(!fresh.owner.wait(0, fresh.last[0], 200) && !fresh.space->comm_complete(*made));
+  fresh.device->take_over_transport();
+  EXPECT(fresh.sync(0) && fresh.space->comm_complete(*made));
+  fresh.space->destroy_comm(*made);
+}
+
 // Without the primary context NCCL would work in another one.
 void test_the_context() {
   Fixture f;
@@ -363,6 +378,7 @@ const Test kTests[] = {
     {"destroyed with work", test_destroyed_with_work},
     {"the client ends", test_the_client_ends},
     {"a fault while NCCL is busy", test_a_fault_while_nccl_is_busy},
+    {"a successor waits", test_a_successor_waits},
     {"the context", test_the_context},
     {"random work", test_random_work},
 };
