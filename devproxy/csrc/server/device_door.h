@@ -206,7 +206,7 @@ class DeviceDoor {
   StatusOr<hal::CommRef> create_comm(const hal::CommConfig& config) { return space_->create_comm(config); }
   void abort_comm(const hal::CommRef& comm) { space_->abort_comm(comm); }
   void destroy_comm(const hal::CommRef& comm) { space_->destroy_comm(comm); }
-  // Any thread, these three.
+  // Any thread, these four.
   CommState comm_state(const hal::CommRef& comm, std::string* why) { return space_->comm_state(comm, why); }
   bool comm_complete(const hal::CommRef& comm) { return space_->comm_complete(comm); }
   void leave_comms() { space_->leave_comms(); }

@@ -33,8 +33,8 @@ constexpr const char* kUsage =
     "BYTES --ledger "
     "FILE "
     "[--physical-gpu P] [--restore DIR [--restore-shared] [--other-gpu]] [--lease-fd FD] [--ready-fd FD] "
-    "[--begin-fd FD [--ahead DIR]] [--metas] [--collectives] [--chaos SEED] [--tree T] [--data-address ADDR] [--slots "
-    "A-B] | "
+    "[--begin-fd FD [--ahead DIR]] [--metas] [--collectives] [--chaos SEED] [--tree T] "
+    "[--data-address ADDR] [--slots A-B] | "
     "--print-abi | --describe DEVICE P";
 
 std::optional<uint64_t> number(const char* text) {

@@ -146,7 +146,8 @@ def t_compile(setup: Setup, report: Report) -> None:
 def t_ranks(setup: Setup, report: Report) -> None:
     """torch.distributed on 'nccl' with one rank, and with one on each GPU where there are several: collectives and a DDP training by the genuine NCCL in the servers, bit for bit."""
     need_plugin(setup)
-    gpus = 2 if setup.rehearse else len(glob.glob(f"{setup.sysroot}/dev/nvidia[0-9]*"))
+    seen = len(glob.glob(f"{setup.sysroot}/dev/nvidia[0-9]*"))
+    gpus = 2 if setup.rehearse else max(seen, 1)
     report.put("gpus", gpus)
     names = [f"{case}_{ranks}" for ranks in sorted({1, gpus}) for case in ("collectives", "ddp")]
     more = ("--ranks", str(gpus))
