@@ -35,6 +35,7 @@ SAMPLED = {
     "tests/integration/test_model.py": 0.35,
     "tests/integration/test_process_group.py": 0.3,
     "tests/integration": 0.5,
+    "tests/native/test_reduce_ptx.py": 0.3,
     "tests/torch/test_compile.py": 0.5,
     "tests/torch/test_guards.py": 0.5,
     "tests/torch/test_models.py": 0.6,
