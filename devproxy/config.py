@@ -16,6 +16,7 @@
 | DEVPROXY_JOB_ID | devproxy-run, for the job | names the job's processes, also those that leave its tree |
 | DEVPROXY_CUDA_DRIVER | user | absolute path of NVIDIA's libcuda.so.1 for --device cuda, instead of the usual places |
 | DEVPROXY_NCCL | user | absolute path of NVIDIA's libnccl.so.2 for --device cuda, instead of the one that PyTorch brings and the usual places |
+| DEVPROXY_REDUCTION | user | order of reductions on --device cuda where each rank has a GPU of its own: nccl (the default) or tree, that of ranks that share one |
 | DEVPROXY_CUDA_REGISTER_WINDOW | user | 1: --device cuda registers pinned memory with the driver, so that kernels see it and copies go straight; never seen on a GPU |
 | DEVPROXY_TORCH | user, for the job | cudart: on a real GPU the CUDA wheel's own kernels run, over devproxy's CUDA runtime, and math libraries are refused; else operators run in the server |
 | DEVPROXY_CUDA_TUNE | tests | NAME=NUMBER,...: other values of hal/cuda's CudaConfig (hal/cuda/cuda_device.h), for measurements |
@@ -27,7 +28,7 @@
 | DEVPROXY_SYSROOT | tests | folder that stands in for / when the machine's devices are looked for |
 
 DEVPROXY_LOG and DEVPROXY_STRICT are read by the client library and the server, DEVPROXY_CUDA_DRIVER, DEVPROXY_NCCL,
-DEVPROXY_CUDA_REGISTER_WINDOW and DEVPROXY_RECORD by the server too.
+DEVPROXY_REDUCTION, DEVPROXY_CUDA_REGISTER_WINDOW and DEVPROXY_RECORD by the server too.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 
@@ -15,6 +16,9 @@
 namespace devproxy::hal {
 
 namespace {
+
+// Of one of the job's GPUs that shares a real one: the driver's limit may be the context's, which is one.
+constexpr uint32_t kLeastInFlight = 64;
 
 // Where the executors are: beside this program, or, where that is a special build of it, in the libraries' folder.
 std::string library_folder() {
@@ -59,8 +63,15 @@ StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
     if (const char* which = std::getenv("DEVPROXY_CUDA_EXECUTOR")) cuda.host_executor = std::string(which) == "host";
     if (const char* on = std::getenv("DEVPROXY_CUDA_REGISTER_WINDOW")) cuda.register_host_window = on[0] == '1';
     cuda.collectives = config.collectives;
+    cuda.shared = config.sharing != nullptr;
+    if (cuda.shared) cuda.max_in_flight = std::max(kLeastInFlight, cuda.max_in_flight / config.sharing->seats);
     if (const char* path = std::getenv("DEVPROXY_CUDA_DRIVER")) cuda.driver_path = path;
     if (const char* path = std::getenv("DEVPROXY_NCCL")) cuda.nccl_path = path;
+    if (const char* order = std::getenv("DEVPROXY_REDUCTION")) {
+      cuda.tree_order = std::string(order) == "tree";
+      if (!cuda.tree_order && std::string(order) != "nccl")
+        return Status(kInvalidValue, "DEVPROXY_REDUCTION: '" + std::string(order) + "' is neither nccl nor tree");
+    }
     if (const char* words = std::getenv("DEVPROXY_CUDA_TUNE"))
       if (Status s = cuda.tune(words); !s.ok()) return std::move(s).with("DEVPROXY_CUDA_TUNE");
     return cuda::make_device(cuda);

@@ -17,7 +17,7 @@ struct DeviceConfig {
   bool chaos = false;         // soft and record: legal but unkind timing, from the seed
   uint64_t chaos_seed = 0;
   uint32_t seat = 0;                      // the job's GPU: which of those that are on this one
-  std::shared_ptr<Sharing> sharing = {};  // soft: where several are
+  std::shared_ptr<Sharing> sharing = {};  // where several are
   bool collectives = false;               // cuda: the job has several GPUs
 };
 

@@ -27,7 +27,7 @@ struct Caps {
   bool keeps_host_pages = false;  // it remembers pages of the window: freed ones must not be given back to the machine
   bool reads_after_fault = true;  // level 2: what an execution fault leaves can still be read
   bool takes_back = false;        // pending.h
-  bool takes_turns = false;       // several of the job's GPUs may be on one (engine.h)
+  bool shares = false;            // several of the job's GPUs may be on one (sharing.h)
   bool wants_awaited = false;     // SpaceQueues::awaited makes it tell sooner that commands have completed
 };
 

@@ -33,6 +33,8 @@ class Splicing {
 };
 
 struct Sharing {
+  explicit Sharing(uint32_t seats) : seats(seats) {}
+  const uint32_t seats;  // the job's GPUs that are on it
   Engine engine;
   std::shared_ptr<Splicing> splicing;  // the first device that can makes it; nullptr: none of them can
 };

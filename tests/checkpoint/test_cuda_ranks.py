@@ -30,6 +30,7 @@ ON_CUDA = ("--device", "cuda", "--gpu-memory", "512MiB", "--gpus")
 def world(tmp_path: Path) -> Iterator[World]:
     require_criu()
     made = World(**fake_gpus(tmp_path / "root", GPUS), DEVPROXY_CUDA_EXECUTOR="host")
+    made.env["FAKE_NCCL_MANY"] = "1"  # of several ranks in one server
     made.env["DEVPROXY_LOG"] = "warn,device=info"
     made.hold()
     yield made
@@ -48,10 +49,15 @@ def run_freely(world: World, at: int, steps: int = STEPS) -> None:
 
 def generations(world: World) -> set[int]:
     """Which NCCL communicators the servers that are there have had, by their logs."""
-    said = "".join(log.read_text() for log in world.shm.glob("devproxy-*/j/gpu*.log"))
+    said = server_logs(world)
     return {
         int(n) for n in re.findall(r"communicator \w+: rank \d+ of \d+, generation (\d+)", said)
     }
+
+
+def server_logs(world: World) -> str:
+    """Of the servers that are there."""
+    return "".join(log.read_text() for log in world.shm.glob("devproxy-*/j/gpu*.log"))
 
 
 @pytest.mark.every
@@ -107,6 +113,26 @@ def test_a_move_that_fails(world: World) -> None:
     assert world.digest() == expected
 
 
+def test_resized(world: World) -> None:
+    """Four ranks on one GPU, on three, on two and on four, under the job; and an image of them comes back on two."""
+    expected = world.undisturbed(*command(4), gpus=4)
+    job = world.run(*command(4), options=(*ON_CUDA, "4"))
+    run_freely(world, 5)
+    for to in ("1,1,1,1", "0,1,1,2", "3,0,3,0", "0,1,2,3", "4,4,4,5"):
+        world.ctl("resize", "j", "--gpus", to)
+        run_freely(world, max(world.steps()) + 3)
+    assert "by its server" in server_logs(world)
+    world.ctl("checkpoint", "j")
+    assert world.kill_everything()
+    world.restore("--gpu", "5,2,5,2")
+    run_freely(world, max(world.steps()) + 3)
+    world.ctl("resize", "j", "--gpus", "3,3,3,3")
+    world.wait_end("digest")
+    assert world.digest() == expected
+    assert len(world.nonces()) == 1, world.tail()
+    assert job.poll() is not None
+
+
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("ranks", "barrier"), [(2, "agree"), (4, "meta"), (4, "auto")])
 def test_verbs_at_random_moments(world: World, ranks: int, barrier: str) -> None:
@@ -141,6 +167,12 @@ def test_training_on_two_ranks(world: World, way: str) -> None:
     world.run(*paced, options=(*ON_CUDA, "2"))
     run_freely(world, 3, TORCH_STEPS)
     world.ctl("migrate", "j", "--to", "4,1")
+    run_freely(world, max(world.steps()) + 2, TORCH_STEPS)
+    world.ctl("resize", "j", "--gpus", "2,2")
+    run_freely(world, max(world.steps()) + 2, TORCH_STEPS)
+    world.ctl("resize", "j", "--gpus", "1,2")
+    run_freely(world, max(world.steps()) + 2, TORCH_STEPS)
+    world.ctl("resize", "j", "--gpus", "0,0")
     run_freely(world, max(world.steps()) + 2, TORCH_STEPS)
     world.ctl("checkpoint", "j")
     assert world.kill_everything()

@@ -20,6 +20,8 @@ from tests.conftest import RUN
 from tests.native.test_hal_cuda import fake_gpus
 
 GPUS = 7
+# What the fake NCCL reduces is wrong then, so what is right is hal/cuda's own.
+NOT_BY_NCCL = {"FAKE_NCCL_WRONG": "1"}
 # NCCL does not compare what ranks say, so those that disagree wait for one another until somebody aborts.
 NOT_NCCLS = ("other_",)
 FAIL = [
@@ -33,13 +35,20 @@ def on_cuda(job_env: dict[str, str], tmp_path: Path):
     env = job_env | fake_gpus(tmp_path / "root", GPUS)
 
     def run(
-        program: str, ranks: int, *words: object, gpus: int = 0, more: dict[str, str] | None = None
+        program: str,
+        ranks: int,
+        *words: object,
+        gpus: int = 0,
+        on: str = "",
+        more: dict[str, str] | None = None,
     ) -> str:
         folder = tempfile.mkdtemp(dir=tmp_path)
         command = [sys.executable, str(FOLDER / program), folder, str(ranks), *map(str, words)]
+        where = ["--gpu", on] if on else ["--gpus", str(gpus or ranks)]
+        several = {"FAKE_NCCL_MANY": "1"} if on else {}
         done = subprocess.run(
-            [*RUN, "--device", "cuda", "--gpus", str(gpus or ranks), "--gpu-memory", "512MiB", "--", *command],
-            env=env | (more or {}), capture_output=True, text=True, timeout=110,
+            [*RUN, "--device", "cuda", *where, "--gpu-memory", "512MiB", "--", *command],
+            env=env | several | (more or {}), capture_output=True, text=True, timeout=110,
         )  # fmt: skip
         assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         assert done.stdout.splitlines()[-1] == "PASS", done.stdout
@@ -55,11 +64,49 @@ def test_collectives(on_cuda, ranks: int) -> None:
     assert int(output.split()[0]) > 100
 
 
+@pytest.mark.parametrize("on", ["0,0", "0,0,0,0,0,0,0", "0,1,0,1", "0,1,1,2,0", "3,3,3,1"])
+def test_collectives_on_shared_gpus(on_cuda, on: str) -> None:
+    """Bit for bit the same, wherever the ranks are."""
+    ranks = len(on.split(","))
+    part = random.Random(f"{sweeps.seed()} {on}").randrange(PARTS)
+    output = on_cuda("collectives.py", ranks, part, PARTS, on=on, more=NOT_BY_NCCL)
+    assert int(output.split()[0]) > 100
+
+
 @pytest.mark.every
 @pytest.mark.parametrize("late_us", [0, 2000, 20_000])
 def test_scenarios(on_cuda, late_us: int) -> None:
     """late_us: how late NCCL puts a group into its stream, at most."""
     on_cuda("scenarios.py", 3, more={"FAKE_NCCL_LATE_US": str(late_us)})
+
+
+def test_in_the_order_of_the_tree(on_cuda) -> None:
+    """What ranks that share a GPU do, for ranks that do not."""
+    part = random.Random(f"{sweeps.seed()} tree").randrange(PARTS)
+    tree = {"DEVPROXY_REDUCTION": "tree"}
+    output = on_cuda("collectives.py", 4, part, PARTS, more=tree | NOT_BY_NCCL)
+    assert int(output.split()[0]) > 100
+    with pytest.raises(AssertionError, match="cases are wrong"):
+        on_cuda("collectives.py", 4, part, PARTS, more=NOT_BY_NCCL)
+    on_cuda("scenarios.py", 3, more=tree | {"FAKE_NCCL_MANY": "1"})
+    with pytest.raises(AssertionError, match="DEVPROXY_REDUCTION: 'left' is neither nccl nor tree"):
+        on_cuda("scenarios.py", 2, "group_of_collectives", more={"DEVPROXY_REDUCTION": "left"})
+
+
+@pytest.mark.parametrize("on", ["0,0,0", "0,1,0", "0,0,1,1"])
+def test_scenarios_on_shared_gpus(on_cuda, on: str) -> None:
+    on_cuda("scenarios.py", len(on.split(",")), on=on)
+
+
+# Ranks of one GPU that disagree are known at once.
+@pytest.mark.parametrize("name", [name for name in FAILURES if name != "server_dies"])
+def test_failures_on_one_gpu(on_cuda, name: str) -> None:
+    on_cuda("failures.py", 4, name, on="0,0,0,0")
+
+
+@pytest.mark.parametrize("name", [name for name in FAIL if name != "server_dies"])
+def test_failures_on_two_shared_gpus(on_cuda, name: str) -> None:
+    on_cuda("failures.py", 4, name, on="0,1,1,0")
 
 
 @pytest.mark.parametrize("name", [name for name in FAIL if name != "server_dies"])

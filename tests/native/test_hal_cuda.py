@@ -24,6 +24,8 @@ TEMPLATE = ROOT / "devproxy" / "hal" / "template" / "template_device.cc"
 TEST = ROOT / "tests" / "native" / "hal_cuda" / "hal_cuda_test.cc"
 COMM_TEST = TEST.with_name("comm_test.cc")
 FAKE = ROOT / "tests" / "native" / "hal_cuda" / "fake_libcuda.cc"
+# The fakes' reductions are the software GPU's, compiled as that one's are.
+REDUCE = ROOT / "devproxy" / "hal" / "soft" / "comm" / "reduce.cc"
 LOG = ROOT / "devproxy" / "csrc" / "base" / "log.cc"
 PACKING = ["-Wl,--as-needed", "-llz4", "-lzstd"]  # of fat binaries (hal/image)
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
@@ -86,15 +88,12 @@ def archives() -> list[Path]:
 
 
 def fake_library() -> Path:
-    return compiled("fake_libcuda.so", [FAKE], "-shared")
+    return compiled("fake_libcuda.so", [FAKE, REDUCE], "-shared", "-ffp-contract=off")
 
 
 def fake_nccl_library() -> Path:
-    """Its reductions are the software GPU's, compiled as that one's are."""
-    reduce = ROOT / "devproxy/hal/soft/comm/reduce.cc"
-    return compiled(
-        "fake_libnccl.so", [FAKE.parent / "fake_libnccl.cc", reduce], "-shared", "-ffp-contract=off"
-    )
+    source = FAKE.parent / "fake_libnccl.cc"
+    return compiled("fake_libnccl.so", [source, REDUCE], "-shared", "-ffp-contract=off")
 
 
 def fake_gpus(root: Path, gpus: int = 1) -> dict[str, str]:

@@ -18,11 +18,11 @@ namespace devproxy::server {
 
 Status Process::prepare(const std::string& ahead) {
   const ServerConfig& common = config_.server;
-  if (config_.gpus.size() > 1) sharing_ = std::make_shared<hal::Sharing>();
+  if (config_.gpus.size() > 1) sharing_ = std::make_shared<hal::Sharing>(static_cast<uint32_t>(config_.gpus.size()));
   for (const uint32_t gpu : config_.gpus) {
     auto device = open_device_(gpu, sharing_);
     if (!device.ok()) return std::move(device).status();
-    if (config_.gpus.size() > 1 && !(*device)->caps().takes_turns)
+    if (config_.gpus.size() > 1 && !(*device)->caps().shares)
       return {kNotSupported, "a GPU of the device '" + common.device + "' cannot be shared by several of the job's"};
     if (!ledger_) {
       const uint64_t total = common.memory_bytes ? common.memory_bytes : (*device)->properties().total_bytes;

@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -23,7 +24,19 @@ constexpr uint32_t kJoinMs = 1;           // at a making under way, and at an id
 constexpr uint32_t kGoneMs = 500;         // how long a member may be gone before that is an error
 constexpr uint32_t kJoinGoneMs = 2000;    // the same while the communicator is made
 constexpr uint32_t kLibraryMs = 60'000;   // for a framework to bring the library
+constexpr uint32_t kPairsMs = 30'000;     // for its pairs' ends
 constexpr uint32_t kFinalizeMs = 10'000;  // for what is under way, when the job destroys a communicator
+
+// The same at both ends, and nobody else's: the communicator's own key is random, and this mixes all of its bits.
+CommKey pair_key(const CommKey& key, uint64_t generation, uint32_t low, uint32_t high) {
+  const auto mix = [](uint64_t x) {  // SplitMix64's finalizer
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+  };
+  const uint64_t which = mix(generation ^ mix(uint64_t{low} << 32 | high));
+  return {mix(key.low ^ which), mix(key.high + which)};
+}
 
 // nccl.h: a bad argument is the caller's fault as bad usage is; what the device or NCCL itself did wrong is the system's.
 CommState state_of(int result) {
@@ -65,6 +78,10 @@ CudaComm::CudaComm(Config config, std::shared_ptr<Context> context, std::functio
   board_ = std::move(*board);
 }
 
+CudaComm::~CudaComm() {
+  if (stream_) (void)context_->enter().cuStreamDestroy(stream_);  // cuda.h: released when its work is done
+}
+
 // -- any thread -----------------------------------------------------------------------------------------------------
 
 CommState CudaComm::state(std::string* why) const {
@@ -76,18 +93,38 @@ CommState CudaComm::state(std::string* why) const {
 void CudaComm::forget() {
   std::lock_guard lock(mu_);
   changed_ = nullptr;
+  if (shared_) shared_->forget(config_.comm.rank);
+  for (const auto& pair : all_pairs()) pair->forget();
 }
 
 bool CudaComm::over(uint32_t wait_ms) const {
+  const auto until = Clock::now() + milliseconds(wait_ms);
   Lock lock(mu_);
-  return cv_.wait_for(lock, milliseconds(wait_ms), [&] { return phase_ == Phase::kOver || idle_end_; });
+  if (!cv_.wait_until(lock, until, [&] { return phase_ == Phase::kOver || idle_end_; })) return false;
+  const auto pairs = all_pairs();
+  lock.unlock();
+  return std::all_of(pairs.begin(), pairs.end(), [&](const auto& pair) {
+    const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now()).count();
+    return pair->over(static_cast<uint32_t>(std::max<int64_t>(left, 0)));
+  });
 }
 
 void CudaComm::end(Ending ending) {
   std::lock_guard lock(mu_);
   if (ending_ == Ending::kNone || ending_ == Ending::kDestroy) ending_ = ending;
+  if (ending != Ending::kDestroy) end_pairs(ending);
   cv_.notify_all();
   if (changed_) changed_();
+}
+
+void CudaComm::end_pairs(Ending ending) {
+  for (const auto& [peer, pair] : pairs_) pair->end(ending);
+}
+
+std::vector<std::shared_ptr<CudaComm>> CudaComm::all_pairs() const {
+  auto all = former_pairs_;
+  for (const auto& [peer, pair] : pairs_) all.push_back(pair);
+  return all;
 }
 
 // -- under the space's lock -----------------------------------------------------------------------------------------
@@ -102,10 +139,14 @@ CudaComm::Ready CudaComm::look_locked(uint64_t generation) {
   if (aborted()) return Ready::kNotYet;
   if (state_ != CommState::kOk) return Ready::kNever;
   if (phase_ != Phase::kReady) return Ready::kNotYet;
-  int result = kNcclSuccess;
-  if (int asked = nccl_->get_async_error(comm_, &result); asked != kNcclSuccess) result = asked;
-  if (result == kNcclInProgress) return Ready::kNotYet;
-  if (result != kNcclSuccess) fail(state_of(result), nccl_->status(result, "NCCL").text());
+  if (shared_) {
+    take_failure();
+  } else {
+    int result = kNcclSuccess;
+    if (int asked = nccl_->get_async_error(comm_, &result); asked != kNcclSuccess) result = asked;
+    if (result == kNcclInProgress) return Ready::kNotYet;
+    if (result != kNcclSuccess) fail(state_of(result), nccl_->status(result, "NCCL").text());
+  }
   if (generation != 0 && generation != generation_)
     fail(CommState::kSystemError, "its communicator was made anew under an operation that had begun");
   return state_ == CommState::kOk ? Ready::kYes : Ready::kNever;
@@ -126,6 +167,27 @@ CudaComm::Ready CudaComm::use() {
 void CudaComm::unuse() {
   Lock lock(mu_);
   if (--users_ == 0) cv_.notify_all();
+}
+
+StatusOr<std::shared_ptr<CudaComm>> CudaComm::pair(uint32_t peer) {
+  std::lock_guard lock(mu_);
+  if (const auto known = pairs_.find(peer); known != pairs_.end()) return known->second;
+  const uint32_t own = config_.comm.rank;
+  Config config = config_;
+  config.comm = {pair_key(config_.comm.key, generation_, std::min(own, peer), std::max(own, peer)), 2, own > peer};
+  config.shared = config.tree_order = false;
+  config.names = {std::min(own, peer), std::max(own, peer)};
+  return pairs_.emplace(peer, make(std::move(config), context_, changed_)).first->second;
+}
+
+StatusOr<CUstream> CudaComm::own_stream() {
+  const Driver& cu = context_->enter();
+  if (!stream_)
+    if (Status s = cu.status(cu.cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, 0),
+                             cu.cuStreamCreateWithPriority, "making the stream of a communicator");
+        !s.ok())
+      return s;
+  return stream_;
 }
 
 StatusOr<int> CudaComm::make_reduction(const CommOp& op) {
@@ -189,8 +251,9 @@ void CudaComm::failed(const Status& why) {
 void CudaComm::fail(CommState state, std::string why) {
   if (state_ != CommState::kOk) return;
   state_ = state;
-  why_ =
-      "rank " + std::to_string(config_.comm.rank) + " of " + std::to_string(config_.comm.ranks) + ": " + std::move(why);
+  if (config_.names.empty())
+    why = "rank " + std::to_string(config_.comm.rank) + " of " + std::to_string(config_.comm.ranks) + ": " + why;
+  why_ = std::move(why);
   DP_LOG(kWarn, kDevice, 0, "communicator %08x: %s", static_cast<unsigned>(config_.comm.key.low), why_.c_str());
 }
 
@@ -225,40 +288,126 @@ void CudaComm::mind() {
     });
   }
   const bool kindly = ending_ == Ending::kDestroy && state_ == CommState::kOk;
-  idle_end_ = kindly && in_flight_.load(std::memory_order_acquire) == 0;
+  idle_end_ = kindly && !shared_ && in_flight_.load(std::memory_order_acquire) == 0;
+  end_pairs(ending_);
   if (board_ && !has_row()) take_row_again();
   if (board_ && has_row()) board_->leave(config_.comm.rank, ending_ == Ending::kDied ? Gone::kDied : Gone::kLeft);
   end_now(lock, kindly);
+  const auto pairs = all_pairs();
+  lock.unlock();
+  for (const auto& pair : pairs) (void)pair->over(kPairsMs);
+  lock.lock();
   phase_ = Phase::kOver;
   tell();
 }
 
 void CudaComm::turn(Lock& lock) {
   if (!has_row()) return take_row_again();
-  if (join_failed_ && stale()) join_failed_ = false, state_ = CommState::kOk, why_.clear();
+  if (join_failed_ && stale()) {
+    join_failed_ = false, state_ = CommState::kOk, why_.clear();
+    if (shared_) drop_shared(lock);
+  }
+  if (phase_ == Phase::kReady && shared_ && comm_) {
+    take_failure();
+    if (state_ != CommState::kOk) {  // what its place has under way may wait for ever
+      shared_->take_nccl(config_.comm.rank);
+      drop(lock, std::exchange(comm_, nullptr), false);
+    }
+  }
   if (state_ != CommState::kOk) return;
   if (phase_ == Phase::kReady && stale()) {
     end_now(lock, false);
     phase_ = Phase::kJoining;
   }
-  if (phase_ == Phase::kReady) return look_at_others(kGoneMs);
+  if (phase_ == Phase::kReady) {
+    take_failure();
+    return look_at_others(kGoneMs);
+  }
   if (may_join()) join(lock);
 }
 
-// Makes NCCL's communicator of the present generation. Leaves kReady, a failure, or nothing where it has to begin anew.
+// Makes what the operations of the present generation go to. Leaves kReady, a failure, or nothing where it has to begin
+// anew.
 void CudaComm::join(Lock& lock) {
   const CommConfig& c = config_.comm;
   generation_ = board_->generation();
   if (!has_row()) return;  // a successor that took it came before this generation
   std::fill(gone_since_.begin(), gone_since_.end(), Clock::time_point{});
+  Places places;
+  if (!find_places(lock, &places)) return;
+  // Also a rank alone, where others share its GPU: so that nothing of it waits for what NCCL does for them.
+  const bool shared = !places.each_alone() || config_.tree_order || (config_.shared && places.of.size() == 1);
+  if (!(shared ? join_shared(lock, places) : join_nccl(lock, c.ranks, c.rank))) return;
+  phase_ = Phase::kReady;
+  complete_.store(true, std::memory_order_release);
+  DP_LOG(kInfo, kDevice, 0, "communicator %08x: rank %u of %u, generation %lu, by %s", static_cast<unsigned>(c.key.low),
+         c.rank, c.ranks, static_cast<unsigned long>(generation_),
+         nccl_ && comm_ ? nccl_->path().c_str() : "its server");
+  tell();
+}
+
+// In which server processes are the members? Waits until all have a row.
+bool CudaComm::find_places(Lock& lock, Places* places) {
+  std::vector<int32_t> pids(config_.comm.ranks);
+  for (uint32_t looks = 0;; looks++) {
+    bool all = true;
+    for (uint32_t rank = 0; rank < config_.comm.ranks; rank++) {
+      const CommRow& row = board_->row(rank);
+      all &= row.incarnation.load(std::memory_order_acquire) != 0;
+      pids[rank] = row.pid.load();
+    }
+    if (stale() || !has_row()) return false;  // before what was read is believed
+    if (all) break;
+    look_at_others(kJoinGoneMs);
+    if (state_ != CommState::kOk || !pause(lock, std::min(kJoinMs + looks / 16, kLookMs))) return false;
+  }
+  *places = Places::make(pids, getpid());
+  return true;
+}
+
+bool CudaComm::join_shared(Lock& lock, const Places& places) {
+  const CommConfig& c = config_.comm;
+  shared_ = SharedComm::of(c.key, generation_, places, context_);
+  if (c.rank == places.locals().front()) {
+    const auto shared = shared_;
+    lock.unlock();
+    shared->warm();
+    lock.lock();
+  }
+  shared_->join(c.rank, changed_);
+  if (places.members.size() > 1 && c.rank == places.locals().front()) {
+    if (!join_nccl(lock, static_cast<uint32_t>(places.members.size()), places.own)) {
+      // Others of the place may not have asked for it yet: it stays until this member ends, or begins anew.
+      if (state_ == CommState::kOk)
+        drop_shared(lock);
+      else
+        shared_->fail({static_cast<int32_t>(state_), why_});
+      return false;
+    }
+    shared_->give_nccl(nccl_, comm_);
+  }
+  for (uint32_t looks = 0; !shared_->ready(); looks++) {
+    take_failure();
+    if (state_ == CommState::kOk) look_at_others(kJoinGoneMs);
+    if (state_ == CommState::kOk && pause(lock, std::min(kJoinMs + looks / 16, kLookMs))) continue;
+    join_failed_ |= state_ != CommState::kOk;
+    end_now(lock, false);
+    phase_ = Phase::kJoining;
+    return false;
+  }
+  return true;
+}
+
+// One rank of NCCL's, of so many: this member's own, or its place's.
+bool CudaComm::join_nccl(Lock& lock, uint32_t ranks, uint32_t rank) {
   Status failed = find_library(lock);
   DevproxyNcclId id{};
-  if (failed.ok() && !get_id(lock, &id, &failed) && failed.ok()) return;
+  if (failed.ok() && !get_id(lock, &id, &failed) && failed.ok()) return false;
   NcclComm made = nullptr;
   if (failed.ok()) {
     NcclConfig config;
     lock.unlock();
-    int result = nccl_->init_rank(&made, static_cast<int>(c.ranks), id, static_cast<int>(c.rank), &config);
+    int result = nccl_->init_rank(&made, static_cast<int>(ranks), id, static_cast<int>(rank), &config);
     lock.lock();
     for (uint32_t looks = 0; made && (result == kNcclSuccess || result == kNcclInProgress); looks++) {
       int now = kNcclSuccess;
@@ -266,10 +415,12 @@ void CudaComm::join(Lock& lock) {
       if (result == kNcclSuccess) result = now;
       if (result != kNcclInProgress) break;
       look_at_others(kJoinGoneMs);
-      if (!pause(lock, std::min(kJoinMs + looks / 16, kLookMs)) || state_ != CommState::kOk)
-        return drop(lock, made, false);
+      if (!pause(lock, std::min(kJoinMs + looks / 16, kLookMs)) || state_ != CommState::kOk) {
+        drop(lock, made, false);
+        return false;
+      }
       // A predecessor of rank 0 that had not seen that it is one may have put its own there.
-      if (c.rank == 0 && !board_->has_id(generation_)) board_->put_id(generation_, id.internal);
+      if (rank == 0 && !board_->has_id(generation_)) board_->put_id(generation_, id.internal);
     }
     failed = nccl_->status(result, "making NCCL's communicator");
   }
@@ -277,14 +428,11 @@ void CudaComm::join(Lock& lock) {
     join_failed_ = true;
     fail(state_of(failed.code()), failed.text());
     if (made) drop(lock, made, false);
-    return tell();
+    tell();
+    return false;
   }
   comm_ = made;
-  phase_ = Phase::kReady;
-  complete_.store(true, std::memory_order_release);
-  DP_LOG(kInfo, kDevice, 0, "communicator %08x: rank %u of %u, generation %lu, by %s", static_cast<unsigned>(c.key.low),
-         c.rank, c.ranks, static_cast<unsigned long>(generation_), nccl_->path().c_str());
-  tell();
+  return true;
 }
 
 Status CudaComm::find_library(Lock& lock) {
@@ -336,8 +484,8 @@ void CudaComm::look_at_others(uint32_t grace_ms) {
     }
     if (now - since < milliseconds(grace_ms)) continue;
     join_failed_ = phase_ == Phase::kJoining;
-    fail(CommState::kRemoteError, "rank " + std::to_string(rank) + " on GPU " + std::to_string(board_->row(rank).gpu) +
-                                      " cannot be reached: " + why);
+    fail(CommState::kRemoteError, "rank " + std::to_string(name_of(rank)) + " on GPU " +
+                                      std::to_string(board_->row(rank).gpu) + " cannot be reached: " + why);
     return tell();
   }
 }
@@ -360,8 +508,37 @@ void CudaComm::take_row_again() {
 void CudaComm::end_now(Lock& lock, bool kindly) {
   phase_ = Phase::kEnding;  // nobody uses it from now on
   cv_.wait(lock, [&] { return users_ == 0; });
+  if (shared_) shared_->take_nccl(config_.comm.rank);
   const NcclComm comm = std::exchange(comm_, nullptr);
   if (comm) drop(lock, comm, kindly);
+  if (shared_) drop_shared(lock);
+}
+
+void CudaComm::drop_shared(Lock& lock) {
+  auto shared = std::exchange(shared_, nullptr);
+  shared->forget(config_.comm.rank);
+  if (ending_ == Ending::kNone) {  // another generation, in which nothing is under way: those that come then are others
+    end_pairs(Ending::kAbort);
+    former_pairs_ = all_pairs();
+    pairs_.clear();
+    std::erase_if(former_pairs_, [](const auto& pair) { return pair->over(0); });
+  }
+  lock.unlock();
+  if (!shared->leave(config_.comm.rank, kFinalizeMs))
+    DP_LOG(kError, kDevice, 0, "communicator %08x: rank %u leaves while an operation still runs after %u ms",
+           static_cast<unsigned>(config_.comm.key.low), config_.comm.rank, kFinalizeMs);
+  shared.reset();  // perhaps the last: no lock is held
+  lock.lock();
+}
+
+// What one member of a shared one does wrong is known to all; and of a pair's failure its member hears.
+void CudaComm::take_failure() {
+  if (!shared_ || state_ != CommState::kOk) return;
+  if (const Status s = shared_->failure(); !s.ok()) return fail(state_of(s.code()), s.text());
+  for (const auto& [peer, pair] : pairs_) {
+    std::string why;
+    if (const CommState state = pair->state(&why); state != CommState::kOk) return fail(state, std::move(why));
+  }
 }
 
 // kindly: what is under way ends first (nccl.h, ncclCommFinalize).

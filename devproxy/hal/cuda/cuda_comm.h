@@ -34,6 +34,10 @@
 //      own there for the present one. So it looks at its row again behind each wait.
 //   9. The job destroys the communicator while operations are under way in a stream that it has destroyed: the minder
 //      serves them first.
+//
+// Ranks that share a GPU (shared_comm.h). Who is in which server process the rows say. They are one generation's: read while it
+// stays the same. A communicator whose members are all in one process has no NCCL. Of one with members in several, those
+// that share a process have one NCCL communicator together, and members that send to each other have one for the two.
 #pragma once
 
 #include <atomic>
@@ -41,6 +45,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -51,6 +56,7 @@
 #include "devproxy/hal/cuda/comm_board.h"
 #include "devproxy/hal/cuda/cuda_context.h"
 #include "devproxy/hal/cuda/nccl_table.h"
+#include "devproxy/hal/cuda/shared_comm.h"
 #include "devproxy/hal/owner.h"
 
 namespace devproxy::hal::cuda {
@@ -65,10 +71,13 @@ class CudaComm final : public Comm {
     std::string library;                               // CudaConfig::nccl_path
     bool may_come = false;                             // a framework may still bring the library
     std::shared_ptr<const std::atomic<bool>> goes_on;  // CudaConfig::goes_on
+    bool shared = false, tree_order = false;           // CudaConfig's
+    std::vector<uint32_t> names = {};                  // of its ranks, for texts; empty: their numbers
   };
   // changed: called by the minder, under the lock, when something has changed that somebody may wait for.
   static std::shared_ptr<CudaComm> make(Config config, std::shared_ptr<Context> context, std::function<void()> changed);
   explicit CudaComm(Config config, std::shared_ptr<Context> context, std::function<void()> changed);
+  ~CudaComm() override;
 
   // -- any thread
   void abort() { end(Ending::kAbort); }
@@ -103,8 +112,15 @@ class CudaComm final : public Comm {
   void drop_reduction(int reduction);
   void failed(const Status& why);
   const Nccl& nccl() const { return *nccl_; }
+  // In the place of NCCL; nullptr: NCCL it is. Between use() and unuse().
+  const std::shared_ptr<SharedComm>& shared() const { return shared_; }
   uint64_t generation() const { return generation_; }
 
+  // Of a member whose communicator is shared, not before it was seen kYes: the communicator of it and that member of another
+  // place, for sends and receives. This member is rank 0 in it if its own number is the lower one.
+  StatusOr<std::shared_ptr<CudaComm>> pair(uint32_t peer);
+  // For operations that should not wait in the space's streams. Made when it is asked for.
+  StatusOr<CUstream> own_stream();
   // A group that names it was submitted, and has completed or was dropped. Any thread.
   void begin() { in_flight_.fetch_add(1, std::memory_order_relaxed); }
   void done() { in_flight_.fetch_sub(1, std::memory_order_relaxed); }
@@ -119,6 +135,9 @@ class CudaComm final : public Comm {
   void mind();
   void turn(Lock& lock);
   void join(Lock& lock);
+  bool find_places(Lock& lock, Places* places);
+  bool join_shared(Lock& lock, const Places& places);
+  bool join_nccl(Lock& lock, uint32_t ranks, uint32_t rank);
   Status find_library(Lock& lock);
   bool get_id(Lock& lock, DevproxyNcclId* id, Status* failed);
   void look_at_others(uint32_t grace_ms);
@@ -126,13 +145,18 @@ class CudaComm final : public Comm {
   void end(Ending ending);
   void end_now(Lock& lock, bool kindly);
   void drop(Lock& lock, NcclComm comm, bool kindly);
+  void drop_shared(Lock& lock);
+  void take_failure();
   bool pause(Lock& lock, uint32_t ms);
   bool has_row() const { return board_->has_row(config_.comm.rank, config_.incarnation); }
   bool stale() const { return board_->generation() != generation_; }
   bool aborted() const { return ending_ == Ending::kAbort || ending_ == Ending::kDied; }
   bool ends() const;
+  void end_pairs(Ending ending);
+  std::vector<std::shared_ptr<CudaComm>> all_pairs() const;
   bool may_join() const { return !took_over_ || config_.goes_on->load(std::memory_order_acquire); }
   const char* why_gone(uint32_t rank) const;
+  uint32_t name_of(uint32_t rank) const { return config_.names.empty() ? rank : config_.names[rank]; }
   void fail(CommState state, std::string why);
   void tell();
 
@@ -141,6 +165,7 @@ class CudaComm final : public Comm {
   std::unique_ptr<CommBoard> board_;
   std::atomic<bool> complete_{false};
   std::atomic<uint32_t> in_flight_{0};
+  CUstream stream_ = nullptr;  // own_stream(). Under the space's lock
 
   mutable std::mutex mu_;
   mutable std::condition_variable cv_;
@@ -152,11 +177,14 @@ class CudaComm final : public Comm {
   uint32_t users_ = 0;
   uint64_t generation_ = 0;  // of comm_, or of the one that is being made
   NcclComm comm_ = nullptr;
+  std::shared_ptr<SharedComm> shared_;  // or this
   std::shared_ptr<const Nccl> nccl_;
   CommState state_ = CommState::kOk;
   bool join_failed_ = false;  // that is why state_ is what it is
   std::string why_;
-  std::vector<Clock::time_point> gone_since_;  // by rank; the minder's
+  std::vector<Clock::time_point> gone_since_;            // by rank; the minder's
+  std::map<uint32_t, std::shared_ptr<CudaComm>> pairs_;  // by peer, of this generation
+  std::vector<std::shared_ptr<CudaComm>> former_pairs_;  // that may not be over
 };
 
 }  // namespace devproxy::hal::cuda

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <sstream>
 #include <thread>
@@ -107,6 +108,7 @@ class CudaDevice final : public BasicDevice {
             .kernels_see_host_window = config_.register_host_window,
             .keeps_host_pages = config_.register_host_window,
             .reads_after_fault = false,
+            .shares = true,
             .wants_awaited = true};
   }
   const Properties& properties() const override { return properties_; }
@@ -173,6 +175,9 @@ Status CudaConfig::tune(const std::string& words) {
 }
 
 StatusOr<std::unique_ptr<Device>> make_device(const CudaConfig& config) {
+  // cuda.h and the CUDA C++ Programming Guide (environment variables): streams beyond that number of connections wait for one
+  // another, and several ranks have many streams, some of which wait for other GPUs. Before the driver is opened.
+  if (config.shared) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   auto driver = Driver::open(config.driver_path);
   if (!driver.ok()) return std::move(driver).status();
   if (config.capture_output) static_cast<void>(Output::capture());  // without it nothing but their text is lost

@@ -22,6 +22,8 @@ struct CudaConfig {
   std::shared_ptr<const std::atomic<bool>>
       goes_on;               // the device's: servers that were taken over from do not go on any more
   bool collectives = false;  // the job's processes may be ranks: all are in the primary context, where NCCL works
+  bool shared = false;       // several of the job's GPUs are this one
+  bool tree_order = false;   // reductions have the order of ranks that share a GPU also where each has its own
 
   // Values to be tuned on a device; of these settle_us and mark_every have been, once (docs/gpu-results.md).
   Marks marks = Marks::kAuto;

@@ -47,6 +47,7 @@ Status CudaSpace::start() {
   if (!s.ok()) return s;
   io_slot_ = host_->take_slot();
   if (!io_slot_) return {kOutOfMemory, "no page-locked host memory for dump and restore"};
+  if (device_.shared || device_.tree_order) kernels_ = ReduceKernels::of(context_);
   watcher_ = std::thread([this] { watch(); });
   return {};
 }
@@ -92,8 +93,13 @@ CudaSpace::~CudaSpace() {
   for (CUevent event : event_pool_) (void)cu.cuEventDestroy(event);
   free_lanes_.clear();
   if (tie_) (void)cu.cuEventDestroy(tie_);
+  if (order_) (void)cu.cuEventDestroy(order_);
   if (transfer_) (void)cu.cuStreamDestroy(transfer_);
   host_.reset();
+  if (comms_run_) {
+    DP_LOG(kError, kDevice, 0, "a collective still runs: the device memory of its process stays mapped");
+    (void)memory_.release();
+  }
   memory_.reset();
 }
 
@@ -103,7 +109,7 @@ void CudaSpace::close_queue(CudaQueue& queue) {
   for (const auto& [sequence, event] : queue.marks) event_pool_.push_back(event);
   queue.marks.clear();
   if (queue.slot) host_->give_slot(std::exchange(queue.slot, nullptr));
-  if (queue.stream && queue.kind != QueueKind::kLegacy) (void)cu.cuStreamDestroy(queue.stream);
+  if (queue.stream && queue.stream != CU_STREAM_LEGACY) (void)cu.cuStreamDestroy(queue.stream);
   queue.stream = nullptr;
 }
 
@@ -114,7 +120,7 @@ QueueRef CudaSpace::create_queue(QueueKind kind, int32_t priority, uint32_t inde
   auto queue = std::make_shared<CudaQueue>();
   queue->kind = kind;
   queue->index = index;
-  if (kind == QueueKind::kLegacy) {
+  if (kind == QueueKind::kLegacy && !device_.shared) {
     queue->stream = CU_STREAM_LEGACY;
   } else {
     // cuda.h: a priority outside the device's range is moved into it.
@@ -220,7 +226,8 @@ void CudaSpace::trim() {
 // fails too, and writes what an assertion said. The client hears of a fault before its launch counts as done here.
 void CudaSpace::take_output(std::string* out, std::string* err) {
   const Driver& cu = context_->enter();
-  if (idle() || cu.cuStreamSynchronize(transfer_) != CUDA_SUCCESS) (void)cu.cuCtxSynchronize();
+  // Nor where other ranks are in the context: they may wait for this thread.
+  if ((idle() && !device_.shared) || cu.cuStreamSynchronize(transfer_) != CUDA_SUCCESS) (void)cu.cuCtxSynchronize();
   Output::take(out, err);
 }
 

@@ -3,6 +3,10 @@
 //
 // Queues are driver streams: kLegacy is CU_STREAM_LEGACY of the space's own context, kBlocking a stream with
 // CU_STREAM_DEFAULT, kNonBlocking one with CU_STREAM_NON_BLOCKING. Their order is the driver's own, so it is CUDA's.
+// Where several of the job's GPUs share this one they are in one context. With one legacy stream a rank's work would wait
+// for another rank's, and that one for a collective with a third GPU: a circle that the job does not have. So there the legacy
+// queue is a stream with CU_STREAM_DEFAULT too, and what the legacy stream's rule says is said by events between it and
+// the blocking queues of its space (follow_other_side()).
 //
 // Completion. The driver tells nobody that a command has finished; three ways to find out were weighed:
 //   - a host function behind each command: some 10 us of host time each, and it holds the stream up meanwhile;
@@ -43,7 +47,8 @@
 // goes on; a group may wait for another rank, and that one for something else of this space. Groups keep their order among
 // one another, as calls of one thread natively do: NCCL wants the same order on all GPUs. But for sends and receives: NCCL
 // connects a pair at its first one, which may last until the other rank comes there, and whose other groups may be what it
-// does before. Executors keep their order, since they draw random numbers in it.
+// does before. Nor does a group of ranks that share a GPU (shared_comm.h) keep others: it waits for those ranks, and NCCL has
+// nothing of it. Executors keep their order, since they draw random numbers in it.
 //
 // An executor that waits for its stream waits for the collectives in it, on the dispatch thread. If a member of those is
 // gone, the job's abort lies behind in the ring, and nobody reads it. The end of the client does (leave_comms()).
@@ -83,6 +88,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -238,21 +244,29 @@ class CudaSpace final : public BasicSpace {
 
   // Operations that were submitted together; of kInitComm an empty one, for the communicator. NCCL gets those of one
   // communicator after another, each when the last are in the stream: of a group over several, an abort of one would take
-  // the others along.
+  // the others along. What ranks that share a GPU have among themselves, and sends to others of their communicator, keep
+  // nothing back ("beside").
   struct CommGroup {
+    struct Entry {
+      std::shared_ptr<CudaComm> comm;
+      std::vector<CommOp> ops;  // in the order of their calls
+      bool beside = false;
+      bool over = false;
+      bool begun = false;       // NCCL has it, or `shared`
+      uint64_t generation = 0;  // of the communicator, then
+      std::chrono::steady_clock::time_point begun_at = {};
+      bool pairs = false;                       // it has sends or receives
+      std::vector<int> reductions = {};         // made for it
+      std::shared_ptr<SharedComm> shared = {};  // has it in NCCL's place
+      SharedComm::Work work = {};
+    };
     explicit CommGroup(std::vector<CommCall> calls);
     ~CommGroup();
     CommGroup(const CommGroup&) = delete;
-    std::vector<CommCall> calls;
-    std::vector<std::shared_ptr<CudaComm>> comms;  // each once, in the order of their calls
-    size_t at = 0;                                 // whose turn it is
-    bool stuck = false;                            // it waits for the abort of one that failed
-    // Of comms[at]
-    bool begun = false;       // NCCL has it
-    uint64_t generation = 0;  // of the communicator, then
-    std::chrono::steady_clock::time_point begun_at;
-    bool pairs = false;           // it has sends or receives
-    std::vector<int> reductions;  // made for it
+    std::list<Entry> entries;                 // each communicator once, in the order of their keys
+    std::shared_ptr<SharedComm::Mark> ready;  // in its queue's stream, for what goes to other streams
+    bool prepared = false;
+    bool stuck = false;  // it waits for the abort of one that failed
   };
 
   struct Command {
@@ -304,9 +318,11 @@ class CudaSpace final : public BasicSpace {
     std::shared_ptr<CudaQueue> before;  // the former queue of this index, while it has work
     bool must_wait_before = false;      // on the device, at the first command
     uint64_t completing = 0;            // the watcher is telling the owner from this position on
-    bool busy = false;                  // in busy_
-    uint64_t held = 0;                  // pass_, where a command of it is held
-    uint64_t waits = 0;                 // pass_, where one waits for another rank
+    uint64_t legacy_follows = 0,
+             follows_legacy = 0;  // of a blocking one: sequences up to which one waits for the other
+    bool busy = false;            // in busy_
+    uint64_t held = 0;            // pass_, where a command of it is held
+    uint64_t waits = 0;           // pass_, where one waits for another rank
   };
   using CudaQueueRef = std::shared_ptr<CudaQueue>;
 
@@ -334,7 +350,11 @@ class CudaSpace final : public BasicSpace {
   void kick();
   void hold(const CudaQueueRef& queue, Command& command, Pending& pending, std::unique_lock<std::mutex>& lock);
   bool start_group(CudaQueue& queue, const Command& command);
-  Status hand_to_nccl(CommGroup& group, CudaComm& comm, CUstream stream);
+  bool begin_entry(CommGroup& group, std::list<CommGroup::Entry>::iterator entry, CudaQueue& queue,
+                   const Command& command);
+  bool end_entry(CommGroup& group, CommGroup::Entry& entry, CudaQueue& queue);
+  Status take_pairs_out(CommGroup& group, std::list<CommGroup::Entry>::iterator entry);
+  Status hand_to_nccl(CommGroup::Entry& entry, CUstream stream);
   void end_comms();
   Status issue_cell(CudaQueue& queue, const CopyArgs& copy, Pending& pending);
   Status issue_staged(CudaQueue& queue, const CopyArgs& copy, Pending& pending);
@@ -349,6 +369,7 @@ class CudaSpace final : public BasicSpace {
   Status tie_clock();  // tie_mu_ held
   Status mark(CudaQueue& queue);
   Status mark_other_side(const CudaQueue& queue);
+  Status follow_other_side(CudaQueue& queue);
   Status mark_if_settled(CudaQueue& queue);
   Status mark_all();
   using Clock = std::chrono::steady_clock;
@@ -409,6 +430,7 @@ class CudaSpace final : public BasicSpace {
   std::map<uint32_t, CudaQueueRef> queues_;
   std::vector<CudaQueueRef> leaving_;
   std::vector<CUevent> event_pool_;
+  CUevent order_ = nullptr;                      // of follow_other_side()
   std::vector<std::unique_ptr<Job>> graveyard_;  // jobs that the driver may still know after a fault
 
   std::mutex io_mu_;
@@ -441,6 +463,8 @@ class CudaSpace final : public BasicSpace {
   uint64_t incarnation_ = 0;
   std::mutex comms_mu_;  // a leaf, but for those of CudaComm
   std::vector<std::weak_ptr<CudaComm>> comms_;
+  bool comms_run_ = false;                  // at the end: a collective that still runs may reach this space's memory
+  std::shared_ptr<ReduceKernels> kernels_;  // as long as there is a space: an unload may wait for what runs
 
   std::mutex modules_mu_;  // a leaf
   std::vector<std::weak_ptr<CudaModule>> modules_;

@@ -34,8 +34,8 @@ bool CudaSpace::behind_held(const CudaQueue& queue, const Command& command) cons
   if (command.action == Action::kCommunicate && held_group_) return true;
   // Also where the held group lets other communicators pass: NCCL may be done with it by now, but what is held behind it
   // comes before this.
-  return std::any_of(command.group->comms.begin(), command.group->comms.end(),
-                     [this](const auto& comm) { return comm->held == pass_; });
+  return std::any_of(command.group->entries.begin(), command.group->entries.end(),
+                     [this](const auto& entry) { return entry.comm->held == pass_; });
 }
 
 void CudaSpace::note_held(CudaQueue& queue, const Command& command) {
@@ -53,20 +53,25 @@ void CudaSpace::note_held(CudaQueue& queue, const Command& command) {
     }
   }
   if (!command.group) return;
-  for (const auto& comm : command.group->comms) comm->held = pass_;
+  for (const auto& entry : command.group->entries) entry.comm->held = pass_;
   if (command.action != Action::kCommunicate) return;
-  // A group that waits for an abort, or for a rank to come to a first send or receive, must not keep others from going on;
-  // nor must what waits behind it.
+  // A group that waits for an abort, for a rank to come to a first send or receive, or for ranks that share this GPU, must
+  // not keep others from going on; nor must what waits behind it.
   const CommGroup& group = *command.group;
-  bool waits =
-      group.stuck || queue.waits == pass_ || (group.begun && group.pairs && Clock::now() - group.begun_at > kConnect);
-  for (const auto& comm : group.comms) waits |= comm->waits == pass_;
+  bool waits = group.stuck || queue.waits == pass_, busy = false;
+  for (const auto& entry : group.entries) {
+    waits |= entry.comm->waits == pass_;
+    waits |= entry.beside && !entry.over;
+    if (entry.over || !entry.begun) continue;
+    waits |= entry.pairs && Clock::now() - entry.begun_at > kConnect;
+    busy |= !entry.shared || entry.shared->busy();
+  }
   if (waits) {
     queue.waits = pass_;
-    for (const auto& comm : group.comms) comm->waits = pass_;
+    for (const auto& entry : group.entries) entry.comm->waits = pass_;
   }
   held_group_ |= !waits;
-  launching_ |= group.begun && !group.stuck;
+  launching_ |= busy && !group.stuck;
 }
 
 // Nothing is held, as far as behind_held() knows.

@@ -55,11 +55,44 @@ void CudaSpace::submit_locked(const CudaQueueRef& queue, Command& command, std::
   }
 }
 
+// The legacy stream's rule (cuda.h, Stream synchronization behavior) between streams that the driver does not know it of:
+// a command of the legacy queue waits for what blocking queues have, and theirs for what it has.
+Status CudaSpace::follow_other_side(CudaQueue& queue) {
+  const Driver& cu = context_->driver();
+  const auto follow = [&](const CudaQueue& other, uint64_t* until) -> Status {
+    if (!other.stream || other.issued <= *until) return {};
+    const char* const doing = "ordering a stream and the default stream";
+    if (!order_) {
+      if (Status s = cu.status(cu.cuEventCreate(&order_, CU_EVENT_DISABLE_TIMING), cu.cuEventCreate, doing); !s.ok())
+        return s;
+    }
+    // cuda.h: a wait is for what the event says when the call is made, so one event does for all.
+    Status s = cu.status(cu.cuEventRecord(order_, other.stream), cu.cuEventRecord, doing);
+    if (s.ok()) s = cu.status(cu.cuStreamWaitEvent(queue.stream, order_, 0), cu.cuStreamWaitEvent, doing);
+    if (s.ok()) *until = other.issued;
+    return s;
+  };
+  if (queue.kind == QueueKind::kBlocking) {
+    const auto legacy = queues_.find(0);
+    return legacy == queues_.end() ? Status() : follow(*legacy->second, &queue.follows_legacy);
+  }
+  if (queue.kind == QueueKind::kNonBlocking) return {};
+  for (const auto& [index, other] : queues_)
+    if (other->kind == QueueKind::kBlocking)
+      if (Status s = follow(*other, &other->legacy_follows); !s.ok()) return s;
+  for (const CudaQueueRef& other : leaving_)
+    if (other->kind == QueueKind::kBlocking)
+      if (Status s = follow(*other, &other->legacy_follows); !s.ok()) return s;
+  return {};
+}
+
 // What comes in front of a command in its stream.
 Status CudaSpace::prepare(CudaQueue& queue, const Command& command) {
   const Driver& cu = context_->driver();
   if (!queue.made.ok()) return queue.made;
   if (Status s = mark_other_side(queue); !s.ok()) return s;
+  if (device_.shared)
+    if (Status s = follow_other_side(queue); !s.ok()) return s;
   if (command.action == Action::kHostFunction || command.action == Action::kWait ||
       command.action == Action::kCommunicate)
     if (Status s = mark(queue); !s.ok()) return s;

@@ -122,7 +122,7 @@ class SoftDevice final : public BasicDevice {
   }
 
   Caps caps() const override {
-    return {.level = 3, .kernels_see_host_window = true, .takes_back = true, .takes_turns = true};
+    return {.level = 3, .kernels_see_host_window = true, .takes_back = true, .shares = true};
   }
   const Properties& properties() const override { return properties_; }
   Status load_ahead(const std::vector<uint8_t>& description) override {

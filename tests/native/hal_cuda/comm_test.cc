@@ -363,6 +363,221 @@ void test_random_work() {
   g_set_late(0);
 }
 
+// -- ranks that share the GPU, each a space of one device -------------------------------------------------------------------
+
+cuda::CudaConfig shared_config() {
+  auto config = Ranks::config();
+  config.shared = true;
+  return config;
+}
+
+struct Sharing {
+  static constexpr uint32_t kRanks = 3;
+  Sharing() {
+    const uint64_t key = ++g_key;
+    for (uint32_t rank = 0; rank < kRanks; rank++) {
+      ranks.push_back(std::make_unique<Fixture>(rank, g_config, device.get()));
+      Fixture& f = *ranks.back();
+      f.owner.folder = g_folder;
+      f.load_module();
+      EXPECT_OK(f.space->commit(f.base, 4 * kMiB, false));
+      comms.push_back(*f.space->create_comm({{key, 9}, kRanks, rank}));
+      f.space->init_comm(f.legacy, f.ticket(0), comms.back());
+      queues.push_back(f.space->create_queue(QueueKind::kNonBlocking, 0, 1));
+    }
+    for (const auto& f : ranks) {
+      EXPECT(f->sync(0));
+      f->fill(f->legacy, 0, f->base + kIn, kWords, 100);
+      f->space->memset(f->legacy, f->ticket(0), {f->base + kOut, 0, 64 * kWords, 1, 0, 4});
+      EXPECT(f->sync(0));
+    }
+  }
+  ~Sharing() {
+    for (uint32_t rank = 0; rank < ranks.size(); rank++)
+      if (ranks[rank]) ranks[rank]->space->destroy_comm(comms[rank]);
+    queues.clear(), comms.clear();
+    ranks.clear();
+  }
+  void reduce(uint32_t rank) {
+    Fixture& f = *ranks[rank];
+    f.space->communicate(queues[rank], f.ticket(1), {{comms[rank], Ranks::op_of(f.base + kIn, f.base + kOut)}});
+  }
+  bool reduced(uint32_t rank, uint32_t of = kRanks) {
+    const auto found = ranks[rank]->words(ranks[rank]->base + kOut, kWords);
+    return found.front() == 100 * of && found.back() == (100 + kWords - 1) * of;
+  }
+  CommState state(uint32_t rank) {
+    std::string why;
+    return ranks[rank]->space->comm_state(comms[rank], &why);
+  }
+
+  const std::unique_ptr<Device> device = std::move(*cuda::make_device(shared_config()));
+  std::vector<std::unique_ptr<Fixture>> ranks;
+  std::vector<CommRef> comms;
+  std::vector<QueueRef> queues;
+};
+
+// What comes behind waits until the last has come, and what does not goes on.
+void test_sharing_waits_for_the_last() {
+  Sharing s;
+  Fixture& first = *s.ranks[0];
+  s.reduce(0);
+  first.space->copy(s.queues[0], first.ticket(1),
+                    {first.base + kSeen, first.base + kOut, 0, 0, 4 * kWords, 1, true, true});
+  s.reduce(1);
+  first.fill(first.legacy, 0, first.base + 3 * kSeen, kWords, 7);
+  EXPECT(first.sync(0) && !first.owner.wait(1, first.last[1], 50));
+  s.reduce(2);
+  for (uint32_t rank = 0; rank < Sharing::kRanks; rank++) EXPECT(s.ranks[rank]->sync(1) && s.reduced(rank));
+  EXPECT(first.words(first.base + kSeen, 1)[0] == 100 * Sharing::kRanks);
+}
+
+// Nor does it keep an operation of another communicator, of which all come.
+void test_sharing_keeps_no_other_communicator() {
+  Sharing s;
+  s.reduce(0), s.reduce(1);
+  const uint64_t key = ++g_key;
+  std::vector<CommRef> two;
+  for (uint32_t rank = 0; rank < 2; rank++) {
+    Fixture& f = *s.ranks[rank];
+    two.push_back(*f.space->create_comm({{key, 9}, 2, rank}));
+    const QueueRef other = f.space->create_queue(QueueKind::kNonBlocking, 0, 2);
+    f.space->init_comm(other, f.ticket(2), two.back());
+    f.space->communicate(other, f.ticket(2), {{two.back(), Ranks::op_of(f.base + kIn, f.base + kSeen)}});
+  }
+  for (uint32_t rank = 0; rank < 2; rank++) {
+    Fixture& f = *s.ranks[rank];
+    EXPECT(f.owner.wait(2, f.last[2], 2000) && f.words(f.base + kSeen, 1)[0] == 200);
+    f.space->destroy_comm(two[rank]);
+  }
+  EXPECT(!s.ranks[0]->owner.done(1, s.ranks[0]->last[1]));
+  s.reduce(2);
+  for (const auto& rank : s.ranks) EXPECT(rank->sync(1));
+}
+
+// With one default stream for all, the second rank would wait for the first one's kernel.
+void test_sharing_has_a_default_stream_for_each() {
+  Sharing s;
+  s.ranks[0]->spin(s.ranks[0]->legacy, 0);
+  s.ranks[1]->fill(s.ranks[1]->legacy, 0, s.ranks[1]->base + kSeen, kWords, 7);
+  EXPECT(s.ranks[1]->owner.wait(0, s.ranks[1]->last[0], 2000) && !s.ranks[0]->owner.done(0, s.ranks[0]->last[0]));
+  s.reduce(0), s.reduce(1), s.reduce(2);  // in streams of their own
+  EXPECT(s.ranks[0]->owner.wait(1, s.ranks[0]->last[1], 2000) && s.reduced(0));
+  fake.hold_spin(0);
+}
+
+void test_sharing_keeps_the_rule_of_the_default_stream() {
+  Fixture f(0, shared_config());
+  f.load_module();
+  EXPECT_OK(f.space->commit(f.base, 4 * kMiB, false));
+  constexpr uint32_t kRegion = 64 << 10;
+  std::vector<QueueRef> queues = {f.legacy, f.space->create_queue(QueueKind::kBlocking, 0, 1),
+                                  f.space->create_queue(QueueKind::kBlocking, 0, 2)};
+  std::vector<uint8_t> device(3 * kRegion, 0);
+  f.space->memset(f.legacy, f.ticket(0), {f.base, 0, device.size(), 1, 0, 1});
+  std::mt19937 random(5);
+  for (int step = 0; step < 2000; step++) {
+    const uint32_t q = random() % 3, other = 1 + random() % 2;
+    const size_t n = 4 + random() % 1000 * 4, x = random() % ((kRegion - n) / 4) * 4;
+    if (q == 0) {  // a command of the default stream, from one blocking stream's memory to another's
+      const size_t from = other * kRegion + x, to = (3 - other) * kRegion + x;
+      f.space->copy(f.legacy, f.ticket(0), {f.base + to, f.base + from, 0, 0, n, 1, true, true});
+      std::memcpy(&device[to], &device[from], n);
+    } else if (step % 97 == 0) {  // a stream that is gone is waited for all the same
+      f.space->destroy_queue(queues[q]);
+      queues[q] = f.space->create_queue(QueueKind::kBlocking, 0, q);
+    } else {
+      const uint32_t value = random();
+      f.fill(queues[q], q, f.base + q * kRegion + x, static_cast<uint32_t>(n / 4), value);
+      for (uint32_t i = 0; i < n / 4; i++) {
+        const uint32_t word = value + i;
+        std::memcpy(&device[q * kRegion + x + i * 4], &word, 4);
+      }
+    }
+  }
+  for (uint32_t q = 0; q < 3; q++) EXPECT(f.owner.wait(q, f.last[q], 60'000));
+  std::vector<uint8_t> seen(device.size());
+  EXPECT_OK(f.space->read(f.base, seen.data(), seen.size()));
+  EXPECT(seen == device);
+}
+
+// The others wait for their own abort, and what is behind theirs goes on then.
+void test_sharing_and_an_abort() {
+  Sharing s;
+  s.reduce(0), s.reduce(1);
+  s.ranks[1]->space->abort_comm(s.comms[1]);
+  EXPECT(s.ranks[1]->owner.wait(1, s.ranks[1]->last[1], 2000));
+  s.reduce(2);
+  EXPECT(!s.ranks[0]->owner.wait(1, s.ranks[0]->last[1], 100));
+  s.ranks[0]->space->abort_comm(s.comms[0]);
+  s.ranks[2]->space->abort_comm(s.comms[2]);
+  EXPECT(s.ranks[0]->sync(1) && s.ranks[2]->sync(1) && !s.reduced(0));
+}
+
+// Whoever comes last submits it; it runs when every rank's stream has come there.
+void test_sharing_waits_for_every_stream() {
+  Sharing s;
+  Fixture& first = *s.ranks[0];
+  first.spin(s.queues[0], 1);
+  first.fill(s.queues[0], 1, first.base + kIn, kWords, 1100);
+  for (uint32_t rank = 0; rank < Sharing::kRanks; rank++) s.reduce(rank);
+  EXPECT(!s.ranks[2]->owner.wait(1, s.ranks[2]->last[1], 50));
+  fake.hold_spin(0);
+  for (uint32_t rank = 0; rank < Sharing::kRanks; rank++) {
+    EXPECT(s.ranks[rank]->sync(1));
+    EXPECT(s.ranks[rank]->words(s.ranks[rank]->base + kOut, 1)[0] == 1300);
+  }
+}
+
+// Its memory is unmapped behind it, not under an operation that it is in. submitted: all have come, and it runs later.
+void test_sharing_and_the_end_of_a_client() {
+  for (const bool submitted : {false, true}) {
+    Sharing s;
+    s.ranks[0]->spin(s.queues[0], 1);
+    s.reduce(0), s.reduce(1);
+    if (submitted) s.reduce(2);
+    s.ranks[1]->last.clear();
+    s.ranks[1]->space->leave_comms();
+    s.queues[1].reset(), s.comms[1].reset();
+    std::thread later([&] {
+      usleep(100'000);
+      fake.hold_spin(0);
+    });
+    s.ranks[1].reset();
+    later.join();
+    EXPECT(submitted || !s.ranks[0]->owner.wait(1, s.ranks[0]->last[1], 50));
+    if (submitted) EXPECT(s.ranks[0]->sync(1) && s.reduced(0));
+    s.ranks[0]->space->abort_comm(s.comms[0]);
+    s.ranks[2]->space->abort_comm(s.comms[2]);
+    EXPECT(s.ranks[0]->sync(1));
+  }
+}
+
+void test_sharing_and_ranks_that_disagree() {
+  Sharing s;
+  s.reduce(0), s.reduce(1);
+  Fixture& f = *s.ranks[2];
+  auto op = Ranks::op_of(f.base + kIn, f.base + kOut);
+  op.count--;
+  f.space->communicate(s.queues[2], f.ticket(1), {{s.comms[2], op}});
+  for (uint32_t rank = 0; rank < Sharing::kRanks; rank++) {
+    for (int i = 0; i < 200 && s.state(rank) == CommState::kOk; i++) usleep(10'000);
+    EXPECT(s.state(rank) == CommState::kInvalidUsage);
+    s.ranks[rank]->space->abort_comm(s.comms[rank]);
+  }
+  for (const auto& rank : s.ranks) EXPECT(rank->sync(1));
+}
+
+// A fault is the context's, so every rank's: all commands complete all the same.
+void test_sharing_and_a_fault() {
+  Sharing s;
+  s.reduce(0);
+  s.ranks[1]->space->launch(s.ranks[1]->legacy, s.ranks[1]->ticket(0), s.ranks[1]->fault_f, {});
+  EXPECT(s.ranks[1]->sync(0));
+  s.reduce(1), s.reduce(2);
+  for (const auto& rank : s.ranks) EXPECT(rank->sync(1) && rank->owner.faults == 1);
+}
+
 const Test kTests[] = {
     {"its queue waits", test_its_queue_waits},
     {"another queue goes on", test_another_queue_goes_on},
@@ -381,6 +596,15 @@ const Test kTests[] = {
     {"a successor waits", test_a_successor_waits},
     {"the context", test_the_context},
     {"random work", test_random_work},
+    {"sharing: waits for the last", test_sharing_waits_for_the_last},
+    {"sharing: waits for every stream", test_sharing_waits_for_every_stream},
+    {"sharing: keeps no other communicator", test_sharing_keeps_no_other_communicator},
+    {"sharing: a default stream for each", test_sharing_has_a_default_stream_for_each},
+    {"sharing: the rule of the default stream", test_sharing_keeps_the_rule_of_the_default_stream},
+    {"sharing: an abort", test_sharing_and_an_abort},
+    {"sharing: the end of a client", test_sharing_and_the_end_of_a_client},
+    {"sharing: ranks that disagree", test_sharing_and_ranks_that_disagree},
+    {"sharing: a fault", test_sharing_and_a_fault},
 };
 
 }  // namespace

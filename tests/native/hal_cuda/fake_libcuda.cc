@@ -33,6 +33,8 @@
 #include <utility>
 #include <vector>
 
+#include "devproxy/hal/soft/comm/reduce.h"
+
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
@@ -78,6 +80,7 @@ struct Function {
   CUmodule module = nullptr;
   std::string name;
   std::vector<std::pair<size_t, size_t>> params;
+  std::string shape;                       // of a reduction (hal/cuda/reduce_ptx.h)
   unsigned max_dynamic_shared = 48 << 10;  // until it asks for more
 };
 
@@ -354,6 +357,37 @@ uint64_t place_global(uint64_t bytes) {
 void drop_globals(Module& module) {
   for (const auto& [name, place] : module.globals)
     munmap(reinterpret_cast<void*>(place.first), (place.second + 4095) / 4096 * 4096);
+}
+
+// What reduce_ptx.h says of its text, done by the software GPU's arithmetic. tests/native/test_reduce_ptx.py reads the text.
+void run_reduction(Context* context, const std::string& shape, const std::vector<uint8_t>& params) {
+  unsigned type, op, sources, destinations;
+  char on_device[80] = "";
+  if (std::sscanf(shape.c_str(), "// devproxy reduce type=%u reduction=%u sources=%u destinations=%u on_device=%79s",
+                  &type, &op, &sources, &destinations, on_device) != 5)
+    return fail_context(context, CUDA_ERROR_ILLEGAL_INSTRUCTION);
+  std::vector<uint64_t> p(params.size() / 8);
+  std::memcpy(p.data(), params.data(), p.size() * 8);
+  devproxy::hal::soft::Reduction r;
+  r.type = static_cast<devproxy::CommType>(type), r.op = static_cast<devproxy::CommReduction>(op);
+  const uint64_t element = devproxy::comm_type_bytes(r.type), count = p[0];
+  bool mapped = true;
+  {
+    std::lock_guard lock(driver().mu);
+    for (size_t i = 1; i <= sources + destinations; i++)
+      mapped &= device_range(p[i], count * element) && p[i] % element == 0;
+    for (size_t i = 0; r.op == devproxy::CommReduction::kPreMulSum && i < sources; i++)
+      mapped &= on_device[i] == '0' || device_range(p[1 + sources + destinations + i], element);
+  }
+  if (!mapped) return fail_context(context, CUDA_ERROR_ILLEGAL_ADDRESS);
+  for (size_t i = 0; i < sources; i++) r.inputs.push_back(reinterpret_cast<const uint8_t*>(p[1 + i]));
+  for (size_t i = 0; i < destinations; i++) r.outputs.push_back(reinterpret_cast<uint8_t*>(p[1 + sources + i]));
+  for (size_t i = 0; r.op == devproxy::CommReduction::kPreMulSum && i < sources; i++) {
+    const uint64_t& scalar = p[1 + sources + destinations + i];
+    r.scalars.push_back(on_device[i] == '0' ? reinterpret_cast<const uint8_t*>(&scalar)
+                                            : reinterpret_cast<const uint8_t*>(scalar));
+  }
+  devproxy::hal::soft::reduce(r, 0, count);
 }
 
 void run_kernel(Context* context, const std::string& name, const std::vector<uint8_t>& params, uint64_t counter) {
@@ -1394,6 +1428,7 @@ void read_ptx(const std::string& text, Module* module, std::set<Function*>* func
       auto function = std::make_unique<Function>();
       words >> function->name;
       function->module = reinterpret_cast<CUmodule>(module);
+      if (text.starts_with("// devproxy reduce ")) function->shape = text.substr(0, text.find('\n'));
       open = function.get();
       functions->insert(open);
       module->order.push_back(open);
@@ -1602,7 +1637,12 @@ CUresult launch(const char* symbol, CUfunction handle, const CUlaunchConfig& c, 
   Context* const context = t_context;
   const uint64_t counter = module.globals.contains("counter") ? module.globals["counter"].first : 0;
   push(stream, lock,
-       {[context, kernel = function->name, block, counter] { run_kernel(context, kernel, block, counter); },
+       {[context, kernel = function->name, shape = function->shape, block, counter] {
+          if (shape.empty())
+            run_kernel(context, kernel, block, counter);
+          else
+            run_reduction(context, shape, block);
+        },
         {},
         function->module,
         false});

@@ -11,7 +11,8 @@
 // Misuse ends the process with a line: a communicator that is asked while it is busy, by two threads at once, or after its
 // end; a group that ends on another thread; a rank that has the other context; a communicator that is destroyed while work
 // is under way; memory that is none of the device's; a group that ends while another one is not in its stream yet, since their order would
-// be anybody's guess, and NCCL wants the same one at all ranks. Two ranks of one GPU are refused.
+// be anybody's guess, and NCCL wants the same one at all ranks. FAKE_NCCL_MANY=1 allows it, for several of the job's GPUs
+// in one process: natively they are several. FAKE_NCCL_WRONG=1: reductions give wrong numbers, so right ones are not this NCCL's. Two ranks of one GPU are refused.
 //
 // It shows that hal/cuda keeps the rules as NCCL's documentation has them. It shows nothing about NCCL.
 #include <cuda.h>
@@ -205,6 +206,8 @@ bool reduce_part(ncclComm& c, const Work& w, uint64_t skip, uint8_t* to) {
       std::vector<uint8_t> out(n * element);
       r.outputs = {out.data()};
       devproxy::hal::soft::reduce(r, 0, n);
+      static const bool wrong = number_of("FAKE_NCCL_WRONG", 0) != 0;
+      if (wrong) out.front() ^= 1;
       std::memcpy(to + done * element, out.data(), out.size());
     });
     if (!ok) return false;
@@ -525,7 +528,8 @@ EXPORT int ncclGroupEnd() {
   bool paired = false;
   for (const Part& part : parts)
     for (const Work& w : part.works) paired |= w.kind == CommKind::kSend || w.kind == CommKind::kRecv;
-  if (g_launching != 0) misuse("ncclGroupEnd: the last group is not in its stream yet");
+  static const bool many = number_of("FAKE_NCCL_MANY", 0) != 0;
+  if (g_launching != 0 && !many) misuse("ncclGroupEnd: the last group is not in its stream yet");
   if (!paired) g_launching++;
   std::thread([parts = std::move(parts), paired] {
     usleep(static_cast<useconds_t>(late_us()));

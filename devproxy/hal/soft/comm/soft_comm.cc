@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "devproxy/hal/soft/comm/soft_comm.h"
+#include "devproxy/hal/comm_text.h"
 
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "devproxy/csrc/base/futex.h"
+#include "devproxy/hal/comm_text.h"
 #include "devproxy/hal/soft/comm/reduce.h"
 
 namespace devproxy::hal::soft {
@@ -24,29 +26,9 @@ constexpr uint64_t kWithheldUs = 1'000;    // how often a lane looks whether it 
 constexpr uint64_t kReachUs = 30'000'000;  // how long another tree may be out of reach
 constexpr uint64_t kMoveUs = 60'000'000;   // how long a server of another tree may take to be replaced
 
-const char* const kNames[kCommKinds] = {"AllReduce", "Broadcast", "Reduce",  "AllGather", "ReduceScatter",
-                                        "AllToAll",  "Gather",    "Scatter", "Send",      "Recv"};
-
-std::string text_of(const CommOp& op) {
-  return std::string(op.kind < kCommKinds ? kNames[op.kind] : "?") + "(count " + std::to_string(op.count) + ", type " +
-         std::to_string(op.type) + ", op " + std::to_string(op.reduction) + ", root " + std::to_string(op.peer) + ")";
-}
-
-std::string text_of_pair(uint32_t from, uint64_t sent, uint32_t to, uint64_t wanted) {
-  return "rank " + std::to_string(from) + " sends " + std::to_string(sent) + " bytes to rank " + std::to_string(to) +
-         ", which receives " + std::to_string(wanted);
-}
-
-bool is_pair(const CommOp& op) { return op.kind_of() == CommKind::kSend || op.kind_of() == CommKind::kRecv; }
-
 // Where it is another one than the reader's.
 std::string in_tree(uint32_t tree, uint32_t own) {
   return tree == own ? std::string() : " of tree " + std::to_string(tree);
-}
-
-// Do two members mean the same?
-bool match(const CommOp& a, const CommOp& b) {
-  return a.kind == b.kind && a.type == b.type && a.reduction == b.reduction && a.peer == b.peer && a.count == b.count;
 }
 
 // What rank `rank` of n does of `count` elements: begins at this one. Whole lines, so that no two write into one.
@@ -581,8 +563,7 @@ bool CommGroup::Lane::try_start() {
   for (uint32_t r = 0; r < n; r++) {
     const CommOp other = comm_.board().cell(r).op;
     if (match(op, other)) continue;
-    comm_.fail(CommState::kInvalidUsage, "the ranks do different things: rank " + std::to_string(me) + " " +
-                                             text_of(op) + ", rank " + std::to_string(r) + " " + text_of(other));
+    comm_.fail(CommState::kInvalidUsage, text_of_ranks(me, op, r, other));
     comm_.board().head().wrong.store(target_, std::memory_order_release);
     comm_.board().ring();
     return stuck(), true;
