@@ -13,7 +13,7 @@ environment with that version (make .venv-cuda-2.11.0/.ready TORCH=2.11.0 PYTHON
     lib/torch-2.11-cuda/ the torch plugin with its executors
     py/                  the Python side of devproxy
     wheels/, spare/      what it imports, for cp312; spare ones are used where the device's Python has none
-    programs/            tests/subjects with those of driver compiled, what they take of tests/torch
+    programs/            tests/subjects with those of driver compiled, what they take of tests/torch; comm/ of tests/comm
     programs/cudart/     tests/cudart compiled, with the shared runtime
     cudart/              NVIDIA's libcudart as a wheel, for the native runs on a device that has none
     kernels/             tests/subjects/gpu/kernels.cu as cubin, PTX and fat binary
@@ -60,6 +60,7 @@ PACKAGES = (
     "zstandard", "grpcio-health-checking", "grpcio-reflection",
 )  # fmt: skip
 RUNTIME = "nvidia-cuda-runtime"
+COMM_PROGRAMS = ("nccl.py", "model.py", "collectives.py", "scenarios.py")  # of tests/comm
 # Only where the device's Python has none, and only as long as there is room.
 # filecheck, expecttest: what numba-cuda's own tests and torch's op_db import, and that machine may lack.
 SPARE_PACKAGES = (
@@ -158,6 +159,8 @@ def add_programs(out: Path) -> None:
             copy(source, programs / source.name)
     for name in ("opdb.py", "mix.py"):
         copy(ROOT / "tests/torch" / name, programs / name)
+    for name in COMM_PROGRAMS:
+        copy(ROOT / "tests/comm" / name, programs / "comm" / name)
 
 
 def torch_environment() -> Path:

@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from devproxy import proctree
@@ -36,6 +38,32 @@ def rate(setup: Setup, size: int, seconds: float, way: str) -> dict[str, Any]:
     return facts
 
 
+def criu_trouble(setup: Setup) -> str:
+    """Why CRIU does not work here, or nothing."""
+    criu = setup.bundle / "criu" / "sbin" / "criu"
+    if not criu.exists():
+        return "CRIU does not work here (the bundle was made without CRIU)"
+    if setup.rehearse:
+        return ""
+    checked = run([str(criu), "check"], dict(os.environ), 15)
+    return f"CRIU does not work here ({checked.brief()})" if checked.code else ""
+
+
+@dataclass(frozen=True)
+class Life:
+    """A job of tests/subjects that is killed and restored. first, second: the steps at which it is checkpointed, and killed.
+    gated: it stops behind the second until it has been restored."""
+
+    name: str
+    line: list[str]
+    way: Way  # has the name and the store
+    first: int
+    second: int
+    start_s: float
+    gated: bool = False
+    restore_options: tuple[str, ...] = ()
+
+
 def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
     line = subjects(setup)[subject]
     if missing := missing_of(subject, line, setup):
@@ -44,15 +72,13 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
         steps = "300" if setup.small else "400"
         line += ["--steps", steps, "--ballast-mib", str(ballast_mib(setup, subject))]
     name = f"gpucheck-{subject}"
-    log, store = setup.work / f"{name}.log", setup.work / f"{name}.store"
-    job_options = ("--name", name, "--store", str(store))
+    job_options = ("--name", name, "--store", str(store_of(setup, name)))
     if subject == "gpt2":
-        (_, job_way), first, second, start_s = torch_ways(setup, *job_options), 15, 25, 80.0
+        _, job_way = torch_ways(setup, *job_options)
         want = gpt2_digest(setup, report, gpt2_steps(setup))
-        open_gate(setup, name, str(second))
-        job_way = Way(job_way.prefix, job_way.env | {"TEST_GATE": str(gate_of(setup, name))})
+        job = Life(name, line, job_way, 15, 25, 80.0, gated=True)
     else:
-        job_way, first, second, start_s = setup.proxied(*job_options), 30, 60, 40.0
+        job_way = setup.proxied(*job_options)
         if subject == "torch":
             job_way = Way(job_way.prefix, job_way.env | WITHOUT_PLUGIN)
         native = setup.native().run(line, 40)
@@ -60,13 +86,35 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
         report.put("native", {"code": native.code, "digest": want, "seconds": native.seconds})
         if native.code:
             raise Failed(f"the training program does not run natively: {native.brief()}")
+        job = Life(name, line, job_way, 30, 60, 40.0)
+    if live(setup, report, job) == want:
+        return
+    # Is it the checkpoint's fault?
+    plain = Way(setup.proxied("--plain").prefix, job_way.env).run(line, 40)
+    report.put("proxied", {"code": plain.code, "digest": digest_of(plain.out)})
+    raise Failed("the restored run is not the native one")
+
+
+def store_of(setup: Setup, name: str) -> Path:
+    return setup.work / f"{name}.store"
+
+
+def live(setup: Setup, report: Report, life: Life) -> str | None:
+    """Checkpoint, kill -9 of everything, restore, the end. Returns the digest; raises Failed."""
+    name, line, job_way, first, second = life.name, life.line, life.way, life.first, life.second
+    log = setup.work / f"{name}.log"
+    if life.gated:
+        open_gate(setup, name, str(second))
+        job_way = Way(job_way.prefix, job_way.env | {"TEST_GATE": str(gate_of(setup, name))})
     # The servers say in their logs how long device memory took; these are in the runtime folder while the job lives.
     env = job_way.env | {"DEVPROXY_LOG": "warn,server=info"}
     ctl = [sys.executable, "-m", "devproxy.cli.ctl"]
     with open(log, "wb") as out:
         whole = [*job_way.prefix, *line, "--seconds-per-step", "0.03"]
         job = subprocess.Popen(whole, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
-    wait_for(lambda: steps_in(log) >= first or job.poll() is not None, start_s, f"step {first}")
+    wait_for(
+        lambda: steps_in(log) >= first or job.poll() is not None, life.start_s, f"step {first}"
+    )
     if job.poll() is not None:
         raise Failed(f"the job ended with {job.returncode}: {log.read_text()[-800:]}")
     begin = time.perf_counter()
@@ -81,10 +129,10 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
     wait_for(lambda: steps_in(log) >= second, 30, f"step {second}")
     report.put("killed", kill_marked(f"DEVPROXY_SHM_DIR={setup.shm()}\0".encode()))
     at = steps_in(log)
-    if subject == "gpt2":
+    if life.gated:
         open_gate(setup, name, "end")
     begin = time.perf_counter()
-    line_of_restore = [*ctl, "restore", name, "--store", str(store), "--output", str(log), "--json"]
+    line_of_restore = [*ctl, "restore", name, "--store", str(store_of(setup, name)), "--output", str(log), *life.restore_options, "--json"]  # fmt: skip
     told = None
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         restoring = pool.submit(run, line_of_restore, env, 60)
@@ -106,12 +154,9 @@ def checkpoint_of(setup: Setup, report: Report, subject: str) -> None:
     )
     report.put("digest_after_restore", got)
     report.put("one_process_throughout", len(nonces) == 1)
-    if got == want and len(nonces) == 1:
-        return
-    if got != want:  # is it the checkpoint's fault?
-        plain = Way(setup.proxied("--plain").prefix, job_way.env).run(line, 40)
-        report.put("proxied", {"code": plain.code, "digest": digest_of(plain.out)})
-    raise Failed("the restored run is not the native one")
+    if len(nonces) != 1:
+        raise Failed("the restored job is another process")
+    return got
 
 
 def servers_say(setup: Setup, what: str) -> tuple[int, float] | None:

@@ -79,11 +79,12 @@ def need_plugin(setup: Setup) -> dict[str, Any]:
     return facts
 
 
-def torch_ways(setup: Setup, *options: str, gpus: int = 1) -> tuple[Way, Way]:
+def torch_ways(setup: Setup, *options: str, gpus: int = 1, on: str = "") -> tuple[Way, Way]:
     """Natively and through the proxy. Both see torch's own libraries alone, as a user's job does: compilers that lie
-    elsewhere on the machine could make other code."""
+    elsewhere on the machine could make other code. on: the machine's GPU for each of the job's."""
     ways = []
-    proxied = setup.proxied(*(options or ("--plain",)), "--gpus", str(gpus))
+    where = ("--gpu", on) if on else ("--gpus", str(gpus))
+    proxied = setup.proxied(*(options or ("--plain",)), *where)
     for way in (setup.native(gpus), proxied):
         env = dict(way.env)
         ours = (str(setup.work / "native"), str(setup.work / "compilers"))

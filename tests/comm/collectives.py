@@ -61,6 +61,15 @@ def all_cases(ranks: int) -> list[Case]:
     return found
 
 
+class Wrong(AssertionError):
+    """A result that is not the model's. Whatever has come of it, the ranks can go on with the next case."""
+
+
+def check(right: bool, text: str) -> None:
+    if not right:
+        raise Wrong(text)
+
+
 class Arena:
     """Device memory in which each case's buffers lie at the offsets it wants, between bytes that must not change."""
 
@@ -127,15 +136,17 @@ def run(case: Case, comm: nccl.Comm, send: Arena, receive: Arena) -> None:
     got = receive.after()
     begin = GUARD + recv_at
     result = got[begin : begin + length]
-    assert model.same(dtype, result.view(dtype.raw), want), f"rank {rank} of {ranks}: {case}"
+    check(model.same(dtype, result.view(dtype.raw), want), f"rank {rank} of {ranks}: {case}")
     expected = receive.before.copy()
     expected[begin : begin + length] = result
-    assert np.array_equal(got, expected), (
-        f"rank {rank} of {ranks}: {case}: bytes beside the result changed"
+    check(
+        np.array_equal(got, expected),
+        f"rank {rank} of {ranks}: {case}: bytes beside the result changed",
     )
     if expected_send is not None:
-        assert np.array_equal(send.after(), expected_send), (
-            f"rank {rank} of {ranks}: {case}: its input changed"
+        check(
+            np.array_equal(send.after(), expected_send),
+            f"rank {rank} of {ranks}: {case}: its input changed",
         )
 
 
@@ -145,8 +156,17 @@ def rank_main(rank: int, ranks: int, folder: Path) -> None:
     cases = all_cases(ranks)[part::parts]
     most = 2 * SHARED_BYTES * ranks
     send, receive = Arena(most), Arena(most)
+    wrong: dict[str, int] = {}
     for case in cases:
-        run(case, comm, send, receive)
+        try:
+            run(case, comm, send, receive)
+        except Wrong as error:
+            op = model.REDUCTIONS[case.op] if case.kind in model.REDUCING else ""
+            name = f"{case.kind} {op} {case.dtype.name}"
+            wrong[name] = wrong.get(name, 0) + 1
+            if len(wrong) <= 20 and wrong[name] <= 2:
+                sys.stderr.write(f"wrong: {error}\n")  # whole, whatever the other ranks write
+    assert not wrong, f"{sum(wrong.values())} of {len(cases)} cases are wrong, by kind: {wrong}"
     assert comm.error() == nccl.SUCCESS
     comm.destroy()
     if rank == 0:

@@ -26,7 +26,7 @@ from devproxy import layout
 from tests.integration.needs import require_criu, require_nvcc
 from tests.integration.test_programs import build_program
 from tests.living import matching
-from tests.native.test_hal_cuda import FAKE, compiled
+from tests.native.test_hal_cuda import fake_library
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
@@ -44,7 +44,7 @@ from gpucheck.stages.programs import REGISTERED  # noqa: E402
 
 @pytest.fixture(scope="module")
 def fake() -> Path:
-    return compiled("fake_libcuda.so", [FAKE], "-shared")
+    return fake_library()
 
 
 # In the place of tests/cudart's programs: how each ends, natively and where our libraries are preloaded.
@@ -82,6 +82,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *torch_programs,
     ]:
         (made / "programs" / source.name).symlink_to(source)
+    (made / "programs" / "comm").mkdir()
+    for name in gpu_bundle.COMM_PROGRAMS:
+        (made / "programs" / "comm" / name).symlink_to(ROOT / "tests/comm" / name)
     (made / "programs" / "cudart").mkdir()
     for name, text in STAND_INS.items():
         (made / "programs" / "cudart" / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -376,7 +379,8 @@ def test_the_order_of_the_stages() -> None:
     assert calls == sorted(calls)
     for number, name in enumerate(names):
         assert set(needs_of(name)) <= set(names[:number]), name
-    first = {s.name for s in STAGES if s.name[:2] in ("a_", "b_", "e_", "t_")} - {"t_ops", "t_tune"}
+    first = {s.name for s in STAGES if s.name[:2] in ("a_", "b_", "e_", "t_")}
+    first -= {"t_ops", "t_tune", "t_ranks", "t_share"}
     assert all(s.call == 1 for s in STAGES if s.name in first)
 
 
@@ -571,16 +575,27 @@ def test_torch_stages_over_the_software_gpu(bundle: Path, tmp_path: Path) -> Non
     plugins = [p.name for p in (ROOT / "build" / "lib").glob("torch-*/libdevproxy_torch.so")]
     if not plugins or importlib.util.find_spec("torch") is None:
         pytest.fail("no torch plugin is built: make build", pytrace=False)
+    require_criu()
+    whole = tmp_path / "bundle"
+    whole.mkdir()
+    for part in (*bundle.iterdir(), ROOT / "build" / "criu"):
+        (whole / part.name).symlink_to(part)
     ops = "float32/addmm,float32/sort,int64/add,float32/nn.functional.dropout"
-    only = "t_graphs,t_ranks"
+    only = "t_graphs,t_ranks,t_share"
     options = ["--rehearse", "soft", "--only", only, "--ops", ops, "--spoil", "addmm"]
-    code, results, log = check(bundle, tmp_path, *options)
+    code, results, log = check(whole, tmp_path, *options)
     assert code == 1
     assert results["t_graphs"]["status"] == "ok", log
     counts = results["t_graphs"]["figures"]["counts"]
     assert counts["bitwise"] >= 3, results["t_graphs"]
     assert results["t_ranks"]["status"] == "ok", log
     assert results["t_ranks"]["figures"]["counts"] == {"bitwise": 4}
+    assert results["t_share"]["status"] == "ok", log
+    shared = results["t_share"]["figures"]
+    assert shared["collectives"]["comparisons"] > 700, shared
+    assert len(shared["scenarios"]["each_s"]) > 20, shared
+    want = shared["reference"]["digest"]
+    assert shared["ddp"]["digest"] == shared["digest_after_restore"] == want
     sweep = results["t_ops"]
     assert sweep["status"] == "failed", log
     assert sweep["figures"]["ops"]["counts"] == {"bitwise": 3, "different": 1}, log

@@ -6,13 +6,12 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import json
-import os
 import sys
 import time
 
 from gpucheck import running
 from gpucheck.campaign import time_left_s
-from gpucheck.checkpoints import checkpoint_of, rate, servers_say
+from gpucheck.checkpoints import checkpoint_of, criu_trouble, rate, servers_say
 from gpucheck.ends import Failed, Refused
 from gpucheck.gpt2 import at_step, gpt2_digest, gpt2_job, gpt2_line, gpt2_steps, open_gate, steps_in
 from gpucheck.report import Report
@@ -59,12 +58,8 @@ def t_migrate(setup: Setup, report: Report) -> None:
 def t_checkpoint(setup: Setup, report: Report) -> None:
     """The GPT-2 job: checkpoint, kill -9 of everything, restore, the native digest. Where CRIU works; else t_migrate is what there is."""
     need_plugin(setup)
-    criu = setup.bundle / "criu" / "sbin" / "criu"
-    if not setup.rehearse:
-        checked = run([str(criu), "check"], dict(os.environ), 15) if criu.exists() else None
-        if checked is None or checked.code:
-            why = checked.brief() if checked else "the bundle was made without CRIU"
-            raise Refused(f"CRIU does not work here ({why}): t_migrate tests dump and restore of the device's side")  # fmt: skip
+    if trouble := criu_trouble(setup):
+        raise Refused(f"{trouble}: t_migrate tests dump and restore of the device's side")
     checkpoint_of(setup, report, "gpt2")
 
 
