@@ -543,6 +543,7 @@ void test_sharing_and_the_end_of_a_client() {
       usleep(100'000);
       fake.hold_spin(0);
     });
+    s.ranks[1]->space->stop();
     s.ranks[1].reset();
     later.join();
     EXPECT(submitted || !s.ranks[0]->owner.wait(1, s.ranks[0]->last[1], 50));
