@@ -86,6 +86,11 @@ CudaComm::~CudaComm() {
 
 CommState CudaComm::state(std::string* why) const {
   std::lock_guard lock(mu_);
+  if (state_ == CommState::kOk && shared_)
+    if (const Status s = shared_->failure(); !s.ok()) {  // before its minder has heard of it
+      *why = s.text();
+      return state_of(s.code());
+    }
   *why = why_;
   return state_;
 }
@@ -289,13 +294,18 @@ void CudaComm::mind() {
   }
   const bool kindly = ending_ == Ending::kDestroy && state_ == CommState::kOk;
   idle_end_ = kindly && !shared_ && in_flight_.load(std::memory_order_acquire) == 0;
-  end_pairs(ending_);
+  end_pairs(kindly || aborted() ? ending_ : Ending::kAbort);
   if (board_ && !has_row()) take_row_again();
   if (board_ && has_row()) board_->leave(config_.comm.rank, ending_ == Ending::kDied ? Gone::kDied : Gone::kLeft);
   end_now(lock, kindly);
+  end_pairs(kindly || aborted() ? ending_ : Ending::kAbort);  // one that was made since; nobody makes any more
   const auto pairs = all_pairs();
   lock.unlock();
-  for (const auto& pair : pairs) (void)pair->over(kPairsMs);
+  // As long as this member is there the space knows of them.
+  for (const auto& pair : pairs)
+    while (!pair->over(kPairsMs))
+      DP_LOG(kWarn, kDevice, 0, "communicator %08x: the end of a pair lasts over %u ms",
+             static_cast<unsigned>(config_.comm.key.low), kPairsMs);
   lock.lock();
   phase_ = Phase::kOver;
   tell();
@@ -305,13 +315,14 @@ void CudaComm::turn(Lock& lock) {
   if (!has_row()) return take_row_again();
   if (join_failed_ && stale()) {
     join_failed_ = false, state_ = CommState::kOk, why_.clear();
-    if (shared_) drop_shared(lock);
+    if (shared_) drop_shared(lock, false);
   }
   if (phase_ == Phase::kReady && shared_ && comm_) {
     take_failure();
     if (state_ != CommState::kOk) {  // what its place has under way may wait for ever
-      shared_->take_nccl(config_.comm.rank);
+      shared_->take_nccl(config_.comm.rank, false);
       drop(lock, std::exchange(comm_, nullptr), false);
+      shared_->nccl_over(config_.comm.rank);
     }
   }
   if (state_ != CommState::kOk) return;
@@ -379,7 +390,7 @@ bool CudaComm::join_shared(Lock& lock, const Places& places) {
     if (!join_nccl(lock, static_cast<uint32_t>(places.members.size()), places.own)) {
       // Others of the place may not have asked for it yet: it stays until this member ends, or begins anew.
       if (state_ == CommState::kOk)
-        drop_shared(lock);
+        drop_shared(lock, false);
       else
         shared_->fail({static_cast<int32_t>(state_), why_});
       return false;
@@ -508,13 +519,14 @@ void CudaComm::take_row_again() {
 void CudaComm::end_now(Lock& lock, bool kindly) {
   phase_ = Phase::kEnding;  // nobody uses it from now on
   cv_.wait(lock, [&] { return users_ == 0; });
-  if (shared_) shared_->take_nccl(config_.comm.rank);
+  if (shared_) shared_->take_nccl(config_.comm.rank, kindly);
   const NcclComm comm = std::exchange(comm_, nullptr);
   if (comm) drop(lock, comm, kindly);
-  if (shared_) drop_shared(lock);
+  if (shared_) shared_->nccl_over(config_.comm.rank);
+  if (shared_) drop_shared(lock, kindly);
 }
 
-void CudaComm::drop_shared(Lock& lock) {
+void CudaComm::drop_shared(Lock& lock, bool kindly) {
   auto shared = std::exchange(shared_, nullptr);
   shared->forget(config_.comm.rank);
   if (ending_ == Ending::kNone) {  // another generation, in which nothing is under way: those that come then are others
@@ -524,8 +536,8 @@ void CudaComm::drop_shared(Lock& lock) {
     std::erase_if(former_pairs_, [](const auto& pair) { return pair->over(0); });
   }
   lock.unlock();
-  if (!shared->leave(config_.comm.rank, kFinalizeMs))
-    DP_LOG(kError, kDevice, 0, "communicator %08x: rank %u leaves while an operation still runs after %u ms",
+  while (!shared->leave(config_.comm.rank, kindly, kFinalizeMs))
+    DP_LOG(kWarn, kDevice, 0, "communicator %08x: an operation of rank %u still runs after %u ms",
            static_cast<unsigned>(config_.comm.key.low), config_.comm.rank, kFinalizeMs);
   shared.reset();  // perhaps the last: no lock is held
   lock.lock();

@@ -145,7 +145,7 @@ class CudaComm final : public Comm {
   void end(Ending ending);
   void end_now(Lock& lock, bool kindly);
   void drop(Lock& lock, NcclComm comm, bool kindly);
-  void drop_shared(Lock& lock);
+  void drop_shared(Lock& lock, bool kindly);
   void take_failure();
   bool pause(Lock& lock, uint32_t ms);
   bool has_row() const { return board_->has_row(config_.comm.rank, config_.incarnation); }

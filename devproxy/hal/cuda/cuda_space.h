@@ -379,6 +379,7 @@ class CudaSpace final : public BasicSpace {
   void fault(const Status& why, std::unique_lock<std::mutex>& lock);
   bool alive() const;
   void issue_held(std::unique_lock<std::mutex>& lock);
+  void poke_groups(size_t from);
   void collect(std::vector<Done>* done, std::unique_lock<std::mutex>& lock);
   void reap();
   void note_oldest();

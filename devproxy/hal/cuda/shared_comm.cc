@@ -77,8 +77,7 @@ SharedComm::SharedComm(Places places, std::shared_ptr<Context> context)
 
 SharedComm::~SharedComm() {
   const Driver& cu = context_->enter();
-  const bool over =
-      std::all_of(running_.begin(), running_.end(), [](const Running& one) { return one.mark->reached(); });
+  const bool over = all_reached();
   if (stream_) (void)cu.cuStreamDestroy(stream_);  // cuda.h: released when its work is done
   if (!scratch_ || !over) return;                  // memory that is in use stays
   (void)cu.cuMemUnmap(scratch_, kScratchBytes);
@@ -116,13 +115,25 @@ void SharedComm::give_nccl(std::shared_ptr<const Nccl> nccl, NcclComm comm) {
   given_ = true;
 }
 
-void SharedComm::take_nccl(uint32_t rank) {
+// An operation that NCCL is stopped in ends without its data: its members must not take that for a success.
+void SharedComm::take_nccl(uint32_t rank, bool kindly) {
   if (rank != places_.locals().front()) return;
   std::lock_guard lock(mu_);
-  if (comm_ && !meetings_.empty() && meetings_.front().begun)
+  const bool begun = !meetings_.empty() && meetings_.front().begun;
+  if (comm_ && (begun || (!kindly && !all_reached())))
     fail_locked({kNcclRemoteError, "the rank that made the connection to the other GPUs has left in an operation"});
+  dropping_ = comm_ != nullptr;
   comm_ = nullptr;
-  exchanging_ = false;
+}
+
+void SharedComm::nccl_over(uint32_t rank) {
+  if (rank != places_.locals().front()) return;
+  std::lock_guard lock(mu_);
+  dropping_ = exchanging_ = false;
+}
+
+bool SharedComm::all_reached() const {
+  return std::all_of(running_.begin(), running_.end(), [](const Running& one) { return one.mark->reached(); });
 }
 
 void SharedComm::forget(uint32_t rank) {
@@ -142,7 +153,7 @@ bool SharedComm::busy() const {
   return exchanging_;
 }
 
-bool SharedComm::leave(uint32_t rank, uint32_t most_ms) {
+bool SharedComm::leave(uint32_t rank, bool kindly, uint32_t most_ms) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(most_ms);
   std::unique_lock lock(mu_);
   members_[rank].changed = nullptr;
@@ -161,14 +172,20 @@ bool SharedComm::leave(uint32_t rank, uint32_t most_ms) {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
       lock.lock();
     }
+    who_ = kAll;
     if (stream_)
       if (auto mark = Mark::record(context_, stream_); mark.ok()) note_mark(*mark);
   }
-  // Of what has begun nobody knows here whose it is; all of it ends soon.
-  const auto begun = running_;
+  std::vector<std::shared_ptr<Mark>> own;
+  for (const Running& one : running_)
+    if (one.who == kAll || one.who.first == rank || one.who.second == rank) own.push_back(one.mark);
+  // With another place it may never end by itself. Whoever made NCCL's communicator ends it then.
+  const auto runs = [](const auto& mark) { return !mark->reached(); };
+  if (!kindly && places_.members.size() > 1 && std::any_of(own.begin(), own.end(), runs))
+    fail_locked({kNcclRemoteError, "rank " + std::to_string(rank) + " has left in an operation"});
   lock.unlock();
-  for (const Running& one : begun)
-    while (!one.mark->reached()) {
+  for (const auto& mark : own)
+    while (!mark->reached()) {
       if (std::chrono::steady_clock::now() >= until) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
@@ -221,11 +238,7 @@ SharedComm::Work SharedComm::post(uint32_t rank, const std::vector<CommOp>& ops,
 StatusOr<bool> SharedComm::follow(const Work& work, CUstream stream) {
   std::lock_guard lock(mu_);
   const auto submitted = [](const PartRef& part) { return part->done != nullptr; };
-  if (!std::all_of(work.begin(), work.end(), submitted)) {
-    advance();
-    for (const PartRef& part : work)
-      if (!part->done && is_pair(part->op)) advance_pair(part->pair);
-  }
+  if (!std::all_of(work.begin(), work.end(), submitted)) advance_for(work);
   if (!std::all_of(work.begin(), work.end(), submitted)) return false;
   const Mark* last = nullptr;
   for (const PartRef& part : work) {
@@ -236,8 +249,20 @@ StatusOr<bool> SharedComm::follow(const Work& work, CUstream stream) {
   return true;
 }
 
+void SharedComm::poke(const Work& work) {
+  std::lock_guard lock(mu_);
+  advance_for(work);
+}
+
+void SharedComm::advance_for(const Work& work) {
+  advance();
+  for (const PartRef& part : work)
+    if (!part->done && is_pair(part->op)) advance_pair(part->pair);
+}
+
 StatusOr<bool> SharedComm::settled() {
   if (!exchanging_) return true;
+  if (!comm_) return !dropping_;
   int result = kNcclSuccess;
   if (const int asked = nccl_->get_async_error(comm_, &result); asked != kNcclSuccess) result = asked;
   if (result == kNcclInProgress) return false;
@@ -252,6 +277,7 @@ void SharedComm::advance() {
   while (failure_.ok() && !meetings_.empty() &&
          (meetings_.front().begun || meetings_.front().arrived == places_.locals().size())) {
     Meeting& meeting = meetings_.front();
+    if (!meeting.begun && !has_room()) break;
     Status s;
     if (!std::exchange(meeting.begun, true)) {
       s = check(meeting);
@@ -325,7 +351,7 @@ bool SharedComm::has_room() {
 }
 
 void SharedComm::note_mark(std::shared_ptr<Mark> mark) {
-  running_.push_back({std::move(mark), std::exchange(unmarked_, 0)});
+  running_.push_back({std::move(mark), std::exchange(unmarked_, 0), who_});
 }
 
 // So many went to the stream.
@@ -340,6 +366,7 @@ Status SharedComm::count_operations(size_t n) {
 
 Status SharedComm::begin(const std::vector<PartRef>& parts) {
   const Driver& cu = context_->enter();
+  who_ = is_pair(parts.back() ? parts.back()->op : CommOp()) ? parts.back()->pair : kAll;
   if (!stream_)
     if (Status s = cu.status(cu.cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, 0),
                              cu.cuStreamCreateWithPriority, "making the stream of a communicator");
@@ -544,102 +571,115 @@ void SharedComm::plan_scalars(Meeting& meeting) {
   exchange(meeting, all, type);
 }
 
+// Who makes which part of the result.
+std::vector<SharedComm::Round> SharedComm::rounds_of(const CommOp& op) const {
+  const auto places = static_cast<uint32_t>(places_.members.size());
+  std::vector<Round> rounds(1);
+  switch (op.kind_of()) {
+    case CommKind::kReduce: {
+      const auto root = static_cast<uint32_t>(op.peer);
+      rounds.front().push_back({places_.of[root], 0, op.count, {root}, 0});
+      break;
+    }
+    case CommKind::kReduceScatter:
+      for (uint32_t place = 0; place < places; place++)
+        for (size_t k = 0; k < places_.members[place].size(); k++) {
+          const uint32_t rank = places_.members[place][k];
+          if (rounds.size() <= k) rounds.emplace_back();
+          rounds[k].push_back({place, rank * op.count, op.count, {rank}, 0});
+        }
+      break;
+    default:
+      for (uint32_t place = 0; place < places; place++) {
+        const uint64_t begin = op.count * place / places, end = op.count * (place + 1) / places;
+        rounds.front().push_back({place, begin, end - begin, places_.members[place], begin});
+      }
+  }
+  return rounds;
+}
+
 Status SharedComm::plan_reduction(Meeting& meeting) {
-  const Parts parts = meeting.parts;
-  const CommOp op = parts[places_.locals().front()]->op;
-  const CommKind kind = op.kind_of();
+  const CommOp op = meeting.parts[places_.locals().front()]->op;
   const uint64_t element = comm_type_bytes(op.type_of());
   if (ranks_ > kMostSources)
     return {kNcclInvalidUsage, "at most " + std::to_string(kMostSources) + " ranks can reduce where some share a GPU"};
-
-  // What one place makes of all ranks' elements at `skip`, for its members in `ranks`.
-  struct Block {
-    uint32_t owner;
-    uint64_t skip, count;  // elements of the input
-    std::vector<uint32_t> ranks;
-    uint64_t into;  // elements of the output
-  };
-  using Round = std::vector<Block>;  // one for each place at most, and of the same length but for the last
-  std::vector<Round> rounds;
-  const auto places = static_cast<uint32_t>(places_.members.size());
-  if (kind == CommKind::kReduce) {
-    const auto root = static_cast<uint32_t>(op.peer);
-    rounds.push_back({{places_.of[root], 0, op.count, {root}, 0}});
-  } else if (kind == CommKind::kReduceScatter) {
-    for (size_t k = 0;; k++) {
-      Round round;
-      for (uint32_t place = 0; place < places; place++)
-        if (k < places_.members[place].size()) {
-          const uint32_t rank = places_.members[place][k];
-          round.push_back({place, rank * op.count, op.count, {rank}, 0});
-        }
-      if (round.empty()) break;
-      rounds.push_back(std::move(round));
-    }
-  } else {
-    Round round;
-    for (uint32_t place = 0; place < places; place++) {
-      const uint64_t begin = op.count * place / places, end = op.count * (place + 1) / places;
-      round.push_back({place, begin, end - begin, places_.members[place], begin});
-    }
-    rounds.push_back(std::move(round));
-  }
-
+  const std::vector<Round> rounds = rounds_of(op);
   for (const Round& round : rounds)  // before anything of it is in the stream
     for (const Block& block : round)
       if (block.owner == places_.own)
-        if (Status s = kernels_->load(shape_of(parts, block.ranks.size())); !s.ok()) return s;
+        if (Status s = kernels_->load(shape_of(meeting.parts, block.ranks.size())); !s.ok()) return s;
 
-  uint64_t piece = UINT64_MAX;
-  if (places > 1) {
+  uint64_t most = UINT64_MAX;  // elements of each rank that the scratch memory takes
+  const bool several = places_.members.size() > 1;
+  if (several) {
     if (auto made = scratch(); !made.ok()) return std::move(made).status();
-    piece = (kScratchBytes - kScalarBytes) / ranks_ / kScalarStride * kScalarStride / element;
+    most = (kScratchBytes - kScalarBytes) / ranks_ / kScalarStride * kScalarStride / element;
     if (op.reduction_of() == CommReduction::kPreMulSum) plan_scalars(meeting);
   }
-  const uint64_t stride = piece * element;
   for (const Round& round : rounds) {
     uint64_t longest = 0;
     for (const Block& block : round) longest = std::max(longest, block.count);
-    for (uint64_t done = 0; done < longest; done += std::min(piece, longest - done)) {
-      for (int phase = 0; phase < (kind == CommKind::kAllReduce && places > 1 ? 2 : 1); phase++) {
-        std::vector<Transfer> transfers;
-        for (const Block& block : round) {
-          if (done >= block.count) continue;
-          const uint64_t n = std::min(piece, block.count - done), at = (block.skip + done) * element;
-          const uint32_t head = places_.members[block.owner].front();
-          if (phase == 0) {
-            for (uint32_t rank = 0; rank < ranks_; rank++)
-              if (places_.of[rank] != block.owner)
-                transfers.push_back({rank, head, parts[rank] ? parts[rank]->op.send + at : 0,
-                                     scratch_ + kScalarBytes + rank * stride, n});
-          } else {
-            for (const auto& members : places_.members)
-              if (places_.of[members.front()] != block.owner)
-                transfers.push_back({head, members.front(), parts[head] ? parts[head]->op.recv + at : 0,
-                                     parts[members.front()] ? parts[members.front()]->op.recv + at : 0, n});
-          }
-        }
-        exchange(meeting, transfers, op.type_of());
-        for (const Block& block : round) {
-          if (done >= block.count) continue;
-          const uint64_t n = std::min(piece, block.count - done), at = (block.skip + done) * element;
-          if (phase == 0 && block.owner == places_.own) {
-            std::vector<uint64_t> to;
-            for (const uint32_t rank : block.ranks) to.push_back(parts[rank]->op.recv + (block.into + done) * element);
-            meeting.steps.push_back(
-                {false, [this, parts, at, n, to, stride] { return reduce(parts, at, n, stride, to); }});
-          } else if (phase == 1 && block.owner != places_.own) {
-            const uint32_t head = places_.locals().front();
-            std::vector<Transfer> copies;
-            for (const uint32_t rank : places_.locals())
-              copies.push_back({head, rank, parts[head]->op.recv + at, parts[rank]->op.recv + at, n});
-            add_copies(meeting, copies, n * element);
-          }
-        }
+    for (uint64_t done = 0; done < longest; done += std::min(most, longest - done)) {
+      Round piece;
+      for (Block block : round) {
+        if (done >= block.count) continue;
+        block.skip += done, block.into += done, block.count = std::min(most, block.count - done);
+        piece.push_back(std::move(block));
       }
+      plan_collecting(meeting, piece, most * element);
+      if (several && op.kind_of() == CommKind::kAllReduce) plan_spreading(meeting, piece);
     }
   }
   return {};
+}
+
+// Every owner gets all ranks' elements of its block, and reduces them. stride: of the ranks in the scratch memory.
+void SharedComm::plan_collecting(Meeting& meeting, const Round& piece, uint64_t stride) {
+  const Parts parts = meeting.parts;
+  const CommType type = parts[places_.locals().front()]->op.type_of();
+  const uint64_t element = comm_type_bytes(type);
+  std::vector<Transfer> transfers;
+  for (const Block& block : piece)
+    for (uint32_t rank = 0; rank < ranks_; rank++)
+      if (places_.of[rank] != block.owner)
+        transfers.push_back({rank, places_.members[block.owner].front(),
+                             parts[rank] ? parts[rank]->op.send + block.skip * element : 0,
+                             scratch_ + kScalarBytes + rank * stride, block.count});
+  exchange(meeting, transfers, type);
+  for (const Block& block : piece) {
+    if (block.owner != places_.own) continue;
+    std::vector<uint64_t> to;
+    for (const uint32_t rank : block.ranks) to.push_back(parts[rank]->op.recv + block.into * element);
+    meeting.steps.push_back({false, [this, parts, skip = block.skip * element, count = block.count, stride, to] {
+                               return reduce(parts, skip, count, stride, to);
+                             }});
+  }
+}
+
+// Every place gets the others' blocks of the result, into one member's memory, and copies them for the rest of its members.
+void SharedComm::plan_spreading(Meeting& meeting, const Round& piece) {
+  const Parts& parts = meeting.parts;
+  const CommType type = parts[places_.locals().front()]->op.type_of();
+  const uint64_t element = comm_type_bytes(type);
+  const auto result = [&](uint32_t rank, const Block& block) {
+    return parts[rank] ? parts[rank]->op.recv + block.into * element : 0;
+  };
+  std::vector<Transfer> transfers;
+  for (const Block& block : piece)
+    for (const auto& members : places_.members)
+      if (places_.of[members.front()] != block.owner) {
+        const uint32_t from = places_.members[block.owner].front(), to = members.front();
+        transfers.push_back({from, to, result(from, block), result(to, block), block.count});
+      }
+  exchange(meeting, transfers, type);
+  const uint32_t head = places_.locals().front();
+  for (const Block& block : piece) {
+    if (block.owner == places_.own) continue;
+    std::vector<Transfer> copies;
+    for (const uint32_t rank : places_.locals())
+      copies.push_back({head, rank, result(head, block), result(rank, block), block.count});
+    add_copies(meeting, copies, block.count * element);
+  }
 }
 
 ReduceShape SharedComm::shape_of(const Parts& parts, size_t destinations) const {

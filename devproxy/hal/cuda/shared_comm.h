@@ -31,7 +31,9 @@
 //   5. The driver blocks a thread that gives a stream too much (cuda_space.h), which may be the one that the stream waits for.
 //      So the communicator's stream has a few hundred operations under way at most, and the rest waits here: the
 //      spaces' watchers ask again.
-//   6. The member that made NCCL's communicator ends it: take_nccl() first, under mu_. A meeting that is in the middle has
+//   6. NCCL's communicator is aborted under an operation that is in the stream already: what follows it there runs on
+//      half of its data, and its members' streams go on. So the others have failed before the abort.
+//   7. The member that made NCCL's communicator ends it: take_nccl() first, under mu_. A meeting that is in the middle has
 //      failed then. It may do so before another member has seen that it was there (the job made it and destroyed it).
 #pragma once
 
@@ -106,13 +108,15 @@ class SharedComm {
   bool joined() const;  // have all members of this place?
   // The communicator of the places, by the lowest member of this one, until take_nccl().
   void give_nccl(std::shared_ptr<const Nccl> nccl, NcclComm comm);
-  void take_nccl(uint32_t rank);  // nothing, but from the rank that gave it
-  bool ready() const;             // joined, and NCCL is there where it is needed
+  // Nothing, but from the rank that gave it. kindly: it was destroyed, with nothing under way. nccl_over() behind its end.
+  void take_nccl(uint32_t rank, bool kindly);
+  void nccl_over(uint32_t rank);
+  bool ready() const;  // joined, and NCCL is there where it is needed
   const Places& places() const { return places_; }
   // changed is not called any more.
   void forget(uint32_t rank);
-  // Takes back what of the rank's has not begun, and waits for what has. False: that lasted longer.
-  bool leave(uint32_t rank, uint32_t most_ms);
+  // Takes back what of the rank's has not begun, and waits for what has. False: that lasted longer, and is to be done again.
+  bool leave(uint32_t rank, bool kindly, uint32_t most_ms);
   void fail(const Status& why);
   Status failure() const;
 
@@ -121,6 +125,8 @@ class SharedComm {
   Work post(uint32_t rank, const std::vector<CommOp>& ops, const std::shared_ptr<Mark>& ready);
   // Lets the stream wait for all of it. False: some of it has not been submitted.
   StatusOr<bool> follow(const Work& work, CUstream stream);
+  // Goes on as far as follow() would, and lets nobody wait for it.
+  void poke(const Work& work);
   // Must follow() be asked again soon, because NCCL is busy?
   bool busy() const;
 
@@ -148,7 +154,17 @@ class SharedComm {
   struct Running {
     std::shared_ptr<Mark> mark;  // behind so many of the driver's operations
     size_t operations;
+    Pair who;  // kAll, or the ranks of a send and its receive
   };
+  static constexpr Pair kAll{UINT32_MAX, UINT32_MAX};
+  // What one place makes of all ranks' elements from `skip` on, for its members in `ranks`, whose outputs have it at `into`.
+  struct Block {
+    uint32_t owner;
+    uint64_t skip, count;
+    std::vector<uint32_t> ranks;
+    uint64_t into;
+  };
+  using Round = std::vector<Block>;  // at most one for each place
   // What goes from one rank to another. An address is 0 where its rank is in another place.
   struct Transfer {
     uint32_t from, to;
@@ -158,6 +174,8 @@ class SharedComm {
   // Under mu_.
   void advance();
   void advance_pair(const Pair& pair);
+  void advance_for(const Work& work);
+  bool all_reached() const;
   bool has_room();
   void note_mark(std::shared_ptr<Mark> mark);
   Status count_operations(size_t n);
@@ -166,7 +184,10 @@ class SharedComm {
   Status end(const std::vector<PartRef>& parts);
   StatusOr<bool> settled();  // has NCCL put its group into the stream?
   Status plan(Meeting& meeting);
+  std::vector<Round> rounds_of(const CommOp& op) const;
   Status plan_reduction(Meeting& meeting);
+  void plan_collecting(Meeting& meeting, const Round& piece, uint64_t stride);
+  void plan_spreading(Meeting& meeting, const Round& piece);
   void plan_scalars(Meeting& meeting);
   void plan_copies(Meeting& meeting);
   void add_copies(Meeting& meeting, const std::vector<Transfer>& copies, uint64_t bytes);
@@ -190,6 +211,7 @@ class SharedComm {
   NcclComm comm_ = nullptr;
   bool given_ = false;       // comm_ was there: whoever made it may leave before others have looked
   bool exchanging_ = false;  // NCCL is busy with a group
+  bool dropping_ = false;    // comm_ was taken, and is being ended
   std::deque<Meeting> meetings_;
   uint64_t first_meeting_ = 0;  // the number of meetings_.front()
   std::map<Pair, std::deque<PartRef>> sends_, receives_;
@@ -198,6 +220,7 @@ class SharedComm {
   std::deque<Running> running_;  // what has begun, in the stream's order
   size_t under_way_ = 0;         // operations in all of them, and behind the last
   size_t unmarked_ = 0;          // behind the last
+  Pair who_ = kAll;              // of what is being submitted
   CUdeviceptr scratch_ = 0;      // of kScratchBytes, where members of other places are
   CUmemGenericAllocationHandle scratch_handle_ = 0;
   Status failure_;

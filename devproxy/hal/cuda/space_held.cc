@@ -103,6 +103,15 @@ void CudaSpace::hold(const CudaQueueRef& queue, Command& command, Pending& pendi
     if (Status s = mark_all(); !s.ok()) fault(s, lock);
 }
 
+// Other ranks of this GPU may wait for what has begun here, and room for the rest may come only behind that.
+void CudaSpace::poke_groups(size_t from) {
+  for (size_t i = from; i < held_.size(); i++) {
+    if (!held_[i].command.group) continue;
+    for (const auto& entry : held_[i].command.group->entries)
+      if (entry.begun && !entry.over && entry.shared) entry.shared->poke(entry.work);
+  }
+}
+
 // The watcher's. Inside a call of an executor the lock is free, and more may be held behind; that is looked at too.
 void CudaSpace::issue_held(std::unique_lock<std::mutex>& lock) {
   for (uint64_t holds = 0; !held_.empty() && holds != holds_;) {
@@ -113,6 +122,7 @@ void CudaSpace::issue_held(std::unique_lock<std::mutex>& lock) {
       Command& command = held_[i].command;
       if (!may_issue(command)) {
         held_for_room_ = true;
+        poke_groups(i);
         break;
       }
       if (behind_held(queue, command) || (command.group && !start_group(queue, command))) {
