@@ -98,11 +98,6 @@ void SharedComm::join(uint32_t rank, std::function<void()> changed) {
   if (!std::exchange(members_[rank].joined, true)) joined_++;
 }
 
-bool SharedComm::joined() const {
-  std::lock_guard lock(mu_);
-  return joined_ == places_.locals().size();
-}
-
 bool SharedComm::ready() const {
   std::lock_guard lock(mu_);
   return joined_ == places_.locals().size() && (given_ || places_.members.size() == 1);

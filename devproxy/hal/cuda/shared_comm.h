@@ -105,13 +105,12 @@ class SharedComm {
 
   // -- any thread
   void join(uint32_t rank, std::function<void()> changed);
-  bool joined() const;  // have all members of this place?
   // The communicator of the places, by the lowest member of this one, until take_nccl().
   void give_nccl(std::shared_ptr<const Nccl> nccl, NcclComm comm);
   // Nothing, but from the rank that gave it. kindly: it was destroyed, with nothing under way. nccl_over() behind its end.
   void take_nccl(uint32_t rank, bool kindly);
   void nccl_over(uint32_t rank);
-  bool ready() const;  // joined, and NCCL is there where it is needed
+  bool ready() const;  // all members of this place have joined, and NCCL was there where it is needed
   const Places& places() const { return places_; }
   // changed is not called any more.
   void forget(uint32_t rank);

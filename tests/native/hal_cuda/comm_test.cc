@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "devproxy/hal/cuda/shared_comm.h"
 #include "tests/native/hal_cuda/fixture.h"
 
 namespace {
@@ -554,6 +555,30 @@ void test_sharing_and_the_end_of_a_client() {
   }
 }
 
+// Without spaces, whose own streams would wait too: who leaves waits for what it is in, and for nothing else.
+void test_sharing_and_who_leaves() {
+  const auto driver = *cuda::Driver::open(g_config.driver_path);
+  CUdevice gpu = 0;
+  EXPECT(driver->cuInit(0) == CUDA_SUCCESS && driver->cuDeviceGet(&gpu, 0) == CUDA_SUCCESS);
+  const auto context = *cuda::Context::primary(driver, gpu);
+  CUstream stream = nullptr;
+  EXPECT(context->enter().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS);
+  {
+    cuda::SharedComm comm(cuda::Places::make({1, 1, 1}, 1), context);
+    EXPECT(driver->cuLaunchHostFunc(stream, [](void*) { usleep(200'000); }, nullptr) == CUDA_SUCCESS);
+    const auto ready = *cuda::SharedComm::Mark::record(context, stream);
+    CommOp send, recv;
+    send.kind = static_cast<uint8_t>(CommKind::kSend), send.peer = 1;
+    recv.kind = static_cast<uint8_t>(CommKind::kRecv), recv.peer = 0;
+    comm.post(0, {send}, ready);
+    comm.post(1, {recv}, ready);
+    EXPECT(comm.leave(2, false, 20));
+    EXPECT(!comm.leave(1, false, 20));
+    EXPECT(comm.leave(1, false, 5000));
+  }
+  EXPECT(driver->cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
 void test_sharing_and_ranks_that_disagree() {
   Sharing s;
   s.reduce(0), s.reduce(1);
@@ -604,6 +629,7 @@ const Test kTests[] = {
     {"sharing: the rule of the default stream", test_sharing_keeps_the_rule_of_the_default_stream},
     {"sharing: an abort", test_sharing_and_an_abort},
     {"sharing: the end of a client", test_sharing_and_the_end_of_a_client},
+    {"sharing: who leaves", test_sharing_and_who_leaves},
     {"sharing: ranks that disagree", test_sharing_and_ranks_that_disagree},
     {"sharing: a fault", test_sharing_and_a_fault},
 };
