@@ -224,9 +224,11 @@ def meta(seed: int) -> dict[str, int]:
 
 def takeback(seed: int) -> dict[str, int]:
     """Ten thousand programs under the checker of tests/model/comm_model.cc."""
-    comm = ("soft_comm", "board", "receiver", "shadow", "reduce")
+    comm = ("soft_comm", "board", "board_receiver", "shadow", "reduce")
     sources = [str(ROOT / f"devproxy/hal/soft/comm/{name}.cc") for name in comm]
-    sources.append(str(ROOT / "devproxy/csrc/base/log.cc"))
+    sources += [
+        str(ROOT / path) for path in ("devproxy/hal/links/receiver.cc", "devproxy/csrc/base/log.cc")
+    ]
     program = binary("model/comm_model.cc", "comm", "-O2", *sources)
     text = checked([str(program), "--first", str(1_000_000 * seed), "--seeds", "10000"])
     cuts = text.split(" cuts")[0].split()[-1]

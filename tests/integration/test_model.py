@@ -21,8 +21,9 @@ META = [*AGREEMENT, ROOT / "devproxy/csrc/server/meta_barrier.cc"]
 COMM = [
     *(
         ROOT / f"devproxy/hal/soft/comm/{name}.cc"
-        for name in ("soft_comm", "board", "receiver", "shadow", "reduce")
+        for name in ("soft_comm", "board", "board_receiver", "shadow", "reduce")
     ),
+    ROOT / "devproxy/hal/links/receiver.cc",
     ROOT / "devproxy/csrc/base/log.cc",
 ]
 CXX = ["g++", "-std=c++20", "-Wall", "-Wextra", "-I", str(ROOT)]
@@ -39,7 +40,10 @@ def build(source: str, name: str, *flags: str | Path) -> Path:
     inputs = [ROOT / "tests" / source, *(ROOT / "devproxy/csrc/transport").glob("*.h")]
     inputs += (ROOT / "devproxy/csrc/wire").glob("*.h")
     inputs += [ROOT / "devproxy/csrc/server/gate.h", *META, *(p.with_suffix(".h") for p in META)]
-    inputs += [*COMM, *(ROOT / "devproxy/hal/soft/comm").glob("*.h")]
+    inputs += [
+        *COMM,
+        *(p for d in ("soft/comm", "links") for p in (ROOT / "devproxy/hal" / d).glob("*.h")),
+    ]
     if out.exists() and all(out.stat().st_mtime > p.stat().st_mtime for p in inputs):
         return out
     BUILD.mkdir(parents=True, exist_ok=True)

@@ -37,10 +37,10 @@
 #include <thread>
 #include <vector>
 
+#include "devproxy/hal/links/links.h"
 #include "devproxy/hal/soft/comm/board.h"
-#include "devproxy/hal/soft/comm/links.h"
+#include "devproxy/hal/soft/comm/board_receiver.h"
 #include "devproxy/hal/soft/comm/peers.h"
-#include "devproxy/hal/soft/comm/receiver.h"
 #include "devproxy/hal/soft/comm/shadow.h"
 #include "devproxy/hal/soft/comm/soft_comm.h"
 
@@ -152,15 +152,15 @@ void hang_up(Connection& c) {
 
 }  // namespace
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal {
 
-Links::Links(const TransportConfig& config, uint64_t chaos, int listen_fd, uint16_t port)
-    : config_(config), chaos_(chaos), listen_fd_(listen_fd), port_(port) {}
+Links::Links(const TransportConfig& config, uint64_t chaos, MakeReceiver receiver, int listen_fd, uint16_t port)
+    : config_(config), chaos_(chaos), make_receiver_(std::move(receiver)), listen_fd_(listen_fd), port_(port) {}
 Links::~Links() = default;
 
 // chaos: the server's number.
-StatusOr<std::unique_ptr<Links>> Links::open(const TransportConfig& config, uint64_t chaos) {
-  std::unique_ptr<Links> links(new Links(config, 0, -1, 0));
+StatusOr<std::unique_ptr<Links>> Links::open(const TransportConfig& config, uint64_t chaos, MakeReceiver receiver) {
+  std::unique_ptr<Links> links(new Links(config, 0, std::move(receiver), -1, 0));
   links->server_ = chaos;
   return links;
 }
@@ -183,16 +183,16 @@ void Links::try_connect(uint32_t tree) {
   connections().push_back(std::move(c));
   Connection& made = *connections().back();
   Links* const to = made.to;
-  made.receiver = std::make_unique<Receiver>(to->config_.folder, PeerServer{config_.tree, config_.gpu, server_}, 0,
-                                             [&made, to, from = server_](uint64_t number) {
-                                               if (number & kOwnMark) {
-                                                 made.done.store(number & ~kOwnMark);
-                                                 made.done.notify_all();
-                                               } else {
-                                                 std::lock_guard lock(to->mu_);
-                                                 to->marks_[from] = number;
-                                               }
-                                             });
+  made.receiver =
+      to->make_receiver_({config_.tree, config_.gpu, server_}, 0, [&made, to, from = server_](uint64_t number) {
+        if (number & kOwnMark) {
+          made.done.store(number & ~kOwnMark);
+          made.done.notify_all();
+        } else {
+          std::lock_guard lock(to->mu_);
+          to->marks_[from] = number;
+        }
+      });
   accept(made);
   while (!link.posted.empty()) {
     const Frame frame = link.posted.front().frame;
@@ -282,6 +282,10 @@ void Links::take_over() {
   for (const uint32_t tree : *trees)
     if (links_[tree].fd < 0) try_connect(tree);
 }
+
+}  // namespace devproxy::hal
+
+namespace devproxy::hal::soft {
 
 // -- peers.cc, without what a process shares: here many servers are one process
 
@@ -667,7 +671,7 @@ Server* World::serve(uint32_t tree, uint32_t gpu) {
   config.folder = root + "/" + std::to_string(tree);
   config.tree = tree;
   config.gpu = gpu;
-  if (program.trees > 1) server->links = std::move(*Links::open(config, ++ids));
+  if (program.trees > 1) server->links = std::move(*Links::open(config, ++ids, BoardReceiver::maker(config.folder)));
   servers.push_back(std::move(server));
   return servers.back().get();
 }

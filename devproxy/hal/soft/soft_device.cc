@@ -10,8 +10,9 @@
 #include "devproxy/hal/basic_device.h"
 #include "devproxy/hal/host_module/descriptor.h"
 #include "devproxy/hal/host_module/host_module.h"
+#include "devproxy/hal/links/links.h"
 #include "devproxy/hal/sharing.h"
-#include "devproxy/hal/soft/comm/links.h"
+#include "devproxy/hal/soft/comm/board_receiver.h"
 #include "devproxy/hal/soft/soft_space.h"
 #include "devproxy/hal/soft/splice/splicer.h"
 
@@ -137,7 +138,7 @@ class SoftDevice final : public BasicDevice {
     return SoftSpace::open(device, config, owner);
   }
   StatusOr<uint16_t> open_transport(const TransportConfig& config) override {
-    auto links = Links::open(config, config_.chaos ? config_.chaos_seed + 1 : 0);
+    auto links = Links::open(config, config_.chaos ? config_.chaos_seed + 1 : 0, BoardReceiver::maker(config.folder));
     if (!links.ok()) return std::move(links).status();
     links_ = std::move(*links);
     return links_->port();

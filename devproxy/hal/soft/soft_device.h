@@ -10,12 +10,11 @@
 #include "devproxy/hal/soft/splice/splice_config.h"
 
 namespace devproxy::hal {
+class Links;
 struct Sharing;
-}
+}  // namespace devproxy::hal
 
 namespace devproxy::hal::soft {
-
-class Links;
 
 struct SoftConfig {
   uint32_t ordinal = 0;       // of the machine; part of the UUID

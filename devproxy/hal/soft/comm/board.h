@@ -15,7 +15,7 @@
 // value that it sleeps on.
 //
 // Several trees. Every tree has a board of its own for a communicator. What a member of another tree does, a receiver
-// (receiver.h) does here on its behalf, when it is told. Of one member all is told in order, of two members in any order.
+// (board_receiver.h) does here on its behalf, when it is told. Of one member all is told in order, of two members in any order.
 // So here the post of a member's next operation may come before another member's finish of the last one. That is well:
 //   - posted > (s - 1) * ranks counts posts of operation s only when all have posted s - 1, and they have: a member posts
 //     s when its own board shows all finishes of s - 1, and each of those was told after the post of its member. So the

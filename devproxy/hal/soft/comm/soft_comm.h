@@ -54,9 +54,9 @@
 
 #include "devproxy/hal/comm.h"
 #include "devproxy/hal/hal.h"
+#include "devproxy/hal/links/links.h"
 #include "devproxy/hal/soft/comm/board.h"
 #include "devproxy/hal/soft/comm/hold.h"
-#include "devproxy/hal/soft/comm/links.h"
 #include "devproxy/hal/soft/comm/peers.h"
 
 namespace devproxy::hal::soft {

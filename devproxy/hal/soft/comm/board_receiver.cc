@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "devproxy/hal/soft/comm/receiver.h"
+#include "devproxy/hal/soft/comm/board_receiver.h"
 
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -18,14 +18,13 @@ namespace devproxy::hal::soft {
 
 namespace {
 
-constexpr uint64_t kTurnUs = 2'000'000;  // how long the finish of a predecessor's connection may be late
-constexpr uint64_t kChaosUs = 2'000;
+constexpr uint64_t kTurnUs = 2'000'000;                // how long the finish of a predecessor's connection may be late
 constexpr size_t kMaxBoards = 256, kMaxShadows = 256;  // that a connection keeps mapped
 
 }  // namespace
 
 // Memory of a member as it is sent, mapped for writing.
-struct Receiver::Shadow {
+struct BoardReceiver::Shadow {
   int fd = -1;
   uint8_t* at = nullptr;
   uint64_t base = 0, bytes = 0;
@@ -35,95 +34,17 @@ struct Receiver::Shadow {
   }
 };
 
-class Receiver::Stream {
- public:
-  Stream(int fd, std::atomic<bool>& idle) : fd_(fd), idle_(idle) {}
+BoardReceiver::BoardReceiver(std::string folder, const PeerServer& peer, uint64_t chaos, Marked marked)
+    : Receiver(peer, chaos, std::move(marked)), folder_(std::move(folder)) {}
+BoardReceiver::~BoardReceiver() = default;
 
-  bool read(Frame* frame) {
-    idle_.store(begin_ == end_, std::memory_order_release);
-    return read(frame, sizeof *frame);
-  }
-
-  bool read(void* to, size_t bytes) {
-    auto* out = static_cast<uint8_t*>(to);
-    while (bytes != 0) {
-      if (begin_ == end_ && !fill()) return false;
-      const size_t n = std::min(bytes, end_ - begin_);
-      std::memcpy(out, buffer_ + begin_, n);
-      begin_ += n, out += n, bytes -= n;
-    }
-    return true;
-  }
-  // Through system calls alone, which fail where no page is left; a write by this thread would be a fault.
-  bool read_into(const Shadow& shadow, uint64_t offset, size_t bytes) {
-    const size_t have = std::min(bytes, end_ - begin_);
-    if (have != 0 &&
-        pwrite(shadow.fd, buffer_ + begin_, have, static_cast<off_t>(offset)) != static_cast<ssize_t>(have))
-      return false;
-    begin_ += have, offset += have, bytes -= have;
-    while (bytes != 0) {
-      const ssize_t n = recv(fd_, shadow.at + offset, bytes, MSG_WAITALL);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return false;
-      offset += static_cast<size_t>(n), bytes -= static_cast<size_t>(n);
-    }
-    return true;
-  }
-
- private:
-  bool fill() {
-    ssize_t n;
-    do n = recv(fd_, buffer_, sizeof buffer_, 0);
-    while (n < 0 && errno == EINTR);
-    if (n <= 0) return false;
-    idle_.store(false, std::memory_order_release);
-    begin_ = 0;
-    end_ = static_cast<size_t>(n);
-    return true;
-  }
-
-  const int fd_;
-  std::atomic<bool>& idle_;
-  size_t begin_ = 0, end_ = 0;
-  uint8_t buffer_[16 << 10];
-};
-
-Receiver::Receiver(std::string folder, const PeerServer& peer, uint64_t chaos, std::function<void(uint64_t)> marked)
-    : folder_(std::move(folder)), peer_(peer), chaos_(chaos), marked_(std::move(marked)) {}
-Receiver::~Receiver() = default;
-
-void Receiver::run(int fd, const std::atomic<bool>& closing, const std::atomic<bool>& leaving,
-                   std::atomic<bool>& idle) {
-  arrived();
-  Stream stream(fd, idle);
-  Frame frame;
-  bool planned = false;
-  while (!planned && stream.read(&frame)) {
-    if (chaos_) delay();
-    if (frame.magic == kFrameMagic && frame.kind == FrameKind::kBye) {
-      planned = true;
-      continue;
-    }
-    if (const char* wrong = take(frame, stream)) {
-      DP_LOG(kWarn, kServer, 0, "the server of GPU %u of tree %u sends what it must not (kind %u): %s: cut off",
-             peer_.gpu, peer_.tree, static_cast<unsigned>(frame.kind), wrong);
-      break;
-    }
-  }
-  DP_LOG(kInfo, kServer, 0, "the server of GPU %u of tree %u has hung up%s", peer_.gpu, peer_.tree,
-         planned ? ", as planned" : "");
-  // Where both leave at the same time, the other end may find that this one has hung up before it has said bye.
-  if (!closing.load(std::memory_order_acquire)) ended(planned || leaving.load());
+MakeReceiver BoardReceiver::maker(const std::string& folder) {
+  return [folder](const PeerServer& peer, uint64_t chaos, Marked marked) {
+    return std::make_unique<BoardReceiver>(folder, peer, chaos, std::move(marked));
+  };
 }
 
-// Its frames stay in order; against those of other connections they move.
-void Receiver::delay() {
-  chaos_ = chaos_ * 6364136223846793005 + 1442695040888963407;
-  const uint64_t dice = chaos_ >> 33;
-  if (dice % 4 == 0) usleep(static_cast<useconds_t>(dice / 4 % kChaosUs));
-}
-
-void Receiver::arrived() {
+void BoardReceiver::arrived() {
   Board::each(folder_, [this](Board& board) {
     for (uint32_t r = 0; r < board.ranks(); r++) {
       BoardCell& cell = board.cell(r);
@@ -136,7 +57,7 @@ void Receiver::arrived() {
   });
 }
 
-void Receiver::ended(bool planned) {
+void BoardReceiver::ended(bool planned) {
   Board::each(folder_, [&](Board& board) {
     bool changed = false;
     for (uint32_t r = 0; r < board.ranks(); r++) {
@@ -151,10 +72,8 @@ void Receiver::ended(bool planned) {
   });
 }
 
-const char* Receiver::take(const Frame& frame, Stream& stream) {
-  if (frame.magic != kFrameMagic) return "it is no frame";
+const char* BoardReceiver::take(const Frame& frame, Stream& stream) {
   if (frame.kind == FrameKind::kGone) return gone(frame), nullptr;
-  if (frame.kind == FrameKind::kMark) return marked_(frame.bytes), nullptr;
   if (frame.ranks == 0 || frame.ranks > kMaxCommRanks || frame.rank >= frame.ranks || frame.other >= frame.ranks)
     return "it is of no rank";
   if (frame.kind == FrameKind::kJoin) return join(frame);
@@ -183,7 +102,7 @@ const char* Receiver::take(const Frame& frame, Stream& stream) {
   return "there is no such kind";
 }
 
-Board* Receiver::board_of(const Frame& frame) {
+Board* BoardReceiver::board_of(const Frame& frame) {
   if (const auto it = boards_.find(frame.key); it != boards_.end())
     return it->second->ranks() == frame.ranks ? it->second.get() : nullptr;
   auto board = Board::find(folder_, frame.key, frame.ranks);
@@ -192,7 +111,7 @@ Board* Receiver::board_of(const Frame& frame) {
   return (boards_[frame.key] = std::move(*board)).get();
 }
 
-const char* Receiver::join(const Frame& frame) {
+const char* BoardReceiver::join(const Frame& frame) {
   if (frame.incarnation == 0 || frame.device_bytes == 0 || frame.device_bytes > kMaxShadowBytes ||
       frame.device_base + frame.device_bytes < frame.device_base)
     return "it has no such memory";
@@ -232,7 +151,7 @@ const char* Receiver::join(const Frame& frame) {
   return nullptr;
 }
 
-Receiver::Shadow* Receiver::shadow_of(const BoardCell& cell) {
+BoardReceiver::Shadow* BoardReceiver::shadow_of(const BoardCell& cell) {
   const uint64_t incarnation = cell.incarnation.load(std::memory_order_acquire), bytes = cell.device_bytes;
   if (const auto it = shadows_.find(incarnation); it != shadows_.end()) return it->second.get();
   auto fd = open_shadow(folder_, incarnation, bytes, false);
@@ -249,7 +168,7 @@ Receiver::Shadow* Receiver::shadow_of(const BoardCell& cell) {
   return (shadows_[incarnation] = std::move(shadow)).get();
 }
 
-const char* Receiver::data(const Frame& frame, Board& board, Stream& stream) {
+const char* BoardReceiver::data(const Frame& frame, Board& board, Stream& stream) {
   const BoardCell& cell = board.cell(frame.rank);
   if (cell.incarnation.load(std::memory_order_acquire) != frame.incarnation) return "it is of another process";
   Shadow* const shadow = shadow_of(cell);
@@ -257,12 +176,12 @@ const char* Receiver::data(const Frame& frame, Board& board, Stream& stream) {
   if (frame.bytes == 0 || frame.bytes > kChunkBytes || frame.addr < shadow->base || frame.bytes > shadow->bytes ||
       frame.addr - shadow->base > shadow->bytes - frame.bytes)
     return "it is outside that rank's memory";
-  if (!stream.read_into(*shadow, frame.addr - shadow->base, frame.bytes))
+  if (!stream.read_into(shadow->fd, shadow->at, frame.addr - shadow->base, frame.bytes))
     return "the rest does not come or has no room";
   return nullptr;
 }
 
-const char* Receiver::post(const Frame& frame, Board& board) {
+const char* BoardReceiver::post(const Frame& frame, Board& board) {
   BoardCell& cell = board.cell(frame.rank);
   BoardHead& head = board.head();
   const uint32_t told = cell.told.load(std::memory_order_acquire);
@@ -283,7 +202,7 @@ const char* Receiver::post(const Frame& frame, Board& board) {
   return nullptr;
 }
 
-const char* Receiver::pair(const Frame& frame, Board& board) {
+const char* BoardReceiver::pair(const Frame& frame, Board& board) {
   const bool sends = frame.kind == FrameKind::kPairPost;
   BoardPair& pair = sends ? board.pair(frame.rank, frame.other) : board.pair(frame.other, frame.rank);
   const bool under_way = pair.posted.load(std::memory_order_acquire) != pair.finished.load(std::memory_order_acquire);
@@ -303,7 +222,7 @@ const char* Receiver::pair(const Frame& frame, Board& board) {
 }
 
 // Only of what has not begun, which the sender's server knows: all servers of the job withhold.
-const char* Receiver::unpost(const Frame& frame, Board& board) {
+const char* BoardReceiver::unpost(const Frame& frame, Board& board) {
   if (frame.kind == FrameKind::kPairUnpost) {
     BoardPair& pair = board.pair(frame.rank, frame.other);
     if (pair.posted.load(std::memory_order_acquire) == pair.finished.load(std::memory_order_acquire))
@@ -319,7 +238,7 @@ const char* Receiver::unpost(const Frame& frame, Board& board) {
   return nullptr;
 }
 
-void Receiver::leave(const Frame& frame, Board& board) {
+void BoardReceiver::leave(const Frame& frame, Board& board) {
   BoardCell& cell = board.cell(frame.rank);
   if (!is_peers(cell) || cell.left.exchange(1) != 0) return;
   const bool last = board.head().left.fetch_add(1, std::memory_order_acq_rel) + 1 == board.ranks();
@@ -329,7 +248,7 @@ void Receiver::leave(const Frame& frame, Board& board) {
 }
 
 // Another member may not know yet that all have come, and tell this tree of itself afterwards. Then it says this too.
-void Receiver::forget(const Frame& frame, Board& board) {
+void BoardReceiver::forget(const Frame& frame, Board& board) {
   if (!is_peers(board.cell(frame.rank))) return;
   for (uint32_t r = 0; r < board.ranks(); r++) {
     const BoardCell& cell = board.cell(r);
@@ -339,7 +258,7 @@ void Receiver::forget(const Frame& frame, Board& board) {
   boards_.erase(frame.key);
 }
 
-void Receiver::gone(const Frame& frame) {
+void BoardReceiver::gone(const Frame& frame) {
   Board::each(folder_, [&](Board& board) {
     bool changed = false;
     for (uint32_t r = 0; r < board.ranks(); r++) {

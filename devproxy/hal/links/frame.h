@@ -10,7 +10,7 @@
 
 #include "devproxy/csrc/args/comm.h"
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal {
 
 inline constexpr uint32_t kFrameMagic = 0x46505044;  // "DPPF"
 inline constexpr uint32_t kHelloMagic = 0x48505044;  // "DPPH"
@@ -79,4 +79,4 @@ struct Frame {
 };
 static_assert(sizeof(Frame) == 128);
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "devproxy/hal/soft/comm/links.h"
+#include "devproxy/hal/links/links.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -19,9 +19,8 @@
 
 #include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/base/log.h"
-#include "devproxy/hal/soft/comm/receiver.h"
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal {
 
 namespace {
 
@@ -76,7 +75,7 @@ bool same_token(const uint8_t* a, const uint8_t* b) {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Links>> Links::open(const TransportConfig& config, uint64_t chaos) {
+StatusOr<std::unique_ptr<Links>> Links::open(const TransportConfig& config, uint64_t chaos, MakeReceiver receiver) {
   auto at = parse_address(config.address, 0);
   if (!at.ok()) return std::move(at).status();
   const int fd = socket(at->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -91,11 +90,16 @@ StatusOr<std::unique_ptr<Links>> Links::open(const TransportConfig& config, uint
   }
   const uint16_t port = bound.ss_family == AF_INET ? reinterpret_cast<const sockaddr_in*>(&bound)->sin_port
                                                    : reinterpret_cast<const sockaddr_in6*>(&bound)->sin6_port;
-  return std::unique_ptr<Links>(new Links(config, chaos, fd, ntohs(port)));
+  return std::unique_ptr<Links>(new Links(config, chaos, std::move(receiver), fd, ntohs(port)));
 }
 
-Links::Links(const TransportConfig& config, uint64_t chaos, int listen_fd, uint16_t port)
-    : config_(config), chaos_(chaos), listen_fd_(listen_fd), port_(port), wake_fd_(eventfd(0, EFD_CLOEXEC)) {
+Links::Links(const TransportConfig& config, uint64_t chaos, MakeReceiver receiver, int listen_fd, uint16_t port)
+    : config_(config),
+      chaos_(chaos),
+      make_receiver_(std::move(receiver)),
+      listen_fd_(listen_fd),
+      port_(port),
+      wake_fd_(eventfd(0, EFD_CLOEXEC)) {
   while (server_ == 0 && getrandom(&server_, sizeof server_, 0) != sizeof server_) {}
   listener_ = std::thread([this] { listen(); });
   connector_ = std::thread([this] { connect_all(); });
@@ -151,13 +155,12 @@ void Links::receive(Incoming& incoming) {
   tune(incoming.fd);
   if (Hello hello; admit(incoming.fd, &hello)) {
     DP_LOG(kInfo, kServer, 0, "the server of GPU %u of tree %u has connected", hello.gpu, hello.tree);
-    Receiver receiver(config_.folder, {hello.tree, hello.gpu, hello.server},
-                      chaos_ ? chaos_ * 0x9e3779b97f4a7c15 + hello.tree * kMaxTreeGpus + hello.gpu + 1 : 0,
-                      [this, &hello](uint64_t number) {
-                        std::lock_guard lock(mu_);
-                        marks_[hello.server] = number;
-                      });
-    receiver.run(incoming.fd, closing_, leaving_, incoming.idle);
+    const uint64_t chaos = chaos_ ? chaos_ * 0x9e3779b97f4a7c15 + hello.tree * kMaxTreeGpus + hello.gpu + 1 : 0;
+    const auto receiver = make_receiver_({hello.tree, hello.gpu, hello.server}, chaos, [this, &hello](uint64_t number) {
+      std::lock_guard lock(mu_);
+      marks_[hello.server] = number;
+    });
+    receiver->run(incoming.fd, closing_, leaving_, incoming.idle);
   }
   std::lock_guard lock(mu_);
   close(incoming.fd);
@@ -501,4 +504,4 @@ int Links::connect_to(const Endpoint& to, const Roster& roster, uint64_t* peer, 
   return -1;
 }
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal

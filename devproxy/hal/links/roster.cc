@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "devproxy/hal/soft/comm/roster.h"
+#include "devproxy/hal/links/roster.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 #include <sstream>
 #include <utility>
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal {
 
 namespace {
 
@@ -123,4 +123,4 @@ StatusOr<Roster> read_roster(const std::string& folder) {
   return roster;
 }
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "devproxy/csrc/base/status.h"
-#include "devproxy/hal/soft/comm/frame.h"
+#include "devproxy/hal/links/frame.h"
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal {
 
 struct Endpoint {
   sockaddr_storage address{};
@@ -37,4 +37,4 @@ StatusOr<Roster> parse_roster(const std::string& text);
 // kFileNotFound: it has not come yet.
 StatusOr<Roster> read_roster(const std::string& folder);
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal

@@ -39,10 +39,11 @@
 #include <vector>
 
 #include "devproxy/hal/hal.h"
-#include "devproxy/hal/soft/comm/frame.h"
-#include "devproxy/hal/soft/comm/roster.h"
+#include "devproxy/hal/links/frame.h"
+#include "devproxy/hal/links/receiver.h"
+#include "devproxy/hal/links/roster.h"
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal {
 
 class Links {
  public:
@@ -54,7 +55,7 @@ class Links {
   };
 
   // chaos: a seed; 0 for none.
-  static StatusOr<std::unique_ptr<Links>> open(const TransportConfig& config, uint64_t chaos);
+  static StatusOr<std::unique_ptr<Links>> open(const TransportConfig& config, uint64_t chaos, MakeReceiver receiver);
   ~Links();
   Links(const Links&) = delete;
 
@@ -109,7 +110,7 @@ class Links {
     std::atomic<bool> idle{false};
   };
 
-  Links(const TransportConfig& config, uint64_t chaos, int listen_fd, uint16_t port);
+  Links(const TransportConfig& config, uint64_t chaos, MakeReceiver receiver, int listen_fd, uint16_t port);
   void listen();
   void receive(Incoming& incoming);
   bool admit(int fd, Hello* hello);
@@ -124,6 +125,7 @@ class Links {
 
   const TransportConfig config_;
   const uint64_t chaos_;
+  const MakeReceiver make_receiver_;
   const int listen_fd_;
   const uint16_t port_;
   uint64_t server_ = 0;
@@ -143,4 +145,4 @@ class Links {
   std::thread listener_, connector_;
 };
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal

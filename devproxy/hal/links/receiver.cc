@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "devproxy/hal/links/receiver.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "devproxy/csrc/base/log.h"
+
+namespace devproxy::hal {
+
+namespace {
+
+constexpr uint64_t kChaosUs = 2'000;
+
+}  // namespace
+
+bool Receiver::Stream::read(Frame* frame) {
+  idle_.store(begin_ == end_, std::memory_order_release);
+  return read(frame, sizeof *frame);
+}
+
+bool Receiver::Stream::read(void* to, size_t bytes) {
+  auto* out = static_cast<uint8_t*>(to);
+  while (bytes != 0) {
+    if (begin_ == end_ && !fill()) return false;
+    const size_t n = std::min(bytes, end_ - begin_);
+    std::memcpy(out, buffer_ + begin_, n);
+    begin_ += n, out += n, bytes -= n;
+  }
+  return true;
+}
+
+bool Receiver::Stream::read_into(int file, uint8_t* at, uint64_t offset, size_t bytes) {
+  const size_t have = std::min(bytes, end_ - begin_);
+  if (have != 0 && pwrite(file, buffer_ + begin_, have, static_cast<off_t>(offset)) != static_cast<ssize_t>(have))
+    return false;
+  begin_ += have, offset += have, bytes -= have;
+  while (bytes != 0) {
+    const ssize_t n = recv(fd_, at + offset, bytes, MSG_WAITALL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    offset += static_cast<size_t>(n), bytes -= static_cast<size_t>(n);
+  }
+  return true;
+}
+
+bool Receiver::Stream::fill() {
+  ssize_t n;
+  do n = recv(fd_, buffer_, sizeof buffer_, 0);
+  while (n < 0 && errno == EINTR);
+  if (n <= 0) return false;
+  idle_.store(false, std::memory_order_release);
+  begin_ = 0;
+  end_ = static_cast<size_t>(n);
+  return true;
+}
+
+void Receiver::run(int fd, const std::atomic<bool>& closing, const std::atomic<bool>& leaving,
+                   std::atomic<bool>& idle) {
+  arrived();
+  Stream stream(fd, idle);
+  Frame frame;
+  bool planned = false;
+  while (!planned && stream.read(&frame)) {
+    if (chaos_) delay();
+    if (frame.magic == kFrameMagic && frame.kind == FrameKind::kBye) {
+      planned = true;
+      continue;
+    }
+    if (const char* wrong = look_at(frame, stream)) {
+      DP_LOG(kWarn, kServer, 0, "the server of GPU %u of tree %u sends what it must not (kind %u): %s: cut off",
+             peer_.gpu, peer_.tree, static_cast<unsigned>(frame.kind), wrong);
+      break;
+    }
+  }
+  DP_LOG(kInfo, kServer, 0, "the server of GPU %u of tree %u has hung up%s", peer_.gpu, peer_.tree,
+         planned ? ", as planned" : "");
+  // Where both leave at the same time, the other end may find that this one has hung up before it has said bye.
+  if (!closing.load(std::memory_order_acquire)) ended(planned || leaving.load());
+}
+
+const char* Receiver::look_at(const Frame& frame, Stream& stream) {
+  if (frame.magic != kFrameMagic) return "it is no frame";
+  if (frame.kind == FrameKind::kMark) return marked_(frame.bytes), nullptr;
+  return take(frame, stream);
+}
+
+// Its frames stay in order; against those of other connections they move.
+void Receiver::delay() {
+  chaos_ = chaos_ * 6364136223846793005 + 1442695040888963407;
+  const uint64_t dice = chaos_ >> 33;
+  if (dice % 4 == 0) usleep(static_cast<useconds_t>(dice / 4 % kChaosUs));
+}
+
+}  // namespace devproxy::hal
