@@ -661,6 +661,8 @@ class JobCoordinator:
             error = caught
         for move in moves:
             move.close()
+        if error is not None:
+            self._introduce_again()
         self._still_s += still_s(moves)
         if self._has_processes():
             self._phase = api.RUNNING
@@ -719,6 +721,15 @@ class JobCoordinator:
             lines.append(" ".join(["tree", str(number), str(len(found)), *found]))
         table = "".join(line + "\n" for line in lines)
         all_of([partial(tree.meet, table) for tree in self._trees])
+
+    def _introduce_again(self) -> None:
+        """Some servers were told of successors that are gone."""
+        try:
+            self.introduce()
+        except (OSError, ValueError, DevproxyError) as why:
+            say(
+                f"the servers of job {self._spec.job} could not be told where the others are: {why}"
+            )
 
     def _restore_failed(
         self, error: BaseException, stages: Stages, image_id: str, now: str

@@ -13,6 +13,8 @@ class BasicDevice : public Device {
   StatusOr<uint16_t> open_transport(const TransportConfig&) override {
     return Status(kNotSupported, "communicators of this device stay on one host");
   }
+  void park_transport() override {}
+  void resume_transport() override {}
   void leave_transport() override {}
   void take_over_transport() override {}
   TransportMarks mark_transport(uint64_t) override { return {}; }

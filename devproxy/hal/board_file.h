@@ -3,6 +3,7 @@
 // number and the number of ranks; the rest is the device's.
 #pragma once
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -11,6 +12,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <functional>
 #include <string>
 
 #include "devproxy/csrc/args/comm.h"
@@ -95,6 +97,19 @@ inline StatusOr<MappedBoard> open_board(const std::string& path, const BoardKind
   if (board.ok() || board.status().code() != kNotFound) return board;
   if (Status s = make_board(path, kind, ranks, head, head_bytes); !s.ok()) return s;
   return map_board(path, kind, ranks);
+}
+
+// The paths of all boards of that kind in a folder.
+inline void each_board(const std::string& folder, const BoardKind& kind,
+                       const std::function<void(const std::string&)>& look) {
+  DIR* const listing = opendir(folder.c_str());
+  if (!listing) return;
+  while (const dirent* entry = readdir(listing)) {
+    const std::string name = entry->d_name;
+    if (name.rfind(kind.prefix, 0) == 0 && name.find('.') == std::string::npos)  // with a dot it is being made
+      look(folder + "/" + name);
+  }
+  closedir(listing);
 }
 
 }  // namespace devproxy::hal

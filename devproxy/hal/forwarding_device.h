@@ -23,6 +23,8 @@ class ForwardingDevice : public Device {
     return inner_->open_space(config, owner);
   }
   StatusOr<uint16_t> open_transport(const TransportConfig& config) override { return inner_->open_transport(config); }
+  void park_transport() override { inner_->park_transport(); }
+  void resume_transport() override { inner_->resume_transport(); }
   void leave_transport() override { inner_->leave_transport(); }
   void take_over_transport() override { inner_->take_over_transport(); }
   TransportMarks mark_transport(uint64_t number) override { return inner_->mark_transport(number); }

@@ -76,6 +76,9 @@ class Device {
   // Communicators reach beyond this tree from now on. Returns the port where the others reach this server. Before the
   // first space is opened.
   virtual StatusOr<uint16_t> open_transport(const TransportConfig& config) = 0;
+  // The job is at a cut: nothing is submitted before resume_transport(), or ever. Members in other trees may be replaced.
+  virtual void park_transport() = 0;
+  virtual void resume_transport() = 0;
   // This server's end is planned, and its spaces go on elsewhere: the others wait for them.
   virtual void leave_transport() = 0;
   // Spaces of another server go on in this one from now on, and in that one never again.

@@ -199,9 +199,9 @@ def test_a_node_that_dies(hosts: Hosts) -> None:
     check(hosts)
 
 
-def on_one_host(hosts: Hosts) -> list[str]:
-    """The digest of the same ranks on four GPUs of one host: what they compute does not depend on where they are."""
-    words = [*RUN, "--name", "alone", "--gpus", "4", "--", *without_pauses(RANKS)]
+def on_one_host(hosts: Hosts, ranks: tuple[str, ...] = RANKS) -> list[str]:
+    """The digest of the same ranks on four software GPUs of one host: what they compute does not depend on where they are."""
+    words = [*RUN, "--name", "alone", "--gpus", "4", "--", *without_pauses(ranks)]
     folder = hosts.home / "alone"
     folder.mkdir()
     with open(hosts.home / "alone.log", "wb") as out:

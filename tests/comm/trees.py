@@ -47,6 +47,8 @@ class Trees:
     gpus: int = 0
     address: str = "127.0.0.1"
     late: bool = False  # nobody says who the others are before the program runs
+    # Of the servers: hal/cuda over the fakes (test_trees_cuda.py), with GPUs of its own for each tree, as on several hosts.
+    cuda: dict[str, str] = field(default_factory=dict)
     servers: list[Server] = field(default_factory=list)
     moves: int = 0
     marks: int = 0
@@ -91,13 +93,15 @@ class Trees:
         folder = self.folder(tree)
         command = [
             os.environ.get("DEVPROXY_SERVER") or library() / "devproxy-server",
-            "--job", "trees", "--job-dir", folder, "--gpu", gpu, "--device", "soft",
+            "--job", "trees", "--job-dir", folder, "--gpu", gpu, "--device", "cuda" if self.cuda else "soft",
             "--gpu-memory", self.memory, "--ledger", folder / f"ledger{gpu}",
             "--lease-fd", self.lease[0], "--ready-fd", ready_write, "--tree", tree,
             "--slots", f"{tree * SLOTS}-{(tree + 1) * SLOTS}", *more,
         ]  # fmt: skip
         if self.count > 1:
             command += ["--data-address", self.address]
+        elif self.cuda:
+            command += ["--collectives"]
         if self.chaos is not None:
             command += ["--chaos", self.chaos]
         with (folder / f"gpu{gpu}.log").open("ab") as log:
@@ -105,7 +109,9 @@ class Trees:
                 [str(word) for word in command],
                 pass_fds=(self.lease[0], ready_write),
                 stderr=log,
-                env=os.environ | {"DEVPROXY_LOG": "info"},
+                env=os.environ
+                | {"DEVPROXY_LOG": "info"}
+                | ({"FAKE_HOST": str(tree)} | self.cuda if self.cuda else {}),
             )
         os.close(ready_write)
         return Server(tree, gpu, process, ready_read)

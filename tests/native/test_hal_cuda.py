@@ -79,12 +79,14 @@ def archives() -> list[Path]:
         built / ".tests.lock", "w"
     ) as lock:  # two test processes, and ninja has no lock of its own
         fcntl.flock(lock, fcntl.LOCK_EX)
-        targets = ["dp_hal_cuda", "dp_hal_host_module", "dp_hal_image"]
+        targets = ["dp_hal_cuda", "dp_hal_host_module", "dp_hal_image", "dp_hal_links"]
         build = ["cmake", "--build", str(built), "--target", *targets]
         done = subprocess.run(build, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout[-4000:]
     hal = built / "devproxy" / "hal"
-    return [hal / name / f"libdp_hal_{name}.a" for name in ("cuda", "host_module", "image")]
+    return [
+        hal / name / f"libdp_hal_{name}.a" for name in ("cuda", "host_module", "image", "links")
+    ]
 
 
 def fake_library() -> Path:

@@ -340,6 +340,7 @@ void Server::look_at_cut() {
     if (!fault.ok()) return fail_cut(fault.text());
     cut_.reset();
     forget_dump();
+    device_->park_transport();
     Connection::CutFacts sum;
     for (const Client& c : clients_) {
       if (!c.here) continue;
@@ -511,6 +512,7 @@ Json Server::resume() {
   Status s = listen_here();  // a successor that did not take over has the socket's name
   if (s.ok()) s = write_data_file();
   if (!s.ok()) return refused(s.text());
+  device_->resume_transport();
   for (Client& c : clients_) {
     if (!c.here) continue;
     c.connection->own();

@@ -189,7 +189,7 @@ int serve(int argc, char** argv) {
   const ServerConfig& common = config.server;
   Process process(config, [&, seed = start.chaos_seed](uint32_t gpu, std::shared_ptr<hal::Sharing> sharing) {
     return hal::open_device({common.device, common.physical_gpu, common.memory_bytes, common.chaos, seed, gpu,
-                             std::move(sharing), common.collectives});
+                             std::move(sharing), common.collectives || !common.data_address.empty()});
   });
   if (Status s = process.prepare(start.ahead); !s.ok()) return refuse(config.ready_fd, s.text());
   if (start.begin_fd >= 0 && !told_to_begin(start.begin_fd, config.ready_fd)) return 0;

@@ -43,7 +43,7 @@ struct ServerConfig {
   uint64_t memory_bytes = 0;    // what the device says that it has; 0: what it has
   int lease_fd = -1;            // hangs up when devproxy-run is gone; -1: live until SIGTERM
   bool metas = false;           // ServerParts.metas
-  bool collectives = false;     // the job has several GPUs
+  bool collectives = false;     // the tree has several GPUs
   bool chaos = false;
   uint32_t tree = 0;                              // of the job's process trees, this server's
   std::string data_address;                       // where servers of other trees reach this one; empty: there are none

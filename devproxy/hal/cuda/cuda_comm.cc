@@ -23,18 +23,20 @@ constexpr uint32_t kSoonMs = 5;           // while it waits for its server to go
 constexpr uint32_t kJoinMs = 1;           // at a making under way, and at an id that is awaited; less often later
 constexpr uint32_t kGoneMs = 500;         // how long a member may be gone before that is an error
 constexpr uint32_t kJoinGoneMs = 2000;    // the same while the communicator is made
+constexpr uint32_t kMoveMs = 30'000;      // for the successor of another tree's server
+constexpr uint32_t kTellMs = 50;          // for one frame
 constexpr uint32_t kLibraryMs = 60'000;   // for a framework to bring the library
 constexpr uint32_t kPairsMs = 30'000;     // for its pairs' ends
 constexpr uint32_t kFinalizeMs = 10'000;  // for what is under way, when the job destroys a communicator
 
 // The same at both ends, and nobody else's: the communicator's own key is random, and this mixes all of its bits.
-CommKey pair_key(const CommKey& key, uint64_t generation, uint32_t low, uint32_t high) {
+CommKey pair_key(const CommKey& key, uint64_t set, uint32_t low, uint32_t high) {
   const auto mix = [](uint64_t x) {  // SplitMix64's finalizer
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
     x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
     return x ^ (x >> 31);
   };
-  const uint64_t which = mix(generation ^ mix(uint64_t{low} << 32 | high));
+  const uint64_t which = mix(set ^ mix(uint64_t{low} << 32 | high));
   return {mix(key.low ^ which), mix(key.high + which)};
 }
 
@@ -69,13 +71,15 @@ CudaComm::CudaComm(Config config, std::shared_ptr<Context> context, std::functio
          board.status().text());
     return;
   }
-  auto taken = (*board)->take_row(c.rank, config_.incarnation, config_.place);
+  auto taken = (*board)->take_row(c.rank, config_.incarnation, config_.seat);
   if (!taken.ok()) {
     fail(CommState::kInvalidUsage, taken.status().text());
     return;
   }
   took_over_ = *taken;
   board_ = std::move(*board);
+  // Of a fresh member there is nothing that the others could have missed.
+  if (!took_over_) confirmed_ = config_.standing->resumes;
 }
 
 CudaComm::~CudaComm() {
@@ -161,7 +165,7 @@ CudaComm::Ready CudaComm::use() {
   std::lock_guard lock(mu_);
   const Ready ready = look_locked(0);
   if (ready != Ready::kYes) return ready;
-  if (stale()) {
+  if (stale() || must_ask()) {
     cv_.notify_all();
     return Ready::kNotYet;
   }
@@ -179,9 +183,11 @@ StatusOr<std::shared_ptr<CudaComm>> CudaComm::pair(uint32_t peer) {
   if (const auto known = pairs_.find(peer); known != pairs_.end()) return known->second;
   const uint32_t own = config_.comm.rank;
   Config config = config_;
-  config.comm = {pair_key(config_.comm.key, generation_, std::min(own, peer), std::max(own, peer)), 2, own > peer};
+  config.comm = {pair_key(config_.comm.key, set_, std::min(own, peer), std::max(own, peer)), 2, own > peer};
   config.shared = config.tree_order = false;
   config.names = {std::min(own, peer), std::max(own, peer)};
+  config.only_tree = board_->row(peer).tree.load();
+  if (config.only_tree == config.seat.place.tree) config.links = nullptr;
   return pairs_.emplace(peer, make(std::move(config), context_, changed_)).first->second;
 }
 
@@ -287,16 +293,22 @@ void CudaComm::mind() {
   Lock lock(mu_);
   while (!ends()) {
     if (board_) turn(lock);
-    const bool soon = ending_ == Ending::kDestroy || (phase_ == Phase::kJoining && state_ == CommState::kOk);
-    cv_.wait_for(lock, milliseconds(soon ? kSoonMs : kLookMs), [&] {
-      return ends() || (board_ && has_row() && phase_ == Phase::kReady && state_ == CommState::kOk && stale());
-    });
+    const bool asks = must_ask() && !config_.standing->stands;
+    const bool soon = ending_ == Ending::kDestroy || ((phase_ == Phase::kJoining || asks) && state_ == CommState::kOk);
+    cv_.wait_for(lock,
+                 milliseconds(asks   ? kJoinMs
+                              : soon ? kSoonMs
+                                     : kLookMs),
+                 [&] {
+                   return ends() || (board_ && has_row() && phase_ == Phase::kReady && state_ == CommState::kOk &&
+                                     (stale() || (must_ask() && !asks)));
+                 });
   }
   const bool kindly = ending_ == Ending::kDestroy && state_ == CommState::kOk;
   idle_end_ = kindly && !shared_ && in_flight_.load(std::memory_order_acquire) == 0;
   end_pairs(kindly || aborted() ? ending_ : Ending::kAbort);
   if (board_ && !has_row()) take_row_again();
-  if (board_ && has_row()) board_->leave(config_.comm.rank, ending_ == Ending::kDied ? Gone::kDied : Gone::kLeft);
+  if (board_ && has_row()) leave_row();
   end_now(lock, kindly);
   end_pairs(kindly || aborted() ? ending_ : Ending::kAbort);  // one that was made since; nobody makes any more
   const auto pairs = all_pairs();
@@ -332,6 +344,8 @@ void CudaComm::turn(Lock& lock) {
   }
   if (phase_ == Phase::kReady) {
     take_failure();
+    tell_others(lock);
+    if (must_ask() && confirmed()) tell();
     return look_at_others(kGoneMs);
   }
   if (may_join()) join(lock);
@@ -342,8 +356,11 @@ void CudaComm::turn(Lock& lock) {
 void CudaComm::join(Lock& lock) {
   const CommConfig& c = config_.comm;
   generation_ = board_->generation();
+  set_ = 0;
   if (!has_row()) return;  // a successor that took it came before this generation
   std::fill(gone_since_.begin(), gone_since_.end(), Clock::time_point{});
+  tell_again();
+  id_.reset();
   Places places;
   if (!find_places(lock, &places)) return;
   // Also a rank alone, where others share its GPU: so that nothing of it waits for what NCCL does for them.
@@ -359,21 +376,53 @@ void CudaComm::join(Lock& lock) {
 
 // In which server processes are the members? Waits until all have a row.
 bool CudaComm::find_places(Lock& lock, Places* places) {
-  std::vector<int32_t> pids(config_.comm.ranks);
+  std::vector<uint64_t> processes(config_.comm.ranks);
   for (uint32_t looks = 0;; looks++) {
     bool all = true;
     for (uint32_t rank = 0; rank < config_.comm.ranks; rank++) {
-      const CommRow& row = board_->row(rank);
-      all &= row.incarnation.load(std::memory_order_acquire) != 0;
-      pids[rank] = row.pid.load();
+      all &= board_->is_there(rank);
+      processes[rank] = board_->row(rank).process;
     }
+    const uint64_t set = board_->set();
+    all = all && confirmed();
     if (stale() || !has_row()) return false;  // before what was read is believed
-    if (all) break;
+    if (!look_at_board()) return false;
+    if (all) {
+      set_ = set;
+      break;
+    }
+    tell_others(lock);
     look_at_others(kJoinGoneMs);
     if (state_ != CommState::kOk || !pause(lock, std::min(kJoinMs + looks / 16, kLookMs))) return false;
   }
-  *places = Places::make(pids, getpid());
-  return true;
+  tell_others(lock);
+  *places = Places::make(processes, config_.seat.process);
+  return state_ == CommState::kOk && !stale() && has_row();
+}
+
+// Do all trees mean the same members, each on a GPU that no other tree has? NCCL takes one rank for each GPU, and ranks of
+// two trees are never in one server.
+bool CudaComm::look_at_board() {
+  const CommBoardHead& head = board_->head();
+  std::string why;
+  if (const uint32_t ranks = head.other_ranks)
+    why = "the members do not agree how many they are: " + std::to_string(config_.comm.ranks) + " and " +
+          std::to_string(ranks);
+  if (const uint32_t twice = head.twice)
+    why = "two processes say that they are rank " + std::to_string(twice - 1) + ", in two trees";
+  std::map<uint64_t, uint32_t> ranks;  // by GPU: one of its members
+  for (uint32_t rank = 0; config_.links && rank < config_.comm.ranks; rank++) {
+    if (!board_->is_there(rank) || board_->row(rank).device == 0) continue;
+    const auto [first, is_new] = ranks.try_emplace(board_->row(rank).device, rank);
+    if (!is_new && board_->row(first->second).tree != board_->row(rank).tree)
+      why = where(first->second) + " and " + where(rank) +
+            " are on the same GPU, and NCCL takes one rank for each GPU: give every node GPUs of its own";
+  }
+  if (why.empty()) return true;
+  join_failed_ = true;
+  fail(CommState::kInvalidUsage, std::move(why));
+  tell();
+  return false;
 }
 
 bool CudaComm::join_shared(Lock& lock, const Places& places) {
@@ -399,6 +448,7 @@ bool CudaComm::join_shared(Lock& lock, const Places& places) {
   }
   for (uint32_t looks = 0; !shared_->ready(); looks++) {
     take_failure();
+    tell_others(lock);
     if (state_ == CommState::kOk) look_at_others(kJoinGoneMs);
     if (state_ == CommState::kOk && pause(lock, std::min(kJoinMs + looks / 16, kLookMs))) continue;
     join_failed_ |= state_ != CommState::kOk;
@@ -431,7 +481,8 @@ bool CudaComm::join_nccl(Lock& lock, uint32_t ranks, uint32_t rank) {
         return false;
       }
       // A predecessor of rank 0 that had not seen that it is one may have put its own there.
-      if (rank == 0 && !board_->has_id(generation_)) board_->put_id(generation_, id.internal);
+      if (rank == 0 && !board_->has_id(set_)) board_->put_id(set_, id.internal);
+      tell_others(lock);
     }
     failed = nccl_->status(result, "making NCCL's communicator");
   }
@@ -470,10 +521,14 @@ bool CudaComm::get_id(Lock& lock, DevproxyNcclId* id, Status* failed) {
     lock.lock();
     *failed = nccl_->status(result, "making an id for NCCL's communicator");
     if (!failed->ok() || stale() || !has_row()) return false;
-    board_->put_id(generation_, id->internal);
+    board_->put_id(set_, id->internal);
+    id_ = *id;
+    for (auto& [tree, told] : told_) told.id = 0;
+    tell_others(lock);
     return true;
   }
-  for (uint32_t looks = 0; !board_->get_id(generation_, id->internal); looks++) {
+  for (uint32_t looks = 0; !board_->get_id(set_, id->internal); looks++) {
+    tell_others(lock);
     look_at_others(kJoinGoneMs);
     if (state_ != CommState::kOk || !pause(lock, std::min(kJoinMs + looks / 16, kLookMs))) return false;
   }
@@ -493,26 +548,159 @@ void CudaComm::look_at_others(uint32_t grace_ms) {
       since = why ? now : Clock::time_point{};
       continue;
     }
-    if (now - since < milliseconds(grace_ms)) continue;
+    const bool moving = board_->row(rank).gone == Gone::kMoving;
+    if (now - since < milliseconds(moving ? kMoveMs : grace_ms)) continue;
     join_failed_ = phase_ == Phase::kJoining;
-    fail(CommState::kRemoteError, "rank " + std::to_string(name_of(rank)) + " on GPU " +
-                                      std::to_string(board_->row(rank).gpu) + " cannot be reached: " + why);
+    fail(CommState::kRemoteError, where(rank) + " cannot be reached: " + why);
     return tell();
   }
+}
+
+std::string CudaComm::where(uint32_t rank) const {
+  const CommRow& row = board_->row(rank);
+  std::string text = "rank " + std::to_string(name_of(rank)) + " on GPU " + std::to_string(row.gpu);
+  if (config_.links) text += " of tree " + std::to_string(row.tree);
+  return text;
 }
 
 const char* CudaComm::why_gone(uint32_t rank) const {
   const CommRow& row = board_->row(rank);
   if (row.incarnation.load(std::memory_order_acquire) == 0) return nullptr;
-  if (row.gone.load() == Gone::kDied) return "its process has ended";
-  return kill(row.pid.load(), 0) != 0 && errno == ESRCH ? "its server has ended" : nullptr;
+  switch (row.gone.load()) {
+    case Gone::kDied: return "its process has ended";
+    case Gone::kServer: return "its server has ended, or its host";
+    case Gone::kMoving: return "its server has ended, and none has taken its place";
+    case Gone::kNot:
+    case Gone::kLeft: break;
+  }
+  const pid_t pid = row.pid;
+  return pid != 0 && kill(pid, 0) != 0 && errno == ESRCH ? "its server has ended" : nullptr;
+}
+
+// -- other trees
+
+Frame CudaComm::frame(FrameKind kind) const {
+  Frame frame;
+  frame.kind = kind;
+  frame.key = config_.comm.key;
+  frame.ranks = config_.comm.ranks;
+  frame.rank = config_.comm.rank;
+  frame.slot = config_.seat.place.slot;
+  frame.incarnation = config_.incarnation;
+  const uint64_t version = board_->row(config_.comm.rank).version;
+  switch (kind) {
+    case FrameKind::kJoin:
+      frame.device_base = config_.seat.device;
+      frame.addr = config_.seat.process;
+      frame.bytes = version;
+      break;
+    case FrameKind::kId:
+      frame.incarnation = set_;
+      frame.bytes = version;
+      break;
+    case FrameKind::kAsk: frame.bytes = ask_; break;
+    case FrameKind::kHere: frame.addr = version; break;
+    default: break;
+  }
+  return frame;
+}
+
+std::vector<uint32_t> CudaComm::other_trees() const {
+  if (!config_.links) return {};
+  auto known = config_.links->others();
+  if (!known) return {};
+  if (config_.only_tree) std::erase_if(*known, [this](uint32_t tree) { return tree != *config_.only_tree; });
+  return std::move(*known);
+}
+
+// Have all members of other trees said, since this server has gone on last, that they go on too? What they had to tell has
+// come then.
+bool CudaComm::confirmed() {
+  if (!must_ask()) return true;
+  if (config_.standing->stands) return false;
+  bool all_local = true;
+  for (uint32_t rank = 0; rank < config_.comm.ranks; rank++) {
+    const CommRow& row = board_->row(rank);
+    const Gone gone = row.gone;
+    if (row.incarnation.load(std::memory_order_acquire) == 0) return false;
+    if (row.teller == 0 || gone == Gone::kLeft || gone == Gone::kDied || gone == Gone::kServer) continue;
+    all_local = false;
+    if (asked_ != config_.standing->resumes || board_->answered(rank) < ask_) return false;
+  }
+  confirmed_ = all_local ? config_.standing->resumes.load() : asked_;
+  return !must_ask();
+}
+
+// As far as there are connections: what could not be told is told at the next turn.
+void CudaComm::tell_others(Lock& lock) {
+  if (!config_.links || config_.standing->stands) return;
+  if (must_ask() && asked_ != config_.standing->resumes) {
+    asked_ = config_.standing->resumes;
+    ask_ = ++board_->head().asks;
+    tell_again();
+  }
+  for (const uint32_t tree : other_trees()) {
+    if (!has_row() || ends()) return;
+    bool has_member = false, has_live = false;
+    for (uint32_t rank = 0; rank < config_.comm.ranks; rank++) {
+      const CommRow& row = board_->row(rank);
+      if (row.incarnation.load(std::memory_order_acquire) == 0 || row.tree != tree) continue;
+      has_member = true;
+      has_live |= row.gone == Gone::kNot || row.gone == Gone::kMoving;
+    }
+    Told& told = told_[tree];
+    if (set_ != 0 && !has_live) {  // all have come
+      if (!has_member && std::exchange(told.knows, false)) config_.links->post(tree, frame(FrameKind::kElsewhere));
+      continue;
+    }
+    if (told.row == 0 || told.row != config_.links->epoch(tree))
+      send(lock, tree, frame(FrameKind::kJoin), {}, &told.row);
+    if (told.row == 0) continue;
+    told.knows = true;
+    if (id_ && told.id != told.row) send(lock, tree, frame(FrameKind::kId), *id_, &told.id);
+    if (must_ask() && told.ask != told.row) send(lock, tree, frame(FrameKind::kAsk), {}, &told.ask);
+    const uint64_t asked = board_->head().asked[tree];
+    if (asked == 0 || (told.answered == asked && told.answer == told.row)) continue;
+    Frame here = frame(FrameKind::kHere);
+    here.bytes = asked;
+    send(lock, tree, here, {}, &told.answer);
+    if (told.answer == told.row) told.answered = asked;
+  }
+}
+
+void CudaComm::tell_again() {
+  for (auto& [tree, told] : told_) told = {.knows = told.knows};
+}
+
+void CudaComm::send(Lock& lock, uint32_t tree, Frame frame, std::optional<DevproxyNcclId> id, uint64_t* told) {
+  const auto until = Clock::now() + milliseconds(kTellMs);
+  std::vector<iovec> parts{{&frame, sizeof frame}};
+  if (id) parts.push_back({id->internal, sizeof id->internal});
+  uint64_t epoch = 0;
+  lock.unlock();
+  const auto sent = config_.links->send(tree, std::move(parts), [until] { return Clock::now() > until; }, &epoch);
+  lock.lock();
+  if (sent == Links::Sent::kSent) *told = epoch;
+}
+
+// For all who know of this member.
+void CudaComm::leave_row() {
+  const Gone how = ending_ == Ending::kDied ? Gone::kDied : Gone::kLeft;
+  Frame leave = frame(FrameKind::kLeave);
+  leave.bytes = static_cast<uint64_t>(how);
+  for (const uint32_t tree : other_trees()) {
+    if (!told_[tree].knows && !took_over_) continue;
+    if (!told_[tree].knows) config_.links->post(tree, frame(FrameKind::kJoin));  // they know its predecessor
+    config_.links->post(tree, leave);
+  }
+  board_->mark(config_.comm.rank, how);
 }
 
 // Another server has our row. If that one has ended, it will not take over.
 void CudaComm::take_row_again() {
   const CommRow& row = board_->row(config_.comm.rank);
   if (kill(row.pid.load(), 0) == 0 || errno != ESRCH) return;
-  if (board_->take_row(config_.comm.rank, config_.incarnation, config_.place).ok()) took_over_ = false;
+  if (board_->take_row(config_.comm.rank, config_.incarnation, config_.seat).ok()) took_over_ = false;
 }
 
 // NCCL has nothing of it any more when this returns.

@@ -26,7 +26,7 @@
 //      up and begun anew. A failure of a making is forgotten then.
 //   5. The job goes on before the minder has seen the new generation: use() compares it too.
 //   6. Of several servers that are replaced, some are new and some old for a while, and two ranks may be on one GPU then. A
-//      member that took its row from another server makes no communicator before its server goes on (Config::goes_on). So
+//      member that took its row from another server makes no communicator before its server goes on (Standing::goes_on). So
 //      no mixed generation is ever complete.
 //   7. This member is replaced: its row has another incarnation. It touches nothing any more. If its successor dies before
 //      it has taken over, the row's process is gone, and the member takes its row again.
@@ -38,6 +38,11 @@
 // Ranks that share a GPU (shared_comm.h). Who is in which server process the rows say. They are one generation's: read while it
 // stays the same. A communicator whose members are all in one process has no NCCL. Of one with members in several, those
 // that share a process have one NCCL communicator together, and members that send to each other have one for the two.
+//
+// Several trees (comm_board.h). A member tells the other trees of itself at the beginning of each making, and where a
+// connection is another one, but nothing while its server stands at a cut. Rank 0 sends NCCL's id behind it. Behind each cut
+// it asks, and until all have answered (confirmed()) it neither makes a communicator nor lets one be used. A tree that has no
+// member is told to forget the communicator as soon as all have come.
 #pragma once
 
 #include <atomic>
@@ -48,6 +53,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,8 +61,10 @@
 #include "devproxy/hal/comm.h"
 #include "devproxy/hal/cuda/comm_board.h"
 #include "devproxy/hal/cuda/cuda_context.h"
+#include "devproxy/hal/cuda/cuda_device.h"
 #include "devproxy/hal/cuda/nccl_table.h"
 #include "devproxy/hal/cuda/shared_comm.h"
+#include "devproxy/hal/links/links.h"
 #include "devproxy/hal/owner.h"
 
 namespace devproxy::hal::cuda {
@@ -65,14 +73,16 @@ class CudaComm final : public Comm {
  public:
   struct Config {
     CommConfig comm;
-    std::string folder;                                // the job's
-    SpacePlace place;                                  // of this member
-    uint64_t incarnation = 0;                          // of its space
-    std::string library;                               // CudaConfig::nccl_path
-    bool may_come = false;                             // a framework may still bring the library
-    std::shared_ptr<const std::atomic<bool>> goes_on;  // CudaConfig::goes_on
-    bool shared = false, tree_order = false;           // CudaConfig's
-    std::vector<uint32_t> names = {};                  // of its ranks, for texts; empty: their numbers
+    std::string folder;                        // the job's
+    CommSeat seat;                             // of this member
+    uint64_t incarnation = 0;                  // of its space
+    std::string library;                       // CudaConfig::nccl_path
+    bool may_come = false;                     // a framework may still bring the library
+    std::shared_ptr<const Standing> standing;  // CudaConfig::standing
+    bool shared = false, tree_order = false;   // CudaConfig's
+    std::shared_ptr<Links> links = {};         // to the other trees; nullptr: nobody there is told
+    std::vector<uint32_t> names = {};          // of its ranks, for texts; empty: their numbers
+    std::optional<uint32_t> only_tree = {};    // of the others, that has a member
   };
   // changed: called by the minder, under the lock, when something has changed that somebody may wait for.
   static std::shared_ptr<CudaComm> make(Config config, std::shared_ptr<Context> context, std::function<void()> changed);
@@ -141,6 +151,14 @@ class CudaComm final : public Comm {
   Status find_library(Lock& lock);
   bool get_id(Lock& lock, DevproxyNcclId* id, Status* failed);
   void look_at_others(uint32_t grace_ms);
+  bool look_at_board();
+  bool confirmed();
+  void tell_others(Lock& lock);
+  void tell_again();
+  void send(Lock& lock, uint32_t tree, Frame frame, std::optional<DevproxyNcclId> id, uint64_t* told);
+  Frame frame(FrameKind kind) const;
+  void leave_row();
+  std::vector<uint32_t> other_trees() const;
   void take_row_again();
   void end(Ending ending);
   void end_now(Lock& lock, bool kindly);
@@ -154,8 +172,11 @@ class CudaComm final : public Comm {
   bool ends() const;
   void end_pairs(Ending ending);
   std::vector<std::shared_ptr<CudaComm>> all_pairs() const;
-  bool may_join() const { return !took_over_ || config_.goes_on->load(std::memory_order_acquire); }
+  // Must the other trees be asked whether they are where they were?
+  bool must_ask() const { return config_.links && confirmed_ != config_.standing->resumes.load(); }
+  bool may_join() const { return !took_over_ || config_.standing->goes_on.load(std::memory_order_acquire); }
   const char* why_gone(uint32_t rank) const;
+  std::string where(uint32_t rank) const;
   uint32_t name_of(uint32_t rank) const { return config_.names.empty() ? rank : config_.names[rank]; }
   void fail(CommState state, std::string why);
   void tell();
@@ -176,13 +197,26 @@ class CudaComm final : public Comm {
   bool idle_end_ = false;   // it ends with nothing under way
   uint32_t users_ = 0;
   uint64_t generation_ = 0;  // of comm_, or of the one that is being made
+  uint64_t set_ = 0;         // the same, as all trees name it; 0: not all members are there
   NcclComm comm_ = nullptr;
   std::shared_ptr<SharedComm> shared_;  // or this
   std::shared_ptr<const Nccl> nccl_;
   CommState state_ = CommState::kOk;
   bool join_failed_ = false;  // that is why state_ is what it is
   std::string why_;
-  std::vector<Clock::time_point> gone_since_;            // by rank; the minder's
+  // Which of the server's resumes the others have confirmed, and for which they were asked, by that number.
+  uint64_t confirmed_ = 0, asked_ = 0, ask_ = 0;
+  // The minder's.
+  // What another tree was told: the connections that took it (Links::epoch).
+  struct Told {
+    uint64_t row = 0, id = 0, ask = 0, answer = 0;
+    uint64_t answered = 0;  // its ask
+    bool knows = false;     // of this member
+  };
+  std::vector<Clock::time_point> gone_since_;  // by rank
+  std::map<uint32_t, Told> told_;              // by tree
+  std::optional<DevproxyNcclId> id_;           // of set_, by rank 0
+
   std::map<uint32_t, std::shared_ptr<CudaComm>> pairs_;  // by peer, of this generation
   std::vector<std::shared_ptr<CudaComm>> former_pairs_;  // that may not be over
 };

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "devproxy/hal/cuda/cuda_device.h"
 
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <sys/random.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -11,10 +15,12 @@
 
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/hal/basic_device.h"
+#include "devproxy/hal/cuda/comm_receiver.h"
 #include "devproxy/hal/cuda/cuda_space.h"
 #include "devproxy/hal/cuda/output.h"
 #include "devproxy/hal/host_module/descriptor.h"
 #include "devproxy/hal/host_module/host_module.h"
+#include "devproxy/hal/links/links.h"
 
 namespace devproxy::hal::cuda {
 
@@ -42,11 +48,46 @@ constexpr CUdevice_attribute kMasked[] = {
     CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED,
 };
 
+uint64_t process_number() {
+  static const uint64_t number = [] {
+    uint64_t random = 0;
+    while (random == 0 && getrandom(&random, sizeof random, 0) != sizeof random) {}
+    return random;
+  }();
+  return number;
+}
+
+uint64_t number_of(const std::array<uint8_t, 16>& uuid) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const uint8_t byte : uuid) hash = (hash ^ byte) * 0x100000001b3;
+  return hash;
+}
+
+// Which network interface has that address? "" where none has.
+std::string interface_of(const std::string& address) {
+  auto wanted = parse_address(address, 0);
+  ifaddrs* all = nullptr;
+  if (!wanted.ok() || getifaddrs(&all) != 0) return "";
+  std::string name;
+  for (const ifaddrs* one = all; one && name.empty(); one = one->ifa_next) {
+    if (!one->ifa_addr || one->ifa_addr->sa_family != wanted->address.ss_family) continue;
+    const bool v4 = wanted->address.ss_family == AF_INET;
+    const auto raw = [v4](const void* at) {
+      return v4 ? std::string(reinterpret_cast<const char*>(&static_cast<const sockaddr_in*>(at)->sin_addr), 4)
+                : std::string(reinterpret_cast<const char*>(&static_cast<const sockaddr_in6*>(at)->sin6_addr), 16);
+    };
+    if (raw(one->ifa_addr) == raw(&wanted->address)) name = one->ifa_name;
+  }
+  freeifaddrs(all);
+  return name;
+}
+
 class CudaDevice final : public BasicDevice {
  public:
   CudaDevice(const CudaConfig& config, std::shared_ptr<const Driver> driver)
       : config_(config), driver_(std::move(driver)) {
-    config_.goes_on = goes_on_;
+    config_.standing = standing_;
+    config_.process = process_number();
   }
 
   Status init() {
@@ -70,6 +111,7 @@ class CudaDevice final : public BasicDevice {
     if (s = cu.status(cu.cuDeviceGetUuid(&uuid, device_), cu.cuDeviceGetUuid, gpu); !s.ok()) return s;
     static_assert(sizeof uuid.bytes == sizeof p.uuid);
     std::memcpy(p.uuid.data(), uuid.bytes, sizeof uuid.bytes);
+    config_.number = number_of(p.uuid);
     size_t total = 0;
     if (s = cu.status(cu.cuDeviceTotalMem(&total, device_), cu.cuDeviceTotalMem, gpu); !s.ok()) return s;
     p.total_bytes = config_.memory_bytes ? std::min<uint64_t>(config_.memory_bytes, total) : total;
@@ -131,7 +173,29 @@ class CudaDevice final : public BasicDevice {
   StatusOr<std::unique_ptr<Space>> open_space(const SpaceConfig& config, SpaceOwner& owner) override {
     return CudaSpace::open(config_, driver_, device_, config, owner);
   }
-  void take_over_transport() override { goes_on_->store(true, std::memory_order_release); }
+  StatusOr<uint16_t> open_transport(const TransportConfig& config) override {
+    if (const std::string name = interface_of(config.address); !name.empty())
+      setenv("NCCL_SOCKET_IFNAME", ("=" + name).c_str(), 0);
+    auto links = Links::open(config, 0, CommReceiver::maker(config.folder));
+    if (!links.ok()) return std::move(links).status();
+    config_.links = std::move(*links);
+    return config_.links->port();
+  }
+  void park_transport() override { standing_->stands.store(true, std::memory_order_release); }
+  void resume_transport() override {
+    standing_->resumes.fetch_add(1);
+    standing_->stands.store(false, std::memory_order_release);
+  }
+  void leave_transport() override {
+    if (config_.links) config_.links->leave();
+  }
+  void take_over_transport() override {
+    if (config_.links) config_.links->take_over();
+    standing_->goes_on.store(true, std::memory_order_release);
+  }
+  TransportMarks mark_transport(uint64_t number) override {
+    return config_.links ? config_.links->mark(number) : TransportMarks{};
+  }
   const char* running_here() const noexcept override { return t_inside; }
 
  private:
@@ -143,7 +207,7 @@ class CudaDevice final : public BasicDevice {
   }
 
   CudaConfig config_;
-  const std::shared_ptr<std::atomic<bool>> goes_on_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<Standing> standing_ = std::make_shared<Standing>();
   const std::shared_ptr<const Driver> driver_;
   CUdevice device_ = 0;
   bool can_register_ = false;

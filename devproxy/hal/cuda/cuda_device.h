@@ -9,18 +9,31 @@
 
 #include "devproxy/hal/hal.h"
 
+namespace devproxy::hal {
+class Links;
+}
+
 namespace devproxy::hal::cuda {
 
 // How a queue tells that it got somewhere; see cuda_space.h, "Completion".
 enum class Marks : uint8_t { kAuto, kWriteValue, kEvents };
 
+// How the server is in the lives of its job.
+struct Standing {
+  std::atomic<bool> goes_on{false};  // servers that were taken over from do not go on any more
+  std::atomic<bool> stands{false};   // at a cut
+  std::atomic<uint64_t> resumes{0};  // of cuts
+};
+
 struct CudaConfig {
-  uint32_t ordinal = 0;       // CUDA's number of the GPU, after CUDA_VISIBLE_DEVICES
-  std::string driver_path;    // absolute path of libcuda.so.1; empty: the usual places
-  uint64_t memory_bytes = 0;  // what the device says that it has; 0: what it has
-  std::string nccl_path;      // absolute path of the genuine libnccl.so.2; empty: see Nccl::open
-  std::shared_ptr<const std::atomic<bool>>
-      goes_on;               // the device's: servers that were taken over from do not go on any more
+  uint32_t ordinal = 0;                      // CUDA's number of the GPU, after CUDA_VISIBLE_DEVICES
+  std::string driver_path;                   // absolute path of libcuda.so.1; empty: the usual places
+  uint64_t memory_bytes = 0;                 // what the device says that it has; 0: what it has
+  std::string nccl_path;                     // absolute path of the genuine libnccl.so.2; empty: see Nccl::open
+  std::shared_ptr<const Standing> standing;  // the device's
+  std::shared_ptr<Links> links;              // to servers of the job's other trees; nullptr: it has none
+  uint64_t process = 0;                      // a random number of this process
+  uint64_t number = 0;                       // of the GPU's uuid
   bool collectives = false;  // the job's processes may be ranks: all are in the primary context, where NCCL works
   bool shared = false;       // several of the job's GPUs are this one
   bool tree_order = false;   // reductions have the order of ranks that share a GPU also where each has its own

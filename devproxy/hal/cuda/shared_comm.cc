@@ -21,15 +21,15 @@ uint64_t bytes_of(const CommOp& op) { return op.count * comm_type_bytes(op.type_
 
 }  // namespace
 
-Places Places::make(const std::vector<int32_t>& pids, int32_t own) {
+Places Places::make(const std::vector<uint64_t>& processes, uint64_t own) {
   Places places;
-  std::map<int32_t, uint32_t> known;
-  for (uint32_t rank = 0; rank < pids.size(); rank++) {
-    const auto place = known.try_emplace(pids[rank], static_cast<uint32_t>(places.members.size())).first->second;
+  std::map<uint64_t, uint32_t> known;
+  for (uint32_t rank = 0; rank < processes.size(); rank++) {
+    const auto place = known.try_emplace(processes[rank], static_cast<uint32_t>(places.members.size())).first->second;
     if (place == places.members.size()) places.members.emplace_back();
     places.members[place].push_back(rank);
     places.of.push_back(place);
-    if (pids[rank] == own) places.own = place;
+    if (processes[rank] == own) places.own = place;
   }
   return places;
 }

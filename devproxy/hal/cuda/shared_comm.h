@@ -61,7 +61,7 @@ struct Places {
   std::vector<uint32_t> of;  // by rank
   uint32_t own = 0;
 
-  static Places make(const std::vector<int32_t>& pids, int32_t own);  // pids: by rank
+  static Places make(const std::vector<uint64_t>& processes, uint64_t own);  // processes: by rank
   const std::vector<uint32_t>& locals() const { return members[own]; }
   bool is_local(uint32_t rank) const { return of[rank] == own; }
   bool each_alone() const { return members.size() == of.size(); }

@@ -36,8 +36,9 @@ StatusOr<CommRef> CudaSpace::create_comm(const CommConfig& config) {
   if (incarnation_ == 0 && getrandom(&incarnation_, sizeof incarnation_, 0) != sizeof incarnation_)
     return Status::from_errno(kNotSupported, "the system has no random numbers");
   const bool may_come = config_.framework && device_.nccl_path.empty() && !device_.host_executor;
-  auto comm = CudaComm::make({config, owner_.job_folder(), owner_.place(), incarnation_, device_.nccl_path, may_come,
-                              device_.goes_on, device_.shared, device_.tree_order},
+  const CommSeat seat{owner_.place(), device_.process, device_.number};
+  auto comm = CudaComm::make({config, owner_.job_folder(), seat, incarnation_, device_.nccl_path, may_come,
+                              device_.standing, device_.shared, device_.tree_order, device_.links},
                              context_, [this] { kick(); });
   std::lock_guard lock(comms_mu_);
   std::erase_if(comms_, [](const auto& known) { return known.expired(); });

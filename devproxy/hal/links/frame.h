@@ -18,6 +18,7 @@ inline constexpr uint32_t kFrameVersion = 1;
 inline constexpr uint32_t kMaxTrees = 64, kMaxTreeGpus = 256;
 inline constexpr size_t kTokenBytes = 32;
 inline constexpr uint64_t kChunkBytes = 1 << 20;  // of data, in one frame
+inline constexpr size_t kCommIdBytes = 128;       // of NCCL's (nccl.h)
 
 struct Hello {
   uint32_t magic = kHelloMagic, version = kFrameVersion;
@@ -46,6 +47,12 @@ static_assert(sizeof(Welcome) == 16);
 //   kUnpost      it takes back the operation that it has posted; not all members have
 //   kPairUnpost  other: likewise what it sends to `other`
 //   kElsewhere   all members have come, and none in this tree, which need not know of the communicator
+//   kId          on hal/cuda, of rank 0: incarnation is a set of members (hal/cuda/comm_board.h), bytes the version of the
+//                row; NCCL's id of that set follows
+//   kAsk         on hal/cuda: bytes, a number; the members of the receiving tree say kHere when they go on
+//   kHere        on hal/cuda: bytes, the last number that was asked; addr, the version of the row: nothing newer is known here
+// On hal/cuda kJoin has device_base, a number of the GPU, addr, one of the server's process, and bytes, the version of the
+// member's row; kLeave has bytes, how it has gone. Nothing but kJoin, kLeave, kId, kAsk, kHere and kElsewhere is said there.
 // and of no communicator:
 //   kGone        slot, incarnation: the process has ended
 //   kBye         the server ends, and its members go on elsewhere
@@ -65,6 +72,9 @@ enum class FrameKind : uint8_t {
   kPairUnpost,
   kMark,
   kElsewhere,
+  kId,
+  kAsk,
+  kHere,
 };
 
 struct Frame {

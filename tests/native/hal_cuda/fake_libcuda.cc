@@ -14,6 +14,7 @@
 
 #include <cuda.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -586,8 +587,17 @@ EXPORT CUresult CUDAAPI cuDeviceGetName(char* name, int bytes, CUdevice) {
   put_text("Fake GPU", name, static_cast<size_t>(bytes));
   return CUDA_SUCCESS;
 }
+// Of this host: FAKE_HOST, or who has this /dev/shm, by which NCCL tells hosts apart too.
+static uint32_t host() {
+  struct stat there{};
+  if (const char* const named = std::getenv("FAKE_HOST")) return static_cast<uint32_t>(std::atoi(named)) + 1;
+  return stat("/dev/shm", &there) == 0 ? static_cast<uint32_t>(there.st_dev) & 0x3fffff : 0;
+}
+
 EXPORT CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice) {
   std::memset(uuid->bytes, 0x5a, sizeof uuid->bytes);
+  const uint32_t which[] = {host(), static_cast<uint32_t>(driver().ordinal)};
+  std::memcpy(uuid->bytes, which, sizeof which);
   return CUDA_SUCCESS;
 }
 EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
@@ -656,7 +666,7 @@ int g_primary_holders = 0;
 
 }  // namespace
 
-EXPORT int fake_gpu() { return driver().ordinal; }
+EXPORT int fake_gpu() { return static_cast<int>(host() << 8) | driver().ordinal; }
 EXPORT void* fake_primary() {
   std::lock_guard lock(driver().mu);
   return g_primary;

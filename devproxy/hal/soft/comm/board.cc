@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "devproxy/hal/soft/comm/board.h"
 
-#include <dirent.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -51,17 +50,10 @@ StatusOr<std::unique_ptr<Board>> Board::find(const std::string& folder, const Co
 }
 
 void Board::each(const std::string& folder, const std::function<void(Board&)>& look) {
-  DIR* const listing = opendir(folder.c_str());
-  if (!listing) return;
-  while (const dirent* entry = readdir(listing)) {
-    const std::string name = entry->d_name;
-    if (name.rfind(kKind.prefix, 0) != 0 || name.find('.') != std::string::npos)
-      continue;  // with a dot it is being made
-    const std::string path = folder + "/" + name;
+  each_board(folder, kKind, [&](const std::string& path) {
     auto board = made(path, map_board(path, kKind, 0));
     if (board.ok()) look(**board);
-  }
-  closedir(listing);
+  });
 }
 
 void Board::ring() {

@@ -97,6 +97,9 @@ const char* BoardReceiver::take(const Frame& frame, Stream& stream) {
     case FrameKind::kLeave:
     case FrameKind::kElsewhere:
     case FrameKind::kGone:
+    case FrameKind::kId:
+    case FrameKind::kAsk:
+    case FrameKind::kHere:
     case FrameKind::kBye: break;
   }
   return "there is no such kind";
