@@ -716,9 +716,18 @@ class JobCoordinator:
         if len(self._trees) < 2:
             return
         lines = [f"token {self._token}"]
+        has: dict[str, tuple[str, int]] = {}  # by GPU: who
         for number, tree in enumerate(self._trees):
-            found = tree.addresses()
-            lines.append(" ".join(["tree", str(number), str(len(found)), *found]))
+            found = [address.split() for address in tree.addresses()]
+            lines.append(" ".join(["tree", str(number), str(len(found)), *(a for a, *_ in found)]))
+            for gpu, (_, *uuids) in enumerate(found):
+                for uuid in uuids:
+                    name, theirs = has.setdefault(uuid, (tree.name, gpu))
+                    if name != tree.name:
+                        raise Refused(
+                            f"GPU {theirs} of {name} and GPU {gpu} of {tree.name} are the same one, and NCCL takes one node for each",
+                            "give every node GPUs of its own (--gpu)",
+                        )
         table = "".join(line + "\n" for line in lines)
         all_of([partial(tree.meet, table) for tree in self._trees])
 

@@ -28,6 +28,7 @@ struct Caps {
   bool reads_after_fault = true;  // level 2: what an execution fault leaves can still be read
   bool takes_back = false;        // pending.h
   bool shares = false;            // several of the job's GPUs may be on one (sharing.h)
+  bool trees_apart = false;       // servers of two of the job's trees cannot be on one GPU
   bool wants_awaited = false;     // SpaceQueues::awaited makes it tell sooner that commands have completed
 };
 

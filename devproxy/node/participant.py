@@ -234,7 +234,7 @@ class Participant(Protocol):
         ...
 
     def addresses(self) -> list[str]:
-        """Of each server, where it takes other trees' data: "ADDR:PORT". Only in a job of several trees."""
+        """Of each server, where it takes other trees' data (shared.data_address). Only in a job of several trees."""
         ...
 
     def meet(self, table: str) -> None:

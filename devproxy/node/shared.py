@@ -20,10 +20,11 @@ def remove(job_dir: str) -> None:
 
 
 def data_address(job_dir: str, gpu: int) -> str:
-    """ "ADDR:PORT" where that server takes data of other trees. Raises OSError or ValueError where it has not said."""
+    """ "ADDR:PORT" where that server takes data of other trees, and behind it, where no other tree may have the same GPU,
+    " UUID" of that. Raises OSError or ValueError where it has not said."""
     with open(os.path.join(job_dir, f"gpu{gpu}.data"), encoding="ascii") as file:
-        address, port = file.read().split()
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        address, port, *uuid = file.read().split()
+    return " ".join([f"[{address}]:{port}" if ":" in address else f"{address}:{port}", *uuid])
 
 
 def tell_trees(job_dir: str, table: str) -> None:

@@ -21,6 +21,8 @@ from tests.native.test_hal_cuda import fake_gpus
 
 STEPS = 400  # far more than the verbs take: at the gate before the last step no cut is possible
 RANKS = (sys.executable, str(SUBJECTS / "ranks.py"), "--steps", str(STEPS), "--ranks", "4", "--seconds-per-step", "0.1")  # fmt: skip
+TORCH_STEPS = 250
+MASTER = "10.213.0.1"  # what the processes of node 0 have for an address, wherever it runs
 ON_CUDA = ("--device", "cuda", "--gpu-memory", "512MiB", "--gpus", "2")
 
 
@@ -35,10 +37,10 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     made.close()
 
 
-def run_freely(hosts: Hosts, at: int) -> None:
+def run_freely(hosts: Hosts, at: int, steps: int = STEPS) -> None:
     """Returns at that step. From then on no rank stands at the gate."""
     hosts.wait_step(at, "log0", timeout_s=120)
-    hosts.until(STEPS - 1)
+    hosts.until(steps - 1)
 
 
 def finish(hosts: Hosts, expected: list[str]) -> None:
@@ -88,6 +90,50 @@ def test_a_move_that_fails_on_one_node(hosts: Hosts, node: int, point: str) -> N
     run_freely(hosts, max(hosts.steps("log0")) + 3)
     hosts.on(0, "migrate", "j", "--to", "1,0,3,2")
     run_freely(hosts, max(hosts.steps("log0")) + 3)
+    finish(hosts, expected)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("way", ["ddp", "fsdp2", "pipeline", "tensor"])
+def test_training_on_two_hosts(hosts: Hosts, way: str) -> None:
+    """PyTorch under torchrun, two ranks on each host: the software GPU's numbers."""
+    script = (str(SUBJECTS / "parallel.py"), "--way", way, "--steps", str(TORCH_STEPS), "--seconds-per-step", "0.2")  # fmt: skip
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node")
+    expected = on_one_host(hosts, (*torchrun, "4", *script))
+    nodes = f"--nnodes 2 --node-rank $DEVPROXY_NODE --master-addr {MASTER}"
+    words = ["sh", "-c", f"exec {' '.join(torchrun)} 2 {nodes} {' '.join(script)}"]
+    hosts.start(*words, options=ON_CUDA)
+    run_freely(hosts, 3, TORCH_STEPS)
+    for verb, *to in (
+        ("migrate", "--to", "2,3,1,0"),
+        ("resize", "--gpus", "0,0,1,1"),
+        ("checkpoint",),
+    ):
+        hosts.on(0, verb, "j", *to)
+        run_freely(hosts, max(hosts.steps("log0")) + 2, TORCH_STEPS)
+    assert hosts.kill_everything()
+    hosts.came_back(hosts.bring_back((1, 0)))
+    hosts.wait_end("digest", "log0")
+    assert hosts.digest("log0") == expected
+
+
+def test_two_nodes_on_one_gpu(hosts: Hosts) -> None:
+    """NCCL takes one rank for each GPU, and ranks of two nodes are never in one server: refused, with nothing started."""
+    words = "are the same one"
+    refused = hosts.start(*RANKS, options=(*ON_CUDA[:-2], "--gpu", "0,1"), nodes=(0, 0), log="both")
+    assert [job.wait(60) for job in refused] == [2, 2]
+    assert "GPU 0 of node 0" in hosts.text("both0") and words in hosts.text("both0")
+    assert "nothing was started" in hosts.text("both0")
+    expected = on_one_host(hosts, RANKS)
+    hosts.start(*RANKS, options=ON_CUDA)
+    run_freely(hosts, 3)
+    hosts.on(0, "checkpoint", "j")
+    assert hosts.kill_everything()
+    tried = hosts.bring_back((0, 0), "--gpu", "2,3")
+    said = [one.communicate(timeout=120)[0] for one in tried]
+    assert words in said[0] and all(one.returncode != 0 for one in tried), said
+    hosts.came_back(hosts.bring_back((0, 1)))
     finish(hosts, expected)
 
 

@@ -194,7 +194,7 @@ class Trees:
             time.sleep(0.001)
 
     def endpoint(self, tree: int, gpu: int) -> tuple[str, int]:
-        address, port = (self.folder(tree) / f"gpu{gpu}.data").read_text().split()
+        address, port, *_ = (self.folder(tree) / f"gpu{gpu}.data").read_text().split()
         return address, int(port)
 
     def say(self, token: str = "") -> None:

@@ -173,7 +173,12 @@ Status Server::write_data_file() {
   const std::string path = config_.job_dir + "/gpu" + std::to_string(config_.gpu) + ".data";
   const std::string own = path + "." + std::to_string(getpid());
   struct stat there;
-  if (Status s = write_file(own, config_.data_address + " " + std::to_string(data_port_) + "\n"); !s.ok()) return s;
+  std::string text = config_.data_address + " " + std::to_string(data_port_);
+  if (device_->caps().trees_apart) {
+    const auto& uuid = device_->properties().uuid;
+    text += " " + hex(uuid.data(), uuid.size());
+  }
+  if (Status s = write_file(own, text + "\n"); !s.ok()) return s;
   if (lstat(own.c_str(), &there) == 0 && rename(own.c_str(), path.c_str()) == 0) {
     data_inode_ = there.st_ino;
     return {};

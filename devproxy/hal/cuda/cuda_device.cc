@@ -151,6 +151,7 @@ class CudaDevice final : public BasicDevice {
             .keeps_host_pages = config_.register_host_window,
             .reads_after_fault = false,
             .shares = true,
+            .trees_apart = true,
             .wants_awaited = true};
   }
   const Properties& properties() const override { return properties_; }
