@@ -175,8 +175,8 @@ class TreeMove:
             self._tree.gpus = self._to
 
     def close(self) -> None:
-        if self._fresh and not self.handed_over:
-            self._tree.servers.dismiss(self._fresh)
+        if self._fresh and not self.handed_over:  # the job stands still until they have gone
+            self._tree.servers.dismiss(self._fresh, grace_s=0)
         self._parked.go_on()
         self.warnings += self._parked.warnings
         staging.remove(self._staging)

@@ -199,13 +199,13 @@ class ServerSet:
         self._gone += [server for server in leaving if server not in self._gone]
 
     def dismiss(self, servers: Iterable[Server], grace_s: float = STOP_GRACE_S) -> None:
-        """They were told to leave, or have failed. Waits, then kills."""
+        """They were told to leave, or have failed. Waits, then kills. grace_s 0: nobody has told them."""
         leaving = list(servers)
         self.retire(leaving)
         _close_begin(leaving)
         if not self.wait_gone(leaving, grace_s):
             _kill(leaving)
-            self.wait_gone(leaving, grace_s)
+            self.wait_gone(leaving, grace_s or STOP_GRACE_S)
 
     def wait_ready(
         self,
