@@ -271,6 +271,14 @@ def host_kills(seed: int) -> dict[str, int]:
     return kills.run(seed)
 
 
+def cuda_host_kills(seed: int) -> dict[str, int]:
+    """The same on hal/cuda, over the fake driver and the fake NCCL."""
+    sys.path.insert(0, str(ROOT))
+    from tests.fault import host_kills as kills
+
+    return kills.run(seed, on_cuda=True)
+
+
 def ranks(seed: int) -> dict[str, int]:
     """See tests/fault/rank_kills.py."""
     sys.path.insert(0, str(ROOT))
@@ -342,6 +350,12 @@ CAMPAIGNS = [
         "kill -9 of any process of a job on two hosts, or of a whole host, in and out of every verb; bitwise right",
         96,  # every victim in every verb, twice
         host_kills,
+    ),
+    Campaign(
+        "cuda-host-kills",
+        "the same on hal/cuda, over a fake driver and a fake NCCL",
+        96,
+        cuda_host_kills,
     ),
     Campaign(
         "fault-points",

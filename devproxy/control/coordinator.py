@@ -711,8 +711,10 @@ class JobCoordinator:
                 part.undo()
             raise
 
-    def introduce(self) -> None:
-        """Tells all servers where those of the other trees are. Only a job of several trees has such."""
+    def introduce(self, check: bool = True) -> None:
+        """Tells all servers where those of the other trees are. Only a job of several trees has such.
+
+        Raises Refused where two trees are on a GPU that takes one, if `check`; nobody is told then."""
         if len(self._trees) < 2:
             return
         lines = [f"token {self._token}"]
@@ -723,7 +725,7 @@ class JobCoordinator:
             for gpu, (_, *uuids) in enumerate(found):
                 for uuid in uuids:
                     name, theirs = has.setdefault(uuid, (tree.name, gpu))
-                    if name != tree.name:
+                    if name != tree.name and check:
                         raise Refused(
                             f"GPU {theirs} of {name} and GPU {gpu} of {tree.name} are the same one, and NCCL takes one node for each",
                             "give every node GPUs of its own (--gpu)",
@@ -734,7 +736,7 @@ class JobCoordinator:
     def _introduce_again(self) -> None:
         """Some servers were told of successors that are gone."""
         try:
-            self.introduce()
+            self.introduce(check=False)
         except (OSError, ValueError, DevproxyError) as why:
             say(
                 f"the servers of job {self._spec.job} could not be told where the others are: {why}"

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +48,8 @@ class Trees:
     gpus: int = 0
     address: str = "127.0.0.1"
     late: bool = False  # nobody says who the others are before the program runs
+    # Where the others reach a server instead of its own address and port.
+    by_way_of: Callable[[str, int], tuple[str, int]] = lambda address, port: (address, port)
     # Of the servers: hal/cuda over the fakes (test_trees_cuda.py), with GPUs of its own for each tree, as on several hosts.
     cuda: dict[str, str] = field(default_factory=dict)
     servers: list[Server] = field(default_factory=list)
@@ -202,7 +205,8 @@ class Trees:
         lines = [f"token {token or self.token}"]
         for tree in range(self.count):
             servers = [self.endpoint(tree, gpu) for gpu in range(self.gpus_of(tree))]
-            texts = [f"[{a}]:{p}" if ":" in a else f"{a}:{p}" for a, p in servers]
+            ways = [self.by_way_of(address, port) for address, port in servers]
+            texts = [f"[{a}]:{p}" if ":" in a else f"{a}:{p}" for a, p in ways]
             lines.append(f"tree {tree} {len(servers)} {' '.join(texts)}")
         for tree in range(self.count):
             part = self.folder(tree) / "trees.part"

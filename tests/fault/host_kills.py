@@ -26,6 +26,7 @@ from devproxy.control.stage_note import NAME
 from tests.checkpoint.hosts import CTL, Hosts
 from tests.checkpoint.world import SUBJECTS, World, without_pauses
 from tests.living import matching
+from tests.native.test_hal_cuda import fake_gpus
 
 VERBS = ("", "checkpoint", "suspend", "resume", "restore", "migrate")
 VICTIMS = ("rank", "init", "server", "supervisor", "daemon", "criu", "host", "everything")
@@ -37,19 +38,25 @@ STAGES: dict[str, tuple[str, ...]] = {
     "migrate": ("agree", "cut", "device", "restore", "hand_over"),
 }
 PLACES = ((0, 1), (1, 0), (0, 0), (1, 1))
+APART = PLACES[
+    :2
+]  # on cuda each node has GPUs of its own, and both restores have the same options here
 STEPS, MOST_TRIES = 120, 4
-RANKS = (
-    sys.executable,
-    str(SUBJECTS / "ranks.py"),
-    *("--steps", str(STEPS), "--ranks", "4", "--seconds-per-step", "0.05"),
-)
+# On cuda no cut is possible while a rank stands at the gate before the last step: far more than the verbs take.
+CUDA_STEPS = 400
+
+
+def command(steps: int) -> tuple[str, ...]:
+    words = ("--steps", str(steps), "--ranks", "4", "--seconds-per-step", "0.05")
+    return (sys.executable, str(SUBJECTS / "ranks.py"), *words)
 
 
 @functools.cache
-def undisturbed() -> list[str]:
+def undisturbed(steps: int) -> list[str]:
     world = World()
     try:
-        digest = world.undisturbed(*without_pauses(RANKS), "--seconds-per-step", "0", gpus=4)
+        words = without_pauses(command(steps))
+        digest = world.undisturbed(*words, "--seconds-per-step", "0", gpus=4)
         return digest
     finally:
         world.close()
@@ -157,22 +164,31 @@ def listen(begun: list[subprocess.Popen[str]]) -> None:
         assert "Traceback" not in said, said
 
 
-def run(seed: int) -> dict[str, int]:
-    """Raises AssertionError where the promise is broken. Returns what was done, to add up."""
+def run(seed: int, on_cuda: bool = False) -> dict[str, int]:
+    """Raises AssertionError where the promise is broken. Returns what was done, to add up.
+
+    on_cuda: hal/cuda over the fake driver and the fake NCCL (tests/checkpoint/test_cuda_hosts.py)."""
     dice = random.Random(seed)
     verb = VERBS[seed % len(VERBS)]
     who = VICTIMS[seed // len(VERBS) % len(VICTIMS)]
     host = dice.choice((0, 1))
     stage = dice.choice(STAGES[verb]) if verb and dice.random() < 0.5 else ""
     late_s = dice.random() * (0.02 if stage else 1.5)
-    digest = undisturbed()
+    steps = CUDA_STEPS if on_cuda else STEPS
+    digest = undisturbed(steps)
     world = Hosts()
     try:
+        options: tuple[str, ...] = ("--gpus", "2")
+        if on_cuda:
+            world.env |= fake_gpus(world.home / "root", 4) | {"DEVPROXY_CUDA_EXECUTOR": "host"}
+            options = ("--device", "cuda", "--gpu-memory", "512MiB", *options)
         world.hold()
-        world.start(*RANKS, options=("--gpus", "2"))
+        world.start(*command(steps), options=options)
         world.wait_step(3, "log0")
+        if on_cuda:
+            world.until(steps - 1)
         world.on(0, "checkpoint", "j")
-        world.until(STEPS - 1)
+        world.until(steps - 1)
         if verb == "resume":
             world.on(0, "suspend", "j")
         if verb == "restore":
@@ -199,8 +215,9 @@ def run(seed: int) -> dict[str, int]:
                 pass
         listen(begun)
         world.hurry()
-        outcome = settle(world, dice, who in ("rank", "init", "server"))
-        check(world, digest)
+        places = APART if on_cuda else PLACES
+        outcome = settle(world, dice, who in ("rank", "init", "server"), places)
+        check(world, digest, steps)
     except BaseException as error:
         error.add_note(
             f"seed {seed}: {who} of host {host} in {verb or 'no verb'} at {stage or f'{late_s:.2f} s'}"
@@ -218,7 +235,9 @@ def run(seed: int) -> dict[str, int]:
     }
 
 
-def settle(world: Hosts, dice: random.Random, may_hang: bool) -> str:
+def settle(
+    world: Hosts, dice: random.Random, may_hang: bool, where: tuple[tuple[int, int], ...]
+) -> str:
     """What a user does until the job has ended. What had to be done."""
     done = set()
     for _ in range(MOST_TRIES):
@@ -230,8 +249,7 @@ def settle(world: Hosts, dice: random.Random, may_hang: bool) -> str:
             world.on(0, "resume", "j", check=False)  # if it fails, the next look says why
             continue
         done.add("restored")
-        places = dice.choice(PLACES)
-        listen(world.bring_back(places))
+        listen(world.bring_back(dice.choice(where)))
     raise AssertionError(f"the job does not come to its end: {tails(world)}")
 
 
@@ -270,8 +288,8 @@ def of_kind(some: list[psutil.Process], name: str) -> list[int]:
     return [p.pid for p in some if kind(p) == name]
 
 
-def check(world: Hosts, digest: list[str]) -> None:
+def check(world: Hosts, digest: list[str], count: int) -> None:
     assert world.digest("log0") == world.digest("log1") == digest, tails(world)
     steps = world.steps("log0")
-    assert steps == list(range(1, STEPS + 1)), tails(world)
+    assert steps == list(range(1, count + 1)), tails(world)
     assert len(world.nonces("log0")) == 1, tails(world)

@@ -87,7 +87,7 @@ uint64_t CommBoard::set() const {
 
 // -- members of this tree -------------------------------------------------------------------------------------------
 
-StatusOr<bool> CommBoard::take_row(uint32_t rank, uint64_t incarnation, const CommSeat& seat) {
+StatusOr<CommBoard::Taken> CommBoard::take_row(uint32_t rank, uint64_t incarnation, const CommSeat& seat) {
   CommRow& row = rows_[rank];
   const SpacePlace& place = seat.place;
   const uint64_t before = row.incarnation.load(std::memory_order_acquire);
@@ -102,11 +102,11 @@ StatusOr<bool> CommBoard::take_row(uint32_t rank, uint64_t incarnation, const Co
   row.device = seat.device;
   row.teller = 0;
   row.pid = getpid();
-  row.version.fetch_add(1);
+  const uint64_t version = row.version.fetch_add(1) + 1;
   mark(rank, Gone::kNot);
   row.incarnation.store(incarnation, std::memory_order_release);
   if (before != 0) new_generation();
-  return before != 0;
+  return Taken{before != 0, version};
 }
 
 void CommBoard::mark(uint32_t rank, Gone how) {
@@ -128,7 +128,7 @@ Status CommBoard::told_row(uint32_t rank, uint64_t incarnation, uint64_t version
     return {kInvalidValue, "another process has that rank"};
   }
   const uint64_t known = row.version.load();
-  if (before != 0 && (version < known || (version == known && before != incarnation))) return {};
+  if (before != 0 && version < known) return {};
   row.gpu = place.gpu;
   row.slot = place.slot;
   row.tree = place.tree;
@@ -138,20 +138,19 @@ Status CommBoard::told_row(uint32_t rank, uint64_t incarnation, uint64_t version
   row.pid = 0;
   row.version.store(version);
   row.incarnation.store(incarnation, std::memory_order_release);
-  if (before != 0 && version != known) new_generation();
+  if (before != 0 && (version != known || before != incarnation)) new_generation();
   mark(rank, Gone::kNot);
   return {};
 }
 
-void CommBoard::server_ended(uint64_t teller, bool planned) {
+void CommBoard::teller_ended(uint64_t teller, bool planned) {
   bool changed = false;
   for (uint32_t rank = 0; rank < ranks_; rank++) {
     CommRow& row = rows_[rank];
     if (row.incarnation.load(std::memory_order_acquire) == 0 || row.teller != teller || is_final(row.gone)) continue;
+    if (planned && !std::exchange(changed, true)) new_generation();
     mark(rank, planned ? Gone::kMoving : Gone::kServer);
-    changed = true;
   }
-  if (changed && planned) new_generation();
 }
 
 // -- the id ---------------------------------------------------------------------------------------------------------

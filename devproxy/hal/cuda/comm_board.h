@@ -4,8 +4,8 @@
 //
 // A communicator of NCCL is tied to the processes that made it. The job's outlives them: a server is replaced by a migrate
 // or a restore, and NCCL's is made again. `generation` counts who has come in somebody's place. It changes only while the
-// job stands at a cut, where nothing of the communicator is under way, and a member compares it before each operation and
-// now and then in between. A member whose NCCL is of another generation makes a new one. So all of them come, also those
+// job stands at a cut, where nothing of the communicator is under way (of other trees: see below), and a member compares it
+// before each operation and now and then in between. A member whose NCCL is of another generation makes a new one. So all of them come, also those
 // that have nothing to do.
 //
 // Several trees. Each tree has a board of its own, and rows of members of other trees are written by receivers
@@ -48,7 +48,7 @@ enum class Gone : uint32_t {
   kNot = 0,
   kLeft,    // the job has destroyed it
   kDied,    // its process has ended without
-  kServer,  // of another tree: its server has ended, or its host
+  kServer,  // of another tree: the connection with its server has ended, as when it dies
   kMoving,  // of another tree: it is told again from another server, or was meant to be
 };
 
@@ -57,7 +57,7 @@ struct CommRow {
   std::atomic<uint64_t> version;                  // how often it was taken
   std::atomic<uint64_t> process;                  // of its server, a random number
   std::atomic<uint64_t> device;                   // a number of its GPU's uuid
-  std::atomic<uint64_t> teller;  // of another tree: the server that told of it (links.h); 0: of this tree
+  std::atomic<uint64_t> teller;                   // of another tree: the connection that told of it; 0: of this tree
   std::atomic<uint32_t> gpu, slot, tree;
   std::atomic<int32_t> pid;  // of its server; 0: in another tree
   std::atomic<Gone> gone;
@@ -111,8 +111,12 @@ class CommBoard {
   std::atomic<uint64_t>& answered(uint32_t rank) { return answered_[rank]; }
 
   // -- members of this tree
-  // Takes a rank's row. True: from another server, which may still go on. kInvalidValue where another process has it.
-  StatusOr<bool> take_row(uint32_t rank, uint64_t incarnation, const CommSeat& seat);
+  struct Taken {
+    bool from_another;  // server, which may still go on
+    uint64_t version;
+  };
+  // Takes a rank's row. kInvalidValue where another process has it.
+  StatusOr<Taken> take_row(uint32_t rank, uint64_t incarnation, const CommSeat& seat);
   // Is it ours still?
   bool has_row(uint32_t rank, uint64_t incarnation) const {
     return rows_[rank].incarnation.load(std::memory_order_acquire) == incarnation;
@@ -124,8 +128,8 @@ class CommBoard {
   // What was told of a member; nothing where that is older than what is known. kInvalidValue where a process of another
   // place has that rank.
   Status told_row(uint32_t rank, uint64_t incarnation, uint64_t version, const CommSeat& seat, uint64_t teller);
-  // All of a server's that has ended. planned: its members come again elsewhere.
-  void server_ended(uint64_t teller, bool planned);
+  // The connection has ended, and with it all that it told of. planned: its members come again elsewhere.
+  void teller_ended(uint64_t teller, bool planned);
   void remove() const;
 
   void put_id(uint64_t set, const char (&id)[128]);

@@ -1,11 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "devproxy/hal/cuda/comm_receiver.h"
 
+#include <sys/random.h>
+
+#include <mutex>
 #include <utility>
 
 namespace devproxy::hal::cuda {
 
 namespace {
+
+std::mutex g_mu;  // a leaf; nobody reads a connection under it
+
+uint64_t random_number() {
+  uint64_t number = 0;
+  while (number == 0 && getrandom(&number, sizeof number, 0) != sizeof number) {}
+  return number;
+}
 
 constexpr size_t kMaxBoards = 256;  // that a connection keeps mapped
 
@@ -18,7 +29,7 @@ void raise(std::atomic<uint64_t>& value, uint64_t to) {
 }  // namespace
 
 CommReceiver::CommReceiver(std::string folder, const PeerServer& peer, uint64_t chaos, Marked marked)
-    : Receiver(peer, chaos, std::move(marked)), folder_(std::move(folder)) {}
+    : Receiver(peer, chaos, std::move(marked)), folder_(std::move(folder)), number_(random_number()) {}
 
 MakeReceiver CommReceiver::maker(const std::string& folder) {
   return [folder](const PeerServer& peer, uint64_t chaos, Marked marked) {
@@ -27,14 +38,18 @@ MakeReceiver CommReceiver::maker(const std::string& folder) {
 }
 
 void CommReceiver::ended(bool planned) {
-  CommBoard::each(folder_, [&](CommBoard& board) { board.server_ended(peer_.server, planned); });
+  std::lock_guard lock(g_mu);
+  CommBoard::each(folder_, [&](CommBoard& board) { board.teller_ended(number_, planned); });
 }
 
 const char* CommReceiver::take(const Frame& frame, Stream& stream) {
   if (frame.ranks == 0 || frame.ranks > kMaxCommRanks || frame.rank >= frame.ranks) return "it is of no rank";
+  char id[kCommIdBytes];
+  if (frame.kind == FrameKind::kId && !stream.read(id, sizeof id)) return "the rest does not come";
+  std::lock_guard lock(g_mu);
   switch (frame.kind) {
     case FrameKind::kJoin: return join(frame);
-    case FrameKind::kId: return take_id(frame, stream);
+    case FrameKind::kId: return take_id(frame, id);
     case FrameKind::kLeave:
     case FrameKind::kAsk:
     case FrameKind::kHere:
@@ -75,13 +90,11 @@ const char* CommReceiver::join(const Frame& frame) {
   }
   const CommSeat seat{{peer_.gpu, frame.slot, peer_.tree}, frame.addr, frame.device_base};
   // That of a rank which another one has is no reason to lose all of this server's: the members of this tree say it.
-  (void)(*board)->told_row(frame.rank, frame.incarnation, frame.bytes, seat, peer_.server);
+  (void)(*board)->told_row(frame.rank, frame.incarnation, frame.bytes, seat, number_);
   return nullptr;
 }
 
-const char* CommReceiver::take_id(const Frame& frame, Stream& stream) {
-  char id[kCommIdBytes];
-  if (!stream.read(id, sizeof id)) return "the rest does not come";
+const char* CommReceiver::take_id(const Frame& frame, const char (&id)[kCommIdBytes]) {
   if (frame.rank != 0 || frame.incarnation == 0) return "it is no id of a set";
   CommBoard* const board = board_of(frame);
   if (!board) return nullptr;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What members in another tree's server have said, on this tree's boards (hal/links/receiver.h, comm_board.h).
 //
-// Threads: one for each connection. It holds no lock: rows of other trees are written by receivers alone, and those of one
-// server by one of them at a time, but while a server is replaced; a row's version says then what is newer.
+// Threads: one for each connection. Rows of other trees are written by receivers alone, and by one of this process at a time
+// (g_mu). Those of two processes write the same row only while a server of this tree is replaced; a row's version says then
+// what is newer.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@ class CommReceiver final : public Receiver {
   void ended(bool planned) override;
   const char* take(const Frame& frame, Stream& stream) override;
   const char* join(const Frame& frame);
-  const char* take_id(const Frame& frame, Stream& stream);
+  const char* take_id(const Frame& frame, const char (&id)[kCommIdBytes]);
   void leave(const Frame& frame, CommBoard& board);
   void forget(const Frame& frame, CommBoard& board);
   CommBoard* board_of(const Frame& frame);
@@ -35,6 +36,7 @@ class CommReceiver final : public Receiver {
   }
 
   const std::string folder_;
+  const uint64_t number_;  // of the connection, and of no other
   std::map<CommKey, std::unique_ptr<CommBoard>> boards_;
 };
 

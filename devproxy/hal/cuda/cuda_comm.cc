@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <thread>
 
 #include "devproxy/csrc/base/log.h"
@@ -24,6 +25,7 @@ constexpr uint32_t kJoinMs = 1;           // at a making under way, and at an id
 constexpr uint32_t kGoneMs = 500;         // how long a member may be gone before that is an error
 constexpr uint32_t kJoinGoneMs = 2000;    // the same while the communicator is made
 constexpr uint32_t kMoveMs = 30'000;      // for the successor of another tree's server
+constexpr uint32_t kReachMs = 30'000;     // for a way to another tree
 constexpr uint32_t kTellMs = 50;          // for one frame
 constexpr uint32_t kLibraryMs = 60'000;   // for a framework to bring the library
 constexpr uint32_t kPairsMs = 30'000;     // for its pairs' ends
@@ -76,10 +78,11 @@ CudaComm::CudaComm(Config config, std::shared_ptr<Context> context, std::functio
     fail(CommState::kInvalidUsage, taken.status().text());
     return;
   }
-  took_over_ = *taken;
+  took_over_ = predecessor_told_ = taken->from_another;
+  version_ = taken->version;
   board_ = std::move(*board);
   // Of a fresh member there is nothing that the others could have missed.
-  if (!took_over_) confirmed_ = config_.standing->resumes;
+  if (!took_over_) confirmed_resume_ = config_.standing->resumes;
 }
 
 CudaComm::~CudaComm() {
@@ -293,16 +296,12 @@ void CudaComm::mind() {
   Lock lock(mu_);
   while (!ends()) {
     if (board_) turn(lock);
-    const bool asks = must_ask() && !config_.standing->stands;
-    const bool soon = ending_ == Ending::kDestroy || ((phase_ == Phase::kJoining || asks) && state_ == CommState::kOk);
-    cv_.wait_for(lock,
-                 milliseconds(asks   ? kJoinMs
-                              : soon ? kSoonMs
-                                     : kLookMs),
-                 [&] {
-                   return ends() || (board_ && has_row() && phase_ == Phase::kReady && state_ == CommState::kOk &&
-                                     (stale() || (must_ask() && !asks)));
-                 });
+    const bool stands = config_.links && config_.standing->stands;
+    const bool asks = is_live() && must_ask() && !stands;
+    const bool soon = ending_ == Ending::kDestroy || (is_live() && (phase_ == Phase::kJoining || stands));
+    // Whoever waits for answers gives them soon, too.
+    const uint32_t ms = asks ? kJoinMs : soon ? kSoonMs : kLookMs;
+    cv_.wait_for(lock, milliseconds(ms), [&] { return ends() || (!asks && wakes()); });
   }
   const bool kindly = ending_ == Ending::kDestroy && state_ == CommState::kOk;
   idle_end_ = kindly && !shared_ && in_flight_.load(std::memory_order_acquire) == 0;
@@ -323,8 +322,16 @@ void CudaComm::mind() {
   tell();
 }
 
+// Is there something to do that use() waits for?
+bool CudaComm::wakes() const {
+  if (!is_live() || phase_ != Phase::kReady || (config_.links && config_.standing->stands)) return false;
+  return stale() || must_ask();
+}
+
 void CudaComm::turn(Lock& lock) {
   if (!has_row()) return take_row_again();
+  // At a cut the other trees hear nothing, and a communicator's end may wait for their members.
+  if (config_.links && config_.standing->stands) return;
   if (join_failed_ && stale()) {
     join_failed_ = false, state_ = CommState::kOk, why_.clear();
     if (shared_) drop_shared(lock, false);
@@ -339,13 +346,18 @@ void CudaComm::turn(Lock& lock) {
   }
   if (state_ != CommState::kOk) return;
   if (phase_ == Phase::kReady && stale()) {
+    tell_again();
+    tell_others(lock);  // first: theirs must end as well
     end_now(lock, false);
     phase_ = Phase::kJoining;
   }
   if (phase_ == Phase::kReady) {
     take_failure();
     tell_others(lock);
-    if (must_ask() && confirmed()) tell();
+    if (must_ask() && confirmed()) {
+      tell();
+      tell_others(lock);  // what they have asked before they answered
+    }
     return look_at_others(kGoneMs);
   }
   if (may_join()) join(lock);
@@ -383,10 +395,11 @@ bool CudaComm::find_places(Lock& lock, Places* places) {
       all &= board_->is_there(rank);
       processes[rank] = board_->row(rank).process;
     }
+    // In this order: what is confirmed was told before, and what was told since shows in the generation.
     const uint64_t set = board_->set();
     all = all && confirmed();
     if (stale() || !has_row()) return false;  // before what was read is believed
-    if (!look_at_board()) return false;
+    if (!look_at_board(all)) return false;
     if (all) {
       set_ = set;
       break;
@@ -402,7 +415,7 @@ bool CudaComm::find_places(Lock& lock, Places* places) {
 
 // Do all trees mean the same members, each on a GPU that no other tree has? NCCL takes one rank for each GPU, and ranks of
 // two trees are never in one server.
-bool CudaComm::look_at_board() {
+bool CudaComm::look_at_board(bool all) {
   const CommBoardHead& head = board_->head();
   std::string why;
   if (const uint32_t ranks = head.other_ranks)
@@ -411,8 +424,8 @@ bool CudaComm::look_at_board() {
   if (const uint32_t twice = head.twice)
     why = "two processes say that they are rank " + std::to_string(twice - 1) + ", in two trees";
   std::map<uint64_t, uint32_t> ranks;  // by GPU: one of its members
-  for (uint32_t rank = 0; config_.links && rank < config_.comm.ranks; rank++) {
-    if (!board_->is_there(rank) || board_->row(rank).device == 0) continue;
+  for (uint32_t rank = 0; all && config_.links && rank < config_.comm.ranks; rank++) {
+    if (board_->row(rank).device == 0) continue;
     const auto [first, is_new] = ranks.try_emplace(board_->row(rank).device, rank);
     if (!is_new && board_->row(first->second).tree != board_->row(rank).tree)
       why = where(first->second) + " and " + where(rank) +
@@ -482,6 +495,11 @@ bool CudaComm::join_nccl(Lock& lock, uint32_t ranks, uint32_t rank) {
       }
       // A predecessor of rank 0 that had not seen that it is one may have put its own there.
       if (rank == 0 && !board_->has_id(set_)) board_->put_id(set_, id.internal);
+      DevproxyNcclId there{};
+      if (rank != 0 && board_->get_id(set_, there.internal) && std::memcmp(&there, &id, sizeof id) != 0) {
+        drop(lock, made, false);  // rank 0 has begun anew
+        return false;
+      }
       tell_others(lock);
     }
     failed = nccl_->status(result, "making NCCL's communicator");
@@ -568,7 +586,7 @@ const char* CudaComm::why_gone(uint32_t rank) const {
   if (row.incarnation.load(std::memory_order_acquire) == 0) return nullptr;
   switch (row.gone.load()) {
     case Gone::kDied: return "its process has ended";
-    case Gone::kServer: return "its server has ended, or its host";
+    case Gone::kServer: return "its server or host has ended, or the connection with it";
     case Gone::kMoving: return "its server has ended, and none has taken its place";
     case Gone::kNot:
     case Gone::kLeft: break;
@@ -587,19 +605,18 @@ Frame CudaComm::frame(FrameKind kind) const {
   frame.rank = config_.comm.rank;
   frame.slot = config_.seat.place.slot;
   frame.incarnation = config_.incarnation;
-  const uint64_t version = board_->row(config_.comm.rank).version;
   switch (kind) {
     case FrameKind::kJoin:
       frame.device_base = config_.seat.device;
       frame.addr = config_.seat.process;
-      frame.bytes = version;
+      frame.bytes = version_;
       break;
     case FrameKind::kId:
       frame.incarnation = set_;
-      frame.bytes = version;
+      frame.bytes = version_;
       break;
-    case FrameKind::kAsk: frame.bytes = ask_; break;
-    case FrameKind::kHere: frame.addr = version; break;
+    case FrameKind::kAsk: frame.bytes = own_ask_; break;
+    case FrameKind::kHere: frame.addr = version_; break;
     default: break;
   }
   return frame;
@@ -623,53 +640,72 @@ bool CudaComm::confirmed() {
     const CommRow& row = board_->row(rank);
     const Gone gone = row.gone;
     if (row.incarnation.load(std::memory_order_acquire) == 0) return false;
-    if (row.teller == 0 || gone == Gone::kLeft || gone == Gone::kDied || gone == Gone::kServer) continue;
+    if (row.teller == 0 || gone == Gone::kLeft || gone == Gone::kDied) continue;
     all_local = false;
-    if (asked_ != config_.standing->resumes || board_->answered(rank) < ask_) return false;
+    if (asked_resume_ != config_.standing->resumes || board_->answered(rank) < own_ask_) return false;
   }
-  confirmed_ = all_local ? config_.standing->resumes.load() : asked_;
+  confirmed_resume_ = all_local ? config_.standing->resumes.load() : asked_resume_;
   return !must_ask();
 }
 
 // As far as there are connections: what could not be told is told at the next turn.
 void CudaComm::tell_others(Lock& lock) {
   if (!config_.links || config_.standing->stands) return;
-  if (must_ask() && asked_ != config_.standing->resumes) {
-    asked_ = config_.standing->resumes;
-    ask_ = ++board_->head().asks;
+  if (must_ask() && asked_resume_ != config_.standing->resumes) {
+    asked_resume_ = config_.standing->resumes;
+    own_ask_ = ++board_->head().asks;
     tell_again();
   }
   for (const uint32_t tree : other_trees()) {
-    if (!has_row() || ends()) return;
+    if (!has_row() || ends() || config_.standing->stands) return;
     bool has_member = false, has_live = false;
     for (uint32_t rank = 0; rank < config_.comm.ranks; rank++) {
       const CommRow& row = board_->row(rank);
       if (row.incarnation.load(std::memory_order_acquire) == 0 || row.tree != tree) continue;
       has_member = true;
-      has_live |= row.gone == Gone::kNot || row.gone == Gone::kMoving;
+      const Gone gone = row.gone;
+      has_live |= gone != Gone::kLeft && gone != Gone::kDied;
     }
     Told& told = told_[tree];
     if (set_ != 0 && !has_live) {  // all have come
       if (!has_member && std::exchange(told.knows, false)) config_.links->post(tree, frame(FrameKind::kElsewhere));
       continue;
     }
-    if (told.row == 0 || told.row != config_.links->epoch(tree))
+    if (told.row == 0 || told.row != config_.links->epoch(tree)) {
+      told = {.knows = told.knows, .unreached_since = told.unreached_since};  // what went there before may be lost
       send(lock, tree, frame(FrameKind::kJoin), {}, &told.row);
+    }
+    look_at_link(tree, told);
     if (told.row == 0) continue;
     told.knows = true;
     if (id_ && told.id != told.row) send(lock, tree, frame(FrameKind::kId), *id_, &told.id);
     if (must_ask() && told.ask != told.row) send(lock, tree, frame(FrameKind::kAsk), {}, &told.ask);
     const uint64_t asked = board_->head().asked[tree];
-    if (asked == 0 || (told.answered == asked && told.answer == told.row)) continue;
+    if (asked == 0 || (told.answered_ask == asked && told.answer == told.row)) continue;
     Frame here = frame(FrameKind::kHere);
     here.bytes = asked;
     send(lock, tree, here, {}, &told.answer);
-    if (told.answer == told.row) told.answered = asked;
+    if (told.answer == told.row) told.answered_ask = asked;
   }
+  if (set_ != 0) predecessor_told_ = false;
+}
+
+// Nobody waits for ever for a tree that there is no way to.
+void CudaComm::look_at_link(uint32_t tree, Told& told) {
+  const auto now = Clock::now();
+  if (told.row != 0 || in_flight_.load(std::memory_order_relaxed) == 0 || state_ != CommState::kOk) {
+    told.unreached_since = {};
+    return;
+  }
+  if (told.unreached_since == Clock::time_point{}) told.unreached_since = now;
+  if (now - told.unreached_since < milliseconds(kReachMs)) return;
+  join_failed_ = phase_ == Phase::kJoining;
+  fail(CommState::kRemoteError, config_.links->trouble(tree));
+  tell();
 }
 
 void CudaComm::tell_again() {
-  for (auto& [tree, told] : told_) told = {.knows = told.knows};
+  for (auto& [tree, told] : told_) told = {.knows = told.knows, .unreached_since = told.unreached_since};
 }
 
 void CudaComm::send(Lock& lock, uint32_t tree, Frame frame, std::optional<DevproxyNcclId> id, uint64_t* told) {
@@ -689,7 +725,7 @@ void CudaComm::leave_row() {
   Frame leave = frame(FrameKind::kLeave);
   leave.bytes = static_cast<uint64_t>(how);
   for (const uint32_t tree : other_trees()) {
-    if (!told_[tree].knows && !took_over_) continue;
+    if (!told_[tree].knows && !predecessor_told_) continue;
     if (!told_[tree].knows) config_.links->post(tree, frame(FrameKind::kJoin));  // they know its predecessor
     config_.links->post(tree, leave);
   }
@@ -700,7 +736,10 @@ void CudaComm::leave_row() {
 void CudaComm::take_row_again() {
   const CommRow& row = board_->row(config_.comm.rank);
   if (kill(row.pid.load(), 0) == 0 || errno != ESRCH) return;
-  if (board_->take_row(config_.comm.rank, config_.incarnation, config_.seat).ok()) took_over_ = false;
+  auto taken = board_->take_row(config_.comm.rank, config_.incarnation, config_.seat);
+  if (!taken.ok()) return;
+  version_ = taken->version;
+  took_over_ = false;
 }
 
 // NCCL has nothing of it any more when this returns.

@@ -140,6 +140,13 @@ class CudaComm final : public Comm {
   enum class Ending : uint8_t { kNone, kDestroy, kAbort, kDied };
   using Lock = std::unique_lock<std::mutex>;
   using Clock = std::chrono::steady_clock;
+  // What another tree was told, by the connection that took it (Links::epoch); 0: none.
+  struct Told {
+    uint64_t row = 0, id = 0, ask = 0, answer = 0;
+    uint64_t answered_ask = 0;            // the one that `answer` was for
+    bool knows = false;                   // of this member
+    Clock::time_point unreached_since{};  // it could not be told
+  };
 
   Ready look_locked(uint64_t generation);
   void mind();
@@ -151,10 +158,13 @@ class CudaComm final : public Comm {
   Status find_library(Lock& lock);
   bool get_id(Lock& lock, DevproxyNcclId* id, Status* failed);
   void look_at_others(uint32_t grace_ms);
-  bool look_at_board();
+  bool look_at_board(bool all);
   bool confirmed();
   void tell_others(Lock& lock);
   void tell_again();
+  void look_at_link(uint32_t tree, Told& told);
+  bool is_live() const { return board_ && state_ == CommState::kOk && has_row(); }
+  bool wakes() const;
   void send(Lock& lock, uint32_t tree, Frame frame, std::optional<DevproxyNcclId> id, uint64_t* told);
   Frame frame(FrameKind kind) const;
   void leave_row();
@@ -173,7 +183,7 @@ class CudaComm final : public Comm {
   void end_pairs(Ending ending);
   std::vector<std::shared_ptr<CudaComm>> all_pairs() const;
   // Must the other trees be asked whether they are where they were?
-  bool must_ask() const { return config_.links && confirmed_ != config_.standing->resumes.load(); }
+  bool must_ask() const { return config_.links && confirmed_resume_ != config_.standing->resumes.load(); }
   bool may_join() const { return !took_over_ || config_.standing->goes_on.load(std::memory_order_acquire); }
   const char* why_gone(uint32_t rank) const;
   std::string where(uint32_t rank) const;
@@ -193,8 +203,10 @@ class CudaComm final : public Comm {
   std::function<void()> changed_;
   Phase phase_ = Phase::kJoining;
   Ending ending_ = Ending::kNone;
-  bool took_over_ = false;  // its row, from a server that may go on
-  bool idle_end_ = false;   // it ends with nothing under way
+  bool took_over_ = false;         // its row, from a server that may go on
+  bool predecessor_told_ = false;  // others may know a predecessor of this member, and not it
+  uint64_t version_ = 0;           // of its row
+  bool idle_end_ = false;          // it ends with nothing under way
   uint32_t users_ = 0;
   uint64_t generation_ = 0;  // of comm_, or of the one that is being made
   uint64_t set_ = 0;         // the same, as all trees name it; 0: not all members are there
@@ -204,15 +216,9 @@ class CudaComm final : public Comm {
   CommState state_ = CommState::kOk;
   bool join_failed_ = false;  // that is why state_ is what it is
   std::string why_;
-  // Which of the server's resumes the others have confirmed, and for which they were asked, by that number.
-  uint64_t confirmed_ = 0, asked_ = 0, ask_ = 0;
+  // Which of the server's resumes (Standing) the others have confirmed; for which they were asked, and with which number.
+  uint64_t confirmed_resume_ = 0, asked_resume_ = 0, own_ask_ = 0;
   // The minder's.
-  // What another tree was told: the connections that took it (Links::epoch).
-  struct Told {
-    uint64_t row = 0, id = 0, ask = 0, answer = 0;
-    uint64_t answered = 0;  // its ask
-    bool knows = false;     // of this member
-  };
   std::vector<Clock::time_point> gone_since_;  // by rank
   std::map<uint32_t, Told> told_;              // by tree
   std::optional<DevproxyNcclId> id_;           // of set_, by rank 0

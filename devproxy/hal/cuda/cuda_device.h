@@ -21,7 +21,7 @@ enum class Marks : uint8_t { kAuto, kWriteValue, kEvents };
 // How the server is in the lives of its job.
 struct Standing {
   std::atomic<bool> goes_on{false};  // servers that were taken over from do not go on any more
-  std::atomic<bool> stands{false};   // at a cut
+  std::atomic<bool> stands{false};   // at a cut of its own: not one that a predecessor or an image made
   std::atomic<uint64_t> resumes{0};  // of cuts
 };
 

@@ -290,7 +290,7 @@ Links::Sent Links::send(uint32_t tree, std::vector<iovec> parts, const Stop& sto
 uint64_t Links::epoch(uint32_t tree) {
   std::lock_guard lock(mu_);
   const Link& link = links_[tree];
-  return link.fd < 0 ? 0 : link.epoch;
+  return link.fd < 0 || hung_up(link.fd) ? 0 : link.epoch;
 }
 
 std::string Links::trouble(uint32_t tree) {
