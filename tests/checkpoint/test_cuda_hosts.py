@@ -19,9 +19,9 @@ from tests.checkpoint.world import SUBJECTS
 from tests.integration.needs import require_criu
 from tests.native.test_hal_cuda import fake_gpus
 
-STEPS = 400  # far more than the verbs take: at the gate before the last step no cut is possible
+STEPS = 1200  # far more than the verbs take: at the gate before the last step no cut is possible
 RANKS = (sys.executable, str(SUBJECTS / "ranks.py"), "--steps", str(STEPS), "--ranks", "4", "--seconds-per-step", "0.1")  # fmt: skip
-TORCH_STEPS = 250
+TORCH_STEPS = 400
 MASTER = "10.213.0.1"  # what the processes of node 0 have for an address, wherever it runs
 ON_CUDA = ("--device", "cuda", "--gpu-memory", "512MiB", "--gpus", "2")
 

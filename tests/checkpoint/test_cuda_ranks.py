@@ -20,7 +20,7 @@ from tests.integration.needs import require_criu
 from tests.native.test_hal_cuda import fake_gpus
 
 GPUS = 6
-STEPS = 400  # far more than the verbs take: at the gate before the last step no cut is possible
+STEPS = 1000  # far more than the verbs take: at the gate before the last step no cut is possible
 TORCH_STEPS = 250
 RANKS = (sys.executable, str(SUBJECTS / "ranks.py"), "--steps", str(STEPS), "--seconds-per-step", "0.1")  # fmt: skip
 ON_CUDA = ("--device", "cuda", "--gpu-memory", "512MiB", "--gpus")
