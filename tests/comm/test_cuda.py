@@ -149,3 +149,19 @@ def test_a_library_that_is_none(
     }.get(library, f"/{library}")
     with pytest.raises(AssertionError, match=said):
         on_cuda("scenarios.py", 2, "group_of_collectives", more={"DEVPROXY_NCCL": path})
+
+
+@pytest.mark.parametrize("on", ["0,0", "0,1"])
+def test_torch_as_on_a_gpu(job_env: dict[str, str], tmp_path: Path, on: str) -> None:
+    """PyTorch's client as it is where a real GPU is behind the server: its process group is devproxy's own there too. torch's
+    own has another current stream than the plugin, so what it copies on the group's stream, and its futures, waited for
+    nothing: a DDP training on an H100 had wrong numbers."""
+    env = job_env | fake_gpus(tmp_path / "root", 2)
+    env |= {"DEVPROXY_TORCH_OPS": "cuda", "DEVPROXY_CUDA_EXECUTOR": "host", "FAKE_NCCL_MANY": "1"}
+    program = FOLDER.parent / "subjects/gpu/torch_links.py"
+    done = subprocess.run(
+        [*RUN, "--device", "cuda", "--gpu", on, "--gpu-memory", "512MiB", "--", sys.executable, "-W", "ignore", str(program), "2", "small"],
+        env=env, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    assert done.stdout.splitlines()[-1] == "PASS", done.stdout

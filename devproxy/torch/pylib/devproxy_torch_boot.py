@@ -32,12 +32,15 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
+def is_real_gpu() -> bool:
+    """Is there a real GPU behind the server?"""
+    env = os.environ
+    return env.get("DEVPROXY_DEVICE") == "cuda" and env.get("DEVPROXY_CUDA_EXECUTOR") != "host"
+
+
 def ops_run_on_cuda() -> bool:
-    """As client/executor.cc decides: is there a real GPU behind the server?"""
-    return (
-        os.environ.get("DEVPROXY_DEVICE") == "cuda"
-        and os.environ.get("DEVPROXY_CUDA_EXECUTOR") != "host"
-    )
+    """As client/executor.cc decides: so it is, or tests try the client as it is there."""
+    return is_real_gpu() or os.environ.get("DEVPROXY_TORCH_OPS") == "cuda"
 
 
 def is_cuda_wheel(torch_dir: str) -> bool:
@@ -573,8 +576,7 @@ def _complete_torch_c(module: ModuleType) -> None:
     setattr(module._dynamo.guards, "_empty_strided_cuda", sc.empty_strided)
     _keep_torchscript_unfused(module)
     _complete_nvtx(module)
-    if not ops_run_on_cuda():
-        _complete_c10d(module, sc)
+    _complete_c10d(module, sc)
     # torch.cuda.memory takes the presence of this one as a promise of pluggable allocators.
     if hasattr(module, "_cuda_CUDAAllocator"):
         delattr(module, "_cuda_CUDAAllocator")
@@ -596,7 +598,9 @@ def _complete_c10d(C: Any, sc: Any) -> None:
     def _c10d_init() -> object:
         done = plain_init()
         c10d = C._distributed_c10d
-        if hasattr(c10d, "ProcessGroupNCCL"):  # the CUDA wheel's own calls NVIDIA's runtime
+        # The CUDA wheel's own makes its stream the current one of torch's CUDA library, which the plugin does not ask: what
+        # it copies there, and its futures, would not wait for the operation.
+        if hasattr(c10d, "ProcessGroupNCCL"):
             delattr(c10d, "ProcessGroupNCCL")
         sc.add_process_group(c10d)
         if hasattr(c10d, "ProcessGroupNCCL2"):
@@ -666,14 +670,13 @@ def _complete_torch_storage(module: ModuleType) -> None:
 
     storage.__new__ = __new__
     storage.resize_ = resize_
-    if not ops_run_on_cuda():
-        # pickled for another process: arguments of torch.multiprocessing's, queues, share_memory() of a module
-        ipc = _refuse(
-            "a tensor of the GPU that another process shares (CUDA IPC)",
-            "send tensor.cpu(), or share the CPU's tensors and copy them to the GPU in each process",
-        )
-        storage._share_cuda_ = ipc
-        storage._new_shared_cuda = staticmethod(ipc)
+    # pickled for another process: arguments of torch.multiprocessing's, queues, share_memory() of a module
+    ipc = _refuse(
+        "a tensor of the GPU that another process shares (CUDA IPC)",
+        "send tensor.cpu(), or share the CPU's tensors and copy them to the GPU in each process",
+    )
+    storage._share_cuda_ = ipc
+    storage._new_shared_cuda = staticmethod(ipc)
 
 
 def _complete_torch_cudnn(module: ModuleType) -> None:
@@ -977,7 +980,7 @@ def _plugin_is_for(torch: ModuleSpec | None) -> bool:
     told to use devproxy's CUDA runtime alone (DEVPROXY_TORCH=cudart), below which the wheel's own kernels run."""
     if torch is None or torch.origin is None:
         return False
-    if not ops_run_on_cuda():
+    if not is_real_gpu():
         return True
     return os.environ.get("DEVPROXY_TORCH") != "cudart" and is_cuda_wheel(
         os.path.dirname(torch.origin)
