@@ -1002,3 +1002,37 @@ torch.nn.Linear(64, 64).cuda()(torch.ones(4, 64, device="cuda")).sum().backward(
             [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0, done.stderr
+
+
+# -- new memory ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+)
+def test_deterministic_algorithms_fill_new_memory(dtype: torch.dtype) -> None:
+    """As on the CPU, and as torch documents it for CUDA (torch.utils.deterministic.fill_uninitialized_memory)."""
+    del_me = torch.ones(1000, device="cuda").to(dtype)
+    del del_me  # what its memory has is what a new tensor would have
+    torch.use_deterministic_algorithms(True)
+    try:
+        grown = torch.zeros(3, dtype=dtype, device="cuda")
+        made = [
+            torch.empty(5, dtype=dtype, device="cuda"),
+            torch.empty_like(grown),
+            torch.empty_strided((2, 3), (3, 1), dtype=dtype, device="cuda"),
+            grown.resize_(7),
+        ]
+        wanted = [
+            torch.empty(5, dtype=dtype),
+            torch.empty(3, dtype=dtype),
+            torch.empty_strided((2, 3), (3, 1), dtype=dtype),
+            torch.zeros(3, dtype=dtype).resize_(7),
+        ]
+        for tensor, want in zip(made, wanted, strict=True):
+            assert torch.equal(tensor.cpu().view(torch.uint8), want.view(torch.uint8))
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        assert torch.empty(5, dtype=dtype, device="cuda").shape == (5,)
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(False)

@@ -4,6 +4,8 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/List.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/ResizeCommon.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -36,13 +38,25 @@ void refuse_layout(std::optional<at::Layout> layout) {
   TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == at::kStrided, "devproxy has no ", *layout, " tensors");
 }
 
+bool fills_memory() {
+  const at::Context& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+}
+
+// As on CUDA: with deterministic algorithms, new memory has NaN or the largest number.
+Tensor filled(Tensor t) {
+  if (fills_memory()) [[unlikely]]
+    at::native::fill_empty_deterministic_(t);
+  return t;
+}
+
 Tensor empty_memory_format(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                            std::optional<at::Device> device, std::optional<bool> pin,
                            std::optional<at::MemoryFormat> format) {
   refuse_layout(layout);
   TORCH_CHECK(!c10::pinned_memory_or_default(pin), "Only dense CPU tensors can be pinned");
   DeviceScope scope(index_of(device));
-  return at::detail::empty_generic(sizes, device_allocator(), kCudaKeys, c10::dtype_or_default(dtype), format);
+  return filled(at::detail::empty_generic(sizes, device_allocator(), kCudaKeys, c10::dtype_or_default(dtype), format));
 }
 
 Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype,
@@ -50,11 +64,13 @@ Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::option
   refuse_layout(layout);
   TORCH_CHECK(!c10::pinned_memory_or_default(pin), "Only dense CPU tensors can be pinned");
   DeviceScope scope(index_of(device));
-  return at::detail::empty_strided_generic(sizes, strides, device_allocator(), kCudaKeys, c10::dtype_or_default(dtype));
+  return filled(
+      at::detail::empty_strided_generic(sizes, strides, device_allocator(), kCudaKeys, c10::dtype_or_default(dtype)));
 }
 
 const Tensor& resize_(const Tensor& t, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
   auto* impl = t.unsafeGetTensorImpl();
+  const auto before = static_cast<int64_t>(t.storage().nbytes());
   if (t.sizes() != sizes) {
     impl->set_sizes_contiguous(sizes);
     grow_storage(
@@ -65,6 +81,8 @@ const Tensor& resize_(const Tensor& t, at::IntArrayRef sizes, std::optional<at::
     TORCH_CHECK(*format != at::MemoryFormat::Preserve, "Unsupported memory format", *format);
     impl->empty_tensor_restride(*format);
   }
+  if (fills_memory()) [[unlikely]]
+    at::native::fill_resize_deterministic_(t, before);
   return t;
 }
 
