@@ -35,6 +35,7 @@ class BasicSpace : public Space {
   }
   void* host_view(uint64_t, uint64_t) override { return nullptr; }
   void reserve(uint64_t) override {}
+  uint64_t room_bytes(uint64_t) override { return UINT64_MAX; }
   void trim() override {}
   Status alias(uint64_t, size_t, Space&, uint64_t) override {
     return {kNotSupported, "this device cannot map one page twice (level 3)"};

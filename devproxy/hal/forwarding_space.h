@@ -19,6 +19,7 @@ class ForwardingSpace : public Space {
   void freed(uint64_t addr, uint64_t bytes, uint64_t position) override { inner_->freed(addr, bytes, position); }
   void release(uint64_t addr, uint64_t bytes) override { inner_->release(addr, bytes); }
   void reserve(uint64_t bytes) override { inner_->reserve(bytes); }
+  uint64_t room_bytes(uint64_t had) override { return inner_->room_bytes(had); }
   void host_window(uint64_t addr, uint64_t bytes) override { inner_->host_window(addr, bytes); }
   void host_allocated(uint64_t addr, uint64_t bytes) override { inner_->host_allocated(addr, bytes); }
   StatusOr<uint64_t> host_device_address(uint64_t addr, uint64_t bytes) override {

@@ -25,6 +25,9 @@ class SpaceMemory {
   // The program has so much of the GPU's memory for itself from now on, committed or not: the device may keep what is
   // released within that. The thread that commits and releases.
   virtual void reserve(uint64_t bytes) = 0;
+  // How much more than `had`, which the program has for itself already, the device could commit now; all of it where only the
+  // GPU's account limits that. The same thread.
+  virtual uint64_t room_bytes(uint64_t had) = 0;
 
   // Another window of host memory, which the caller has mapped, until the space ends.
   virtual void host_window(uint64_t addr, uint64_t bytes) = 0;

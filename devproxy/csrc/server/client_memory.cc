@@ -41,8 +41,9 @@ bool ClientMemory::in_variable(uint64_t addr, uint64_t bytes) const {
   return offset <= it->second.bytes && bytes <= it->second.bytes - offset;
 }
 
-std::optional<uint64_t> ClientMemory::take_credit(uint64_t wanted, uint64_t minimum) {
-  const auto granted = ledger_.grow(wanted, minimum);
+std::optional<uint64_t> ClientMemory::take_credit(uint64_t wanted, uint64_t minimum, uint64_t most) {
+  if (minimum > most) return std::nullopt;
+  const auto granted = ledger_.grow(std::min(wanted, most), minimum);
   if (granted) credit_bytes_ += *granted;
   return granted;
 }
@@ -56,8 +57,8 @@ bool ClientMemory::return_credit(uint64_t bytes) {
   return true;
 }
 
-uint64_t ClientMemory::free_bytes() const {
-  const uint64_t free = ledger_.free_bytes();
+uint64_t ClientMemory::free_bytes(uint64_t most) const {
+  const uint64_t free = std::min(ledger_.free_bytes(), most);
   return free > owed_bytes_ ? free - owed_bytes_ : 0;
 }
 

@@ -69,8 +69,8 @@ class ClientMemory {
     return inside();
   }
 
-  // -- the client's allocator, within its credit
-  std::optional<uint64_t> take_credit(uint64_t wanted, uint64_t minimum);
+  // -- the client's allocator, within its credit. most: what the device has left for it (hal::Space::room_bytes)
+  std::optional<uint64_t> take_credit(uint64_t wanted, uint64_t minimum, uint64_t most);
   bool return_credit(uint64_t bytes);  // false: so much is not free
   // Before an allocation. False: it is not within the credit; or it is within what was unused at a checkpoint, and the
   // GPU of the restore has no room for it.
@@ -79,7 +79,7 @@ class ClientMemory {
   bool restored_unused() { return std::exchange(restored_unused_, false); }
   uint64_t credit_bytes() const { return credit_bytes_; }
   // Of the GPU, beside the credit.
-  uint64_t free_bytes() const;
+  uint64_t free_bytes(uint64_t most) const;
   uint64_t total_bytes() const { return ledger_.total_bytes(); }
   // forgotten: as in MemoryMirror.
   [[nodiscard]] Answer allocate(uint64_t addr, uint64_t bytes, uint32_t flags, std::vector<Range>* forgotten);

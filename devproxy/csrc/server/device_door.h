@@ -156,6 +156,7 @@ class DeviceDoor {
   void freed(uint64_t addr, uint64_t bytes, uint64_t position) { space_->freed(addr, bytes, position); }
   void release(uint64_t addr, uint64_t bytes) { space_->release(addr, bytes); }
   void reserve(uint64_t bytes) { space_->reserve(bytes); }
+  uint64_t room_bytes(uint64_t had) { return space_->room_bytes(had); }
   Status loaded(uint64_t addr, uint64_t bytes) { return space_->loaded(addr, bytes); }
   void all_loaded() { space_->all_loaded(); }
   void trim() { space_->trim(); }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstdio>
 #include <iterator>
 #include <utility>
@@ -20,6 +21,8 @@ std::string hex(uint64_t value) {
 }
 
 std::string range_text(uint64_t begin, uint64_t end) { return "[" + hex(begin) + ", " + hex(end) + ")"; }
+
+constexpr uint64_t kPlentyPart = 8;  // of the GPU's memory that is free
 
 uint64_t down(uint64_t value, uint64_t unit) { return value / unit * unit; }
 uint64_t up(uint64_t value, uint64_t unit) { return down(value + unit - 1, unit); }
@@ -177,8 +180,11 @@ Status DeviceMemory::map_fresh(uint64_t begin, uint64_t end) {
     return failed;
   }
   for (size_t i = 0; i < made.size(); i++)
-    if (std::has_single_bit(++maps_))
-      DP_LOG(kInfo, kDevice, 0, "device memory was mapped %lu times so far", static_cast<unsigned long>(maps_));
+    if (std::has_single_bit(++maps_) || maps_ % 256 == 0)
+      DP_LOG(kInfo, kDevice, 0,
+             "device memory was mapped %lu times so far: %lu MiB, %lu of them idle, %lu the client's",
+             static_cast<unsigned long>(maps_), static_cast<unsigned long>(mapped_bytes_ >> 20),
+             static_cast<unsigned long>(idle_bytes_ >> 20), static_cast<unsigned long>(reserved_bytes_ >> 20));
   mapped_bytes_ += end - begin;
   for (auto& [addr, extent] : made) extents_.emplace(addr, std::move(extent));
   return {};
@@ -233,6 +239,7 @@ Status DeviceMemory::commit(uint64_t addr, uint64_t bytes) {
     note_idle(addr, addr + bytes);
     return std::move(s).with("committing device memory " + range_text(addr, addr + bytes));
   }
+  peak_bytes_ = std::max(peak_bytes_, mapped_bytes_ - idle_bytes_);
   return {};
 }
 
@@ -251,14 +258,38 @@ void DeviceMemory::tidy() {
 
 void DeviceMemory::reserve(uint64_t bytes) {
   std::lock_guard lock(mu_);
+  if (bytes < reserved_bytes_) peak_bytes_ = mapped_bytes_ - idle_bytes_;
   reserved_bytes_ = bytes;
 }
 
+uint64_t DeviceMemory::room_bytes(uint64_t had) const {
+  const Driver& cu = context_->enter();
+  size_t free = 0, total = 0;
+  if (cu.cuMemGetInfo(&free, &total) != CUDA_SUCCESS) return UINT64_MAX;  // commit() says what is wrong
+  std::lock_guard lock(mu_);
+  const uint64_t in_use = mapped_bytes_ - idle_bytes_;
+  const uint64_t spoken_for =
+      (had > in_use ? had - in_use : 0) + 2 * granularity_;  // a range begins and ends within a page
+  const uint64_t there = free + idle_bytes_;
+  return there > spoken_for ? there - spoken_for : 0;
+}
+
 void DeviceMemory::tidy_locked() {
-  // The floor comes on top: whole slabs are more than what lies in them.
-  const uint64_t in_use = mapped_bytes_ - idle_bytes_, most = reserved_bytes_ + config_.idle_floor_bytes;
-  const uint64_t keep = std::max(config_.idle_floor_bytes, most > in_use ? most - in_use : 0);
+  const uint64_t in_use = mapped_bytes_ - idle_bytes_;
+  const uint64_t most = std::max(reserved_bytes_ + config_.idle_floor_bytes, reserved_bytes_ ? peak_bytes_ : 0);
+  uint64_t keep = std::max(config_.idle_floor_bytes, most > in_use ? most - in_use : 0);
+  if (idle_bytes_ > keep && reserved_bytes_ && is_plenty()) keep += most / 2;
   if (idle_bytes_ > keep) trim(keep);
+}
+
+// Asked at most once in a millisecond: a release may come with each operator.
+bool DeviceMemory::is_plenty() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - asked_ < std::chrono::milliseconds(1)) return plenty_;
+  asked_ = now;
+  size_t free = 0, total = 0;
+  plenty_ = context_->enter().cuMemGetInfo(&free, &total) == CUDA_SUCCESS && free > total / kPlentyPart;
+  return plenty_;
 }
 
 void DeviceMemory::note_idle(uint64_t begin, uint64_t end) {

@@ -120,6 +120,7 @@ class CudaSpace final : public BasicSpace {
   }
 
   void reserve(uint64_t bytes) override { memory_->reserve(bytes); }
+  uint64_t room_bytes(uint64_t had) override { return memory_->room_bytes(had); }
 
   QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;
   void destroy_queue(const QueueRef& queue) override;

@@ -90,10 +90,13 @@ void mem_free(Connection& c, const Message& m) {
 
 void mem_credit(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MEM_CREDIT_req>();
-  auto granted = c.memory().take_credit(r.bytes, r.minimum);
+  const auto take = [&] {
+    return c.memory().take_credit(r.bytes, r.minimum, c.device().room_bytes(c.memory().credit_bytes()));
+  };
+  auto granted = take();
   if (!granted) {  // what the device keeps for later is the job's first
     c.device().trim();
-    granted = c.memory().take_credit(r.bytes, r.minimum);
+    granted = take();
   }
   if (!granted) return c.reply(m, kOutOfMemory);
   c.device().reserve(c.memory().credit_bytes());
@@ -110,7 +113,8 @@ void mem_credit_return(Connection& c, const Message& m) {
 }
 
 void mem_info(Connection& c, const Message& m) {
-  const wire::MEM_INFO_rep rep{c.memory().free_bytes(), c.memory().total_bytes()};
+  const uint64_t room = c.device().room_bytes(c.memory().credit_bytes());
+  const wire::MEM_INFO_rep rep{c.memory().free_bytes(room), c.memory().total_bytes()};
   c.reply(m, kOk, &rep, sizeof rep);
 }
 

@@ -857,6 +857,13 @@ EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* to, size_t byt
   return CUDA_SUCCESS;
 }
 
+EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t* free, size_t* total) {
+  ENTER("cuMemGetInfo");
+  *total = d.memory;
+  *free = d.memory - std::min(d.memory, d.used);
+  return CUDA_SUCCESS;
+}
+
 EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle) {
   CUresult entered;
   if (!enter("cuMemRelease", &entered, false)) return entered;

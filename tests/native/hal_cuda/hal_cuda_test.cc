@@ -109,16 +109,60 @@ void test_memory_of_a_step() {
   const uint64_t first = changes(), used = fake.used_memory();
   for (int i = 0; i < 3; i++) step();
   EXPECT(changes() == first && fake.used_memory() == used && used >= 2000 * kMiB);
+  const auto use_a_little = [&] {
+    usleep(3000);  // the GPU is asked once in a millisecond whether it has plenty
+    EXPECT_OK(f.space->commit(f.base, 100 * kMiB, false));
+    f.space->release(f.base, 100 * kMiB);
+  };
   f.space->reserve(600 * kMiB);
-  EXPECT_OK(f.space->commit(f.base, 100 * kMiB, false));
-  f.space->release(f.base, 100 * kMiB);
-  EXPECT(fake.used_memory() <= 900 * kMiB && fake.used_memory() >= 600 * kMiB);
+  use_a_little();
+  EXPECT(fake.used_memory() <= 1400 * kMiB && fake.used_memory() >= 900 * kMiB);
+  fake.set_memory(fake.used_memory() + 100 * kMiB);  // others have the rest
+  use_a_little();
+  // If the watcher tidied in between, the GPU has plenty again, and 128 MiB were mapped anew.
+  EXPECT(fake.used_memory() <= 1000 * kMiB && fake.used_memory() >= 600 * kMiB);
+  fake.set_memory(8ull << 30);
+  // Not all at once, but at more addresses than it needs at once.
+  f.space->reserve(0);
+  use_a_little();
+  f.space->reserve(600 * kMiB);
+  const auto roaming = [&] {
+    for (const uint64_t at : {f.base, f.base + 4096 * kMiB}) {
+      for (uint64_t i = 0; i < 8; i++) EXPECT_OK(f.space->commit(at + i * 50 * kMiB, 50 * kMiB, false));
+      for (uint64_t i = 8; i-- > 0;) f.space->release(at + i * 50 * kMiB, 50 * kMiB);
+    }
+  };
+  usleep(3000);
+  roaming();
+  const uint64_t roamed = changes();
+  for (int i = 0; i < 3; i++) roaming();
+  EXPECT(changes() == roamed);
   // Without a reservation only a little is kept.
   f.space->reserve(0);
   step();
   const uint64_t before = changes();
   step();
   EXPECT(changes() - before > 20);
+}
+
+// What may be committed is what the driver has left, and what is idle; not what the GPU has by its size.
+void test_room() {
+  Fixture f;
+  fake.set_memory(1ull << 30);
+  const uint64_t had = fake.used_memory();
+  EXPECT_OK(f.space->commit(f.base, 256 * kMiB, false));
+  const uint64_t left = (1ull << 30) - had - 256 * kMiB, margin = 8 * kMiB;
+  const auto about = [&](uint64_t bytes, uint64_t wanted) { return bytes <= wanted && bytes >= wanted - margin; };
+  EXPECT(about(f.space->room_bytes(0), left) && about(f.space->room_bytes(256 * kMiB), left));
+  EXPECT(about(f.space->room_bytes(300 * kMiB), left - 44 * kMiB));  // 44 MiB of them are not committed yet
+  f.space->reserve(256 * kMiB);
+  f.space->release(f.base, 256 * kMiB);  // stays mapped, and is room
+  EXPECT(fake.used_memory() >= had + 256 * kMiB && about(f.space->room_bytes(0), left + 256 * kMiB));
+  EXPECT(about(f.space->room_bytes(256 * kMiB), left));
+  EXPECT(f.space->room_bytes(2048 * kMiB) == 0);
+  fake.fail("cuMemGetInfo", 1, 999);
+  EXPECT(f.space->room_bytes(0) == UINT64_MAX);  // commit() says what is wrong
+  fake.set_memory(8ull << 30);
 }
 
 // Copies of a few numbers from and to chunks: no host function, in the stream's order, also where cells run out.
@@ -1394,6 +1438,7 @@ const Test kTests[] = {
     {"memory", test_memory},
     {"memory in use stays", test_memory_in_use_stays},
     {"memory of a step", test_memory_of_a_step},
+    {"room", test_room},
     {"small copies", test_small_copies},
     {"contents by threads", test_contents_by_threads},
     {"tuning", test_tuning},
