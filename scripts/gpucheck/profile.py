@@ -93,7 +93,7 @@ def profile(pids: Iterable[int], seconds: float) -> dict[str, Any]:
         found[f"{thread.name} {thread.pid}"] = {
             "busy": round(total * PERIOD_NS / 1e9 / seconds, 3),
             "libraries_%": {name: round(100 * n / total, 1) for name, n in where.most_common(12)},
-            "hottest_%": {name: round(100 * n / total, 1) for name, n in hot.most_common(24)},
+            "hottest_%": {name: round(100 * n / total, 1) for name, n in hot.most_common(90)},
         }
     return found
 

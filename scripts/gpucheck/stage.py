@@ -37,8 +37,8 @@ ORDER = (
     "prepare", "machine", "driver", "a_ranges", "c_first",
     "t_first", "t_models", "t_cost", "t_migrate", "t_checkpoint", "t_memory", "t_graphs", "t_compile", "t_two",
     "b_layouts", "b_modules", "e_host_memory", "b_order", "b_faults", "a_vmm_cost", "a_alias", "e_dump",
-    "t_tune", "t_ranks", "t_share", "t_ops", "f_criu", "f_cuda_checkpoint", "f_checkpoint", "c_training", "d_cost", "c_cudart", "c_registered", "c_programs", "c_nvml",
-    "c_torch", "f_checkpoint_cudart", "c_third_party", "c_triton", "f_checkpoint_numba", "c_training_numba",
+    "t_tune", "t_ranks", "t_share", "t_ops", "f_criu", "f_cuda_checkpoint", "f_checkpoint", "c_training", "d_cost", "c_cudart", "c_registered", "c_nvml",
+    "c_programs", "c_compile_conv", "c_torch", "f_checkpoint_cudart", "c_third_party", "c_triton", "f_checkpoint_numba", "c_training_numba",
     "f_checkpoint_torch", "c_numba_tests",
 )  # fmt: skip
 

@@ -33,6 +33,7 @@ class Side:
     wanted: tuple[str, ...] = ()  # the cases that are asked for, where they are named
     silent_s: float = SILENT_S
     trouble: list[str] = field(default_factory=list)
+    before: Callable[[], None] | None = None  # it runs
 
     def read(self) -> dict[str, dict[str, Any]]:
         """By case."""
@@ -62,6 +63,8 @@ class Side:
     def run(self, seconds: float, patience: float = 1.0) -> None:
         """Until all is done or the time is over. A case at which the process dies or hangs is noted and passed by."""
         deadline = time.monotonic() + seconds
+        if self.before:
+            self.before()
         for _ in range(AGAIN):
             left = deadline - time.monotonic()
             if left < 5:

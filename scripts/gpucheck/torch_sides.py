@@ -139,13 +139,17 @@ def compare_cases(
     alarm_s: int = 40,
     gpus: int = 1,
     more: Sequence[str] = (),
+    native_tunes: bool = False,
 ) -> Table:
-    """Runs the cases on both sides, within the stage's time, and puts what became of them into the report."""
+    """Runs the cases on both sides, within the stage's time, and puts what became of them into the report. native_tunes: the
+    proxied side, which comes second, takes what Inductor has found to be fastest natively."""
     only = ["--only", ",".join(names)] if names else []
     alarm = ["--alarm", str(round(alarm_s * running.patience))]
     native, proxied = torch_sides(setup, program, *alarm, *only, *more, twice=twice, gpus=gpus)
     for side in (native, proxied):
         side.wanted, side.silent_s = tuple(names), alarm_s + 20.0
+    if native_tunes:
+        proxied.before = lambda: take_tuning(native.env, proxied.env)
     run_both((native, proxied), time_left_s() - 4, at_once, running.patience)
     say_trouble(report, native, proxied)
     ours, theirs = native.read(), proxied.read()
@@ -162,6 +166,16 @@ def compare_cases(
             facts[f"{title}_s"] = one.get("s")
         report.put(name, facts)
     return found
+
+
+def take_tuning(of: dict[str, str], into: dict[str, str]) -> None:
+    """Inductor times several forms of a reduction and takes the fastest, each adds in another order: two native runs differ,
+    with TORCHINDUCTOR_DETERMINISTIC too (torch 2.11). What it found lies beside the kernels."""
+    source, target = (Path(env["TORCHINDUCTOR_CACHE_DIR"]) for env in (of, into))
+    for found in source.glob("**/*.best_config"):
+        copy = target / found.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(found, copy)
 
 
 def judge(found: Table, what: str) -> None:

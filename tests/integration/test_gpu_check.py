@@ -594,6 +594,7 @@ def test_torch_stages_over_the_software_gpu(bundle: Path, tmp_path: Path) -> Non
     shared = results["t_share"]["figures"]
     assert shared["collectives"]["comparisons"] > 700, shared
     assert len(shared["scenarios"]["each_s"]) > 20, shared
+    assert shared["links"]["passed"], shared
     want = shared["reference"]["digest"]
     assert shared["ddp"]["digest"] == shared["digest_after_restore"] == want
     sweep = results["t_ops"]

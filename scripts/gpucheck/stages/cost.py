@@ -70,7 +70,7 @@ class Partner:
         return self.answer(limit_s)
 
 
-@stage(120, 60)
+@stage(150, 75)
 def t_cost(setup: Setup, report: Report) -> None:
     """A step of ResNet-50, BERT base, GPT-2 small and of twenty small ops, natively and proxied by turns: medians and ratios."""
     need_plugin(setup)
@@ -89,6 +89,7 @@ def t_cost(setup: Setup, report: Report) -> None:
                 wrong.append(f"{case}: {why}")
         # mapped: hundreds are the models' first steps, thousands each step's. marked: for how many commands
         report.put("counted", counted_so_far(ways["proxied"]))
+        report.put("mapped_when", mapped_when(ways["proxied"]))
         for one in partners.values():
             assert one.process.stdin
             one.process.stdin.close()
@@ -96,6 +97,26 @@ def t_cost(setup: Setup, report: Report) -> None:
         wrong.append(str(error) or "a program ended")
     if wrong:
         raise Failed("; ".join(wrong))
+
+
+def watched(partner: Partner, case: str, steps: int) -> dict[str, Any]:
+    """A profile of a program and its server during the first second of another measurement."""
+    seen: dict[str, Any] = {}
+    watching = threading.Thread(
+        target=lambda: seen.update(profile(under(partner.process.pid), 1.0))
+    )
+    watching.start()
+    seen["took"] = partner.ask(f"time {case} {steps}", 40)
+    watching.join()
+    return seen
+
+
+def mapped_when(way: Way) -> list[str]:
+    """The last lines in which the server says how often it has mapped, with their times."""
+    said = "".join(
+        read(str(log)) or "" for log in Path(way.env["DEVPROXY_SHM_DIR"]).glob("*/*/gpu0.log")
+    )
+    return [line for line in said.splitlines() if "memory was mapped" in line][-40:]
 
 
 def counted_so_far(way: Way) -> dict[str, Any]:
@@ -136,6 +157,9 @@ def cost_of(case: str, partners: dict[str, Partner], report: Report, budget_s: f
                 taken.setdefault(key, {}).setdefault(title, []).append(answer[key])
         if time.monotonic() + (time.monotonic() - began) > end:  # another turn would not fit
             break
+    if time.monotonic() < end + 5:
+        for title, partner in partners.items():
+            report.put(f"profile, {case}, {title}", watched(partner, case, steps))
     for partner in partners.values():
         partner.ask(f"drop {case}", 20)
     facts: dict[str, Any] = {"target": TORCH_TARGETS[case], "loss": losses}

@@ -87,7 +87,7 @@ def c_nvml(setup: Setup, report: Report) -> None:
 MAPS = ("managed", "mapped", "pinned")
 
 
-@stage(150, 40, call=2, needs=("e_host_memory",))
+@stage(150, 40, call=3, needs=("e_host_memory",))
 def c_programs(setup: Setup, report: Report) -> None:
     """The driver-API suite: whatever passes natively must pass through the proxy, plain and in namespaces."""
     programs = [[*p, "cubin"] for p in setup.manifest["programs"] if "third_party" not in p[0]]

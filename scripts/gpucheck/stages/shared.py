@@ -23,9 +23,9 @@ SWEEP_S = 25.0
 PROGRAM_S = 40.0  # of one program, before it is ended
 
 
-@stage(115, 60, call=2)
+@stage(150, 75, call=2)
 def t_share(setup: Setup, report: Report) -> None:
-    """Several ranks on one GPU (--gpu 0,0): all collectives by our kernels against a numpy model, groups and graphs of them, a DDP training against both ranks in one native process, that job killed and restored: bit for bit."""
+    """Several ranks on one GPU (--gpu 0,0): all collectives by our kernels against a numpy model, groups and graphs of them, what ties them to the work around them, a DDP training against both ranks in one native process, that job killed and restored: bit for bit."""
     facts = need_plugin(setup)
     wrong: list[str] = []
     missing: list[str] = []
@@ -33,6 +33,7 @@ def t_share(setup: Setup, report: Report) -> None:
         wrong += collectives(setup, report) + scenarios(setup, report)
     else:
         missing.append("the programs of tests/comm need numpy, which that Python has not")
+    wrong += links(setup, report)
     want, found = training(setup, report)
     wrong += found
     if want and not found:
@@ -95,6 +96,16 @@ def what_failed(done: Done) -> str:
     wrong = [line for line in every if line.startswith("wrong: ")]
     ends = [line for line in every if re.match(r"\w*(Error|Exception)\b|rank \d+ of", line)]
     return (" | ".join(dict.fromkeys([*wrong[:2], *ends[:3]])) or done.brief())[:900]
+
+
+def links(setup: Setup, report: Report) -> list[str]:
+    """What ties collectives to the work around them. Returns what is wrong."""
+    _, way = torch_ways(setup, on="0,0")
+    program = str(setup.bundle / "programs" / "torch_links.py")
+    done = way.run([torch_python(setup), program, "2", *(["small"] if setup.small else [])], PROGRAM_S)  # fmt: skip
+    said = [line.removeprefix("wrong: ") for line in done.out.splitlines() if line.startswith("wrong: ")]  # fmt: skip
+    report.put("links", {"ranks": 2, "passed": passed(done), "s": done.seconds, "wrong": said[:40]})
+    return [] if passed(done) else [f"links: {'; '.join(said[:3]) or done.brief()}"]
 
 
 # -- DDP --------------------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def t_models(setup: Setup, report: Report) -> None:
     judge(Table({n: v for n, v in found.verdicts.items() if n not in not_reached}), "models")
 
 
-@stage(80, 12)
+@stage(80, 25)
 def t_memory(setup: Setup, report: Report) -> None:
     """What torch says is allocated and free, OutOfMemoryError at the right call, and a kernel's own fault as an exception: as natively."""
     need_plugin(setup)
@@ -129,12 +129,14 @@ def t_graphs(setup: Setup, report: Report) -> None:
     judge(compare_cases(setup, report, "torch_chapters.py", names, "same"), "chapters")
 
 
-@stage(130, 75)
+@stage(100, 50)
 def t_compile(setup: Setup, report: Report) -> None:
     """torch.compile: Inductor's Triton kernels beside ATen's ops in one job, bit for bit; with graphs (reduce-overhead) it may be refused by name."""
     need_plugin(setup)
-    names = ["compile", "compile_conv", "compile_reduce_overhead"]
-    found = compare_cases(setup, report, "torch_chapters.py", names, "same", alarm_s=90)
+    names = ["compile", "compile_reduce_overhead"]
+    found = compare_cases(
+        setup, report, "torch_chapters.py", names, "same", alarm_s=90, at_once=False, native_tunes=True
+    )  # fmt: skip
     kind, why = found.verdicts["compile_reduce_overhead"]
     if kind == torch_compare.PROXY_ERROR and "not supported behind devproxy" in why:
         report.put("refused", why)
@@ -142,7 +144,17 @@ def t_compile(setup: Setup, report: Report) -> None:
     judge(found, "chapters")
 
 
-@stage(90, 20, call=2)
+@stage(120, 75, call=3)
+def c_compile_conv(setup: Setup, report: Report) -> None:
+    """torch.compile of the convolution net: cuDNN's kernels and Triton's in one step, bit for bit."""
+    need_plugin(setup)
+    found = compare_cases(
+        setup, report, "torch_chapters.py", ["compile_conv"], "same", alarm_s=90, at_once=False, native_tunes=True
+    )  # fmt: skip
+    judge(found, "chapters")
+
+
+@stage(90, 45, call=2)
 def t_ranks(setup: Setup, report: Report) -> None:
     """torch.distributed on 'nccl' with one rank, and with one on each GPU where there are several: collectives and a DDP training by the genuine NCCL in the servers, bit for bit."""
     need_plugin(setup)
