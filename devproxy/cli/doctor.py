@@ -187,7 +187,7 @@ def _nvidia() -> list[Finding]:
         "NVIDIA device",
         False,
         False,
-        f"{device}: --device cuda is experimental, seen on one H200 for minutes (docs/gpu-results.md)",
+        f"{device}: --device cuda is experimental, seen on H100 and H200 for minutes (docs/gpu-results.md)",
         "use --device soft",
     )
     return [

@@ -98,7 +98,7 @@ def choose_device(wanted: str, on: list[int]) -> tuple[str, str]:
         return "cuda", check_cuda(nvidia, on)
     if nvidia:
         raise Refused(
-            f"an NVIDIA device is there ({nvidia}), and devproxy has been seen on an H200 alone, for minutes",
+            f"an NVIDIA device is there ({nvidia}), and devproxy has been seen on H100 and H200 alone, for minutes",
             "choose the software GPU: --device soft; or try the real one, experimental: --device cuda",
         )
     return "soft", "no NVIDIA device here: the GPU is simulated by software (--device soft)"
@@ -120,7 +120,7 @@ def check_cuda(nvidia: str | None, on: list[int]) -> str:
         )
     check_health(driver, on)
     return (
-        f"--device cuda is experimental: it has been seen on one H200, for minutes"
+        f"--device cuda is experimental: it has been seen on H100 and H200, for minutes"
         f" (docs/gpu-results.md); the driver is {driver}"
     )
 

@@ -117,10 +117,10 @@ def test_cuda_says_that_it_is_experimental(gpu: Path, place: str) -> None:
     put(gpu, place)
     device, note = preflight.choose_device("cuda", [0])
     assert device == "cuda"
-    assert "experimental: it has been seen on one H200" in note
+    assert "experimental: it has been seen on H100 and H200" in note
     assert note.endswith(place)
     assert "\n" not in note
-    with pytest.raises(Refused, match="seen on an H200 alone"):  # only when asked for
+    with pytest.raises(Refused, match="seen on H100 and H200 alone"):  # only when asked for
         preflight.choose_device("auto", [0])
 
 
