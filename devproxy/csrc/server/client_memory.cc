@@ -154,6 +154,13 @@ MemoryMirror::Answer ClientMemory::free_pinned(uint64_t addr, uint64_t position,
   return answer;
 }
 
+std::vector<Range> ClientMemory::retire(uint64_t oldest_pending) {
+  std::vector<Range> forgotten;
+  std::unique_lock lock(mu_);
+  device_.retire(oldest_pending, &forgotten);
+  return forgotten;
+}
+
 std::vector<Range> ClientMemory::retire_all() {
   std::vector<Range> forgotten, window;
   std::unique_lock lock(mu_);

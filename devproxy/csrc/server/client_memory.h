@@ -103,6 +103,8 @@ class ClientMemory {
   [[nodiscard]] Answer allocate_pinned(uint64_t addr, uint64_t bytes);
   [[nodiscard]] Answer free_pinned(uint64_t addr, uint64_t position, bool keep, uint64_t oldest_pending, Range* freed);
 
+  // No command from before that position is under way any more. The freed device ranges that this forgets.
+  std::vector<Range> retire(uint64_t oldest_pending);
   // Nothing that was submitted can still use what was freed. The device ranges that this forgets.
   std::vector<Range> retire_all();
 

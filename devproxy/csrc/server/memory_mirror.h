@@ -35,6 +35,11 @@ class MemoryMirror {
   // Forgets freed ranges that no command at or after `oldest_pending` can have in use; appends them to `forgotten`.
   void retire(uint64_t oldest_pending, std::vector<Range>* forgotten);
   bool has_freed() const { return freed_count_ != 0; }
+  uint64_t freed_bytes() const {
+    uint64_t sum = 0;
+    for_each_freed([&](uint64_t, uint64_t bytes, uint32_t, uint64_t) { sum += bytes; });
+    return sum;
+  }
 
   // Is [addr, addr + bytes) inside one allocation (or pieces side by side: kPieceFlag) that was live for a command at
   // `position`? An empty range is, where its address is.

@@ -162,13 +162,15 @@ void DeviceMemory::unmap(Extents::iterator it) {
   extents_.erase(it);
 }
 
-// [begin, end) has nothing mapped. Either all of it is mapped afterwards, or nothing.
-Status DeviceMemory::map_fresh(uint64_t begin, uint64_t end) {
+// [begin, end) has nothing mapped. Either all of it is mapped afterwards, or nothing. cuts: borders of handles inside.
+Status DeviceMemory::map_fresh(uint64_t begin, uint64_t end, std::array<uint64_t, 2> cuts) {
   const Driver& cu = context_->enter();
   std::vector<std::pair<uint64_t, Extent>> made;
   Status failed;
   for (uint64_t at = begin; at < end && failed.ok();) {
-    const uint64_t bytes = std::min(end - at, up(config_.max_handle_bytes, granularity_));
+    uint64_t bytes = std::min(end - at, up(config_.max_handle_bytes, granularity_));
+    for (const uint64_t cut : cuts)
+      if (at < cut && cut < at + bytes) bytes = cut - at;
     auto handle = create(bytes);
     failed = handle.ok() ? map(at, bytes, **handle) : std::move(handle).status();
     if (failed.ok()) made.push_back({at, {bytes, *handle, false}});
@@ -190,8 +192,8 @@ Status DeviceMemory::map_fresh(uint64_t begin, uint64_t end) {
   return {};
 }
 
-// The gap [begin, end) between what is mapped, granule aligned: with whole slabs around it if memory allows, else
-// alone.
+// The gap [begin, end) between what is mapped, granule aligned: with whole slabs around it if memory allows, else alone. The slabs at
+// its ends have handles of their own: others will lie there too, and what lies in a handle keeps all of it mapped.
 Status DeviceMemory::fill_gap(uint64_t begin, uint64_t end) {
   const uint64_t slab = up(config_.slab_bytes, granularity_);
   uint64_t low = std::max(base_, base_ + down(begin - base_, slab));
@@ -199,7 +201,7 @@ Status DeviceMemory::fill_gap(uint64_t begin, uint64_t end) {
   const auto next = extents_.lower_bound(begin);
   if (next != extents_.end()) high = std::min(high, next->first);
   if (next != extents_.begin()) low = std::max(low, std::prev(next)->first + std::prev(next)->second.bytes);
-  Status s = map_fresh(low, high);
+  Status s = map_fresh(low, high, {base_ + up(begin - base_, slab), base_ + down(end - base_, slab)});
   if (s.code() != kOutOfMemory) return s;
   trim(0);
   return map_fresh(begin, end);
@@ -267,10 +269,10 @@ uint64_t DeviceMemory::room_bytes(uint64_t had) const {
   size_t free = 0, total = 0;
   if (cu.cuMemGetInfo(&free, &total) != CUDA_SUCCESS) return UINT64_MAX;  // commit() says what is wrong
   std::lock_guard lock(mu_);
-  const uint64_t in_use = mapped_bytes_ - idle_bytes_;
+  // What is mapped and not committed is taken for room, though it may be in pieces: then commit() does not find it.
   const uint64_t spoken_for =
-      (had > in_use ? had - in_use : 0) + 2 * granularity_;  // a range begins and ends within a page
-  const uint64_t there = free + idle_bytes_;
+      std::max(had, committed_.bytes()) + 2 * granularity_;  // a range begins and ends in a page
+  const uint64_t there = free + mapped_bytes_;
   return there > spoken_for ? there - spoken_for : 0;
 }
 

@@ -11,6 +11,7 @@
 // Locks: mu_ is a leaf but for alias(), which takes the two spaces' in address order. Driver calls are made under it.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -90,7 +91,7 @@ class DeviceMemory {
   bool covered(uint64_t begin, uint64_t end) const;
   Status ensure(uint64_t begin, uint64_t end);
   Status fill_gap(uint64_t begin, uint64_t end);
-  Status map_fresh(uint64_t begin, uint64_t end);
+  Status map_fresh(uint64_t begin, uint64_t end, std::array<uint64_t, 2> cuts = {});
   Status map(uint64_t addr, uint64_t bytes, const Handle& handle) const;
   Status allow(uint64_t addr, uint64_t bytes) const;
   StatusOr<std::shared_ptr<Handle>> create(uint64_t bytes) const;

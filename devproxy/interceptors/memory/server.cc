@@ -5,6 +5,10 @@
 // credit or the range is not added, and what is not in the mirror is not touched.
 #include "devproxy/interceptors/memory/server.h"
 
+#include <chrono>
+#include <optional>
+#include <thread>
+
 #include "devproxy/csrc/base/log.h"
 
 namespace devproxy::server::memory {
@@ -12,6 +16,9 @@ namespace devproxy::server::memory {
 namespace {
 
 using enum wire::Space;
+
+// For work behind which memory was freed. A host function in front of that may wait for this thread.
+constexpr auto kRoomPatience = std::chrono::seconds(5);
 
 // Bytes from the first to the last of a rectangle; false where that is no number of bytes.
 bool extent(uint64_t width, uint64_t pitch, uint64_t rows, uint64_t* bytes) {
@@ -57,6 +64,29 @@ void release_all(Connection& c, const std::vector<Range>& ranges) {
   for (const Range& range : ranges) c.device().release(range.addr, range.bytes);
 }
 
+// Lets go of what was freed, as far as nothing can touch it any more. False: there was nothing.
+bool forget_freed(Connection& c) {
+  const std::vector<Range> forgotten = c.memory().retire(c.device().oldest_pending());
+  release_all(c, forgotten);
+  return !forgotten.empty();
+}
+
+// What was freed behind unfinished work keeps its memory until that is done, and the client's account knows nothing of it: a
+// job that nearly fills its GPU and runs ahead has more there than it has. So where the device is full, what was freed is
+// waited for, as a stream-ordered allocation natively comes behind the work of its stream. again: tries it; done: is there
+// nothing more to wait for?
+template <class Again, class Done>
+void wait_for_freed(Connection& c, Again again, Done done) {
+  using Clock = std::chrono::steady_clock;
+  for (const auto until = Clock::now() + kRoomPatience;
+       !done() && c.memory().device().has_freed() && Clock::now() < until;) {
+    if (forget_freed(c))
+      again();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
 }  // namespace
 
 void mem_alloc(Connection& c, const Message& m) {
@@ -70,7 +100,13 @@ void mem_alloc(Connection& c, const Message& m) {
   const auto answer = c.memory().allocate(r.addr, r.bytes, r.flags, &forgotten);
   release_all(c, forgotten);
   if (answer != MemoryMirror::Answer::kOk) return c.fail(m, kInvalidValue);
-  if (Status s = c.device().commit(r.addr, r.bytes, r.flags & kStableFlag); !s.ok()) c.fail(m, s.code());
+  Status s;
+  const auto commit = [&] { s = c.device().commit(r.addr, r.bytes, r.flags & kStableFlag); };
+  commit();
+  // Where only the account limits memory, waiting gives none.
+  if (s.code() == kOutOfMemory && c.device().room_bytes(0) != UINT64_MAX)
+    wait_for_freed(c, commit, [&] { return s.code() != kOutOfMemory; });
+  if (!s.ok()) c.fail(m, s.code());
 }
 
 void mem_free(Connection& c, const Message& m) {
@@ -90,14 +126,19 @@ void mem_free(Connection& c, const Message& m) {
 
 void mem_credit(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MEM_CREDIT_req>();
+  uint64_t room = 0;
+  std::optional<uint64_t> granted;
   const auto take = [&] {
-    return c.memory().take_credit(r.bytes, r.minimum, c.device().room_bytes(c.memory().credit_bytes()));
+    room = c.device().room_bytes(c.memory().credit_bytes());
+    granted = c.memory().take_credit(r.bytes, r.minimum, room);
   };
-  auto granted = take();
+  take();
   if (!granted) {  // what the device keeps for later is the job's first
     c.device().trim();
-    granted = take();
+    take();
   }
+  const auto would_do = [&] { return room < r.minimum && r.minimum - room <= c.memory().device().freed_bytes(); };
+  if (!granted) wait_for_freed(c, take, [&] { return granted || !would_do(); });
   if (!granted) return c.reply(m, kOutOfMemory);
   c.device().reserve(c.memory().credit_bytes());
   const wire::MEM_CREDIT_rep rep{*granted};
@@ -113,6 +154,7 @@ void mem_credit_return(Connection& c, const Message& m) {
 }
 
 void mem_info(Connection& c, const Message& m) {
+  if (c.memory().device().has_freed()) forget_freed(c);
   const uint64_t room = c.device().room_bytes(c.memory().credit_bytes());
   const wire::MEM_INFO_rep rep{c.memory().free_bytes(room), c.memory().total_bytes()};
   c.reply(m, kOk, &rep, sizeof rep);

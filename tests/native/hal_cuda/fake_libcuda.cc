@@ -123,6 +123,12 @@ struct Mapping {
   bool access = false;
 };
 
+// FAKE_MEMORY_MIB: of the GPU, 8 GiB without.
+uint64_t memory_bytes() {
+  const char* const mib = std::getenv("FAKE_MEMORY_MIB");
+  return mib ? std::strtoull(mib, nullptr, 10) << 20 : 8ull << 30;
+}
+
 struct Driver {
   std::atomic<int> ordinal{0};  // of the GPU that was asked for last: a server asks for its own
   std::mutex mu;
@@ -140,7 +146,7 @@ struct Driver {
   std::map<uint64_t, Mapping> mappings;
   std::map<CUmemGenericAllocationHandle, Handle> handles;
   std::map<uint64_t, uint64_t> host_allocated, registered;
-  uint64_t memory = 8ull << 30, used = 0, next_handle = 1, blocked = 0, chaos = 0;
+  uint64_t memory = memory_bytes(), used = 0, next_handle = 1, blocked = 0, chaos = 0;
   bool spin = false;
   std::map<std::string, std::pair<int, int>> failures;  // symbol -> countdown, result
   std::map<std::string, uint64_t> calls;

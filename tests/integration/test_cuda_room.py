@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real GPU that is nearly full, over the fake driver: what a job gets when its own freed memory still has work in front."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from tests.conftest import RUN
+from tests.native.test_hal_cuda import fake_gpus
+
+
+def run(job_env: dict[str, str], tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
+    env = job_env | fake_gpus(tmp_path / "root")
+    env |= {"FAKE_MEMORY_MIB": "1024", "DEVPROXY_CUDA_EXECUTOR": "host", "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(
+        [*RUN, "--device", "cuda", "--gpus", "1", "--", sys.executable, "-c", textwrap.dedent(program)],
+        env=env, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+
+
+def test_memory_that_is_freed_behind_work_is_waited_for(
+    job_env: dict[str, str], tmp_path: Path
+) -> None:
+    """By size both do not fit. Natively the second gets the first one's memory, behind the first one's work."""
+    done = run(job_env, tmp_path, """
+        import torch
+        x = torch.ones(600 << 20, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        for _ in range(20):
+            x.add_(1)  # some seconds of work
+        total = x[:1000].to(torch.int64).sum()
+        del x
+        y = torch.full((560 << 20,), 3, dtype=torch.uint8, device="cuda")
+        print("END", total.item(), y[-5:].to(torch.int64).sum().item())
+    """)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["END", "21000", "15"]
+
+
+def test_the_error_comes_where_it_does_not_fit(job_env: dict[str, str], tmp_path: Path) -> None:
+    """The account is the GPU's size. Something else has a part of it, so the driver has less."""
+    done = run(job_env, tmp_path, """
+        import torch
+        held = [torch.empty(100 << 20, dtype=torch.uint8, device="cuda") for _ in range(9)]
+        free, total = torch.cuda.mem_get_info()
+        assert total == 1024 << 20 and free < 124 << 20, (free, total)
+        try:
+            held.append(torch.empty(200 << 20, dtype=torch.uint8, device="cuda"))
+        except torch.cuda.OutOfMemoryError as error:
+            print("OOM", str(error).startswith("CUDA out of memory. Tried to allocate 200.00 MiB. GPU 0 has"))
+        torch.cuda.synchronize()
+        held.clear()
+        x = torch.full((800 << 20,), 1, dtype=torch.uint8, device="cuda")
+        print("END", x[::1 << 20].to(torch.int64).sum().item())
+    """)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["OOM", "True", "END", "800"]
