@@ -12,9 +12,13 @@ from tests.conftest import RUN
 from tests.native.test_hal_cuda import fake_gpus
 
 
-def run(job_env: dict[str, str], tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
+def run(
+    job_env: dict[str, str], tmp_path: Path, program: str, taken_mib: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """On a GPU of 1 GiB. taken_mib: what others have of it, beside every account."""
     env = job_env | fake_gpus(tmp_path / "root")
-    env |= {"FAKE_MEMORY_MIB": "1024", "DEVPROXY_CUDA_EXECUTOR": "host", "PYTHONWARNINGS": "ignore"}
+    env |= {"FAKE_MEMORY_MIB": "1024", "FAKE_TAKEN_MIB": str(taken_mib)}
+    env |= {"DEVPROXY_CUDA_EXECUTOR": "host", "PYTHONWARNINGS": "ignore"}
     return subprocess.run(
         [*RUN, "--device", "cuda", "--gpus", "1", "--", sys.executable, "-c", textwrap.dedent(program)],
         env=env, capture_output=True, text=True, timeout=110,
@@ -41,10 +45,10 @@ def test_memory_that_is_freed_behind_work_is_waited_for(
 
 
 def test_the_error_comes_where_it_does_not_fit(job_env: dict[str, str], tmp_path: Path) -> None:
-    """The account is the GPU's size. Something else has a part of it, so the driver has less."""
+    """The account is the GPU's size, and the driver has less."""
     done = run(job_env, tmp_path, """
         import torch
-        held = [torch.empty(100 << 20, dtype=torch.uint8, device="cuda") for _ in range(9)]
+        held = [torch.empty(100 << 20, dtype=torch.uint8, device="cuda") for _ in range(7)]
         free, total = torch.cuda.mem_get_info()
         assert total == 1024 << 20 and free < 124 << 20, (free, total)
         try:
@@ -53,8 +57,8 @@ def test_the_error_comes_where_it_does_not_fit(job_env: dict[str, str], tmp_path
             print("OOM", str(error).startswith("CUDA out of memory. Tried to allocate 200.00 MiB. GPU 0 has"))
         torch.cuda.synchronize()
         held.clear()
-        x = torch.full((800 << 20,), 1, dtype=torch.uint8, device="cuda")
+        x = torch.full((600 << 20,), 1, dtype=torch.uint8, device="cuda")
         print("END", x[::1 << 20].to(torch.int64).sum().item())
-    """)  # fmt: skip
+    """, taken_mib=200)  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["OOM", "True", "END", "800"]
+    assert done.stdout.split() == ["OOM", "True", "END", "600"]

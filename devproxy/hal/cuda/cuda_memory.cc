@@ -22,7 +22,7 @@ std::string hex(uint64_t value) {
 
 std::string range_text(uint64_t begin, uint64_t end) { return "[" + hex(begin) + ", " + hex(end) + ")"; }
 
-constexpr uint64_t kPlentyPart = 8;  // of the GPU's memory that is free
+constexpr uint64_t kPlentyPart = 8;  // a GPU has plenty if such a part of it is free
 
 uint64_t down(uint64_t value, uint64_t unit) { return value / unit * unit; }
 uint64_t up(uint64_t value, uint64_t unit) { return down(value + unit - 1, unit); }
@@ -181,13 +181,13 @@ Status DeviceMemory::map_fresh(uint64_t begin, uint64_t end, std::array<uint64_t
     for (const auto& [addr, extent] : made) (void)cu.cuMemUnmap(addr, extent.bytes);
     return failed;
   }
+  mapped_bytes_ += end - begin;
   for (size_t i = 0; i < made.size(); i++)
     if (std::has_single_bit(++maps_) || maps_ % 256 == 0)
       DP_LOG(kInfo, kDevice, 0,
              "device memory was mapped %lu times so far: %lu MiB, %lu of them idle, %lu the client's",
              static_cast<unsigned long>(maps_), static_cast<unsigned long>(mapped_bytes_ >> 20),
              static_cast<unsigned long>(idle_bytes_ >> 20), static_cast<unsigned long>(reserved_bytes_ >> 20));
-  mapped_bytes_ += end - begin;
   for (auto& [addr, extent] : made) extents_.emplace(addr, std::move(extent));
   return {};
 }
@@ -241,7 +241,6 @@ Status DeviceMemory::commit(uint64_t addr, uint64_t bytes) {
     note_idle(addr, addr + bytes);
     return std::move(s).with("committing device memory " + range_text(addr, addr + bytes));
   }
-  peak_bytes_ = std::max(peak_bytes_, mapped_bytes_ - idle_bytes_);
   return {};
 }
 
@@ -260,7 +259,6 @@ void DeviceMemory::tidy() {
 
 void DeviceMemory::reserve(uint64_t bytes) {
   std::lock_guard lock(mu_);
-  if (bytes < reserved_bytes_) peak_bytes_ = mapped_bytes_ - idle_bytes_;
   reserved_bytes_ = bytes;
 }
 
@@ -277,10 +275,10 @@ uint64_t DeviceMemory::room_bytes(uint64_t had) const {
 }
 
 void DeviceMemory::tidy_locked() {
-  const uint64_t in_use = mapped_bytes_ - idle_bytes_;
-  const uint64_t most = std::max(reserved_bytes_ + config_.idle_floor_bytes, reserved_bytes_ ? peak_bytes_ : 0);
+  // The floor comes on top: whole slabs are more than what lies in them.
+  const uint64_t in_use = mapped_bytes_ - idle_bytes_, most = reserved_bytes_ + config_.idle_floor_bytes;
   uint64_t keep = std::max(config_.idle_floor_bytes, most > in_use ? most - in_use : 0);
-  if (idle_bytes_ > keep && reserved_bytes_ && is_plenty()) keep += most / 2;
+  if (idle_bytes_ > keep && reserved_bytes_ && is_plenty()) keep += most;
   if (idle_bytes_ > keep) trim(keep);
 }
 

@@ -51,10 +51,9 @@ class DeviceMemory {
   // Unmaps nothing of this range: what a stream frees and takes again is released and committed while its commands run,
   // and cuMemUnmap does not wait for them (seen on an H200).
   void release(uint64_t addr, uint64_t bytes);
-  // Idle memory stays mapped as long as not much more than this is mapped in all, or not more than was in use at once: whole
-  // slabs are more than what lies in them. And half as much again while the GPU has plenty: a step takes its memory at more
-  // addresses than it needs at once (ResNet-50, 3.0 GB, mapped twenty slabs anew in each step on an H200: 3 ms of 20).
-  // Until the first call: a little.
+  // Idle memory stays mapped as long as not much more than this is mapped in all, and as much again while the GPU has plenty: a
+  // step takes its memory at more addresses than it needs at once (ResNet-50, 3.0 GB, mapped twenty slabs anew in each step
+  // on an H200: 3 ms of 20). Until the first call: a little.
   void reserve(uint64_t bytes);
   // What could be committed beyond `had` bytes, of which some are: contexts, modules and the framework's own memory are in
   // nobody's account, so the GPU has less than its size.
@@ -113,8 +112,7 @@ class DeviceMemory {
   Extents extents_;
   Ranges committed_;
   uint64_t mapped_bytes_ = 0, idle_bytes_ = 0, reserved_bytes_ = 0;
-  uint64_t peak_bytes_ = 0;  // that were mapped and not idle, since the reserve last shrank
-  uint64_t maps_ = 0;        // for the log
+  uint64_t maps_ = 0;  // for the log
   bool plenty_ = false;
   std::chrono::steady_clock::time_point asked_;
 };

@@ -111,20 +111,21 @@ def watched(partner: Partner, case: str, steps: int) -> dict[str, Any]:
     return seen
 
 
+def server_says(way: Way) -> str:
+    """The logs of the servers that are there."""
+    logs = Path(way.env["DEVPROXY_SHM_DIR"]).glob("*/*/gpu0.log")
+    return "\n".join(read(str(log)) or "" for log in logs)
+
+
 def mapped_when(way: Way) -> list[str]:
     """The last lines in which the server says how often it has mapped, with their times."""
-    said = "".join(
-        read(str(log)) or "" for log in Path(way.env["DEVPROXY_SHM_DIR"]).glob("*/*/gpu0.log")
-    )
-    return [line for line in said.splitlines() if "memory was mapped" in line][-40:]
+    return [line for line in server_says(way).splitlines() if "memory was mapped" in line][-40:]
 
 
 def counted_so_far(way: Way) -> dict[str, Any]:
     """How often the server has mapped device memory and marked a stream, and for how many commands, to the last power of
     two; and the latter at each power of two. Empty: it did not say."""
-    said = "".join(
-        read(str(log)) or "" for log in Path(way.env["DEVPROXY_SHM_DIR"]).glob("*/*/gpu0.log")
-    )
+    said = server_says(way)
     mapped = re.findall(r"memory was mapped (\d+) times", said)
     marked = re.findall(r"streams were marked (\d+) times so far, for (\d+) commands", said)
     return {

@@ -123,10 +123,10 @@ struct Mapping {
   bool access = false;
 };
 
-// FAKE_MEMORY_MIB: of the GPU, 8 GiB without.
-uint64_t memory_bytes() {
-  const char* const mib = std::getenv("FAKE_MEMORY_MIB");
-  return mib ? std::strtoull(mib, nullptr, 10) << 20 : 8ull << 30;
+// FAKE_MEMORY_MIB: of the GPU. FAKE_TAKEN_MIB: what others have of it.
+uint64_t mib_of(const char* name, uint64_t otherwise) {
+  const char* const text = std::getenv(name);
+  return (text ? std::strtoull(text, nullptr, 10) : otherwise) << 20;
 }
 
 struct Driver {
@@ -146,7 +146,8 @@ struct Driver {
   std::map<uint64_t, Mapping> mappings;
   std::map<CUmemGenericAllocationHandle, Handle> handles;
   std::map<uint64_t, uint64_t> host_allocated, registered;
-  uint64_t memory = memory_bytes(), used = 0, next_handle = 1, blocked = 0, chaos = 0;
+  uint64_t memory = mib_of("FAKE_MEMORY_MIB", 8192), used = mib_of("FAKE_TAKEN_MIB", 0), next_handle = 1, blocked = 0,
+           chaos = 0;
   bool spin = false;
   std::map<std::string, std::pair<int, int>> failures;  // symbol -> countdown, result
   std::map<std::string, uint64_t> calls;
