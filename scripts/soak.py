@@ -237,9 +237,9 @@ def takeback(seed: int) -> dict[str, int]:
 
 def splice(seed: int) -> dict[str, int]:
     """Sixteen random programs of ranks on one GPU, under ThreadSanitizer; every rank's memory is what it would be alone."""
-    soft = ROOT / "devproxy/hal/soft/splice"
-    sources = [str(path) for path in sorted(soft.glob("*.cc"))]
-    sources += [str(ROOT / "devproxy/hal/engine.cc"), str(ROOT / "devproxy/csrc/base/log.cc")]
+    sources = [str(path) for path in sorted((ROOT / "devproxy/hal/splice").glob("*.cc"))]
+    others = ("hal/engine.cc", "hal/soft/soft_pages.cc", "csrc/base/log.cc")
+    sources += [str(ROOT / "devproxy" / path) for path in others]
     flags = ("-fsanitize=thread", "-DDEVPROXY_TSAN", "-Wno-tsan")
     program = binary("native/server_splice.cc", "splice", *flags, *sources)
     first = 16 * seed + 2

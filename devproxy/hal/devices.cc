@@ -30,6 +30,15 @@ std::string library_folder() {
   return named && access((beside + "/libcuda.so.1").c_str(), F_OK) != 0 ? named : beside;
 }
 
+Status read_splicing(splice::SpliceConfig* to) {
+  const char* const words = std::getenv("DEVPROXY_SPLICING");
+  if (!words) return {};
+  auto splicing = splice::SpliceConfig::parse(words);
+  if (!splicing.ok()) return std::move(splicing).status().with("DEVPROXY_SPLICING");
+  *to = *splicing;
+  return {};
+}
+
 }  // namespace
 
 StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
@@ -37,11 +46,7 @@ StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
     if (!config.memory_bytes) return Status(kInvalidValue, "a software GPU needs a memory size above 0");
     soft::SoftConfig soft{config.ordinal, config.memory_bytes, config.chaos, config.chaos_seed, library_folder()};
     soft.sharing = config.sharing;
-    if (const char* const words = std::getenv("DEVPROXY_SPLICING")) {
-      auto splicing = soft::SpliceConfig::parse(words);
-      if (!splicing.ok()) return std::move(splicing).status().with("DEVPROXY_SPLICING");
-      soft.splicing = *splicing;
-    }
+    if (Status s = read_splicing(&soft.splicing); !s.ok()) return s;
     soft.seat = config.seat;
     return soft::make_device(soft);
   }
@@ -64,6 +69,10 @@ StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
     if (const char* on = std::getenv("DEVPROXY_CUDA_REGISTER_WINDOW")) cuda.register_host_window = on[0] == '1';
     cuda.collectives = config.collectives;
     cuda.shared = config.sharing != nullptr;
+    cuda.sharing = config.sharing;
+    if (Status s = read_splicing(&cuda.splicing); !s.ok()) return s;
+    // Who moves a page waits for what the GPU has, and that must not wait for another server, where somebody may do the same.
+    cuda.splicing.on &= config.together;
     if (cuda.shared) cuda.max_in_flight = std::max(kLeastInFlight, cuda.max_in_flight / config.sharing->seats);
     if (const char* path = std::getenv("DEVPROXY_CUDA_DRIVER")) cuda.driver_path = path;
     if (const char* path = std::getenv("DEVPROXY_NCCL")) cuda.nccl_path = path;

@@ -19,6 +19,7 @@ struct DeviceConfig {
   uint32_t seat = 0;                      // the job's GPU: which of those that are on this one
   std::shared_ptr<Sharing> sharing = {};  // where several are
   bool collectives = false;               // cuda: the job has several GPUs
+  bool together = false;                  // all of the job's GPUs are in this process
 };
 
 StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config);

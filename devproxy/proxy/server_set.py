@@ -151,6 +151,8 @@ class ServerSet:
                     arguments.append("--metas")
                 if len(gpus) > 1:
                     arguments.append("--collectives")
+                    if len(here) == len(gpus):
+                        arguments.append("--together")
                 log_path = os.path.join(job.path, f"gpu{here[0]}.log")
                 record = config.record_path(len(gpus))
                 with self.reaping:

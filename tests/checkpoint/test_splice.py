@@ -23,7 +23,8 @@ class Job:
     """Programs of tests/subjects/unlike.py. hold: their ranks stay when they are through."""
 
     def __init__(
-        self, world: World, name: str, gpus: str, *programs: str, mode: str = TEST_MODE, hold: bool = False
+        self, world: World, name: str, gpus: str, *programs: str, mode: str = TEST_MODE, hold: bool = False,
+        device: str = "soft",
     ) -> None:  # fmt: skip
         self._world, self.folder = world, world.home / f"folder-{name}"
         self._hold, self._log = world.home / f"hold-{name}", world.home / f"log-{name}"
@@ -31,7 +32,7 @@ class Job:
         env = world.env | {"DEVPROXY_SPLICING": mode}
         if hold:
             env["UNLIKE_HOLD"] = str(self._hold)
-        run = (sys.executable, "-m", "devproxy.cli.run", "--device", "soft", "--name", name)
+        run = (sys.executable, "-m", "devproxy.cli.run", "--device", device, "--name", name)
         script = (sys.executable, str(SUBJECTS / "unlike.py"), str(RANKS), str(self.folder))
         self.name = name
         with self._log.open("wb") as log:

@@ -597,6 +597,7 @@ def test_torch_stages_over_the_software_gpu(bundle: Path, tmp_path: Path) -> Non
     assert shared["links"]["passed"], shared
     want = shared["reference"]["digest"]
     assert shared["ddp"]["digest"] == shared["digest_after_restore"] == want
+    assert shared["spliced"]["equal"] and shared["spliced"]["counts"]["squashed"] > 0, shared
     sweep = results["t_ops"]
     assert sweep["status"] == "failed", log
     assert sweep["figures"]["ops"]["counts"] == {"bitwise": 3, "different": 1}, log

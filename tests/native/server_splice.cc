@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Splicing (hal/soft/splice): ranks that run mostly equal programs on one GPU, against the same programs run alone. Every
+// Splicing (hal/splice): ranks that run mostly equal programs on one GPU, against the same programs run alone. Every
 // rank's memory is what it would be by itself, whatever is spliced and broken on the way. Under TSan.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -17,11 +17,13 @@
 #include <vector>
 
 #include "devproxy/csrc/base/clock.h"
-#include "devproxy/hal/soft/splice/splicer.h"
+#include "devproxy/hal/soft/soft_pages.h"
+#include "devproxy/hal/splice/splicer.h"
 
 using namespace devproxy;
 using namespace devproxy::hal;
-using namespace devproxy::hal::soft;
+using namespace devproxy::hal::splice;
+using devproxy::hal::soft::SoftPages;
 
 #define CHECK(condition)                                                     \
   do {                                                                       \
@@ -136,7 +138,8 @@ struct Rank {
     CHECK(ftruncate(fd, kBytes) == 0);
     base = static_cast<uint8_t*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
     CHECK(base != MAP_FAILED);
-    member = splicer.join(at(0), kBytes, fd, [this](auto...) { return pending; });
+    member = splicer.join(at(0), kBytes, static_cast<SoftPages&>(splicer.physical()).rank(at(0), fd),
+                          [this](auto...) { return pending; });
     CHECK(member);
     for (uint64_t block = 0; block < kBlocks + kYoungs + kDerived; block++)
       splicer.committed(*member, at(offset_of(block)), kBlock, position, false);
@@ -426,9 +429,9 @@ Outcome run(uint32_t ranks, uint32_t steps, double odd, uint32_t seed, bool leav
   config.patience_ns = calm ? 60'000'000'000 : 20'000'000;
   config.idle_patience_ns = calm ? 10'000'000'000 : 2'000'000;
   if (flips) config.patience_ns = 1'000'000'000, config.idle_patience_ns = 100'000'000;
-  auto opened = Splicer::open(config, &engine);
-  CHECK(opened.ok());
-  Splicer& splicer = **opened;
+  auto pages = SoftPages::open(&engine);
+  CHECK(pages.ok());
+  Splicer splicer(config, std::move(*pages));
   std::vector<Rank> all(ranks);
   const auto lists = programs(ranks, steps, odd, flips, derives, dice);
   std::atomic<uint64_t> runs{0};
@@ -514,9 +517,9 @@ struct Lockstep {
     config.thrifty = account_ns != 0;
     if (account_ns) config.account_ns = account_ns;
     config.patience_ns = 6 * idle_patience_ns, config.idle_patience_ns = idle_patience_ns;
-    auto opened = Splicer::open(config, &engine);
-    CHECK(opened.ok());
-    splicer = std::move(*opened);
+    auto pages = SoftPages::open(&engine);
+    CHECK(pages.ok());
+    splicer = std::make_shared<Splicer>(config, std::move(*pages));
     for (Rank& rank : ranks) rank.open(*splicer);
   }
   ~Lockstep() {
@@ -953,9 +956,9 @@ void test_loans() {
 }
 
 void test_pool() {
-  auto opened = PagePool::open();
-  CHECK(opened.ok());
-  PagePool& pool = **opened;
+  auto pages = SoftPages::open(nullptr);
+  CHECK(pages.ok());
+  PagePool pool(**pages);
   const uint64_t a = *pool.take(4 * kPage), b = *pool.take(2 * kPage);
   CHECK(a == 0 && b == 4 * kPage && pool.used_bytes() == 0);
   pool.share(a, 4 * kPage, 1);

@@ -71,6 +71,9 @@ def compiled(name: str, sources: Sequence[Path], *options: str) -> Path:
     return out
 
 
+LAYERS = ("cuda", "host_module", "image", "links", "splice")
+
+
 @functools.cache
 def archives() -> list[Path]:
     """hal/cuda and what it needs, as the build makes them for the server; made anew when something of them changed."""
@@ -79,14 +82,11 @@ def archives() -> list[Path]:
         built / ".tests.lock", "w"
     ) as lock:  # two test processes, and ninja has no lock of its own
         fcntl.flock(lock, fcntl.LOCK_EX)
-        targets = ["dp_hal_cuda", "dp_hal_host_module", "dp_hal_image", "dp_hal_links"]
-        build = ["cmake", "--build", str(built), "--target", *targets]
+        build = ["cmake", "--build", str(built), "--target", *(f"dp_hal_{name}" for name in LAYERS)]
         done = subprocess.run(build, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout[-4000:]
     hal = built / "devproxy" / "hal"
-    return [
-        hal / name / f"libdp_hal_{name}.a" for name in ("cuda", "host_module", "image", "links")
-    ]
+    return [hal / name / f"libdp_hal_{name}.a" for name in LAYERS]
 
 
 def fake_library() -> Path:

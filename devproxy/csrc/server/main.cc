@@ -33,7 +33,7 @@ constexpr const char* kUsage =
     "BYTES --ledger "
     "FILE "
     "[--physical-gpu P] [--restore DIR [--restore-shared] [--other-gpu]] [--lease-fd FD] [--ready-fd FD] "
-    "[--begin-fd FD [--ahead DIR]] [--metas] [--collectives] [--chaos SEED] [--tree T] "
+    "[--begin-fd FD [--ahead DIR]] [--metas] [--collectives] [--together] [--chaos SEED] [--tree T] "
     "[--data-address ADDR] [--slots A-B] | "
     "--print-abi | --describe DEVICE P";
 
@@ -92,7 +92,8 @@ Status parse(int argc, char** argv, ProcessConfig* process, Start* start) {
     const std::pair<const char*, bool*> switches[] = {{"--restore-shared", &config->restore_shared},
                                                       {"--other-gpu", &config->other_gpu},
                                                       {"--metas", &config->metas},
-                                                      {"--collectives", &config->collectives}};
+                                                      {"--collectives", &config->collectives},
+                                                      {"--together", &config->together}};
     const auto found =
         std::find_if(std::begin(switches), std::end(switches), [&](const auto& s) { return name == s.first; });
     if (found != std::end(switches)) {
@@ -189,7 +190,8 @@ int serve(int argc, char** argv) {
   const ServerConfig& common = config.server;
   Process process(config, [&, seed = start.chaos_seed](uint32_t gpu, std::shared_ptr<hal::Sharing> sharing) {
     return hal::open_device({common.device, common.physical_gpu, common.memory_bytes, common.chaos, seed, gpu,
-                             std::move(sharing), common.collectives || !common.data_address.empty()});
+                             std::move(sharing), common.collectives || !common.data_address.empty(),
+                             common.together && common.data_address.empty()});
   });
   if (Status s = process.prepare(start.ahead); !s.ok()) return refuse(config.ready_fd, s.text());
   if (start.begin_fd >= 0 && !told_to_begin(start.begin_fd, config.ready_fd)) return 0;

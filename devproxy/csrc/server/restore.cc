@@ -25,6 +25,8 @@ namespace devproxy::server {
 namespace {
 
 constexpr uint64_t kUsedUpBytes = 2u << 20;
+constexpr uint64_t kLargestPageBytes = 2u << 20;  // of a device that shares pages
+static_assert(kUsedUpBytes % kLargestPageBytes == 0);
 
 // The extents of one of the job's files, from the bytes in the dump; `pages` get pages, whatever they hold.
 Status fill(const ExtentsRecord& about, const std::string& from_path, const std::string& to_path) {
@@ -246,8 +248,8 @@ Status Connection::restore_contents(const ClientRecord& client, const std::strin
       return {kInvalidImage, "the state has device memory that no object owns"};
     if (parts_.shared && range.is_stable()) {
       stable[range.addr] = range.addr + range.bytes;
-      // So that every other cut is between two pages.
-      const Piece head{piece.addr, piece.offset, std::min(piece.bytes, -piece.addr % kPageBytes)};
+      // So that every other cut is between two pages of any device.
+      const Piece head{piece.addr, piece.offset, std::min(piece.bytes, -piece.addr % kLargestPageBytes)};
       if (head.bytes) pieces.push_back(head);
       piece = {piece.addr + head.bytes, piece.offset + head.bytes, piece.bytes - head.bytes};
       if (piece.bytes == 0) continue;

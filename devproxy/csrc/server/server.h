@@ -44,6 +44,7 @@ struct ServerConfig {
   int lease_fd = -1;            // hangs up when devproxy-run is gone; -1: live until SIGTERM
   bool metas = false;           // ServerParts.metas
   bool collectives = false;     // the tree has several GPUs
+  bool together = false;        // all of the tree's GPUs are in this process
   bool chaos = false;
   uint32_t tree = 0;                              // of the job's process trees, this server's
   std::string data_address;                       // where servers of other trees reach this one; empty: there are none

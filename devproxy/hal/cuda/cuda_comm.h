@@ -103,6 +103,7 @@ class CudaComm final : public Comm {
 
   // CudaSpace::pass_, where a command that names it is held, or one that waits for another rank. Under the space's lock
   uint64_t held = 0, waits = 0;
+  uint64_t collectives = 0;  // that are in their streams: the same number at all members. Under the space's lock
 
   // -- under the space's lock
   enum class Ready : uint8_t {

@@ -16,6 +16,7 @@
 #include "devproxy/csrc/base/log.h"
 #include "devproxy/hal/basic_device.h"
 #include "devproxy/hal/cuda/comm_receiver.h"
+#include "devproxy/hal/cuda/cuda_pages.h"
 #include "devproxy/hal/cuda/cuda_space.h"
 #include "devproxy/hal/cuda/output.h"
 #include "devproxy/hal/host_module/descriptor.h"
@@ -248,6 +249,8 @@ StatusOr<std::unique_ptr<Device>> make_device(const CudaConfig& config) {
   if (config.capture_output) static_cast<void>(Output::capture());  // without it nothing but their text is lost
   auto device = std::make_unique<CudaDevice>(config, *driver);
   if (Status s = device->init(); !s.ok()) return s;
+  if (config.splicing.on && config.sharing && !config.sharing->splicing)
+    config.sharing->splicing = std::make_shared<splice::Splicer>(config.splicing, std::make_unique<CudaPages>());
   return std::unique_ptr<Device>(std::move(device));
 }
 

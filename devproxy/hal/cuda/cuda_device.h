@@ -8,6 +8,8 @@
 #include <string>
 
 #include "devproxy/hal/hal.h"
+#include "devproxy/hal/sharing.h"
+#include "devproxy/hal/splice/splice_config.h"
 
 namespace devproxy::hal {
 class Links;
@@ -36,7 +38,9 @@ struct CudaConfig {
   uint64_t number = 0;                       // of the GPU's uuid
   bool collectives = false;  // the job's processes may be ranks: all are in the primary context, where NCCL works
   bool shared = false;       // several of the job's GPUs are this one
-  bool tree_order = false;   // reductions have the order of ranks that share a GPU also where each has its own
+  std::shared_ptr<Sharing> sharing;  // what these share
+  splice::SpliceConfig splicing = {.on = false};
+  bool tree_order = false;  // reductions have the order of ranks that share a GPU also where each has its own
 
   // Values to be tuned on a device; of these settle_us and mark_every have been, once (docs/gpu-results.md).
   Marks marks = Marks::kAuto;

@@ -163,12 +163,12 @@ void DeviceMemory::unmap(Extents::iterator it) {
 }
 
 // [begin, end) has nothing mapped. Either all of it is mapped afterwards, or nothing. cuts: borders of handles inside.
-Status DeviceMemory::map_fresh(uint64_t begin, uint64_t end, std::array<uint64_t, 2> cuts) {
+Status DeviceMemory::map_fresh(uint64_t begin, uint64_t end, bool by_page, std::array<uint64_t, 2> cuts) {
   const Driver& cu = context_->enter();
   std::vector<std::pair<uint64_t, Extent>> made;
   Status failed;
   for (uint64_t at = begin; at < end && failed.ok();) {
-    uint64_t bytes = std::min(end - at, up(config_.max_handle_bytes, granularity_));
+    uint64_t bytes = std::min(end - at, by_page ? granularity_ : up(config_.max_handle_bytes, granularity_));
     for (const uint64_t cut : cuts)
       if (at < cut && cut < at + bytes) bytes = cut - at;
     auto handle = create(bytes);
@@ -194,17 +194,17 @@ Status DeviceMemory::map_fresh(uint64_t begin, uint64_t end, std::array<uint64_t
 
 // The gap [begin, end) between what is mapped, granule aligned: with whole slabs around it if memory allows, else alone. The slabs at
 // its ends have handles of their own: others will lie there too, and what lies in a handle keeps all of it mapped.
-Status DeviceMemory::fill_gap(uint64_t begin, uint64_t end) {
+Status DeviceMemory::fill_gap(uint64_t begin, uint64_t end, bool by_page) {
   const uint64_t slab = up(config_.slab_bytes, granularity_);
   uint64_t low = std::max(base_, base_ + down(begin - base_, slab));
   uint64_t high = std::min(base_ + bytes_, base_ + up(end - base_, slab));
   const auto next = extents_.lower_bound(begin);
   if (next != extents_.end()) high = std::min(high, next->first);
   if (next != extents_.begin()) low = std::max(low, std::prev(next)->first + std::prev(next)->second.bytes);
-  Status s = map_fresh(low, high, {base_ + up(begin - base_, slab), base_ + down(end - base_, slab)});
+  Status s = map_fresh(low, high, by_page, {base_ + up(begin - base_, slab), base_ + down(end - base_, slab)});
   if (s.code() != kOutOfMemory) return s;
   trim(0);
-  return map_fresh(begin, end);
+  return map_fresh(begin, end, by_page);
 }
 
 DeviceMemory::Extents::iterator DeviceMemory::first_in(uint64_t addr) {
@@ -214,7 +214,7 @@ DeviceMemory::Extents::iterator DeviceMemory::first_in(uint64_t addr) {
 }
 
 // Physical memory behind every granule of [begin, end).
-Status DeviceMemory::ensure(uint64_t begin, uint64_t end) {
+Status DeviceMemory::ensure(uint64_t begin, uint64_t end, bool by_page) {
   end = base_ + up(end - base_, granularity_);
   for (uint64_t at = base_ + down(begin - base_, granularity_); at < end;) {
     const auto it = first_in(at);
@@ -223,12 +223,12 @@ Status DeviceMemory::ensure(uint64_t begin, uint64_t end) {
       continue;
     }
     const uint64_t gap_end = it == extents_.end() ? end : std::min(end, it->first);
-    if (Status s = fill_gap(at, gap_end); !s.ok()) return s;
+    if (Status s = fill_gap(at, gap_end, by_page); !s.ok()) return s;
   }
   return {};
 }
 
-Status DeviceMemory::commit(uint64_t addr, uint64_t bytes) {
+Status DeviceMemory::commit(uint64_t addr, uint64_t bytes, bool by_page) {
   if (!owns(addr, bytes)) return {kInvalidValue, "the range is outside the device memory of this process"};
   if (bytes == 0) return {};
   std::lock_guard lock(mu_);
@@ -236,7 +236,7 @@ Status DeviceMemory::commit(uint64_t addr, uint64_t bytes) {
   committed_.insert(addr, addr + bytes);
   for (auto it = first_in(addr); it != extents_.end() && it->first < addr + bytes; ++it)
     if (std::exchange(it->second.idle, false)) idle_bytes_ -= it->second.bytes;
-  if (Status s = ensure(addr, addr + bytes); !s.ok()) {
+  if (Status s = ensure(addr, addr + bytes, by_page); !s.ok()) {
     committed_.erase(addr, addr + bytes);
     note_idle(addr, addr + bytes);
     return std::move(s).with("committing device memory " + range_text(addr, addr + bytes));
@@ -306,7 +306,7 @@ void DeviceMemory::note_idle(uint64_t begin, uint64_t end) {
 void DeviceMemory::trim(uint64_t keep_bytes) {
   for (auto it = extents_.begin(); it != extents_.end() && idle_bytes_ > keep_bytes;) {
     const auto next = std::next(it);
-    if (it->second.idle) unmap(it);
+    if (it->second.idle && it->second.handle.use_count() == 1) unmap(it);  // the splicer knows who shows the others
     it = next;
   }
 }
@@ -335,14 +335,15 @@ uint64_t DeviceMemory::mapped_bytes() const {
 
 // -- level 3 --------------------------------------------------------------------------------------------------------
 
-// Replaces the extent at `addr` by handles of its own with the same contents, cut in two at `cut` if that lies inside.
-Status DeviceMemory::rebuild(uint64_t addr, uint64_t cut, CUstream stream) {
+// Replaces the extent at `addr` by handles of its own with the same contents: one for each page, or cut in two at `cut` if that
+// lies inside.
+Status DeviceMemory::rebuild(uint64_t addr, uint64_t cut, bool by_page, CUstream stream) {
   const Driver& cu = context_->enter();
   const auto it = extents_.find(addr);
   const uint64_t bytes = it->second.bytes, end = addr + bytes;
   std::vector<std::pair<uint64_t, Extent>> parts;
   for (uint64_t at = addr; at < end;) {
-    const uint64_t part_end = at < cut && cut < end ? cut : end;
+    const uint64_t part_end = by_page ? at + granularity_ : at < cut && cut < end ? cut : end;
     auto handle = create(part_end - at);
     if (!handle.ok()) return std::move(handle).status();
     parts.push_back({at, {part_end - at, *handle, it->second.idle}});
@@ -389,7 +390,7 @@ Status DeviceMemory::isolate(uint64_t begin, uint64_t end, CUstream stream) {
       return {kNotSupported, "device memory at " + hex(border) +
                                  " lies inside pages that are shown twice already: take "
                                  "that alias back first"};
-    if (Status s = rebuild(it->first, border, stream); !s.ok()) return s;
+    if (Status s = rebuild(it->first, border, false, stream); !s.ok()) return s;
   }
   return {};
 }
@@ -426,19 +427,32 @@ Status DeviceMemory::alias(uint64_t addr, uint64_t bytes, DeviceMemory& from, ui
   return {};
 }
 
+Status DeviceMemory::split(uint64_t addr, uint64_t bytes, CUstream stream) {
+  std::lock_guard lock(mu_);
+  if (!owns(addr, bytes) || !covered(addr, addr + bytes))
+    return {kInvalidValue, "device memory " + range_text(addr, addr + bytes) + " is not mapped"};
+  std::vector<uint64_t> large;
+  for (auto it = first_in(addr); it != extents_.end() && it->first < addr + bytes; ++it)
+    if (it->second.bytes > granularity_) large.push_back(it->first);
+  for (const uint64_t at : large)
+    if (Status s = rebuild(at, 0, true, stream); !s.ok()) return s;
+  return {};
+}
+
 Status DeviceMemory::unalias(uint64_t addr, uint64_t bytes, CUstream stream) {
   if (!owns(addr, bytes) || bytes == 0 || !aligned(addr) || !aligned(bytes))
     return {kInvalidValue, "an alias covers whole pages inside the device memory of the process"};
   std::lock_guard lock(mu_);
   std::vector<uint64_t> shared;
   for (auto it = first_in(addr); it != extents_.end() && it->first < addr + bytes; ++it) {
+    if (it->second.handle.use_count() == 1) continue;
     if (it->first < addr || it->first + it->second.bytes > addr + bytes)
       return {kInvalidValue, "device memory " + range_text(addr, addr + bytes) +
                                  " is not what was aliased: it cuts the pages at " + hex(it->first)};
-    if (it->second.handle.use_count() > 1) shared.push_back(it->first);
+    shared.push_back(it->first);
   }
   for (uint64_t at : shared)
-    if (Status s = rebuild(at, 0, stream); !s.ok()) return s;
+    if (Status s = rebuild(at, 0, false, stream); !s.ok()) return s;
   return {};
 }
 

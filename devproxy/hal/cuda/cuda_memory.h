@@ -47,7 +47,8 @@ class DeviceMemory {
   bool owns(uint64_t addr, uint64_t bytes) const {
     return addr >= base_ && bytes <= bytes_ && addr - base_ <= bytes_ - bytes;
   }
-  Status commit(uint64_t addr, uint64_t bytes);
+  // by_page: in handles of one page, so that each can be another rank's.
+  Status commit(uint64_t addr, uint64_t bytes, bool by_page = false);
   // Unmaps nothing of this range: what a stream frees and takes again is released and committed while its commands run,
   // and cuMemUnmap does not wait for them (seen on an H200).
   void release(uint64_t addr, uint64_t bytes);
@@ -71,6 +72,8 @@ class DeviceMemory {
   Status alias(uint64_t addr, uint64_t bytes, DeviceMemory& from, uint64_t from_addr, CUstream stream,
                CUstream from_stream);
   Status unalias(uint64_t addr, uint64_t bytes, CUstream stream);
+  // A handle for each page of the range. Precondition: as above, and the range is mapped.
+  Status split(uint64_t addr, uint64_t bytes, CUstream stream);
 
  private:
   // One cuMemCreate; released with the last extent that shows it.
@@ -88,9 +91,9 @@ class DeviceMemory {
 
   // All below: under mu_.
   bool covered(uint64_t begin, uint64_t end) const;
-  Status ensure(uint64_t begin, uint64_t end);
-  Status fill_gap(uint64_t begin, uint64_t end);
-  Status map_fresh(uint64_t begin, uint64_t end, std::array<uint64_t, 2> cuts = {});
+  Status ensure(uint64_t begin, uint64_t end, bool by_page = false);
+  Status fill_gap(uint64_t begin, uint64_t end, bool by_page);
+  Status map_fresh(uint64_t begin, uint64_t end, bool by_page, std::array<uint64_t, 2> cuts = {});
   Status map(uint64_t addr, uint64_t bytes, const Handle& handle) const;
   Status allow(uint64_t addr, uint64_t bytes) const;
   StatusOr<std::shared_ptr<Handle>> create(uint64_t bytes) const;
@@ -101,7 +104,7 @@ class DeviceMemory {
   void note_idle(uint64_t begin, uint64_t end);
   Extents::iterator first_in(uint64_t addr);
   Status isolate(uint64_t begin, uint64_t end, CUstream stream);
-  Status rebuild(uint64_t addr, uint64_t cut, CUstream stream);
+  Status rebuild(uint64_t addr, uint64_t cut, bool by_page, CUstream stream);
   bool aligned(uint64_t value) const { return value % granularity_ == 0; }
   CUmemAllocationProp properties() const;
 

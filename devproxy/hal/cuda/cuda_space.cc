@@ -48,17 +48,19 @@ Status CudaSpace::start() {
   io_slot_ = host_->take_slot();
   if (!io_slot_) return {kOutOfMemory, "no page-locked host memory for dump and restore"};
   if (device_.shared || device_.tree_order) kernels_ = ReduceKernels::of(context_);
+  join_splicing();
   watcher_ = std::thread([this] { watch(); });
   return {};
 }
 
 void CudaSpace::stop() {
+  stopping_.store(true, std::memory_order_release);  // whoever waits for this space's work under the page lock sees it
   {
     std::lock_guard lock(mu_);
-    stopping_.store(true, std::memory_order_release);
     held_.clear();
     wake_.notify_one();
   }
+  if (splicer_) splicer_->hurry(*member_, true);
   if (!watcher_.joinable()) return;
   watcher_.join();
   end_comms();
@@ -88,6 +90,7 @@ void CudaSpace::stop() {
 
 CudaSpace::~CudaSpace() {
   stop();
+  leave_splicing();
   const Driver& cu = context_->enter();
   for (const CudaQueueRef& queue : leaving_) close_queue(*queue);
   for (CUevent event : event_pool_) (void)cu.cuEventDestroy(event);

@@ -53,6 +53,11 @@
 // An executor that waits for its stream waits for the collectives in it, on the dispatch thread. If a member of those is
 // gone, the job's abort lies behind in the ring, and nobody reads it. The end of the client does (leave_comms()).
 //
+// Splicing (cuda_pages.h; off unless DEVPROXY_SPLICING says otherwise). Launches of executors go through the splicer, where one
+// may wait for other ranks; what else writes device memory asks it first. It is called without mu_, since it takes the mu_ of
+// spaces whose pages it moves, and then waits for their work. So no host function of the client's is begun meanwhile, and
+// no command that it may be asked about while one is the driver's: only the client could end that.
+//
 // No submission blocks, but for those. The driver blocks the submitting thread when about a thousand commands are
 // pending [open: the number]. If that was the dispatch thread while a host function waits for the client's answer,
 // which the dispatch thread would have to read, nothing would ever move. So at most max_in_flight commands are the
@@ -92,6 +97,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -103,6 +109,7 @@
 #include "devproxy/hal/cuda/cuda_module.h"
 #include "devproxy/hal/hal.h"
 #include "devproxy/hal/host_module/host_module.h"
+#include "devproxy/hal/splice/splicer.h"
 
 namespace devproxy::hal::cuda {
 
@@ -113,11 +120,8 @@ class CudaSpace final : public BasicSpace {
   CudaSpace(const CudaConfig& device, const SpaceConfig& config, SpaceOwner& owner, std::shared_ptr<Context> context);
   ~CudaSpace() override;
 
-  Status commit(uint64_t addr, uint64_t bytes, bool) override { return memory_->commit(addr, bytes); }
-  void release(uint64_t addr, uint64_t bytes) override {
-    memory_->release(addr, bytes);
-    if (idle()) memory_->tidy();
-  }
+  Status commit(uint64_t addr, uint64_t bytes, bool stable) override;
+  void release(uint64_t addr, uint64_t bytes) override;
 
   void reserve(uint64_t bytes) override { memory_->reserve(bytes); }
   uint64_t room_bytes(uint64_t had) override { return memory_->room_bytes(had); }
@@ -174,6 +178,7 @@ class CudaSpace final : public BasicSpace {
   }
   void destroy_comm(const CommRef& comm) override { static_cast<CudaComm&>(*comm).destroy(); }
   void leave_comms() override;
+  bool withhold(bool on) override;
 
   void stop() override;
 
@@ -190,6 +195,8 @@ class CudaSpace final : public BasicSpace {
   StatusOr<uint64_t> event_time_ns(const EventRef& event) override;
   Status restore_event(const EventRef& event, uint64_t time_ns) override;
   void restore_fault(int32_t result) override;
+  Status loaded(uint64_t addr, uint64_t bytes) override;
+  void all_loaded() override;
   Status alias(uint64_t addr, size_t bytes, Space& from, uint64_t from_addr) override;
   Status unalias(uint64_t addr, size_t bytes) override;
 
@@ -253,6 +260,7 @@ class CudaSpace final : public BasicSpace {
       std::vector<CommOp> ops;  // in the order of their calls
       bool beside = false;
       bool over = false;
+      bool gone = false;        // it was aborted before it was over
       bool begun = false;       // NCCL has it, or `shared`
       uint64_t generation = 0;  // of the communicator, then
       std::chrono::steady_clock::time_point begun_at = {};
@@ -267,7 +275,8 @@ class CudaSpace final : public BasicSpace {
     std::list<Entry> entries;                 // each communicator once, in the order of their keys
     std::shared_ptr<SharedComm::Mark> ready;  // in its queue's stream, for what goes to other streams
     bool prepared = false;
-    bool stuck = false;  // it waits for the abort of one that failed
+    bool stuck = false;    // it waits for the abort of one that failed
+    bool cleared = false;  // what it will write is not spliced
   };
 
   struct Command {
@@ -351,6 +360,20 @@ class CudaSpace final : public BasicSpace {
   void kick();
   void hold(const CudaQueueRef& queue, Command& command, Pending& pending, std::unique_lock<std::mutex>& lock);
   bool start_group(CudaQueue& queue, const Command& command);
+  class Rank;
+  void join_splicing();
+  void leave_splicing();
+  StatusOr<bool> stands() const;
+  bool stands_still();
+  void add_comms(std::set<std::shared_ptr<SharedComm>>* to);
+  bool concerns_splicer(const Command& command) const;
+  template <class F>
+  StatusOr<bool> beside(Pending& pending, std::unique_lock<std::mutex>& lock, F f);
+  StatusOr<bool> tell_splicer(const Command& command, Pending& pending, std::unique_lock<std::mutex>& lock);
+  Status spliced_launch(const Command& command, const std::function<Status()>& run, CUstream stream);
+  bool must_clear(const Command& command) const { return splicer_ && command.group && !command.group->cleared; }
+  bool clear_group(std::shared_ptr<CommGroup> group, bool on_watcher, std::unique_lock<std::mutex>& lock);
+  StatusOr<bool> note_received(const CommGroup& group, Pending& pending, std::unique_lock<std::mutex>& lock);
   bool begin_entry(CommGroup& group, std::list<CommGroup::Entry>::iterator entry, CudaQueue& queue,
                    const Command& command);
   bool end_entry(CommGroup& group, CommGroup::Entry& entry, CudaQueue& queue);
@@ -413,13 +436,16 @@ class CudaSpace final : public BasicSpace {
   std::atomic<bool> napping_{false};
   bool fault_told_ = false;  // only then dropped commands complete
   bool dead_ = false;        // the context itself has failed: nothing in it will ever finish
-  Status fault_, host_failure_;
+  Status fault_;
+  std::mutex failure_mu_;  // a leaf, for the driver's thread: drain() waits for that under mu_
+  Status host_failure_;
   uint64_t sequence_ = 0, marks_ = 0;
   uint64_t told_ = 0;       // the highest position that the owner was told of
   uint32_t in_flight_ = 0;  // commands that the driver has
   uint32_t tokens_ = 0;     // of those, host functions of the client's
   bool issuing_held_ = false;
-  bool executing_ = false;  // somebody is inside an executor, without mu_
+  uint32_t executing_ = 0;  // commands that are inside an executor or the splicer, without mu_
+  uint64_t submitted_ = 0;  // the last position
   std::unique_ptr<HostMemory> host_;
   std::deque<Held> held_;
   // What the held commands are about: of the last look at all of them, and of those that came since.
@@ -461,6 +487,9 @@ class CudaSpace final : public BasicSpace {
   void give_lane(std::unique_ptr<Lane> lane);
   Status move(Lane& lane, uint64_t addr, size_t bytes, const PieceSink* sink, const PieceSource* source);
   Status with_lane(uint64_t addr, size_t bytes, const PieceSink* sink, const PieceSource* source);
+
+  std::shared_ptr<splice::Splicer> splicer_;  // nullptr: nothing is spliced
+  std::shared_ptr<splice::Splicer::Member> member_;
 
   uint64_t incarnation_ = 0;
   std::mutex comms_mu_;  // a leaf, but for those of CudaComm

@@ -143,6 +143,8 @@ Status SharedComm::failure() const {
   return failure_;
 }
 
+bool SharedComm::stands() const { return !stream_ || context_->enter().cuStreamQuery(stream_) != CUDA_ERROR_NOT_READY; }
+
 bool SharedComm::busy() const {
   std::lock_guard lock(mu_);
   return exchanging_;

@@ -129,6 +129,10 @@ class SharedComm {
   // Must follow() be asked again soon, because NCCL is busy?
   bool busy() const;
 
+  // For whoever moves the members' pages: nothing is submitted while the lock is held. Behind the locks of spaces and members.
+  std::unique_lock<std::mutex> hold() const { return std::unique_lock(mu_); }
+  bool stands() const;  // the GPU has nothing of it. Under that lock
+
  private:
   using PartRef = std::shared_ptr<Part>;
   using Parts = std::vector<PartRef>;          // by rank; nullptr: in another place

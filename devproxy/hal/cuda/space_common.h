@@ -45,4 +45,18 @@ inline CUlaunchConfig launch_config(const uint32_t (&grid)[3], const uint32_t (&
 inline bool is_executor(const ModuleRef& module) { return typeid(*module) == typeid(HostModule); }
 inline bool is_executor(const FunctionRef& function) { return typeid(*function) == typeid(HostFunction); }
 
+// f runs without mu_, and the command is nobody's meanwhile. False: it is not to be issued any more.
+template <class F>
+StatusOr<bool> CudaSpace::beside(Pending& pending, std::unique_lock<std::mutex>& lock, F f) {
+  pending.state = Pending::State::kIssuing;
+  executing_++;
+  lock.unlock();
+  Status s = f();
+  lock.lock();
+  executing_--;
+  pending.state = Pending::State::kDropped;
+  if (!s.ok()) return s;
+  return !faulted_.load(std::memory_order_relaxed);
+}
+
 }  // namespace devproxy::hal::cuda

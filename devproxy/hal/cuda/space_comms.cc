@@ -85,7 +85,7 @@ bool CudaSpace::begin_entry(CommGroup& group, std::list<CommGroup::Entry>::itera
   CudaComm& comm = *entry->comm;
   const Ready ready = comm.use();
   group.stuck |= ready == Ready::kNever;
-  if (ready == Ready::kGone) return entry->over = true;
+  if (ready == Ready::kGone) return entry->gone = entry->over = true;
   if (ready != Ready::kYes) return false;
   Status done;
   if (!std::exchange(group.prepared, true)) done = prepare(queue, command);
@@ -129,6 +129,7 @@ bool CudaSpace::end_entry(CommGroup& group, CommGroup::Entry& entry, CudaQueue& 
   const Ready ready = comm.look(entry.generation);
   group.stuck |= ready == Ready::kNever;
   if (ready != Ready::kYes && ready != Ready::kGone) return false;
+  entry.gone = ready == Ready::kGone;
   if (entry.shared && ready == Ready::kYes) {
     auto followed = entry.shared->follow(entry.work, queue.stream);
     if (followed.ok() && !*followed) return false;

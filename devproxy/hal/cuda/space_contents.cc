@@ -108,6 +108,8 @@ Status CudaSpace::read_pieces(uint64_t addr, size_t bytes, const PieceSink& sink
 }
 
 Status CudaSpace::write_pieces(uint64_t addr, size_t bytes, const PieceSource& source) {
+  if (splicer_)
+    if (Status s = splicer_->before_write(addr, bytes, true); !s.ok()) return s;
   return with_lane(addr, bytes, nullptr, &source);
 }
 

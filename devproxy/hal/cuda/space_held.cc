@@ -17,7 +17,8 @@ constexpr auto kConnect = std::chrono::milliseconds(2);
 }  // namespace
 
 bool CudaSpace::may_issue(const Command& command) const {
-  return in_flight_ < device_.max_in_flight && !(command.executor && tokens_ != 0);
+  if (in_flight_ >= device_.max_in_flight) return false;
+  return tokens_ == 0 || !(command.executor || (splicer_ && command.group) || concerns_splicer(command));
 }
 
 // Is something held that must come before this command?
@@ -30,6 +31,10 @@ bool CudaSpace::behind_held(const CudaQueue& queue, const Command& command) cons
   if (const CudaEvent* event = command.event.get())
     if (event->record_held == pass_ || (command.action == Action::kRecord && event->held == pass_)) return true;
   if (command.executor && (held_executor_ || executing_)) return true;
+  // Nor may an executor's pages be moved while it submits.
+  if (splicer_ && executing_ &&
+      (command.action == Action::kHostFunction || must_clear(command) || concerns_splicer(command)))
+    return true;
   if (!command.group) return false;
   if (command.action == Action::kCommunicate && held_group_) return true;
   // Also where the held group lets other communicators pass: NCCL may be done with it by now, but what is held behind it
@@ -125,7 +130,13 @@ void CudaSpace::issue_held(std::unique_lock<std::mutex>& lock) {
         poke_groups(i);
         break;
       }
-      if (behind_held(queue, command) || (command.group && !start_group(queue, command))) {
+      const bool behind = behind_held(queue, command);
+      if (!behind && must_clear(command)) {
+        const Command* const cleared = &command;  // it stays where it is
+        if (!clear_group(command.group, /*on_watcher=*/true, lock) || held_.empty() || &held_[i].command != cleared)
+          return;
+      }
+      if (behind || (command.group && !start_group(queue, command))) {
         note_held(queue, command);
         i++;
         continue;

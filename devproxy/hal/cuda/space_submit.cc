@@ -35,6 +35,7 @@ void CudaSpace::submit(const QueueRef& ref, Command command) {
 
 void CudaSpace::submit_locked(const CudaQueueRef& queue, Command& command, std::unique_lock<std::mutex>& lock) {
   pending_all_.fetch_add(1, std::memory_order_relaxed);
+  submitted_ = command.ticket.position;
   if (command.event && command.action == Action::kRecord) command.event->submitted++;
   Pending& pending = queue->pending.emplace_back();
   pending.sequence = ++sequence_;
@@ -45,10 +46,16 @@ void CudaSpace::submit_locked(const CudaQueueRef& queue, Command& command, std::
     busy_changes_.fetch_add(1, std::memory_order_relaxed);
   }
   if (asleep_) asleep_ = false, wake_.notify_one();
+  const auto must_wait = [&] {
+    return issuing_held_ || held_for_room_ || !may_issue(command) || (!held_.empty() && behind_held(*queue, command));
+  };
+  if (!faulted_.load(std::memory_order_relaxed) && must_clear(command) && !must_wait()) {
+    pending.state = Pending::State::kIssuing;
+    clear_group(command.group, /*on_watcher=*/false, lock);
+  }
   if (faulted_.load(std::memory_order_relaxed)) {
     pending.state = Pending::State::kDropped;
-  } else if (issuing_held_ || held_for_room_ || !may_issue(command) ||
-             (!held_.empty() && behind_held(*queue, command)) || (command.group && !start_group(*queue, command))) {
+  } else if (must_wait() || (command.group && !start_group(*queue, command))) {
     hold(queue, command, pending, lock);
   } else if (Status s = issue(queue, command, pending, lock); !s.ok()) {
     fault(s, lock);
@@ -121,6 +128,12 @@ Status CudaSpace::issue(const CudaQueueRef& ref, Command& command, Pending& pend
   pending.state = Pending::State::kDropped;
   issues_.store(pending.sequence, std::memory_order_relaxed);
   if (Status s = prepare(queue, command); !s.ok()) return s;
+  if (concerns_splicer(command))
+    if (auto goes_on = tell_splicer(command, pending, lock); !goes_on.ok() || !*goes_on)
+      return std::move(goes_on).status();
+  if (splicer_ && command.action == Action::kCommunicate)
+    if (auto goes_on = note_received(*command.group, pending, lock); !goes_on.ok() || !*goes_on)
+      return std::move(goes_on).status();
 
   Status s;
   switch (command.action) {
@@ -216,24 +229,23 @@ Status CudaSpace::issue_executor(CudaQueue& queue, const Command& command, Pendi
                                  std::unique_lock<std::mutex>& lock) {
   LaunchArgs args = command.launch;
   if (!command.params.empty()) args.params = command.params.data();
-  if (device_.host_executor) {
-    Job job{this, Job::Kind::kKernel};
-    job.kernel = std::make_shared<HostKernel>(
-        HostKernel{command.executor, args, {args.params, args.params + args.params_bytes}, command.ticket.position});
-    return issue_job(queue, pending, job);
-  }
-  pending.state = Pending::State::kIssuing;
   const RangeCheck check{&owner_, command.ticket.position, /*on_submitter=*/!issuing_held_};
-  executing_ = true;
-  lock.unlock();
-  t_inside = command.executor->name.c_str();
-  Status done =
-      run_host_function(*command.executor, args, device_.ordinal, reinterpret_cast<uint64_t>(queue.stream), check);
-  t_inside = nullptr;
-  lock.lock();
-  executing_ = false;
-  pending.state = Pending::State::kDropped;
-  return done;
+  const auto run = [&] {
+    if (device_.host_executor) {
+      Job job{this, Job::Kind::kKernel};
+      job.kernel = std::make_shared<HostKernel>(
+          HostKernel{command.executor, args, {args.params, args.params + args.params_bytes}, command.ticket.position});
+      return issue_job(queue, pending, job);
+    }
+    t_inside = command.executor->name.c_str();
+    Status done =
+        run_host_function(*command.executor, args, device_.ordinal, reinterpret_cast<uint64_t>(queue.stream), check);
+    t_inside = nullptr;
+    return done;
+  };
+  if (device_.host_executor && !splicer_) return run();
+  auto done = beside(pending, lock, [&] { return splicer_ ? spliced_launch(command, run, queue.stream) : run(); });
+  return done.ok() ? Status() : std::move(done).status();
 }
 
 // Does the context still take calls?
@@ -360,9 +372,8 @@ Status CudaSpace::issue_memset(CUstream stream, const MemsetArgs& a) {
 
 // A kernel of the host executor failed, on the driver's thread, which may not call the driver: the watcher sees it.
 void CudaSpace::host_kernel_failed(const Status& why) {
-  std::lock_guard lock(mu_);
+  std::lock_guard lock(failure_mu_);
   if (host_failure_.ok()) host_failure_ = why;
-  wake_.notify_one();
 }
 
 // The driver's thread; may not call the driver.

@@ -13,8 +13,9 @@
 #include "devproxy/hal/links/links.h"
 #include "devproxy/hal/sharing.h"
 #include "devproxy/hal/soft/comm/board_receiver.h"
+#include "devproxy/hal/soft/soft_pages.h"
 #include "devproxy/hal/soft/soft_space.h"
-#include "devproxy/hal/soft/splice/splicer.h"
+#include "devproxy/hal/splice/splicer.h"
 
 namespace devproxy::hal::soft {
 
@@ -162,8 +163,8 @@ class SoftDevice final : public BasicDevice {
 
 std::unique_ptr<Device> make_device(const SoftConfig& config) {
   if (config.splicing.on && config.sharing && !config.sharing->splicing) {
-    auto splicer = Splicer::open(config.splicing, &config.sharing->engine);
-    if (splicer.ok()) config.sharing->splicing = std::move(*splicer);  // else the ranks only take turns
+    auto pages = SoftPages::open(&config.sharing->engine);  // else the ranks only take turns
+    if (pages.ok()) config.sharing->splicing = std::make_shared<splice::Splicer>(config.splicing, std::move(*pages));
   }
   return std::make_unique<SoftDevice>(config);
 }

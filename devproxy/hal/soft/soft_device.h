@@ -7,7 +7,7 @@
 #include <string>
 
 #include "devproxy/hal/hal.h"
-#include "devproxy/hal/soft/splice/splice_config.h"
+#include "devproxy/hal/splice/splice_config.h"
 
 namespace devproxy::hal {
 class Links;
@@ -26,7 +26,7 @@ struct SoftConfig {
   // Where several of the job's GPUs are on this one: what they share, and which seat this one is.
   std::shared_ptr<Sharing> sharing = {};
   uint32_t seat = 0;
-  SpliceConfig splicing = {};
+  splice::SpliceConfig splicing = {};
 };
 
 std::unique_ptr<Device> make_device(const SoftConfig& config);

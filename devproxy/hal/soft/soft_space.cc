@@ -18,6 +18,7 @@
 #include "cuda_number.gen.h"
 #include "devproxy/csrc/base/clock.h"
 #include "devproxy/csrc/base/file.h"
+#include "devproxy/hal/soft/soft_pages.h"
 
 namespace devproxy::hal::soft {
 
@@ -123,9 +124,10 @@ StatusOr<std::unique_ptr<Space>> SoftSpace::open(const SoftConfig& device, const
 SoftSpace::SoftSpace(const SoftConfig& device, const SpaceConfig& config, SpaceOwner& owner, int memory_fd)
     : device_(device), config_(config), owner_(owner), memory_fd_(memory_fd), incarnation_(new_incarnation()) {
   if (!device_.sharing) return;
-  splicer_ = std::dynamic_pointer_cast<Splicer>(device_.sharing->splicing);
+  splicer_ = std::dynamic_pointer_cast<splice::Splicer>(device_.sharing->splicing);
   if (splicer_)
-    member_ = splicer_->join(config_.device_base, config_.device_bytes, memory_fd_,
+    member_ = splicer_->join(config_.device_base, config_.device_bytes,
+                             static_cast<SoftPages&>(splicer_->physical()).rank(config_.device_base, memory_fd_),
                              [this](auto... question) { return may_touch(question...); });
   if (!member_) splicer_ = nullptr;
 }
@@ -807,12 +809,12 @@ bool SoftSpace::may_touch(const Command& command, uint64_t addr, uint64_t bytes)
     }
     case Action::kLaunch: {
       const HostFunction& function = *command.function;
-      std::vector<Access> accesses;
+      std::vector<splice::Access> accesses;
       uint64_t digest = 0;
       if (function.module->footprint(function.name, command.launch.params, command.launch.params_bytes, &accesses,
                                      &digest) == DEVPROXY_EXECUTOR_UNKNOWN)
         return true;
-      return std::any_of(accesses.begin(), accesses.end(), [&](const Access& one) {
+      return std::any_of(accesses.begin(), accesses.end(), [&](const splice::Access& one) {
         return !(one.flags & DEVPROXY_EXECUTOR_NUMBER) && overlaps(one.addr, one.bytes);
       });
     }
@@ -873,8 +875,8 @@ Status SoftSpace::before_command(const Command& command) {
   }
 }
 
-Status SoftSpace::spliced_launch(const Command& command, Runner& runner) {
-  thread_local SpliceLaunch launch;
+Status SoftSpace::spliced_launch(const Command& command, splice::Runner& runner) {
+  thread_local splice::SpliceLaunch launch;
   const HostFunction& function = *command.function;
   launch.name = function.name;
   launch.params = command.launch.params;
@@ -892,7 +894,7 @@ Status SoftSpace::spliced_launch(const Command& command, Runner& runner) {
 }
 
 void SoftSpace::run_kernel(Command& command, Engine::Turn& turn, bool on_submitter) {
-  struct Here final : Runner {
+  struct Here final : splice::Runner {
     SoftSpace& space;
     const Command& command;
     Engine::Turn& turn;

@@ -55,7 +55,7 @@
 #include "devproxy/hal/soft/comm/soft_comm.h"
 #include "devproxy/hal/soft/range_set.h"
 #include "devproxy/hal/soft/soft_device.h"
-#include "devproxy/hal/soft/splice/splicer.h"
+#include "devproxy/hal/splice/splicer.h"
 
 namespace devproxy::hal::soft {
 
@@ -232,7 +232,7 @@ class SoftSpace final : public BasicSpace {
   static bool may_touch(const Command& command, uint64_t addr, uint64_t bytes);
   bool may_touch(uint64_t addr, uint64_t bytes, uint64_t last);
   Status before_command(const Command& command);
-  Status spliced_launch(const Command& command, Runner& runner);
+  Status spliced_launch(const Command& command, splice::Runner& runner);
   void yield(Engine::Turn& turn) {
     if (device_.sharing) device_.sharing->engine.yield(turn);
   }
@@ -249,8 +249,8 @@ class SoftSpace final : public BasicSpace {
   const SpaceConfig config_;
   SpaceOwner& owner_;
   int memory_fd_;
-  std::shared_ptr<Splicer> splicer_;  // nullptr: nothing is spliced
-  std::shared_ptr<Splicer::Member> member_;
+  std::shared_ptr<splice::Splicer> splicer_;  // nullptr: nothing is spliced
+  std::shared_ptr<splice::Splicer::Member> member_;
   const uint64_t incarnation_;  // tells this space from every other that was ever at its addresses
 
   std::atomic<uint32_t> pending_blocking_{0};  // on workers of legacy and blocking queues

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import json
 import re
+import sys
 import tempfile
 import time
 from typing import Any
@@ -11,7 +15,7 @@ from typing import Any
 from gpucheck.checkpoints import Life, criu_trouble, live, store_of
 from gpucheck.ends import Failed, Refused
 from gpucheck.report import Report
-from gpucheck.running import Done, digest_of
+from gpucheck.running import Done, digest_of, run
 from gpucheck.setup import Setup
 from gpucheck.stage import stage
 from gpucheck.torch_sides import need_plugin, torch_python, torch_ways
@@ -25,7 +29,7 @@ PROGRAM_S = 40.0  # of one program, before it is ended
 
 @stage(150, 75, call=2)
 def t_share(setup: Setup, report: Report) -> None:
-    """Several ranks on one GPU (--gpu 0,0): all collectives by our kernels against a numpy model, groups and graphs of them, what ties them to the work around them, a DDP training against both ranks in one native process, that job killed and restored: bit for bit."""
+    """Several ranks on one GPU (--gpu 0,0): all collectives by our kernels against a numpy model, groups and graphs of them, what ties them to the work around them, a DDP training against both ranks in one native process, the same with replica splicing, that job killed and restored: bit for bit."""
     facts = need_plugin(setup)
     wrong: list[str] = []
     missing: list[str] = []
@@ -35,7 +39,7 @@ def t_share(setup: Setup, report: Report) -> None:
         missing.append("the programs of tests/comm need numpy, which that Python has not")
     wrong += links(setup, report)
     want, found = training(setup, report)
-    wrong += found
+    wrong += found or spliced(setup, report, want)
     if want and not found:
         missing += life(setup, report, want, wrong)
     elif found:
@@ -151,6 +155,27 @@ def training(setup: Setup, report: Report) -> tuple[str, list[str]]:
         return ours["digest"], [f"the DDP job ended with {got.code}: {got.brief()}"]
     report.put("first_other_loss_at_step", first_other(want.out, got.out))
     return ours["digest"], ["two ranks on one GPU do not train as the reference"]
+
+
+def spliced(setup: Setup, report: Report, want: str) -> list[str]:
+    """The DDP job once more, with replica splicing. Returns what is wrong."""
+    name = "gpucheck-spliced"
+    _, way = torch_ways(setup, "--plain", "--name", name, on="0,0")
+    ask = [sys.executable, "-m", "devproxy.cli.ctl", "status", name, "--json"]
+    counts: dict[str, Any] = {}
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        job = thread.submit(way.run, job_line(setup, "--job"), PROGRAM_S, DEVPROXY_SPLICING="eager")
+        while not job.done():
+            with contextlib.suppress(ValueError, KeyError, IndexError):
+                servers = json.loads(run(ask, way.env, 10).out)["servers"]
+                counts = servers[0]["splicing"] or counts
+            time.sleep(0.1)
+    got = facts_of(job.result())
+    equal = got["digest"] == want
+    report.put("spliced", got | {"equal": equal, "counts": counts})
+    if not equal:
+        return [f"spliced ranks do not train as the reference: {job.result().brief()}"]
+    return [] if counts.get("squashed") else ["nothing was spliced"]
 
 
 def first_other(a: str, b: str) -> int | None:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "devproxy/hal/soft/splice/loans.h"
+#include "devproxy/hal/splice/loans.h"
 
 #include <algorithm>
 #include <iterator>
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal::splice {
 
 namespace {
 
@@ -97,4 +97,4 @@ bool Loans::concern(uint32_t member) const {
   return member < accounts_.size() && !(accounts_[member].borrowed.empty() && accounts_[member].lent.empty());
 }
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal::splice

@@ -7,7 +7,7 @@
 
 #include "devproxy/csrc/base/status.h"
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal::splice {
 
 struct SpliceConfig {
   bool on = true;
@@ -23,4 +23,4 @@ struct SpliceConfig {
   static StatusOr<SpliceConfig> parse(const std::string& words);
 };
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal::splice

@@ -2,9 +2,9 @@
 #include <bit>
 
 #include "devproxy/csrc/base/clock.h"
-#include "devproxy/hal/soft/splice/parts.h"
+#include "devproxy/hal/splice/parts.h"
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal::splice {
 
 namespace {
 
@@ -26,7 +26,7 @@ Status Splicer::alone(Member& member, const SpliceLaunch& launch, Runner& runner
   }
   std::optional<Contents> result;
   const auto find = [&]() -> std::optional<std::vector<Found>> {
-    if (!borrows || !result || !is_worth_it(launch, config_.least_bytes) || !pays(purpose_of(launch))) return {};
+    if (!borrows || !result || !is_worth_it(launch) || !pays(purpose_of(launch))) return {};
     return found_elsewhere(member, launch, *result);
   };
   const auto borrow_all = [&](const std::vector<Found>& found) {
@@ -39,7 +39,7 @@ Status Splicer::alone(Member& member, const SpliceLaunch& launch, Runner& runner
   };
   {
     std::lock_guard pages(pages_mu_);
-    Status s = settle_reads(member, launch, kPoolPage - 1);  // those count by their bytes
+    Status s = settle_reads(member, launch, least_numbered_ - 1);  // those count by their bytes
     if (!s.ok()) return s;
     if (!off_) result = result_of(member, launch);
     if (!config_.guard)
@@ -66,9 +66,9 @@ Status Splicer::alone(Member& member, const SpliceLaunch& launch, Runner& runner
   const uint64_t before = now_ns();
   if (done.ok()) done = run(member, launch, runner);
   if (result && done.ok()) {
-    const uint64_t run_ns = now_ns() - before;
+    const uint64_t run_ns = gpu_->kernel_ns(bytes_of(launch), now_ns() - before);
     std::lock_guard pages(pages_mu_);
-    if (is_worth_it(launch, config_.least_bytes)) purposes_[purpose_of(launch)].run_ns = run_ns;
+    if (is_worth_it(launch)) purposes_[purpose_of(launch)].run_ns = run_ns;
     if (const auto found = config_.guard ? find() : std::nullopt)
       done = same_as_found(*found)
                  ? borrow(member, launch, *found, counts)
@@ -93,7 +93,7 @@ std::optional<Contents> Splicer::result_of(const Member& member, const SpliceLau
     if (reads(access) && !member.contents_of(access.addr - member.base, access.bytes)) return {};
     counts |= writes(access) && is_whole(access);
   }
-  if (!counts && !is_worth_it(launch, config_.least_bytes)) return {};
+  if (!counts && !is_worth_it(launch)) return {};
   const Layout layout(launch);
   Hash hash;
   hash.add(launch.name.data(), launch.name.size());
@@ -126,7 +126,7 @@ Status Splicer::run(const Member& member, const SpliceLaunch& launch, Runner& ru
   const uint64_t wall = now_ns(), cpu = thread_cpu_ns();
   Status done = runner.run();
   t_meter.cpu_ns += thread_cpu_ns() - cpu;
-  t_meter.wall_ns += now_ns() - wall;
+  t_meter.wall_ns += gpu_->kernel_ns(bytes_of(launch), now_ns() - wall);
   return done;
 }
 
@@ -208,8 +208,8 @@ Status Splicer::launch_unmeasured(Member& member, SpliceLaunch& launch, Runner& 
     lock.unlock();
     {
       std::lock_guard pages(pages_mu_);
-      if (Status s = settle_reads(member, launch, kPoolPage - 1); !s.ok()) return s;
-      if (meets || pays(purpose)) number = result_of(member, launch);
+      if (Status s = settle_reads(member, launch, least_numbered_ - 1); !s.ok()) return s;
+      if (meets || pays(purpose) || !gpu_->traits.lends) number = result_of(member, launch);
     }
     lock.lock();
   }
@@ -256,11 +256,13 @@ Status Splicer::launch_unmeasured(Member& member, SpliceLaunch& launch, Runner& 
   if (say && number) learn(member, key, seen, *number);
   const uint64_t before = now_ns();
   Status done = alone(member, launch, runner, counts, number.has_value());
-  if (say && !number && done.ok() && now_ns() - before >= config_.least_ns) {
-    Hash hash;
+  if (say && !number && done.ok() && gpu_->kernel_ns(bytes_of(launch), now_ns() - before) >= config_.least_ns) {
+    std::vector<PhysicalMemory::Range> written;
     for (const Access& access : launch.accesses)
-      if (is_memory(access) && writes(access)) hash.add(reinterpret_cast<const void*>(access.addr), access.bytes);
-    learn(member, key, seen, hash.contents());
+      if (is_memory(access) && writes(access)) written.push_back({access.addr, access.bytes});
+    auto said = gpu_->hash(runner, written);
+    if (!said.ok()) return std::move(said).status();
+    learn(member, key, seen, *said);
   }
   return done;
 }
@@ -286,7 +288,7 @@ uint64_t Splicer::sharers_of(const Member& member, const SpliceLaunch& launch) {
     if (begin >= end) continue;
     any = true;
     for_each_part(member, begin, end, [&](uint64_t b, uint64_t e, uint64_t pool) {
-      all &= pool == UINT64_MAX ? 0 : pool_->common_sharers(pool, e - b);
+      all &= pool == UINT64_MAX ? 0 : pool_.common_sharers(pool, e - b);
     });
     if (std::popcount(all) < 2) return 0;
   }
@@ -341,4 +343,4 @@ void Splicer::learn(Member& member, uint64_t key, uint64_t seen, const Contents&
   }
 }
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal::splice

@@ -3,9 +3,9 @@
 #include <sstream>
 
 #include "devproxy/csrc/base/log.h"
-#include "devproxy/hal/soft/splice/parts.h"
+#include "devproxy/hal/splice/parts.h"
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal::splice {
 
 StatusOr<SpliceConfig> SpliceConfig::parse(const std::string& words) {
   SpliceConfig config;
@@ -29,15 +29,27 @@ StatusOr<SpliceConfig> SpliceConfig::parse(const std::string& words) {
   return config;
 }
 
-StatusOr<std::shared_ptr<Splicer>> Splicer::open(const SpliceConfig& config, const Engine* engine) {
-  auto pool = PagePool::open();
-  if (!pool.ok()) return std::move(pool).status();
-  return std::shared_ptr<Splicer>(new Splicer(config, engine, std::move(*pool)));
+namespace {
+
+SpliceConfig guarded_where_possible(SpliceConfig config, const PhysicalMemory& memory) {
+  config.guard &= memory.traits.guards;
+  return config;
 }
+
+}  // namespace
+
+Splicer::Splicer(const SpliceConfig& config, std::unique_ptr<PhysicalMemory> memory)
+    : config_(guarded_where_possible(config, *memory)),
+      gpu_(std::move(memory)),
+      page_(gpu_->traits.page),
+      least_numbered_(gpu_->traits.least_numbered),
+      pool_(*gpu_),
+      account_(config.account_ns) {}
 
 Splicer::~Splicer() = default;
 
-std::shared_ptr<Splicer::Member> Splicer::join(uint64_t base, uint64_t bytes, int memory_fd, Pending pending) {
+std::shared_ptr<Splicer::Member> Splicer::join(uint64_t base, uint64_t bytes, std::unique_ptr<RankMemory> memory,
+                                               Pending pending) {
   std::scoped_lock lock(pages_mu_, mu_);
   size_t number = 0;
   while (number < members_.size() && members_[number]) number++;
@@ -48,7 +60,8 @@ std::shared_ptr<Splicer::Member> Splicer::join(uint64_t base, uint64_t bytes, in
   member->bit = uint64_t{1} << number;
   member->base = base;
   member->bytes = bytes;
-  member->fd = memory_fd;
+  member->least_numbered = least_numbered_;
+  member->memory = std::move(memory);
   member->pending = std::move(pending);
   members_[number] = member;
   account_.begin_anew();
@@ -70,12 +83,14 @@ void Splicer::leave(Member& member) {
     group->aligned &= ~member.bit;
     if (std::popcount(group->members) < 2) group->retired = true;
   }
-  for (const auto& [begin, run] : member.runs) pool_->leave(run.pool, run.end - begin, member.bit);
+  for (const auto& [begin, run] : member.runs) pool_.leave(run.pool, run.end - begin, member.bit);
   member.runs.clear();
-  saved_bytes_ = pool_->saved_bytes();
+  saved_bytes_ = pool_.saved_bytes();
   for (auto& one : members_)
     if (one.get() == &member) one = nullptr;
 }
+
+bool Splicer::concerned(const Member& member) { return member.concerned(); }
 
 SpliceCounts Splicer::counts() const {
   std::lock_guard lock(mu_);
@@ -103,6 +118,16 @@ void Splicer::switch_off() {
   const auto ms = [](uint64_t ns) { return static_cast<unsigned long long>(ns / 1'000'000); };
   DP_LOG(kWarn, kServer, 0, "splicing is off: beside %llu ms of kernels it took %llu ms, and saved kernels of %llu ms",
          ms(window.kernels_ns), ms(window.own_ns), ms(window.saved_ns));
+}
+
+bool Splicer::is_numbered(const Access& access) const {
+  return is_memory(access) && access.bytes != 0 && access.bytes >= least_numbered_;
+}
+
+bool Splicer::is_worth_it(const SpliceLaunch& launch) const {
+  uint64_t bytes = 0;
+  for (const Access& access : launch.accesses) bytes += is_numbered(access) ? access.bytes : 0;
+  return bytes >= config_.least_bytes;
 }
 
 Splicer::Member* Splicer::at(uint64_t addr) const {
@@ -137,7 +162,7 @@ void Splicer::committed(Member& member, uint64_t addr, uint64_t bytes, uint64_t 
     member.blocks[addr] = block;
   }
   // What a step makes on the way is spliced already. Anything else will be its rank's own.
-  if (stable || !member.spliced.load(std::memory_order_acquire)) return;
+  if (stable || gpu_->traits.joins_edges || !member.spliced.load(std::memory_order_acquire)) return;
   std::lock_guard pages(pages_mu_);
   const uint64_t begin = addr - member.base;
   // A page at an edge may hold a neighbour's bytes; spliced pages do not, but this does not have to rely on it.
@@ -155,7 +180,11 @@ void Splicer::freed(Member& member, uint64_t addr, uint64_t bytes, uint64_t posi
 
 void Splicer::released(Member& member, uint64_t addr) {
   std::lock_guard lock(mu_);
-  if (const auto it = member.blocks.find(addr); it != member.blocks.end() && !it->second.stable)
+  const auto it = member.blocks.find(addr);
+  if (it == member.blocks.end() || it->second.stable) return;
+  if (gpu_->traits.joins_edges)
+    it->second.agreed = false;  // commands of its stream may still write there
+  else
     member.blocks.erase(it);
 }
 
@@ -207,11 +236,13 @@ Status Splicer::loaded(Member& member, uint64_t addr, uint64_t bytes) {
     }
     compared_bytes_ += end - begin;
     if (loans_.borrowed_bytes(other->number, begin, end) != 0) continue;
-    if (std::memcmp(member.at(begin), other->at(begin), end - begin) != 0) continue;
+    auto same = gpu_->same({{member.base + begin, other->base + begin, end - begin}});
+    if (!same.ok()) return std::move(same).status();
+    if (!*same) continue;
     busy_ = true;
     Status s = pool_pages(*other, begin, end);
     if (s.ok()) s = splice(*other, member, begin, end);
-    saved_bytes_ = pool_->saved_bytes();
+    saved_bytes_ = pool_.saved_bytes();
     return s;
   }
   return {};
@@ -222,4 +253,4 @@ void Splicer::all_loaded(Member& member) {
   member.all_loaded = true;
 }
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal::splice

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <mutex>
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal::splice {
 
 // Any thread may call it. Its lock is a leaf.
 class Account {
@@ -56,4 +56,4 @@ class Account {
   Window last_;
 };
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal::splice

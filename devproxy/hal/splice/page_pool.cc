@@ -1,42 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "devproxy/hal/soft/splice/page_pool.h"
+#include "devproxy/hal/splice/page_pool.h"
 
-#include <fcntl.h>
-#include <linux/falloc.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <bit>
 #include <iterator>
 
-namespace devproxy::hal::soft {
-
-StatusOr<std::unique_ptr<PagePool>> PagePool::open() {
-  const int fd = memfd_create("devproxy-spliced-memory", MFD_CLOEXEC);
-  if (fd < 0) return Status::from_errno(kOutOfMemory, "making the memory that ranks share");
-  return std::unique_ptr<PagePool>(new PagePool(fd));
-}
-
-PagePool::~PagePool() { close(fd_); }
+namespace devproxy::hal::splice {
 
 StatusOr<uint64_t> PagePool::take(uint64_t bytes) {
-  const uint64_t pages = bytes / kPoolPage;
+  const uint64_t pages = bytes / page_;
   for (auto it = holes_.begin(); it != holes_.end(); ++it) {
     if (it->second < pages) continue;
     const uint64_t first = it->first, left = it->second - pages;
     holes_.erase(it);
     if (left) holes_[first + pages] = left;
-    return first * kPoolPage;
+    return first * page_;
   }
   const uint64_t first = sharers_.size();
-  if (ftruncate(fd_, static_cast<off_t>((first + pages) * kPoolPage)) != 0)
-    return Status::from_errno(kOutOfMemory, "growing the memory that ranks share");
+  if (Status s = memory_.grow_pool((first + pages) * page_); !s.ok()) return s;
   sharers_.resize(first + pages, 0);
-  return first * kPoolPage;
+  return first * page_;
 }
 
 void PagePool::share(uint64_t at, uint64_t bytes, uint64_t sharer) {
-  for (uint64_t page = at / kPoolPage; page < (at + bytes) / kPoolPage; page++) {
+  for (uint64_t page = at / page_; page < (at + bytes) / page_; page++) {
     if (sharers_[page] & sharer) continue;
     (sharers_[page] ? saved_pages_ : used_pages_)++;
     sharers_[page] |= sharer;
@@ -44,13 +29,13 @@ void PagePool::share(uint64_t at, uint64_t bytes, uint64_t sharer) {
 }
 
 void PagePool::leave(uint64_t at, uint64_t bytes, uint64_t sharer) {
-  const uint64_t end = (at + bytes) / kPoolPage;
-  for (uint64_t page = at / kPoolPage; page < end; page++) {
+  const uint64_t end = (at + bytes) / page_;
+  for (uint64_t page = at / page_; page < end; page++) {
     if (!(sharers_[page] & sharer)) continue;
     sharers_[page] &= ~sharer;
     (sharers_[page] ? saved_pages_ : used_pages_)--;
   }
-  for (uint64_t page = at / kPoolPage; page < end;) {
+  for (uint64_t page = at / page_; page < end;) {
     uint64_t last = page;
     while (last < end && sharers_[last] == 0) last++;
     if (last != page) free(page, last - page);
@@ -60,20 +45,19 @@ void PagePool::leave(uint64_t at, uint64_t bytes, uint64_t sharer) {
 
 uint64_t PagePool::sharers(uint64_t at, uint64_t bytes) const {
   uint64_t all = 0;
-  for (uint64_t page = at / kPoolPage; page < (at + bytes) / kPoolPage; page++) all |= sharers_[page];
+  for (uint64_t page = at / page_; page < (at + bytes) / page_; page++) all |= sharers_[page];
   return all;
 }
 
 uint64_t PagePool::common_sharers(uint64_t at, uint64_t bytes) const {
   uint64_t all = ~uint64_t{0};
-  for (uint64_t page = at / kPoolPage; page < (at + bytes) / kPoolPage; page++) all &= sharers_[page];
+  for (uint64_t page = at / page_; page < (at + bytes) / page_; page++) all &= sharers_[page];
   return all;
 }
 
 // Precondition: the run is not free yet, and nobody has it mapped.
 void PagePool::free(uint64_t first, uint64_t pages) {
-  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first * kPoolPage),
-            static_cast<off_t>(pages * kPoolPage));
+  memory_.empty_pool(first * page_, pages * page_);
   auto next = holes_.lower_bound(first);
   if (next != holes_.end() && next->first == first + pages) {
     pages += next->second;
@@ -89,4 +73,4 @@ void PagePool::free(uint64_t first, uint64_t pages) {
   holes_[first] = pages;
 }
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal::splice

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal::splice {
 
 // Members by their numbers, stretches by their offsets, in bytes.
 struct Loan {
@@ -51,4 +51,4 @@ class Loans {
   uint64_t loans_ = 0;
 };
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal::splice

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "devproxy/csrc/base/status.h"
-#include "devproxy/hal/soft/splice/parts.h"
+#include "devproxy/hal/splice/parts.h"
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal::splice {
 
 void Splicer::count_breaks(Member& member, uint64_t addr, uint64_t bytes) {
   auto it = member.blocks.upper_bound(addr);
@@ -15,6 +15,7 @@ void Splicer::count_breaks(Member& member, uint64_t addr, uint64_t bytes) {
 Status Splicer::break_off(Member& member, uint64_t addr, uint64_t bytes, bool counts, bool whole) {
   const uint64_t begin = addr - member.base;
   member.forget(begin, begin + bytes);
+  disagree(member, addr, bytes);
   if (member.deals) {
     const std::vector<Loan> borrowed = loans_.repay(member.number, begin, begin + bytes);
     Status s = whole ? Status{} : settle(borrowed);
@@ -67,6 +68,7 @@ Status Splicer::before_sharing(Member& member, uint64_t addr, uint64_t bytes) {
     std::lock_guard lock(mu_);
     count_breaks(member, addr, bytes);
   }
+  disagree(member, addr, bytes);
   if (!member.concerned()) return {};
   std::lock_guard pages(pages_mu_);
   const uint64_t begin = addr - member.base;
@@ -89,10 +91,11 @@ Status Splicer::before_anything(Member& member) {
     count_breaks(member, member.base, member.bytes);
   }
   member.forget(0, member.bytes);
+  disagree(member, member.base, member.bytes);
   Status s = settle(loans_.repay(member.number, 0, member.bytes));
   if (s.ok()) s = settle(loans_.call_in(member.number, 0, member.bytes));
   loans_changed();
   return s.ok() ? own_pages(member, 0, member.bytes, true) : std::move(s);
 }
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal::splice

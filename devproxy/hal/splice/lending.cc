@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "devproxy/hal/soft/splice/parts.h"
+#include "devproxy/hal/splice/parts.h"
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal::splice {
 
 // All under pages_mu_.
 
@@ -38,7 +38,8 @@ Status Splicer::settle(const std::vector<Loan>& loans) {
       continue;
     }
     if (Status s = own_pages(borrower, loan.to, loan.to + loan.bytes, true); !s.ok()) return s;
-    std::memcpy(borrower.at(loan.to), members_[loan.lender]->at(loan.from), loan.bytes);
+    if (Status s = gpu_->copy(borrower.base + loan.to, members_[loan.lender]->base + loan.from, loan.bytes); !s.ok())
+      return s;
     settled_bytes_ += loan.bytes;
     purposes_[loan.purpose].settled_bytes += loan.bytes;
   }
@@ -61,6 +62,7 @@ Status Splicer::settle_reads(Member& member, const SpliceLaunch& launch, uint64_
 
 // Are loans of this kind worth it? Most of the last ones were not settled, or it is time to try again.
 bool Splicer::pays(uint64_t purpose) {
+  if (!gpu_->traits.lends) return false;
   if (!config_.thrifty) return true;
   if (purposes_.size() >= kMaxKeys) purposes_.clear();
   Purpose& known = purposes_[purpose];
@@ -86,6 +88,7 @@ void Splicer::lend(const Loan& loan) {
 
 std::optional<std::vector<Splicer::Found>> Splicer::found_elsewhere(const Member& member, const SpliceLaunch& launch,
                                                                     const Contents& result) {
+  if (!gpu_->traits.lends) return {};
   std::vector<Found> all;
   for (size_t i = 0; i < launch.accesses.size(); i++) {
     const Access& access = launch.accesses[i];
@@ -145,7 +148,7 @@ bool Splicer::same_as_found(const std::vector<Found>& found) const {
 void Splicer::keep_results(Member& member, const SpliceLaunch& launch, const Contents& result) {
   if (places_.size() >= kMaxPlaces) places_.clear();
   if (small_.size() >= kMaxSmall) small_.clear();
-  const bool worth = is_worth_it(launch, config_.least_bytes);
+  const bool worth = is_worth_it(launch);
   for (size_t i = 0; i < launch.accesses.size(); i++) {
     const Access& access = launch.accesses[i];
     if (!is_memory(access) || !writes(access) || !is_whole(access)) continue;
@@ -153,11 +156,11 @@ void Splicer::keep_results(Member& member, const SpliceLaunch& launch, const Con
     const Contents contents = derived(result, i);
     if (is_numbered(access)) {
       member.hold(begin, access.bytes, contents);
-      places_[contents] = {member.number, begin, access.bytes};
+      if (gpu_->traits.lends) places_[contents] = {member.number, begin, access.bytes};
     } else if (worth) {
       small_[contents].assign(member.at(begin), member.at(begin + access.bytes));
     }
   }
 }
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal::splice

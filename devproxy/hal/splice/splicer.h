@@ -77,45 +77,31 @@
 
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/hal/sharing.h"
-#include "devproxy/hal/soft/splice/account.h"
-#include "devproxy/hal/soft/splice/footprint.h"
-#include "devproxy/hal/soft/splice/loans.h"
-#include "devproxy/hal/soft/splice/page_pool.h"
-#include "devproxy/hal/soft/splice/splice_config.h"
+#include "devproxy/hal/splice/account.h"
+#include "devproxy/hal/splice/footprint.h"
+#include "devproxy/hal/splice/loans.h"
+#include "devproxy/hal/splice/page_pool.h"
+#include "devproxy/hal/splice/physical.h"
+#include "devproxy/hal/splice/splice_config.h"
 
-namespace devproxy::hal::soft {
-
-// The number of what a range holds. Not all zero.
-struct Contents {
-  uint64_t low = 0, high = 0;
-  bool operator==(const Contents&) const = default;
-};
-
-// How a launch is run, by the space that it is of.
-class Runner {
- public:
-  virtual void begin() = 0;  // waits for the turn
-  virtual Status run() = 0;
-  virtual void end() = 0;
-  virtual void yield() = 0;  // the thread is about to wait
-
- protected:
-  ~Runner() = default;
-};
+namespace devproxy::hal::splice {
 
 class Splicer final : public Splicing {
  public:
   class Member;
 
-  static StatusOr<std::shared_ptr<Splicer>> open(const SpliceConfig& config, const Engine* engine);
+  Splicer(const SpliceConfig& config, std::unique_ptr<PhysicalMemory> memory);
   ~Splicer() override;
+  PhysicalMemory& physical() { return *gpu_; }
 
   // May a command of the space touch the range that has not completed, up to the position `last`? Any thread asks, under
   // the splicer's locks.
   using Pending = std::function<bool(uint64_t addr, uint64_t bytes, uint64_t last)>;
-  // A space begins, and ends. memory_fd is mapped at base. No `pending`: nothing ever is. nullptr: there are too many.
-  std::shared_ptr<Member> join(uint64_t base, uint64_t bytes, int memory_fd, Pending pending = {});
+  // A space begins, and ends. No `pending`: nothing ever is. nullptr: there are too many.
+  std::shared_ptr<Member> join(uint64_t base, uint64_t bytes, std::unique_ptr<RankMemory> memory, Pending pending = {});
   void leave(Member& member);
+  // Does it matter to others, or to what is known of the member, if somebody writes there?
+  static bool concerned(const Member& member);
 
   // -- any thread
   SpliceCounts counts() const override;
@@ -154,8 +140,11 @@ class Splicer final : public Splicing {
   struct Group;
   struct Arrival;
 
-  Splicer(const SpliceConfig& config, const Engine* engine, std::unique_ptr<PagePool> pool)
-      : config_(config), engine_(engine), pool_(std::move(pool)), account_(config.account_ns) {}
+  uint64_t floor_page(uint64_t at) const { return at & ~(page_ - 1); }
+  uint64_t ceil_page(uint64_t at) const { return (at + page_ - 1) & ~(page_ - 1); }
+  // Less is compared, not numbered.
+  bool is_numbered(const Access& access) const;
+  bool is_worth_it(const SpliceLaunch& launch) const;  // to be found at another rank instead of being run
 
   Status launch_unmeasured(Member& member, SpliceLaunch& launch, Runner& runner);
   void switch_off();
@@ -180,7 +169,11 @@ class Splicer final : public Splicing {
   void lend(const Loan& loan);
   void loans_changed();
   bool meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Group>& group, Arrival& me, Runner& runner);
-  bool run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, uint64_t* spent_ns, uint64_t* run_ns);
+  bool run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, bool joins, uint64_t* spent_ns,
+                   uint64_t* run_ns);
+  void join_edges(const std::vector<Arrival*>& all, const Arrival& lead);
+  Status join_edge(const std::vector<Arrival*>& all, const Arrival& lead, uint64_t page);
+  void disagree(Member& member, uint64_t addr, uint64_t bytes);
   static bool same_launch(const Arrival& a, const Arrival& b);
   StatusOr<bool> equal(const std::vector<Arrival*>& all, const Arrival& me);
   Status run_at(Arrival& lead, const std::vector<Arrival*>& all, uint64_t* run_ns);
@@ -188,9 +181,9 @@ class Splicer final : public Splicing {
   Status hand_out(const std::vector<Arrival*>& all, const Arrival& lead);
   Status splice(Member& from, Member& to, uint64_t begin, uint64_t end);
   Status copy(Member& from, Member& to, uint64_t begin, uint64_t end);
-  Status own_pages(Member& member, uint64_t begin, uint64_t end, bool contents);
+  Status own_pages(Member& member, uint64_t begin, uint64_t end, bool contents, bool shows_others = true);
   Status pool_pages(Member& member, uint64_t begin, uint64_t end);
-  Status map_pool(Member& member, uint64_t begin, uint64_t end, uint64_t pool_at);
+  void note_run(Member& member, uint64_t begin, uint64_t end, uint64_t pool_at);
   template <class F>
   static void for_each_part(const Member& member, uint64_t begin, uint64_t end, F f);
   void learn(Member& member, uint64_t key, uint64_t seen, const Contents& said);
@@ -204,8 +197,8 @@ class Splicer final : public Splicing {
   void retire(Group& group);
   void count_breaks(Member& member, uint64_t addr, uint64_t bytes);  // under mu_
   Status check_numbers(const std::vector<Arrival*>& all, const Arrival& me) const;
-  bool same_contents(const Arrival& a, const Arrival& b, size_t access);
-  static bool known_equal(const Arrival& a, const Arrival& b, size_t access);
+  static void add_pairs(const Arrival& a, const Arrival& b, size_t access, std::vector<PhysicalMemory::Pair>* pairs);
+  bool known_equal(const Arrival& a, const Arrival& b, size_t access) const;
   bool may_splice(Member& member, uint64_t addr, uint64_t bytes);
   uint64_t sharers_of(const Member& member, const SpliceLaunch& launch);
   std::shared_ptr<Group> group_of(uint64_t key, uint64_t members);
@@ -213,11 +206,12 @@ class Splicer final : public Splicing {
   Member* at(uint64_t addr) const;  // under either lock
 
   const SpliceConfig config_;
-  const Engine* const engine_;
+  const std::unique_ptr<PhysicalMemory> gpu_;
+  const uint64_t page_, least_numbered_;
 
   std::mutex pages_mu_;
-  const std::unique_ptr<PagePool> pool_;  // pages_mu_
-  uint64_t numbers_ = 0;                  // pages_mu_
+  PagePool pool_;         // pages_mu_
+  uint64_t numbers_ = 0;  // pages_mu_
 
   // pages_mu_
   Loans loans_;
@@ -256,4 +250,4 @@ class Splicer final : public Splicing {
   std::atomic<uint64_t> compared_bytes_{0}, broken_{0}, saved_bytes_{0}, lent_bytes_{0}, settled_bytes_{0};
 };
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal::splice

@@ -3,9 +3,9 @@
 #include <chrono>
 
 #include "devproxy/csrc/base/clock.h"
-#include "devproxy/hal/soft/splice/parts.h"
+#include "devproxy/hal/splice/parts.h"
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal::splice {
 
 // Under mu_. Somebody for whom it waits has passed this launch: it has run it alone, for a reason of its own.
 bool Splicer::waits_in_vain(const Group& group, const Arrival& me) const {
@@ -81,7 +81,8 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
     const std::vector<Arrival*> all = std::exchange(group->present, {});
     lock.unlock();
     uint64_t spent_ns = 0, run_ns = 0;
-    const bool equal = run_for_all(all, me, runner, &spent_ns, &run_ns);
+    const bool joins = gpu_->traits.joins_edges && std::has_single_bit(group->meetings + 1);
+    const bool equal = run_for_all(all, me, runner, joins, &spent_ns, &run_ns);
     lock.lock();
     for (Arrival* one : all) {
       if (one != &me) one->status = me.status;
@@ -122,7 +123,7 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
     group->come.wait_for(lock, std::chrono::nanoseconds(kLookNs));
     if (std::find(group->present.begin(), group->present.end(), &me) == group->present.end()) continue;
     const uint64_t now = now_ns();
-    const bool idle = !engine_ || engine_->idle();
+    const bool idle = gpu_->idle();
     if (!idle) idle_since = 0;
     if (idle && idle_since == 0) idle_since = now;
     // The GPU could have run this launch meanwhile.
@@ -136,22 +137,44 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
   return me.done;
 }
 
-bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, uint64_t* spent_ns,
+bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, bool joins, uint64_t* spent_ns,
                           uint64_t* run_ns) {
   runner.begin();
   std::unique_lock pages(pages_mu_);
   const uint64_t start = now_ns();
-  StatusOr<bool> same = equal(all, me);
+  const auto order = [&](auto before) {  // the streams of those who have come, around what is done for all
+    Status s;
+    for (const Arrival* one : all)
+      if (one != &me && s.ok()) s = before ? runner.follow(*one->runner) : one->runner->follow(runner);
+    return s;
+  };
+  StatusOr<bool> same = false;
+  if (Status s = order(true); s.ok()) {
+    gpu_->begin_work(&runner);
+    same = equal(all, me);
+  } else {
+    same = std::move(s);
+  }
   if (!same.ok()) {
     me.status = same.status();
   } else if (*same) {
     Arrival& lead = lead_of(all, me);
     me.status = run_at(lead, all, run_ns);
     if (me.status.ok()) me.status = hand_out(all, lead);
+    if (me.status.ok() && joins) join_edges(all, lead);
+    if (!me.status.ok())  // nobody knows what is where
+      for (const Arrival* one : all)
+        for (const Access& access : one->launch->accesses)
+          if (is_memory(access) && writes(access)) {
+            const uint64_t begin = access.addr - one->member->base;
+            one->member->forget(begin, begin + access.bytes);
+          }
     loans_changed();
-    saved_bytes_ = pool_->saved_bytes();
+    saved_bytes_ = pool_.saved_bytes();
     busy_ = true;
   }
+  gpu_->end_work();
+  if (Status s = order(false); me.status.ok()) me.status = std::move(s);
   *spent_ns = now_ns() - start - *run_ns;
   pages.unlock();
   runner.end();
@@ -205,7 +228,7 @@ Status Splicer::run_at(Arrival& lead, const std::vector<Arrival*>& all, uint64_t
     std::vector<std::pair<uint64_t, uint64_t>> others;
     const uint64_t begin = access.addr - own.base;
     for_each_part(own, floor_page(begin), ceil_page(begin + access.bytes), [&](uint64_t b, uint64_t e, uint64_t pool) {
-      if (pool != UINT64_MAX && pool_->sharers(pool, e - b) & ~writers) others.emplace_back(b, e);
+      if (pool != UINT64_MAX && pool_.sharers(pool, e - b) & ~writers) others.emplace_back(b, e);
     });
     for (const auto& [b, e] : others)
       if (status.ok()) status = own_pages(own, b, e, true);
@@ -214,7 +237,7 @@ Status Splicer::run_at(Arrival& lead, const std::vector<Arrival*>& all, uint64_t
     guard(own, *lead.launch, false);
     const uint64_t before = now_ns();
     status = run(own, *lead.launch, *lead.runner);
-    *run_ns = now_ns() - before;
+    *run_ns = gpu_->kernel_ns(bytes_of(*lead.launch), now_ns() - before);
     guard(own, *lead.launch, true);
   }
   // Each rank has then what its own launch would have left that failed at the same place.
@@ -290,6 +313,7 @@ StatusOr<bool> Splicer::equal(const std::vector<Arrival*>& all, const Arrival& m
       return one->launch->accesses[i].addr == one->launch->accesses[it->second.second].addr;
     });
   }
+  std::vector<PhysicalMemory::Pair> pairs;
   for (const Arrival* one : all)
     for (size_t i = 0; one != &me && i < a.accesses.size(); i++) {
       if (skip[i] || known_equal(me, *one, i)) continue;
@@ -298,8 +322,13 @@ StatusOr<bool> Splicer::equal(const std::vector<Arrival*>& all, const Arrival& m
         if (Status s = settle(loans_.repay(either->member->number, begin, begin + a.accesses[i].bytes)); !s.ok())
           return s;
       }
-      if (!same_contents(me, *one, i)) return false;
+      add_pairs(me, *one, i, &pairs);
     }
+  for (const PhysicalMemory::Pair& pair : pairs) compared_bytes_ += pair.bytes;
+  if (!pairs.empty()) {
+    StatusOr<bool> same = gpu_->same(pairs);
+    if (!same.ok() || !*same) return same;
+  }
   // What the launch only reads need not be compared again.
   for (size_t i = 0; i < a.accesses.size(); i++) {
     if (skip[i] || writes(a.accesses[i]) || !is_numbered(a.accesses[i])) continue;
@@ -311,30 +340,25 @@ StatusOr<bool> Splicer::equal(const std::vector<Arrival*>& all, const Arrival& m
   return true;
 }
 
-// Compares what the two do not share.
-bool Splicer::same_contents(const Arrival& a, const Arrival& b, size_t access) {
+// What the two do not share, to be compared.
+void Splicer::add_pairs(const Arrival& a, const Arrival& b, size_t access, std::vector<PhysicalMemory::Pair>* pairs) {
   const Access& here = a.launch->accesses[access];
   const uint64_t begin = here.addr - a.member->base, there = b.launch->accesses[access].addr - b.member->base;
-  uint64_t compared = 0;
-  bool same = true;
   const auto compare = [&](uint64_t x, uint64_t y, uint64_t bytes) {
-    compared += bytes;
-    same = same && std::memcmp(a.member->at(x), b.member->at(y), bytes) == 0;
+    pairs->push_back({a.member->base + x, b.member->base + y, bytes});
   };
   if (begin != there) {
     compare(begin, there, here.bytes);
   } else {
     for_each_part(*a.member, begin, begin + here.bytes, [&](uint64_t first, uint64_t end, uint64_t pool) {
       for_each_part(*b.member, first, end, [&](uint64_t from, uint64_t to, uint64_t other) {
-        if (same && (pool == UINT64_MAX || other != pool + (from - first))) compare(from, from, to - from);
+        if (pool == UINT64_MAX || other != pool + (from - first)) compare(from, from, to - from);
       });
     });
   }
-  compared_bytes_ += compared;
-  return same;
 }
 
-bool Splicer::known_equal(const Arrival& a, const Arrival& b, size_t access) {
+bool Splicer::known_equal(const Arrival& a, const Arrival& b, size_t access) const {
   const Access &x = a.launch->accesses[access], &y = b.launch->accesses[access];
   if (!is_numbered(x)) return false;
   const auto known = a.member->contents_of(x.addr - a.member->base, x.bytes);
@@ -363,24 +387,23 @@ Status Splicer::hand_out(const std::vector<Arrival*>& all, const Arrival& lead) 
         lend({from.number, one->member->number, begin, there, access.bytes, purpose, one->launch->position});
         continue;
       }
-      if (std::memcmp(one->member->at(there), from.at(begin), access.bytes) == 0) continue;
-      if (Status s = own_pages(*one->member, there, there + access.bytes, true); !s.ok()) return s;
-      std::memcpy(one->member->at(there), from.at(begin), access.bytes);
+      if (gpu_->is_known_same({one->member->base + there, access.addr, access.bytes})) continue;
+      Status s = own_pages(*one->member, there, there + access.bytes, true);
+      if (s.ok()) s = gpu_->copy(one->member->base + there, access.addr, access.bytes);
+      if (!s.ok()) return s;
     }
     if (access.flags & kYoung) continue;
     uint64_t first = ceil_page(begin), last = floor_page(end);
     bool spliced = first < last;
     for (const Arrival* one : all)  // asks all of them: each counts
       if (!may_splice(*one->member, begin + one->member->base, access.bytes)) spliced = false;
-    if (spliced) {
-      if (Status s = pool_pages(from, first, last); !s.ok()) return s;
-    } else {
-      first = last = begin;  // copy all of it
-    }
+    // Without memory for that, copy all of it.
+    if (!spliced || !pool_pages(from, first, last).ok()) first = last = begin;
     for (const Arrival* one : all) {
       if (one == &lead) continue;
       Status s = copy(from, *one->member, begin, first);
-      if (s.ok() && first < last) s = splice(from, *one->member, first, last);
+      if (s.ok() && first < last && !splice(from, *one->member, first, last).ok())
+        s = copy(from, *one->member, first, last);
       if (s.ok()) s = copy(from, *one->member, last, end);
       if (!s.ok()) return s;
     }
@@ -388,4 +411,4 @@ Status Splicer::hand_out(const std::vector<Arrival*>& all, const Arrival& lead) 
   return {};
 }
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal::splice

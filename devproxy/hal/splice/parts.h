@@ -26,9 +26,9 @@
 #endif
 #include <xxhash.h>
 
-#include "devproxy/hal/soft/splice/splicer.h"
+#include "devproxy/hal/splice/splicer.h"
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal::splice {
 
 inline constexpr size_t kMaxMembers = 64;  // bits of a page's sharers
 inline constexpr uint32_t kMaxBreaks = 2;  // memory that its rank has changed alone so often is copied for a while
@@ -47,21 +47,14 @@ inline constexpr size_t kMaxPlaces = 32768, kMaxSmall = 4096, kMaxFreed = 65536,
 inline constexpr ptrdiff_t kMaxLives = 16;  // of one place, that are remembered
 inline constexpr uint64_t kJudgedLoans = 1000, kFirstRefusals = 8, kMaxRefusals = 4096;  // of a kind of launch
 
-inline uint64_t floor_page(uint64_t at) { return at & ~(kPoolPage - 1); }
-inline uint64_t ceil_page(uint64_t at) { return (at + kPoolPage - 1) & ~(kPoolPage - 1); }
-
 inline bool writes(const Access& access) { return access.flags & DEVPROXY_EXECUTOR_WRITES; }
 inline bool reads(const Access& access) { return access.flags & DEVPROXY_EXECUTOR_READS; }
 inline bool is_memory(const Access& access) { return !(access.flags & DEVPROXY_EXECUTOR_NUMBER); }
 inline bool is_whole(const Access& access) { return access.flags & DEVPROXY_EXECUTOR_WHOLE; }
-// Less is compared, not numbered.
-inline bool is_numbered(const Access& access) { return is_memory(access) && access.bytes >= kPoolPage; }
-
-// To be found at another rank instead of being run.
-inline bool is_worth_it(const SpliceLaunch& launch, uint64_t least_bytes) {
+inline uint64_t bytes_of(const SpliceLaunch& launch) {
   uint64_t bytes = 0;
-  for (const Access& access : launch.accesses) bytes += is_numbered(access) ? access.bytes : 0;
-  return bytes >= least_bytes;
+  for (const Access& access : launch.accesses) bytes += is_memory(access) ? access.bytes : 0;
+  return bytes;
 }
 inline uint64_t purpose_of(const SpliceLaunch& launch) {
   uint64_t key = XXH3_64bits(launch.name.data(), launch.name.size());
@@ -103,7 +96,8 @@ class Splicer::Member {
  public:
   uint64_t bit = 0, base = 0, bytes = 0;
   uint32_t number = 0;
-  int fd = -1;
+  uint64_t least_numbered = 0;
+  std::unique_ptr<RankMemory> memory;
   Pending pending;
   std::atomic<bool> spliced{false}, hurried{false};
   std::atomic<uint64_t> launches{0};
@@ -138,7 +132,7 @@ class Splicer::Member {
   }
   void hold(uint64_t begin, uint64_t size, const Contents& contents) {
     forget(begin, begin + size);
-    if (size < kPoolPage) return;
+    if (size < least_numbered || size == 0) return;
     held[begin] = {begin + size, contents};
     knows = true;
   }
@@ -154,7 +148,8 @@ class Splicer::Member {
     uint64_t bytes = 0, since = 0;
     bool stable = false;
     uint32_t breaks = 0;
-    uint32_t equal = 0;  // launches for several that have written it since the last break, where it was not spliced
+    bool agreed = false;  // what was written last, was by a launch for several
+    uint32_t equal = 0;   // launches for several that have written it since the last break, where it was not spliced
     bool is_broken() const {
       return breaks >= kMaxBreaks && equal >> std::min(breaks - kMaxBreaks, kMaxDoubled) < kForgiven;
     }
@@ -259,4 +254,4 @@ void Splicer::for_each_part(const Member& member, uint64_t begin, uint64_t end, 
   }
 }
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal::splice

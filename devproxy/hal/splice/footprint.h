@@ -8,7 +8,7 @@
 
 #include "devproxy/hal/host_module/include/devproxy_executor.h"
 
-namespace devproxy::hal::soft {
+namespace devproxy::hal::splice {
 
 using Access = devproxy_executor_access;
 
@@ -25,4 +25,4 @@ struct SpliceLaunch {
   std::vector<Access> accesses;  // everything that it may write is there
 };
 
-}  // namespace devproxy::hal::soft
+}  // namespace devproxy::hal::splice

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <set>
+
+#include "devproxy/csrc/base/log.h"
+#include "devproxy/hal/splice/parts.h"
+
+namespace devproxy::hal::splice {
+
+// All under pages_mu_.
+
+// The member's own pages show again in the range, and all pages that it touches. Not shows_others: by the books alone.
+Status Splicer::own_pages(Member& member, uint64_t begin, uint64_t end, bool contents, bool shows_others) {
+  begin = floor_page(begin);
+  end = ceil_page(end);
+  struct Spliced {
+    uint64_t begin, end, pool;
+  };
+  std::vector<Spliced> parts;
+  for_each_part(member, begin, end, [&](uint64_t b, uint64_t e, uint64_t pool) {
+    if (pool != UINT64_MAX) parts.push_back({b, e, pool});
+  });
+  for (const Spliced& part : parts) {
+    const uint64_t bytes = part.end - part.begin;
+    if (shows_others)
+      if (Status s = member.memory->own(part.begin, part.end, contents); !s.ok())
+        return std::move(s).with("giving a rank pages of its own");
+    auto it = std::prev(member.runs.upper_bound(part.begin));
+    const Member::Run run = it->second;
+    const uint64_t first = it->first;
+    if (first == part.begin)
+      member.runs.erase(it);
+    else
+      it->second.end = part.begin;
+    if (run.end > part.end) member.runs[part.end] = {run.end, run.pool + (part.end - first)};
+    pool_.leave(part.pool, bytes, member.bit);
+  }
+  if (parts.empty()) return {};
+  member.spliced = !member.runs.empty();
+  saved_bytes_ = pool_.saved_bytes();
+  return {};
+}
+
+// Precondition: the range is the member's own, and the device has made it show the pool's.
+void Splicer::note_run(Member& member, uint64_t begin, uint64_t end, uint64_t pool_at) {
+  member.runs[begin] = {end, pool_at};
+  member.spliced = true;
+  pool_.share(pool_at, end - begin, member.bit);
+}
+
+// What of the range is the member's own moves into the pool.
+Status Splicer::pool_pages(Member& member, uint64_t begin, uint64_t end) {
+  std::vector<std::pair<uint64_t, uint64_t>> own;
+  for_each_part(member, begin, end, [&](uint64_t b, uint64_t e, uint64_t pool) {
+    if (pool == UINT64_MAX) own.emplace_back(b, e);
+  });
+  for (const auto& [b, e] : own) {
+    auto at = pool_.take(e - b);
+    if (!at.ok()) return std::move(at).status();
+    if (Status s = member.memory->give(b, e, *at); !s.ok()) {
+      pool_.share(*at, e - b, member.bit);
+      pool_.leave(*at, e - b, member.bit);
+      return s;
+    }
+    note_run(member, b, e, *at);
+    if (config_.guard) member.memory->protect(b, e, true);
+  }
+  return {};
+}
+
+// Whole pages: `to` shows the pages of `from`.
+Status Splicer::splice(Member& from, Member& to, uint64_t begin, uint64_t end) {
+  struct Part {
+    uint64_t begin, end, pool;
+  };
+  std::vector<Part> parts;
+  for_each_part(from, begin, end, [&](uint64_t b, uint64_t e, uint64_t pool) {
+    for_each_part(to, b, e, [&](uint64_t bb, uint64_t ee, uint64_t have) {
+      if (have != pool + (bb - b)) parts.push_back({bb, ee, pool + (bb - b)});
+    });
+  });
+  for (const Part& part : parts) {
+    if (Status s = to.memory->show(part.begin, part.end, part.pool, *from.memory); !s.ok()) return s;
+    [[maybe_unused]] const Status ok = own_pages(to, part.begin, part.end, false, /*shows_others=*/false);
+    note_run(to, part.begin, part.end, part.pool);
+    if (config_.guard) to.memory->protect(part.begin, part.end, true);
+  }
+  return {};
+}
+
+Status Splicer::copy(Member& from, Member& to, uint64_t begin, uint64_t end) {
+  Status status;
+  for_each_part(from, begin, end, [&](uint64_t b, uint64_t e, uint64_t pool) {
+    std::vector<std::pair<uint64_t, uint64_t>> parts;
+    for_each_part(to, b, e, [&](uint64_t bb, uint64_t ee, uint64_t have) {
+      if (pool == UINT64_MAX || have != pool + (bb - b)) parts.emplace_back(bb, ee);
+    });
+    for (const auto& [bb, ee] : parts) {
+      if (status.ok()) status = own_pages(to, bb, ee, true);
+      if (status.ok()) status = gpu_->copy(to.base + bb, from.base + bb, ee - bb);
+    }
+  });
+  return status;
+}
+
+void Splicer::guard(const Member& member, const SpliceLaunch& launch, bool on) const {
+  if (!config_.guard) return;
+  for (const Access& access : launch.accesses) {
+    if (!writes(access)) continue;
+    const uint64_t begin = access.addr - member.base;
+    for_each_part(member, floor_page(begin), ceil_page(begin + access.bytes),
+                  [&](uint64_t b, uint64_t e, uint64_t pool) {
+                    if (pool != UINT64_MAX) member.memory->protect(b, e, on);
+                  });
+  }
+}
+
+// The pages in which an argument begins and ends have other buffers too. When all that is allocated there was last written by
+// launches for several, it is mostly equal; so it is compared, and such a page becomes one.
+void Splicer::join_edges(const std::vector<Arrival*>& all, const Arrival& lead) {
+  std::set<uint64_t> pages;
+  for (const Access& access : lead.launch->accesses) {
+    if (!is_memory(access) || !writes(access) || access.flags & kYoung || access.bytes == 0) continue;
+    const uint64_t begin = access.addr - lead.member->base;
+    pages.insert(floor_page(begin));
+    pages.insert(floor_page(begin + access.bytes - 1));
+  }
+  for (const uint64_t page : pages) {
+    // That a page stays two costs memory, and nothing else.
+    if (const Status s = join_edge(all, lead, page); !s.ok())
+      DP_LOG(kInfo, kServer, 0, "splicing a page: %s", s.text().c_str());
+  }
+}
+
+Status Splicer::join_edge(const std::vector<Arrival*>& all, const Arrival& lead, uint64_t page) {
+  const auto shown = [&](const Member& member) {
+    uint64_t at = UINT64_MAX;
+    for_each_part(member, page, page + page_, [&](uint64_t, uint64_t, uint64_t pool) { at = pool; });
+    return at;
+  };
+  const uint64_t there = shown(*lead.member);
+  const auto is_there = [&](const Arrival* one) { return there != UINT64_MAX && shown(*one->member) == there; };
+  if (std::all_of(all.begin(), all.end(), is_there)) return {};
+  using Stretches = std::vector<std::pair<uint64_t, uint64_t>>;  // offset, bytes: what is allocated in the page
+  std::optional<Stretches> stretches;
+  {
+    std::lock_guard lock(mu_);
+    for (const Arrival* one : all) {
+      Member& member = *one->member;
+      Stretches own;
+      auto it = member.blocks.upper_bound(member.base + page);
+      if (it != member.blocks.begin()) --it;
+      for (; it != member.blocks.end() && it->first < member.base + page + page_; ++it) {
+        const uint64_t begin = std::max(it->first - member.base, page);
+        const uint64_t end = std::min(it->first - member.base + it->second.bytes, page + page_);
+        if (begin >= end) continue;
+        if (!it->second.agreed) return {};
+        own.emplace_back(begin, end - begin);
+      }
+      if (stretches && *stretches != own) return {};
+      stretches = std::move(own);
+    }
+  }
+  std::vector<PhysicalMemory::Pair> pairs;
+  for (const Arrival* one : all)
+    for (const auto& [offset, bytes] : *stretches)
+      if (one != &lead) pairs.push_back({lead.member->base + offset, one->member->base + offset, bytes});
+  for (const PhysicalMemory::Pair& pair : pairs) compared_bytes_ += pair.bytes;
+  auto same = gpu_->same(pairs);
+  if (!same.ok() || !*same) return std::move(same).status();
+  Status s = pool_pages(*lead.member, page, page + page_);
+  for (const Arrival* one : all)
+    if (one != &lead && s.ok()) s = splice(*lead.member, *one->member, page, page + page_);
+  return s;
+}
+
+void Splicer::disagree(Member& member, uint64_t addr, uint64_t bytes) {
+  if (!gpu_->traits.joins_edges) return;
+  std::lock_guard lock(mu_);
+  auto it = member.blocks.upper_bound(addr);
+  if (it != member.blocks.begin()) --it;
+  for (; it != member.blocks.end() && it->first < addr + bytes; ++it)
+    if (it->first + it->second.bytes > addr) it->second.agreed = false;
+}
+
+bool Splicer::may_splice(Member& member, uint64_t addr, uint64_t bytes) {
+  size_t runs = 0;
+  for (const auto& one : members_) runs += one ? one->runs.size() : 0;
+  if (runs >= kMaxRuns) return false;
+  std::lock_guard lock(mu_);
+  Member::Block* const block = member.block_of(addr, bytes);
+  if (!block) return false;
+  const bool broken = block->is_broken();
+  if (broken) block->equal++;
+  block->agreed = !broken;
+  return !broken;
+}
+
+}  // namespace devproxy::hal::splice
