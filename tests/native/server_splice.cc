@@ -306,7 +306,7 @@ void perform(const Op& op, uint32_t number, Rank& rank, Splicer& splicer, Here& 
       return copy_in(block + op.at, op);
     case Op::kRenew:
       rank.free(splicer, reinterpret_cast<uint64_t>(block), rank.position);
-      if (op.number & 1) {  // whole pages of it are gone
+      if (op.number & 1 && !splicer.physical().traits.joins_edges) {  // whole pages of it are gone
         splicer.discard(*rank.member, reinterpret_cast<uint64_t>(block), kBlock);
         const uint64_t begin = (offset_of(op.block) + kPage - 1) & ~(kPage - 1);
         std::memset(rank.base + begin, 0xee, ((offset_of(op.block) + kBlock) & ~(kPage - 1)) - begin);
@@ -411,13 +411,17 @@ std::vector<std::vector<Op>> programs(uint32_t ranks, uint32_t steps, double odd
   return all;
 }
 
+// As on a real GPU: two or three blocks share a page.
+constexpr PhysicalMemory::Traits kLargePages{
+    .page = 8 * kPage, .least_numbered = 1, .lends = false, .joins_edges = true};
+
 struct Outcome {
   SpliceCounts counts;
   uint64_t updates = 0, runs = 0;
 };
 
 Outcome run(uint32_t ranks, uint32_t steps, double odd, uint32_t seed, bool leave, bool flips = false,
-            bool loads = false, bool derives = false) {
+            bool loads = false, bool derives = false, bool large_pages = false) {
   std::mt19937 dice(seed);
   Engine engine(5'000'000);
   SpliceConfig config;
@@ -429,7 +433,7 @@ Outcome run(uint32_t ranks, uint32_t steps, double odd, uint32_t seed, bool leav
   config.patience_ns = calm ? 60'000'000'000 : 20'000'000;
   config.idle_patience_ns = calm ? 10'000'000'000 : 2'000'000;
   if (flips) config.patience_ns = 1'000'000'000, config.idle_patience_ns = 100'000'000;
-  auto pages = SoftPages::open(&engine);
+  auto pages = SoftPages::open(&engine, large_pages ? kLargePages : PhysicalMemory::Traits());
   CHECK(pages.ok());
   Splicer splicer(config, std::move(*pages));
   std::vector<Rank> all(ranks);
@@ -452,7 +456,7 @@ Outcome run(uint32_t ranks, uint32_t steps, double odd, uint32_t seed, bool leav
   }
   // Each block has four or five whole pages.
   const uint64_t saved = splicer.counts().saved_bytes;
-  CHECK(!loads || (calm ? saved >= kBlocks * 4 * kPage * (ranks - 1) : saved > 0));
+  CHECK(!loads || large_pages || (calm ? saved >= kBlocks * 4 * kPage * (ranks - 1) : saved > 0));
   std::barrier together(ranks);  // as a collective of every step
   std::vector<std::thread> threads;
   for (uint32_t i = 0; i < ranks; i++)
@@ -1007,7 +1011,16 @@ int main(int argc, char** argv) {
   const Outcome lent = run(4, 40, 0, 10, false, false, false, true);
   CHECK(lent.runs * 10 < lent.updates * 4 && lent.counts.lent_bytes > 0 && lent.counts.different == 0 &&
         lent.counts.given_up == 0);
+  // Pages become one where all that is in them is equal, whatever shares them.
+  const Outcome joined = run(4, 40, 0, 1, false, false, false, false, /*large_pages=*/true);
+  CHECK(joined.counts.squashed > joined.updates / 2 && joined.counts.saved_bytes > 0 && joined.counts.lent_bytes == 0);
   uint64_t squashed = 0, different = 0, broken = 0, given_up = 0, settled = 0;
+  for (uint32_t seed = first; seed < behind; seed++) {
+    const Outcome outcome = run(2 + seed % 4, 40, seed % 3 ? 0.05 : 0.4, seed, seed % 5 == 0, false, seed % 2,
+                                seed % 4 > 1, /*large_pages=*/true);
+    broken += outcome.counts.broken;
+  }
+  CHECK(broken > 0);
   for (uint32_t seed = first; seed < behind; seed++) {
     const Outcome outcome =
         run(2 + seed % 4, 40, seed % 3 ? 0.05 : 0.4, seed, seed % 5 == 0, false, seed % 2, seed % 4 > 1);

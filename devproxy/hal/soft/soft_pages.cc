@@ -68,10 +68,10 @@ bool same_bytes(const splice::PhysicalMemory::Pair& pair) {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<SoftPages>> SoftPages::open(const Engine* engine) {
+StatusOr<std::unique_ptr<SoftPages>> SoftPages::open(const Engine* engine, const Traits& traits) {
   const int fd = memfd_create("devproxy-spliced-memory", MFD_CLOEXEC);
   if (fd < 0) return Status::from_errno(kOutOfMemory, "making the memory that ranks share");
-  return std::unique_ptr<SoftPages>(new SoftPages(fd, engine));
+  return std::unique_ptr<SoftPages>(new SoftPages(fd, engine, traits));
 }
 
 SoftPages::~SoftPages() { close(fd_); }

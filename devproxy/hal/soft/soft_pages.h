@@ -12,7 +12,8 @@ namespace devproxy::hal::soft {
 class SoftPages final : public splice::PhysicalMemory {
  public:
   // engine: of the GPU; nullptr: it is always idle.
-  static StatusOr<std::unique_ptr<SoftPages>> open(const Engine* engine);
+  // Other traits: tests of what other devices have. The host can read device memory here, so guards may stay.
+  static StatusOr<std::unique_ptr<SoftPages>> open(const Engine* engine, const Traits& traits = {});
   ~SoftPages() override;
   // memory_fd is mapped at base, as a whole.
   std::unique_ptr<splice::RankMemory> rank(uint64_t base, int memory_fd) const;
@@ -27,7 +28,7 @@ class SoftPages final : public splice::PhysicalMemory {
   bool idle() override { return !engine_ || engine_->idle(); }
 
  private:
-  SoftPages(int fd, const Engine* engine) : PhysicalMemory(Traits{}), fd_(fd), engine_(engine) {}
+  SoftPages(int fd, const Engine* engine, const Traits& traits) : PhysicalMemory(traits), fd_(fd), engine_(engine) {}
   const int fd_;
   const Engine* const engine_;
 };

@@ -114,12 +114,17 @@ void Splicer::guard(const Member& member, const SpliceLaunch& launch, bool on) c
   }
 }
 
-// The pages in which an argument begins and ends have other buffers too. When all that is allocated there was last written by
-// launches for several, it is mostly equal; so it is compared, and such a page becomes one.
+// The pages in which an argument begins and ends have other buffers too. When launches for several have had all that is
+// allocated there, it is mostly equal; so it is compared, and such a page becomes one.
 void Splicer::join_edges(const std::vector<Arrival*>& all, const Arrival& lead) {
   std::set<uint64_t> pages;
   for (const Access& access : lead.launch->accesses) {
-    if (!is_memory(access) || !writes(access) || access.flags & kYoung || access.bytes == 0) continue;
+    if (!is_memory(access) || access.bytes == 0) continue;
+    if (!writes(access)) {
+      agree(all, &access - lead.launch->accesses.data());
+      continue;
+    }
+    if (access.flags & kYoung) continue;
     const uint64_t begin = access.addr - lead.member->base;
     pages.insert(floor_page(begin));
     pages.insert(floor_page(begin + access.bytes - 1));
@@ -173,6 +178,16 @@ Status Splicer::join_edge(const std::vector<Arrival*>& all, const Arrival& lead,
   return s;
 }
 
+// What it only reads has been found equal.
+void Splicer::agree(const std::vector<Arrival*>& all, ptrdiff_t place) {
+  std::lock_guard lock(mu_);
+  for (const Arrival* one : all) {
+    const Access& access = one->launch->accesses[static_cast<size_t>(place)];
+    Member::Block* const block = one->member->block_of(access.addr, access.bytes);
+    if (block && one->member->covers_block(access.addr, access.bytes)) block->agreed = true;
+  }
+}
+
 void Splicer::disagree(Member& member, uint64_t addr, uint64_t bytes) {
   if (!gpu_->traits.joins_edges) return;
   std::lock_guard lock(mu_);
@@ -191,7 +206,9 @@ bool Splicer::may_splice(Member& member, uint64_t addr, uint64_t bytes) {
   if (!block) return false;
   const bool broken = block->is_broken();
   if (broken) block->equal++;
-  block->agreed = !broken;
+  // Something else may be on its way to what is left out.
+  if (member.covers_block(addr, bytes)) block->agreed = true;
+  block->agreed &= !broken;
   return !broken;
 }
 

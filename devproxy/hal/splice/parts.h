@@ -42,6 +42,7 @@ inline constexpr size_t kMaxKeys = 8192, kMaxSaid = 256;
 inline constexpr size_t kMaxRuns = 20000;  // of all members; the kernel allows a process 65,530 mappings
 inline constexpr uint32_t kFreeMeetings = 2, kJudgedMeetings = 10;
 inline constexpr uint64_t kMeetingNs = 30'000;  // of each that comes: two switches between threads
+inline constexpr uint64_t kRounding = 512;      // of an allocation's bytes
 inline constexpr uint64_t kAlign = 64;          // bytes; operators may go by it
 inline constexpr size_t kMaxPlaces = 32768, kMaxSmall = 4096, kMaxFreed = 65536, kLookBack = 64, kMaxAlone = 1024;
 inline constexpr ptrdiff_t kMaxLives = 16;  // of one place, that are remembered
@@ -148,7 +149,7 @@ class Splicer::Member {
     uint64_t bytes = 0, since = 0;
     bool stable = false;
     uint32_t breaks = 0;
-    bool agreed = false;  // what was written last, was by a launch for several
+    bool agreed = false;  // a launch for several has written or read all of it since anybody wrote there alone
     uint32_t equal = 0;   // launches for several that have written it since the last break, where it was not spliced
     bool is_broken() const {
       return breaks >= kMaxBreaks && equal >> std::min(breaks - kMaxBreaks, kMaxDoubled) < kForgiven;
@@ -162,6 +163,11 @@ class Splicer::Member {
     if (it == blocks.begin()) return nullptr;
     --it;
     return addr + n <= it->first + it->second.bytes ? &it->second : nullptr;
+  }
+  // Is all of a block in the range, but for what its size was rounded up by?
+  bool covers_block(uint64_t addr, uint64_t n) const {
+    const auto it = blocks.find(addr);
+    return it != blocks.end() && n <= it->second.bytes && it->second.bytes - n < kRounding;
   }
   // Blocks that were freed, by address and position: their ends.
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> freed;

@@ -173,6 +173,7 @@ class Splicer final : public Splicing {
                    uint64_t* run_ns);
   void join_edges(const std::vector<Arrival*>& all, const Arrival& lead);
   Status join_edge(const std::vector<Arrival*>& all, const Arrival& lead, uint64_t page);
+  void agree(const std::vector<Arrival*>& all, ptrdiff_t place);
   void disagree(Member& member, uint64_t addr, uint64_t bytes);
   static bool same_launch(const Arrival& a, const Arrival& b);
   StatusOr<bool> equal(const std::vector<Arrival*>& all, const Arrival& me);
