@@ -320,6 +320,23 @@ def broadcast(r: Rank) -> Losses:
     return r.train(optimizer, after=send)
 
 
+def scattered(r: Rank) -> Losses:
+    """A communicator writes something else at each rank, into memory that launches had kept equal."""
+    module = nn.Module()
+    module.register_buffer("own", torch.ones(4096))
+    own = module.cuda().own
+    r.keep.append(own)
+
+    def change(step: int) -> None:
+        if step in (6, 8):
+            parts = torch.arange(r.all * 4096, dtype=torch.float32).cuda()
+            dist.reduce_scatter_tensor(own, parts)
+        else:
+            own.add_(1)
+
+    return r.train(r.adam(), after=change)
+
+
 def loads(r: Rank) -> Losses:
     """The optimizer's states are taken out and put back."""
     optimizer = r.adam()
@@ -354,7 +371,7 @@ PROGRAMS: dict[str, Callable[[Rank], Losses]] = {
     for f in (
         plain, fused, one_by_one, gradients_stay, noise, equal_noise, hook, read, rate_of_rank, scale_from_host, average,
         lbfgs, pinned, diverges_once, there_and_back, scaler, several, graph, items, host_order, unequal, grows, broadcast,
-        loads, streams,
+        scattered, loads, streams,
     )
 }  # fmt: skip
 
