@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "devproxy/csrc/base/log.h"
 #include "devproxy/hal/soft/soft_device.h"
 #ifndef DEVPROXY_ONLY_SOFT
 #include "devproxy/hal/cuda/cuda_device.h"
@@ -72,7 +73,10 @@ StatusOr<std::unique_ptr<Device>> open_device(const DeviceConfig& config) {
     cuda.sharing = config.sharing;
     if (Status s = read_splicing(&cuda.splicing); !s.ok()) return s;
     // Who moves a page waits for what the GPU has, and that must not wait for another server, where somebody may do the same.
-    cuda.splicing.on &= config.together;
+    if (cuda.splicing.on && config.sharing && !config.together) {
+      DP_LOG(kWarn, kDevice, 0, "nothing is spliced: not all of the job's ranks are on this GPU");
+      cuda.splicing.on = false;
+    }
     if (cuda.shared) cuda.max_in_flight = std::max(kLeastInFlight, cuda.max_in_flight / config.sharing->seats);
     if (const char* path = std::getenv("DEVPROXY_CUDA_DRIVER")) cuda.driver_path = path;
     if (const char* path = std::getenv("DEVPROXY_NCCL")) cuda.nccl_path = path;

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import sweeps
-from tests.checkpoint.test_splice import RANKS, Job, Tight
+from tests.checkpoint.test_splice import RANKS, Job, Tight, moved_about
 from tests.checkpoint.world import World
 from tests.native.test_hal_cuda import fake_gpus
 
@@ -70,14 +70,7 @@ def test_resizes_while_ranks_are_spliced(world: World, seed: int) -> None:
     world.env["DEVPROXY_REDUCTION"] = "tree"  # so that a resize changes no bit
     expected = run(world, "apart", "--gpus 4", *programs).results()
     job = run(world, "moved", "--gpu 0,0,0,0", *programs, hold=True)
-    for program in programs[:-1]:
-        world.wait(lambda program=program: job.ended(program), 90, program)  # type: ignore[misc]
-        if program == programs[0]:
-            assert job.counts(moving=True)["squashed"] > 0
-        gpus = dice.choice(["0,0,0,0", "1,1,1,1", "2,2,3,3", "1,0,0,0", "0,1,2,3", "3,1,3,1"])
-        world.ctl("resize", "moved", "--gpus", gpus)
-    job.wait()
-    assert job.results() == expected
+    assert moved_about(world, job, programs, dice) == expected
 
 
 def test_ranks_come_to_a_gpu_spliced(world: World) -> None:

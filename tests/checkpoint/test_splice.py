@@ -80,6 +80,18 @@ def test_ranks_that_are_not_quite_replicas(world: World) -> None:
     assert all(counts[what] > 0 for what in ("squashed", "validations", "different", "broken"))
 
 
+def moved_about(world: World, job: Job, programs: list[str], dice: random.Random) -> dict[str, str]:
+    """Between its programs the job goes to other GPUs. Its results."""
+    for program in programs[:-1]:
+        world.wait(lambda program=program: job.ended(program), 90, program)  # type: ignore[misc]
+        if program == programs[0]:
+            assert job.counts(moving=True)["squashed"] > 0
+        gpus = dice.choice(["0,0,0,0", "1,1,1,1", "2,2,3,3", "1,0,0,0", "0,1,2,3", "3,1,3,1"])
+        world.ctl("resize", job.name, "--gpus", gpus)
+    job.wait()
+    return job.results()
+
+
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_resizes_while_ranks_are_spliced(world: World, seed: int) -> None:
@@ -96,14 +108,7 @@ def test_resizes_while_ranks_are_spliced(world: World, seed: int) -> None:
     dice.shuffle(programs)
     expected = Job(world, "apart", "--gpus 4", *programs).results()
     job = Job(world, "moved", "--gpu 0,0,0,0", *programs, hold=True)
-    for program in programs[:-1]:
-        world.wait(lambda program=program: job.ended(program), 90, program)  # type: ignore[misc]
-        if program == programs[0]:
-            assert job.counts(moving=True)["squashed"] > 0
-        gpus = dice.choice(["0,0,0,0", "1,1,1,1", "2,2,3,3", "1,0,0,0", "0,1,2,3", "3,1,3,1"])
-        world.ctl("resize", "moved", "--gpus", gpus)
-    job.wait()
-    assert job.results() == expected
+    assert moved_about(world, job, programs, dice) == expected
 
 
 @pytest.mark.every

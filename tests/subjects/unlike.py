@@ -337,6 +337,29 @@ def scattered(r: Rank) -> Losses:
     return r.train(r.adam(), after=change)
 
 
+def beside(r: Rank) -> Losses:
+    """One stream reads a part of what ranks share for a while; another one writes alone beside it, in the same page."""
+    module = nn.Module()
+    module.register_buffer("own", torch.ones(1 << 21))
+    own = module.cuda().own
+    at, size = 1 << 20, 1 << 16
+    seen, side = torch.zeros((), device="cuda"), torch.cuda.Stream()
+    r.keep += [own, seen]
+
+    def change(step: int) -> None:
+        if step not in (6, 8):
+            own.add_(1)
+            return
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(300):
+                seen.add_(own[at : at + size].sum())
+        own[at + size : at + size + 4096].add_(r.number)
+        torch.cuda.current_stream().wait_stream(side)
+
+    return r.train(r.adam(), after=change)
+
+
 def loads(r: Rank) -> Losses:
     """The optimizer's states are taken out and put back."""
     optimizer = r.adam()
@@ -371,7 +394,7 @@ PROGRAMS: dict[str, Callable[[Rank], Losses]] = {
     for f in (
         plain, fused, one_by_one, gradients_stay, noise, equal_noise, hook, read, rate_of_rank, scale_from_host, average,
         lbfgs, pinned, diverges_once, there_and_back, scaler, several, graph, items, host_order, unequal, grows, broadcast,
-        scattered, loads, streams,
+        scattered, beside, loads, streams,
     )
 }  # fmt: skip
 

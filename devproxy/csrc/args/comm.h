@@ -79,6 +79,28 @@ struct CommOp {
 };
 static_assert(sizeof(CommOp) == 48);
 
+// Of a rank's own buffers, what the operation reads and writes. Precondition: count times the type times ranks fits.
+struct CommBytes {
+  uint64_t send = 0, recv = 0;
+};
+inline CommBytes comm_bytes(const CommOp& op, uint32_t ranks, uint32_t rank) {
+  const uint64_t part = op.count * comm_type_bytes(op.type_of()), all = part * ranks;
+  const bool is_root = static_cast<uint32_t>(op.peer) == rank;
+  switch (op.kind_of()) {
+    case CommKind::kAllReduce: return {part, part};
+    case CommKind::kBroadcast: return {is_root ? part : 0, part};
+    case CommKind::kReduce: return {part, is_root ? part : 0};
+    case CommKind::kAllGather: return {part, all};
+    case CommKind::kReduceScatter: return {all, part};
+    case CommKind::kAllToAll: return {all, all};
+    case CommKind::kGather: return {part, is_root ? all : 0};
+    case CommKind::kScatter: return {is_root ? all : 0, part};
+    case CommKind::kSend: return {part, 0};
+    case CommKind::kRecv: return {0, part};
+  }
+  return {};
+}
+
 // What a communicator is known by to all of its members: the same 128 bits at each of them and at nobody else.
 struct CommKey {
   uint64_t low = 0, high = 0;

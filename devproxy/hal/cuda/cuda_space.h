@@ -178,7 +178,6 @@ class CudaSpace final : public BasicSpace {
   }
   void destroy_comm(const CommRef& comm) override { static_cast<CudaComm&>(*comm).destroy(); }
   void leave_comms() override;
-  bool withhold(bool on) override;
 
   void stop() override;
 
@@ -436,9 +435,7 @@ class CudaSpace final : public BasicSpace {
   std::atomic<bool> napping_{false};
   bool fault_told_ = false;  // only then dropped commands complete
   bool dead_ = false;        // the context itself has failed: nothing in it will ever finish
-  Status fault_;
-  std::mutex failure_mu_;  // a leaf, for the driver's thread: drain() waits for that under mu_
-  Status host_failure_;
+  Status fault_, host_failure_;
   uint64_t sequence_ = 0, marks_ = 0;
   uint64_t told_ = 0;       // the highest position that the owner was told of
   uint32_t in_flight_ = 0;  // commands that the driver has

@@ -131,11 +131,7 @@ void CudaSpace::issue_held(std::unique_lock<std::mutex>& lock) {
         break;
       }
       const bool behind = behind_held(queue, command);
-      if (!behind && must_clear(command)) {
-        const Command* const cleared = &command;  // it stays where it is
-        if (!clear_group(command.group, /*on_watcher=*/true, lock) || held_.empty() || &held_[i].command != cleared)
-          return;
-      }
+      if (!behind && must_clear(command) && !clear_group(command.group, /*on_watcher=*/true, lock)) return;
       if (behind || (command.group && !start_group(queue, command))) {
         note_held(queue, command);
         i++;

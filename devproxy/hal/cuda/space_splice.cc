@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "devproxy/csrc/base/log.h"
 #include "devproxy/hal/cuda/cuda_pages.h"
 #include "devproxy/hal/cuda/space_common.h"
 
@@ -74,7 +75,11 @@ void CudaSpace::join_splicing() {
   const auto splicer = std::dynamic_pointer_cast<Splicer>(device_.sharing->splicing);
   if (!splicer) return;
   auto& pages = static_cast<CudaPages&>(splicer->physical());
-  if (pages.traits.page != memory_->granularity()) return;
+  if (pages.traits.page != memory_->granularity()) {
+    DP_LOG(kWarn, kDevice, 0, "nothing is spliced: this GPU's pages have %lu bytes",
+           static_cast<unsigned long>(memory_->granularity()));
+    return;
+  }
   member_ = splicer->join(config_.device_base, config_.device_bytes, std::make_unique<Rank>(*this, pages));
   if (!member_) return;
   splicer_ = splicer;
@@ -126,11 +131,6 @@ void CudaSpace::add_comms(std::set<std::shared_ptr<SharedComm>>* to) {
   }
 }
 
-bool CudaSpace::withhold(bool on) {
-  if (splicer_) splicer_->hurry(*member_, on);
-  return true;
-}
-
 Status CudaSpace::commit(uint64_t addr, uint64_t bytes, bool stable) {
   Status s = memory_->commit(addr, bytes, stable && splicer_);
   if (s.ok() && splicer_) splicer_->committed(*member_, addr, bytes, submitted_, stable);
@@ -167,25 +167,13 @@ bool CudaSpace::concerns_splicer(const Command& command) const {
 }
 
 StatusOr<bool> CudaSpace::tell_splicer(const Command& command, Pending& pending, std::unique_lock<std::mutex>& lock) {
-  return beside(pending, lock, [&]() -> Status {
+  return beside(pending, lock, [&] {
     switch (command.action) {
-      case Action::kMemset: {
-        const MemsetArgs& a = command.memset;
-        return splicer_->before_write(a.dst, (a.rows - 1) * a.pitch + a.count * a.width,
-                                      a.rows == 1 || a.pitch == a.count * a.width);
-      }
+      case Action::kMemset: return splicer_->before(command.memset);
       case Action::kLaunch: return splicer_->before_anything(*member_);  // nobody knows what it does
       case Action::kArrayCopy:
-      case Action::kStagedArrayCopy: {
-        const ArrayCopy& a = *command.array_copy;
-        return splicer_->before_write(
-            a.dst.addr, ((a.slices - 1) * a.dst.slice_rows + a.rows - 1) * a.dst.pitch + a.width_bytes, false);
-      }
-      default: {
-        const CopyArgs& a = command.copy;
-        return splicer_->before_write(a.dst, (a.height - 1) * a.dst_pitch + a.width_bytes,
-                                      a.height == 1 || a.dst_pitch == a.width_bytes);
-      }
+      case Action::kStagedArrayCopy: return splicer_->before(*command.array_copy);
+      default: return splicer_->before(command.copy);
     }
   });
 }
@@ -203,33 +191,19 @@ Status CudaSpace::spliced_launch(const Command& command, const std::function<Sta
     void end() override {}
     void yield() override {}
   } here(context_, stream, run);
-  splice::SpliceLaunch launch;
+  thread_local splice::SpliceLaunch launch;
   launch.name = command.executor->name;
   launch.params = command.params.empty() ? command.launch.params : command.params.data();
   launch.params_bytes = command.launch.params_bytes;
   launch.position = command.ticket.position;
   const int kind = command.executor->module->footprint(command.executor->name, launch.params, launch.params_bytes,
                                                        &launch.accesses, &launch.digest);
-  launch.repeatable = kind == DEVPROXY_EXECUTOR_REPEATABLE;
-  if (kind != DEVPROXY_EXECUTOR_UNKNOWN) return splicer_->launch(*member_, launch, here);
-  const Status s = splicer_->before_anything(*member_);
-  return s.ok() ? here.run() : s;
+  return splicer_->launch(*member_, launch, kind, here);
 }
 
 // -- groups of collectives
 
 namespace {
-
-uint64_t received_bytes(const CommOp& op, uint32_t ranks) {
-  const uint64_t one = op.count * comm_type_bytes(op.type_of());
-  switch (op.kind_of()) {
-    case CommKind::kAllGather:
-    case CommKind::kAllToAll:
-    case CommKind::kGather: return one * ranks;
-    case CommKind::kSend: return 0;
-    default: return one;
-  }
-}
 
 bool is_equal_everywhere(const CommOp& op) {
   const CommKind kind = op.kind_of();
@@ -241,17 +215,18 @@ bool is_equal_everywhere(const CommOp& op) {
 // The memory that a group will write is the rank's own from here on. Nothing before the group in its queue is held any more, and
 // a launch that writes there comes behind the group: so nobody shares that memory again before the group is over.
 // False: the space has stopped or failed meanwhile.
-bool CudaSpace::clear_group(const std::shared_ptr<CommGroup> group, bool on_watcher,
-                            std::unique_lock<std::mutex>& lock) {
+// The command of the group may be gone behind the call, where that is false.
+bool CudaSpace::clear_group(std::shared_ptr<CommGroup> group, bool on_watcher, std::unique_lock<std::mutex>& lock) {
   group->cleared = true;
   issuing_held_ |= on_watcher;
   executing_++;
   lock.unlock();
   Status s;
-  for (const auto& entry : group->entries)
+  for (const auto& entry : group->entries) {
+    const CommConfig& config = entry.comm->config();
     for (const CommOp& op : entry.ops)
-      if (s.ok() && op.recv)
-        s = splicer_->before_sharing(*member_, op.recv, received_bytes(op, entry.comm->config().ranks));
+      if (s.ok()) s = splicer_->before_sharing(*member_, op.recv, comm_bytes(op, config.ranks, config.rank).recv);
+  }
   lock.lock();
   executing_--;
   if (on_watcher) issuing_held_ = false;
@@ -271,9 +246,10 @@ StatusOr<bool> CudaSpace::note_received(const CommGroup& group, Pending& pending
       if (is_pair(op)) continue;
       const uint64_t number = entry.comm->collectives++;
       if (entry.gone) continue;  // it may have been done at others
-      const CommKey& key = entry.comm->config().key;
+      const CommConfig& config = entry.comm->config();
       if (is_equal_everywhere(op))
-        results.push_back({op.recv, received_bytes(op, entry.comm->config().ranks), {key.low, key.high, number}});
+        results.push_back(
+            {op.recv, comm_bytes(op, config.ranks, config.rank).recv, {config.key.low, config.key.high, number}});
     }
   if (results.empty()) return true;
   return beside(pending, lock, [&] {

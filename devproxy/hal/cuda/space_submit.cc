@@ -372,8 +372,9 @@ Status CudaSpace::issue_memset(CUstream stream, const MemsetArgs& a) {
 
 // A kernel of the host executor failed, on the driver's thread, which may not call the driver: the watcher sees it.
 void CudaSpace::host_kernel_failed(const Status& why) {
-  std::lock_guard lock(failure_mu_);
+  std::lock_guard lock(mu_);
   if (host_failure_.ok()) host_failure_ = why;
+  wake_.notify_one();
 }
 
 // The driver's thread; may not call the driver.

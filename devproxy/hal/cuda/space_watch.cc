@@ -253,10 +253,7 @@ void CudaSpace::watch() {
     if (!dead_)
       for (const CudaQueueRef& queue : busy_)
         if (Status s = mark_if_settled(*queue); !s.ok()) failed = std::move(s);
-    {
-      std::lock_guard leaf(failure_mu_);
-      if (!host_failure_.ok()) failed = std::exchange(host_failure_, {});
-    }
+    if (!host_failure_.ok()) failed = std::exchange(host_failure_, {});
     const auto now = Clock::now();
     if (failed.ok() && !dead_ && !busy_.empty() && now - probed > kProbeEvery) {
       // A context that failed writes no word any more; any call tells.

@@ -844,29 +844,9 @@ bool SoftSpace::may_touch(uint64_t addr, uint64_t bytes, uint64_t last) {
 // Whatever writes spliced memory other than as a launch, or reaches it past this space's addresses.
 Status SoftSpace::before_command(const Command& command) {
   switch (command.action) {
-    case Action::kCopy: {
-      const CopyArgs& a = command.copy;
-      if (a.width_bytes == 0 || a.height == 0) return {};
-      if (Status s = splicer_->before_read(a.src, (a.height - 1) * a.src_pitch + a.width_bytes); !s.ok()) return s;
-      return splicer_->before_write(a.dst, (a.height - 1) * a.dst_pitch + a.width_bytes,
-                                    a.height == 1 || a.dst_pitch == a.width_bytes);
-    }
-    case Action::kArrayCopy: {
-      const ArrayCopy& a = *command.array_copy;
-      if (a.slices == 0 || a.rows == 0) return {};
-      const auto reach = [&](const auto& end) {
-        return ((a.slices - 1) * end.slice_rows + a.rows - 1) * end.pitch + a.width_bytes;
-      };
-      if (!a.src.array)
-        if (Status s = splicer_->before_read(a.src.addr, reach(a.src)); !s.ok()) return s;
-      return a.dst.array ? Status{} : splicer_->before_write(a.dst.addr, reach(a.dst), false);
-    }
-    case Action::kMemset: {
-      const MemsetArgs& a = command.memset;
-      if (a.rows == 0 || a.count == 0) return {};
-      return splicer_->before_write(a.dst, (a.rows - 1) * a.pitch + a.count * a.width,
-                                    a.rows == 1 || a.pitch == a.count * a.width);
-    }
+    case Action::kCopy: return splicer_->before(command.copy);
+    case Action::kArrayCopy: return splicer_->before(*command.array_copy);
+    case Action::kMemset: return splicer_->before(command.memset);
     case Action::kComm:
       for (const auto& [addr, bytes] : command.comm->buffers())
         if (Status s = splicer_->before_sharing(*member_, addr, bytes); !s.ok()) return s;
@@ -884,13 +864,7 @@ Status SoftSpace::spliced_launch(const Command& command, splice::Runner& runner)
   launch.position = command.ticket.position;
   const int kind =
       function.module->footprint(function.name, launch.params, launch.params_bytes, &launch.accesses, &launch.digest);
-  launch.repeatable = kind == DEVPROXY_EXECUTOR_REPEATABLE;
-  if (kind != DEVPROXY_EXECUTOR_UNKNOWN) return splicer_->launch(*member_, launch, runner);
-  if (Status s = splicer_->before_anything(*member_); !s.ok()) return s;
-  runner.begin();
-  const Status done = runner.run();
-  runner.end();
-  return done;
+  return splicer_->launch(*member_, launch, kind, runner);
 }
 
 void SoftSpace::run_kernel(Command& command, Engine::Turn& turn, bool on_submitter) {

@@ -147,6 +147,16 @@ Status Splicer::run_guarded(const Member& member, const SpliceLaunch& launch, Ru
   return done;
 }
 
+Status Splicer::launch(Member& member, SpliceLaunch& launch, int kind, Runner& runner) {
+  launch.repeatable = kind == DEVPROXY_EXECUTOR_REPEATABLE;
+  if (kind != DEVPROXY_EXECUTOR_UNKNOWN) return this->launch(member, launch, runner);
+  if (Status s = before_anything(member); !s.ok()) return s;
+  runner.begin();
+  const Status done = runner.run();
+  runner.end();
+  return done;
+}
+
 // CPU time of the splicer, since it waits for locks and turns; wall time of the kernel, which may use several threads.
 Status Splicer::launch(Member& member, SpliceLaunch& launch, Runner& runner) {
   if (!config_.thrifty || off_ || member.launches.fetch_add(1, std::memory_order_relaxed) % Account::kSampled != 0)

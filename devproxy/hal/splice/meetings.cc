@@ -142,7 +142,8 @@ bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner&
   runner.begin();
   std::unique_lock pages(pages_mu_);
   const uint64_t start = now_ns();
-  const auto order = [&](auto before) {  // the streams of those who have come, around what is done for all
+  // The streams of those who have come, before and behind what is done for all.
+  const auto order = [&](bool before) {
     Status s;
     for (const Arrival* one : all)
       if (one != &me && s.ok()) s = before ? runner.follow(*one->runner) : one->runner->follow(runner);

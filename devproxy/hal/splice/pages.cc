@@ -8,23 +8,31 @@ namespace devproxy::hal::splice {
 
 // All under pages_mu_.
 
-// The member's own pages show again in the range, and all pages that it touches. Not shows_others: by the books alone.
-Status Splicer::own_pages(Member& member, uint64_t begin, uint64_t end, bool contents, bool shows_others) {
-  begin = floor_page(begin);
-  end = ceil_page(end);
-  struct Spliced {
+// The member's own pages show again in the range, and all pages that it touches.
+Status Splicer::own_pages(Member& member, uint64_t begin, uint64_t end, bool contents) {
+  std::vector<std::pair<uint64_t, uint64_t>> parts;
+  for_each_part(member, floor_page(begin), ceil_page(end), [&](uint64_t b, uint64_t e, uint64_t pool) {
+    if (pool != UINT64_MAX) parts.emplace_back(b, e);
+  });
+  for (const auto& [b, e] : parts) {
+    if (Status s = member.memory->own(b, e, contents); !s.ok())
+      return std::move(s).with("giving a rank pages of its own");
+    leave_pages(member, b, e);
+  }
+  return {};
+}
+
+// In the books: the whole pages are the member's own.
+void Splicer::leave_pages(Member& member, uint64_t begin, uint64_t end) {
+  struct Part {
     uint64_t begin, end, pool;
   };
-  std::vector<Spliced> parts;
+  std::vector<Part> parts;
   for_each_part(member, begin, end, [&](uint64_t b, uint64_t e, uint64_t pool) {
     if (pool != UINT64_MAX) parts.push_back({b, e, pool});
   });
-  for (const Spliced& part : parts) {
-    const uint64_t bytes = part.end - part.begin;
-    if (shows_others)
-      if (Status s = member.memory->own(part.begin, part.end, contents); !s.ok())
-        return std::move(s).with("giving a rank pages of its own");
-    auto it = std::prev(member.runs.upper_bound(part.begin));
+  for (const Part& part : parts) {
+    const auto it = std::prev(member.runs.upper_bound(part.begin));
     const Member::Run run = it->second;
     const uint64_t first = it->first;
     if (first == part.begin)
@@ -32,12 +40,11 @@ Status Splicer::own_pages(Member& member, uint64_t begin, uint64_t end, bool con
     else
       it->second.end = part.begin;
     if (run.end > part.end) member.runs[part.end] = {run.end, run.pool + (part.end - first)};
-    pool_.leave(part.pool, bytes, member.bit);
+    pool_.leave(part.pool, part.end - part.begin, member.bit);
   }
-  if (parts.empty()) return {};
+  if (parts.empty()) return;
   member.spliced = !member.runs.empty();
   saved_bytes_ = pool_.saved_bytes();
-  return {};
 }
 
 // Precondition: the range is the member's own, and the device has made it show the pool's.
@@ -80,7 +87,7 @@ Status Splicer::splice(Member& from, Member& to, uint64_t begin, uint64_t end) {
   });
   for (const Part& part : parts) {
     if (Status s = to.memory->show(part.begin, part.end, part.pool, *from.memory); !s.ok()) return s;
-    [[maybe_unused]] const Status ok = own_pages(to, part.begin, part.end, false, /*shows_others=*/false);
+    leave_pages(to, part.begin, part.end);
     note_run(to, part.begin, part.end, part.pool);
     if (config_.guard) to.memory->protect(part.begin, part.end, true);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replica splicing on the software GPU (Singularity, 5.2): what equal ranks on one GPU would all compute is computed
+// Replica splicing (Singularity, 5.2): what equal ranks on one GPU would all compute is computed
 // once, and what they would all keep is kept once.
 //
 // The unit is a launch that changes memory in place, most of which is older than the last such launch, or that writes
@@ -44,6 +44,9 @@
 // patience_ns, or when the job is about to be cut; and at once when a rank for which it waits has run that launch alone
 // already, or the meetings wait for one another. That costs copies, never the result.
 //
+// A device may run launches later than they are submitted (hal/cuda/cuda_pages.h). Then what is said here of running is said of
+// submitting, and streams and events give the order to what depends on it.
+//
 // Locks, in this order: the engine's turn of whoever runs; pages_mu_ (the pool, all ranks' maps, every comparison and
 // copy, and the launch that runs for several); mu_ (learning and meetings; a leaf). No turn is waited for under a lock.
 //
@@ -76,6 +79,8 @@
 #include <vector>
 
 #include "devproxy/csrc/base/status.h"
+#include "devproxy/hal/array.h"
+#include "devproxy/hal/command.h"
 #include "devproxy/hal/sharing.h"
 #include "devproxy/hal/splice/account.h"
 #include "devproxy/hal/splice/footprint.h"
@@ -108,10 +113,16 @@ class Splicer final : public Splicing {
   uint64_t saved_bytes() const override { return saved_bytes_; }
   // Runs the launch, or returns when another rank's has stood for it.
   Status launch(Member& member, SpliceLaunch& launch, Runner& runner);
+  // The same with what footprint() has returned (DEVPROXY_EXECUTOR_*): of an unknown one nobody knows what it does.
+  Status launch(Member& member, SpliceLaunch& launch, int kind, Runner& runner);
   // Somebody is about to read, or to write, the range other than by launch(). Any member's range, or none's. whole: each
   // byte of it is written.
   Status before_read(uint64_t addr, uint64_t bytes);
   Status before_write(uint64_t addr, uint64_t bytes, bool whole);
+  // These commands are about to run.
+  Status before(const CopyArgs& copy);
+  Status before(const ArrayCopy& copy);
+  Status before(const MemsetArgs& memset);
   // Somebody is about to reach the range through the member's descriptor.
   Status before_sharing(Member& member, uint64_t addr, uint64_t bytes);
   // A collective has written the range, and the same to its other members. operation: what tells it from all others.
@@ -182,7 +193,8 @@ class Splicer final : public Splicing {
   Status hand_out(const std::vector<Arrival*>& all, const Arrival& lead);
   Status splice(Member& from, Member& to, uint64_t begin, uint64_t end);
   Status copy(Member& from, Member& to, uint64_t begin, uint64_t end);
-  Status own_pages(Member& member, uint64_t begin, uint64_t end, bool contents, bool shows_others = true);
+  Status own_pages(Member& member, uint64_t begin, uint64_t end, bool contents);
+  void leave_pages(Member& member, uint64_t begin, uint64_t end);
   Status pool_pages(Member& member, uint64_t begin, uint64_t end);
   void note_run(Member& member, uint64_t begin, uint64_t end, uint64_t pool_at);
   template <class F>

@@ -51,6 +51,28 @@ Status Splicer::before_write(uint64_t addr, uint64_t bytes, bool whole) {
   return member && member->holds(addr, bytes) ? break_off(*member, addr, bytes, true, whole) : Status{};
 }
 
+Status Splicer::before(const CopyArgs& a) {
+  if (a.width_bytes == 0 || a.height == 0) return {};
+  if (Status s = before_read(a.src, (a.height - 1) * a.src_pitch + a.width_bytes); !s.ok()) return s;
+  return before_write(a.dst, (a.height - 1) * a.dst_pitch + a.width_bytes,
+                      a.height == 1 || a.dst_pitch == a.width_bytes);
+}
+
+Status Splicer::before(const ArrayCopy& a) {
+  if (a.slices == 0 || a.rows == 0) return {};
+  const auto reach = [&](const ArrayCopy::Side& end) {
+    return ((a.slices - 1) * end.slice_rows + a.rows - 1) * end.pitch + a.width_bytes;
+  };
+  if (!a.src.array)
+    if (Status s = before_read(a.src.addr, reach(a.src)); !s.ok()) return s;
+  return a.dst.array ? Status() : before_write(a.dst.addr, reach(a.dst), false);
+}
+
+Status Splicer::before(const MemsetArgs& a) {
+  if (a.rows == 0 || a.count == 0) return {};
+  return before_write(a.dst, (a.rows - 1) * a.pitch + a.count * a.width, a.rows == 1 || a.pitch == a.count * a.width);
+}
+
 // Under pages_mu_. What the launch reads has been settled.
 Status Splicer::break_writes(Member& member, const SpliceLaunch& launch, bool counts) {
   for (const Access& access : launch.accesses) {

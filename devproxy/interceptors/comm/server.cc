@@ -20,20 +20,7 @@ bool owns_buffers(Connection& c, const Message& m, const CommOp& op, const CommO
   uint64_t part, all;
   if (!times(op.count, comm_type_bytes(op.type_of()), &part) || !times(part, object.ranks, &all)) return false;
   if (part == 0) return true;
-  const bool is_root = static_cast<uint32_t>(op.peer) == object.rank;
-  uint64_t send = part, recv = part;
-  switch (op.kind_of()) {
-    case CommKind::kAllReduce: break;
-    case CommKind::kBroadcast: send = is_root ? part : 0; break;
-    case CommKind::kReduce: recv = is_root ? part : 0; break;
-    case CommKind::kAllGather: recv = all; break;
-    case CommKind::kReduceScatter: send = all; break;
-    case CommKind::kAllToAll: send = recv = all; break;
-    case CommKind::kGather: recv = is_root ? all : 0; break;
-    case CommKind::kScatter: send = is_root ? all : 0; break;
-    case CommKind::kSend: recv = 0; break;
-    case CommKind::kRecv: send = 0; break;
-  }
+  const auto [send, recv] = comm_bytes(op, object.ranks, object.rank);
   if (op.reduction_of() == CommReduction::kPreMulSum && op.scalar_on_device &&
       !c.memory().in_device(op.scalar, comm_type_bytes(op.type_of()), m.end))
     return false;

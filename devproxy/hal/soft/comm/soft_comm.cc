@@ -829,15 +829,10 @@ CommGroup::CommGroup(std::vector<CommCall> calls, bool init) : init_(init) {
     if (init) continue;
     lane->add(call.op);
     const CommOp& op = call.op;
-    const uint64_t part = op.count * comm_type_bytes(op.type_of());
-    const uint64_t all = part * static_cast<const SoftComm&>(*call.comm).config().ranks;
-    const CommKind kind = op.kind_of();
-    const bool to_all = kind == CommKind::kAllToAll;
-    if (op.send)
-      buffers_.emplace_back(op.send,
-                            to_all || kind == CommKind::kReduceScatter || kind == CommKind::kScatter ? all : part);
-    if (op.recv)
-      buffers_.emplace_back(op.recv, to_all || kind == CommKind::kAllGather || kind == CommKind::kGather ? all : part);
+    const CommConfig& config = static_cast<const SoftComm&>(*call.comm).config();
+    const auto [send, recv] = comm_bytes(op, config.ranks, config.rank);
+    if (send) buffers_.emplace_back(op.send, send);
+    if (recv) buffers_.emplace_back(op.recv, recv);
     if (op.scalar_on_device) buffers_.emplace_back(op.scalar, sizeof(uint64_t));
   }
 }
