@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Overlays in a mount namespace of their own, for one program: the host never sees them, and they end with it.
 
-    python -m devproxy.checkpoint.overlay '[["/job/out", "UPPER", "WORK", "AT"], ...]' PROGRAM ARGUMENT...
+    python -m devproxy.checkpoint.overlay '[["/job/out", "LOWER", "UPPER", "WORK", "AT"], ...]' PROGRAM ARGUMENT...
 
-AT shows /job/out with what UPPER holds in the place of what is there. Exit code 70: one cannot be mounted; stderr says why.
+AT shows LOWER with what UPPER holds in the place of what is there. Exit code 70: one cannot be mounted; stderr says why.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _TRY_S = 60.0
 
 
 class Overlay(NamedTuple):
-    """Absolute paths. folder: of the job; at: an empty folder."""
+    """Absolute paths. folder: of the job; lower: that, or an empty one; at: an empty folder."""
 
     folder: str
+    lower: str
     upper: str
     work: str
     at: str
@@ -73,7 +74,7 @@ def _main(argv: list[str]) -> None:
         _mount("none", "/", None, _MS_REC | _MS_SLAVE, None)
         for one in overlays:
             options = (
-                f"lowerdir={_escaped(one.folder)},upperdir={_escaped(one.upper)},"
+                f"lowerdir={_escaped(one.lower)},upperdir={_escaped(one.upper)},"
                 f"workdir={_escaped(one.work)},index=off"
             )
             _mount("overlay", one.at, "overlay", 0, options)

@@ -198,8 +198,8 @@ class TreeRestore:
             self._made_base = apart.make_base(base)
             self._has_base = True
             with tempfile.TemporaryDirectory(prefix=".devproxy-try-", dir=base) as place:
-                one = Overlay("/", *(os.path.join(place, n) for n in ("upper", "work", "at")))
-                for name in one[1:]:
+                one = Overlay("/", "/", *(os.path.join(place, n) for n in ("upper", "work", "at")))
+                for name in one[2:]:
                     os.mkdir(name, 0o700)
                 why = overlay.why_not([one])
         except OSError as error:
@@ -299,15 +299,16 @@ class TreeRestore:
     def _put_apart(self, base: str, fetch_many: FetchMany) -> None:
         over = self._tracker().put_apart(self._part.files, base, fetch_many, say)
         criu_images = os.path.join(self._staging, "criu")
-        self._check_tops(base, over, criu_image.mount_points(criu_images))
+        self._check_tops(base, list(over), criu_image.mount_points(criu_images))
         # Beside what has the name of a folder of the job.
         places = os.path.join(base, OVERLAYS)
-        for number, top in enumerate(over):
-            place = os.path.join(places, str(number))
-            one = Overlay(top, base + top, os.path.join(place, "work"), os.path.join(place, "at"))
-            for name in (one.work, one.at):
+        for number, (top, hides) in enumerate(over.items()):
+            lower, work, at = (
+                os.path.join(places, str(number), n) for n in ("lower", "work", "at")
+            )
+            for name in (lower, work, at):
                 os.close(folders.open_folder(name, make=True, mode=0o700))
-            self._overlays.append(one)
+            self._overlays.append(Overlay(top, lower if hides else top, base + top, work, at))
 
     @staticmethod
     def _check_tops(base: str, tops: list[str], mounts: list[str]) -> None:

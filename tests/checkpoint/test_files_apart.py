@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoint.test_files_end_to_end import FILES, STEPS, check_whole, checkpoint
-from tests.checkpoint.world import World
+from tests.checkpoint.world import SUBJECTS, World
 
 
 def twin(world: World, image: str, apart: Path | str, check: bool = True, name: str = "twin"):
@@ -17,6 +18,15 @@ def twin(world: World, image: str, apart: Path | str, check: bool = True, name: 
         *("--files", str(apart)),
         check=check,
     )
+
+
+def sees(world: World, folder: Path) -> str:
+    """Where the folder as the copy sees it can be looked at from here."""
+    for process in world.processes():
+        of_job = str(SUBJECTS / "files.py") in process.cmdline()
+        if of_job and f" {folder} " in Path(f"/proc/{process.pid}/mountinfo").read_text():
+            return f"/proc/{process.pid}/root{folder}"
+    raise AssertionError("the copy does not run")
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -40,6 +50,11 @@ def test_both_go_on(world: World) -> None:
     own = apart / str(world.home / "files-out").lstrip("/")
     assert (own / "train.log").stat().st_mode == (world.home / "files-out/train.log").stat().st_mode
     assert own.stat().st_mode == (world.home / "files-out").stat().st_mode
+    # Which name the living job makes when depends on who is faster.
+    late = world.home / "files-out" / "made-later"
+    late.write_text("x")
+    assert late.name not in os.listdir(sees(world, late.parent))
+    late.unlink()
     refused = world.ctl("checkpoint", "twin", check=False)
     assert refused.returncode == 2
     assert f"its files lie in {apart}" in refused.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from devproxy import runtime
 from devproxy.checkpoint.files import apart
 from devproxy.checkpoint.files.records import FileEntry
 from devproxy.checkpoint.files.tracker import FilesTracker
@@ -42,7 +43,44 @@ def place(tmp_path: Path) -> Path:
     return out
 
 
-def test_everything_is_below_the_folder(place: Path, tmp_path: Path) -> None:
+def put(tmp_path: Path, entries: list[FileEntry], contents: dict[str, bytes], top: Path) -> Path:
+    """The folder that has what the image would put back below `top`."""
+    base = tmp_path / "base"
+    assert apart.make_base(str(base))
+    tracker = FilesTracker(str(tmp_path / "job"), str(tmp_path / "state"), job_id="j")
+    assert tracker.apart_needs(entries) == [str(top)]
+
+    def fetch(files: Sequence[tuple[FileEntry, int]]) -> None:
+        for entry, fd in files:
+            os.write(fd, contents[entry.path.removeprefix(str(base))])
+
+    before = look(top)
+    over = tracker.put_apart(entries, str(base), fetch, print)
+    assert look(top) == before
+    own = Path(f"{base}{top}")
+    assert over == {str(top): "." in hiding(own)}
+    return own
+
+
+def hiding(folder: Path) -> set[str]:
+    """Of the folders below, those that hide what is in their own place."""
+    found = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+    return {
+        str(path.relative_to(folder))
+        for path in found
+        if "trusted.overlay.opaque" in os.listxattr(path)
+    }
+
+
+def present(path: Path, data: bytes) -> FileEntry:
+    return FileEntry(str(path), "present", "C", size=len(data), mode=0o640, uid=os.geteuid(),
+                     gid=os.getegid(), mtime_ns=10**18, nlink=1)  # fmt: skip
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "others"])
+def test_everything_is_below_the_folder(place: Path, tmp_path: Path, others: bool) -> None:
+    if others:
+        (place / "script.py").write_text("somebody else's")
     contents = {str(place / "log"): b"one\ntwo\n", str(place / "deep" / "state"): b"old"}
     entries = [
         FileEntry("", "mark", "?"),
@@ -51,35 +89,64 @@ def test_everything_is_below_the_folder(place: Path, tmp_path: Path) -> None:
         FileEntry(str(place / "never"), "absent", "C"),
         FileEntry(str(place / "link"), "symlink", "C", target="deep/state"),
         FileEntry(str(place / "huge"), "too-large", "W"),
-        *(
-            FileEntry(path, "present", "C", size=len(data), mode=0o640, uid=os.geteuid(),
-                      gid=os.getegid(), mtime_ns=10**18, nlink=1)
-            for path, data in contents.items()
-        ),
-    ]  # fmt: skip
+        *(present(Path(path), data) for path, data in contents.items()),
+    ]
     before = look(place)
-    base = tmp_path / "base"
-    assert apart.make_base(str(base))
-    tracker = FilesTracker(str(tmp_path / "job"), str(tmp_path / "state"), job_id="j")
-    assert tracker.apart_needs(entries) == [str(place)]
-
-    def fetch(files: Sequence[tuple[FileEntry, int]]) -> None:
-        for entry, fd in files:
-            os.write(fd, contents[entry.path.removeprefix(str(base))])
-
-    assert tracker.put_apart(entries, str(base), fetch, print) == [str(place)]
-    assert look(place) == before
-    own = Path(f"{base}{place}")
-    assert look(own) == {
+    own = put(tmp_path, entries, contents, place)
+    absent = {"later": (stat.S_IFCHR, 0, b"")} if others else {}
+    assert look(own) == absent | {
         "deep": (before["deep"][0], 0, b""),
         "deep/state": (stat.S_IFREG | 0o640, 10**18, b"old"),
-        "later": (stat.S_IFCHR, 0, b""),
         "link": (stat.S_IFLNK | 0o777, 0, b""),
         "log": (stat.S_IFREG | 0o640, 10**18, b"one\ntwo\n"),
     }
     assert os.readlink(own / "link") == "deep/state"
-    assert (own / "later").lstat().st_rdev == 0
+    assert not others or (own / "later").lstat().st_rdev == 0
     assert own.stat().st_mode == place.stat().st_mode
+    assert hiding(own) == ({"deep"} if others else {".", "deep"})
+
+
+@pytest.mark.parametrize("kept", ["", "too large", "empty folder"])
+def test_a_folder_that_came_after_the_image(place: Path, tmp_path: Path, kept: str) -> None:
+    """What is in it needs no word of its own. What the image does not put back stays to be seen."""
+    new = place / "new" / "newer"
+    new.mkdir(parents=True)
+    (new / "file").write_text("x")
+    entries = [
+        *(FileEntry(str(path), "absent", "C") for path in (new.parent, new, new / "file")),
+        *(FileEntry(str(place / name), "absent", "C") for name in ("later", "link", "log")),
+        FileEntry(str(place / "deep" / "state"), "absent", "C"),
+    ]
+    if kept == "too large":
+        (place / "huge").write_text("x")
+        entries.append(FileEntry(str(place / "huge"), "too-large", "C"))
+    elif kept:
+        (place / "empty").mkdir()
+    own = put(tmp_path, entries, {}, place)
+    hidden = {str(path.relative_to(own)) for path in own.rglob("*") if not path.is_dir()}
+    assert hidden == ({"new", "later", "link", "log"} if kept else set())
+    assert hiding(own) == ({"deep"} if kept else {".", "deep"})
+
+
+def test_the_journal_is_read_after_the_names(place: Path, tmp_path: Path) -> None:
+    """A file that the living job makes meanwhile is the job's, not somebody else's."""
+    (tmp_path / "job").mkdir()
+    entries = [present(place / name, b"") for name in ("log", "later", "link", "deep/state")]
+    listed = apart.listed
+    made = place / "meanwhile"
+
+    def late(plan: object) -> dict[str, set[str]]:
+        (tmp_path / "job" / runtime.JOURNAL).write_text(f"C 1 1 {made}\n")
+        made.write_text("x")
+        return listed(plan)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apart, "listed", late)
+        base = tmp_path / "base"
+        assert apart.make_base(str(base))
+        tracker = FilesTracker(str(tmp_path / "job"), str(tmp_path / "state"), job_id="j")
+        tracker.put_apart(entries, str(base), lambda files: None, print)
+    assert "." in hiding(Path(f"{base}{place}"))
 
 
 def test_which_folders_need_an_overlay() -> None:

@@ -216,11 +216,15 @@ class FilesTracker:
         base: str,
         fetch_many: FetchMany,
         report: Callable[[str], None],
-    ) -> list[str]:
+    ) -> dict[str, bool]:
         """put_back below another folder, while the job of these files may live (apart.put)."""
         with self._mu:
             self._journal().poll()
-            return apart.put(Plan(self.known, self.undo, entries), base, fetch_many, report)
+            every = list(entries)
+            names = apart.listed(Plan(self.known, self.undo, every))
+            self._journal().poll()
+            plan = Plan(self.known, self.undo, every)
+            return apart.put(plan, names, base, fetch_many, report)
 
     def apart_needs(self, entries: Iterable[FileEntry]) -> list[str]:
         """The folders that put_apart would say now. Changes nothing."""
