@@ -283,6 +283,13 @@ def leases() -> dict[tuple[int, int], int]:
     return parse_locks(_read("/proc/locks"), "LEASE")
 
 
+def started_ticks(pid: Pid) -> int:
+    """When the process started, in clock ticks since the boot: with its pid, a name for it alone. Raises FileNotFoundError
+    and ProcessLookupError where there is none, and other OSErrors."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
+
+
 # --- the machine ---
 
 

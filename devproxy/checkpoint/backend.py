@@ -24,7 +24,7 @@ from devproxy import procfs
 from devproxy.checkpoint.errors import StoreError, StoreFull, StoreGone
 from devproxy.errors import DevproxyError, Refused
 
-# What an upload, a gc or a crash leaves here is removed by gc when it is older than this.
+# What a crash leaves here is removed by gc: at once where the writer is known to be dead, else when it is older than this.
 LEFTOVER_S = 3600.0
 _TMP = "tmp"
 _ALIGN = 4096
@@ -317,8 +317,11 @@ class LocalBackend:
         for entry in self.list(_TMP):
             path = self._path(f"{_TMP}/{entry.name}")
             try:
-                # A file that is being written has a recent mtime: a pack is 64 MiB, not an hour.
-                if os.stat(path).st_mtime < before or not _writer_lives(entry.name):
+                lives = _writer_lives(entry.name)
+                if lives is None:
+                    # A file that is being written has a recent mtime: a pack is 64 MiB, not an hour.
+                    lives = os.stat(path).st_mtime >= before
+                if not lives:
                     os.unlink(path)
                     removed += 1
             except FileNotFoundError:
@@ -329,7 +332,7 @@ class LocalBackend:
         with self._mu:
             self._serial += 1
             serial = self._serial
-        return self._path(f"{_TMP}/{_namespace()}.{os.getpid()}.{id(self):x}.{serial}")
+        return self._path(f"{_TMP}/{_namespace()}.{_process()}.{id(self):x}.{serial}")
 
 
 def _namespace() -> str:
@@ -341,12 +344,30 @@ def _namespace() -> str:
         return "?"
 
 
-def _writer_lives(temporary: str) -> bool:
-    """False only where the writer is known to be dead: same boot and pid namespace, and no such process."""
-    namespace, pid, *_ = temporary.split(".") + ["", ""]
+def _process() -> str:
+    """This one: its pid, and its start, since pids are used again."""
+    pid = os.getpid()
+    try:
+        return f"{pid}-{procfs.started_ticks(pid)}"
+    except OSError:
+        return str(pid)
+
+
+def _writer_lives(temporary: str) -> bool | None:
+    """None where nothing is known of the writer: another boot or pid namespace. The clock has no say where something is."""
+    namespace, process, *_ = temporary.split(".") + ["", ""]
+    pid, _, started = process.partition("-")
     if namespace == "?" or namespace != _namespace() or not pid.isdigit():
-        return True
-    return os.path.exists(f"/proc/{pid}")
+        return None
+    try:
+        ticks = procfs.started_ticks(int(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except (OSError, ValueError):
+        return None
+    if not started:  # one of a version that did not write it
+        return None
+    return str(ticks) == started
 
 
 class _Aligned(threading.local):
@@ -540,16 +561,25 @@ class FsspecBackend:
         with named("open", f"store {self.url}"):
             try:
                 self._ask("ls", self.root, detail=False)
+                return
             except FileNotFoundError:
-                bucket = self.root.split("/")[0]
-                if self.url.startswith("s3://") and not self._ask("exists", bucket):
-                    raise Refused(
-                        f"store {self.url}: there is no bucket {bucket}", "make it first"
-                    ) from None
-                if make and not self.url.startswith("s3://"):
-                    self.fs.makedirs(self.root, exist_ok=True)
+                pass
             except PermissionError as error:
                 raise Refused(f"store {self.url}: {error}", "check the credentials") from None
+            if not self.url.startswith("s3://"):
+                if make:
+                    self.fs.makedirs(self.root, exist_ok=True)
+                return
+            bucket = self.root.split("/")[0]
+            try:
+                # Not exists(): it takes a server that does not answer for a bucket that is not there.
+                self._ask("call_s3", "head_bucket", Bucket=bucket)
+            except FileNotFoundError:
+                raise Refused(
+                    f"store {self.url}: there is no bucket {bucket}", "make it first"
+                ) from None
+            except PermissionError:
+                pass  # it may be listed, and that is what counts
 
     def _ask(self, call: str, *arguments: Any, size: int = 0, **more: Any) -> Any:
         """One call of the file system, with a limit where it has a loop of its own. size: bytes that it moves."""

@@ -86,6 +86,7 @@ def collect(shelf: Shelf, abandoned_s: float = ABANDONED_S, repack: bool = True)
                 return report
             markers.remove(backend, TOMBSTONES, other.id)
         _collect(shelf, tombstone, report, abandoned_s, repack)
+        markers.remove_pins_of_none(backend, UPLOADS)
         if noted := shelf.noted_packs():
             shelf.drop_notes(set(noted) - _list_packs(shelf).keys())
         if hasattr(backend, "sweep"):

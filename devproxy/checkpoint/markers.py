@@ -38,35 +38,40 @@ def identity() -> dict[str, Any]:
     facts: dict[str, Any] = {"host": os.uname().nodename, "pid": os.getpid()}
     if boot := procfs.boot_id():
         facts["boot"] = boot
-    try:
+    with contextlib.suppress(OSError):
         facts["pid_namespace"] = os.stat("/proc/self/ns/pid").st_ino
-        facts["started_ticks"] = _started_ticks(os.getpid())
-    except OSError:
-        pass
+        facts["started_ticks"] = procfs.started_ticks(os.getpid())
+        facts["time_namespace"] = os.stat("/proc/self/ns/time").st_ino
     return facts
 
 
-def _started_ticks(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-        return int(file.read().rpartition(")")[2].split()[19])
-
-
-_MINE = ("boot", "pid_namespace")
+_ONE_PROC = ("boot", "pid_namespace")
+_ONE_CLOCK = ("boot", "time_namespace")
 
 
 def is_alive(marker: dict[str, Any], now: float, abandoned_s: float) -> bool:
-    """Whether its writer may still work. A process that can be looked up is looked up; else its heartbeat decides."""
+    """Whether its writer may still work: a process that can be looked up is not dead, and the last heartbeat is young.
+
+    now: by the wall clock, which counts only where the writer's own clock, which nobody sets, is another than ours.
+    """
     mine = identity()
-    if all(key in marker and marker[key] == mine.get(key) for key in _MINE):
+
+    def both_have(keys: tuple[str, ...]) -> bool:
+        return all(key in marker and marker[key] == mine.get(key) for key in keys)
+
+    if both_have(_ONE_PROC):
         try:
-            if _started_ticks(int(marker["pid"])) != marker.get("started_ticks"):
+            if procfs.started_ticks(int(marker["pid"])) != marker.get("started_ticks"):
                 return False
         except (FileNotFoundError, ProcessLookupError):
             return False
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
             pass
     try:
-        heartbeat = float(marker["heartbeat"])
+        if both_have(_ONE_CLOCK) and "heartbeat_boot_s" in marker:
+            heartbeat, now = float(marker["heartbeat_boot_s"]), _clock()
+        else:
+            heartbeat = float(marker["heartbeat"])
         return math.isfinite(heartbeat) and now - heartbeat < abandoned_s
     except (KeyError, TypeError, ValueError, OverflowError):
         return False
@@ -109,6 +114,14 @@ def remove(backend: Backend, folder: str, uid: str) -> None:
     # The pins last: without the marker they mean nothing, without them the marker blocks every gc.
     backend.remove(f"{folder}/{uid}.json")
     backend.remove(f"{folder}/{uid}.pins")
+
+
+def remove_pins_of_none(backend: Backend, folder: str) -> None:
+    """Pins whose marker is gone. A marker is there before its pins, so nobody is about to write it."""
+    names = {entry.name for entry in backend.list(folder)}
+    for name in sorted(names):
+        if name.endswith(".pins") and f"{name.removesuffix('.pins')}.json" not in names:
+            backend.remove(f"{folder}/{name}")
 
 
 class Marker:
@@ -159,7 +172,8 @@ class Marker:
 
     def _beat(self, began: float) -> None:
         with self._mu:
-            data = json.dumps({**self._facts, "heartbeat": time.time()}).encode()
+            beat = {"heartbeat": time.time(), "heartbeat_boot_s": began}
+            data = json.dumps({**self._facts, **beat}).encode()
             self._backend.write(f"{self._folder}/{self.id}.json", data, stage="mark the upload")
             self._beat_began = began
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from devproxy.checkpoint import key as keys
 from devproxy.checkpoint import manifest as manifests
 from devproxy.checkpoint import packs
-from devproxy.checkpoint.backend import Backend
+from devproxy.checkpoint.backend import Backend, Entry
 from devproxy.checkpoint.chunker import decompress, digest
 from devproxy.checkpoint.errors import NoSuchImage, StaleJob, StoreError
 from devproxy.checkpoint.markers import TOMBSTONES, Marker
@@ -25,10 +25,12 @@ DISTRUSTED = "distrusted"
 
 
 class KnownChunks(NamedTuple):
-    """doubted: those in packs that are not as they were written, as far as one can see. They may be in `good` too."""
+    """doubted: those in packs that are not as they were written, as far as one can see. going: those in packs that a gc may be
+    about to remove. They may be in `good` too."""
 
     good: dict[bytes, Location]
     doubted: dict[bytes, Location]
+    going: dict[bytes, Location]
 
 
 class Shelf:
@@ -38,8 +40,9 @@ class Shelf:
         self.backend = backend
         self.url = backend.url
         self.key = key
-        self._mu = threading.Lock()  # the two below
+        self._mu = threading.Lock()  # the three below
         self._indices: dict[str, PackIndex | None] = {}  # None: damaged
+        self._listed: dict[str, Entry] = {}  # pack -> its index, as it was before it was read
         self._merged: dict[bytes, list[Location]] | None = None
         self.damaged: dict[str, str] = {}  # pack -> a chunk of it that was not as it was written
 
@@ -52,11 +55,14 @@ class Shelf:
         for entry in self.backend.list(TOMBSTONES):
             if entry.name.endswith(".json"):
                 doomed.update(_victims(self.backend, f"{TOMBSTONES}/{entry.name}"))
-        found = KnownChunks({}, {})
+        found = KnownChunks({}, {}, {})
         pinned: list[str] = []
         for pack in self.pack_ids():
-            if pack not in doomed and self.pack_index(pack):
+            index = self.pack_index(pack)
+            if index and pack not in doomed:
                 pinned.append(pack)
+            elif index and index.ours:
+                found.going.update(index.entries)
         doubted = self.doubted_packs()
         for pack in pinned:
             if (index := self.pack_index(pack)) and index.ours:
@@ -65,13 +71,19 @@ class Shelf:
         return found
 
     def pack_ids(self) -> list[str]:
-        """Packs that have an index."""
-        names = {entry.name for entry in self.backend.list(packs.FOLDER)}
-        return sorted(
-            name.removesuffix(".idx")
-            for name in names
-            if name.endswith(".idx") and f"{name.removesuffix('.idx')}.pack" in names
-        )
+        """Packs that have an index. One that was written since it was read will be read again."""
+        there = {entry.name: entry for entry in self.backend.list(packs.FOLDER)}
+        found = {
+            name.removesuffix(".idx"): entry
+            for name, entry in there.items()
+            if name.endswith(".idx") and packs.file_name(name.removesuffix(".idx")) in there
+        }
+        with self._mu:
+            changed = {pack for pack, entry in found.items() if self._listed.get(pack) != entry}
+            self._listed.update(found)
+        for pack in changed:
+            self.forget(pack)
+        return sorted(found)
 
     def pack_index(self, pack: str) -> PackIndex | None:
         """The index of a pack, read once. None when it is damaged or gone."""
@@ -91,8 +103,17 @@ class Shelf:
             self._merged = None
         return index
 
+    def has_bad_index(self, pack: str, *, again: bool = False) -> bool:
+        """Whether it is damaged, or another key's; not when it is gone. again: it is read once more."""
+        if again:
+            self.forget(pack)
+        index = self.pack_index(pack)
+        with self._mu:
+            damaged = index is None and pack in self._indices
+        return damaged or (index is not None and not index.ours)
+
     def forget(self, pack: str) -> None:
-        """The pack was removed."""
+        """Its index is read when it is asked for again."""
         with self._mu:
             self._indices.pop(pack, None)
             self._merged = None
@@ -114,12 +135,14 @@ class Shelf:
     def doubted_packs(self) -> set[str]:
         """Packs, as of the last refresh, that no upload may rely on.
 
-        Somebody has found a damaged chunk in it, its size differs from its index, or it was written after its index.
+        Somebody has found a damaged chunk in it, its size differs from its index, or it was written after its index; or the
+        index was written after it was read.
         """
         there = {entry.name: entry for entry in self.backend.list(packs.FOLDER)}
         noted = {entry.name for entry in self.backend.list(DISTRUSTED)}
         with self._mu:
             indices = dict(self._indices)
+            listed = dict(self._listed)
             noted.update(self.damaged)
         doubted: set[str] = set()
         for pack, index in indices.items():
@@ -128,7 +151,7 @@ class Shelf:
                 continue
             written = there.get(packs.index_file_name(pack))
             after_ns = body.written_ns - written.written_ns if written else 0
-            late = after_ns > self.backend.clocks_ns
+            late = after_ns > self.backend.clocks_ns or listed.get(pack, written) != written
             if pack in noted or body.size != index.pack_bytes or late:
                 doubted.add(pack)
         return doubted

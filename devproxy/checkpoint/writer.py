@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, Any
 
 from blake3 import blake3
@@ -62,9 +63,10 @@ _WORKERS = 2
 _WINDOW = 24  # batches of 1 MiB under way
 _PACKS_SYNCING = 2
 _HASHED_AT_ONCE = 1 << 26
-# Of older chunks that are read before a commit relies on them: what takes no time that anybody notices.
+# Of older chunks and indices that are read before a commit relies on them: what takes no time that anybody notices.
 _SAMPLE_CHUNKS = 16
 _SAMPLE_BYTES = 8 << 20
+_SAMPLE_INDICES = 16
 
 
 @dataclass
@@ -136,7 +138,7 @@ class Writer:
         # The order of these three is the upload's half of the agreement with gc (gc.py).
         self._marker = Marker(self._backend, UPLOADS, {"image": image_id})
         try:
-            self._known, self._doubted = shelf.known_chunks(self._marker)
+            self._known, self._doubted, self._going = shelf.known_chunks(self._marker)
         except BaseException:
             self._marker.end()
             raise
@@ -337,7 +339,7 @@ class Writer:
         """
         known = self._shelf.known_chunks(self._marker)
         with self._mu:
-            self._known, self._doubted = known
+            self._known, self._doubted, self._going = known
 
     def add_sizes(self, per_kind: dict[str, dict[str, int]]) -> None:
         """What the other upload counted (sizes()["per_kind"]) is the image's too."""
@@ -364,7 +366,7 @@ class Writer:
 
         Raises StaleJob when the job was restored elsewhere, UploadLost when a gc took this upload for dead, DamagedPack
         when a new upload of the same is needed, DamagedChunk when that would not help, and StoreError; then those before are
-        as they were, and there is no image unless self.whole.
+        as they were, and there is no image unless self.whole, or the store did what it was asked and its answer was lost.
         """
         self.flush()
         self._check_packs(self._check_references(manifest))
@@ -417,9 +419,9 @@ class Writer:
         return relied
 
     def _renew(self, hashed: bytes, name: str, label: str) -> None:
-        """A chunk of a file that is as in the last image: nobody has put it, and its pack is doubted. It is still good where
-        its hash says so."""
-        where = self._doubted.get(hashed)
+        """A chunk of a file that is as in the last image: nobody has put it, and its pack is doubted, or about to go. It is
+        still good where its hash says so."""
+        where = self._doubted.get(hashed) or self._going.get(hashed)
         if where is None:
             raise MissingChunk(name, label, why="it was never put")
         body = self._shelf.read_chunk(hashed, where)
@@ -428,12 +430,20 @@ class Writer:
         if body is None:
             raise MissingChunk(name, label, why=f"pack {where.pack} was removed meanwhile")
         self.append_body(where, hashed, body)
-        self.renewed.add(where.pack)
+        if hashed in self._doubted:
+            self.renewed.add(where.pack)
 
     def _check_packs(self, relied: dict[bytes, Location]) -> None:
         """What the image relies on is as it was written, as far as a few reads can tell. Raises DamagedPack."""
-        for pack in sorted(self._shelf.doubted_packs() & self._relied_on):
-            raise DamagedPack(self.image_id, pack, self._shelf.url)
+        doubted = self._shelf.doubted_packs()
+        for pack in sorted(self._relied_on):
+            # Another thread may have looked at the packs meanwhile, and read an index again.
+            if pack in doubted or self._shelf.has_bad_index(pack):
+                raise DamagedPack(self.image_id, pack, self._shelf.url)
+        some = random.sample(sorted(self._relied_on), min(len(self._relied_on), _SAMPLE_INDICES))
+        bad = list(self._pool.map(partial(self._shelf.has_bad_index, again=True), some))
+        if any(bad):
+            raise DamagedPack(self.image_id, some[bad.index(True)], self._shelf.url)
         chosen = _sample(relied)
         # All of them: the next try is then to meet no other damaged pack.
         read = list(self._pool.map(lambda one: self._shelf.read_chunk(*one), chosen))

@@ -251,6 +251,21 @@ def test_no_bucket_and_no_server(url: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(caught.value, StoreGone)
 
 
+def test_a_server_that_fails_is_no_missing_bucket(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = backend.FsspecBackend._ask
+
+    def fails(self: backend.FsspecBackend, call: str, *words: object, **more: object) -> object:
+        if call == "ls":
+            return ask(self, call, *words, **more)
+        raise OSError("the server said 500")
+
+    monkeypatch.setattr(backend.FsspecBackend, "_ask", fails)
+    with pytest.raises(StoreError, match="the server said 500"):
+        Store.open(url)
+
+
 @pytest.mark.parametrize("how", ["says nothing", "stops reading"])
 def test_an_endpoint_that_hangs(url: str, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """It is asked again a few times, and then named."""

@@ -187,6 +187,45 @@ def test_a_pack_that_changes_during_the_upload(store: Store, root: Path) -> None
     assert [image.id for image in store.images()] == ["a"]
 
 
+@pytest.mark.parametrize("during", [False, True], ids=["between", "during"])
+@pytest.mark.parametrize(
+    ("damage", "first"),
+    [
+        (flip, "anew"),
+        (rot, "refused"),
+        (lambda path: shorten(path, 20), "anew"),
+        (lengthen, "anew"),
+        (Path.unlink, "anew"),
+    ],
+    ids="flip rot shorten lengthen remove".split(),
+)
+def test_an_index_that_was_read_before(
+    store: Store, root: Path, damage: Callable[[Path], None], first: str, during: bool
+) -> None:
+    """The supervisor of a job keeps its store open: what it has in memory is not what a restore will find."""
+    data = noise(1, 4 * CHUNK)
+    save(store, "a", data)
+    save(store, "b", data)  # has read the index
+    index = the_pack(root).with_suffix(".idx")
+    if during:
+        with store.writer("c") as writer:
+            chunks = writer.put_bytes(data, kind="host")
+            damage(index)
+            store.refresh()  # another thread of the supervisor
+            with pytest.raises(StoreError):
+                writer.commit({"data": {"name": "d", "chunks": chunks}})
+    else:
+        damage(index)
+    try:
+        image = save(store, "c", data)
+        assert first == "anew" or during
+    except DamagedPack:
+        assert first == "refused" and not during
+        image = save(store, "c", data)
+    assert image.sizes["new"] == 4 * CHUNK
+    assert load(Store.open(store.url), "c") == data
+
+
 def take_refs_over(store: Store, old: str, new: str) -> Image:
     """As a file that is the same as in the last image: nobody puts it."""
     chunks = store.read_manifest(old)["data"]["chunks"]
@@ -357,6 +396,24 @@ def test_gc_finds_damage_while_it_writes_anew(store: Store, root: Path) -> None:
     rot(pack)
     assert Store.open(store.url).gc().busy == [f"pack {pack.stem} is damaged and stays as it is"]
     assert notes(root) == [pack.stem]
+
+
+@pytest.mark.parametrize("damage", [flip, lambda path: shorten(path, 20), Path.unlink])
+def test_gc_relies_on_no_index_that_was_read_before(
+    store: Store, root: Path, damage: Callable[[Path], None]
+) -> None:
+    """The same chunks lie in two packs. One is doubted; the other one's index is damaged after this process has read it."""
+    data = noise(1, 4 * CHUNK)
+    both = [store.writer(name) for name in ("a", "b")]
+    refs = [writer.put_bytes(data, kind="host") for writer in both]
+    for writer, chunks in zip(both, refs, strict=True):
+        writer.commit({"data": {"name": "d", "chunks": chunks}})
+    store.refresh()
+    doubted, other = files(root, "packs", ".pack")
+    lengthen(doubted)
+    damage(other.with_suffix(".idx"))
+    store.gc()
+    assert load(Store.open(store.url), "a") == data
 
 
 def test_notes_of_packs_that_are_gone_go(store: Store, root: Path) -> None:

@@ -879,6 +879,71 @@ class TestGc:
         writer.abort()
         assert store.images() == []
 
+    def test_a_clock_that_is_set_forward_makes_nobody_dead(
+        self, store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The writer is of this boot: its process can be looked up, and it has a clock that nobody sets."""
+        save(store, "old", noise(7, MIB))
+        data = noise(0, MIB)
+        writer = store.writer("b")
+        refs = writer.put_bytes(data, kind="host")
+        store.remove_image("old")
+        year = time.time() + 3e7
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: year)
+            report = Store.open(store.url).gc()
+        assert (report.uploads_ended, report.removed_packs) == (0, 0), "the upload has pinned it"
+        writer.commit({"data": {"name": "d", "chunks": refs}})
+        assert load(store, "b") == data
+
+    def test_whose_temporary_files_stay(self, store: Store, root: Path) -> None:
+        backend = store.backend
+        assert isinstance(backend, backends.LocalBackend)
+        mine = Path(backend._temporary())
+        namespace, process, *rest = mine.name.split(".")
+        pid, _, started = process.partition("-")
+        child = subprocess.Popen(["true"])
+        child.wait()
+        stay = {
+            mine.name: 1.0,  # written long ago, as the clock has it now
+            ".".join(["another", "1-1", *rest]): time.time(),
+            ".".join([namespace, pid, *rest]): time.time(),  # of an older version
+        }
+        go = {
+            ".".join([namespace, f"{pid}-{int(started) + 1}", *rest]): time.time(),
+            ".".join([namespace, f"{child.pid}-5", *rest]): time.time(),
+            ".".join([namespace, str(child.pid), *rest]): time.time(),
+            ".".join(["another", "2-2", *rest]): 1.0,
+            ".".join([namespace, pid, *rest, "x"]): 1.0,
+        }
+        for name, when in (stay | go).items():
+            (mine.parent / name).write_text("x")
+            os.utime(mine.parent / name, (when, when))
+        store.gc()
+        assert {path.name for path in mine.parent.iterdir()} == set(stay)
+
+    def test_pins_without_a_marker_go(self, store: Store, root: Path) -> None:
+        (root / "uploads").mkdir(exist_ok=True)
+        (root / "uploads" / "0123.pins").write_text("[]")
+        with store.writer("b"):
+            store.gc()
+            assert len(list((root / "uploads").iterdir())) == 2
+        assert not list((root / "uploads").iterdir())
+
+    def test_a_file_that_nobody_puts_while_its_pack_may_go(self, store: Store, root: Path) -> None:
+        """A gc that was killed has left its tombstone; or one is at work."""
+        data = noise(0, MIB)
+        save(store, "a", data)
+        [old] = store.pack_ids()
+        chunks = store.read_manifest("a")["data"]["chunks"]
+        tombstone = Marker(store.backend, markers.TOMBSTONES, {"victims": [old]})
+        with Store.open(store.url).writer("b") as writer:
+            writer.commit({"data": {"name": "d", "chunks": chunks}})
+            assert not writer.renewed, "nobody says that the pack is damaged"
+        tombstone.end()
+        (root / "packs" / f"{old}.pack").unlink()
+        assert load(Store.open(store.url), "b") == data
+
     def test_an_image_that_cannot_be_read_blocks(self, store: Store, root: Path) -> None:
         save(store, "a", noise(0, MIB))
         save(store, "b", noise(1, MIB))
