@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import datetime
+import importlib
 import json
 import os
 import platform
@@ -247,44 +248,23 @@ def splice(seed: int) -> dict[str, int]:
     return {"programs": 16, "squashed": int(text.split()[0])}
 
 
-def random_kills(seed: int) -> dict[str, int]:
-    """See tests/fault/random_kills.py."""
-    sys.path.insert(0, str(ROOT))
-    from tests.fault import random_kills as kills
+def of_tests(module: str) -> Callable[[int], dict[str, int]]:
+    """run(seed) of a module in tests/fault: its docstring says what a run is."""
 
-    return kills.run(seed)
+    def run(seed: int) -> dict[str, int]:
+        sys.path.insert(0, str(ROOT))
+        figures: dict[str, int] = importlib.import_module(f"tests.fault.{module}").run(seed)
+        return figures
 
-
-def verb_kills(seed: int) -> dict[str, int]:
-    """See tests/fault/verb_kills.py."""
-    sys.path.insert(0, str(ROOT))
-    from tests.fault import verb_kills as kills
-
-    return kills.run(seed)
-
-
-def host_kills(seed: int) -> dict[str, int]:
-    """See tests/fault/host_kills.py."""
-    sys.path.insert(0, str(ROOT))
-    from tests.fault import host_kills as kills
-
-    return kills.run(seed)
+    return run
 
 
 def cuda_host_kills(seed: int) -> dict[str, int]:
-    """The same on hal/cuda, over the fake driver and the fake NCCL."""
+    """host-kills on hal/cuda, over the fake driver and the fake NCCL."""
     sys.path.insert(0, str(ROOT))
     from tests.fault import host_kills as kills
 
     return kills.run(seed, on_cuda=True)
-
-
-def ranks(seed: int) -> dict[str, int]:
-    """See tests/fault/rank_kills.py."""
-    sys.path.insert(0, str(ROOT))
-    from tests.fault import rank_kills
-
-    return rank_kills.run(seed)
 
 
 def small_files(seed: int) -> dict[str, int]:
@@ -337,19 +317,19 @@ CAMPAIGNS = [
         "random-kills",
         "kill -9 of any process of a job with periodic images, half of them between cut and commit; restored, bitwise right",
         200,
-        random_kills,
+        of_tests("random_kills"),
     ),
     Campaign(
         "verb-kills",
         "kill -9 of any process, the job's init and loader workers too, while a checkpoint, suspend, resume, restore or migrate is under way; bitwise right",
         200,
-        verb_kills,
+        of_tests("verb_kills"),
     ),
     Campaign(
         "host-kills",
         "kill -9 of any process of a job on two hosts, or of a whole host, in and out of every verb; bitwise right",
         96,  # every victim in every verb, twice
-        host_kills,
+        of_tests("host_kills"),
     ),
     Campaign(
         "cuda-host-kills",
@@ -367,7 +347,31 @@ CAMPAIGNS = [
         "ranks",
         "training on several ranks in every way and with every barrier: verbs, and kill -9 of a rank, a server, the supervisor, init or everything, at random moments; restored, bitwise right",
         102,  # six of each way
-        ranks,
+        of_tests("rank_kills"),
+    ),
+    Campaign(
+        "image-damage",
+        "one to three objects of a store damaged in any way; its images are right or refused, and so is the next one of a living job",
+        1200,  # about 2,000 damages
+        of_tests("image_damage"),
+    ),
+    Campaign(
+        "other-user",
+        "another user exchanges folders and files of root's job by links while they are copied, put back and put elsewhere",
+        500,
+        of_tests("other_user"),
+    ),
+    Campaign(
+        "clock-jumps",
+        "a store whose wall clock jumps by seconds to years in the middle of everything; order, prune and gc are right",
+        500,
+        of_tests("clock_jumps"),
+    ),
+    Campaign(
+        "s3-faults",
+        "an S3 endpoint that resets, refuses, cuts short, delays or does twice what it is asked; each image is whole or not there",
+        200,
+        of_tests("s3_faults"),
     ),
     Campaign("sweeps", "every case of the tests of which `make test` runs some", 1, sweeps),
     Campaign("agreement", "random programs of ranks, held at random moments", 10, agreement),

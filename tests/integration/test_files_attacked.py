@@ -47,9 +47,11 @@ class Scene:
         (self.victim / "x").chmod(0o600)
         self.said: list[str] = []
 
+    def tracker(self) -> FilesTracker:
+        return FilesTracker(str(self.job), str(self.state), job_id="j")
+
     def put_back(self, *entries: FileEntry) -> None:
-        tracker = FilesTracker(str(self.job), str(self.state), job_id="j")
-        tracker.put_back(entries, self.fetch, self.said.append, image_time=time.time())
+        self.tracker().put_back(entries, self.fetch, self.said.append, image_time=time.time())
 
     @staticmethod
     def fetch(entry: FileEntry, to: int) -> None:
@@ -243,7 +245,7 @@ def test_an_image_says_before_what_a_restore_refuses(scene: Scene) -> None:
     os.chown(scene.theirs, OTHER, OTHER)
     (scene.theirs / "x").write_text("1")
     (scene.job / "files.journal").write_text(f"C 0 0 {scene.theirs}/x\n")
-    tracker = FilesTracker(str(scene.job), str(scene.state), job_id="j")
+    tracker = scene.tracker()
     (why,) = tracker.unsafe()
     assert f"{scene.theirs} belongs to user {OTHER}" in why
     entries = tracker.snapshot(str(scene.root / "staging"))
@@ -270,7 +272,7 @@ def test_another_file_in_the_moment_of_the_copy(
             os.link(scene.victim / "x", path)
         return found
 
-    tracker = FilesTracker(str(scene.job), str(scene.state), job_id="j")
+    tracker = scene.tracker()
     prepared = tracker.prepare(str(scene.root / "staging"))
     monkeypatch.setattr(cut, "lstat", then_exchanged)
     with pytest.raises(DevproxyError, match="another file took its place"):
