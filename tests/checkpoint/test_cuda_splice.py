@@ -56,9 +56,11 @@ def test_the_step_of_replicas_is_computed_once_and_kept_once(
     counts = job.counts()
     assert counts["different"] == counts["given_up"] == 0, counts
     assert 6 * launches * (RANKS - 1) <= counts["squashed"] <= 9 * launches * (RANKS - 1), counts
-    # Parameters, states and what the step makes on the way: they lie in one page. A fused step counts its steps there too, each
-    # rank by itself, since a launch so small is not worth a meeting; so that page is not always one.
-    assert counts["saved_bytes"] == (RANKS - 1) * PAGE or program == "fused", counts
+    # Parameters, states and what the step makes on the way: the small ones lie in one page, the others in another. A fused step
+    # counts its steps among the small ones, each rank by itself, since a launch so small is not worth a meeting; so that page
+    # is not always one.
+    saved = counts["saved_bytes"] // ((RANKS - 1) * PAGE)
+    assert saved == 2 or (program == "fused" and saved >= 1), counts
     job.results()
 
 
@@ -90,8 +92,9 @@ def test_ranks_come_to_a_gpu_spliced(world: World) -> None:
     job = tight.start("on,patient", *options)
     tight.wait("at-gate")
     world.ctl("resize", "j", "--gpus", "0,0,0,0")
-    # Of three ranks, parameters and two states of three layers; pages at their edges are not.
-    saved = 0.9 * 3 * 3 * 3 * 4 * 2048 * 2048
+    # Of three ranks, parameters and two states of three layers: whole pages, for the optimizer's step counts, which each rank
+    # writes alone, do not lie between them.
+    saved = 3 * 3 * 3 * 4 * 2048 * 2048
     assert tight.server()["splicing"]["saved_bytes"] >= saved
     (tight.folder / "go").touch()
     tight.wait("ended")
