@@ -8,6 +8,7 @@ Who descends from whom is devproxy.proctree's matter.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from typing import NamedTuple
@@ -16,6 +17,7 @@ Pid = (
     int | str
 )  # a number, or "self": in a foreign PID namespace our own number may name somebody else in /proc
 
+_PIDFD_GETFD = 438  # the same number on every architecture
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -237,24 +239,40 @@ def parse_fdinfo(text: bytes) -> FdInfo:
     return FdInfo(int(facts[b"flags"], 8), None if index is None else int(index))
 
 
-class Timer(NamedTuple):
-    """A timerfd. ticks: expirations that nobody has read; interval_ns: 0 where it fires once."""
-
-    ticks: int
-    interval_ns: int
+class Eventfd(NamedTuple):
+    value: int
+    semaphore: bool  # kernels before 6.5 do not say so
 
 
-def timer(pid: Pid, fd: int) -> Timer | None:
-    """None: it is closed, or no timer."""
-    return parse_timer(_read(f"/proc/{pid}/fdinfo/{fd}"))
+def eventfd(pid: Pid, fd: int) -> Eventfd | None:
+    """None: it is closed, or no eventfd."""
+    return parse_eventfd(_read(f"/proc/{pid}/fdinfo/{fd}"))
 
 
-def parse_timer(text: bytes) -> Timer | None:
-    ticks = re.search(rb"^ticks: (\d+)$", text, re.M)
-    interval = re.search(rb"^it_interval: \((\d+), (\d+)\)$", text, re.M)
-    if not ticks or not interval:
-        return None
-    return Timer(int(ticks[1]), int(interval[1]) * 1_000_000_000 + int(interval[2]))
+def parse_eventfd(text: bytes) -> Eventfd | None:
+    value = re.search(rb"^eventfd-count:\s*([0-9a-f]+)$", text, re.M)
+    semaphore = re.search(rb"^eventfd-semaphore:\s*1$", text, re.M)
+    return Eventfd(int(value[1], 16), bool(semaphore)) if value else None
+
+
+def thread_timers(pid: Pid) -> int:
+    """How many POSIX timers of the process signal one of its threads."""
+    return _read(f"/proc/{pid}/timers").count(b"/tid.")
+
+
+def borrow(pid: int, fd: int) -> int:
+    """A copy of another process's descriptor (pidfd_getfd(2)): it shares the file position. Raises OSError."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        copy = int(libc.syscall(_PIDFD_GETFD, pidfd, fd, 0))
+        if copy < 0:
+            raise OSError(
+                ctypes.get_errno(), os.strerror(ctypes.get_errno()), f"/proc/{pid}/fd/{fd}"
+            )
+        return copy
+    finally:
+        os.close(pidfd)
 
 
 # --- locks ---

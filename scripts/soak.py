@@ -373,6 +373,12 @@ CAMPAIGNS = [
         200,
         of_tests("s3_faults"),
     ),
+    Campaign(
+        "odd-jobs",
+        "jobs made of random kernel objects and process states; restored bit for bit, or refused by name and unharmed",
+        300,
+        of_tests("odd_jobs"),
+    ),
     Campaign("sweeps", "every case of the tests of which `make test` runs some", 1, sweeps),
     Campaign("agreement", "random programs of ranks, held at random moments", 10, agreement),
     Campaign("meta", "random programs of ranks that meet beside their collectives", 10, meta),

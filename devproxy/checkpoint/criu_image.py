@@ -94,7 +94,11 @@ class Message:
 
 def messages(path: str) -> Iterator[Message]:
     """The messages of an image file, in order. Raises ImageFileError and OSError."""
-    data = Path(path).read_bytes()
+    for entry in _entries(path, Path(path).read_bytes()):
+        yield Message(path, entry)
+
+
+def _entries(path: str, data: bytes) -> Iterator[bytes]:
     at = 8 if data[:4] in _TWO_MAGICS else 4
     while at < len(data):
         begin = end = at + 4
@@ -102,7 +106,7 @@ def messages(path: str) -> Iterator[Message]:
             end += _U32.unpack_from(data, at)[0]
         if end > len(data):
             raise ImageFileError(path, "it ends in the middle of an entry")
-        yield Message(path, data[begin:end])
+        yield data[begin:end]
         at = end
 
 
@@ -153,6 +157,42 @@ def add_mounts(images_dir: str, mounts: Sequence[tuple[str, str]]) -> None:
             ]  # fmt: skip
             entry = b"".join(_field(*one) for one in fields)
             file.write(_U32.pack(len(entry)) + entry)
+
+
+# images/fdinfo.proto: file_entry; images/timerfd.proto: timerfd_entry
+_FILE_TYPE, _FILE_ID, _FILE_TIMER = 1, 2, 12
+_NEXT_S, _NEXT_NS, _EVERY_S, _EVERY_NS = 7, 8, 9, 10
+
+
+def wind_up_timers(images_dir: str) -> int:
+    """A periodic timerfd goes on after a restore also where it had expired unread. How many had. Raises ImageFileError, OSError.
+
+    The kernel stops such a timer until it is read, so CRIU finds no time of its next expiration, and would leave it
+    stopped for ever. Its next one comes one interval from the restore on.
+    """
+    path = os.path.join(images_dir, "files.img")
+    data = Path(path).read_bytes()
+    found = [data[: 8 if data[:4] in _TWO_MAGICS else 4]]
+    stopped = 0
+    for entry in _entries(path, data):
+        file = Message(path, entry)
+        timer = file.message(_FILE_TIMER)
+        every = [timer.integer(n) for n in (_EVERY_S, _EVERY_NS)]
+        if any(every) and not any(timer.integer(n) for n in (_NEXT_S, _NEXT_NS)):
+            stopped += 1
+            wound = file.text(_FILE_TIMER) + _field(_NEXT_S, every[0]) + _field(_NEXT_NS, every[1])
+            entry = b"".join(
+                [
+                    *(_field(number, file.integer(number)) for number in (_FILE_TYPE, _FILE_ID)),
+                    _field(_FILE_TIMER, wound),  # of a field that comes twice, the last counts
+                ]
+            )
+        found.append(_U32.pack(len(entry)) + entry)
+    if stopped:
+        fresh = f"{path}.new"
+        Path(fresh).write_bytes(b"".join(found))
+        os.replace(fresh, path)
+    return stopped
 
 
 class RegularFile(NamedTuple):

@@ -80,7 +80,6 @@ class TreeDump:
         self._name = f"job {tree.spec.job}"
         self._servers = f"GPU {', '.join(str(s.gpu) for s in tree.servers.members)}"
         self._processes = f"the processes of {self._name}"
-        self._killed_before: set[int] = set()
         self._staging = ""
         self._files_dir = ""
         self._files_cut: Cut | None = None
@@ -128,7 +127,6 @@ class TreeDump:
                 for client in answer["clients"]
             )
             host_bytes = image.resident_bytes(tree.root)
-            self._killed_before = proctree.killed(tree.root)
             self._facts = facts.collect(tree.root, tree.lib, job_dir=init.mount_point())
             clients = [client for answer in answers for client in answer["clients"]]
             self._facts["ranks"] = sum(client.get("ranked", False) for client in clients)
@@ -218,6 +216,7 @@ class TreeDump:
         if root is None:
             raise CheckpointError("host", "the job has ended", "", "the job has ended")
         self._begun_s = time.monotonic()
+        killed_before = proctree.killed(root)
         self.stages.reach("host", "writing the processes", self._processes)
         device = _Beside("dump-device", self._copy_device)
         try:
@@ -234,7 +233,7 @@ class TreeDump:
             # What it left running was frozen while devproxy-init ended it. The image would be the newest whole one,
             # and no job could be restored from it.
             raise CheckpointError("host", "the job's command has ended", object=self._processes)
-        if killed := proctree.killed(root) - self._killed_before:
+        if killed := proctree.killed(root) - killed_before:
             # Say a loader worker by the OOM killer, while its parent stood still: the parent does not know yet, and
             # will end of it, in each job that is restored from such an image.
             names = f"process {', '.join(map(str, sorted(killed)))}"

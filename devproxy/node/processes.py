@@ -62,6 +62,7 @@ def restore(
         fault.point("restore_root")
 
     images = os.path.join(staging, "criu")
+    criu_image.wind_up_timers(images)
     if overlays:
         keys = [(one.folder, criu.overlay_key(n)) for n, one in enumerate(overlays)]
         criu_image.add_mounts(images, keys)

@@ -103,10 +103,16 @@ LOST = {
         "s = socket.socket(2, 2)\ns.bind(('127.0.0.1', 0))\nt = socket.socket(2, 2)\nt.sendto(b'abc', s.getsockname())",
         "unread bytes.*lose",
     ),
-    "expired timer": (
-        "t = libc.timerfd_create(1, 0)\nspec = struct.pack('qqqq', 0, 1000000, 0, 1000000)\nlibc.timerfd_settime(t, 0, spec, None)\ntime.sleep(0.1)",
-        "a periodic timerfd that has expired",
+    "unread events": (
+        "i = libc.inotify_init()\nos.mkdir('seen')\nlibc.inotify_add_watch(i, b'seen', 0x100)\nopen('seen/x', 'w').close()",
+        "inotify with 32 bytes of unread events",
     ),
+    "eventfd": ("e = os.eventfd(7, os.EFD_SEMAPHORE)", "an eventfd semaphore"),
+    "large eventfd": (
+        "e = os.eventfd(0)\nos.eventfd_write(e, 5 << 32)",
+        "an eventfd with the value 21474836480",
+    ),
+    "pid namespace to be": ("libc.unshare(0x20000000)", "made a pid namespace"),
     "semaphores": (
         "i = libc.semget(0, 2, 0o1600)\nlibc.semctl(i, 1, 16, 5)\nimport signal\nsignal.signal(15, lambda *_: (libc.semctl(i, 0, 0), os._exit(0)))",
         "2 System V semaphore",
@@ -244,11 +250,16 @@ def test_attach_under_way_is_waited_for(start, tmp_path: Path) -> None:
         assert not check_tree(subject.root, str(tmp_path), settle_s=0.3).refusals
 
 
-def test_a_process_forked_during_the_look_is_no_outsider(start, monkeypatch) -> None:
-    """As a DataLoader's worker: its parent holds one end of a pipe, and the child the other."""
-    subject = start(
-        "r, w = os.pipe()\nif not os.fork(): os.close(r); time.sleep(1000)\nos.close(w)" + TAIL
-    )
+FORKED = {
+    "socket": "a, b = socket.socketpair()\nif not os.fork(): a.close(); time.sleep(1000)\nb.close()",
+    "pipe": "r, w = os.pipe()\nif not os.fork(): os.close(r); time.sleep(1000)\nos.close(w)",
+}
+
+
+@pytest.mark.parametrize("kind", FORKED)
+def test_a_process_forked_during_the_look_is_no_outsider(start, monkeypatch, kind: str) -> None:
+    """As a DataLoader's worker: its parent holds one end, and the child the other."""
+    subject = start(FORKED[kind] + TAIL)
     time.sleep(0.05)
     parent, child = proctree.descendants(subject.root)
     looks: list[list[int]] = []
@@ -259,9 +270,14 @@ def test_a_process_forked_during_the_look_is_no_outsider(start, monkeypatch) -> 
 
     monkeypatch.setattr(proctree, "descendants", late)
     assert not check_tree(subject.root, "/no/job", settle_s=5).refusals
-    assert len(looks) >= 3  # before the first look, behind it, before the second
     monkeypatch.setattr(proctree, "descendants", lambda pid: [parent])
-    (refusal,) = check_tree(subject.root, "/no/job", settle_s=5).refusals
+    refusals = check_tree(subject.root, "/no/job", settle_s=5).refusals
+    if kind == "pipe":
+        # Who holds it shows by its PID namespace that it is of the job.
+        assert not refusals and len(looks) == 1
+        return
+    assert len(looks) >= 3  # before the first look, behind it, before the second
+    (refusal,) = refusals
     assert f"process {child} (python" in refusal.text and "outside of the job" in refusal.text
 
 

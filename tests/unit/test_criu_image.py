@@ -16,6 +16,7 @@ from devproxy.checkpoint.criu_image import (
     messages,
     mount_points,
     regular_files,
+    wind_up_timers,
 )
 from tests.unit.wire import message, varint
 
@@ -57,6 +58,43 @@ def test_where_ghosts_are_made(tmp_path: Path) -> None:
         "/dev/sem.x.cr.1a.ghost",
         "/sem.x.cr.1a.ghost",
     ]
+
+
+def timer(number: int, next_s: int, next_ns: int, every_s: int, every_ns: int) -> bytes:
+    about = {
+        "f1": number,
+        "f4": 1,
+        "f5": 3,
+        "f7": next_s,
+        "f8": next_ns,
+        "f9": every_s,
+        "f10": every_ns,
+    }
+    inner = message(**about)[4:]
+    entry = b"\x08\x11\x10" + varint(number) + b"\x62" + varint(len(inner)) + inner
+    return struct.pack("<I", len(entry)) + entry
+
+
+def test_a_periodic_timer_that_had_expired_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "files.img"
+    others = [file_entry(5, "/a"), timer(6, 0, 7, 0, 9), timer(7, 0, 0, 0, 0), timer(8, 3, 0, 9, 0)]
+    image(path, *others, timer(300, 0, 0, 2, 500), file_entry(9, "/b"))
+    before = list(messages(str(path)))
+    assert wind_up_timers(str(tmp_path)) == 1
+    after = list(messages(str(path)))
+    assert len(after) == len(before)
+    found = [tuple(one.message(12).integer(n) for n in (1, 4, 5, 7, 8, 9, 10)) for one in after]
+    assert found[1:5] == [
+        (6, 1, 3, 0, 7, 0, 9),
+        (7, 1, 3, 0, 0, 0, 0),
+        (8, 1, 3, 3, 0, 9, 0),
+        (300, 1, 3, 2, 500, 2, 500),
+    ]
+    assert [one.integer(2) for one in after] == [5, 6, 7, 8, 300, 9]
+    assert regular_files(str(tmp_path))[1].path == "/b"
+    whole = path.read_bytes()
+    assert wind_up_timers(str(tmp_path)) == 0
+    assert path.read_bytes() == whole
 
 
 def test_what_is_known_of_open_files(tmp_path: Path) -> None:

@@ -17,7 +17,11 @@ Each rule was tried against CRIU 4.2.1, kernel 6.18, `--external mnt[] --tcp-est
 | TCP to outside | not a failure; the other side goes on alone | warned, strict: refused |
 | UDP, unconnected or connected; packet, raw, netlink sockets | works | connected UDP: warned |
 | UDP with unread datagrams | works, and they are lost | refused, transient |
-| periodic timerfd that has expired, unread | works, and it fires once and never again | refused, transient |
+| periodic timerfd that has expired, unread | works, and it fires once and never again | mended in the image (criu_image.wind_up_timers) |
+| inotify with unread events | works, and they are lost | refused, transient |
+| eventfd semaphore; eventfd above 32 bits | works, and it is a plain counter of 32 bits | refused |
+| POSIX timer that signals one thread | dump works; restore fails: "Can't create posix timer" | refused |
+| pid namespace that no child has entered yet | works, and it is gone | refused |
 | System V semaphores, no IPC namespace | works, and they are lost | refused |
 | netlink socket with unread messages | dump fails | refused, transient |
 | vsock, MPTCP; other families, ping sockets [inferred] | dump fails | refused |
@@ -32,7 +36,11 @@ Each rule was tried against CRIU 4.2.1, kernel 6.18, `--external mnt[] --tcp-est
 | file hidden by a later mount | dump fails: "link remap" | refused |
 | unlinked directory, O_TMPFILE, O_PATH, file of a dead process in /proc | works | - |
 | nested pid, user, ipc, uts, net, time, cgroup namespace | dump fails | refused |
-| nested mount namespace, tmpfs, bind, overlay, proc mount of the job, chroot | works | - |
+| nested mount namespace, tmpfs, bind, overlay, proc mount of the job, chroot | works, but not a chroot in a nested namespace | - |
+| process that shares its working folder or memory (CLONE_FS, CLONE_VM) with another | dump fails | - |
+| unread message on a unix socket with SO_PASSCRED | dump fails | - |
+| unread unix datagram of a sender with a name | works, and the sender is lost | - |
+| unix socket bound through /proc; descriptor at RLIMIT_NOFILE - 1 | dump works, restore fails | - |
 | seccomp filter, stopped processes, zombies, sessions without leader | works | - |
 | zombie leader whose threads live | dump fails | refused |
 | traced process | dump fails | refused, with the tracer's name |

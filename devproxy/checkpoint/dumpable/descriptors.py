@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import struct
+import termios
 
 from devproxy import procfs
 from devproxy.checkpoint.dumpable.objects import (
@@ -47,8 +50,10 @@ def _check_descriptor(tree: Tree, process: Process, fd: int, target: str, ghost_
         tree.pipes.setdefault(int(target[6:-1]), []).append((process, fd))
     elif target.startswith("anon_inode:"):
         kind = target[len("anon_inode:") :].strip("[]")
-        if kind == "timerfd":
-            _check_timer(tree, process, fd)
+        if kind == "eventfd":
+            _check_eventfd(tree, process, fd)
+        elif kind == "inotify":
+            _check_inotify(tree, process, fd)
         if kind not in _ANON_OK:
             tree.refusals.append(anonymous_obstacle(process, f"fd {fd}", kind))
     elif target.startswith("/"):
@@ -76,20 +81,34 @@ def _check_descriptor(tree: Tree, process: Process, fd: int, target: str, ghost_
         )
 
 
-def _check_timer(tree: Tree, process: Process, fd: int) -> None:
-    """A periodic one that has expired fires once after a restore, and never again."""
-    timer = procfs.timer(process.pid, fd)
-    if timer and timer.ticks and timer.interval_ns:
-        tree.refusals.append(
-            obstacle(
-                process,
-                f"fd {fd}",
-                f"a periodic timerfd that has expired {timer.ticks} time(s), unread",
-                "CRIU restores it so that it fires once and never again",
-                "try again when the program has read it, or close it",
-                True,
-            )
-        )
+def _check_eventfd(tree: Tree, process: Process, fd: int) -> None:
+    """CRIU makes a plain counter of 32 bits."""
+    event = procfs.eventfd(process.pid, fd)
+    if event is None or not (event.semaphore or event.value >> 32):
+        return
+    what = "an eventfd semaphore (EFD_SEMAPHORE)"
+    remedy = "use an eventfd without that flag, or a POSIX semaphore"
+    if not event.semaphore:
+        what, remedy = f"an eventfd with the value {event.value}", "read it"
+    why = "a restore would make a plain counter of 32 bits of it"
+    tree.refusals.append(obstacle(process, f"fd {fd}", what, why, remedy, not event.semaphore))
+
+
+def _check_inotify(tree: Tree, process: Process, fd: int) -> None:
+    try:
+        copy = procfs.borrow(process.pid, fd)
+    except OSError:
+        return  # closed since, or not ours to look at
+    try:
+        unread = struct.unpack("i", fcntl.ioctl(copy, termios.FIONREAD, bytes(4)))[0]
+    except OSError:
+        return
+    finally:
+        os.close(copy)
+    if unread:
+        what = f"inotify with {unread} bytes of unread events"
+        why, remedy = "CRIU takes none along, so a restore would lose them", "try again when the program has read them"  # fmt: skip
+        tree.refusals.append(obstacle(process, f"fd {fd}", what, why, remedy, True))
 
 
 def _check_file(tree: Tree, process: Process, fd: int, target: str, ghost_limit: int) -> None:
@@ -117,7 +136,7 @@ def _check_file(tree: Tree, process: Process, fd: int, target: str, ghost_limit:
         what, why = f"{target}, a POSIX message queue", "CRIU cannot dump it"
         remedy = "use a pipe or a socket"
         tree.refusals.append(obstacle(process, thing, what, why, remedy))
-    elif target.endswith(" (deleted)"):
+    elif target.endswith(" (deleted)") and not _leads_to(tree, process, target, info):
         check_ghost(tree, process, thing, target, info, ghost_limit)
     elif stat.S_ISREG(info.st_mode):
         _check_name(tree, process, thing, target, info)
@@ -137,15 +156,21 @@ def _check_name(
     tree: Tree, process: Process, thing: str, target: str, info: os.stat_result
 ) -> None:
     """Is the file still what its name leads to? If not, CRIU fails, or makes a link that is gone at restore."""
+    if _leads_to(tree, process, target, info):
+        return
+    why, remedy = "a mount or another file hides it, and it could not be opened again", "close it"
+    tree.refusals.append(obstacle(process, thing, target, why, remedy))
+
+
+def _leads_to(tree: Tree, process: Process, name: str, info: os.stat_result) -> bool:
     # Names are those of the mount namespace; a process in a chroot sees them from elsewhere, hence the second root.
     for pid in (process.pid, tree.root_pid):
         try:
-            if os.path.samestat(os.stat(f"/proc/{pid}/root{target}"), info):
-                return
+            if os.path.samestat(os.stat(f"/proc/{pid}/root{name}"), info):
+                return True
         except OSError:
             continue
-    why, remedy = "a mount or another file hides it, and it could not be opened again", "close it"
-    tree.refusals.append(obstacle(process, thing, target, why, remedy))
+    return False
 
 
 def _check_character(tree: Tree, process: Process, fd: int, target: str, device: int) -> None:

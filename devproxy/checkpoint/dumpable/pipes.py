@@ -33,16 +33,26 @@ def _holders_outside(tree: Tree, inodes: set[int]) -> dict[int, int]:
     marks = {f"pipe:[{inode}]": inode for inode in inodes}
     found: dict[int, int] = {}
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) in inside:
+        if not name.isdigit() or int(name) in inside or _is_new(tree, name):
             continue
         try:
             descriptors = procfs.descriptors(name)
         except OSError:
             continue
         for _, target in descriptors:
-            if target in marks:
+            # One that has ended since holds nothing; it may have been a worker that the job had just forked.
+            if target in marks and os.path.exists(f"/proc/{name}"):
                 found.setdefault(marks[target], int(name))
     return found
+
+
+def _is_new(tree: Tree, pid: str) -> bool:
+    """A process of the job that was not there yet when the tree was listed: its PID namespace is the job's own."""
+    try:
+        spaces = [os.readlink(f"/proc/{one}/ns/pid") for one in (pid, tree.root_pid, "self")]
+    except OSError:
+        return False
+    return spaces[0] == spaces[1] != spaces[2]
 
 
 def _access(pid: int, fd: int) -> int:

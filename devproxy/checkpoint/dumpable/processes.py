@@ -30,6 +30,8 @@ def check_process(tree: Tree, process: Process, root_pid: int, spaces: dict[str,
         wait = "it waits in the kernel, uninterruptibly (state D)"
         refuse(obstacle(process, "", wait, "it cannot be frozen now", "try again", True))
     mine = namespaces(process.pid)
+    if "pid" in mine and "pid_for_children" not in mine:  # unshare, and no child yet
+        mine["pid_for_children"] = ""
     for name in _NAMESPACES:
         for link in (name, f"{name}_for_children"):
             if link in spaces and link in mine and mine[link] != spaces[link]:
@@ -52,6 +54,16 @@ def check_process(tree: Tree, process: Process, root_pid: int, spaces: dict[str,
                 f"the leader of its {which} is outside of the job",
                 "it could not be restored into it",
                 "start the job through devproxy-run",
+            )
+        )
+    if procfs.thread_timers(process.pid):
+        refuse(
+            obstacle(
+                process,
+                "",
+                "a POSIX timer that signals one thread (SIGEV_THREAD, SIGEV_THREAD_ID)",
+                "CRIU cannot make it again at restore",
+                "use a timer that signals the process (SIGEV_SIGNAL), a timerfd or a thread that sleeps",
             )
         )
     if process.pid != root_pid and status.tracer:

@@ -7,7 +7,6 @@ that may end it. So such a file is read through a copy of the holder's own descr
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 from collections.abc import Iterator
@@ -15,8 +14,6 @@ from contextlib import contextmanager
 
 from devproxy import procfs
 from devproxy.errors import DevproxyError
-
-_PIDFD_GETFD = 438  # the same number on every architecture
 
 
 @contextmanager
@@ -41,22 +38,14 @@ def borrowed(holder: int, path: str, device: int, inode: int) -> Iterator[int]:
 def _take(holder: int, device: int, inode: int) -> int:
     """-1: there is none that can be read."""
     try:
-        pidfd = os.pidfd_open(holder)
-    except OSError:
-        return -1
-    try:
         for number, _ in procfs.descriptors(holder):
             there = os.stat(f"/proc/{holder}/fd/{number}")
             if (there.st_dev, there.st_ino) != (device, inode):
                 continue
-            fd = int(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, number, 0))
-            if fd < 0:
-                continue
+            fd = procfs.borrow(holder, number)
             if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
                 return fd
             os.close(fd)
     except OSError:
         pass
-    finally:
-        os.close(pidfd)
     return -1

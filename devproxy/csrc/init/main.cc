@@ -110,8 +110,8 @@ void must_mount(const char* source, const std::string& at, const char* type, uns
 void make_mounts(const Options& options) {
   must_mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr);
   must_mount(options.job_dir.c_str(), options.mount_at, nullptr, MS_BIND, nullptr);
-  if (!options.tty) return;
-  // A devpts of our own: its numbers start at 0 and are free again wherever the job is restored.
+  // A devpts of our own, for the job's terminal and for those that it makes: its numbers start at 0 and are free again
+  // wherever the job is restored.
   must_mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620");
   must_mount("/dev/pts/ptmx", "/dev/ptmx", nullptr, MS_BIND, nullptr);
 }
