@@ -161,14 +161,14 @@ def add_mounts(images_dir: str, mounts: Sequence[tuple[str, str]]) -> None:
 
 # images/fdinfo.proto: file_entry; images/timerfd.proto: timerfd_entry
 _FILE_TYPE, _FILE_ID, _FILE_TIMER = 1, 2, 12
-_NEXT_S, _NEXT_NS, _EVERY_S, _EVERY_NS = 7, 8, 9, 10
+_TICKS, _NEXT_S, _NEXT_NS, _EVERY_S, _EVERY_NS = 5, 7, 8, 9, 10
 
 
 def wind_up_timers(images_dir: str) -> int:
     """A periodic timerfd goes on after a restore also where it had expired unread. How many had. Raises ImageFileError, OSError.
 
     The kernel stops such a timer until it is read, so CRIU finds no time of its next expiration, and would leave it
-    stopped for ever. Its next one comes one interval from the restore on.
+    stopped for ever. Its next one comes one interval from the restore on. One that the program has stopped has no ticks.
     """
     path = os.path.join(images_dir, "files.img")
     data = Path(path).read_bytes()
@@ -178,7 +178,8 @@ def wind_up_timers(images_dir: str) -> int:
         file = Message(path, entry)
         timer = file.message(_FILE_TIMER)
         every = [timer.integer(n) for n in (_EVERY_S, _EVERY_NS)]
-        if any(every) and not any(timer.integer(n) for n in (_NEXT_S, _NEXT_NS)):
+        waits = any(timer.integer(n) for n in (_NEXT_S, _NEXT_NS))
+        if any(every) and timer.integer(_TICKS) and not waits:
             stopped += 1
             wound = file.text(_FILE_TIMER) + _field(_NEXT_S, every[0]) + _field(_NEXT_NS, every[1])
             entry = b"".join(

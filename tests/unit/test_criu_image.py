@@ -60,11 +60,13 @@ def test_where_ghosts_are_made(tmp_path: Path) -> None:
     ]
 
 
-def timer(number: int, next_s: int, next_ns: int, every_s: int, every_ns: int) -> bytes:
+def timer(
+    number: int, next_s: int, next_ns: int, every_s: int, every_ns: int, ticks: int = 3
+) -> bytes:
     about = {
         "f1": number,
         "f4": 1,
-        "f5": 3,
+        "f5": ticks,
         "f7": next_s,
         "f8": next_ns,
         "f9": every_s,
@@ -77,20 +79,27 @@ def timer(number: int, next_s: int, next_ns: int, every_s: int, every_ns: int) -
 
 def test_a_periodic_timer_that_had_expired_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "files.img"
-    others = [file_entry(5, "/a"), timer(6, 0, 7, 0, 9), timer(7, 0, 0, 0, 0), timer(8, 3, 0, 9, 0)]
-    image(path, *others, timer(300, 0, 0, 2, 500), file_entry(9, "/b"))
+    others = [
+        file_entry(5, "/a"),
+        timer(6, 0, 7, 0, 9),
+        timer(7, 0, 0, 0, 0),
+        timer(8, 3, 0, 9, 0),
+        timer(9, 0, 0, 4, 0, ticks=0),
+    ]
+    image(path, *others, timer(300, 0, 0, 2, 500), file_entry(10, "/b"))
     before = list(messages(str(path)))
     assert wind_up_timers(str(tmp_path)) == 1
     after = list(messages(str(path)))
     assert len(after) == len(before)
     found = [tuple(one.message(12).integer(n) for n in (1, 4, 5, 7, 8, 9, 10)) for one in after]
-    assert found[1:5] == [
+    assert found[1:6] == [
         (6, 1, 3, 0, 7, 0, 9),
         (7, 1, 3, 0, 0, 0, 0),
         (8, 1, 3, 3, 0, 9, 0),
+        (9, 1, 0, 0, 0, 4, 0),
         (300, 1, 3, 2, 500, 2, 500),
     ]
-    assert [one.integer(2) for one in after] == [5, 6, 7, 8, 300, 9]
+    assert [one.integer(2) for one in after] == [5, 6, 7, 8, 9, 300, 10]
     assert regular_files(str(tmp_path))[1].path == "/b"
     whole = path.read_bytes()
     assert wind_up_timers(str(tmp_path)) == 0

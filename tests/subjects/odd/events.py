@@ -39,7 +39,7 @@ def eventfd(dice: random.Random) -> Look:
 
 @trait()
 def timerfd(dice: random.Random) -> Look:
-    """One far off, one that has expired, and one that ticks, each of another clock."""
+    """One far off, one that has expired, one that ticks, each of another clock; and one that does not run."""
 
     def make(clock: int, first_s: float, every_s: float) -> int:
         fd = call("timerfd_create", clock, os.O_NONBLOCK)
@@ -49,12 +49,15 @@ def timerfd(dice: random.Random) -> Look:
 
     far, over = make(time.CLOCK_MONOTONIC, 5000, 700), make(7, 0.001, 0)
     ticks, seen = make(time.CLOCK_REALTIME, 0.05, 0.05), 0
+    off = make(time.CLOCK_MONOTONIC, 0, 3)
     left = ctypes.create_string_buffer(32)
     while True:
         step = yield None
         call("timerfd_gettime", far, left)
         every_s, every_ns, left_s, _ = struct.unpack("qqqq", left)
         same("interval", (every_s, every_ns, 4000 < left_s <= 5000), (700, 0, True))
+        call("timerfd_gettime", off, left)
+        same("one that does not run", struct.unpack("qqqq", left), (3, 0, 0, 0))
         wait_for(lambda: select.select([over], [], [], 0)[0], "a timer that was over")
         if step % 10 == 0:
             wait_for(lambda: select.select([ticks], [], [], 0)[0], f"a tick after {seen}")
