@@ -31,6 +31,7 @@ from devproxy.checkpoint.errors import StaleJob
 from devproxy.checkpoint.markers import ABANDONED_S
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
+from tests.fault.store_programs import load, side_by_side
 
 BLOCK = 64 * KIB  # one chunk
 JOBS = (
@@ -412,7 +413,7 @@ class Program:
         for op in ops:
             self.figures[op.name] += 1
         clock.share = dice.choice([0.0, 0.0, 0.02, 0.2])
-        results = side_by_side([op.work for op in ops])
+        results = side_by_side([op.work for op in ops], HANG_S)
         clock.share = 0.0
         self.figures["side_by_side"] += len(ops) > 1
         for op, (value, error) in zip(ops, results, strict=True):
@@ -482,29 +483,6 @@ class Program:
 
 def nothing(_: Any, error: BaseException | None) -> None:
     assert error is None, repr(error)
-
-
-def load(store: Store, image: str) -> bytes:
-    return store.fetch_bytes(store.read_manifest(image)["data"]["chunks"], name="the data")
-
-
-def side_by_side(works: list[Callable[[], Any]]) -> list[tuple[Any, BaseException | None]]:
-    results: list[tuple[Any, BaseException | None]] = [(None, None)] * len(works)
-
-    def one(number: int) -> None:
-        try:
-            results[number] = works[number](), None
-        except BaseException as error:
-            results[number] = None, error
-
-    threads = [threading.Thread(target=one, args=(n,), daemon=True) for n in range(len(works))]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + HANG_S
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-        assert not thread.is_alive(), "it hangs"
-    return results
 
 
 def run(seed: int) -> dict[str, int]:

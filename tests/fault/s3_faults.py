@@ -39,6 +39,7 @@ from devproxy.checkpoint.errors import StaleJob, StoreError, UploadLost
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
 from devproxy.errors import Refused
+from tests.fault.store_programs import load, side_by_side
 
 BUCKET = "images"
 BLOCK = 64 * KIB  # one chunk
@@ -610,7 +611,7 @@ class Program:
         self.log.append(f"{'+'.join(op.name for op in ops)} {weather}")
         self.forwarder.turn(weather)
         before = self.forwarder.harm
-        results = side_by_side([op.work for op in ops])
+        results = side_by_side([op.work for op in ops], HANG_S)
         self.forwarder.turn(CALM)
         harmed = self.harmed(before)
         for op, (value, error) in zip(ops, results, strict=True):
@@ -680,29 +681,6 @@ def check_garbage(store: Store) -> None:
         assert index is not None, pack
         used = sum(at.stored_bytes for key, at in index.entries.items() if key in live)
         assert 2 * used >= sizes[f"{pack}.pack"] > 0, f"{pack}: {used} bytes of it are needed"
-
-
-def load(store: Store, image: str) -> bytes:
-    return store.fetch_bytes(store.read_manifest(image)["data"]["chunks"], name="the data")
-
-
-def side_by_side(works: list[Callable[[], Any]]) -> list[tuple[Any, BaseException | None]]:
-    results: list[tuple[Any, BaseException | None]] = [(None, None)] * len(works)
-
-    def one(number: int) -> None:
-        try:
-            results[number] = works[number](), None
-        except BaseException as error:
-            results[number] = None, error
-
-    threads = [threading.Thread(target=one, args=(n,), daemon=True) for n in range(len(works))]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + HANG_S
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-        assert not thread.is_alive(), "it hangs"
-    return results
 
 
 @contextlib.contextmanager
