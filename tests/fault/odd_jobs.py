@@ -171,7 +171,9 @@ def run(seed: int, traits: Sequence[str] = ()) -> dict[str, int]:
         assert "FAILED" not in world.text(), world.tail()
         world.check_nobody_lives()
     except (AssertionError, OSError, subprocess.SubprocessError) as error:
-        raise AssertionError(f"{','.join(names)}: {error}\n{world.tail()[-1500:]}") from error
+        raise AssertionError(
+            f"{world.tail()[-500:]}\n{','.join(names)}: {error!s:.1500}"
+        ) from error
     finally:
         world.close()
         alone.close()

@@ -20,6 +20,7 @@ Each rule was tried against CRIU 4.2.1, kernel 6.18, `--external mnt[] --tcp-est
 | periodic timerfd that has expired, unread | works, and it fires once and never again | mended in the image (criu_image.wind_up_timers) |
 | inotify with unread events | works, and they are lost | refused, transient |
 | eventfd semaphore; eventfd above 32 bits | works, and it is a plain counter of 32 bits | refused |
+| AIO context in a root without /dev/null | dump works; restore fails: "Can't open /dev/null for aio" | refused |
 | POSIX timer that signals one thread | dump works; restore fails: "Can't create posix timer" | refused |
 | pid namespace that no child has entered yet | works, and it is gone | refused |
 | System V semaphores, no IPC namespace | works, and they are lost | refused |

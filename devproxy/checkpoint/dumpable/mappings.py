@@ -44,7 +44,13 @@ def _check_mapping(tree: Tree, process: Process, mapping: procfs.Mapping, limit:
     elif path.startswith("anon_inode:"):
         kind = path[len("anon_inode:") :].strip("[]")
         tree.refusals.append(anonymous_obstacle(process, thing, kind))
-    elif path.startswith(("/memfd:", "/dev/zero", "/[aio]")):
+    elif path.startswith("/[aio]"):
+        # Restored through /dev/null, which a process in another root may not have. A child has its parent's mapping too.
+        if not os.path.exists(f"/proc/{process.pid}/root/dev/null"):
+            what, why = "an AIO context, in a root without /dev/null", "CRIU cannot make it again at restore"  # fmt: skip
+            remedy = "make /dev/null in that root (mknod), or call io_setup after the fork"
+            tree.refusals.append(obstacle(process, thing, what, why, remedy))
+    elif path.startswith(("/memfd:", "/dev/zero")):
         return  # anonymous shared memory is called /dev/zero (deleted)
     elif mapping.deleted:
         try:

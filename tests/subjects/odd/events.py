@@ -157,7 +157,7 @@ def pidfd(dice: random.Random) -> Look:
             pass
 
 
-@trait()
+@trait(may="an AIO context, in a root without /dev/null")
 def aio(dice: random.Random) -> Look:
     """A context of the kernel's asynchronous input and output."""
     context = ctypes.c_ulong()
