@@ -15,6 +15,11 @@ def test_job_of_random_traits(seed: int) -> None:
     assert figures["restored"] >= 1, figures
 
 
+def test_what_criu_alone_does_not_keep() -> None:
+    """A periodic timer that has expired, and terminals where the host has them too."""
+    assert odd_jobs.run(3, ["timerfd_late", "terminal", "named_deleted"])["restored"] == 1
+
+
 def test_a_trait_that_no_restore_keeps_is_noticed() -> None:
     with pytest.raises(AssertionError, match="FAILED forgetful: Wrong: PID namespace"):
         odd_jobs.run(3, ["forgetful"])

@@ -38,6 +38,17 @@ def eventfd(dice: random.Random) -> Look:
 
 
 @trait()
+def timerfd_late(dice: random.Random) -> Look:
+    """One that ticks faster than it is read: at every cut it has expired."""
+    fd = call("timerfd_create", time.CLOCK_MONOTONIC, os.O_NONBLOCK)
+    call("timerfd_settime", fd, 0, struct.pack("qqqq", 0, 500_000, 0, 500_000), None)
+    while True:
+        yield None
+        wait_for(lambda: select.select([fd], [], [], 0)[0], "a tick")
+        same("ticks", struct.unpack("Q", os.read(fd, 8))[0] > 0, True)
+
+
+@trait()
 def timerfd(dice: random.Random) -> Look:
     """One far off, one that has expired, one that ticks, each of another clock; and one that does not run."""
 
