@@ -99,6 +99,7 @@ $(CUDA_VENV)/.ready: requirements/third_party.txt requirements/runtime.txt
 test-cuda-wheel: build $(CUDA_VENV)/.ready  ## the torch tests with the CUDA wheel (TORCH=2.13.0) instead of the CPU wheel
 	$(VENV)/devproxy build-torch --python $(CUDA_VENV)/bin/python
 	$(VENV)/devproxy-run --gpus 2 -- $(CUDA_VENV)/bin/python -m pytest -q -m "not soak and not gpu" tests/torch
+	DEVPROXY_WHEEL_PYTHON=$(CURDIR)/$(CUDA_VENV)/bin/python $(PYTEST) -q tests/wheel/test_extension.py
 
 # As it is, over the recording device, which executes no kernel: what it asks of a GPU is accepted.
 test-cuda-wheel-record: build $(CUDA_VENV)/.ready  ## the unmodified CUDA wheel over --device record

@@ -276,6 +276,8 @@ def link_command(name: str, part: str, torch: Torch, folder: str) -> list[str]:
             os.path.join(os.path.dirname(torch.folder), "nvidia", "*", "lib", "libcudart.so.*")
         )
         flags += ["-ltorch_cuda", "-lc10_cuda", *cudart[:1]]
+    if name == CORE and torch.cuda is not None:
+        flags.append("-lc10_cuda")
     return [*command, *flags, "-ltorch_cpu", "-lc10", "-ldl"]
 
 
@@ -308,7 +310,7 @@ def build(torch: Torch, out: str, cuda_include: str) -> list[str]:
         """All of a library's sources as one: most of a compilation is torch's own headers."""
         paths = [os.path.join(HERE, source) for source in SOURCES[name]]
         product = os.path.join(objects_dir, name.replace(".so", ".o"))
-        more = vendor if name == CUDA_EXECUTOR else []
+        more = vendor if name in (CUDA_EXECUTOR, CORE) else []
         digest = hashlib.sha256(common.encode() + " ".join([*flags, *more]).encode())
         for path in paths:
             with open(path, "rb") as file:

@@ -193,6 +193,11 @@ CUresult cuCtxSetCurrent(CUcontext c) {
   current = reinterpret_cast<Context*>(c);
   return CUDA_SUCCESS;
 }
+CUresult cuCtxGetDevice(CUdevice* device) {  // asked before every call: not recorded
+  if (current == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  *device = current->device;
+  return CUDA_SUCCESS;
+}
 CUresult cuCtxSynchronize() {
   NEEDS_CONTEXT;
   return CUDA_SUCCESS;
@@ -319,6 +324,11 @@ CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char v, size_t n, CUstream) {
 CUresult cuStreamCreateWithPriority(CUstream* s, unsigned, int) {
   NEEDS_CONTEXT;
   *s = reinterpret_cast<CUstream>(new int);
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamGetPriority(CUstream, int* priority) {
+  NEEDS_CONTEXT;
+  *priority = 0;
   return CUDA_SUCCESS;
 }
 CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned) {

@@ -23,6 +23,7 @@ CORE = "libdevproxy_torch.so"
 ALLOWED_LIBRARIES = {
     "libtorch_cpu.so", "libtorch.so", "libtorch_python.so", "libc10.so", "libstdc++.so.6", "libm.so.6", "libgcc_s.so.1",
     "libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2", CORE,
+    *(("libc10_cuda.so",) if KIND else ()),  # whose current streams it shares with extensions
 }  # fmt: skip
 
 needs_build = pytest.mark.skipif(
@@ -53,7 +54,8 @@ def test_core_imports_only_cuda_torch_and_libc() -> None:
         for line in output("nm", "-Du", os.path.join(PLUGIN, CORE)).splitlines()
     }
     torch_lib = os.path.join(torch.__path__[0], "lib")
-    libraries = [os.path.join(torch_lib, n) for n in ("libtorch_cpu.so", "libc10.so")]
+    names = ["libtorch_cpu.so", "libc10.so", *(["libc10_cuda.so"] if KIND else [])]
+    libraries = [os.path.join(torch_lib, n) for n in names]
     for line in output("ldd", os.path.join(PLUGIN, CORE)).splitlines():
         path = line.split("=>")[-1].split("(")[0].strip()
         if os.path.basename(path).startswith(

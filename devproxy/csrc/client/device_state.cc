@@ -665,7 +665,7 @@ pthread_key_t per_thread_key() {
         DeviceState* s = device_state_if_attached(d);
         const uint64_t handle = t_state.default_stream[d];
         // The end of a context takes its streams along; the place may be another stream's by now.
-        StreamObj* own = s && handle ? s->stream_at(static_cast<uint16_t>(handle)) : nullptr;
+        StreamObj* own = s && handle ? s->stream_at(VHandle{handle}.index()) : nullptr;
         if (own && own->handle.load() == handle) static_cast<void>(s->destroy_stream(own));
         t_state.default_stream[d] = 0;
       }
@@ -678,7 +678,7 @@ pthread_key_t per_thread_key() {
 StreamObj* per_thread_stream(DeviceState* d, int32_t* error) {
   uint64_t& handle = t_state.default_stream[d->ordinal()];
   if (handle) {
-    StreamObj* s = d->stream_at(static_cast<uint16_t>(handle));
+    StreamObj* s = d->stream_at(VHandle{handle}.index());
     if (s->handle.load(std::memory_order_acquire) == handle) return s;
     // Gone with its context (cuDevicePrimaryCtxReset): the thread gets another.
   }
@@ -706,9 +706,9 @@ StreamObj* per_thread_stream(DeviceState* d, int32_t* error) {
 
 int32_t resolve_stream(uint64_t handle, StreamObj** stream, DeviceState** device_out) {
   if (handle > 2) {
-    if (handle >> 56 != static_cast<uint64_t>(HandleKind::kStream)) return kInvalidHandle;
+    if (VHandle{handle}.kind() != HandleKind::kStream) return kInvalidHandle;
     DeviceState* d = device_state_if_attached(ContextMap::device_of(handle));
-    const uint16_t index = static_cast<uint16_t>(handle);
+    const uint16_t index = VHandle{handle}.index();
     if (!d || index >= kStreams) return kInvalidHandle;
     StreamObj* s = d->stream_at(index);
     if (s->handle.load(std::memory_order_acquire) != handle) return kInvalidHandle;

@@ -19,8 +19,8 @@ template <class T, HandleKind kKind>
 class HandleMap {
  public:
   T* get(uint64_t value) const {
-    if ((value >> 56) != static_cast<uint64_t>(kKind)) return nullptr;
-    const uint16_t i = static_cast<uint16_t>(value);
+    if (VHandle{value}.kind() != kKind) return nullptr;
+    const uint16_t i = VHandle{value}.index();
     Block* block = blocks_[i / kPerBlock].load(std::memory_order_acquire);
     if (!block) return nullptr;
     Entry& e = block->entries[i % kPerBlock];
@@ -53,7 +53,7 @@ class HandleMap {
   void remove(uint64_t value) {
     std::lock_guard lock(mu_);
     entry(value).value.store(0, std::memory_order_release);
-    free_.push_back(static_cast<uint16_t>(value));
+    free_.push_back(VHandle{value}.index());
   }
 
   template <class F>
@@ -65,7 +65,7 @@ class HandleMap {
     }
   }
 
-  static int device_of(uint64_t value) { return static_cast<int>(value >> 16 & 0xf); }
+  static int device_of(uint64_t value) { return static_cast<int>(VHandle{value}.serial() & 0xf); }
 
  private:
   static constexpr uint32_t kIndices = 65536, kPerBlock = 1024;
@@ -77,7 +77,7 @@ class HandleMap {
     Entry entries[kPerBlock];
   };
   Entry& entry(uint64_t value) {
-    const uint16_t i = static_cast<uint16_t>(value);
+    const uint16_t i = VHandle{value}.index();
     return blocks_[i / kPerBlock].load(std::memory_order_acquire)->entries[i % kPerBlock];
   }
 

@@ -10,14 +10,17 @@
 namespace devproxy {
 
 // A virtual handle: what the job holds. Chosen by the client, stable over restore.
-//   bits 56..63 kind, 16..55 serial number (never reused), 0..15 index (a stream's place in the stream table)
+//   bits 56..63 kind, 17..55 serial number (never reused), 1..16 index (a stream's place in the stream table)
+// Bit 0 is clear, as in an address: c10 tells a stream of the driver's from one of its own by it (c10/cuda/CUDAStream.cpp).
 struct VHandle {
   uint64_t value = 0;
   constexpr HandleKind kind() const { return static_cast<HandleKind>(value >> 56); }
-  constexpr uint16_t index() const { return static_cast<uint16_t>(value); }
+  constexpr uint16_t index() const { return static_cast<uint16_t>(value >> 1); }
+  constexpr uint64_t serial() const { return value >> 17 & kSerials; }
+  static constexpr uint64_t kSerials = (uint64_t{1} << 39) - 1;
   constexpr bool operator==(const VHandle&) const = default;
   static constexpr VHandle make(HandleKind kind, uint64_t serial, uint16_t index) {
-    return {static_cast<uint64_t>(kind) << 56 | (serial & 0xff'ffff'ffffull) << 16 | index};
+    return {static_cast<uint64_t>(kind) << 56 | (serial & kSerials) << 17 | uint64_t{index} << 1};
   }
 };
 

@@ -4,27 +4,28 @@
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
+#include <dlfcn.h>
 #include <pthread.h>
+#ifdef DEVPROXY_TORCH_OVERRIDE
+#include <c10/cuda/CUDAStream.h>
+#endif
 
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <mutex>
-#include <vector>
+#include <string>
 
 #include "devproxy/torch/client/allocator.h"
 
 namespace devproxy::aten {
 namespace {
 
-constexpr int64_t kPoolIds = 1;                     // ids 1 .. 1 + kPriorities * kStreamsPerPool
-constexpr int64_t kExternalIds = int64_t{1} << 32;  // then the index into Device::external
-
 struct Device {
   std::mutex mu;
   std::atomic<CUcontext> context{nullptr};
   std::array<std::atomic<CUstream>, kPriorities * kStreamsPerPool> pool{};
   std::array<std::atomic<uint32_t>, kPriorities> next_in_pool{};
-  std::vector<CUstream> external;
 };
 
 // Leaked on purpose: tensors are freed after static destructors have run.
@@ -34,15 +35,47 @@ std::array<Device, kMaxDevices>& devices() {
 }
 
 thread_local DeviceIndex t_device = 0;
-thread_local DeviceIndex t_bound = -1;  // whose primary context is current in the driver, as far as we did it
-thread_local std::array<int64_t, kMaxDevices> t_streams{};
+
+thread_local std::array<int64_t, kMaxDevices> t_streams{};  // the current ones
+
+#ifdef DEVPROXY_TORCH_OVERRIDE
+// Over devproxy's CUDA runtime the CUDA wheel's own library keeps this thread's current streams, and the plugin asks
+// there. An extension's C++ reads the stream of `with torch.cuda.stream(s)` from it (at::cuda::getCurrentCUDAStream), and
+// sets one that the ops it calls shall follow (c10::cuda::CUDAStreamGuard). Over NVIDIA's runtime, which a job on the
+// software GPU has, that library works nowhere.
+std::atomic<bool> g_wheel_keeps_streams{false};
+
+// Whether the CUDA runtime of this process lies beside the driver shim.
+bool over_own_runtime() {
+  Dl_info driver_file, runtime_file;
+  void* const count = dlsym(RTLD_DEFAULT, "cudaGetDeviceCount");
+  if (count == nullptr || dladdr(count, &runtime_file) == 0 ||
+      dladdr(reinterpret_cast<void*>(driver().cuInit), &driver_file) == 0)
+    return false;
+  const auto folder = [](const Dl_info& i) { return std::string(i.dli_fname, strrchr(i.dli_fname, '/')); };
+  return strchr(runtime_file.dli_fname, '/') != nullptr && strchr(driver_file.dli_fname, '/') != nullptr &&
+         folder(runtime_file) == folder(driver_file);
+}
+
+c10::cuda::CUDAStream stream_of_wheel(DeviceIndex device, int64_t id) {
+  return c10::cuda::CUDAStream(c10::cuda::CUDAStream::UNCHECKED, torch_stream(device, id));
+}
+
+// Before the first context the default stream is the only one. The library's first answer asks the driver for priorities,
+// under the context that is current.
+void share_streams(DeviceIndex device) {
+  static const bool share = over_own_runtime();
+  if (!share) return;
+  (void)c10::cuda::getCurrentCUDAStream(device);
+  g_wheel_keeps_streams.store(true, std::memory_order_release);
+}
+#endif
 
 std::atomic<bool> g_initialised{false};
 std::atomic<bool> g_bad_fork{false};
 
 void after_fork_in_child() {
   if (g_initialised.load()) g_bad_fork.store(true);
-  t_bound = -1;
 }
 
 CUresult initialise() noexcept {
@@ -77,13 +110,23 @@ DeviceIndex current_device() noexcept { return t_device; }
 void set_current_device(DeviceIndex device) {
   if (device == t_device) return;
   check_device(device);
-  t_device = device;
+  set_current_device_unchecked(device);
 }
 
-void set_current_device_unchecked(DeviceIndex device) noexcept { t_device = device; }
+// An extension's own code asks the driver (through cudaGetDevice), not the plugin.
+void set_current_device_unchecked(DeviceIndex device) noexcept {
+  if (device == t_device) return;
+  t_device = device;
+  if (has_context(device) && !in_bad_fork())
+    (void)driver().cuCtxSetCurrent(devices()[device].context.load(std::memory_order_acquire));
+}
 
 void bind_device(DeviceIndex device) {
-  if (t_bound == device) [[likely]]
+  // Not remembered: an extension or another library may have made another device current. Another context of the same
+  // device stays, as under torch's own build.
+  CUdevice bound;
+  if (has_context(device) && driver().cuCtxGetDevice(&bound) == CUDA_SUCCESS && bound == device && !in_bad_fork())
+      [[likely]]
     return;
   TORCH_CHECK(!in_bad_fork(),
               "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
@@ -108,7 +151,9 @@ void bind_device(DeviceIndex device) {
     }
   }
   check(driver().cuCtxSetCurrent(context), "cuCtxSetCurrent");
-  t_bound = device;
+#ifdef DEVPROXY_TORCH_OVERRIDE
+  share_streams(device);
+#endif
 }
 
 bool has_context(DeviceIndex device) noexcept {
@@ -117,58 +162,60 @@ bool has_context(DeviceIndex device) noexcept {
 
 bool in_bad_fork() noexcept { return g_bad_fork.load(std::memory_order_relaxed); }
 
-int64_t current_stream_id(DeviceIndex device) noexcept { return t_streams[device]; }
-void set_current_stream_id(DeviceIndex device, int64_t id) noexcept { t_streams[device] = id; }
+int64_t current_stream_id(DeviceIndex device) noexcept {
+#ifdef DEVPROXY_TORCH_OVERRIDE
+  if (g_wheel_keeps_streams.load(std::memory_order_acquire)) return c10::cuda::getCurrentCUDAStream(device).id();
+#endif
+  return t_streams[device];
+}
+
+void set_current_stream_id(DeviceIndex device, int64_t id) noexcept {
+#ifdef DEVPROXY_TORCH_OVERRIDE
+  if (g_wheel_keeps_streams.load(std::memory_order_acquire))
+    return c10::cuda::setCurrentCUDAStream(stream_of_wheel(device, id));
+#endif
+  t_streams[device] = id;
+}
 
 int64_t pool_stream_id(DeviceIndex device, int priority) {
   check_device(device);
+  bind_device(device);
   const int level = std::min(std::max(-priority, 0), kPriorities - 1);
-  const uint32_t turn = devices()[device].next_in_pool[level].fetch_add(1) % kStreamsPerPool;
-  return kPoolIds + level * kStreamsPerPool + turn;
+  Device& d = devices()[device];
+  const uint32_t turn = d.next_in_pool[level].fetch_add(1) % kStreamsPerPool;
+  std::atomic<CUstream>& place = d.pool[level * kStreamsPerPool + turn];
+  CUstream stream = place.load(std::memory_order_acquire);
+  if (stream == nullptr) {
+    std::lock_guard lock(d.mu);
+    stream = place.load();
+    if (stream == nullptr) {
+      check(driver().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, -level), "cuStreamCreateWithPriority");
+      place.store(stream, std::memory_order_release);
+    }
+  }
+  return reinterpret_cast<int64_t>(stream);
 }
 
 int64_t external_stream_id(DeviceIndex device, CUstream handle) {
   check_device(device);
-  Device& d = devices()[device];
-  if (handle == nullptr || handle == CU_STREAM_LEGACY) return 0;
-  for (size_t i = 0; i < d.pool.size(); ++i)
-    if (d.pool[i].load() == handle) return kPoolIds + static_cast<int64_t>(i);
-  std::lock_guard lock(d.mu);
-  for (size_t i = 0; i < d.external.size(); ++i)
-    if (d.external[i] == handle) return kExternalIds + static_cast<int64_t>(i);
-  d.external.push_back(handle);
-  return kExternalIds + static_cast<int64_t>(d.external.size()) - 1;
+  return handle == CU_STREAM_LEGACY ? 0 : reinterpret_cast<int64_t>(handle);
 }
 
-int stream_priority(DeviceIndex, int64_t id) {
-  if (id < kPoolIds || id >= kExternalIds) return 0;
-  return -static_cast<int>((id - kPoolIds) / kStreamsPerPool);
+int stream_priority(DeviceIndex device, int64_t id) {
+  int priority = 0;
+  check(driver().cuStreamGetPriority(stream_handle(device, id), &priority), "cuStreamGetPriority");
+  return priority;
 }
 
 CUstream stream_handle(DeviceIndex device, int64_t id) {
   bind_device(device);
-  if (id == 0) [[likely]]
-    return nullptr;
-  Device& d = devices()[device];
-  if (id >= kExternalIds) {
-    std::lock_guard lock(d.mu);
-    const auto i = static_cast<size_t>(id - kExternalIds);
-    TORCH_CHECK(i < d.external.size(), "unknown CUDA stream id ", id);
-    return d.external[i];
-  }
-  const auto i = static_cast<size_t>(id - kPoolIds);
-  TORCH_CHECK(i < d.pool.size(), "unknown CUDA stream id ", id);
-  CUstream stream = d.pool[i].load(std::memory_order_acquire);
-  if (stream != nullptr) [[likely]]
-    return stream;
-  std::lock_guard lock(d.mu);
-  stream = d.pool[i].load();
-  if (stream == nullptr) {
-    check(driver().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, stream_priority(device, id)),
-          "cuStreamCreateWithPriority");
-    d.pool[i].store(stream, std::memory_order_release);
-  }
-  return stream;
+  if ((id & 1) == 0) [[likely]]
+    return reinterpret_cast<CUstream>(id);
+#ifdef DEVPROXY_TORCH_OVERRIDE
+  return stream_of_wheel(device, id).stream();
+#else
+  TORCH_CHECK(false, "unknown CUDA stream id ", id);
+#endif
 }
 
 void synchronize_device(DeviceIndex device) {

@@ -25,7 +25,7 @@ void hide_gpu_from_kineto(bool hidden);
 // Throws "CUDA error: invalid device ordinal" for a device that does not exist.
 void check_device(DeviceIndex device);
 
-// torch's current device of this thread. Selecting it does not create a context.
+// torch's current device of this thread. Selecting it does not create a context, but makes one that exists current.
 DeviceIndex current_device() noexcept;
 void set_current_device(DeviceIndex device);
 void set_current_device_unchecked(DeviceIndex device) noexcept;
@@ -38,8 +38,9 @@ bool has_context(DeviceIndex device) noexcept;
 // True in a child forked after this process initialised the driver.
 bool in_bad_fork() noexcept;
 
-// Streams: id 0 is the device's default stream (the legacy stream); pool streams are made on demand; external streams
-// are entered in a table. `stream_handle` also binds the device.
+// Streams: id 0 is the device's default stream (the legacy stream); any other is the driver's handle, which is even. So
+// are the ids of torch's own CUDA library for streams that it has not made (c10/cuda/CUDAStream.cpp); an odd id is one that
+// it made for an extension. `stream_handle` also binds the device.
 int64_t current_stream_id(DeviceIndex device) noexcept;
 void set_current_stream_id(DeviceIndex device, int64_t id) noexcept;
 int64_t pool_stream_id(DeviceIndex device, int priority);

@@ -23,7 +23,8 @@ namespace devproxy::aten {
   X(cuMemAlloc) X(cuMemFree) X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuStreamIsCapturing)         \
   X(cuStreamGetCaptureInfo) X(cuThreadExchangeStreamCaptureMode) X(cuGraphGetNodes) X(cuGraphDestroy)     \
   X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuGraphDebugDotPrint)                    \
-  X(cuDeviceGetDefaultMemPool) X(cuMemPoolSetAttribute) X(cuMemPoolTrimTo)
+  X(cuDeviceGetDefaultMemPool) X(cuMemPoolSetAttribute) X(cuMemPoolTrimTo) X(cuCtxGetDevice)              \
+  X(cuStreamGetPriority)
 // clang-format on
 
 struct Driver {
