@@ -36,6 +36,8 @@ class BasicSpace : public Space {
   void* host_view(uint64_t, uint64_t) override { return nullptr; }
   void reserve(uint64_t) override {}
   uint64_t room_bytes(uint64_t) override { return UINT64_MAX; }
+  void give_back() override {}
+  uint64_t mapped_bytes() override { return UINT64_MAX; }
   void trim() override {}
   Status alias(uint64_t, size_t, Space&, uint64_t) override {
     return {kNotSupported, "this device cannot map one page twice (level 3)"};
@@ -113,6 +115,7 @@ class BasicSpace : public Space {
   // -- pending commands. Caps::takes_back is false.
   bool withhold(bool) override { return true; }
   bool stands() override { return idle(); }
+  bool stuck() override { return idle(); }
   bool in_host_function() override { return false; }
   StatusOr<std::vector<PendingCommand>> pending_commands() override {
     return Status(kNotSupported, "this device cannot take back what was submitted");

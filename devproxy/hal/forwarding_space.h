@@ -19,6 +19,8 @@ class ForwardingSpace : public Space {
   void freed(uint64_t addr, uint64_t bytes, uint64_t position) override { inner_->freed(addr, bytes, position); }
   void release(uint64_t addr, uint64_t bytes) override { inner_->release(addr, bytes); }
   void reserve(uint64_t bytes) override { inner_->reserve(bytes); }
+  void give_back() override { inner_->give_back(); }
+  uint64_t mapped_bytes() override { return inner_->mapped_bytes(); }
   uint64_t room_bytes(uint64_t had) override { return inner_->room_bytes(had); }
   void host_window(uint64_t addr, uint64_t bytes) override { inner_->host_window(addr, bytes); }
   void host_allocated(uint64_t addr, uint64_t bytes) override { inner_->host_allocated(addr, bytes); }
@@ -139,6 +141,7 @@ class ForwardingSpace : public Space {
   // -- pending commands
   bool withhold(bool on) override { return inner_->withhold(on); }
   bool stands() override { return inner_->stands(); }
+  bool stuck() override { return inner_->stuck(); }
   bool in_host_function() override { return inner_->in_host_function(); }
   StatusOr<std::vector<PendingCommand>> pending_commands() override { return inner_->pending_commands(); }
   std::optional<CommandPlace> pending_record(const EventRef& event) override { return inner_->pending_record(event); }

@@ -28,6 +28,11 @@ class SpaceMemory {
   // How much more than `had`, which the program has for itself already, the device could commit now; all of it where only the
   // GPU's account limits that. The same thread.
   virtual uint64_t room_bytes(uint64_t had) = 0;
+  // Others of the job's on this GPU need what is kept for later, and what will be. Precondition: what was released last was committed again, or
+  // no command can touch it.
+  virtual void give_back() = 0;
+  // Of the GPU's memory, what is behind addresses of this space. All of it where only the GPU's account limits memory.
+  virtual uint64_t mapped_bytes() = 0;
 
   // Another window of host memory, which the caller has mapped, until the space ends.
   virtual void host_window(uint64_t addr, uint64_t bytes) = 0;

@@ -60,6 +60,8 @@ class SpacePending {
   virtual bool withhold(bool on) = 0;
   // The next two while the spaces of all members withhold. Can nothing that is pending go on until they let go?
   virtual bool stands() = 0;
+  // A hint, at any time: does all that is pending wait for somebody else?
+  virtual bool stuck() = 0;
   // Is a host function of the client running?
   virtual bool in_host_function() = 0;
   // Precondition of the next two: stands(). In an order in which they may be submitted again.

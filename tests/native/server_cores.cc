@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
+#include <list>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
@@ -20,6 +23,7 @@
 #include "devproxy/csrc/server/ledger.h"
 #include "devproxy/csrc/server/live_trace.h"
 #include "devproxy/csrc/server/memory_mirror.h"
+#include "devproxy/csrc/server/memory_turns.h"
 #include "devproxy/csrc/server/replay_log.h"
 #include "devproxy/csrc/server/state_record.h"
 #include "devproxy/hal/soft/range_set.h"
@@ -487,6 +491,157 @@ void cut_has_patience() {
   EXPECT(c.on({3501, false, progress++, true}) == Verdict::kOverlap);
 }
 
+// Against every order in which they could finish.
+void claims_that_can_finish_are_found(uint32_t seed) {
+  std::mt19937 rng(seed);
+  for (int round = 0; round < 300; round++) {
+    std::vector<MemoryClaim> claims(rng() % 5);
+    for (MemoryClaim& c : claims) {
+      c.least = rng() % 10;
+      c.has = c.least + rng() % 10;
+      c.most = c.has + rng() % 15;
+    }
+    const uint64_t free = rng() % 20;
+    std::vector<size_t> order(claims.size());
+    std::iota(order.begin(), order.end(), 0);
+    bool one = claims.empty();
+    do {
+      uint64_t left = free;
+      bool all = true;
+      for (const size_t i : order) {
+        all &= claims[i].most - claims[i].has <= left;
+        left += claims[i].has - claims[i].least;
+      }
+      one |= all;
+    } while (!one && std::next_permutation(order.begin(), order.end()));
+    EXPECT(all_can_finish(claims, free) == one);
+  }
+}
+
+// Data-parallel ranks whose activations do not fit beside each other. In each step a rank goes up by pieces, comes down to
+// what it has and its gradients, meets the others there, and drops the gradients. Whoever may not take more waits, so the
+// sum never passes the GPU's memory; and nobody waits in a circle. fresh: nothing is known of them at first. middle: they
+// also meet at that height on the way up.
+struct TurnsWorld {
+  struct Rank {
+    MemoryTurns::Seat* seat = nullptr;
+    uint64_t has = 0, steps = 0, moves = 0, meetings = 0;
+    bool falls = false, meets = false, waits = false;
+  };
+  std::mt19937 rng;
+  size_t ranks;
+  uint64_t base, gradients, peak, total, middle;
+  std::chrono::steady_clock::time_point now{std::chrono::seconds(1)};
+  MemoryTurns turns{[this] { return now; }};
+  std::list<Rank> all;
+  size_t waited = 0;
+
+  TurnsWorld(uint32_t seed, bool fresh, bool meets) : rng(seed) {
+    ranks = 2 + rng() % 3;
+    base = 10 + rng() % 20;
+    gradients = 1 + rng() % 10;
+    peak = base + gradients + 20 + rng() % 60;
+    middle = meets ? base + gradients + 1 + rng() % (peak - base - gradients - 1) : 0;
+    total = (ranks - 1) * std::max(base + gradients, middle) + peak + rng() % 10;
+    total += total / 5;  // what is kept back, and free for all at first
+    for (size_t i = 0; i < ranks; i++) {
+      Rank& r = all.emplace_back();
+      r.has = fresh ? 0 : base;
+      r.seat = turns.sit({[this, &r] { return state_of(r); }, [&r] { return r.moves; }, [] {}, [] {}}, r.has,
+                         fresh ? 0 : peak + total / 32);  // and what a client keeps unused
+    }
+  }
+  ~TurnsWorld() {
+    for (Rank& r : all) turns.leave(r.seat);
+  }
+  MemoryTurns::State state_of(const Rank& r) const {
+    return r.meets && !all_here(r) ? MemoryTurns::State::kWaits : MemoryTurns::State::kMoves;
+  }
+  bool all_here(const Rank& r) const {
+    return std::all_of(all.begin(), all.end(),
+                       [&](const Rank& o) { return o.meetings > r.meetings || (o.meetings == r.meetings && o.meets); });
+  }
+  uint64_t has() const {
+    uint64_t sum = 0;
+    for (const Rank& r : all) sum += r.has;
+    return sum;
+  }
+  bool move(Rank& r) {
+    if (r.meets) {
+      if (!all_here(r)) return false;
+      r.meets = false;
+      r.meetings++;
+      if (r.falls) {
+        r.falls = false;
+        r.steps++;
+        r.has = base;
+      }
+    } else if (r.falls) {
+      r.has -= std::min<uint64_t>(r.has - base - gradients, 1 + rng() % 20);
+      r.meets = r.has == base + gradients;
+    } else {
+      const uint64_t top = r.has < middle ? middle : peak;
+      const uint64_t more = std::min<uint64_t>(top - r.has, 1 + rng() % 20);
+      if (!turns.may_take(r.seat, more + rng() % 3, more, total - has(), false)) return waited++, false;
+      r.has += more;
+      r.falls = r.has == peak;
+      r.meets = r.has == middle;
+    }
+    r.moves++;
+    turns.now(r.seat, r.has, r.steps > 2 ? base : 0, r.steps);
+    EXPECT(has() <= total);
+    return true;
+  }
+  void run() {
+    for (size_t still = 0; std::any_of(all.begin(), all.end(), [](const Rank& r) { return r.steps < 20; });) {
+      now += std::chrono::microseconds(100);
+      still = move(*std::next(all.begin(), static_cast<ptrdiff_t>(rng() % ranks))) ? 0 : still + 1;
+      EXPECT(still < 100'000);  // a circle
+    }
+  }
+};
+
+void ranks_take_turns_for_memory(uint32_t seed) {
+  TurnsWorld moved(seed, false, false);
+  moved.run();
+  EXPECT(moved.turns.counts().still == 0 && !moved.turns.counts().off);  // no time is lost
+  if (moved.ranks * moved.peak > moved.total + 60) EXPECT(moved.waited > 0);
+  std::printf("fresh %u\n", seed);
+  TurnsWorld fresh(seed, true, false);
+  fresh.run();
+  EXPECT(!fresh.turns.counts().off);
+  std::printf("meet %u\n", seed);
+  TurnsWorld meet(seed, false, true);
+  meet.run();
+  EXPECT(!meet.turns.counts().off);
+}
+
+// They meet at their peaks, and all peaks do not fit: that is seen, and the device has the word.
+void ranks_that_need_all_at_once_are_let_go() {
+  using State = MemoryTurns::State;
+  std::chrono::steady_clock::time_point now{std::chrono::seconds(1)};
+  MemoryTurns turns([&] { return now; });
+  uint64_t moves = 0;
+  auto* a = turns.sit({[] { return State::kWaits; }, [] { return uint64_t{0}; }, [] {}, [] {}}, 60, 60);
+  auto* b = turns.sit({[] { return State::kMoves; }, [&] { return moves; }, [] {}, [] {}}, 30, 60);
+  EXPECT(turns.may_take(b, 30, 20, 10, false) == 0 && turns.counts().waits == 1);
+  for (int ms = 0; ms < 900; ms++) {
+    now += std::chrono::milliseconds(1);
+    EXPECT(turns.may_take(b, 30, 20, 10, false) == 0);
+  }
+  now += std::chrono::seconds(10);  // a cut: nobody looks
+  EXPECT(turns.may_take(b, 30, 20, 10, false) == 0);
+  for (int ms = 0; ms < 1000; ms++) {
+    now += std::chrono::milliseconds(1);
+    EXPECT(turns.may_take(b, 30, 20, 10, false) == 0);
+  }
+  now += std::chrono::milliseconds(1);
+  EXPECT(turns.may_take(b, 30, 20, 10, false) == 20 && turns.counts().off);
+  EXPECT(turns.may_take(b, 1000, 900, 0, false) == 1000);
+  turns.leave(a);
+  turns.leave(b);
+}
+
 }  // namespace
 
 int main() {
@@ -502,11 +657,14 @@ int main() {
   handles_are_typed_and_never_stale();
   replay_log_is_as_long_as_the_state();
   ledger_limits_each_job_and_all_of_them();
+  ranks_that_need_all_at_once_are_let_go();
   for (uint32_t seed = 1; seed <= 20; seed++) {
     mirror_agrees_with_bytes(seed);
     ledger_never_gives_more_than_there_is(seed);
     ledger_counts_pages_once_and_moving_jobs_once(seed);
     range_set_agrees_with_bits(seed);
+    claims_that_can_finish_are_found(seed);
+    ranks_take_turns_for_memory(seed);
   }
   std::printf("ok\n");
   return 0;

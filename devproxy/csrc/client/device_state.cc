@@ -18,6 +18,7 @@ namespace {
 constexpr uint64_t kCreditStep = 32u << 20;  // asked for at once, so that most allocations are local
 // Unused credit beyond this, and beyond what pools hold on to, goes back to the other jobs of the GPU.
 constexpr uint64_t kCreditKeep = 64u << 20;
+constexpr uint64_t kCreditParts = 64;  // both are no larger than such a part of the GPU
 // The GPU has room while one part in kRoomParts is free. The client looks whenever one part in kLookParts more is granted,
 // and where there was no room, also every kLookTight times that more is granted.
 constexpr uint64_t kRoomParts = 8, kLookParts = 32;
@@ -51,6 +52,8 @@ DeviceState::DeviceState(Connection* connection, int ordinal)
     : conn_(connection),
       ordinal_(ordinal),
       alloc_(connection->device_base(), kHeapBytes),
+      step_(std::min(kCreditStep, connection->props().total_bytes / kCreditParts)),
+      keep_(std::min(kCreditKeep, connection->props().total_bytes / kCreditParts)),
       pinned_alloc_(connection->pinned_base(), kPinnedBytes),
       streams_(new StreamObj[kStreams]) {
   streams_[0].handle = kLegacyStream.value;
@@ -66,7 +69,7 @@ DeviceState::DeviceState(Connection* connection, int ordinal)
 int32_t DeviceState::credit(uint64_t bytes) {
   if (used_ + bytes <= granted_) return kOk;
   const uint64_t deficit = used_ + bytes - granted_;
-  const wire::MEM_CREDIT_req req{std::max(deficit, kCreditStep), deficit};
+  const wire::MEM_CREDIT_req req{std::max(deficit, step_), deficit};
   wire::MEM_CREDIT_rep rep{};
   Reply reply{&rep, sizeof(rep)};
   const int32_t rc = conn_->call(wire::Opcode::MEM_CREDIT, req, &reply);
@@ -85,7 +88,7 @@ void DeviceState::look_for_room() {
   wire::MEM_INFO_rep rep{};
   Reply reply{&rep, sizeof(rep)};
   roomy_ =
-      conn_->call(wire::Opcode::MEM_INFO, wire::MEM_INFO_req{}, &reply) == kOk && rep.free >= rep.total / kRoomParts;
+      conn_->call(wire::Opcode::MEM_INFO, wire::MEM_INFO_req{}, &reply) == kOk && rep.spare >= rep.total / kRoomParts;
   look_at_ = granted_ + rep.total / kLookParts;
   if (!roomy_) held_ = 0;
 }
@@ -104,8 +107,8 @@ void DeviceState::heed_server() {
 
 void DeviceState::give_back_credit() {
   const uint64_t unused = granted_ - used_;
-  if (unused <= held_ + 2 * kCreditKeep) return;
-  const wire::MEM_CREDIT_RETURN_req req{unused - held_ - kCreditKeep};
+  if (unused <= held_ + 2 * keep_) return;
+  const wire::MEM_CREDIT_RETURN_req req{unused - held_ - keep_};
   if (conn_->post(wire::Opcode::MEM_CREDIT_RETURN, req) != kOk) return;
   granted_ -= req.bytes;
   if (roomy_) look_at_ = std::min(look_at_, granted_);

@@ -216,6 +216,7 @@ class DeviceState {
   Lives live_;
   std::unordered_map<uint32_t, StreamCache> pending_;  // by stream index
   std::vector<Retiring> retiring_;
+  const uint64_t step_, keep_;  // of credit, in bytes: how much is asked for at once, and kept unused in any case
   // Credit: of granted_, used_ is allocated, and of the rest pools hold on to held_.
   uint64_t granted_ = 0, used_ = 0, held_ = 0;
   uint64_t kept_bytes_ = 0;  // of used_: freed, and kept

@@ -11,10 +11,6 @@
 
 namespace devproxy::server {
 
-namespace {
-constexpr uint64_t kOwedStep = 32ull << 20;  // taken from the ledger at once
-}
-
 void ClientMemory::count(int64_t change_bytes) {
   const auto change = static_cast<uint64_t>(change_bytes);  // wraps as it should
   const uint64_t live = counters_.live_bytes.load(std::memory_order_relaxed) + change;
@@ -62,12 +58,19 @@ uint64_t ClientMemory::free_bytes(uint64_t most) const {
   return free > owed_bytes_ ? free - owed_bytes_ : 0;
 }
 
-bool ClientMemory::use_credit(uint64_t bytes) {
+void ClientMemory::owe_unused() {
+  const uint64_t unused = credit_bytes_ - client_bytes_ - owed_bytes_;
+  if (unused == 0) return;
+  ledger_.give(unused);
+  owed_bytes_ += unused;
+}
+
+bool ClientMemory::use_credit(uint64_t bytes, uint64_t most) {
   const uint64_t unused = credit_bytes_ - client_bytes_;
   if (bytes > unused) return false;
-  if (owed_bytes_ == 0 || bytes <= unused - owed_bytes_) return true;
-  const uint64_t missing = bytes - (unused - owed_bytes_);
-  const auto granted = ledger_.grow(std::min(owed_bytes_, std::max(missing, kOwedStep)), missing);
+  const uint64_t missing = missing_bytes(bytes);
+  if (missing == 0) return true;
+  const auto granted = ledger_.grow(std::min(owed_bytes_, std::max(missing, most)), missing);
   if (granted) owed_bytes_ -= *granted;
   return granted.has_value();
 }

@@ -7,6 +7,7 @@
 // reads while the client is parked, and the counters at any time. Locks: mu_ is a leaf.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -42,6 +43,7 @@ struct RangeRecord;
 class ClientMemory {
  public:
   using Answer = MemoryMirror::Answer;
+  static constexpr uint64_t kOwedStep = 32ull << 20;  // taken from the ledger at once
 
   ClientMemory(uint32_t slot, LedgerShare& ledger, LiveBytes& server, Counters& counters)
       : base_(range_base(slot)),
@@ -74,10 +76,22 @@ class ClientMemory {
   bool return_credit(uint64_t bytes);  // false: so much is not free
   // Before an allocation. False: it is not within the credit; or it is within what was unused at a checkpoint, and the
   // GPU of the restore has no room for it.
-  bool use_credit(uint64_t bytes);
+  bool use_credit(uint64_t bytes, uint64_t most = kOwedStep);
+  // From now on the unused credit is taken from the ledger when it is used, as behind a checkpoint.
+  void owe_unused();
   // Once after a restore in which credit was unused.
   bool restored_unused() { return std::exchange(restored_unused_, false); }
   uint64_t credit_bytes() const { return credit_bytes_; }
+  // Of that, what the ledger knows of.
+  uint64_t taken_bytes() const { return credit_bytes_ - owed_bytes_ - untaken_bytes_.load(); }
+  // What use_credit() would take from the ledger.
+  uint64_t missing_bytes(uint64_t bytes) const {
+    const uint64_t unused = credit_bytes_ - client_bytes_;
+    return owed_bytes_ == 0 || bytes > unused || bytes <= unused - owed_bytes_ ? 0 : bytes - (unused - owed_bytes_);
+  }
+  // Beside the credit: for a rank alone on the GPU, and as things are.
+  uint64_t free_alone_bytes() const { return ledger_.free_bytes(); }
+  uint64_t room_bytes(uint64_t most) const { return std::min(ledger_.room_bytes(), most); }
   // Of the GPU, beside the credit.
   uint64_t free_bytes(uint64_t most) const;
   uint64_t total_bytes() const { return ledger_.total_bytes(); }

@@ -52,6 +52,9 @@ constexpr uint64_t kDrainLookUs = 50;
 // Commands that wait in streams; each is some 300 bytes and its parameters.
 constexpr uint32_t kMaxPending = 1u << 16, kMaxPendingEver = 1u << 20;
 
+// A client has so much unused at most: one part in so many of the GPU (client/device_state.cc).
+constexpr uint64_t kUnusedParts = 32;
+
 }  // namespace
 
 Connection::Connection(ServerParts& parts, const Peer& peer, uint32_t slot)
@@ -169,6 +172,7 @@ void Connection::join() {
 
 // Gives everything back; also what a half-made connection has.
 void Connection::tear_down() {
+  if (seat_) parts_.turns->leave(std::exchange(seat_, nullptr));
   if (device_.is_open()) device_.stop();
   state_.clear();
   communicators_.clear();
@@ -215,6 +219,7 @@ Status Connection::save(ClientRecord* client) {
 void Connection::run() {
   prctl(PR_SET_NAME, "dp-dispatch");  // as top -H and profilers show it
   prepare_thread_for_crash();
+  if (parts_.turns) take_seat();
   try {
     dispatch();
   } catch (const std::exception& e) {  // our bug or no memory: this connection pays, the others go on
@@ -223,7 +228,7 @@ void Connection::run() {
     poison(text);
   }
   device_.yield();
-  while (attend()) endpoint_.wait(gate_, true, [this] { device_.tidy(); });  // poisoned: until the client goes
+  while (attend()) endpoint_.wait(gate_, true, [this] { look_around(); });  // poisoned: until the client goes
   tear_down();
   finished_.store(true, std::memory_order_release);
   parts_.wake();
@@ -246,13 +251,14 @@ void Connection::dispatch() {
       if (endpoint_.peek() != 0) continue;
       count_busy();
       device_.yield();
-      while (!endpoint_.wait(gate_, false, [this] { device_.tidy(); }) && gate_.attention() == 0) {}
+      while (!endpoint_.wait(gate_, false, [this] { look_around(); }) && gate_.attention() == 0) {}
       busy_since = now_us();
       continue;
     }
     switch (consume(bytes)) {
       case Taken::kPoisoned: return;
       case Taken::kHeld: device_.yield(), communicators_.wait(); continue;
+      case Taken::kHeldForMemory: device_.yield(), parts_.turns->wait(); continue;
       case Taken::kYes: endpoint_.release(bytes);
     }
     if (device_.pending() > kMaxPending) throttle();
@@ -315,6 +321,71 @@ void Connection::throttle() {
   if (device_.pending() > kMaxPendingEver) poison("more than a million commands wait behind a host function");
 }
 
+bool Connection::changes_credit(const Message& m) const {
+  switch (static_cast<wire::Opcode>(m.info->opcode)) {
+    case wire::Opcode::MEM_CREDIT:
+    case wire::Opcode::MEM_CREDIT_RETURN: return true;
+    case wire::Opcode::MEM_ALLOC: return memory_.missing_bytes(m.as<wire::MEM_ALLOC_req>().bytes) != 0;
+    default: return false;
+  }
+}
+
+// May the client have the memory that the message wants? Asked again until it may, where ranks share the GPU.
+bool Connection::may_take_memory(const Message& m) {
+  uint64_t wanted = 0, needed = 0;
+  if (m.info->opcode == static_cast<uint16_t>(wire::Opcode::MEM_CREDIT)) {
+    wanted = m.as<wire::MEM_CREDIT_req>().bytes;
+    needed = m.as<wire::MEM_CREDIT_req>().minimum;
+  } else if (m.info->opcode == static_cast<uint16_t>(wire::Opcode::MEM_ALLOC)) {
+    needed = memory_.missing_bytes(m.as<wire::MEM_ALLOC_req>().bytes);
+    wanted = std::max(needed, ClientMemory::kOwedStep);
+  }
+  credit_most_ = UINT64_MAX;
+  if (needed == 0 || needed > memory_.free_alone_bytes() || faulted()) return true;  // then its handler refuses it
+  const uint64_t there = device_.room_bytes(memory_.taken_bytes());
+  credit_most_ = parts_.turns->may_take(seat_, wanted, needed, memory_.room_bytes(there), there == UINT64_MAX);
+  return credit_most_ != 0;
+}
+
+void Connection::take_seat() {
+  const uint64_t peak = counters_.peak_bytes.load(std::memory_order_relaxed);
+  seat_ = parts_.turns->sit(
+      {.state =
+           [this] {
+             using State = MemoryTurns::State;
+             return device_.pending() == 0 ? State::kRests : device_.stuck() ? State::kWaits : State::kMoves;
+           },
+       // Not its calls: a watchdog asks after the state of a communicator all the time.
+       .progress =
+           [this] {
+             const Counted n = counters_.counted();
+             return n.launches + n.allocs + n.frees + n.h2d_bytes + n.d2h_bytes + n.d2d_bytes + n.memset_bytes -
+                    device_.pending();
+           },
+       .want_credit = [this] { endpoint_.lifeline().want_credit(); },
+       .look = [this] { endpoint_.wake_dispatch_thread(); }},
+      memory_.taken_bytes(), peak ? peak + memory_.total_bytes() / kUnusedParts : 0);
+}
+
+void Connection::note_memory() {
+  parts_.turns->now(seat_, memory_.taken_bytes(), memory_.trough_bytes(), endpoint_.steps(), device_.mapped_bytes());
+  if (!std::exchange(frugal_, parts_.turns->tight()) && frugal_) device_.give_back();
+}
+
+// Nothing has come: gives back what no command can touch any more.
+void Connection::look_around() {
+  if (seat_) {
+    if (memory_.device().has_freed())
+      for (const Range& range : memory_.retire(device_.oldest_pending())) device_.release(range.addr, range.bytes);
+    if (parts_.turns->tight()) {
+      memory_.owe_unused();
+      note_memory();
+      device_.reserve(memory_.taken_bytes());
+    }
+  }
+  device_.tidy();
+}
+
 // Handles the record at the ring's head. kHeld: it must wait for the other ranks, and is read again.
 Connection::Taken Connection::consume(uint32_t record_bytes) {
   Message message;
@@ -323,6 +394,8 @@ Connection::Taken Connection::consume(uint32_t record_bytes) {
     const bool captured = message.info->opcode == static_cast<uint16_t>(wire::Opcode::GRAPH_LAUNCH);
     if (message.info->communicates && !communicators_.take(comm_steps(message), captured)) [[unlikely]]
       return Taken::kHeld;
+    const bool takes = seat_ && changes_credit(message);
+    if (takes && !may_take_memory(message)) return Taken::kHeldForMemory;
     Counters::add(counters_.calls, 1);
     answered_ = false;
     Trace& trace = device_.trace();
@@ -334,6 +407,7 @@ Connection::Taken Connection::consume(uint32_t record_bytes) {
     } else {
       handler_of (*message.info)(*this, message);
     }
+    if (takes) note_memory();
     if (!poisoned_) {
       if (!answered_) reply(message, kOk);
       if (began_ns) [[unlikely]]

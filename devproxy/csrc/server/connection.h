@@ -27,6 +27,7 @@
 #include "devproxy/csrc/server/host_functions.h"
 #include "devproxy/csrc/server/image_store.h"
 #include "devproxy/csrc/server/ledger.h"
+#include "devproxy/csrc/server/memory_turns.h"
 #include "devproxy/csrc/server/message.h"
 #include "devproxy/csrc/server/peer_link.h"
 #include "devproxy/csrc/server/shared_gate.h"
@@ -49,6 +50,7 @@ struct ServerParts {
   hal::Device* device = nullptr;
   hal::Properties properties;  // as the job sees them: with its GPU's identity, wherever it is
   LedgerShare* ledger = nullptr;
+  MemoryTurns* turns = nullptr;  // of the job's GPUs on the physical one; nullptr: there is one only
   SlotTable* slots = nullptr;
   ImageStore images;
   LiveBytes live;
@@ -139,6 +141,16 @@ class Connection final : public hal::SpaceOwner {
   ClientMemory& memory() { return memory_; }
   Windows& windows() { return windows_; }
   HostFunctions& host_functions() { return host_functions_; }
+  // What a question for credit may be given beyond what it needs; and how much its client may keep unused.
+  uint64_t credit_most() const { return credit_most_; }
+  // Ranks of the job share the GPU; until one of them has given something back, or a moment.
+  bool shares() const { return seat_ != nullptr; }
+  void wait_for_others() { parts_.turns->wait(); }
+  // What it was promised of the GPU. Where ranks take turns, it asks again for what it does not use.
+  uint64_t promised_bytes() const { return seat_ ? memory_.taken_bytes() : memory_.credit_bytes(); }
+  uint64_t spare_bytes(uint64_t free_bytes) {
+    return seat_ ? parts_.turns->spare_bytes(seat_, memory_.room_bytes(free_bytes)) : free_bytes;
+  }
   // Also the server thread.
   Communicators& communicators() { return communicators_; }
   CommReport comm_report() {
@@ -176,8 +188,13 @@ class Connection final : public hal::SpaceOwner {
   Gate::Boundary boundary();
   Gate::Step drain();
   void throttle();
-  enum class Taken : uint8_t { kYes, kHeld, kPoisoned };
+  enum class Taken : uint8_t { kYes, kHeld, kHeldForMemory, kPoisoned };
   Taken consume(uint32_t record_bytes);
+  bool changes_credit(const Message& message) const;
+  bool may_take_memory(const Message& message);
+  void take_seat();
+  void note_memory();
+  void look_around();
   void trace_message(const Message& message, uint64_t began_ns);
   std::vector<CommStep> comm_steps(const Message& message);
   void comm_steps_of(const uint8_t* ops, size_t bytes, std::vector<CommStep>* steps);
@@ -197,6 +214,9 @@ class Connection final : public hal::SpaceOwner {
   Endpoint endpoint_;
   SharedGate gate_;
   Counters counters_;
+  MemoryTurns::Seat* seat_ = nullptr;
+  bool frugal_ = false;                // its device keeps nothing for later
+  uint64_t credit_most_ = UINT64_MAX;  // that the next question for credit may be given
   std::thread thread_;
   std::atomic<bool> finished_{false};
   std::atomic<bool> withholds_{false};

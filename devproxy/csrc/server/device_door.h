@@ -145,6 +145,7 @@ class DeviceDoor {
 
   bool withhold(bool on) { return space_->withhold(on); }
   bool stands() { return space_->stands(); }
+  bool stuck() { return space_->stuck(); }
   bool in_host_function() { return space_->in_host_function(); }
   StatusOr<std::vector<hal::PendingCommand>> pending_commands() { return space_->pending_commands(); }
   std::optional<hal::CommandPlace> pending_record(const hal::EventRef& event) { return space_->pending_record(event); }
@@ -156,6 +157,8 @@ class DeviceDoor {
   void freed(uint64_t addr, uint64_t bytes, uint64_t position) { space_->freed(addr, bytes, position); }
   void release(uint64_t addr, uint64_t bytes) { space_->release(addr, bytes); }
   void reserve(uint64_t bytes) { space_->reserve(bytes); }
+  void give_back() { space_->give_back(); }
+  uint64_t mapped_bytes() { return space_->mapped_bytes(); }
   uint64_t room_bytes(uint64_t had) { return space_->room_bytes(had); }
   Status loaded(uint64_t addr, uint64_t bytes) { return space_->loaded(addr, bytes); }
   void all_loaded() { space_->all_loaded(); }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "devproxy/csrc/base/status.h"
+#include "devproxy/csrc/server/memory_turns.h"
 #include "devproxy/csrc/server/server.h"
 #include "devproxy/hal/sharing.h"
 
@@ -44,6 +45,7 @@ class Process {
   const OpenDevice open_device_;
   std::shared_ptr<hal::Sharing> sharing_;  // nullptr: nobody to share with
   std::unique_ptr<Ledger> ledger_;
+  MemoryTurns turns_;
   std::vector<std::unique_ptr<Server>> servers_;
 };
 

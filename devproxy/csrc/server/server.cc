@@ -610,6 +610,20 @@ Json Server::stats() const {
                 {"settled_bytes", c.settled_bytes},
                 {"off", c.off}};
   }
+  Json turns;
+  if (parts_.turns) {
+    const MemoryTurns::Counts c = parts_.turns->counts();
+    turns = {{"waits", c.waits}, {"waited_ms", c.waited_us / 1000}, {"still", c.still}, {"off", c.off}};
+    for (const MemoryTurns::Rank& r : parts_.turns->ranks()) {
+      const char* const states[] = {"moves", "waits", "rests"};
+      turns["ranks"].push_back({{"has", r.claim.has},
+                                {"most", r.claim.most},
+                                {"least", r.claim.least},
+                                {"known", r.known},
+                                {"waits", r.waits},
+                                {"state", states[static_cast<size_t>(r.state)]}});
+    }
+  }
   const Ledger::Use use = ledger_->use();
   const uint64_t uptime_ms = (now_us() - started_us_) / 1000;
   return {{"job", config_.job},
@@ -618,6 +632,7 @@ Json Server::stats() const {
           {"physical_gpu", config_.physical_gpu},
           {"switches", sharing_ ? Json(sharing_->engine.switches()) : Json()},
           {"splicing", splicing},
+          {"memory_turns", turns},
           {"device", config_.device},
           {"name", device_->properties().name},
           {"uptime_s", static_cast<double>(uptime_ms) / 1000},

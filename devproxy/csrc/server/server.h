@@ -58,13 +58,16 @@ Status assume(const IdentityRecord& record, hal::Properties* properties);
 
 class Server {
  public:
-  Server(const ServerConfig& config, std::unique_ptr<hal::Device> device, Ledger& ledger, const hal::Sharing* sharing)
+  Server(const ServerConfig& config, std::unique_ptr<hal::Device> device, Ledger& ledger, const hal::Sharing* sharing,
+         MemoryTurns* turns)
       : config_(config),
         total_bytes_(ledger.limit_bytes()),
         device_(std::move(device)),
         ledger_(&ledger),
         share_(ledger, sharing != nullptr),
-        sharing_(sharing) {}
+        sharing_(sharing) {
+    parts_.turns = turns;
+  }
   // Everything that can be refused is refused in these two, before anybody is told "ready".
   Status open();
   Status announce();   // from now on others find it

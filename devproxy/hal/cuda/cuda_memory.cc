@@ -195,6 +195,13 @@ Status DeviceMemory::map_fresh(uint64_t begin, uint64_t end, bool by_page, std::
 // The gap [begin, end) between what is mapped, granule aligned: with whole slabs around it if memory allows, else alone. The slabs at
 // its ends have handles of their own: others will lie there too, and what lies in a handle keeps all of it mapped.
 Status DeviceMemory::fill_gap(uint64_t begin, uint64_t end, bool by_page) {
+  if (frugal_) {  // no more than is needed, and the pages at the edges, which others will share, in handles of their own
+    const std::array<uint64_t, 2> edges{begin + granularity_, end - granularity_};
+    Status s = map_fresh(begin, end, by_page, edges);
+    if (s.code() != kOutOfMemory) return s;
+    trim(0);
+    return map_fresh(begin, end, by_page, edges);
+  }
   const uint64_t slab = up(config_.slab_bytes, granularity_);
   uint64_t low = std::max(base_, base_ + down(begin - base_, slab));
   uint64_t high = std::min(base_ + bytes_, base_ + up(end - base_, slab));
@@ -257,6 +264,12 @@ void DeviceMemory::tidy() {
   tidy_locked();
 }
 
+void DeviceMemory::give_back() {
+  std::lock_guard lock(mu_);
+  frugal_ = true;
+  trim(0);
+}
+
 void DeviceMemory::reserve(uint64_t bytes) {
   std::lock_guard lock(mu_);
   reserved_bytes_ = bytes;
@@ -267,6 +280,10 @@ uint64_t DeviceMemory::room_bytes(uint64_t had) const {
   size_t free = 0, total = 0;
   if (cu.cuMemGetInfo(&free, &total) != CUDA_SUCCESS) return UINT64_MAX;  // commit() says what is wrong
   std::lock_guard lock(mu_);
+  if (frugal_) {
+    const uint64_t left = had > committed_.bytes() ? had - committed_.bytes() : 0, there = free + idle_bytes_;
+    return there > left + 2 * granularity_ ? there - left - 2 * granularity_ : 0;
+  }
   // What is mapped and not committed is taken for room, though it may be in pieces: then commit() does not find it.
   const uint64_t spoken_for =
       std::max(had, committed_.bytes()) + 2 * granularity_;  // a range begins and ends in a page
@@ -275,6 +292,7 @@ uint64_t DeviceMemory::room_bytes(uint64_t had) const {
 }
 
 void DeviceMemory::tidy_locked() {
+  if (frugal_) return trim(0);
   // The floor comes on top: whole slabs are more than what lies in them.
   const uint64_t in_use = mapped_bytes_ - idle_bytes_, most = reserved_bytes_ + config_.idle_floor_bytes;
   uint64_t keep = std::max(config_.idle_floor_bytes, most > in_use ? most - in_use : 0);

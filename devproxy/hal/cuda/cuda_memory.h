@@ -62,6 +62,8 @@ class DeviceMemory {
   // Gives idle memory back to the driver, but for what is kept for the next step. Precondition: what was released last
   // was committed again, or no command can touch it.
   void tidy();
+  // All of it, and from now on whatever is idle. Precondition: as above.
+  void give_back();
   // Is physical memory behind every byte?
   bool mapped(uint64_t addr, uint64_t bytes) const;
   uint64_t mapped_bytes() const;
@@ -116,7 +118,7 @@ class DeviceMemory {
   Ranges committed_;
   uint64_t mapped_bytes_ = 0, idle_bytes_ = 0, reserved_bytes_ = 0;
   uint64_t maps_ = 0;  // for the log
-  bool plenty_ = false;
+  bool plenty_ = false, frugal_ = false;
   std::chrono::steady_clock::time_point asked_;
 };
 

@@ -124,6 +124,8 @@ class CudaSpace final : public BasicSpace {
   void release(uint64_t addr, uint64_t bytes) override;
 
   void reserve(uint64_t bytes) override { memory_->reserve(bytes); }
+  void give_back() override { memory_->give_back(); }
+  uint64_t mapped_bytes() override { return memory_->mapped_bytes(); }
   uint64_t room_bytes(uint64_t had) override { return memory_->room_bytes(had); }
 
   QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;
@@ -132,6 +134,7 @@ class CudaSpace final : public BasicSpace {
   Status reset_persisting_l2() override;
   void awaited(const QueueRef& queue) override;
   uint64_t oldest_pending() override;
+  bool stuck() override { return stands_still(); }
   bool idle() const override { return pending_all_.load(std::memory_order_acquire) == 0; }
   uint32_t pending() const override { return pending_all_.load(std::memory_order_acquire); }
 

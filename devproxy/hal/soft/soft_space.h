@@ -104,6 +104,7 @@ class SoftSpace final : public BasicSpace {
 
   bool withhold(bool on) override;
   bool stands() override;
+  bool stuck() override { return stands(); }
   bool in_host_function() override;
   StatusOr<std::vector<PendingCommand>> pending_commands() override;
   std::optional<CommandPlace> pending_record(const EventRef& event) override;

@@ -79,9 +79,11 @@ template <class Again, class Done>
 void wait_for_freed(Connection& c, Again again, Done done) {
   using Clock = std::chrono::steady_clock;
   for (const auto until = Clock::now() + kRoomPatience;
-       !done() && c.memory().device().has_freed() && Clock::now() < until;) {
+       !done() && (c.shares() || c.memory().device().has_freed()) && Clock::now() < until;) {
     if (forget_freed(c))
       again();
+    else if (c.shares())
+      c.wait_for_others(), again();
     else
       std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
@@ -93,7 +95,8 @@ void mem_alloc(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MEM_ALLOC_req>();
   // This GPU may have less room than the one before. Not in the restore, which leaves the client's segment as it was.
   if (c.memory().restored_unused()) c.endpoint().lifeline().want_credit();
-  if (!c.memory().use_credit(r.bytes)) return c.fail(m, kOutOfMemory);
+  if (!c.memory().use_credit(r.bytes, std::min(ClientMemory::kOwedStep, c.credit_most())))
+    return c.fail(m, kOutOfMemory);
   if (r.addr >= c.memory().globals_begin() || r.bytes > c.memory().globals_begin() - r.addr)
     return c.fail(m, kInvalidValue);
   std::vector<Range> forgotten;
@@ -129,8 +132,8 @@ void mem_credit(Connection& c, const Message& m) {
   uint64_t room = 0;
   std::optional<uint64_t> granted;
   const auto take = [&] {
-    room = c.device().room_bytes(c.memory().credit_bytes());
-    granted = c.memory().take_credit(r.bytes, r.minimum, room);
+    room = c.device().room_bytes(c.promised_bytes());
+    granted = c.memory().take_credit(std::min(r.bytes, c.credit_most()), r.minimum, room);
   };
   take();
   if (!granted) {  // what the device keeps for later is the job's first
@@ -140,7 +143,7 @@ void mem_credit(Connection& c, const Message& m) {
   const auto would_do = [&] { return room < r.minimum && r.minimum - room <= c.memory().device().freed_bytes(); };
   if (!granted) wait_for_freed(c, take, [&] { return granted || !would_do(); });
   if (!granted) return c.reply(m, kOutOfMemory);
-  c.device().reserve(c.memory().credit_bytes());
+  c.device().reserve(c.promised_bytes());
   const wire::MEM_CREDIT_rep rep{*granted};
   c.reply(m, kOk, &rep, sizeof rep);
   DP_LOG(kDebug, kMemory, c.number(), "credit +%lu of %lu wanted, %lu held", static_cast<unsigned long>(*granted),
@@ -150,13 +153,14 @@ void mem_credit(Connection& c, const Message& m) {
 void mem_credit_return(Connection& c, const Message& m) {
   const auto& r = m.as<wire::MEM_CREDIT_RETURN_req>();
   if (!c.memory().return_credit(r.bytes)) return c.fail(m, kInvalidValue);
-  c.device().reserve(c.memory().credit_bytes());
+  c.device().reserve(c.promised_bytes());
 }
 
 void mem_info(Connection& c, const Message& m) {
   if (c.memory().device().has_freed()) forget_freed(c);
-  const uint64_t room = c.device().room_bytes(c.memory().credit_bytes());
-  const wire::MEM_INFO_rep rep{c.memory().free_bytes(room), c.memory().total_bytes()};
+  const uint64_t room = c.device().room_bytes(c.promised_bytes());
+  const uint64_t free = c.memory().free_bytes(room);
+  const wire::MEM_INFO_rep rep{free, c.memory().total_bytes(), c.spare_bytes(free)};
   c.reply(m, kOk, &rep, sizeof rep);
 }
 
