@@ -481,8 +481,9 @@ def test_a_terminal_comes_back(tree: Tree) -> None:
             line = sys.stdin.readline()
             print(n, line.strip(), [os.isatty(k) for k in range(3)], tuple(os.get_terminal_size(1)), os.tcgetpgrp(0) == os.getpgrp())
             n += 1
-            time.sleep(0.5)
-        """,
+            while not os.path.exists(GATE):
+                time.sleep(0.01)
+        """.replace("GATE", repr(str(tree.base / "gate"))),
         options=("--tty", "--stdin", "tty", "--stdout", "tty", "--stderr", "tty"),
     )
     os.write(tree.fifos["tty.in"], b"one\n")
@@ -496,6 +497,7 @@ def test_a_terminal_comes_back(tree: Tree) -> None:
     tree.new_folder("second")
     (tree.folder / "tty.winsize").write_text("31 99\n")
     tree.restore(driver)
+    (tree.base / "gate").touch()  # before this, the program has not read what was typed ahead
     text = tree.until(lambda text: b"True\r\n" in text, "tty.out")
     assert text.count(b"1 two [True, True, True] (99, 31) True\r\n") == 1
     (tree.folder / "tty.winsize").write_text("25 80\n")
