@@ -535,7 +535,7 @@ def test_no_image_of_a_job_one_of_whose_processes_was_killed_meanwhile(scene: Sc
     scene.ctl("checkpoint", "j")
     whole = scene.latest()
     (child,) = [c for p in scene.of_the_job() for c in p.children()]
-    with scene.paused_at("quiesced") as wait:
+    with scene.paused_at("device") as wait:
         checkpoint = in_background(scene, "checkpoint", "j", "--json")
         wait()
         child.kill()
