@@ -32,6 +32,13 @@ class Job:
         gates = lambda: len(list(self.folder.glob("at-gate-*"))) == self.ranks  # noqa: E731
         self.world.wait(gates, 90, "the gate")
 
+    def move(self, gpus: str, memory: str, onto: str) -> None:
+        """Starts there, and goes on from its gate on the GPU `onto`."""
+        self.start(gpus, memory, "--gated")
+        self.wait_gate()
+        self.world.ctl("resize", "j", "--gpus", onto)
+        (self.folder / "go").touch()
+
     def server(self) -> dict[str, Any] | None:
         done = self.world.ctl("status", "j", "--json", check=False)
         if done.returncode != 0:
@@ -61,10 +68,7 @@ def test_ranks_that_come_to_one_gpu_take_turns(world: World) -> None:
     """Each had 296 MiB at its peak, elsewhere."""
     job = Job(world, 3, "--steps", "8")
     expected = job.apart()
-    job.start("0,1,2", "512MiB", "--gated")
-    job.wait_gate()
-    world.ctl("resize", "j", "--gpus", "0,0,0")
-    (job.folder / "go").touch()
+    job.move("0,1,2", "512MiB", "0,0,0")
     seen = job.watch()
     assert job.digests() == expected
     assert max(s["ledger"]["used"] for s in seen) <= 512 * MIB
@@ -98,10 +102,7 @@ def test_ranks_that_need_their_memory_at_the_same_time(world: World) -> None:
 def test_ranks_that_fit_never_wait(world: World) -> None:
     job = Job(world, 2, "--steps", "5")
     expected = job.apart()
-    job.start("0,1", "1GiB", "--gated")
-    job.wait_gate()
-    world.ctl("resize", "j", "--gpus", "0,0")
-    (job.folder / "go").touch()
+    job.move("0,1", "1GiB", "0,0")
     seen = job.watch()
     assert job.digests() == expected
     assert seen[-1]["memory_turns"]["waits"] == 0
