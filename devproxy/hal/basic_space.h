@@ -12,6 +12,7 @@ class BasicSpace : public Space {
  public:
   // -- memory
   void freed(uint64_t, uint64_t, uint64_t) override {}
+  void reuse(uint64_t, uint64_t) override {}
   void host_window(uint64_t, uint64_t) override {}
   void host_allocated(uint64_t, uint64_t) override {}
   StatusOr<uint64_t> host_device_address(uint64_t, uint64_t) override {

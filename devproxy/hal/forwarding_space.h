@@ -18,6 +18,7 @@ class ForwardingSpace : public Space {
   Status commit(uint64_t addr, uint64_t bytes, bool stable) override { return inner_->commit(addr, bytes, stable); }
   void freed(uint64_t addr, uint64_t bytes, uint64_t position) override { inner_->freed(addr, bytes, position); }
   void release(uint64_t addr, uint64_t bytes) override { inner_->release(addr, bytes); }
+  void reuse(uint64_t addr, uint64_t bytes) override { inner_->reuse(addr, bytes); }
   void reserve(uint64_t bytes) override { inner_->reserve(bytes); }
   void give_back() override { inner_->give_back(); }
   uint64_t mapped_bytes() override { return inner_->mapped_bytes(); }

@@ -19,17 +19,18 @@ class SpaceMemory {
   virtual Status commit(uint64_t addr, uint64_t bytes, bool stable) = 0;
   // The program has freed the range: no command behind `position` touches it as what it was. A hint; release() follows.
   virtual void freed(uint64_t addr, uint64_t bytes, uint64_t position) = 0;
-  // Precondition: no submitted command can still touch the range, but in the order of its stream, where it is given out
-  // again.
+  // Precondition: no submitted command can still touch the range.
   virtual void release(uint64_t addr, uint64_t bytes) = 0;
+  // In place of release(): the program has the range again, or a part of it, in the order of the stream that used it, and
+  // commands that use it as what it was may be under way. commit() follows, of a range that it is part of.
+  virtual void reuse(uint64_t addr, uint64_t bytes) = 0;
   // The program has so much of the GPU's memory for itself from now on, committed or not: the device may keep what is
   // released within that. The thread that commits and releases.
   virtual void reserve(uint64_t bytes) = 0;
   // How much more than `had`, which the program has for itself already, the device could commit now; all of it where only the
   // GPU's account limits that. The same thread.
   virtual uint64_t room_bytes(uint64_t had) = 0;
-  // Others of the job's on this GPU need what is kept for later, and what will be. Precondition: what was released last was committed again, or
-  // no command can touch it.
+  // Others of the job's on this GPU need what is kept for later, and what will be.
   virtual void give_back() = 0;
   // Of the GPU's memory, what is behind addresses of this space. All of it where only the GPU's account limits memory.
   virtual uint64_t mapped_bytes() = 0;

@@ -62,3 +62,25 @@ def test_the_error_comes_where_it_does_not_fit(job_env: dict[str, str], tmp_path
     """, taken_mib=200)  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["OOM", "True", "END", "600"]
+
+
+def test_a_promise_that_the_gpu_cannot_keep_ends_the_job_in_words(
+    job_env: dict[str, str], tmp_path: Path
+) -> None:
+    """Every second piece of 30 MiB stays, so most handles of the driver stay too, and what is free in them is of no use for
+    440 MiB. No kernel may touch what is not there, nor may the server crash."""
+    done = run(job_env, tmp_path, """
+        import torch
+        held = [torch.ones(30 << 20, dtype=torch.uint8, device="cuda") for _ in range(32)]
+        torch.cuda.synchronize()
+        del held[::2]
+        try:
+            x = torch.ones(440 << 20, dtype=torch.uint8, device="cuda")
+            print("SUM", x[::1 << 20].to(torch.int64).sum().item())
+            torch.cuda.synchronize()
+        except torch.cuda.OutOfMemoryError as error:
+            print("OOM", "promised" in str(error))
+    """)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["OOM", "True"]
+    assert "crash" not in done.stderr

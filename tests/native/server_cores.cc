@@ -2,6 +2,7 @@
 // The pure cores of the server against slow models: mirror, handle table, replay log, ledger table, range set;
 // and the decisions of a cut.
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
@@ -67,58 +68,110 @@ void mirror_knows_what_is_live() {
   EXPECT(m.first_gap(1000, 2000, 100, 4) == 1000 && m.first_gap(1000, 2000, 101, 4) == 0);
 }
 
+// The client gives out what a stream has freed in other pieces, while commands from before that are still to come.
+void mirror_keeps_what_is_left_of_a_freed_range() {
+  MemoryMirror m(1000, 2000);
+  std::vector<Range> reused, forgotten;
+  Range freed;
+  EXPECT(m.add(1000, 100, 0, &reused) == Answer::kOk && m.add(1100, 100, 0, &reused) == Answer::kOk);
+  EXPECT(m.remove(1000, 10, true, &freed) == Answer::kOk && m.remove(1100, 20, true, &freed) == Answer::kOk);
+  EXPECT(!m.contains(1050, 100, 5));  // these were two
+  EXPECT(m.add(1040, 100, 0, &reused) == Answer::kOk);
+  EXPECT((reused == std::vector<Range>{{1040, 60}, {1100, 40}}) && m.freed_bytes() == 100);
+  EXPECT(m.contains(1000, 100, 9) && m.contains(1030, 70, 9) && !m.contains(1030, 70, 10));
+  EXPECT(m.contains(1100, 100, 19) && !m.contains(1100, 100, 20) && m.contains(1040, 100, 20));
+  EXPECT(m.remove(1040, 30, true, &freed) == Answer::kOk && m.add(1000, 200, 0, &reused) == Answer::kOk);
+  EXPECT(!m.has_freed() && m.contains(1000, 100, 9) && m.contains(1100, 100, 19) && m.contains(1040, 100, 29));
+  EXPECT(m.remove(1000, 40, true, &freed) == Answer::kOk);
+  m.retire(39, &forgotten);
+  EXPECT(forgotten.empty());
+  m.retire(40, &forgotten);
+  EXPECT((forgotten == std::vector<Range>{{1000, 200}}));
+  // A restore says again what a dump has seen.
+  EXPECT(m.add(1000, 60, 0, &reused) == Answer::kOk && m.remove(1000, 50, true, &freed) == Answer::kOk);
+  EXPECT(m.add(1000, 20, 0, &reused) == Answer::kOk);
+  MemoryMirror again(1000, 2000);
+  m.for_each_live([&](uint64_t addr, const auto& r) {
+    EXPECT(again.add(addr, r.bytes, r.flags, &reused, r.crossed_before) == Answer::kOk);
+  });
+  m.for_each_freed([&](uint64_t addr, const auto& r) {
+    EXPECT(again.add(addr, r.bytes, r.flags, &reused, r.crossed_before) == Answer::kOk);
+    EXPECT(again.remove(addr, r.freed_at, true, &freed) == Answer::kOk);
+  });
+  EXPECT(again.contains(1000, 60, 49) && !again.contains(1000, 60, 50) && again.contains(1000, 20, 50));
+}
+
+// byte by byte; and every command that may still come finds the allocation that it was sent for.
 void mirror_agrees_with_bytes(uint32_t seed) {
   constexpr uint64_t kBegin = 64, kEnd = 320;
   std::mt19937 random(seed);
   MemoryMirror m(kBegin, kEnd);
-  struct Model {
-    uint64_t bytes, freed_at;
+  struct Byte {
+    bool live = false;
+    uint64_t freed_at = 0;
   };
-  std::map<uint64_t, Model> model;  // live, and freed with a position
+  std::array<Byte, kEnd> bytes_now;
+  struct Past {
+    uint64_t addr, bytes, freed_at;
+  };
+  std::map<uint64_t, uint64_t> live;  // addr, bytes
+  std::vector<Past> past;             // of which commands may come
   for (uint64_t position = 1; position < 4000; position++) {
     const uint64_t addr = kBegin + random() % (kEnd - kBegin), bytes = 1 + random() % 24;
     const uint32_t what = random() % 8;
+    std::vector<Range> told;
+    std::set<uint64_t> expected, got;
     if (what < 4) {
       bool overlaps = addr + bytes > kEnd;
-      std::set<uint64_t> dead;
-      for (const auto& [a, r] : model) {
-        if (a >= addr + bytes || addr >= a + r.bytes) continue;
-        if (r.freed_at)
-          dead.insert(a);
-        else
-          overlaps = true;
+      for (uint64_t at = addr; at < std::min(addr + bytes, kEnd); at++) {
+        overlaps |= bytes_now[at].live;
+        if (bytes_now[at].freed_at) expected.insert(at);
       }
-      std::vector<Range> forgotten;
-      EXPECT((m.add(addr, bytes, 0, &forgotten) == Answer::kOk) == !overlaps);
-      EXPECT(forgotten.size() == (overlaps ? 0 : dead.size()));
-      if (overlaps) continue;
-      for (uint64_t a : dead) model.erase(a);
-      model[addr] = {bytes, 0};
-    } else if (what < 7 && !model.empty()) {
-      const auto it = std::next(model.begin(), static_cast<long>(random() % model.size()));
-      const bool keep = random() % 2;
+      if (overlaps) expected.clear();
+      EXPECT((m.add(addr, bytes, 0, &told) == Answer::kOk) == !overlaps);
+      if (!overlaps) {
+        live[addr] = bytes;
+        for (uint64_t at = addr; at < addr + bytes; at++) bytes_now[at] = {true, 0};
+      }
+    } else if (what < 7 && !live.empty()) {
+      const auto it = std::next(live.begin(), static_cast<long>(random() % live.size()));
+      const bool keep = random() % 8;
       Range freed;
-      EXPECT((m.remove(it->first, position, keep, &freed) == Answer::kOk) == !it->second.freed_at);
-      if (it->second.freed_at) continue;
+      EXPECT(m.remove(it->first, position, keep, &freed) == Answer::kOk && freed == (Range{it->first, it->second}));
+      for (uint64_t at = it->first; at < it->first + it->second; at++) bytes_now[at] = {false, keep ? position : 0};
       if (keep)
-        it->second.freed_at = position;
+        past.push_back({it->first, it->second, position});
       else
-        model.erase(it);
-    } else {
+        past.clear();  // nothing is under way
+      live.erase(it);
+    } else if (what == 7) {
       const uint64_t oldest = position - std::min<uint64_t>(position, random() % 50);
-      std::vector<Range> forgotten;
-      m.retire(oldest, &forgotten);
-      EXPECT(std::erase_if(model, [&](auto& e) { return e.second.freed_at && e.second.freed_at <= oldest; }) ==
-             forgotten.size());
+      m.retire(oldest, &told);
+      std::erase_if(past, [&](const Past& p) { return p.freed_at <= oldest; });
+      for (uint64_t at = kBegin; at < kEnd; at++)
+        if (bytes_now[at].freed_at && bytes_now[at].freed_at <= oldest) bytes_now[at] = {}, expected.insert(at);
     }
-    uint64_t live = 0;
-    for (const auto& [a, r] : model) live += r.freed_at ? 0 : r.bytes;
-    EXPECT(m.live_bytes() == live);
+    for (const Range& range : told)
+      for (uint64_t at = range.addr; at < range.addr + range.bytes; at++) EXPECT(got.insert(at).second);
+    EXPECT(got == expected);
+    uint64_t live_bytes = 0, freed_bytes = 0;
+    for (const Byte& b : bytes_now) live_bytes += b.live, freed_bytes += b.freed_at != 0;
+    EXPECT(m.live_bytes() == live_bytes && m.live_count() == live.size() && m.freed_bytes() == freed_bytes);
+    EXPECT(m.has_freed() == (freed_bytes != 0));
+    // A range that no allocation holds is refused where a byte of it is nobody's.
     const uint64_t ask = position - std::min<uint64_t>(position, random() % 100);
-    bool inside = false;
-    for (const auto& [a, r] : model)
-      inside |= a <= addr && addr + bytes <= a + r.bytes && (!r.freed_at || r.freed_at > ask);
-    EXPECT(m.contains(addr, bytes, ask) == inside);
+    bool known = addr + bytes <= kEnd;
+    for (uint64_t at = addr; at < std::min(addr + bytes, kEnd); at++)
+      known &= bytes_now[at].live || bytes_now[at].freed_at > ask;
+    EXPECT(known || !m.contains(addr, bytes, ask));
+    for (const auto& [begin, size] : live) EXPECT(m.contains(begin, size, position));
+    for (const Past& p : past) {
+      const uint64_t skip = random() % p.bytes;
+      EXPECT(m.contains(p.addr + skip, 1 + random() % (p.bytes - skip), p.freed_at - 1));
+    }
+    if (const uint64_t border = addr; live.contains(border))  // nothing was cut since
+      for (const auto& [begin, size] : live)
+        if (begin + size == border) EXPECT(!m.contains(begin, size + 1, position));
   }
 }
 
@@ -654,6 +707,7 @@ int main() {
   a_state_keeps_its_form();
   base64_is_its_own_inverse();
   mirror_knows_what_is_live();
+  mirror_keeps_what_is_left_of_a_freed_range();
   handles_are_typed_and_never_stale();
   replay_log_is_as_long_as_the_state();
   ledger_limits_each_job_and_all_of_them();

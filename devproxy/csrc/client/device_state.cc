@@ -128,15 +128,16 @@ void DeviceState::hold_at_most(uint64_t bytes) {
 
 void DeviceState::reclaim(bool stable) {
   for (auto& [index, cache] : pending_) {
-    const auto give = [&, i = index](const Pending& p) {
-      if (!conn_->completed(i, p.after)) return false;
-      alloc_.give(p.addr, p.bytes);
-      return true;
-    };
-    if (cache.count)
-      for (auto& [bytes, list] : cache.by_bytes) cache.count -= std::erase_if(list, give);
-    if (stable)
-      for (auto& [bytes, list] : cache.stable) std::erase_if(list, give);
+    const auto over = [&, i = index](uint64_t after) { return conn_->completed(i, after); };
+    for (PendingRuns* runs : {&cache.runs, &cache.small})
+      runs->reclaim(over, [&](uint64_t addr, uint64_t bytes) { alloc_.give(addr, bytes); });
+    if (!stable) continue;
+    for (auto& [bytes, list] : cache.stable)
+      std::erase_if(list, [&](const Pending& p) {
+        if (!over(p.after)) return false;
+        alloc_.give(p.addr, p.bytes);
+        return true;
+      });
   }
   std::erase_if(retiring_, [&](const Retiring& r) {
     if (!over(r.uses)) return false;
@@ -177,24 +178,23 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, u
     *error = credit(n);
   }
   if (*error != kOk) return 0;
-  // What this stream freed it may reuse at once: its own order keeps the old use before the new one.
-  if (const auto c = stream ? pending_.find(stream->index) : pending_.end(); c != pending_.end()) {
-    StreamCache& cache = c->second;
-    if (stable) {
-      if (auto l = cache.stable.find(n); l != cache.stable.end() && !l->second.empty()) {
-        addr = l->second.front().addr;
-        l->second.pop_front();
-      }
-    } else if (auto l = cache.by_bytes.find(n); l != cache.by_bytes.end() && !l->second.empty()) {
-      addr = l->second.back().addr;
-      l->second.pop_back();
-      --cache.count;
+  const auto c = stream ? pending_.find(stream->index) : pending_.end();
+  StreamCache* const cache = c == pending_.end() ? nullptr : &c->second;
+  if (!stable) {
+    addr = find_room(n, cache);
+  } else if (cache) {
+    if (auto l = cache->stable.find(n); l != cache->stable.end() && !l->second.empty()) {
+      addr = l->second.front().addr;
+      l->second.pop_front();
     }
   }
   if (!addr) {
     reclaim(false);
-    addr = alloc_.take(n, stable);
+    if (!stable) addr = find_room(n, cache);
+    if (!addr && !stable && n > BidirAllocator::kSmallLowBytes && cache && cache->runs.gather(alloc_, n))
+      addr = cache->runs.take(n);
   }
+  if (!addr) addr = alloc_.take(n, stable);
   if (!addr) {
     drop_kept();
     reclaim(true);
@@ -213,6 +213,15 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, u
   held_ = std::min(held_, granted_ - used_);
   live_[addr] = {n, bytes, stable, next_buffer_id(), context};
   return addr;
+}
+
+// Of what the stream has freed and what is free for all, the smallest that will do.
+uint64_t DeviceState::find_room(uint64_t bytes, StreamCache* cache) {
+  const bool small = bytes <= BidirAllocator::kSmallLowBytes;
+  PendingRuns* const runs = !cache ? nullptr : small ? &cache->small : &cache->runs;
+  const uint64_t own = runs ? runs->best(bytes) : 0, free = alloc_.best_low(bytes);
+  if (own && (!free || own <= free)) return runs->take(bytes);
+  return free ? alloc_.take(bytes, false) : 0;
 }
 
 int32_t DeviceState::free(uint64_t addr, StreamObj* stream, uint64_t hold_bytes) {
@@ -243,8 +252,8 @@ int32_t DeviceState::drop(Lives::iterator it, StreamObj* stream) {
     alloc_.give(addr, a.bytes);
   } else {
     auto& cache = pending_[stream->index];
-    cache.by_bytes[a.bytes].push_back(pending);
-    if (++cache.count % kPendingBeforeReclaim == 0) reclaim(false);
+    (alloc_.is_small(addr) ? cache.small : cache.runs).give(addr, a.bytes, pending.after);
+    if (++cache.frees % kPendingBeforeReclaim == 0) reclaim(false);
   }
   return rc;
 }

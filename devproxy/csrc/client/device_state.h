@@ -173,8 +173,8 @@ class DeviceState {
     uint64_t after;  // free for other streams once the freeing stream has finished this position
   };
   struct StreamCache {
-    std::unordered_map<uint64_t, std::vector<Pending>> by_bytes;
-    size_t count = 0;
+    PendingRuns runs, small;  // small: where BidirAllocator has those
+    size_t frees = 0;         // that went there
     std::unordered_map<uint64_t, std::vector<Live*>> kept;
     // Stable buffers wait for the next one of their size, first in first out, until there is no other room. So the
     // program alone decides where they lie, and not how far the stream is: equal ranks have them at equal offsets.
@@ -193,10 +193,11 @@ class DeviceState {
   int32_t drop(Lives::iterator live, StreamObj* stream);
   // Finished pending runs go back to the allocator; stable ones too only where they must. mu held
   void reclaim(bool stable);
-  int32_t credit(uint64_t bytes);  // makes sure that `bytes` more may live. mu held
-  void look_for_room();            // mu held
-  void heed_server();              // mu held
-  void give_back_credit();         // mu held
+  uint64_t find_room(uint64_t bytes, StreamCache* cache);  // of a buffer that is not stable. mu held
+  int32_t credit(uint64_t bytes);                          // makes sure that `bytes` more may live. mu held
+  void look_for_room();                                    // mu held
+  void heed_server();                                      // mu held
+  void give_back_credit();                                 // mu held
   uint64_t take_pinned(uint64_t bytes, bool managed, int32_t* error);
   [[nodiscard]] int32_t learn(const DeviceState& owner, uint64_t addr, uint64_t bytes);  // managed memory. Told locked
   [[nodiscard]] int32_t learn_all();                                                     // Told locked

@@ -75,11 +75,10 @@ bool ClientMemory::use_credit(uint64_t bytes, uint64_t most) {
   return granted.has_value();
 }
 
-MemoryMirror::Answer ClientMemory::allocate(uint64_t addr, uint64_t bytes, uint32_t flags,
-                                            std::vector<Range>* forgotten) {
+MemoryMirror::Answer ClientMemory::allocate(uint64_t addr, uint64_t bytes, uint32_t flags, std::vector<Range>* reused) {
   {
     std::unique_lock lock(mu_);
-    if (const Answer answer = device_.add(addr, bytes, flags, forgotten); answer != Answer::kOk) return answer;
+    if (const Answer answer = device_.add(addr, bytes, flags, reused); answer != Answer::kOk) return answer;
   }
   client_bytes_ += bytes;
   count(static_cast<int64_t>(bytes));
@@ -105,10 +104,10 @@ MemoryMirror::Answer ClientMemory::free(uint64_t addr, uint64_t position, bool k
 
 bool ClientMemory::add_global(uint64_t addr, uint64_t bytes) {
   if (!ledger_.grow(bytes, bytes)) return false;
-  std::vector<Range> forgotten;
+  std::vector<Range> reused;
   {
     std::unique_lock lock(mu_);
-    if (device_.add(addr, bytes, 0, &forgotten) != Answer::kOk) {
+    if (device_.add(addr, bytes, 0, &reused) != Answer::kOk) {
       ledger_.give(bytes);
       return false;
     }
@@ -143,9 +142,9 @@ void ClientMemory::give_array(uint64_t bytes) {
 }
 
 MemoryMirror::Answer ClientMemory::allocate_pinned(uint64_t addr, uint64_t bytes) {
-  std::vector<Range> forgotten;
+  std::vector<Range> reused;
   std::unique_lock lock(mu_);
-  return pinned_.add(addr, bytes, 0, &forgotten);
+  return pinned_.add(addr, bytes, 0, &reused);
 }
 
 MemoryMirror::Answer ClientMemory::free_pinned(uint64_t addr, uint64_t position, bool keep, uint64_t oldest_pending,
@@ -184,18 +183,18 @@ void ClientMemory::give_all() {
 std::vector<Piece> ClientMemory::pieces() const {
   std::vector<Piece> pieces;
   uint64_t offset = 0;
-  device_.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
-    pieces.push_back({addr, offset, bytes});
-    offset += bytes;
+  device_.for_each_live([&](uint64_t addr, const auto& a) {
+    pieces.push_back({addr, offset, a.bytes});
+    offset += a.bytes;
   });
   for (const auto& [addr, variable] : variables_) {
     pieces.push_back({addr, offset, variable.bytes});
     offset += variable.bytes;
   }
-  device_.for_each_freed([&](uint64_t addr, uint64_t bytes, uint32_t, uint64_t) {
+  device_.for_each_freed([&](uint64_t addr, const auto& a) {
     if (addr >= globals_begin()) return;
-    pieces.push_back({addr, offset, bytes});
-    offset += bytes;
+    pieces.push_back({addr, offset, a.bytes});
+    offset += a.bytes;
   });
   return pieces;
 }
@@ -206,23 +205,21 @@ void ClientMemory::save(ClientRecord* client) const {
   client->globals_bytes = globals_bytes_;
   client->arrays_bytes = arrays_bytes_;
   uint64_t offset = 0;  // as pieces() places them
-  device_.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t flags) {
-    client->device.push_back({addr, bytes, offset, flags, 0, {}, false, 0});
-    offset += bytes;
-  });
+  const auto save_range = [&](uint64_t addr, const MemoryMirror::Allocation& a) {
+    client->device.push_back({addr, a.bytes, offset, a.flags, 0, {}, false, a.freed_at, a.crossed_before});
+    offset += a.bytes;
+  };
+  device_.for_each_live(save_range);
   for (const auto& [addr, v] : variables_) {
-    client->device.push_back({addr, v.bytes, offset, 0, v.module.value, v.name, v.given, 0});
+    client->device.push_back({addr, v.bytes, offset, 0, v.module.value, v.name, v.given});
     offset += v.bytes;
   }
-  device_.for_each_freed([&](uint64_t addr, uint64_t bytes, uint32_t flags, uint64_t freed_at) {
-    if (addr >= globals_begin()) return;
-    client->device.push_back({addr, bytes, offset, flags, 0, {}, false, freed_at});
-    offset += bytes;
+  device_.for_each_freed([&](uint64_t addr, const auto& a) {
+    if (addr < globals_begin()) save_range(addr, a);
   });
-  pinned_.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) { client->pinned.emplace_back(addr, bytes); });
-  pinned_.for_each_freed([&](uint64_t addr, uint64_t bytes, uint32_t, uint64_t freed_at) {
-    client->pinned_freed.push_back({addr, bytes, freed_at});
-  });
+  pinned_.for_each_live([&](uint64_t addr, const auto& a) { client->pinned.emplace_back(addr, a.bytes); });
+  pinned_.for_each_freed(
+      [&](uint64_t addr, const auto& a) { client->pinned_freed.push_back({addr, a.bytes, a.freed_at}); });
 }
 
 Status ClientMemory::no_room(uint64_t needed) const {
@@ -248,17 +245,17 @@ Status ClientMemory::restore(const ClientRecord& client, uint32_t physical_gpu, 
   owed_bytes_ = credit - client.client_bytes;
   restored_unused_ = owed_bytes_ != 0;
   untaken_bytes_ = later;
-  std::vector<Range> forgotten;
+  std::vector<Range> reused;
   for (const RangeRecord& range : client.device) {
     if (range.addr >= globals_begin() || range.module) continue;  // comes with its module
-    if (device_.add(range.addr, range.bytes, range.flags, &forgotten) != Answer::kOk)
+    if (device_.add(range.addr, range.bytes, range.flags, &reused, range.crossed_before) != Answer::kOk)
       return {kInvalidImage, "the state's device ranges overlap or lie outside"};
     if (range.freed_at) continue;
     client_bytes_ += range.bytes;
     count(static_cast<int64_t>(range.bytes));
   }
   for (const auto& [addr, bytes] : client.pinned)
-    if (pinned_.add(addr, bytes, 0, &forgotten) != Answer::kOk)
+    if (pinned_.add(addr, bytes, 0, &reused) != Answer::kOk)
       return {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
   if (Status s = restore_freed(client); !s.ok()) return s;
   if (client_bytes_ != client.client_bytes || client_bytes_ > credit_bytes_)
@@ -283,9 +280,9 @@ Status ClientMemory::restore_freed(const ClientRecord& client) {
   std::vector<Freed> all;
   for (const RangeRecord& range : client.device)
     if (range.freed_at) all.push_back({range.freed_at, range.addr, &device_});
-  std::vector<Range> forgotten;
+  std::vector<Range> reused;
   for (const auto& [addr, bytes, freed_at] : client.pinned_freed) {
-    if (pinned_.add(addr, bytes, 0, &forgotten) != Answer::kOk || !freed_at)
+    if (pinned_.add(addr, bytes, 0, &reused) != Answer::kOk || !freed_at)
       return {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
     all.push_back({freed_at, addr, &pinned_});
   }

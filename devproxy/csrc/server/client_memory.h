@@ -95,9 +95,9 @@ class ClientMemory {
   // Of the GPU, beside the credit.
   uint64_t free_bytes(uint64_t most) const;
   uint64_t total_bytes() const { return ledger_.total_bytes(); }
-  // forgotten: as in MemoryMirror.
-  [[nodiscard]] Answer allocate(uint64_t addr, uint64_t bytes, uint32_t flags, std::vector<Range>* forgotten);
-  // keep, freed: as in MemoryMirror. oldest_pending: 0, or what retires earlier ranges.
+  // reused: as in MemoryMirror.
+  [[nodiscard]] Answer allocate(uint64_t addr, uint64_t bytes, uint32_t flags, std::vector<Range>* reused);
+  // keep, freed, forgotten: as in MemoryMirror. oldest_pending: 0, or what retires earlier ranges.
   [[nodiscard]] Answer free(uint64_t addr, uint64_t position, bool keep, uint64_t oldest_pending, Range* freed,
                             std::vector<Range>* forgotten);
   // Does the client hold as little now as it ever does in its rhythm?

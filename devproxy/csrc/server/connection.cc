@@ -506,6 +506,14 @@ void Connection::refuse(const Message& message, VHandle stream, int32_t code, ui
   if (stream.index() < kStreams) endpoint_.lifeline().complete(stream.index(), message.end);
 }
 
+void Connection::lost_memory(uint64_t bytes, const Status& why) {
+  const std::string text = "the GPU has no memory left behind " + std::to_string(bytes) +
+                           " bytes that were promised to the process; its kernels do not run any more (" +
+                           std::string(why.text()) + ")";
+  on_fault(why.code(), text.c_str());
+  device_.restore_fault(why.code());
+}
+
 void Connection::poison(const char* text) {
   if (poisoned_) return;
   poisoned_ = true;

@@ -155,6 +155,7 @@ class DeviceDoor {
 
   Status commit(uint64_t addr, uint64_t bytes, bool stable) { return space_->commit(addr, bytes, stable); }
   void freed(uint64_t addr, uint64_t bytes, uint64_t position) { space_->freed(addr, bytes, position); }
+  void reuse(uint64_t addr, uint64_t bytes) { space_->reuse(addr, bytes); }
   void release(uint64_t addr, uint64_t bytes) { space_->release(addr, bytes); }
   void reserve(uint64_t bytes) { space_->reserve(bytes); }
   void give_back() { space_->give_back(); }

@@ -4,6 +4,10 @@
 // Positions. A command that was posted before a free may still run after the free was announced (it waits in a stream),
 // and it may use the memory. So a freed range stays known, with the position of its free, until every command before
 // that position has completed; contains() answers for the position of the command that asks.
+//
+// The client gives a freed range out again before that, in the order of the stream that used it, and also in other pieces:
+// a part of it, or several with what lies between. So a new range takes bytes of freed ones over, the rest of these stays
+// known, and a command from before may cross such borders.
 #pragma once
 
 #include <cstddef>
@@ -27,9 +31,11 @@ class MemoryMirror {
 
   enum class Answer { kOk, kOutside, kOverlaps, kUnknown };
 
-  // Freed ranges that the new one overlaps are forgotten and appended to `forgotten`: the client only reuses what no
-  // command can touch any more, or what commands of the same stream touch before those of the new range.
-  [[nodiscard]] Answer add(uint64_t addr, uint64_t bytes, uint32_t flags, std::vector<Range>* forgotten);
+  // What the new range takes over of freed ones is appended to `reused`: the client only reuses what no command can
+  // touch any more, or what commands of the same stream touch before those of the new range.
+  // crossed_before: in a restore, what for_each_live() and for_each_freed() have said.
+  [[nodiscard]] Answer add(uint64_t addr, uint64_t bytes, uint32_t flags, std::vector<Range>* reused,
+                           uint64_t crossed_before = 0);
   // keep: some command before `position` has not completed. freed: the range, for whoever accounts.
   [[nodiscard]] Answer remove(uint64_t addr, uint64_t position, bool keep, Range* freed);
   // Forgets freed ranges that no command at or after `oldest_pending` can have in use; appends them to `forgotten`.
@@ -37,12 +43,13 @@ class MemoryMirror {
   bool has_freed() const { return freed_count_ != 0; }
   uint64_t freed_bytes() const {
     uint64_t sum = 0;
-    for_each_freed([&](uint64_t, uint64_t bytes, uint32_t, uint64_t) { sum += bytes; });
+    for_each_freed([&](uint64_t, const Allocation& a) { sum += a.bytes; });
     return sum;
   }
 
   // Is [addr, addr + bytes) inside one allocation (or pieces side by side: kPieceFlag) that was live for a command at
-  // `position`? An empty range is, where its address is.
+  // `position`? An empty range is, where its address is. Where ranges were cut, the answer for a position before that may
+  // be yes for what lies in several that touch.
   bool contains(uint64_t addr, uint64_t bytes, uint64_t position) const;
 
   // Lowest address in [lo, hi) with room for `bytes`, aligned; 0 where there is none.
@@ -54,32 +61,37 @@ class MemoryMirror {
   size_t live_count() const { return ranges_.size() - freed_count_; }
 
   // Live allocations in address order: what a dump writes.
-  template <class Visit>  // visit(addr, bytes, flags)
+  template <class Visit>  // visit(addr, allocation)
   void for_each_live(Visit visit) const {
     for (const auto& [addr, a] : ranges_)
-      if (!a.freed_at) visit(addr, a.bytes, a.flags);
+      if (!a.freed_at) visit(addr, a);
   }
   // Freed ranges that are still known, in address order.
-  template <class Visit>  // visit(addr, bytes, flags, freed_at)
+  template <class Visit>  // visit(addr, allocation)
   void for_each_freed(Visit visit) const {
     for (const auto& [addr, a] : ranges_)
-      if (a.freed_at) visit(addr, a.bytes, a.flags, a.freed_at);
+      if (a.freed_at) visit(addr, a);
   }
 
- private:
   struct Allocation {
     uint64_t bytes = 0;
     uint64_t freed_at = 0;  // 0: live; positions of messages are never 0
     uint32_t flags = 0;
+    // Commands from before this position may cross its borders, to a neighbour that says so too. 0: none may.
+    uint64_t crossed_before = 0;
   };
+
+ private:
+  using Ranges = std::map<uint64_t, Allocation>;  // by address
+  Ranges::iterator reuse(Ranges::iterator it, uint64_t begin, uint64_t end, uint64_t* crossed_before);
   uint64_t begin_ = 0, end_ = 0;
-  std::map<uint64_t, Allocation> ranges_;
+  Ranges ranges_;
   uint64_t live_bytes_ = 0, stable_bytes_ = 0, peak_bytes_ = 0;
   size_t freed_count_ = 0;
   struct Freed {
     uint64_t position, addr;
   };
-  std::deque<Freed> freed_;  // in position order; entries that were forgotten early are skipped
+  std::deque<Freed> freed_;  // in position order; entries of what was reused since are skipped
 };
 
 }  // namespace devproxy::server

@@ -117,13 +117,13 @@ Status Connection::restore_memory(const ClientRecord& client) {
   if (Status s = windows_.restore(client); !s.ok()) return s;
   Status s;
   device_.reserve(memory_.credit_bytes());
-  memory_.device().for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t flags) {
-    if (s.ok()) s = device_.commit(addr, bytes, flags & kStableFlag);
-  });
-  memory_.device().for_each_freed([&](uint64_t addr, uint64_t bytes, uint32_t flags, uint64_t) {
-    if (s.ok()) s = device_.commit(addr, bytes, flags & kStableFlag);
-  });
-  memory_.pinned().for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
+  const auto commit = [&](uint64_t addr, const MemoryMirror::Allocation& a) {
+    if (s.ok()) s = device_.commit(addr, a.bytes, a.flags & kStableFlag);
+  };
+  memory_.device().for_each_live(commit);
+  memory_.device().for_each_freed(commit);
+  memory_.pinned().for_each_live([&](uint64_t addr, const MemoryMirror::Allocation& a) {
+    const uint64_t bytes = a.bytes;
     if (!windows_.in_any(addr, bytes)) s = {kInvalidImage, "the state's pinned ranges overlap or lie outside"};
     if (!windows_.in_own(addr, bytes)) return;  // until it is open
     device_.host_allocated(addr, bytes);

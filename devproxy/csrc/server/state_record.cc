@@ -17,7 +17,8 @@ void from_json(const Json& json, Blob& blob) {
   blob.bytes = std::move(*bytes);
 }
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(RangeRecord, addr, bytes, offset, flags, module, name, given, freed_at)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(RangeRecord, addr, bytes, offset, flags, module, name, given, freed_at,
+                                                crossed_before)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ArrayRecord, handle, offset, bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(WindowRecord, number, gpu, slot)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(LogRecord, opcode, handle, key, request, bulk, globals, state, value)

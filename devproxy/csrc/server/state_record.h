@@ -27,14 +27,14 @@ struct Blob {
 };
 
 // A live range, or a variable of `module` that the device placed; its contents at `offset` of the client's file.
-// freed_at: the range is freed, and pending commands before that position may use it.
+// freed_at: the range is freed, and pending commands before that position may use it. crossed_before: as in MemoryMirror.
 struct RangeRecord {
   uint64_t addr = 0, bytes = 0, offset = 0;
   uint32_t flags = 0;
   uint64_t module = 0;
   std::string name;
   bool given = false;  // the job was told the address
-  uint64_t freed_at = 0;
+  uint64_t freed_at = 0, crossed_before = 0;
   // Live, and other ranks that do the same have the like of it.
   bool is_stable() const { return flags & kStableFlag && !module && !freed_at; }
 };

@@ -75,8 +75,8 @@ Status Windows::open_restored(const MemoryMirror& pinned, DeviceDoor& device) {
   for (Window& w : others_) {
     if (w.mapped) continue;
     if (Status s = map(w, device); !s.ok()) return s;
-    pinned.for_each_live([&](uint64_t addr, uint64_t bytes, uint32_t) {
-      if (w.holds(addr, bytes)) device.host_allocated(addr, bytes);
+    pinned.for_each_live([&](uint64_t addr, const MemoryMirror::Allocation& a) {
+      if (w.holds(addr, a.bytes)) device.host_allocated(addr, a.bytes);
     });
   }
   return {};

@@ -64,6 +64,15 @@ bool Ranges::touches(uint64_t begin, uint64_t end) const {
   return it != ranges_.begin() && std::prev(it)->second > begin;
 }
 
+std::vector<std::pair<uint64_t, uint64_t>> Ranges::in(uint64_t begin, uint64_t end) const {
+  std::vector<std::pair<uint64_t, uint64_t>> parts;
+  auto it = ranges_.upper_bound(begin);
+  if (it != ranges_.begin()) --it;
+  for (; it != ranges_.end() && it->first < end; ++it)
+    if (it->second > begin) parts.emplace_back(std::max(begin, it->first), std::min(end, it->second));
+  return parts;
+}
+
 // -- reservation ----------------------------------------------------------------------------------------------------
 
 StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::open(const std::shared_ptr<Context>& context,
@@ -239,12 +248,14 @@ Status DeviceMemory::commit(uint64_t addr, uint64_t bytes, bool by_page) {
   if (!owns(addr, bytes)) return {kInvalidValue, "the range is outside the device memory of this process"};
   if (bytes == 0) return {};
   std::lock_guard lock(mu_);
+  const auto before = committed_.in(addr, addr + bytes);
   // Before the mapping: what is committed is not idle, so trim() leaves the parts of this range that are there alone.
   committed_.insert(addr, addr + bytes);
   for (auto it = first_in(addr); it != extents_.end() && it->first < addr + bytes; ++it)
     if (std::exchange(it->second.idle, false)) idle_bytes_ -= it->second.bytes;
   if (Status s = ensure(addr, addr + bytes, by_page); !s.ok()) {
     committed_.erase(addr, addr + bytes);
+    for (const auto& [begin, end] : before) committed_.insert(begin, end);
     note_idle(addr, addr + bytes);
     return std::move(s).with("committing device memory " + range_text(addr, addr + bytes));
   }
@@ -254,7 +265,7 @@ Status DeviceMemory::commit(uint64_t addr, uint64_t bytes, bool by_page) {
 void DeviceMemory::release(uint64_t addr, uint64_t bytes) {
   if (!owns(addr, bytes) || bytes == 0) return;
   std::lock_guard lock(mu_);
-  tidy_locked();  // before this range joins: it may be committed again at once, with work of its stream still under way
+  tidy_locked();  // before this range joins: the program may well want it again
   committed_.erase(addr, addr + bytes);
   note_idle(addr, addr + bytes);
 }

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "devproxy/hal/cuda/cuda_context.h"
@@ -29,6 +30,7 @@ class Ranges {
   void insert(uint64_t begin, uint64_t end);
   void erase(uint64_t begin, uint64_t end);
   bool touches(uint64_t begin, uint64_t end) const;
+  std::vector<std::pair<uint64_t, uint64_t>> in(uint64_t begin, uint64_t end) const;  // begin, end
   uint64_t bytes() const { return bytes_; }
 
  private:
@@ -47,10 +49,11 @@ class DeviceMemory {
   bool owns(uint64_t addr, uint64_t bytes) const {
     return addr >= base_ && bytes <= bytes_ && addr - base_ <= bytes_ - bytes;
   }
+  // Parts of it may be committed already: what a stream frees and takes again stays so, since commands may be under way and
+  // cuMemUnmap does not wait for them (seen on an H200). So it does if there is no memory for the rest.
   // by_page: in handles of one page, so that each can be another rank's.
   Status commit(uint64_t addr, uint64_t bytes, bool by_page = false);
-  // Unmaps nothing of this range: what a stream frees and takes again is released and committed while its commands run,
-  // and cuMemUnmap does not wait for them (seen on an H200).
+  // Precondition: no command can touch it.
   void release(uint64_t addr, uint64_t bytes);
   // Idle memory stays mapped as long as not much more than this is mapped in all, and as much again while the GPU has plenty: a
   // step takes its memory at more addresses than it needs at once (ResNet-50, 3.0 GB, mapped twenty slabs anew in each step
@@ -59,10 +62,9 @@ class DeviceMemory {
   // What could be committed beyond `had` bytes, of which some are: contexts, modules and the framework's own memory are in
   // nobody's account, so the GPU has less than its size.
   uint64_t room_bytes(uint64_t had) const;
-  // Gives idle memory back to the driver, but for what is kept for the next step. Precondition: what was released last
-  // was committed again, or no command can touch it.
+  // Gives idle memory back to the driver, but for what is kept for the next step.
   void tidy();
-  // All of it, and from now on whatever is idle. Precondition: as above.
+  // All of it, and from now on whatever is idle.
   void give_back();
   // Is physical memory behind every byte?
   bool mapped(uint64_t addr, uint64_t bytes) const;

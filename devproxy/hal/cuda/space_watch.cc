@@ -266,8 +266,6 @@ void CudaSpace::watch() {
       continue;
     }
     if (busy_.empty() && now - moved > microseconds(device_.linger_us)) {
-      // The owner's thread may be between a release and a commit of the same range: no command is under way that could
-      // have the range in use.
       memory_->tidy();
       asleep_ = true;
       wake_.wait(lock, [&] { return !asleep_ || stopping_.load(std::memory_order_relaxed); });

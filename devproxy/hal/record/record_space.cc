@@ -69,6 +69,11 @@ void RecordSpace::release(uint64_t addr, uint64_t bytes) {
   inner_->release(addr, bytes);
 }
 
+void RecordSpace::reuse(uint64_t addr, uint64_t bytes) {
+  line("free", [&](Line& l) { l.add("addr", addr).add("bytes", bytes); });
+  inner_->reuse(addr, bytes);
+}
+
 void RecordSpace::tidy() {
   recorder_.flush();
   inner_->tidy();

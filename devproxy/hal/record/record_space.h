@@ -28,6 +28,7 @@ class RecordSpace final : public ForwardingSpace {
 
   Status commit(uint64_t addr, uint64_t bytes, bool stable) override;
   void release(uint64_t addr, uint64_t bytes) override;
+  void reuse(uint64_t addr, uint64_t bytes) override;
   void host_allocated(uint64_t addr, uint64_t bytes) override;
 
   QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;

@@ -166,6 +166,8 @@ void SoftSpace::release(uint64_t addr, uint64_t bytes) {
   tidy();
 }
 
+void SoftSpace::reuse(uint64_t, uint64_t bytes) { live_bytes_ -= std::min(live_bytes_, bytes); }
+
 void SoftSpace::tidy() {
   if (idle_.bytes() + idle_long_.bytes() <= std::max(kIdleFloorBytes, live_bytes_ / 4)) return;
   const uint64_t now = now_ns();

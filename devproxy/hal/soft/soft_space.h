@@ -71,6 +71,7 @@ class SoftSpace final : public BasicSpace {
   Status commit(uint64_t addr, uint64_t bytes, bool stable) override;
   void freed(uint64_t addr, uint64_t bytes, uint64_t position) override;
   void release(uint64_t addr, uint64_t bytes) override;
+  void reuse(uint64_t addr, uint64_t bytes) override;
   void tidy() override;
   void yield() override { yield(turn_); }
 

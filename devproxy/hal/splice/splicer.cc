@@ -155,9 +155,15 @@ void Splicer::committed(Member& member, uint64_t addr, uint64_t bytes, uint64_t 
     if (it != member.blocks.begin() && std::prev(it)->first + std::prev(it)->second.bytes > addr) --it;
     Member::Block block{bytes, position, stable};
     while (it != member.blocks.end() && it->first < addr + bytes) {
-      if (stable && it->first == addr && it->second.bytes == bytes)
-        block.breaks = it->second.breaks, block.equal = it->second.equal;
+      const auto [begin, old] = *it;
+      const uint64_t end = begin + old.bytes;
+      if (stable && begin == addr && old.bytes == bytes) block.breaks = old.breaks, block.equal = old.equal;
       it = member.blocks.erase(it);
+      if (old.stable || !gpu_->traits.joins_edges) continue;
+      // Commands of its stream may still write what is left of it: as in released().
+      if (begin < addr) member.blocks.emplace_hint(it, begin, Member::Block{addr - begin, old.since, false});
+      if (end > addr + bytes)
+        member.blocks.emplace_hint(it, addr + bytes, Member::Block{end - addr - bytes, old.since, false});
     }
     member.blocks[addr] = block;
   }

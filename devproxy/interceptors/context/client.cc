@@ -549,7 +549,7 @@ CUresult cuGetErrorString(CUresult error, const char** pStr) {
   *pStr = t ? t->text : nullptr;
   if (!t) return CUDA_ERROR_INVALID_VALUE;
   // A fault that has happened says its own cause behind the vendor's words, and a lost server that it is lost.
-  if (error == CUDA_ERROR_DEVICE_UNAVAILABLE || is_execution_fault(error) || error == CUDA_ERROR_UNKNOWN) {
+  if (error != CUDA_SUCCESS) {
     for (int i = 0; i < client::device_count(); ++i) {
       client::Connection* c = client::attached(i);
       if (!c || c->error() != static_cast<int32_t>(error) || !*c->error_text()) continue;

@@ -99,9 +99,9 @@ void mem_alloc(Connection& c, const Message& m) {
     return c.fail(m, kOutOfMemory);
   if (r.addr >= c.memory().globals_begin() || r.bytes > c.memory().globals_begin() - r.addr)
     return c.fail(m, kInvalidValue);
-  std::vector<Range> forgotten;
-  const auto answer = c.memory().allocate(r.addr, r.bytes, r.flags, &forgotten);
-  release_all(c, forgotten);
+  std::vector<Range> reused;
+  const auto answer = c.memory().allocate(r.addr, r.bytes, r.flags, &reused);
+  for (const Range& range : reused) c.device().reuse(range.addr, range.bytes);
   if (answer != MemoryMirror::Answer::kOk) return c.fail(m, kInvalidValue);
   Status s;
   const auto commit = [&] { s = c.device().commit(r.addr, r.bytes, r.flags & kStableFlag); };
@@ -109,6 +109,7 @@ void mem_alloc(Connection& c, const Message& m) {
   // Where only the account limits memory, waiting gives none.
   if (s.code() == kOutOfMemory && c.device().room_bytes(0) != UINT64_MAX)
     wait_for_freed(c, commit, [&] { return s.code() != kOutOfMemory; });
+  if (s.code() == kOutOfMemory) return c.lost_memory(r.bytes, s);
   if (!s.ok()) c.fail(m, s.code());
 }
 

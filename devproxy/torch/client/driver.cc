@@ -59,8 +59,9 @@ void throw_cuda_error(CUresult result, const char* what) {
     text +=
         "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
         "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n";
-  // A kernel's own memory, which is only asked for when it is launched.
-  TORCH_CHECK_WITH(OutOfMemoryError, result != CUDA_ERROR_OUT_OF_MEMORY, "CUDA out of memory (", what, ")");
+  // A kernel's own memory, which is only asked for when it is launched; or what error_text() says.
+  TORCH_CHECK_WITH(OutOfMemoryError, result != CUDA_ERROR_OUT_OF_MEMORY, "CUDA out of memory (", what,
+                   "): ", error_text(result));
   throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, static_cast<int32_t>(result),
                               std::move(text));
 }

@@ -69,8 +69,9 @@ void test_memory() {
   fake.set_memory(8ull << 30);
 }
 
-// What a stream frees and takes again is released and committed while its commands run: it stays mapped, though nothing idle
-// is to be kept. An H200 went on with the unmapping, and the commands with a fault.
+// What a stream frees and takes again, in other pieces, is committed while its commands run: it stays mapped, though nothing
+// idle is to be kept, also where there is no memory for the rest. An H200 went on with the unmapping, and the commands with
+// a fault.
 void test_memory_in_use_stays() {
   auto config = g_config;
   config.slab_bytes = config.max_handle_bytes = 2 * kMiB;
@@ -79,20 +80,29 @@ void test_memory_in_use_stays() {
   f.load_module();
   const QueueRef queue = f.space->create_queue(QueueKind::kNonBlocking, 0, 1);
   EXPECT_OK(f.space->commit(f.base, 4 * kMiB, false));
-  const uint64_t before = fake.calls("cuMemUnmap");
+  EXPECT_OK(f.space->commit(f.base + 4 * kMiB, 4 * kMiB, false));
   f.spin(queue, 1);
-  f.fill(queue, 1, f.base, 1024, 5);
-  f.space->release(f.base, 4 * kMiB);
-  EXPECT_OK(f.space->commit(f.base, 4 * kMiB, false));
-  f.fill(queue, 1, f.base + 4096, 1024, 6);
+  for (uint64_t i = 0; i < 4; i++) f.fill(queue, 1, f.base + i * 2 * kMiB, 1024, static_cast<uint32_t>(5 + i));
+  const uint64_t begin = f.base + 3 * kMiB;
+  f.space->reuse(begin, kMiB);
+  f.space->reuse(f.base + 4 * kMiB, 4 * kMiB);
+  fake.set_memory(fake.used_memory() + 2 * kMiB);
+  EXPECT(f.space->commit(begin, 12 * kMiB, false).code() == kOutOfMemory);
+  const uint64_t before = fake.calls("cuMemUnmap");
+  f.space->release(f.base, 1024);  // lets go of what is idle
+  fake.set_memory(8ull << 30);
+  EXPECT_OK(f.space->commit(begin, 12 * kMiB, false));
+  f.fill(queue, 1, f.base + 4096, 1024, 9);
   usleep(20'000);
   EXPECT(fake.calls("cuMemUnmap") == before);
   fake.hold_spin(0);
-  EXPECT(f.sync(1) && f.owner.faults == 0 && f.words(f.base, 1)[0] == 5 && f.words(f.base + 4096, 1)[0] == 6);
+  EXPECT(f.sync(1) && f.owner.faults == 0 && f.words(f.base + 4096, 1)[0] == 9);
+  for (uint64_t i = 0; i < 4; i++) EXPECT(f.words(f.base + i * 2 * kMiB, 1)[0] == 5 + i);
   // With nothing under way it goes back to the driver, at once or when the watcher falls asleep.
-  f.space->release(f.base, 4 * kMiB);
-  for (int i = 0; i < 1000 && fake.calls("cuMemUnmap") == before; i++) usleep(1000);
-  EXPECT(fake.calls("cuMemUnmap") == before + 2);
+  f.space->release(f.base, 3 * kMiB);
+  f.space->release(begin, 12 * kMiB);
+  for (int i = 0; i < 1000 && fake.calls("cuMemUnmap") < before + 8; i++) usleep(1000);
+  EXPECT(fake.calls("cuMemUnmap") == before + 8);
 }
 
 // A training step allocates its activations and frees them again. Within what the client has for itself they stay mapped
