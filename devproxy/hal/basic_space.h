@@ -13,6 +13,7 @@ class BasicSpace : public Space {
   // -- memory
   void freed(uint64_t, uint64_t, uint64_t) override {}
   void reuse(uint64_t, uint64_t) override {}
+  PendingUse pending_use() override { return {oldest_pending(), {}}; }
   void host_window(uint64_t, uint64_t) override {}
   void host_allocated(uint64_t, uint64_t) override {}
   StatusOr<uint64_t> host_device_address(uint64_t, uint64_t) override {

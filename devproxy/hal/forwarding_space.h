@@ -56,6 +56,7 @@ class ForwardingSpace : public Space {
   }
   void awaited(const QueueRef& queue) override { inner_->awaited(queue); }
   uint64_t oldest_pending() override { return inner_->oldest_pending(); }
+  PendingUse pending_use() override { return inner_->pending_use(); }
   bool idle() const override { return inner_->idle(); }
   uint32_t pending() const override { return inner_->pending(); }
 

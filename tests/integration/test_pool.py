@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from devproxy.proxy import stats
+from tests.conftest import RUN
 from tests.integration.test_cut import (
     LIB,
     OneServer,
@@ -116,3 +117,54 @@ def test_held_memory_is_the_jobs_until_it_moves(servers: list[OneServer]) -> Non
     process.stdin.write("go\n")
     process.stdin.flush()
     passed(process)
+
+
+# What a stream gets that has freed 8 MiB behind a gate: sizes in MiB, and the places where they lie, from the first one.
+PLACES = """
+import ctypes, threading
+from ctypes import byref, c_size_t, c_uint64, c_void_p
+cuda = ctypes.CDLL("libcuda.so.1")
+def do(name, *args):
+    code = getattr(cuda, name)(*args)
+    assert code == 0, (name, code)
+context, stream, gate = c_void_p(), c_void_p(), threading.Event()
+wait = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: gate.wait(60) and None)
+do("cuInit", 0)
+do("cuDevicePrimaryCtxRetain", byref(context), 0)
+do("cuCtxSetCurrent", context)
+do("cuStreamCreate", byref(stream), 0)
+do("cuLaunchHostFunc", stream, wait, None)
+def allocate(mib):
+    p = c_uint64()
+    do("cuMemAllocAsync", byref(p), c_size_t(mib << 20), stream)
+    do("cuMemsetD8Async", p, 1, c_size_t(mib << 20), stream)
+    return p
+first = allocate(8)
+places = []
+do("cuMemFreeAsync", first, stream)
+for mib in (6, 8, 4, 7, 5, 3):
+    p = allocate(mib)
+    places.append((p.value - first.value) >> 20)
+    do("cuMemFreeAsync", p, stream)
+gate.set()
+do("cuStreamSynchronize", stream)
+print(*places)
+"""
+
+
+def places(job_env: dict[str, str], gpus: str) -> list[int]:
+    done = subprocess.run(
+        [*RUN, "--device", "soft", "--gpu", gpus, "--", sys.executable, "-c", PLACES],
+        env=job_env, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [int(word) for word in done.stdout.split()]
+
+
+def test_what_others_may_read_is_overwritten_late(job_env: dict[str, str]) -> None:
+    """Ranks that share a GPU find results in memory that the other has freed. So a rank goes on to other addresses, up to
+    twice of what it had at most (DeviceState, kLendParts)."""
+    assert places(job_env, "0") == [0] * 6
+    first, again, *others = places(job_env, "0,0")
+    assert first == 8 and again == 0
+    assert others == [0] * 4  # there is 16 MiB now, for 8 at most

@@ -27,6 +27,7 @@
 #include "devproxy/csrc/server/memory_turns.h"
 #include "devproxy/csrc/server/replay_log.h"
 #include "devproxy/csrc/server/state_record.h"
+#include "devproxy/hal/queue.h"
 #include "devproxy/hal/soft/range_set.h"
 
 using namespace devproxy;
@@ -99,6 +100,37 @@ void mirror_keeps_what_is_left_of_a_freed_range() {
     EXPECT(again.remove(addr, r.freed_at, true, &freed) == Answer::kOk);
   });
   EXPECT(again.contains(1000, 60, 49) && !again.contains(1000, 60, 50) && again.contains(1000, 20, 50));
+}
+
+// A collective that waits for another rank keeps its own buffers, and not all that was freed behind it.
+void mirror_lets_go_behind_a_collective() {
+  MemoryMirror m(1000, 2000);
+  std::vector<Range> told;
+  Range freed;
+  for (uint64_t at = 1000; at < 1400; at += 100) EXPECT(m.add(at, 100, 0, &told) == Answer::kOk);
+  for (uint64_t at = 1000; at < 1400; at += 100)
+    EXPECT(m.remove(at, 20 + (at - 1000) / 10, true, &freed) == Answer::kOk);
+  hal::PendingUse use{.anything_from = 45, .ranges = {{10, 1099, 2}, {40, 1200, 100}}};
+  const auto look = [&] {
+    told.clear();
+    m.retire_unless([&](auto... range) { return use.touches(range...); }, &told);
+    return told;
+  };
+  EXPECT(look() ==
+         std::vector<Range>({{1200, 100}}));  // freed at 40; the others: the first two lie in a buffer, 50 is late
+  EXPECT(m.contains(1000, 100, 19) && m.contains(1100, 100, 29) && m.contains(1300, 100, 49) &&
+         !m.contains(1200, 1, 1));
+  EXPECT(look().empty());
+  use.anything_from = UINT64_MAX;
+  EXPECT(look() == std::vector<Range>({{1300, 100}}));
+  use.ranges[0] = {10, 1100, 1};
+  EXPECT(look() == std::vector<Range>({{1000, 100}}));
+  use.ranges.clear();
+  EXPECT(look() == std::vector<Range>({{1100, 100}}) && !m.has_freed() && m.freed_bytes() == 0);
+  // One whose range was reused since is passed over.
+  EXPECT(m.add(1000, 100, 0, &told) == Answer::kOk && m.remove(1000, 60, true, &freed) == Answer::kOk);
+  EXPECT(m.add(1000, 50, 0, &told) == Answer::kOk);
+  EXPECT(look() == std::vector<Range>({{1050, 50}}) && m.live_bytes() == 50);
 }
 
 // byte by byte; and every command that may still come finds the allocation that it was sent for.
@@ -708,6 +740,7 @@ int main() {
   base64_is_its_own_inverse();
   mirror_knows_what_is_live();
   mirror_keeps_what_is_left_of_a_freed_range();
+  mirror_lets_go_behind_a_collective();
   handles_are_typed_and_never_stale();
   replay_log_is_as_long_as_the_state();
   ledger_limits_each_job_and_all_of_them();

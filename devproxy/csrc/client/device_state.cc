@@ -24,6 +24,8 @@ constexpr uint64_t kCreditParts = 64;  // both are no larger than such a part of
 constexpr uint64_t kRoomParts = 8, kLookParts = 32;
 constexpr uint32_t kLookTight = 64;
 constexpr size_t kPendingBeforeReclaim = 64;
+// Where results are lent, what is freed is left alone while the addresses in use are so many times what the job had at most.
+constexpr uint64_t kLendParts = 2;
 // Freed blocks that the server is not told of: of this size at most, and so many bytes in all.
 constexpr uint64_t kKeptBlockBytes = 1u << 20, kKeptBytes = 16u << 20;
 
@@ -131,13 +133,14 @@ void DeviceState::reclaim(bool stable) {
     const auto over = [&, i = index](uint64_t after) { return conn_->completed(i, after); };
     for (PendingRuns* runs : {&cache.runs, &cache.small})
       runs->reclaim(over, [&](uint64_t addr, uint64_t bytes) { alloc_.give(addr, bytes); });
+    const auto give = [&](const Pending& p) {
+      if (!over(p.after)) return false;
+      alloc_.give(p.addr, p.bytes);
+      return true;
+    };
+    for (auto& [bytes, list] : cache.whole) std::erase_if(list, give);
     if (!stable) continue;
-    for (auto& [bytes, list] : cache.stable)
-      std::erase_if(list, [&](const Pending& p) {
-        if (!over(p.after)) return false;
-        alloc_.give(p.addr, p.bytes);
-        return true;
-      });
+    for (auto& [bytes, list] : cache.stable) std::erase_if(list, give);
   }
   std::erase_if(retiring_, [&](const Retiring& r) {
     if (!over(r.uses)) return false;
@@ -180,20 +183,7 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, u
   if (*error != kOk) return 0;
   const auto c = stream ? pending_.find(stream->index) : pending_.end();
   StreamCache* const cache = c == pending_.end() ? nullptr : &c->second;
-  if (!stable) {
-    addr = find_room(n, cache);
-  } else if (cache) {
-    if (auto l = cache->stable.find(n); l != cache->stable.end() && !l->second.empty()) {
-      addr = l->second.front().addr;
-      l->second.pop_front();
-    }
-  }
-  if (!addr) {
-    reclaim(false);
-    if (!stable) addr = find_room(n, cache);
-    if (!addr && !stable && n > BidirAllocator::kSmallLowBytes && cache && cache->runs.gather(alloc_, n))
-      addr = cache->runs.take(n);
-  }
+  addr = stable ? take_stable(n, cache) : find_room(n, cache);
   if (!addr) addr = alloc_.take(n, stable);
   if (!addr) {
     drop_kept();
@@ -210,18 +200,55 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, u
     return 0;
   }
   used_ += n;
+  most_used_ = std::max(most_used_, used_);
   held_ = std::min(held_, granted_ - used_);
   live_[addr] = {n, bytes, stable, next_buffer_id(), context};
   return addr;
 }
 
-// Of what the stream has freed and what is free for all, the smallest that will do.
+uint64_t DeviceState::take_stable(uint64_t bytes, StreamCache* cache) {
+  if (cache)
+    if (auto l = cache->stable.find(bytes); l != cache->stable.end() && !l->second.empty()) {
+      const uint64_t addr = l->second.front().addr;
+      l->second.pop_front();
+      return addr;
+    }
+  reclaim(false);
+  return 0;
+}
+
 uint64_t DeviceState::find_room(uint64_t bytes, StreamCache* cache) {
+  const bool lends = conn_->lends();
+  if (const uint64_t addr = !lends ? best_fit(bytes, cache) : cache ? take_whole(bytes, *cache) : 0) return addr;
+  reclaim(false);
+  if (lends && alloc_.low_top() - conn_->device_base() + bytes <= kLendParts * most_used_)
+    return best_fit(bytes, nullptr);
+  if (!cache) return best_fit(bytes, nullptr);
+  join_whole(*cache);
+  if (const uint64_t addr = best_fit(bytes, cache)) return addr;
+  return bytes > BidirAllocator::kSmallLowBytes && cache->runs.gather(alloc_, bytes) ? cache->runs.take(bytes) : 0;
+}
+
+// Of what the stream has freed and what is free for all, the smallest that will do.
+uint64_t DeviceState::best_fit(uint64_t bytes, StreamCache* cache) {
   const bool small = bytes <= BidirAllocator::kSmallLowBytes;
   PendingRuns* const runs = !cache ? nullptr : small ? &cache->small : &cache->runs;
   const uint64_t own = runs ? runs->best(bytes) : 0, free = alloc_.best_low(bytes);
   if (own && (!free || own <= free)) return runs->take(bytes);
   return free ? alloc_.take(bytes, false) : 0;
+}
+
+uint64_t DeviceState::take_whole(uint64_t bytes, StreamCache& cache) {
+  const auto list = cache.whole.find(bytes);
+  if (list == cache.whole.end() || list->second.empty()) return 0;
+  const uint64_t addr = list->second.back().addr;
+  list->second.pop_back();
+  return addr;
+}
+
+void DeviceState::join_whole(StreamCache& cache) {
+  for (auto& [bytes, list] : std::exchange(cache.whole, {}))
+    for (const Pending& p : list) (alloc_.is_small(p.addr) ? cache.small : cache.runs).give(p.addr, p.bytes, p.after);
 }
 
 int32_t DeviceState::free(uint64_t addr, StreamObj* stream, uint64_t hold_bytes) {
@@ -252,7 +279,10 @@ int32_t DeviceState::drop(Lives::iterator it, StreamObj* stream) {
     alloc_.give(addr, a.bytes);
   } else {
     auto& cache = pending_[stream->index];
-    (alloc_.is_small(addr) ? cache.small : cache.runs).give(addr, a.bytes, pending.after);
+    if (conn_->lends())
+      cache.whole[a.bytes].push_back(pending);
+    else
+      (alloc_.is_small(addr) ? cache.small : cache.runs).give(addr, a.bytes, pending.after);
     if (++cache.frees % kPendingBeforeReclaim == 0) reclaim(false);
   }
   return rc;

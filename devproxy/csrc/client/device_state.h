@@ -174,7 +174,9 @@ class DeviceState {
   };
   struct StreamCache {
     PendingRuns runs, small;  // small: where BidirAllocator has those
-    size_t frees = 0;         // that went there
+    size_t frees = 0;         // that came here
+    // Where results are lent: for the next one of their size only, until there is much more than the job needs.
+    std::unordered_map<uint64_t, std::vector<Pending>> whole;
     std::unordered_map<uint64_t, std::vector<Live*>> kept;
     // Stable buffers wait for the next one of their size, first in first out, until there is no other room. So the
     // program alone decides where they lie, and not how far the stream is: equal ranks have them at equal offsets.
@@ -193,11 +195,16 @@ class DeviceState {
   int32_t drop(Lives::iterator live, StreamObj* stream);
   // Finished pending runs go back to the allocator; stable ones too only where they must. mu held
   void reclaim(bool stable);
-  uint64_t find_room(uint64_t bytes, StreamCache* cache);  // of a buffer that is not stable. mu held
-  int32_t credit(uint64_t bytes);                          // makes sure that `bytes` more may live. mu held
-  void look_for_room();                                    // mu held
-  void heed_server();                                      // mu held
-  void give_back_credit();                                 // mu held
+  // Addresses of what is free, for the stream of `cache`; 0: the range must grow. All mu held.
+  uint64_t take_stable(uint64_t bytes, StreamCache* cache);
+  uint64_t find_room(uint64_t bytes, StreamCache* cache);
+  uint64_t best_fit(uint64_t bytes, StreamCache* cache);
+  static uint64_t take_whole(uint64_t bytes, StreamCache& cache);
+  void join_whole(StreamCache& cache);
+  int32_t credit(uint64_t bytes);  // makes sure that `bytes` more may live. mu held
+  void look_for_room();            // mu held
+  void heed_server();              // mu held
+  void give_back_credit();         // mu held
   uint64_t take_pinned(uint64_t bytes, bool managed, int32_t* error);
   [[nodiscard]] int32_t learn(const DeviceState& owner, uint64_t addr, uint64_t bytes);  // managed memory. Told locked
   [[nodiscard]] int32_t learn_all();                                                     // Told locked
@@ -220,6 +227,7 @@ class DeviceState {
   const uint64_t step_, keep_;  // of credit, in bytes: how much is asked for at once, and kept unused in any case
   // Credit: of granted_, used_ is allocated, and of the rest pools hold on to held_.
   uint64_t granted_ = 0, used_ = 0, held_ = 0;
+  uint64_t most_used_ = 0;
   uint64_t kept_bytes_ = 0;  // of used_: freed, and kept
   bool keeps_ = true;
   // Pools hold on to nothing where the GPU is nearly full: another job, or a framework in the server, may want it.

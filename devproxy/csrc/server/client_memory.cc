@@ -163,6 +163,13 @@ std::vector<Range> ClientMemory::retire(uint64_t oldest_pending) {
   return forgotten;
 }
 
+std::vector<Range> ClientMemory::retire(const hal::PendingUse& use) {
+  std::vector<Range> forgotten;
+  std::unique_lock lock(mu_);
+  device_.retire_unless([&](auto... range) { return use.touches(range...); }, &forgotten);
+  return forgotten;
+}
+
 std::vector<Range> ClientMemory::retire_all() {
   std::vector<Range> forgotten, window;
   std::unique_lock lock(mu_);

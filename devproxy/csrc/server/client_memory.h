@@ -25,6 +25,7 @@
 #include "devproxy/csrc/server/state_files.h"
 #include "devproxy/csrc/wire/handle.h"
 #include "devproxy/csrc/wire/segment.h"
+#include "devproxy/hal/queue.h"
 
 namespace devproxy::server {
 
@@ -119,6 +120,8 @@ class ClientMemory {
 
   // No command from before that position is under way any more. The freed device ranges that this forgets.
   std::vector<Range> retire(uint64_t oldest_pending);
+  // The same, of what no pending command can touch.
+  std::vector<Range> retire(const hal::PendingUse& use);
   // Nothing that was submitted can still use what was freed. The device ranges that this forgets.
   std::vector<Range> retire_all();
 

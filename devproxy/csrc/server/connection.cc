@@ -98,7 +98,7 @@ Status Connection::open_memory() {
   Status opened = device_.open(
       {memory_.device_begin(), kDeviceBytes, endpoint_.pinned_begin(), kPinnedBytes, peer_.framework}, *this);
   if (!opened.ok()) return opened;
-  endpoint_.say_wants_awaited(device_.caps().wants_awaited);
+  endpoint_.say_habits(device_.caps().wants_awaited, device_.caps().lends);
   state_.replay().root(kLegacyStream);
   return {};
 }
@@ -372,11 +372,21 @@ void Connection::note_memory() {
   if (!std::exchange(frugal_, parts_.turns->tight()) && frugal_) device_.give_back();
 }
 
+bool Connection::forget_freed(bool wanted) {
+  if (!memory_.device().has_freed()) return false;
+  std::vector<Range> forgotten = memory_.retire(device_.oldest_pending());
+  if (wanted && memory_.device().has_freed()) {
+    const std::vector<Range> more = memory_.retire(device_.pending_use());
+    forgotten.insert(forgotten.end(), more.begin(), more.end());
+  }
+  for (const Range& range : forgotten) device_.release(range.addr, range.bytes);
+  return !forgotten.empty();
+}
+
 // Nothing has come: gives back what no command can touch any more.
 void Connection::look_around() {
   if (seat_) {
-    if (memory_.device().has_freed())
-      for (const Range& range : memory_.retire(device_.oldest_pending())) device_.release(range.addr, range.bytes);
+    forget_freed(parts_.turns->tight());
     if (parts_.turns->tight()) {
       memory_.owe_unused();
       note_memory();

@@ -133,6 +133,9 @@ class Connection final : public hal::SpaceOwner {
   void fail(const Message& message, const Status& why);
   // The same for a command: it completes in its stream, unexecuted. chunk_tag: as in hal::Ticket.
   void refuse(const Message& message, VHandle stream, int32_t code, uint32_t chunk_tag = 0);
+  // Lets go of what was freed, as far as nothing can touch it any more. wanted: also behind commands that wait for another
+  // rank, which takes a look at all of them. False: there was nothing.
+  bool forget_freed(bool wanted);
   // Memory that the client was promised is not there: what it has posted cannot run. As behind an execution fault: every
   // call says so, and what is not under way on the device completes unexecuted.
   void lost_memory(uint64_t bytes, const Status& why);

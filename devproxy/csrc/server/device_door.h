@@ -138,6 +138,7 @@ class DeviceDoor {
   bool idle() const { return space_->idle(); }
   uint32_t pending() const { return space_->pending(); }
   uint64_t oldest_pending() { return space_->oldest_pending(); }
+  hal::PendingUse pending_use() { return space_->pending_use(); }
   void tidy() { space_->tidy(); }
   void yield() { space_->yield(); }
 

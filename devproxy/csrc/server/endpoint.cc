@@ -86,10 +86,12 @@ Status Endpoint::go_on(uint64_t position) {
   return {};
 }
 
-void Endpoint::say_wants_awaited(bool wants) {
-  std::atomic<uint32_t>& said = view_.control()->wants_awaited;
-  if (const uint32_t now = wants ? 1 : 0; said.load(std::memory_order_relaxed) != now)
-    said.store(now, std::memory_order_relaxed);
+void Endpoint::say_habits(bool wants_awaited, bool lends) {
+  const auto say = [](std::atomic<uint32_t>& said, uint32_t now) {
+    if (said.load(std::memory_order_relaxed) != now) said.store(now, std::memory_order_relaxed);
+  };
+  say(view_.control()->wants_awaited, wants_awaited);
+  say(view_.control()->lends, lends);
 }
 
 bool Endpoint::client_went() const {

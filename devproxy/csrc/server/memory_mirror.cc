@@ -74,10 +74,14 @@ void MemoryMirror::retire(uint64_t oldest_pending, std::vector<Range>* forgotten
   for (; !freed_.empty() && freed_.front().position <= oldest_pending; freed_.pop_front()) {
     const auto it = ranges_.find(freed_.front().addr);
     if (it == ranges_.end() || it->second.freed_at != freed_.front().position) continue;  // reused since
-    forgotten->push_back({it->first, it->second.bytes});
-    ranges_.erase(it);
-    freed_count_--;
+    forget(it, forgotten);
   }
+}
+
+void MemoryMirror::forget(Ranges::iterator freed, std::vector<Range>* forgotten) {
+  forgotten->push_back({freed->first, freed->second.bytes});
+  ranges_.erase(freed);
+  freed_count_--;
 }
 
 bool MemoryMirror::contains(uint64_t addr, uint64_t bytes, uint64_t position) const {

@@ -40,6 +40,17 @@ class MemoryMirror {
   [[nodiscard]] Answer remove(uint64_t addr, uint64_t position, bool keep, Range* freed);
   // Forgets freed ranges that no command at or after `oldest_pending` can have in use; appends them to `forgotten`.
   void retire(uint64_t oldest_pending, std::vector<Range>* forgotten);
+  // And of the rest those that in_use(addr, bytes, freed_at) says no command can have in use.
+  template <class InUse>
+  void retire_unless(InUse in_use, std::vector<Range>* forgotten) {
+    std::erase_if(freed_, [&](const Freed& f) {
+      const auto it = ranges_.find(f.addr);
+      if (it == ranges_.end() || it->second.freed_at != f.position) return true;  // reused since
+      if (in_use(f.addr, it->second.bytes, f.position)) return false;
+      forget(it, forgotten);
+      return true;
+    });
+  }
   bool has_freed() const { return freed_count_ != 0; }
   uint64_t freed_bytes() const {
     uint64_t sum = 0;
@@ -83,6 +94,7 @@ class MemoryMirror {
 
  private:
   using Ranges = std::map<uint64_t, Allocation>;  // by address
+  void forget(Ranges::iterator freed, std::vector<Range>* forgotten);
   Ranges::iterator reuse(Ranges::iterator it, uint64_t begin, uint64_t end, uint64_t* crossed_before);
   uint64_t begin_ = 0, end_ = 0;
   Ranges ranges_;

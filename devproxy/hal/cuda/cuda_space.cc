@@ -214,6 +214,21 @@ void CudaSpace::note_oldest() {
   oldest_.store(oldest == UINT64_MAX ? told_ : oldest, std::memory_order_release);
 }
 
+PendingUse CudaSpace::pending_use() {
+  PendingUse use;
+  if (idle()) return use;
+  std::lock_guard lock(mu_);
+  // What the watcher has taken out of a queue and tells the owner of has completed.
+  const auto visit = [&](const CudaQueue& queue) {
+    for (const Pending& one : queue.pending) {
+      if (one.touches) use.anything_from = std::min(use.anything_from, one.ticket.position);
+      use.ranges.insert(use.ranges.end(), one.ranges.begin(), one.ranges.end());
+    }
+  };
+  for (const CudaQueueRef& queue : busy_) visit(*queue);
+  return use;
+}
+
 // -- host memory, output, limits ------------------------------------------------------------------------------------
 
 void CudaSpace::trim() {

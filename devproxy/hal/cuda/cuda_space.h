@@ -134,6 +134,7 @@ class CudaSpace final : public BasicSpace {
   Status reset_persisting_l2() override;
   void awaited(const QueueRef& queue) override;
   uint64_t oldest_pending() override;
+  PendingUse pending_use() override;
   bool stuck() override { return stands_still(); }
   bool idle() const override { return pending_all_.load(std::memory_order_acquire) == 0; }
   uint32_t pending() const override { return pending_all_.load(std::memory_order_acquire); }
@@ -221,6 +222,19 @@ class CudaSpace final : public BasicSpace {
     kInitComm,
     kCommunicate
   };
+  // Other than a group's buffers.
+  static bool may_touch_memory(Action action) {
+    switch (action) {
+      case Action::kNop:
+      case Action::kRecord:
+      case Action::kWait:
+      case Action::kHostFunction:
+      case Action::kAttribute:
+      case Action::kInitComm:
+      case Action::kCommunicate: return false;
+      default: return true;
+    }
+  }
 
   struct CudaEvent final : Event {
     std::shared_ptr<Context> context;
@@ -272,6 +286,7 @@ class CudaSpace final : public BasicSpace {
       SharedComm::Work work = {};
     };
     explicit CommGroup(std::vector<CommCall> calls);
+    std::vector<PendingUse::Range> ranges(uint64_t position) const;
     ~CommGroup();
     CommGroup(const CommGroup&) = delete;
     std::list<Entry> entries;                 // each communicator once, in the order of their keys
@@ -305,6 +320,8 @@ class CudaSpace final : public BasicSpace {
     uint64_t sequence = 0;  // of the space; grows from submission to submission; what a mark writes
     Ticket ticket;
     bool last = true;
+    bool touches = true;  // anything, else only `ranges`
+    std::vector<PendingUse::Range> ranges;
     std::shared_ptr<void> keeps;
     std::unique_ptr<Job> job;
     uint8_t* cell = nullptr;       // of a kCellCopy

@@ -62,6 +62,21 @@ void CudaSpace::communicate(const QueueRef& queue, Ticket ticket, std::vector<Co
   submit(queue, std::move(command));
 }
 
+std::vector<PendingUse::Range> CudaSpace::CommGroup::ranges(uint64_t position) const {
+  std::vector<PendingUse::Range> ranges;
+  for (const Entry& entry : entries) {
+    const CommConfig& config = entry.comm->config();
+    for (const CommOp& op : entry.ops) {
+      const auto [send, recv] = comm_bytes(op, config.ranks, config.rank);
+      if (send) ranges.push_back({position, op.send, send});
+      if (recv) ranges.push_back({position, op.recv, recv});
+      if (op.reduction_of() == CommReduction::kPreMulSum && op.scalar_on_device)
+        ranges.push_back({position, op.scalar, comm_type_bytes(op.type_of())});
+    }
+  }
+  return ranges;
+}
+
 // Does what can be done for it now. True: all of it is in its stream, or there is nothing to put there.
 bool CudaSpace::start_group(CudaQueue& queue, const Command& command) {
   CommGroup& group = *command.group;

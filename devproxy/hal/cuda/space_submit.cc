@@ -41,6 +41,8 @@ void CudaSpace::submit_locked(const CudaQueueRef& queue, Command& command, std::
   pending.sequence = ++sequence_;
   pending.ticket = command.ticket;
   pending.last = command.last;
+  pending.touches = may_touch_memory(command.action);
+  if (command.action == Action::kCommunicate) pending.ranges = command.group->ranges(command.ticket.position);
   if (!std::exchange(queue->busy, true)) {
     busy_.push_back(queue);
     busy_changes_.fetch_add(1, std::memory_order_relaxed);

@@ -124,7 +124,11 @@ class SoftDevice final : public BasicDevice {
   }
 
   Caps caps() const override {
-    return {.level = 3, .kernels_see_host_window = true, .takes_back = true, .shares = true};
+    return {.level = 3,
+            .kernels_see_host_window = true,
+            .takes_back = true,
+            .shares = true,
+            .lends = config_.sharing && config_.sharing->splicing};
   }
   const Properties& properties() const override { return properties_; }
   Status load_ahead(const std::vector<uint8_t>& description) override {

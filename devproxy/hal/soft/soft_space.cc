@@ -320,6 +320,30 @@ uint64_t SoftSpace::oldest_pending() {
   return oldest;
 }
 
+PendingUse SoftSpace::pending_use() {
+  PendingUse use;
+  if (idle()) return use;
+  const auto add = [&](const Command& command) {
+    const uint64_t position = command.ticket.position;
+    switch (command.action) {
+      case Action::kNop:
+      case Action::kRecord:
+      case Action::kHostFunction: return;
+      case Action::kComm:
+        for (const auto& [addr, bytes] : command.comm->buffers()) use.ranges.push_back({position, addr, bytes});
+        return;
+      default: use.anything_from = std::min(use.anything_from, position);
+    }
+  };
+  std::lock_guard lock(mu_);
+  every_queue([&](const SoftQueue& queue) {
+    if (queue.current) add(queue.current->command);
+    for (const Pending& one : queue.commands) add(one.command);
+    return true;
+  });
+  return use;
+}
+
 // -- submission -----------------------------------------------------------------------------------------------------
 
 void SoftSpace::submit(const QueueRef& ref, Command& command, std::shared_ptr<void> keeps, const Dependency* extra) {

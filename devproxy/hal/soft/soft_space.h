@@ -78,6 +78,7 @@ class SoftSpace final : public BasicSpace {
   QueueRef create_queue(QueueKind kind, int32_t priority, uint32_t index) override;
   void destroy_queue(const QueueRef& queue) override;
   uint64_t oldest_pending() override;
+  PendingUse pending_use() override;
   bool idle() const override { return pending() == 0; }
   uint32_t pending() const override { return pending_all_.load(std::memory_order_acquire); }
 

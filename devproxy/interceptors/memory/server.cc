@@ -64,13 +64,6 @@ void release_all(Connection& c, const std::vector<Range>& ranges) {
   for (const Range& range : ranges) c.device().release(range.addr, range.bytes);
 }
 
-// Lets go of what was freed, as far as nothing can touch it any more. False: there was nothing.
-bool forget_freed(Connection& c) {
-  const std::vector<Range> forgotten = c.memory().retire(c.device().oldest_pending());
-  release_all(c, forgotten);
-  return !forgotten.empty();
-}
-
 // What was freed behind unfinished work keeps its memory until that is done, and the client's account knows nothing of it: a
 // job that nearly fills its GPU and runs ahead has more there than it has. So where the device is full, what was freed is
 // waited for, as a stream-ordered allocation natively comes behind the work of its stream. again: tries it; done: is there
@@ -80,7 +73,7 @@ void wait_for_freed(Connection& c, Again again, Done done) {
   using Clock = std::chrono::steady_clock;
   for (const auto until = Clock::now() + kRoomPatience;
        !done() && (c.shares() || c.memory().device().has_freed()) && Clock::now() < until;) {
-    if (forget_freed(c))
+    if (c.forget_freed(true))
       again();
     else if (c.shares())
       c.wait_for_others(), again();
@@ -158,7 +151,7 @@ void mem_credit_return(Connection& c, const Message& m) {
 }
 
 void mem_info(Connection& c, const Message& m) {
-  if (c.memory().device().has_freed()) forget_freed(c);
+  c.forget_freed(false);
   const uint64_t room = c.device().room_bytes(c.promised_bytes());
   const uint64_t free = c.memory().free_bytes(room);
   const wire::MEM_INFO_rep rep{free, c.memory().total_bytes(), c.spare_bytes(free)};
