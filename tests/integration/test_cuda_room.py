@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from tests.checkpoint.world import SUBJECTS
 from tests.conftest import RUN
 from tests.native.test_hal_cuda import fake_gpus
 
@@ -84,3 +85,32 @@ def test_a_promise_that_the_gpu_cannot_keep_ends_the_job_in_words(
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["OOM", "True"]
     assert "crash" not in done.stderr
+
+
+def test_ranks_whose_activations_do_not_fit_take_turns(
+    job_env: dict[str, str], tmp_path: Path
+) -> None:
+    """Two of 430 MiB at the peak on a GPU of 760 MiB, and on one each."""
+    digests = []
+    for number, gpus in enumerate(("0,1", "0,0")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        env = job_env | fake_gpus(tmp_path / f"root-{number}", 2)
+        env |= {"FAKE_MEMORY_MIB": "760", "FAKE_NCCL_MANY": "1", "DEVPROXY_CUDA_EXECUTOR": "host"}
+        env |= {"DEVPROXY_TORCH_OPS": "cuda", "PYTHONWARNINGS": "ignore"}
+        script = (
+            str(SUBJECTS / "activations.py"),
+            "2",
+            str(folder),
+            "--layers",
+            "25",
+            "--steps",
+            "5",
+        )
+        done = subprocess.run(
+            [*RUN, "--device", "cuda", "--gpu", gpus, "--", sys.executable, *script],
+            env=env, capture_output=True, text=True, timeout=110,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        digests.append(done.stdout.split()[-2:])
+    assert digests[0] == digests[1] and len(set(digests[0])) == 2

@@ -603,6 +603,29 @@ void claims_that_can_finish_are_found(uint32_t seed) {
   }
 }
 
+// Behind its peak a rank claims little, until it is back at its least.
+void a_rank_behind_its_peak_claims_little() {
+  MemoryPhase phase;
+  MemoryClaim claim{100, 1000, 100};
+  const auto at = [&](uint64_t has) {
+    claim.has = has;
+    phase.now(claim);
+    EXPECT(phase.claim(claim).least == (phase.claim(claim).most == 1000 ? 100 : 325));
+    return phase.claim(claim).most;
+  };
+  EXPECT(at(100) == 1000 && at(500) == 1000 && at(400) == 1000);  // no peak
+  EXPECT(at(1000) == 1000 && at(950) == 1000);                    // it may come to it again
+  EXPECT(at(930) == 986 && at(500) == 556 && at(550) == 556);
+  EXPECT(at(400) == 456 && at(490) == 490 && at(380) == 470);  // it took 90 on top of a low
+  EXPECT(at(390) == 470 && at(325) == 1000);
+  EXPECT(at(1000) == 1000 && at(600) == 690 && at(830) == 1000);  // that was no peak
+  EXPECT(at(1000) == 1000 && at(600) == 690);
+  MemoryClaim none{7, 7, 7};
+  MemoryPhase first;
+  first.now(none);
+  EXPECT(first.claim(none).most == 7);
+}
+
 // Data-parallel ranks whose activations do not fit beside each other. In each step a rank goes up by pieces, comes down to
 // what it has and its gradients, meets the others there, and drops the gradients. Whoever may not take more waits, so the
 // sum never passes the GPU's memory; and nobody waits in a circle. fresh: nothing is known of them at first. middle: they
@@ -661,6 +684,10 @@ struct TurnsWorld {
         r.steps++;
         r.has = base;
       }
+    } else if (r.falls && rng() % 4 == 0 && r.has < peak) {
+      const uint64_t more = std::min<uint64_t>(peak - r.has, 1 + rng() % 2);
+      if (!turns.may_take(r.seat, more, more, total - has(), false)) return waited++, false;
+      r.has += more;
     } else if (r.falls) {
       r.has -= std::min<uint64_t>(r.has - base - gradients, 1 + rng() % 20);
       r.meets = r.has == base + gradients;
@@ -708,8 +735,15 @@ void ranks_that_need_all_at_once_are_let_go() {
   MemoryTurns turns([&] { return now; });
   uint64_t moves = 0;
   auto* a = turns.sit({[] { return State::kWaits; }, [] { return uint64_t{0}; }, [] {}, [] {}}, 60, 60);
-  auto* b = turns.sit({[] { return State::kMoves; }, [&] { return moves; }, [] {}, [] {}}, 30, 60);
+  State state = State::kMoves;  // what it has freed comes when its kernels have run
+  auto* b = turns.sit({[&] { return state; }, [&] { return moves; }, [] {}, [] {}}, 30, 60);
   EXPECT(turns.may_take(b, 30, 20, 10, false) == 0 && turns.counts().waits == 1);
+  for (int ms = 0; ms < 2000; ms++) {
+    now += std::chrono::milliseconds(1);
+    EXPECT(turns.may_take(b, 30, 20, 10, false) == 0);
+  }
+  state = State::kRests;
+  moves++;
   for (int ms = 0; ms < 900; ms++) {
     now += std::chrono::milliseconds(1);
     EXPECT(turns.may_take(b, 30, 20, 10, false) == 0);
@@ -744,6 +778,7 @@ int main() {
   handles_are_typed_and_never_stale();
   replay_log_is_as_long_as_the_state();
   ledger_limits_each_job_and_all_of_them();
+  a_rank_behind_its_peak_claims_little();
   ranks_that_need_all_at_once_are_let_go();
   for (uint32_t seed = 1; seed <= 20; seed++) {
     mirror_agrees_with_bytes(seed);

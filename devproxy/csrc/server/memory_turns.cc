@@ -23,7 +23,9 @@ constexpr milliseconds kLeft{300};  // who leads and rests for so long may wait 
 constexpr milliseconds kPass{20}, kPassElsewhere{5'000}, kOff{1'000}, kOffElsewhere{60'000};
 constexpr uint64_t kSteps = 2;  // the second one has the optimizer's states
 constexpr uint64_t kReserve = 32;
-constexpr uint64_t kLittle = 8;  // one part in so many of the GPU: free for all, also while one leads
+constexpr uint64_t kPhaseParts = 16;  // of what a rank has at its peak beyond its least: so much is little
+constexpr uint64_t kPhaseEnd = 4;     // with so much left it is no longer behind its peak: its gradients
+constexpr uint64_t kLittle = 8;       // one part in so many of the GPU: free for all, also while one leads
 
 }  // namespace
 
@@ -43,6 +45,34 @@ bool all_can_finish(std::vector<MemoryClaim> claims, uint64_t free_bytes) {
     }
   }
   return claims.empty();
+}
+
+void MemoryPhase::now(const MemoryClaim& claim) {
+  const uint64_t range = claim.most - claim.least, up = claim.has - claim.least;
+  if (!behind_) {
+    top_ = std::max(top_, claim.has);
+    behind_ = range != 0 && top_ - claim.least >= range / 4 * 3 && claim.has < top_ - range / kPhaseParts;
+    if (behind_) low_ = claim.has;
+    return;
+  }
+  low_ = std::min(low_, claim.has);
+  const uint64_t rise = claim.has - low_;
+  // The phase is over; or it was no peak.
+  if (up <= range / kPhaseEnd || rise > range / 4) {
+    behind_ = false;
+    top_ = claim.has;
+    return;
+  }
+  rise_ = std::max(rise_, rise);
+}
+
+MemoryClaim MemoryPhase::claim(MemoryClaim claim) const {
+  if (!behind_) return claim;
+  const uint64_t range = claim.most - claim.least, little = std::max(rise_, range / kPhaseParts);
+  claim.most = std::max(claim.has, std::min(claim.most, low_ + little));
+  // What it has then it may keep until the others have come as far.
+  claim.least = std::min(claim.has, claim.least + range / kPhaseEnd);
+  return claim;
 }
 
 MemoryTurns::Seat* MemoryTurns::sit(Member member, uint64_t has, uint64_t peak_bytes) {
@@ -79,6 +109,7 @@ void MemoryTurns::now(Seat* seat, uint64_t has, uint64_t trough_bytes, uint64_t 
   if (seat->low != UINT64_MAX) seat->low = std::min(seat->low, has);
   const bool rhythm = trough_bytes != 0 && trough_bytes != UINT64_MAX;
   claim.least = std::min({has, seat->low, seat->low_before, rhythm ? trough_bytes : UINT64_MAX});
+  seat->phase.now(claim);
   // A forward, too, has lows that come again. So a rhythm alone counts only if it is most of what the rank has.
   if (!seat->known && (steps >= seat->first_steps + kSteps || (rhythm && trough_bytes < claim.most / 2))) {
     seat->known = true;
@@ -127,11 +158,11 @@ bool MemoryTurns::fits(Seat* seat, uint64_t bytes, uint64_t free_bytes) {
   std::vector<MemoryClaim> claims;
   claims.reserve(seats_.size());
   for (const Seat& s : seats_) {
-    MemoryClaim& claim = claims.emplace_back(s.claim);
+    MemoryClaim& claim = claims.emplace_back(s.known ? s.phase.claim(s.claim) : s.claim);
     if (&s == seat) claim.has += bytes;
     if (&s == leader_) claim.most = known_most;  // ranks are alike
     // Nobody can have more than what the others leave between two steps: a larger claim is of another time.
-    claim.most = std::max(claim.has, std::min(claim.most, all - std::min(all, least - claim.least)));
+    claim.most = std::max(claim.has, std::min(claim.most, all - std::min(all, least - s.claim.least)));
   }
   // Modules, arrays and a framework's scratch take memory that nobody asks for here. So the others stop a little before the
   // point where only one of them can finish, and the nearest one goes up to it.
@@ -162,7 +193,7 @@ milliseconds MemoryTurns::still_for(Clock::time_point now, bool* elsewhere) {
   for (Seat& s : seats_) {
     if (s.claim.has == 0) continue;  // such as another process of the rank's, with nothing on this GPU
     const State state = look_at(s, now);
-    *elsewhere |= !s.waits && state != State::kWaits;
+    *elsewhere |= state == State::kMoves || (!s.waits && state != State::kWaits);
     moved = std::max({moved, s.moved, s.waits ? s.since : moved});
   }
   return std::chrono::duration_cast<milliseconds>(now - moved);
@@ -195,7 +226,10 @@ bool MemoryTurns::goes_on(Seat* seat, uint64_t free_bytes, bool beyond) {
   const uint64_t bytes = seat->wants;
   bool elsewhere = false;
   const milliseconds still = still_for(clock_(), &elsewhere);
-  const auto need = [](const Seat& s) { return s.claim.most - s.claim.has; };
+  const auto need = [](const Seat& s) {
+    const MemoryClaim claim = s.known ? s.phase.claim(s.claim) : s.claim;
+    return claim.most - claim.has;
+  };
   const bool nearest = std::none_of(seats_.begin(), seats_.end(), [&](const Seat& s) {
     return &s != seat && s.waits && s.wants <= free_bytes && need(s) < need(*seat);
   });

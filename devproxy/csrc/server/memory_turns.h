@@ -9,6 +9,9 @@
 // A rank's first steps show what it claims. Until then one such rank leads: it takes what it wants, and the others little. When
 // it waits for another rank in a collective, the next one leads.
 //
+// Behind its peak a rank frees its activations, and takes only little in between. So it claims that much then, and is let go
+// on where it could not come to its peak again.
+//
 // The order in which the job lets its ranks finish is not known here: one may wait in a collective for a rank that waits for
 // memory. Then nobody moves, which is seen, and the one that is nearest to its peak gets what it wants. If nobody can get it,
 // the ranks need more memory at the same time than the GPU has: there are no turns any more, and the device says what there
@@ -33,6 +36,21 @@ struct MemoryClaim {
   uint64_t has = 0;
   uint64_t most = 0;   // it may come to want
   uint64_t least = 0;  // it comes back to
+};
+
+// Where in its step a rank is: on its way up, or behind its peak. Pure.
+class MemoryPhase {
+ public:
+  // Behind each change. claim.most: it has been there, in this step or before.
+  void now(const MemoryClaim& claim);
+  // What it claims now. Behind its peak: little more, and that it goes down to the end of that phase without anybody.
+  MemoryClaim claim(MemoryClaim claim) const;
+
+ private:
+  bool behind_ = false;
+  uint64_t top_ = 0;   // on its way up: the most in this step
+  uint64_t low_ = 0;   // behind the peak: the least since
+  uint64_t rise_ = 0;  // the most that it ever took on top of that
 };
 
 // Can all come to their most, one after the other, if so much is free? Pure.
@@ -91,6 +109,7 @@ class MemoryTurns {
     Member member;
     MemoryClaim claim;
     uint64_t backed = UINT64_MAX;
+    MemoryPhase phase;
     bool known = false;  // its claim, from two steps, its rhythm or an earlier life
     uint64_t steps = 0, first_steps = UINT64_MAX;
     uint64_t low = UINT64_MAX, low_before = UINT64_MAX;  // the least that it had in this step, and in the last one

@@ -20,11 +20,10 @@ namespace devproxy::server {
 
 namespace {
 
-// Whether ranks take turns for memory. Off where memory is a real GPU's: what a rank has given back may lie in pieces there,
-// or behind unfinished work, and a rank that is let go then fails later than it would have.
-bool takes_turns(const std::string& device) {
+// Whether ranks take turns for memory.
+bool takes_turns() {
   const char* const word = std::getenv("DEVPROXY_MEMORY_TURNS");
-  return word && *word ? std::string_view(word) == "on" : device == "soft";
+  return !word || std::string_view(word) != "off";
 }
 
 }  // namespace
@@ -46,7 +45,7 @@ Status Process::prepare(const std::string& ahead) {
     ServerConfig own = common;
     own.gpu = gpu;
     servers_.push_back(std::make_unique<Server>(own, std::move(*device), *ledger_, sharing_.get(),
-                                                sharing_ && takes_turns(common.device) ? &turns_ : nullptr));
+                                                sharing_ && takes_turns() ? &turns_ : nullptr));
   }
   if (sharing_ && sharing_->splicing)
     ledger_->set_saved([splicing = sharing_->splicing] { return splicing->saved_bytes(); });
