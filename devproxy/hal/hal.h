@@ -30,7 +30,7 @@ struct Caps {
   bool shares = false;            // several of the job's GPUs may be on one (sharing.h)
   bool trees_apart = false;       // servers of two of the job's trees cannot be on one GPU
   bool wants_awaited = false;     // SpaceQueues::awaited makes it tell sooner that commands have completed
-  bool lends = false;  // ranks find results in memory of others, also in freed memory, instead of computing them
+  bool splices = false;           // replica splicing is on (sharing.h)
 };
 
 struct Properties {

@@ -115,7 +115,7 @@ class Connection {
     return view_.control()->sticky_error.load(std::memory_order_relaxed);
   }
   // Changes where the server wants unused credit back.
-  bool lends() const { return view_.mapped() && view_.control()->lends.load(std::memory_order_relaxed) != 0; }
+  bool splices() const { return view_.mapped() && view_.control()->splices.load(std::memory_order_relaxed) != 0; }
   uint32_t credit_wanted() const {
     return view_.mapped() ? view_.control()->credit_wanted.load(std::memory_order_relaxed) : 0;
   }

@@ -24,8 +24,9 @@ constexpr uint64_t kCreditParts = 64;  // both are no larger than such a part of
 constexpr uint64_t kRoomParts = 8, kLookParts = 32;
 constexpr uint32_t kLookTight = 64;
 constexpr size_t kPendingBeforeReclaim = 64;
-// Where results are lent, what is freed is left alone while the addresses in use are so many times what the job had at most.
-constexpr uint64_t kLendParts = 2;
+// Where replicas are spliced, what is freed is left alone while the addresses in use are so many times what the job had at
+// most, and a little more. So the program alone decides where a buffer lies, and others find what was there.
+constexpr uint64_t kSpreadParts = 2, kSpreadBytes = 32u << 20;
 // Freed blocks that the server is not told of: of this size at most, and so many bytes in all.
 constexpr uint64_t kKeptBlockBytes = 1u << 20, kKeptBytes = 16u << 20;
 
@@ -218,10 +219,10 @@ uint64_t DeviceState::take_stable(uint64_t bytes, StreamCache* cache) {
 }
 
 uint64_t DeviceState::find_room(uint64_t bytes, StreamCache* cache) {
-  const bool lends = conn_->lends();
-  if (const uint64_t addr = !lends ? best_fit(bytes, cache) : cache ? take_whole(bytes, *cache) : 0) return addr;
+  const bool splices = conn_->splices();
+  if (const uint64_t addr = !splices ? best_fit(bytes, cache) : cache ? take_whole(bytes, *cache) : 0) return addr;
   reclaim(false);
-  if (lends && alloc_.low_top() - conn_->device_base() + bytes <= kLendParts * most_used_)
+  if (splices && alloc_.low_top() - conn_->device_base() + bytes <= kSpreadParts * most_used_ + kSpreadBytes)
     return best_fit(bytes, nullptr);
   if (!cache) return best_fit(bytes, nullptr);
   join_whole(*cache);
@@ -279,7 +280,7 @@ int32_t DeviceState::drop(Lives::iterator it, StreamObj* stream) {
     alloc_.give(addr, a.bytes);
   } else {
     auto& cache = pending_[stream->index];
-    if (conn_->lends())
+    if (conn_->splices())
       cache.whole[a.bytes].push_back(pending);
     else
       (alloc_.is_small(addr) ? cache.small : cache.runs).give(addr, a.bytes, pending.after);

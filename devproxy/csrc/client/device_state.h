@@ -175,7 +175,7 @@ class DeviceState {
   struct StreamCache {
     PendingRuns runs, small;  // small: where BidirAllocator has those
     size_t frees = 0;         // that came here
-    // Where results are lent: for the next one of their size only, until there is much more than the job needs.
+    // Where replicas are spliced: for the next one of their size only, until there is much more than the job needs.
     std::unordered_map<uint64_t, std::vector<Pending>> whole;
     std::unordered_map<uint64_t, std::vector<Live*>> kept;
     // Stable buffers wait for the next one of their size, first in first out, until there is no other room. So the

@@ -98,7 +98,7 @@ Status Connection::open_memory() {
   Status opened = device_.open(
       {memory_.device_begin(), kDeviceBytes, endpoint_.pinned_begin(), kPinnedBytes, peer_.framework}, *this);
   if (!opened.ok()) return opened;
-  endpoint_.say_habits(device_.caps().wants_awaited, device_.caps().lends);
+  endpoint_.say_habits(device_.caps().wants_awaited, device_.caps().splices);
   state_.replay().root(kLegacyStream);
   return {};
 }

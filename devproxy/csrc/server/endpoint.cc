@@ -86,12 +86,12 @@ Status Endpoint::go_on(uint64_t position) {
   return {};
 }
 
-void Endpoint::say_habits(bool wants_awaited, bool lends) {
+void Endpoint::say_habits(bool wants_awaited, bool splices) {
   const auto say = [](std::atomic<uint32_t>& said, uint32_t now) {
     if (said.load(std::memory_order_relaxed) != now) said.store(now, std::memory_order_relaxed);
   };
   say(view_.control()->wants_awaited, wants_awaited);
-  say(view_.control()->lends, lends);
+  say(view_.control()->splices, splices);
 }
 
 bool Endpoint::client_went() const {

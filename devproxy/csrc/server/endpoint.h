@@ -48,7 +48,7 @@ class Endpoint {
   // The segment is another server's, or was filled from a dump: goes on at its place in the ring.
   Status go_on(uint64_t position);
   // Of the device behind it now, which after a restore may be another kind.
-  void say_habits(bool wants_awaited, bool lends);
+  void say_habits(bool wants_awaited, bool splices);
   // Has the client closed its end of the link? Asked by a server that opened its own end later, to which poll() would
   // never say so.
   bool client_went() const;

@@ -96,8 +96,9 @@ struct ControlPage {
   // its next allocation or release.
   std::atomic<uint32_t> credit_wanted;
   std::atomic<uint32_t> wants_awaited;  // 1: the device tells of completions late, unless it hears STREAM_AWAITED
-  // 1: other ranks of the GPU read what this one has freed, as long as nothing else is there. So the client overwrites it late.
-  std::atomic<uint32_t> lends;
+  // 1: replicas are spliced. So what a rank has freed is read by others as long as nothing else is there, and equal ranks are to
+  // have their buffers at equal places.
+  std::atomic<uint32_t> splices;
   std::atomic<uint64_t> wakes;  // how often a producer had to wake the server
   std::atomic<uint64_t> steps;  // optimizer steps, counted by the job's import hook (devproxy_step)
   Doorbell doorbell;

@@ -153,7 +153,8 @@ class CudaDevice final : public BasicDevice {
             .reads_after_fault = false,
             .shares = true,
             .trees_apart = true,
-            .wants_awaited = true};
+            .wants_awaited = true,
+            .splices = config_.sharing && config_.sharing->splicing};
   }
   const Properties& properties() const override { return properties_; }
   // One thread per description is enough for ever: a framework stays loaded. It is detached because it may be inside a

@@ -128,7 +128,7 @@ class SoftDevice final : public BasicDevice {
             .kernels_see_host_window = true,
             .takes_back = true,
             .shares = true,
-            .lends = config_.sharing && config_.sharing->splicing};
+            .splices = config_.sharing && config_.sharing->splicing};
   }
   const Properties& properties() const override { return properties_; }
   Status load_ahead(const std::vector<uint8_t>& description) override {
