@@ -130,9 +130,12 @@ void queues_keep_their_rules(Device& device) {
   usleep(50'000);
   EXPECT(owner.at(0) == 0 && owner.at(1) == 0 && owner.at(2) == 40 && space->oldest_pending() == 10 &&
          space->pending() == 5);
+  EXPECT(!space->pending_use().touches(range_base(0), kDeviceBytes, UINT64_MAX));
+  space->memset(blocking, {75, 0}, {range_base(0), 0, 1, 1, 0, 1});
+  EXPECT(!space->pending_use().touches(range_base(0), 1, 75) && space->pending_use().touches(range_base(0), 1, 76));
   EXPECT(space->elapsed_ms(event, event).status().code() == kNotReady);
   owner.open(1);
-  owner.wait(1, 70);
+  owner.wait(1, 75);
   owner.wait(2, 60);
   EXPECT(owner.at(0) == 20);
   while (!space->idle()) usleep(100);

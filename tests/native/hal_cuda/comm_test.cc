@@ -423,8 +423,16 @@ void test_sharing_waits_for_the_last() {
   Sharing s;
   Fixture& first = *s.ranks[0];
   s.reduce(0);
+  // Of what it waits with, the buffers alone may be touched; of what is behind that, anything.
+  const uint64_t group = first.last[1];
+  const auto touches = [&](uint64_t at, uint64_t bytes, uint64_t before) {
+    return first.space->pending_use().touches(first.base + at, bytes, before);
+  };
+  EXPECT(touches(kIn, 4, group + 1) && touches(kOut, 4 * kWords, group + 1) && !touches(kOut, 4, group));
+  EXPECT(!touches(kIn + 4 * kWords, kOut - 4 * kWords, group + 1) && !touches(kOut + 4 * kWords, kMiB, UINT64_MAX));
   first.space->copy(s.queues[0], first.ticket(1),
                     {first.base + kSeen, first.base + kOut, 0, 0, 4 * kWords, 1, true, true});
+  EXPECT(!touches(kMiB, 1, first.last[1]) && touches(kMiB, 1, first.last[1] + 1));
   s.reduce(1);
   first.fill(first.legacy, 0, first.base + 3 * kSeen, kWords, 7);
   EXPECT(first.sync(0) && !first.owner.wait(1, first.last[1], 50));
