@@ -681,21 +681,26 @@ def test_a_successor_that_is_not_wanted_goes_in_silence(servers: list[OneServer]
 
 
 def test_steps_are_counted(servers: list[OneServer]) -> None:
-    """devproxy_step() of libcuda.so.1, from a job's process, before and after it has a device."""
+    """devproxy_step() of libcuda.so.1, from a job's process, before and after it has a device. Each GPU of the process
+    counts all of its steps."""
+    servers[0].end()
+    servers.append(both := OneServer(servers[0].folder, "--gpu", "1", ledger="ledger-of-both"))
+    assert both.ready == "ready"
     script = (
         "import ctypes, sys\n"
         "cu = ctypes.CDLL('libcuda.so.1')\n"
         "print(cu.devproxy_step())\n"
         "n = ctypes.c_size_t(); m = ctypes.c_size_t(); c = ctypes.c_void_p()\n"
         "assert cu.cuInit(0) == 0 and cu.devproxy_step() == 0\n"
-        "assert cu.cuDevicePrimaryCtxRetain(ctypes.byref(c), 0) == 0 and cu.cuCtxSetCurrent(c) == 0\n"
-        "assert cu.cuMemGetInfo_v2(ctypes.byref(n), ctypes.byref(m)) == 0\n"
+        "for gpu in range(2):\n"
+        "    assert cu.cuDevicePrimaryCtxRetain(ctypes.byref(c), gpu) == 0 and cu.cuCtxSetCurrent(c) == 0\n"
+        "    assert cu.cuMemGetInfo_v2(ctypes.byref(n), ctypes.byref(m)) == 0\n"
         "print(sum(cu.devproxy_step() for _ in range(5)), flush=True)\n"
         "sys.stdin.readline()\n"
     )
     env = os.environ | {
         "DEVPROXY_JOB_DIR": str(servers[0].folder),
-        "DEVPROXY_GPUS": "1",
+        "DEVPROXY_GPUS": "2",
         "LD_LIBRARY_PATH": str(LIB),
     }
     process = subprocess.Popen(
@@ -704,7 +709,9 @@ def test_steps_are_counted(servers: list[OneServer]) -> None:
     assert process.stdin is not None and process.stdout is not None
     assert process.stdout.readline() == "0\n"
     assert process.stdout.readline() == "5\n"
-    with servers[0].control() as control:
+    with ControlChannel(str(both.folder), 1) as second:
+        assert second.steps() == 5
+    with both.control() as control:
         assert control.steps() == 5
         process.communicate("\n")
         deadline = time.monotonic() + 5

@@ -655,8 +655,9 @@ struct TurnsWorld {
     for (size_t i = 0; i < ranks; i++) {
       Rank& r = all.emplace_back();
       r.has = fresh ? 0 : base;
-      r.seat = turns.sit({[this, &r] { return state_of(r); }, [&r] { return r.moves; }, [] {}, [] {}}, r.has,
-                         fresh ? 0 : peak + total / 32);  // and what a client keeps unused
+      r.seat = turns.sit(
+          {[this, &r] { return state_of(r); }, [&r] { return r.moves; }, [&r] { return r.steps; }, [] {}, [] {}}, r.has,
+          fresh ? 0 : peak + total / 32);  // and what a client keeps unused
     }
   }
   ~TurnsWorld() {
@@ -700,7 +701,7 @@ struct TurnsWorld {
       r.meets = r.has == middle;
     }
     r.moves++;
-    turns.now(r.seat, r.has, r.steps > 2 ? base : 0, r.steps);
+    turns.now(r.seat, r.has, r.steps > 2 ? base : 0);
     EXPECT(has() <= total);
     return true;
   }
@@ -728,15 +729,36 @@ void ranks_take_turns_for_memory(uint32_t seed) {
   EXPECT(!meet.turns.counts().off);
 }
 
+// A rank that takes as much in each step asks for nothing any more. Its claim is known all the same.
+void a_rank_that_asks_for_nothing_is_known() {
+  MemoryTurns turns;
+  uint64_t steps = 7;
+  const MemoryTurns::Member busy{[] { return MemoryTurns::State::kMoves; }, [] { return uint64_t{0}; },
+                                 [&] { return steps; }, [] {}, [] {}};
+  MemoryTurns::Seat* const seats[] = {turns.sit(busy, 0, 0), turns.sit(busy, 0, 0)};
+  for (MemoryTurns::Seat* seat : seats) {
+    EXPECT(turns.may_take(seat, 50, 50, 950, false) == 50);  // little
+    turns.now(seat, 50, 0);
+  }
+  steps = 8;
+  EXPECT(turns.may_take(seats[0], 200, 200, 900, false) == 200);  // it leads
+  turns.now(seats[0], 250, 0);
+  EXPECT(turns.may_take(seats[1], 200, 200, 700, false) == 0);
+  steps = 9;
+  EXPECT(turns.may_take(seats[1], 200, 200, 700, false) == 200);
+  for (MemoryTurns::Seat* seat : seats) turns.leave(seat);
+}
+
 // They meet at their peaks, and all peaks do not fit: that is seen, and the device has the word.
 void ranks_that_need_all_at_once_are_let_go() {
   using State = MemoryTurns::State;
   std::chrono::steady_clock::time_point now{std::chrono::seconds(1)};
   MemoryTurns turns([&] { return now; });
   uint64_t moves = 0;
-  auto* a = turns.sit({[] { return State::kWaits; }, [] { return uint64_t{0}; }, [] {}, [] {}}, 60, 60);
+  const auto none = [] { return uint64_t{0}; };
+  auto* a = turns.sit({[] { return State::kWaits; }, none, none, [] {}, [] {}}, 60, 60);
   State state = State::kMoves;  // what it has freed comes when its kernels have run
-  auto* b = turns.sit({[&] { return state; }, [&] { return moves; }, [] {}, [] {}}, 30, 60);
+  auto* b = turns.sit({[&] { return state; }, [&] { return moves; }, none, [] {}, [] {}}, 30, 60);
   EXPECT(turns.may_take(b, 30, 20, 10, false) == 0 && turns.counts().waits == 1);
   for (int ms = 0; ms < 2000; ms++) {
     now += std::chrono::milliseconds(1);
@@ -779,6 +801,7 @@ int main() {
   replay_log_is_as_long_as_the_state();
   ledger_limits_each_job_and_all_of_them();
   a_rank_behind_its_peak_claims_little();
+  a_rank_that_asks_for_nothing_is_known();
   ranks_that_need_all_at_once_are_let_go();
   for (uint32_t seed = 1; seed <= 20; seed++) {
     mirror_agrees_with_bytes(seed);

@@ -231,13 +231,14 @@ Place place_of(uint64_t addr) {
 
 static bool count_step() {
   if (detail::g_init_state != 1) return false;  // 2: a forked child, which has no segment
-  for (int i = 0; i < device_count(); ++i) {
+  bool counted = false;
+  for (int i = 0; i < device_count(); ++i) {  // the hook does not say which GPU the step was for
     Connection* c = attached(i);
     if (!c) continue;
     c->control()->steps.fetch_add(1, std::memory_order_relaxed);
-    return true;
+    counted = true;
   }
-  return false;
+  return counted;
 }
 
 static bool busy(int gpu) {

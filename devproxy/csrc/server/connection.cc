@@ -362,13 +362,14 @@ void Connection::take_seat() {
              return n.launches + n.allocs + n.frees + n.h2d_bytes + n.d2h_bytes + n.d2d_bytes + n.memset_bytes -
                     device_.pending();
            },
+       .steps = [this] { return endpoint_.steps(); },
        .want_credit = [this] { endpoint_.lifeline().want_credit(); },
        .look = [this] { endpoint_.wake_dispatch_thread(); }},
       memory_.taken_bytes(), peak ? peak + memory_.total_bytes() / kUnusedParts : 0);
 }
 
 void Connection::note_memory() {
-  parts_.turns->now(seat_, memory_.taken_bytes(), memory_.trough_bytes(), endpoint_.steps(), device_.mapped_bytes());
+  parts_.turns->now(seat_, memory_.taken_bytes(), memory_.trough_bytes(), device_.mapped_bytes());
   if (!std::exchange(frugal_, parts_.turns->tight()) && frugal_) device_.give_back();
 }
 

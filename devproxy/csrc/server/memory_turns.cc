@@ -81,6 +81,7 @@ MemoryTurns::Seat* MemoryTurns::sit(Member member, uint64_t has, uint64_t peak_b
   seat.member = std::move(member);
   seat.claim = {has, std::max(has, peak_bytes), has};
   seat.known = peak_bytes != 0;
+  seat.first_steps = seat.steps = seat.member.steps();
   if (has) seat.low = seat.low_before = has;
   seat.moved = clock_();
   if (tight_) seat.member.want_credit();
@@ -96,7 +97,19 @@ void MemoryTurns::leave(Seat* seat) {
   changed_.notify_all();
 }
 
-void MemoryTurns::now(Seat* seat, uint64_t has, uint64_t trough_bytes, uint64_t steps, uint64_t backed_bytes) {
+void MemoryTurns::know(Seat& seat) {
+  seat.known = true;
+  if (leader_ == &seat) leader_ = nullptr;
+}
+
+// Also of one that asks for nothing any more: it takes as much in each step.
+void MemoryTurns::count_steps(Seat& seat) {
+  const uint64_t steps = seat.member.steps();
+  if (std::exchange(seat.steps, steps) != steps) seat.low_before = std::exchange(seat.low, seat.claim.has);
+  if (!seat.known && steps >= seat.first_steps + kSteps) know(seat);
+}
+
+void MemoryTurns::now(Seat* seat, uint64_t has, uint64_t trough_bytes, uint64_t backed_bytes) {
   std::lock_guard lock(mu_);
   end_wait(seat);  // its request was taken, also where it was refused
   MemoryClaim& claim = seat->claim;
@@ -104,17 +117,13 @@ void MemoryTurns::now(Seat* seat, uint64_t has, uint64_t trough_bytes, uint64_t 
   seat->backed = backed_bytes;
   claim.has = has;
   claim.most = std::max(claim.most, has);
-  if (seat->first_steps == UINT64_MAX) seat->first_steps = seat->steps = steps;
-  if (std::exchange(seat->steps, steps) != steps) seat->low_before = std::exchange(seat->low, has);
+  count_steps(*seat);
   if (seat->low != UINT64_MAX) seat->low = std::min(seat->low, has);
   const bool rhythm = trough_bytes != 0 && trough_bytes != UINT64_MAX;
   claim.least = std::min({has, seat->low, seat->low_before, rhythm ? trough_bytes : UINT64_MAX});
   seat->phase.now(claim);
   // A forward, too, has lows that come again. So a rhythm alone counts only if it is most of what the rank has.
-  if (!seat->known && (steps >= seat->first_steps + kSteps || (rhythm && trough_bytes < claim.most / 2))) {
-    seat->known = true;
-    if (leader_ == seat) leader_ = nullptr;
-  }
+  if (!seat->known && rhythm && trough_bytes < claim.most / 2) know(*seat);
   if (!less) return;
   changes_++;
   changed_.notify_all();
@@ -145,7 +154,8 @@ bool MemoryTurns::fits(Seat* seat, uint64_t bytes, uint64_t free_bytes) {
   if (bytes > free_bytes) return false;
   uint64_t all = free_bytes, known_most = 0, least = 0;
   bool known = true;
-  for (const Seat& s : seats_) {
+  for (Seat& s : seats_) {
+    count_steps(s);
     all += s.claim.has;
     least += s.claim.least;
     known &= s.known;
@@ -278,7 +288,10 @@ uint64_t MemoryTurns::spare_bytes(const Seat* seat, uint64_t free_bytes) {
 std::vector<MemoryTurns::Rank> MemoryTurns::ranks() {
   std::lock_guard lock(mu_);
   std::vector<Rank> all;
-  for (const Seat& s : seats_) all.push_back({s.claim, s.member.state(), s.known, s.waits});
+  for (Seat& s : seats_) {
+    count_steps(s);
+    all.push_back({s.claim, s.member.state(), s.known, s.waits});
+  }
   return all;
 }
 

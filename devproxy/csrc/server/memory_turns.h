@@ -67,6 +67,7 @@ class MemoryTurns {
   struct Member {
     std::function<State()> state;
     std::function<uint64_t()> progress;  // differs if it has moved
+    std::function<uint64_t()> steps;     // of its optimizer, as far as its framework counts them
     std::function<void()> want_credit;   // it should keep no credit that it does not use
     std::function<void()> look;          // at what it can give back
   };
@@ -88,10 +89,9 @@ class MemoryTurns {
   // peak_bytes: of its life so far, elsewhere, with what its client keeps unused; 0: none.
   Seat* sit(Member member, uint64_t has, uint64_t peak_bytes);
   void leave(Seat* seat);
-  // What it has now. trough_bytes: the least of its rhythm (LiveTrace); 0 and UINT64_MAX: not known. steps: of its optimizer,
-  // as far as its framework counts them.
-  // backed_bytes: of the GPU's memory, what is behind it already.
-  void now(Seat* seat, uint64_t has, uint64_t trough_bytes, uint64_t steps, uint64_t backed_bytes = UINT64_MAX);
+  // What it has now. trough_bytes: the least of its rhythm (LiveTrace); 0 and UINT64_MAX: not known. backed_bytes: of the
+  // GPU's memory, what is behind it already.
+  void now(Seat* seat, uint64_t has, uint64_t trough_bytes, uint64_t backed_bytes = UINT64_MAX);
   // How much more it may take of what is free: `wanted`, else `needed`, which is > 0; 0: neither, look again behind wait().
   // beyond: the device would give more than is free, as the software GPU does. Then nobody waits long in vain.
   [[nodiscard]] uint64_t may_take(Seat* seat, uint64_t wanted, uint64_t needed, uint64_t free_bytes, bool beyond);
@@ -111,7 +111,7 @@ class MemoryTurns {
     uint64_t backed = UINT64_MAX;
     MemoryPhase phase;
     bool known = false;  // its claim, from two steps, its rhythm or an earlier life
-    uint64_t steps = 0, first_steps = UINT64_MAX;
+    uint64_t steps = 0, first_steps = 0;
     uint64_t low = UINT64_MAX, low_before = UINT64_MAX;  // the least that it had in this step, and in the last one
     bool waits = false;                                  // for memory
     uint64_t wants = 0;                                  // then: so much
@@ -121,6 +121,8 @@ class MemoryTurns {
 
  private:
   State look_at(Seat& seat, Clock::time_point now);
+  void count_steps(Seat& seat);
+  void know(Seat& seat);
   bool fits(Seat* seat, uint64_t bytes, uint64_t free_bytes);
   bool leads(Seat* seat);
   std::chrono::milliseconds still_for(Clock::time_point now, bool* elsewhere);
