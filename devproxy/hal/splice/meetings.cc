@@ -10,13 +10,11 @@ namespace devproxy::hal::splice {
 // Under mu_. Somebody for whom it waits has passed this launch: it has run it alone, for a reason of its own.
 bool Splicer::waits_in_vain(const Group& group, const Arrival& me) const {
   if (!(group.aligned & me.member->bit)) return false;
-  const auto launches = [&](const Member& member, uint64_t seen) {
-    return static_cast<int64_t>(seen - group.seen_then[member.number]);
-  };
   uint64_t missing = group.members & group.aligned;
   for (const Arrival* one : group.present) missing &= ~one->member->bit;
   return std::any_of(members_.begin(), members_.end(), [&](const auto& one) {
-    return one && missing & one->bit && launches(*one, one->learned[group.key].seen) >= launches(*me.member, me.seen);
+    return one && missing & one->bit &&
+           group.round(one->number, one->learned[group.key].seen) >= group.round(me.member->number, me.seen);
   });
 }
 
@@ -55,10 +53,17 @@ void Splicer::dissolve(Group& group) {
   group.come.notify_all();
 }
 
-// Under mu_: this time. That cost nothing, so it may yet do.
+// Under mu_: this time. That cost nothing, so it may yet do. Those who come later to what one has passed are no strikes
+// of their own: one slow rank of many would end the meetings for good.
 void Splicer::passed_by(Group& group) {
+  std::optional<int64_t> round;
+  for (const Arrival* one : group.present)
+    if (group.aligned & one->member->bit)
+      round = std::max(round.value_or(INT64_MIN), group.round(one->member->number, one->seen));
   const uint32_t most = group.meetings >= kProvenMeetings ? kMaxProvenStrikes : kMaxStrikes;
-  ++group.strikes >= most ? retire(group) : dissolve(group);
+  if (!round || *round > group.struck) group.strikes++;
+  if (round) group.struck = std::max(group.struck, *round);
+  group.strikes >= most ? retire(group) : dissolve(group);
 }
 
 void Splicer::nobody_came(Group& group) { group.meetings == 0 ? retire(group) : passed_by(group); }
@@ -92,11 +97,12 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
     counts_.validations++;
     group->aligned = here;
     for (const Arrival* one : all) group->seen_then[one->member->number] = one->seen;
+    group->struck = 0;
     if (equal) {
       counts_.squashed += all.size() - 1;
       group->strikes = 0;
       account_.save(run_ns * (all.size() - 1));
-      // The first times it maps pages, which pays later or never.
+      // The first times compare what has numbers from then on.
       if (++group->meetings > kFreeMeetings) {
         group->spent_ns += spent_ns + kMeetingNs * all.size();
         group->saved_ns += run_ns * (all.size() - 1);
@@ -142,6 +148,7 @@ bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner&
   runner.begin();
   std::unique_lock pages(pages_mu_);
   const uint64_t start = now_ns();
+  mapping_ns_ = 0;
   // The streams of those who have come, before and behind what is done for all.
   const auto order = [&](bool before) {
     Status s;
@@ -176,7 +183,7 @@ bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner&
   }
   gpu_->end_work();
   if (Status s = order(false); me.status.ok()) me.status = std::move(s);
-  *spent_ns = now_ns() - start - *run_ns;
+  *spent_ns = now_ns() - start - *run_ns - mapping_ns_;
   pages.unlock();
   runner.end();
   return !same.ok() || *same;
@@ -399,15 +406,21 @@ Status Splicer::hand_out(const std::vector<Arrival*>& all, const Arrival& lead) 
     for (const Arrival* one : all)  // asks all of them: each counts
       if (!may_splice(*one->member, begin + one->member->base, access.bytes)) spliced = false;
     // Without memory for that, copy all of it.
+    const uint64_t before = now_ns();
     if (!spliced || !pool_pages(from, first, last).ok()) first = last = begin;
+    std::vector<Member*> unspliced;
+    for (const Arrival* one : all)
+      if (one != &lead && first < last && !splice(from, *one->member, first, last).ok())
+        unspliced.push_back(one->member);
+    mapping_ns_ += now_ns() - before;
     for (const Arrival* one : all) {
       if (one == &lead) continue;
       Status s = copy(from, *one->member, begin, first);
-      if (s.ok() && first < last && !splice(from, *one->member, first, last).ok())
-        s = copy(from, *one->member, first, last);
       if (s.ok()) s = copy(from, *one->member, last, end);
       if (!s.ok()) return s;
     }
+    for (Member* one : unspliced)
+      if (Status s = copy(from, *one, first, last); !s.ok()) return s;
   }
   return {};
 }

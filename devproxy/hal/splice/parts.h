@@ -231,6 +231,9 @@ struct Splicer::Group {
   // Learned::seen of each at one and the same launch, as far as that is known: so who has passed a launch is known.
   uint64_t aligned = 0;
   std::array<uint64_t, kMaxMembers> seen_then{};
+  // Which launch of the key a member's is, counted from that one.
+  int64_t round(uint32_t member, uint64_t seen) const { return static_cast<int64_t>(seen - seen_then[member]); }
+  int64_t struck = INT64_MIN;  // the last round that was a strike
   uint64_t spent_ns = 0, saved_ns = 0;
 };
 

@@ -225,6 +225,9 @@ class Splicer final : public Splicing {
   std::mutex pages_mu_;
   PagePool pool_;         // pages_mu_
   uint64_t numbers_ = 0;  // pages_mu_
+  // pages_mu_: of the launch for several that runs. It pays later or never, so its meeting is not judged by it: pages that
+  // break again and again are copied for a while (Block::is_broken).
+  uint64_t mapping_ns_ = 0;
 
   // pages_mu_
   Loans loans_;
