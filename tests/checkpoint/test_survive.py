@@ -134,7 +134,7 @@ def test_on_the_software_gpu(soft: World, how: Callable[[World], None]) -> None:
 @pytest.mark.parametrize("how", [killed, suspended, both_moved, twice])
 def test_managed_memory_of_two_gpus(soft: World, how: Callable[[World], None]) -> None:
     """Each server opens the other's window again, which is there only when all of them go on."""
-    begin(soft, ("managed", "gpus"), "--gpus", "2")
+    begin(soft, ("gpus", "managed"), "--gpus", "2")
     how(soft)
     end(soft)
 
@@ -186,7 +186,7 @@ def test_managed_memory_of_two_gpus_over_a_driver(
 ) -> None:
     """The other's window is registered with the driver, before the job goes on."""
     cuda.env["FAKE_GPUS"] = "2"
-    begin(cuda, ("managed", "gpus"), "--device", "cuda", "--gpus", "2")
+    begin(cuda, ("gpus", "managed"), "--device", "cuda", "--gpus", "2")
     how(cuda)
     end(cuda)
 
