@@ -743,9 +743,9 @@ void a_rank_that_asks_for_nothing_is_known() {
   steps = 8;
   EXPECT(turns.may_take(seats[0], 200, 200, 900, false) == 200);  // it leads
   turns.now(seats[0], 250, 0);
-  EXPECT(turns.may_take(seats[1], 200, 200, 700, false) == 0);
+  EXPECT(turns.may_take(seats[1], 200, 200, 700, false) == 0 && turns.tight());
   steps = 9;
-  EXPECT(turns.may_take(seats[1], 200, 200, 700, false) == 200);
+  EXPECT(turns.may_take(seats[1], 200, 200, 700, false) == 200 && !turns.tight());  // nor is there too little
   for (MemoryTurns::Seat* seat : seats) turns.leave(seat);
 }
 

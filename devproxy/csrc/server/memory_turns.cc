@@ -152,15 +152,20 @@ bool MemoryTurns::leads(Seat* seat) {
 
 bool MemoryTurns::fits(Seat* seat, uint64_t bytes, uint64_t free_bytes) {
   if (bytes > free_bytes) return false;
-  uint64_t all = free_bytes, known_most = 0, least = 0;
+  uint64_t all = free_bytes, most = 0, known_most = 0, least = 0;
   bool known = true;
   for (Seat& s : seats_) {
+    const uint64_t top = std::max(s.claim.most, &s == seat ? s.claim.has + bytes : 0);
+    if (top == 0) continue;  // of a process that uses another GPU
     count_steps(s);
     all += s.claim.has;
+    most += top;
     least += s.claim.least;
     known &= s.known;
     if (s.known) known_most = std::max(known_most, s.claim.most);
   }
+  const uint64_t reserve = all / kReserve;
+  if (known && most + reserve <= all) tight_ = false;  // it only seemed so until they were known
   if (!known) {
     if (all - (free_bytes - bytes) <= all / kLittle) return true;
     if (!seat->known) return leads(seat);
@@ -176,7 +181,7 @@ bool MemoryTurns::fits(Seat* seat, uint64_t bytes, uint64_t free_bytes) {
   }
   // Modules, arrays and a framework's scratch take memory that nobody asks for here. So the others stop a little before the
   // point where only one of them can finish, and the nearest one goes up to it.
-  const uint64_t left = free_bytes - bytes, reserve = all / kReserve;
+  const uint64_t left = free_bytes - bytes;
   if (left >= reserve && all_can_finish(claims, left - reserve)) return true;
   uint64_t own = 0, nearest = UINT64_MAX, i = 0;
   for (const Seat& s : seats_) {

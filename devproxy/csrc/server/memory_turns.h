@@ -99,7 +99,7 @@ class MemoryTurns {
   void wait();
   // How much of what is free a rank may keep unused, if the others come to want as much as it has.
   uint64_t spare_bytes(const Seat* seat, uint64_t free_bytes);
-  // Somebody had to wait. Then nobody keeps what it does not use.
+  // Somebody had to wait, and not all peaks fit. Then nobody keeps what it does not use.
   bool tight() const { return tight_.load(std::memory_order_relaxed) && !off_.load(std::memory_order_relaxed); }
   Counts counts();
   std::vector<Rank> ranks();
