@@ -579,6 +579,15 @@ void add(uint8_t* block, const uint8_t* part) {
   for (uint64_t i = 0; i < kBlock; i++) block[i] = static_cast<uint8_t>(block[i] + part[i % kPart] + 1);
 }
 
+// The launch that most tests repeat: a block is changed in place by a part that is only read. also: what it does besides.
+void launch_add(Lockstep& job, Rank& rank, Doing& doing, uint64_t block, uint64_t part, std::function<void()> also = {},
+                const char* name = "add") {
+  job.launch(rank, name, {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing, [=, &rank] {
+    add(rank.base + block, rank.base + part);
+    if (also) also();
+  });
+}
+
 // What a launch only reads may lie elsewhere in each rank, but not where one of them writes: the first rank reads from the
 // block itself in the end, the second what is equal before the launch.
 void test_overlap() {
@@ -701,8 +710,7 @@ void test_failure_of_loan() {
     const uint64_t sum = offset_of(4 + i), copied = offset_of(8 + i);
     uint8_t* const at = rank.base;
     const uint64_t block = offset_of(0), part = offset_of(2);
-    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
-               [=] { add(at + block, at + part); });  // the first thing that the two are known for
+    launch_add(job, rank, doing, block, part);  // the first thing that the two are known for
     job.fill(rank, sum, kBlock, step);
     job.splicer->received(*rank.member, rank.at(sum), kBlock, {1, 2, static_cast<uint64_t>(step)});
     job.splicer->committed(*rank.member, rank.at(copied), kBlock, rank.position, false);
@@ -735,8 +743,7 @@ void test_freed_loans() {
     Splicer& splicer = *job.splicer;
     uint8_t* const at = rank.base;
     const uint64_t block = offset_of(0), part = offset_of(2);
-    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
-               [=] { add(at + block, at + part); });
+    launch_add(job, rank, doing, block, part);
     if (step < 8) return;
     job.fill(rank, sum, kBlock, step);
     splicer.received(*rank.member, rank.at(sum), kBlock, {1, 2, static_cast<uint64_t>(step)});
@@ -773,8 +780,7 @@ void test_forgiven() {
     uint8_t* const at = rank.base;
     if (i == 0 && step >= 12 && (step < 16 || step >= 100))
       ok(job.splicer->before_write(rank.at(block + 2 * kPage), 1, false));
-    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
-               [=] { add(at + block, at + part); });
+    launch_add(job, rank, doing, block, part);
     add(rank.alone.data() + block, rank.alone.data() + part);
     CHECK(std::memcmp(at + block, rank.alone.data() + block, kBlock) == 0);
   };
@@ -796,8 +802,7 @@ void test_passed_by() {
     Rank& rank = job.ranks[i];
     uint8_t* const at = rank.base;
     const uint64_t block = offset_of(0), part = offset_of(2), sum = offset_of(4 + i);
-    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
-               [=] { add(at + block, at + part); });
+    launch_add(job, rank, doing, block, part);
     const bool odd = step > kLearnt && step % 2 && i == static_cast<uint32_t>(step / 2 % 3);
     job.splicer->committed(*rank.member, rank.at(sum), kBlock, rank.position, false);
     job.fill(rank, sum, kBlock, step);
@@ -833,8 +838,7 @@ void test_late() {
     doing.yield();
     job.together.arrive_and_wait();
     while (step == kLate && through < static_cast<int>(i == 2 ? 2 : i == 3 ? 3 : 0)) usleep(100);
-    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
-               [=] { add(at + block, at + part); });
+    launch_add(job, rank, doing, block, part);
     if (step == kLate) through++;
     doing.yield();
     job.together.arrive_and_wait();
@@ -854,16 +858,12 @@ void test_mapping_is_no_cost() {
   std::atomic<uint64_t> before{0};
   job.run(26, [&](int step, uint32_t i, Doing& doing) {
     Rank& rank = job.ranks[i];
-    uint8_t* const at = rank.base;
     const uint64_t block = offset_of(0), part = offset_of(2);
     if (i == 0) before = job.splicer->counts().squashed;
     doing.yield();
     job.together.arrive_and_wait();
     if (step == kBroken) ok(job.splicer->before_write(rank.at(block + 2 * kPage), 1, false));
-    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing, [=] {
-      add(at + block, at + part);
-      usleep(20'000);
-    });
+    launch_add(job, rank, doing, block, part, [] { usleep(20'000); });
     doing.yield();
     job.together.arrive_and_wait();
     if (step >= kBroken) CHECK(job.splicer->counts().squashed == before + 1);
@@ -882,8 +882,7 @@ void test_cycle() {
     uint8_t* const at = rank.base;
     const uint64_t part = offset_of(2);
     const auto update = [&](const char* name, uint64_t block) {
-      job.launch(rank, name, {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
-                 [=] { add(at + block, at + part); });
+      launch_add(job, rank, doing, block, part, {}, name);
       add(rank.alone.data() + block, rank.alone.data() + part);
     };
     if (i == 0) before = job.splicer->counts().squashed;
@@ -947,10 +946,8 @@ void test_off() {
   CHECK(job.splicer->counts().off && steps < 5999);
   const auto equal = [&](int, uint32_t i, Doing& doing) {
     Rank& rank = job.ranks[i];
-    uint8_t* const at = rank.base;
     const uint64_t block = offset_of(2), part = offset_of(6);
-    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
-               [=] { add(at + block, at + part); });
+    launch_add(job, rank, doing, block, part);
   };
   job.run(12, equal);
   CHECK(job.splicer->counts().squashed == 0);
@@ -967,10 +964,8 @@ void test_pays() {
   Lockstep job(2, false, kHour, 1'000'000);
   job.run(400, [&](int, uint32_t i, Doing& doing) {
     Rank& rank = job.ranks[i];
-    uint8_t* const at = rank.base;
     const uint64_t block = offset_of(0), part = offset_of(2);
-    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing, [=] {
-      add(at + block, at + part);
+    launch_add(job, rank, doing, block, part, [] {
       // Of processor's time, as the account counts it: on a busy machine 300 us of the clock may hold none.
       for (const uint64_t end = thread_cpu_ns() + 300'000; thread_cpu_ns() < end;) {}
     });
@@ -988,8 +983,7 @@ void test_lender_leaves() {
     Rank& rank = job.ranks[i];
     uint8_t* const at = rank.base;
     const uint64_t block = offset_of(0), part = offset_of(2);
-    job.launch(rank, "add", {{rank.at(block), kBlock, 0, kRW}, {rank.at(part), kPart, 0, kReads}}, doing,
-               [=] { add(at + block, at + part); });
+    launch_add(job, rank, doing, block, part);
     job.fill(rank, sum, kBlock, step);
     job.splicer->received(*rank.member, rank.at(sum), kBlock, {1, 2, static_cast<uint64_t>(step)});
     if (step < 7) return;

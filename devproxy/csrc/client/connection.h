@@ -114,8 +114,8 @@ class Connection {
     if (__builtin_expect(lost_.load(std::memory_order_relaxed), 0)) return lost_result();
     return view_.control()->sticky_error.load(std::memory_order_relaxed);
   }
-  // Changes where the server wants unused credit back.
   bool splices() const { return view_.mapped() && view_.control()->splices.load(std::memory_order_relaxed) != 0; }
+  // Changes where the server wants unused credit back.
   uint32_t credit_wanted() const {
     return view_.mapped() ? view_.control()->credit_wanted.load(std::memory_order_relaxed) : 0;
   }

@@ -23,7 +23,7 @@
 extern "C" {
 __attribute__((visibility("default"))) extern const std::array<uint8_t, 32> devproxy_abi_id;
 const std::array<uint8_t, 32> devproxy_abi_id = std::to_array(devproxy::wire::kAbiId);
-// Called by the job's import hook after each optimizer step: counts it for checkpoints by steps. 1 when it was counted,
+// Called by the job's import hook after each optimizer step: counts it at each GPU that the process has attached. 1 when it was counted,
 // 0 where this process has no device. Attaches nothing; any time, any thread.
 __attribute__((visibility("default"))) int devproxy_step(void);
 // 1 when this process has commands on that device which have not completed, else 0. Attaches nothing; any time.
