@@ -193,6 +193,19 @@ def fuzz(seed: int) -> dict[str, int]:
     return {"messages": 50_000}
 
 
+def frames(seed: int) -> dict[str, int]:
+    """A million frames of hostile servers of other trees, four in five to those of the software GPU."""
+    sys.path.insert(0, str(ROOT))
+    from tests.integration.test_fuzz import fuzz_frames
+
+    figures: dict[str, int] = {}
+    for device, count in (("soft", 800_000), ("cuda", 200_000)):
+        result = fuzz_frames(device, count, 100 + seed, seconds=3600)
+        for name in ("frames", "connections", "cut_off", "operations"):
+            figures[name] = figures.get(name, 0) + result[name]
+    return figures
+
+
 def sweeps(_seed: int) -> dict[str, int]:
     """Every case of the tests of which `make test` runs some (tests/sweeps.py)."""
     which = ["-m", "pytest", "-q", "-m", "(sweep or sampled) and not soak and not gpu"]
@@ -393,6 +406,7 @@ CAMPAIGNS = [
         small_files,
     ),
     Campaign("fuzz", "hostile messages against the sanitized server", 20, fuzz),
+    Campaign("frames", "hostile servers of other trees against sanitized receivers", 10, frames),
 ]
 
 

@@ -49,6 +49,7 @@ def taken() -> str:
 ONLY_FOR = {
     "server with AddressSanitizer": "test_server_survives_hostile_messages",
     "server with ThreadSanitizer": "test_server_has_no_data_race",
+    "fuzzer of frames": "test_receivers_survive_hostile_frames",
 }
 
 
@@ -101,6 +102,7 @@ PARTS: dict[str, Callable[[], object]] = {
     "hal/cuda over the fake driver": hal_cuda,
     "a client that knows only the wire": test_server_raw.built,
     "fuzzers": fuzzers,
+    "fuzzer of frames": test_fuzz.build_frame_fuzzer,
     "models": models,
     "module images": images,
     "programs of the driver API": programs,

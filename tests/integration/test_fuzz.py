@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server under a hostile client (tests/fuzz), built with AddressSanitizer + UBSan, and with ThreadSanitizer.
+"""The server under a hostile client, and the receivers of frames under hostile servers of other trees (tests/fuzz), with
+AddressSanitizer + UBSan; the server with ThreadSanitizer too.
 
-`make test` sends a sample, `make soak` a million messages (DEVPROXY_FUZZ_MESSAGES, DEVPROXY_FUZZ_SEED).
+`make test` sends a sample, `make soak` millions (DEVPROXY_FUZZ_MESSAGES, DEVPROXY_FUZZ_SEED).
 """
 
 from __future__ import annotations
@@ -23,6 +24,16 @@ from tests.living import matching
 BUILD = ROOT / "build"
 PYTHON = sys.executable
 SAMPLE_MESSAGES = 20_000
+SAMPLE_FRAMES = 60_000
+FRAMES = [  # what tests/fuzz/frame_fuzz.cc is about
+    *(
+        ROOT / f"devproxy/hal/soft/comm/{name}.cc"
+        for name in ("board", "board_receiver", "peers", "reduce", "shadow", "soft_comm")
+    ),
+    *(ROOT / f"devproxy/hal/links/{name}.cc" for name in ("links", "receiver", "roster")),
+    *(ROOT / f"devproxy/hal/cuda/{name}.cc" for name in ("comm_board", "comm_receiver")),
+    ROOT / "devproxy/csrc/base/log.cc",
+]
 
 
 def build_server(sanitizer: str) -> Path:
@@ -47,34 +58,44 @@ def build_server(sanitizer: str) -> Path:
     return folder / "lib" / "devproxy-server"
 
 
-def build_fuzzer(name: str, *flags: str) -> Path:
-    """The hostile client. It must see the address ranges of the server it talks to, hence the flags."""
+def build_fuzzer(name: str, *flags: str, source: str = "server_fuzz.cc") -> Path:
+    """A program of tests/fuzz. It must see the address ranges of the server it talks to, hence the flags."""
     out = BUILD / "tests" / name
     out.parent.mkdir(parents=True, exist_ok=True)
-    inputs = [
-        ROOT / "tests/fuzz/server_fuzz.cc",
-        BUILD / "gen" / "wire" / "wire.gen.h",
-        *(ROOT / "devproxy/csrc").rglob("*.h"),
-    ]
+    main = ROOT / "tests/fuzz" / source
+    sources = [Path(flag) for flag in flags if flag.endswith(".cc")]
+    inputs = [main, *sources, BUILD / "gen/wire/wire.gen.h"]
+    inputs += [p for folder in ("csrc", "hal") for p in (ROOT / "devproxy" / folder).rglob("*.h")]
     if not out.exists() or any(p.stat().st_mtime > out.stat().st_mtime for p in inputs):
         fresh = out.with_name(f"{name}.{os.getpid()}")
-        source = str(ROOT / "tests/fuzz/server_fuzz.cc")
-        cmd = [
-            *CXX,
-            "-O1",
-            "-g",
-            *flags,
-            "-I",
-            str(BUILD / "gen" / "wire"),
-            source,
-            "-o",
-            str(fresh),
-            "-pthread",
-        ]
-        done = subprocess.run(cmd, capture_output=True, text=True, timeout=300)
+        includes = ["-I", str(BUILD / "gen/wire")]
+        command = [*CXX, "-O1", "-g", *flags, *includes, str(main), "-o", str(fresh), "-pthread"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         fresh.rename(out)
     return out
+
+
+def build_frame_fuzzer() -> Path:
+    sanitizers = "-fsanitize=address,undefined"
+    return build_fuzzer("frame_fuzz", sanitizers, *map(str, FRAMES), source="frame_fuzz.cc")
+
+
+def fuzz_frames(device: str, frames: int, seed: int, seconds: float = 280) -> dict[str, int]:
+    """Runs the fuzzer of frames; fails on its word and on any sanitizer's report."""
+    words = ["--frames", str(frames), "--seed", str(seed), "--device", device]
+    env = os.environ | {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
+    done = subprocess.run(
+        [str(build_frame_fuzzer()), *words],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env=env,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    result: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    print(result)
+    return result
 
 
 def fuzz(
@@ -141,6 +162,18 @@ def test_server_has_no_data_race(tmp_path: Path, chaos: list[str]) -> None:
     """The same under ThreadSanitizer: dispatch threads, streams, host functions, clients that vanish."""
     fuzzer = build_fuzzer("server_fuzz_tsan", "-DDEVPROXY_TSAN")
     assert fuzz(build_server("thread"), fuzzer, tmp_path, 10_000, 2, *chaos)["ok"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("device", ["soft", "cuda"])
+def test_receivers_survive_hostile_frames(device: str) -> None:
+    """What is sent must lead to operations that end, or the sample shows nothing."""
+    result = fuzz_frames(device, SAMPLE_FRAMES, 1)
+    assert result["ok"]
+    assert result["connections"] > 30
+    assert result["operations"] > 20
+    assert result["private"] > 50
 
 
 @pytest.mark.soak

@@ -592,7 +592,8 @@ bool CommGroup::Lane::share(uint32_t who, uint32_t n, bool all) {
   const uint32_t element = comm_type_bytes(op.type_of());
   const auto root = static_cast<uint32_t>(op.peer);
   const Spread* const spread = comm_.spread();
-  auto of = [&](uint32_t r) { return comm_.board().cell(r).op; };
+  // Its own not from the board, which a process of the job could have written to: reach() does not look at own addresses.
+  auto of = [&](uint32_t r) { return r == comm_.config().rank ? op : comm_.board().cell(r).op; };
   const uint64_t part = op.count * element;
   if (all && op.kind_of() != CommKind::kAllReduce && op.kind_of() != CommKind::kReduce) {
     for (uint32_t r = 0; r < n; r++)
