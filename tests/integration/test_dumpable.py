@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import subprocess
@@ -218,6 +219,30 @@ def test_what_a_restore_would_lose_is_refused(name: str, start) -> None:
         for child in Path(f"/proc/{subject.root}/task/{subject.root}/children").read_text().split():
             os.kill(int(child), 15)
         time.sleep(0.1)
+
+
+def test_numbers_of_dead_users_of_semaphores(start) -> None:
+    """A process that another user of a set has left its number to is no user of it."""
+    libc = ctypes.CDLL(None)
+    many = 60
+    number = libc.semget(0, many, 0o1600)
+    assert number >= 0
+    try:
+        dead = []
+        for one in range(many):
+            child = os.fork()
+            if child == 0:
+                os._exit(libc.semctl(number, one, 16, 1) != 0)
+            assert os.waitpid(child, 0)[1] == 0
+            dead.append(child)
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(dead[0] - 1))
+        subject = start(TAIL)
+        # Others may have taken these numbers, all of them on a busy machine never.
+        users = {libc.semctl(number, one, 11, 0) for one in range(many)}
+        assert subject.root in users, (subject.root, users)
+        assert [o.text for o in check(subject).refusals] == []
+    finally:
+        libc.semctl(number, 0, 0)
 
 
 @pytest.mark.parametrize("name", PASSED)

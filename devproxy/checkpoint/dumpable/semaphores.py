@@ -4,11 +4,28 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 
 from devproxy.checkpoint.dumpable.tree import Tree, obstacle
 
 _GETPID = 11  # semctl(2)
 _MOST_LOOKED_AT = 256  # of one set
+_ASK_S = 10
+
+# Exits with 0 where the kernel says there that nobody of that PID namespace was the last to use one of the set. setns(2)
+# puts only children into a PID namespace.
+_ASK = """
+import ctypes, os, sys
+pid, number, count = map(int, sys.argv[1:])
+libc = ctypes.CDLL(None)
+if libc.setns(os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY), 0x20000000) != 0:
+    sys.exit(2)
+child = os.fork()
+if child == 0:
+    os._exit(int(any(libc.semctl(number, one, 11, 0) != 0 for one in range(count))))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
 
 
 def check_semaphores(tree: Tree) -> None:
@@ -22,8 +39,11 @@ def check_semaphores(tree: Tree) -> None:
     libc = ctypes.CDLL(None)
     for row in rows:
         number, count = int(row[1]), int(row[3])
-        users = {libc.semctl(number, one, _GETPID, 0) for one in range(min(count, _MOST_LOOKED_AT))}
+        looked_at = min(count, _MOST_LOOKED_AT)
+        users = {libc.semctl(number, one, _GETPID, 0) for one in range(looked_at)}
         for pid in sorted(users & processes.keys()):
+            if not _is_users_own(pid, number, looked_at):
+                continue
             tree.refusals.append(
                 obstacle(
                     processes[pid],
@@ -34,3 +54,13 @@ def check_semaphores(tree: Tree) -> None:
                 )
             )
             break
+
+
+def _is_users_own(pid: int, number: int, count: int) -> bool:
+    """The kernel keeps the number of a user that has died, and a process of the job may have got the same number since.
+    Within the process's own PID namespace such a user has no number."""
+    command = [sys.executable, "-c", _ASK, str(pid), str(number), str(count)]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=_ASK_S).returncode != 0
+    except subprocess.TimeoutExpired:
+        return True
