@@ -186,11 +186,11 @@ def ring_kills(seed: int) -> dict[str, int]:
 
 
 def fuzz(seed: int) -> dict[str, int]:
-    """50,000 hostile messages against the server with ASan and UBSan, by the test that `make test` samples."""
+    """A million hostile messages against the server with ASan and UBSan, by the test that `make test` samples."""
     test = "tests/integration/test_fuzz.py::test_server_survives_a_million_messages"
-    env = {"DEVPROXY_FUZZ_MESSAGES": "50000", "DEVPROXY_FUZZ_SEED": str(100 + seed)}
+    env = {"DEVPROXY_FUZZ_MESSAGES": "1000000", "DEVPROXY_FUZZ_SEED": str(100 * (1 + seed))}
     checked([sys.executable, "-m", "pytest", "-q", "-m", "soak", test], env)
-    return {"messages": 50_000}
+    return {"messages": 1_000_000}
 
 
 def frames(seed: int) -> dict[str, int]:
@@ -405,7 +405,7 @@ CAMPAIGNS = [
         10,
         small_files,
     ),
-    Campaign("fuzz", "hostile messages against the sanitized server", 20, fuzz),
+    Campaign("fuzz", "hostile messages against the sanitized server", 100, fuzz),
     Campaign("frames", "hostile servers of other trees against sanitized receivers", 10, frames),
 ]
 

@@ -477,8 +477,8 @@ class Attacker {
     }
     const auto rank = any ? static_cast<uint32_t>(random_.below(known.ranks)) : mine[random_.below(mine.size())];
     if (round_.cuda) return cuda_frame(known, rank, kEvils);
-    auto board = Board::find(round_.folder, known.key, known.ranks);
-    const bool has_come = board.ok() && (*board)->cell(rank).incarnation.load() == incarnation_of(known, rank);
+    Board* const board = look_at(slot, known);
+    const bool has_come = board && board->cell(rank).incarnation.load() == incarnation_of(known, rank);
     if (!has_come || random_.chance(2)) {
       if (!random_.chance(10)) flush();
 
@@ -489,7 +489,7 @@ class Attacker {
       }
       return add(join, kEvils);
     }
-    soft::BoardCell& cell = (*board)->cell(rank);
+    soft::BoardCell& cell = board->cell(rank);
     const uint32_t told = cell.told.load(), finished = cell.finished.load();
     Said& said = said_[slot][rank];
     const bool waits = said.key == known.key && said.told == told && said.finished == finished;  // until that was read
@@ -500,7 +500,7 @@ class Attacker {
       if (waits && !random_.chance(0.003)) return flush();
       if (told != finished && !random_.chance(0.003)) {  // else the receiver waits for seconds, and cuts off
         // In order: when all have posted.
-        const bool all = (*board)->head().posted.load() >= uint64_t{told} * known.ranks;
+        const bool all = board->head().posted.load() >= uint64_t{told} * known.ranks;
         if (!all && !random_.chance(0.1)) return flush();
         said = {known.key, told, finished};
         frame.kind = FrameKind::kFinish;
@@ -524,8 +524,8 @@ class Attacker {
     }
     if (dice < 55) return add_data(known, rank, kTheirs + random_.below(kMemory), random_.below(300));
     if (dice < 75) {  // pairs: send where nothing is under way, receive where something is
-      soft::BoardPair& to = (*board)->pair(rank, frame.other % known.ranks);
-      soft::BoardPair& from = (*board)->pair(frame.other % known.ranks, rank);
+      soft::BoardPair& to = board->pair(rank, frame.other % known.ranks);
+      soft::BoardPair& from = board->pair(frame.other % known.ranks, rank);
       const bool sends = to.posted.load() == to.finished.load(), receives = from.posted.load() != from.finished.load();
       Said& last = said_of_pairs_[slot][rank][frame.other % kMostRanks];
       const uint64_t counts = to.posted.load() + from.finished.load();
@@ -564,6 +564,16 @@ class Attacker {
     }
     frame.bytes = random_.any();
     add(frame, kEvils);
+  }
+
+  // How far the operations of a communicator are.
+  Board* look_at(uint32_t slot, const Known& known) {
+    Seen& seen = seen_[slot];
+    if (!seen.board || seen.key != known.key || seen.board->ranks() != known.ranks) {
+      auto found = Board::find(round_.folder, known.key, known.ranks);
+      seen = {known.key, found.ok() ? std::move(*found) : nullptr};
+    }
+    return seen.board.get();
   }
 
   void add_data(const Known& known, uint32_t rank, uint64_t addr, uint64_t bytes) {
@@ -609,11 +619,17 @@ class Attacker {
     uint32_t told = 0, finished = 0;
   };
 
+  struct Seen {
+    CommKey key;
+    std::unique_ptr<Board> board;
+  };
+
   Round& round_;
   const uint16_t port_;
   const uint32_t number_, tree_;
   Random random_;
   uint64_t salt_ = 0;
+  Seen seen_[kSlots];
   Said said_[kSlots][kMostRanks], said_of_pairs_[kSlots][kMostRanks][kMostRanks];
   int fd_ = -1;
   bool alive_ = false;
