@@ -487,6 +487,9 @@ def registered_memory(comm: Comm, folder: Path) -> None:
     at, handle, n = nccl.P(), nccl.P(), 3000
     nccl.nccl("ncclMemAlloc", byref(at), SIZE(n * 4))
     nccl.nccl("ncclCommRegister", comm.handle, at, SIZE(n * 4), byref(handle))
+    window = nccl.P(1)
+    nccl.nccl("ncclCommWindowRegister", comm.handle, at, SIZE(n * 4), byref(window), 1)
+    assert not window, "there is none, and NCCL says so by a null"
     inputs = floats(comm, n, 12)
     data = Buffer.__new__(Buffer)
     data.addr, data.nbytes = at.value, n * 4
@@ -494,6 +497,7 @@ def registered_memory(comm: Comm, folder: Path) -> None:
     all_reduce(comm, data, n)
     comm.wait()
     assert model.same(F32, data.read(np.float32, n), model.reduce(F32, SUM, inputs))
+    nccl.nccl("ncclCommWindowDeregister", comm.handle, window)
     nccl.nccl("ncclCommDeregister", comm.handle, handle)
     nccl.nccl("ncclMemFree", at)
 

@@ -10,7 +10,7 @@ LIBRARY = Library(
     refused=5,
     invalid=4,  # ncclInvalidArgument
     null_hook="nccl.null_argument",
-    reason="devproxy does not carry this function of NCCL: the device-side API, windows and one-sided operations, growing a communicator, parameters",
+    reason="devproxy does not carry this function of NCCL: the device-side API, one-sided operations, growing a communicator, parameters",
     # Imported by torch 2.11, declared in a header of NCCL's device API.
     also=(
         "ncclDevCommCreate",
@@ -55,6 +55,8 @@ ncclCommDestroy = Api(client_sa="nccl", ops=("COMM_DESTROY",), waits=True)
 ncclCommAbort = Api(client_sa="nccl", ops=("COMM_ABORT", "COMM_DESTROY", "STREAM_DESTROY"))
 ncclCommRegister = Api(client_sa="nccl", nonnull=("handle",), needs_init=False)
 ncclCommDeregister = Api(client_sa="nccl", needs_init=False)
+ncclCommWindowRegister = Api(client_sa="nccl", nonnull=("win",), needs_init=False)
+ncclCommWindowDeregister = Api(client_sa="nccl", needs_init=False)
 ncclMemAlloc = Api(
     client_sa="nccl",
     nonnull=("ptr",),

@@ -502,4 +502,19 @@ ncclResult_t ncclCommDeregister(const ncclComm_t given, void*) {
   return rc;
 }
 
+// No window, as NCCL answers where it can make none. Operations on the buffer are the same; what needs one (the device-side
+// API, one-sided operations) is refused.
+ncclResult_t ncclCommWindowRegister(ncclComm_t given, void*, size_t, ncclWindow_t* win, int) {
+  ncclResult_t rc = kSuccess;
+  if (comm_of(given, "ncclCommWindowRegister", &rc)) *win = nullptr;
+  return rc;
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t given, ncclWindow_t win) {
+  ncclResult_t rc = kSuccess;
+  if (comm_of(given, "ncclCommWindowDeregister", &rc) && win)
+    return fail(kInvalidArgument, "ncclCommWindowDeregister: this window was not made here");
+  return rc;
+}
+
 }  // namespace devproxy::sa::nccl
