@@ -4,14 +4,17 @@
     python scripts/soak.py [--only NAME] [--runs N] [--fresh]
 
 Each campaign is a number of independent runs; run number n is fully given by its seed. What has been done is kept in
-build/soak/<name>.json, so an interrupted campaign goes on where it was. A run that fails is recorded with its seed and
-its last words, and the campaign goes on; the exit code is 1 when any run failed.
+build/soak/<name>.json, so an interrupted campaign goes on where it was. Where that file is not there, it goes on where
+docs/soak.json says it was: a campaign of days is the sum of sessions, on several machines and commits (`commits` says how
+many runs of each). A run that fails is recorded with its seed and its last words, and the campaign goes on; the exit code
+is 1 when a run of this session failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
+import copy
 import datetime
 import importlib
 import json
@@ -329,7 +332,7 @@ CAMPAIGNS = [
     Campaign(
         "random-kills",
         "kill -9 of any process of a job with periodic images, half of them between cut and commit; restored, bitwise right",
-        200,
+        1000,
         of_tests("random_kills"),
     ),
     Campaign(
@@ -425,10 +428,26 @@ def save(path: Path, value: dict[str, Any]) -> None:
     part.rename(path)
 
 
+def commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
+def so_far(c: Campaign) -> dict[str, Any]:
+    """What has been done here or, where that is nothing, elsewhere."""
+    state = load(STATE / f"{c.name}.json") or load(RESULT).get(c.name, {})
+    if state and "commits" not in state:
+        state["commits"] = {state.get("commit", ""): state["runs"]}
+    return {name: state[name] for name in EMPTY if name in state}
+
+
+EMPTY: dict[str, Any] = {"runs": 0, "seconds": 0.0, "figures": {}, "failures": [], "commits": {}}
+
+
 def campaign(c: Campaign, runs: int, fresh: bool) -> dict[str, Any]:
     path = STATE / f"{c.name}.json"
-    state = {} if fresh else load(path)
-    state = {"what": c.what, "runs": 0, "seconds": 0.0, "figures": {}, "failures": []} | state
+    state = {"what": c.what} | copy.deepcopy(EMPTY) | ({} if fresh else so_far(c))
+    at = commit()
     while state["runs"] < runs:
         seed = int(state["runs"]) + 1
         began = time.monotonic()
@@ -441,6 +460,7 @@ def campaign(c: Campaign, runs: int, fresh: bool) -> dict[str, Any]:
             )
             print(f"{c.name}: seed {seed} failed: {error}", file=sys.stderr)
         state["runs"] = seed
+        state["commits"][at] = state["commits"].get(at, 0) + 1
         state["seconds"] = round(state["seconds"] + time.monotonic() - began, 1)
         save(path, state)
         print(f"{c.name}: {seed}/{runs}, {len(state['failures'])} failed", flush=True)
@@ -450,24 +470,24 @@ def campaign(c: Campaign, runs: int, fresh: bool) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=[c.name for c in CAMPAIGNS], action="append")
-    parser.add_argument("--runs", type=int, help="another number of runs per campaign")
+    parser.add_argument(
+        "--runs", type=int, help="another number of runs per campaign, those before among them"
+    )
     parser.add_argument("--fresh", action="store_true", help="forget what was done before")
     arguments = parser.parse_args()
     failed = False
     for c in CAMPAIGNS:
         if arguments.only and c.name not in arguments.only:
             continue
+        before = 0 if arguments.fresh else len(so_far(c).get("failures", []))
         state = campaign(c, arguments.runs or c.runs, arguments.fresh)
-        failed |= bool(state["failures"])
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-        )
+        failed |= len(state["failures"]) > before
         result = load(RESULT)  # now: another campaign may have ended meanwhile
         result[c.name] = state | {
             "command": f"scripts/soak.py --only {c.name} --runs {state['runs']}",
             "device": "soft",
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
-            "commit": commit.stdout.strip(),
+            "commit": commit(),
             "date": datetime.date.today().isoformat(),
         }
         save(RESULT, result)
