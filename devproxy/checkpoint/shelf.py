@@ -235,8 +235,10 @@ class Shelf:
         same number. None is ever removed: a taker that listed long ago could make it a second time.
         """
         manifests.check_image_id(job_id)
+        epoch = 0
         while True:
-            epoch = self.epoch(job_id) + 1
+            # A name that is taken is passed over, also one that no listing shows: a link to nowhere.
+            epoch = max(epoch, self.epoch(job_id)) + 1
             if self.backend.create(f"jobs/{job_id}/epoch-{epoch:08d}", b"", stage="take the epoch"):
                 return epoch
 

@@ -604,6 +604,16 @@ class TestOddObjects:
         assert store.prune("job", 1) in ([], ["odd"])
         assert load(store, "good") == noise(0, KIB)
 
+    @pytest.mark.timeout(30)
+    @pytest.mark.parametrize("odd", ["file", "folder", "pipe", "nowhere"])
+    def test_epochs(self, store: Store, root: Path, odd: str) -> None:
+        """The name is taken, whatever stands there."""
+        (root / "jobs" / "job").mkdir(parents=True)
+        path = root / "jobs" / "job" / "epoch-00000001"
+        make = {"file": path.touch, "folder": path.mkdir, "pipe": lambda: os.mkfifo(path)}
+        make.get(odd, lambda: path.symlink_to("/devproxy-none"))()
+        assert [store.take_epoch("job") for _ in range(2)] == [2, 3]
+
     @pytest.mark.parametrize(
         "line", [b'{"format":Infinity,', b"[" * 200_000, b'{"format":2,"body_bytes":1e999,']
     )
