@@ -5,9 +5,9 @@
 
 Each campaign is a number of independent runs; run number n is fully given by its seed. What has been done is kept in
 build/soak/<name>.json, so an interrupted campaign goes on where it was. Where that file is not there, it goes on where
-docs/soak.json says it was: a campaign of days is the sum of sessions, on several machines and commits (`commits` says how
+docs/soak.json says it was: a campaign of days is the sum of several calls, on several machines and commits (`commits` says how
 many runs of each). A run that fails is recorded with its seed and its last words, and the campaign goes on; the exit code
-is 1 when a run of this session failed.
+is 1 when a run of this call failed.
 """
 
 from __future__ import annotations

@@ -125,6 +125,10 @@ struct Slot {
     std::lock_guard lock(mu);
     return known;
   }
+  void set(const Known& to) {
+    std::lock_guard lock(mu);
+    known = to;
+  }
 };
 
 struct Round {
@@ -206,21 +210,24 @@ CommOp operation(Random& random, uint32_t ranks, uint32_t me_of_pairs) {
   return op;
 }
 
+// With ranks on both sides.
+Known communicator(Random& random) {
+  Known known;
+  known.key = {random.any(), random.any()};
+  known.ranks = static_cast<uint32_t>(2 + random.below(kMostRanks - 1));
+  while (known.ours == 0) known.ours = static_cast<uint32_t>(random.below((1u << known.ranks) - 1));
+  return known;
+}
+
 // What the ranks of this tree do of one communicator after another, each for some milliseconds.
 void party(Round& round, Slot& slot, Links* links, std::vector<Member*> own, uint64_t seed) {
   Random random(seed);
   while (!round.over) {
-    Known known;
-    known.key = {random.any(), random.any()};
-    known.ranks = static_cast<uint32_t>(2 + random.below(kMostRanks - 1));
-    while (known.ours == 0) known.ours = static_cast<uint32_t>(random.below((1u << known.ranks) - 1));
+    Known known = communicator(random);
     for (uint64_t n = 1 + random.below(30); n-- > 0;)
       known.operations.push_back(operation(random, known.ranks, static_cast<uint32_t>(random.below(known.ranks))));
     for (const Member* member : own) known.memory.push_back(member->address());
-    {
-      std::lock_guard lock(slot.mu);
-      slot.known = known;
-    }
+    slot.set(known);
     std::vector<std::shared_ptr<SoftComm>> comms;
     std::vector<std::thread> threads;
     std::atomic<size_t> left{0};
@@ -301,10 +308,7 @@ void private_party(Round& round, Links* links, std::vector<Member*> own, uint64_
 void cuda_party(Round& round, Slot& slot, uint64_t seed) {
   Random random(seed);
   while (!round.over) {
-    Known known;
-    known.key = {random.any(), random.any()};
-    known.ranks = static_cast<uint32_t>(2 + random.below(kMostRanks - 1));
-    while (known.ours == 0) known.ours = static_cast<uint32_t>(random.below((1u << known.ranks) - 1));
+    Known known = communicator(random);
     auto board = cuda::CommBoard::open(round.folder, known.key, known.ranks);
     if (!board.ok()) die("no board: %s", board.status().text().c_str());
     cuda::CommBoard& b = **board;
@@ -316,10 +320,7 @@ void cuda_party(Round& round, Slot& slot, uint64_t seed) {
     };
     for (uint32_t rank = 0; rank < known.ranks; rank++)
       if (known.ours >> rank & 1) take(rank);
-    {
-      std::lock_guard lock(slot.mu);
-      slot.known = known;
-    }
+    slot.set(known);
     for (uint64_t turns = 20 + random.below(200); turns-- > 0 && !round.over; usleep(100)) {
       const auto rank = static_cast<uint32_t>(random.below(known.ranks));
       char id[kCommIdBytes];
