@@ -16,6 +16,7 @@
 //   what is sent of a rank's memory lies inside of it
 //   outside of what its operations receive, a member's memory stays as it was (not where boards are written to: then a
 //     member of the job's is told by the job itself to write elsewhere in the job's memory)
+//   nobody speaks for a rank of the honest tree
 //   a communicator that attackers do not know works, and its sums are right
 //
 // Prints one line of JSON; exits 0 when all held, 1 when not.
@@ -259,6 +260,12 @@ void party(Round& round, Slot& slot, Links* links, std::vector<Member*> own, uin
         if (!failed) failed = comm->state(&why) != CommState::kOk;
     }
     (failed ? g_failed : left != 0 ? g_aborted : g_ended)++;
+    auto board = Board::find(round.folder, known.key, known.ranks);
+    for (uint32_t rank = 0; board.ok() && !round.scribbled && rank < known.ranks; rank++) {
+      const soft::BoardCell& cell = (*board)->cell(rank);
+      if (known.ours >> rank & 1 && cell.tree == 0 && cell.told.load() != 0)
+        die("another tree has spoken for rank %u of this one", rank);
+    }
     for (const auto& comm : comms) comm->abort();
     for (const uint64_t aborted = now_us(); left != 0; usleep(300))
       if (now_us() > aborted + kAbortUs) die("an abort does not end what waits: %s", why.c_str());
@@ -476,6 +483,7 @@ class Attacker {
     const auto rank = any ? static_cast<uint32_t>(random_.below(known.ranks)) : mine[random_.below(mine.size())];
     if (round_.cuda) return cuda_frame(known, rank, kEvils);
     Board* const board = look_at(slot, known);
+    if (board && random_.chance(0.03)) return speak_for_another(*board, known);
     const bool has_come = board && board->cell(rank).incarnation.load() == incarnation_of(known, rank);
     if (!has_come || random_.chance(2)) {
       if (!random_.chance(10)) flush();
@@ -572,6 +580,16 @@ class Attacker {
       seen = {known.key, found.ok() ? std::move(*found) : nullptr};
     }
     return seen.board.get();
+  }
+
+  // Of a rank of the honest tree: that it receives elsewhere. To be cut off for that.
+  void speak_for_another(Board& board, const Known& known) {
+    const auto rank = static_cast<uint32_t>(random_.below(known.ranks));
+    if (!(known.ours >> rank & 1) || known.memory.empty()) return;
+    Frame frame = frame_of(known, rank, FrameKind::kPost);
+    frame.op = board.cell(rank).op;
+    frame.op.recv = known.memory[random_.below(known.memory.size())] + kGuarded + random_.below(64);
+    add(frame, 0);
   }
 
   void add_data(const Known& known, uint32_t rank, uint64_t addr, uint64_t bytes) {
