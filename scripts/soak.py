@@ -428,6 +428,9 @@ def save(path: Path, value: dict[str, Any]) -> None:
     part.rename(path)
 
 
+EMPTY: dict[str, Any] = {"runs": 0, "seconds": 0.0, "figures": {}, "failures": [], "commits": {}}
+
+
 def commit() -> str:
     command = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -439,9 +442,6 @@ def so_far(c: Campaign) -> dict[str, Any]:
     if state and "commits" not in state:
         state["commits"] = {state.get("commit", ""): state["runs"]}
     return {name: state[name] for name in EMPTY if name in state}
-
-
-EMPTY: dict[str, Any] = {"runs": 0, "seconds": 0.0, "figures": {}, "failures": [], "commits": {}}
 
 
 def campaign(c: Campaign, runs: int, fresh: bool) -> dict[str, Any]:

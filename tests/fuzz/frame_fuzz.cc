@@ -243,8 +243,13 @@ void party(Round& round, Slot& slot, Links* links, std::vector<Member*> own, uin
         CommGroup({{comm, {}}}, true).run(round.over);
         std::string why;
         for (const CommOp& op : known.operations) {
-          if (is_pair(op) && static_cast<uint32_t>(op.peer) == comm->config().rank) continue;
-          CommGroup({{comm, at(op, member.address())}}, false).run(round.over);
+          std::vector<CommCall> group{{comm, at(op, member.address())}};
+          if (is_pair(op) && static_cast<uint32_t>(op.peer) == comm->config().rank) {  // it sends to itself
+            group.push_back(group.front());
+            group.front().op.kind = static_cast<uint8_t>(CommKind::kSend);
+            group.back().op.kind = static_cast<uint8_t>(CommKind::kRecv);
+          }
+          CommGroup(std::move(group), false).run(round.over);
           if (comm->aborted() || comm->state(&why) != CommState::kOk) break;
           g_operations++;
         }
@@ -487,7 +492,6 @@ class Attacker {
     const bool has_come = board && board->cell(rank).incarnation.load() == incarnation_of(known, rank);
     if (!has_come || random_.chance(2)) {
       if (!random_.chance(10)) flush();
-
       Frame join = frame_of(known, rank, FrameKind::kJoin);
       if (random_.chance(0.3)) {
         join.incarnation = random_.bent(random_.any(), 30);

@@ -17,13 +17,13 @@ _ASK_S = 10
 # puts only children into a PID namespace.
 _ASK = """
 import ctypes, os, sys
-pid, number, count = map(int, sys.argv[1:])
+pid, number, count, getpid = map(int, sys.argv[1:])
 libc = ctypes.CDLL(None)
 if libc.setns(os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY), 0x20000000) != 0:
     sys.exit(2)
 child = os.fork()
 if child == 0:
-    os._exit(int(any(libc.semctl(number, one, 11, 0) != 0 for one in range(count))))
+    os._exit(int(any(libc.semctl(number, one, getpid, 0) != 0 for one in range(count))))
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
@@ -59,7 +59,7 @@ def check_semaphores(tree: Tree) -> None:
 def _is_users_own(pid: int, number: int, count: int) -> bool:
     """The kernel keeps the number of a user that has died, and a process of the job may have got the same number since.
     Within the process's own PID namespace such a user has no number."""
-    command = [sys.executable, "-c", _ASK, str(pid), str(number), str(count)]
+    command = [sys.executable, "-c", _ASK, *map(str, (pid, number, count, _GETPID))]
     try:
         return subprocess.run(command, capture_output=True, timeout=_ASK_S).returncode != 0
     except subprocess.TimeoutExpired:

@@ -159,11 +159,18 @@ void SoftComm::report_gone(uint32_t rank, const std::string& why) {
        name_of(cause) + " cannot be reached: " + (cause == rank ? why : "another rank has found it gone"));
 }
 
+// This member's own addresses are looked at too: they stand on the board, to which a process of the job can write.
 uint8_t* SoftComm::reach(uint32_t rank, uint64_t addr, uint64_t bytes) {
-  if (rank == config_.rank) return reinterpret_cast<uint8_t*>(addr);
-  const PeerMemory* const memory = peer(rank);
-  if (!memory) return nullptr;
-  uint8_t* const at = memory->at(addr, bytes);
+  uint8_t* at = nullptr;
+  if (rank == config_.rank) {
+    const uint64_t base = space_.device_base, all = space_.device_bytes;
+    const bool own = bytes == 0 || (addr >= base && bytes <= all && addr - base <= all - bytes);
+    if (own) at = reinterpret_cast<uint8_t*>(addr);
+  } else {
+    const PeerMemory* const memory = peer(rank);
+    if (!memory) return nullptr;
+    at = memory->at(addr, bytes);
+  }
   if (!at) fail(CommState::kInvalidUsage, "rank " + std::to_string(rank) + " names memory that is not its own");
   return at;
 }
@@ -592,8 +599,7 @@ bool CommGroup::Lane::share(uint32_t who, uint32_t n, bool all) {
   const uint32_t element = comm_type_bytes(op.type_of());
   const auto root = static_cast<uint32_t>(op.peer);
   const Spread* const spread = comm_.spread();
-  // Its own not from the board, which a process of the job could have written to: reach() does not look at own addresses.
-  auto of = [&](uint32_t r) { return r == comm_.config().rank ? op : comm_.board().cell(r).op; };
+  auto of = [&](uint32_t r) { return comm_.board().cell(r).op; };
   const uint64_t part = op.count * element;
   if (all && op.kind_of() != CommKind::kAllReduce && op.kind_of() != CommKind::kReduce) {
     for (uint32_t r = 0; r < n; r++)
