@@ -68,6 +68,11 @@ class CriuError(DevproxyError):
             f"CRIU cannot {stage} the job's processes: {line}", f"{state}; CRIU's log is {log}"
         )
 
+    def killed(self) -> set[int]:
+        """The process that SIGKILL ended while CRIU stopped it (compel_wait_task says its wait status, in hex)."""
+        match = re.fullmatch(r"Task (\d+) .*unexpected state: ([0-9a-f]+)", self.line)
+        return {int(match[1])} if match and int(match[2], 16) & 0x7F == signal.SIGKILL else set()
+
 
 @dataclass(frozen=True)
 class DumpFacts:

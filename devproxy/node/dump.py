@@ -222,6 +222,10 @@ class TreeDump:
         try:
             self._criu.start(lambda frozen: self._run_criu(root, frozen))
             self._criu.wait_frozen()
+        except criu.CriuError as error:
+            # The tree runs again: its parent may have waited for a process that was killed, but CRIU has named it.
+            self._refuse_killed(error.killed() | (proctree.killed(root) - killed_before))
+            raise
         finally:
             device.join()
             self.stages.seconds["device"] = device.seconds
@@ -233,16 +237,9 @@ class TreeDump:
             # What it left running was frozen while devproxy-init ended it. The image would be the newest whole one,
             # and no job could be restored from it.
             raise CheckpointError("host", "the job's command has ended", object=self._processes)
-        if killed := proctree.killed(root) - killed_before:
-            # Say a loader worker by the OOM killer, while its parent stood still: the parent does not know yet, and
-            # will end of it, in each job that is restored from such an image.
-            names = f"process {', '.join(map(str, sorted(killed)))}"
-            raise CheckpointError(
-                "host",
-                f"{names} of the job was killed while the image was taken",
-                "take the image again, if the job lives on without it",
-                object=names,
-            )
+        # Say a loader worker by the OOM killer, while its parent stood still: the parent does not know yet, and will
+        # end of it, in each job that is restored from such an image.
+        self._refuse_killed(proctree.killed(root) - killed_before)
         fault.point("frozen")
         self._criu.check()
         self._facts["threads"] = scheduling.collect(root)
@@ -262,6 +259,16 @@ class TreeDump:
         if self._leave:  # it is stored while the tree is frozen, however long that takes
             self._criu.limit_ends()
         self.stages.seconds["while_frozen"] = time.monotonic() - frozen_from  # not CRIU's own
+
+    def _refuse_killed(self, killed: set[int]) -> None:
+        if killed:
+            names = f"process {', '.join(map(str, sorted(killed)))}"
+            raise CheckpointError(
+                "host",
+                f"{names} of the job was killed while the image was taken",
+                "take the image again, if the job lives on without it",
+                object=names,
+            )
 
     def _copy_device(self) -> None:
         self.stages.beside("device", "copying device memory")

@@ -27,6 +27,17 @@ def test_the_first_real_error_line_is_the_reason() -> None:
     assert criu.first_error("(00.1) Warn  (x.c:1): y\n") == ""
 
 
+def test_who_was_killed_while_criu_stopped_it() -> None:
+    def killed(line: str) -> set[int]:
+        return criu.CriuError("dump", line, "log").killed()
+
+    assert killed("Task 29744 is in unexpected state: 9") == {29744}
+    assert killed("Task 29744 (name) is in unexpected state: 9") == {29744}
+    assert killed("Task 29744 is in unexpected state: 8b") == set()  # SIGSEGV, core
+    assert killed("Task 29744 is in unexpected state: 900") == set()  # it exited with 9
+    assert killed("unix: External socket is used.") == set()
+
+
 def test_frozen_time_from_the_statistics(tmp_path: Path) -> None:
     dump = (
         b"\x08\x07" + b"\x10" + b"\xc0\x84\x3d" + b"\x18\x01"
