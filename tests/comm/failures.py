@@ -432,6 +432,23 @@ def wrong_arguments(rank: int, ranks: int, folder: Path) -> None:
         refused(
             argument, "excluded", "ncclCommShrink", handle, listed, len(out), byref(made), None, 0
         )
+    refused(argument, "uniqueId", "ncclCommGetUniqueId", handle, None)
+    refused(argument, "communicator", "ncclCommGetUniqueId", None, byref(uid))
+    more = ranks + 1
+    refused(argument, "more than", "ncclCommGrow", handle, ranks, None, -1, byref(made), None)
+    refused(argument, "keeps its number", "ncclCommGrow", handle, more, None, 0, byref(made), None)
+    refused(argument, "newcomm", "ncclCommGrow", handle, more, None, -1, None, None)
+    foreign = byref(uid)  # of ncclGetUniqueId
+    refused(argument, "next growth", "ncclCommGrow", handle, more, foreign, -1, byref(made), None)
+    refused(argument, "needs the id", "ncclCommGrow", None, 2, None, 1, byref(made), None)
+    for r in (-1, 2, 5):
+        refused(argument, f"rank {r} of 2", "ncclCommGrow", None, 2, foreign, r, byref(made), None)
+    refused(argument, "value", "ncclCommMemStats", handle, 0, None)
+    refused(argument, "statistic", "ncclCommMemStats", handle, 4, byref(ctypes.c_uint64()))
+    for name, *rest in (("ncclCommSuspend", 1), ("ncclCommResume",), ("ncclCommMemStats", 0, ptr)):
+        refused(argument, "communicator", name, None, *rest)
+    refused(argument, "flags", "ncclCommRevoke", handle, 1)
+    refused(argument, "window", "ncclWinGetUserPtr", handle, ptr, byref(made))
     refused(argument, "handle", "ncclCommRegister", handle, ptr, one, None)
     refused(argument, "communicator", "ncclCommRegister", None, ptr, one, byref(made))
     refused(argument, "communicator", "ncclCommDeregister", None, None)

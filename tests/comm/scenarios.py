@@ -368,7 +368,7 @@ def what_a_communicator_says(comm: Comm, folder: Path) -> None:
         nccl.nccl(name, comm.handle, byref(number))
         assert number.value == want, (name, number.value)
     nccl.nccl("ncclGetVersion", byref(number))
-    assert number.value >= 22700
+    assert number.value >= 22907  # which programs ask for before ncclCommSuspend
 
 
 @scenario
@@ -436,6 +436,162 @@ def shrink(comm: Comm, folder: Path) -> None:
         fewer.destroy()
     # The parents have derived another number of communicators: nccl.h allows no split of this one any more, but its use.
     check_sum(comm, 100, 11)
+
+
+def passed_on(folder: Path, name: str, uid: nccl.UniqueId | None) -> nccl.UniqueId:
+    """An id, from the rank that has it to one that needs it."""
+    path = folder / name
+    if uid is None:
+        uid = nccl.UniqueId()
+        while not path.exists():
+            time.sleep(0.005)
+        ctypes.memmove(byref(uid), path.read_bytes(), 128)
+    else:
+        path.with_suffix(".part").write_bytes(uid.raw())
+        path.with_suffix(".part").rename(path)
+    return uid
+
+
+def numbers_of(handle: object) -> tuple[int, int]:
+    rank, ranks = ctypes.c_int(-1), ctypes.c_int(-1)
+    nccl.nccl("ncclCommUserRank", handle, byref(rank))
+    nccl.nccl("ncclCommCount", handle, byref(ranks))
+    return rank.value, ranks.value
+
+
+@scenario
+def grow(comm: Comm, folder: Path) -> None:
+    """The last rank joins the others, twice: the first time the coordinator shows the id, the second time nobody does.
+
+    Ids of one communicator are never equal, and the first growth leaves the communicator as it was.
+    """
+    last = comm.ranks - 1
+    few = comm.split(-1 if comm.rank == last else 0, comm.rank)
+    for turn in (1, 2):
+        handle, uid = nccl.P(), nccl.UniqueId()
+        if comm.rank == 0:
+            other = nccl.UniqueId()
+            nccl.nccl("ncclCommGetUniqueId", few.handle, byref(other))
+            nccl.nccl("ncclCommGetUniqueId", few.handle, byref(uid))
+            assert uid.raw() != other.raw()
+            passed_on(folder, f"grow{turn}", uid)
+        if few is None:
+            uid = passed_on(folder, f"grow{turn}", None)
+            nccl.nccl("ncclCommGrow", None, comm.ranks, byref(uid), last, byref(handle), None)
+        else:
+            shown = byref(uid) if comm.rank == 0 and turn == 1 else None
+            nccl.nccl("ncclCommGrow", few.handle, comm.ranks, shown, -1, byref(handle), None)
+        assert numbers_of(handle) == (comm.rank, comm.ranks)
+        grown = Comm(handle, comm.rank, comm.ranks)
+        check_sum(grown, 3000, 12)
+        if few is not None:
+            check_sum(few, 100, 13)
+        if comm.rank == 0:  # the id of a growth that was
+            again = nccl.P()
+            refused = nccl.lib.ncclCommGrow(few.handle, 99, byref(uid), -1, byref(again), None)
+            assert refused == 4 and not again
+        grown.destroy()
+    if few is not None:
+        few.destroy()
+
+
+@scenario
+def grow_without_waiting(comm: Comm, folder: Path) -> None:
+    """A non-blocking communicator grows as one, unless its config says otherwise."""
+    last = comm.ranks - 1
+    config, few = nccl.Config.make(blocking=False), nccl.P()
+    color, begun = (-1, 0) if comm.rank == last else (0, nccl.IN_PROGRESS)
+    split = nccl.lib.ncclCommSplit
+    assert split(comm.handle, color, comm.rank, byref(few), byref(config)) == begun
+    if few:
+        assert poll(Comm(few, comm.rank, last)) == nccl.SUCCESS
+    handle, uid = nccl.P(), None
+    if comm.rank == 0:
+        uid = nccl.UniqueId()
+        nccl.nccl("ncclCommGetUniqueId", few, byref(uid))
+    if comm.rank in (0, last):
+        uid = passed_on(folder, "grow_without_waiting", uid)
+    if few:
+        begun = nccl.lib.ncclCommGrow(few, comm.ranks, None, -1, byref(handle), None)
+        assert begun == nccl.IN_PROGRESS
+    else:
+        nccl.nccl("ncclCommGrow", None, comm.ranks, byref(uid), last, byref(handle), None)
+    grown = Comm(handle, comm.rank, comm.ranks)
+    assert poll(grown) == nccl.SUCCESS
+    check_sum(grown, 500, 14)
+    grown.destroy()
+    if few:
+        nccl.nccl("ncclCommDestroy", few)
+
+
+@scenario
+def revoke(comm: Comm, folder: Path) -> None:
+    """What waits for the others ends, nothing new begins; and what comes from the communicator works."""
+    mine = comm.split(0, comm.rank)
+    assert mine is not None
+    data = Buffer(40).write(np.ones(10, np.float32))
+    if comm.rank == 0:
+        all_reduce(mine, data, 10)
+        time.sleep(0.05)
+        assert comm.ranks == 1 or nccl.cuda.cuStreamQuery(mine.stream) == 600
+    nccl.nccl("ncclCommRevoke", None, 0)
+    assert nccl.lib.ncclCommRevoke(mine.handle, 1) == 4
+    # No rank revokes it before all have come to this. Freeing memory would wait for what is stuck.
+    here = Buffer(4).write(np.ones(1, np.float32))
+    all_reduce(comm, here, 1)
+    comm.wait()
+    nccl.nccl("ncclCommRevoke", mine.handle, 0)
+    mine.wait()
+    assert mine.error() == 0
+    for call, want in (
+        (lambda: nccl.lib.ncclCommRevoke(mine.handle, 0), 4),
+        (lambda: nccl.lib.ncclCommFinalize(mine.handle), 4),
+        (lambda: nccl.lib.ncclAllReduce(data.ptr, data.ptr, SIZE(10), FLOAT32, SUM, mine.handle, mine.stream), 5),
+        (lambda: nccl.lib.ncclSend(data.ptr, SIZE(10), FLOAT32, 0, mine.handle, mine.stream), 5),
+    ):  # fmt: skip
+        assert call() == want
+    for turn in range(2):
+        again = mine.split(0, -comm.rank)
+        assert again is not None
+        assert (again.rank, again.ranks) == (comm.ranks - 1 - comm.rank, comm.ranks)
+        check_sum(again, 1000, 15 + turn)
+        again.destroy()
+    if comm.rank != 1:
+        handle, out = nccl.P(), (ctypes.c_int * 1)(1)
+        nccl.nccl("ncclCommShrink", mine.handle, out, 1, byref(handle), None, 0)
+        fewer = Comm(handle, *numbers_of(handle))
+        check_sum(fewer, 100, 18)
+        fewer.destroy()
+    mine.destroy()
+    check_sum(comm, 100, 19)
+
+
+@scenario
+def suspend(comm: Comm, folder: Path) -> None:
+    def stat(which: int) -> int:
+        value = ctypes.c_uint64(99)
+        nccl.nccl("ncclCommMemStats", comm.handle, which, byref(value))
+        return value.value
+
+    data = Buffer(4).write(np.ones(1, np.float32))
+    for flags, suspended in ((0, 0), (2, 0), (1, 1)):
+        nccl.nccl("ncclCommSuspend", comm.handle, flags)
+        assert stat(1) == suspended and stat(0) + stat(2) == stat(3)
+    begin = nccl.lib.ncclAllReduce
+    assert begin(data.ptr, data.ptr, SIZE(1), FLOAT32, SUM, comm.handle, comm.stream) == 5
+    assert nccl.lib.ncclCommSuspend(comm.handle, 1) == 5
+    half = comm.split(0, comm.rank)  # which goes through the suspended one
+    assert half is not None
+    check_sum(half, 10, 20)
+    half.destroy()
+    nccl.nccl("ncclCommResume", comm.handle)
+    assert stat(1) == 0 and nccl.lib.ncclCommResume(comm.handle) == 5
+    for which in (-1, 4):
+        assert nccl.lib.ncclCommMemStats(comm.handle, which, byref(ctypes.c_uint64())) == 4
+    user = nccl.P(1)
+    nccl.nccl("ncclWinGetUserPtr", comm.handle, None, byref(user))
+    assert not user
+    check_sum(comm, 10, 21)
 
 
 @scenario

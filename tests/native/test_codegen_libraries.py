@@ -186,7 +186,7 @@ def test_nccl_version_and_texts(libraries: Path) -> None:
     body = """
 nccl.ncclGetErrorString.restype = nccl.ncclGetLastError.restype = c.c_char_p
 assert nccl.ncclGetVersion(c.byref(n)) == 0
-assert n.value == 22703
+assert n.value == 22907
 assert nccl.ncclGetVersion(None) == 4
 assert b"version is null" in nccl.ncclGetLastError(None)
 assert b"invalid usage" in nccl.ncclGetErrorString(5)

@@ -10,7 +10,7 @@ LIBRARY = Library(
     refused=5,
     invalid=4,  # ncclInvalidArgument
     null_hook="nccl.null_argument",
-    reason="devproxy does not carry this function of NCCL: the device-side API, one-sided operations, growing a communicator, parameters",
+    reason="devproxy does not carry this function of NCCL: the device-side API, one-sided operations, settings of one operation, parameters",
     # Imported by torch 2.11, declared in a header of NCCL's device API.
     also=(
         "ncclDevCommCreate",
@@ -24,6 +24,7 @@ _START = ("COMM_INIT", "STREAM_CREATE", "STREAM_DESTROY", "COMM_STATE", "MEM_FRE
 _EXCHANGE = (
     *_START,
     *("MEM_CREDIT", "MEM_INFO", "MEM_ALLOC", "MEM_CREDIT_RETURN", "COPY", "COMM_GROUP"),
+    "COMM_DESTROY",  # of the one that stands in for a revoked communicator
 )
 
 ncclGetVersion = Api(client_sa="nccl", nonnull=("version",), needs_init=False)
@@ -44,6 +45,12 @@ ncclCommShrink = Api(
     ops=(*_START, "COMM_ABORT"),
     waits=True,
 )
+ncclCommGetUniqueId = Api(client_sa="nccl", nonnull=("uniqueId",), needs_init=False)
+ncclCommGrow = Api(client_sa="nccl", nonnull=("newcomm",), ops=_START, waits=True)
+ncclCommRevoke = Api(client_sa="nccl", ops=("COMM_ABORT",))
+ncclCommSuspend = Api(client_sa="nccl", needs_init=False)
+ncclCommResume = Api(client_sa="nccl", needs_init=False)
+ncclCommMemStats = Api(client_sa="nccl", nonnull=("value",), needs_init=False)
 ncclCommCount = Api(client_sa="nccl", nonnull=("count",), needs_init=False)
 ncclCommCuDevice = Api(client_sa="nccl", nonnull=("device",), needs_init=False)
 ncclCommUserRank = Api(client_sa="nccl", nonnull=("rank",), needs_init=False)
@@ -57,6 +64,7 @@ ncclCommRegister = Api(client_sa="nccl", nonnull=("handle",), needs_init=False)
 ncclCommDeregister = Api(client_sa="nccl", needs_init=False)
 ncclCommWindowRegister = Api(client_sa="nccl", nonnull=("win",), needs_init=False)
 ncclCommWindowDeregister = Api(client_sa="nccl", needs_init=False)
+ncclWinGetUserPtr = Api(client_sa="nccl", nonnull=("outUserPtr",), needs_init=False)
 ncclMemAlloc = Api(
     client_sa="nccl",
     nonnull=("ptr",),

@@ -12,7 +12,7 @@ namespace devproxy::sa::nccl {
 
 namespace {
 
-constexpr int kVersion = 22703;  // 2.27.3, whose semantics these are
+constexpr int kVersion = 22907;  // 2.29.7, whose semantics these are, but for what is refused
 
 std::mutex g_last_mu;
 char g_last[512];

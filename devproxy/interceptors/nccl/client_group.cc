@@ -79,6 +79,8 @@ ncclResult_t post(const std::vector<Pending>& ops) {
 
 ncclResult_t finish(Group group) {
   // The splits first, also where the group fails: the other ranks have been told of them.
+  for (Split& split : group.splits)
+    if (const ncclResult_t rc = exchange(&split); rc != kSuccess && group.failed == kSuccess) group.failed = rc;
   for (const Split& split : group.splits) {
     const ncclResult_t rc = nccl::finish(split);
     if (rc != kSuccess && group.failed == kSuccess) group.failed = rc;
@@ -149,6 +151,12 @@ ncclResult_t call(ncclComm_t given, cudaStream_t stream, const Call& c) {
   ncclResult_t rc = kSuccess;
   ncclComm* const comm = ready(given, c.what, &rc);
   if (!comm) return noted(rc);
+  {
+    const std::lock_guard lock(comm->mu);
+    if (comm->revoked || comm->suspended)
+      return noted(fail(kInvalidUsage, "%s: the communicator %s", c.what,
+                        comm->revoked ? "was revoked" : "is suspended; ncclCommResume comes first"));
+  }
   if (c.type < 0 || c.type >= kCommTypes)
     return noted(fail(kInvalidArgument, "%s: the data type %d is none", c.what, c.type));
   if (c.peer < 0 || static_cast<uint32_t>(c.peer) >= comm->ranks)

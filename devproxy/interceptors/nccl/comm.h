@@ -51,9 +51,11 @@ struct ncclComm {
   // Guards what follows. A leaf, but for messages.
   std::mutex mu;
   enum class State : uint8_t { kStarting, kReady, kFailed, kGone } state = State::kStarting;
-  ncclResult_t result = 0;               // of kFailed
-  uint64_t init_stream = 0;              // kStarting: on which the server waits for the members
-  uint64_t splits = 0;                   // at every member the same number
+  ncclResult_t result = 0;   // of kFailed
+  uint64_t init_stream = 0;  // kStarting: on which the server waits for the members
+  bool revoked = false, suspended = false;
+  // At every member the same numbers.
+  uint64_t splits = 0, grows = 0, stand_ins = 0;
   std::map<uint64_t, uint64_t> shrinks;  // by whom they exclude
   std::vector<uint64_t> streams;         // on which it has been used
   std::vector<devproxy::sa::nccl::PreMulSum> reductions;
@@ -70,13 +72,30 @@ ncclResult_t await_members(ncclComm* comm);
 // Posts this member's arrival. What a group puts off until its end.
 ncclResult_t start(ncclComm* comm);
 
+// -- making
+// The communicator that an id names, and an id for it.
+ncclResult_t key_of(const ncclUniqueId& id, CommKey* key);
+ncclResult_t id_of(const CommKey& key, ncclUniqueId* out);
+// Without a config it is as the parent, where there is one.
+ncclResult_t is_blocking(const ncclConfig_t* config, const ncclComm* parent, bool* blocking);
+// A communicator that has not begun to look for its members.
+ncclResult_t make(int32_t device, const CommKey& key, int ranks, int rank, bool blocking, ncclComm** out);
+// Begins, now or at the end of the group, and waits where it is a blocking one.
+ncclResult_t launch(ncclComm* comm, ncclComm_t* out);
+ncclResult_t init_rank(ncclComm_t* out, int ranks, const ncclUniqueId& id, int rank, const ncclConfig_t* config);
+
+// -- deriving (client_derive.cc)
 // A split that waits for what the other ranks say.
 struct Split {
   ncclComm* parent = nullptr;
-  ncclComm* child = nullptr;  // nullptr: this rank gets none
+  ncclComm* child = nullptr;    // nullptr: this rank gets none
+  ncclComm* through = nullptr;  // which carries the words of the ranks
   int color = 0;
+  uint64_t own = 0;                 // this rank's word
   uint64_t memory = 0, stream = 0;  // of the exchange
 };
+// Says this rank's word, where it is not said yet. All of a thread's splits come to it before one of them waits.
+ncclResult_t exchange(Split* split);
 // Waits for the others' words, and starts the child.
 ncclResult_t finish(const Split& split);
 

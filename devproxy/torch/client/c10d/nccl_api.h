@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL's C API as the process group uses it: one table, resolved at run time against libnccl.so.2, and one way to turn
 // a result into the exception that PyTorch's own NCCL build throws. The names, values and layouts are those of nccl.h
-// 2.27; no header of NVIDIA's is needed to build the plugin.
+// 2.29; no header of NVIDIA's is needed to build the plugin.
 #pragma once
 
 #include <cuda.h>
 
 #include <climits>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace devproxy::aten::nccl {
@@ -46,13 +47,22 @@ enum ncclDataType_t : int {
 enum ncclRedOp_t : int { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5 };
 enum ncclScalarResidence_t : int { ncclScalarDevice = 0, ncclScalarHostImmediate = 1 };
 
+enum ncclCommMemStat_t : int {
+  ncclStatGpuMemSuspend = 0,
+  ncclStatGpuMemSuspended = 1,
+  ncclStatGpuMemPersist = 2,
+  ncclStatGpuMemTotal = 3,
+};
+
+inline constexpr int kSuspendMemory = 1;    // NCCL_SUSPEND_MEM
+inline constexpr int kShrinkAbort = 1;      // NCCL_SHRINK_ABORT
 inline constexpr int kUndefined = INT_MIN;  // NCCL_CONFIG_UNDEF_INT
 inline constexpr int kNoColor = -1;         // NCCL_SPLIT_NOCOLOR
 
 struct ncclConfig_t {
   size_t size = sizeof(ncclConfig_t);
   unsigned int magic = 0xcafebeef;
-  unsigned int version = 22703;
+  unsigned int version = 22703;  // since when it has these fields
   int blocking = kUndefined;
   int cgaClusterSize = kUndefined;
   int minCTAs = kUndefined;
@@ -73,6 +83,10 @@ struct ncclConfig_t {
   X(ncclGetUniqueId, (ncclUniqueId*))                                                                                 \
   X(ncclCommInitRankConfig, (ncclComm_t*, int, ncclUniqueId, int, ncclConfig_t*))                                     \
   X(ncclCommSplit, (ncclComm_t, int, int, ncclComm_t*, ncclConfig_t*))                                                \
+  X(ncclCommShrink, (ncclComm_t, int*, int, ncclComm_t*, ncclConfig_t*, int))                                         \
+  X(ncclCommSuspend, (ncclComm_t, int))                                                                               \
+  X(ncclCommResume, (ncclComm_t))                                                                                     \
+  X(ncclCommMemStats, (ncclComm_t, ncclCommMemStat_t, uint64_t*))                                                     \
   X(ncclCommFinalize, (ncclComm_t))                                                                                   \
   X(ncclCommDestroy, (ncclComm_t))                                                                                    \
   X(ncclCommAbort, (ncclComm_t))                                                                                      \
