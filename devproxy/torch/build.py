@@ -38,6 +38,7 @@ CORE_SOURCES = (
     "copy",
     "composites",
     "graph",
+    "history",
     "profile",
     "rnn",
     "sparse",
@@ -66,7 +67,11 @@ CORE, BINDINGS, EXECUTOR, CUDA_EXECUTOR = (
 )
 SOURCES = {
     CORE: [f"client/{name}.cc" for name in CORE_SOURCES],
-    BINDINGS: ["client/bind.cc", *(f"client/c10d/{name}.cc" for name in C10D_SOURCES)],
+    BINDINGS: [
+        "client/bind.cc",
+        "client/snapshot.cc",
+        *(f"client/c10d/{name}.cc" for name in C10D_SOURCES),
+    ],
     EXECUTOR: [f"executor/{name}.cc" for name in ("cpu", *EXECUTOR_SOURCES)],
     CUDA_EXECUTOR: [f"executor/{name}.cc" for name in ("cuda", *EXECUTOR_SOURCES)],
 }

@@ -60,6 +60,18 @@ def test_groups_made_by_splitting(run_ranks: RunJob, ranks: int) -> None:
     ran_on_all(run_ranks(ranks, PROGRAM, "splitting"), ranks)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_groups_made_by_shrinking(run_ranks: RunJob, ranks: int) -> None:
+    ran_on_all(run_ranks(ranks, PROGRAM, "shrinking"), ranks)
+
+
+def test_a_group_shrinks_over_a_death(run_ranks: RunJob, job_env: dict[str, str]) -> None:
+    job_env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # the others shall live on
+    done = run_ranks(3, PROGRAM, "shrinking_over_a_death")
+    assert done.returncode == 0, said(done)
+    assert sorted(re.findall(r"ok shrinking_over_a_death rank (\d)", done.stdout)) == ["0", "1"]
+
+
 def test_a_rank_that_does_not_come_ends_the_others_in_words(run_ranks: RunJob) -> None:
     done = run_ranks(2, PROGRAM, "hang")
     assert done.returncode != 0

@@ -7,13 +7,17 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "devproxy/torch/client/graph.h"
+#include "devproxy/torch/client/history.h"
 
 namespace devproxy::aten {
 namespace {
@@ -31,10 +35,20 @@ size_t round_up(size_t n) { return (n + kRoundBytes - 1) & ~(kRoundBytes - 1); }
 struct Pool {
   DeviceIndex device;
   c10::MempoolId_t id;
-  int graphs = 0;   // that hold it
+  int holders = 0;  // graphs, and torch.cuda.MemPool
   size_t live = 0;  // blocks of it that are in use
   // By stream, since a stream's own order is all that lets memory be used again within a capture, and by size.
   std::multimap<std::pair<int64_t, size_t>, CUdeviceptr> unused;
+  bool spare = false;  // what is unused goes to others before memory runs out
+};
+
+// Allocations that torch.cuda.use_mem_pool sends to a pool.
+struct Route {
+  DeviceIndex device;
+  c10::MempoolId_t id;
+  PoolUsers users;
+  std::thread::id thread;
+  int64_t stream;
 };
 
 // One live allocation; the DataPtr's context.
@@ -45,7 +59,7 @@ struct Block {
   size_t requested;
   DeviceIndex device;
   int64_t stream;              // torch's id of the stream that the memory is ordered on
-  Pool* pool;                  // nullptr: memory of no graph
+  Pool* pool;                  // nullptr: memory of none
   std::vector<int64_t> users;  // record_stream: other streams that use it
   Block *before, *behind;      // in the list of all that the device's statistics count
 };
@@ -78,6 +92,9 @@ class Allocator final : public DeviceAllocator {
       if (const Graph* graph = capturing_graph(device, stream))
         return allocate_in_pool(device, graph->pool(), stream, rounded, bytes);
     }
+    if (routes_count_.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+      if (const auto pool = routed(device, stream)) return allocate_in_pool(device, *pool, stream, rounded, bytes);
+    }
     CUdeviceptr addr = 0;
     CUresult r =
         over_fraction(device, rounded) ? CUDA_ERROR_OUT_OF_MEMORY : driver().cuMemAllocAsync(&addr, rounded, handle);
@@ -86,11 +103,14 @@ class Allocator final : public DeviceAllocator {
       // What was freed behind unfinished work comes back once that work is done.
       check(driver().cuCtxSynchronize(), "cuCtxSynchronize");
       count_retry(device);
+      free_spare(device);
       r = over_fraction(device, rounded) ? CUDA_ERROR_OUT_OF_MEMORY : driver().cuMemAllocAsync(&addr, rounded, handle);
       if (r == CUDA_ERROR_OUT_OF_MEMORY) throw_out_of_memory(device, bytes);
     }
     check(r, "cuMemAllocAsync");
     Block* block = made_block(addr, rounded, bytes, device, stream);
+    if (history_on()) [[unlikely]]
+      note_allocated(device, addr, rounded, stream, rounded);
     if (c10::memoryProfilingEnabled()) [[unlikely]]
       report(*block, +1);
     return {reinterpret_cast<void*>(addr), block, &free_block, where};
@@ -154,8 +174,37 @@ class Allocator final : public DeviceAllocator {
   void retain_pool(DeviceIndex device, c10::MempoolId_t id) override {
     std::lock_guard lock(pools_mu_);
     auto& pool = pools_[{device, id}];
-    if (pool == nullptr) pool = std::make_unique<Pool>(Pool{device, id, 0, 0, {}});
-    pool->graphs += 1;
+    if (pool == nullptr) pool = std::make_unique<Pool>(Pool{device, id, 0, 0, {}, false});
+    pool->holders += 1;
+  }
+
+  void spare_pool(DeviceIndex device, c10::MempoolId_t id) override {
+    std::lock_guard lock(pools_mu_);
+    if (const auto it = pools_.find({device, id}); it != pools_.end()) it->second->spare = true;
+  }
+
+  int pool_holders(DeviceIndex device, c10::MempoolId_t id) override {
+    std::lock_guard lock(pools_mu_);
+    const auto it = pools_.find({device, id});
+    return it != pools_.end() ? it->second->holders : 0;
+  }
+
+  void begin_route(DeviceIndex device, c10::MempoolId_t id, PoolUsers users) override {
+    retain_pool(device, id);
+    std::lock_guard lock(pools_mu_);
+    routes_.push_back({device, id, users, std::this_thread::get_id(), current_stream_id(device)});
+    routes_count_.store(routes_.size());
+  }
+
+  void end_route(DeviceIndex device, c10::MempoolId_t id) override {
+    std::lock_guard lock(pools_mu_);
+    const auto newest = std::find_if(routes_.rbegin(), routes_.rend(), [&](const Route& r) {
+      return r.device == device && r.id == id &&
+             (r.users != PoolUsers::kThread || r.thread == std::this_thread::get_id());
+    });
+    if (newest == routes_.rend()) return;
+    routes_.erase(std::next(newest).base());
+    routes_count_.store(routes_.size());
   }
 
   void release_pool(DeviceIndex device, c10::MempoolId_t id) override {
@@ -163,12 +212,12 @@ class Allocator final : public DeviceAllocator {
     {
       std::lock_guard lock(pools_mu_);
       const auto it = pools_.find({device, id});
-      if (it == pools_.end() || --it->second->graphs != 0) return;
+      if (it == pools_.end() || --it->second->holders != 0) return;
       unused = std::move(it->second->unused);
       it->second->unused.clear();
       if (it->second->live == 0) pools_.erase(it);
     }
-    for (const auto& [key, addr] : unused) free_segment(device, addr, key.second);
+    for (const auto& [key, addr] : unused) free_segment(device, addr, key.second, key.first);
   }
 
   void free_what_waited() override {
@@ -346,13 +395,35 @@ class Allocator final : public DeviceAllocator {
     c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), allocated, reserved, {c10::kCUDA, device});
     size_t free = 0, total = 0;
     (void)driver().cuMemGetInfo(&free, &total);
+    note_out_of_memory(device, bytes, total, free);
     TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", human(bytes), ". GPU ",
                      static_cast<int>(device), " has a total capacity of ", human(total), " of which ", human(free),
                      " is free. Of the allocated memory ", human(allocated),
                      " is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated.");
   }
 
-  // Precondition: the pool is held by the graph whose capture the caller's stream is in.
+  // The pool of the newest route that an allocation takes.
+  std::optional<c10::MempoolId_t> routed(DeviceIndex device, int64_t stream) {
+    std::lock_guard lock(pools_mu_);
+    for (auto r = routes_.rbegin(); r != routes_.rend(); ++r)
+      if (r->device == device && (r->users != PoolUsers::kThread || r->thread == std::this_thread::get_id()) &&
+          (r->users != PoolUsers::kStream || r->stream == stream))
+        return r->id;
+    return std::nullopt;
+  }
+
+  // What pools that may be robbed keep and do not use.
+  void free_spare(DeviceIndex device) {
+    std::multimap<std::pair<int64_t, size_t>, CUdeviceptr> unused;
+    {
+      std::lock_guard lock(pools_mu_);
+      for (const auto& [key, pool] : pools_)
+        if (key.first == device && pool->spare) unused.merge(pool->unused);
+    }
+    for (const auto& [key, addr] : unused) free_segment(device, addr, key.second, key.first);
+  }
+
+  // Precondition: the pool is held, by the graph whose capture the caller's stream is in or by a route.
   c10::DataPtr allocate_in_pool(DeviceIndex device, c10::MempoolId_t id, int64_t stream, size_t rounded, size_t bytes) {
     auto* block = new Block{0, rounded, rounded, bytes, device, stream, nullptr, {}, nullptr, nullptr};
     {
@@ -368,7 +439,8 @@ class Allocator final : public DeviceAllocator {
         pool.unused.erase(it);
       }
     }
-    if (block->addr == 0) {
+    const bool made = block->addr == 0;
+    if (made) {
       const RelaxedScope relaxed;
       const CUresult r =
           over_fraction(device, rounded) ? CUDA_ERROR_OUT_OF_MEMORY : driver().cuMemAlloc(&block->addr, rounded);
@@ -381,28 +453,32 @@ class Allocator final : public DeviceAllocator {
       account_segment(device, rounded, +1);
     }
     account(*block, +1);
+    if (history_on()) [[unlikely]]
+      note_allocated(device, block->addr, rounded, stream, made ? rounded : 0);
     if (c10::memoryProfilingEnabled()) [[unlikely]]
       report(*block, +1);
     return {reinterpret_cast<void*>(block->addr), block, &free_block, c10::Device(c10::kCUDA, device)};
   }
 
-  // The pool is one block poorer: keeps its memory while a graph holds the pool, and gives it back otherwise.
+  // The pool is one block poorer: keeps its memory while somebody holds the pool, and gives it back otherwise.
   void forget(Block* block) {
     Pool& pool = *block->pool;
     bool keep;
     {
       std::lock_guard lock(pools_mu_);
-      keep = pool.graphs != 0;
+      keep = pool.holders != 0;
       pool.live -= 1;
       if (keep && block->addr != 0) pool.unused.insert({{block->stream, block->segment}, block->addr});
       if (!keep && pool.live == 0) pools_.erase({pool.device, pool.id});
     }
-    if (!keep && block->addr != 0) free_segment(block->device, block->addr, block->segment);
+    if (!keep && block->addr != 0) free_segment(block->device, block->addr, block->segment, block->stream);
     delete block;
   }
 
-  // Memory that graphs used: waits for what is under way.
-  void free_segment(DeviceIndex device, CUdeviceptr addr, size_t bytes) {
+  // Memory of a pool: waits for what is under way. stream: torch's id of the one it was ordered on.
+  void free_segment(DeviceIndex device, CUdeviceptr addr, size_t bytes, int64_t stream) {
+    if (history_on()) [[unlikely]]
+      note_segment_freed(device, addr, bytes, stream);
     account_segment(device, bytes, -1);
     bind_device(device);
     const RelaxedScope relaxed;
@@ -422,6 +498,8 @@ class Allocator final : public DeviceAllocator {
   static void free_block(void* context) {
     auto* block = static_cast<Block*>(context);
     auto* self = static_cast<Allocator*>(device_allocator());
+    if (history_on()) [[unlikely]]
+      note_freed(block->device, block->addr, block->bytes, block->stream, block->pool ? 0 : block->segment);
     if (c10::memoryProfilingEnabled()) [[unlikely]]
       self->report(*block, -1);
     if (block->pool == nullptr && !any_capture()) [[likely]] {
@@ -455,31 +533,36 @@ class Allocator final : public DeviceAllocator {
       delete block;
       return;
     }
+    const DeviceIndex device = block->device;
+    const int64_t stream = block->stream;
+    std::vector<int64_t> users;
+    users.swap(block->users);
     if (block->pool != nullptr) {
       try {
+        wait_for_users(device, stream, users);
         forget(block);
       } catch (...) {}  // a broken context has lost the memory anyway
       return;
     }
     const CUdeviceptr addr = block->addr;
-    const DeviceIndex device = block->device;
-    const int64_t stream = block->stream;
-    std::vector<int64_t> users;
-    users.swap(block->users);
     unmade_block(block, in_use);
     try {
+      wait_for_users(device, stream, users);
       const CUstream owner = stream_handle(device, stream);
-      for (int64_t user : users) {
-        // The owning stream waits for the user's work so far, then the memory goes back in that order.
-        CUevent done;
-        check(driver().cuEventCreate(&done, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
-        check(driver().cuEventRecord(done, stream_handle(device, user)), "cuEventRecord");
-        check(driver().cuStreamWaitEvent(owner, done, 0), "cuStreamWaitEvent");
-        check(driver().cuEventDestroy(done), "cuEventDestroy");
-      }
       (void)driver().cuMemFreeAsync(addr, owner);  // a broken context has lost the memory anyway
     } catch (...) {
       // Tensors' destructors call this, so it throws nothing. If it fails, the context has lost the memory anyway.
+    }
+  }
+
+  // The owning stream waits for the users' work so far, then the memory goes back in that order.
+  static void wait_for_users(DeviceIndex device, int64_t stream, const std::vector<int64_t>& users) {
+    for (const int64_t user : users) {
+      CUevent done;
+      check(driver().cuEventCreate(&done, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+      check(driver().cuEventRecord(done, stream_handle(device, user)), "cuEventRecord");
+      check(driver().cuStreamWaitEvent(stream_handle(device, stream), done, 0), "cuStreamWaitEvent");
+      check(driver().cuEventDestroy(done), "cuEventDestroy");
     }
   }
 
@@ -487,6 +570,8 @@ class Allocator final : public DeviceAllocator {
   std::mutex pools_mu_;
   std::map<std::pair<DeviceIndex, c10::MempoolId_t>, std::unique_ptr<Pool>> pools_;
   std::vector<Block*> waiting_;  // freed while a capture was open
+  std::vector<Route> routes_;    // the newest last; pools_mu_ guards them
+  std::atomic<size_t> routes_count_{0};
 };
 
 // ---- pinned host memory: torch's own caching scheme (free lists, events of the streams that used a block) over ours

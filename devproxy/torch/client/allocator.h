@@ -17,10 +17,13 @@ struct Segment {
   CUdeviceptr addr;
   size_t bytes, allocated, requested;  // of the driver; of it in use (rounded as torch does); of that asked for
   int64_t stream;                      // torch's id
-  c10::MempoolId_t pool;               // {0, 0}: of no graph
+  c10::MempoolId_t pool;               // {0, 0}: of none
 };
 
 inline constexpr size_t kSmallBytes = size_t{1} << 20;  // torch's border between its small and its large pool
+
+// Whose allocations go to a pool.
+enum class PoolUsers : uint8_t { kAll, kStream, kThread };
 
 class DeviceAllocator : public c10::DeviceAllocator {
  public:
@@ -32,10 +35,17 @@ class DeviceAllocator : public c10::DeviceAllocator {
   virtual std::vector<Segment> segments(DeviceIndex device) = 0;
 
   // Private pools: what a capture allocates comes from its graph's pool and stays there when it is freed, for a replay
-  // writes to the same addresses. Graphs may share one; when the last has let go, its free memory goes back, and what
-  // is live follows when it is freed.
+  // writes to the same addresses; and what is allocated under torch.cuda.use_mem_pool. Graphs may share one; when the
+  // last holder has let go, its free memory goes back, and what is live follows when it is freed.
   virtual void retain_pool(DeviceIndex device, c10::MempoolId_t id) = 0;
   virtual void release_pool(DeviceIndex device, c10::MempoolId_t id) = 0;
+  virtual int pool_holders(DeviceIndex device, c10::MempoolId_t id) = 0;
+  // What the pool keeps and does not use is given to others before memory runs out.
+  virtual void spare_pool(DeviceIndex device, c10::MempoolId_t id) = 0;
+  // Retains the pool; allocations outside captures come from it until end_route(), which does not release it. kThread:
+  // those of the calling thread; kStream: those on the device's stream that is current now.
+  virtual void begin_route(DeviceIndex device, c10::MempoolId_t id, PoolUsers users) = 0;
+  virtual void end_route(DeviceIndex device, c10::MempoolId_t id) = 0;
   // Frees what was let go while a capture was open, unless one is.
   virtual void free_what_waited() = 0;
 };

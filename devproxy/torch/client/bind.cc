@@ -23,6 +23,7 @@
 #include "devproxy/torch/client/generator.h"
 #include "devproxy/torch/client/graph.h"
 #include "devproxy/torch/client/process_group_names.h"
+#include "devproxy/torch/client/snapshot.h"
 
 namespace py = pybind11;
 
@@ -173,35 +174,6 @@ py::dict memory_stats(int device) {
   return d;
 }
 
-// As torch's own: a segment is an allocation of the driver. None is split, but a pool's may be larger than what it
-// holds.
-py::list segments(bool of_all_pools, c10::MempoolId_t pool) {
-  py::list found;
-  for (DeviceIndex device = 0; device < device_count(); ++device) {
-    for (const Segment& s : device_allocator()->segments(device)) {
-      if (!of_all_pools && s.pool != pool) continue;
-      py::list blocks;
-      const auto block = [&](size_t at, size_t bytes, size_t requested, const char* state) {
-        py::dict d;
-        d["address"] = s.addr + at, d["size"] = bytes, d["requested_size"] = requested, d["state"] = state;
-        d["frames"] = py::list();
-        if (bytes != 0) blocks.append(d);
-      };
-      block(0, s.allocated, s.requested, "active_allocated");
-      block(s.allocated, s.bytes - s.allocated, 0, "inactive");
-      py::dict d;
-      d["device"] = static_cast<int>(device), d["address"] = s.addr, d["total_size"] = s.bytes;
-      d["allocated_size"] = s.allocated, d["active_size"] = s.allocated, d["requested_size"] = s.requested;
-      d["stream"] = reinterpret_cast<intptr_t>(stream_handle(device, s.stream));
-      d["segment_type"] = s.bytes <= kSmallBytes ? "small" : "large";
-      d["segment_pool_id"] = py::make_tuple(s.pool.first, s.pool.second);
-      d["is_expandable"] = false, d["frames"] = py::list(), d["blocks"] = blocks;
-      found.append(d);
-    }
-  }
-  return found;
-}
-
 py::dict host_memory_stats() {
   const auto s = at::getHostAllocator(at::kCUDA)->get_stats();
   py::dict d;
@@ -280,6 +252,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     const auto type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
     return at::empty_strided(size, stride, at::TensorOptions(at::Device(at::kCUDA, current_device())).dtype(type));
   });
+  // Before this torch takes no pointer for pinned.
+  m.def("lazy_init", [] { at::globalContext().lazyInitDevice(c10::kCUDA); });
   m.def("bind_device", [](int d) { bind_device(index_or_current(d)); });
 
   m.def("current_stream", [](int d) {
@@ -330,7 +304,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("memory_fraction", [](int d) { return device_allocator()->memory_fraction(index_or_current(d)); });
   m.def("set_memory_fraction",
         [](double f, int d) { device_allocator()->set_memory_fraction(index_or_current(d), f); });
-  m.def("segments", &segments);
+  add_snapshot(m);
   m.def("host_memory_stats", &host_memory_stats);
   m.def("empty_cache", [] { device_allocator()->emptyCache({0, 0}); });
   m.def("host_empty_cache", [] { at::getHostAllocator(at::kCUDA)->empty_cache(); });

@@ -24,7 +24,7 @@ namespace devproxy::aten {
   X(cuStreamGetCaptureInfo) X(cuThreadExchangeStreamCaptureMode) X(cuGraphGetNodes) X(cuGraphDestroy)     \
   X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuGraphDebugDotPrint)                    \
   X(cuDeviceGetDefaultMemPool) X(cuMemPoolSetAttribute) X(cuMemPoolTrimTo) X(cuCtxGetDevice)              \
-  X(cuStreamGetPriority)
+  X(cuStreamGetPriority) X(cuMemHostRegister) X(cuMemHostUnregister)
 // clang-format on
 
 struct Driver {

@@ -10,7 +10,7 @@ namespace devproxy::aten {
 void add_process_group(py::module_ c10d);
 // Puts _StagedGloo there: gloo for the tensors of a GPU, around gloo's own group.
 void add_staged_gloo(py::module_ c10d);
-// As ncclGetVersion says: 22703 is 2.27.3.
+// As ncclGetVersion says: 22907 is 2.29.7.
 int nccl_version();
 
 }  // namespace devproxy::aten

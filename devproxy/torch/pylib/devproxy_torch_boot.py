@@ -123,6 +123,10 @@ def _constant(value: object) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
+class NcclAllocator:
+    """ProcessGroupNCCL.mem_allocator: NCCL reaches all memory directly here, so a pool of it is as any other."""
+
+
 def _make_classes(C: Any, sc: Any) -> dict[str, object]:
     class _CudaStreamBase(C.Stream):  # type: ignore[misc]
         def __new__(
@@ -273,8 +277,42 @@ def _make_classes(C: Any, sc: Any) -> dict[str, object]:
         """Of a CUDA graph pool, which is never checkpointed here; torch._inductor.cudagraph_trees names the class."""
 
     class _MemPool:
-        def __init__(self, *_: object, **__: object) -> None:
-            raise RuntimeError("torch.cuda.MemPool is not supported behind devproxy")
+        """A pool of the device that is current when it is made; torch.cuda.MemPool derives from it."""
+
+        def __init__(
+            self,
+            allocator: object = None,
+            is_user_created: bool = True,
+            use_on_oom: bool = False,
+            no_split: bool = False,
+        ) -> None:
+            if not isinstance(allocator, (NcclAllocator, type(None))):
+                _refuse("an allocator of one's own in a torch.cuda.MemPool")()
+            self._allocator = allocator
+            self._device = int(sc.get_device())
+            self._id = tuple(sc.new_pool_id())
+            sc.retain_pool(self._device, self._id)
+            if use_on_oom:
+                sc.spare_pool(self._device, self._id)
+
+        def __del__(self) -> None:
+            if hasattr(self, "_id"):
+                sc.release_pool(self._device, self._id)
+
+        @property
+        def id(self) -> tuple[int, ...]:
+            return self._id
+
+        @property
+        def device(self) -> int:
+            return self._device
+
+        @property
+        def allocator(self) -> object:
+            return self._allocator
+
+        def use_count(self) -> int:
+            return int(sc.pool_holders(self._device, self._id))
 
     class _cudart:
         """The few calls of the CUDA runtime that torch.cuda.cudart() is used for."""
@@ -293,8 +331,11 @@ def _make_classes(C: Any, sc: Any) -> dict[str, object]:
         cudaMemGetInfo = staticmethod(lambda device: tuple(sc.memory_info(device)))
         cudaProfilerStart = staticmethod(_constant(0))
         cudaProfilerStop = staticmethod(_constant(0))
-        cudaHostRegister = staticmethod(_refuse("cudaHostRegister"))
-        cudaHostUnregister = staticmethod(_refuse("cudaHostUnregister"))
+        # Numbers of the driver's errors are those of the runtime's.
+        cudaHostRegister = staticmethod(
+            lambda pointer, size, flags: sc.register_host(pointer, size, flags)
+        )
+        cudaHostUnregister = staticmethod(lambda pointer: sc.unregister_host(pointer))
         cudaStreamCreate = staticmethod(_refuse("cudart().cudaStreamCreate"))
         cudaStreamDestroy = staticmethod(_refuse("cudart().cudaStreamDestroy"))
 
@@ -316,6 +357,7 @@ def _make_functions(sc: Any) -> dict[str, object]:
         if sc.device_count() == 0:
             raise RuntimeError("No CUDA GPUs are available")
         sc.bind_device(-1)
+        sc.lazy_init()
         torch.cuda.default_generators = tuple(
             sc.default_generator(i) for i in range(sc.device_count())
         )
@@ -332,18 +374,62 @@ def _make_functions(sc: Any) -> dict[str, object]:
     def memory_snapshot(which: Sequence[int] | None = None) -> dict[str, object]:
         """Of all pools, or of one: (a, b), from torch 2.11 on (a, b, whether to have traces)."""
         pool = (which[0], which[1]) if which else (0, 0)
-        return {
-            "segments": sc.segments(pool == (0, 0), pool),
-            "device_traces": [[] for _ in range(sc.device_count())],
-            "allocator_settings": {},
-        }
+        traces = which is None or len(which) < 3 or bool(which[2])
+        snapshot: dict[str, object] = sc.snapshot(pool == (0, 0), pool, traces)
+        return snapshot
 
-    def record_memory_history(enabled: object, *_: object) -> None:
-        if enabled:
-            _refuse("a history of memory (torch.cuda.memory._record_memory_history)")()
+    contexts = {None: 0, "state": 1, "alloc": 2, "all": 3}
+
+    def one_of(what: str, value: object, known: Sequence[object]) -> None:
+        if value not in known:
+            raise RuntimeError(f"expected {what} to be one of {tuple(known)}, but it is {value!r}")
+
+    def record_memory_history(
+        enabled: str | None,
+        context: str | None = "all",
+        stacks: str = "all",
+        max_entries: int = sys.maxsize,
+        clear_history: bool = False,
+        *more: object,
+    ) -> None:
+        """As torch.cuda.memory._record_memory_history; more: of newer torches, the last may be skip_actions."""
+        one_of("enabled", enabled, (None, "state", "all"))
+        one_of("context", context, tuple(contexts))
+        one_of("stacks", stacks, ("python", "all"))
+        if enabled is None:
+            return sc.stop_history(clear_history)
+        skips = more[-1] if more and isinstance(more[-1], (list, tuple)) else []
+        entries = max_entries if enabled == "all" else 0
+        sc.record_history(contexts[context], stacks == "all", entries, clear_history, list(skips))
+
+    def record_memory_history_legacy(
+        enabled: bool,
+        record_context: bool = True,
+        trace_alloc_max_entries: int = 1,
+        trace_alloc_record_context: bool = False,
+        record_context_cpp: bool = False,
+        clear_history: bool = False,
+        *_: object,
+    ) -> None:
+        context = "all" if trace_alloc_record_context else "state"
+        stacks = "all" if record_context_cpp else "python"
+        record_memory_history(
+            "all" if enabled else None,
+            context if record_context else None,
+            stacks,
+            trace_alloc_max_entries,
+            clear_history,
+        )
+
+    def end_route(device: int, pool: Sequence[int]) -> None:
+        sc.end_route(device, (pool[0], pool[1]))
+
+    def route(users: int) -> Callable[[int, Sequence[int]], None]:
+        """users: PoolUsers of client/allocator.h."""
+        return lambda device, pool: sc.begin_route(device, (pool[0], pool[1]), users)
 
     def nccl_version() -> int:
-        """As torch.cuda.nccl.version() takes it apart, from NCCL's own number: 22703 is 2.27.3."""
+        """As torch.cuda.nccl.version() takes it apart, from NCCL's own number: 22907 is 2.29.7."""
         number = int(sc.nccl_version())
         return number // 10000 << 32 | number % 10000 // 100 << 16 | number % 100
 
@@ -394,9 +480,16 @@ def _make_functions(sc: Any) -> dict[str, object]:
         ),
         "_cuda_getMemoryFraction": lambda device: sc.memory_fraction(device),
         "_cuda_record_memory_history": record_memory_history,
-        "_cuda_record_memory_history_legacy": record_memory_history,
-        "_cuda_isHistoryEnabled": _constant(False),
-        "_cuda_attach_out_of_memory_observer": _constant(None),
+        "_cuda_record_memory_history_legacy": record_memory_history_legacy,
+        "_cuda_isHistoryEnabled": lambda: sc.history_on(),
+        "_cuda_attach_out_of_memory_observer": lambda observer: sc.observe_out_of_memory(observer),
+        "_cuda_beginAllocateToPool": route(0),
+        "_cuda_beginAllocateCurrentStreamToPool": route(1),
+        "_cuda_beginAllocateCurrentThreadToPool": route(2),
+        "_cuda_endAllocateToPool": end_route,
+        "_cuda_releasePool": lambda device, pool: sc.release_pool(device, (pool[0], pool[1])),
+        "_cuda_cudaCachingAllocator_raw_alloc": lambda size, stream: sc.allocate_raw(size, stream),
+        "_cuda_cudaCachingAllocator_raw_delete": lambda pointer: sc.free_raw(pointer),
         "_cuda_cudaCachingAllocator_is_enabled": _constant(False),
         "_cuda_cudaCachingAllocator_enable": _constant(None),
         "_cuda_cudaCachingAllocator_set_allocator_settings": _constant(None),
@@ -417,18 +510,11 @@ def _make_functions(sc: Any) -> dict[str, object]:
         "_nccl_version_suffix": _constant(b""),
     }
     refused = {
-        "_cuda_cudaCachingAllocator_raw_alloc": "caching_allocator_alloc",
-        "_cuda_cudaCachingAllocator_raw_delete": "caching_allocator_delete",
         "_cuda_cudaHostAllocator": "torch.cuda.memory._host_allocator",
         "_cuda_getAllocator": "torch.cuda.memory._get_current_allocator",
         "_cuda_customAllocator": "CUDAPluggableAllocator",
         "_cuda_changeCurrentAllocator": "change_current_allocator",
-        "_cuda_beginAllocateToPool": "torch.cuda.MemPool",
-        "_cuda_beginAllocateCurrentStreamToPool": "torch.cuda.MemPool",
-        "_cuda_beginAllocateCurrentThreadToPool": "torch.cuda.MemPool",
-        "_cuda_endAllocateToPool": "torch.cuda.MemPool",
-        "_cuda_releasePool": "torch.cuda.MemPool",
-        "_cuda_checkPoolLiveAllocations": "torch.cuda.MemPool",
+        "_cuda_checkPoolLiveAllocations": "checking a CUDA graph pool's allocations",
         "_cuda_getCheckpointState": "checkpointing a CUDA graph pool",
         "_cuda_setCheckpointPoolState": "checkpointing a CUDA graph pool",
         "_cuda_allocationTraceback": "allocation tracebacks",
@@ -603,6 +689,7 @@ def _complete_c10d(C: Any, sc: Any) -> None:
         if hasattr(c10d, "ProcessGroupNCCL"):
             delattr(c10d, "ProcessGroupNCCL")
         sc.add_process_group(c10d)
+        c10d.ProcessGroupNCCL.mem_allocator = property(lambda _: NcclAllocator())
         if hasattr(c10d, "ProcessGroupNCCL2"):
             c10d.ProcessGroupNCCL2 = _refuse("ProcessGroupNCCL2")
         sc.add_staged_gloo(c10d)

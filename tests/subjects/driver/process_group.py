@@ -330,6 +330,91 @@ def splitting() -> None:
             dist.recv(t, 0)
 
 
+def without_the_last(flags: int) -> None:
+    """The default group becomes that of all other ranks."""
+    fewer = dist.shrink_group([WORLD - 1], shrink_flags=flags)
+    assert fewer is dist.distributed_c10d._get_default_group()
+    assert (dist.get_rank(), dist.get_world_size()) == (RANK, WORLD - 1)
+    t = torch.full((3,), RANK + 1.0, device="cuda")
+    dist.all_reduce(t)
+    same(t, torch.full((3,), WORLD * (WORLD - 1) / 2), "all_reduce of a shrunk group")
+    sub = dist.new_group([0])
+    if RANK == 0:
+        dist.all_reduce(t, group=sub)
+    dist.barrier()
+
+
+@subject
+def shrinking() -> None:
+    """The last rank leaves, and the others make a smaller group of theirs; then one that the next to last leaves."""
+    group = dist.distributed_c10d._get_default_group()
+    backend = group._get_backend(torch.device("cuda"))
+    assert backend.supports_shrinking
+    for wrong in ([RANK], [WORLD], [WORLD - 1] * 2, []):
+        raises(ValueError, "each once", lambda wrong=wrong: backend.shrink(wrong))  # type: ignore[misc]
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.blocking = 0
+    first = None if RANK == 0 else backend.shrink([0], 0, options)
+    if first is not None:
+        assert (first.rank(), first.size()) == (RANK - 1, WORLD - 1)
+        t = torch.ones(3, device="cuda")
+        first.allreduce([t]).wait()
+        same(t, torch.full((3,), WORLD - 1.0), "all_reduce without rank 0")
+        first.shutdown()
+    if RANK != WORLD - 1:
+        without_the_last(dist.distributed_c10d.SHRINK_DEFAULT)
+
+
+@subject
+def shrinking_over_a_death() -> None:
+    """The last rank was killed in an all_reduce: the others give that up, and go on without it."""
+    if RANK == WORLD - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = dist.all_reduce(torch.ones(3, device="cuda"), async_op=True)
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+    until = time.monotonic() + 30
+    while backend.get_error() == torch._C._distributed_c10d.ErrorType.SUCCESS:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    raises(dist.DistBackendError, f"rank {WORLD - 1}", lambda: work.wait())
+    without_the_last(dist.distributed_c10d.SHRINK_ABORT)
+
+
+@subject
+def suspending() -> None:
+    """As engines do that sleep: ncclCommSuspend of the group's communicators, and back."""
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+    t = torch.ones(3, device="cuda")
+    dist.all_reduce(t)
+    stats = backend.memory_stats()
+    assert stats["suspended"] == 0 and stats["suspend"] + stats["persist"] == stats["total"], stats
+    backend.suspend()
+    assert backend.memory_stats()["suspended"] == 1
+    raises(dist.DistBackendError, "is suspended", lambda: dist.all_reduce(t))
+    raises(dist.DistBackendError, "suspended already", backend.suspend)
+    backend.resume()
+    assert backend.memory_stats()["suspended"] == 0
+    raises(dist.DistBackendError, "not suspended", backend.resume)
+    dist.all_reduce(t)
+    same(t, torch.full((3,), float(WORLD * WORLD)), "all_reduce after a resume")
+
+
+@subject
+def pools() -> None:
+    """Memory that is meant for NCCL: of a pool that the group knows, and of the group itself."""
+    device = torch.device("cuda", LOCAL)
+    backend = dist.distributed_c10d._get_default_group()._get_backend(device)
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        t = torch.full((1000,), RANK + 1.0, device="cuda")
+    backend.register_mem_pool(pool)
+    assert backend.supports_tensor_alloc(device)
+    u = backend.allocate_tensor(1000 * WORLD, dtype=torch.float32, device=device)
+    dist.all_gather_into_tensor(u, t)
+    same(u, torch.arange(1.0, WORLD + 1).repeat_interleave(1000), "all_gather_into_tensor")
+    backend.deregister_mem_pool(pool)
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -436,6 +521,7 @@ def sharded() -> None:
     model = copy.deepcopy(plain).cuda()
     fully_shard(model.inner)
     fully_shard(model)
+    model.set_allocate_memory_from_process_group_for_comm(True)
     train(model, torch.optim.AdamW(model.parameters(), 0.01), "cuda")
     close(model, reference.module, "fully_shard")
     if WORLD >= 4:
@@ -505,7 +591,9 @@ def gone() -> None:
     time.sleep(60)
 
 
-APART = ("splitting", "blocking_wait", "hang", "gone")  # each needs a job of its own
+# Each needs a job of its own.
+APART = ("splitting", "shrinking", "shrinking_over_a_death", "blocking_wait", "hang", "gone")
+DEATHS = {"gone", "shrinking_over_a_death"}
 
 
 def main() -> None:
@@ -513,14 +601,15 @@ def main() -> None:
     if names == ["all"]:
         names = [name for name in SUBJECTS if name not in APART]
     torch.set_num_threads(1)
-    if "gone" in names and RANK == WORLD - 1 and os.fork():
-        time.sleep(60)
+    if DEATHS & set(names) and RANK == WORLD - 1 and os.fork():
+        time.sleep(60 if "gone" in names else 5)
+        return
     torch.cuda.set_device(LOCAL)
     options: dict[str, Any] = {}
-    if "splitting" in names:
+    if {"splitting", "shrinking", "shrinking_over_a_death"} & set(names):
         options["device_id"] = torch.device("cuda", LOCAL)
     dist.init_process_group("nccl", **options)
-    if "gone" in names:
+    if DEATHS & set(names):
         dist.all_reduce(torch.ones(1, device="cuda"))
         torch.cuda.synchronize()
     if "hang" in names or "blocking_wait" in names:

@@ -94,6 +94,9 @@ void add_process_group(py::module_ c10d) {
       .def("_is_initialized", &ProcessGroupNCCL::is_initialized, Unlocked())
       .def("abort", &ProcessGroupNCCL::abort, Unlocked())
       .def("get_error", &ProcessGroupNCCL::getError, Unlocked())
+      // Every buffer is reached directly anyway.
+      .def("register_mem_pool", [](ProcessGroupNCCL&, const py::args&, const py::kwargs&) {})
+      .def("deregister_mem_pool", [](ProcessGroupNCCL&, const py::args&, const py::kwargs&) {})
       .def("_group_start",
            [](ProcessGroupNCCL&) { nccl::check(nccl::api().ncclGroupStart(), nullptr, "ncclGroupStart"); })
       .def(
@@ -104,8 +107,6 @@ void add_process_group(py::module_ c10d) {
   py::object type = group;
   refuse(type, "_start_time_estimate", "An estimate of NCCL's times");
   refuse(type, "_end_time_estimate", "An estimate of NCCL's times");
-  refuse(type, "register_mem_pool", "A memory pool registered with NCCL");
-  refuse(type, "deregister_mem_pool", "A memory pool registered with NCCL");
   for (const auto& [name, value] : {std::pair("DEFAULT", 0), std::pair("EFFICIENCY", 1), std::pair("ZERO", 2)})
     group.attr((std::string("NCCL_CTA_POLICY_") + name).c_str()) = value;
   c10d.attr("_DEFAULT_PG_NCCL_TIMEOUT") = py::cast(kDefaultNcclTimeout);

@@ -39,6 +39,32 @@ std::shared_ptr<Comm> Comm::split(Comm& parent, int color, int key, nccl::ncclCo
   return comm;
 }
 
+std::shared_ptr<Comm> Comm::shrink(Comm& parent, std::vector<int> excluded, int flags, nccl::ncclConfig_t config,
+                                   std::chrono::milliseconds timeout) {
+  nccl::ncclComm_t handle = nullptr;
+  const auto result = api().ncclCommShrink(parent.handle(), excluded.data(), static_cast<int>(excluded.size()), &handle,
+                                           &config, flags);
+  if (handle == nullptr) nccl::throw_error(result, parent.handle(), "ncclCommShrink");
+  std::shared_ptr<Comm> comm(new Comm(handle));
+  comm->finish(result, "ncclCommShrink", timeout);
+  return comm;
+}
+
+void Comm::suspend() {
+  nccl::check(api().ncclCommSuspend(handle(), nccl::kSuspendMemory), handle(), "ncclCommSuspend");
+}
+
+void Comm::resume() { nccl::check(api().ncclCommResume(handle()), handle(), "ncclCommResume"); }
+
+std::unordered_map<std::string, uint64_t> Comm::memory_stats() {
+  std::unordered_map<std::string, uint64_t> stats;
+  for (const auto& [name, stat] :
+       {std::pair("suspend", nccl::ncclStatGpuMemSuspend), std::pair("suspended", nccl::ncclStatGpuMemSuspended),
+        std::pair("persist", nccl::ncclStatGpuMemPersist), std::pair("total", nccl::ncclStatGpuMemTotal)})
+    nccl::check(api().ncclCommMemStats(handle(), stat, &stats[name]), handle(), "ncclCommMemStats");
+  return stats;
+}
+
 nccl::ncclComm_t Comm::handle() const {
   const nccl::ncclComm_t handle = handle_.load();
   if (handle != nullptr) [[likely]]

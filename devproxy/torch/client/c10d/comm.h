@@ -11,6 +11,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
+#include <vector>
 
 #include "devproxy/torch/client/c10d/nccl_api.h"
 
@@ -26,6 +28,11 @@ class Comm {
   static std::shared_ptr<Comm> split(Comm& parent, int color, int key, nccl::ncclConfig_t config,
                                      std::chrono::milliseconds timeout);
 
+  // Without these ranks of `parent`, which do not call it. flags: nccl::kShrinkAbort gives up what is under way in the
+  // parent first.
+  static std::shared_ptr<Comm> shrink(Comm& parent, std::vector<int> excluded, int flags, nccl::ncclConfig_t config,
+                                      std::chrono::milliseconds timeout);
+
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
 
@@ -37,6 +44,12 @@ class Comm {
   std::string failure();
   // Waits while NCCL says that a call of a non-blocking communicator is still in progress. Throws on failure.
   void finish(nccl::ncclResult_t result, const char* what, std::chrono::milliseconds timeout);
+
+  // Frees its device memory, as far as NCCL can, until resume(). In between it carries no operation.
+  void suspend();
+  void resume();
+  // Bytes, but for "suspended": whether it is.
+  std::unordered_map<std::string, uint64_t> memory_stats();
 
   // Both do nothing where the communicator has ended already, and never throw: what NCCL says last changes nothing.
   void abort(const std::string& why) noexcept;

@@ -5,6 +5,7 @@
 
 #include <c10/util/Exception.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <cstdlib>
@@ -145,6 +146,10 @@ void ProcessGroupNCCL::eagerConnectSingleDevice(at::Device device) {
   (void)device_lane(device.index());
 }
 
+c10::DeviceIndex ProcessGroupNCCL::default_device() const {
+  return bound_device_id_.has_value() ? bound_device_id_->index() : current_device();
+}
+
 bool ProcessGroupNCCL::is_initialized() const {
   std::lock_guard lock(mu_);
   return !lanes_.empty() && std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) {
@@ -178,9 +183,7 @@ intrusive_ptr<c10d::Backend> ProcessGroupNCCL::split(const intrusive_ptr<c10d::S
                                                      const intrusive_ptr<Backend::Options>& opts) {
   auto options = c10::dynamic_intrusive_pointer_cast<Options>(opts);
   TORCH_CHECK_TYPE(options != nullptr, "split_group of an NCCL group takes ProcessGroupNCCL.Options");
-  c10::DeviceIndex device = current_device();
-  if (bound_device_id_.has_value()) device = bound_device_id_->index();
-  const at::Device on(c10::kCUDA, device);
+  const at::Device on(c10::kCUDA, default_device());
   const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
   if (mine == ranks.end()) {
     split_off_nothing(on);
@@ -192,6 +195,61 @@ intrusive_ptr<c10d::Backend> ProcessGroupNCCL::split(const intrusive_ptr<c10d::S
                                                      static_cast<int>(ranks.size()), std::move(options));
   group->eagerConnectSingleDevice(on);
   return group;
+}
+
+intrusive_ptr<c10d::Backend> ProcessGroupNCCL::shrink(const std::vector<int64_t>& excluded, int flags,
+                                                      const intrusive_ptr<Backend::Options>& opts) {
+  auto options = c10::dynamic_intrusive_pointer_cast<Options>(opts);
+  TORCH_CHECK_TYPE(opts == nullptr || options != nullptr, "shrink of an NCCL group takes ProcessGroupNCCL.Options");
+  if (options == nullptr) options = c10::make_intrusive<Options>(*options_);
+  options->split_from.reset();
+  std::vector<int> out(excluded.begin(), excluded.end());
+  std::sort(out.begin(), out.end());
+  TORCH_CHECK_VALUE(!out.empty() && out.front() >= 0 && out.back() < size_ &&
+                        std::adjacent_find(out.begin(), out.end()) == out.end() &&
+                        !std::binary_search(out.begin(), out.end(), rank_),
+                    "shrink of process group ", name(), " excludes some of the other ranks, each once");
+  // What is given up below is no failure that somebody has to hear of.
+  if (flags & nccl::kShrinkAbort) watchdog_->stop();
+  const c10::DeviceIndex device = default_device();
+  std::string key = "shrunk";
+  std::shared_ptr<Comm> comm;
+  {
+    std::lock_guard lock(mu_);
+    key += " " + std::to_string(++shrinks_);
+    comm = Comm::shrink(*device_lane(device).comm, out, flags, config(), options->timeout);
+    if (flags & nccl::kShrinkAbort) ended_ = true;
+  }
+  for (const int rank : out) key += "," + std::to_string(rank);
+  const auto below = std::lower_bound(out.begin(), out.end(), rank_) - out.begin();
+  auto group = c10::make_intrusive<ProcessGroupNCCL>(c10::make_intrusive<c10d::PrefixStore>(key, store_),
+                                                     rank_ - static_cast<int>(below),
+                                                     size_ - static_cast<int>(out.size()), std::move(options));
+  group->bound_device_id_ = bound_device_id_;
+  std::lock_guard lock(group->mu_);
+  (void)group->open_lane("device " + std::to_string(device), device, [&] { return comm; });
+  return group;
+}
+
+// -- memory ----------------------------------------------------------------------------------------------------------
+
+void ProcessGroupNCCL::suspend() {
+  std::lock_guard lock(mu_);
+  for (auto& [key, lane] : lanes_) lane.comm->suspend();
+}
+
+void ProcessGroupNCCL::resume() {
+  std::lock_guard lock(mu_);
+  for (auto& [key, lane] : lanes_) lane.comm->resume();
+}
+
+std::unordered_map<std::string, uint64_t> ProcessGroupNCCL::getMemoryStats() {
+  std::lock_guard lock(mu_);
+  std::unordered_map<std::string, uint64_t> all{{"suspend", 0}, {"suspended", 0}, {"persist", 0}, {"total", 0}};
+  for (auto& [key, lane] : lanes_)
+    for (const auto& [name, value] : lane.comm->memory_stats())
+      all[name] = name == "suspended" ? std::max(all[name], value) : all[name] + value;
+  return all;
 }
 
 // -- settings --------------------------------------------------------------------------------------------------------

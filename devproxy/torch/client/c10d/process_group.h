@@ -8,6 +8,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <ATen/ops/empty.h>
+
 #include <atomic>
 #include <functional>
 #include <map>
@@ -118,11 +120,24 @@ class ProcessGroupNCCL final : public c10d::Backend {
 
   intrusive_ptr<Backend> split(const intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                const intrusive_ptr<Backend::Options>& opts) override;
+  bool supportsShrinking() const override { return true; }
+  // A group without these ranks, which do not call it. flags: nccl::kShrinkAbort gives up what is under way; then this
+  // group takes no operation any more.
+  intrusive_ptr<Backend> shrink(const std::vector<int64_t>& excluded, int flags,
+                                const intrusive_ptr<Backend::Options>& opts) override;
   // The part in a split of the ranks that are not in the new group.
   void split_off_nothing(at::Device device);
   int64_t comm_split_count() const { return splits_; }
   void eagerConnectSingleDevice(at::Device device) override;
   bool is_initialized() const;
+
+  // As of ncclMemAlloc, which is memory as any other here.
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  Tensor allocateTensor(long size, at::TensorOptions options) override { return at::empty({size}, options); }
+  // The memory of all its communicators: ncclCommSuspend.
+  void suspend() override;
+  void resume() override;
+  std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
   void abort() override;
   void shutdown() override;
@@ -146,6 +161,8 @@ class ProcessGroupNCCL final : public c10d::Backend {
   void keep_memory(Flight& flight, const std::vector<Op>& ops);
   std::chrono::milliseconds timeout_of(const std::vector<Op>& ops);
   Lane& device_lane(c10::DeviceIndex device);
+  // The device of an operation that names none.
+  c10::DeviceIndex default_device() const;
   Lane& peer_lane(c10::DeviceIndex device, int peer);
   Lane& open_lane(const std::string& key, c10::DeviceIndex device, const std::function<std::shared_ptr<Comm>()>& make);
   std::shared_ptr<Comm> join(const std::string& key, int size, int rank);
@@ -167,7 +184,7 @@ class ProcessGroupNCCL final : public c10d::Backend {
   mutable std::mutex mu_;
   std::map<std::string, Lane> lanes_;
   uint64_t collectives_ = 0, sends_ = 0;
-  int64_t splits_ = 0;
+  int64_t splits_ = 0, shrinks_ = 0;
   std::chrono::milliseconds ephemeral_timeout_{0};
   std::optional<Batch> batch_;
   std::atomic<bool> ended_{false};
