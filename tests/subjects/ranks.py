@@ -9,6 +9,7 @@ is of all of them. Rank 0 says the steps.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import os
 import subprocess
@@ -43,6 +44,7 @@ class Rank:
         self.two = self.buffer(rank + 100)
         self.wide = n.Buffer(4 * COUNT * ranks).write(np.zeros(COUNT * ranks, np.int32))
         self.small = n.Buffer(4 * COUNT).write(np.zeros(COUNT, np.int32))
+        self.passed_on = n.Buffer(128)
 
         self.behind = behind.Behind(self.world) if more else None
 
@@ -56,7 +58,7 @@ class Rank:
         if self.behind:
             self.behind.submit(number)
         for _ in range(int(dice.integers(2, 7))):
-            getattr(self, ["reduce", "gather", "scatter", "ring", "all_to_all", "halves", "short_lived"][dice.integers(7)])()  # fmt: skip
+            getattr(self, ["reduce", "gather", "scatter", "ring", "all_to_all", "halves", "short_lived", "grown", "revoked"][dice.integers(9)])()  # fmt: skip
         self.world.wait()
         self.half.wait()
         if self.behind:
@@ -93,13 +95,49 @@ class Rank:
         self.half.call("ncclAllReduce", self.two.ptr, self.two.ptr, n.SIZE(COUNT), n.INT32, n.SUM)
         self.half.wait()
 
-    def short_lived(self) -> None:
-        comm = self.world.split(self.rank // 2, -self.rank)
-        assert comm is not None
+    def end(self, comm: n.Comm) -> None:
+        comm.destroy()
+        n.driver("cuStreamDestroy_v2", comm.stream)
+
+    def use(self, comm: n.Comm) -> None:
         self.world.wait()
         comm.call("ncclBroadcast", self.one.ptr, self.small.ptr, n.SIZE(COUNT), n.INT32, 0)
         comm.wait()
-        comm.destroy()
+        self.end(comm)
+
+    def short_lived(self) -> None:
+        comm = self.world.split(self.rank // 2, -self.rank)
+        assert comm is not None
+        self.use(comm)
+
+    def grown(self) -> None:
+        """The last rank joins the others. No host waits for another: the id comes to it by the world."""
+        last = self.ranks - 1
+        if last == 0:
+            return
+        few = self.world.split(-1 if self.rank == last else 0, self.rank)
+        uid, handle = n.UniqueId(), n.P()
+        if self.rank == 0:
+            n.nccl("ncclCommGetUniqueId", few.handle, ctypes.byref(uid))
+        at = self.passed_on.write(np.frombuffer(uid.raw(), np.int32)).ptr
+        self.world.call("ncclBroadcast", at, at, n.SIZE(32), n.INT32, 0)
+        self.world.wait()
+        if few is None:
+            ctypes.memmove(ctypes.byref(uid), self.passed_on.read(np.int32, 32).tobytes(), 128)
+            n.nccl("ncclCommGrow", None, self.ranks, ctypes.byref(uid), last, ctypes.byref(handle), None)  # fmt: skip
+        else:
+            n.nccl("ncclCommGrow", few.handle, self.ranks, None, -1, ctypes.byref(handle), None)
+            self.end(few)
+        self.use(n.Comm(handle, self.rank, self.ranks))
+
+    def revoked(self) -> None:
+        comm = self.world.split(0, self.rank)
+        assert comm is not None
+        n.nccl("ncclCommRevoke", comm.handle, 0)
+        again = comm.split(0, -self.rank)
+        assert again is not None
+        self.use(again)
+        self.end(comm)
 
 
 def rank_main(options: argparse.Namespace, folder: Path, rank: int) -> None:
