@@ -277,6 +277,15 @@ CUresult cuMemFreeHost(void* p) {
   pinned.erase(it);
   return CUDA_SUCCESS;
 }
+CUresult cuMemHostRegister(void* p, size_t bytes, unsigned) {
+  NEEDS_CONTEXT;
+  pinned[reinterpret_cast<uint64_t>(p)] = bytes;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemHostUnregister(void* p) {
+  NEEDS_CONTEXT;
+  return pinned.erase(reinterpret_cast<uint64_t>(p)) ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+}
 CUresult cuPointerGetAttribute(void* data, CUpointer_attribute a, CUdeviceptr p) {
   RECORD;
   const int d = device_of(p);

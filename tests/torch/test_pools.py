@@ -129,6 +129,23 @@ def test_what_is_spare_goes_to_others_before_memory_runs_out() -> None:
     del kept
 
 
+def test_a_pool_gets_what_was_freed_elsewhere() -> None:
+    """Memory that is freed behind work comes back when that is done, and what other pools may spare at once."""
+    torch.cuda.synchronize()
+    free, _ = torch.cuda.mem_get_info()
+    pool, spare = torch.cuda.MemPool(), torch.cuda.MemPool(use_on_oom=True)
+    with torch.cuda.use_mem_pool(spare):
+        torch.empty(free // 4, dtype=torch.uint8, device="cuda")
+    gone = torch.empty(free // 4, dtype=torch.uint8, device="cuda")
+    x = torch.ones(1000, 1000, device="cuda")
+    for _ in range(20):
+        x = x @ x / 1000
+    del gone
+    with torch.cuda.use_mem_pool(pool):
+        kept = torch.empty(3 * free // 4, dtype=torch.uint8, device="cuda")
+    assert kept.numel() == 3 * free // 4 and reserved_in(spare) == []
+
+
 def test_a_pool_of_ones_own_allocator_is_refused() -> None:
     with pytest.raises(RuntimeError, match="an allocator of one's own"):
         torch.cuda.MemPool(allocator=object())  # type: ignore[arg-type]

@@ -144,15 +144,6 @@ def test_a_snapshot_has_the_memory_of_graphs() -> None:
     )
 
 
-def test_a_history_of_memory_is_refused_by_name() -> None:
-    for enabled in ("all", "state"):
-        with pytest.raises(
-            RuntimeError, match="history of memory .* not supported behind devproxy"
-        ):
-            torch.cuda.memory._record_memory_history(enabled)
-    torch.cuda.memory._record_memory_history(None)
-
-
 # -- cuFFT's plans ---------------------------------------------------------------------------------------------------
 
 PLANS = """

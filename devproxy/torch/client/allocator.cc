@@ -442,8 +442,16 @@ class Allocator final : public DeviceAllocator {
     const bool made = block->addr == 0;
     if (made) {
       const RelaxedScope relaxed;
-      const CUresult r =
-          over_fraction(device, rounded) ? CUDA_ERROR_OUT_OF_MEMORY : driver().cuMemAlloc(&block->addr, rounded);
+      const auto get = [&] {
+        return over_fraction(device, rounded) ? CUDA_ERROR_OUT_OF_MEMORY : driver().cuMemAlloc(&block->addr, rounded);
+      };
+      CUresult r = get();
+      if (r == CUDA_ERROR_OUT_OF_MEMORY && !any_capture()) {  // as outside of pools
+        (void)driver().cuCtxSynchronize();
+        count_retry(device);
+        free_spare(device);
+        r = get();
+      }
       if (r != CUDA_SUCCESS) {
         block->addr = 0;
         forget(block);
@@ -498,7 +506,7 @@ class Allocator final : public DeviceAllocator {
   static void free_block(void* context) {
     auto* block = static_cast<Block*>(context);
     auto* self = static_cast<Allocator*>(device_allocator());
-    if (history_on()) [[unlikely]]
+    if (history_on() && !in_bad_fork()) [[unlikely]]
       note_freed(block->device, block->addr, block->bytes, block->stream, block->pool ? 0 : block->segment);
     if (c10::memoryProfilingEnabled()) [[unlikely]]
       self->report(*block, -1);

@@ -93,6 +93,8 @@ void add_process_group(py::module_ c10d) {
       .def("_add_ephemeral_timeout", &ProcessGroupNCCL::add_ephemeral_timeout, Unlocked())
       .def("_is_initialized", &ProcessGroupNCCL::is_initialized, Unlocked())
       .def("abort", &ProcessGroupNCCL::abort, Unlocked())
+      .def("shrink", &ProcessGroupNCCL::shrink, py::arg("ranks_to_exclude"), py::arg("shrink_flags") = 0,
+           py::arg("opts_override") = nullptr, Unlocked())
       .def("get_error", &ProcessGroupNCCL::getError, Unlocked())
       // Every buffer is reached directly anyway.
       .def("register_mem_pool", [](ProcessGroupNCCL&, const py::args&, const py::kwargs&) {})
