@@ -62,8 +62,10 @@ def disturb(world: World, verb: str, dice: random.Random, gpus: int) -> None:
 @pytest.mark.parametrize(("ranks", "gpus", "seed"), [(4, 4, 1), (3, 2, 2), (2, 1, 3)])
 def test_verbs_at_random_moments(world: World, ranks: int, gpus: int, seed: int) -> None:
     dice = random.Random(seed)
-    expected = world.undisturbed(*command(ranks), gpus=gpus)
-    job = world.run(*command(ranks), options=("--gpus", str(gpus)))
+    # Communicators that grow and are revoked, in two of the three.
+    changing = (*command(ranks), "--changing", str(int(seed < 3)))
+    expected = world.undisturbed(*changing, gpus=gpus)
+    job = world.run(*changing, options=("--gpus", str(gpus)))
     for at in sorted(dice.sample(range(2, 80), 5)):
         run_freely(world, at)
         disturb(world, dice.choice(("checkpoint", "migrate", "suspend")), dice, gpus)

@@ -28,13 +28,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "comm"))
 import nccl as n  # noqa: E402
 
 COUNT = 4096
+KINDS = ("reduce", "gather", "scatter", "ring", "all_to_all", "halves", "short_lived")
+CHANGES = ("grown", "revoked")  # with --changing 1
 
 
 class Rank:
     """One rank's communicators, buffers and history."""
 
-    def __init__(self, rank: int, ranks: int, folder: Path, more: bool) -> None:
+    def __init__(self, rank: int, ranks: int, folder: Path, more: bool, changing: bool) -> None:
         self.rank, self.ranks = rank, ranks
+        self.kinds = [*KINDS, *(CHANGES if changing else ())]
         self.world = n.Comm.init(n.unique_id(folder, rank), rank, ranks)
         half = self.world.split(rank % 2, rank)
         assert half is not None
@@ -58,7 +61,7 @@ class Rank:
         if self.behind:
             self.behind.submit(number)
         for _ in range(int(dice.integers(2, 7))):
-            getattr(self, ["reduce", "gather", "scatter", "ring", "all_to_all", "halves", "short_lived", "grown", "revoked"][dice.integers(9)])()  # fmt: skip
+            getattr(self, self.kinds[dice.integers(len(self.kinds))])()
         self.world.wait()
         self.half.wait()
         if self.behind:
@@ -142,7 +145,7 @@ class Rank:
 
 def rank_main(options: argparse.Namespace, folder: Path, rank: int) -> None:
     n.open_device(rank % int(os.environ["DEVPROXY_GPUS"]))
-    one = Rank(rank, options.ranks, folder, bool(options.behind))
+    one = Rank(rank, options.ranks, folder, bool(options.behind), bool(options.changing))
     if rank == 0:
         common.NONCE = options.nonce
         steps = common.Steps(options)
@@ -163,13 +166,13 @@ def rank_main(options: argparse.Namespace, folder: Path, rank: int) -> None:
 def main() -> None:
     if "--rank" in sys.argv:
         parser = argparse.ArgumentParser()
-        for name, kind in (("steps", int), ("seconds-per-step", float), ("ranks", int), ("rank", int), ("together", int), ("behind", int), ("nonce", str), ("folder", Path)):  # fmt: skip
+        for name, kind in (("steps", int), ("seconds-per-step", float), ("ranks", int), ("rank", int), ("together", int), ("behind", int), ("changing", int), ("nonce", str), ("folder", Path)):  # fmt: skip
             parser.add_argument(f"--{name}", type=kind, default=0)
         found = parser.parse_args()
         rank_main(found, found.folder, found.rank)
         return
     # together: all ranks stand at the gate, and not rank 0 alone with the others waiting for it.
-    options = common.options(__doc__ or "", ranks=4, together=0, behind=0)
+    options = common.options(__doc__ or "", ranks=4, together=0, behind=0, changing=0)
     nodes, node = int(os.environ.get("DEVPROXY_NODES", "1")), int(os.environ.get("DEVPROXY_NODE", "0"))  # fmt: skip
     if nodes == 1:
         folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.getcwd()))
