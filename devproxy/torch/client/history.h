@@ -5,7 +5,6 @@
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/util/ApproximateClock.h>
 
 #include <atomic>
 #include <cstdint>

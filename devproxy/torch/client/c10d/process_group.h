@@ -134,10 +134,10 @@ class ProcessGroupNCCL final : public c10d::Backend {
   // As of ncclMemAlloc, which is memory as any other here.
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   Tensor allocateTensor(long size, at::TensorOptions options) override { return at::empty({size}, options); }
-  // The memory of all its communicators: ncclCommSuspend.
-  void suspend() override;
-  void resume() override;
-  std::unordered_map<std::string, uint64_t> getMemoryStats() override;
+  // The memory of all its communicators: ncclCommSuspend. Not marked `override`: torch has them since 2.12.
+  void suspend();
+  void resume();
+  std::unordered_map<std::string, uint64_t> getMemoryStats();
 
   void abort() override;
   void shutdown() override;
