@@ -710,6 +710,8 @@ class JobCoordinator:
             for part in reversed(parts):
                 part.undo()
             raise
+        for part in parts:
+            part.settle()
 
     def introduce(self, check: bool = True) -> None:
         """Tells all servers where those of the other trees are. Only a job of several trees has such.

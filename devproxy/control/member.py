@@ -84,7 +84,10 @@ class Member:
         one = part.object
         try:
             if isinstance(one, TreeRestore):
-                if not part.runs:
+                if part.runs:
+                    one.settle()
+                    self._runs_again()
+                else:
                     one.undo()
             elif isinstance(one, TreeDump):
                 one.close(part.failure or DevproxyError("node 0 is gone"))
@@ -207,7 +210,7 @@ class Member:
             except BaseException as caught:
                 error = one.failure = caught
         kept = isinstance(one.object, TreeDump) and not one.failure  # for dumped()
-        if step in ("close", "undo") and not kept:
+        if step in ("close", "undo", "settle") and not kept:
             with self._mu:
                 self._parts.pop(part, None)
         return {
@@ -235,6 +238,7 @@ class Member:
         result = getattr(target, step)(*arguments)
         if isinstance(target, TreeRestore) and step == "go_on":
             one.runs = True
+        if isinstance(target, TreeRestore) and step == "settle":
             self._runs_again()
         return asdict(result) if isinstance(result, Answer | Met | Still | Marked) else result
 
@@ -269,7 +273,7 @@ _ALL = ("check", "hold", "withhold", "mark", "agree", "ranks", "barrier", "lift"
 _STEPS: dict[type, tuple[str, ...]] = {
     TreeDump: (*_ALL, "cut", "write", "thaw", "end_tree", "tree_has_ended", "leave", "go_on"),
     TreeMove: (*_ALL, "cut", "copy", "start", "hand_over"),
-    TreeRestore: ("prepare", "go_on", "undo"),
+    TreeRestore: ("prepare", "go_on", "settle", "undo"),
 }
 
 

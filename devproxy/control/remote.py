@@ -300,6 +300,9 @@ class RemoteRestoring(_Part):
     def go_on(self) -> None:
         self._do("go_on")
 
+    def settle(self) -> None:
+        self._last("settle")
+
     def undo(self) -> None:
         self._last("undo")
 

@@ -148,7 +148,7 @@ class Move(Protocol):
 
 
 class Restoring(Protocol):
-    """One tree out of an image. In this order; undo() from any point on."""
+    """One tree out of an image. In this order; undo() from any point before settle()."""
 
     stages: Stages
 
@@ -156,7 +156,11 @@ class Restoring(Protocol):
         """Processes live, servers hold what they held, and stand still; nothing passes between the trees."""
         ...
 
-    def go_on(self) -> None: ...
+    def go_on(self) -> None:
+        """It runs, and is the job's when all do: until then its end is not the job's."""
+        ...
+
+    def settle(self) -> None: ...
 
     def undo(self) -> None:
         """Nothing of the tree runs."""

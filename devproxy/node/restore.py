@@ -71,23 +71,21 @@ class _Step:
 
 
 def _end(root: int) -> None:
-    """Returns when the tree is gone, or is late. The first process of a PID namespace ends last."""
+    """root: a pidfd. Returns when the tree is gone, or is late. The first process of a PID namespace ends last."""
     try:
-        gone = os.pidfd_open(root)
-    except ProcessLookupError:
-        return
-    try:
-        os.kill(root, signal.SIGKILL)
+        signal.pidfd_send_signal(root, signal.SIGKILL)
         poll = select.poll()
-        poll.register(gone, select.POLLIN)
+        poll.register(root, select.POLLIN)
         poll.poll(LAST_PROCESS_S * 1000)
+    except ProcessLookupError:
+        pass
     finally:
-        os.close(gone)
+        os.close(root)
 
 
 class TreeRestore:
-    """gpus: [k] is the machine's GPU for the tree's GPU k. In this order: prepare, go_on; whoever runs it calls undo() after
-    a failure of either, of this or another tree.
+    """gpus: [k] is the machine's GPU for the tree's GPU k. In this order: prepare, go_on, settle; whoever runs it calls undo()
+    after a failure of one of the first two, of this or another tree.
 
     Precondition: no server and no process of the tree lives; its FIFOs exist; its streams are paused or not begun.
 
@@ -145,9 +143,19 @@ class TreeRestore:
             raise
 
     def go_on(self) -> None:
-        """After prepare(): the servers go on. The tree is the job's from here on."""
+        """After prepare(): the servers go on. The tree may have to go all the same, where another cannot go on: then the
+        ranks here lose their peers, and may end before undo() comes. So the tree's end is not yet the job's."""
         self._go_on()
         staging.remove(self._staging)
+
+    def settle(self) -> None:
+        """After every tree's go_on(): the tree is the job's from here on, and so is what it has written since."""
+        tree = self._tree
+        self._held = False
+        tree.stdio.restored()
+        if tree.stdio.terminal:
+            tree.send(signal.SIGWINCH)  # this one may have another size
+        tree.expect_no_end()
 
     def undo(self) -> None:
         """Nothing of the tree runs. May be called at any time, and more than once."""
@@ -366,11 +374,9 @@ class TreeRestore:
         return pairs if self._tree.place is None else []
 
     def _kill_processes(self) -> None:
+        if self._root is not None and (lives := self._tree.hold_root(self._root)) is not None:
+            _end(lives)
         self._tree.no_root()
-        if self._root is not None:
-            # It may run already, where another node has failed to go on: its end is no end of the job.
-            self._tree.expect_end()
-            _end(self._root)
         if self._held:
             self._tree.stdio.drop()
             self._held = False
@@ -403,7 +409,3 @@ class TreeRestore:
         assert self._root is not None
         tree.restored(self._root)
         tree.release_network()
-        self._held = False
-        tree.stdio.restored()
-        if tree.stdio.terminal:
-            tree.send(signal.SIGWINCH)  # this one may have another size

@@ -7,7 +7,7 @@ and for the tree's end; the coordinator's verbs come from other threads and chan
 Who owns what
     main thread     signals, reaping, the decision that the tree has ended for good
     verb thread     one at a time (the coordinator's lock): servers, gpus, expect_end() and restored()
-    _lock           root, expect_end, code; a leaf, taken under servers.reaping
+    _lock           root, expect_end, gone_with, code; a leaf, taken under servers.reaping
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class Tree:
         self.started_at = time.monotonic()
         self._lock = threading.Lock()
         self._expect_end = False
+        self._gone_with: int | None = None  # the status of the last root that ended when expected
         self._tree_gone = threading.Event()
         self._we_stopped_it = False
         self._told_to_end = False
@@ -105,6 +106,7 @@ class Tree:
             namespace=self.fresh_network(),
         )
         self.restored(root)
+        self.expect_no_end()
         self.begin_streams()
 
     def fresh_network(self) -> int:
@@ -204,7 +206,7 @@ class Tree:
         return fresh
 
     def expect_end(self) -> None:
-        """The tree is about to be ended by us (suspend): that is not the job's end."""
+        """The tree is about to be ended by us: that is not the job's end."""
         with self._lock:
             self._expect_end = True
             self._tree_gone.clear()
@@ -213,9 +215,10 @@ class Tree:
         """It was not, after all. A tree that ended in between has ended for good: the main thread looks again."""
         with self._lock:
             self._expect_end = False
-            gone = self.root is None
-        if gone:
-            self.end_now(137)
+            gone, status = self.root is None, self._gone_with
+        if gone and status is not None:
+            self._note_end(status)
+            self._wake()
 
     def wait_tree_gone(self, timeout_s: float) -> bool:
         return self._tree_gone.wait(timeout_s)
@@ -226,6 +229,14 @@ class Tree:
             self._strangers = {}
         self._has_root.clear()
 
+    def hold_root(self, root: int) -> int | None:
+        """A pidfd of a restored root, also of one that runs already; None where it has ended."""
+        with self.servers.reaping:  # until it is reaped, the number is its own
+            with self._lock:
+                strangers = self._strangers
+                lives = root == self.root or (strangers is not None and root not in strangers)
+            return os.pidfd_open(root) if lives else None
+
     def no_root(self) -> None:
         """The restore has failed."""
         with self._lock:
@@ -233,19 +244,18 @@ class Tree:
         self._has_root.set()
 
     def restored(self, root: int) -> None:
-        """A tree runs, and this process is its root's parent."""
+        """A tree runs, and this process is its root's parent. Its end is the job's from expect_no_end() on."""
         with self._lock:
-            self._expect_end = False
+            self._expect_end = True
+            self._tree_gone.clear()
             # It may have ended before it had a name here.
             status = self._strangers.pop(root, None) if self._strangers else None
             self._strangers = None
             self.root = None if status is not None else root
+            self._gone_with = status
         self._has_root.set()
-        if status is not None:
-            self._note_end(status)
-            self._wake()
-            return
-        self.janitor.watch(root)
+        if status is None:
+            self.janitor.watch(root)
 
     def end_now(self, code: int) -> None:
         """There is no tree, and there will be none: the main thread goes on to the job's end."""
@@ -310,6 +320,7 @@ class Tree:
                     expected = self._expect_end
                     if is_root:
                         self.root = None
+                        self._gone_with = status
                     elif not self.servers.note_exit(pid, status) and self._strangers is not None:
                         self._strangers[pid] = status
             if not is_root:

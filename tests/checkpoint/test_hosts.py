@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -217,6 +218,26 @@ def on_one_host(hosts: Hosts, ranks: tuple[str, ...] = RANKS) -> list[str]:
     return hosts.digest("alone.log")
 
 
+def parted(hosts: Hosts) -> dict[str, int]:
+    """The ranks whose bits are not those of one host, with the first step of which they are not."""
+
+    def marks(*logs: str) -> dict[str, list[str]]:
+        text = "\n".join(map(hosts.text, logs))
+        return {
+            rank: m.split() for rank, m in re.findall(r"^marks of rank (\d+): (.*)$", text, re.M)
+        }
+
+    alone, here = marks("alone.log"), marks("log0", "log1")
+    assert sorted(alone) == sorted(here) == ["0", "1", "2", "3"]
+    first = {r: [a == b for a, b in zip(alone[r], here[r], strict=True)] for r in alone}
+    return {rank: same.index(False) + 1 for rank, same in first.items() if not all(same)}
+
+
+def same_bits(hosts: Hosts, expected: list[str]) -> None:
+    assert parted(hosts) == {}
+    assert hosts.digest("log0") == hosts.digest("log1") == expected
+
+
 def elsewhere(verb: str, dice: random.Random) -> tuple[str, ...]:
     """What the verb is told of GPUs, two of each node."""
     if verb == "migrate":
@@ -247,7 +268,7 @@ def test_collectives_over_two_hosts(hosts: Hosts, seed: int) -> None:
     hosts.wait_end("digest", "log0")
     hosts.wait_end("digest", "log1")
     assert len(hosts.nonces("log0")) == 1
-    assert hosts.digest("log0") == hosts.digest("log1") == expected
+    same_bits(hosts, expected)
 
 
 @pytest.mark.sweep(1)
@@ -274,7 +295,7 @@ def test_a_rank_that_waits(hosts: Hosts, nodes: tuple[int, int]) -> None:
     hosts.wait_end("digest", "log0")
     hosts.wait_end("digest", "log1")
     assert len(hosts.nonces("log0")) == 1
-    assert hosts.digest("log0") == hosts.digest("log1") == expected
+    same_bits(hosts, expected)
 
 
 @pytest.mark.sweep(1)
@@ -299,7 +320,7 @@ def test_a_stage_that_fails_while_a_rank_waits(hosts: Hosts, node: int) -> None:
     hosts.on(0, "migrate", "j", "--to", "1,0,1,0")
     hosts.until("end")
     assert [hosts.end_of(job) for job in jobs] == [0, 0], hosts.tail("log0") + hosts.tail("log1")
-    assert hosts.digest("log0") == hosts.digest("log1") == expected
+    same_bits(hosts, expected)
 
 
 @pytest.mark.parametrize("node", [0, 1])
@@ -321,7 +342,37 @@ def test_a_resume_that_fails_when_the_other_node_runs(hosts: Hosts, node: int) -
         assert hosts.job_status(0)["phase"] == "running"
     hosts.until("end")
     assert [hosts.end_of(job) for job in jobs] == [0, 0], hosts.tail("log0") + hosts.tail("log1")
-    assert hosts.digest("log0") == hosts.digest("log1") == expected
+    same_bits(hosts, expected)
+
+
+# Ends with 3 as soon as there is a file "go".
+ENDS = """
+import os, time
+print("up", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.002)
+print("went", flush=True)
+raise SystemExit(3)
+"""
+
+
+def test_a_tree_ends_before_a_failed_resume_is_undone(hosts: Hosts) -> None:
+    """Ranks that lose their peers do. That is no end of the job, and what they wrote meanwhile is not the job's."""
+    jobs = hosts.start(sys.executable, "-c", ENDS)
+    for log in ("log0", "log1"):
+        hosts.wait(lambda log=log: "up" in hosts.text(log), 60, "up")  # type: ignore[misc]
+    hosts.on(0, "suspend", "j")
+    (hosts.home / "go").touch()
+    for node in (1, 0, 1):
+        hosts.arm(node, "restore_go_on")
+        failed = hosts.on(0, "resume", "j", check=False)
+        assert failed.returncode == 1
+        assert "it is still suspended" in failed.stderr, failed.stderr
+        hosts.arm(node, "")
+        assert hosts.job_status(0)["phase"] == "suspended"
+    hosts.on(0, "resume", "j")
+    assert [job.wait(60) for job in jobs] == [3, 3]
+    assert [hosts.text(log).count("went") for log in ("log0", "log1")] == [1, 1]
 
 
 @pytest.mark.parametrize("node", [0, 1])

@@ -43,6 +43,7 @@ class Rank:
         assert half is not None
         self.half = half
         self.history = hashlib.blake2b(digest_size=16)
+        self.marks: list[str] = []  # of the history after each step: where two runs part
         self.one = self.buffer(rank)
         self.two = self.buffer(rank + 100)
         self.wide = n.Buffer(4 * COUNT * ranks).write(np.zeros(COUNT * ranks, np.int32))
@@ -68,6 +69,7 @@ class Rank:
             self.history.update(self.behind.finish(number))
         for buffer, count in ((self.one, COUNT), (self.two, COUNT), (self.wide, COUNT * self.ranks), (self.small, COUNT)):  # fmt: skip
             self.history.update(buffer.read(np.int32, count).tobytes())
+        self.marks.append(self.history.hexdigest()[:4])
         # What the next step adds up is another mixture at every rank.
         for buffer in (self.one, self.two):
             values = buffer.read(np.int32, COUNT).astype(np.uint64)
@@ -158,7 +160,11 @@ def rank_main(options: argparse.Namespace, folder: Path, rank: int) -> None:
         one.step(number)
         if rank == 0:
             steps.say()
-    (folder / f"digest-{rank}").write_text(one.history.hexdigest())
+    print(f"marks of rank {rank}: {' '.join(one.marks)}", flush=True)
+    # The other node's launcher waits for the file's name, and reads it then: so it comes whole.
+    being_written = folder / f"being-written-{rank}"
+    being_written.write_text(one.history.hexdigest())
+    being_written.rename(folder / f"digest-{rank}")
     one.half.destroy()
     one.world.destroy()
 

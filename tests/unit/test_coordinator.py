@@ -191,6 +191,11 @@ class FakeRestoring:
 
     def go_on(self) -> None:
         self._tree.note("go_on")
+        if self._tree.fails_at == "go_on":
+            raise self._tree.error
+
+    def settle(self) -> None:
+        self._tree.note("settle")
 
     def undo(self) -> None:
         self._tree.note("undo")
@@ -428,7 +433,7 @@ def test_trees_go_on_when_all_stand_and_know_one_another(world: World) -> None:
     world.seen.clear()
     world.resume()
     introduced = ["meet"] if len(world.trees) > 1 else []
-    assert world.order() == ["prepare", *introduced, "go_on"]
+    assert world.order() == ["prepare", *introduced, "go_on", "settle"]
     if introduced:
         token, *lines = world.trees[0].table.splitlines()
         assert token.split()[0] == "token"
@@ -494,6 +499,17 @@ def test_a_resume_that_fails_can_be_tried_again(world: World) -> None:
     world.trees[-1].fails_at = ""
     world.resume()
     assert world.job.phase == api.RUNNING
+
+
+def test_a_tree_that_runs_is_undone_where_another_does_not_go_on(world: World) -> None:
+    """And is not the job's before."""
+    world.suspend()
+    world.trees[-1].fails_at = "go_on"
+    with pytest.raises(RestoreError):
+        world.resume()
+    assert world.job.phase == api.SUSPENDED
+    assert "settle" not in world.order()
+    assert world.order()[-1] == "undo"
 
 
 def test_a_migrate_gives_each_tree_its_share(world: World) -> None:
