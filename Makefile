@@ -74,7 +74,7 @@ check: build  ## format, lint, types, layers, generated files, unit and native t
 	$(PYTEST) -q -n 2 --dist worksteal tests/unit tests/native
 
 test: build  ## all tests
-	@scripts/install_nvcc.sh $(PY)
+	@scripts/install_test_tools.sh $(PY)
 	scripts/test.sh
 
 demo: ready  ## an unmodified PyTorch job: trained, killed with -9 in the middle, restored, compared

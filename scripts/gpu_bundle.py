@@ -219,7 +219,7 @@ def nvcc_of_13() -> tuple[str, str]:
 
     nvcc = find_nvcc()
     if nvcc is None:
-        raise Refused("nvcc of CUDA 13.0 is not here: scripts/install_nvcc.sh")
+        raise Refused("nvcc of CUDA 13.0 is not here: scripts/install_test_tools.sh")
     version = output(nvcc, "--version")
     if "release 13.0" not in version:
         raise Refused(f"{nvcc} is not of CUDA 13.0: {version.strip().splitlines()[-1]}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import threading
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from devproxy import machine, state
@@ -18,47 +18,22 @@ from devproxy.control import client, servers
 from devproxy.control.coordinator_api import JobStatus
 from devproxy.errors import DevproxyError, Refused
 from devproxy.log import say
+from devproxy.node.history import Span
 from devproxy.proxy import tracing
 
 LONGEST_S = 600.0
 LOOK_S = 0.25
-PHASE_LOOK_S = 0.1
-
-
-class _Phases(threading.Thread):
-    """(phase, begin, end) of the job, as seen every PHASE_LOOK_S; ns of CLOCK_MONOTONIC."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(name="phases", daemon=True)
-        self._path = path
-        self.over = threading.Event()
-        self.seen: list[tuple[str, int, int]] = []
-
-    def run(self) -> None:
-        from devproxy.control._pb import job_pb2 as pb  # gRPC: loaded by the first call
-
-        try:
-            with client.agent(
-                self._path
-            ) as stub:  # one connection: a fresh one costs ten times as much
-                while not self.over.wait(PHASE_LOOK_S):
-                    self._note(stub.Status(pb.Empty(), timeout=client.ANSWER_TIMEOUT_S).phase)
-        except DevproxyError:
-            pass  # the job has ended, or its supervisor stands: the servers say what they did
-
-    def _note(self, phase: str) -> None:
-        now = time.monotonic_ns()
-        if self.seen and self.seen[-1][0] == phase:
-            self.seen[-1] = (phase, self.seen[-1][1], now)
-            return
-        since = self.seen[-1][2] if self.seen else now
-        self.seen.append((phase, since, now))
+ASK_S = 1.0  # between two questions to the supervisor
+KINDS = ("phase", "verb", "stage")  # the order of their tracks
 
 
 def _collect(
-    path: str, seconds: float
-) -> tuple[list[tracing.OfClient], list[tuple[str, int, int]], float]:
-    """Until the time is over or the job has ended. (events, phases, how long it was)"""
+    path: str, seconds: float, begins: str = ""
+) -> tuple[list[tracing.OfClient], list[Span], float]:
+    """Until the time is over, the job has ended, or Ctrl-C. begins: what to say when recording has begun.
+
+    (events; phases, verbs and stages; how long it was)
+    """
     status = _status(path)
     gpus = len(status.here or status.gpus)
     collector = tracing.Collector(path, gpus, servers.client_abi())
@@ -68,18 +43,33 @@ def _collect(
             f"no server of job {status.job} tells what it does: {collector.silent[0]}",
             "a suspended job has none; a job of an older devproxy cannot be traced",
         )
-    phases = _Phases(path)
-    phases.start()
-    began = time.monotonic()
-    while (left := began + seconds - time.monotonic()) > 0:
-        time.sleep(min(LOOK_S, left))
+    if begins:
+        say(begins, "devproxy")
+    spans: dict[tuple[str, str, int], Span] = {}  # one that is under way comes again, longer
+    began = asked = time.monotonic()
+    from_ns = int(began * 1e9)
+
+    def ask() -> None:
+        try:
+            found = client.history(path, from_ns)
+        except DevproxyError:
+            return  # the job has ended, or its supervisor stands: the servers say what they did
+        spans.update(((span.kind, span.name, span.begin_ns), span) for span in found)
+
+    try:
+        while os.path.exists(path) and (left := began + seconds - time.monotonic()) > 0:
+            time.sleep(min(LOOK_S, left))
+            collector.look()
+            if time.monotonic() > asked + ASK_S:  # a job that ends takes its spans along
+                asked = time.monotonic()
+                ask()
+    except KeyboardInterrupt:  # that is enough
         collector.look()
-        if not os.path.exists(path):
-            break
+    ask()
     took = time.monotonic() - began
-    phases.over.set()
-    phases.join(timeout=2.0)
-    return collector.clients(), phases.seen, took
+    # What began before is shown from the trace's begin on, as the servers' events are.
+    cut = [replace(span, begin_ns=max(span.begin_ns, from_ns)) for span in spans.values()]
+    return collector.clients(), cut, took
 
 
 def _status(path: str) -> JobStatus:
@@ -96,8 +86,10 @@ def trace(arguments: argparse.Namespace) -> int:
     target = os.path.join(machine.working_folder(), arguments.output)
     try:
         with open(target, "wb") as file:
-            clients, phases, took = _collect(path, seconds)
-            events = _write(Writer(file), job, clients, phases)
+            clients, spans, took = _collect(
+                path, seconds, f"tracing job {job} for {seconds:g} s; Ctrl-C ends it"
+            )
+            events = _write(Writer(file), job, clients, spans)
     except OSError as error:
         raise Refused(
             f"--output {target}: {error.strerror}", "name a file that you may write"
@@ -123,12 +115,16 @@ def _write(
     writer: Writer,
     job: str,
     clients: Iterable[tracing.OfClient],
-    phases: list[tuple[str, int, int]],
+    spans: list[Span],
 ) -> int:
-    track = writer.track(f"job {job}: phase")
-    for phase, begin, end in phases:
-        writer.slice(track, "phase", phase, begin, end)
-    count = len(phases)
+    of_job: dict[str, int] = {}
+    # Stages go on side by side, so each has a track.
+    for span in sorted(spans, key=lambda span: (KINDS.index(span.kind), span.begin_ns)):
+        where = f"stage {span.name}" if span.kind == "stage" else span.kind
+        if where not in of_job:
+            of_job[where] = writer.track(f"job {job}: {where}")
+        writer.slice(of_job[where], span.kind, span.name, span.begin_ns, span.end_ns)
+    count = len(spans)
     for number, one in enumerate(clients):
         rank = "" if one.rank is None else f"rank {one.rank}, "
         # Perfetto takes processes of the same id for one; a process of the job may use several GPUs.

@@ -10,6 +10,7 @@ Locks: Operations._lock, Operation._changed; never both.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal as signals
@@ -255,6 +256,11 @@ class Agent(job_pb2_grpc.JobAgentServicer):  # type: ignore[misc, unused-ignore]
         with _errors(context):
             found = self._coordinator.check(strict=request.strict, report=lambda _: None)
             return pb.CheckResult(warnings=messages.packed(found))
+
+    def History(self, request: pb.HistoryRequest, context: grpc.ServicerContext) -> pb.Spans:
+        with _errors(context):
+            found = self._coordinator.history(request.since_ns)
+            return pb.Spans(spans=(pb.Span(**dataclasses.asdict(span)) for span in found))
 
     def Kill(self, request: pb.KillRequest, context: grpc.ServicerContext) -> pb.Empty:
         with _errors(context):

@@ -22,6 +22,7 @@ from devproxy import __version__, config, proctree, runtime
 from devproxy.control.coordinator_api import GONE, RUNNING, STOPPED, ImageFacts, JobStatus
 from devproxy.errors import DevproxyError, Refused
 from devproxy.node import init
+from devproxy.node.history import Span
 from devproxy.node.stages import Report
 
 # Late imports: the first call loads gRPC and protobuf.
@@ -484,6 +485,15 @@ def ask_agent(path: str, timeout_s: float = 2.0) -> JobStatus:
 
     with agent(path) as stub:
         return messages.status_from_pb(stub.Status(pb.Empty(), timeout=timeout_s))
+
+
+def history(path: str, since_ns: int) -> list[Span]:
+    """The job's phases, verbs and stages that had not ended by then (CLOCK_MONOTONIC). Raises DevproxyError."""
+    from devproxy.control._pb import job_pb2 as pb
+
+    with agent(path) as stub:
+        found = stub.History(pb.HistoryRequest(since_ns=since_ns), timeout=ANSWER_TIMEOUT_S)
+    return [Span(one.kind, one.name, one.begin_ns, one.end_ns) for one in found.spans]
 
 
 def supervisor_of(path: str) -> str:

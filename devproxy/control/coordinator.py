@@ -44,6 +44,7 @@ from devproxy.errors import (
     object_of,
 )
 from devproxy.log import say
+from devproxy.node.history import History, Span
 from devproxy.node.participant import Dump, Move, Participant, Restoring
 from devproxy.node.restore import Wishes
 from devproxy.node.spec import JobSpec, parse_every
@@ -69,9 +70,15 @@ class _ImageOperation(Operation):
     """One image on its way."""
 
     def __init__(
-        self, spec: JobSpec, trees: list[Participant], leave: bool, strict: bool, report: Report
+        self,
+        spec: JobSpec,
+        trees: list[Participant],
+        leave: bool,
+        strict: bool,
+        report: Report,
+        record: History,
     ) -> None:
-        super().__init__("suspend" if leave else "checkpoint", spec.job, report)
+        super().__init__("suspend" if leave else "checkpoint", spec.job, report, record)
         self.leave = leave
         self.dumps: list[Dump] = [
             tree.dump(self.stages.part(), leave=leave, strict=strict) for tree in trees
@@ -106,7 +113,10 @@ class JobCoordinator:
         self._spec = spec
         self._trees = trees
         self._lib = lib
-        self._phase = phase
+        self.record = History()
+        self._phase = ""
+        self._in_phase: object | None = None
+        self._enter(phase)
         self._verb = threading.Lock()
         self._verb_name = ""
         self._ended = threading.Event()
@@ -136,6 +146,15 @@ class JobCoordinator:
     def gpus(self) -> list[int]:
         """[k]: the machine's GPU behind the job's GPU k, tree after tree."""
         return [gpu for tree in self._trees for gpu in tree.gpus]
+
+    def _enter(self, phase: str) -> None:
+        """The job's phase from now on. Only the verb's thread calls it."""
+        if self._in_phase is not None:
+            if phase == self._phase:
+                return
+            self.record.end(self._in_phase)
+        self._phase = phase
+        self._in_phase = self.record.begin("phase", phase)
 
     def _each_once(self, gpus: list[int]) -> bool:
         """Does each tree get each GPU at most once?"""
@@ -168,6 +187,9 @@ class JobCoordinator:
             nodes=[tree.about() for tree in self._trees] if len(self._trees) > 1 else [],
             last_cut=self._last_cut,
         )
+
+    def history(self, since_ns: int) -> list[Span]:
+        return self.record.since(since_ns)
 
     def _why_not(self) -> str:
         if self._spec.plain:
@@ -208,7 +230,7 @@ class JobCoordinator:
         last_error = self._last_error
         with self._one_verb("check", {api.RUNNING}):
             strict = strict or self._spec.strict
-            op = _ImageOperation(self._spec, self._trees, False, strict, report)
+            op = _ImageOperation(self._spec, self._trees, False, strict, report, self.record)
             try:
                 self._look(op)
             finally:
@@ -228,8 +250,8 @@ class JobCoordinator:
                     f"job {self._spec.job} has {len(self.gpus)} GPU(s), {len(gpus)} given",
                     "name as many, one for each of the job's; the job is still suspended",
                 )
-            self._phase = api.RESTORING
-            stages = Stages(report, "manifest", f"image {self._suspended_image}")
+            self._enter(api.RESTORING)
+            stages = Stages(report, "manifest", f"image {self._suspended_image}", self.record)
             try:
                 if self._epoch is not None:
                     self._store().check_epoch(self._spec.job_id, self._epoch)
@@ -237,10 +259,10 @@ class JobCoordinator:
                 whole = image.load(self._store(), self._suspended_image)
                 self._restore_trees(whole, gpus or self.gpus, Wishes(), stages)
             except BaseException as error:
-                self._phase = api.SUSPENDED
+                self._enter(api.SUSPENDED)
                 self._restore_failed(error, stages, self._suspended_image, "it is still suspended")
             self._suspended_image = ""
-            self._phase = api.RUNNING
+            self._enter(api.RUNNING)
 
     def restore(
         self,
@@ -269,7 +291,7 @@ class JobCoordinator:
                 f"{error.what}: until this job's first image, a copy that runs elsewhere goes on taking images of it"
             )
         before_it_runs()
-        self._phase = api.RUNNING
+        self._enter(api.RUNNING)
         records.has_image(self._spec.job, whole.id, self._store().url)
         try:
             found = self._store().images()
@@ -369,7 +391,8 @@ class JobCoordinator:
             if why := self._why_not():
                 raise Refused(f"{name} of job {spec.job}: {why}", "see: devproxy doctor")
             self._verb_name = name
-            yield
+            with self.record.during("verb", name):
+                yield
             self._last_error = ""
         except Refused:
             raise  # its caller knows, and nothing is wrong with the job
@@ -392,26 +415,28 @@ class JobCoordinator:
     ) -> api.ImageFacts:
         if wait_ms is None:
             wait_ms = self._spec.cut_wait_ms
-        op = _ImageOperation(self._spec, self._trees, leave, strict or self._spec.strict, report)
+        op = _ImageOperation(
+            self._spec, self._trees, leave, strict or self._spec.strict, report, self.record
+        )
         error: BaseException | None = None
         try:
             self._refuse_early(op)
-            self._phase = api.CUTTING
+            self._enter(api.CUTTING)
             outcome = self._agree(op, op.dumps)
             wait = LEARNT_WAIT if wait_ms is None else wait_ms
             # Ranks that are held come to no moment of least memory any more.
             op.each(op.dumps, lambda dump: dump.cut(0 if outcome.ranks else wait))
-            self._phase = api.QUIESCED
+            self._enter(api.QUIESCED)
             op.each(op.dumps, lambda dump: dump.write())
             self._flush(op, op.dumps, outcome)
-            self._phase = api.DUMPED
+            self._enter(api.DUMPED)
             if leave:
                 self._store_image(op)
                 op.each(op.dumps, lambda dump: dump.end_tree())
                 self._end_servers(op)
             else:
                 op.each(op.dumps, lambda dump: dump.thaw())
-                self._phase = api.COMMITTING
+                self._enter(api.COMMITTING)
                 self._store_image(op)
         except BaseException as caught:
             error = caught
@@ -593,7 +618,7 @@ class JobCoordinator:
             assert op.facts is not None
             for tree, dump in zip(self._trees, op.dumps, strict=True):
                 tree.dumped(dump)
-            self._phase = api.SUSPENDED if op.leave else api.RUNNING
+            self._enter(api.SUSPENDED if op.leave else api.RUNNING)
             # A suspend's facts were made while the trees were still frozen.
             return replace(
                 op.facts,
@@ -606,7 +631,7 @@ class JobCoordinator:
         alive = self._alive()
         lost = self._lost_servers() if alive else ""
         if self._has_processes():
-            self._phase = api.RUNNING
+            self._enter(api.RUNNING)
         now = "the job continues" if alive else "the job has ended"
         if lost:
             now = f"{lost}, so the job ends"
@@ -639,7 +664,7 @@ class JobCoordinator:
         spec, before = self._spec, self.gpus
         if to == before and not anew:
             return {"gpus": to, "from_gpus": before, "still_s": 0.0}
-        op = Operation(verb, spec.job, report)
+        op = Operation(verb, spec.job, report, self.record)
         shares = _shares(to, [len(tree.gpus) for tree in self._trees])
         moves: list[Move] = [
             tree.move(share, op.stages.part(), onto)
@@ -648,10 +673,10 @@ class JobCoordinator:
         error: BaseException | None = None
         try:
             op.each(moves, lambda move: move.check())
-            self._phase = api.CUTTING
+            self._enter(api.CUTTING)
             outcome = self._agree(op, moves)
             op.each(moves, lambda move: move.cut())
-            self._phase = api.QUIESCED
+            self._enter(api.QUIESCED)
             op.each(moves, lambda move: move.copy())
             self._flush(op, moves, outcome)
             op.each(moves, lambda move: move.start())
@@ -665,7 +690,7 @@ class JobCoordinator:
             self._introduce_again()
         self._still_s += still_s(moves)
         if self._has_processes():
-            self._phase = api.RUNNING
+            self._enter(api.RUNNING)
         if error is None and (gone := self._lost_servers()):
             stage = moves[0].stages.name
             error = failed(stage, gone, f"devproxy restore {spec.job}")

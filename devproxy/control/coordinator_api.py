@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from devproxy.node.history import Span
 from devproxy.node.stages import Report
 
 # The phases of a job, as JobStatus.phase says them. The coordinator is their only writer.
@@ -100,6 +101,10 @@ class Coordinator(Protocol):
     """
 
     def status(self) -> JobStatus: ...
+
+    def history(self, since_ns: int) -> list[Span]:
+        """Its phases, verbs and stages that had not ended by then (CLOCK_MONOTONIC)."""
+        ...
 
     def checkpoint(
         self, *, cut_wait_ms: int | None, strict: bool, report: Report

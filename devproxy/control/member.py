@@ -20,6 +20,7 @@ from devproxy.control import messages
 from devproxy.errors import DevproxyError
 from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.dump import TreeDump
+from devproxy.node.history import History
 from devproxy.node.local import LocalTree
 from devproxy.node.move import TreeMove
 from devproxy.node.restore import TreeRestore, Wishes
@@ -31,9 +32,9 @@ LOOK_S = 0.5
 
 
 class _Part:
-    def __init__(self, make: Callable[[Stages], Any], about: str) -> None:
+    def __init__(self, make: Callable[[Stages], Any], about: str, record: History) -> None:
         self.report: Report = lambda progress: None
-        self.stages = Stages(lambda progress: self.report(progress), "refuse_early", about)
+        self.stages = Stages(lambda progress: self.report(progress), "refuse_early", about, record)
         self.object = make(self.stages)
         self.failure: BaseException | None = None
         self.busy = (
@@ -53,6 +54,7 @@ class Member:
 
     def __init__(self, tree: Tree) -> None:
         self.started = threading.Event()  # the job's command may run, or runs again
+        self.record = History()
         self.over = threading.Event()  # the coordinator has said goodbye
         self._tree = tree
         self._local = LocalTree(tree)
@@ -153,7 +155,7 @@ class Member:
     # -- operations ---------------------------------------------------------------------------------------------
 
     def _add(self, make: Callable[[Stages], Any]) -> int:
-        part = _Part(make, f"job {self._tree.spec.job}")
+        part = _Part(make, f"job {self._tree.spec.job}", self.record)
         with self._mu:
             self._number += 1
             self._parts[self._number] = part

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from devproxy.errors import DevproxyError
+from devproxy.node.history import History
 from devproxy.node.stages import Report, Stages
 from devproxy.node.together import all_of
 
@@ -51,10 +52,10 @@ def each(stages: Stages, parts: Sequence[P], step: Callable[[P], None]) -> None:
 class Operation:
     """Owned by the verb's thread. Each tree's part has stages of its own (part()), which each() joins."""
 
-    def __init__(self, verb: str, job: str, report: Report) -> None:
+    def __init__(self, verb: str, job: str, report: Report, record: History) -> None:
         self.verb = verb
         self.name = f"job {job}"
-        self.stages = Stages(report, "refuse_early", self.name)
+        self.stages = Stages(report, "refuse_early", self.name, record)
         self.warnings: list[str] = []
 
     def each(self, parts: Sequence[P], step: Callable[[P], None]) -> None:

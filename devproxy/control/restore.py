@@ -227,7 +227,7 @@ def bring_back(
                     note.write(progress.stage)
                     report(progress)
 
-                stages = Stages(noted, "manifest", f"image {whole.id}")
+                stages = Stages(noted, "manifest", f"image {whole.id}", coordinator.record)
                 stages.say("checking this machine")
                 coordinator.restore(whole, coordinator.gpus, wishes, stages, before_it_runs)
         except BaseException:

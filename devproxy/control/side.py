@@ -23,6 +23,7 @@ from devproxy.control.remote import RemoteTree
 from devproxy.control.serving import Agent
 from devproxy.errors import DevproxyError, Refused
 from devproxy.log import say
+from devproxy.node.history import Span
 from devproxy.node.local import LocalTree
 from devproxy.node.network import DEFAULT, Place
 from devproxy.node.participant import Participant
@@ -237,6 +238,9 @@ class Part:
             checkpointable=False,
             why_not=self._why(),
         )
+
+    def history(self, since_ns: int) -> list[Span]:
+        return self._side.member.record.since(since_ns) if self._side.member else []
 
     def _why(self) -> str:
         place = self._side.place

@@ -200,10 +200,11 @@ class TreeDump:
         with self.stages.at("cut", text, self._servers):
             self._parked.open()
             fault.point("cut")
+            asked_s = time.monotonic()
             self._parked.cut(wait_ms)
             # All trees' networks are held before the first of them is written, and until all are.
             self._tree.hold_network()
-            self.stages.seconds["cut_wait"] = self._parked.waited_s
+            self.stages.took("cut_wait", asked_s, asked_s + self._parked.waited_s)
             self._parked.pause_relays()
         fault.point("quiesced")
 
@@ -228,7 +229,6 @@ class TreeDump:
             raise
         finally:
             device.join()
-            self.stages.seconds["device"] = device.seconds
         frozen_from = time.monotonic()
         if device.failure:
             self.stages.name, self.stages.object = "device", self._servers
@@ -258,7 +258,7 @@ class TreeDump:
         self._criu.check()
         if self._leave:  # it is stored while the tree is frozen, however long that takes
             self._criu.limit_ends()
-        self.stages.seconds["while_frozen"] = time.monotonic() - frozen_from  # not CRIU's own
+        self.stages.took("while_frozen", frozen_from, time.monotonic())  # not CRIU's own
 
     def _refuse_killed(self, killed: set[int]) -> None:
         if killed:
@@ -272,8 +272,9 @@ class TreeDump:
 
     def _copy_device(self) -> None:
         self.stages.beside("device", "copying device memory")
-        fault.point("device")
-        self._parked.dump(self._staging)
+        with self.stages.timed("device"):
+            fault.point("device")
+            self._parked.dump(self._staging)
 
     def _run_criu(self, root: int, frozen: Callable[[], None]) -> criu.DumpFacts:
         return criu.find().dump(
@@ -303,7 +304,7 @@ class TreeDump:
             self._tracker.keep_state()
         except OSError as error:  # the next look keeps it
             self.warnings.append(f"the state of the job's files cannot be kept: {error}")
-        self.stages.seconds["host"] = time.monotonic() - self._begun_s
+        self.stages.took("host", self._begun_s, time.monotonic())
 
     # -- into the store -----------------------------------------------------------------------------------------
 
@@ -380,22 +381,19 @@ class TreeDump:
 
 
 class _Beside:
-    """A thread whose time and failure are asked for when it has ended."""
+    """A thread whose failure is asked for when it has ended."""
 
     def __init__(self, name: str, action: Callable[[], None]) -> None:
-        self.seconds = 0.0
         self.failure: BaseException | None = None
         self._action = action
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        begin = time.monotonic()
         try:
             self._action()
         except BaseException as error:
             self.failure = error
-        self.seconds = time.monotonic() - begin
 
     def join(self) -> None:
         self._thread.join()

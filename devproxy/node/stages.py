@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from devproxy.node.history import History
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -28,11 +30,14 @@ Report = Callable[[Progress], None]
 class Stages:
     """Owned by the thread that runs the operation. Only beside() and timed() may be called from another."""
 
-    def __init__(self, report: Report, name: str, object: str) -> None:
+    def __init__(
+        self, report: Report, name: str, object: str, record: History | None = None
+    ) -> None:
         self.name = name
         self.object = object
         self.seconds: dict[str, float] = {}
         self._report = report
+        self._record = record or History()
         self._begin = time.monotonic()
 
     def elapsed_s(self) -> float:
@@ -61,13 +66,19 @@ class Stages:
         """Adds the block's time to the part. Each part belongs to one thread at a time."""
         begin = time.monotonic()
         try:
-            yield
+            with self._record.during("stage", part):
+                yield
         finally:
             self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - begin
 
+    def took(self, part: str, begin_s: float, end_s: float) -> None:
+        """Of a part that is no block of code. Times of time.monotonic()."""
+        self.seconds[part] = end_s - begin_s
+        self._record.add("stage", part, int(begin_s * 1e9), int(end_s * 1e9))
+
     def part(self) -> Stages:
         """For one of several trees that work on the same stage side by side; join() ends it."""
-        return Stages(self._report, self.name, self.object)
+        return Stages(self._report, self.name, self.object, self._record)
 
     def join(self, part: Stages, *, failed: bool = False) -> None:
         """The slowest tree's times count. Where a tree failed, its stage and object are the operation's."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import psutil
 from devproxy.node.spec import read_job_file
 from devproxy.proxy.control_channel import ControlChannel
 from tests.bench.table import Row, interval
-from tests.checkpoint.world import World
+from tests.checkpoint.world import CTL, World
 from tests.living import matching
 
 JOB = Path(__file__).with_name("job.py")
@@ -31,6 +32,7 @@ STEPS = Path(__file__).with_name("steps.py")
 RUN = [sys.executable, "-m", "devproxy.cli.run", "--device", "soft", "--gpu-memory", "1GiB"]
 # 7.1 million parameters, 28 MB: what the least-live moment holds besides them (one batch, one loss) is nothing to that.
 GPT = ("--width", "384", "--layers", "4")
+TRACE_KEPT_S = 5  # csrc/wire/attach.h
 Raw = dict[str, Any]
 
 
@@ -249,43 +251,91 @@ class Side:
         self.process.wait(timeout=60)
 
 
+class Turns:
+    """Step times of several sides, one of which trains at a time: turns, each `turn_s` long; who begins changes. The last
+    side is as the one named plain: what its ratio is away from 1 is what this machine makes of nothing."""
+
+    def __init__(self, sides: dict[str, Side], turn_s: float) -> None:
+        self.steps = max(1, int(turn_s / min(side.train(10) for side in sides.values())))
+        self.times: dict[str, list[float]] = {name: [] for name in sides}
+
+    def take(self, sides: dict[str, Side], count: int) -> None:
+        order = list(sides)
+        for _ in range(count):
+            order = [*order[1:], order[0]]
+            for name in order:
+                self.times[name].append(sides[name].train(self.steps))
+
+    def figures(self) -> dict[str, Any]:
+        return {f"{name}_s": row for name, row in self.times.items()} | {"steps": self.steps}
+
+    def row(self, what: str, side: str, limit_is: str, note: str) -> Row:
+        def against_plain(name: str) -> list[float]:
+            return [b / a for a, b in zip(self.times["plain"], self.times[name], strict=True)]
+
+        ratios, nothing = against_plain(side), against_plain("again")
+        (low, high), (least, most) = interval(ratios), interval(nothing)
+        value, limit = (1e3 * statistics.median(self.times[name]) for name in (side, "plain"))
+        # The interval only in words: by it alone a machine that is noisy enough would meet a target of 1 %.
+        spread = f"95 % interval {low:.3f} to {high:.3f}"
+        control = f"plain against plain {statistics.median(nothing):.3f}, {least:.3f} to {most:.3f}"
+        said = f"{spread}; {control}; {len(nothing)} turns of {self.steps} steps; {note}"
+        return Row(what, value, "ms", limit, limit_is, statistics.median(ratios), 1.01, note=said)
+
+
 def steady(model: str, pairs: int, turn_s: float, raw: Raw) -> Row:
-    """Step time of a job that can be checkpointed at any moment, beside one that cannot, and beside another that cannot:
-    what the second ratio is away from 1 is what this machine makes of nothing. Turns of the three, each longer than the
-    period in which the agent looks at the job's files; who begins changes."""
+    """Step time of a job that can be checkpointed at any moment, beside ones that cannot. Turns are longer than the period
+    in which the agent looks at the job's files."""
     world = World(MKL_NUM_THREADS="1")
     sides: dict[str, Side] = {}
     try:
         for name in ("ready", "plain", "again"):
             sides[name] = Side(model, world.env, name, name == "ready")
-        steps = max(1, int(turn_s / min(side.train(10) for side in sides.values())))
-        times: dict[str, list[float]] = {name: [] for name in sides}
-        order = list(sides)
         begin, agent = time.monotonic(), sides["ready"].agent_s()
-        for _ in range(pairs):
-            order = [*order[1:], order[0]]
-            for name in order:
-                times[name].append(sides[name].train(steps))
+        turns = Turns(sides, turn_s)
+        turns.take(sides, pairs)
         share = (sides["ready"].agent_s() - agent) / (time.monotonic() - begin)
     finally:
         for side in sides.values():
             side.close()
         world.close()
+    raw[f"steady_{model}"] = turns.figures()
+    note = f"devproxy-run takes {100 * share:.2f} % of a core"
+    return turns.row(f"checkpointable, step of {model}", "ready", "--plain, no host library", note)
 
-    def against_plain(name: str) -> list[float]:
-        return [b / a for a, b in zip(times["plain"], times[name], strict=True)]
 
-    raw[f"steady_{model}"] = {f"{name}_s": row for name, row in times.items()} | {"steps": steps}
-    ratios, nothing = against_plain("ready"), against_plain("again")
-    (low, high), (least, most) = interval(ratios), interval(nothing)
-    value, limit = (1e3 * statistics.median(times[name]) for name in ("ready", "plain"))
-    # The interval only in words: by it alone a machine that is noisy enough would meet a target of 1 %.
-    spread = f"95 % interval {low:.3f} to {high:.3f}"
-    control = f"plain against plain {statistics.median(nothing):.3f}, {least:.3f} to {most:.3f}"
-    return Row(
-        f"checkpointable, step of {model}", value, "ms", limit, "--plain, no host library", statistics.median(ratios),
-        1.01, note=f"{spread}; {control}; {pairs} turns of {steps} steps; devproxy-run takes {100 * share:.2f} % of a core",
-    )  # fmt: skip
+def traced(model: str, pairs: int, turn_s: float, raw: Raw) -> Row:
+    """Step time of a job that `devproxy trace` records all the while, beside ones that nobody looks at. Each of three jobs
+    is the traced one for a third of the turns: by themselves they may differ by more than what is measured."""
+    world = World(MKL_NUM_THREADS="1")
+    jobs: dict[str, Side] = {}
+    names = ["one", "two", "three"]
+    events = lost = 0
+    try:
+        for name in names:
+            jobs[name] = Side(model, world.env, name, True)
+        roles = ("traced", "plain", "again")
+        turns = Turns(dict(zip(roles, jobs.values(), strict=True)), turn_s)
+        for _ in names:
+            words = ["trace", names[0], "--seconds", "600", "-o", str(world.home / "it"), "--json"]
+            tracer = subprocess.Popen(
+                [*CTL, *words], env=world.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )  # fmt: skip
+            assert tracer.stderr
+            tracer.stderr.readline()  # it has begun
+            turns.take({role: jobs[name] for role, name in zip(roles, names, strict=True)}, -(-pairs // 3))  # fmt: skip
+            tracer.send_signal(signal.SIGINT)
+            facts = json.loads(tracer.communicate(timeout=600)[0])
+            events, lost = events + facts["events"], lost + facts["lost"]
+            time.sleep(TRACE_KEPT_S + 1)  # it is recorded until then
+            names = [*names[1:], names[0]]
+    finally:
+        for side in jobs.values():
+            side.close()
+        world.close()
+    raw[f"traced_{model}"] = turns.figures()
+    note = f"{events:,} events, {lost:,} lost"
+    return turns.row(f"traced, step of {model}", "traced", "nobody looks", note)
 
 
 def checkpoints(quick: bool, raw: Raw) -> list[Row]:
@@ -300,6 +350,8 @@ def checkpoints(quick: bool, raw: Raw) -> list[Row]:
         lambda: stand_still(64 if quick else 1024, 1 if quick else 2, raw),
         lambda: [steady("gpt", pairs, turn_s, raw)],
         lambda: [steady("mlp", pairs, turn_s, raw)],
+        lambda: [traced("gpt", pairs, turn_s, raw)],
+        lambda: [traced("mlp", pairs, turn_s, raw)],
     ):
         for row in rows():
             print(f"{row.what}: {row.ratio:.3f}", file=sys.stderr, flush=True)

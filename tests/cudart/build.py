@@ -65,7 +65,7 @@ def programs() -> list[Program]:
 
 
 def find_nvcc() -> str | None:
-    """The machine's, else the one that scripts/install_nvcc.sh fetched."""
+    """The machine's, else the one that scripts/install_test_tools.sh fetched."""
     places = ("/usr/local/cuda/bin", str(HERE.parents[1] / "build" / "cuda" / "bin"))
     return shutil.which("nvcc") or shutil.which("nvcc", path=os.pathsep.join(places))
 

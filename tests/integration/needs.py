@@ -37,10 +37,10 @@ def require_criu() -> criu.Criu:
 
 
 def require_nvcc() -> str:
-    """nvcc of CUDA 13: on PATH, where its installer puts it, or where scripts/install_nvcc.sh does."""
+    """nvcc of CUDA 13: on PATH, where its installer puts it, or where scripts/install_test_tools.sh does."""
     found = find_nvcc()
     if not found:
-        missing("nvcc", "no nvcc here; run: scripts/install_nvcc.sh")
+        missing("nvcc", "no nvcc here; run: scripts/install_test_tools.sh")
         raise AssertionError
     return found
 
@@ -49,6 +49,6 @@ def require_nvrtc() -> str:
     """The folder of libnvrtc.so.13."""
     found = find_nvrtc()
     if not found:
-        missing("nvrtc", "no libnvrtc.so.13 here; run: scripts/install_nvcc.sh")
+        missing("nvrtc", "no libnvrtc.so.13 here; run: scripts/install_test_tools.sh")
         raise AssertionError
     return found

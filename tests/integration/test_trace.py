@@ -16,18 +16,21 @@ from tests.conftest import RUN
 from tests.integration.test_daemon import ctl, one_line_error
 
 BYTES, ROUNDS, SLEEP_S = 4096, 10, 0.02
-# Ten copies and ten memsets on a stream of its own, a wait, a little sleep; the numbers go to the test.
-PROGRAM = f"""
-import ctypes, sys, time
+# check(), and a context.
+BEGIN = """
+import ctypes, time
 cuda = ctypes.CDLL("libcuda.so.1")
-device, context, stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
-memory = ctypes.c_uint64()
+device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
 def check(result):
     assert result == 0, result
 check(cuda.cuInit(0))
 check(cuda.cuDeviceGet(ctypes.byref(device), 0))
 check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
 check(cuda.cuCtxSetCurrent(context))
+"""
+# Ten copies and ten memsets on a stream of its own, a wait, a little sleep; the numbers go to the test.
+PROGRAM = f"""{BEGIN}
+stream = ctypes.c_void_p()
 check(cuda.cuMemAlloc_v2(ctypes.byref(memory), {2 * BYTES}))
 check(cuda.cuStreamCreate(ctypes.byref(stream), 1))
 print("up", flush=True)

@@ -8,12 +8,16 @@ import re
 import struct
 from pathlib import Path
 
+import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
 from devproxy.cli import trace
 from devproxy.cli.perfetto import Writer
+from devproxy.node import history
+from devproxy.node.history import History, Span
 from devproxy.proxy import tracing
 from devproxy.proxy.tracing import Event, OfClient
+from tests.trace_processor import ask
 
 HEADER = Path(__file__).resolve().parents[2] / "devproxy/csrc/server/trace.h"
 LAUNCH, CALL, STEP = tracing.KINDS.index("launch"), tracing.CALL, tracing.STEP
@@ -31,52 +35,93 @@ def test_events_as_the_server_sends_them() -> None:
 
 
 def test_perfetto_reads_it() -> None:
+    """The format by Perfetto's own types, what it says by Perfetto's trace processor."""
     client = OfClient(1, 77, 0, 3)
     client.events = [
         Event(10, 20, 30, 0, "add", 2, LAUNCH),
         Event(10, 10, 20, 64, "", 2, tracing.KINDS.index("copy")),
         Event(12, 12, 31, 0, "STREAM_QUERY", 4, CALL),
         Event(5, 5, 40, 0, "step", 0, STEP),
+        Event(41, 41, 44, 0, "cut", 0, tracing.CUT),
+    ]
+    spans = [
+        Span("stage", "device", 4, 6),
+        Span("stage", "host", 5, 7),  # beside it
+        Span("verb", "checkpoint", 2, 9),
+        Span("phase", "running", 1, 3),
+        Span("phase", "cutting", 3, 8),
     ]
     file = io.BytesIO()
-    count = trace._write(Writer(file), "j", [client], [("running", 1, 50)])
-    assert count == 5
+    assert trace._write(Writer(file), "j", [client], spans) == 10
     read = perfetto_trace_pb2.Trace.FromString(file.getvalue())
-    tracks = {
-        p.track_descriptor.uuid: p.track_descriptor
-        for p in read.packet
-        if p.HasField("track_descriptor")
-    }
-    names = {t.name for t in tracks.values() if t.name}
-    assert names == {"job j: phase", "stream 2", "thread 4: calls that wait", "steps"}
-    (process,) = [t for t in tracks.values() if t.HasField("process")]
-    assert process.process.pid == 77
-    assert process.process.process_name == "rank 3, process 77, GPU 1"
-    assert all(t.parent_uuid == process.uuid for t in tracks.values() if t.name.startswith("stream"))  # fmt: skip
     assert all(p.trusted_packet_sequence_id for p in read.packet)
-    begun: dict[int, list[tuple[str, int]]] = {}
-    slices = []
-    for packet in read.packet:
-        if not packet.HasField("track_event"):
-            continue
-        event = packet.track_event
-        if event.type == event.TYPE_SLICE_BEGIN:
-            begun.setdefault(event.track_uuid, []).append((event.name, packet.timestamp))
-            if event.name == "copy":
-                facts = {a.name: a.uint_value for a in event.debug_annotations}
-                assert facts == {"bytes": 64, "queued_ns": 0}
-        else:
-            assert event.type == event.TYPE_SLICE_END
-            name, since = begun[event.track_uuid].pop()
-            slices.append((tracks[event.track_uuid].name, name, since, packet.timestamp))
-    assert not any(begun.values())
-    assert sorted(slices) == [
-        ("job j: phase", "running", 1, 50),
-        ("steps", "step", 5, 40),
-        ("stream 2", "add", 20, 30),
-        ("stream 2", "copy", 10, 20),
-        ("thread 4: calls that wait", "STREAM_QUERY", 12, 31),
+    on_tracks, facts, processes = ask(
+        file.getvalue(),
+        """select coalesce(process.name, '') as process, process.pid, track.name as track, category,
+        slice.name, ts, dur, depth from slice join track on slice.track_id = track.id
+        left join process_track on process_track.id = track.id left join process using (upid) order by ts, dur""",
+        """select slice.name, key, int_value as value from slice join args using (arg_set_id)
+        where key glob 'debug.*' order by slice.name, key""",
+        "select pid, name from process where pid > 0",
+    )
+    assert processes == [{"pid": 77, "name": "rank 3, process 77, GPU 1"}]
+    assert [tuple(row.values())[2:] for row in on_tracks] == [
+        ("job j: phase", "phase", "running", 1, 2, 0),
+        ("job j: verb", "verb", "checkpoint", 2, 7, 0),
+        ("job j: phase", "phase", "cutting", 3, 5, 0),
+        ("job j: stage device", "stage", "device", 4, 2, 0),
+        ("job j: stage host", "stage", "host", 5, 2, 0),
+        ("steps", "step", "step", 5, 35, 0),
+        ("stream 2", "copy", "copy", 10, 10, 0),
+        ("thread 4: calls that wait", "call", "STREAM_QUERY", 12, 19, 0),
+        ("stream 2", "launch", "add", 20, 10, 0),
+        ("cuts", "cut", "cut", 41, 3, 0),
     ]
+    assert all((row["process"] == "") == row["track"].startswith("job j") for row in on_tracks)
+    assert [tuple(row.values()) for row in facts] == [
+        ("add", "debug.queued_ns", 10),
+        ("copy", "debug.bytes", 64),
+        ("copy", "debug.queued_ns", 0),
+    ]
+
+
+def test_what_perfetto_makes_of_mistakes() -> None:
+    """It complains of little: a slice without an end has none, one that overlaps another is taken for its child."""
+    file = io.BytesIO()
+    writer = Writer(file)
+    writer.slice(writer.track("a"), "phase", "ends before it begins", 20, 10)
+    track = writer.track("b")
+    writer.slice(track, "phase", "one", 10, 20)
+    writer.slice(track, "phase", "other", 15, 25)
+    writer.flush()
+    (found,) = ask(file.getvalue(), "select name, dur, depth from slice order by name")
+    assert [tuple(row.values()) for row in found] == [
+        ("ends before it begins", -1, 0),
+        ("one", 15, 0),
+        ("other", 5, 1),
+    ]
+    with pytest.raises(AssertionError, match="Unknown trace type"):
+        ask(b"this is no trace", "select * from slice")
+    with pytest.raises(AssertionError, match="no such table"):
+        ask(b"", "select * from no_such_thing")
+
+
+def test_what_is_under_way_and_what_has_ended() -> None:
+    kept = History()
+    with kept.during("verb", "checkpoint"):
+        with kept.during("stage", "device"):
+            pass
+        device, verb = kept.since(0)
+        assert (device.name, verb.name) == ("device", "checkpoint")
+        assert verb.begin_ns <= device.begin_ns <= device.end_ns <= verb.end_ns
+        assert kept.since(device.end_ns + 1)[0].name == "checkpoint"
+    (ended,) = kept.since(verb.end_ns)
+    assert ended.begin_ns == verb.begin_ns
+    assert kept.since(ended.end_ns + 1) == []
+    for number in range(2 * history.MOST):
+        with kept.during("stage", str(number)):
+            pass
+    assert len(kept.since(0)) == history.MOST
 
 
 def test_shares_add_up() -> None:
