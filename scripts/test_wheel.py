@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -89,11 +90,26 @@ def pack(to: Path) -> Path:
     return wheel
 
 
+def make_sdist(python: str, to: Path) -> Path:
+    """By a fresh environment: this Python may be without setuptools."""
+    venv = to / "venv-sdist"
+    output(python, "-m", "venv", venv, env=dict(os.environ), cwd=to)
+    (pin,) = re.findall(r"^setuptools==.*$", (ROOT / "requirements/build.txt").read_text(), re.M)
+    output(venv / "bin/python", "-m", "pip", "install", "-q", pin, env=dict(os.environ), cwd=to)
+    program = (
+        "import sys; from setuptools.build_meta import build_sdist; print(build_sdist(sys.argv[1]))"
+    )
+    output(venv / "bin/python", "-c", program, to, env=dict(os.environ), cwd=ROOT)
+    (sdist,) = to.glob("devproxy-*.tar.gz")
+    return sdist
+
+
 def build(python: str, to: Path) -> Path:
-    """The wheel, from an isolated build. Raises Failed also where that changes the checkout."""
+    """The wheel: from an sdist, by an isolated build. Raises Failed also where that changes the checkout."""
     status = ["git", "-C", str(ROOT), "status", "--porcelain", "--ignored"]
     before = output(*status, env=dict(os.environ), cwd=ROOT)
-    command = [python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", to, ROOT]
+    sdist = make_sdist(python, to)
+    command = [python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", to, sdist]
     output(*command, env=dict(os.environ), cwd=to)
     after = output(*status, env=dict(os.environ), cwd=ROOT)
     if before != after:
