@@ -40,6 +40,7 @@ SOON_S = 0.5
 CLOSED_S = 1.0  # all ranks stand: what is owed now is not paid any more, but for host functions
 MOST_ATTEMPTS = 1 << 20  # csrc/server/meta_barrier.h
 MOST_NUMBERS = 1 << 48  # of marks
+AIM_MOST_S = 30.0  # as csrc/server/control.cc for one rank
 STILL_S = 30.0  # for what is about to begin, or on its way
 
 Comm = tuple[int, int]
@@ -50,6 +51,8 @@ class Part(agreement.Part, Protocol):
     """A tree's side of it."""
 
     def ranks(self) -> list[dict[str, Any]]: ...
+
+    def aim(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]: ...
 
     def barrier(self, comm: Comm, attempt: int) -> Met: ...
 
@@ -66,17 +69,28 @@ class Choice:
     why: str
 
 
-def acquire(parts: Sequence[Part], way: str, say: Say) -> agreement.Outcome:
+def acquire(
+    parts: Sequence[Part], way: str, say: Say, *, aim_ms: int | None = 0
+) -> agreement.Outcome:
     """Returns with all parts held where they may be cut. Raises CheckpointError with nothing held.
 
-    way: auto, meta, agree or takeback. say: hears which one it is and why, of a job that has ranks.
+    way: auto, meta, agree or takeback. say: hears which one it is and why, of a job that has ranks. aim_ms: how long ranks
+    may take to come to where they have the least device memory; None: as long as they need for two of their steps. Not
+    with meta and takeback.
     """
-    if way == "agree":
+    if way == "agree" and aim_ms == 0:
         return _agree(parts, "--barrier agree", say)
     reports = flat(all_of([part.ranks for part in parts]))
     members = [report for report in reports if report["members"]]
     if len(members) < 2:
         return _agree(parts, "fewer than two ranks", say)
+    if way in ("auto", "agree") and _aimed(parts, members, aim_ms):
+        try:
+            return _agree(parts, "all ranks have the least device memory", say, once_s=SOON_S)
+        except NoPoint:
+            pass  # which has let them go
+    if way == "agree":
+        return _agree(parts, "--barrier agree", say)
     able = all(report["takes_back"] for report in members)
     if way == "takeback":
         if not able:
@@ -116,6 +130,36 @@ def acquire(parts: Sequence[Part], way: str, say: Say) -> agreement.Outcome:
     except BaseException:
         lift(parts)
         raise
+
+
+def _aimed(parts: Sequence[Part], members: list[dict[str, Any]], aim_ms: int | None) -> bool:
+    """All ranks rest where they have the least device memory, whatever they have submitted; or nobody does."""
+    steps_us = [report["period_us"] for report in members]
+    if aim_ms == 0 or not all(steps_us):  # of one that has no rhythm nobody knows where that is
+        return False
+    most_s = min(2 * max(steps_us) / 1e6, AIM_MOST_S) if aim_ms is None else aim_ms / 1000
+    began = time.monotonic()
+    reports: list[dict[str, Any]] = []
+    try:
+        for _ in looks():
+            reports = flat(all_of([partial(part.aim, reports) for part in parts]))
+            found = [report for report in reports if report["members"]]
+            if len(found) == len(members) and all(report["rests"] for report in found):
+                return True
+            at_work = all(_idle_ms(report) <= 1000 * most_s for report in found)
+            if not at_work or time.monotonic() - began > most_s:
+                break
+    except BaseException:
+        lift(parts)
+        raise
+    lift(parts)
+    return False
+
+
+def _idle_ms(report: dict[str, Any]) -> float:
+    """Since the rank's last communication; without end where there was none."""
+    ago = [ms for _, _, *both in report["traffic"] for ms in both if ms >= 0]
+    return min(ago, default=float("inf"))
 
 
 def choose(members: list[dict[str, Any]]) -> Choice:

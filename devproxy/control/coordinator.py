@@ -422,9 +422,9 @@ class JobCoordinator:
         try:
             self._refuse_early(op)
             self._enter(api.CUTTING)
-            outcome = self._agree(op, op.dumps)
+            outcome = self._agree(op, op.dumps, wait_ms)
             wait = LEARNT_WAIT if wait_ms is None else wait_ms
-            # Ranks that are held come to no moment of least memory any more.
+            # Ranks that are held are at the moment of least memory, or come to none any more.
             op.each(op.dumps, lambda dump: dump.cut(0 if outcome.ranks else wait))
             self._enter(api.QUIESCED)
             op.each(op.dumps, lambda dump: dump.write())
@@ -444,7 +444,9 @@ class JobCoordinator:
                 error = self._suspended_all_the_same(op, caught)
         return self._finish(op, error)
 
-    def _agree(self, op: Operation, parts: Sequence[barrier.Part]) -> Outcome:
+    def _agree(
+        self, op: Operation, parts: Sequence[barrier.Part], aim_ms: int | None = 0
+    ) -> Outcome:
         """The ranks come to where the job may be cut."""
 
         def chose(way: str) -> None:
@@ -454,7 +456,7 @@ class JobCoordinator:
         chosen: list[str] = []
         with op.stages.at("agree", "waiting for a point that all ranks have come to", op.name):
             fault.point("agree")
-            outcome = barrier.acquire(parts, self._spec.barrier, chose)
+            outcome = barrier.acquire(parts, self._spec.barrier, chose, aim_ms=aim_ms)
         if chosen:
             self._last_cut = f"{chosen[-1]}; {outcome.seconds:.2f} s"
         return outcome

@@ -271,7 +271,7 @@ class Member:
         return True
 
 
-_ALL = ("check", "hold", "withhold", "mark", "agree", "ranks", "barrier", "lift", "close")
+_ALL = ("check", "aim", "hold", "withhold", "mark", "agree", "ranks", "barrier", "lift", "close")
 _STEPS: dict[type, tuple[str, ...]] = {
     TreeDump: (*_ALL, "cut", "write", "thaw", "end_tree", "tree_has_ended", "leave", "go_on"),
     TreeMove: (*_ALL, "cut", "copy", "start", "hand_over"),

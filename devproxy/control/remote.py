@@ -211,6 +211,9 @@ class _Part:
     def check(self) -> None:
         self._do("check")
 
+    def aim(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return list(self._do("aim", reports))
+
     def hold(self) -> list[dict[str, Any]]:
         return list(self._do("hold"))
 

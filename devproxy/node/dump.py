@@ -179,6 +179,9 @@ class TreeDump:
     def barrier(self, comm: tuple[int, int], attempt: int) -> Met:
         return self._parked.barrier(comm, attempt)
 
+    def aim(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return self._parked.aim(reports)
+
     def hold(self) -> list[dict[str, Any]]:
         return self._parked.hold()
 

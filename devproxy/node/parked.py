@@ -57,6 +57,13 @@ class Parked:
             reports=[report for a in answers for report in a["reports"]],
         )
 
+    def aim(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Whoever has the least device memory rests, as its report says, until lift() or a cut. reports: see
+        ControlChannel.aim."""
+        self.open()
+        found = all_of([partial(c.aim, reports) for c in self.channels])
+        return [report for one in found for report in one]
+
     def hold(self) -> list[dict[str, Any]]:
         """Nobody goes past what is submitted: what has been, client by client."""
         self.open()

@@ -41,6 +41,10 @@ class Dump(Protocol):
         """The ranks meet beside that communicator's collectives, and stand there. Asked again until they have."""
         ...
 
+    def aim(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Whoever has the least device memory rests, as its report says; who owes goes on. Asked again and again."""
+        ...
+
     def hold(self) -> list[dict[str, Any]]:
         """Nobody goes past the communication that is submitted. What has been, client by client."""
         ...
@@ -114,6 +118,10 @@ class Move(Protocol):
 
     def barrier(self, comm: tuple[int, int], attempt: int) -> Met:
         """The ranks meet beside that communicator's collectives, and stand there. Asked again until they have."""
+        ...
+
+    def aim(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Whoever has the least device memory rests, as its report says; who owes goes on. Asked again and again."""
         ...
 
     def hold(self) -> list[dict[str, Any]]:

@@ -162,6 +162,13 @@ class ControlChannel:
         reports. attempt: another one each time, up to 2^20."""
         return self.request("barrier", 30, comm=list(comm), attempt=attempt)
 
+    def aim(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Clients rest where they have the least device memory, until lift or a cut; but those that owe what others have
+        submitted, by all ranks' reports, go on. Their own reports, of which `rests` says whether they do; ask again."""
+        given: dict[str, Any] = {"reports": reports} if reports else {}
+        found: list[dict[str, Any]] = self.request("aim", 30, **given)["reports"]
+        return found
+
     def hold(self) -> list[dict[str, Any]]:
         """Clients hold before their next communication message. Their reports (csrc/server/agreement.h)."""
         reports: list[dict[str, Any]] = self.request("hold", 30)["reports"]

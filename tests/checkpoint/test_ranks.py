@@ -59,6 +59,28 @@ def disturb(world: World, verb: str, dice: random.Random, gpus: int) -> None:
         world.ctl("resume", "j")
 
 
+@pytest.mark.parametrize(("ranks", "gpus"), [(4, 4), (3, 1)])
+def test_an_image_has_what_ranks_keep_between_two_steps(
+    world: World, ranks: int, gpus: int
+) -> None:
+    """Each rank's wave is 6 MiB high, and they train together: images of random moments have none of it."""
+    steady = [word if word != "0.1" else "0.03" for word in command(ranks)]
+    waves = (*steady, "--waves", "1")
+    expected = world.undisturbed(*waves, gpus=gpus)
+    job = world.run(*waves, options=("--gpus", str(gpus)))
+    run_freely(world, 20)
+    dice, took = random.Random(ranks), []
+    for _ in range(6):
+        time.sleep(dice.uniform(0, 0.1))
+        image = world.ctl_json("checkpoint", "j")
+        took.append((image["device_bytes"], world.ctl_json("status", "j")["last_cut"]))
+    at_least = [size for size, how in took if "least device memory" in str(how)]
+    assert len(at_least) >= 5, took
+    assert all(size < ranks << 20 for size in at_least), took  # type: ignore[operator]
+    assert world.end_of(job) == 0, world.tail()
+    check(world, expected)
+
+
 @pytest.mark.parametrize(("ranks", "gpus", "seed"), [(4, 4, 1), (3, 2, 2), (2, 1, 3)])
 def test_verbs_at_random_moments(world: World, ranks: int, gpus: int, seed: int) -> None:
     dice = random.Random(seed)

@@ -28,8 +28,8 @@ COMM = [
 ]
 CXX = ["g++", "-std=c++20", "-Wall", "-Wextra", "-I", str(ROOT)]
 N_MUTANTS = 16
-N_GATE_MUTANTS = 10
-N_AGREEMENT_MUTANTS = 12
+N_GATE_MUTANTS = 15
+N_AGREEMENT_MUTANTS = 13
 N_META_MUTANTS = 12
 N_COMM_MUTANTS = 14
 
@@ -88,7 +88,7 @@ def test_no_mutant_is_forgotten() -> None:
 
 def gate_model() -> Path:
     """The checker of the gate."""
-    return build("model/gate_model.cc", "gate_model", "-O1")
+    return build("model/gate_model.cc", "gate_model", "-O2")
 
 
 def test_every_interleaving_of_the_gate_holds() -> None:

@@ -6,7 +6,7 @@
 // communicators over random sets of ranks, made when the program says so, collectives over them, sends and receives,
 // groups of these, aborts. A rank computes for a random time before each message. A message that was taken is executed
 // when all that it needs has been taken too, in the order of its rank: the ranks run on one stream each, so a wait for a
-// result is a later message that is not yet posted.
+// result is a later message that is not yet posted. In half of the attempts ranks rest at points of least memory.
 //
 // What must hold
 //   a job whose reports have settled is closed: all that was taken can be executed, by what was taken alone
@@ -49,13 +49,14 @@ enum Mutant {
   kLimitIsLeast,      // the least of the reports
   kReportBeforeTake,  // a message counts after its report could be asked
   kAbortCounts,       // an aborted communicator stays in the closure
+  kRestsForEver,      // at least memory, though it owes
   kMutants
 };
 const char* const mutant_names[kMutants] = {
     "none",           "no-confirmation",   "limits-of-one-rank", "owes-nothing",
     "init-unseen",    "init-only-by-name", "group-cut-in-two",   "sends-only",
     "hold-forgotten", "lift-too-early",    "limit-is-least",     "report-before-take",
-    "abort-counts"};
+    "abort-counts",   "rests-for-ever"};
 int mutant = kNone;
 
 struct Operation {
@@ -65,6 +66,7 @@ struct Operation {
 struct Message {
   std::vector<Operation> group;
   int after_rank = -1, after_index = 0;  // host dependency: that rank must have executed so many messages
+  bool rests = false;                    // it is behind a point of least memory
 };
 struct Program {
   int ranks = 2;
@@ -141,6 +143,8 @@ Program make(Random& r, bool host_dependencies) {
       m.after_rank = b;
       m.after_index = dice(r, static_cast<int>(p.messages[static_cast<size_t>(b)].size()) + 1);
     }
+  for (auto& list : p.messages)
+    for (Message& m : list) m.rests = dice(r, 3) == 0;
   return p;
 }
 
@@ -200,6 +204,7 @@ class World {
     const Message& m = list[me.taken];
     if (m.after_rank >= 0 && ranks_[static_cast<size_t>(m.after_rank)].executed < static_cast<size_t>(m.after_index))
       return false;
+    if (aims_ && m.rests && (!me.agreement.owes() || mutant == kRestsForEver)) return false;
     std::vector<CommStep> steps = steps_of(rank, m);
     if (mutant == kOwesNothing && me.agreement.holding() && !within(me, steps)) return false;
     if (mutant == kGroupCutInTwo && steps.size() > 1) {
@@ -294,6 +299,14 @@ class World {
 
   // One attempt. 1: settled, 0: nothing moves any more.
   int attempt() {
+    aims_ = dice(r_, 2) != 0;
+    // Some come to where they rest, and others do not. Who owes goes on.
+    for (int i = 0; aims_ && i < 4; i++) {
+      const std::vector<CommReport> all = reports();
+      const CommVerdict verdict = judge(all);
+      for (Rank& r : ranks_) static_cast<void>(r.agreement.learn(verdict, nullptr));
+      run(dice(r_, 6));
+    }
     for (size_t i = 0; i < ranks_.size(); i++)
       if (mutant != kHoldForgotten || i != 0) ranks_[i].agreement.hold();
     std::vector<CommReport> all = reports();
@@ -331,6 +344,7 @@ class World {
     return 0;
   }
   void lift() {
+    aims_ = false;
     for (Rank& r : ranks_) r.agreement.lift();
   }
   // Messages that count; an abort may be taken at any time.
@@ -416,7 +430,7 @@ class World {
   Random& r_;
   std::vector<Rank> ranks_;
   std::set<int> aborted_;
-  bool moved_ = false;
+  bool moved_ = false, aims_ = false;
 };
 
 // What went wrong, or nullptr.

@@ -2,16 +2,17 @@
 // Model checker of the gate: the real code of devproxy/csrc/server/gate.h between a server thread and a dispatch
 // thread, over all interleavings.
 //
-// The server thread makes up to kEvents events of {cut now, cut later, resume, stop} in any order. The dispatch thread
-// is the loop of Connection::dispatch() and attend(), one step for each moment at which another thread can come in
-// between. The environment posts commands and host functions, completes them, lets functions return, and lets the clock
-// pass and memory fall, at any time or never. No wait has a time-out here, so a wake that gets lost is seen.
+// The server thread makes up to kEvents events of {cut now, cut later, resume, stop, aim, lift the aim} in any order. The
+// dispatch thread is the loop of Connection::dispatch() and attend(), one step for each moment at which another thread
+// can come in between. The environment posts commands and host functions, completes them, lets functions return, lets the
+// clock pass and memory fall, and makes others need what this client owes, at any time or never. No wait has a time-out
+// here, so a wake that gets lost is seen; but whoever learns that others wait tells the gate again and again.
 //
 // What must hold in each state:
 //   a parked client has nothing pending and no host function out, and no message of it is taken
-//   no message is taken between the begin of a drain and its end, or after the thread has left
+//   no message is taken between the begin of a drain and its end, while it rests, or after the thread has left
 //   if the server thread asks for nothing more, the thread gets to what was asked last: it has left, or it is parked,
-//   or it has served everything and sleeps at its ring
+//   or it has served everything and sleeps at its ring; under an aim it rests once memory is least, and not while it owes
 //
 // gate_model [--mutant N] | --list: a mutant breaks the loop around the gate on purpose, and must be caught: exit code
 // 1 and the steps that show it.
@@ -42,15 +43,33 @@ enum Mutant {
   kServeInDrain,        // takes one more message after it was told to drain
   kRestWhateverIsSaid,  // rests after a drain, although the cut was given up meanwhile
   kCutUnpublished,      // the word that the loop looks at stays 0
+  kLiftWakesNobody,     // that rests under an aim
+  kCutWakesNoAimed,
+  kLookAgainWakesNobody,
+  kDebtUntold,
+  kAimUnpublished,
   kMutants
 };
-const char* const mutant_names[kMutants] = {
-    "none",           "resume-wakes-nobody",   "stop-wakes-no-rest", "stop-rings-not",
-    "cut-rings-not",  "sleep-without-a-look",  "park-without-drain", "host-functions-untold",
-    "serve-in-drain", "rest-whatever-is-said", "cut-unpublished"};
+const char* const mutant_names[kMutants] = {"none",
+                                            "resume-wakes-nobody",
+                                            "stop-wakes-no-rest",
+                                            "stop-rings-not",
+                                            "cut-rings-not",
+                                            "sleep-without-a-look",
+                                            "park-without-drain",
+                                            "host-functions-untold",
+                                            "serve-in-drain",
+                                            "rest-whatever-is-said",
+                                            "cut-unpublished",
+                                            "lift-wakes-nobody",
+                                            "cut-wakes-no-aimed",
+                                            "look-again-wakes-nobody",
+                                            "debt-untold",
+                                            "aim-unpublished"};
 int mutant = kNone;
 
 constexpr int kEvents = 4, kPosts = 2, kRing = 3;
+constexpr int kEventsOfMutants = 3;  // enough to catch each, and a tenth of the states
 
 enum class At : uint8_t {
   kTop,
@@ -60,6 +79,7 @@ enum class At : uint8_t {
   kFutex,
   kAsleep,
   kAttend,
+  kBoundary,
   kDrain,
   kIdle,
   kEnterRest,
@@ -83,6 +103,9 @@ struct World {
   uint8_t posts_left, pending;
   bool host_function_out, host_function_runs;
   bool late, least_memory;
+  // the other ranks
+  bool owes, read_owes;  // and as the dispatch thread has read it for its boundary
+  uint8_t debts_left;
 };
 static_assert(std::is_trivially_copyable_v<World>);
 
@@ -100,6 +123,7 @@ void post(World& w, Kind kind) {
 void take(World& w) {
   expect(w.gate.phase() == Gate::Phase::kRunning || w.gate.phase() == Gate::Phase::kCutting,
          "a message is taken while the client drains or is parked");
+  expect(!w.gate.rests(), "a message is taken while the client rests");
   const auto kind = static_cast<Kind>(w.ring[0]);
   for (int i = 1; i < w.in_ring; i++) w.ring[i - 1] = w.ring[i];
   w.ring[--w.in_ring] = kNothing;
@@ -136,9 +160,11 @@ bool dispatch(World& w) {
       if (w.sleeping) return false;
       w.at = At::kTop;
       return true;
-    case At::kAttend: {
-      const Gate::Step step = w.gate.at_boundary(
-          {w.late ? uint64_t{1} : 0, w.host_function_out && mutant != kHostFunctionsUntold, w.least_memory});
+    case At::kAttend: w.read_owes = w.owes && mutant != kDebtUntold, w.at = At::kBoundary; return true;
+    case At::kBoundary: {
+      const Gate::Step step =
+          w.gate.at_boundary({w.late ? uint64_t{1} : 0, w.host_function_out && mutant != kHostFunctionsUntold,
+                              w.least_memory, w.read_owes});
       if (step == Gate::Step::kDrain && mutant == kServeInDrain && w.in_ring) take(w);
       follow(w, step);
       return true;
@@ -169,8 +195,8 @@ bool dispatch(World& w) {
   return false;
 }
 
-constexpr int kServerEvents = 4;
-const char* const event_names[kServerEvents] = {"cut now", "cut later", "resume", "stop"};
+constexpr int kServerEvents = 6;
+const char* const event_names[kServerEvents] = {"cut now", "cut later", "resume", "stop", "aim", "lift the aim"};
 
 bool server_event(World& w, int which) {
   if (w.events_left == 0 || w.owes_ring) return false;
@@ -180,10 +206,13 @@ bool server_event(World& w, int which) {
     case 0: wake = w.gate.cut(0, 0); break;
     case 1: wake = w.gate.cut(1, 0); break;
     case 2: wake = w.gate.resume(); break;
-    default: wake = w.gate.stop(); break;
+    case 3: wake = w.gate.stop(); break;
+    default: wake = w.gate.aim(which == 4); break;
   }
   const bool cut = which <= 1;
-  if (!(cut && mutant == kCutUnpublished)) w.attention = static_cast<uint8_t>(w.gate.attention());
+  if (!(cut && mutant == kCutUnpublished) && !(which == 4 && mutant == kAimUnpublished))
+    w.attention = static_cast<uint8_t>(w.gate.attention());
+  if ((cut && mutant == kCutWakesNoAimed) || (which == 5 && mutant == kLiftWakesNobody)) wake.rest = false;
   if ((which == 2 && mutant == kResumeWakesNobody) || (which == 3 && mutant == kStopWakesNoRest)) wake.rest = false;
   if ((cut && mutant == kCutRingsNot) || (which == 3 && mutant == kStopRingsNot)) wake.ring = false;
   w.notified = w.notified || wake.rest;
@@ -191,10 +220,16 @@ bool server_event(World& w, int which) {
   return true;
 }
 
-const char* const environment_names[] = {"ring the doorbell",  "post a command",          "post a host function",
-                                         "complete a command", "a host function returns", "the clock passes",
-                                         "memory falls"};
-constexpr int kEnvironment = 7;
+const char* const environment_names[] = {"ring the doorbell",
+                                         "post a command",
+                                         "post a host function",
+                                         "complete a command",
+                                         "a host function returns",
+                                         "the clock passes",
+                                         "memory falls",
+                                         "others come to need it, or no more",
+                                         "look again"};
+constexpr int kEnvironment = 9;
 
 bool environment(World& w, int which) {
   switch (which) {
@@ -220,7 +255,18 @@ bool environment(World& w, int which) {
       post(w, kDone);
       return true;
     case 5: return !w.late && (w.late = true);
-    default: return !w.least_memory && (w.least_memory = true);
+    case 6: return !w.least_memory && (w.least_memory = true);
+    case 7:
+      if (w.debts_left == 0) return false;
+      w.debts_left--;
+      w.owes = !w.owes;
+      return true;
+    default: {
+      if (!w.gate.rests()) return false;
+      const Gate::Wake wake = w.gate.look_again();
+      w.notified = w.notified || (wake.rest && mutant != kLookAgainWakesNobody);
+      return true;
+    }
   }
 }
 
@@ -234,7 +280,10 @@ void check(const World& w) {
 bool arrived(const World& w) {
   if (w.owes_ring) return false;
   if (w.gate.attention() & Gate::kStop) return w.at == At::kLeft;
-  if (w.gate.attention() & Gate::kCut) return w.gate.phase() == Gate::Phase::kParked && w.at == At::kRest;
+  if (w.gate.phase() != Gate::Phase::kRunning) return w.gate.phase() == Gate::Phase::kParked && w.at == At::kRest;
+  if (w.gate.attention() & Gate::kCut)  // an aim
+    return w.least_memory && !w.owes && !w.host_function_out ? w.at == At::kRest && w.gate.rests()
+                                                             : w.at == At::kTop && w.in_ring == 0;
   return w.at == At::kAsleep && w.in_ring == 0;
 }
 
@@ -267,8 +316,9 @@ int explore() {
   World first;
   std::memset(static_cast<void*>(&first), 0, sizeof first);
   new (&first.gate) Gate;
-  first.events_left = kEvents;
+  first.events_left = mutant == kNone ? kEvents : kEventsOfMutants;
   first.posts_left = kPosts;
+  first.debts_left = mutant == kNone ? 3 : 1;  // odd: one may stay
   visit(first, 0, "begin");
   for (size_t i = 0; i < nodes.size(); i++) {
     auto step = [&](bool quiet, const std::string& by, auto act) {

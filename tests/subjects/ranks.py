@@ -30,13 +30,16 @@ import nccl as n  # noqa: E402
 COUNT = 4096
 KINDS = ("reduce", "gather", "scatter", "ring", "all_to_all", "halves", "short_lived")
 CHANGES = ("grown", "revoked")  # with --changing 1
+WAVE, CRESTS = 1 << 20, 6  # with --waves 1: bytes of an activation, and how many a step has
 
 
 class Rank:
     """One rank's communicators, buffers and history."""
 
-    def __init__(self, rank: int, ranks: int, folder: Path, more: bool, changing: bool) -> None:
-        self.rank, self.ranks = rank, ranks
+    def __init__(
+        self, rank: int, ranks: int, folder: Path, more: bool, changing: bool, waves: bool
+    ) -> None:
+        self.rank, self.ranks, self.waves = rank, ranks, waves
         self.kinds = [*KINDS, *(CHANGES if changing else ())]
         self.world = n.Comm.init(n.unique_id(folder, rank), rank, ranks)
         half = self.world.split(rank % 2, rank)
@@ -56,9 +59,21 @@ class Rank:
         values = np.random.default_rng(seed).integers(-(2**30), 2**30, COUNT, np.int32)
         return n.Buffer(4 * COUNT).write(values)
 
+    def wave(self) -> None:
+        """As a data-parallel step: activations come, and go while collectives are submitted."""
+        kept = []
+        for _ in range(CRESTS):
+            kept.append(n.Buffer(WAVE))
+            n.driver("cuMemsetD8Async", kept[-1].base, 1, n.SIZE(WAVE), self.world.stream)
+        for one in reversed(kept):
+            self.world.call("ncclAllReduce", one.ptr, one.ptr, n.SIZE(COUNT), n.INT32, n.SUM)
+            n.driver("cuMemFree_v2", one.base)
+
     def step(self, number: int) -> None:
         """Nothing waits for the device before the end of the step, but where one stream needs the other."""
         dice = np.random.default_rng(number)
+        if self.waves:
+            self.wave()
         if self.behind:
             self.behind.submit(number)
         for _ in range(int(dice.integers(2, 7))):
@@ -147,7 +162,14 @@ class Rank:
 
 def rank_main(options: argparse.Namespace, folder: Path, rank: int) -> None:
     n.open_device(rank % int(os.environ["DEVPROXY_GPUS"]))
-    one = Rank(rank, options.ranks, folder, bool(options.behind), bool(options.changing))
+    one = Rank(
+        rank,
+        options.ranks,
+        folder,
+        bool(options.behind),
+        bool(options.changing),
+        bool(options.waves),
+    )
     if rank == 0:
         common.NONCE = options.nonce
         steps = common.Steps(options)
@@ -172,13 +194,13 @@ def rank_main(options: argparse.Namespace, folder: Path, rank: int) -> None:
 def main() -> None:
     if "--rank" in sys.argv:
         parser = argparse.ArgumentParser()
-        for name, kind in (("steps", int), ("seconds-per-step", float), ("ranks", int), ("rank", int), ("together", int), ("behind", int), ("changing", int), ("nonce", str), ("folder", Path)):  # fmt: skip
+        for name, kind in (("steps", int), ("seconds-per-step", float), ("ranks", int), ("rank", int), ("together", int), ("behind", int), ("changing", int), ("waves", int), ("nonce", str), ("folder", Path)):  # fmt: skip
             parser.add_argument(f"--{name}", type=kind, default=0)
         found = parser.parse_args()
         rank_main(found, found.folder, found.rank)
         return
     # together: all ranks stand at the gate, and not rank 0 alone with the others waiting for it.
-    options = common.options(__doc__ or "", ranks=4, together=0, behind=0, changing=0)
+    options = common.options(__doc__ or "", ranks=4, together=0, behind=0, changing=0, waves=0)
     nodes, node = int(os.environ.get("DEVPROXY_NODES", "1")), int(os.environ.get("DEVPROXY_NODE", "0"))  # fmt: skip
     if nodes == 1:
         folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.getcwd()))

@@ -22,6 +22,7 @@ def report(
     count: int = 5,
     takes_back: bool = False,
     failure: str = "",
+    period_us: int = 0,
 ) -> dict[str, Any]:
     """traffic: communicator, how long ago with metas, and without. A job of two ranks."""
     members = [
@@ -36,7 +37,8 @@ def report(
         for c in comms
     ]
     return {
-        "client": client, "gpu": client, "members": members, "launches": 0, "host_functions": 0, "period_us": 0,
+        "client": client, "gpu": client, "members": members, "launches": 0, "host_functions": 0,
+        "period_us": period_us, "rests": False,
         "counts": [[*WORLD, -1, -1, 0, count]],
         "traffic": [[*comm, with_metas, without] for comm, with_metas, without in traffic],
         "takes_back": takes_back,
@@ -53,6 +55,7 @@ class Tree:
         self.own, self.met, self.settled = own, list(met), settled
         self.lifts = self.held = self.asked = self.withheld = 0
         self.closes, self.stirs = True, 0
+        self.aimed, self.rests_at = 0, 0  # 0: never
 
     def ranks(self) -> list[dict[str, Any]]:
         return [self.own]
@@ -62,6 +65,12 @@ class Tree:
         self.asked += 1
         met = self.met.pop(0) if len(self.met) > 1 else self.met[0]
         return Met(1, int(met), [self.own])
+
+    def aim(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        assert not reports or len(reports) == 2  # of all ranks
+        self.aimed += 1
+        self.own["rests"] = 0 < self.rests_at <= self.aimed
+        return [self.own]
 
     def hold(self) -> list[dict[str, Any]]:
         self.held += 1
@@ -91,9 +100,64 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "PAUSES_S", (0.0, 0.0))
 
 
-def acquire(way: str, *trees: Tree) -> tuple[agreement.Outcome, list[str]]:
+def acquire(way: str, *trees: Tree, aim_ms: int | None = 0) -> tuple[agreement.Outcome, list[str]]:
     said: list[str] = []
-    return barrier.acquire(trees, way, said.append), said
+    return barrier.acquire(trees, way, said.append, aim_ms=aim_ms), said
+
+
+def resting(client: int, at: int, *traffic: Any, period_us: int = 20_000) -> Tree:
+    """Busy, with a rhythm; rests when it has been asked so often."""
+    own = report(client, *(traffic or (BUSY,)), period_us=period_us, takes_back=True)
+    tree = Tree(own, True)
+    tree.rests_at = at
+    return tree
+
+
+@pytest.mark.parametrize("way", ["auto", "agree"])
+def test_ranks_come_to_their_least_memory_first(way: str) -> None:
+    trees = (resting(1, 1), resting(2, 3))
+    outcome, said = acquire(way, *trees, aim_ms=None)
+    assert (outcome.way, outcome.ranks) == ("agreement", 2)
+    assert said == ["agreement: all ranks have the least device memory"]
+    assert [t.lifts for t in trees] == [0, 0]
+    assert [(t.held, t.aimed) for t in trees] == [(1, 3), (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "aim_ms"),
+    [
+        (resting(1, 1), resting(2, 0), None),  # it does not come in two steps
+        (resting(1, 1), resting(2, 0), 10),  # nor in the time given
+        (resting(1, 1), resting(2, 0, (WORLD, 5000, NEVER)), None),  # it is not at work
+        (resting(1, 1), resting(2, 1, period_us=0), None),  # nobody knows its rhythm
+        (resting(1, 1), resting(2, 1), 0),  # at once
+    ],
+)
+def test_where_they_do_not_the_cut_comes_as_ever(
+    one: Tree, other: Tree, aim_ms: int | None
+) -> None:
+    outcome, said = acquire("agree", one, other, aim_ms=aim_ms)
+    assert said == ["agreement: --barrier agree"]
+    aimed = aim_ms != 0 and all(t.own["period_us"] for t in (one, other))
+    for tree in (one, other):
+        assert (tree.lifts, bool(tree.aimed)) == ((1, True) if aimed else (0, False))
+        assert tree.held == 1
+
+
+def test_ranks_at_their_least_memory_that_do_not_settle() -> None:
+    """They are let go, and the other ways come."""
+    one, other = resting(1, 1), resting(2, 1)
+    other.settled = other.closes = False
+    outcome, said = acquire("auto", one, other, aim_ms=None)
+    assert outcome.way == "take-back"
+    assert one.lifts > 0
+
+
+def test_it_is_for_agreement_and_auto() -> None:
+    trees = (resting(1, 1), resting(2, 1))
+    assert acquire("meta", *trees, aim_ms=None)[0].way == "meta"
+    assert acquire("takeback", *trees, aim_ms=None)[0].way == "take-back"
+    assert [t.aimed for t in trees] == [0, 0]
 
 
 def test_auto_takes_meta_for_a_data_parallel_job_at_work() -> None:

@@ -82,7 +82,7 @@ class Agreement {
 
   // May this message be taken now? Then it counts.
   bool take(const std::vector<CommStep>& steps) {
-    if (holding_ && !steps.empty() && !within(steps) && !owes()) return false;
+    if (!steps.empty() && holding_ && !within(steps) && !owes()) return false;
     for (const CommStep& step : steps)
       if (step.init)
         members_[step.key.comm] = {step.key.comm, step.ranks, step.rank, false, false, {}};
@@ -109,6 +109,9 @@ class Agreement {
     std::erase_if(counts_, [&](const auto& item) { return item.first.comm == comm; });
   }
 
+  // Others cannot come to a cut before it has gone on.
+  bool owes() const;
+
   // -- the server thread
 
   bool holding() const { return holding_; }
@@ -117,9 +120,9 @@ class Agreement {
     if (!holding_) learnt_ = false;
     holding_ = true;
   }
-  void lift() { holding_ = false; }
+  void lift() { holding_ = learnt_ = false; }
   // What is judged of the reports of all clients of the job; own: this one's among them. True: they are closed, and it
-  // has not moved since. From then on it cannot, until the hold is lifted.
+  // has not moved since. From then on it cannot, until the hold is lifted. Without a hold it only learns what it owes.
   bool learn(const CommVerdict& verdict, const CommReport* own) {
     verdict_ = verdict;
     learnt_ = true;
@@ -130,7 +133,6 @@ class Agreement {
 
  private:
   bool within(const std::vector<CommStep>& steps) const;
-  bool owes() const;
 
   bool holding_ = false, learnt_ = false;
   CommVerdict verdict_;

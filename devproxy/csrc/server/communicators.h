@@ -61,6 +61,10 @@ class Communicators {
     }
     return true;
   }
+  bool owes() const {
+    std::lock_guard lock(mu_);
+    return agreement_.owes();
+  }
   // Until something has changed since take() said no, or a moment. The caller looks at its gate too.
   void wait() {
     std::unique_lock lock(mu_);

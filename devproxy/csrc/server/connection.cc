@@ -142,6 +142,10 @@ void Connection::request_cut(uint64_t until_us) {
   if (gate_.cut(until_us, now_us()) && !finished()) endpoint_.wake_dispatch_thread();
 }
 
+void Connection::aim(bool on) {
+  if (gate_.aim(on) && !finished()) endpoint_.wake_dispatch_thread();
+}
+
 void Connection::resume() {
   // Before the gate opens: what waits for a communicator may use memory that open_restored() brings back.
   if (parked()) goes_on_.store(true);
@@ -268,16 +272,18 @@ void Connection::dispatch() {
 Gate::Boundary Connection::boundary() {
   // Those that wait in a stream do not begin while communication is withheld; a dump takes them as they are.
   const bool out = withholds_.load() ? device_.in_host_function() : !host_functions_.none_out();
-  return {now_us(), !poisoned_ && out && !faulted(), poisoned_ || memory_.at_trough()};
+  return {now_us(), !poisoned_ && out && !faulted(), poisoned_ || memory_.at_trough(), communicators_.owes()};
 }
 
 // Between two messages: does what the gate asks. True when the next one may be taken, false when it is time to leave.
 bool Connection::attend() {
   const uint64_t since_ns = device_.trace().on() ? now_ns() : 0;
+  bool stood = false;
   for (Gate::Step step = gate_.at_boundary(boundary());;) {
+    stood = stood || step != Gate::Step::kServe;
     switch (step) {
       case Gate::Step::kServe:
-        if (since_ns) device_.trace().span(0, Trace::Kind::kCut, since_ns, now_ns(), "cut");
+        if (since_ns && stood) device_.trace().span(0, Trace::Kind::kCut, since_ns, now_ns(), "cut");
         return true;
       case Gate::Step::kLeave: return false;
       case Gate::Step::kDrain: step = drain(); break;

@@ -88,6 +88,13 @@ class Connection final : public hal::SpaceOwner {
   // such boundary, before that only at least live bytes.
   void request_cut(uint64_t until_us);
   Trace& trace() { return device_.trace(); }  // any thread
+  // From now on it rests where it has the least memory, as long as it owes nothing (Communicators::learn()).
+  void aim(bool on);
+  bool rests() const {
+    return gate_.ask([](const Gate& g) { return g.rests(); });
+  }
+  // What it owes may be another by now.
+  void look_again() { gate_.look_again(); }
   void resume();
   // Nothing of a communicator begins from here on, also while it is parked, until let_go(). False: something is about to;
   // ask again. A cut takes what has not begun as it is. Any thread.

@@ -119,6 +119,8 @@ void Server::serve_control(ControlPeer& peer) {
       peer.answer({{"ok", true}, {"reports", comm_reports()}});
     } else if (op == "barrier") {
       peer.answer(barrier(peer, request));
+    } else if (op == "aim") {
+      peer.answer(aim(peer, request));
     } else if (op == "hold") {
       peer.answer(hold(peer));
     } else if (op == "withhold") {
@@ -164,6 +166,7 @@ Json Server::comm_reports() {
     report["launches"] = c.connection->counters().launches.load();
     report["host_functions"] = c.connection->host_functions().count();
     report["period_us"] = c.connection->counters().period_us.load();
+    report["rests"] = c.connection->rests();
     report["takes_back"] = device_->caps().takes_back;
     report["traffic"] = to_json(c.connection->communicators().traffic(), now_us());
     reports.push_back(std::move(report));
@@ -190,6 +193,28 @@ Json Server::barrier(ControlPeer& peer, const Json& request) {
   return {{"ok", true}, {"members", members}, {"acquired", acquired}, {"reports", comm_reports()}};
 }
 
+// Whoever has the least memory rests, and is seen to rest in the reports. Asked again, with what all have reported, whoever
+// owes goes on: others may be past their own point, and need it to come to the next.
+Json Server::aim(ControlPeer& peer, const Json& request) {
+  if (hold_peer_ && hold_peer_ != &peer) return refused("another agreement is under way");
+  if (held_) return refused(parked() ? "it is parked already" : "a cut is under way already");
+  if (hold_peer_ != &peer)
+    for (const Client& c : clients_)
+      if (c.here) c.connection->aim(true);
+  hold_peer_ = &peer;
+  if (request.contains("reports")) {
+    const auto reports = comm_reports_of(request);
+    if (!reports) return refused("the reports of the other ranks are damaged");
+    const CommVerdict verdict = judge(*reports);
+    for (const Client& c : clients_) {
+      if (!c.here) continue;
+      c.connection->communicators().learn(verdict, nullptr);
+      if (c.connection->communicators().owes()) c.connection->look_again();
+    }
+  }
+  return {{"ok", true}, {"reports", comm_reports()}};
+}
+
 Json Server::hold(ControlPeer& peer) {
   if (hold_peer_ && hold_peer_ != &peer) return refused("another agreement is under way");
   if (held_) return refused(parked() ? "it is parked already" : "a cut is under way already");
@@ -211,6 +236,7 @@ Json Server::agree(const Json& request) {
     const auto own =
         std::find_if(reports->begin(), reports->end(), [&](const CommReport& r) { return r.client == id; });
     settled = c.connection->communicators().learn(verdict, own == reports->end() ? nullptr : &*own) && settled;
+    if (c.connection->communicators().owes()) c.connection->look_again();
     // Its end comes through the ring, perhaps behind what is held.
     settled = settled && c.connection->host_functions().none_out();
   }
@@ -252,7 +278,10 @@ Json Server::mark(const Json& request) {
 // Of all three. Whoever is parked stays as it is until it goes on.
 Json Server::lift() {
   hold_peer_ = nullptr;
-  for (const Client& c : clients_) c.connection->communicators().lift();
+  for (const Client& c : clients_) {
+    c.connection->communicators().lift();
+    c.connection->aim(false);
+  }
   if (held_) return {{"ok", true}};
   withholds_ = false;
   for (const Client& c : clients_)

@@ -28,7 +28,7 @@ class Gate {
   enum class Step : uint8_t {
     kServe,  // take the next message
     kDrain,  // take none; look until the device is idle, then say drained()
-    kRest,   // parked: take none and sleep until the step is another
+    kRest,   // parked, or aimed and at least memory: take none and sleep until the step is another
     kLeave,  // give everything back
   };
   // Who may sleep over an event and must be woken: the dispatch thread at its ring, or where it rests.
@@ -48,10 +48,25 @@ class Gate {
   // not running keeps the cut that it has.
   Wake cut(uint64_t until_us, uint64_t now_us) {
     if (phase_ != Phase::kRunning) return {};
+    const bool rests = rests_;
     phase_ = Phase::kCutting;
     until_us_ = until_us;
     asked_us_ = now_us;
-    return {true, false};
+    rests_ = false;
+    return {true, rests};
+  }
+  // Rest at the first boundary of least memory, as long as this one is not needed by others. A cut comes later.
+  Wake aim(bool on) {
+    const bool rests = rests_;
+    aims_ = on;
+    rests_ = false;
+    return {on, rests};
+  }
+  // Others may need it by now: it asks again.
+  Wake look_again() {
+    const bool rests = rests_;
+    rests_ = false;
+    return {false, rests};
   }
   // A thread that is serving or draining asks by itself before it does anything else.
   Wake resume() {
@@ -67,8 +82,10 @@ class Gate {
     uint64_t now_us = 0;
     bool host_functions_out = false;  // their ends come through the ring, so it must be served on
     bool least_memory = false;
+    bool owes = false;  // others cannot come to a cut before it has gone on
   };
   Step at_boundary(const Boundary& b) {
+    rests_ = aims_ && phase_ == Phase::kRunning && b.least_memory && !b.host_functions_out && !b.owes;
     if (phase_ == Phase::kCutting && !b.host_functions_out && (b.least_memory || b.now_us >= until_us_)) {
       phase_ = Phase::kDraining;
       began_us_ = b.now_us;
@@ -94,14 +111,16 @@ class Gate {
   Step step() const {
     if (stopping_) return Step::kLeave;
     if (phase_ == Phase::kDraining) return Step::kDrain;
-    return phase_ == Phase::kParked ? Step::kRest : Step::kServe;
+    return phase_ == Phase::kParked || rests_ ? Step::kRest : Step::kServe;
   }
+  // It waits at a boundary of least memory.
+  bool rests() const { return rests_; }
 
   // -- facts
 
   Phase phase() const { return phase_; }
   // 0: the next message may be taken without a question.
-  uint32_t attention() const { return (stopping_ ? kStop : 0) | (phase_ != Phase::kRunning ? kCut : 0); }
+  uint32_t attention() const { return (stopping_ ? kStop : 0) | (phase_ != Phase::kRunning || aims_ ? kCut : 0); }
   // Moves while a drain comes nearer to its end.
   uint64_t drain_progress() const { return drain_progress_; }
   // Of the last cut. Precondition: kParked.
@@ -109,7 +128,7 @@ class Gate {
   uint64_t drained_us() const { return drained_us_; }
 
  private:
-  bool stopping_ = false;
+  bool stopping_ = false, aims_ = false, rests_ = false;
   Phase phase_ = Phase::kRunning;
   uint64_t until_us_ = 0, asked_us_ = 0, began_us_ = 0, drained_us_ = 0;
   uint64_t drain_progress_ = 0;

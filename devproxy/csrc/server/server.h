@@ -135,6 +135,7 @@ class Server {
   Json dump_shared(const std::string& dir);
   Json list_executors(const std::string& dir);
   // Agreement of all ranks (agreement.h). The channel that asked for the hold owns it.
+  Json aim(ControlPeer& peer, const Json& request);
   Json hold(ControlPeer& peer);
   Json withhold(ControlPeer& peer);
   Json mark(const Json& request);

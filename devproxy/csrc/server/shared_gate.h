@@ -37,6 +37,12 @@ class SharedGate {
   void resume() {
     change([](Gate& g) { return g.resume(); });
   }
+  [[nodiscard]] bool aim(bool on) {
+    return change([=](Gate& g) { return g.aim(on); });
+  }
+  void look_again() {
+    change([](Gate& g) { return g.look_again(); });
+  }
   template <class Ask>  // ask(const Gate&)
   auto ask(Ask ask) const {
     std::lock_guard lock(mu_);
