@@ -431,6 +431,10 @@ def save(path: Path, value: dict[str, Any]) -> None:
 EMPTY: dict[str, Any] = {"runs": 0, "seconds": 0.0, "figures": {}, "failures": [], "commits": {}}
 
 
+def both_ends(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+
+
 def commit() -> str:
     command = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -456,7 +460,7 @@ def campaign(c: Campaign, runs: int, fresh: bool) -> dict[str, Any]:
                 state["figures"][name] = state["figures"].get(name, 0) + value
         except (AssertionError, subprocess.SubprocessError, OSError) as error:
             state["failures"].append(
-                {"seed": seed, "why": f"{type(error).__name__}: {error}"[-2000:]}
+                {"seed": seed, "why": both_ends(f"{type(error).__name__}: {error}", 20_000)}
             )
             print(f"{c.name}: seed {seed} failed: {error}", file=sys.stderr)
         state["runs"] = seed

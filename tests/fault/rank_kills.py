@@ -242,7 +242,9 @@ class Job:
         world = self.world
         world.wait_end("digest", timeout_s=240)
         assert len(world.nonces()) == 1, world.tail()
-        assert world.digest() == [self.digest], world.tail()
+        # The marks show rank and step, beside those of an undisturbed run.
+        marks = "\n".join(re.findall(r"^marks of rank .*$", world.text(), re.M))
+        assert world.digest() == [self.digest], f"{world.digest()} is not {self.digest}\n{marks}"
         assert world.steps() == list(range(1, self.steps + 1)), world.steps()
         world.wait(lambda: not world.others(), 30, f"the end of {world.others()}")
         self.figures["jobs_bitwise_right"] += 1

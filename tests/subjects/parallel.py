@@ -262,14 +262,17 @@ def train(options: Any, local_rank: int, **world: Any) -> None:
     dist.init_process_group("nccl", **world)
     model, one_step = WAYS[options.way]()
     digest = common.Digest()
+    marks: list[str] = []  # of the losses so far: where two runs part
     numbers: Any = common.Steps(options) if dist.get_rank() == 0 else range(1, options.steps + 1)
     for number in numbers:
         loss = one_step(number)
         digest.add("loss", loss)
+        marks.append(digest.hash.hexdigest()[:4])
         if dist.get_rank() == 0:
             numbers.say(f"loss {loss.item():.6f}")
     for name, value in model.state_dict().items():
         digest.add(name, value.to_local() if hasattr(value, "to_local") else value)
+    print(f"marks of rank {dist.get_rank()}: {' '.join(marks)}\n", end="", flush=True)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, digest.hash.hexdigest())
     if dist.get_rank() == 0:
