@@ -198,7 +198,7 @@ const bool kLacksHalves = false;
 c10::Device of(const Client& client) { return {c10::kCUDA, index_of(client)}; }
 c10::Allocator* allocator() { return caching::get(); }
 
-void install_placement() {
+void prepare() {
   static const bool installed = [] {
     at::globalContext().lazyInitDevice(c10::kCUDA);  // makes torch's own allocator, if nothing has
     caching::allocator.store(new PlacingAllocator(caching::get()));

@@ -37,8 +37,8 @@ c10::Device of(const Client& client);
 // Behind the tensors of a launch; results that are larger than was foreseen come from it.
 c10::Allocator* allocator();
 
-// Puts the placing allocator (placement.h) in front of torch's, once per process.
-void install_placement();
+// Once per process, before its first op: puts the placing allocator (placement.h) in front of torch's.
+void prepare();
 
 // Once per client. Throws where the framework cannot use the GPU.
 void attach(Client& client);

@@ -615,7 +615,7 @@ int guarded(char* error, uint64_t error_bytes, F f) {
 }
 
 int load(uint32_t, char* error, uint64_t error_bytes) {
-  return guarded(error, error_bytes, [] { device::install_placement(); });
+  return guarded(error, error_bytes, [] { device::prepare(); });
 }
 
 int attach(const devproxy_executor_host* host, void** state, char* error, uint64_t error_bytes) {
