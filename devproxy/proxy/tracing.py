@@ -26,13 +26,14 @@ KINDS = (
     "call",
     "cut",
     "step",
+    "room",
 )
-CALL, CUT, STEP = KINDS.index("call"), KINDS.index("cut"), KINDS.index("step")
+CALL, CUT, STEP, ROOM = (KINDS.index(kind) for kind in ("call", "cut", "step", "room"))
 
 
 @dataclass(frozen=True)
 class Event:
-    """Times in ns of CLOCK_MONOTONIC. lane: the stream's number; of a call which thread of the process waited (its reply
+    """Times in ns of CLOCK_MONOTONIC. lane: the stream's number; of a call or a wait for room which thread of the process waited (its reply
     slot)."""
 
     submitted_ns: int

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.world import CTL, World
-from tests.integration.test_trace import BEGIN
+from tests.integration.test_trace import BEGIN, FULL
 from tests.trace_processor import ask
 
 # Forty memsets a step, and a step every 10 ms or so, counted as the import hook of torch's optimizers counts them.
@@ -104,3 +104,19 @@ def test_it_shows_verbs_stages_cuts_and_steps(traced: Any) -> None:
     # Every memset is in a step; the first and last step of a trace, or of a server, are cut off.
     counts = [len([w for w in works if within(w, step)]) for step in steps[1:-1]]
     assert sum(count == 40 for count in counts) > 0.9 * len(counts), counts
+
+
+def test_waits_for_room_behind_a_restore(world: World) -> None:
+    """The restored tree has a monotonic clock of its own, which is behind the servers'."""
+    world.run(sys.executable, "-c", FULL)
+    world.wait(lambda: "up" in world.text())
+    world.ctl("checkpoint", "j")
+    world.kill_everything()
+    world.restore()
+    target = world.home / "j.pftrace"
+    world.ctl("trace", "j", "--seconds", "1", "-o", str(target))
+    (rows,) = ask(target.read_bytes(), EVENTS)
+    (phase,) = of(rows, "phase")
+    waits = [row for row in of(rows, "room") if row["ts"] >= phase["ts"]]
+    assert sum(row["dur"] for row in waits) > 0.5e9
+    assert all(within(row, phase) for row in waits)

@@ -907,7 +907,7 @@ class Attacker {
 
   void attack_control_page() {
     ControlPage* c = c_.view.control();
-    switch (below(8)) {
+    switch (below(9)) {
       case 0:
         c->head.value = evil();
         c_.scribbled_ = true;
@@ -921,6 +921,12 @@ class Attacker {
         break;
       case 5: c->hostfuncs[below(kHostFuncs)].token = evil(); break;
       case 6: c_.view.streams()[below(kStreams)].completed = evil(); break;
+      case 7: {
+        RoomWait& entry = c->room_waits[below(kRoomWaits)];
+        entry.begin = evil(), entry.end = evil(), entry.slot = static_cast<uint32_t>(rnd());
+        c->room_waits_filled = 1;
+        break;
+      }
       default: c_.view.replies()[below(kReplySlots)].waiting = 1; break;
     }
     ++g_scribbled;

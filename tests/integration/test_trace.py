@@ -14,8 +14,10 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
 from tests.conftest import RUN
 from tests.integration.test_daemon import ctl, one_line_error
+from tests.trace_processor import ask
 
 BYTES, ROUNDS, SLEEP_S = 4096, 10, 0.02
+SHARES = ("kernel", "ring", "wait", "client")
 # check(), and a context.
 BEGIN = """
 import ctypes, time
@@ -44,12 +46,25 @@ while True:
     time.sleep({SLEEP_S})
 """
 
+# Sets a MiB again and again and never waits, so the ring is full.
+FULL = f"""{BEGIN}
+check(cuda.cuMemAlloc_v2(ctypes.byref(memory), 1 << 20))
+print("up", flush=True)
+while True:
+    check(cuda.cuMemsetD8Async(memory, 1, 1 << 20, None))
+"""
+
 
 @pytest.fixture
-def job(job_env: dict[str, str], tmp_path: Path):
+def program() -> str:
+    return PROGRAM
+
+
+@pytest.fixture
+def job(job_env: dict[str, str], tmp_path: Path, program: str):
     env = job_env | {"DEVPROXY_STATE_DIR": str(tmp_path / "state")}
     process = subprocess.Popen(
-        [*RUN, "--device", "soft", "--name", "j", "--", sys.executable, "-c", PROGRAM],
+        [*RUN, "--device", "soft", "--name", "j", "--", sys.executable, "-c", program],
         env=env,
         stdout=subprocess.PIPE,
         text=True,
@@ -117,8 +132,9 @@ def test_explain(job: dict[str, str]) -> None:
     assert result.returncode == 0, result
     facts = json.loads(result.stdout)
     (process,) = facts["processes"]
-    assert process["kernel"] + process["wait"] + process["client"] == pytest.approx(1, abs=0.001)
+    assert sum(process[share] for share in SHARES) == pytest.approx(1, abs=0.001)
     assert process["client"] > 0.5  # it sleeps
+    assert process["ring"] < 0.01
     (server,) = facts["servers"]
     assert server["server"] < 0.5
     assert server["ring_wakes_per_s"] > 5
@@ -127,6 +143,30 @@ def test_explain(job: dict[str, str]) -> None:
     assert facts["checkpointable"] == (facts["why_not"] == "")
     text = ctl(job, "explain", "j", "--seconds", "0.5").stdout
     assert "job j is running\ncheckpoint: " in text
+
+
+@pytest.mark.parametrize("program", [FULL])
+def test_a_full_ring(job: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "a.pftrace"
+    result = ctl(job, "trace", "j", "--seconds", "1", "-o", str(path), "--json")
+    assert result.returncode == 0, result
+    (rows,) = ask(
+        path.read_bytes(),
+        """select track.name as track, slice.ts as ts, slice.dur as dur from slice join track on slice.track_id = track.id
+           where category = 'room' order by ts""",
+    )
+    # Only what ends before the trace does is seen, and one that began before it is whole.
+    assert {row["track"] for row in rows} == {"thread 0: waits for room"}
+    assert sum(row["dur"] for row in rows) > 0.5e9
+    assert all(row["dur"] >= 0 for row in rows)
+    for one, other in zip(rows, rows[1:], strict=False):
+        assert (
+            other["ts"] >= one["ts"] + one["dur"] - 100_000
+        )  # two clocks are read, one behind the other
+    explained = ctl(job, "explain", "j", "--seconds", "1", "--json")
+    (process,) = json.loads(explained.stdout)["processes"]
+    assert sum(process[share] for share in SHARES) == pytest.approx(1, abs=0.001)
+    assert process["client"] < 0.5
 
 
 def test_what_cannot_be_traced(job: dict[str, str], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from devproxy.proxy.tracing import Event, OfClient
 from tests.trace_processor import ask
 
 HEADER = Path(__file__).resolve().parents[2] / "devproxy/csrc/server/trace.h"
-LAUNCH, CALL, STEP = tracing.KINDS.index("launch"), tracing.CALL, tracing.STEP
+LAUNCH, CALL, STEP, ROOM = tracing.KINDS.index("launch"), tracing.CALL, tracing.STEP, tracing.ROOM
 
 
 def test_the_kinds_are_the_servers() -> None:
@@ -131,6 +131,7 @@ def test_shares_add_up() -> None:
         Event(0, 0, 3 * s, 0, "", 1, LAUNCH),
         Event(0, 2 * s, 4 * s, 0, "", 2, LAUNCH),
         Event(0, 3 * s, 6 * s, 0, "", 0, CALL),
+        Event(0, 3 * s, 5 * s, 0, "", 1, ROOM),
     ]
     (found,) = trace.shares([client], 10.0)
-    assert (found["kernel"], found["wait"], found["client"]) == (0.4, 0.2, 0.4)
+    assert (found["kernel"], found["ring"], found["wait"], found["client"]) == (0.4, 0.1, 0.1, 0.4)

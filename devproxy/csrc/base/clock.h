@@ -14,6 +14,13 @@ inline uint64_t now_ns() {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
+// The time of day, for two processes that may be in different time namespaces: each sees this clock alike.
+inline uint64_t day_ns() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
 // What the calling thread has used of a processor.
 inline uint64_t thread_cpu_ns() {
   timespec used;

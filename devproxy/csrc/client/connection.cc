@@ -13,6 +13,7 @@
 
 #include <algorithm>
 
+#include "devproxy/csrc/base/clock.h"
 #include "devproxy/csrc/client/log.h"
 
 namespace devproxy::client {
@@ -227,7 +228,29 @@ void Connection::wake_server() {
   futex_wake(&view_.control()->doorbell.sleeping, 1);
 }
 
+void Connection::note_room_wait(uint64_t began_ns) {
+  ControlPage* control = view_.control();
+  for (RoomWait& entry : control->room_waits) {
+    uint64_t free = 0;
+    if (entry.begin.load(std::memory_order_relaxed) != 0 ||
+        !entry.begin.compare_exchange_strong(free, began_ns, std::memory_order_acquire))  // its taker is done with it
+      continue;
+    entry.slot.store(thread_slot(), std::memory_order_relaxed);
+    entry.end.store(day_ns(), std::memory_order_release);
+    // Before the message that waited is published, so its reader finds the entry.
+    control->room_waits_filled.store(1, std::memory_order_release);
+    return;
+  }
+}
+
 int32_t Connection::wait_for_space(const CommandRing::Reservation& r) {
+  const uint64_t began_ns = day_ns();
+  const int32_t found = sleep_for_space(r);
+  note_room_wait(began_ns);
+  return found;
+}
+
+int32_t Connection::sleep_for_space(const CommandRing::Reservation& r) {
   // The reservation stands whatever happens: if the server is gone nobody will ever read the ring again.
   CommandRing& ring = view_.ring();
   // A full ring is work for longer than a nap. So while the server takes records, this thread naps until an eighth of the
@@ -334,7 +357,11 @@ uint32_t Connection::take_chunk(int32_t* error_out) {
     RealSync::fence();
     bool any = false;
     for (uint32_t i = 0; i < kChunks && !any; ++i) any = c->chunk_busy[i].load(std::memory_order_relaxed) == 0;
-    if (!any) futex_wait(&c->chunk_seq, seq, kSleepUs);
+    if (!any) {
+      const uint64_t began_ns = day_ns();
+      futex_wait(&c->chunk_seq, seq, kSleepUs);
+      note_room_wait(began_ns);
+    }
     c->chunk_waiters.fetch_sub(1, std::memory_order_relaxed);
     if (!any && !check_alive()) {
       *error_out = error();

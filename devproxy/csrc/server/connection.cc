@@ -438,9 +438,12 @@ Connection::Taken Connection::consume(uint32_t record_bytes) {
   return Taken::kPoisoned;
 }
 
-// Answers that somebody waits for, and steps of the optimizer, which the client counts.
+// Waits for room and answers that somebody waits for, and steps of the optimizer, which the client counts.
 void Connection::trace_message(const Message& message, uint64_t began_ns) {
   Trace& trace = device_.trace();
+  endpoint_.take_room_waits([&](uint16_t slot, uint64_t begin_ns, uint64_t end_ns) {
+    trace.span(slot, Trace::Kind::kRoom, begin_ns, end_ns, "room in the ring");
+  });
   if (message.seq) trace.span(message.slot, Trace::Kind::kCall, began_ns, now_ns(), message.info->name);
   const uint64_t steps = endpoint_.steps();
   if (traced_times_ != trace.times()) {  // the step under way began before anybody looked

@@ -18,6 +18,7 @@
 
 #include <unistd.h>
 
+#include "devproxy/csrc/base/clock.h"
 #include "devproxy/csrc/base/futex.h"
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/csrc/server/lifeline.h"
@@ -70,6 +71,27 @@ class Endpoint {
   int link() const { return link_; }
   uint64_t wakes() const { return view_.control()->wakes.load(std::memory_order_relaxed); }
   uint64_t steps() const { return view_.control()->steps.load(std::memory_order_relaxed); }
+  // What the client's threads have waited for room since the last call: take(reply slot, begin, end), ns of the server's
+  // CLOCK_MONOTONIC. The client's clocks may be those of another time namespace, so it notes the time of day. Dispatch thread.
+  template <class Take>
+  void take_room_waits(Take take) {
+    ControlPage* control = view_.control();
+    if (control->room_waits_filled.load(std::memory_order_relaxed) == 0) return;
+    // Filled entries that are not seen below are said again behind this exchange.
+    control->room_waits_filled.exchange(0, std::memory_order_acquire);
+    const uint64_t day = day_ns(), now = now_ns();
+    for (RoomWait& entry : control->room_waits) {
+      const uint64_t end = entry.end.load(std::memory_order_acquire);
+      if (end == 0) continue;
+      const uint64_t begin = entry.begin.load(std::memory_order_relaxed);
+      const uint32_t slot = entry.slot.load(std::memory_order_relaxed);
+      entry.end.store(0, std::memory_order_relaxed);
+      entry.begin.store(0, std::memory_order_release);
+      // Not so: the clock was set meanwhile, or the client writes what it likes.
+      if (begin <= end && end <= day && day - begin <= now && slot < kReplySlots)
+        take(static_cast<uint16_t>(slot), now - (day - begin), now - (day - end));
+    }
+  }
   // The dispatch thread looks at its gate at least every 100 ms; this makes it look now.
   void wake_dispatch_thread();
 

@@ -85,6 +85,15 @@ struct HostFuncEntry {
   std::atomic<uint64_t> token;  // 0 = empty
 };
 
+// One wait of a thread for room in the ring or for a chunk. `begin` claims an entry and `end` fills it (client); the server
+// takes what is filled while somebody traces. Where all are taken, nobody traces, and a wait is not noted.
+struct RoomWait {
+  std::atomic<uint64_t> begin;  // day_ns(); 0: free
+  std::atomic<uint64_t> end;    // 0: not filled
+  std::atomic<uint32_t> slot;   // reply slot of the thread
+};
+inline constexpr uint32_t kRoomWaits = 16;
+
 struct ControlPage {
   uint32_t magic;
   uint32_t slot;  // address range of this process on this device
@@ -112,6 +121,8 @@ struct ControlPage {
   std::atomic<uint32_t> chunk_seq;                         // futex word
   alignas(kLineBytes) std::atomic<uint32_t> hostfunc_seq;  // futex word: server adds 1 after it filled an entry
   HostFuncEntry hostfuncs[kHostFuncs];                     // token t goes to entry t % kHostFuncs; client empties it
+  std::atomic<uint32_t> room_waits_filled;                 // some entries are
+  RoomWait room_waits[kRoomWaits];
 };
 
 inline constexpr size_t round_page(size_t n) { return (n + kPageBytes - 1) & ~(kPageBytes - 1); }
