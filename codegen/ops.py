@@ -30,9 +30,14 @@ OPS: dict[str, Op] = {
         0x0103, SYNC, {"bytes": "u64", "minimum": "u64"}, {"granted": "u64"}, server_sa="memory"
     ),
     "MEM_CREDIT_RETURN": Op(0x0104, ANNOUNCE, {"bytes": "u64"}, server_sa="memory"),
-    # spare: of what is free, how much may be kept unused, as far as other ranks of the job on the GPU need it
+    # spare: of what is free, how much may be kept unused, as far as other ranks of the job on the GPU need it. holders: 1 if
+    # the reply's tail is to name the other jobs that have memory of the GPU, as text
     "MEM_INFO": Op(
-        0x0105, SYNC, {}, {"free": "u64", "total": "u64", "spare": "u64"}, server_sa="memory"
+        0x0105,
+        SYNC,
+        {"holders": "u32", "pad": "u32"},
+        {"free": "u64", "total": "u64", "spare": "u64"},
+        server_sa="memory",
     ),
     # spaces: codegen/spec.py, Space
     # chunk_release: 1 + index of the chunk to mark free when the command is complete, 0 for none

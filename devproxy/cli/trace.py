@@ -204,7 +204,8 @@ def refused(log: str) -> list[str]:
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
                 for line in file:
-                    if line.startswith("devproxy: ") and " is refused: " in line:
+                    by_device = line.startswith("devproxy: refused by the device of GPU ")
+                    if by_device or (line.startswith("devproxy: ") and " is refused: " in line):
                         found[line.strip().removeprefix("devproxy: ")] = None
         except OSError:
             continue  # it has said nothing so far

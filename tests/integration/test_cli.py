@@ -319,6 +319,27 @@ def test_jobs_on_one_gpu_have_their_own_limits(start, run_job) -> None:
     assert small.stdout == "4 64\n", small.stderr
 
 
+def test_who_has_a_gpus_memory_is_named(start, run_job) -> None:
+    """PyTorch's OutOfMemoryError ends with it (devproxy/torch/client/driver.h)."""
+    begin = (
+        "import ctypes, time\n"
+        "cu, c = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p()\n"
+        "assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(ctypes.byref(c), 0) == 0\n"
+        "assert cu.cuCtxSetCurrent(c) == 0\n"
+        "p, text = ctypes.c_uint64(), ctypes.create_string_buffer(200)\n"
+    )
+    take = "assert cu.cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t({} << 20)) == 0\n"
+    ask = "print(cu.devproxy_memory_holders(0, text, 200), text.value.decode(), flush=True)\n"
+    program = begin + take.format(40) + ask + "time.sleep(1000)"
+    options = ["--gpu", "0", "--gpu-memory", "64MiB"]
+    large = start("--name", "large", *options, "--", sys.executable, "-c", program)
+    assert large.stdout.readline() == "0 \n"
+    small = run_job(sys.executable, "-c", begin + ask, options=options)
+    length, text = small.stdout.split(" ", 1)
+    assert text == "job large has 40.0 MiB\n", small.stderr
+    assert int(length) == len(text) - 1
+
+
 def test_the_job_is_killed(start) -> None:
     job = holding(start)
     (command,) = children(job, "cuInit")

@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
+#include <string_view>
 
 #include "devproxy/csrc/base/clock.h"
 #include "devproxy/csrc/client/log.h"
@@ -270,6 +272,14 @@ int32_t Connection::sleep_for_space(const CommandRing::Reservation& r) {
   }
 }
 
+// A refusal has a name. Each is said once: a program may try again and again.
+void Connection::say_refusal(const char* text) {
+  static std::atomic<size_t> said[64];
+  const size_t hash = std::hash<std::string_view>{}(text) | 1;
+  if (said[hash / 2 % 64].exchange(hash, std::memory_order_relaxed) == hash) return;
+  log(Level::kWarn, "refused by the device of GPU %d: %s", device_, text);
+}
+
 int32_t Connection::await_reply(uint16_t slot, uint32_t seq, Reply* reply) {
   ReplySlot& s = view_.replies()[slot];
   auto answered = [&] { return s.seq.load(std::memory_order_acquire) == seq; };
@@ -284,9 +294,9 @@ int32_t Connection::await_reply(uint16_t slot, uint32_t seq, Reply* reply) {
     if (!answered() && !check_alive() && !answered()) return error();
   }
   const int32_t status = s.status;
-  if (status == kNotSupported && s.bytes > 0 && s.bytes <= sizeof(s.data)) {  // a refusal has a name
+  if ((status == kNotSupported || status == kNoBinaryForGpu) && s.bytes > 0 && s.bytes <= sizeof(s.data)) {
     s.data[s.bytes - 1] = 0;
-    log(Level::kWarn, "refused by the device of GPU %d: %s", device_, reinterpret_cast<const char*>(s.data));
+    say_refusal(reinterpret_cast<const char*>(s.data));
   }
   if (reply && status == kOk) {
     const size_t got = s.bytes <= sizeof(s.data) ? s.bytes : sizeof(s.data);

@@ -201,6 +201,7 @@ class Connection {
   [[nodiscard]] int32_t wait_for_space(const CommandRing::Reservation& r);
   [[nodiscard]] int32_t sleep_for_space(const CommandRing::Reservation& r);
   void note_room_wait(uint64_t began_ns);  // for the server's trace; it ends now
+  void say_refusal(const char* text);
   int32_t lost_result() const;
   bool check_alive();  // asks the link; marks the connection lost when no server holds its other end
 

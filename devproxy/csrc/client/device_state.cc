@@ -444,6 +444,12 @@ int32_t DeviceState::info(uint64_t* free, uint64_t* total) {
   return kOk;
 }
 
+size_t DeviceState::other_holders(char* text, size_t bytes) {
+  wire::MEM_INFO_rep rep{};
+  Reply reply{&rep, sizeof(rep), text, bytes};
+  return conn_->call(wire::Opcode::MEM_INFO, wire::MEM_INFO_req{1, 0}, &reply) == kOk ? reply.tail_got : 0;
+}
+
 uint64_t DeviceState::allocate_pinned(uint64_t bytes, int32_t* error) { return take_pinned(bytes, false, error); }
 
 uint64_t DeviceState::take_pinned(uint64_t bytes, bool managed, int32_t* error) {

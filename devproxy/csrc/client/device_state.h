@@ -114,6 +114,8 @@ class DeviceState {
   // The live allocation around addr.
   bool find(uint64_t addr, uint64_t* base, Allocation* out);
   [[nodiscard]] int32_t info(uint64_t* free, uint64_t* total);
+  // The other jobs with memory of this GPU, as text without a NUL; its length.
+  size_t other_holders(char* text, size_t bytes);
   // Frees what was allocated, and destroys the streams that were made, under a context. Precondition: every stream
   // idle.
   void end_context(uint64_t context);

@@ -28,6 +28,8 @@ const std::array<uint8_t, 32> devproxy_abi_id = std::to_array(devproxy::wire::kA
 __attribute__((visibility("default"))) int devproxy_step(void);
 // 1 when this process has commands on that device which have not completed, else 0. Attaches nothing; any time.
 __attribute__((visibility("default"))) int devproxy_busy(int gpu);
+// The other jobs that have memory of that GPU, and how much, as text that ends in NUL. Its length; 0: none, or not known.
+__attribute__((visibility("default"))) int devproxy_memory_holders(int gpu, char* text, int bytes);
 // What the calling thread allocates is stable while the sum of its calls is above 0. Any time.
 __attribute__((visibility("default"))) void devproxy_make_stable(int by);
 __attribute__((visibility("default"))) void devproxy_use_framework(void);
@@ -250,8 +252,21 @@ static bool busy(int gpu) {
   return false;
 }
 
+static int memory_holders(int gpu, char* text, int bytes) {
+  if (bytes < 1) return 0;
+  size_t length = 0;
+  if (detail::g_init_state == 1 && gpu >= 0 && gpu < device_count())
+    if (DeviceState* device = device_state_if_attached(gpu))
+      length = device->other_holders(text, static_cast<size_t>(bytes) - 1);
+  text[length] = 0;
+  return static_cast<int>(length);
+}
+
 }  // namespace devproxy::client
 
+int devproxy_memory_holders(int gpu, char* text, int bytes) {
+  return devproxy::client::memory_holders(gpu, text, bytes);
+}
 int devproxy_busy(int gpu) { return devproxy::client::busy(gpu) ? 1 : 0; }
 void devproxy_make_stable(int by) { devproxy::client::make_stable(by); }
 int devproxy_step(void) { return devproxy::client::count_step() ? 1 : 0; }

@@ -96,6 +96,7 @@ class ClientMemory {
   // Of the GPU, beside the credit.
   uint64_t free_bytes(uint64_t most) const;
   uint64_t total_bytes() const { return ledger_.total_bytes(); }
+  std::string other_holders() const { return ledger_.other_holders(); }
   // reused: as in MemoryMirror.
   [[nodiscard]] Answer allocate(uint64_t addr, uint64_t bytes, uint32_t flags, std::vector<Range>* reused);
   // keep, freed, forgotten: as in MemoryMirror. oldest_pending: 0, or what retires earlier ranges.

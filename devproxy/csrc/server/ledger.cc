@@ -2,6 +2,10 @@
 #include "devproxy/csrc/server/ledger.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <map>
 #include <mutex>
 
 #define XXH_INLINE_ALL
@@ -137,15 +141,50 @@ void Ledger::set_aside(bool aside) {
 }
 
 // Without the lock: somebody may hold it for long, and a number that is shown may be in the middle of a change.
-Ledger::Use Ledger::use() const {
+std::optional<LedgerTable> Ledger::read() const {
   LedgerTable table;
   if (file_.read(&table, sizeof table) != sizeof table || table.magic != LedgerTable::kMagic ||
       table.version != LedgerTable::kVersion)
-    return {};
+    return std::nullopt;
   table.reap(is_alive);
-  LedgerTable::Entry* const own = table.find(self_);
+  return table;
+}
+
+Ledger::Use Ledger::use() const {
+  std::optional<LedgerTable> table = read();
+  if (!table) return {};
+  LedgerTable::Entry* const own = table->find(self_);
   if (own && saved_) own->saved = saved_();
-  return {own ? own->bytes : 0, own ? own->saved : 0, table.used(), table.total(limit_bytes_)};
+  return {own ? own->bytes : 0, own ? own->saved : 0, table->used(), table->total(limit_bytes_)};
+}
+
+// As its command line has it (devproxy/proxy/server_set.py); by its number where that cannot be read.
+static std::string job_of(uint32_t server_pid) {
+  std::ifstream file("/proc/" + std::to_string(server_pid) + "/cmdline", std::ios::binary);
+  for (std::string word; std::getline(file, word, '\0');)
+    if (word == "--job" && std::getline(file, word, '\0') && word.size() <= 64) return "job " + word;
+  return "the job of process " + std::to_string(server_pid);
+}
+
+std::string Ledger::other_holders() const {
+  const std::optional<LedgerTable> table = read();
+  if (!table) return "";
+  std::map<uint64_t, std::pair<uint64_t, uint32_t>> jobs;  // by the hash: bytes, one of its servers
+  for (const LedgerTable::Entry& e : table->entries) {
+    if (e.owner.pid == 0 || e.job == job_ || e.need() == 0 || e.aside) continue;
+    auto& [bytes, pid] = jobs[e.job];
+    bytes += e.need();
+    pid = e.owner.pid;
+  }
+  std::multimap<uint64_t, uint32_t, std::greater<>> sorted;
+  for (const auto& [job, holder] : jobs) sorted.insert(holder);
+  std::string text;
+  for (const auto& [bytes, pid] : sorted) {
+    char size[32];
+    std::snprintf(size, sizeof size, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+    text += (text.empty() ? "" : ", ") + job_of(pid) + " has " + size;
+  }
+  return text;
 }
 
 void Ledger::leave() {

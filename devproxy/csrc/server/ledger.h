@@ -92,8 +92,11 @@ class Ledger {
     uint64_t used = 0, total = 0;   // of the GPU, by all
   };
   Use use() const;
+  // Other jobs that have memory of the GPU, for people to read: "job a has 12.0 MiB, job b has 1.0 MiB". The most first.
+  std::string other_holders() const;
 
  private:
+  std::optional<LedgerTable> read() const;
   friend class LedgerShare;
   template <class Change>
   auto change(Change change);
@@ -119,6 +122,7 @@ class LedgerShare {
   uint64_t free_bytes();                                         // for grow()
   uint64_t room_bytes();                                         // for take()
   uint64_t total_bytes() const { return ledger_.limit_bytes_; }  // as this job sees its GPU
+  std::string other_holders() const { return ledger_.other_holders(); }
 
  private:
   std::optional<uint64_t> take(uint64_t wanted, uint64_t minimum, bool beyond);

@@ -150,12 +150,16 @@ void mem_credit_return(Connection& c, const Message& m) {
   c.device().reserve(c.promised_bytes());
 }
 
+constexpr size_t kMostHolders = 512;  // bytes of their names
+
 void mem_info(Connection& c, const Message& m) {
   c.forget_freed(false);
   const uint64_t room = c.device().room_bytes(c.promised_bytes());
   const uint64_t free = c.memory().free_bytes(room);
   const wire::MEM_INFO_rep rep{free, c.memory().total_bytes(), c.spare_bytes(free)};
-  c.reply(m, kOk, &rep, sizeof rep);
+  std::string answer(reinterpret_cast<const char*>(&rep), sizeof rep);
+  if (m.as<wire::MEM_INFO_req>().holders) answer += c.memory().other_holders().substr(0, kMostHolders);
+  c.reply(m, kOk, answer.data(), answer.size());
 }
 
 void copy(Connection& c, const Message& m) {

@@ -109,7 +109,7 @@ bool module_load(Connection& c, const Message& m) {
     for (uint64_t addr : placed) drop_global(c, addr, m.end);
     DP_LOG(kWarn, kModule, c.number(), "module of %zu bytes refused: %s", image->bytes.size(),
            loaded.status().text().c_str());
-    return c.reply(m, loaded.status().code()), false;
+    return c.fail(m, loaded.status()), false;
   }
   if (!c.state().modules().insert(r.module, *loaded)) return c.reply(m, kInvalidHandle), false;
   c.state().replay().keep(image);

@@ -396,10 +396,11 @@ class Allocator final : public DeviceAllocator {
     size_t free = 0, total = 0;
     (void)driver().cuMemGetInfo(&free, &total);
     note_out_of_memory(device, bytes, total, free);
+    const std::string others = other_holders(static_cast<int>(device));
     TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", human(bytes), ". GPU ",
                      static_cast<int>(device), " has a total capacity of ", human(total), " of which ", human(free),
                      " is free. Of the allocated memory ", human(allocated),
-                     " is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated.");
+                     " is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated.", others);
   }
 
   // The pool of the newest route that an allocation takes.

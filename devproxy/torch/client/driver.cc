@@ -66,6 +66,13 @@ void throw_cuda_error(CUresult result, const char* what) {
                               std::move(text));
 }
 
+std::string other_holders(int device) {
+  static const auto ask = reinterpret_cast<int (*)(int, char*, int)>(dlsym(RTLD_DEFAULT, "devproxy_memory_holders"));
+  char text[640];
+  if (ask == nullptr || ask(device, text, sizeof text) <= 0) return "";
+  return std::string(" On this GPU ") + text + ".";
+}
+
 void warn(const std::string& line) {
   // Not in a libcuda that is not ours.
   static const auto say = reinterpret_cast<void (*)(const char*)>(dlsym(RTLD_DEFAULT, "devproxy_warn"));

@@ -49,5 +49,7 @@ inline void check(CUresult result, const char* what) {
 std::string error_text(CUresult result);
 // A line on stderr, as all of devproxy's warnings.
 void warn(const std::string& line);
+// A sentence about the other jobs with memory of that GPU, with a space before it; "" where there are none.
+std::string other_holders(int device);
 
 }  // namespace devproxy::aten

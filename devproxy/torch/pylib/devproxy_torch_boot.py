@@ -525,7 +525,10 @@ def _make_functions(sc: Any) -> dict[str, object]:
         "_nccl_init_rank": "torch.cuda.nccl",
         "_nccl_unique_id": "torch.cuda.nccl",
     }
-    functions.update({name: _refuse(what) for name, what in refused.items()})
+    remedies = {"torch.cuda.nccl": "use torch.distributed with the backend 'nccl'"}
+    functions.update(
+        {name: _refuse(what, remedies.get(what, "")) for name, what in refused.items()}
+    )
     return functions
 
 
@@ -884,6 +887,15 @@ def _complete_inductor(module: ModuleType) -> None:
     inductor.compile_fx = compile_fx
 
 
+def _say_own_kernels(spec: ModuleSpec) -> None:
+    """Before the package is run: its CUDA half may fail then, with a library's name for a reason."""
+    if not ops_run_on_cuda():
+        _say_once(
+            f"{spec.name} brings kernels of its own, which are a GPU's machine code: the software GPU runs none of them; what "
+            "needs them runs with --device cuda"
+        )
+
+
 def _count_steps(module: ModuleType) -> None:
     """Tells the client shim of every optimizer step, by torch's own hook: `--checkpoint-every 50steps` counts them."""
     import ctypes
@@ -1074,6 +1086,9 @@ def _plugin_is_for(torch: ModuleSpec | None) -> bool:
     )
 
 
+PACKAGES_WITH_KERNELS = ("bitsandbytes", "flash_attn")
+
+
 class _Finder:
     """Stands before the other finders and wraps the loaders of some modules of torch."""
 
@@ -1088,6 +1103,7 @@ class _Finder:
         "torch.nn.modules.module": (None, _complete_torch_module),
         "torch.optim.optimizer": (None, _complete_torch_optimizer),
         "torch.storage": (None, _complete_torch_storage),
+        **dict.fromkeys(PACKAGES_WITH_KERNELS, (_say_own_kernels, lambda module: None)),
     }
     _active: bool | None = (
         None  # whether the client shim is in this process; asked when torch is first imported
