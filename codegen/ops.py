@@ -324,6 +324,16 @@ OPS: dict[str, Op] = {
     "LINK_FETCH": Op(
         0x0608, SYNC, {"offset": "u64", "chunk": "u32", "bytes": "u32"}, server_sa="link"
     ),
+    # what this client's streams do and when (csrc/server/trace.h), for a profile in the job. what: 0, it begins, for at most
+    # keep_ms; 1, it ends, and `total` events are there; 2 and 3: the tail is events from the number `first` on, or bytes of
+    # their names, each behind the other with a NUL, of `total`; 4: they are not needed any more
+    "TRACE": Op(
+        0x060A,
+        SYNC,
+        {"what": "u32", "pad": "u32", "keep_ms": "u64", "first": "u64"},
+        {"now_ns": "u64", "total": "u64", "lost": "u64"},
+        server_sa="context",
+    ),
     "RESET_PERSISTING_L2": Op(0x0609, SYNC, server_sa="context"),
     # what kernels printed: the reply's tail is out_bytes of stdout, then err_bytes of stderr; more: ask again. It is
     # answered also after an execution fault

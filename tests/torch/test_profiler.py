@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -122,6 +123,49 @@ def test_schedule_traces_and_stacks(tmp_path: Path) -> None:
     names = [e.get("name") for e in events if e.get("cat") in ("cpu_op", "user_annotation")]
     assert names.count("aten::mm") == 2
     assert names.count("my step") == 2
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_an_exported_trace_has_the_servers_record(tmp_path: Path, name: str) -> None:
+    """Each launch once, on its stream, within the profile's time and behind the operator that launched it."""
+    side = torch.cuda.Stream()
+    work().item()
+    torch.cuda.synchronize()
+    with profile(activities=BOTH) as p:
+        for _ in range(3):
+            work()
+        with torch.cuda.stream(side):
+            torch.zeros(1000, device="cuda")
+        work().cpu()
+    work()  # behind it
+    p.export_chrome_trace(str(tmp_path / name))
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(tmp_path / name, "rt") as file:
+        trace = json.load(file)
+    assert "devproxyLostEvents" not in trace
+    events = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    products = sorted(e["ts"] for e in events if e["cat"] == "kernel" and "mm" in e["name"])
+    asked = sorted(e["ts"] for e in events if e["cat"] == "cpu_op" and e["name"] == "aten::mm")
+    assert len(products) == len(asked) == 4
+    # The clocks of two processes, by the time of day.
+    assert all(
+        began - 1000 < at < asked[-1] + 10e6 for began, at in zip(asked, products, strict=True)
+    )
+    (zeroed,) = [e for e in events if e["cat"] == "gpu_memset" and e["args"]["bytes"] == 4000]
+    assert zeroed["tid"] != next(e["tid"] for e in events if e["cat"] == "kernel")
+    assert any(e["cat"] == "gpu_memcpy" for e in events)
+    named = [
+        e["args"] for e in trace["traceEvents"] if e["name"] == "process_name" and e["ph"] == "M"
+    ]
+    assert {"name": "GPU 0"} in named
+
+
+def test_a_profile_of_the_cpu_has_no_record(tmp_path: Path) -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as p:
+        work().item()
+    p.export_chrome_trace(str(tmp_path / "t.json"))
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert not [e for e in events if e.get("cat") == "kernel"]
 
 
 def test_memory_of_the_device_is_in_a_profile() -> None:

@@ -30,6 +30,11 @@ __attribute__((visibility("default"))) int devproxy_step(void);
 __attribute__((visibility("default"))) int devproxy_busy(int gpu);
 // The other jobs that have memory of that GPU, and how much, as text that ends in NUL. Its length; 0: none, or not known.
 __attribute__((visibility("default"))) int devproxy_memory_holders(int gpu, char* text, int bytes);
+// What this process's streams do on that GPU, for a profile: the message TRACE (codegen/ops.py). rep: now_ns, total, lost.
+// Bytes of the tail, at most `bytes`; -1: it failed.
+__attribute__((visibility("default"))) int devproxy_trace(int gpu, unsigned what, unsigned long keep_ms,
+                                                          unsigned long first, unsigned long* rep, void* tail,
+                                                          int bytes);
 // What the calling thread allocates is stable while the sum of its calls is above 0. Any time.
 __attribute__((visibility("default"))) void devproxy_make_stable(int by);
 __attribute__((visibility("default"))) void devproxy_use_framework(void);
@@ -262,8 +267,21 @@ static int memory_holders(int gpu, char* text, int bytes) {
   return static_cast<int>(length);
 }
 
+static int trace(int gpu, const wire::TRACE_req& req, wire::TRACE_rep* rep, void* tail, int bytes) {
+  if (detail::g_init_state != 1 || gpu < 0 || gpu >= device_count() || bytes < 0) return -1;
+  DeviceState* device = device_state_if_attached(gpu);
+  Reply reply{rep, sizeof *rep, tail, static_cast<size_t>(bytes)};
+  if (!device || device->conn().call(wire::Opcode::TRACE, req, &reply) != kOk) return -1;
+  return static_cast<int>(reply.tail_got);
+}
+
 }  // namespace devproxy::client
 
+int devproxy_trace(int gpu, unsigned what, unsigned long keep_ms, unsigned long first, unsigned long* rep, void* tail,
+                   int bytes) {
+  return devproxy::client::trace(gpu, {what, 0, keep_ms, first}, reinterpret_cast<devproxy::wire::TRACE_rep*>(rep),
+                                 tail, bytes);
+}
 int devproxy_memory_holders(int gpu, char* text, int bytes) {
   return devproxy::client::memory_holders(gpu, text, bytes);
 }

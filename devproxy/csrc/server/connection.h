@@ -88,6 +88,13 @@ class Connection final : public hal::SpaceOwner {
   // such boundary, before that only at least live bytes.
   void request_cut(uint64_t until_us);
   Trace& trace() { return device_.trace(); }  // any thread
+  // What a profile in the job has recorded and not fetched yet. Dispatch thread.
+  struct Profile {
+    std::vector<Trace::Event> events;
+    std::string names;
+    uint64_t lost = 0;
+  };
+  Profile& profile() { return profile_; }
   // From now on it rests where it has the least memory, as long as it owes nothing (Communicators::learn()).
   void aim(bool on);
   bool rests() const {
@@ -248,6 +255,7 @@ class Connection final : public hal::SpaceOwner {
   bool answered_ = false;  // the message being handled has its reply
   uint32_t traced_times_ = 0;
   uint64_t traced_steps_ = 0, step_began_ns_ = 0;
+  Profile profile_;
 };
 
 }  // namespace devproxy::server

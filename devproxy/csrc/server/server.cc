@@ -663,8 +663,8 @@ void Server::send_trace(int socket) {
   const uint64_t until_ns = now_ns() + uint64_t{kTraceKeptS} * 1'000'000'000;
   for (Client& c : clients_) {
     Trace& trace = c.connection->trace();
-    Trace::Taken taken = trace.take();
-    trace.keep_on(until_ns);
+    Trace::Taken taken = trace.take(Trace::Reader::kTool);
+    trace.keep_on(Trace::Reader::kTool, until_ns);
     const size_t bytes = taken.events.size() * sizeof(Trace::Event);
     events.append(reinterpret_cast<const char*>(taken.events.data()), bytes);
     clients.push_back({{"pid", c.connection->peer().pid},

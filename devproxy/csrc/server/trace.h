@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one client's streams did and when, for `devproxy trace`. Off until somebody asks, and off again soon after nobody
-// asks any more: the asker may have been killed.
+// What one client's streams did and when, for two readers: `devproxy trace`, and a profile in the job itself (torch.profiler).
+// Off until somebody asks, and off again soon after nobody asks any more: the asker may have been killed.
 //
 // A device says when a command is complete, not when it has begun. A stream runs its commands in order, so an event here
 // begins when its command was submitted or its predecessor completed, whichever was later: a wait for an event of another
@@ -9,6 +9,7 @@
 // Threads: any. One lock, a leaf, taken only while tracing is on. Off, each command costs one relaxed load.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -52,19 +53,28 @@ class Trace {
   static_assert(sizeof(Event) == 40);
   static constexpr size_t kMost = 1 << 16;  // events that nobody has fetched; 2.6 MB
 
-  bool on() const { return until_ns_.load(std::memory_order_relaxed) != 0; }
+  enum class Reader : uint8_t { kTool, kProfile };
+
+  bool on() const { return on_.load(std::memory_order_relaxed); }
 
   // How often it was switched on: what a recorder remembers from before is of no use after.
   uint32_t times() const { return times_.load(std::memory_order_relaxed); }
 
-  void keep_on(uint64_t until_ns) {
+  // Until then; 0: this reader has ended.
+  void keep_on(Reader reader, uint64_t until_ns) {
     const std::lock_guard lock(mutex_);
+    Kept& kept = kept_of(reader);
+    kept.until_ns = until_ns;
+    if (until_ns == 0) {
+      kept = {};
+      return void(expired(now_ns()));
+    }
     if (!lanes_) {
       lanes_ = std::make_unique<Lane[]>(kStreams);
       times_.fetch_add(1, std::memory_order_relaxed);
-      events_.reserve(kMost);
     }
-    until_ns_.store(until_ns, std::memory_order_relaxed);
+    kept.events.reserve(kMost);
+    on_.store(true, std::memory_order_relaxed);
   }
 
   // -- what names are; rare, so also while it is off
@@ -91,7 +101,10 @@ class Trace {
     const auto stream = streams_.find(queue);
     if (stream == streams_.end()) return;
     Lane& lane = lanes_[stream->second];
-    if (lane.open.size() >= kMost) return void(lost_++);
+    if (lane.open.size() >= kMost) {
+      for (Kept& kept : kept_) kept.lost += kept.until_ns != 0;
+      return;
+    }
     uint32_t name = 0;
     if (named)
       if (const auto found = known_.find(named); found != known_.end()) name = found->second;
@@ -125,14 +138,15 @@ class Trace {
     std::vector<std::string> names;
     uint64_t lost = 0;
   };
-  // What has come since the last call.
-  Taken take() {
+  // What has come for that reader since its last call.
+  Taken take(Reader reader) {
     Taken taken;
     const std::lock_guard lock(mutex_);
-    taken.events.reserve(kMost);  // for the next time
-    taken.events.swap(events_);
+    Kept& kept = kept_of(reader);
+    if (kept.until_ns) taken.events.reserve(kMost);  // for the next time
+    taken.events.swap(kept.events);
     taken.names = names_;
-    std::swap(taken.lost, lost_);
+    std::swap(taken.lost, kept.lost);
     return taken;
   }
 
@@ -146,19 +160,34 @@ class Trace {
     uint64_t last_end_ns = 0;
   };
 
+  struct Kept {
+    uint64_t until_ns = 0;      // 0: nobody reads
+    std::vector<Event> events;  // that it has not fetched
+    uint64_t lost = 0;
+  };
+  Kept& kept_of(Reader reader) { return kept_[static_cast<size_t>(reader)]; }
+
+  // Nobody reads any more. What a reader has not fetched by the end of its time is gone.
   bool expired(uint64_t now) {
-    const uint64_t until = until_ns_.load(std::memory_order_relaxed);
-    if (until != 0 && now < until) return false;
-    if (until != 0) {
-      until_ns_.store(0, std::memory_order_relaxed);
-      lanes_.reset();
-      events_ = {};
+    bool read = false;
+    for (Kept& kept : kept_) {
+      if (kept.until_ns != 0 && now >= kept.until_ns) kept = {};
+      read |= kept.until_ns != 0;
     }
-    return true;
+    if (!read && lanes_) {
+      on_.store(false, std::memory_order_relaxed);
+      lanes_.reset();
+    }
+    return !read;
   }
   void note(const Event& event) noexcept {
-    if (events_.size() >= kMost || events_.size() == events_.capacity()) return void(lost_++);  // never allocates
-    events_.push_back(event);
+    for (Kept& kept : kept_) {
+      if (kept.until_ns == 0) continue;
+      if (kept.events.size() >= kMost || kept.events.size() == kept.events.capacity())
+        kept.lost++;  // never allocates
+      else
+        kept.events.push_back(event);
+    }
   }
   uint32_t intern(const void* thing, const std::string& name) {
     // An address may be another thing's by now.
@@ -169,15 +198,14 @@ class Trace {
     return known_[thing] = place->second;
   }
 
-  std::atomic<uint64_t> until_ns_{0};
+  std::atomic<bool> on_{false};
   std::atomic<uint32_t> times_{0};
   std::mutex mutex_;
   std::unordered_map<const void*, uint32_t> streams_, known_;
   std::unordered_map<std::string, uint32_t> numbers_;
   std::vector<std::string> names_{""};
   std::unique_ptr<Lane[]> lanes_;
-  std::vector<Event> events_;
-  uint64_t lost_ = 0;
+  std::array<Kept, 2> kept_;
 };
 
 }  // namespace devproxy::server

@@ -45,4 +45,47 @@ void output(Connection& c, const Message& m) {
   c.reply(m, kOk, reply, at);
 }
 
+void trace(Connection& c, const Message& m) {
+  constexpr uint64_t kLongestMs = 3'600'000;
+  const auto& r = m.as<wire::TRACE_req>();
+  Trace& trace = c.trace();
+  Connection::Profile& profile = c.profile();
+  wire::TRACE_rep rep{now_ns(), 0, profile.lost};
+  const uint8_t* from = nullptr;
+  size_t unit = 1;
+  switch (r.what) {
+    case 0:
+      profile = {};
+      trace.keep_on(Trace::Reader::kProfile, rep.now_ns + std::min(r.keep_ms, kLongestMs) * 1'000'000);
+      static_cast<void>(trace.take(Trace::Reader::kProfile));
+      break;
+    case 1: {
+      Trace::Taken taken = trace.take(Trace::Reader::kProfile);
+      trace.keep_on(Trace::Reader::kProfile, 0);
+      profile = {std::move(taken.events), {}, taken.lost};
+      for (const std::string& name : taken.names) profile.names.append(name).push_back('\0');
+      rep.total = profile.events.size();
+      rep.lost = profile.lost;
+      break;
+    }
+    case 2:
+      from = reinterpret_cast<const uint8_t*>(profile.events.data());
+      rep.total = profile.events.size();
+      unit = sizeof(Trace::Event);
+      break;
+    case 3:
+      from = reinterpret_cast<const uint8_t*>(profile.names.data());
+      rep.total = profile.names.size();
+      break;
+    case 4: profile = {}; break;
+    default: return c.reply(m, kInvalidValue);
+  }
+  uint8_t reply[sizeof ReplySlot::data];
+  const size_t left = rep.total - std::min(rep.total, r.first);
+  const size_t bytes = from ? std::min<size_t>(left, (sizeof reply - sizeof rep) / unit) * unit : 0;
+  std::memcpy(reply, &rep, sizeof rep);
+  if (bytes) std::memcpy(reply + sizeof rep, from + r.first * unit, bytes);
+  c.reply(m, kOk, reply, sizeof rep + bytes);
+}
+
 }  // namespace devproxy::server::context
