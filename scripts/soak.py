@@ -479,6 +479,8 @@ def main() -> int:
     )
     parser.add_argument("--fresh", action="store_true", help="forget what was done before")
     arguments = parser.parse_args()
+    # A shell gives what it starts in the background an ignored SIGINT. Jobs would keep that, and campaigns send them Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     failed = False
     for c in CAMPAIGNS:
         if arguments.only and c.name not in arguments.only:

@@ -109,3 +109,26 @@ def test_machine_code_of_a_gpu_is_refused_by_name(
 def test_collectives_of_one_process_name_a_remedy() -> None:
     with pytest.raises(RuntimeError, match=r"torch\.cuda\.nccl is not supported.*use torch\.distr"):
         torch.cuda.nccl.all_reduce([torch.ones(2, device="cuda")])
+
+
+def test_torchvisions_own_kernels_give_way() -> None:
+    """Its wheel for CUDA has kernels of a GPU for these; on the software GPU their CPU kernels run (make test-cuda-wheel)."""
+    vision = pytest.importorskip("torchvision.ops")
+    boxes = torch.tensor([[0.0, 0, 10, 10], [1, 1, 11, 11], [20, 20, 30, 30]])
+    scores = torch.tensor([0.9, 0.8, 0.7])
+    assert vision.nms(boxes.cuda(), scores.cuda(), 0.5).tolist() == [0, 2]
+    torch.manual_seed(0)
+    x, weight, offset = torch.rand(1, 2, 8, 8), torch.rand(3, 2, 3, 3), torch.rand(1, 18, 6, 6)
+    rois = torch.tensor([[0.0, 0, 0, 7, 7]])
+
+    def run(device: str) -> list[torch.Tensor]:
+        image = x.to(device).requires_grad_()
+        aligned = vision.roi_align(image, rois.to(device), 4)
+        bent = vision.deform_conv2d(image, offset.to(device), weight.to(device))
+        (aligned.sum() + bent.sum()).backward()
+        assert image.grad is not None
+        return [aligned, bent, image.grad]
+
+    for here, there in zip(run("cuda"), run("cpu"), strict=True):
+        assert here.is_cuda
+        assert torch.equal(here.cpu(), there)

@@ -352,6 +352,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return d;
   });
   m.def("hide_gpu_from_kineto", &hide_gpu_from_kineto);
+  m.def("note_known_ops", &note_known_ops);
+  m.def("take_package_ops", &take_package_ops);
   m.def("op_counts", [] {
     py::dict d;
     for (const auto& [name, c] : op_counts()) d[py::str(name)] = py::make_tuple(c.launches, c.infers);

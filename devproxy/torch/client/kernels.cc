@@ -16,6 +16,8 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
+#include <string>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "devproxy/torch/client/allocator.h"
@@ -254,5 +256,32 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   send_whole(m);
 }
 
+std::unordered_set<std::string> g_known_ops;
+
 }  // namespace
+
+void note_known_ops() {
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) g_known_ops.insert(c10::toString(name));
+}
+
+void take_package_ops() {
+  if (!kReplace || ops_run_on_cuda()) return;
+  static auto* const libraries = new std::unordered_map<std::string, torch::Library>;  // kernels go with their library
+  static Quiet quiet;
+  const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const std::string full = c10::toString(name);
+    const auto space = name.getNamespace();
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!g_known_ops.insert(full).second || !space || !op || !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA))
+      continue;
+    const std::string package(*space);
+    torch::Library& library =
+        libraries
+            ->try_emplace(package, torch::Library::IMPL, package, c10::DispatchKey::CUDA, __FILE__, uint32_t{__LINE__})
+            .first->second;
+    library.impl(full.substr(package.size() + 2).c_str(), to_device());
+  }
+}
+
 }  // namespace devproxy::aten

@@ -1089,6 +1089,24 @@ def _complete_torch_module(module: ModuleType) -> None:
     modules._apply = _stable(modules._apply)
 
 
+def _take_package_ops(torch: Any) -> None:
+    """A package's library may have CUDA kernels (torchvision's), which the software GPU cannot run; the op's CPU kernel runs
+    instead, as it does where the package has no other."""
+    import functools
+
+    plain = torch.ops.load_library
+
+    @functools.wraps(plain)
+    def load_library(path: Any) -> Any:
+        bindings: Any = sys.modules[BINDINGS]
+        bindings.note_known_ops()
+        answer = plain(path)
+        bindings.take_package_ops()
+        return answer
+
+    torch.ops.load_library = load_library
+
+
 def _complete_torch(module: ModuleType) -> None:
     """torch.cuda.FloatTensor and its kin, which a CPU build has and cannot use, and the default tensor type."""
     torch: Any = module
@@ -1173,6 +1191,7 @@ def _complete_torch(module: ModuleType) -> None:
 
     set_default_tensor_type.__doc__ = plain.__doc__
     torch.set_default_tensor_type = set_default_tensor_type
+    _take_package_ops(torch)
 
 
 class _Loader:
