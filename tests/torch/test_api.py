@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -1034,3 +1035,23 @@ def test_deterministic_algorithms_fill_new_memory(dtype: torch.dtype) -> None:
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
         torch.use_deterministic_algorithms(False)
+
+
+def test_the_plugin_imports_nothing_of_torch_by_itself() -> None:
+    """`import torch` takes as long as without devproxy only if it imports the same modules."""
+    program = "import sys, torch; print(*sorted(sys.modules))"
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("DEVPROXY_", "LD_")) and name != "PYTHONPATH"
+    }
+    loaded = []
+    for env in (plain, dict(os.environ)):
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+        )
+        names = set(done.stdout.split())
+        assert ("_devproxy_torch" in names) == bool(loaded)
+        loaded.append({name for name in names if name.partition(".")[0] == "torch"})
+    assert len(loaded[0]) > 500
+    assert loaded[1] == loaded[0]
