@@ -126,14 +126,20 @@ class Store(Reader):
                     self.backend.write(name, manifest, stage="put back", durable=True)
         return why
 
-    def prune(self, job_id: str, keep: int, *, committed: str = "") -> list[str]:
+    def images_of(self, job_id: str) -> list[Image]:
+        return [image for image in self.images() if image.job_id == job_id]
+
+    def prune(
+        self, job_id: str, keep: int, *, committed: str = "", images: list[Image] | None = None
+    ) -> list[str]:
         """Removes the oldest images of the job but `keep` whole ones, then what nobody needs. The ids removed.
 
         Images of the job that are not whole do not count, and go when a newer whole one is there. committed: an image that
-        stays whatever the order says.
+        stays whatever the order says. images: images_of(job_id), where the caller has just asked.
         """
         collector.check_keep(keep)
-        images = [image for image in self.images() if image.job_id == job_id]
+        if images is None:
+            images = self.images_of(job_id)
         whole = [number for number, image in enumerate(images) if image.whole]
         removed = [images[number].id for number in whole[:-keep]]
         removed += [image.id for image in images[: whole[-1] if whole else 0] if not image.whole]

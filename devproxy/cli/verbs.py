@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import signal
 import sys
@@ -147,7 +148,7 @@ def suspend(arguments: argparse.Namespace) -> int:
 def resume(arguments: argparse.Namespace) -> int:
     """A suspended job goes on."""
     gpus = parse_gpus(arguments.gpu)
-    job, _ = client.find_job(arguments.job)
+    job, _ = named_job(arguments)
     return _run(
         arguments,
         "resume",
@@ -200,25 +201,36 @@ def kill(arguments: argparse.Namespace) -> int:
 
 
 def logs(arguments: argparse.Namespace) -> int:
-    """What a job has said so far, wherever its output goes."""
+    """What a job has said so far, wherever its output goes. With --json an object; with --follow another for each piece."""
     name = arguments.job or client.find_job("")[0]
     path = state.log_path(runtime.check_job_name(name))
     parts = [part for part in (f"{path}.1", path) if os.path.exists(part)]
     living = {n: folder for n, folder, alive in runtime.list_jobs() if alive}
     if not parts or client.job_file(living.get(name, "")).get("plain"):
         raise _no_log(name, living)
-    size = 0
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be in two pieces
+
+    def show(data: bytes) -> None:
+        if arguments.json:
+            return show_json({"job": name, "text": decoder.decode(data)})
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    size, said = 0, b""
     for part in parts:
         size = 0  # of the newest: what comes is behind it
         with open(part, "rb") as file:
             while data := file.read(1 << 20):
                 size += len(data)
-                sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+                if arguments.json:
+                    said += data
+                else:
+                    show(data)
+    if arguments.json:
+        show(said)
     if arguments.follow and name in living:
         for data in client.Client().logs(name, offset=size, follow=True):
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+            show(data)
     return 0
 
 

@@ -262,6 +262,11 @@ class Agent(job_pb2_grpc.JobAgentServicer):  # type: ignore[misc, unused-ignore]
             found = self._coordinator.history(request.since_ns)
             return pb.Spans(spans=(pb.Span(**dataclasses.asdict(span)) for span in found))
 
+    def CountImages(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.Empty:
+        with _errors(context):
+            self._coordinator.count_images()
+            return pb.Empty()
+
     def Kill(self, request: pb.KillRequest, context: grpc.ServicerContext) -> pb.Empty:
         with _errors(context):
             if request.signal not in signals.valid_signals():

@@ -496,6 +496,14 @@ def history(path: str, since_ns: int) -> list[Span]:
     return [Span(one.kind, one.name, one.begin_ns, one.end_ns) for one in found.spans]
 
 
+def count_images(path: str) -> None:
+    """Tells a job that images were removed from its store. Raises DevproxyError."""
+    from devproxy.control._pb import job_pb2 as pb
+
+    with agent(path) as stub:
+        stub.CountImages(pb.Empty(), timeout=ANSWER_TIMEOUT_S)
+
+
 def supervisor_of(path: str) -> str:
     return f"the supervisor of job {os.path.basename(path)!r}"
 

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -293,11 +293,20 @@ class JobCoordinator:
         before_it_runs()
         self._enter(api.RUNNING)
         records.has_image(self._spec.job, whole.id, self._store().url)
-        try:
-            found = self._store().images()
-        except (OSError, DevproxyError):
-            return  # the job runs: how many images it has shows at the next one
-        self._images = {one.id for one in found if one.whole and one.job_id == self._spec.job_id}
+        with suppress(OSError, DevproxyError):  # it shows at the next image
+            self.count_images()
+
+    def count_images(self) -> None:
+        """Those of the job that its store has: somebody else may have removed some. Raises StoreError, OSError."""
+        self._note_images(self._store().images_of(self._spec.job_id))
+
+    def _note_images(self, of_job: list[StoredImage]) -> None:
+        """The newest last."""
+        whole = [one.id for one in of_job if one.whole]
+        gone = self._images.difference(whole)
+        self._images = set(whole)
+        if self._last_image in gone and not self._suspended_image:
+            self._last_image = whole[-1] if whole else ""
 
     def migrate(self, *, to: list[int], report: Report, anew: bool = False) -> dict[str, Any]:
         with self._one_verb("migrate", {api.RUNNING}):
@@ -537,8 +546,11 @@ class JobCoordinator:
         fault.point("after_commit")
         try:
             fault.point("prune")
-            gone = self._store().prune(spec.job_id, keep=spec.keep, committed=summary.id)
-            self._images.difference_update(gone)
+            found = self._store().images_of(spec.job_id)
+            gone = self._store().prune(
+                spec.job_id, keep=spec.keep, committed=summary.id, images=found
+            )
+            self._note_images([one for one in found if one.id not in gone])
         except (OSError, DevproxyError) as error:
             op.warnings.append(f"old images were not removed: {error}")
 

@@ -106,6 +106,10 @@ class Coordinator(Protocol):
         """Its phases, verbs and stages that had not ended by then (CLOCK_MONOTONIC)."""
         ...
 
+    def count_images(self) -> None:
+        """Somebody has removed images from its store."""
+        ...
+
     def checkpoint(
         self, *, cut_wait_ms: int | None, strict: bool, report: Report
     ) -> ImageFacts: ...

@@ -242,6 +242,9 @@ class Part:
     def history(self, since_ns: int) -> list[Span]:
         return self._side.member.record.since(since_ns) if self._side.member else []
 
+    def count_images(self) -> None:
+        """The first node counts them."""
+
     def _why(self) -> str:
         place = self._side.place
         return f"it is node {place.tree} of a job of {place.trees} nodes"

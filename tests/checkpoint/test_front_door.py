@@ -37,6 +37,7 @@ def test_a_job_is_found_by_its_name(world: World) -> None:
     job = world.run(sys.executable, "-c", COUNT)
     world.wait_step(3)
     assert "x step 3\n" in world.ctl("logs", "j").stdout
+    assert "x step 3\n" in str(world.ctl_json("logs", "j")["text"])
     said = world.ctl("checkpoint", "j").stdout
     assert said.count("\n") == 5
     assert "is running on GPU 0" in said
@@ -78,3 +79,20 @@ def test_a_job_is_found_by_its_name(world: World) -> None:
     )  # each line once
     status = json.loads(world.ctl("status", "j", "--json").stdout)
     assert (status["phase"], status["exit_code"], status["alive"]) == ("gone", 0, False)
+
+
+def test_images_that_are_removed_do_not_count(world: World) -> None:
+    world.run(sys.executable, "-c", COUNT)
+    world.wait_step(3)
+    ids = []
+    for _ in range(3):
+        world.ctl("checkpoint", "j")
+        ids.append(str(world.ctl_json("status", "j")["last_image"]))
+    world.ctl("images", "rm", ids[2], ids[0])
+    status = world.ctl_json("status", "j")
+    assert (status["images"], status["last_image"]) == (1, ids[1])
+    (world.store / "images" / ids[1] / "manifest.json").unlink()  # nobody tells the job
+    world.ctl("checkpoint", "j")
+    status = world.ctl_json("status", "j")
+    assert status["images"] == 1
+    assert status["last_image"] not in ids

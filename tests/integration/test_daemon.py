@@ -227,7 +227,8 @@ def test_failures_and_refusals(job, env: dict[str, str]) -> None:
         1,
         "ValueError: a bug",
     )
-    one_line_error(ctl(env, "resume"), 2, "suspend it first")
+    one_line_error(ctl(env, "resume"), 2, "resume needs the name of a job")
+    one_line_error(ctl(env, "resume", "j"), 2, "suspend it first")
 
 
 @pytest.mark.parametrize(
