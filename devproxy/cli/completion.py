@@ -10,6 +10,7 @@ Names of jobs are asked for when they are wanted: `devproxy completion jobs`.
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,8 +26,13 @@ BASH = """\
 _devproxy() {
   local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} verb= i
   COMPREPLY=()
+  case ${COMP_WORDS[0]} in *devproxy-run) verb=run ;; esac
   for ((i = 1; i < COMP_CWORD; i++)); do
-    case ${COMP_WORDS[i]} in -*) ;; *) verb=${COMP_WORDS[i]}; break ;; esac
+    case ${COMP_WORDS[i]} in
+      --) return ;;  # the job's own words
+      -*) ;;
+      *) verb=${verb:-${COMP_WORDS[i]}} ;;
+    esac
   done
   local words= options= jobs=
   case $verb in
@@ -42,7 +48,7 @@ _devproxy() {
 """
 # zsh runs bash's function as it is.
 ZSH_HEAD = "autoload -Uz bashcompinit && bashcompinit\n"
-TAIL = "complete -o default -F _devproxy devproxy\n"
+TAIL = "complete -o default -F _devproxy devproxy devproxy-run\n"
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,23 @@ def words_of(parser: argparse.ArgumentParser) -> Words:
     return Words(options, choices, words, jobs)
 
 
-def script(shell: str, top: argparse.ArgumentParser, verbs: Mapping[str, argparse.ArgumentParser]) -> str:  # fmt: skip
+def words_of_help(text: str) -> Words:
+    """devproxy-run has no parser of argparse's, which every job's start would wait for; its help says all of it."""
+    found = re.findall(r"^  (--[a-z-]+) ?(\S*)", text, re.MULTILINE)
+    choices = {name: value.split("|") for name, value in found if "|" in value}
+    return Words(list(dict.fromkeys(name for name, _ in found)), choices, [], False)
+
+
+def script(
+    shell: str,
+    top: argparse.ArgumentParser,
+    verbs: Mapping[str, argparse.ArgumentParser],
+    run_help: str,
+) -> str:
     """For eval. Raises KeyError for a shell that is none of SHELLS."""
     cases, chosen = [], []
     everything = {"": words_of(top)} | {verb: words_of(parser) for verb, parser in verbs.items()}
+    everything["run"] = words_of_help(run_help)
     for verb, words in everything.items():
         own = [*words.words, *(verbs if verb == "help" else ())]
         cases.append(

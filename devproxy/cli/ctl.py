@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from devproxy import __version__, config, state
 from devproxy.cli import completion, jobs, output
 from devproxy.cli import verbs as job_verbs
+from devproxy.cli.near import did_you_mean
 from devproxy.cli.table import show_table
 from devproxy.errors import DevproxyError, Refused
 from devproxy.log import say
@@ -96,7 +97,9 @@ def complete(arguments: argparse.Namespace) -> int:
         names = completion.job_names()
         output.show_json({"jobs": names}) if arguments.json else print("\n".join(names))
         return 0
-    text = completion.script(arguments.what, *parser())
+    from devproxy.cli import run  # starts servers: not for verbs
+
+    text = completion.script(arguments.what, *parser(), run.USAGE)
     output.show_json({"script": text}) if arguments.json else print(text, end="")
     return 0
 
@@ -179,11 +182,7 @@ def _check_verb(word: str, verbs: Verbs) -> None:
     """Raises Refused for a verb that there is not."""
     if word in verbs:
         return
-    import difflib  # for this alone
-
-    near = difflib.get_close_matches(word, verbs, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise Refused(f"there is no verb {word!r}", f"{hint}see: devproxy help")
+    raise Refused(f"there is no verb {word!r}", f"{did_you_mean(word, verbs)}see: devproxy help")
 
 
 def _run(argv: list[str]) -> int:
@@ -201,7 +200,13 @@ def _main(argv: list[str]) -> int:
     top, verbs = parser()
     if words:
         _check_verb(words[0], verbs)
-    arguments = top.parse_args(argv)
+    arguments, unknown = top.parse_known_args(argv)
+    if unknown:
+        verb = verbs[arguments.verb]
+        hint = did_you_mean(unknown[0].partition("=")[0], verb._option_string_actions)
+        raise Refused(
+            f"unrecognized arguments: {' '.join(unknown)}", f"{hint}see: {verb.prog} --help"
+        )
     run: Callable[[argparse.Namespace], int] = arguments.run
     return run(arguments)
 

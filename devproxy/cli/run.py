@@ -11,6 +11,7 @@ import sys
 import time
 
 from devproxy import __version__, config, machine, proctree, records, runtime, state
+from devproxy.cli.near import did_you_mean
 from devproxy.control.late_agent import LateAgent
 from devproxy.errors import EXIT_REFUSED, EXIT_SERVER_LOST, DevproxyError, Refused
 from devproxy.log import say
@@ -71,6 +72,7 @@ Exit code: the command's; 128+N when signal N ended it; 126, 127 as a shell give
 3 when the command ended well but a server had died under it.
 """
 MOST_NODES = 32
+FLAGS = ("--summary", "--json", "--strict", "--plain")
 VALUED = (
     "--device",
     "--gpus",
@@ -136,7 +138,7 @@ def parse(argv: list[str]) -> Options:
             options.command = rest
             break
         name, equals, value = word.partition("=")
-        if name in ("--summary", "--json", "--strict", "--plain") and not equals:
+        if name in FLAGS and not equals:
             setattr(options, name[2:], True)
         elif name in VALUED:
             if not equals:
@@ -145,7 +147,8 @@ def parse(argv: list[str]) -> Options:
                 value = rest.pop(0)
             _set(options, name, value)
         elif name.startswith("-"):
-            raise Refused(f"unknown option {word!r}", "see: devproxy-run --help")
+            hint = did_you_mean(name, [*VALUED, *FLAGS])
+            raise Refused(f"unknown option {word!r}", f"{hint}see: devproxy-run --help")
         else:
             raise Refused(
                 f"{word!r} stands before --",

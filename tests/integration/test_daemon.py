@@ -255,6 +255,10 @@ def test_failures_and_refusals(job, env: dict[str, str]) -> None:
         (["what"], "there is no verb 'what'"),
         (["kil", "j"], "did you mean kill?"),
         (["help", "migrte"], "did you mean migrate?"),
+        (
+            ["checkpoint", "j", "--vebose"],
+            "unrecognized arguments: --vebose: did you mean --verbose? see:",
+        ),
         (["images", "rm"], "needs an image"),
         (["images", "rm", "x"], "there is no image 'x'"),
         (["images", "gc", "x"], "takes no image"),

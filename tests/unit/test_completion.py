@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from devproxy import records
-from devproxy.cli import completion, ctl
+from devproxy.cli import completion, ctl, run
 
 ASK = """
 eval "$SCRIPT"
@@ -39,10 +40,10 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     }
 
 
-def completed(env: dict[str, str], *words: str) -> list[str]:
-    env = env | {"SCRIPT": completion.script("bash", *ctl.parser())}
+def completed(env: dict[str, str], *words: str, program: str = "devproxy") -> list[str]:
+    env = env | {"SCRIPT": completion.script("bash", *ctl.parser(), run.USAGE)}
     done = subprocess.run(
-        ["bash", "-c", ASK, "bash", "devproxy", *words], env=env, capture_output=True, text=True
+        ["bash", "-c", ASK, "bash", program, *words], env=env, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
@@ -58,6 +59,12 @@ def test_what_bash_completes(shell: dict[str, str]) -> None:
     assert completed(shell, "images", "g") == ["gc"]
     assert completed(shell, "help", "sus") == ["suspend"]
     assert completed(shell, "ps", "x") == []
+    for words, program in ((["run"], "devproxy"), ([], "/usr/bin/devproxy-run")):
+        of_run = partial(completed, shell, *words, program=program)
+        assert of_run("--checkpoint") == ["--checkpoint-every"]
+        assert of_run("--device", "so") == ["soft"]
+        assert of_run("--gpus", "2", "--barrier", "") == ["auto", "meta", "agree", "takeback"]
+        assert of_run("--gpus", "2", "--", "python", "--ch") == []
 
 
 def progress_modes() -> tuple[str, ...]:
@@ -68,7 +75,7 @@ def progress_modes() -> tuple[str, ...]:
 
 def test_every_verb_and_option_is_there() -> None:
     top, verbs = ctl.parser()
-    text = completion.script("bash", top, verbs)
+    text = completion.script("bash", top, verbs, run.USAGE)
     for verb, parser in verbs.items():
         assert f"    {verb}) options=" in text
         for action in parser._actions:
@@ -76,5 +83,5 @@ def test_every_verb_and_option_is_there() -> None:
 
 
 def test_zsh_takes_the_same_script() -> None:
-    bash, zsh = (completion.script(shell, *ctl.parser()) for shell in completion.SHELLS)
+    bash, zsh = (completion.script(shell, *ctl.parser(), run.USAGE) for shell in completion.SHELLS)
     assert zsh == "autoload -Uz bashcompinit && bashcompinit\n" + bash

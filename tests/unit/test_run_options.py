@@ -39,6 +39,7 @@ def test_all_options() -> None:
         ("--name a/b -- a", "not a job name"),
         ("--chaos -1 -- a", "number from 0"),
         ("--frobnicate -- a", "unknown option"),
+        ("--devic=soft -- a", r"unknown option '--devic=soft': did you mean --device\? see:"),
         ("--summary=1 -- a", "unknown option"),
         ("--gpu 0,x -- a", "no list of GPUs"),
         ("--checkpoint-every soon -- a", "no interval"),
