@@ -835,7 +835,13 @@ class _ServersRecord:
         import torch
 
         self.events, self.lost = [], 0
-        torch.cuda.synchronize()  # so that there is something to ask
+        if torch.cuda._is_in_bad_fork():
+            return
+        if not torch.cuda.is_current_stream_capturing():  # then there is somebody to ask
+            try:
+                torch.cuda.synchronize()  # also makes the GPU's context where there is none
+            except RuntimeError:
+                return  # a broken context: the program's own calls say so
         for gpu in range(torch.cuda.device_count()):
             self._ask(gpu, 0)
 
