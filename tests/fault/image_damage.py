@@ -129,10 +129,13 @@ class Damaged(Scene):
     def __init__(self) -> None:
         super().__init__()
         self.hold()
+        self.near(3)  # else it is at its last step before a slow checkpoint has ended
         self.run(*JOB)
         self.wait_step(3)
         images = [str(self.ctl_json("checkpoint", "j")["id"])]
-        self.wait_step(self.last_step() + 3)
+        after = self.last_step() + 3
+        self.near(after)
+        self.wait_step(after)
         images.append(str(self.ctl_json("checkpoint", "j")["id"]))
         self.all_images = images
         assert self.end_of(self.jobs[0]) == 0, self.tail()
