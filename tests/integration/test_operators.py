@@ -276,4 +276,9 @@ def test_the_supervisors_lines(env: dict[str, str]) -> None:  # noqa: F811
 
 def test_metrics_are_documented() -> None:
     text = (ROOT / "docs/operators.md").read_text()
-    assert set(re.findall(r"^\| `(devproxy_\w+)` \|", text, re.M)) == metrics.names()
+    rows = re.findall(r"^\| `(devproxy_\w+)` \|.*\| ([^|]+) \|$", text, re.M)
+    assert {name for name, _ in rows} == metrics.names()
+    panels = json.loads((ROOT / "devproxy/share/grafana.json").read_text())["panels"]
+    shown = {n: p["title"] for p in panels for t in p["targets"] for n in re.findall(r"devproxy_\w+", t["expr"])}  # fmt: skip
+    for name, reader in rows:
+        assert (reader == f"panel '{shown.get(name)}'") == (name in shown)
