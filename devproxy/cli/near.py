@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ "" where nothing is near."""
+    """Empty where nothing is near."""
     import difflib  # for this alone
 
     found = difflib.get_close_matches(word, list(known), n=1)

@@ -122,7 +122,10 @@ class JobCoordinator:
         self._ended = threading.Event()
         self._opened = opened
         self._last_image = ""
-        self._images: set[str] = set()  # whole ones of this job in its store
+        # Whole ones of this job in its store. The lock is held from a look at the store to what follows from it: an image that is
+        # committed meanwhile is added behind that.
+        self._images: set[str] = set()
+        self._images_lock = threading.Lock()
         self._sequence = 0  # of images within the epoch, also of those that came to nothing
         self._created_unix_s = 0.0  # what the last image's clock said
         self._last_error = ""
@@ -298,10 +301,11 @@ class JobCoordinator:
 
     def count_images(self) -> None:
         """Those of the job that its store has: somebody else may have removed some. Raises StoreError, OSError."""
-        self._note_images(self._store().images_of(self._spec.job_id))
+        with self._images_lock:
+            self._note_images(self._store().images_of(self._spec.job_id))
 
     def _note_images(self, of_job: list[StoredImage]) -> None:
-        """The newest last."""
+        """The newest last. _images_lock is held."""
         whole = [one.id for one in of_job if one.whole]
         gone = self._images.difference(whole)
         self._images = set(whole)
@@ -539,18 +543,20 @@ class JobCoordinator:
             total_s=stages.elapsed_s(),
             store=spec.store,
         )
-        self._images.add(summary.id)
+        with self._images_lock:
+            self._images.add(summary.id)
         records.has_image(spec.job, summary.id, self._store().url)
         self._look_at_clock(op, summary.created)
         stages.reach("after the commit", "removing old images", about)
         fault.point("after_commit")
         try:
             fault.point("prune")
-            found = self._store().images_of(spec.job_id)
-            gone = self._store().prune(
-                spec.job_id, keep=spec.keep, committed=summary.id, images=found
-            )
-            self._note_images([one for one in found if one.id not in gone])
+            with self._images_lock:
+                found = self._store().images_of(spec.job_id)
+                gone = self._store().prune(
+                    spec.job_id, keep=spec.keep, committed=summary.id, images=found
+                )
+                self._note_images([one for one in found if one.id not in gone])
         except (OSError, DevproxyError) as error:
             op.warnings.append(f"old images were not removed: {error}")
 

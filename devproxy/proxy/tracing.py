@@ -33,8 +33,8 @@ CALL, CUT, STEP, ROOM = (KINDS.index(kind) for kind in ("call", "cut", "step", "
 
 @dataclass(frozen=True)
 class Event:
-    """Times in ns of CLOCK_MONOTONIC. lane: the stream's number; of a call or a wait for room which thread of the process waited (its reply
-    slot)."""
+    """Times in ns of CLOCK_MONOTONIC. lane: the stream's number; of a call or a wait for room which thread
+    of the process waited (its reply slot)."""
 
     submitted_ns: int
     begin_ns: int

@@ -320,7 +320,7 @@ def test_jobs_on_one_gpu_have_their_own_limits(start, run_job) -> None:
 
 
 def test_who_has_a_gpus_memory_is_named(start, run_job) -> None:
-    """PyTorch's OutOfMemoryError ends with it (devproxy/torch/client/driver.h)."""
+    """By devproxy_memory_holders(), and so by PyTorch's OutOfMemoryError."""
     begin = (
         "import ctypes, time\n"
         "cu, c = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p()\n"
@@ -338,6 +338,10 @@ def test_who_has_a_gpus_memory_is_named(start, run_job) -> None:
     length, text = small.stdout.split(" ", 1)
     assert text == "job large has 40.0 MiB\n", small.stderr
     assert int(length) == len(text) - 1
+    program = "import torch; torch.empty(40 << 20, dtype=torch.uint8, device='cuda')"
+    refused = run_job(sys.executable, "-c", program, options=options)
+    assert refused.returncode == 1
+    assert refused.stderr.rstrip().endswith("On this GPU job large has 40.0 MiB.")
 
 
 def test_the_job_is_killed(start) -> None:

@@ -39,7 +39,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "hal/image": {BASE},
     "hal/links": {BASE, ARGS, "hal"},
     "hal/host_module/include": set(),
-    "hal/host_module": {BASE, "hal", "hal/host_module/include"},
+    "hal/host_module": {BASE, "hal", "hal/host_module/include", "hal/image"},
     "hal/soft": {
         BASE,
         ARGS,

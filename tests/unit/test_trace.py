@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import re
+import runpy
 import struct
 from pathlib import Path
 
@@ -32,6 +33,21 @@ def test_the_kinds_are_the_servers() -> None:
 def test_events_as_the_server_sends_them() -> None:
     data = struct.pack("<QQQQIHBB", 1, 2, 3, 4, 1, 5, LAUNCH, 0)
     assert list(tracing._events(data, ["", "add"])) == [Event(1, 2, 3, 4, "add", 5, LAUNCH)]
+
+
+def test_a_profile_in_a_job_reads_the_same_events() -> None:
+    """It cannot import devproxy."""
+    path = HEADER.parents[2] / "torch/pylib/devproxy_torch_boot.py"
+    boot = runpy.run_path(str(path), run_name="devproxy_torch_boot")
+    record = boot["_ServersRecord"]
+    assert record.EVENT == tracing._EVENT.format
+    shown = {tracing.KINDS[number]: said for number, said in record.KINDS.items()}
+    assert shown == {
+        "copy": "gpu_memcpy",
+        "memset": "gpu_memset",
+        "launch": "kernel",
+        "communicate": "kernel",
+    }
 
 
 def test_perfetto_reads_it() -> None:

@@ -41,8 +41,7 @@ class Trace {
     kStep,
     kRoom
   };  // NOLINT
-  // As it is sent. ns of CLOCK_MONOTONIC. lane: the stream's index, of kCall and kRoom the
-  // caller's reply slot.
+  // As it is sent. ns of CLOCK_MONOTONIC. lane: the stream's index, of kCall and kRoom the caller's reply slot.
   struct Event {
     uint64_t submitted_ns, begin_ns, end_ns, bytes;
     uint32_t name;  // index into names; 0: none

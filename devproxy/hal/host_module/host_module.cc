@@ -12,9 +12,9 @@
 #include <iterator>
 #include <map>
 #include <mutex>
-#include <string_view>
 
 #include "devproxy/hal/host_module/descriptor.h"
+#include "devproxy/hal/image/image.h"
 
 namespace devproxy::hal {
 
@@ -55,30 +55,11 @@ Status load_needs(const std::vector<std::string>& paths) {
   return {};
 }
 
-// Of what a GPU's compiler writes: what it is; else null.
-const char* gpu_code(const uint8_t* image, size_t bytes) {
-  constexpr uint32_t kFatbinMagic = 0xBA55ED50;
-  constexpr uint16_t kCudaMachine = 190;
-  uint32_t magic = 0;
-  if (bytes < sizeof magic) return nullptr;
-  std::memcpy(&magic, image, sizeof magic);
-  if (magic == kFatbinMagic) return "a fat binary of nvcc";
-  Elf64_Ehdr head;
-  if (std::memcmp(image, ELFMAG, SELFMAG) == 0) {
-    if (bytes < sizeof head) return nullptr;
-    std::memcpy(&head, image, sizeof head);
-    return head.e_machine == kCudaMachine ? "a cubin, machine code of a GPU (Triton's, nvcc's, NVRTC's)" : nullptr;
-  }
-  // PTX begins with comments, then this.
-  const std::string_view text(reinterpret_cast<const char*>(image), std::min<size_t>(bytes, 4096));
-  return text.find(".version ") != text.npos && text.find('\0') >= std::min<size_t>(bytes, 4096) - 1 ? "PTX" : nullptr;
-}
-
 // The dynamic loader believes what an image says about itself; a truncated one would end this process. So the parts
 // that it maps are checked first. (An image that is whole but malicious runs the job's own code in the job's own
 // server: nothing is gained by it.)
 Status check_image(const uint8_t* image, size_t bytes) {
-  if (const char* what = gpu_code(image, bytes))
+  if (const char* what = image::gpu_code(image, bytes))
     return {kNoBinaryForGpu,
             std::string("the module is ") + what +
                 ". The software GPU runs PyTorch's operators, no kernels of Triton, Inductor, CuPy, Numba or "

@@ -9,6 +9,8 @@
 
 namespace devproxy::hal::image {
 
+inline constexpr uint16_t kCudaMachine = 190;  // of a cubin; elf.h: EM_CUDA
+
 class Bytes {
  public:
   Bytes() = default;

@@ -24,7 +24,6 @@ namespace devproxy::hal::image {
 
 namespace {
 
-constexpr uint16_t kMachine = 190;  // elf.h: EM_CUDA
 constexpr uint8_t kAbi7 = 7, kAbi8 = 8;
 constexpr uint32_t kInfoType = 0x70000000, kCompatType = 0x70000086;  // SHT_LOPROC + 0, + 0x86
 constexpr uint8_t kEntryMark = 0x10, kManagedMark = 0x04;             // in a symbol's st_other
@@ -73,7 +72,7 @@ class Cubin {
     if (!head || std::memcmp(head->e_ident, ELFMAG, SELFMAG) != 0) return bad("it has no ELF header");
     if (head->e_ident[EI_CLASS] != ELFCLASS64 || head->e_ident[EI_DATA] != ELFDATA2LSB)
       return bad("it is no 64-bit little-endian ELF file");
-    if (head->e_machine != kMachine)
+    if (head->e_machine != kCudaMachine)
       return {kInvalidImage, "the image is an ELF file for machine " + std::to_string(head->e_machine) +
                                  ", not an NVIDIA GPU's (190)"};
     if (head->e_type == ET_REL)

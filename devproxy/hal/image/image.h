@@ -45,6 +45,9 @@ enum class Form : uint8_t { kCubin, kFatbin, kText };
 // The wrapper struct of a fat binary holds a pointer of the client's process and is refused.
 StatusOr<Form> check_whole(const uint8_t* image, size_t bytes);
 
+// Of what a GPU's compiler writes: what it is, for people to read; else null.
+const char* gpu_code(const uint8_t* image, size_t bytes);
+
 struct Param {
   uint32_t offset_bytes = 0, size_bytes = 0;
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <elf.h>
 
+#include <algorithm>
+
 #include "devproxy/hal/image/bytes.h"
 #include "devproxy/hal/image/image.h"
 
@@ -11,6 +13,16 @@ namespace {
 constexpr uint32_t kFatbinMagic = 0xBA55ED50, kWrapperMagic = 0x466243B1;
 
 }  // namespace
+
+const char* gpu_code(const uint8_t* image, size_t bytes) {
+  const Bytes all(image, bytes);
+  if (all.at<uint32_t>(0) == kFatbinMagic) return "a fat binary of nvcc";
+  if (const auto head = all.at<Elf64_Ehdr>(0); head && std::memcmp(head->e_ident, ELFMAG, SELFMAG) == 0)
+    return head->e_machine == kCudaMachine ? "a cubin, machine code of a GPU (Triton's, nvcc's, NVRTC's)" : nullptr;
+  // PTX begins with comments, then this.
+  const std::string_view text(reinterpret_cast<const char*>(image), std::min<size_t>(bytes, 4096));
+  return text.find(".version ") < text.find('\0') ? "PTX" : nullptr;
+}
 
 StatusOr<Form> check_whole(const uint8_t* image, size_t bytes) {
   const Bytes all(image, bytes);

@@ -56,8 +56,8 @@ void trace(Connection& c, const Message& m) {
   switch (r.what) {
     case 0:
       profile = {};
+      trace.keep_on(Trace::Reader::kProfile, 0);  // what an earlier one has left
       trace.keep_on(Trace::Reader::kProfile, rep.now_ns + std::min(r.keep_ms, kLongestMs) * 1'000'000);
-      static_cast<void>(trace.take(Trace::Reader::kProfile));
       break;
     case 1: {
       Trace::Taken taken = trace.take(Trace::Reader::kProfile);

@@ -107,8 +107,6 @@ bool module_load(Connection& c, const Message& m) {
   });
   if (!loaded.ok()) {
     for (uint64_t addr : placed) drop_global(c, addr, m.end);
-    DP_LOG(kWarn, kModule, c.number(), "module of %zu bytes refused: %s", image->bytes.size(),
-           loaded.status().text().c_str());
     return c.fail(m, loaded.status()), false;
   }
   if (!c.state().modules().insert(r.module, *loaded)) return c.reply(m, kInvalidHandle), false;

@@ -58,7 +58,7 @@ struct OpCounts {
 std::map<std::string, OpCounts> op_counts();
 
 // On the software GPU over the CUDA wheel. Ops that were there at note_known_ops() stay as they are; those that have come since
-// and have CUDA kernels are sent to the device as all others, which finds their CPU kernels (forward.cc, runs_here).
+// and have kernels for CUDA and the CPU are sent to the device as all others, which finds their CPU kernels (forward.cc, runs_here).
 void note_known_ops();
 void take_package_ops();
 

@@ -273,7 +273,9 @@ void take_package_ops() {
     const std::string full = c10::toString(name);
     const auto space = name.getNamespace();
     const auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (!g_known_ops.insert(full).second || !space || !op || !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA))
+    if (!g_known_ops.insert(full).second || !space || !op) continue;
+    // One for CUDA alone may be made of ops that the software GPU has.
+    if (!op->hasKernelForDispatchKey(c10::DispatchKey::CUDA) || !op->hasKernelForDispatchKey(c10::DispatchKey::CPU))
       continue;
     const std::string package(*space);
     torch::Library& library =
