@@ -160,9 +160,8 @@ def test_a_full_ring(job: dict[str, str], tmp_path: Path) -> None:
     assert sum(row["dur"] for row in rows) > 0.5e9
     assert all(row["dur"] >= 0 for row in rows)
     for one, other in zip(rows, rows[1:], strict=False):
-        assert (
-            other["ts"] >= one["ts"] + one["dur"] - 100_000
-        )  # two clocks are read, one behind the other
+        # Each reading of the two clocks has an error of its own.
+        assert other["ts"] >= one["ts"] + one["dur"] - 100_000
     explained = ctl(job, "explain", "j", "--seconds", "1", "--json")
     (process,) = json.loads(explained.stdout)["processes"]
     assert sum(process[share] for share in SHARES) == pytest.approx(1, abs=0.001)

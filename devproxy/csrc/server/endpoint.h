@@ -79,7 +79,8 @@ class Endpoint {
     if (control->room_waits_filled.load(std::memory_order_relaxed) == 0) return;
     // Filled entries that are not seen below are said again behind this exchange.
     control->room_waits_filled.exchange(0, std::memory_order_acquire);
-    const uint64_t day = day_ns(), now = now_ns();
+    constexpr uint64_t kLater = 1'000'000'000;  // a wait may end between this reading and the look at its entry
+    const auto [now, day] = moment();
     for (RoomWait& entry : control->room_waits) {
       const uint64_t end = entry.end.load(std::memory_order_acquire);
       if (end == 0) continue;
@@ -88,8 +89,8 @@ class Endpoint {
       entry.end.store(0, std::memory_order_relaxed);
       entry.begin.store(0, std::memory_order_release);
       // Not so: the clock was set meanwhile, or the client writes what it likes.
-      if (begin <= end && end <= day && day - begin <= now && slot < kReplySlots)
-        take(static_cast<uint16_t>(slot), now - (day - begin), now - (day - end));
+      if (begin <= end && end <= day + kLater && day <= begin + now && slot < kReplySlots)
+        take(static_cast<uint16_t>(slot), now + begin - day, now + end - day);
     }
   }
   // The dispatch thread looks at its gate at least every 100 ms; this makes it look now.
