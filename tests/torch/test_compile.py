@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.compile in a job: the software GPU runs no code of Inductor's, so a graph of the GPU runs eager, and one line says so."""
+"""torch.compile in a job: the software GPU runs Inductor's C++ kernels; what it cannot run is eager, and one line says so."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,47 +24,225 @@ def run(program: str) -> str:
     return done.stderr
 
 
-def train(compiled: bool, **options: object) -> list[torch.Tensor]:
+@pytest.fixture(autouse=True)
+def as_the_server() -> Iterator[None]:
+    """The server runs a kernel with one thread, so the CPU's are compiled for one."""
     torch._dynamo.reset()
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Block(nn.Module):
+    """Attention between two normalizations: one of rows, one of batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.project = nn.Linear(16, 48)
+        self.batches = nn.BatchNorm1d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            part.unflatten(-1, (2, 8)).transpose(1, 2)
+            for part in self.project(self.norm(x)).chunk(3, -1)
+        )
+        found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = nn.functional.gelu(x + found.transpose(1, 2).flatten(2))
+        return self.batches(x.transpose(1, 2)).softmax(-1)
+
+
+def train(device: str, **options: object) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.GELU(), nn.Linear(16, 2)).cuda()
-    optimizer = torch.optim.AdamW(model.parameters())
-    called = torch.compile(model, **options) if compiled else model
-
-    def step() -> None:
-        optimizer.step()
-
-    stepped = torch.compile(step, **options) if compiled else step
+    model = Block().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    called = torch.compile(model, **options)
+    found = []
     for _ in range(3):
         optimizer.zero_grad()
-        called(torch.randn(4, 8, device="cuda")).square().mean().backward()
-        stepped()
-    return list(model.state_dict().values())
+        loss = (called(torch.randn(4, 12, 16).to(device)) - 0.1).square().mean()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.detach().cpu())
+    return found + [value.cpu() for value in model.state_dict().values()]
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
-def test_training_is_that_of_the_eager_backend(mode: str) -> None:
-    found = train(True, mode=mode)
-    assert all(map(torch.equal, found, train(True, backend="eager")))
-    # AdamW computes its corrections in another order while it is traced.
-    torch.testing.assert_close(found, train(False))
+def test_training_is_that_of_the_cpu(capfd: pytest.CaptureFixture[str]) -> None:
+    """The same backend on both, bit for bit."""
+    wanted = train("cpu")
+    for mode in ("default", "reduce-overhead", "max-autotune"):
+        assert all(map(torch.equal, train("cuda", mode=mode), wanted)), mode
+    assert LINE not in capfd.readouterr().err
 
 
-def test_one_line_says_so() -> None:
-    said = run(
+def test_optimizer() -> None:
+    """Compiled, torch.optim takes its forms for CUDA on the one and for CPU on the other: close is all there can be."""
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        value = torch.randn(50, device="cuda").requires_grad_()
+        optimizer = torch.optim.AdamW([value])
+        step = torch.compile(optimizer.step) if compiled else optimizer.step
+        for _ in range(3):
+            value.grad = value.detach().sin()
+            step()
+        found.append(value.detach())
+    torch.testing.assert_close(*found)
+
+
+def test_shapes_that_change() -> None:
+    @torch.compile(dynamic=True)
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).cumsum(0).max(-1)[0] + x.size(0)
+
+    for rows in (3, 5, 40):
+        x = torch.randn(rows, 20)
+        assert torch.equal(f(x.cuda()).cpu(), f(x))
+
+
+def test_dropout_is_drawn_from_the_generator() -> None:
+    @torch.compile
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5) * 2
+
+    x = torch.ones(1000, device="cuda", requires_grad=True)
+    torch.manual_seed(3)
+    found = f(x)
+    (grad,) = torch.autograd.grad(found.sum(), x)
+    torch.manual_seed(3)
+    assert torch.equal(found, f(x))
+    assert torch.equal(found, grad)
+    assert 1.8 < found.mean() < 2.2
+
+
+def test_what_belongs_to_the_host() -> None:
+    """Tensors of the CPU that go into a graph of the GPU, that it changes, and that it returns."""
+
+    @torch.compile
+    def f(x: torch.Tensor, rows: torch.Tensor, factor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        factor.add_(1)
+        return x + rows.cuda() * factor, rows.sum(), factor * 2, x.sum().cpu()
+
+    x, rows = torch.ones(3, device="cuda"), torch.arange(3.0)
+    for _ in range(2):
+        factor = torch.tensor(2.0)
+        found = f(x, rows, factor)
+        assert [one.device.type for one in found] == ["cuda", "cpu", "cpu", "cpu"]
+        assert [one.tolist() for one in found] == [[1, 4, 7], 3, 6, 3]
+        assert factor == 3
+
+
+def test_the_current_stream_and_its_order() -> None:
+    @torch.compile
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+    x = torch.zeros(1 << 20, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(10):
+            x = f(x)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert (x == 1023).all()
+
+
+def test_an_index_that_is_out_of_bounds() -> None:
+    run(
         """
-        for width in (3, 4):
-            model = torch.compile(nn.Linear(width, 2).cuda())
-            model(torch.ones(1, width, device="cuda")).sum().backward()
         @torch.compile
-        def made_inside():
-            return torch.ones(3, device="cuda") * 2
-        assert made_inside().tolist() == [2, 2, 2]
+        def f(x, i):
+            return x[i] * 2
+        try:
+            f(torch.ones(10, device="cuda"), torch.tensor([3, 12], device="cuda"))
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            assert "device-side assert" in str(error) and "cpp_fused" in str(error), error
+        else:
+            raise SystemExit("no error")
         """
     )
-    assert said.count(LINE) == 1, said
-    assert "Triton" not in said.replace("Inductor and Triton", ""), said
-    assert "SMs" not in said, said
+
+
+def inside(x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+    return found
+
+
+def drawn_on_the_cpu(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(1)
+    return x + torch.rand(3).to(x.device)
+
+
+def of_two_gpus(x: torch.Tensor) -> torch.Tensor:
+    there = "cpu" if x.device.type == "cpu" else "cuda:1"
+    return (x.to(there) * 2).sin().to(x.device)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (inside, "it has a graph inside"),
+        (drawn_on_the_cpu, "it draws random numbers of the CPU"),
+        (of_two_gpus, "it has tensors of several GPUs"),
+    ],
+)
+def test_a_graph_that_runs_eager(
+    function: Callable[[torch.Tensor], torch.Tensor],
+    reason: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    x = torch.ones(3)
+    for _ in range(2):
+        assert torch.equal(torch.compile(function)(x.cuda()).cpu(), function(x))
+    said = capfd.readouterr().err
+    assert said.count(LINE) == 1 and "runs eager" in said and reason in said, said
+
+
+def test_a_compiler_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import devproxy_torch_inductor
+
+    monkeypatch.setattr(devproxy_torch_inductor, "MODULE", "no C++")
+    x = torch.ones(3, 7, device="cuda", requires_grad=True)
+    f = torch.compile(lambda x: x.sin() * 7)
+    (grad,) = torch.autograd.grad(f(x).sum(), x)
+    assert torch.equal(grad, x.cos() * 7)
+    said = capfd.readouterr().err
+    assert said.count(LINE) == 1 and "Inductor's CPU backend failed: " in said, said
+    assert "Triton" not in said, said
+
+
+def test_the_modules_know_the_servers_header(tmp_path: Path) -> None:
+    """What a module is told of devproxy_soft_module.h is written twice: the job's machine may not have the header."""
+    import devproxy_torch_inductor
+
+    types = {
+        "devproxy_soft_launch": "params params_bytes services function_cookie error error_bytes state",
+        "devproxy_soft_function": "kernel cookie max_threads shared_bytes n_params params",
+        "devproxy_soft_module_table": "abi n_globals globals get_function load",
+    }
+    lines = [
+        "#include <cstddef>",
+        '#include "devproxy_soft_module.h"',
+        "namespace ours {",
+        devproxy_torch_inductor.MODULE_ABI.replace('extern "C" {', 'extern "C++" {'),
+        "}",
+        "static_assert(DEVPROXY_SOFT_MODULE_ABI == 1);",
+    ]
+    for name, fields in types.items():
+        lines.append(f"static_assert(sizeof(ours::{name}) == sizeof(::{name}));")
+        lines += [f"static_assert(offsetof(ours::{name}, {f}) == offsetof(::{name}, {f}));" for f in fields.split()]  # fmt: skip
+    source = tmp_path / "abi.cc"
+    source.write_text("\n".join(lines))
+    include = Path(__file__).parents[2] / "devproxy/hal/host_module/include"
+    done = subprocess.run(
+        ["g++", "-std=c++20", "-fsyntax-only", f"-I{include}", str(source)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_graph_of_the_host_is_compiled() -> None:

@@ -276,7 +276,14 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, cons
                                                             scale, enable_gqa));
 }
 
-// CUDA's op, computed by the CPU's kernel. That kernel has no dropout, so seed, offset and debug mask are empty.
+// In the memory layout of the other one: a traced graph counts on the layouts that CUDA's op has.
+Tensor laid_out_as(const Tensor& model, const Tensor& value) {
+  const Tensor made = at::empty_like(model);
+  return made.strides() == value.strides() ? value : made.copy_(value);
+}
+
+// CUDA's op, computed by the CPU's kernel. That kernel has no dropout, so the state of the generator says nothing, and the
+// debug mask is empty.
 using FlashAttention = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
 FlashAttention flash_attention(const Tensor& query, const Tensor& key, const Tensor& value, double dropout_p,
                                bool is_causal, bool return_debug_mask, std::optional<double> scale) {
@@ -285,9 +292,10 @@ FlashAttention flash_attention(const Tensor& query, const Tensor& key, const Ten
                               "software GPU");
   auto [output, logsumexp] =
       at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, 0, is_causal, std::nullopt, scale);
-  const Tensor seed = at::empty({}, query.options().dtype(at::kLong));
+  const auto words = query.options().dtype(at::kUInt64);
   const Tensor mask = at::empty({0}, query.options());
-  return {output, logsumexp, Tensor(), Tensor(), query.sym_size(2), key.sym_size(2), seed, seed, mask};
+  return {laid_out_as(query, output), logsumexp.contiguous(), Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
+          at::empty({2}, words),      at::empty({}, words),   mask};
 }
 
 std::tuple<Tensor, Tensor, Tensor> flash_attention_backward(const Tensor& grad, const Tensor& query, const Tensor& key,
@@ -295,8 +303,9 @@ std::tuple<Tensor, Tensor, Tensor> flash_attention_backward(const Tensor& grad, 
                                                             const Tensor& logsumexp, const Tensor&, const Tensor&,
                                                             c10::SymInt, c10::SymInt, double, bool is_causal,
                                                             const Tensor&, const Tensor&, std::optional<double> scale) {
-  return at::_scaled_dot_product_flash_attention_for_cpu_backward(grad, query, key, value, output, logsumexp, 0,
-                                                                  is_causal, std::nullopt, scale);
+  const auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      grad, query, key, value, output, logsumexp, 0, is_causal, std::nullopt, scale);
+  return {laid_out_as(query, of_query), laid_out_as(key, of_key), laid_out_as(value, of_value)};
 }
 
 // Natively these layers are cuDNN's, whose autocast takes float16, whatever type was asked for (AutocastRNN.cpp).

@@ -986,37 +986,12 @@ def _complete_torch_profiler(module: ModuleType) -> None:
 
 
 def _complete_inductor(module: ModuleType) -> None:
-    """Inductor makes kernels of Triton for a GPU, which the software GPU cannot run: a graph with such tensors runs eager."""
+    """Inductor makes kernels of Triton for a GPU, which the software GPU cannot run; its C++ kernels can be run there."""
     if ops_run_on_cuda():
         return
-    import functools
+    import devproxy_torch_inductor
 
-    import torch
-
-    inductor: Any = module
-    plain = inductor.compile_fx
-
-    def on_gpu(value: object) -> bool:
-        if isinstance(value, torch.Tensor):
-            return value.is_cuda
-        return isinstance(value, (list, tuple)) and any(map(on_gpu, value))
-
-    def is_for_gpu(graph: Any, inputs: Sequence[object]) -> bool:
-        held = [*graph.parameters(), *graph.buffers()]
-        made = (node.meta.get("example_value") for node in graph.graph.nodes)
-        return any(map(on_gpu, (*inputs, *held, *made)))
-
-    @functools.wraps(plain)
-    def compile_fx(model: Any, inputs: Sequence[object], *given: Any, **named: Any) -> Any:
-        if not isinstance(model, torch.fx.GraphModule) or not is_for_gpu(model, inputs):
-            return plain(model, inputs, *given, **named)
-        _say_once(
-            "torch.compile: the software GPU runs no kernels of Inductor and Triton; a graph of its tensors runs eager, as with "
-            "backend='eager'"
-        )
-        return model.forward
-
-    inductor.compile_fx = compile_fx
+    devproxy_torch_inductor.complete(module, _say_once)
 
 
 def _say_own_kernels(spec: ModuleSpec) -> None:

@@ -1,0 +1,471 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.compile on the software GPU: Inductor's C++ kernels as modules that the server runs.
+
+Inductor would make kernels of Triton for a CUDA graph. Here the graph is handed to it as a graph of the CPU: every device in
+it is put to 'cpu', its fake tensors are made anew, and Inductor's own CPU backend makes the code. Then the code is told where
+it runs: its buffers are the GPU's, its kernels are compiled into modules of the software GPU (devproxy_soft_module.h), and
+each call launches one on the current stream. So the kernels are, byte for byte, those of a compiled CPU model of one thread.
+
+Which graph is not taken: one with tensors of two GPUs, with random numbers of the CPU's generator, or with graphs inside
+(flex_attention, cond). Such a graph runs eager, and so does one that Inductor cannot compile, for whatever reason.
+"""
+
+from __future__ import annotations
+
+# Late imports: this is loaded behind torch._inductor.compile_fx, and what is imported here may import that in turn.
+import copy
+import ctypes
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+# What a module says of itself: the part of devproxy_soft_module.h that these modules need, which a job's machine may not
+# have. A test compares the two.
+MODULE_ABI = """
+extern "C" {
+typedef struct devproxy_soft_launch {
+  uint32_t grid[3], block[3];
+  uint32_t shared_bytes;
+  uint32_t device;
+  uint64_t stream;
+  const uint8_t* params;
+  uint64_t params_bytes;
+  const void* services;
+  void* function_cookie;
+  char* error;
+  uint64_t error_bytes;
+  void* state;
+} devproxy_soft_launch;
+typedef int (*devproxy_soft_kernel)(const devproxy_soft_launch* launch);
+typedef struct devproxy_soft_function {
+  devproxy_soft_kernel kernel;
+  void* cookie;
+  uint32_t max_threads;
+  uint32_t shared_bytes;
+  uint32_t n_params;
+  struct {
+    uint32_t offset, size;
+  } params[64];
+} devproxy_soft_function;
+typedef struct devproxy_soft_module_table {
+  uint32_t abi;
+  uint32_t n_globals;
+  const void* globals;
+  int (*get_function)(const char* name, devproxy_soft_function* out);
+  int (*load)(uint32_t device, char* error, uint64_t error_bytes);
+} devproxy_soft_module_table;
+}
+"""
+# All of a kernel's arguments are one parameter: eight bytes for each. A failed check of an index throws; on a GPU that is a
+# device-side assertion.
+MODULE = """
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+%(abi)s
+namespace {
+int devproxy_launch(const devproxy_soft_launch* launch) {
+  const uint8_t* const block = launch->params;
+  (void)block;
+  try {
+    kernel(%(arguments)s);
+    return 0;
+  } catch (const std::exception& error) {
+    std::snprintf(launch->error, launch->error_bytes, "%%s", error.what());
+  } catch (...) {
+    std::snprintf(launch->error, launch->error_bytes, "an exception");
+  }
+  return 710;
+}
+int devproxy_get_function(const char* name, devproxy_soft_function* out) {
+  if (std::strcmp(name, "%(name)s") != 0) return 500;
+  out->kernel = devproxy_launch;
+  out->n_params = 1;
+  out->params[0].offset = 0;
+  out->params[0].size = %(bytes)d;
+  return 0;
+}
+}  // namespace
+extern "C" {
+extern __attribute__((visibility("default"))) const devproxy_soft_module_table devproxy_soft_module;
+const devproxy_soft_module_table devproxy_soft_module = {1, 0, nullptr, devproxy_get_function, nullptr};
+extern __attribute__((visibility("default"))) const char* const devproxy_soft_function_names[];
+const char* const devproxy_soft_function_names[] = {"%(name)s", nullptr};
+}
+"""
+WORD = 8  # bytes of an argument
+BLOCK_LIMIT = 4096  # bytes of a launch's parameters, cuda.h before 12.1
+# Inductor's own settings for such a graph, whatever the script has set: the wrapper is Python, whose text we know; the server
+# runs a kernel with one thread; what is kept on disk for a graph of the CPU is not for us.
+SETTINGS = {
+    "cpp.threads": 1,
+    "cpp_wrapper": False,
+    "freezing": False,
+    "fx_graph_cache": False,
+    "fx_graph_remote_cache": False,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+}
+
+_running = (
+    threading.local()
+)  # .plan: of the graph that this thread makes code for, where that is for the software GPU
+
+
+class NotTaken(Exception):
+    """This graph is not handed to Inductor; the text says why."""
+
+
+def module_text(name: str, types: Sequence[str], source: str) -> str:
+    """The C++ of a module with one kernel. types: of its arguments, as Inductor writes them: pointers and integers."""
+    arguments = ", ".join(
+        f"*reinterpret_cast<const std::decay_t<{kind}>*>(block + {WORD * i})"
+        for i, kind in enumerate(types)
+    )
+    filled = {
+        "abi": MODULE_ABI,
+        "name": name,
+        "arguments": arguments,
+        "bytes": WORD * len(types),
+    }
+    return source + MODULE % filled
+
+
+class _Kernel:
+    """Called as Inductor's code calls a C++ kernel: with tensors and integers."""
+
+    def __init__(self, name: str, words: int, image: bytes) -> None:
+        self._name, self._image = name.encode(), image
+        self._block = ctypes.c_uint64 * words
+        self._functions: dict[int, ctypes.c_void_p] = {}  # by the GPU's index
+
+    def __call__(self, *given: Any) -> None:
+        index = torch._C._cuda_getDevice()
+        function = self._functions.get(index)
+        if function is None:
+            function = self._functions[index] = self._load()
+        block = self._block(
+            *(one.data_ptr() if isinstance(one, torch.Tensor) else int(one) for one in given)
+        )
+        params = (ctypes.c_void_p * 1)(ctypes.addressof(block))
+        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
+        _check(_driver().cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, params, None))
+
+    def _load(self) -> ctypes.c_void_p:
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        _check(_driver().cuModuleLoadData(ctypes.byref(module), self._image))
+        _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, self._name))
+        return function
+
+
+@functools.cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(result: int) -> None:
+    if result:
+        name = ctypes.c_char_p()
+        _driver().cuGetErrorName(result, ctypes.byref(name))
+        raise RuntimeError(
+            f"CUDA error: {(name.value or b'').decode()} in a kernel of torch.compile"
+        )
+
+
+@functools.cache
+def _module_cache() -> Any:
+    """Inductor's own way from text to shared object, with its flags, files and locks; only that nothing is loaded here."""
+    from torch._inductor.codecache import CppCodeCache
+
+    class ModuleCache(CppCodeCache):
+        cache: dict[str, Any] = {}
+        cache_clear = staticmethod(cache.clear)
+        cpp_compile_command_flags = {"include_pytorch": False, "shared": True}
+
+        class _Path(str):
+            key: str  # it is given one
+
+        @staticmethod
+        def _load_library_inner(path: str, key: str) -> Any:
+            return ModuleCache._Path(path)
+
+    return ModuleCache
+
+
+@functools.cache
+def _compilers() -> Any:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from torch._inductor import config
+
+    return ThreadPoolExecutor(max(1, config.compile_threads or 1), "devproxy-inductor")
+
+
+def _module(_: object, name: str, types: Sequence[str], source: str) -> Any:
+    """A method of AsyncCompile: starts the compiler, which is waited for with all others."""
+    from torch._inductor.codecache import LambdaFuture
+
+    if WORD * len(types) > BLOCK_LIMIT:
+        raise NotTaken(f"a kernel has {len(types)} arguments")
+    for kind in types:
+        if not re.fullmatch(r"(const )?(\w+(::\w+)*\*|int64_t)", kind):
+            raise NotTaken(f"a kernel takes a {kind}")
+    made = _module_cache().load_async(
+        module_text(name, types, source), submit_fn=_compilers().submit
+    )
+
+    def kernel() -> _Kernel:
+        with open(made(), "rb") as file:
+            return _Kernel(name, len(types), file.read())
+
+    return LambdaFuture(kernel)
+
+
+def _for_gpu(text: str, index: int) -> str:
+    """Inductor's Python for a graph of the CPU, told where it runs."""
+    text, aliases = re.subn(r"(\._empty_strided_)cpu\n", r"\1cuda\n", text)
+    if aliases != 1:
+        raise NotTaken("this version of Inductor makes its buffers in another way")
+    text = text.replace("device(type='cpu')", f"device(type='cuda', index={index})")
+    return re.sub(r"^(\w+) = async_compile\.cpp_pybinding\(", r"\1 = async_compile.devproxy_module('\1', ", text, flags=re.M)  # fmt: skip
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)
+
+
+def _is_on_gpu(gm: Any, inputs: Sequence[object]) -> bool:
+    made = (node.meta.get("val") for node in gm.graph.nodes)
+    return any(one.is_cuda for value in (*inputs, *made) for one in _tensors(value))
+
+
+class _Plan:
+    """A graph of one GPU as a graph of the CPU, and what is to be done around a call of its code."""
+
+    def __init__(self, gm: Any, inputs: Sequence[Any]) -> None:
+        self._gm = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        self._gm.meta.update(gm.meta)
+        self.index = self._only_gpu(inputs)
+        self.inputs_of_host = {i for i, one in enumerate(inputs) if isinstance(one, torch.Tensor) and not one.is_cuda}  # fmt: skip
+        self.written: set[int] = set()  # of those
+        self.outputs_of_host: set[int] = set()
+        self._look()
+
+    def _only_gpu(self, inputs: Sequence[Any]) -> int:
+        made = [node.meta.get("val") for node in self._gm.graph.nodes]
+        found = {one.device.index for one in _tensors([*inputs, *made]) if one.is_cuda}
+        if len(found) != 1:
+            raise NotTaken("it has tensors of several GPUs")
+        (index,) = found
+        return int(index or 0)
+
+    def _look(self) -> None:
+        """Refuses what would be another computation on the CPU, and sees what belongs to the host."""
+        places = [node for node in self._gm.graph.nodes if node.op == "placeholder"]
+        for node in self._gm.graph.nodes:
+            value = node.meta.get("val")
+            if node.op == "get_attr" and not isinstance(
+                getattr(self._gm, node.target, None), torch.Tensor
+            ):
+                raise NotTaken("it has a graph inside")
+            if node.op == "output":
+                (returned,) = node.args
+                self.outputs_of_host = {i for i, one in enumerate(returned) if self._is_of_host(one)}  # fmt: skip
+            if node.op != "call_function":
+                continue
+            of_host = any(not one.is_cuda for one in _tensors(value))
+            tags = getattr(node.target, "tags", ())
+            if of_host and (torch.Tag.nondeterministic_seeded in tags or "inductor_seed" in str(node.target)):  # fmt: skip
+                raise NotTaken("it draws random numbers of the CPU")
+            schema = getattr(node.target, "_schema", None)
+            if schema is None or not schema.is_mutable:
+                continue
+            for number, argument in enumerate(node.args):
+                if argument not in places or places.index(argument) not in self.inputs_of_host:
+                    continue
+                if node.target is not torch.ops.aten.copy_.default:
+                    raise NotTaken("it writes tensors of the CPU")
+                if number == 0:
+                    self.written.add(places.index(argument))
+
+    @staticmethod
+    def _is_of_host(node: object) -> bool:
+        return isinstance(node, torch.fx.Node) and any(
+            not one.is_cuda for one in _tensors(node.meta.get("val"))
+        )
+
+    def for_cpu(self, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """The graph and its example inputs, as they would be on the CPU."""
+        from torch._guards import detect_fake_mode
+        from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+        def put(value: object) -> object:
+            is_gpu = isinstance(value, torch.device) and value.type == "cuda"
+            return torch.device("cpu") if is_gpu else value
+
+        for node in self._gm.graph.nodes:
+            node.args, node.kwargs = torch.utils._pytree.tree_map(put, (node.args, node.kwargs))
+            if node.op == "get_attr":
+                setattr(self._gm, node.target, getattr(self._gm, node.target).cpu())
+        mode = detect_fake_mode(inputs)
+        if mode is None:
+            raise NotTaken("its inputs are no fake tensors")
+        with mode:
+            on_cpu = [
+                torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device="cpu")
+                if isinstance(one, torch.Tensor)
+                else one
+                for one in inputs
+            ]
+        self._gm.recompile()
+        FakeTensorProp(self._gm, mode=mode).propagate_dont_convert_inputs(*on_cpu)
+        return self._gm, on_cpu
+
+    def around(self, call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """A call of the code: its arguments are a list that it may empty."""
+        gpu = torch.device("cuda", self.index)
+
+        def run(args: list[Any]) -> Any:
+            back = []
+            for place in self.inputs_of_host:
+                of_host = args[place]
+                args[place] = of_host.to(gpu)
+                if place in self.written:
+                    back.append((of_host, args[place]))
+            with torch.cuda._DeviceGuard(self.index):
+                found = call(args)
+            for of_host, written in back:
+                of_host.copy_(written)
+            if self.outputs_of_host:
+                found = [one.cpu() if i in self.outputs_of_host else one for i, one in enumerate(found)]  # fmt: skip
+            return found
+
+        return run
+
+
+def _complete_codegen() -> None:
+    """Once: Inductor's own steps, with an eye on whether this thread compiles for the software GPU."""
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.graph import GraphLowering
+
+    if hasattr(AsyncCompile, "devproxy_module"):
+        return
+    graphs: Any = GraphLowering
+    files: Any = PyCodeCache
+    plain_codegen, plain_load = graphs.codegen, files.load_by_key_path
+
+    def codegen(self: Any) -> Any:
+        found = plain_codegen(self)
+        plan = getattr(_running, "plan", None)
+        if plan is not None:
+            found[0].value = _for_gpu(found[0].value, plan.index)
+        return found
+
+    def load(*given: Any, **named: Any) -> Any:
+        """attrs: the graph's constants, which the code passes to kernels."""
+        plan = getattr(_running, "plan", None)
+        if plan is not None and named.get("attrs"):
+            gpu = torch.device("cuda", plan.index)
+            named["attrs"] = {
+                k: v.to(gpu) if isinstance(v, torch.Tensor) else v
+                for k, v in named["attrs"].items()
+            }
+        return plain_load(*given, **named)
+
+    graphs.codegen = codegen
+    files.load_by_key_path = staticmethod(load)
+    AsyncCompile.devproxy_module = _module  # type: ignore[attr-defined]
+
+
+def _compile_inner(plain: Callable[..., Any], say: Callable[[str], None]) -> Callable[..., Any]:
+    """compile_fx_inner for graphs of the software GPU: forward, backward and inference ones pass here."""
+
+    @functools.wraps(plain)
+    def compile_inner(gm: Any, inputs: Sequence[Any], *given: Any, **named: Any) -> Any:
+        if not _is_on_gpu(gm, inputs):
+            return plain(gm, inputs, *given, **named)
+        from torch._inductor import config
+
+        named["cpp_wrapper"] = False
+        if named.get("cudagraphs") is not None:
+            named["cudagraphs"] = type(named["cudagraphs"])(False)
+        try:
+            plan = _Plan(gm, inputs)
+            on_cpu, their_inputs = plan.for_cpu(inputs)
+            _running.plan = plan
+            with config.patch(SETTINGS):
+                made = plain(on_cpu, their_inputs, *given, **named)
+            made.current_callable = plan.around(made.current_callable)
+        except Exception as error:
+            # The forward graph was compiled already. Random numbers are drawn anew from the forward's seeds there, which only
+            # Inductor's code can.
+            drawn = any("inductor_random" in str(node.target) for node in gm.graph.nodes)
+            if not named.get("is_backward") or drawn:
+                raise
+            say(_runs_eager("a backward graph", error))
+            from torch._functorch._aot_autograd.utils import make_boxed_func
+
+            return make_boxed_func(gm.forward)
+        finally:
+            _running.plan = None
+        return made
+
+    return compile_inner
+
+
+def _runs_eager(what: str, error: Exception) -> str:
+    reason = str(error).strip().split("\n")[0] or type(error).__name__
+    if not isinstance(error, NotTaken):
+        reason = f"Inductor's CPU backend failed: {reason}"
+    return (
+        f"torch.compile: {what} of the software GPU runs eager, as with backend='eager': {reason}"
+    )
+
+
+def complete(module: Any, say: Callable[[str], None]) -> None:
+    """After torch._inductor.compile_fx was imported. say: prints a line, each one once."""
+    from torch._dynamo.exc import RestartAnalysis, SkipFrame
+
+    plain = module.compile_fx
+    inner = _compile_inner(module.compile_fx_inner, say)
+
+    def on_gpu(value: object) -> bool:
+        return any(one.is_cuda for one in _tensors(value))
+
+    def is_for_gpu(graph: Any, inputs: Sequence[object]) -> bool:
+        held = [*graph.parameters(), *graph.buffers()]
+        made = [node.meta.get("example_value") for node in graph.graph.nodes]
+        return on_gpu([*inputs, *held, *made])
+
+    @functools.wraps(plain)
+    def compile_fx(model: Any, inputs: Sequence[object], *given: Any, **named: Any) -> Any:
+        whole = not given and "inner_compile" not in named
+        if (
+            not whole
+            or not isinstance(model, torch.fx.GraphModule)
+            or not is_for_gpu(model, inputs)
+        ):
+            return plain(model, inputs, *given, **named)
+        _complete_codegen()
+        # Its cache would hand the code of such a graph to another process, without what is around a call.
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            try:
+                return plain(model, inputs, inner_compile=inner, **named)
+            except (RestartAnalysis, SkipFrame):  # no failures: a word to Dynamo
+                raise
+            except Exception as error:
+                say(_runs_eager("a graph", error))
+                return model.forward
+
+    module.compile_fx = compile_fx
