@@ -8,6 +8,7 @@ Messages are protobuf's wire format.
 from __future__ import annotations
 
 import os
+import socket
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,20 +32,21 @@ class ImageFileError(DevproxyError):
 
 
 class Message:
-    """A protobuf message by the numbers of its fields; of a repeated one the last value is kept.
+    """A protobuf message by the numbers of its fields. Of a repeated one integer() and text() give the last value.
 
     Raises ImageFileError where it is no message, or a field is not of the kind that is asked for.
     """
 
     def __init__(self, path: str, data: bytes) -> None:
         self._path = path
-        self._fields: dict[int, int | bytes] = {}
+        self._fields: dict[int, list[int | bytes]] = {}
         at = 0
         while at < len(data):
             tag, at = self._varint(data, at)
             number, kind = tag >> 3, tag & 7
             if kind == 0:
-                self._fields[number], at = self._varint(data, at)
+                value, at = self._varint(data, at)
+                self._fields.setdefault(number, []).append(value)
                 continue
             if kind == 2:
                 size, at = self._varint(data, at)
@@ -55,7 +57,7 @@ class Message:
             if at + size > len(data):
                 raise ImageFileError(path, "an entry is cut off")
             if kind == 2:
-                self._fields[number] = data[at : at + size]
+                self._fields.setdefault(number, []).append(data[at : at + size])
             at += size
 
     def _varint(self, data: bytes, at: int) -> tuple[int, int]:
@@ -75,14 +77,22 @@ class Message:
 
     def integer(self, number: int) -> int:
         """0 where it is missing."""
-        value = self._fields.get(number, 0)
+        value = self._fields.get(number, [0])[-1]
         if not isinstance(value, int):
             raise ImageFileError(self._path, f"field {number} is no integer")
         return value
 
+    def integers(self, number: int) -> list[int]:
+        """Of a repeated field that is not packed."""
+        values = self._fields.get(number, [])
+        found = [value for value in values if isinstance(value, int)]
+        if len(found) != len(values):
+            raise ImageFileError(self._path, f"field {number} is no integer")
+        return found
+
     def text(self, number: int) -> bytes:
         """Empty where it is missing."""
-        value = self._fields.get(number, b"")
+        value = self._fields.get(number, [b""])[-1]
         if not isinstance(value, bytes):
             raise ImageFileError(self._path, f"field {number} is no text")
         return value
@@ -196,15 +206,16 @@ def wind_up_timers(images_dir: str) -> int:
     return stopped
 
 
-class RegularFile(NamedTuple):
-    """An open or mapped file as CRIU wants it back. bytes: None where CRIU compares no length (appended to, as a log is)."""
+class NamedFile(NamedTuple):
+    """A file, folder or FIFO that is open, mapped or worked in, as CRIU wants it back. bytes: None where CRIU compares no length
+    (appended to, as a log is)."""
 
     path: str
     bytes: int | None
     mode: int | None  # its type among it
 
 
-def regular_files(images_dir: str) -> list[RegularFile]:
+def named_files(images_dir: str) -> list[NamedFile]:
     """Those that have a name, as the job names them. Raises ImageFileError and OSError."""
     # Of a file that was deleted the image has the old name, which may be another file's; orig_id = 1.
     remaps = os.path.join(images_dir, "remap-fpath.img")
@@ -219,8 +230,42 @@ def regular_files(images_dir: str) -> list[RegularFile]:
             continue
         size = file.integer(8) if 8 in file else None
         mode = file.integer(10) if 10 in file else None
-        found.append(RegularFile(os.fsdecode(file.text(6)), size, mode))
+        found.append(NamedFile(os.fsdecode(file.text(6)), size, mode))
     return found
+
+
+class BoundSocket(NamedTuple):
+    """kind: SOCK_*. local: (address, port) of a UDP socket; else the name of a unix socket: a path, or NUL and bytes."""
+
+    family: int
+    kind: int
+    local: tuple[str, int] | bytes
+
+
+def bound_sockets(images_dir: str) -> list[BoundSocket]:
+    """UDP sockets with a port and unix sockets with a name, each once. Raises ImageFileError and OSError."""
+    found: dict[BoundSocket, None] = {}
+    # images/fdinfo.proto: file_entry has isk = 4, usk = 16
+    for entry in messages(os.path.join(images_dir, "files.img")):
+        if 4 in entry:
+            # images/sk-inet.proto: family = 3, type = 4, proto = 5, src_port = 7, src_addr = 11
+            one = entry.message(4)
+            family, kind, port = one.integer(3), one.integer(4), one.integer(7)
+            words = b"".join(struct.pack("=I", word) for word in one.integers(11))
+            size = {socket.AF_INET: 4, socket.AF_INET6: 16}.get(socket.AddressFamily(family), 0)
+            if one.integer(5) == socket.IPPROTO_UDP and port and size and len(words) >= size:
+                local = socket.inet_ntop(family, words[:size]), port
+                found[BoundSocket(family, kind, local)] = None
+        elif 16 in entry:
+            # images/sk-unix.proto: type = 3, name = 11, name_dir = 14, deleted = 15
+            one = entry.message(16)
+            name = one.text(11)
+            if not name or one.integer(15):
+                continue
+            if name[:1] != b"\0":  # the kernel counts the NUL at a path's end to the name
+                name = os.path.join(one.text(14), name.rstrip(b"\0"))
+            found[BoundSocket(socket.AF_UNIX, one.integer(3), name)] = None
+    return list(found)
 
 
 def mount_points(images_dir: str) -> list[str]:

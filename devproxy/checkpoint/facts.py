@@ -22,7 +22,8 @@ from typing import Any
 
 import devproxy
 from devproxy import procfs, proctree
-from devproxy.checkpoint.criu_image import RegularFile
+from devproxy.checkpoint import netdiag
+from devproxy.checkpoint.criu_image import NamedFile
 from devproxy.errors import Refused
 from devproxy.proxy import elf
 
@@ -37,6 +38,7 @@ _ISA = re.compile(
     r"cx16|abm|rtm|pku|ospke|fsgsbase|sve|asimd|sme$|sme\d|neon|crc32|atomics|fphp|bf16|i8mm|lrcpc|dcpop)"
 )
 _NOT_FILES = ("/dev/", "/memfd:", "/SYSV", "/proc/", "/sys/", "/secretmem", "/anon_hugepage", "/[")
+_OPENED_BY_NAME = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO)
 _PT_NOTE, _NT_GNU_BUILD_ID = 4, 3
 _NOTE_BYTES_MAX = 64 << 10
 
@@ -157,35 +159,60 @@ def gpu_of(answer: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def check_open_files(
-    image: dict[str, Any], files: Iterable[RegularFile], put_back: Collection[str] = ()
+    image: dict[str, Any],
+    files: Iterable[NamedFile],
+    put_back: Collection[str] = (),
+    bound: Iterable[str] = (),
 ) -> list[Finding]:
     """What CRIU will say of files that the job had open and that no restore puts back. It compares them when the job's other
-    files are put back already. files: of CRIU's images; put_back: paths, and folders whose contents come back.
+    files are put back already. files: of CRIU's images; put_back: paths, and folders whose contents come back; bound: names of
+    the job's unix sockets.
 
     Where one name means two files in the job (in mounts of its own), nothing is said.
     """
     there: dict[str, int | None] = dict(image.get("open", []))
-    wanted: dict[str, set[RegularFile]] = {}
+    wanted: dict[str, set[NamedFile]] = {}
+
+    def comes_back(path: str) -> bool:
+        above = (path, *map(str, PurePath(path).parents))
+        return path not in there or any(one in put_back for one in above)
+
     for file in files:
-        above = (file.path, *map(str, PurePath(file.path).parents))
-        if file.path in there and not any(path in put_back for path in above):
+        if not comes_back(file.path):
             wanted.setdefault(file.path, set()).add(file)
-    return [
+    found = [
         finding
         for path, same in wanted.items()
-        if len(same) == 1 and (finding := _check_open_file(same.pop(), there[path]))
+        if len(same) == 1 and (finding := _check_open_file(same.pop(), there[path], put_back))
     ]
+    folders = {os.path.dirname(name): name for name in bound}
+    for path, name in folders.items():
+        if not comes_back(path) and not os.path.isdir(path) and not _is_made(path, put_back):
+            what, why = f"{path} is gone", f"the job has its socket {os.path.basename(name)} there"
+            found.append(Finding(what, why, "make the folder again", True))
+    return found
 
 
-def _check_open_file(file: RegularFile, written_ns: int | None) -> Finding | None:
-    why, remedy = "the job has it open", "put it back as it was"
+def _is_made(folder: str, put_back: Collection[str]) -> bool:
+    """Does something come back below it, and the folder with that?"""
+    return any(path.startswith(f"{folder}/") for path in put_back)
+
+
+def _check_open_file(
+    file: NamedFile, written_ns: int | None, put_back: Collection[str]
+) -> Finding | None:
+    is_folder = file.mode is not None and stat.S_ISDIR(file.mode)
+    if is_folder and not os.path.lexists(file.path) and _is_made(file.path, put_back):
+        return None
+    why = "the job works in it, or has it open" if is_folder else "the job has it open"
+    remedy = "put it back as it was"
     info = _stat(file.path, file.path, why)
     if isinstance(info, Finding):
         return info
     if file.mode is not None and info.st_mode != file.mode:
         what = f"{file.path} has mode {info.st_mode:o}, {file.mode:o} in the image"
         return Finding(what, why, remedy, True)
-    if file.bytes is not None and info.st_size != file.bytes:
+    if file.bytes is not None and stat.S_ISREG(info.st_mode) and info.st_size != file.bytes:
         what = f"{file.path} has {info.st_size} bytes, {file.bytes} in the image"
         return Finding(what, why, remedy, True)
     if written_ns is not None and written_ns != info.st_mtime_ns:
@@ -403,40 +430,57 @@ class _Files:
 
 
 def _open_files(root_pid: int) -> list[list[Any]]:
-    """[path, ns of its last change where the job only reads it] of each regular file that the job has open under a name that
-    means the same file here. A name that is no UTF-8 is left out, as the manifest is."""
+    """[path, ns of its last change where it is a file that the job only reads] of what the job has under a name that means the
+    same thing here: open files, folders and FIFOs, working folders, and folders of its unix sockets."""
     found: dict[str, int | None] = {}
     here: dict[str, os.stat_result | None] = {}
+    sockets = netdiag.unix_sockets() or {}
+
+    def known(path: str, at: str) -> os.stat_result | None:
+        """What the name means here, where that is what the job has as `at`."""
+        if not path.startswith("/") or path.startswith(_NOT_FILES):
+            return None
+        if path not in here:
+            here[path] = _file_folder_or_fifo(path)
+        named = here[path]
+        try:
+            info = os.stat(at) if named else None
+        except OSError:
+            return None
+        same = named and info and (info.st_dev, info.st_ino) == (named.st_dev, named.st_ino)
+        return info if same else None
+
     for pid in [root_pid, *proctree.descendants(root_pid)]:
         try:
             descriptors = procfs.descriptors(pid)
+            works_in = os.readlink(f"/proc/{pid}/cwd")
         except OSError:
             continue  # it has ended
+        folders = {works_in}
         for number, path in descriptors:
-            if not path.startswith("/") or path.startswith(_NOT_FILES):
+            if path.startswith("socket:["):
+                one = sockets.get(int(path[8:-1]))
+                if one is not None and one.name and not one.name.startswith("@"):
+                    folders.add(os.path.dirname(os.path.join(works_in, one.name)))
                 continue
-            if path not in here:
-                here[path] = _regular(path)
-            known = here[path]
-            try:
-                at = os.stat(f"/proc/{pid}/fd/{number}") if known else None
-            except OSError:
+            at = known(path, f"/proc/{pid}/fd/{number}")
+            if at is None:
                 continue
-            if not known or not at or (at.st_dev, at.st_ino) != (known.st_dev, known.st_ino):
-                continue
-            info = procfs.fdinfo(pid, number)
+            info = procfs.fdinfo(pid, number) if stat.S_ISREG(at.st_mode) else None
             reads = info is not None and info.access == os.O_RDONLY
             found[path] = at.st_mtime_ns if reads and found.get(path, 0) is not None else None
+        for path in folders:
+            if known(path, f"/proc/{pid}/root{path}") is not None:
+                found[path] = None
     return [[path, found[path]] for path in sorted(found)]
 
 
-def _regular(path: str) -> os.stat_result | None:
+def _file_folder_or_fifo(path: str) -> os.stat_result | None:
     try:
-        path.encode()
         info = os.stat(path)
-    except (OSError, UnicodeEncodeError):
+    except OSError:
         return None
-    return info if stat.S_ISREG(info.st_mode) else None
+    return info if stat.S_IFMT(info.st_mode) in _OPENED_BY_NAME else None
 
 
 def _mounts(root_pid: int, job_dir: str) -> list[list[Any]]:

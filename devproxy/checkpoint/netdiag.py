@@ -212,17 +212,24 @@ def taken(listeners: list[str]) -> list[str]:
     return [one for one in listeners if int(one.rpartition(":")[2]) in there and not _may_bind(one)]
 
 
-def _may_bind(local: str) -> bool:
-    """The same port of another address, or of IPv6 alone, is in nobody's way: the kernel knows."""
-    family, address, port = _parse(local)
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+def is_free(family: int, kind: int, local: tuple[str, int] | bytes) -> bool:
+    """Could a restored socket be bound to that name or address now, in our own network namespace? Asks the kernel, and lets go
+    of it at once. CRIU binds as this does."""
+    with socket.socket(family, kind) as probe:
+        if family != socket.AF_UNIX:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
-            probe.bind((socket.inet_ntop(family, address), port))
+            probe.bind(local)
         except OSError as error:
             return error.errno != errno.EADDRINUSE
     return True
+
+
+def _may_bind(local: str) -> bool:
+    """The same port of another address, or of IPv6 alone, is in nobody's way: the kernel knows."""
+    family, address, port = _parse(local)
+    return is_free(family, socket.SOCK_STREAM, (socket.inet_ntop(family, address), port))
 
 
 def _parse(text: str) -> tuple[int, bytes, int]:

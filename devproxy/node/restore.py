@@ -83,6 +83,21 @@ def _end(root: int) -> None:
         os.close(root)
 
 
+def _taken(sockets: Sequence[criu_image.BoundSocket]) -> list[str]:
+    """Of the names and ports that the job had bound, those that another process has now."""
+    found = []
+    for one in sockets:
+        if isinstance(one.local, tuple):
+            name = "the UDP port {}:{}".format(*one.local)
+        elif one.local[:1] == b"\0":
+            name = f"the abstract unix socket @{os.fsdecode(one.local[1:])}"
+        else:
+            continue  # CRIU takes the place of a socket of this name
+        if not netdiag.is_free(*one):
+            found.append(f"the job has {name}, which another process has now")
+    return found
+
+
 class TreeRestore:
     """gpus: [k] is the machine's GPU for the tree's GPU k. In this order: prepare, go_on, settle; whoever runs it calls undo()
     after a failure of one of the first two, of this or another tree.
@@ -266,12 +281,20 @@ class TreeRestore:
             return
         self.stages.reach("files", "looking at the job's open files", self._about)
         ours = self._tracker().may_change(self._part.files) | set(wishes.cut_back)
-        files = criu_image.regular_files(os.path.join(self._staging, "criu"))
-        findings = facts.check_open_files(self._part.facts, files, ours)
+        images = os.path.join(self._staging, "criu")
+        sockets = criu_image.bound_sockets(images)
+        names = [os.fsdecode(one.local) for one in sockets if isinstance(one.local, bytes)]
+        names = [name for name in names if name.startswith("/")]
+        findings = facts.check_open_files(
+            self._part.facts, criu_image.named_files(images), ours, names
+        )
         for finding in findings:
             if not finding.refuse:
                 say(finding.text)
-        if refusals := [finding.text for finding in findings if finding.refuse]:
+        refusals = [finding.text for finding in findings if finding.refuse]
+        if self._tree.place is None:
+            refusals += _taken(sockets)
+        if refusals:
             raise Refused("; ".join(refusals[:5]))
 
     def _put_files(self) -> None:

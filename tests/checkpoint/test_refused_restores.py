@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -100,6 +101,66 @@ def test_a_file_that_the_job_only_reads(killed: World, happens: Callable[[Path],
     path.write_text("what the job reads\n")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     check_restored(killed)
+
+
+# Beside the file that it writes it has all that a restore needs and no image carries.
+NEEDS = """
+import os, socket, time
+held = [os.open("folder", os.O_RDONLY), os.open("fifo", os.O_RDWR), open(b"read-\\xff")]
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind(("127.0.0.1", 0))
+print("port", udp.getsockname()[1], flush=True)
+abstract, named = (socket.socket(socket.AF_UNIX) for _ in range(2))
+abstract.bind(f"\\0devproxy-test-{os.getppid()}-{time.time_ns()}")
+print("name", abstract.getsockname()[1:].decode(), flush=True)
+named.bind(os.path.abspath("sockets/name"))
+named.listen()
+with open("written", "w") as f:
+    f.write("before")
+os.chdir("works")
+for n in range(1, 100000):
+    print(n, True, flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_what_a_restore_needs_and_no_image_carries(world: World) -> None:
+    home = world.home
+    for name in ("folder", "sockets", "works"):
+        (home / name).mkdir()
+    os.mkfifo(home / "fifo")
+    odd = os.fsencode(home) + b"/read-\xff"
+    Path(os.fsdecode(odd)).write_text("what it reads")
+    world.run(sys.executable, "-c", NEEDS)
+    wait_count(world, 5)
+    facts = dict(line.split() for line in world.text().splitlines() if line[:4] in ("port", "name"))
+    world.ctl("checkpoint", "j")
+    world.kill_everything()
+    (home / "sockets" / "name").unlink(missing_ok=True)
+    (home / "written").write_text("after")
+
+    def refused(said: str) -> None:
+        found = restore(world, check=False)
+        assert said in found, found
+        check_untouched(world)
+
+    for name, why in (
+        ("folder", "is gone: the job works in it, or has it open"),
+        ("works", "is gone: the job works in it, or has it open"),
+        ("fifo", "is gone: the job has it open"),
+        ("sockets", "is gone: the job has its socket name there"),
+        (os.path.basename(os.fsdecode(odd)), "is gone: the job has it open"),
+    ):
+        os.rename(home / name, home / "moved")
+        refused(why)
+        os.rename(home / "moved", home / name)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", int(facts["port"])))
+        refused(f"the job has the UDP port 127.0.0.1:{facts['port']}, which another process has")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind("\0" + facts["name"])
+        refused(f"the job has the abstract unix socket @{facts['name']}, which another process has")
+    check_restored(world)
 
 
 def replaced() -> None:

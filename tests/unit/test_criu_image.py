@@ -15,7 +15,7 @@ from devproxy.checkpoint.criu_image import (
     ghosts,
     messages,
     mount_points,
-    regular_files,
+    named_files,
     wind_up_timers,
 )
 from tests.unit.wire import message, varint
@@ -100,7 +100,7 @@ def test_a_periodic_timer_that_had_expired_goes_on(tmp_path: Path) -> None:
         (300, 1, 3, 2, 500, 2, 500),
     ]
     assert [one.integer(2) for one in after] == [5, 6, 7, 8, 9, 300, 10]
-    assert regular_files(str(tmp_path))[1].path == "/b"
+    assert named_files(str(tmp_path))[1].path == "/b"
     whole = path.read_bytes()
     assert wind_up_timers(str(tmp_path)) == 0
     assert path.read_bytes() == whole
@@ -116,7 +116,7 @@ def test_what_is_known_of_open_files(tmp_path: Path) -> None:
         file_entry(8, "/data", b"\x40\x07"),  # deleted: another file than /data
     )
     image(tmp_path / "remap-fpath.img", message(f1=8, f2=1, f3=GHOST))
-    assert regular_files(str(tmp_path)) == [
+    assert named_files(str(tmp_path)) == [
         ("/data", 4096, 0o100640),
         ("/log", None, 0o100644),
         ("/empty", 0, None),
