@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -48,20 +49,28 @@ def test_shared_file_systems(path: str, shared: bool) -> None:
     assert Mounts(procfs.parse_mountinfo(MOUNTINFO)).shared(path) is shared
 
 
+def acl(*, group: int = 4, named: int = 6) -> bytes:
+    """Of a file: rw for its owner, that for its group and for user 1234, whose rights are the mask."""
+    nobody = 0xFFFFFFFF
+    entries = (
+        (1, 6, nobody),
+        (2, named, 1234),
+        (4, group, nobody),
+        (16, 6, nobody),
+        (32, 0, nobody),
+    )
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+
+
 @pytest.mark.parametrize("replaced", [True, False])
 def test_extended_attributes_and_acls_come_back(
     tmp_path: Path, make: Callable[[], FilesTracker], replaced: bool
 ) -> None:
     """Also of a second image, which takes the content from the first."""
-    wanted = {
-        "user.note": b"of the job\xff",
-        "system.posix_acl_access": struct.pack("<I", 2)
-        + b"".join(
-            struct.pack("<HHI", *entry)
-            for entry in ((1, 6, -1 & 0xFFFFFFFF), (2, 4, 1234), (4, 4, -1 & 0xFFFFFFFF),
-                          (16, 6, -1 & 0xFFFFFFFF), (32, 0, -1 & 0xFFFFFFFF))
-        ),
-    }  # fmt: skip
+    wanted = {"user.note": b"of the job\xff", ACCESS: acl()}
     file = tmp_path / "file"
     file.write_text("content")
     for name, value in wanted.items():
@@ -81,6 +90,82 @@ def test_extended_attributes_and_acls_come_back(
     make().put_back(entries, lambda e, fd: os.write(fd, b"content"), print, image_time=time.time())
     assert file.read_text() == "content"
     assert {name: os.getxattr(file, name) for name in os.listxattr(file)} == wanted
+
+
+def as_imaged(path: Path, make: Callable[[], FilesTracker], staging: Path) -> list[FileEntry]:
+    """The entries of an image of that file, by way of a manifest."""
+    tracker = make()
+    tracker.mention(str(path), "C")
+    entries = tracker.snapshot(str(staging), shared_fs=lambda _: False)
+    return [FileEntry.from_dict(json.loads(json.dumps(e.to_dict()))) for e in entries]
+
+
+@pytest.mark.parametrize("how", ["in place", "appended", "replaced"])
+def test_attributes_and_acls_of_after_the_image_go(
+    tmp_path: Path, make: Callable[[], FilesTracker], how: str
+) -> None:
+    """Also those that a new file gets from its folder's default ACL."""
+    file = tmp_path / "folder" / "file"
+    file.parent.mkdir()
+    file.write_text("content")
+    file.chmod(0o660)
+    entries = as_imaged(file, make, tmp_path / "one")
+    os.setxattr(file.parent, DEFAULT, acl())
+    os.setxattr(file, "user.later", b"1")
+    os.setxattr(file, "trusted.others", b"1")
+    os.setxattr(file, ACCESS, acl())
+    if how == "appended":
+        file.write_text("content and more")
+        make().note_state(ended=True)
+    elif how == "replaced":
+        file.unlink()
+    said: list[str] = []
+    make().put_back(
+        entries, lambda e, fd: os.write(fd, b"content"), said.append, image_time=time.time()
+    )
+    assert file.read_text() == "content"
+    assert os.listxattr(file) == ([] if how == "replaced" else ["trusted.others"])
+    assert file.stat().st_mode & 0o777 == 0o660
+    assert said == []
+
+
+def test_an_image_that_does_not_say_takes_no_attribute(
+    tmp_path: Path, make: Callable[[], FilesTracker]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("content")
+    entries = as_imaged(file, make, tmp_path / "one")
+    older = [e.to_dict() for e in entries]
+    for data in older:
+        data.pop("xattrs", None)
+    os.setxattr(file, "user.later", b"1")
+    make().put_back(
+        [FileEntry.from_dict(data) for data in older],
+        lambda e, fd: os.write(fd, b"content"),
+        print,
+        image_time=time.time(),
+    )
+    assert os.listxattr(file) == ["user.later"]
+
+
+def test_an_acl_that_cannot_come_back_gives_the_group_nothing(
+    tmp_path: Path, make: Callable[[], FilesTracker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group's bits of the mode were the ACL's mask."""
+    file = tmp_path / "file"
+    file.write_text("content")
+    os.setxattr(file, ACCESS, acl())
+    entries = as_imaged(file, make, tmp_path / "one")
+    file.unlink()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "setxattr", refuse)
+    said: list[str] = []
+    make().put_back(entries, lambda e, fd: os.write(fd, b"content"), said.append, image_time=0)
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert len(said) == 1 and f"{ACCESS}: Operation not supported" in said[0]
 
 
 HOLDER = """

@@ -139,8 +139,9 @@ class Cut:
 
     def _content(self, entry: FileEntry) -> None:
         old = self.older.get(entry.path)
-        if old is not None and (old.refs or not old.size) and unchanged(old, entry):
-            entry.refs, entry.xattrs = list(old.refs), dict(old.xattrs)
+        stored = old is not None and old.xattrs is not None and (old.refs or not old.size)
+        if old is not None and stored and unchanged(old, entry):
+            entry.refs, entry.xattrs = list(old.refs), dict(old.xattrs or {})
             return
         if entry.size:
             entry.staged = os.path.join(self.staging_dir, f"file-{self._copies:06d}")

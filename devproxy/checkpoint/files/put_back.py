@@ -390,10 +390,8 @@ class Restore:
                 os.fchown(fd, entry.uid, entry.gid)
             except PermissionError:
                 pass  # not ours to give away; the content is right
-        if stat.S_IMODE(st.st_mode) != entry.mode:
-            os.fchmod(fd, entry.mode)
-        for why in xattrs.write(fd, entry.xattrs):  # an ACL has the mode in it, so behind that
-            self.report(f"{entry.path}: an extended attribute cannot be put back: {why}")
+        for why in xattrs.dress(fd, entry.mode, entry.xattrs):
+            self.report(f"{entry.path}: an extended attribute cannot be made as it was: {why}")
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
 
 

@@ -36,12 +36,14 @@ class FileEntry:
     why: str = ""  # of a listed one
     staged: str = ""  # copy in the staging folder, to be stored
     refs: list[Any] = field(default_factory=list)
-    # Of the extended attributes that are kept: name and value, in hex.
-    xattrs: dict[str, str] = field(default_factory=dict)
+    # The extended attributes of the kinds that are kept: name and value, in hex. None: not known, as in older images.
+    xattrs: dict[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For the manifest, without `staged`; `refs` as they are."""
-        return {k: getattr(self, k) for k in self.__slots__ if k != "staged" and getattr(self, k)}
+        found = {k: getattr(self, k) for k in self.__slots__ if k != "staged" and getattr(self, k)}
+        # None at all is not the same as not known.
+        return found if self.xattrs is None else found | {"xattrs": self.xattrs}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> FileEntry:
