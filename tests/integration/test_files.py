@@ -15,6 +15,7 @@ import shutil
 import signal
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -250,6 +251,79 @@ def test_put_back_makes_the_tree_of_the_cut(job: Job, name: str) -> None:
     done = job.put_back(entries)
     assert tree(job.root) == at_cut
     assert (done.kept, done.replaced, done.not_rolled_back, job.said) == ([], [], [], [])
+
+
+# -- attributes and ACLs of what was there before the job -----------------------------------------------------------------
+CAPABILITY = struct.pack(
+    "<5I", 0x02000001, 1 << 10, 0, 0, 0
+)  # cap_net_bind_service=ep, <linux/capability.h>
+ATTRIBUTES = {"user.note": b"from before\xff", "user.new\nline": b"", "user.long": b"x" * 2000}
+CHANGES = {
+    "append": "open('old','a').write('!')",
+    "rewrite": "open('old','w').write('another')",
+    "save over": "open('new','w').write('another'); os.rename('new','old')",
+    "unlink": "os.unlink('old')",
+    "append and more": "open('old','a').write('!'); os.setxattr('old','user.later',b'1');"
+    "os.removexattr('old','user.note'); os.removexattr('old','system.posix_acl_access')",
+}
+
+
+def acl(named: int) -> bytes:
+    """rwx for the owner, r-x for the group, rwx for that user; the mask is rwx."""
+    nobody = 0xFFFFFFFF
+    entries = ((1, 7, nobody), (2, 7, named), (4, 5, nobody), (16, 7, nobody), (32, 0, nobody))
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+def attributes(path: Path) -> dict[str, bytes]:
+    return {name: os.getxattr(path, name) for name in os.listxattr(path)}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_attributes_from_before_a_first_change_behind_the_image(job: Job, change: str) -> None:
+    old_files(job.root)
+    old = job.root / "old"
+    wanted = ATTRIBUTES | {"system.posix_acl_access": acl(1234)}
+    if os.geteuid() == 0:
+        wanted["security.capability"] = CAPABILITY
+    for name, value in wanted.items():
+        os.setxattr(old, name, value)
+    entries = job.cut()
+    job.run(f"import os; {CHANGES[change]}")
+    assert not old.exists() or attributes(old) != wanted
+    job.tracker.note_state(ended=True)
+    job.put_back(entries)
+    assert old.read_text() == "old content"
+    assert attributes(old) == wanted
+    assert stat.S_IMODE(old.stat().st_mode) == 0o770
+    assert job.said == []
+    job.tracker.adopt(entries)
+    assert os.listdir(job.tracker.undo.folder) == []
+
+
+def test_attributes_that_were_not_kept_whole_are_said(job: Job) -> None:
+    """A power cut leaves half of them, or nothing; and who is not root cannot have given a capability."""
+    old_files(job.root)
+    for name, value in ATTRIBUTES.items():
+        os.setxattr(job.root / "old", name, value)
+    entries = job.cut()
+    job.run(CHANGES["rewrite"])
+    job.tracker.note_state(ended=True)
+    kept = Path(job.tracker.undo.copy_of(str(job.root / "old")) + ".x")
+    whole = kept.read_bytes()
+    for half in (whole[:-1], b""):
+        kept.write_bytes(half)
+        job.said.clear()
+        job.put_back(entries)
+        assert (job.root / "old").read_text() == "old content"
+        assert len(job.said) == 1 and "without the ACL and the attributes" in job.said[0]
+    if os.geteuid() != 0:
+        return
+    kept.write_bytes(whole + b"security.capability\0" + struct.pack("=I", 20) + CAPABILITY)
+    os.chown(kept, 4242, 4242)
+    (job.root / "old").unlink()
+    job.put_back(entries)
+    assert attributes(job.root / "old") == ATTRIBUTES
 
 
 NAMES = st.sampled_from(["a", "b", "old", "old2", "d/a", "d/b", "olddir/deep"])

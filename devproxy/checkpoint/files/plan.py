@@ -105,5 +105,18 @@ class Plan:
             entry.mtime_ns = st.st_mtime_ns
             if stat.S_ISLNK(st.st_mode):
                 entry.kind, entry.target = "symlink", os.readlink(copy)
+            else:
+                entry.xattrs = self._attributes(path, report)
             self.wanted[path] = entry
             self.copies[path] = copy
+
+    def _attributes(self, path: str, report: Callable[[str], None]) -> dict[str, str] | None:
+        try:
+            return self.undo.attributes_of(path)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            report(
+                f"{path} comes back without the ACL and the attributes that it had: {self.undo.copy_of(path)}.x cannot be "
+                f"read: {why}"
+            )
+            return None

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What files held before the job's first change: copies by the library, `<state>/jobs/<job>.undo/<hash of the path>`."""
+"""What files held before the job's first change: copies by the library, `<state>/jobs/<job>.undo/<hash of the path>`.
+
+`<hash>.x` beside one has the file's extended attributes and ACLs (csrc/hostlib/note.c); without any there is none.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
+import struct
 
 from devproxy.checkpoint.files.known import Track
 
 LINK = "files.undo"  # in the job folder; csrc/hostlib
+_CAPABILITY = "security.capability"
 
 
 def path_hash(path: str) -> str:
@@ -29,6 +35,24 @@ class Undo:
         """Where the copy lies, if there is one."""
         return os.path.join(self.folder, path_hash(path))
 
+    def attributes_of(self, path: str) -> dict[str, str]:
+        """Of the copy of that path, as in FileEntry. Raises OSError and ValueError."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(f"{self.copy_of(path)}.x", flags)
+        except FileNotFoundError:
+            return {}
+        with open(fd, "rb") as file:
+            st = os.fstat(fd)
+            if not stat.S_ISREG(st.st_mode):
+                raise ValueError("it is not a regular file")
+            found = _attributes(file.read())
+        if st.st_uid != 0:
+            found.pop(
+                _CAPABILITY, None
+            )  # only root may have given one, so another's word is not enough
+        return found
+
     def exists(self) -> bool:
         return os.path.isdir(self.folder)
 
@@ -47,7 +71,7 @@ class Undo:
 
     def drop(self, path: str, *, marker: bool) -> None:
         name = self.copy_of(path)
-        for victim in (name, f"{name}.m") if marker else (name,):
+        for victim in (name, f"{name}.x", *([f"{name}.m"] if marker else [])):
             try:
                 os.unlink(victim)
             except IsADirectoryError:
@@ -76,3 +100,20 @@ class Undo:
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _attributes(data: bytes) -> dict[str, str]:
+    """Name, NUL, length, value. Raises ValueError: a power cut leaves an empty file, or half of one."""
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(data) or not found:
+        end = data.find(b"\0", at)
+        value = end + 1 + struct.calcsize("=I")
+        if end < 0 or value > len(data):
+            raise ValueError("it is cut off")
+        (size,) = struct.unpack_from("=I", data, end + 1)
+        if value + size > len(data):
+            raise ValueError("it is cut off")
+        found[os.fsdecode(data[at:end])] = data[value : value + size].hex()
+        at = value + size
+    return found

@@ -14,7 +14,9 @@
 // After the first image there is a link <job folder>/files.undo to a folder. From then on the first W of a name also
 // keeps what was there, because no image has it: <folder>/<hash of the path>. Two processes at once: each publishes its
 // copy (without replacing) before it changes the file, so the copy that is published first was complete before any
-// change.
+// change. Its extended attributes and ACLs lie beside it, because the folder's file system may know none: <hash>.x, for
+// each the name, a NUL, the length of the value (4 bytes, in this machine's order) and the value. A file without any has
+// no <hash>.x.
 #define _GNU_SOURCE
 #include "devproxy/csrc/hostlib/note.h"
 
@@ -43,6 +45,7 @@ enum {
   kHead = 64,    // "<kind> <dev> <ino> "
   kSeen = 1 << 15,
   kProbes = 16,
+  kAttributes = 1 << 16,  // XATTR_LIST_MAX and XATTR_SIZE_MAX
 };
 
 static _Atomic int g_state;  // 0 not looked yet, 1 on, 2 off
@@ -328,6 +331,91 @@ __attribute__((noinline)) static void keep_link(long undo, const char* name, con
   RAW3(SYS_symlinkat, target, undo, name);
 }
 
+// As devproxy/checkpoint/files/xattrs.py keeps them.
+static bool is_kept(const char* attribute) {
+  return starts(attribute, "user.") || starts(attribute, "system.posix_acl_") ||
+         starts(attribute, "security.capability");
+}
+
+// names: as flistxattr(2) gives them. record: room for one attribute.
+static bool write_attributes(int from, int to, const char* names, long bytes, char* record) {
+  for (const char* name = names; name < names + bytes; name += length(name) + 1) {
+    if (!is_kept(name)) continue;
+    char* value = put(record, name, length(name) + 1) + sizeof(uint32_t);
+    const long size = RAW4(SYS_fgetxattr, from, name, value, kAttributes);
+    if (size == -ENODATA) continue;  // somebody has just removed it
+    if (size < 0) return false;
+    const uint32_t stored = (uint32_t)size;
+    put(value - sizeof(stored), (const char*)&stored, sizeof(stored));
+    const long all = value + size - record;
+    if (RAW3(SYS_write, to, record, all) != all) return false;
+  }
+  return true;
+}
+
+static char* name_temporary(char* to, const char* name, const char* kind) {
+  char* end = put_text(put_text(to, name), kind);
+  end = put_number(end, (uint64_t)devproxy_raw(SYS_gettid, 0, 0, 0, 0, 0, 0));
+  *end = 0;
+  return to;
+}
+
+// Published before the copy, and only while there is none: what was read before that look is from before any change.
+static bool publish_attributes(int from, long undo, const char* name, const char* names, long bytes, char* record) {
+  char temporary[64], published[64];
+  *put_text(put_text(published, name), ".x") = 0;
+  name_temporary(temporary, name, ".y");
+  RAW3(SYS_unlinkat, undo, temporary, 0);  // of a dead thread of that number
+  const long to = RAW4(SYS_openat, undo, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (to < 0) return false;
+  bool whole = write_attributes(from, (int)to, names, bytes, record);
+  RAW1(SYS_close, to);
+  if (whole && RAW3(SYS_faccessat, undo, name, F_OK) != 0)
+    whole = RAW4(SYS_renameat, undo, temporary, undo, published) == 0;
+  RAW3(SYS_unlinkat, undo, temporary, 0);
+  return whole;
+}
+
+// True when all are kept, or there are none.
+__attribute__((noinline)) static bool keep_attributes(int from, long undo, const char* name) {
+  const long any = RAW3(SYS_flistxattr, from, 0, 0);
+  if (any == 0 || any == -EOPNOTSUPP) return true;
+  // Not on the stack, which may be a signal handler's.
+  const long room = 3 * kAttributes;
+  const long memory = devproxy_raw(SYS_mmap, 0, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory < 0 && memory > -4096) return false;
+  char* names = (char*)memory;
+  const long bytes = RAW3(SYS_flistxattr, from, names, kAttributes);
+  bool kept = false;
+  for (const char* one = names; one < names + bytes && !kept; one += length(one) + 1) kept = is_kept(one);
+  const bool whole = kept ? publish_attributes(from, undo, name, names, bytes, names + kAttributes) : bytes >= 0;
+  RAW2(SYS_munmap, memory, room);
+  return whole;
+}
+
+// Under another name first: mkdir(2) takes the umask from the mode.
+__attribute__((noinline)) static void keep_folder(const struct stat* st, long undo, const char* name,
+                                                  const char* resolved) {
+  const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+  const long from = RAW4(SYS_openat, AT_FDCWD, resolved, flags, 0);
+  if (from < 0) return;
+  char temporary[64];
+  name_temporary(temporary, name, ".t");
+  RAW3(SYS_unlinkat, undo, temporary, AT_REMOVEDIR);  // of a dead thread of that number
+  if (RAW3(SYS_mkdirat, undo, temporary, 0700) == 0) {
+    const long to = RAW4(SYS_openat, undo, temporary, flags, 0);
+    if (to >= 0) {
+      RAW3(SYS_fchown, to, st->st_uid, st->st_gid);
+      RAW2(SYS_fchmod, to, st->st_mode & 07777);
+      RAW1(SYS_close, to);
+      if (keep_attributes((int)from, undo, name))
+        devproxy_raw(SYS_renameat2, undo, (long)temporary, undo, (long)name, RENAME_NOREPLACE, 0);
+    }
+    RAW3(SYS_unlinkat, undo, temporary, AT_REMOVEDIR);
+  }
+  RAW1(SYS_close, from);
+}
+
 static void keep_undo(const struct stat* st, const char* resolved) {
   char name[sizeof(g_job_dir) + 64];
   *put_text(put_text(name, g_job_dir), "/files.undo") = 0;
@@ -343,7 +431,7 @@ static void keep_undo(const struct stat* st, const char* resolved) {
   if (RAW3(SYS_faccessat, undo, name, F_OK) == 0) goto out;
   *end = 0;
   if (S_ISDIR(st->st_mode)) {
-    RAW3(SYS_mkdirat, undo, name, st->st_mode & 07777);
+    keep_folder(st, undo, name, resolved);
     goto out;
   }
   if (S_ISLNK(st->st_mode)) {
@@ -357,11 +445,11 @@ static void keep_undo(const struct stat* st, const char* resolved) {
   from = RAW4(SYS_openat, AT_FDCWD, resolved, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
   if (from < 0 || shared_file_system((int)from)) goto out;
   char temporary[64];
-  *put_number(put_text(put_text(temporary, name), ".t"), (uint64_t)devproxy_raw(SYS_gettid, 0, 0, 0, 0, 0, 0)) = 0;
+  name_temporary(temporary, name, ".t");
   RAW3(SYS_unlinkat, undo, temporary, 0);  // of a dead thread of that number
   const long to = RAW4(SYS_openat, undo, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (to < 0) goto out;
-  const bool whole = copy_data((int)from, (int)to, st->st_size);
+  const bool whole = copy_data((int)from, (int)to, st->st_size) && keep_attributes((int)from, undo, name);
   RAW3(SYS_fchown, to, st->st_uid, st->st_gid);
   RAW2(SYS_fchmod, to, st->st_mode & 07777);
   const struct timespec times[2] = {st->st_atim, st->st_mtim};
