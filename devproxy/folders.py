@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Sequence
 
 from devproxy import config
 from devproxy.errors import Refused
@@ -44,16 +45,14 @@ def open_folder(path: str, *, make: bool = False, mode: int = 0o777) -> int:
 
     Raises Unsafe, FileNotFoundError, NotADirectoryError and other OSErrors.
     """
-    trusted = {0, os.geteuid(), os.stat("/").st_uid, *config.sudo_users()}
+    trusted = _trusted()
     trusted_folders = config.trust_folders()
     todo = _parts(path)
     links = 0
     at, here = os.open("/", _PART), "/"
 
     def safe(name: str, fd: int) -> None:
-        if any(name == known or name.startswith(f"{known}/") for known in trusted_folders):
-            return
-        if why := _who_else(fd, trusted):
+        if not _is_in(name, trusted_folders) and (why := _who_else(fd, trusted)):
             raise Unsafe(path, name, why)
 
     try:
@@ -96,6 +95,13 @@ def check(path: str) -> None:
         pass
 
 
+def check_owner(path: str, fd: int) -> None:
+    """Raises Unsafe for a folder, open, of a user who is not trusted. Who else may write in it is not asked."""
+    uid = os.fstat(fd).st_uid
+    if uid not in _trusted() and not _is_in(path, config.trust_folders()):
+        raise Unsafe(path, path, f"belongs to user {uid}")
+
+
 def names_in(folder: int) -> list[str]:
     """What is in a folder that is open with O_PATH."""
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
@@ -103,6 +109,14 @@ def names_in(folder: int) -> list[str]:
         return os.listdir(fd)
     finally:
         os.close(fd)
+
+
+def _trusted() -> set[int]:
+    return {0, os.geteuid(), os.stat("/").st_uid, *config.sudo_users()}
+
+
+def _is_in(path: str, those: Sequence[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in those)
 
 
 def _parts(path: str) -> list[str]:

@@ -301,6 +301,40 @@ def test_attributes_from_before_a_first_change_behind_the_image(job: Job, change
     assert os.listdir(job.tracker.undo.folder) == []
 
 
+@pytest.mark.parametrize("killed", [0, 2, 3])
+def test_a_folder_that_goes_after_the_image(job: Job, killed: int) -> None:
+    """With its owner, its whole mode, its ACLs, and the file in it; also by a restore that was killed and runs again."""
+    other = 4242 if os.geteuid() == 0 else os.geteuid()
+    old_files(job.root)
+    folders = (job.root / "olddir", job.root / "empty")
+    folders[1].mkdir()
+    for folder in folders[-1:] if killed else folders:
+        for kind in ("access", "default"):
+            os.setxattr(folder, f"system.posix_acl_{kind}", acl(1234))
+        os.setxattr(folder, "user.note", b"1")
+        os.chown(folder, other, other)
+        folder.chmod(0o2775)
+    at_cut = tree(job.root)
+    looks = {f: (attributes(f), f.stat().st_uid, f.stat().st_gid) for f in folders}
+    entries = job.cut()
+    job.run("import os, shutil; os.umask(0o77); shutil.rmtree('olddir'); os.rmdir('empty')")
+    job.tracker.note_state(ended=True)
+    if killed:
+        child = os.fork()
+        if child == 0:
+            try:
+                fault.arm(f"files_put_back_mid:{killed}:kill")
+                job.put_back(entries)
+            finally:
+                os._exit(1)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+        assert tree(job.root) != at_cut
+    job.put_back(entries)
+    assert tree(job.root) == at_cut
+    assert {f: (attributes(f), f.stat().st_uid, f.stat().st_gid) for f in folders} == looks
+    assert job.said == []
+
+
 def test_attributes_that_were_not_kept_whole_are_said(job: Job) -> None:
     """A power cut leaves half of them, or nothing; and who is not root cannot have given a capability."""
     old_files(job.root)

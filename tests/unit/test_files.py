@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -166,6 +167,75 @@ def test_an_acl_that_cannot_come_back_gives_the_group_nothing(
     make().put_back(entries, lambda e, fd: os.write(fd, b"content"), said.append, image_time=0)
     assert file.stat().st_mode & 0o777 == 0o640
     assert len(said) == 1 and f"{ACCESS}: Operation not supported" in said[0]
+
+
+OTHER = 4242 if os.geteuid() == 0 else os.geteuid()
+
+
+def looks(folder: Path) -> tuple[object, ...]:
+    info = folder.stat()
+    attributes = {name: os.getxattr(folder, name) for name in os.listxattr(folder)}
+    return info.st_mode, info.st_uid, info.st_gid, attributes
+
+
+@pytest.mark.parametrize("what", ["gone", "a file", "changed", "as it was"])
+def test_folders_come_back_as_they_were(
+    tmp_path: Path, make: Callable[[], FilesTracker], what: str
+) -> None:
+    """In a folder whose default ACL they get otherwise. A second run finds nothing to do."""
+    top = tmp_path / "top"
+    plain, dressed, below = top / "plain", top / "dressed", top / "plain" / "below"
+    for folder in (top, plain, dressed, below):
+        folder.mkdir()
+    (plain / "file").write_text("content")
+    for name, value in {DEFAULT: acl(), ACCESS: acl(named=7), "user.note": b"1"}.items():
+        os.setxattr(dressed, name, value)
+    for folder, mode in ((dressed, 0o2770), (below, 0o500)):
+        os.chown(folder, OTHER, OTHER)
+        folder.chmod(mode)
+    os.setxattr(top, DEFAULT, acl())
+    tracker = make()
+    for path in (plain, dressed, below, plain / "file"):
+        tracker.mention(str(path), "C")
+    entries = tracker.snapshot(str(tmp_path / "staging"), shared_fs=lambda _: False)
+    entries = [FileEntry.from_dict(json.loads(json.dumps(e.to_dict()))) for e in entries]
+    before = {folder: looks(folder) for folder in (plain, dressed, below)}
+    times = [folder.stat().st_mtime_ns for folder in before]
+    if what in ("gone", "a file"):
+        shutil.rmtree(plain)
+        dressed.rmdir()
+    if what == "a file":
+        dressed.write_text("a file")
+    elif what == "changed":
+        for folder in (plain, dressed, below):
+            os.chown(folder, os.geteuid(), os.getegid())
+            folder.chmod(0o700)
+            os.setxattr(folder, "user.later", b"1")
+            os.setxattr(folder, DEFAULT, acl(named=0))
+    tracker.note_state(ended=True)
+    for again in (False, True):
+        said: list[str] = []
+        done = make().put_back(
+            entries, lambda e, fd: os.write(fd, b"content"), said.append, image_time=time.time()
+        )
+        assert {folder: looks(folder) for folder in before} == before
+        assert again or [folder.stat().st_mtime_ns for folder in before] == times
+        assert os.listdir(plain) in (["file", "below"], ["below", "file"])
+        assert os.listxattr(plain / "file") == []
+        assert said == [] and done.kept == []
+    assert done.restored == []
+
+
+def test_a_folder_of_an_older_image_keeps_its_attributes(
+    tmp_path: Path, make: Callable[[], FilesTracker]
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o750)
+    os.setxattr(folder, "user.later", b"1")
+    entry = FileEntry(str(folder), "directory", "C", mode=0o700, uid=os.geteuid(), gid=os.getegid())
+    make().put_back([entry], lambda e, fd: None, print, image_time=time.time())
+    assert os.listxattr(folder) == ["user.later"]
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 HOLDER = """

@@ -128,6 +128,25 @@ def test_a_folder_that_came_after_the_image(place: Path, tmp_path: Path, kept: s
     assert hiding(own) == ({"deep"} if kept else {".", "deep"})
 
 
+def test_a_folder_that_the_image_has_and_nobody_else(place: Path, tmp_path: Path) -> None:
+    """It is dressed when all in it is there: devproxy opens no folder of another user."""
+    gone = place / "gone"
+    other = 4242 if os.geteuid() == 0 else os.geteuid()
+    entries = [
+        FileEntry(str(folder), "directory", "C", mode=0o750, uid=other, gid=os.getegid(), xattrs={"user.note": "31"})
+        for folder in (gone, gone / "below")
+    ]  # fmt: skip
+    files = [gone / "file", gone / "below" / "file"]
+    entries += [present(path, b"1") for path in files]
+    (place / "script.py").write_text("somebody else's")
+    own = put(tmp_path, entries, {str(path): b"1" for path in files}, place)
+    for folder in (own / "gone", own / "gone" / "below"):
+        info = folder.stat()
+        assert (info.st_uid, stat.S_IMODE(info.st_mode)) == (other, 0o750)
+        assert os.listxattr(folder) == ["user.note"]
+        assert (folder / "file").read_text() == "1"
+
+
 def test_the_journal_is_read_after_the_names(place: Path, tmp_path: Path) -> None:
     """A file that the living job makes meanwhile is the job's, not somebody else's."""
     (tmp_path / "job").mkdir()

@@ -93,11 +93,14 @@ def put(
     own.copies = {base + path: copy for path, copy in plan.copies.items()}
     with Places() as places:
         owners = Owners(own.known, 0, _NOWHERE, done, report, places)
-        Restore(own, owners, fetch, report, done, places).run()
+        restore = Restore(own, owners, fetch, report, done, places)
+        restore.run(dress_folders=False)
         for path in absent:
             folder, name = places.of(base + path, make=True)
             if os.path.dirname(path) not in alone:
                 os.mknod(name, stat.S_IFCHR, 0, dir_fd=folder)
+        gone = [e.path for e in there if e.kind == "directory" and not _is_folder(e.path)]
+        restore.dress_folders(own.wanted[base + path] for path in gone)
     for top in over:
         _dress(base, top, alone)
     return {top: top in alone for top in over}

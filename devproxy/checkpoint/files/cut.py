@@ -125,6 +125,7 @@ class Cut:
             entry.kind, entry.why = "shared-fs", "it lies on a shared file system"
         elif stat.S_ISDIR(st.st_mode):
             entry.kind, entry.size = "directory", 0
+            entry.xattrs = _of_folder(path, st)
         elif stat.S_ISLNK(st.st_mode):
             entry.kind, entry.target = "symlink", os.readlink(path)
         elif not stat.S_ISREG(st.st_mode):
@@ -207,6 +208,21 @@ def _entry(path: str, track: Track, st: os.stat_result, now_ns: int) -> FileEntr
         st.st_nlink,
         track.mapped,
     )
+
+
+def _of_folder(path: str, st: os.stat_result) -> dict[str, str] | None:
+    """Its attributes; None where another took its place."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        there = os.fstat(fd)
+        if (there.st_dev, there.st_ino) != (st.st_dev, st.st_ino):
+            return None
+        return xattrs.read(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
 
 
 def _as_prepared(entry: FileEntry, st: os.stat_result | None) -> bool:

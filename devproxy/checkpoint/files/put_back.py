@@ -30,7 +30,7 @@ from devproxy.checkpoint.files.records import FileEntry, PutBack
 from devproxy.checkpoint.files.undo import path_hash
 from devproxy.errors import DevproxyError
 
-fault.register("files_put_back_mid", "before a file of the image takes the place of what is there")
+fault.register("files_put_back_mid", "before a file or folder becomes as it was in the image")
 
 TEMPORARY = ".devproxy-putting-back-"
 FetchMany = Callable[[Sequence[tuple[FileEntry, int]]], None]
@@ -60,7 +60,8 @@ class _New:
 
 
 class Restore:
-    """One put_back. First what goes, then folders, then files: a name may have changed its kind."""
+    """One put_back. First what goes, then folders, then files: a name may have changed its kind. At the end the folders
+    get their owners and rights: with those of the image, we may no longer be able, or willing, to put files there."""
 
     def __init__(
         self,
@@ -77,13 +78,15 @@ class Restore:
         self._changed: set[str] = set()  # folders whose names are not durable yet
         self._news: list[_New] = []
         self._held: dict[str, int] = {}  # their folders, by descriptors
+        self._made: set[str] = set()  # folders that were not there
         self.plan = plan
         self.owners = owners
         self.fetch = fetch
         self.report = report
         self.done = done
 
-    def run(self) -> PutBack:
+    def run(self, *, dress_folders: bool = True) -> PutBack:
+        """dress_folders: else the caller does that."""
         refuse_unsafe(self.plan.touches())
         for entry in self.plan.wanted.values():
             if entry.listed_only:
@@ -99,7 +102,8 @@ class Restore:
         gone = sorted((e for e in to_do if e.kind == "absent"), key=lambda e: e.path, reverse=True)
         for entry in gone:  # children before their folder
             self._guarded(self._remove, entry)
-        for entry in sorted((e for e in to_do if e.kind == "directory"), key=lambda e: e.path):
+        those = sorted((e for e in to_do if e.kind == "directory"), key=lambda e: e.path)
+        for entry in those:
             self._guarded(self._folder, entry)
         rest = [e for e in to_do if e.kind in ("present", "symlink")]
         rest.sort(key=lambda e: e.path)
@@ -108,6 +112,8 @@ class Restore:
             if entry.kind == "symlink" or entry.link:
                 self._guarded(self._link, entry)
         self._sync_folders()
+        if dress_folders:
+            self.dress_folders(those)
         if self.done.replaced:
             self.report(
                 f"{len(self.done.replaced)} file(s) changed in the job's last moments; their replaced versions are in "
@@ -158,11 +164,46 @@ class Restore:
             os.unlink(name, dir_fd=folder)
             st = None
         if st is None:
+            folder, name = self.places.of(entry.path, make=True)
+            os.mkdir(name, 0o700, dir_fd=folder)
+            self._made.add(entry.path)
             self.done.restored.append(entry.path)
-        fd = folders.open_folder(entry.path, make=True)
+        fd = self._open_folder(entry)
         try:
-            if stat.S_IMODE(os.fstat(fd).st_mode) != entry.mode:
-                os.chmod(f"/proc/self/fd/{fd}", entry.mode)  # fchmod(2) refuses O_PATH
+            mode = stat.S_IMODE(os.fstat(fd).st_mode)
+            if entry.mode & 0o700 & ~mode:
+                os.chmod(
+                    f"/proc/self/fd/{fd}", mode | entry.mode & 0o700
+                )  # fchmod(2) refuses O_PATH
+        finally:
+            os.close(fd)
+
+    def _open_folder(self, entry: FileEntry) -> int:
+        """With O_PATH. It may be another user's, as it was in the image; only the way to it must be safe."""
+        folder, name = self.places.of(entry.path)
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=folder)
+        try:
+            if os.fstat(fd).st_uid != entry.uid:
+                folders.check_owner(entry.path, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def dress_folders(self, entries: Iterable[FileEntry]) -> None:
+        """Those below first: of a folder that becomes another user's, devproxy would not open what is in it."""
+        for entry in sorted(entries, key=lambda e: e.path, reverse=True):
+            self._guarded(self._dress_folder, entry)
+
+    def _dress_folder(self, entry: FileEntry) -> None:
+        fd = self._open_folder(entry)
+        try:
+            fault.point("files_put_back_mid")
+            self._owner_and_rights(f"/proc/self/fd/{fd}", entry)
+            # A copy's time says nothing: what was in the folder had gone before.
+            if entry.path in self._made and entry.path not in self.plan.copies:
+                os.utime(f"/proc/self/fd/{fd}", ns=(entry.mtime_ns, entry.mtime_ns))
         finally:
             os.close(fd)
 
@@ -384,15 +425,19 @@ class Restore:
         return True
 
     def _dress(self, fd: int, entry: FileEntry) -> None:
-        st = os.fstat(fd)
+        self._owner_and_rights(fd, entry)
+        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+
+    def _owner_and_rights(self, at: int | str, entry: FileEntry) -> None:
+        """at: as in xattrs."""
+        st = os.stat(at)
         if (st.st_uid, st.st_gid) != (entry.uid, entry.gid):
             try:
-                os.fchown(fd, entry.uid, entry.gid)
+                os.chown(at, entry.uid, entry.gid)
             except PermissionError:
                 pass  # not ours to give away; the content is right
-        for why in xattrs.dress(fd, entry.mode, entry.xattrs):
+        for why in xattrs.dress(at, entry.mode, entry.xattrs):
             self.report(f"{entry.path}: an extended attribute cannot be made as it was: {why}")
-        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
 def _temporary(entry: FileEntry) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 # A security module's labels and the kernel's own are the machine's, not the job's. csrc/hostlib/note.c has the same list.
 _ACL = "system.posix_acl_access"
-_KEPT = ("user.", _ACL, "security.capability")
+_KEPT = ("user.", _ACL, "system.posix_acl_default", "security.capability")
 _GROUP_OBJ = 4  # <linux/posix_acl.h>
 
 
