@@ -290,7 +290,7 @@ def test_attributes_from_before_a_first_change_behind_the_image(job: Job, change
         os.setxattr(old, name, value)
     entries = job.cut()
     job.run(f"import os; {CHANGES[change]}")
-    assert not old.exists() or attributes(old) != wanted
+    assert not old.exists() or old.read_text() != "old content"
     job.tracker.note_state(ended=True)
     job.put_back(entries)
     assert old.read_text() == "old content"

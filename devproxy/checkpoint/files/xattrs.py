@@ -11,6 +11,7 @@ import os
 import stat
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 
 # A security module's labels and the kernel's own are the machine's, not the job's. csrc/hostlib/note.c has the same list.
 _ACL = "system.posix_acl_access"
@@ -30,13 +31,19 @@ def read(at: int | str) -> dict[str, str] | None:
 def dress(at: int | str, mode: int, wanted: dict[str, str] | None) -> list[str]:
     """Gives it the mode and these attributes, and no others of the kept kinds; what could not be done, and why.
 
-    wanted: None for an image that does not say; what is there stays. Nobody gets a right for a moment that they had neither
-    before nor get in the end: with an ACL the group's bits of the mode are its mask, which is more than the group may do.
+    wanted: None for an image that does not say; what is there stays. Nobody but the owner gets a right for a moment that
+    they had neither before nor get in the end: with an ACL the group's bits of the mode are its mask, which is more than
+    the group may do.
     """
     before = stat.S_IMODE(os.stat(at).st_mode)
-    if before & ~mode:
-        os.chmod(at, before & mode)
-    failed = {} if wanted is None else _write(at, wanted)
+    failed: dict[str, str] = {}
+    if wanted is not None and read(at) != wanted:
+        # A user. attribute needs the right to write. The owner may take that at any time.
+        meanwhile = before & mode | 0o600
+        if before != meanwhile:
+            with suppress(PermissionError):  # not ours: what cannot be set is said
+                os.chmod(at, meanwhile)
+        failed = _write(at, wanted)
     if wanted and _ACL in failed:
         mode &= ~0o070 | _group_rights(wanted[_ACL]) << 3
     if stat.S_IMODE(os.stat(at).st_mode) != mode:
@@ -57,7 +64,8 @@ def _write(at: int | str, wanted: dict[str, str]) -> dict[str, str]:
 
     for name in there.keys() - wanted.keys():
         attempt(name, lambda n=name: os.removexattr(at, n))  # type: ignore[misc]
-    for name, value in wanted.items():
+    # The ACL last: it may take the right to write.
+    for name, value in sorted(wanted.items(), key=lambda item: item[0] == _ACL):
         if there.get(name) != value and name.startswith(_KEPT):
             attempt(name, lambda n=name, v=value: os.setxattr(at, n, bytes.fromhex(v)))  # type: ignore[misc]
     return failed
