@@ -23,7 +23,7 @@ Each rule was tried against CRIU 4.2.1, kernel 6.18, `--external mnt[] --tcp-est
 | AIO context in a root without /dev/null | dump works; restore fails: "Can't open /dev/null for aio" | refused |
 | POSIX timer that signals one thread | dump works; restore fails: "Can't create posix timer" | refused |
 | pid namespace that no child has entered yet | works, and it is gone | refused |
-| System V semaphores, no IPC namespace | works, and they are lost | refused |
+| System V semaphores and message queues, no IPC namespace | works, and they are lost | refused (sysv says whose they are) |
 | netlink socket with unread messages | dump fails | refused, transient |
 | vsock, MPTCP; other families, ping sockets [inferred] | dump fails | refused |
 | io_uring, perf event, userfaultfd, bpf map, landlock rule set | dump fails | refused |

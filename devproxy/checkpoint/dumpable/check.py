@@ -17,8 +17,8 @@ from devproxy.checkpoint.dumpable.processes import (
     check_zombies,
     namespaces,
 )
-from devproxy.checkpoint.dumpable.semaphores import check_semaphores
 from devproxy.checkpoint.dumpable.sockets import check_sockets
+from devproxy.checkpoint.dumpable.sysv import check_sysv
 from devproxy.checkpoint.dumpable.tree import Tree, process_of
 from devproxy.checkpoint.dumpable.verdict import Obstacle, Verdict
 
@@ -85,7 +85,7 @@ def _check_once(
     check_zombies(tree)
     check_terminals(tree)
     check_pipes(tree, known_pipes)
-    check_semaphores(tree)
+    check_sysv(tree)
     verdict = Verdict(tree.refusals, tree.warnings)
     check_sockets(tree, verdict, root_pid, job_dir, network)
     if strict:
