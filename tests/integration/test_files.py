@@ -356,8 +356,10 @@ def test_attributes_that_were_not_kept_whole_are_said(job: Job) -> None:
     kept.write_bytes(whole + b"security.capability\0" + struct.pack("=I", 20) + CAPABILITY)
     os.chown(kept, 4242, 4242)
     (job.root / "old").unlink()
+    job.said.clear()
     job.put_back(entries)
     assert attributes(job.root / "old") == ATTRIBUTES
+    assert len(job.said) == 1 and "user 4242 has written them down" in job.said[0]
 
 
 NAMES = st.sampled_from(["a", "b", "old", "old2", "d/a", "d/b", "olddir/deep"])

@@ -112,7 +112,7 @@ class Plan:
 
     def _attributes(self, path: str, report: Callable[[str], None]) -> dict[str, str] | None:
         try:
-            return self.undo.attributes_of(path)
+            return self.undo.attributes_of(path, report)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             report(

@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import struct
+from collections.abc import Callable
 
 from devproxy.checkpoint.files.known import Track
 
@@ -35,7 +36,7 @@ class Undo:
         """Where the copy lies, if there is one."""
         return os.path.join(self.folder, path_hash(path))
 
-    def attributes_of(self, path: str) -> dict[str, str]:
+    def attributes_of(self, path: str, report: Callable[[str], None]) -> dict[str, str]:
         """Of the copy of that path, as in FileEntry. Raises OSError and ValueError."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
@@ -47,10 +48,13 @@ class Undo:
             if not stat.S_ISREG(st.st_mode):
                 raise ValueError("it is not a regular file")
             found = _attributes(file.read())
-        if st.st_uid != 0:
-            found.pop(
-                _CAPABILITY, None
-            )  # only root may have given one, so another's word is not enough
+        # Only root may give one: another user's word is not enough for root, and the kernel refuses it to others.
+        if _CAPABILITY in found and st.st_uid != 0 and os.geteuid() == 0:
+            del found[_CAPABILITY]
+            report(
+                f"{path} comes back without the file capabilities that it had: user {st.st_uid} has written them down, "
+                "and may not give any; set them again with setcap"
+            )
         return found
 
     def exists(self) -> bool:
