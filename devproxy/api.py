@@ -239,14 +239,12 @@ class Client:
 
         Reads the stores from this host, whatever the client's address is. Raises Refused, StoreError.
         """
-        found = [
+        return [
             StoredImage(
                 one.id, one.job, place.url, one.created, one.whole, one.problem, dict(one.sizes)
             )
-            for place in stores_.open_stores(store or None)
-            for one in place.images()
+            for place, one in stores_.images_of(stores_.open_stores(store or None))
         ]
-        return sorted(found, key=lambda image: image.created_unix_s)
 
     def restore(
         self,

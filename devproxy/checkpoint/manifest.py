@@ -195,14 +195,23 @@ def summary(body: dict[str, Any], problem: str = "") -> Image:
 
 def in_order(images: Iterable[Image]) -> list[Image]:
     """Oldest first. Of one job by epoch and sequence, which no clock can set back; by clocks between jobs."""
-    latest: dict[str, float] = {}
-    placed: list[tuple[float, str, int, Image]] = []
-    by_job = sorted(images, key=lambda i: (i.job_id, i.epoch, i.sequence, i.created, i.id))
-    for number, image in enumerate(by_job):
+    return [image for _, image in in_order_of_stores(("", image) for image in images)]
+
+
+def in_order_of_stores(found: Iterable[tuple[str, Image]]) -> list[tuple[str, Image]]:
+    """in_order() for (URL of the store, image). A store counts epochs of its own, so clocks decide between stores too."""
+    latest: dict[tuple[str, str], float] = {}
+    placed: list[tuple[float, str, int, int, str, int, Image]] = []
+    by_job = sorted(
+        found, key=lambda f: (f[1].job_id, f[0], f[1].epoch, f[1].sequence, f[1].created, f[1].id)
+    )
+    for number, (url, image) in enumerate(by_job):
         # An image is as young as the youngest clock of the job until then.
-        when = latest[image.job_id] = max(latest.get(image.job_id, 0.0), image.created)
-        placed.append((when, image.job_id, number, image))
-    return [image for *_, image in sorted(placed, key=lambda row: row[:3])]
+        job = (url, image.job_id)
+        when = latest[job] = max(latest.get(job, 0.0), image.created)
+        # Where the clocks of two stores agree, one may be a copy from which the job went on: a later epoch is later.
+        placed.append((when, image.job_id, image.epoch, image.sequence, url, number, image))
+    return [(row[4], row[6]) for row in sorted(placed, key=lambda row: row[:6])]
 
 
 def is_image_id(text: str) -> bool:

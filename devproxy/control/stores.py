@@ -57,9 +57,19 @@ def open_stores(given: str | None, *, looks: bool = False) -> list[Store]:
 # -- which image is meant -------------------------------------------------------------------------------------------
 
 
+def images_of(stores: Sequence[Store]) -> list[tuple[Store, Image]]:
+    """All images of the stores, oldest first. Of one job in one store in the order in which they were taken. Between jobs, also
+    of one name, and between stores there is nothing but the clocks."""
+    from devproxy.checkpoint import manifest  # late, as in _open
+
+    by_url = {store.url: store for store in stores}
+    found = [(url, image) for url, store in by_url.items() for image in store.images()]
+    return [(by_url[url], image) for url, image in manifest.in_order_of_stores(found)]
+
+
 def find_image(stores: Sequence[Store], text: str) -> tuple[Store, Image]:
-    """By id, `latest`, job (its newest whole image) or the beginning of an id. Raises Refused."""
-    found = [(store, image) for store in stores for image in store.images()]
+    """By id, `latest` (the last of images_of), job (its newest whole image) or the beginning of an id. Raises Refused."""
+    found = images_of(stores)
     for store, image in found:
         if image.id == text and not image.whole:
             older = store.older_whole(text)
@@ -67,7 +77,7 @@ def find_image(stores: Sequence[Store], text: str) -> tuple[Store, Image]:
                 f"image {text} is not whole: {image.problem}",
                 f"use an older one: devproxy restore {older}" if older else "no older one is whole",
             )
-    whole = sorted((pair for pair in found if pair[1].whole), key=lambda pair: pair[1].created)
+    whole = [pair for pair in found if pair[1].whole]
     if text == "latest":
         matches = whole[-1:]
     else:

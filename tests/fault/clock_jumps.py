@@ -5,7 +5,7 @@ The seed gives the program and the jumps: by seconds to years, back and forth, b
 them, whenever the store asks for the time or touches a file. Files have the times of that clock. A program commits images
 of several jobs, as a supervisor does, restores jobs (a new epoch), prunes, collects garbage and verifies; some uploads
 stay open meanwhile, some die, and some operations run side by side. After each operation everything is compared with the
-model: the order of images, what was removed, and every byte. No gc takes a living upload for dead.
+model: the order of images, which one a restore would take, what was removed, and every byte. No gc takes a living upload for dead.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from devproxy.checkpoint.errors import StaleJob
 from devproxy.checkpoint.markers import ABANDONED_S
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
+from devproxy.control.stores import find_image
 from tests.fault.store_programs import load, side_by_side
 
 BLOCK = 64 * KIB  # one chunk
@@ -433,9 +434,23 @@ class Program:
             assert order == self.of(job), f"{order} are listed instead of {self.of(job)}"
             late = {image for image in order if self.images[image].epoch < self.epochs[job]}
             assert late <= self.seen[job], f"{late - self.seen[job]} came after a restore"
+        self.check_which(store)
         for image in listed:
             assert image.whole, f"{image.id}: {image.problem}"
             assert load(store, image.id) == self.images[image.id].data, f"{image.id}: other bytes"
+
+    def check_which(self, store: Store) -> None:
+        """What `devproxy restore` would bring back: each job's newest image, and of all jobs that of the youngest clock."""
+        clocks: dict[str, float] = {}  # by newest image: the youngest of its job
+        for job in JOBS:
+            if order := self.of(job):
+                meant = find_image([store], job)[1].id
+                assert meant == order[-1], f"{job} is taken for {meant}, not for {order[-1]}"
+                clocks[meant] = max(self.images[image].order[2] for image in order)
+        if clocks:
+            meant = find_image([store], "latest")[1].id
+            youngest = clocks.get(meant, -1.0)
+            assert youngest == max(clocks.values()), f"{meant} is taken for the latest of {clocks}"
 
     def finish(self) -> None:
         while self.uploads:

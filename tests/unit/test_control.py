@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from devproxy import errors, runtime
+from devproxy.checkpoint.manifest import Image
 from devproxy.cli import progress, verbs
 from devproxy.control import agent_service, client, daemon, messages, stores
 from devproxy.control import coordinator_api as api
@@ -418,8 +418,8 @@ class FakeStore:
 
     def __init__(self, *given: tuple[str, str, bool]) -> None:
         self._images = [
-            SimpleNamespace(
-                id=i, job=j, whole=w, problem="" if w else "a chunk is damaged", created=n
+            Image(
+                i, j, j, created=n, sequence=n, whole=w, problem="" if w else "a chunk is damaged"
             )
             for n, (i, j, w) in enumerate(given)
         ]
