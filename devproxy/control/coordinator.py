@@ -263,7 +263,11 @@ class JobCoordinator:
                 self._restore_trees(whole, gpus or self.gpus, Wishes(), stages)
             except BaseException as error:
                 self._enter(api.SUSPENDED)
-                self._restore_failed(error, stages, self._suspended_image, "it is still suspended")
+                now = "it is still suspended"
+                if type(error) is Refused and stages.name == "manifest":
+                    remedy = f"{error.remedy}; {now}" if error.remedy else now
+                    raise Refused(error.what, remedy, object=error.object) from None
+                self._restore_failed(error, stages, self._suspended_image, now)
             self._suspended_image = ""
             self._enter(api.RUNNING)
 

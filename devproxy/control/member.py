@@ -188,6 +188,7 @@ class Member:
         whole = image.load(store, image_id)
         if wishes["image_job_id"]:
             wishes["image_job_id"] = own_id(wishes["image_job_id"], number)
+        wishes["looked_beside"] = False  # this host was looked at before the nodes met, long ago
         if wishes["other_device"]:
             wishes["other_device"] = tuple(wishes["other_device"])
         return self._local.restore(store, whole, number, gpus, Wishes(**wishes), stages)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from devproxy import config, machine, records, runtime, state
 from devproxy.checkpoint import image
-from devproxy.checkpoint.files.tracker import FilesTracker
 from devproxy.checkpoint.store import Store
 from devproxy.control import coordinator_api as api
 from devproxy.control import outputs
@@ -25,10 +24,10 @@ from devproxy.control.side import MEET_S, First, Other, PartAgent
 from devproxy.control.stage_note import MEET, StageNote
 from devproxy.errors import Refused
 from devproxy.log import say
-from devproxy.node import build
+from devproxy.node import build, kin
 from devproxy.node.local import LocalTree
 from devproxy.node.restore import Wishes
-from devproxy.node.spec import JobSpec, own_id, own_name, read_job_file, write_job_file
+from devproxy.node.spec import JobSpec, own_id, own_name, write_job_file
 from devproxy.node.stages import Progress, Stages
 from devproxy.node.stdio import Stdio
 from devproxy.node.tree import Tree
@@ -36,13 +35,15 @@ from devproxy.proxy import preflight
 from devproxy.proxy.janitor import Janitor
 from devproxy.proxy.server_set import ServerSet
 
+INSTEAD = "; or give the new one files of its own: --name NEW --files DIR"
+
 
 def make_folder(request: dict[str, Any], whole: image.Image) -> runtime.JobFolder:
     """The job folder, under its own name or the new one. Raises Refused where that name, or that job, lives."""
     node = request.get("node") or 0
     name = own_name(request.get("name") or whole.job, node)
     if name == own_name(whole.job, node):
-        for other in _living(whole, node):
+        for other in kin.living(whole, node):
             if other.facts["job_id"] == own_id(whole.job_id, node):
                 raise Refused(
                     f"image {whole.id} is of job {other.name!r}, which is running",
@@ -51,55 +52,7 @@ def make_folder(request: dict[str, Any], whole: image.Image) -> runtime.JobFolde
     return runtime.create_job(name)
 
 
-class _Living(NamedTuple):
-    """A job of this user on this host. facts: its job.json."""
-
-    name: str
-    folder: str
-    facts: dict[str, Any]
-
-
-def _first_id(whole: image.Image) -> str:
-    """Of the job that the image's job is, or is a copy of: all of those have the same files."""
-    return str(whole.spec.get("copy_of") or whole.job_id)
-
-
-def _living(whole: image.Image, node: int, but: str = "") -> list[_Living]:
-    """The job of the image and its copies, as far as they live on this host; not the one named `but`."""
-    first, mine = _first_id(whole), own_id("", node)
-    found = []
-    for name, path, alive in runtime.list_jobs():
-        if not alive or name == but:
-            continue
-        try:
-            facts = read_job_file(path)
-            if facts.get("files_dir"):
-                continue  # it has files of its own
-            job_id, dot, number = str(facts["job_id"]).partition(".")
-        except (OSError, ValueError, KeyError):
-            continue
-        # On one host may be several nodes of a job, each with files of its own.
-        if first in (job_id, facts.get("copy_of")) and dot + number == mine:
-            found.append(_Living(name, path, facts))
-    return found
-
-
-def _check_beside(other: _Living, whole: image.Image) -> None:
-    """A copy beside a living job: the files of both cannot be taken back under that one's feet."""
-    tracker = FilesTracker(other.folder, state.state_dir(), job_id=other.facts["job_id"])
-    changed = [path for tree in whole.trees for path in tracker.would_change(tree.files)]
-    if changed:
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        kin = "a copy of it" if other.facts.get("copy_of") else "of which it is"
-        raise Refused(
-            f"image {whole.id}: job {other.name!r}, {kin}, runs and has changed files since:"
-            f" {', '.join(changed[:3])}{more}",
-            "end it first (devproxy kill): the image needs them as they were; or give the new one files of its own:"
-            " --name NEW --files DIR",
-        )
-
-
-def _check_files(request: dict[str, Any], whole: image.Image, beside: list[_Living]) -> str:
+def _check_files(request: dict[str, Any], whole: image.Image, beside: list[kin.Living]) -> str:
     """The folder of --files, or "". Raises Refused."""
     if not request.get("files"):
         return ""
@@ -139,18 +92,18 @@ def bring_back(
     spec.started_unix_s = round(time.time(), 3)
     if request.get("name") and request["name"] != whole.job:
         spec.job_id = os.urandom(8).hex()  # a job of its own from here on
-        spec.copy_of = _first_id(whole)
+        spec.copy_of = kin.first_id(whole)
     spec.job_id = own_id(spec.job_id, node)
     gpus = list(request.get("gpus") or part.gpus)
     # Before it looks: of two restores at once at least one sees the other.
     write_job_file(folder.path, spec, gpus, os.getpid())
-    beside = _living(whole, node, but=folder.name)
+    beside = kin.living(whole, node, but=folder.name)
     if files_dir := _check_files(request, whole, beside):
         spec.files_dir, spec.every = files_dir, ""
         write_job_file(folder.path, spec, gpus, os.getpid())
     else:
         for other in beside:
-            _check_beside(other, whole)
+            kin.check_beside(other, whole, instead=INSTEAD)
     if len(gpus) != len(part.gpus):
         raise Refused(
             f"image {whole.id} is of a job with {len(part.gpus)} GPU(s){' on that node' if len(whole.trees) > 1 else ''}, {len(gpus)} given",
@@ -185,6 +138,7 @@ def bring_back(
     tree = Tree(spec, gpus, folder, servers, janitor, stdio, lib, config.server_path(lib), place)
     wishes = Wishes(
         put_files=not beside or bool(files_dir),
+        looked_beside=True,
         files_dir=files_dir,
         files_of=(beside[0].folder, beside[0].facts["job_id"]) if beside else ("", ""),
         cut_back=tuple(path for _, path, _ in output.cut),

@@ -15,7 +15,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from devproxy import config, fault, folders, state
 from devproxy.checkpoint import criu, criu_image, facts, image, netdiag, overlay
@@ -28,7 +28,7 @@ from devproxy.checkpoint.store import Store
 from devproxy.errors import Refused
 from devproxy.folders import UNSAFE_REMEDY
 from devproxy.log import say
-from devproxy.node import build, processes, shared, staging
+from devproxy.node import build, kin, processes, shared, staging
 from devproxy.node.network import inside
 from devproxy.node.stages import Stages
 from devproxy.node.tree import LAST_PROCESS_S, Tree
@@ -52,6 +52,7 @@ class Wishes:
     """How a restore differs from putting everything back as it was."""
 
     put_files: bool = True  # False: a copy beside a living job, whose files they are
+    looked_beside: bool = False  # whoever asks has looked for living jobs that have these files
     files_dir: str = ""  # they get places of their own below it
     files_of: tuple[str, str] = ("", "")  # then: folder and id of the living job that has them
     cut_back: tuple[str, ...] = ()  # output files, which get their length back at the end
@@ -185,6 +186,8 @@ class TreeRestore:
 
     def _check(self) -> None:
         """What holds on this machine. Nothing was begun when it raises Refused."""
+        if self._wishes.put_files and not self._wishes.looked_beside:
+            self._look_beside()
         part, wishes = self._part, self._wishes
         put_back = {entry.path for entry in part.files if not entry.listed_only}
         findings = facts.check_restore(part.facts, put_back=put_back)
@@ -212,6 +215,18 @@ class TreeRestore:
             self._check_files_dir(wishes.files_dir)
         if wishes.put_files and (unsafe := self._tracker().unsafe(part.files)):
             raise Refused("; ".join(unsafe[:5]), UNSAFE_REMEDY)
+
+    def _look_beside(self) -> None:
+        """A copy may have begun while this job slept, or while its nodes met. Raises Refused where that has changed files.
+
+        Where it has not yet, it may before we come to them: they are as the image has them, and are left alone.
+        """
+        _, _, number = self._tree.spec.job_id.partition(".")
+        beside = kin.living(self._image, int(number or 0), but=self._tree.folder.name)
+        for other in beside:
+            kin.check_beside(other, self._image)
+        if beside:
+            self._wishes = replace(self._wishes, put_files=False)
 
     def _check_files_dir(self, base: str) -> None:
         """Raises Refused. What is made here goes with undo()."""

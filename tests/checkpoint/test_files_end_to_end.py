@@ -23,6 +23,13 @@ FILES = (
     *("--steps", str(STEPS), "--seconds-per-step", "0.3"),
 )
 
+# It adds a line to cheap.txt in each step.
+CHEAP = (
+    sys.executable,
+    str(SUBJECTS / "cheap.py"),
+    *("--steps", str(STEPS), "--seconds-per-step", "0.3"),
+)
+
 # Relative paths, another working folder in the middle, a file above the limit, one that comes after the cut, records
 # of which none may be torn: each is written whole, in one write.
 WRITER = """
@@ -368,6 +375,49 @@ def test_copies_of_one_image_know_each_other(world: World) -> None:
         assert refused.returncode == 2, refused.stderr
         assert "'t0', a copy of it, runs and has changed files" in refused.stderr
     world.wait_end()
+    check_whole(world, STEPS)
+
+
+def test_a_job_that_sleeps_knows_its_copies(world: World) -> None:
+    """A resume would take back what a copy has written meanwhile. Behind the copy's end it does, as ever."""
+    job = world.run(*CHEAP)
+    world.wait_step(5)
+    image = str(world.ctl_json("suspend", "j")["id"])
+    at = max(world.steps())
+    more = ("--store", str(world.store), "--name", "t0", "--output", "t0")
+    world.ctl("restore", image, *more)
+    world.until(at + 4)
+    world.wait_step(at + 3, log="t0")
+    world.until(at + 4)
+    world.wait(lambda: max(world.steps("t0")) == at + 4, what="the gate")
+    before = (world.home / "cheap.txt").read_text()
+    refused = world.ctl("resume", "j", check=False)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    *_, line = refused.stderr.strip().splitlines()
+    assert line == (
+        f"devproxy: image {image}: job 't0', a copy of it, runs and has changed files since: {world.home}/cheap.txt:"
+        " end it first (devproxy kill t0): the image needs them as they were; it is still suspended"
+    )
+    assert (world.home / "cheap.txt").read_text() == before
+    assert world.ctl_json("status", "j")["phase"] == "suspended"
+    world.ctl("kill", "t0")
+    world.wait(lambda: "t0" not in world.ctl("ps").stdout, 20, "the end of t0")
+    world.ctl("resume", "j")
+    assert world.end_of(job) == 0, world.tail()
+    assert (world.home / "cheap.txt").read_text().split() == [str(n) for n in range(1, STEPS + 1)]
+
+
+def test_a_job_that_sleeps_wakes_beside_a_copy_with_files_of_its_own(world: World) -> None:
+    job = world.run(*FILES)
+    world.wait_step(5)
+    image = str(world.ctl_json("suspend", "j")["id"])
+    at = max(world.steps())
+    more = ("--name", "t0", "--output", "t0", "--files", str(world.home / "apart"))
+    world.ctl("restore", image, "--store", str(world.store), *more)
+    world.near(at + 3)
+    world.wait(lambda: max(world.steps("t0"), default=0) >= at + 3, what="steps of t0")
+    world.ctl("resume", "j")
+    assert world.end_of(job) == 0, world.tail()
     check_whole(world, STEPS)
 
 

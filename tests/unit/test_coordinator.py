@@ -501,6 +501,26 @@ def test_a_resume_that_fails_can_be_tried_again(world: World) -> None:
     assert world.job.phase == api.RUNNING
 
 
+def test_a_resume_that_is_refused_says_how_the_job_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was begun: it is no failure of the restore."""
+    world.suspend()
+
+    def prepare(self: FakeRestoring) -> None:
+        raise Refused("job 't0' is in the way", "end it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeRestoring, "prepare", prepare)
+        with pytest.raises(Refused) as caught:
+            world.resume()
+    assert str(caught.value) == "job 't0' is in the way: end it; it is still suspended"
+    assert world.job.phase == api.SUSPENDED
+    assert "settle" not in world.order()
+    world.resume()
+    assert world.job.phase == api.RUNNING
+
+
 def test_a_tree_that_runs_is_undone_where_another_does_not_go_on(world: World) -> None:
     """And is not the job's before."""
     world.suspend()
