@@ -76,7 +76,8 @@ class Job:
 
     gpus[k] is the machine's GPU behind the job's GPU k. images: whole ones in its store. still_s, stored_bytes and
     failures are sums over all verbs of this supervisor: how long the job stood still, what was written to the store, how many
-    verbs failed. step_s: one optimizer step of late, None where it is not known.
+    verbs failed. step_s: one optimizer step of late, None where it is not known. image_problem: the newest image that is there,
+    where it is known not to be whole, and why.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Job:
     still_s: float = 0.0
     stored_bytes: int = 0
     failures: int = 0
+    image_problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -316,6 +318,7 @@ def _job(status: api.JobStatus) -> Job:
         still_s=status.still_s,
         stored_bytes=status.stored_bytes,
         failures=status.failures,
+        image_problem=status.image_problem,
     )
 
 

@@ -54,6 +54,7 @@ class Image:
     )  # how many of its processes have a communicator, by its nodes
     whole: bool = True
     problem: str = ""
+    noted: bool = False  # the problem was found before, and a note in the store says so
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -170,7 +171,7 @@ def chunk_lists(value: object, path: str = "") -> Iterator[tuple[str, list[Chunk
             yield from chunk_lists(item, f"{path}[{number}]")
 
 
-def summary(body: dict[str, Any], problem: str = "") -> Image:
+def summary(body: dict[str, Any], problem: str = "", *, noted: bool = False) -> Image:
     """Of the image whose manifest has this body. Raises what `understood` takes for a body that is none of ours."""
     trees = body.get("trees", [])
     created = float(body.get("created", 0.0))
@@ -190,6 +191,7 @@ def summary(body: dict[str, Any], problem: str = "") -> Image:
         ranks=[int(tree.get("facts", {}).get("ranks", 0)) for tree in trees],
         whole=not problem,
         problem=problem,
+        noted=noted,
     )
 
 

@@ -133,7 +133,11 @@ class Reader(Shelf):
         return bytes(data)
 
     def examine(self, refs: Iterable[ChunkRef], found: Examined) -> None:
-        """Reads each chunk that is not in `found` yet, and keeps nothing. Damage goes into `found`; raises StoreError."""
+        """Reads each chunk that is not in `found` yet, and keeps nothing. Damage goes into `found`; raises StoreError.
+
+        The notes of damaged packs say afterwards what was found.
+        """
+        noted = self.noted_chunks()
         wanted: list[_Wanted] = []
         for chunk, size in dict.fromkeys(refs):
             if chunk == ZERO or chunk in found.stored_bytes:
@@ -157,16 +161,26 @@ class Reader(Shelf):
         runs = _runs(placed)
         with ThreadPoolExecutor(_READERS, thread_name_prefix="devproxy-examine") as pool:
             futures = [pool.submit(self._examine_run, run) for run in runs]
+            failed: set[tuple[str, bytes]] = set()
             try:
                 for future in futures:
-                    found.wrong.update(future.result())
+                    wrong, bad = future.result()
+                    found.wrong.update(wrong)
+                    failed |= bad
             finally:
                 for future in futures:
                     future.cancel()
+        again = {(at.pack, c.digest) for c, at in placed if c.digest in noted.get(at.pack, ())}
+        self.keep_notes(again - failed)
 
-    def _examine_run(self, run: list[tuple[_Wanted, Location]]) -> dict[str, ChunkError]:
+    def _examine_run(
+        self, run: list[tuple[_Wanted, Location]]
+    ) -> tuple[dict[str, ChunkError], set[tuple[str, bytes]]]:
+        """What is wrong, by chunk; and what is not good in that pack, be it good in another or not."""
         wrong: dict[str, ChunkError] = {}
+        bad: set[tuple[str, bytes]] = set()
         for chunk, where in self._take_run(run):
+            bad.add((where.pack, chunk.digest))
             name = chunk.digest.hex()
             if where.pack in self.damaged and self.lookup().get(chunk.digest) == [where]:
                 wrong[name] = DamagedChunk(name, pack=where.pack)
@@ -175,7 +189,7 @@ class Reader(Shelf):
                 self._read_elsewhere(chunk.digest, chunk.bytes, where)
             except ChunkError as error:
                 wrong[name] = error
-        return wrong
+        return wrong, bad
 
     def _fetch_in_order(
         self,
@@ -305,7 +319,7 @@ class Reader(Shelf):
                 put, to, begin, stop = chunk.put, chunk.offset, at, at + chunk.bytes
         put(to, data[begin:stop])
         if bad and there:
-            self.note_damage(first.pack, bad[0][0].digest)
+            self.note_damage(first.pack, *(chunk.digest for chunk, _ in bad))
         return bad
 
     def _read_elsewhere(self, hashed: bytes, size: int, bad: Location) -> bytes | memoryview:

@@ -22,6 +22,8 @@ from devproxy.checkpoint.markers import TOMBSTONES, Marker
 from devproxy.checkpoint.packs import Location, PackIndex
 
 DISTRUSTED = "distrusted"
+NOTE_CHUNKS_MAX = 10_000  # then a restore says the rest
+NOTE_BYTES_MAX = 80 * NOTE_CHUNKS_MAX
 
 
 class KnownChunks(NamedTuple):
@@ -45,6 +47,8 @@ class Shelf:
         self._listed: dict[str, Entry] = {}  # pack -> its index, as it was before it was read
         self._merged: dict[bytes, list[Location]] | None = None
         self.damaged: dict[str, str] = {}  # pack -> a chunk of it that was not as it was written
+        self._bad: dict[str, set[bytes]] = {}  # pack -> all such chunks that this process has met
+        self._notes: dict[Entry, frozenset[bytes]] = {}  # as they were read
 
     # ---- chunks ----
 
@@ -118,19 +122,70 @@ class Shelf:
             self._indices.pop(pack, None)
             self._merged = None
 
-    def note_damage(self, pack: str, hashed: bytes) -> None:
-        """A chunk in the pack is not what the index says: from now on no upload relies on the pack.
+    def note_damage(self, pack: str, *chunks: bytes) -> None:
+        """These in the pack are not what the index says: from now on no upload relies on the pack.
 
         Whoever opens the store later is told by an object of the pack's name. A store that cannot be written keeps no note;
-        then only this process knows.
+        then only this process knows. What is met behind the pack's first goes into the note with keep_notes().
         """
         with self._mu:
+            self._bad.setdefault(pack, set()).update(chunks)
             if pack in self.damaged:
                 return
-            self.damaged[pack] = hashed.hex()
-        note = json.dumps({"chunk": hashed.hex()}).encode()
+            self.damaged[pack] = chunks[0].hex()
         with contextlib.suppress(StoreError):
-            self.backend.create(f"{DISTRUSTED}/{pack}", note, stage="note a damaged pack")
+            name = f"{DISTRUSTED}/{pack}"
+            self.backend.create(name, _note(set(chunks)), stage="note a damaged pack")
+
+    def noted_chunks(self) -> dict[str, set[bytes]]:
+        """Pack -> chunks in it that somebody has found damaged. Of a note that cannot be read none is known."""
+        found = {entry.name: set(self._noted(entry)) for entry in self.backend.list(DISTRUSTED)}
+        with self._mu:
+            for pack, chunks in self._bad.items():
+                found.setdefault(pack, set()).update(chunks)
+        return found
+
+    def _noted(self, entry: Entry) -> frozenset[bytes]:
+        with self._mu:
+            if entry in self._notes:
+                return self._notes[entry]
+        try:
+            note = json.loads(self.backend.read(f"{DISTRUSTED}/{entry.name}", NOTE_BYTES_MAX))
+            chunks = frozenset(map(bytes.fromhex, [note["chunk"], *note.get("more", ())]))
+        except (FileNotFoundError, StoreError):
+            return frozenset()
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            chunks = frozenset()
+        with self._mu:
+            self._notes[entry] = chunks
+        return chunks
+
+    def keep_notes(self, good: Iterable[tuple[str, bytes]]) -> None:
+        """After a look at many chunks: what is damaged is noted chunk by chunk, and what was read `good` (pack, chunk) no more.
+
+        So a pack that was put back from elsewhere, or a disk that reads again, is trusted once somebody has looked.
+        """
+        mended: dict[str, set[bytes]] = {}
+        for pack, chunk in good:
+            mended.setdefault(pack, set()).add(chunk)
+        there = {entry.name: set(self._noted(entry)) for entry in self.backend.list(DISTRUSTED)}
+        with self._mu:
+            for pack, chunks in mended.items():
+                left = self._bad.pop(pack, set()) - chunks
+                self.damaged.pop(pack, None)
+                if left:
+                    self._bad[pack], self.damaged[pack] = left, min(left).hex()
+            bad = {pack: set(chunks) for pack, chunks in self._bad.items()}
+        for pack in (bad.keys() | mended.keys()) & there.keys():
+            now = (there[pack] | bad.get(pack, set())) - mended.get(pack, set())
+            if now == there[pack]:
+                continue
+            with contextlib.suppress(StoreError):
+                if now:
+                    name = f"{DISTRUSTED}/{pack}"
+                    self.backend.write(name, _note(now), stage="note a damaged pack")
+                else:
+                    self.drop_notes([pack])
 
     def doubted_packs(self) -> set[str]:
         """Packs, as of the last refresh, that no upload may rely on.
@@ -287,6 +342,11 @@ class Shelf:
             return self.backend.read(f"images/{image_id}/manifest.json")
         except FileNotFoundError:
             raise NoSuchImage(image_id, self.url) from None
+
+
+def _note(chunks: set[bytes]) -> bytes:
+    first, *more = sorted(chunk.hex() for chunk in chunks)[:NOTE_CHUNKS_MAX]
+    return json.dumps({"chunk": first, "more": more}).encode()
 
 
 def _victims(backend: Backend, name: str) -> list[str]:

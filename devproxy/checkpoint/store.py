@@ -19,7 +19,13 @@ from devproxy.checkpoint import packs
 from devproxy.checkpoint import writer as writers
 from devproxy.checkpoint.backend import named, open_backend
 from devproxy.checkpoint.chunker import ZERO
-from devproxy.checkpoint.errors import ChunkError, ImageError, MissingChunk, NoSuchImage
+from devproxy.checkpoint.errors import (
+    ChunkError,
+    DamagedChunk,
+    ImageError,
+    MissingChunk,
+    NoSuchImage,
+)
 from devproxy.checkpoint.gc import GcReport
 from devproxy.checkpoint.manifest import Image
 from devproxy.checkpoint.markers import ABANDONED_S, UPLOADS, Marker
@@ -62,12 +68,13 @@ class Store(Reader):
     def images(self) -> list[Image]:
         """All images, oldest first, each quickly verified. Damaged ones are among them, with what is wrong."""
         self.refresh()
+        noted = self.noted_chunks()
         found: list[Image] = []
         for image_id in self.image_ids():
             try:
                 body = self.read_manifest(image_id)
                 with manifests.understood(image_id):
-                    found.append(manifests.summary(body, self._quick_problem(body)))
+                    found.append(self._quick_look(body, noted))
             except NoSuchImage:
                 continue  # an upload that has not come so far, or one removed since
             except ImageError as error:
@@ -75,7 +82,8 @@ class Store(Reader):
         return manifests.in_order(found)
 
     def verify(self, image_id: str, *, full: bool = False) -> Image:
-        """quick: the manifest is ours and each chunk lies inside a pack that is long enough. full: each chunk's hash.
+        """quick: the manifest is ours, each chunk lies inside a pack that is long enough, and nobody has found it damaged there.
+        full: each chunk's hash.
 
         What is wrong with the image is in the result; only the store's own errors are raised.
         """
@@ -85,12 +93,16 @@ class Store(Reader):
             body = self.read_manifest(image_id)
             self.refresh()
             with manifests.understood(image_id):
-                return manifests.summary(body, self._quick_problem(body))
+                return self._quick_look(body, self.noted_chunks())
         except ImageError as error:
             return Image(image_id, whole=False, problem=error.what)
 
-    def older_whole(self, image_id: str) -> str | None:
-        """The newest whole image of the same job that is older: what to offer when this one is damaged."""
+    def older_whole(self, image_id: str, say: Callable[[str], None] = lambda _: None) -> str | None:
+        """The newest whole image of the same job that is older: what to offer when this one is damaged.
+
+        Images of a job share most of their packs, so each one is read before it is named. That may take long: say gets a
+        line about each.
+        """
         images = self.images()
         at = next((n for n, image in enumerate(images) if image.id == image_id), None)
         this = images[at] if at is not None and images[at].job_id else None
@@ -101,7 +113,12 @@ class Store(Reader):
             and image.id != image_id
             and (this is None or image.job_id == this.job_id)
         ]
-        return older[-1] if older else None
+        verifier = Verifier(self)
+        for other in reversed(older):
+            say(f"reading image {other}, which is older: is it whole?")
+            if verifier.verdict(other).image.whole:
+                return other
+        return None
 
     def remove_image(self, image_id: str) -> None:
         """Removes the manifest; its chunks go with the next gc."""
@@ -134,15 +151,22 @@ class Store(Reader):
     ) -> list[str]:
         """Removes the oldest images of the job but `keep` whole ones, then what nobody needs. The ids removed.
 
-        Images of the job that are not whole do not count, and go when a newer whole one is there. committed: an image that
-        stays whatever the order says. images: images_of(job_id), where the caller has just asked.
+        Images of the job that are not whole do not count, and go when a newer whole one is there; where only a note says so,
+        when `keep` newer ones are: the damage may be mended yet. committed: an image that stays whatever the order says.
+        images: images_of(job_id), where the caller has just asked.
         """
         collector.check_keep(keep)
         if images is None:
             images = self.images_of(job_id)
         whole = [number for number, image in enumerate(images) if image.whole]
         removed = [images[number].id for number in whole[:-keep]]
-        removed += [image.id for image in images[: whole[-1] if whole else 0] if not image.whole]
+        last = whole[-1] if whole else 0
+        first = whole[-keep] if len(whole) >= keep else 0
+        removed += [
+            image.id
+            for number, image in enumerate(images)
+            if not image.whole and number < (first if image.noted else last)
+        ]
         removed = [image_id for image_id in removed if image_id != committed]
         for image_id in removed:
             with named("prune", f"image {image_id} in store {self.url}"):
@@ -166,26 +190,33 @@ class Store(Reader):
         finally:
             marker.end()
 
-    def _quick_problem(self, body: dict[str, Any]) -> str:
-        """What a look at manifests, indices and sizes can find; "" when that is nothing."""
+    def _quick_look(self, body: dict[str, Any], noted: dict[str, set[bytes]]) -> Image:
+        """What can be seen of manifests, indices, sizes and notes of damage (noted_chunks)."""
         merged = self.lookup()
         sizes = {entry.name: entry.size for entry in self.backend.list(packs.FOLDER)}
+        damage = ""
         for label, refs in manifests.chunk_lists(body):
             for chunk, size in refs:
                 if chunk == ZERO:
                     continue
                 try:
-                    options = merged.get(digest_of(chunk), [])
+                    hashed = digest_of(chunk)
                 except ChunkError as error:
-                    return error.about(label, None).what
+                    return manifests.summary(body, error.about(label, None).what)
+                options = merged.get(hashed, [])
                 if not options:
-                    return MissingChunk(chunk, label, why=self.why_missing()).what
-                if not any(
-                    where.raw_bytes == size
-                    and where.offset + where.stored_bytes <= sizes.get(f"{where.pack}.pack", -1)
+                    why = self.why_missing()
+                    return manifests.summary(body, MissingChunk(chunk, label, why=why).what)
+                places = [
+                    where.pack
                     for where in options
-                ):
-                    return MissingChunk(
-                        chunk, label, why=f"pack {options[0].pack} is not whole"
-                    ).what
-        return ""
+                    if where.raw_bytes == size
+                    and where.offset + where.stored_bytes <= sizes.get(f"{where.pack}.pack", -1)
+                ]
+                if not places:
+                    why = f"pack {options[0].pack} is not whole"
+                    return manifests.summary(body, MissingChunk(chunk, label, why=why).what)
+                if not damage and all(hashed in noted.get(pack, ()) for pack in places):
+                    damage = DamagedChunk(chunk, label, pack=places[0]).what
+                    damage += ", as was found before (devproxy images verify looks again)"
+        return manifests.summary(body, damage, noted=bool(damage))

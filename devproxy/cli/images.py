@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import time
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +17,7 @@ from devproxy.cli.verify import verify
 from devproxy.control import client
 from devproxy.control import coordinator_api as api
 from devproxy.control.stores import any_image, open_stores
-from devproxy.errors import DevproxyError, Refused
+from devproxy.errors import Refused
 from devproxy.log import say
 from devproxy.machine import show_bytes
 
@@ -56,6 +55,7 @@ def images(arguments: argparse.Namespace) -> int:
     found = [(store, image) for store in stores for image in store.images()]
     if arguments.verify:
         found = [(store, store.verify(image.id, full=True)) for store, image in found]
+        client.tell_jobs({image.job_id for _, image in found})
     if arguments.json:
         listed = [image.as_json() | {"store": store.url} for store, image in found]
         show_json({"images": listed}, indent=2)
@@ -130,7 +130,7 @@ def _rm(arguments: argparse.Namespace, stores: list[Store]) -> int:
         removed.append({"image": image.id, "job": image.job, "store": store.url})
         if not arguments.json:
             print(f"removed image {image.id} of job {image.job or '?'} from store {store.url}")
-    _tell_jobs({image.job_id for _, image in chosen})
+    client.tell_jobs({image.job_id for _, image in chosen})
     freed = 0
     for store in dict.fromkeys(store for store, _ in chosen):
         report = store.gc()
@@ -142,14 +142,6 @@ def _rm(arguments: argparse.Namespace, stores: list[Store]) -> int:
     else:
         print(f"freed {show_bytes(freed)}; what other images need as well stays")
     return 0
-
-
-def _tell_jobs(job_ids: set[str]) -> None:
-    """The living ones of this user here, which count their images. The others see it at their next image."""
-    for _, path, alive in runtime.list_jobs():
-        if alive and client.job_file(path).get("job_id") in job_ids:
-            with contextlib.suppress(DevproxyError):
-                client.count_images(path)
 
 
 def _needed(store: Store, image: Image, force: bool) -> str:

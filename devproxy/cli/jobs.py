@@ -12,6 +12,8 @@ from devproxy.cli.output import show_json
 from devproxy.cli.table import show_table
 from devproxy.control import client, servers
 from devproxy.control import coordinator_api as api
+from devproxy.control.stores import open_stores
+from devproxy.errors import DevproxyError
 from devproxy.machine import show_bytes
 
 
@@ -103,8 +105,10 @@ def _looked_for(name: str) -> tuple[str, str, bool]:
 def _ended(name: str, as_json: bool) -> int:
     """A job whose folder is gone: how it ended, and what is left of it."""
     facts = records.read(name)
+    problem = _problem_of(facts.get("image", ""), facts.get("stores", []))
     if as_json:
-        show_json(facts | {"alive": False, "phase": api.GONE}, indent=2)
+        more = {"alive": False, "phase": api.GONE, "image_problem": problem}
+        show_json(facts | more, indent=2)
         return 0
     if "exit_code" in facts:
         ended = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["ended_unix_s"]))
@@ -116,9 +120,23 @@ def _ended(name: str, as_json: bool) -> int:
     if facts.get("stores"):
         last = f" (the last: {facts['image']})" if facts.get("image") else ""
         print(f"it has images in store {facts['stores'][0]}{last}: devproxy restore {name}")
+        if problem:
+            print(problem)
     else:
         print("it has no images")
     return 0
+
+
+def _problem_of(image: str, stores: list[str]) -> str:
+    """What is known to be wrong with a job's last image. A store behind a URL may take its time, and is not asked."""
+    if not image or not stores or not stores[0].startswith("file://"):
+        return ""
+    try:
+        [store] = open_stores(stores[0], looks=True)
+        found = store.verify(image)
+    except (DevproxyError, OSError):
+        return ""
+    return "" if found.whole else f"image {image} is not whole: {found.problem}"
 
 
 def status(arguments: argparse.Namespace) -> int:
@@ -141,6 +159,8 @@ def status(arguments: argparse.Namespace) -> int:
         last = f", the last one {facts['last_image']}" if facts["last_image"] else ""
         pace = f", {facts['step_s']:.3f} s each" if facts["step_s"] else ""
         print(f"images: {facts['images']}{last}; optimizer steps: {facts['steps']}{pace}")
+        if facts["image_problem"]:
+            print(facts["image_problem"])
         if facts["next_checkpoint_unix_s"]:
             print(f"next image {_until(facts['next_checkpoint_unix_s'])}")
     else:

@@ -7,6 +7,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from devproxy.cli.output import show_json
+from devproxy.control import client
 from devproxy.control.stores import any_image
 from devproxy.errors import Refused
 from devproxy.machine import show_bytes
@@ -25,6 +26,7 @@ def verify(arguments: argparse.Namespace, stores: list[Store]) -> int:
     looks = [_Look(store, arguments.json) for store, _ in chosen]
     for look, (_, images) in zip(looks, chosen, strict=True):
         look.verify(images, alone=arguments.image is not None)
+    client.tell_jobs({verdict.image.job_id for look in looks for verdict in look.verdicts})
     if arguments.json:
         show_json(
             {

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -497,11 +497,19 @@ def history(path: str, since_ns: int) -> list[Span]:
 
 
 def count_images(path: str) -> None:
-    """Tells a job that images were removed from its store. Raises DevproxyError."""
+    """Tells a job that images were removed from its store, or that damage was found there. Raises DevproxyError."""
     from devproxy.control._pb import job_pb2 as pb
 
     with agent(path) as stub:
         stub.CountImages(pb.Empty(), timeout=ANSWER_TIMEOUT_S)
+
+
+def tell_jobs(job_ids: set[str]) -> None:
+    """The living ones of these here count their images. The others see it at their next image."""
+    for _, path, alive in runtime.list_jobs():
+        if alive and job_file(path).get("job_id") in job_ids:
+            with suppress(DevproxyError):
+                count_images(path)
 
 
 def supervisor_of(path: str) -> str:

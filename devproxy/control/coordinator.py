@@ -126,6 +126,7 @@ class JobCoordinator:
         # committed meanwhile is added behind that.
         self._images: set[str] = set()
         self._images_lock = threading.Lock()
+        self._image_problem = ""  # of the newest one
         self._sequence = 0  # of images within the epoch, also of those that came to nothing
         self._created_unix_s = 0.0  # what the last image's clock said
         self._last_error = ""
@@ -177,6 +178,7 @@ class JobCoordinator:
             started_unix_s=spec.started_unix_s,
             images=len(self._images),
             last_image=self._last_image,
+            image_problem=self._image_problem,
             last_error=self._last_error,
             still_s=self._still_s,
             stored_bytes=self._stored_bytes,
@@ -304,7 +306,7 @@ class JobCoordinator:
             self.count_images()
 
     def count_images(self) -> None:
-        """Those of the job that its store has: somebody else may have removed some. Raises StoreError, OSError."""
+        """Those of the job that its store has: somebody else may have removed some, or found damage. Raises StoreError, OSError."""
         with self._images_lock:
             self._note_images(self._store().images_of(self._spec.job_id))
 
@@ -313,6 +315,8 @@ class JobCoordinator:
         whole = [one.id for one in of_job if one.whole]
         gone = self._images.difference(whole)
         self._images = set(whole)
+        newest = of_job[-1] if of_job and not of_job[-1].whole else None
+        self._image_problem = f"image {newest.id} is not whole: {newest.problem}" if newest else ""
         if self._last_image in gone and not self._suspended_image:
             self._last_image = whole[-1] if whole else ""
 
@@ -549,6 +553,7 @@ class JobCoordinator:
         )
         with self._images_lock:
             self._images.add(summary.id)
+            self._image_problem = ""
         records.has_image(spec.job, summary.id, self._store().url)
         self._look_at_clock(op, summary.created)
         stages.reach("after the commit", "removing old images", about)
@@ -807,7 +812,8 @@ class JobCoordinator:
         what, remedy = words(error)
         if isinstance(error, ImageError):
             try:
-                older = self._store().older_whole(image_id)
+                older = self._store().older_whole(image_id, stages.say)
+                self.count_images()
             except (DevproxyError, OSError):
                 older = None
             remedy = (

@@ -91,6 +91,9 @@ class JobStatus:
     still_s: float = 0.0  # the job stood still
     stored_bytes: int = 0  # written to the store, compressed
     failures: int = 0  # verbs that failed, without refused ones
+    image_problem: str = (
+        ""  # the newest image that is there, where it is known not to be whole, and why
+    )
 
 
 class Coordinator(Protocol):
@@ -107,7 +110,7 @@ class Coordinator(Protocol):
         ...
 
     def count_images(self) -> None:
-        """Somebody has removed images from its store."""
+        """Somebody has removed images from its store, or found damage."""
         ...
 
     def checkpoint(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from devproxy import records, state
@@ -70,14 +71,15 @@ def images_of(stores: Sequence[Store]) -> list[tuple[Store, Image]]:
 def find_image(stores: Sequence[Store], text: str) -> tuple[Store, Image]:
     """By id, `latest` (the last of images_of), job (its newest whole image) or the beginning of an id. Raises Refused."""
     found = images_of(stores)
-    for store, image in found:
-        if image.id == text and not image.whole:
-            older = store.older_whole(text)
-            raise Refused(
-                f"image {text} is not whole: {image.problem}",
-                f"use an older one: devproxy restore {older}" if older else "no older one is whole",
-            )
     whole = [pair for pair in found if pair[1].whole]
+    named = [pair for pair in found if pair[1].id == text]
+    if named and not any(image.whole for _, image in named):
+        store, image = named[0]
+        older = store.older_whole(text, partial(say, program="devproxy"))
+        raise Refused(
+            f"image {text} is not whole: {image.problem}",
+            f"use an older one: devproxy restore {older}" if older else "no older one is whole",
+        )
     if text == "latest":
         matches = whole[-1:]
     else:
@@ -93,13 +95,28 @@ def find_image(stores: Sequence[Store], text: str) -> tuple[Store, Image]:
         near = difflib.get_close_matches(text, known, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         where = ", ".join(store.url for store in stores)
+        damaged = [i for _, i in found if text in ("latest", i.job) or i.id.startswith(text)]
+        why = f": image {damaged[-1].id} is not whole: {damaged[-1].problem}" if damaged else ""
         raise Refused(
-            f"no whole image {text!r} in store {where}", f"{hint}see: devproxy images, or --store"
+            f"no whole image {text!r} in store {where}{why}",
+            f"{hint}see: devproxy images, or --store",
         )
     if len(matches) > 1:
         names = ", ".join(image.id for _, image in matches[:5])
         raise Refused(f"{text!r} is the beginning of {len(matches)} images: {names}", "write more")
+    if text in ("latest", matches[0][1].job):
+        _say_newer(found, matches[0], text)
     return matches[0]
+
+
+def _say_newer(found: list[tuple[Store, Image]], chosen: tuple[Store, Image], text: str) -> None:
+    """Whoever asks for the newest gets the newest whole one, and hears what is missing."""
+    newer = [image for _, image in found[found.index(chosen) + 1 :] if not image.whole]
+    for image in newer[-1:] if text == "latest" else [i for i in newer if i.job == text][-1:]:
+        say(
+            f"image {image.id} is newer than {chosen[1].id}, and not whole: {image.problem}",
+            "devproxy",
+        )
 
 
 def any_image(stores: list[Store], text: str) -> tuple[Store, Image]:

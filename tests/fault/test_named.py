@@ -167,6 +167,37 @@ def test_a_flipped_bit(scene: Scene) -> None:
     scene.check_goes_on()
 
 
+def test_a_flipped_bit_that_two_images_share(scene: Scene) -> None:
+    """The older one is not offered, and whoever looks later is told."""
+    scene.start()
+    scene.ctl("checkpoint", "j")
+    older = scene.latest()
+    (pack,) = (scene.store / "packs").glob("*.pack")
+    scene.wait_step(scene.last_step() + 3)
+    scene.ctl("checkpoint", "j")
+    newer = scene.latest()
+    scene.kill_everything()
+    data = bytearray(pack.read_bytes())
+    for at in range(100, len(data), 1000):
+        data[at] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+    text = refused(scene, *restore_words(scene, newer), code=1)
+    names = r"chunk [0-9a-f]{16} of .* is damaged in pack .*: there is no older whole image"
+    scene.check_message(text, stage="fetch", names=names, state="nothing of it runs")
+    scene.wait(lambda: not scene.others(), 10, "the end of the agent")
+    assert [(i["id"], i["whole"], i["noted"]) for i in scene.images()] == [
+        (older, False, True),
+        (newer, False, True),
+    ]
+    shown = scene.ctl("images", "--store", str(scene.store)).stdout
+    assert shown.count("as was found") == 2, shown
+    told = scene.ctl("status", "j").stdout
+    assert f"image {newer} is not whole: chunk" in told, told
+    text = refused(scene, *restore_words(scene, "j"), code=2)
+    assert "no whole image 'j'" in text and f"image {newer} is not whole: chunk" in text, text
+
+
 # -- manifests ----------------------------------------------------------------------------------------------------------
 
 

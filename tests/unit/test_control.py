@@ -427,8 +427,8 @@ class FakeStore:
     def images(self) -> list[Any]:
         return self._images
 
-    def older_whole(self, image_id: str) -> str | None:
-        del image_id
+    def older_whole(self, image_id: str, say: object) -> str | None:
+        del image_id, say
         return next((i.id for i in self._images if i.whole), None)
 
 

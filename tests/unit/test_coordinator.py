@@ -15,7 +15,7 @@ import pytest
 
 from devproxy import state
 from devproxy.checkpoint import criu, image
-from devproxy.checkpoint.errors import DamagedPack, StoreError
+from devproxy.checkpoint.errors import DamagedChunk, DamagedPack, StoreError
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
 from devproxy.control import coordinator
@@ -37,6 +37,7 @@ from devproxy.node.placement import place
 from devproxy.node.restore import Wishes
 from devproxy.node.spec import JobSpec
 from devproxy.node.stages import Stages
+from tests.unit.test_distrust import rot as rot_pack
 
 STEPS = ("check", "cut", "write", "thaw", "end_tree", "leave", "copy", "start", "hand_over")
 
@@ -91,7 +92,7 @@ class FakePart:
 
     def put(self, writer: Writer, report: Callable[[int, int], None]) -> dict[str, Any]:
         self._tree.note("put")
-        chunks = writer.put_bytes(b"tree %d" % self._tree.number, kind="host")
+        chunks = writer.put_bytes(self._tree.text + b"%d" % self._tree.number, kind="host")
         return {
             "host": f"host{self._tree.number}",
             "gpus": self._tree.gpus,
@@ -121,6 +122,7 @@ class FakeTree:
         self.ended = False
         self.fails_at = ""
         self.known = False
+        self.text = b"tree "
         self.error: Exception = OSError(5, "broken")
         self.whole: list[object] = []
         self._seen = seen
@@ -207,6 +209,7 @@ class World:
         build = folder / "builds" / "cafe"
         build.mkdir(parents=True)
         (build / "libcuda.so.1").write_bytes(b"library")
+        self.folder = folder
         self.seen: list[str] = []
         self.trees = [FakeTree(n, [2 * n, 2 * n + 1], self.seen) for n in range(trees)]
         self.store = Store.open(str(folder / "store"))
@@ -649,6 +652,48 @@ def test_images_are_those_in_the_store(world: World) -> None:
     stages = Stages(lambda _: None, "manifest", "")
     again.restore(whole, again.gpus, Wishes(), stages, lambda: None)
     assert (again.status().images, again.status().last_image) == (3, last)
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_damage_that_somebody_has_found_is_told(world: World, sleeps: bool) -> None:
+    """By the status, of the newest image; the last whole one is another. A job that sleeps in the image has no other."""
+    first = world.checkpoint().id
+    world.trees[0].text = b"other"
+    before = set((world.folder / "store/packs").glob("*.pack"))
+    last = (world.suspend() if sleeps else world.checkpoint()).id
+    [pack] = set((world.folder / "store/packs").glob("*.pack")) - before
+    good = pack.read_bytes()
+    rot_pack(pack)
+    assert not Store.open(world.store.url).verify(last, full=True).whole
+    assert world.job.status().image_problem == "", "nobody has told it"
+    world.job.count_images()
+    status = world.job.status()
+    assert (status.images, status.last_image) == (1, last if sleeps else first)
+    assert f"image {last} is not whole: chunk " in status.image_problem
+    assert f"is damaged in pack {pack.stem}, as was found before" in status.image_problem
+    pack.write_bytes(good)
+    assert Store.open(world.store.url).verify(last, full=True).whole
+    world.job.count_images()
+    assert world.job.status().image_problem == ""
+    assert world.job.status().images == 2
+
+
+def test_a_resume_offers_an_image_that_was_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both images rely on the pack that is damaged."""
+    world.checkpoint()
+    last = world.suspend().id
+    rot(world)
+
+    def prepare(self: FakeRestoring) -> None:
+        raise DamagedChunk("00" * 32, "host")
+
+    monkeypatch.setattr(FakeRestoring, "prepare", prepare)
+    with pytest.raises(RestoreError) as caught:
+        world.resume()
+    assert caught.value.remedy == "there is no older whole image"
+    assert f"image {last} is not whole" in world.job.status().image_problem
 
 
 class Clock:

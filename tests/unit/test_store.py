@@ -249,12 +249,13 @@ class TestDamage:
         save(store, "new", noise(2, 100 * KIB), created=2.0)
         [pack] = set(files(root, "packs", ".pack")) - first
         pack.write_bytes(bytes(pack.stat().st_size))
+        assert [i.whole for i in store.images()] == [True, True], "quick does not read"
         older = store.older_whole("new")
         assert older == "old"
         body = store.read_manifest("new")
         with pytest.raises(DamagedChunk, match="of weights is damaged.*older whole image: old"):
             store.fetch_bytes(body["data"]["chunks"], name="weights", older=older)
-        assert [i.whole for i in store.images()] == [True, True], "quick does not read"
+        assert [i.whole for i in store.images()] == [True, False], "it knows what was read"
         assert "of data:the data is damaged" in store.verify("new", full=True).problem
 
     def test_a_missing_and_a_short_pack(self, store: Store, root: Path) -> None:
