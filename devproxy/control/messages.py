@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import urllib.parse
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from devproxy import errors
+from devproxy import config, errors
 from devproxy.control import trust as trust_module
 from devproxy.control._pb import job_pb2 as pb
 from devproxy.control.coordinator_api import ImageFacts, JobStatus
@@ -23,6 +24,7 @@ TAKEN_KEY = "devproxy-taken"
 # gRPC refuses metadata above 8 KiB.
 LONGEST_TEXT = 2000
 LONGEST_FIELD = 400
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 64 << 20),
@@ -127,9 +129,16 @@ def _known_class(error: BaseException) -> type[DevproxyError]:
 
 
 def error_to_pb(error: BaseException) -> pb.ErrorInfo:
-    """Any exception; one that is not ours is a bug, and says its class."""
+    """Any exception; one that is not ours is a bug, and says its class, unless the machine has no room."""
     if isinstance(error, DevproxyError):
         what, remedy, exit_code = error.what, error.remedy, error.exit_code
+    elif isinstance(error, OSError) and error.errno in NO_ROOM:
+        where = f" for {error.filename}" if error.filename else ""
+        what, exit_code = f"{error.strerror}{where}", 1
+        places = (
+            f"the state folder {config.state_dir()}, {config.shm_dir()} or where that file goes"
+        )
+        remedy = f"make room in {places}, and try again"
     else:
         what = " ".join(f"internal error: {type(error).__name__}: {error}".split())
         remedy, exit_code = "see the log; report it", 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import subprocess
@@ -111,6 +112,15 @@ def test_every_error_has_a_code() -> None:
     # A class below another one in the tree stands before it.
     for i, above in enumerate(order):
         assert not any(issubclass(below, above) for below in order[i + 1 :]), above
+
+
+def test_a_machine_without_room_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEVPROXY_STATE_DIR", "/some/state")
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/some/file")
+    error = messages.error_from_pb(messages.error_to_pb(full))
+    assert error.what == "No space left on device for /some/file"
+    assert "make room in the state folder /some/state" in error.remedy
+    assert "internal error" in messages.error_to_pb(OSError(errno.EIO, "x")).what
 
 
 @pytest.mark.parametrize("text", ["plain ü", "a\udcffb\udc80", "\udce9", ""])
