@@ -69,7 +69,15 @@ def _make_ours(path: str) -> None:
                 errno.EPERM, f"it belongs to user {info.st_uid}, not to you ({os.getuid()})"
             )
         if info.st_mode & 0o077:
-            os.chmod(f"/proc/self/fd/{fd}", 0o700)  # fchmod(2) refuses O_PATH
+            own = f"/proc/self/fd/{fd}"  # fchmod(2) refuses O_PATH
+            # Somebody's home, or /tmp, named by mistake: closed, it would be lost to all who use it.
+            if os.listdir(own):
+                raise Refused(
+                    f"the state folder {path} is open to other users, and something is in it",
+                    f"set DEVPROXY_STATE_DIR to an empty folder; if all in it is devproxy's: chmod 700 {path}",
+                    object=path,
+                )
+            os.chmod(own, 0o700)
     finally:
         os.close(fd)
 

@@ -66,3 +66,12 @@ def test_an_own_state_folder_is_closed_to_others(others: Path) -> None:
     os.chown(others / "state", 0, 0, follow_symlinks=False)  # a link of root's own is followed
     assert state.state_dir() == str(others / "state")
     assert (others / "victim").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_open_folder_with_something_in_it_stays_as_it_is(others: Path) -> None:
+    """Say /tmp."""
+    os.chown(others / "state", 0, 0, follow_symlinks=False)
+    (others / "victim" / "theirs").write_text("")
+    with pytest.raises(Refused, match="state is open to other users, and something is in it"):
+        state.state_dir()
+    assert (others / "victim").stat().st_mode & 0o777 == 0o755
