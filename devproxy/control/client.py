@@ -10,6 +10,7 @@ import json
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -148,6 +149,12 @@ def ensure_daemon(timeout_s: float = START_TIMEOUT_S) -> str:
     last = "it did not start"
     while True:
         if listens(path):
+            if pid := _stopped_daemon(path):
+                raise DevproxyError(
+                    f"devproxyd (process {pid}) is stopped",
+                    f"let it go on: kill -CONT {pid}; jobs are not harmed by it",
+                    object=DAEMON,
+                )
             try:
                 info = ping(path)
             except DevproxyError as error:
@@ -170,6 +177,19 @@ def ensure_daemon(timeout_s: float = START_TIMEOUT_S) -> str:
                 "see its log devproxyd.log in the state folder's logs; jobs are not harmed by it",
             )
         time.sleep(0.05)
+
+
+def _stopped_daemon(path: str) -> int:
+    """The process id of one that is stopped; 0 where it runs, or is gone. The kernel knows who listens on the socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(ANSWER_TIMEOUT_S)
+        try:
+            link.connect(path)
+            peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        except OSError:
+            return 0
+    pid = int(struct.unpack("3i", peer)[0])
+    return pid if pid > 0 and proctree.stopped(pid) else 0
 
 
 def ping(path: str) -> str:

@@ -377,6 +377,20 @@ def test_a_supervisor_that_is_stopped_is_not_called_gone(
     assert wait_for(lambda: done(shm_dir)), "the checkpoint goes on with it"
 
 
+def test_a_daemon_that_is_stopped_is_named(job, env: dict[str, str], shm_dir: Path) -> None:
+    job()
+    assert ctl(env, "checkpoint", "j").returncode == 0  # the daemon comes by this
+    told = done(shm_dir)
+    (daemon,) = daemons(shm_dir)
+    daemon.suspend()
+    try:
+        for verb in ("checkpoint", "kill"):
+            one_line_error(ctl(env, verb, "j"), 1, f"devproxyd (process {daemon.pid}) is stopped")
+    finally:
+        daemon.resume()
+    assert done(shm_dir) == told
+
+
 def test_help_and_run(env: dict[str, str]) -> None:
     assert ctl(env, "--version").stdout == f"devproxy {__version__}\n"
     assert "checkpoint" in ctl(env, "help").stdout
