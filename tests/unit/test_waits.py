@@ -20,6 +20,7 @@ from devproxy.node import processes
 from devproxy.proxy import janitor, server_set
 from tests.unit.waits import ROOT, is_unbounded, native_waits, python_waits
 
+NATIVE = [ROOT / "devproxy" / folder for folder in ("csrc", "hal", "interceptors")]
 ROW = re.compile(r"\| (\S+) \| `([^`]+)`(?: x(\d+))? \| (.*) \|")
 
 
@@ -35,7 +36,7 @@ def listed() -> Counter[tuple[str, str]]:
 
 
 def test_every_wait_has_a_bound_and_a_name() -> None:
-    found = python_waits(ROOT / "devproxy") + native_waits(ROOT / "devproxy/csrc")
+    found = python_waits(ROOT / "devproxy") + native_waits(*NATIVE)
     here = listed()
     assert len(found) > 50
     new, gone = found - here, here - found
