@@ -9,6 +9,7 @@ import json
 import os
 import random
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -588,6 +589,24 @@ def test_a_cut_that_cannot_be_is_given_up(servers: list[OneServer]) -> None:
         process.stdin.write("go\n")
         process.stdin.flush()
         passed(process)
+        control.cut()
+        control.resume()
+
+
+def test_a_kernel_outlives_its_process(servers: list[OneServer]) -> None:
+    """Nothing can end it, and no cut waits for it. The log names whose it is; others go on."""
+    server = servers[0]
+    process = job(server.folder, "cut", "busy", "20")
+    until_ready(process)
+    process.kill()
+    process.communicate()
+    log = server.process.stderr
+    assert log
+    assert select.select([log], [], [], 15)[0], "nobody names it"
+    line = log.readline()
+    assert f"pid={process.pid} has ended, and its work on GPU 0 has not within 5 s" in line
+    passed(job(server.folder, "memset"))
+    with server.control() as control:
         control.cut()
         control.resume()
 

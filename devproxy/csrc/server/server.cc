@@ -29,8 +29,9 @@ namespace devproxy::server {
 
 namespace {
 
-constexpr uint64_t kHelloUs = 5'000'000;  // a peer that says nothing is dropped
-constexpr uint64_t kLeaveUs = 2'000'000;  // how long a kernel may hold up the end
+constexpr uint64_t kHelloUs = 5'000'000;      // a peer that says nothing is dropped
+constexpr uint64_t kLeaveUs = 2'000'000;      // how long a kernel may hold up the end
+constexpr uint64_t kStragglerUs = 5'000'000;  // how long one may hold up what its client has, before it is named
 constexpr int kCutLookMs = 20, kLookMs = 1000;
 constexpr uint64_t kAcceptPauseUs = 200'000;
 
@@ -323,6 +324,7 @@ void Server::run() {
       std::erase_if(controls_, [&](const auto& c) { return c.get() == peer; });
     }
     look_at_cut();
+    name_stragglers();
     if (lease_ended && borrowed_) {
       DP_LOG(kInfo, kServer, 0, "the coordinator is gone before this server was told to go on: leaving");
       return leave_files();
@@ -338,7 +340,9 @@ int Server::timeout_ms() const {
   auto waits = [](const auto& box) { return box->waits(); };
   if (cut_) return kCutLookMs;
   if (accept_from_us_ > now_us()) return static_cast<int>(kAcceptPauseUs / 1000);
-  const bool looks = !hellos_.empty() || !farewells_.empty() || std::any_of(controls_.begin(), controls_.end(), waits);
+  const bool looks = !hellos_.empty() || !farewells_.empty() ||
+                     std::any_of(controls_.begin(), controls_.end(), waits) ||
+                     std::any_of(clients_.begin(), clients_.end(), [](const Client& c) { return c.name_at_us != 0; });
   return looks ? kLookMs : -1;
 }
 
@@ -378,10 +382,22 @@ void Server::look_at_clients(const std::vector<pollfd>& fds) {
       }
       DP_LOG(kInfo, kServer, c.connection->peer().number, "pid=%u hung up", c.connection->peer().pid);
       c.here = false;
+      c.name_at_us = now_us() + kStragglerUs;
       c.connection->request_stop();
       close_peers(c);
       break;
     }
+  }
+}
+
+// Nobody waits for its thread, and no cut does; but what it has stays taken, and others on this GPU may wait for their turn.
+void Server::name_stragglers() {
+  for (Client& c : clients_) {
+    if (c.name_at_us == 0 || now_us() < c.name_at_us || c.connection->finished()) continue;
+    c.name_at_us = 0;
+    DP_LOG(kWarn, kServer, c.connection->peer().number,
+           "pid=%u has ended, and its work on GPU %u has not within %lu s: until it does, its memory stays taken",
+           c.connection->peer().pid, config_.gpu, static_cast<unsigned long>(kStragglerUs / 1'000'000));
   }
 }
 

@@ -95,10 +95,12 @@ class Server {
     int socket = -1;   // until the client has linked
     bool here = true;  // false: hung up; the connection is still giving things back
     std::unique_ptr<Connection> connection;
-    std::vector<int> peers;  // sockets of servers that were given its memory
+    std::vector<int> peers;   // sockets of servers that were given its memory
+    uint64_t name_at_us = 0;  // where it is not here: when its work is named that has not ended; 0: not any more
   };
 
   void accept_all();
+  void name_stragglers();
   void take_hellos();
   bool read_hello(Hello& hello);  // false: done with it, one way or the other
   void attach(int socket, const AttachRequest& request, uint32_t pid);

@@ -6,7 +6,7 @@
  *   cut held      a pool holds on to memory; on another GPU it gives that back
  *   cut fault     a sticky error stays, with its text
  *   cut lost      calls until one fails; says how long the failing call took
- *   cut busy      says "ready" with six seconds of kernel under way
+ *   cut busy [S]  says "ready" with S seconds of kernel under way, or six
  *   cut chain S   S seconds of dependent work on several streams and threads, checked to the last word */
 #include <time.h>
 
@@ -148,10 +148,10 @@ static int fault_case(CUmodule mod) {
   return pass("cut fault");
 }
 
-static int busy_case(CUmodule mod) {
+static int busy_case(CUmodule mod, int kernel_seconds) {
   CUstream s;
   CHECK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-  launch_slow(kernel(mod, "slow"), s, 6000000);
+  launch_slow(kernel(mod, "slow"), s, (uint32_t)kernel_seconds * 1000000);
   size_t free_bytes,
       total; /* an answer: the server has come to the launch, which a cut could otherwise leave in the ring */
   CHECK(cuMemGetInfo(&free_bytes, &total));
@@ -264,7 +264,7 @@ int main(int argc, char** argv) {
   if (!strcmp(argv[1], "state")) return state_case(mod);
   if (!strcmp(argv[1], "held")) return held_case();
   if (!strcmp(argv[1], "fault")) return fault_case(mod);
-  if (!strcmp(argv[1], "busy")) return busy_case(mod);
+  if (!strcmp(argv[1], "busy")) return busy_case(mod, argc > 2 ? seconds : 6);
   if (!strcmp(argv[1], "lost")) return lost_case();
   pthread_t threads[4];
   for (uintptr_t i = 0; i < 4; ++i) EXPECT(pthread_create(&threads[i], NULL, chain, (void*)(i + 1)) == 0);
