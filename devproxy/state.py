@@ -19,6 +19,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import time
 
 from devproxy import config, folders, proctree
@@ -30,6 +31,8 @@ COPY_AGAIN_S = 0.5
 # Of the library folder, what a job needs: everything but these.
 NOT_COPIED = (".pyi",)
 PYLIB = "pylib"
+# One of these is in each state folder that was used.
+OWN = frozenset({"builds", "criu", "headers", "logs", "plugins", "records", "store"})
 # Names under which a build keeps a file of the library folder. PyTorch looks for the text "libcudart.so" among its
 # process's mappings, and where it finds that, loads all of NVIDIA's libraries beside it by their paths (torch 2.13,
 # _load_global_deps); a mapping is listed by the file's own name.
@@ -70,8 +73,10 @@ def _make_ours(path: str) -> None:
             )
         if info.st_mode & 0o077:
             own = f"/proc/self/fd/{fd}"  # fchmod(2) refuses O_PATH
-            # Somebody's home, or /tmp, named by mistake: closed, it would be lost to all who use it.
-            if os.listdir(own):
+            # Somebody's home, or /tmp, named by mistake: closed, it would be lost to all who use it. Scripts that install
+            # something for devproxy may have made the folder as the umask said.
+            there = os.listdir(own)
+            if there and (info.st_mode & stat.S_IWOTH or OWN.isdisjoint(there)):
                 raise Refused(
                     f"the state folder {path} is open to other users, and something is in it",
                     f"set DEVPROXY_STATE_DIR to an empty folder; if all in it is devproxy's: chmod 700 {path}",

@@ -69,9 +69,12 @@ def test_an_own_state_folder_is_closed_to_others(others: Path) -> None:
 
 
 def test_an_open_folder_with_something_in_it_stays_as_it_is(others: Path) -> None:
-    """Say /tmp."""
+    """Somebody's home, or /tmp: that with what root's devproxy has put there."""
     os.chown(others / "state", 0, 0, follow_symlinks=False)
-    (others / "victim" / "theirs").write_text("")
-    with pytest.raises(Refused, match="state is open to other users, and something is in it"):
-        state.state_dir()
-    assert (others / "victim").stat().st_mode & 0o777 == 0o755
+    victim = others / "victim"
+    for mode, name in ((0o755, "theirs"), (0o1777, "logs")):
+        (victim / name).write_text("")
+        victim.chmod(mode)
+        with pytest.raises(Refused, match="state is open to other users, and something is in it"):
+            state.state_dir()
+        assert victim.stat().st_mode & 0o7777 == mode
