@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from devproxy import fault, state
+from devproxy import fault, folders, state
 from devproxy.checkpoint import criu, criu_image, image
 from devproxy.checkpoint.overlay import Overlay
 from devproxy.errors import DevproxyError
@@ -116,8 +116,13 @@ def no_ghosts(images_dir: str, job_dir: str) -> Iterator[None]:
 
     def lay() -> None:
         for path in paths:
-            with suppress(OSError):  # most are not there; of one that stays CRIU will say so
-                os.unlink(path)
+            # Most are not there; of one that stays CRIU will say so. Its folder may be one that another user has replaced.
+            with suppress(OSError, folders.Unsafe):
+                folder = folders.open_folder(os.path.dirname(path))
+                try:
+                    os.unlink(os.path.basename(path), dir_fd=folder)
+                finally:
+                    os.close(folder)
 
     with open(os.path.join(state.state_dir(), "ghosts.lock"), "wb") as file:
         for place in sorted(places):
@@ -142,9 +147,13 @@ def _make_mount_points(facts: dict[str, Any]) -> None:
         if os.path.lexists(path):
             continue
         try:
-            os.makedirs(path if is_folder else os.path.dirname(path), exist_ok=True)
-            if not is_folder:
-                os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            folder = folders.open_folder(path if is_folder else os.path.dirname(path), make=True)
+            try:
+                if not is_folder:
+                    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+                    os.close(os.open(os.path.basename(path), flags, 0o600, dir_fd=folder))
+            finally:
+                os.close(folder)
         except OSError as error:
             raise DevproxyError(
                 f"{path}, where a file system was mounted when the job started, cannot be made: {error.strerror}",
