@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from devproxy import machine
 from tests.integration.needs import require_nvcc
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -174,3 +175,19 @@ int main() {
     assert len(lines) == 1
     assert f"{program} has a statically linked CUDA runtime" in lines[0]
     assert "nvcc -cudart shared" in lines[0]
+
+
+def test_as_many_gpus_as_a_job_may_have(run_job: Run) -> None:
+    code = """
+import ctypes as c
+cuda, runtime = c.CDLL("libcuda.so.1"), c.CDLL("libcudart.so.13")
+n, context, memory = c.c_int(), c.c_void_p(), c.c_uint64()
+print(cuda.cuInit(0), cuda.cuDeviceGetCount(c.byref(n)), n.value)
+print(cuda.cuDevicePrimaryCtxRetain(c.byref(context), n.value - 1), cuda.cuCtxSetCurrent(context))
+print(cuda.cuMemAlloc_v2(c.byref(memory), 100), runtime.cudaSetDevice(n.value - 1))
+print(runtime.cudaGetDeviceCount(c.byref(n)), n.value)
+"""
+    options = ["--device", "soft", "--gpus", str(machine.MOST_GPUS)]
+    done = run_job(sys.executable, "-c", code, options=options)
+    most = machine.MOST_GPUS
+    assert done.stdout.splitlines() == [f"0 0 {most}", "0 0", "0 0", f"0 {most}"], done.stderr

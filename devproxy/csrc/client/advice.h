@@ -2,9 +2,12 @@
 // What the job has said of a managed allocation. Nothing moves for it; the job may ask what it said.
 #pragma once
 
+#include <bitset>
 #include <cstdint>
 #include <map>
 #include <mutex>
+
+#include "devproxy/csrc/client/thread_state.h"
 
 namespace devproxy::client {
 
@@ -17,8 +20,8 @@ struct Location {
 struct Advice {
   bool read_mostly = false;
   Location preferred, prefetched;
-  uint32_t accessed_by = 0;  // a bit for each device, and kCpuBit
-  static constexpr uint32_t kCpuBit = 1u << 31;
+  std::bitset<kMaxDevices + 1> accessed_by;  // a bit for each device, and kCpuBit
+  static constexpr int kCpuBit = kMaxDevices;
   bool operator==(const Advice&) const = default;
 };
 

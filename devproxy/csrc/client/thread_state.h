@@ -8,7 +8,7 @@
 
 namespace devproxy::client {
 
-inline constexpr int kMaxDevices = 16;
+inline constexpr int kMaxDevices = 64;  // devproxy/machine.py: MOST_GPUS
 inline constexpr int kContextStack = 32;
 inline constexpr uint16_t kNoSlot = 0xffff;
 inline constexpr uint16_t kSharedSlot = kReplySlots - 1;  // for threads beyond the table; taken under a lock

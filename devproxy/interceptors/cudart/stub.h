@@ -12,7 +12,7 @@
 
 namespace devproxy::sa::cudart {
 
-inline constexpr int kMaxDevices = 16;
+inline constexpr int kMaxDevices = 64;  // devproxy/machine.py: MOST_GPUS
 inline constexpr int kConfigurations = 8;
 
 struct ResultName {

@@ -139,15 +139,15 @@ CUresult cuMemAdvise_v2(CUdeviceptr devPtr, size_t count, CUmem_advise advice, C
       break;
     default: return CUDA_ERROR_INVALID_VALUE;
   }
-  const uint32_t by = where.type == CU_MEM_LOCATION_TYPE_DEVICE ? 1u << where.id : Advice::kCpuBit;
+  const auto by = static_cast<size_t>(where.type == CU_MEM_LOCATION_TYPE_DEVICE ? where.id : Advice::kCpuBit);
   pages.advice->change(pages.begin, pages.end, [&](Advice& a) {
     switch (advice) {
       case CU_MEM_ADVISE_SET_READ_MOSTLY: a.read_mostly = true; break;
       case CU_MEM_ADVISE_UNSET_READ_MOSTLY: a.read_mostly = false; break;
       case CU_MEM_ADVISE_SET_PREFERRED_LOCATION: a.preferred = where; break;
       case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: a.preferred = {}; break;
-      case CU_MEM_ADVISE_SET_ACCESSED_BY: a.accessed_by |= by; break;
-      case CU_MEM_ADVISE_UNSET_ACCESSED_BY: a.accessed_by &= ~by; break;
+      case CU_MEM_ADVISE_SET_ACCESSED_BY: a.accessed_by.set(by); break;
+      case CU_MEM_ADVISE_UNSET_ACCESSED_BY: a.accessed_by.reset(by); break;
     }
   });
   return CUDA_SUCCESS;
@@ -243,8 +243,8 @@ CUresult answer(const Advice& a, void* data, size_t data_bytes, CUmem_range_attr
     const size_t room = data_bytes / sizeof(int32_t);
     size_t n = 0;
     for (int i = 0; i < client::kMaxDevices && n < room; ++i)
-      if (a.accessed_by >> i & 1) out[n++] = i;
-    if (n < room && (a.accessed_by & Advice::kCpuBit)) out[n++] = CU_DEVICE_CPU;
+      if (a.accessed_by[static_cast<size_t>(i)]) out[n++] = i;
+    if (n < room && a.accessed_by[Advice::kCpuBit]) out[n++] = CU_DEVICE_CPU;
     while (n < room) out[n++] = CU_DEVICE_INVALID;
     return CUDA_SUCCESS;
   }
