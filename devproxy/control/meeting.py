@@ -26,10 +26,12 @@ from devproxy.control.messages import CHANNEL_OPTIONS
 from devproxy.control.quiet_grpc import grpc
 from devproxy.control.remote import RemoteTree
 from devproxy.errors import DevproxyError, Refused
+from devproxy.log import say
 from devproxy.node.stages import Report
 
 LOOK_S = 0.05
 AGAIN_S = 0.5  # between two tries to reach node 0
+NAME_S, NAME_AGAIN_S = 10.0, 60.0  # when the nodes that have not come are named
 GOODBYE_S = 2.0
 
 
@@ -88,6 +90,7 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
         node_lost: Callable[[str], None],
     ) -> None:
         self._own = own
+        self._meet = meet
         self._node_lost = node_lost
         self._welcome = welcome
         self._deliver = deliver
@@ -186,6 +189,7 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
     def wait(self, timeout_s: float, interrupted: Callable[[], None]) -> list[RemoteTree]:
         """All other nodes, in their order. Raises Refused, with the names of those that have not come."""
         end = time.monotonic() + timeout_s
+        name_at = time.monotonic() + NAME_S
         others = range(1, self._own.nodes)
         while True:
             interrupted()
@@ -195,10 +199,15 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
                 raise Refused(f"{lost.name} is gone", "see what it says; nothing was started")
             if len(here) == len(others):
                 return here
+            late = "node " + ", ".join(str(node) for node in others if node not in self._ready)
+            if time.monotonic() > name_at:
+                name_at += NAME_AGAIN_S
+                say(
+                    f"{late} of job {self._own.job} has not come to {self._meet} yet; see what it says there"
+                )
             if time.monotonic() > end:
-                late = ", ".join(str(node) for node in others if node not in self._ready)
                 raise Refused(
-                    f"node {late} of job {self._own.job} did not come within {timeout_s:g} s",
+                    f"{late} of job {self._own.job} did not come within {timeout_s:g} s",
                     "start it with the same --meet, or see what it says; nothing was started",
                 )
             time.sleep(LOOK_S)
