@@ -218,6 +218,14 @@ def put_tree(writer: Writer, part: TreePart, report: Callable[[int, int], None])
     }
 
 
+def put_share(writer: Writer, staging: str, number: int, of: int) -> None:
+    """Ahead of put_tree, where an image has several trees: of the device memory, this tree's share (Writer.put_share)."""
+    for name in sorted(os.listdir(staging)):
+        if name.endswith(".state.json"):
+            for dump, ranges in _device_dumps(os.path.join(staging, name)):
+                writer.put_share(os.path.join(staging, dump), ranges, number, of)
+
+
 def _device_dumps(state_file: str) -> list[tuple[str, list[tuple[int, int]]]]:
     """(file name, [(offset, bytes)]) of each client's device dump."""
     with open(state_file, encoding="utf-8") as file:

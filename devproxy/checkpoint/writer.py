@@ -127,6 +127,9 @@ class Writer:
         self._backend = shelf.backend
         self._mu = threading.Lock()  # the open pack, _new, counts
         self._new: dict[bytes, int] = {}  # chunks of this upload -> raw bytes
+        self._ahead: set[bytes] = (
+            set()
+        )  # of those, what put_share() has stored and nothing has used yet
         self._pack: _Pack | None = None
         self._pack_number = 0
         self._packs: list[str] = []
@@ -216,6 +219,34 @@ class Writer:
             for whole in hashes:  # none may look at the map after it is closed
                 whole.cancel() or whole.exception()
 
+    def put_share(
+        self,
+        path: str,
+        ranges: Iterable[tuple[int, int]],
+        number: int,
+        of: int,
+        *,
+        kind: Kind = "device",
+    ) -> None:
+        """Ahead of put_ranges: of what is not in the store yet, the chunks whose hash names part `number` of `of` parts.
+
+        Each part of an image does this with a writer of its own, and flushes; behind look_again() none of them stores what
+        another has stored, however many of them hold it. Raises StoreError and OSError.
+        """
+        window: deque[Future[list[Encoded]]] = deque()
+        with staged_file(path) as file:
+            pieces = (v for o, n in ranges for v in file.slices(o, n, CHUNK_BYTES[kind]) if len(v))
+            try:
+                for batch in batches(pieces):
+                    window.append(self._pool.submit(self._encode_share, batch, number, of))
+                    if len(window) >= _WINDOW:
+                        self._take_ahead(window.popleft().result(), kind)
+                while window:
+                    self._take_ahead(window.popleft().result(), kind)
+            finally:
+                for future in window:  # none may look at the map after it is closed
+                    future.cancel() or future.exception()
+
     def put_views(self, views: Iterable[memoryview], *, kind: Kind) -> list[ChunkRef]:
         """Chunks as the caller cut them (pages.py). The memory must stay as it is until this returns."""
         if self._done:
@@ -249,7 +280,32 @@ class Writer:
                 done.append(Encoded(hashed, len(view), codec, body))
         return done
 
+    def _encode_share(self, batch: list[memoryview], number: int, of: int) -> list[Encoded]:
+        done: list[Encoded] = []
+        for view in batch:
+            hashed = digest(view)
+            others = int.from_bytes(hashed[:8], "little") % of != number
+            if others or is_zero(view, hashed) or hashed in self._known or hashed in self._new:
+                continue
+            codec, body = compress(view)
+            done.append(Encoded(hashed, len(view), codec, body))
+        return done
+
     # ---- the caller's thread ----
+
+    def _take_ahead(self, chunks: list[Encoded], kind: Kind) -> None:
+        with self._mu:
+            for chunk in chunks:
+                if chunk.digest not in self._new:
+                    assert chunk.body is not None
+                    self._append_new(chunk, chunk.body)
+                    self._ahead.add(chunk.digest)
+                    self.counts[kind].stored += len(chunk.body)
+
+    def _append_new(self, chunk: Encoded, body: bytes | memoryview) -> None:
+        self._append(chunk.digest, chunk.raw_bytes, chunk.codec, body)
+        if where := self._doubted.get(chunk.digest):
+            self.renewed.add(where.pack)
 
     def _take(self, chunks: list[Encoded], kind: Kind, refs: list[ChunkRef]) -> None:
         with self._mu:
@@ -261,7 +317,10 @@ class Writer:
                     refs.append((ZERO, chunk.raw_bytes))
                     continue
                 refs.append((chunk.digest.hex(), chunk.raw_bytes))
-                if where := self._known.get(chunk.digest):
+                if chunk.digest in self._ahead:  # its first use
+                    self._ahead.discard(chunk.digest)
+                    count.new += chunk.raw_bytes
+                elif where := self._known.get(chunk.digest):
                     self._relied_on.add(where.pack)
                     count.deduplicated += chunk.raw_bytes
                 elif chunk.digest in self._new:
@@ -270,9 +329,7 @@ class Writer:
                     assert (
                         chunk.body is not None
                     )  # _new only grows, and grows before a pool thread can see it
-                    self._append(chunk.digest, chunk.raw_bytes, chunk.codec, chunk.body)
-                    if where := self._doubted.get(chunk.digest):
-                        self.renewed.add(where.pack)
+                    self._append_new(chunk, chunk.body)
                     count.new += chunk.raw_bytes
                     count.stored += len(chunk.body)
 

@@ -578,6 +578,10 @@ class JobCoordinator:
             about = f"image {writer.image_id} in store {spec.store}"
             with stages.at("upload", "storing", about):
                 fault.point("upload")
+                if (of := len(op.dumps)) > 1:
+                    all_of([partial(d.put_share, writer, n, of) for n, d in enumerate(op.dumps)])
+                    writer.flush()
+                    writer.look_again()
                 trees = all_of([partial(self._put, dump, writer, stages) for dump in op.dumps])
                 if len(trees) > 1:
                     writer.look_again()  # other hosts have put chunks

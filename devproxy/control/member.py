@@ -230,6 +230,8 @@ class Member:
 
     def _step(self, one: _Part, step: str, arguments: list[Any]) -> Any:
         target = one.object
+        if isinstance(target, TreeDump) and step == "put_share":
+            return self._put_share(one, target, *arguments)
         if isinstance(target, TreeDump) and step == "put":
             return self._put(one, target, *arguments)
         if isinstance(target, TreeDump) and step == "close":
@@ -245,10 +247,18 @@ class Member:
             self._runs_again()
         return asdict(result) if isinstance(result, Answer | Met | Still | Marked) else result
 
-    def _put(self, one: _Part, dump: TreeDump, image_id: str) -> dict[str, Any]:
+    def _put_share(self, one: _Part, dump: TreeDump, image_id: str, number: int, of: int) -> None:
         """By an upload of our own, which ends with the part: until then gc leaves its packs alone."""
         one.end_upload()  # of a try before
         one.writer = Store.open(self._tree.spec.store).writer(image_id)
+        dump.put_share(one.writer, number, of)
+        one.writer.flush()
+
+    def _put(self, one: _Part, dump: TreeDump, image_id: str) -> dict[str, Any]:
+        """Behind _put_share() of the same image, by all nodes."""
+        if one.writer is None or one.writer.image_id != image_id:
+            raise DevproxyError(f"no upload of image {image_id} has begun here")
+        one.writer.look_again()
 
         def report(done: int, total: int) -> None:
             one.report(Progress("upload", "storing", done, total))

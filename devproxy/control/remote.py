@@ -245,6 +245,9 @@ class RemoteDump(_Part):
     def write(self) -> None:
         self._do("write")
 
+    def put_share(self, writer: Writer, number: int, of: int) -> None:
+        self._do("put_share", writer.image_id, number, of)
+
     def put(self, writer: Writer, report: Callable[[int, int], None]) -> dict[str, Any]:
         def news(progress: Progress) -> None:
             report(progress.done_bytes, progress.total_bytes)

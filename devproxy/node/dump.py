@@ -311,6 +311,10 @@ class TreeDump:
 
     # -- into the store -----------------------------------------------------------------------------------------
 
+    def put_share(self, writer: Writer, number: int, of: int) -> None:
+        """Raises StoreError or OSError."""
+        image.put_share(writer, self._staging, number, of)
+
     def put(self, writer: Writer, report: Callable[[int, int], None]) -> dict[str, Any]:
         """The tree's entry in the manifest. Raises StoreError or OSError."""
         part = image.TreePart(

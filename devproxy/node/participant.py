@@ -73,6 +73,11 @@ class Dump(Protocol):
         """Everything is staged. The processes are frozen when it returns."""
         ...
 
+    def put_share(self, writer: Writer, number: int, of: int) -> None:
+        """Ahead of put(), where there are several: what all of them hold goes into the store once. The caller flushes `writer`,
+        and looks again, when all have done this."""
+        ...
+
     def put(self, writer: Writer, report: Callable[[int, int], None]) -> dict[str, Any]:
         """Into the store. Returns the tree's entry in the manifest."""
         ...

@@ -76,6 +76,49 @@ def test_megabytes_on_their_way(hosts: Hosts) -> None:
     assert hosts.steps("log0") == hosts.steps("log1") == list(range(1, STEPS + 1))
 
 
+# Of its GPU's memory 32 MiB are alike on both nodes, and 8 MiB are this node's own.
+ALIKE = """
+import ctypes, os, random, time
+cuda = ctypes.CDLL("libcuda.so.1")
+def check(result):
+    assert result == 0, result
+context, memory = ctypes.c_void_p(), ctypes.c_uint64()
+check(cuda.cuInit(0)); check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)); check(cuda.cuCtxSetCurrent(context))
+node = int(os.environ["DEVPROXY_NODE"])
+data = random.Random(0).randbytes(32 << 20) + random.Random(node + 1).randbytes(8 << 20)
+check(cuda.cuMemAlloc_v2(ctypes.byref(memory), len(data)))
+check(cuda.cuMemcpyHtoD_v2(memory, data, len(data)))
+back = ctypes.create_string_buffer(len(data))
+for step in range(1, 100000):
+    check(cuda.cuMemcpyDtoH_v2(back, memory, len(data)))
+    print("step", step, back.raw == data, flush=True)
+    time.sleep(0.2)
+"""
+
+
+def test_what_two_hosts_hold_alike_is_stored_once(hosts: Hosts) -> None:
+    """As replicas do. Of an image's device memory the store gets each block from one of the hosts that hold it."""
+    hosts.start(sys.executable, "-c", ALIKE)
+
+    def steps(node: int) -> list[str]:
+        lines = (hosts.home / f"log{node}").read_text().splitlines()
+        return [line for line in lines if line.startswith("step ")]
+
+    hosts.wait(lambda: steps(0) and steps(1), 60)
+    hosts.on(0, "checkpoint", "j")
+    listed = json.loads(hosts.on(0, "images", "--store", str(hosts.store), "--json").stdout)
+    (image,) = listed["images"]
+    count = image["sizes"]["per_kind"]["device"]
+    assert count["raw"] == 80 << 20
+    assert count["deduplicated"] == 32 << 20
+    assert count["new"] == 48 << 20
+    assert hosts.kill_everything()
+    before = [len(steps(node)) for node in (0, 1)]
+    hosts.came_back(hosts.bring_back((1, 0)))
+    hosts.wait(lambda: all(len(steps(n)) > before[n] for n in (0, 1)), 60)
+    assert all(line.endswith(" True") for node in (0, 1) for line in steps(node))
+
+
 def test_a_restore_that_is_given_up(hosts: Hosts) -> None:
     """One node waits for the other, and its user ends that by Ctrl-C: nothing is left of it, and both may begin anew."""
     hosts.start(*ACROSS)

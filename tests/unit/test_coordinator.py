@@ -90,6 +90,9 @@ class FakePart:
     def lift(self) -> None:
         pass
 
+    def put_share(self, writer: Writer, number: int, of: int) -> None:
+        assert number == self._tree.number and of > 1
+
     def put(self, writer: Writer, report: Callable[[int, int], None]) -> dict[str, Any]:
         self._tree.note("put")
         chunks = writer.put_bytes(self._tree.text + b"%d" % self._tree.number, kind="host")
