@@ -409,10 +409,16 @@ def _compile_inner(plain: Callable[..., Any], say: Callable[[str], None]) -> Cal
             made.current_callable = plan.around(made.current_callable)
         except Exception as error:
             # The forward graph was compiled already. Random numbers are drawn anew from the forward's seeds there, which only
-            # Inductor's code can.
+            # Inductor's code does.
             drawn = any("inductor_random" in str(node.target) for node in gm.graph.nodes)
-            if not named.get("is_backward") or drawn:
+            if not named.get("is_backward"):
                 raise
+            if drawn:
+                raise RuntimeError(
+                    f"{_runs_eager('a backward graph', error, 'cannot run')}; the forward graph ran, and its random numbers "
+                    "cannot be drawn again otherwise. Set torch._inductor.config.fallback_random = True, or compile with "
+                    "backend='eager'"
+                ) from error
             say(_runs_eager("a backward graph", error))
             from torch._functorch._aot_autograd.utils import make_boxed_func
 
@@ -424,13 +430,11 @@ def _compile_inner(plain: Callable[..., Any], say: Callable[[str], None]) -> Cal
     return compile_inner
 
 
-def _runs_eager(what: str, error: Exception) -> str:
+def _runs_eager(what: str, error: Exception, runs: str = "runs eager") -> str:
     reason = str(error).strip().split("\n")[0] or type(error).__name__
     if not isinstance(error, NotTaken):
         reason = f"Inductor's CPU backend failed: {reason}"
-    return (
-        f"torch.compile: {what} of the software GPU runs eager, as with backend='eager': {reason}"
-    )
+    return f"torch.compile: {what} of the software GPU {runs}: {reason}"
 
 
 def complete(module: Any, say: Callable[[str], None]) -> None:
