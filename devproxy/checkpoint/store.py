@@ -18,7 +18,7 @@ from devproxy.checkpoint import manifest as manifests
 from devproxy.checkpoint import packs
 from devproxy.checkpoint import writer as writers
 from devproxy.checkpoint.backend import named, open_backend
-from devproxy.checkpoint.chunker import ZERO
+from devproxy.checkpoint.chunker import KINDS, ZERO
 from devproxy.checkpoint.errors import (
     ChunkError,
     DamagedChunk,
@@ -32,6 +32,8 @@ from devproxy.checkpoint.markers import ABANDONED_S, UPLOADS, Marker
 from devproxy.checkpoint.reader import Reader, digest_of
 from devproxy.checkpoint.verify import Verifier
 from devproxy.log import say
+
+SAID_BYTES = 1 << 30  # to read so many takes seconds
 
 
 class Store(Reader):
@@ -100,14 +102,14 @@ class Store(Reader):
     def older_whole(self, image_id: str, say: Callable[[str], None] = lambda _: None) -> str | None:
         """The newest whole image of the same job that is older: what to offer when this one is damaged.
 
-        Images of a job share most of their packs, so each one is read before it is named. That may take long: say gets a
-        line about each.
+        Images of a job share most of their packs, so each one is read before it is named. say gets a line about each that
+        takes long.
         """
         images = self.images()
         at = next((n for n, image in enumerate(images) if image.id == image_id), None)
         this = images[at] if at is not None and images[at].job_id else None
         older = [
-            image.id
+            image
             for image in (images[:at] if this else images)
             if image.whole
             and image.id != image_id
@@ -115,9 +117,10 @@ class Store(Reader):
         ]
         verifier = Verifier(self)
         for other in reversed(older):
-            say(f"reading image {other}, which is older: is it whole?")
-            if verifier.verdict(other).image.whole:
-                return other
+            if sum(other.sizes.get(kind, 0) for kind in KINDS) >= SAID_BYTES:
+                say(f"reading image {other.id}, which is older: is it whole?")
+            if verifier.verdict(other.id).image.whole:
+                return other.id
         return None
 
     def remove_image(self, image_id: str) -> None:

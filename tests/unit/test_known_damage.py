@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from devproxy.checkpoint import store as stores
 from devproxy.checkpoint.chunker import KIB, digest
 from devproxy.checkpoint.errors import DamagedChunk
 from devproxy.checkpoint.store import Store
@@ -57,8 +58,11 @@ def test_an_image_with_the_same_damage_is_not_offered(store: Store, root: Path) 
     )
 
 
-def test_what_is_offered_was_read(store: Store, root: Path) -> None:
+def test_what_is_offered_was_read(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The image between has damage of its own, which nobody has met."""
+    monkeypatch.setattr(stores, "SAID_BYTES", 1)  # as if reading them took long
     [_, middle, new] = images(root, store, (1,), (1, 2), (1, 3))
     rot(middle)
     rot(new)
