@@ -42,6 +42,7 @@ fault.register("refuse_early", "nothing has stopped yet")
 fault.register("cut", "before the servers are told to stop")
 fault.register("quiesced", "servers and relays have stopped")
 fault.register("device", "before device memory is copied, beside CRIU")
+fault.register("freeze", "CRIU is about to freeze the tree; the freeze's limit has begun")
 fault.register("frozen", "CRIU has written its images, the tree is frozen")
 fault.register("thaw", "the tree runs again, servers and relays do not")
 fault.register("suspend_leave", "the image is whole, the tree has ended, the servers have not")
@@ -441,6 +442,7 @@ class _Criu:
         self._timer = threading.Timer(self._limit_s, self._too_long)
         self._timer.daemon = True
         self._timer.start()
+        fault.point("freeze")
 
     def limit_ends(self) -> None:
         if self._timer:

@@ -65,6 +65,7 @@ POINTS: dict[str, Point] = {
     "cut": Point(IMAGE, "cut", GPU),
     "quiesced": Point(IMAGE, "cut", GPU),
     "device": Point(IMAGE, "device", GPU),
+    "freeze": Point(IMAGE, "device|host", "^the processes of job j$"),
     "frozen": Point(IMAGE, "host", "^the processes of job j$"),
     "thaw": Point((CHECKPOINT,), "thaw", GPU),
     "upload": Point(IMAGE, "upload", STORED),
@@ -148,7 +149,7 @@ CASES = [
 
 # Each point's kill, in one of the verbs that pass it.
 _KILLS: dict[str, set[str]] = {
-    CHECKPOINT: {"refuse_early", "cut", "device", "frozen", "thaw", "upload", "before_commit", "prune",
+    CHECKPOINT: {"refuse_early", "cut", "device", "freeze", "frozen", "thaw", "upload", "before_commit", "prune",
                  "files_snapshot", "store_pack_write", "store_index_write", "store_after_manifest", "store_prune",
                  "server_cut_parked", "server_dump_mid", "server_shared_mid", "server_resume"},
     SUSPEND: {"quiesced", "after_commit", "suspend_leave", "store_manifest_write", "server_dump_start"},
@@ -159,7 +160,7 @@ _KILLS: dict[str, set[str]] = {
 }  # fmt: skip
 # Errors: of points whose error the same lines handle, one; in each verb those that only it handles.
 _ERRORS: dict[str, set[str]] = {
-    CHECKPOINT: {"refuse_early", "cut", "thaw", "after_commit", "store_pack_write",
+    CHECKPOINT: {"refuse_early", "cut", "freeze", "thaw", "after_commit", "store_pack_write",
                  "store_after_manifest", "files_snapshot", "store_prune", "server_cut_parked",
                  "server_shared_mid", "server_resume"},
     SUSPEND: {"agree", "quiesced", "frozen", "before_commit", "store_after_manifest", "suspend_leave", "server_dump_mid"},
