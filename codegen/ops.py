@@ -465,7 +465,7 @@ OPS: dict[str, Op] = {
         stream="stream",
         communicates=True,
     ),
-    # state: CommState; bulk out: the text behind it
+    # state: CommState; bulk out: the text behind it, of kOk for whom an operation waits (hal/comm.h)
     "COMM_STATE": Op(
         0x0805, SYNC, {"comm": "comm"}, {"state": "u32", "pad": "u32"}, bulk="out", server_sa="comm"
     ),

@@ -45,6 +45,7 @@ class SpaceComms {
   virtual void abort_comm(const CommRef& comm) = 0;
   // Any thread: have all members come?
   virtual bool comm_complete(const CommRef& comm) = 0;
+  // why: of kOk for whom its operation has been waiting for a while, in words that follow 'waits for'; or empty.
   virtual CommState comm_state(const CommRef& comm, std::string* why) = 0;
   // The job is done with it: its members need not wait for this one any more.
   virtual void destroy_comm(const CommRef& comm) = 0;

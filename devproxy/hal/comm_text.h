@@ -17,8 +17,18 @@ inline bool match(const CommOp& a, const CommOp& b) {
 inline std::string text_of(const CommOp& op) {
   constexpr const char* kNames[kCommKinds] = {"AllReduce", "Broadcast", "Reduce",  "AllGather", "ReduceScatter",
                                               "AllToAll",  "Gather",    "Scatter", "Send",      "Recv"};
-  return std::string(op.kind < kCommKinds ? kNames[op.kind] : "?") + "(count " + std::to_string(op.count) + ", type " +
-         std::to_string(op.type) + ", op " + std::to_string(op.reduction) + ", root " + std::to_string(op.peer) + ")";
+  constexpr const char* kTypes[kCommTypes] = {"int8",    "uint8",   "int32",   "uint32",   "int64",      "uint64",
+                                              "float16", "float32", "float64", "bfloat16", "float8e4m3", "float8e5m2"};
+  constexpr const char* kReductions[kCommReductions] = {"sum", "prod", "max", "min", "avg", "premulsum"};
+  const CommKind kind = op.kind_of();
+  const bool reduces = kind == CommKind::kAllReduce || kind == CommKind::kReduce || kind == CommKind::kReduceScatter;
+  const bool has_root = kind == CommKind::kBroadcast || kind == CommKind::kReduce || kind == CommKind::kGather ||
+                        kind == CommKind::kScatter;
+  std::string text = op.kind < kCommKinds ? kNames[op.kind] : "?";
+  text += "(" + std::to_string(op.count) + " x " + (op.type < kCommTypes ? kTypes[op.type] : "?");
+  if (reduces) text += std::string(", ") + (op.reduction < kCommReductions ? kReductions[op.reduction] : "?");
+  if (has_root) text += ", root " + std::to_string(op.peer);
+  return text + ")";
 }
 
 inline std::string text_of_pair(uint32_t from, uint64_t sent, uint32_t to, uint64_t wanted) {

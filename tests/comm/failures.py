@@ -194,7 +194,7 @@ def disagreement(own: Callable[[Comm, Buffer], None], word: str) -> Scenario:
             own(comm, data)
         else:
             all_reduce(comm, data, 100)
-        fails(comm, nccl.INVALID_USAGE, "rank 1", word, "count 100,")
+        fails(comm, nccl.INVALID_USAGE, "rank 1", word, "(100 x float32")
         together(folder, rank, range(ranks))
         abort(comm)
 
@@ -206,10 +206,10 @@ def other_call(name: str, *arguments: object) -> Callable[[Comm, Buffer], None]:
 
 
 SCENARIOS |= {
-    "other_count": disagreement(other_call("ncclAllReduce", SIZE(99), FLOAT32, SUM), "count 99,"),
-    "other_large_count": disagreement(other_call("ncclAllReduce", SIZE(90_000), FLOAT32, SUM), "count 90000,"),
-    "other_type": disagreement(other_call("ncclAllReduce", SIZE(100), INT32, SUM), "type 2"),
-    "other_op": disagreement(other_call("ncclAllReduce", SIZE(100), FLOAT32, nccl.MAX), "op 2"),
+    "other_count": disagreement(other_call("ncclAllReduce", SIZE(99), FLOAT32, SUM), "(99 x float32"),
+    "other_large_count": disagreement(other_call("ncclAllReduce", SIZE(90_000), FLOAT32, SUM), "(90000 x float32"),
+    "other_type": disagreement(other_call("ncclAllReduce", SIZE(100), INT32, SUM), "x int32"),
+    "other_op": disagreement(other_call("ncclAllReduce", SIZE(100), FLOAT32, nccl.MAX), "float32, max"),
     "other_kind": disagreement(other_call("ncclBroadcast", SIZE(100), FLOAT32, 0), "Broadcast"),
 }  # fmt: skip
 

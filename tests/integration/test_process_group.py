@@ -72,17 +72,38 @@ def test_a_group_shrinks_over_a_death(run_ranks: RunJob, job_env: dict[str, str]
     assert sorted(re.findall(r"ok shrinking_over_a_death rank (\d)", done.stdout)) == ["0", "1"]
 
 
-def test_a_rank_that_does_not_come_ends_the_others_in_words(run_ranks: RunJob) -> None:
-    done = run_ranks(2, PROGRAM, "hang")
+@pytest.mark.parametrize(
+    "program, operation, whom",
+    [
+        ("hang", "ALLREDUCE", "submit what rank 0 has: AllReduce(3 x float32, sum)"),
+        ("hang_in_a_receive", "RECV", "send what rank 0 receives: Recv(5 x float32)"),
+    ],
+)
+def test_a_rank_that_does_not_come_ends_the_others_in_words(
+    run_ranks: RunJob, program: str, operation: str, whom: str
+) -> None:
+    done = run_ranks(2, PROGRAM, program)
     assert done.returncode != 0
     for part in (
         "rank 0 of 2",
         "collective operation timeout",
-        "ALLREDUCE",
-        "3 elements in",
+        operation,
+        f"It waits for rank 1 on GPU 1 to {whom}",
         "SIGABRT",
     ):
         assert part in done.stdout + done.stderr, said(done)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_rank_that_does_not_join_is_named(
+    run_ranks: RunJob, job_env: dict[str, str], blocking: bool
+) -> None:
+    """A blocking making waits as NCCL's does, and says for whom; one that does not block ends at the group's time-out."""
+    job_env["TORCH_NCCL_USE_COMM_NONBLOCKING"] = "0" if blocking else "1"
+    done = run_ranks(2, PROGRAM, "hang_in_a_new_group")
+    assert done.returncode != 0
+    words = "rank 0 of a communicator of 2 waits for" if blocking else "It waits for"
+    assert f"{words} rank 1 to join the communicator" in done.stderr, said(done)
 
 
 def test_a_rank_that_was_killed_ends_the_others_by_its_name(run_ranks: RunJob) -> None:

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communicators: how they are made and end. How one comes from another: client_derive.cc.
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 
+#include "devproxy/csrc/base/clock.h"
 #include "devproxy/interceptors/nccl/comm.h"
 
 // The driver's functions that this library calls as any program does.
@@ -35,6 +39,8 @@ struct ConfigHead {
   int blocking;
 };
 constexpr unsigned kConfigMagic = 0xcafebeef;
+
+constexpr uint64_t kSayAfterUs = 15'000'000;  // that a communicator's members do not come
 
 constexpr int kSuspendMemory = 1;  // nccl.h, NCCL_SUSPEND_MEM
 // nccl.h, ncclCommMemStat_t: bytes that a suspension frees, whether it is suspended, bytes that stay, and their sum.
@@ -166,6 +172,25 @@ ncclResult_t start(ncclComm* comm) {
   return comm->result = fail_core(rc, "asking the server for a communicator");
 }
 
+// Not in one wait of the core's: torch's watchdog does not look at a communicator that is being made, so nobody else says
+// which rank does not come.
+static int32_t await(ncclComm* comm, uint64_t stream) {
+  constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY
+  constexpr unsigned kMostUs = 2'000;
+  const uint64_t begin = now_us();
+  bool said = false;
+  for (unsigned us = 20;; us = std::min(2 * us, kMostUs)) {
+    if (const int32_t rc = core()->query_stream(comm->device, stream); rc != kNotReady) return rc;
+    usleep(us);
+    if (said || now_us() - begin < kSayAfterUs) continue;
+    said = true;
+    char whom[512];
+    devproxy_comm_waits(comm, whom, sizeof whom);
+    if (*whom)
+      fprintf(stderr, "devproxy: rank %u of a communicator of %u waits for %s\n", comm->rank, comm->ranks, whom);
+  }
+}
+
 ncclResult_t await_members(ncclComm* comm) {
   uint64_t stream = 0;
   {
@@ -174,7 +199,7 @@ ncclResult_t await_members(ncclComm* comm) {
     if (comm->state != ncclComm::State::kStarting) return ended(comm, "waiting for the members");
     stream = comm->init_stream;
   }
-  const int32_t rc = core()->wait_stream(comm->device, stream);
+  const int32_t rc = await(comm, stream);
   const std::lock_guard lock(comm->mu);
   if (comm->state == ncclComm::State::kReady) return kSuccess;  // another thread has settled it
   if (comm->state != ncclComm::State::kStarting) return ended(comm, "waiting for the members");
@@ -430,3 +455,16 @@ ncclResult_t ncclWinGetUserPtr(ncclComm_t given, ncclWindow_t win, void** out) {
 }
 
 }  // namespace devproxy::sa::nccl
+
+void devproxy_comm_waits(ncclComm_t given, char* text, size_t bytes) {
+  if (bytes == 0) return;
+  *text = 0;
+  namespace nccl = devproxy::sa::nccl;
+  ncclResult_t rc = nccl::kSuccess;
+  ncclComm* const comm = nccl::comm_of(given, "devproxy_comm_waits", &rc);
+  if (!comm) return;
+  const std::lock_guard lock(comm->mu);
+  if (comm->state != ncclComm::State::kStarting && comm->state != ncclComm::State::kReady) return;
+  uint32_t state = 0;
+  if (nccl::core()->comm_state(comm->device, comm->handle, &state, text, bytes) != 0 || state != 0) *text = 0;
+}

@@ -15,6 +15,10 @@
 #include "devproxy/csrc/core/core.h"
 #include "nccl_decl.gen.h"
 
+// For whom the communicator's operation has been waiting for a while, in words that follow 'waits for'; empty: for nobody,
+// or it is not known. text: at most `bytes` of them, with a NUL. No function of NCCL's says this.
+extern "C" __attribute__((visibility("default"))) void devproxy_comm_waits(ncclComm_t comm, char* text, size_t bytes);
+
 namespace devproxy::sa::nccl {
 
 // nccl.h, ncclResult_t.

@@ -583,6 +583,30 @@ def hang() -> None:
 
 
 @subject
+def hang_in_a_receive() -> None:
+    """The last rank sends nothing more: the watchdog ends the one that waits for it."""
+    one = torch.ones(1, device="cuda")
+    dist.send(one, dst=0) if RANK == WORLD - 1 else dist.recv(one, src=WORLD - 1)
+    torch.cuda.synchronize()
+    if RANK != WORLD - 1:
+        dist.recv(torch.ones(5, device="cuda"), src=WORLD - 1)
+        torch.cuda.synchronize()
+    time.sleep(60)
+
+
+@subject
+def hang_in_a_new_group() -> None:
+    """The last rank has no operation in a group, and ends: the others wait for it, as they make the communicator."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    if RANK != WORLD - 1:
+        dist.all_reduce(torch.ones(3, device="cuda"), group=group)
+        torch.cuda.synchronize()
+    else:
+        time.sleep(20)
+        sys.exit(1)
+
+
+@subject
 def gone() -> None:
     """The last rank is killed, and torchrun, which watches its parent, does not notice: the watchdog ends the others."""
     if RANK == WORLD - 1:
@@ -592,7 +616,16 @@ def gone() -> None:
 
 
 # Each needs a job of its own.
-APART = ("splitting", "shrinking", "shrinking_over_a_death", "blocking_wait", "hang", "gone")
+APART = (
+    "splitting",
+    "shrinking",
+    "shrinking_over_a_death",
+    "blocking_wait",
+    "hang",
+    "hang_in_a_receive",
+    "hang_in_a_new_group",
+    "gone",
+)
 DEATHS = {"gone", "shrinking_over_a_death"}
 
 
@@ -612,7 +645,7 @@ def main() -> None:
     if DEATHS & set(names):
         dist.all_reduce(torch.ones(1, device="cuda"))
         torch.cuda.synchronize()
-    if "hang" in names or "blocking_wait" in names:
+    if "blocking_wait" in names or any(name.startswith("hang") for name in names):
         dist.all_reduce(torch.ones(1, device="cuda"))
         torch.cuda.synchronize()
         dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=2))

@@ -72,6 +72,7 @@ struct alignas(64) BoardCell {
   uint64_t device_base = 0, device_bytes = 0;
   CommOp op;
   uint32_t tree = 0;
+  std::atomic<uint32_t> submitted;  // operations that a member of this tree has posted, modulo 2^32: for messages only
   // Of members of other trees; the receivers write them.
   std::atomic<CellState> state;
   std::atomic<uint64_t> server;          // that told of it last

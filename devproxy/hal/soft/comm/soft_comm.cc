@@ -22,6 +22,7 @@ constexpr uint64_t kLookUs = 50'000;        // how often a waiter looks whether 
 constexpr uint64_t kManyBoardsUs = 200;     // a group over several boards sleeps at one of them at most so long
 constexpr uint64_t kSmallBytes = 64 << 10;  // of all contributions: one member does it for all
 constexpr int kSpins = 200;
+constexpr size_t kNamedRanks = 4;          // in a message
 constexpr uint64_t kWithheldUs = 1'000;    // how often a lane looks whether it may go on
 constexpr uint64_t kReachUs = 30'000'000;  // how long another tree may be out of reach
 constexpr uint64_t kMoveUs = 60'000'000;   // how long a server of another tree may take to be replaced
@@ -79,7 +80,7 @@ void SoftComm::leave_place() {
 
 CommState SoftComm::state(std::string* why) const {
   std::lock_guard lock(mu_);
-  *why = why_;
+  *why = state_ == CommState::kOk ? waits_ : why_;
   return state_;
 }
 
@@ -88,6 +89,11 @@ void SoftComm::fail(CommState state, std::string why) {
   if (state_ != CommState::kOk) return;  // the first cause
   state_ = state;
   why_ = "rank " + std::to_string(config_.rank) + " of " + std::to_string(config_.ranks) + ": " + std::move(why);
+}
+
+void SoftComm::note_wait(std::string whom) {
+  std::lock_guard lock(mu_);
+  waits_ = std::move(whom);
 }
 
 bool SoftComm::join() {
@@ -146,7 +152,7 @@ const PeerMemory* SoftComm::peer(uint32_t rank) {
   return peers_[rank].get();
 }
 
-std::string SoftComm::name_of(uint32_t rank) {
+std::string SoftComm::name_of(uint32_t rank) const {
   const BoardCell& cell = board_->cell(rank);
   return "rank " + std::to_string(rank) + " on GPU " + std::to_string(cell.gpu) + in_tree(cell.tree, place_.tree);
 }
@@ -297,6 +303,8 @@ class CommGroup::Lane {
   void watch(const std::atomic<bool>& ended) {
     stop_ = [this, &ended] { return comm_.aborted() || ended.load(std::memory_order_acquire); };
   }
+  // The operation under way, modulo 2^32. Precondition: this member has posted it.
+  uint32_t number() const { return static_cast<uint32_t>(target_ / comm_.config().ranks); }
   bool waits_for_link() const { return place_ == Place::kTell || !outbox_.empty(); }
   // The space ends: nobody waits for a turn any more.
   void give_up() {
@@ -330,6 +338,7 @@ class CommGroup::Lane {
   void end() {
     leave();
     place_ = Place::kOver;
+    forget_wait();
     comm_.end_turn();
   }
   // It cannot go on: an operation waits for the abort. A making that has failed ends, and its caller reads the state.
@@ -342,6 +351,11 @@ class CommGroup::Lane {
   bool enter() { return inside_ = inside_ || comm_.hold().enter(); }
   void leave() {
     if (std::exchange(inside_, false)) comm_.hold().leave();
+  }
+  // For whom it waits (SoftComm::note_wait).
+  std::string waits_for() const;
+  void forget_wait() {
+    if (std::exchange(noted_wait_, false)) comm_.note_wait({});
   }
   void send_data();
   bool post();
@@ -368,7 +382,8 @@ class CommGroup::Lane {
   std::deque<CommOp> all_;
   std::map<std::pair<bool, uint32_t>, std::deque<PairOp>> pairs_;  // by (send, other rank)
   uint64_t target_ = 0;                                            // of both counts, for the operation under way
-  bool last_ = false;                                              // this member posted last
+  bool noted_wait_ = false;
+  bool last_ = false;  // this member posted last
   std::vector<Result> results_;
   std::deque<Parcel> outbox_;
   uint64_t late_since_ = 0;  // when another tree was out of reach first
@@ -422,6 +437,7 @@ bool CommGroup::Lane::go_on() {
     case Place::kOver: return false;
   }
   note_result();
+  forget_wait();
   all_.pop_front();
   place_ = Place::kAll;
   return true;
@@ -449,6 +465,7 @@ bool CommGroup::Lane::post() {
   const uint64_t before = head.posted.fetch_add(1, std::memory_order_acq_rel);
   leave();
   target_ = (before / n + 1) * n;
+  comm_.board().cell(comm_.config().rank).submitted.store(number(), std::memory_order_relaxed);
   last_ = before + 1 == target_;
   place_ = Place::kPosted;
   if (last_) comm_.spread() ? comm_.board().ring() : static_cast<void>(try_start());
@@ -759,15 +776,54 @@ void CommGroup::Lane::look() {
   if (place_ == Place::kTurn || place_ == Place::kStuck || place_ == Place::kOver) return;
   bool well = comm_.look_at_head();
   const bool in_operation = place_ == Place::kPosted || place_ == Place::kShared;
-  const auto number = static_cast<uint32_t>(in_operation ? target_ / comm_.config().ranks : 0);
   if (place_ == Place::kPairs) {
     for (const auto& [key, ops] : pairs_)
       if (!ops.empty()) well = well && comm_.look_at(key.second, 0);
   } else {
-    for (uint32_t r = 0; r < comm_.config().ranks; r++) well = well && comm_.look_at(r, number);
+    for (uint32_t r = 0; r < comm_.config().ranks; r++) well = well && comm_.look_at(r, in_operation ? number() : 0);
   }
   // The count may have been completed by the one that has gone.
-  if (!well && !go_on()) stuck();
+  if (!well) return go_on() ? void() : stuck();
+  std::string whom = waits_for();
+  if (whom.empty()) return forget_wait();
+  noted_wait_ = true;
+  comm_.note_wait(std::move(whom));
+}
+
+std::string CommGroup::Lane::waits_for() const {
+  const uint32_t n = comm_.config().ranks;
+  std::vector<uint32_t> ranks;
+  const auto say = [&](const std::string& to_do_what) {
+    std::string text;
+    for (size_t i = 0; i < std::min(ranks.size(), kNamedRanks); i++)
+      text +=
+          (i ? ", " : "") + (comm_.has_joined(ranks[i]) ? comm_.name_of(ranks[i]) : "rank " + std::to_string(ranks[i]));
+    if (ranks.size() > kNamedRanks) text += " and " + std::to_string(ranks.size() - kNamedRanks) + " more";
+    return text + to_do_what;
+  };
+  for (uint32_t r = 0; r < n; r++)
+    if (!comm_.has_joined(r)) ranks.push_back(r);
+  if (!ranks.empty()) return say(" to join the communicator");
+  if (place_ == Place::kPosted) {
+    for (uint32_t r = 0; r < n; r++) {
+      const BoardCell& cell = comm_.board().cell(r);
+      const auto& posted = comm_.is_local(r) ? cell.submitted : cell.told;
+      if (posted.load(std::memory_order_acquire) != number()) ranks.push_back(r);
+    }
+    return ranks.empty()
+               ? ""
+               : say(" to submit what rank " + std::to_string(comm_.config().rank) + " has: " + text_of(all_.front()));
+  }
+  if (place_ != Place::kPairs) return {};
+  std::string text;
+  for (const auto& [key, ops] : pairs_) {
+    if (ops.empty()) continue;
+    ranks = {key.second};
+    if (!text.empty()) text += ", and ";
+    text += say(key.first ? " to receive what rank " : " to send what rank ") + std::to_string(comm_.config().rank) +
+            (key.first ? " sends" : " receives") + ": " + text_of(ops.front().op);
+  }
+  return text;
 }
 
 // As it is with each of the places: nothing but the hold's end makes it go on.
@@ -801,12 +857,14 @@ bool CommGroup::Lane::stands() const {
 
 void CommGroup::Lane::take_back(std::vector<CommCall>* calls) {
   if (place_ == Place::kOver) return;
+  forget_wait();
   if (init_) return calls->push_back({ref_, {}});
   if (place_ == Place::kPosted) {
     std::atomic<uint64_t>& posted = comm_.board().head().posted;
     uint64_t count = posted.load(std::memory_order_acquire);
     while (count < target_ && !posted.compare_exchange_weak(count, count - 1, std::memory_order_acq_rel)) {}
     if (count < target_) {
+      comm_.board().cell(comm_.config().rank).submitted.store(number() - 1, std::memory_order_relaxed);
       place_ = Place::kAll;
       if (const Spread* const spread = comm_.spread())
         for (const auto& [tree, ranks] : spread->others) tell_back(tree, comm_.frame(FrameKind::kUnpost));

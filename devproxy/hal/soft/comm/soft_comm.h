@@ -129,11 +129,14 @@ class SoftComm final : public Comm {
   const Spread* spread() const { return spread_ ? &*spread_ : nullptr; }
   Frame frame(FrameKind kind) const;
   void fail(CommState state, std::string why);
+  // For whom the operation whose turn it is waits, in words that follow 'waits for'; empty: for nobody. state() says it
+  // while the communicator is well.
+  void note_wait(std::string whom);
+  std::string name_of(uint32_t rank) const;
 
  private:
   void leave(Board& board) const;
   void leave_place();
-  std::string name_of(uint32_t rank);
   void report_gone(uint32_t rank, const std::string& why);
 
   const CommConfig config_;
@@ -160,7 +163,7 @@ class SoftComm final : public Comm {
 
   mutable std::mutex mu_;
   CommState state_ = CommState::kOk;
-  std::string why_;
+  std::string why_, waits_;
 };
 
 // Operations that were submitted together.

@@ -95,13 +95,23 @@ std::string Comm::failure() {
   return text;
 }
 
+std::string Comm::waits() {
+  std::lock_guard lock(mu_);
+  const nccl::ncclComm_t handle = handle_.load();
+  if (handle == nullptr) return "";
+  char whom[512];
+  api().devproxy_comm_waits(handle, whom, sizeof whom);
+  return *whom != '\0' ? std::string("It waits for ") + whom : "";
+}
+
 void Comm::finish(nccl::ncclResult_t result, const char* what, std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   while (result == nccl::ncclInProgress) {
     if (std::chrono::steady_clock::now() > deadline) {
+      const std::string whom = waits();
       abort(std::string(what) + " timed out");
       TORCH_CHECK_WITH(DistBackendError, false, what, " is still in progress after ", timeout.count(),
-                       " ms; the communicator is aborted");
+                       " ms; the communicator is aborted", whom.empty() ? "" : ". ", whom);
     }
     std::this_thread::sleep_for(kProgressPoll);
     result = state();

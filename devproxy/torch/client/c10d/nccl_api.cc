@@ -32,6 +32,8 @@ const LoadedNccl& loaded_nccl() {
     l->table.ncclGetErrorString =
         reinterpret_cast<decltype(l->table.ncclGetErrorString)>(resolve("ncclGetErrorString"));
     l->table.ncclGetLastError = reinterpret_cast<decltype(l->table.ncclGetLastError)>(resolve("ncclGetLastError"));
+    l->table.devproxy_comm_waits =
+        reinterpret_cast<decltype(l->table.devproxy_comm_waits)>(resolve("devproxy_comm_waits"));
     return l;
   }();
   return *loaded;

@@ -171,8 +171,10 @@ std::string Watchdog::look(milliseconds since_last, bool* timed_out) {
     f->age += since_last;
     if (f->age <= f->timeout || !why.empty()) continue;
     *timed_out = true;
-    why = "collective operation timeout: " + f->text() + ", ran for " + std::to_string(f->age.count()) +
-          " ms. Another rank did not take part in it, or is slow; compare the last operation of each rank";
+    const std::string whom = f->comm->waits();
+    why = "collective operation timeout: " + f->text() + ", ran for " + std::to_string(f->age.count()) + " ms. " +
+          (whom.empty() ? "Another rank did not take part in it, or is slow; compare the last operation of each rank"
+                        : whom);
   }
   for (const auto& f : done) f->release_memory();
   std::lock_guard lock(mu_);
