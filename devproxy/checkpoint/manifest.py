@@ -23,6 +23,7 @@ from typing import Any
 
 from devproxy.checkpoint.chunker import ChunkRef, digest
 from devproxy.checkpoint.errors import (
+    ImageError,
     TruncatedManifest,
     UnknownFormat,
     WrongAuthentication,
@@ -55,6 +56,13 @@ class Image:
     whole: bool = True
     problem: str = ""
     noted: bool = False  # the problem was found before, and a note in the store says so
+    foreign: bool = False  # the problem: it is not signed with this key, so its job is unknown
+
+    @classmethod
+    def unread(cls, image_id: str, error: ImageError, problem: str = "") -> Image:
+        """One whose manifest cannot be used. problem: in other words than the error's."""
+        foreign = isinstance(error, WrongAuthentication)
+        return cls(image_id, whole=False, problem=problem or error.what, foreign=foreign)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -80,7 +80,7 @@ class Store(Reader):
             except NoSuchImage:
                 continue  # an upload that has not come so far, or one removed since
             except ImageError as error:
-                found.append(Image(image_id, whole=False, problem=error.what))
+                found.append(Image.unread(image_id, error))
         return manifests.in_order(found)
 
     def verify(self, image_id: str, *, full: bool = False) -> Image:
@@ -97,7 +97,7 @@ class Store(Reader):
             with manifests.understood(image_id):
                 return self._quick_look(body, self.noted_chunks())
         except ImageError as error:
-            return Image(image_id, whole=False, problem=error.what)
+            return Image.unread(image_id, error)
 
     def older_whole(self, image_id: str, say: Callable[[str], None] = lambda _: None) -> str | None:
         """The newest whole image of the same job that is older: what to offer when this one is damaged.

@@ -59,9 +59,9 @@ class Verifier:
                 refs = [(label, chunk, size) for label, part in lists for chunk, size in part]
                 image = manifests.summary(body)
         except NoSuchImage as error:
-            return Verdict(Image(image_id, whole=False, problem=error.what))
+            return Verdict(Image.unread(image_id, error))
         except ImageError as error:
-            return Verdict(Image(image_id, whole=False, problem=problem or error.what))
+            return Verdict(Image.unread(image_id, error, problem))
         before = self.read_bytes
         self._store.examine(((chunk, size) for _, chunk, size in refs), self._found)
         chunks = {chunk for _, chunk, _ in refs if chunk != ZERO}

@@ -55,6 +55,8 @@ def open_stores(given: str | None, *, looks: bool = False) -> list[Store]:
     return list(found.values())
 
 
+_FOREIGN = "bring the key file of the user who took the image, and name it with DEVPROXY_KEY_FILE"
+
 # -- which image is meant -------------------------------------------------------------------------------------------
 
 
@@ -75,6 +77,8 @@ def find_image(stores: Sequence[Store], text: str) -> tuple[Store, Image]:
     named = [pair for pair in found if pair[1].id == text]
     if named and not any(image.whole for _, image in named):
         store, image = named[0]
+        if image.foreign:
+            raise Refused(f"image {text} cannot be used: {image.problem}", _FOREIGN)
         older = store.older_whole(text, partial(say, program="devproxy"))
         raise Refused(
             f"image {text} is not whole: {image.problem}",
@@ -95,6 +99,15 @@ def find_image(stores: Sequence[Store], text: str) -> tuple[Store, Image]:
         near = difflib.get_close_matches(text, known, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         where = ", ".join(store.url for store in stores)
+        foreign = [image for _, image in found if image.foreign]
+        if foreign and not hint:
+            from devproxy.checkpoint import key  # late, as in _open
+
+            raise Refused(
+                f"no whole image {text!r} in store {where} is signed with the key in {key.path()}; "
+                f"{len(foreign)} there {'is' if len(foreign) == 1 else 'are'} not",
+                _FOREIGN,
+            )
         damaged = [i for _, i in found if text in ("latest", i.job) or i.id.startswith(text)]
         why = f": image {damaged[-1].id} is not whole: {damaged[-1].problem}" if damaged else ""
         raise Refused(

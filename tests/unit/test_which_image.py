@@ -11,6 +11,7 @@ from devproxy import api
 from devproxy.checkpoint.store import Store
 from devproxy.control import stores as stores_
 from devproxy.control.stores import find_image
+from devproxy.errors import Refused
 from tests.unit.test_store import noise, save
 
 HOUR = 3600.0
@@ -83,3 +84,19 @@ def test_the_list_of_a_program_has_the_same_order(
     monkeypatch.setattr(stores_, "open_stores", lambda given: [store, other])
     listed = [image.id for image in api.Client().images()]
     assert listed == ["of-another", "first", "second"]
+
+
+@pytest.mark.parametrize("text", ["j", "latest", "one"])
+def test_an_image_of_another_key_is_not_called_absent(
+    store: Store, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, "one", "ab", 1, 1, 1 * HOUR)
+    other = tmp_path / "other.key"
+    other.write_bytes(bytes(32))
+    other.chmod(0o600)
+    monkeypatch.setenv("DEVPROXY_KEY_FILE", str(other))
+    with pytest.raises(
+        Refused, match=r"not signed with|signed with the key in .*other\.key; 1 "
+    ) as refused:
+        find_image([Store.open(store.url)], text)
+    assert "DEVPROXY_KEY_FILE" in refused.value.remedy
