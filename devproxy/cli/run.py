@@ -261,7 +261,19 @@ def _meet(options: Options, plan: preflight.Plan) -> First | Other | None:
 
 
 def run(options: Options) -> int:
-    """Refuse early, servers, command, end. Returns the exit code; raises DevproxyError when nothing was started."""
+    """Returns the exit code; raises DevproxyError when nothing was started."""
+    try:
+        return _run(options)
+    except DevproxyError as error:
+        if options.node and options.meet and options.name:
+            from devproxy.control.meeting import tell_node_0  # late, as in _meet
+
+            tell_node_0(options.meet, options.name, options.node, error)
+        raise
+
+
+def _run(options: Options) -> int:
+    """Refuse early, servers, command, end."""
     burial.install()
     machine.working_folder()
     program = cmd.find_program(options.command[0])

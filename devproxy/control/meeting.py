@@ -33,6 +33,7 @@ LOOK_S = 0.05
 AGAIN_S = 0.5  # between two tries to reach node 0
 NAME_S, NAME_AGAIN_S = 10.0, 60.0  # when the nodes that have not come are named
 GOODBYE_S = 2.0
+MOST_WORDS = 500  # of another node's error
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,9 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
                 line.peer = f"node {hello.node} ({hello.host})"
                 line.watch()
                 return self._welcome
+            if verb == "did_not_start":
+                self._hear(**arguments)
+                return None
             if verb == "ready" and joined:
                 self._is_ready(joined[0], RemoteTree(line, joined[0], **arguments))
                 return None
@@ -140,6 +144,11 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
         context.add_callback(line.close)
         threading.Thread(target=line.read, args=(frames,), name="line", daemon=True).start()
         yield from line.outgoing()
+
+    def _hear(self, job: str, node: int, host: str, why: str) -> None:
+        """Another may come in its place, so this node goes on waiting."""
+        if job == self._own.job:
+            say(f"node {node} ({host}) of job {job} did not start: {why[:MOST_WORDS]}")
 
     def _admit(self, hello: Hello, line: Line) -> None:
         own, node = self._own, hello.node
@@ -226,6 +235,34 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
         self._server.stop(0.5).wait(GOODBYE_S)
 
 
+def _channel(meet: str) -> grpc.Channel:
+    identity = trust.load()
+    host, port = parse_meet(meet)
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", trust.NAME)]
+    return grpc.secure_channel(where, identity.channel(), options=options)
+
+
+def tell_node_0(meet: str, job: str, node: int, error: DevproxyError) -> None:
+    """Why this node does not start: whoever looks at node 0 reads it there. Where node 0 is not reached at once, not."""
+    try:
+        channel = _channel(meet)
+    except DevproxyError:
+        return
+    line = Line(f"node 0 ({meet})")
+    try:
+        grpc.channel_ready_future(channel).result(timeout=GOODBYE_S)
+        frames = job_pb2_grpc.MeetingStub(channel).Join(line.outgoing())
+        threading.Thread(target=line.read, args=(frames,), name="line", daemon=True).start()
+        facts = {"job": job, "node": node, "host": os.uname().nodename, "why": str(error)}
+        line.call("did_not_start", facts, timeout_s=GOODBYE_S)
+    except (DevproxyError, grpc.FutureTimeoutError):
+        pass
+    finally:
+        line.close()
+        channel.close()
+
+
 class Joined:
     """Another node's side: its line to node 0. welcome: what node 0 said.
 
@@ -236,11 +273,7 @@ class Joined:
         self, meet: str, hello: Hello, timeout_s: float, interrupted: Callable[[], None]
     ) -> None:
         self.node = hello.node
-        identity = trust.load()
-        host, port = parse_meet(meet)
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", trust.NAME)]
-        self._channel = grpc.secure_channel(where, identity.channel(), options=options)
+        self._channel = _channel(meet)
         ready = grpc.channel_ready_future(self._channel)
         end = time.monotonic() + timeout_s
         while True:
