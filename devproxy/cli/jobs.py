@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import asdict
 from typing import Any
 
 from devproxy import records, runtime
@@ -25,15 +26,34 @@ def job_facts(name: str, path: str, alive: bool) -> dict[str, Any]:
     return facts | vars(client.agent_status(name, path, alive))
 
 
+def _elsewhere(path: str, facts: dict[str, Any]) -> list[api.NodeServers]:
+    """Of a job of several hosts, what the servers of the others count."""
+    if len(facts["nodes"]) < 2 or facts["phase"] in servers.WITHOUT_SERVERS:
+        return []
+    try:
+        return client.elsewhere(path)
+    except DevproxyError as error:
+        return [api.NodeServers("the other nodes", [], error.what)]
+
+
 def all_jobs() -> list[dict[str, Any]]:
-    """Every job of this user, with its servers' answers under "servers"."""
+    """Every job of this user, with its servers' answers under "servers", and those of its other hosts under "elsewhere"."""
     abi = servers.client_abi()
     jobs = []
     for name, path, alive in runtime.list_jobs():
         facts = job_facts(name, path, alive)
         facts["servers"] = servers.ask(facts, path, abi) if alive else []
+        facts["elsewhere"] = [asdict(n) for n in _elsewhere(path, facts)] if alive else []
         jobs.append(facts)
     return jobs
+
+
+def everywhere(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """The answers of all its hosts' servers."""
+    answers: list[dict[str, Any]] = list(job["servers"])
+    for node in job.get("elsewhere", []):  # none of a job that is dead
+        answers += node["servers"]
+    return answers
 
 
 def ps(arguments: argparse.Namespace) -> int:
@@ -47,7 +67,7 @@ def ps(arguments: argparse.Namespace) -> int:
         return 0
     rows = []
     for job in jobs:
-        answered = [s for s in job["servers"] if not silent(s)]
+        answered = [s for s in everywhere(job) if not silent(s)]
         used = sum(s.get("memory", {}).get("used", 0) for s in answered)
         total = sum(s.get("memory", {}).get("total", 0) for s in answered)
         age_s = time.time() - job["started_unix_s"] if job["started_unix_s"] else 0
@@ -79,7 +99,7 @@ def state_of(job: dict[str, Any]) -> str:
     if not job["alive"]:
         return "dead"
     for word in ("lost", "stopped"):
-        if any(word in server for server in job["servers"]):
+        if any(word in server for server in everywhere(job)):
             return f"server {word}"
     return str(job["phase"])
 
@@ -146,6 +166,8 @@ def status(arguments: argparse.Namespace) -> int:
         return _ended(name, arguments.json)
     facts = job_facts(name, path, alive)
     facts["servers"] = servers.ask(facts, path, servers.client_abi()) if alive else []
+    elsewhere = _elsewhere(path, facts) if alive else []
+    facts["elsewhere"] = [asdict(node) for node in elsewhere]
     if arguments.json:
         show_json(facts, indent=2)
         return 0
@@ -169,11 +191,10 @@ def status(arguments: argparse.Namespace) -> int:
         print(f"last cut of all ranks: {facts['last_cut']}")
     if facts["last_error"]:
         print(f"last error: {facts['last_error']}")
-    for server in facts["servers"]:
-        if why := silent(server):
-            print(f"GPU {server['gpu']}: {why}")
-            continue
-        _print_server(server)
+    _print_servers(facts["servers"], "this machine")
+    for node in elsewhere:
+        print(f"{node.node}: {node.problem or 'its servers:'}")
+        _print_servers(node.servers, node.node)
     return 0
 
 
@@ -182,8 +203,8 @@ def _until(unix_s: float) -> str:
     return f"in {left_s:.0f} s" if left_s >= 1 else "now"
 
 
-def _place(server: dict[str, Any]) -> str:
-    place = f"GPU {server.get('physical_gpu', '?')} of this machine"
+def _place(server: dict[str, Any], host: str) -> str:
+    place = f"GPU {server.get('physical_gpu', '?')} of {host}"
     switches = server.get("switches")  # None: no other GPU of the job is there
     return place if switches is None else f"{place}, shared; {switches:,} switches"
 
@@ -207,13 +228,21 @@ def _ledger(use: dict[str, int]) -> str:
     return text
 
 
-def _print_server(server: dict[str, Any]) -> None:
+def _print_servers(found: list[dict[str, Any]], host: str) -> None:
+    for server in found:
+        if why := silent(server):
+            print(f"GPU {server['gpu']}: {why}")
+        else:
+            _print_server(server, host)
+
+
+def _print_server(server: dict[str, Any], host: str) -> None:
     memory, totals = server.get("memory", {}), server.get("totals", {})
     chaos = ", chaos mode" if server.get("chaos") else ""
     rows = [
         ["device", f"{server.get('name', '?')} ({server.get('device', '?')}{chaos})"],
         ["server", f"process {server.get('pid', '?')}, up {server.get('uptime_s', 0):.0f} s"],
-        ["runs on", _place(server)],
+        ["runs on", _place(server, host)],
         [
             "memory",
             f"{show_bytes(memory.get('used', 0))} used, {show_bytes(memory.get('peak', 0))} peak,"

@@ -41,13 +41,13 @@ class Sample:
 
 
 def sample(job: dict[str, Any], at_s: float) -> Sample:
-    totals = (server.get("totals", {}) for server in job["servers"])
+    totals = (server.get("totals", {}) for server in jobs.everywhere(job))
     return Sample(at_s, sum(counts.get("launches", 0) for counts in totals))
 
 
 def row(job: dict[str, Any], before: Sample | None, now: Sample, unix_s: float) -> dict[str, Any]:
     """What one line shows, as numbers; None for what is not known."""
-    answered = [server for server in job["servers"] if not jobs.silent(server)]
+    answered = [server for server in jobs.everywhere(job) if not jobs.silent(server)]
     memory = [server.get("memory", {}) for server in answered]
     launches_per_s = None
     if before and now.at_s > before.at_s and now.launches >= before.launches:

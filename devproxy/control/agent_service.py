@@ -262,6 +262,10 @@ class Agent(job_pb2_grpc.JobAgentServicer):  # type: ignore[misc, unused-ignore]
             found = self._coordinator.history(request.since_ns)
             return pb.Spans(spans=(pb.Span(**dataclasses.asdict(span)) for span in found))
 
+    def Elsewhere(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ServersElsewhere:
+        with _errors(context):
+            return messages.elsewhere_to_pb(self._coordinator.elsewhere())
+
     def CountImages(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.Empty:
         with _errors(context):
             self._coordinator.count_images()

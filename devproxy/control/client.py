@@ -20,7 +20,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from devproxy import __version__, config, proctree, runtime
-from devproxy.control.coordinator_api import GONE, RUNNING, STOPPED, ImageFacts, JobStatus
+from devproxy.control.coordinator_api import (
+    GONE,
+    RUNNING,
+    STOPPED,
+    ImageFacts,
+    JobStatus,
+    NodeServers,
+)
 from devproxy.errors import DevproxyError, Refused
 from devproxy.node import init
 from devproxy.node.history import Span
@@ -514,6 +521,15 @@ def history(path: str, since_ns: int) -> list[Span]:
     with agent(path) as stub:
         found = stub.History(pb.HistoryRequest(since_ns=since_ns), timeout=ANSWER_TIMEOUT_S)
     return [Span(one.kind, one.name, one.begin_ns, one.end_ns) for one in found.spans]
+
+
+def elsewhere(path: str) -> list[NodeServers]:
+    """What the servers on the job's other hosts count. Raises DevproxyError."""
+    from devproxy.control import messages
+    from devproxy.control._pb import job_pb2 as pb
+
+    with agent(path) as stub:
+        return messages.elsewhere_from_pb(stub.Elsewhere(pb.Empty(), timeout=ANSWER_TIMEOUT_S))
 
 
 def count_images(path: str) -> None:

@@ -32,6 +32,7 @@ from devproxy.control import coordinator_api as api
 from devproxy.control.agreement import Outcome
 from devproxy.control.operation import Operation, each, still_s, words
 from devproxy.control.pace import Pace
+from devproxy.control.remote import RemoteTree
 from devproxy.errors import (
     CheckpointError,
     DevproxyError,
@@ -195,6 +196,10 @@ class JobCoordinator:
 
     def history(self, since_ns: int) -> list[Span]:
         return self.record.since(since_ns)
+
+    def elsewhere(self) -> list[api.NodeServers]:
+        phase = self.phase
+        return [tree.servers(phase) for tree in self._trees if isinstance(tree, RemoteTree)]
 
     def _why_not(self) -> str:
         if self._spec.plain:

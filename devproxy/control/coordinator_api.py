@@ -96,6 +96,15 @@ class JobStatus:
     )
 
 
+@dataclass(frozen=True)
+class NodeServers:
+    """What the servers of another host of the job count: an object for each GPU there. problem: why it is not known."""
+
+    node: str
+    servers: list[dict[str, Any]] = field(default_factory=list)
+    problem: str = ""
+
+
 class Coordinator(Protocol):
     """The only writer of a job's phase. Called from many threads; it serialises the verbs itself.
 
@@ -107,6 +116,10 @@ class Coordinator(Protocol):
 
     def history(self, since_ns: int) -> list[Span]:
         """Its phases, verbs and stages that had not ended by then (CLOCK_MONOTONIC)."""
+        ...
+
+    def elsewhere(self) -> list[NodeServers]:
+        """Of the job's other hosts, as far as they answer soon."""
         ...
 
     def count_images(self) -> None:

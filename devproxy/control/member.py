@@ -16,7 +16,7 @@ from typing import Any
 from devproxy.checkpoint import image
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
-from devproxy.control import messages
+from devproxy.control import messages, servers
 from devproxy.errors import DevproxyError
 from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.dump import TreeDump
@@ -114,6 +114,11 @@ class Member:
             "code": local.code,
             "lost": local.lost_servers(),
         }
+
+    def _call_servers(self, phase: str) -> list[dict[str, Any]]:
+        gpus = self._local.gpus
+        facts = {"phase": phase, "here": gpus, "gpus": gpus}
+        return servers.ask(facts, self._tree.folder.path, servers.client_abi())
 
     def _call_steps(self) -> int:
         return self._local.steps()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import re
 import urllib.parse
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 from devproxy import config, errors
 from devproxy.control import trust as trust_module
 from devproxy.control._pb import job_pb2 as pb
-from devproxy.control.coordinator_api import ImageFacts, JobStatus
+from devproxy.control.coordinator_api import ImageFacts, JobStatus, NodeServers
 from devproxy.control.quiet_grpc import grpc
 from devproxy.control.trust import Trust
 from devproxy.errors import DevproxyError, OperationFailed
@@ -115,6 +116,18 @@ def status_from_pb(message: pb.JobStatus) -> JobStatus:
     if not message.HasField("next_checkpoint_unix_s"):
         values["next_checkpoint_unix_s"] = None
     return JobStatus(**unpacked(values))
+
+
+def elsewhere_to_pb(nodes: list[NodeServers]) -> pb.ServersElsewhere:
+    told = (
+        pb.NodeServers(node=n.node, servers_json=json.dumps(n.servers), problem=n.problem)
+        for n in nodes
+    )
+    return pb.ServersElsewhere(nodes=told)
+
+
+def elsewhere_from_pb(message: pb.ServersElsewhere) -> list[NodeServers]:
+    return [NodeServers(n.node, json.loads(n.servers_json), n.problem) for n in message.nodes]
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------

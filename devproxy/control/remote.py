@@ -18,6 +18,7 @@ from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
 from devproxy.control import messages
 from devproxy.control._pb import job_pb2 as pb
+from devproxy.control.coordinator_api import NodeServers
 from devproxy.control.line import Line, LineLost
 from devproxy.errors import DevproxyError
 from devproxy.node.answer import Answer, Marked, Met, Still
@@ -27,6 +28,7 @@ from devproxy.node.restore import Wishes
 from devproxy.node.stages import Progress, Stages
 
 FACTS_S = 0.25  # how old they may be
+STATISTICS_S = 3.0  # for those who look at the job
 ANSWERS_S = 20.0  # to a question that the other side answers at once
 
 
@@ -86,6 +88,14 @@ class RemoteTree:
 
     def lost_servers(self) -> str:
         return str(self._fact("lost"))
+
+    def servers(self, phase: str) -> NodeServers:
+        """phase: the job's, which that host does not know."""
+        try:
+            found = self.line.call("servers", {"phase": phase}, timeout_s=STATISTICS_S)
+        except DevproxyError as error:
+            return NodeServers(self.name, [], error.what)
+        return NodeServers(self.name, found)
 
     def steps(self) -> int:
         return int(self.call("steps"))

@@ -242,6 +242,10 @@ class Part:
     def history(self, since_ns: int) -> list[Span]:
         return self._side.member.record.since(since_ns) if self._side.member else []
 
+    def elsewhere(self) -> list[api.NodeServers]:
+        """The first node asks the others."""
+        return []
+
     def count_images(self) -> None:
         """The first node counts them."""
 

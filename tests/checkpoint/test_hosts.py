@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
 
+from devproxy.machine import show_bytes
 from tests.checkpoint.hosts import CTL, Hosts
 from tests.checkpoint.test_damaged_store import rot
 from tests.checkpoint.world import RUN, SUBJECTS, without_pauses
@@ -184,8 +186,14 @@ def test_what_nodes_say(hosts: Hosts) -> None:
     refused = hosts.on(1, "checkpoint", "j.1", check=False)
     assert refused.returncode == 2
     assert f"give the verb to node 0 ({hosts.meet(0)})" in refused.stderr
-    told = hosts.job_status(0)
-    assert [line.split(" ")[:2] for line in told["nodes"]] == [["node", "0"], ["node", "1"]]  # type: ignore[attr-defined]
+    told: dict[str, Any] = hosts.job_status(0)
+    assert [line.split(" ")[:2] for line in told["nodes"]] == [["node", "0"], ["node", "1"]]
+    [other] = told["elsewhere"]
+    assert other["node"].startswith("node 1 (") and other["problem"] == ""
+    assert len({server["pid"] for server in told["servers"] + other["servers"]}) == 2
+    assert "node 1 (" in (text := hosts.on(0, "status", "j").stdout) and "its servers:" in text
+    total = sum(server["memory"]["total"] for server in told["servers"] + other["servers"])
+    assert f"/ {show_bytes(total)}" in hosts.on(0, "ps").stdout
     hosts.on(0, "kill", "j", "--signal", "KILL")
     assert [job.wait(60) for job in hosts.jobs] == [137, 137]
 
@@ -197,6 +205,10 @@ def test_nodes_that_do_not_fit(hosts: Hosts) -> None:
     assert other.wait(60) == 2
     assert "node 1 (" in hosts.text("other1")
     assert "has nodes 3, node 0 has 2" in hosts.text("other1")
+    assert "of job j did not start: node 1 (" in hosts.text("log0")
+    (absent,) = hosts.start("no-such-program", only=(1,), log="absent")
+    assert absent.wait(60) == 127
+    assert re.search(r"node 1 \(.*\) of job j did not start: .*no-such-program", hosts.text("log0"))
     (stranger,) = hosts.start(*ACROSS, only=(1,), log="stranger", DEVPROXY_TRUST_DIR="/nowhere")
     assert stranger.wait(60) == 2
     assert "make it once (devproxy trust)" in hosts.text("stranger1")
