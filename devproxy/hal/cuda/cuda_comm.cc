@@ -344,7 +344,7 @@ void CudaComm::turn(Lock& lock) {
       shared_->nccl_over(config_.comm.rank);
     }
   }
-  if (state_ != CommState::kOk) return;
+  if (state_ != CommState::kOk) return tell_others(lock);
   if (phase_ == Phase::kReady && stale()) {
     tell_again();
     tell_others(lock);  // first: theirs must end as well
@@ -399,7 +399,10 @@ bool CudaComm::find_places(Lock& lock, Places* places) {
     const uint64_t set = board_->set();
     all = all && confirmed();
     if (stale() || !has_row()) return false;  // before what was read is believed
-    if (!look_at_board(all)) return false;
+    if (!look_at_board(all)) {
+      tell_others(lock);  // who knows of this member only now finds the same
+      return false;
+    }
     if (all) {
       set_ = set;
       break;
@@ -725,8 +728,13 @@ void CudaComm::leave_row() {
   Frame leave = frame(FrameKind::kLeave);
   leave.bytes = static_cast<uint64_t>(how);
   for (const uint32_t tree : other_trees()) {
-    if (!told_[tree].knows && !predecessor_told_) continue;
-    if (!told_[tree].knows) config_.links->post(tree, frame(FrameKind::kJoin));  // they know its predecessor
+    // Its members wait for this one, also where it has failed and gone before it could tell them that it is there.
+    bool has_member = false;
+    for (uint32_t rank = 0; rank < config_.comm.ranks; rank++)
+      has_member |=
+          board_->row(rank).incarnation.load(std::memory_order_acquire) != 0 && board_->row(rank).tree == tree;
+    if (!told_[tree].knows && !predecessor_told_ && !has_member) continue;
+    if (!told_[tree].knows) config_.links->post(tree, frame(FrameKind::kJoin));  // or they know its predecessor
     config_.links->post(tree, leave);
   }
   board_->mark(config_.comm.rank, how);
