@@ -130,7 +130,7 @@ class TreeMove:
 
     def copy(self) -> None:
         with self.stages.at("device", "copying device memory", self._old_servers):
-            self._parked.dump(self._staging)
+            self._parked.dump(self._staging, moves=True)
         if self._onto:
             self._place(self._onto)
 
@@ -165,17 +165,24 @@ class TreeMove:
             # Before the first has left: whoever looks at that moment, as node 0 does at any, must not count it as lost.
             self._tree.servers.retire(self._old)
             leaving = self._parked.hand_to(self._channels)
+            ended: list[str] = []
             for channel, server in zip(leaving, self._old, strict=True):
                 try:
                     channel.leave()
-                except (OSError, DevproxyError) as refusal:  # the new one has all that it held
+                except (OSError, DevproxyError) as refusal:
                     say(f"GPU {channel.gpu}: the old server did not leave: {refusal}")
                     if server.status is None:  # it would go on when we hang up
                         os.kill(server.pid, signal.SIGKILL)
+                        ended.append(f"GPU {channel.gpu}: {refusal}")
             for channel in leaving:
                 channel.close()
             self._tree.servers.dismiss(self._old)
             self._tree.gpus = self._to
+            if ended:
+                raise DevproxyError(
+                    f"old servers did not leave and were ended ({'; '.join(ended)})",
+                    "processes that they had and the new servers have not lost their device state; the others run on",
+                )
 
     def close(self) -> None:
         if self._fresh and not self.handed_over:  # the job stands still until they have gone

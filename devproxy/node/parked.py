@@ -108,12 +108,12 @@ class Parked:
         self._since = time.monotonic() - drained_s
         self.waited_s = max((a["waited_us"] for a in answers), default=0) / 1e6
 
-    def dump(self, staging: str) -> None:
-        """Device memory and the servers' state. What several clients have alike lies there once."""
+    def dump(self, staging: str, *, moves: bool = False) -> None:
+        """Device memory and the servers' state. What several clients have alike lies there once. moves: for other servers."""
         clients = [client for channel in self.channels for client in channel.can_dump()["clients"]]
         if len(clients) > 1:
             staged.make_index(staging, staged.expected_blocks(clients))
-        all_of([partial(c.dump, staging) for c in self.channels])
+        all_of([partial(c.dump, staging, moves=moves) for c in self.channels])
 
     def pause_relays(self) -> None:
         self._relays_paused = True

@@ -201,9 +201,9 @@ class ControlChannel:
         limit_s = max(wait_ms, 30_000) / 1000 + 25 * drain_ms / 1000 + 30
         return self.request("cut", limit_s, wait_ms=wait_ms, drain_ms=drain_ms)
 
-    def dump(self, folder: str) -> dict[str, Any]:
-        """Device memory and state into the folder. Parked."""
-        return self.request("dump", PATIENCE_S, self._written(folder), dir=folder)
+    def dump(self, folder: str, *, moves: bool = False) -> dict[str, Any]:
+        """Device memory and state into the folder. Parked. moves: for a successor, so who attaches from now on waits for it."""
+        return self.request("dump", PATIENCE_S, self._written(folder), dir=folder, moves=moves)
 
     def dump_shared(self, folder: str) -> dict[str, Any]:
         """Segments and pinned windows into the same folder. Parked, and the job's processes frozen."""

@@ -578,6 +578,36 @@ def test_clients_attach_and_leave_during_a_cut(servers: list[OneServer]) -> None
     passed(process)
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_who_attaches_behind_the_dump_of_a_move_waits(
+    servers: list[OneServer], goes_on: bool
+) -> None:
+    """For the server, if the move comes to nothing; else for its successor. It is in neither's state before."""
+    old = servers[0]
+    into = staging(old.folder, "staging")
+    with old.control() as control:
+        control.cut()
+        control.dump(str(into), moves=True)
+        newcomer = job(old.folder, "cut", "chain", "1")
+        time.sleep(0.5)
+        assert newcomer.poll() is None
+        assert control.can_dump()["clients"] == []
+        if goes_on:
+            control.resume()
+            passed(newcomer)
+            return
+        new = OneServer(old.folder, "--restore", str(into), ledger="ledger2")
+        servers.append(new)
+        with new.control() as taker:
+            second = job(old.folder, "cut", "chain", "1")  # this one finds the successor
+            time.sleep(0.5)
+            assert taker.can_dump()["clients"] == []
+            control.leave()
+            taker.resume()
+        passed(newcomer)
+        passed(second)
+
+
 def test_a_cut_that_cannot_be_is_given_up(servers: list[OneServer]) -> None:
     process = job(servers[0].folder, "cut", "busy")  # a kernel of 6 s
     until_ready(process)

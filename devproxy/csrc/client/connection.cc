@@ -28,12 +28,13 @@ namespace {
 // call on a virtual CPU that has halted: a spin shorter than that lets two sides that answer each other in 1 us fall
 // asleep in turn and stay so.
 constexpr uint64_t kSpinUs = 60;
-constexpr uint64_t kNapUs = 50;              // with a full ring
-constexpr uint64_t kAgainUs = 1000;          // until a thread says again that it waits, where the ring was full
-constexpr uint64_t kHintMargin = 128 << 10;  // of the ring that a hint leaves alone
-constexpr uint64_t kSleepUs = 100'000;       // between two looks at the link
-constexpr int kAttachTimeoutMs = 60'000;     // a server that writes a dump answers nobody meanwhile
-constexpr uint64_t kAttachAgainUs = 10'000'000;
+constexpr uint64_t kNapUs = 50;                   // with a full ring
+constexpr uint64_t kAgainUs = 1000;               // until a thread says again that it waits, where the ring was full
+constexpr uint64_t kHintMargin = 128 << 10;       // of the ring that a hint leaves alone
+constexpr uint64_t kSleepUs = 100'000;            // between two looks at the link
+constexpr int kAttachTimeoutMs = 60'000;          // a server that writes a dump answers nobody meanwhile
+constexpr uint64_t kAttachAgainUs = 600'000'000;  // a move of much memory hangs up on newcomers all the while
+constexpr uint64_t kListenAgainUs = 10'000'000;   // a successor may be gone before its predecessor listens again
 
 // Spins until done() or for kSpinUs; true when done. Not at all when this thread has just woken the server: sleeping at
 // once leaves it this processor, and a server that has to be scheduled is no matter of a spin.
@@ -132,12 +133,18 @@ int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
   int fd = -1;
   // A server that hands its clients over hangs up on whoever it has not answered yet: its successor listens already.
   const uint64_t until = now_us() + kAttachAgainUs;
+  uint64_t hung_up_us = 0;
   for (Asked asked = Asked::kHungUp; asked == Asked::kHungUp;) {
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     // connect(2) waits where the queue of a server that does not accept is full.
     const timeval patience{kAttachTimeoutMs / 1000, 0};
     if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&addr), sizeof(addr)) != 0) {
+      if (fd >= 0 && hung_up_us && now_us() < hung_up_us + kListenAgainUs) {
+        close(fd);
+        usleep(10'000);
+        continue;
+      }
       log(Level::kError, "attach: no device-proxy server of GPU %d at %s: %s; is the job still run by devproxy-run?",
           device, addr.sun_path, strerror(errno));
       if (fd >= 0) close(fd);
@@ -150,6 +157,7 @@ int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
       log(Level::kError, "attach: the server of GPU %d did not answer", device);
       return kDeviceUnavailable;
     }
+    hung_up_us = now_us();
     usleep(10'000);
   }
   if (reply.status != AttachStatus::kOk) {

@@ -32,6 +32,10 @@ std::string text_of(const Json& request, const char* name) {
   const auto it = request.find(name);
   return it != request.end() && it->is_string() ? it->get<std::string>() : std::string();
 }
+bool flag_of(const Json& request, const char* name) {
+  const auto it = request.find(name);
+  return it != request.end() && it->is_boolean() && it->get<bool>();
+}
 int64_t number_of(const Json& request, const char* name, int64_t otherwise) {
   const auto it = request.find(name);
   return it != request.end() && it->is_number_integer() ? it->get<int64_t>() : otherwise;
@@ -134,7 +138,7 @@ void Server::serve_control(ControlPeer& peer) {
     } else if (op == "can_dump") {
       peer.answer(can_dump());
     } else if (op == "dump") {
-      peer.answer(dump(dir));
+      peer.answer(dump(dir, flag_of(request, "moves")));
     } else if (op == "dump_shared") {
       peer.answer(dump_shared(dir));
     } else if (op == "executors") {
@@ -453,7 +457,7 @@ Status Server::write_state(const std::string& dir) {
   return write_file(stem + ".state.json", json_of(state));
 }
 
-Json Server::dump(const std::string& dir) {
+Json Server::dump(const std::string& dir, bool moves) {
   const uint64_t began = now_us();
   DeviceBytes total;
   Json clients = Json::array();
@@ -477,6 +481,7 @@ Json Server::dump(const std::string& dir) {
     return refused("dump to " + dir + " failed: " + s.text());
   }
   has_dump_ = true;
+  moves_ = moves;
   ledger_->set_aside(true);  // whoever takes the state over needs the same memory
   const uint64_t us = now_us() - began;
   DP_LOG(kInfo, kServer, 0, "dumped: bytes=%lu us=%lu written=%lu", static_cast<unsigned long>(total.all),
@@ -533,6 +538,7 @@ Json Server::list_executors(const std::string& dir) {
 }
 
 Json Server::resume() {
+  moves_ = false;
   if (cut_) {
     fail_cut("it was told to resume");
     return {{"ok", true}};
@@ -555,6 +561,7 @@ Json Server::resume() {
   borrowed_ = false;
   cut_peer_ = nullptr;
   forget_dump();
+  admit_waiting();
   DP_LOG(kInfo, kServer, 0, "resumed");
   // Not "the job runs on": after a restore there is none yet, and whoever asked knows what becomes of it.
   return s.ok() ? Json{{"ok", true}} : refused(s.text());
@@ -563,7 +570,7 @@ Json Server::resume() {
 Json Server::leave() {
   if (!parked()) return refused("only a parked server leaves: cut and dump first");
   if (!borrowed_) {
-    take_hellos();  // whoever knocks now belongs to this server
+    take_hellos();  // whoever knocks now belongs to this server, or to its successor
     for (const Client& c : clients_)
       if (c.here && !dumped_.contains(c.connection->number()))
         return refused("client " + std::to_string(c.connection->number()) + " (pid " +
@@ -571,6 +578,8 @@ Json Server::leave() {
                        ") attached after the dump: its device state would be lost");
   }
   leaving_ = true;
+  for (const Hello& hello : hellos_) close(hello.socket);  // they ask the successor
+  hellos_.clear();
   if (!borrowed_) device_->leave_transport();
   unlink_data_file();
   ledger_->leave();

@@ -260,7 +260,7 @@ void Server::run() {
                                {wake_fd_, POLLIN, 0},
                                {lease_ended ? -1 : config_.lease_fd, POLLIN, 0}};
     const size_t first_hello = fds.size();
-    for (const Hello& h : hellos_) fds.push_back({h.socket, POLLIN, 0});
+    for (const Hello& h : hellos_) fds.push_back({h.socket, static_cast<short>(h.whole() ? 0 : POLLIN), 0});
     const size_t first_client = fds.size();
     for (const Client& c : clients_)
       if (c.here && c.socket >= 0)
@@ -404,7 +404,7 @@ void Server::name_stragglers() {
 void Server::take_hellos() {
   accept_all();
   std::erase_if(hellos_, [this](Hello& hello) {
-    pollfd fd{hello.socket, POLLIN, 0};
+    pollfd fd{hello.socket, static_cast<short>(hello.whole() ? 0 : POLLIN), 0};
     if (poll(&fd, 1, 0) <= 0 || read_hello(hello)) return false;
     if (hello.socket >= 0) close(hello.socket);
     return true;
@@ -465,12 +465,15 @@ void Server::accept_all() {
 
 // False when the hello needs no more waiting; hello.socket is -1 where it became a client's.
 bool Server::read_hello(Hello& hello) {
+  if (hello.whole()) return false;  // it waits, and its peer has hung up
   auto* bytes = reinterpret_cast<uint8_t*>(&hello.request);
   const ssize_t n = recv(hello.socket, bytes + hello.got, sizeof hello.request - hello.got, MSG_DONTWAIT);
   if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
   hello.got += static_cast<size_t>(n);
-  if (hello.got < sizeof hello.request) return true;
+  return !hello.whole() || serve_hello(hello);
+}
 
+bool Server::serve_hello(Hello& hello) {
   AttachReply reply{};
   reply.magic = kAttachMagic;
   reply.status = AttachStatus::kRefused;
@@ -508,6 +511,8 @@ bool Server::read_hello(Hello& hello) {
         reply.text, sizeof reply.text,
         "client and server are of different builds (client ABI %.16s, server ABI %.16s): rebuild, or use one version",
         hex(hello.request.abi_id, 8).c_str(), hex(wire::kAbiId, 8).c_str());
+  } else if (closed()) {
+    return true;
   } else {
     attach(hello.socket, hello.request, static_cast<uint32_t>(peer.pid));
     hello.socket = -1;
@@ -516,6 +521,14 @@ bool Server::read_hello(Hello& hello) {
   DP_LOG(kWarn, kServer, 0, "pid=%d refused: %s", peer.pid, reply.text);
   send_now(hello.socket, &reply, sizeof reply);
   return false;
+}
+
+void Server::admit_waiting() {
+  std::erase_if(hellos_, [this](Hello& hello) {
+    if (!hello.whole() || serve_hello(hello)) return false;
+    if (hello.socket >= 0) close(hello.socket);
+    return true;
+  });
 }
 
 void Server::attach(int socket, const AttachRequest& request, uint32_t pid) {

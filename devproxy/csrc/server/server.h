@@ -90,6 +90,7 @@ class Server {
     uint64_t until_us = 0;
     size_t got = 0;
     AttachRequest request{};
+    bool whole() const { return got == sizeof request; }
   };
   struct Client {
     int socket = -1;   // until the client has linked
@@ -102,7 +103,13 @@ class Server {
   void accept_all();
   void name_stragglers();
   void take_hellos();
-  bool read_hello(Hello& hello);  // false: done with it, one way or the other
+  bool read_hello(Hello& hello);   // false: done with it, one way or the other
+  bool serve_hello(Hello& hello);  // the same, of a whole one
+  // A client that comes now would not be in the state that the server of this GPU goes on with: a successor's before it has
+  // taken over, or a predecessor's behind its dump. It is not answered until the server goes on, and hung up on where
+  // that takes long or never comes. Then it asks again, and finds whoever listens by then.
+  bool closed() const { return moves_ || borrowed_; }
+  void admit_waiting();
   void attach(int socket, const AttachRequest& request, uint32_t pid);
   void send_stats(int socket);
   void send_trace(int socket);
@@ -133,7 +140,7 @@ class Server {
   Status all_parked();
   Status dump_client(const Client& c, const std::string& dir, BlockIndex* index, DeviceBytes* bytes);
   Status write_state(const std::string& dir);
-  Json dump(const std::string& dir);
+  Json dump(const std::string& dir, bool moves);
   Json dump_shared(const std::string& dir);
   Json list_executors(const std::string& dir);
   // Agreement of all ranks (agreement.h). The channel that asked for the hold owns it.
@@ -185,6 +192,7 @@ class Server {
   bool withholds_ = false;
   ControlPeer* cut_peer_ = nullptr;  // who asked for the cut; when it hangs up the server goes on by itself
   void forget_dump() { dumped_.clear(), has_dump_ = false; }
+  bool moves_ = false;         // what is dumped is for a successor
   bool has_dump_ = false;      // there is a dump since the cut, which may be of nobody
   std::set<uint64_t> dumped_;  // numbers of the clients whose device memory is in it
 };
