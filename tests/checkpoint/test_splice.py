@@ -138,6 +138,17 @@ def test_the_step_of_replicas_is_computed_once_and_kept_once(
     job.results()
 
 
+def test_a_rank_that_is_late_now_and_then_costs_no_memory(world: World) -> None:
+    """As a user runs it: what ranks keep once they keep once to the end."""
+    expected = Job(world, "apart", "--gpus 4", "late").results()
+    job = Job(world, "together", "--gpu 0,0,0,0", "late", mode="on", hold=True)
+    job.wait()
+    counts = job.counts()
+    assert job.results() == expected
+    state_bytes = 3 * 4 * (48 * 1024 + 1024 * 1024)  # parameters and two states; the large ones
+    assert counts["saved_bytes"] > 0.8 * (RANKS - 1) * state_bytes, counts
+
+
 def test_splicing_can_be_switched_off(world: World) -> None:
     job = Job(world, "off", "--gpu 0,0,0,0", "fused", mode="off", hold=True)
     job.wait()

@@ -27,12 +27,13 @@ Losses = list[Tensor]
 class Rank:
     """One rank's part of a program."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, width: int = 96, steps: int = STEPS) -> None:
         self.number, self.all = dist.get_rank(), dist.get_world_size()
         self.folder = folder
         torch.manual_seed(7)
-        layers = [nn.Linear(48, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 96), nn.GELU()]
-        self.model: nn.Module = nn.Sequential(*layers, nn.Linear(96, 8)).cuda()
+        layers = [nn.Linear(48, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, width)]
+        self.model: nn.Module = nn.Sequential(*layers, nn.GELU(), nn.Linear(width, 8)).cuda()
+        self.steps = steps
         self.parameters = list(self.model.parameters())
         self.keep: list[object] = []  # what counts besides
 
@@ -67,7 +68,7 @@ class Rank:
         """before: between backward and step."""
         losses = []
         self.keep.append(optimizer)
-        for step in range(STEPS):
+        for step in range(self.steps):
             self.clear(to_none)
             losses.append(self.backward(step))
             before(step)
@@ -389,6 +390,17 @@ def streams(r: Rank) -> Losses:
     return losses
 
 
+def late(r: Rank) -> Losses:
+    """A large model, of which rank 0 is late with every fifth step: it writes a log, say."""
+
+    def pause(step: int) -> None:
+        if r.number == 0 and step % 5 == 4:
+            torch.cuda.synchronize()
+            time.sleep(0.05)
+
+    return r.train(r.adam(), pause)
+
+
 PROGRAMS: dict[str, Callable[[Rank], Losses]] = {
     f.__name__: f
     for f in (
@@ -397,6 +409,9 @@ PROGRAMS: dict[str, Callable[[Rank], Losses]] = {
         scattered, beside, loads, streams,
     )
 }  # fmt: skip
+
+
+LONG = {"late": late}  # by name only
 
 
 def digest(r: Rank, losses: Losses) -> str:
@@ -429,8 +444,8 @@ def rank_main(number: int, ranks: int, folder: Path, names: list[str]) -> None:
     for name in names:
         own = folder / name
         own.mkdir(exist_ok=True)
-        r = Rank(own)
-        (own / f"digest-{number}").write_text(digest(r, PROGRAMS[name](r)))
+        r = Rank(own, width=1024, steps=60) if name in LONG else Rank(own)
+        (own / f"digest-{number}").write_text(digest(r, (PROGRAMS | LONG)[name](r)))
     (folder / f"ended-{number}").touch()
     while hold and os.path.exists(hold):
         time.sleep(0.01)

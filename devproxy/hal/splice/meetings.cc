@@ -85,9 +85,9 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
   if (here == group->members) {
     const std::vector<Arrival*> all = std::exchange(group->present, {});
     lock.unlock();
-    uint64_t spent_ns = 0, run_ns = 0;
+    uint64_t spent_ns = 0, run_ns = 0, kept_bytes = 0;
     const bool joins = gpu_->traits.joins_edges && std::has_single_bit(group->meetings + 1);
-    const bool equal = run_for_all(all, me, runner, joins, &spent_ns, &run_ns);
+    const bool equal = run_for_all(all, me, runner, joins, &spent_ns, &run_ns, &kept_bytes);
     lock.lock();
     for (Arrival* one : all) {
       if (one != &me) one->status = me.status;
@@ -101,6 +101,7 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
     if (equal) {
       counts_.squashed += all.size() - 1;
       group->strikes = 0;
+      group->kept_bytes = kept_bytes;
       account_.save(run_ns * (all.size() - 1));
       // The first times compare what has numbers from then on.
       if (++group->meetings > kFreeMeetings) {
@@ -108,7 +109,7 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
         group->saved_ns += run_ns * (all.size() - 1);
       }
       if (config_.thrifty && group->meetings % kJudgedMeetings == 0) {
-        if (group->spent_ns > group->saved_ns)
+        if (group->spent_ns > group->saved_ns && !group->keeps())
           retire(*group);
         else
           group->spent_ns = group->saved_ns = 0;
@@ -125,6 +126,7 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
   runner.yield();
   const uint64_t start = now_ns();
   uint64_t idle_since = 0;
+  const uint64_t idle_patience_ns = config_.idle_patience_ns * (group->keeps() ? kKeepsPatience : 1);
   while (!me.done && !me.dissolved) {
     group->come.wait_for(lock, std::chrono::nanoseconds(kLookNs));
     if (std::find(group->present.begin(), group->present.end(), &me) == group->present.end()) continue;
@@ -136,15 +138,14 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
     if (idle && group->present.front() == &me && group->meetings >= kFreeMeetings) group->spent_ns += kLookNs;
     if (waits_in_vain(*group, me))
       passed_by(*group);
-    else if (me.member->hurried || now - start >= config_.patience_ns ||
-             (idle && now - idle_since >= config_.idle_patience_ns))
+    else if (me.member->hurried || now - start >= config_.patience_ns || (idle && now - idle_since >= idle_patience_ns))
       nobody_came(*group);
   }
   return me.done;
 }
 
 bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, bool joins, uint64_t* spent_ns,
-                          uint64_t* run_ns) {
+                          uint64_t* run_ns, uint64_t* kept_bytes) {
   runner.begin();
   std::unique_lock pages(pages_mu_);
   const uint64_t start = now_ns();
@@ -168,7 +169,7 @@ bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner&
   } else if (*same) {
     Arrival& lead = lead_of(all, me);
     me.status = run_at(lead, all, run_ns);
-    if (me.status.ok()) me.status = hand_out(all, lead);
+    if (me.status.ok()) me.status = hand_out(all, lead, kept_bytes);
     if (me.status.ok() && joins) join_edges(all, lead);
     if (!me.status.ok())  // nobody knows what is where
       for (const Arrival* one : all)
@@ -374,7 +375,7 @@ bool Splicer::known_equal(const Arrival& a, const Arrival& b, size_t access) con
 }
 
 // What the launch has written, to those for whom it ran.
-Status Splicer::hand_out(const std::vector<Arrival*>& all, const Arrival& lead) {
+Status Splicer::hand_out(const std::vector<Arrival*>& all, const Arrival& lead, uint64_t* kept_bytes) {
   Member& from = *lead.member;
   const uint64_t purpose = purpose_of(*lead.launch);
   const bool lends = pays(purpose);
@@ -413,6 +414,7 @@ Status Splicer::hand_out(const std::vector<Arrival*>& all, const Arrival& lead) 
       if (one != &lead && first < last && !splice(from, *one->member, first, last).ok())
         unspliced.push_back(one->member);
     mapping_ns_ += now_ns() - before;
+    if (unspliced.empty()) *kept_bytes += last - first;
     for (const Arrival* one : all) {
       if (one == &lead) continue;
       Status s = copy(from, *one->member, begin, first);

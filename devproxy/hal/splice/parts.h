@@ -41,6 +41,8 @@ inline constexpr uint64_t kLookNs = 2'000'000;
 inline constexpr size_t kMaxKeys = 8192, kMaxSaid = 256;
 inline constexpr size_t kMaxRuns = 20000;  // of all members; the kernel allows a process 65,530 mappings
 inline constexpr uint32_t kFreeMeetings = 2, kJudgedMeetings = 10;
+inline constexpr uint64_t kKeptBytes = 1 << 20;
+inline constexpr uint64_t kKeepsPatience = 10;  // times idle_patience_ns, where pages would be copied
 inline constexpr uint64_t kMeetingNs = 30'000;  // of each that comes: two switches between threads
 inline constexpr uint64_t kRounding = 512;      // of an allocation's bytes
 inline constexpr uint64_t kAlign = 64;          // bytes; operators may go by it
@@ -235,6 +237,10 @@ struct Splicer::Group {
   int64_t round(uint32_t member, uint64_t seen) const { return static_cast<int64_t>(seen - seen_then[member]); }
   int64_t struck = INT64_MIN;  // the last round that was a strike
   uint64_t spent_ns = 0, saved_ns = 0;
+  // Of the pages that the last launch for all has left all of them. Written by each alone they are copied, and the memory is
+  // what splicing is for: such a group is not judged by its time. What all of it costs, the account judges.
+  uint64_t kept_bytes = 0;
+  bool keeps() const { return kept_bytes >= kKeptBytes; }
 };
 
 // Where a result lies already.

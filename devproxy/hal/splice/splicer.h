@@ -40,9 +40,9 @@
 // The splicer measures its own cost (account.h). If it costs more than it saves, it learns and lends nothing more until another
 // rank joins. Spliced pages stay spliced, because the ranks may not fit otherwise.
 //
-// Nobody waits for ever: a rank that waits goes on alone when the GPU has been idle for idle_patience_ns, or after
-// patience_ns, or when the job is about to be cut; and at once when a rank for which it waits has run that launch alone
-// already, or the meetings wait for one another. That costs copies, never the result.
+// Nobody waits for ever: a rank that waits goes on alone when the GPU has been idle for idle_patience_ns (ten times that
+// where it would copy pages that all keep once, kKeepsPatience), or after patience_ns, or when the job is about to be cut;
+// and at once when a rank for which it waits has run that launch alone already, or the meetings wait for one another. That costs copies, never the result.
 //
 // A device may run launches later than they are submitted (hal/cuda/cuda_pages.h). Then what is said here of running is said of
 // submitting, and streams and events give the order to what depends on it.
@@ -181,7 +181,7 @@ class Splicer final : public Splicing {
   void loans_changed();
   bool meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Group>& group, Arrival& me, Runner& runner);
   bool run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, bool joins, uint64_t* spent_ns,
-                   uint64_t* run_ns);
+                   uint64_t* run_ns, uint64_t* kept_bytes);
   void join_edges(const std::vector<Arrival*>& all, const Arrival& lead);
   Status join_edge(const std::vector<Arrival*>& all, const Arrival& lead, uint64_t page);
   void agree(const std::vector<Arrival*>& all, ptrdiff_t place);
@@ -190,7 +190,8 @@ class Splicer final : public Splicing {
   StatusOr<bool> equal(const std::vector<Arrival*>& all, const Arrival& me);
   Status run_at(Arrival& lead, const std::vector<Arrival*>& all, uint64_t* run_ns);
   Arrival& lead_of(const std::vector<Arrival*>& all, Arrival& me) const;
-  Status hand_out(const std::vector<Arrival*>& all, const Arrival& lead);
+  // kept_bytes: of the pages that all show then.
+  Status hand_out(const std::vector<Arrival*>& all, const Arrival& lead, uint64_t* kept_bytes);
   Status splice(Member& from, Member& to, uint64_t begin, uint64_t end);
   Status copy(Member& from, Member& to, uint64_t begin, uint64_t end);
   Status own_pages(Member& member, uint64_t begin, uint64_t end, bool contents);
