@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 from devproxy import fault
@@ -68,6 +69,7 @@ class TreeMove:
         total = sum(one.live for one in held)
         self._staging = staging.make(tree.folder, tree.spec.job_id, total, refuse=True)
         self._prepare()
+        self._check_left(held)
 
     def _prepare(self) -> None:
         """The new servers start, and load what takes long, while the job still runs."""
@@ -85,18 +87,32 @@ class TreeMove:
         ahead = ("--restore", self._staging, "--ahead", self._staging)
         self._fresh = self._tree.prepare_servers(self._to, ahead)
 
-    def _check_room(self, held: list[_Held]) -> None:
-        """Refuses what cannot fit even where all that ranks keep is equal. Whether it is, and what other jobs have of a GPU,
-        shows when the new servers load."""
-        has = self._tree.spec.gpu_memory_bytes
+    def _needs(self, held: list[_Held]) -> Iterator[tuple[int, str, int]]:
+        """For each of the machine's GPUs: which of the job's come there, and what they need at least: where all that ranks keep
+        is equal. Whether it is shows when the new servers load."""
         for there in dict.fromkeys(self._to):
             here = [gpu for gpu, to in enumerate(self._to) if to == there]
             need = sum(held[gpu].live - held[gpu].stable for gpu in here)
             need += max(held[gpu].stable for gpu in here)
+            yield there, ", ".join(map(str, here)), need
+
+    def _check_room(self, held: list[_Held]) -> None:
+        has = self._tree.spec.gpu_memory_bytes
+        for there, here, need in self._needs(held):
             if has and need > has:
                 raise Refused(
-                    f"GPU {there} of this machine has {has >> 20} MiB, and the job's GPU {', '.join(map(str, here))} need at least {need >> 20} MiB there",
+                    f"GPU {there} of this machine has {has >> 20} MiB, and the job's GPU {here} need at least {need >> 20} MiB there",
                     "spread them over more GPUs; the job continues",
+                )
+
+    def _check_left(self, held: list[_Held]) -> None:
+        """What other jobs have of a GPU, its new server knows."""
+        left = {self._to[server.gpu]: server.process.left_bytes for server in self._fresh}
+        for there, here, need in self._needs(held):
+            if there in left and need > left[there]:
+                raise Refused(
+                    f"other jobs leave {left[there] >> 20} MiB of GPU {there} of this machine, and the job's GPU {here} need at least {need >> 20} MiB there",
+                    "name other GPUs; the job continues",
                 )
 
     def ranks(self) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ class ServerProcess:
         self.pid = pid
         self.ready_fd = ready_fd
         self.begin_fd = begin_fd
+        self.left_bytes = 0  # of one that waits: device memory that other jobs leave
         self.log_path = log_path
         self.status: int | None = None
 

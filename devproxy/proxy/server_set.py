@@ -245,7 +245,8 @@ class ServerSet:
 
     def _check_line(self, process: ServerProcess, text: str, word: str) -> None:
         line = text.split("\n", 1)[0].strip()
-        if line == word == WAITING:
+        if word == WAITING and line.startswith(f"{WAITING} "):
+            process.left_bytes = int(line.split()[1])
             return
         os.close(process.ready_fd)
         process.ready_fd = -1

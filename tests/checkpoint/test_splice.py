@@ -272,6 +272,41 @@ def test_ranks_come_to_a_gpu_on_which_they_fit_only_spliced(world: World) -> Non
     assert through() == first
 
 
+def test_a_gpu_that_another_job_has_filled_is_refused(world: World) -> None:
+    """Before anything stops: one line."""
+    tight = Tight(world)
+    tight.start("off")
+    tight.wait("at-gate")
+    used = tight.server()["memory"]["used"]
+    assert used
+    hold = "import time, torch; x = torch.zeros(90 << 20, device='cuda'); print('holds', flush=True); time.sleep(100)"
+    run = (
+        sys.executable,
+        "-m",
+        "devproxy.cli.run",
+        "--device",
+        "soft",
+        "--name",
+        "other",
+        "--gpu",
+        "5",
+    )
+    other = subprocess.Popen(
+        [*run, "--gpu-memory", "400MiB", "--", sys.executable, "-c", hold],
+        env=world.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "holds\n"
+        done = world.ctl("resize", "j", "--gpus", "5,5,5,5", check=False)
+        assert done.returncode == 2, done.stderr
+        assert "cut" not in done.stderr, done.stderr
+        line = done.stderr.splitlines()[-1]
+        assert "other jobs leave" in line and "the job continues" in line
+    finally:
+        other.kill()
+        other.wait()
+
+
 def test_what_does_not_fit_is_refused_and_the_job_goes_on(world: World) -> None:
     tight = Tight(world)
     job = tight.start("off")

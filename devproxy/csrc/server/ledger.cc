@@ -65,6 +65,12 @@ uint64_t LedgerTable::free_alone(const ProcessId& owner, uint64_t limit, uint64_
   return std::min(limit > own_bytes ? limit - own_bytes : 0, all > taken ? all - taken : 0);
 }
 
+uint64_t LedgerTable::left_to(uint64_t job, uint64_t limit) const {
+  const auto [aside, here] = needs_of(job);
+  const uint64_t others = used() - std::max(aside, here), all = total(limit);
+  return all > others ? all - others : 0;
+}
+
 uint64_t LedgerTable::free(const ProcessId& owner, uint64_t limit) const {
   const auto left = [](uint64_t of, uint64_t taken) { return of > taken ? of - taken : 0; };
   const Entry* const own = find(owner);
@@ -156,6 +162,11 @@ Ledger::Use Ledger::use() const {
   LedgerTable::Entry* const own = table->find(self_);
   if (own && saved_) own->saved = saved_();
   return {own ? own->bytes : 0, own ? own->saved : 0, table->used(), table->total(limit_bytes_)};
+}
+
+uint64_t Ledger::left_bytes() const {
+  const std::optional<LedgerTable> table = read();
+  return table ? table->left_to(job_, limit_bytes_) : limit_bytes_;
 }
 
 // As its command line has it (devproxy/proxy/server_set.py); by its number where that cannot be read.

@@ -59,6 +59,8 @@ struct LedgerTable {
   bool join(const ProcessId& owner, uint64_t job, uint64_t limit);
   // The same as if the owner, who may have several of the job's GPUs, and all others of its job had no more than own_bytes.
   uint64_t free_alone(const ProcessId& owner, uint64_t limit, uint64_t own_bytes) const;
+  // What the other jobs leave to this one.
+  uint64_t left_to(uint64_t job, uint64_t limit) const;
   // The granted bytes: `wanted` where that is free, else `minimum` where that is, else none. most: of this time.
   std::optional<uint64_t> take(const ProcessId& owner, uint64_t wanted, uint64_t minimum, uint64_t limit,
                                uint64_t most = UINT64_MAX);
@@ -92,6 +94,8 @@ class Ledger {
     uint64_t used = 0, total = 0;   // of the GPU, by all
   };
   Use use() const;
+  // Of the GPU, by the other jobs, to this one; nobody needs to have joined.
+  uint64_t left_bytes() const;
   // Other jobs that have memory of the GPU, for people to read: "job a has 12.0 MiB, job b has 1.0 MiB". The most first.
   std::string other_holders() const;
 

@@ -62,9 +62,10 @@ struct Start {
   std::string ahead;  // what to load meanwhile
 };
 
-// False: whoever would say so has gone, or needs this server no more.
-bool told_to_begin(int begin_fd, int ready_fd) {
-  [[maybe_unused]] const ssize_t ignored = write(ready_fd, "waiting\n", 8);
+// left_bytes: of the GPU, by other jobs. False: whoever would say so has gone, or needs this server no more.
+bool told_to_begin(int begin_fd, int ready_fd, uint64_t left_bytes) {
+  const std::string line = "waiting " + std::to_string(left_bytes) + "\n";
+  [[maybe_unused]] const ssize_t ignored = write(ready_fd, line.data(), line.size());
   char byte = 0;
   ssize_t n;
   while ((n = read(begin_fd, &byte, 1)) < 0 && errno == EINTR) {}
@@ -194,7 +195,7 @@ int serve(int argc, char** argv) {
                              common.together && common.data_address.empty()});
   });
   if (Status s = process.prepare(start.ahead); !s.ok()) return refuse(config.ready_fd, s.text());
-  if (start.begin_fd >= 0 && !told_to_begin(start.begin_fd, config.ready_fd)) return 0;
+  if (start.begin_fd >= 0 && !told_to_begin(start.begin_fd, config.ready_fd, process.left_bytes())) return 0;
   if (Status s = process.open(); !s.ok()) return refuse(config.ready_fd, s.text());
   if (config.ready_fd >= 0) {
     [[maybe_unused]] const ssize_t ignored = write(config.ready_fd, "ready\n", 6);

@@ -37,6 +37,8 @@ class Process {
   // that another server has. ahead: a folder where predecessors have listed what to load; empty: none.
   Status prepare(const std::string& ahead);
   Status open();
+  // Behind prepare(): memory of the GPU that the other jobs there leave.
+  uint64_t left_bytes() const { return ledger_->left_bytes(); }
   // Until all have ended, or SIGTERM, which ends them. Precondition: SIGTERM is blocked.
   void run();
 
