@@ -7,7 +7,7 @@ uploading) comes after it. A suspend stores while the trees are still frozen, so
 is whole.
 
 Threads: verbs come from the service's threads and from periodic(); _verb lets one of them through at a time. The phase
-is written under it, and read by anyone.
+is written under it, and read by anyone. _telling is held over what the other nodes are told, so that they hear it in order.
 """
 
 from __future__ import annotations
@@ -117,7 +117,6 @@ class JobCoordinator:
         self.record = History()
         self._phase = ""
         self._in_phase: object | None = None
-        self._enter(phase)
         self._verb = threading.Lock()
         self._verb_name = ""
         self._ended = threading.Event()
@@ -140,6 +139,9 @@ class JobCoordinator:
         self._pace = Pace()
         self._token = os.urandom(32).hex()  # servers of this job know one another by it
         self._last_cut = ""
+        self._telling = threading.Lock()
+        self._told, self._told_number = api.JobNews(), 0
+        self._enter(phase)
 
     # -- facts --------------------------------------------------------------------------------------------------
 
@@ -160,6 +162,26 @@ class JobCoordinator:
             self.record.end(self._in_phase)
         self._phase = phase
         self._in_phase = self.record.begin("phase", phase)
+        self.tell_nodes()
+
+    def tell_nodes(self) -> None:
+        """The other nodes hear how the job is, where that has changed. Asks and waits for nobody: a node that does not answer
+        is in no verb's way."""
+        others = [tree for tree in self._trees if isinstance(tree, RemoteTree)]
+        if not others:
+            return
+        with self._telling:
+            ended = any(
+                tree.was_ended() if isinstance(tree, RemoteTree) else tree.has_ended()
+                for tree in self._trees
+            )
+            phase = api.ENDING if ended else self._phase
+            news = api.JobNews(phase, len(self._images), self._last_image, self._last_error)
+            if news == self._told:
+                return
+            self._told, self._told_number = news, self._told_number + 1
+            for tree in others:
+                tree.tell(self._told_number, news)
 
     def _each_once(self, gpus: list[int]) -> bool:
         """Does each tree get each GPU at most once?"""
@@ -428,6 +450,7 @@ class JobCoordinator:
             raise
         finally:
             self._verb.release()
+            self.tell_nodes()
 
     def _store(self) -> store.Store:
         if self._opened is None:
@@ -844,6 +867,7 @@ class JobCoordinator:
         while not self._ended.wait(STEP_POLL_S if steps else 0.5):
             for tree in self._trees:
                 tree.look()
+            self.tell_nodes()  # what no verb has changed: a node's end, images that somebody removed
             self._say_who_has_failed()
             if self.phase != api.RUNNING:
                 self._next_unix_s = None

@@ -105,6 +105,16 @@ class NodeServers:
     problem: str = ""
 
 
+@dataclass(frozen=True)
+class JobNews:
+    """What the coordinator tells the job's other nodes, for those who look at the job there. Fields as in JobStatus."""
+
+    phase: str = STARTING
+    images: int = 0
+    last_image: str = ""
+    last_error: str = ""
+
+
 class Coordinator(Protocol):
     """The only writer of a job's phase. Called from many threads; it serialises the verbs itself.
 

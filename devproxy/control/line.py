@@ -132,6 +132,12 @@ class Line:
             self._packet_bytes += size
         self._out.put(pb.Frame(packets=pb.Packets(**{"from": source}, to=to, packet=packets)))
 
+    def post(self, verb: str, arguments: dict[str, Any]) -> None:
+        """A call whose answer nobody waits for. Never blocks; where the other side is gone it comes to nothing."""
+        if not self.lost.is_set():
+            call = pb.Call(id=next(self._numbers), verb=verb, json=json.dumps(arguments))
+            self._out.put(pb.Frame(call=call))
+
     def call(
         self,
         verb: str,

@@ -17,6 +17,7 @@ from devproxy.checkpoint import image
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
 from devproxy.control import messages, servers
+from devproxy.control.coordinator_api import JobNews
 from devproxy.errors import DevproxyError
 from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.dump import TreeDump
@@ -55,12 +56,14 @@ class Member:
     def __init__(self, tree: Tree) -> None:
         self.started = threading.Event()  # the job's command may run, or runs again
         self.record = History()
+        self.told = JobNews()  # what the coordinator has said last
         self.over = threading.Event()  # the coordinator has said goodbye
         self._tree = tree
         self._local = LocalTree(tree)
         self._mu = threading.Lock()
         self._parts: dict[int, _Part] = {}
         self._number = 0
+        self._told_number = 0
         self._ended = threading.Event()
         self.begin_streams: Callable[[], None] | None = tree.begin_streams  # None: they have begun
         self.news: Report = lambda progress: None  # also for our own host
@@ -119,6 +122,12 @@ class Member:
         gpus = self._local.gpus
         facts = {"phase": phase, "here": gpus, "gpus": gpus}
         return servers.ask(facts, self._tree.folder.path, servers.client_abi())
+
+    def _call_news(self, number: int, news: dict[str, Any]) -> None:
+        """Each call has a thread of its own, so the later one may be first."""
+        with self._mu:
+            if number > self._told_number:
+                self._told_number, self.told = number, JobNews(**news)
 
     def _call_steps(self) -> int:
         return self._local.steps()

@@ -18,7 +18,7 @@ from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
 from devproxy.control import messages
 from devproxy.control._pb import job_pb2 as pb
-from devproxy.control.coordinator_api import NodeServers
+from devproxy.control.coordinator_api import JobNews, NodeServers
 from devproxy.control.line import Line, LineLost
 from devproxy.errors import DevproxyError
 from devproxy.node.answer import Answer, Marked, Met, Still
@@ -90,12 +90,16 @@ class RemoteTree:
         return str(self._fact("lost"))
 
     def servers(self, phase: str) -> NodeServers:
-        """phase: the job's, which that host does not know."""
+        """phase: the job's, which that host may not have heard yet."""
         try:
             found = self.line.call("servers", {"phase": phase}, timeout_s=STATISTICS_S)
         except DevproxyError as error:
             return NodeServers(self.name, [], error.what)
         return NodeServers(self.name, found)
+
+    def tell(self, number: int, news: JobNews) -> None:
+        """Waits for nobody. number: later news have a higher one."""
+        self.line.post("news", {"number": number, "news": asdict(news)})
 
     def steps(self) -> int:
         return int(self.call("steps"))

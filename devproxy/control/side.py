@@ -123,6 +123,7 @@ class Other:
     ) -> None:
         data = address or own_address(meet, hello.node)
         self._joined = Joined(meet, hello, timeout_s, interrupted)
+        self.line = self._joined.line
         welcome = self._joined.welcome
         self.job_id = own_id(welcome["job_id"], hello.node)
         self.store = str(welcome["store"])
@@ -136,10 +137,9 @@ class Other:
     def attach(self, tree: Tree) -> None:
         self._tree = tree
         self.member = Member(tree)
-        line = self._joined.line
-        line.handle = self.member.handle
-        line.on_packets = lambda source, to, packets: tree.deliver(packets)
-        line.on_lost = self._lost
+        self.line.handle = self.member.handle
+        self.line.on_packets = lambda source, to, packets: tree.deliver(packets)
+        self.line.on_lost = self._lost
 
     def serve(self) -> PartAgent:
         """Answers what is asked on this host. Raises Refused where the socket cannot be made."""
@@ -159,8 +159,8 @@ class Other:
         assert self.member is not None
         while not self.member.started.wait(LOOK_S):
             interrupted()
-            if self._joined.line.lost.is_set() or self.member.over.is_set():
-                raise Refused(f"{self._joined.line.peer} is gone", "see what it says")
+            if self.line.lost.is_set() or self.member.over.is_set():
+                raise Refused(f"{self.line.peer} is gone", "see what it says")
 
     def restore(self, news: Report, before_it_runs: Callable[[], None]) -> None:
         """Does what the first node asks for, until the tree runs. Raises Refused where it comes to nothing."""
@@ -184,12 +184,12 @@ class Other:
         member.abandon()
         if not member.started.is_set():
             tree.end_now(1)
-        _end_alone(tree, self._joined.line.peer, lambda: self._ends or member.over.is_set())
+        _end_alone(tree, self.line.peer, lambda: self._ends or member.over.is_set())
 
     def ended(self, interrupted: Callable[[], None]) -> None:
         """Our command has ended: until the first node says that the job has, or is gone."""
         assert self.member is not None
-        while not self.member.wait_over(LOOK_S) and not self._joined.line.lost.is_set():
+        while not self.member.wait_over(LOOK_S) and not self.line.lost.is_set():
             interrupted()
 
     def stop(self) -> None:
@@ -215,29 +215,45 @@ def _end_alone(tree: Tree, peer: str, is_over: Callable[[], bool]) -> None:
 
 
 class Part:
-    """What a node that is not the first says of its job: coordinator_api.Coordinator without its verbs."""
+    """What a node that is not the first says of its job: coordinator_api.Coordinator without its verbs.
+
+    The phase is the coordinator's, as node 0 has said it last; only a start and an end are seen here first.
+    """
 
     def __init__(self, tree: Tree, side: Other) -> None:
         self._tree, self._side, self._meet = tree, side, side.meet
         self._ended = threading.Event()
 
     def status(self) -> api.JobStatus:
-        spec, member = self._tree.spec, self._side.member
-        phase = api.RUNNING if member and member.started.is_set() else api.STARTING
+        spec, told = self._tree.spec, self._told()
         return api.JobStatus(
             job=spec.job,
             job_id=spec.job_id,
-            phase=api.ENDING if self._tree.code is not None else phase,
+            phase=self._phase(),
             device=spec.device,
             gpus=self._tree.gpus,
             pid=os.getpid(),
             command=spec.command,
             started_unix_s=spec.started_unix_s,
+            images=told.images,
+            last_image=told.last_image,
+            last_error=told.last_error,
             here=self._tree.gpus,
             nodes=[LocalTree(self._tree).about(), f"node 0: {self._meet}"],
             checkpointable=False,
             why_not=self._why(),
         )
+
+    def _told(self) -> api.JobNews:
+        return self._side.member.told if self._side.member else api.JobNews()
+
+    def _phase(self) -> str:
+        if self._tree.code is not None or self._side.line.lost.is_set():  # node 0 says nothing more
+            return api.ENDING
+        phase, member = self._told().phase, self._side.member
+        if phase == api.RUNNING and not (member and member.started.is_set()):
+            return api.STARTING  # the coordinator is there before the commands may run
+        return phase
 
     def history(self, since_ns: int) -> list[Span]:
         return self._side.member.record.since(since_ns) if self._side.member else []

@@ -194,6 +194,12 @@ def test_what_nodes_say(hosts: Hosts) -> None:
     assert "node 1 (" in (text := hosts.on(0, "status", "j").stdout) and "its servers:" in text
     total = sum(server["memory"]["total"] for server in told["servers"] + other["servers"])
     assert f"/ {show_bytes(total)}" in hosts.on(0, "ps").stdout
+    hosts.on(0, "suspend", "j")
+    hosts.wait(lambda: hosts.job_status(1, "j.1")["phase"] == "suspended", 20)
+    assert hosts.job_status(1, "j.1")["last_image"] == hosts.job_status(0)["last_image"] != ""
+    assert " suspended " in (listed := hosts.on(1, "ps").stdout) and "lost" not in listed
+    hosts.on(0, "resume", "j")
+    hosts.wait(lambda: hosts.job_status(1, "j.1")["phase"] == "running", 20)
     hosts.on(0, "kill", "j", "--signal", "KILL")
     assert [job.wait(60) for job in hosts.jobs] == [137, 137]
 
