@@ -234,14 +234,16 @@ def _check_nodes(options: Options, plain: bool) -> None:
         raise Refused("a job of several nodes needs namespaces of its own", "see: devproxy doctor")
 
 
-def _meet(options: Options, plan: preflight.Plan) -> First | Other | None:
+def _meet(options: Options, plan: preflight.Plan, job_dir: str) -> First | Other | None:
     """The other nodes are found, or will be. Raises Refused."""
     if options.nodes == 1:
         return None
     # gRPC and the store: only such a job waits for them before its command begins.
     from devproxy.control import side
     from devproxy.control.meeting import Hello
+    from devproxy.control.stage_note import note_that_it_waits
 
+    note_that_it_waits(job_dir, True)
     assert options.node is not None
     hello = Hello(
         job=options.name, node=options.node, nodes=options.nodes, device=plan.device, abi=plan.abi,
@@ -295,7 +297,7 @@ def _run(options: Options) -> int:
     name = options.name or runtime.default_job_name(options.command[0])
     folder = runtime.create_job(f"{name}.{options.node}" if options.node else name)
     try:
-        side = _meet(options, plan)
+        side = _meet(options, plan, folder.path)
     except BaseException:
         runtime.remove_job(folder)
         raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -19,10 +20,12 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from devproxy import __version__, config, proctree, runtime
+from devproxy import __version__, config, procfs, proctree, runtime
+from devproxy.control import stage_note
 from devproxy.control.coordinator_api import (
     GONE,
     RUNNING,
+    STARTING,
     STOPPED,
     ImageFacts,
     JobStatus,
@@ -32,6 +35,7 @@ from devproxy.errors import DevproxyError, Refused
 from devproxy.node import init
 from devproxy.node.history import Span
 from devproxy.node.stages import Report
+from devproxy.proxy import command as cmd
 
 # Late imports: the first call loads gRPC and protobuf.
 if TYPE_CHECKING:
@@ -48,6 +52,7 @@ CHECK_TIMEOUT_S = 60.0
 # What a starting daemon tells.
 READY = b"ready"
 BUSY = b"busy"
+WAITS = "it waits for the job's other nodes"
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
@@ -462,10 +467,11 @@ def follow(events: Iterator[pb.Event], report: Report) -> Result:
 
 
 def wait_for_agent(path: str, timeout_s: float = 5.0) -> bool:
-    """A job that has just been started has none for the first half second. False: there is none."""
+    """A job that has just been started has none for the first half second; one that waits for its other nodes has none for
+    longer. False: there is none."""
     deadline = time.monotonic() + timeout_s
     while not os.path.exists(os.path.join(path, AGENT_SOCKET)):
-        if time.monotonic() > deadline or not runtime.is_alive(path):
+        if time.monotonic() > deadline or waits_for_nodes(path) or not runtime.is_alive(path):
             return False
         time.sleep(0.02)
     return True
@@ -476,6 +482,8 @@ def agent_status(name: str, path: str, alive: bool) -> JobStatus:
     if not alive:
         return _from_folder(name, path, GONE, "the job is dead")
     if not os.path.exists(os.path.join(path, AGENT_SOCKET)):
+        if waits_for_nodes(path):
+            return _from_folder(name, path, STARTING, WAITS)
         return _from_folder(name, path, "", "its supervisor has no control socket (yet)")
     if why := supervisor_stopped(path):
         return _from_folder(name, path, STOPPED, why)
@@ -486,6 +494,66 @@ def agent_status(name: str, path: str, alive: bool) -> JobStatus:
     if status.phase == RUNNING and _command_stopped(status.pid):
         return replace(status, phase=STOPPED)
     return status
+
+
+def waits_for_nodes(path: str) -> bool:
+    """Nothing of that job runs here until its other nodes are there."""
+    note = stage_note.NoteReader(os.path.join(path, stage_note.NAME))
+    return note.read() == stage_note.MEET
+
+
+def signal_supervisor(path: str, number: int) -> None:
+    """For a job whose agent does not answer yet: as a signal from a shell, of those that end it. Raises DevproxyError."""
+    name = os.path.basename(path)
+    if number not in cmd.ENDING and number != signal.SIGKILL:
+        why = WAITS if waits_for_nodes(path) else "its supervisor has no control socket (yet)"
+        raise Refused(
+            f"kill of job {name}: {why}, and signal {number} would not end it",
+            "give TERM, INT, HUP, QUIT or KILL, or try again when it runs",
+        )
+    try:
+        process = _open_supervisor(path)
+    except OSError:
+        raise DevproxyError(
+            f"{supervisor_of(path)} is gone, so nobody takes the signal",
+            f"its janitor ends what is left of it, see: devproxy status {name}",
+            object=f"job {name}",
+        ) from None
+    try:
+        signal.pidfd_send_signal(process, number)
+    except ProcessLookupError:
+        pass  # it has ended meanwhile, as was wished
+    finally:
+        os.close(process)
+
+
+def _open_supervisor(path: str) -> int:
+    """A pidfd of it, and not of a process that got its number later: it has the job's lock open. Raises OSError."""
+    lock = os.path.join(path, "lock")
+    pid = job_file(path).get("pid")
+    if not isinstance(pid, int):  # a node that does not know yet which job it belongs to
+        with open(lock, "rb") as file:
+            pid = procfs.lock_holder(file.fileno())
+    if pid <= 0:
+        raise ProcessLookupError(pid)
+    process = os.pidfd_open(pid)
+    try:
+        if not _has_open(pid, os.stat(lock)):
+            raise ProcessLookupError(pid)
+    except BaseException:
+        os.close(process)
+        raise
+    return process
+
+
+def _has_open(pid: int, file: os.stat_result) -> bool:
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        try:
+            if os.path.samestat(os.stat(entry.path), file):
+                return True
+        except OSError:
+            pass  # closed meanwhile
+    return False
 
 
 def supervisor_stopped(path: str) -> str:

@@ -57,6 +57,8 @@ AGENT_START_S = 120.0
 MOST_CALLS, MOST_FOLLOWERS = 256, 192
 # How long a verb under way waits for a supervisor that a signal has stopped.
 STOPPED_S = 5.0
+# For the agent of a job that has just begun. With the agent's own time it is less than a caller of ours has.
+KILL_WAITS_S = 3.0
 # From a supervisor's kill -9 to the end of the rest of its job, which the janitor sees to.
 REST_ENDS_S = 5.0
 FAILED: dict[str, type[OperationFailed]] = {
@@ -532,6 +534,9 @@ class Service:
 
         with self._call("kill", request.job, context):
             _, path = _find("kill", request.job)
+            if not client.wait_for_agent(path, KILL_WAITS_S):
+                client.signal_supervisor(path, request.signal)
+                return pb.Empty()
             with client.agent(path) as stub:
                 stub.Kill(request, timeout=client.ANSWER_TIMEOUT_S)
             return pb.Empty()

@@ -77,6 +77,10 @@ class Member:
             return step(report=report, **arguments)
         return step(**arguments)
 
+    def is_asked(self) -> bool:
+        """An operation has begun."""
+        return self._number > 0
+
     def abandon(self) -> None:
         """The coordinator is gone: whatever stands still goes on, or is undone."""
         with self._mu:

@@ -20,8 +20,8 @@ from devproxy.control import outputs
 from devproxy.control.coordinator import JobCoordinator
 from devproxy.control.meeting import Hello
 from devproxy.control.serving import Agent
-from devproxy.control.side import MEET_S, First, Other, PartAgent
-from devproxy.control.stage_note import MEET, StageNote
+from devproxy.control.side import MEET_S, First, Other, PartAgent, given_up
+from devproxy.control.stage_note import MEET, StageNote, note_that_it_waits
 from devproxy.errors import Refused
 from devproxy.log import say
 from devproxy.node import build, kin
@@ -31,6 +31,7 @@ from devproxy.node.spec import JobSpec, own_id, own_name, write_job_file
 from devproxy.node.stages import Progress, Stages
 from devproxy.node.stdio import Stdio
 from devproxy.node.tree import Tree
+from devproxy.proxy import command as cmd
 from devproxy.proxy import preflight
 from devproxy.proxy.janitor import Janitor
 from devproxy.proxy.server_set import ServerSet
@@ -133,6 +134,7 @@ def bring_back(
     note = StageNote(request.get("note"))
     if len(whole.trees) > 1:
         note.write(MEET)
+        note_that_it_waits(folder.path, True)
     side = _meet(request, spec, whole, node)
     place = side.place if side else None
     tree = Tree(spec, gpus, folder, servers, janitor, stdio, lib, config.server_path(lib), place)
@@ -163,7 +165,7 @@ def bring_back(
         if isinstance(side, Other):
             return Restored(tree, _as_part(note, whole, side, before_it_runs), side)
         if side is not None:
-            side.gather(MEET_S, lambda: None)
+            side.gather(MEET_S, _interrupted)
             coordinator = side.coordinator(phase=api.RESTORING, opened=store)
         else:
             coordinator = JobCoordinator(
@@ -251,9 +253,17 @@ def _meet(
         return First(
             meet, hello, job_id=spec.job_id, store=spec.store, network=spec.network, address=address
         )
-    other = Other(meet, hello, timeout_s=MEET_S, interrupted=lambda: None, address=address)
+    other = Other(meet, hello, timeout_s=MEET_S, interrupted=_interrupted, address=address)
     spec.job_id = other.job_id
     return other
+
+
+def _interrupted() -> None:
+    """While it waits for the job's other nodes. Raises Refused where a signal has ended that."""
+    try:
+        cmd.check_interrupted()
+    except cmd.Interrupted as interruption:
+        raise given_up(interruption.number) from None
 
 
 def _as_part(

@@ -21,6 +21,7 @@ from devproxy.control.meeting import Hello, Joined, Meeting, own_address
 from devproxy.control.member import Member
 from devproxy.control.remote import RemoteTree
 from devproxy.control.serving import Agent
+from devproxy.control.stage_note import note_that_it_waits
 from devproxy.errors import DevproxyError, Refused
 from devproxy.log import say
 from devproxy.node.history import Span
@@ -90,6 +91,8 @@ class First:
                 other.call("start")
         except DevproxyError as error:
             raise Refused(error.what, "nothing was started") from None
+        assert self._tree is not None
+        note_that_it_waits(self._tree.folder.path, False)
 
     def serve(self) -> Agent:
         """The job's verbs, from here on."""
@@ -156,9 +159,12 @@ class Other:
 
     def wait_start(self, interrupted: Callable[[], None]) -> None:
         """Until the first node lets the commands run. Raises Refused where it does not."""
+        assert self._tree is not None
         assert self.member is not None
         while not self.member.started.wait(LOOK_S):
             interrupted()
+            if self._tree.code is not None and not self.member.is_asked():
+                raise given_up(self._tree.code - 128)
             if self.line.lost.is_set() or self.member.over.is_set():
                 raise Refused(f"{self.line.peer} is gone", "see what it says")
 
@@ -175,6 +181,8 @@ class Other:
         self.ready()
         self.wait_start(interrupted)
         self.member.begin_streams = None  # the command's start does
+        assert self._tree is not None
+        note_that_it_waits(self._tree.folder.path, False)
 
     def _lost(self) -> None:
         """In the line's thread. The tree goes on for a while, for what it can do alone, and is then ended."""
@@ -197,6 +205,13 @@ class Other:
         if self.member is not None:
             self.member.stop()
         self._joined.stop()
+
+
+def given_up(number: int) -> Refused:
+    """A signal that ends the job came before there was any of it."""
+    return Refused(
+        f"signal {number} came while it waited for the job's other nodes", "nothing of it runs here"
+    )
 
 
 def _end_alone(tree: Tree, peer: str, is_over: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ import io
 import os
 
 NAME = "stage"  # in the job's folder
-MEET = "meet"  # of a restore: this node waits for the others, and nothing of the job is there
+MEET = "meet"  # this node waits for the others, and nothing of the job runs here
 _BYTES = 64
 
 
@@ -32,6 +32,18 @@ class StageNote:
                 os.pwrite(self._fd, stage.encode()[:_BYTES].ljust(_BYTES), 0)
             except OSError:
                 pass
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def note_that_it_waits(job_dir: str, waits: bool) -> None:
+    """A job without an agent yet: does it wait for its other nodes? An agent writes its own notes over this one."""
+    note = StageNote(os.path.join(job_dir, NAME))
+    note.write(MEET if waits else "")
+    note.close()
 
 
 class NoteReader:

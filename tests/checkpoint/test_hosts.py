@@ -223,6 +223,57 @@ def test_nodes_that_do_not_fit(hosts: Hosts) -> None:
     assert first.wait(30) == 128 + signal.SIGINT
 
 
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_waits_can_be_killed(hosts: Hosts, node: int) -> None:
+    """It is starting, and nothing of it is left afterwards."""
+    name = "j.1" if node else "j"
+    (waits,) = hosts.start(*ACROSS, only=(node,))
+
+    def status() -> str:
+        return hosts.on(node, "status", name, "--json", check=False).stdout
+
+    hosts.wait(lambda: '"phase"' in status(), 30)
+    time.sleep(1)  # its servers have begun
+    assert json.loads(status())["phase"] == "starting"
+    assert "went away" not in hosts.on(node, "kill", name).stderr
+    assert waits.wait(30) == 128 + signal.SIGTERM
+    assert hosts.on(node, "ps").stdout == "no jobs\n"
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_restore_that_waits_can_be_killed(hosts: Hosts, node: int) -> None:
+    """Nothing of it runs, it says why, and it may begin anew."""
+    hosts.start(*ACROSS)
+    hosts.wait_step(3, "log0")
+    hosts.on(0, "checkpoint", "j")
+    assert hosts.kill_everything()
+    name = "j.1" if node else "j"
+    words = [
+        "restore",
+        "j",
+        "--store",
+        str(hosts.store),
+        "--node",
+        str(node),
+        "--meet",
+        hosts.meet(0),
+    ]
+    waits = subprocess.Popen(
+        hosts.hosts[node].command([*CTL, *words]), env=hosts.env, stderr=subprocess.PIPE, text=True
+    )
+    assert waits.stderr is not None
+    assert "waiting for the job's other nodes" in waits.stderr.readline()
+    assert hosts.job_status(node, name)["phase"] == "starting"
+    hosts.on(node, "kill", name)
+    said = waits.communicate(timeout=30)[1]
+    assert "signal 15 came while it waited for the job's other nodes" in said
+    assert waits.returncode == 2
+    hosts.came_back(hosts.bring_back())
+    hosts.wait_end("done", "log0")
+    hosts.wait_end("done", "log1")
+    check(hosts)
+
+
 def test_a_command_that_fails_on_one_node(hosts: Hosts) -> None:
     """It is named where the job's words are read; what goes on elsewhere goes on until somebody ends it."""
     (first,) = hosts.start("sleep", "1000", only=(0,))

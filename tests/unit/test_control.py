@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -316,6 +317,112 @@ def test_jobs_without_an_agent(folder: str) -> None:
         client.find_job("")
     with pytest.raises(Refused, match="there is no job 'plain'"):
         client.find_job("plain")
+
+
+# A supervisor that has its job's folder, and serves nothing yet. The note says whether it waits for other nodes.
+WITHOUT_AGENT = """
+import json, os, sys, time
+from devproxy import runtime
+from devproxy.control.stage_note import NAME, StageNote
+folder = runtime.create_job("w")
+if sys.argv[1]:
+    StageNote(os.path.join(folder.path, NAME)).write(sys.argv[1])
+if sys.argv[2]:
+    with open(os.path.join(folder.path, "job.json"), "w") as file:
+        json.dump({"gpus": [0], "pid": os.getpid()}, file)
+print(folder.path, flush=True)
+time.sleep(100)
+"""
+
+
+@contextlib.contextmanager
+def without_agent(
+    stage: str, *, job_file: bool = True
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    words = [sys.executable, "-c", WITHOUT_AGENT, stage, "yes" if job_file else ""]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip(), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def kill(number: int) -> None:
+    """As devproxyd does it."""
+    with grpc_server() as stub:
+        stub.Kill(pb.KillRequest(job="w", signal=number))
+
+
+@contextlib.contextmanager
+def grpc_server() -> Iterator[Any]:
+    from devproxy.control._pb import job_pb2_grpc
+
+    path = os.path.join(os.environ["DEVPROXY_SHM_DIR"], "d")
+    service = daemon.Service()
+    server = agent_service.make_server(
+        path, lambda server: job_pb2_grpc.add_DevproxyServicer_to_server(service, server)
+    )
+    try:
+        with messages.open_channel(path) as channel, client.translated("devproxyd"):
+            yield job_pb2_grpc.DevproxyStub(channel)
+    finally:
+        server.stop(None)
+
+
+def test_a_job_that_waits_for_its_other_nodes(folder: str) -> None:
+    """It is starting, and a signal that ends it reaches it; there is nothing that could take another one."""
+    with without_agent("meet") as (path, process):
+        status = client.agent_status("w", path, True)
+        assert (status.phase, status.why_not) == ("starting", "it waits for the job's other nodes")
+        with pytest.raises(Refused, match="kill of job w: it waits for the job's other nodes"):
+            kill(signal.SIGUSR1)
+        assert process.poll() is None
+        kill(signal.SIGTERM)
+        assert process.wait(10) == -signal.SIGTERM
+
+
+def test_a_node_that_has_not_met_the_first_one(folder: str) -> None:
+    """It does not know which job it belongs to, so there is no job.json."""
+    with without_agent("", job_file=False) as (path, process):
+        assert client.agent_status("w", path, True).phase == "starting"
+        kill(signal.SIGKILL)
+        assert process.wait(10) == -signal.SIGKILL
+
+
+def test_a_job_whose_agent_comes_later_is_killed(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that has just begun the agent is waited for. Where none comes, its supervisor passes the signal on."""
+    with without_agent("") as (path, process):
+        coordinator = FakeCoordinator("w", path)
+        handles: list[agent_service.AgentHandle] = []
+
+        def serve() -> None:
+            handles.append(agent_service.serve(coordinator, os.path.join(path, "agent.sock")))
+
+        late = threading.Timer(0.5, serve)
+        late.start()
+        kill(signal.SIGUSR1)
+        late.join()
+        assert Path(path, "done").read_text() == f"kill {signal.SIGUSR1:d}\n"
+        handles[0].stop(0)
+        monkeypatch.setattr(daemon, "KILL_WAITS_S", 0.2)
+        kill(signal.SIGTERM)
+        assert process.wait(10) == -signal.SIGTERM
+
+
+def test_a_number_that_another_process_got_is_not_killed(folder: str) -> None:
+    with without_agent("meet") as (path, process), subprocess.Popen(["sleep", "100"]) as other:
+        Path(path, "job.json").write_text(json.dumps({"gpus": [0], "pid": other.pid}))
+        try:
+            with pytest.raises(DevproxyError, match="the supervisor of job 'w' is gone"):
+                kill(signal.SIGTERM)
+            assert other.poll() is None
+            assert process.poll() is None
+        finally:
+            other.kill()
 
 
 # --- the daemon's lock and its files in the runtime folder ---

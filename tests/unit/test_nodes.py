@@ -18,8 +18,8 @@ from devproxy.control.coordinator import JobCoordinator
 from devproxy.control.line import Line
 from devproxy.control.member import Member
 from devproxy.control.remote import RemoteTree
-from devproxy.control.side import Part
-from devproxy.errors import CheckpointError
+from devproxy.control.side import Other, Part
+from devproxy.errors import CheckpointError, Refused
 from tests.unit.test_coordinator import FakeTree, World
 
 
@@ -149,3 +149,15 @@ def test_a_job_without_its_first_node_ends(world: World, node: Node) -> None:
     assert soon(lambda: node.phase == api.RUNNING)
     node.line.close()
     assert node.phase == api.ENDING
+
+
+def test_a_restore_that_nobody_has_asked_for_anything_ends(node: Node) -> None:
+    """By a signal. Once it is asked it goes on: the coordinator undoes on all nodes what fails."""
+    side = Other.__new__(Other)
+    side.line, side.member, side._tree = node.line, node.member, node.tree
+    node.tree.code = 128 + 15
+    with pytest.raises(Refused, match="signal 15 came while it waited"):
+        side.wait_start(lambda: None)
+    node.member._number = 1
+    threading.Timer(0.3, node.member.started.set).start()
+    side.wait_start(lambda: None)
