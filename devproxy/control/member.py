@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from devproxy.checkpoint import image
@@ -19,11 +19,11 @@ from devproxy.checkpoint.writer import Writer
 from devproxy.control import messages, servers
 from devproxy.control.coordinator_api import JobNews
 from devproxy.errors import DevproxyError
-from devproxy.node.answer import Answer, Marked, Met, Still
 from devproxy.node.dump import TreeDump
 from devproxy.node.history import History
 from devproxy.node.local import LocalTree
 from devproxy.node.move import TreeMove
+from devproxy.node.participant import Dump, Move, Restoring, steps_of
 from devproxy.node.restore import TreeRestore, Wishes
 from devproxy.node.spec import own_id
 from devproxy.node.stages import Progress, Report, Stages
@@ -263,7 +263,8 @@ class Member:
             one.runs = True
         if isinstance(target, TreeRestore) and step == "settle":
             self._runs_again()
-        return asdict(result) if isinstance(result, Answer | Met | Still | Marked) else result
+        is_answer = is_dataclass(result) and not isinstance(result, type)
+        return asdict(result) if is_answer else result
 
     def _put_share(self, one: _Part, dump: TreeDump, image_id: str, number: int, of: int) -> None:
         """By an upload of our own, which ends with the part: until then gc leaves its packs alone."""
@@ -300,11 +301,10 @@ class Member:
         return True
 
 
-_ALL = ("check", "aim", "hold", "withhold", "mark", "agree", "ranks", "barrier", "lift", "close")
-_STEPS: dict[type, tuple[str, ...]] = {
-    TreeDump: (*_ALL, "cut", "write", "thaw", "end_tree", "tree_has_ended", "leave", "go_on"),
-    TreeMove: (*_ALL, "cut", "copy", "start", "hand_over"),
-    TreeRestore: ("prepare", "go_on", "settle", "undo"),
+_STEPS: dict[type, frozenset[str]] = {
+    TreeDump: steps_of(Dump),
+    TreeMove: steps_of(Move),
+    TreeRestore: steps_of(Restoring),
 }
 
 

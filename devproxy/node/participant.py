@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job's coordinator asks of each of its trees: on this host (local.py), or, one day, on another.
+"""What a job's coordinator asks of each of its trees: on this host (local.py), or on another (control/remote.py).
 
 A participant decides nothing about the job: it says what it can do, does its part, and undoes it. Everything that the
 coordinator must know of an operation stands in the operation's object, so that a participant has no state of a verb
@@ -19,15 +19,14 @@ from devproxy.node.restore import Wishes
 from devproxy.node.stages import Stages
 
 
-class Dump(Protocol):
-    """One tree's part of an image. In this order; go_on() and close() from any point on."""
+class Part(Protocol):
+    """A tree's part of an operation that cuts the job: how it comes to where that may be."""
 
     stages: Stages  # this tree's own
     warnings: list[str]
-    freeze_s: float  # the processes stood still
 
     @property
-    def still_s(self) -> float: ...  # the tree did, as far as it goes on again
+    def still_s(self) -> float: ...  # the tree stood still, as far as it goes on again
 
     def check(self) -> None:
         """Nothing has stopped. Raises Refused by name of what is in the way."""
@@ -64,6 +63,12 @@ class Dump(Protocol):
     def lift(self) -> None:
         """Nothing is held any more. At any time before the cut."""
         ...
+
+
+class Dump(Part, Protocol):
+    """One tree's part of an image. In this order; go_on() and close() from any point on."""
+
+    freeze_s: float  # the processes stood still
 
     def cut(self, wait_ms: int) -> None:
         """The servers stand still between two messages."""
@@ -105,49 +110,10 @@ class Dump(Protocol):
         ...
 
 
-class Move(Protocol):
+class Move(Part, Protocol):
     """A tree's change to other GPUs of its host. In this order; close() from any point on."""
 
-    stages: Stages
-    warnings: list[str]
     handed_over: bool  # no way back
-
-    @property
-    def still_s(self) -> float: ...
-
-    def check(self) -> None: ...
-
-    def ranks(self) -> list[dict[str, Any]]:
-        """What each client has submitted. Holds nothing."""
-        ...
-
-    def barrier(self, comm: tuple[int, int], attempt: int) -> Met:
-        """The ranks meet beside that communicator's collectives, and stand there. Asked again until they have."""
-        ...
-
-    def aim(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Whoever has the least device memory rests, as its report says; who owes goes on. Asked again and again."""
-        ...
-
-    def hold(self) -> list[dict[str, Any]]:
-        """Nobody goes past the communication that is submitted. What has been, client by client."""
-        ...
-
-    def withhold(self) -> Still:
-        """Nothing of a communicator begins any more, once it is still."""
-        ...
-
-    def mark(self, number: int) -> Marked:
-        """A mark behind all that its servers have said to those of other trees."""
-        ...
-
-    def agree(self, reports: list[dict[str, Any]]) -> Answer:
-        """All ranks' reports: whoever owes goes on."""
-        ...
-
-    def lift(self) -> None:
-        """Nothing is held any more. At any time before the cut."""
-        ...
 
     def cut(self) -> None: ...
 
@@ -178,6 +144,16 @@ class Restoring(Protocol):
     def undo(self) -> None:
         """Nothing of the tree runs."""
         ...
+
+
+def steps_of(kind: type) -> frozenset[str]:
+    """The methods of one of the protocols above: what a coordinator may ask for, also over a line."""
+    return frozenset(
+        name
+        for base in kind.__mro__
+        for name, what in vars(base).items()
+        if callable(what) and not name.startswith("_")
+    )
 
 
 class Participant(Protocol):
