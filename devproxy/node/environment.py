@@ -32,7 +32,7 @@ def job_environment(spec: JobSpec, gpus: int, lib: str, pylib: str, job_dir: str
         # Whoever started us is not its parent; we look after that one in its place (proxy/starter.py).
         env[JUPYTER] = str(os.getpid() if spec.plain else INIT)
     env["DEVPROXY_FILES_MAX"] = str(spec.files_max_bytes)
-    # Triton links -l:libcuda.so.1 and a dropped LD_PRELOAD still finds ours (facts: driver shim).
+    # Triton links -l:libcuda.so.1 and a dropped LD_PRELOAD still finds ours.
     env["TRITON_LIBCUDA_PATH"] = lib
     if compiler:
         # Behind the user's own folders.

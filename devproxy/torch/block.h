@@ -42,7 +42,7 @@ enum class Tag : uint8_t {
   kGenerator,           // u64 seed, u64 offset
   kDeviceGenerator,     // u64 address of (seed, offset) in device memory, u64 to add to the offset: a launch in a graph
   kSparse,              // SparseHead + sizes + its parts, each kTensor
-  kNamedGenerator,      // u64: one that lives in the executor (generators.h); 0 is the GPU's default one
+  kNamedGenerator,      // u64: one that lives in the executor (executor/client.h); 0 is the GPU's default one
 };
 
 enum class Mode : uint8_t {
@@ -142,7 +142,7 @@ struct GeneratorBlock {
 };
 struct FactsBlock {
   uint32_t magic, zero;
-  uint64_t reply_addr, reply_bytes;  // ReplyHeader, then text (facts.h)
+  uint64_t reply_addr, reply_bytes;  // ReplyHeader, then text (client/executor.h, Facts)
 };
 struct RnnForm {  // of a recurrent layer, as _cudnn_rnn_flatten_weight has it
   int64_t dtype, weight_stride0, input_size, mode, hidden_size, proj_size, num_layers, batch_first, bidirectional;

@@ -45,7 +45,7 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 
 def text(rows: list[Row]) -> str:
-    """The table, in the issues' order."""
+    """The table, its rows in the order given."""
     lines = [f"{'what':32} {'figure':>13} {'limit':>13}  {'ratio':>7} {'target':>8}  "]
     for r in rows:
         limit = "" if r.limit is None else f"{r.limit:.4g} {r.unit}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The unmodified CUDA wheel over the recording device: every call is accepted, and a math library is refused by name.
 
-No kernel is executed, so nothing here says that a result is right; see tests/wheel/point4.py --values for a real device.
+No kernel is executed, so nothing here says that a result is right; see tests/wheel/torch_parts.py --values for a real device.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pytest
 from tests.integration.needs import require_criu
 
 ROOT = Path(__file__).resolve().parents[2]
-POINT4 = ROOT / "tests/wheel/point4.py"
+TORCH_PARTS = ROOT / "tests/wheel/torch_parts.py"
 PYTHON = os.environ["DEVPROXY_WHEEL_PYTHON"]
-# What the parts of point4.py call of each library first; whatever else is said to be refused is a fault.
+# What the parts of torch_parts.py call of each library first; whatever else is said to be refused is a fault.
 REFUSED = {
     "libcublas.so.13: cublasCreate_v2",
     "libcublasLt.so.13: cublasLtMatmulPreferenceCreate",
@@ -47,7 +47,7 @@ def parts(done: subprocess.CompletedProcess[str]) -> dict[str, bool]:
 
 
 def all_parts() -> set[str]:
-    return set(re.findall(r"^@part\ndef (\w+)", POINT4.read_text(), re.MULTILINE))
+    return set(re.findall(r"^@part\ndef (\w+)", TORCH_PARTS.read_text(), re.MULTILINE))
 
 
 @pytest.fixture(params=["caching", "without the caching allocator"])
@@ -65,7 +65,7 @@ def test_every_part_is_accepted(
         wanted -= {"allocator", "graphs"}
     done = run(
         job_env | flavour | {"DEVPROXY_RECORD": str(record)},
-        str(POINT4),
+        str(TORCH_PARTS),
         "--only",
         ",".join(sorted(wanted)),
     )

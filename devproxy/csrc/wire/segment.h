@@ -29,7 +29,7 @@ inline constexpr uint32_t kHostFuncs = 256;  // entries of the server -> client 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
 
 // Address ranges: one of kRangeBytes per (process slot, device), device memory first, the pinned window behind it.
-// Build constants: sanitizers refuse some ranges (facts: TSan refuses 0x2000_0000_0000).
+// Build constants: a program under ThreadSanitizer may map nothing at 0x2000_0000_0000.
 #ifdef DEVPROXY_TSAN
 inline constexpr uint64_t kRangeBase = 0x40'0000'0000;
 inline constexpr uint64_t kRangeBytes = 0x8'0000'0000;  // 32 GiB

@@ -2,11 +2,11 @@
 // The device memory of one space: one reserved address range, physical memory behind the parts that are in use.
 //
 // Reserving costs addresses only. Physical memory comes in large handles ("extents"), because the driver's cost is per
-// mapping and not per byte (facts/driver-shim.md, hazard 5): whole slabs where there is room, exact granules when
-// memory runs short. An extent stays mapped until nothing in it is committed, and idle ones stay for the next step,
-// within what the client has for itself of the GPU: mapping a step's memory anew costs about 160 us for each 64 MiB
-// (H200, driver 580). The driver maps and unmaps a handle only as a whole (cuda.h, cuMemMap: offset must be zero), so
-// whatever needs a border inside an extent (aliasing) first rebuilds it from smaller handles with the same contents.
+// mapping and not per byte: whole slabs where there is room, exact granules when memory runs short. An extent stays
+// mapped until nothing in it is committed, and idle ones stay for the next step, within what the client has for itself
+// of the GPU: mapping a step's memory anew costs about 160 us for each 64 MiB (H200, driver 580). The driver maps
+// and unmaps a handle only as a whole (cuda.h, cuMemMap: offset must be zero), so whatever needs a border inside an
+// extent (aliasing) first rebuilds it from smaller handles with the same contents.
 //
 // Locks: mu_ is a leaf but for alias(), which takes the two spaces' in address order. Driver calls are made under it.
 #pragma once

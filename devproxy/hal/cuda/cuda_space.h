@@ -65,9 +65,8 @@
 // (held_for_room_), else each when nothing that it depends on is held (behind_held()).
 //
 // Host memory. An asynchronous copy from memory that the driver does not know as page-locked is copied at the call, or
-// blocks; either breaks D2H-then-H2D through one pinned buffer (facts/driver-shim.md, hazard 3). So what is not
-// registered goes through a page-locked slot of the queue, filled and emptied by host functions in stream order: right,
-// and slow. A small copy from or to a chunk goes through a page-locked cell, without a host function: the chunk is the
+// blocks; either breaks D2H-then-H2D through one pinned buffer. So what is not registered goes through a page-locked
+// slot of the queue, filled and emptied by host functions in stream order: right, and slow. A small copy from or to a chunk goes through a page-locked cell, without a host function: the chunk is the
 // client's for this one copy, so its bytes can be taken at submission, or put there when the watcher sees the end.
 //
 // Who owns what

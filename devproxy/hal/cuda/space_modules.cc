@@ -52,8 +52,8 @@ StatusOr<FunctionRef> CudaSpace::get_function(const ModuleRef& module, const std
   return FunctionRef(*function);
 }
 
-// facts/driver-shim.md, hazard 2: the address of a variable is the driver's choice, so another server may have it
-// elsewhere. Kernels find it there; a job that was told the first address is refused by the restore.
+// The address of a variable is the driver's choice, so another server may have it elsewhere. Kernels find it there;
+// a job that was told the first address is refused by the restore.
 StatusOr<Space::Global> CudaSpace::get_global(const ModuleRef& ref, const std::string& name) {
   if (is_executor(ref)) return Status(kNotFound, "an executor has no global '" + name + "'");
   const auto& module = static_cast<const CudaModule&>(*ref);

@@ -26,7 +26,7 @@ namespace device {
 extern const c10::DeviceType kType;
 extern const c10::DispatchKey kKey;
 extern const uint32_t kWhere;  // DEVPROXY_EXECUTOR_ON_*
-// Do random ops draw from generators that live here (generators.h)? Else the client sends each op its seed.
+// Do random ops draw from generators that live here (client.h)? Else the client sends each op its seed.
 extern const bool kKeepsGenerators;
 // May an op be told that nondeterministic algorithms are an error, as the client was? Else it only warns.
 extern const bool kRaisesNondeterminism;
@@ -69,7 +69,7 @@ int64_t plan_cache(Client& client, PlansBlock::What what, int64_t value);
 std::vector<int64_t> rnn_layout(const Client& client, const RnnForm& form,
                                 const std::vector<std::vector<int64_t>>& weights);
 
-// Lines "name value" for the client's hooks: see client/facts.h.
+// Lines "name value" for the client's hooks: see client/executor.h, Facts.
 std::string facts(const Client& client);
 
 }  // namespace device

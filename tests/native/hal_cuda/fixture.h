@@ -30,7 +30,7 @@ using std::chrono::steady_clock;
 
 namespace {
 
-#ifdef DEVPROXY_TSAN  // refuses most fixed addresses (facts/driver-shim.md)
+#ifdef DEVPROXY_TSAN  // its runtime maps no memory at most fixed addresses, so neither may we (wire/segment.h)
 constexpr uint64_t kBase = 0x40'0000'0000, kDeviceBytes = 0x6'0000'0000, kRange = 0x8'0000'0000;
 #else
 constexpr uint64_t kBase = 0x2000'0000'0000, kDeviceBytes = 0x30'0000'0000, kRange = 0x40'0000'0000;

@@ -482,7 +482,7 @@ void test_copies() {
   EXPECT(f.owner.tags == std::vector<uint32_t>{77});  // once, though the copy went in pieces
   EXPECT(f.owner.total == 3);
 
-  // One buffer down and up again: nothing may be read before the stream is there (hazard 3).
+  // One buffer down and up again: nothing may be read before the stream is there (hal/cuda/cuda_space.h: host memory).
   std::memset(f.window, 0xee, 4096);
   f.space->memset(queue, f.ticket(1), {f.base, 0, 4096, 1, 0x11, 1});
   f.space->copy(queue, f.ticket(1), f.down(f.window, f.base, 4096));

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What PyTorch's CUDA wheel does without a math library, part by part; a call of one of those is refused by name.
 
-    python point4.py [--values] [--only PART,...]
+    python torch_parts.py [--values] [--only PART,...]
 
 One JSON line per part: {"part", "ok", "error"}. With --values the device executes kernels, and results are compared with
 the CPU's. Without (--device record) only copies are compared: the point is that every call is accepted. Imports nothing
