@@ -12,10 +12,9 @@
 //
 // A stop is no phase. It is final, it may come in any phase, and every later answer is kLeave.
 //
-// The seam for communication: a cut of many ranks must not stop between the two sides of a collective, so servers will
-// agree on how far each of them goes before it stops at its next communication message. That is another fact of
-// Boundary (the next message is a communication beyond the limit) and another event of the server thread (the limit is
-// lifted). Both belong in at_boundary(), the one place that decides whether a message may still be taken.
+// Communication is no matter of the gate: a cut of many ranks must not stop between the two sides of a collective, so
+// before it comes, Connection::consume() holds a communication message that goes beyond what the ranks agreed on
+// (communicators.h). at_boundary() hears of it only whether others wait for this client (Boundary::owes).
 #pragma once
 
 #include <cstdint>

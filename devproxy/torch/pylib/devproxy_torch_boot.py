@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the CPU-only torch wheel a CUDA build over the CUDA driver API of the preloaded libcuda.so.1.
+"""Makes torch, of the CPU wheel or the CUDA wheel, a CUDA build over the CUDA driver API of the preloaded libcuda.so.1.
 
 The order is the delicate point. torch's C++ side asks for its CUDA hooks while `torch._C` is being made, so the plugin's
 core library is loaded before that; the Python names of a CUDA build (`torch._C._cuda_*`) are added right after
