@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only root can try of parts that have unit tests of their own: mounts, and CRIU."""
+"""What only root can try of parts that have unit tests of their own: mounts, CRIU, and what is another user's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import dataclasses
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from devproxy.checkpoint import criu
-from tests.integration.needs import require_criu
+from devproxy.checkpoint import criu, criu_image
+from devproxy.errors import Refused
+from devproxy.node import processes
+from tests.integration.needs import missing, require_criu
 
 
 def test_a_restore_that_does_not_move_is_ended(
@@ -61,3 +65,36 @@ except StoreError as error:
     )
     assert done.returncode == 0, done.stderr
     assert "take the epoch failed" in done.stdout and "Read-only" in done.stdout
+
+
+@pytest.fixture
+def replaced(tmp_path: Path) -> Iterator[Path]:
+    """A folder of the job's, in one that everybody may use, is another user's link to one that is root's alone."""
+    if os.geteuid() != 0:
+        missing("root", "the test gives a link to another user")
+    with tempfile.TemporaryDirectory(prefix="devproxy-ghosts-", dir="/tmp") as base:
+        Path(base).chmod(0o1777)
+        (Path(base) / "jobs").symlink_to(tmp_path)
+        os.chown(Path(base) / "jobs", 4242, 4242, follow_symlinks=False)
+        yield Path(base) / "jobs"
+
+
+def test_no_ghost_is_removed_behind_another_users_link(
+    replaced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "deleted.cr.1.ghost"
+    (tmp_path / name).touch()
+    monkeypatch.setenv("DEVPROXY_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(criu_image, "ghosts", lambda images: [str(replaced / name)])
+    with processes.no_ghosts("a", "/job"):
+        pass
+    assert (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_no_mount_point_is_made_behind_another_users_link(
+    replaced: Path, tmp_path: Path, is_folder: bool
+) -> None:
+    with pytest.raises(Refused, match="belongs to user 4242"):
+        processes._make_mount_points({"mounts": [[str(replaced / "a" / "b"), is_folder]]})
+    assert not list(tmp_path.iterdir())

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import resource
 import subprocess
@@ -20,7 +19,6 @@ from codegen.ops import OPS
 from codegen.spec import Api, Capture, Carry, Log, Op
 
 DATA = Path(__file__).parent.parent / "data"
-LIB = ROOT / "build/lib/libcuda.so.1"
 TYPICAL = [
     "cuMemAlloc_v2",
     "cuMemPrefetchAsync",
@@ -384,30 +382,6 @@ def test_per_thread_requests_give_the_per_thread_form_where_there_is_one() -> No
         plain, own = tables.resolve(name, version, False), tables.resolve(name, version, True)
         forms = {f"{plain}_ptds", f"{plain}_ptsz"} & exports
         assert own in (forms or {plain}), name
-
-
-def test_the_library_resolves_as_the_model_does() -> None:
-    if not LIB.exists():
-        pytest.fail("build/lib/libcuda.so.1 is not built: run make build", pytrace=False)
-    lib = ctypes.CDLL(str(LIB))
-    pfn, status = ctypes.c_void_p(), ctypes.c_int(-1)
-    for symbol, version, per_thread in requests():
-        flags = ctypes.c_uint64(2 if per_thread else 0)
-        args = (symbol.encode(), ctypes.byref(pfn), version, flags, ctypes.byref(status))
-        assert lib.cuGetProcAddress_v2(*args) == 0, symbol
-        wanted = ctypes.cast(lib[tables.resolve(symbol, version, per_thread)], ctypes.c_void_p)
-        assert (pfn.value, status.value) == (wanted.value, 0), symbol
-    pfn.value = 1
-    assert (
-        lib.cuGetProcAddress_v2(
-            b"cuNope", ctypes.byref(pfn), 13000, ctypes.c_uint64(0), ctypes.byref(status)
-        )
-        == 500
-    )
-    assert (pfn.value, status.value) == (None, 1)
-    assert lib.cuGetProcAddress(b"cuNope", ctypes.byref(pfn), 13000, ctypes.c_uint64(0)) == 500
-    assert lib.cuGetProcAddress(b"cuInit", ctypes.byref(pfn), 13000, ctypes.c_uint64(3)) == 1
-    assert lib.cuGetProcAddress(None, ctypes.byref(pfn), 13000, ctypes.c_uint64(0)) == 1
 
 
 # -- generated text

@@ -4,18 +4,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import tempfile
-from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
 from devproxy.checkpoint import criu_image
-from devproxy.errors import Refused
 from devproxy.node import init, processes
-from tests.integration.needs import missing
 
 CONTEXT = multiprocessing.get_context("fork")
 
@@ -73,39 +68,6 @@ def test_two_restores_at_once(ghost: Path, other: str, waits: bool) -> None:
     assert second.wait(30)
     twin.join(30)
     assert (first.exitcode, twin.exitcode) == (0, 0)
-
-
-@pytest.fixture
-def replaced(tmp_path: Path) -> Iterator[Path]:
-    """A folder of the job's, in one that everybody may use, is another user's link to one that is root's alone."""
-    if os.geteuid() != 0:
-        missing("root", "the test gives a link to another user")
-    with tempfile.TemporaryDirectory(prefix="devproxy-ghosts-", dir="/tmp") as base:
-        Path(base).chmod(0o1777)
-        (Path(base) / "jobs").symlink_to(tmp_path)
-        os.chown(Path(base) / "jobs", 4242, 4242, follow_symlinks=False)
-        yield Path(base) / "jobs"
-
-
-def test_no_ghost_is_removed_behind_another_users_link(
-    replaced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = "deleted.cr.1.ghost"
-    (tmp_path / name).touch()
-    monkeypatch.setenv("DEVPROXY_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(criu_image, "ghosts", lambda images: [str(replaced / name)])
-    with processes.no_ghosts("a", "/job"):
-        pass
-    assert (tmp_path / name).exists()
-
-
-@pytest.mark.parametrize("is_folder", [True, False])
-def test_no_mount_point_is_made_behind_another_users_link(
-    replaced: Path, tmp_path: Path, is_folder: bool
-) -> None:
-    with pytest.raises(Refused, match="belongs to user 4242"):
-        processes._make_mount_points({"mounts": [[str(replaced / "a" / "b"), is_folder]]})
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("is_folder", [True, False])

@@ -143,16 +143,6 @@ def test_cuda_on_a_machine_without_a_driver() -> None:
     assert "--device cuda: no NVIDIA device is here" in done.stderr
 
 
-def test_the_server_never_takes_our_shim_for_the_driver(tmp_path: Path) -> None:
-    lib = config.lib_dir()
-    server = [config.server_path(), "--job", "j", "--job-dir", str(tmp_path), "--gpu", "0"]
-    server += ["--device", "cuda", "--gpu-memory", "0", "--ledger", str(tmp_path / "ledger")]
-    named = {config.CUDA_DRIVER: os.path.join(lib, preflight.DRIVER_SHIM)}
-    done = subprocess.run(server, env=os.environ | named, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "devproxy's own libcuda.so.1, not the NVIDIA driver" in done.stderr
-
-
 def test_libraries_that_refuse_come_with_a_cuda_wheel_on_a_device_of_nvidia(tmp_path: Path) -> None:
     python = install_cuda_torch(tmp_path / "cuda", "'13.0'")
     refused = [f"refused/{name}" for name in preflight.REFUSED["13"]]

@@ -3,29 +3,25 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent.parent
-TOOLS = ["sh", "id", "echo", "g++", "cc", "c++", "cmake", "ninja", "flock", "ip"]
+TOOLS = ["g++", "cc", "c++", "cmake", "ninja", "flock", "ip"]
 
 
 def install(
     tmp_path: Path, missing: set[str], user: int = 0, given: tuple[str, ...] = (sys.executable,)
 ) -> tuple[int, list[str], str]:
-    """Exit code, calls of apt-get, stderr; on a machine that has TOOLS but `missing`. given: what the script is given."""
+    """Exit code, calls of apt-get, stderr; on a machine that has TOOLS but `missing`. given: what the script is given.
+
+    The tools do nothing: a compiler that is content has found the headers that it was asked for."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in TOOLS:
-        if name not in missing:
-            (tools / name).symlink_to(shutil.which(name) or pytest.fail(f"{name} is not here"))
-    (tools / "id").unlink()
     calls = tmp_path / "calls"
-    for name, body in (("id", f"echo {user}"), ("apt-get", f'echo "$@" >> {calls}')):
+    stubs = {name: ":" for name in TOOLS if name not in missing}
+    for name, body in (stubs | {"id": f"echo {user}", "apt-get": f'echo "$@" >> {calls}'}).items():
         (tools / name).write_text(f"#!/bin/sh\n{body}\n")
         (tools / name).chmod(0o755)
     line = ["/bin/sh", str(ROOT / "scripts/install_system.sh"), *given]
