@@ -187,6 +187,8 @@ def status(arguments: argparse.Namespace) -> int:
             print(f"next image {_until(facts['next_checkpoint_unix_s'])}")
     else:
         print(f"no checkpoints: {facts['why_not']}")
+        if facts["images"]:  # node 0 takes them
+            print(f"images of the job: {facts['images']}, the last one {facts['last_image']}")
     if facts["last_cut"]:
         print(f"last cut of all ranks: {facts['last_cut']}")
     if facts["last_error"]:

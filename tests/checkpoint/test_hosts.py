@@ -198,6 +198,8 @@ def test_what_nodes_say(hosts: Hosts) -> None:
     hosts.wait(lambda: hosts.job_status(1, "j.1")["phase"] == "suspended", 20)
     assert hosts.job_status(1, "j.1")["last_image"] == hosts.job_status(0)["last_image"] != ""
     assert " suspended " in (listed := hosts.on(1, "ps").stdout) and "lost" not in listed
+    shown = hosts.on(1, "status", "j.1").stdout
+    assert f"images of the job: 1, the last one {hosts.job_status(0)['last_image']}" in shown
     hosts.on(0, "resume", "j")
     hosts.wait(lambda: hosts.job_status(1, "j.1")["phase"] == "running", 20)
     hosts.on(0, "kill", "j", "--signal", "KILL")
