@@ -6,7 +6,9 @@
     image                                    its last whole image; "" before the first
     stores                                   where jobs of that name have images, the newest first
 
-Only the job's supervisor writes it. A record that cannot be written is no error: without it the user gives --store.
+<state>/records/.pruned is as old as the last look for jobs that ended long ago.
+
+Only the job's supervisor writes a record. One that cannot be written is no error: without it the user gives --store.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 KEEP_S = 7 * 24 * 3600.0  # of a job without images: its record and its log
 MOST_STORES = 8
+PRUNED = ".pruned"
+PRUNE_EVERY_S = (
+    3600.0  # a look at thousands of records takes tens of milliseconds, which each start would pay
+)
 
 _lock = threading.Lock()  # a supervisor's threads
 
@@ -45,8 +51,10 @@ def names() -> list[str]:
 def stores() -> list[str]:
     """Where any job of this user has images, as far as it is remembered."""
     found: dict[str, None] = {}
-    for name in names():
-        found.update(dict.fromkeys(_stores(_load(_path(name)))))
+    if all_names := names():
+        folder = state.subfolder("records")  # once: each call looks at every folder on the way
+        for name in all_names:
+            found.update(dict.fromkeys(_stores(_load(os.path.join(folder, f"{name}.json")))))
     return list(found)
 
 
@@ -104,16 +112,40 @@ def _save(job: str, facts: dict[str, Any]) -> None:
 
 
 def _prune() -> None:
+    """Forgets old jobs, where nobody has looked for them within the hour."""
+    try:
+        folder = state.subfolder("records")
+        if _is_due(os.path.join(folder, PRUNED)):
+            _forget_old(folder)
+    except (OSError, DevproxyError):
+        pass
+
+
+def _is_due(stamp: str) -> bool:
+    """Is the stamp older than an hour? Then it is new: a second start does not look as well."""
+    try:
+        # A stamp of the future was made while the clock was wrong.
+        if 0 <= time.time() - os.stat(stamp).st_mtime < PRUNE_EVERY_S:
+            return False
+        os.utime(stamp)
+    except FileNotFoundError:
+        open(stamp, "w").close()
+    return True
+
+
+def _forget_old(folder: str) -> None:
     """Jobs that ended long ago and have no image: nobody can ask for more than their output."""
     before = time.time() - KEEP_S
-    for name in names():
-        path = _path(name)
+    with os.scandir(folder) as entries:
+        records = [entry for entry in entries if entry.name.endswith(".json")]
+    for entry in records:
+        name = entry.name.removesuffix(".json")
         try:
-            if os.stat(path).st_mtime > before or _stores(_load(path)):
+            if entry.stat().st_mtime > before or _stores(_load(entry.path)):
                 continue
             if runtime.is_alive(os.path.join(runtime.root_path(), name)):
                 continue
-            os.unlink(path)
+            os.unlink(entry.path)
             state.remove_log(name)
         except OSError:
             pass

@@ -47,6 +47,12 @@ def test_what_cannot_be_written_harms_nobody(
     assert records.stores() == []
 
 
+def an_hour_passes() -> None:
+    stamp = os.path.join(state.subfolder("records"), records.PRUNED)
+    before = os.stat(stamp).st_mtime - records.PRUNE_EVERY_S - 1
+    os.utime(stamp, (before, before))
+
+
 def test_old_jobs_without_images_are_forgotten() -> None:
     for job in ("old", "kept", "young"):
         records.begin(job, "id", ["true"], 5.0)
@@ -55,6 +61,7 @@ def test_old_jobs_without_images_are_forgotten() -> None:
     long_ago = time.time() - records.KEEP_S - 60
     for job in ("old", "kept"):
         os.utime(records._path(job), (long_ago, long_ago))
+    an_hour_passes()
     records.begin("j", "id", ["true"], 5.0)
     assert records.names() == ["j", "kept", "young"]
     assert [os.path.exists(state.log_path(job)) for job in ("old", "kept", "young")] == [
@@ -62,3 +69,22 @@ def test_old_jobs_without_images_are_forgotten() -> None:
         True,
         True,
     ]
+
+
+def test_starts_look_for_old_jobs_once_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of thousands of records costs a start nothing."""
+    looked: list[str] = []
+    monkeypatch.setattr(records, "_forget_old", looked.append)
+    for job in ("a", "b", "c"):
+        records.begin(job, "id", ["true"], 5.0)
+    assert len(looked) == 1
+    an_hour_passes()
+    records.begin("d", "id", ["true"], 5.0)
+    assert len(looked) == 2
+    stamp = os.path.join(state.subfolder("records"), records.PRUNED)
+    tomorrow = time.time() + 24 * 3600  # the clock was wrong, and has been set right
+    os.utime(stamp, (tomorrow, tomorrow))
+    records.begin("e", "id", ["true"], 5.0)
+    records.begin("f", "id", ["true"], 5.0)
+    assert len(looked) == 3
+    assert records.names() == ["a", "b", "c", "d", "e", "f"]
