@@ -12,12 +12,13 @@ import contextlib
 import ctypes
 import mmap
 import os
-import re
 import struct
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from devproxy import procfs
 
 PERF_EVENT_OPEN = 298  # x86-64
 SOFTWARE, CPU_CLOCK, SAMPLE_IP, RECORD_SAMPLE = 1, 0, 1, 9  # linux/perf_event.h
@@ -100,12 +101,11 @@ def profile(pids: Iterable[int], seconds: float) -> dict[str, Any]:
 
 def executable_maps(pid: int) -> list[tuple[int, int, int, str]]:
     """Begin, end, offset in the file, its name."""
-    found = []
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        one = re.match(r"(\w+)-(\w+) ..x. (\w+) \S+ \d+ *(.*)", line)
-        if one:
-            found.append((int(one[1], 16), int(one[2], 16), int(one[3], 16), os.path.basename(one[4]) or "memory"))  # fmt: skip
-    return found
+    return [
+        (one.start, one.end, one.offset, os.path.basename(one.path) or "memory")
+        for one in procfs.mappings(pid)
+        if one.mode[2] == "x"
+    ]
 
 
 def place(maps: list[tuple[int, int, int, str]], address: int) -> tuple[str, int]:
