@@ -481,6 +481,10 @@ def main() -> int:
     arguments = parser.parse_args()
     # A shell gives what it starts in the background an ignored SIGINT. Jobs would keep that, and campaigns send them Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.path.insert(0, str(ROOT))
+    from tests import own_state
+
+    own_state.take_own()
     failed = False
     for c in CAMPAIGNS:
         if arguments.only and c.name not in arguments.only:

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tests import sweeps
+from tests import own_state, sweeps
 
 ROOT = Path(__file__).resolve().parent.parent
 LIB = Path(os.environ.get("DEVPROXY_LIB") or ROOT / "build" / "lib")
 RUN = [sys.executable, "-m", "devproxy.cli.run"]
+
+own_state.take_own()
 
 # A shell without job control starts what it puts into the background with SIGINT ignored, and so would every job here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -50,7 +52,8 @@ def shm_dir() -> Iterator[Path]:
 def job_env(shm_dir: Path, lib_dir: Path) -> dict[str, str]:
     """The environment for devproxy-run with the real server."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("DEVPROXY_")}
-    env |= {"DEVPROXY_SHM_DIR": str(shm_dir), "DEVPROXY_LIB": str(lib_dir)}
+    env |= {"DEVPROXY_SHM_DIR": str(shm_dir), "DEVPROXY_STATE_DIR": own_state.folder()}
+    env["DEVPROXY_LIB"] = str(lib_dir)
     env["DEVPROXY_DAEMON_IDLE_S"] = "0.3"  # else it stays ten seconds after each test's job
     env["PYTHONPATH"] = str(ROOT)
     return env

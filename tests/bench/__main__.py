@@ -24,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests import own_state
 from tests.bench import chart
 from tests.bench.checkpoints import checkpoints
 from tests.bench.comms import comms
@@ -367,6 +368,7 @@ def main() -> None:
         help="into docs/bench.json and the table in docs/bench.md too",
     )
     options = parser.parse_args()
+    own_state.take_own()
     facts = machine()
     rows: list[Row] = []
     raw: dict[str, Any] = {}

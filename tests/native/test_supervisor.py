@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ import pytest
 
 from devproxy.errors import Refused
 from devproxy.proxy import elf
+from tests import own_state
 from tests.living import matching
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -58,6 +60,7 @@ def env(fake_lib: Path):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("DEVPROXY_", "FAKE_"))}
     yield env | {
         "DEVPROXY_SHM_DIR": str(shm),
+        "DEVPROXY_STATE_DIR": own_state.folder(),
         "DEVPROXY_LIB": str(fake_lib),
         "DEVPROXY_SERVER": str(FAKE),
         "FAKE_SERVER_ABI": ABI.hex(),
@@ -97,6 +100,13 @@ def test_elf_constant(fake_lib: Path, tmp_path: Path) -> None:
 def test_exit_codes_and_output(env: dict[str, str]) -> None:
     assert run(env, "--", "sh", "-c", "echo out; echo err >&2; exit 5") == (5, "out\n", "err\n")
     assert run(env, "--", "sh", "-c", "kill -9 $$")[0] == 137
+
+
+def test_its_state_is_not_the_users(env: dict[str, str]) -> None:
+    name = f"untouched-{uuid.uuid4().hex[:12]}"
+    assert run(env, "--name", name, "--", "true")[0] == 0
+    assert matching(Path(f"/var/tmp/devproxy-{os.getuid()}"), f"*/{name}*") == []
+    assert matching(Path(env["DEVPROXY_STATE_DIR"]), f"records/{name}.json")
 
 
 def test_a_job_does_not_end_well_before_its_crashing_server_has_ended(env: dict[str, str]) -> None:
