@@ -13,7 +13,7 @@ namespace {
 
 // cuda.h: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 constexpr uint32_t kMaxDynamicShared = 8, kAnyCluster = 14;
-constexpr size_t kNamesShown = 4096;  // in a line of load_module
+constexpr size_t kNamesShown = 4096;  // bytes of them in a line of load_module
 
 // FNV-1a: tells images of one record apart, no more.
 std::string digest(const uint8_t* bytes, size_t n) {
@@ -25,19 +25,45 @@ std::string digest(const uint8_t* bytes, size_t n) {
 }
 
 // By the numbers of cuda.h; with a cluster's size, which is what readers want to know.
-std::string attributes_text(const LaunchAttribute* list, size_t n) {
-  std::string text;
+OrderedJson attributes_json(const LaunchAttribute* list, size_t n) {
+  OrderedJson all = OrderedJson::array();
   for (size_t i = 0; i < n; i++) {
-    text += (text.empty() ? "{\"id\":" : ",{\"id\":") + std::to_string(list[i].id);
+    OrderedJson one{{"id", list[i].id}};
     if (list[i].id == kLaunchClusterDimension || list[i].id == kLaunchPreferredClusterDimension) {
       uint32_t size[3];
       std::memcpy(size, list[i].value, sizeof size);
-      text +=
-          ",\"size\":[" + std::to_string(size[0]) + ',' + std::to_string(size[1]) + ',' + std::to_string(size[2]) + ']';
+      one["size"] = size;
     }
-    text += '}';
+    all.push_back(std::move(one));
   }
-  return '[' + text + ']';
+  return all;
+}
+
+// As many names as a line shows.
+OrderedJson kernels_json(const image::Facts& facts) {
+  OrderedJson all = OrderedJson::array();
+  size_t bytes = 0;
+  for (const image::Kernel& k : facts.kernels) {
+    if (bytes >= kNamesShown) break;
+    bytes += k.name.size();
+    all.push_back(k.name);
+  }
+  return all;
+}
+
+OrderedJson globals_json(const image::Facts& facts) {
+  OrderedJson all = OrderedJson::array();
+  size_t bytes = 0;
+  for (const image::Global& g : facts.globals) {
+    if (bytes >= kNamesShown) break;
+    bytes += g.name.size();
+    OrderedJson one{{"name", g.name}, {"bytes", g.bytes}};
+    if (g.constant) one["constant"] = true;
+    if (g.managed) one["managed"] = true;
+    if (g.holds_addresses) one["holds_addresses"] = true;
+    all.push_back(std::move(one));
+  }
+  return all;
 }
 
 const char* kind_of(const CopyArgs& args) {
@@ -183,7 +209,7 @@ void RecordSpace::launch(const QueueRef& queue, Ticket ticket, const FunctionRef
     l.add("stream", index_of(queue)).add("function", function.kernel.name).add("module", function.module_id);
     l.add("grid", args.grid).add("block", args.block).add("shared", args.shared_bytes);
     l.add("params", uint64_t{args.params_bytes});
-    if (args.n_attributes) l.raw("attributes", attributes_text(args.attributes, args.n_attributes));
+    if (args.n_attributes) l.add("attributes", attributes_json(args.attributes, args.n_attributes));
     if (!wrong.empty()) l.add("refused", wrong);
   });
   if (wrong.empty() || faulted_) return inner_->nop(queue, ticket);
@@ -236,16 +262,8 @@ StatusOr<ModuleRef> RecordSpace::load_module(const uint8_t* image, size_t image_
     if (!module.ok()) return void(l.add("refused", module.status().text()));
     const image::Facts& facts = (*module)->facts();
     l.add("module", (*module)->id).add("taken", facts.arch.text(facts.is_ptx ? "compute_" : "sm_"));
-    std::string kernels, globals;
-    for (const image::Kernel& k : facts.kernels)
-      if (kernels.size() < kNamesShown) kernels += (kernels.empty() ? "" : ",") + json_string(k.name);
-    for (const image::Global& g : facts.globals)
-      if (globals.size() < kNamesShown)
-        globals += (globals.empty() ? "{" : ",{") + ("\"name\":" + json_string(g.name)) +
-                   ",\"bytes\":" + std::to_string(g.bytes) + (g.constant ? ",\"constant\":true" : "") +
-                   (g.managed ? ",\"managed\":true" : "") + (g.holds_addresses ? ",\"holds_addresses\":true}" : "}");
-    l.add("n_kernels", uint64_t{facts.kernels.size()}).raw("kernels", "[" + kernels + "]");
-    l.raw("globals", "[" + globals + "]");
+    l.add("n_kernels", uint64_t{facts.kernels.size()}).add("kernels", kernels_json(facts));
+    l.add("globals", globals_json(facts));
   });
   if (!module.ok()) return std::move(module).status();
   return ModuleRef(*module);
@@ -265,11 +283,9 @@ StatusOr<FunctionRef> RecordSpace::get_function(const ModuleRef& ref, const std:
   line("get_function", [&](Line& l) {
     l.add("module", module->id).add("function", name);
     if (!kernel) return void(l.add("refused", "the image has no such kernel"));
-    std::string params;
-    for (const image::Param& p : kernel->params)
-      params +=
-          (params.empty() ? "[" : ",[") + std::to_string(p.offset_bytes) + "," + std::to_string(p.size_bytes) + "]";
-    l.raw("params", "[" + params + "]").add("params_bytes", kernel->params_bytes).add("regs", kernel->regs);
+    OrderedJson params = OrderedJson::array();
+    for (const image::Param& p : kernel->params) params.push_back({p.offset_bytes, p.size_bytes});
+    l.add("params", std::move(params)).add("params_bytes", kernel->params_bytes).add("regs", kernel->regs);
     l.add("static_shared", kernel->shared_bytes).add("local", kernel->local_bytes).add("const", kernel->const_bytes);
     if (kernel->max_threads) l.add("max_threads", kernel->max_threads);
     if (kernel->block[0]) l.add("required_block", kernel->block);

@@ -18,21 +18,20 @@ constexpr size_t kGatheredBytes = 64 << 10;
 
 }  // namespace
 
-Line& Line::raw(std::string_view name, std::string_view json) {
-  text_ += text_.empty() ? "{\"" : ",\"";
-  text_ += name;
-  text_ += "\":";
-  text_ += json;
+Line::Line() : members_(std::make_unique<OrderedJson>(OrderedJson::object())) {
+  members_->get_ref<OrderedJson::object_t&>().reserve(16);  // as most lines have: one allocation
+}
+Line::~Line() = default;
+
+Line& Line::add(std::string_view name, OrderedJson value) {
+  members_->emplace(name, std::move(value));
   return *this;
 }
-
-Line& Line::add(std::string_view name, uint64_t value) { return raw(name, std::to_string(value)); }
-Line& Line::add(std::string_view name, int64_t value) { return raw(name, std::to_string(value)); }
-Line& Line::add(std::string_view name, std::string_view value) { return raw(name, json_string(value)); }
-Line& Line::add(std::string_view name, const uint32_t (&three)[3]) {
-  return raw(name,
-             "[" + std::to_string(three[0]) + "," + std::to_string(three[1]) + "," + std::to_string(three[2]) + "]");
-}
+Line& Line::add(std::string_view name, uint64_t value) { return add(name, OrderedJson(value)); }
+Line& Line::add(std::string_view name, int64_t value) { return add(name, OrderedJson(value)); }
+Line& Line::add(std::string_view name, bool value) { return add(name, OrderedJson(value)); }
+Line& Line::add(std::string_view name, std::string_view value) { return add(name, OrderedJson(value)); }
+Line& Line::add(std::string_view name, const uint32_t (&three)[3]) { return add(name, OrderedJson(three)); }
 
 StatusOr<std::unique_ptr<Recorder>> Recorder::open(const std::string& path) {
   if (path.empty()) return std::make_unique<Recorder>(-1);
@@ -53,9 +52,11 @@ Recorder::~Recorder() {
 }
 
 void Recorder::put(Line line) {
+  // A kernel's name that is no UTF-8 loses what is none.
+  const std::string text = line.members_->dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
   std::lock_guard lock(mu_);
-  lines_ += line.text_;
-  lines_ += "}\n";
+  lines_ += text;
+  lines_ += '\n';
   if (lines_.size() >= kGatheredBytes) write_locked();
 }
 

@@ -10,27 +10,33 @@
 #include <string>
 #include <string_view>
 
+#include "devproxy/csrc/base/json_fwd.h"
 #include "devproxy/csrc/base/status.h"
 
 namespace devproxy::hal::record {
 
+using OrderedJson = nlohmann::ordered_json;  // people read members in the order in which they were added
+
 // One line in the making.
 class Line {
  public:
+  Line();
+  ~Line();
+  Line(Line&&) = default;
   Line& add(std::string_view name, uint64_t value);
   Line& add(std::string_view name, int64_t value);
   Line& add(std::string_view name, uint32_t value) { return add(name, uint64_t{value}); }
   Line& add(std::string_view name, int32_t value) { return add(name, int64_t{value}); }
-  Line& add(std::string_view name, bool value) { return raw(name, value ? "true" : "false"); }
+  Line& add(std::string_view name, bool value);
   Line& add(std::string_view name, std::string_view value);
   Line& add(std::string_view name, const std::string& value) { return add(name, std::string_view(value)); }
   Line& add(std::string_view name, const char* value) { return add(name, std::string_view(value)); }
   Line& add(std::string_view name, const uint32_t (&three)[3]);
-  Line& raw(std::string_view name, std::string_view json);  // json: a whole value
+  Line& add(std::string_view name, OrderedJson value);
 
  private:
   friend class Recorder;
-  std::string text_;
+  std::unique_ptr<OrderedJson> members_;
 };
 
 class Recorder {
