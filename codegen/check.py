@@ -121,7 +121,10 @@ def capture_faults(table: dict[str, Api], known: Facts) -> list[str]:
         )
         meets = [
             *(f"names a {kind}" for kind in sorted(kinds & CAPTURED_TYPES)),
-            *(f"sends {op}" for op in api.ops[:1]),
+            *[
+                *(f"sends {op}" for op in api.ops),
+                *(f"sends {op} at the first use of what it names" for op in api.first),
+            ][:1],
             *(["waits"] if api.waits else []),
         ]
         if meets and api.capture is None:

@@ -48,6 +48,7 @@ class Export:
 
     api: the entry that answers, under the name `target`; None: refused with `reason`.
     per_thread: a _ptds or _ptsz variant, where a null stream is the thread's own.
+    over_driver: of a library that answers by calls of the driver's exports; its entries name no messages.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Export:
     target: str = ""
     per_thread: bool = False
     reason: str = ""
+    over_driver: bool = False
 
 
 @cache
@@ -271,7 +273,8 @@ def runtime_exports(stem: str) -> tuple[Export, ...]:
         target = answered(name, table, known)
         if target:
             form = split(name)[2]
-            out.append(Export(name, chapters[target], table[target], target, form != ""))
+            entry = table[target]
+            out.append(Export(name, chapters[target], entry, target, form != "", over_driver=True))
             continue
         base = split(name)[0]
         family, reason = "unchecked", UNCHECKED
@@ -303,11 +306,13 @@ def may_send(export: Export) -> tuple[str, ...]:
 
 
 def status(export: Export) -> str:
-    """The word of the support page: local, async, sync, refused or unchecked."""
+    """The word of the support page: local, async, sync, driver, refused or unchecked."""
     if export.api is None:
         return "unchecked" if export.reason == UNCHECKED else "refused"
     if export.api.waits or any(OPS[op].carry is Carry.SYNC for op in export.api.ops[:1]):
         return "sync"
+    if export.over_driver:
+        return "driver"
     return "async" if export.api.ops else "local"
 
 

@@ -26,6 +26,7 @@ WORDS = {
     "local": "answered in the job's process; nothing is sent, but for a first use where it says so",
     "async": "posted to the device-proxy server; the call does not wait",
     "sync": "the call waits for the server or the device",
+    "driver": "answered by calls of the driver's functions, or by none: what is sent, their rows say",
     "refused": "returns an error by name, with the reason",
     "unchecked": "refused because nobody has checked it yet",
 }

@@ -290,12 +290,21 @@ def test_entry_that_disagrees_with_the_header_is_found(api: Api, fault: str) -> 
         ("cuEventSynchronize", "names a CUevent and waits"),
         ("cuCtxSynchronize", "waits"),
         ("cuLaunchKernelEx", "sends LAUNCH"),
+        ("cuFuncGetModule", "sends FUNCTION_GET at the first use of what it names"),
     ],
 )
 def test_entry_that_does_not_say_what_it_does_in_a_capture_is_found(name: str, meets: str) -> None:
     silent = replace(tables.driver_table()[name], capture=None)
     faults = check.capture_faults({name: silent}, tables.facts("cuda"))
     assert faults == [f"{name}: it {meets}: say what it does in a stream capture (capture=)"]
+
+
+@pytest.mark.parametrize("stem", tables.RUNTIMES)
+def test_no_runtime_function_is_said_to_send_nothing(stem: str) -> None:
+    """Its entry names no messages: it calls the driver's functions, which send."""
+    words = {e.name: tables.status(e) for e in tables.runtime_exports(stem) if e.api}
+    assert set(words.values()) == {"driver", "sync"}
+    assert (words["cudaLaunchKernel"], words["cudaMemcpy"]) == ("driver", "sync")
 
 
 def test_generation_stops_at_an_entry_that_is_silent_about_captures(

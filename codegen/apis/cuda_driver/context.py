@@ -20,16 +20,18 @@ DESTROYS = (
 # A server learns of the managed memory that the process has already when the process attaches to it.
 ATTACHES = ("HOST_WINDOW", "HOST_ALLOC", "HOST_DEVICE_ADDRESS")
 
-cuDevicePrimaryCtxRetain = Api(client_sa="context", nonnull=("pctx",), first=ATTACHES)
+cuDevicePrimaryCtxRetain = Api(
+    client_sa="context", nonnull=("pctx",), first=ATTACHES, capture=Capture.FREE
+)
 cuDevicePrimaryCtxRelease_v2 = Api(client_sa="context", ops=DESTROYS, capture=Capture.FREE)
 cuDevicePrimaryCtxSetFlags_v2 = Api(client_sa="context")
 cuDevicePrimaryCtxGetState = Api(client_sa="context", nonnull=("flags", "active"))
 cuDevicePrimaryCtxReset_v2 = Api(
     client_sa="context", ops=(*DESTROYS, "STREAM_SET_ATTRIBUTE"), waits=True, capture=Capture.FREE
 )
-cuCtxCreate_v2 = Api(client_sa="context", nonnull=("pctx",), first=ATTACHES)
+cuCtxCreate_v2 = Api(client_sa="context", nonnull=("pctx",), first=ATTACHES, capture=Capture.FREE)
 # ctxCreateParams may be null: then it is cuCtxCreate_v2.
-cuCtxCreate_v4 = Api(client_sa="context", nonnull=("pctx",), first=ATTACHES)
+cuCtxCreate_v4 = Api(client_sa="context", nonnull=("pctx",), first=ATTACHES, capture=Capture.FREE)
 cuCtxDestroy_v2 = Api(client_sa="context", ops=DESTROYS, waits=True, capture=Capture.FREE)
 cuCtxPushCurrent_v2 = Api(client_sa="context")
 # Programs pop with a null pctx when they do not want the context back; the driver takes that.

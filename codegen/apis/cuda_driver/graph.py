@@ -34,8 +34,12 @@ cuThreadExchangeStreamCaptureMode = Api(client_sa="graph", nonnull=("mode",))
 cuGraphCreate = Api(client_sa="graph", nonnull=("phGraph",))
 cuGraphDestroy = Api(client_sa="graph", ops=FREE, capture=Capture.FREE)
 cuGraphClone = Api(client_sa="graph", nonnull=("phGraphClone",))
-cuGraphAddKernelNode = Api(client_sa="graph", nonnull=("phGraphNode", "nodeParams"), first=USES)
-cuGraphAddKernelNode_v2 = Api(client_sa="graph", nonnull=("phGraphNode", "nodeParams"), first=USES)
+cuGraphAddKernelNode = Api(
+    client_sa="graph", nonnull=("phGraphNode", "nodeParams"), first=USES, capture=Capture.FREE
+)
+cuGraphAddKernelNode_v2 = Api(
+    client_sa="graph", nonnull=("phGraphNode", "nodeParams"), first=USES, capture=Capture.FREE
+)
 cuGraphAddMemcpyNode = Api(client_sa="graph", nonnull=("phGraphNode", "copyParams"))
 cuGraphAddMemsetNode = Api(client_sa="graph", nonnull=("phGraphNode", "memsetParams"))
 cuGraphAddHostNode = Api(client_sa="graph", nonnull=("phGraphNode", "nodeParams"))
@@ -70,11 +74,17 @@ cuGraphMemFreeNodeGetParams = Api(client_sa="graph", nonnull=("dptr_out",))
 cuDeviceGraphMemTrim = Api(client_sa="graph")
 cuDeviceGetGraphMemAttribute = Api(client_sa="graph", nonnull=("value",))
 cuDeviceSetGraphMemAttribute = Api(client_sa="graph", nonnull=("value",))
-cuGraphNodeSetParams = Api(client_sa="graph", nonnull=("nodeParams",), first=USES)
+cuGraphNodeSetParams = Api(
+    client_sa="graph", nonnull=("nodeParams",), first=USES, capture=Capture.FREE
+)
 cuGraphKernelNodeGetParams = Api(client_sa="graph", nonnull=("nodeParams",))
 cuGraphKernelNodeGetParams_v2 = Api(client_sa="graph", nonnull=("nodeParams",))
-cuGraphKernelNodeSetParams = Api(client_sa="graph", nonnull=("nodeParams",), first=USES)
-cuGraphKernelNodeSetParams_v2 = Api(client_sa="graph", nonnull=("nodeParams",), first=USES)
+cuGraphKernelNodeSetParams = Api(
+    client_sa="graph", nonnull=("nodeParams",), first=USES, capture=Capture.FREE
+)
+cuGraphKernelNodeSetParams_v2 = Api(
+    client_sa="graph", nonnull=("nodeParams",), first=USES, capture=Capture.FREE
+)
 cuGraphMemcpyNodeGetParams = Api(client_sa="graph", nonnull=("nodeParams",))
 cuGraphMemcpyNodeSetParams = Api(client_sa="graph", nonnull=("nodeParams",))
 cuGraphMemsetNodeGetParams = Api(client_sa="graph", nonnull=("nodeParams",))

@@ -8,15 +8,17 @@ verbatim. Grid, block and shared memory are checked before the post, so their er
 from codegen.apis.cuda_driver.module import USES
 from codegen.spec import Api, Capture
 
-cuFuncGetAttribute = Api(client_sa="launch", nonnull=("pi",), first=USES)
+cuFuncGetAttribute = Api(client_sa="launch", nonnull=("pi",), first=USES, capture=Capture.FREE)
 cuFuncSetAttribute = Api(
     client_sa="launch", ops=("FUNCTION_SET_ATTR",), first=USES, capture=Capture.FREE
 )
-cuFuncSetCacheConfig = Api(client_sa="launch", first=USES)
-cuFuncGetModule = Api(client_sa="launch", nonnull=("hmod",), first=USES)
-cuFuncGetName = Api(client_sa="launch", nonnull=("name",), first=USES)
+cuFuncSetCacheConfig = Api(client_sa="launch", first=USES, capture=Capture.FREE)
+cuFuncGetModule = Api(client_sa="launch", nonnull=("hmod",), first=USES, capture=Capture.FREE)
+cuFuncGetName = Api(client_sa="launch", nonnull=("name",), first=USES, capture=Capture.FREE)
 # paramSize may be null.
-cuFuncGetParamInfo = Api(client_sa="launch", nonnull=("paramOffset",), first=USES)
+cuFuncGetParamInfo = Api(
+    client_sa="launch", nonnull=("paramOffset",), first=USES, capture=Capture.FREE
+)
 cuLaunchKernel = Api(client_sa="launch", ops=("LAUNCH",), first=USES, capture=Capture.NODE)
 cuLaunchKernelEx = Api(
     client_sa="launch",

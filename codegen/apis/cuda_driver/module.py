@@ -58,7 +58,7 @@ cuLibraryGetKernel = Api(
     first=LOADS,
     capture=Capture.FREE,
 )
-cuLibraryGetModule = Api(client_sa="module", nonnull=("pMod",), first=LOADS)
+cuLibraryGetModule = Api(client_sa="module", nonnull=("pMod",), first=LOADS, capture=Capture.FREE)
 cuLibraryGetGlobal = Api(
     client_sa="module", nonnull=("name",), ops=("MODULE_GLOBAL",), first=LOADS, capture=Capture.FREE
 )
@@ -71,14 +71,16 @@ cuLibraryEnumerateKernels = Api(
 )
 cuLibraryGetUnifiedFunction = Api(client_sa="module", nonnull=("fptr", "symbol"))
 cuKernelGetLibrary = Api(client_sa="module", nonnull=("pLib",))
-cuKernelGetFunction = Api(client_sa="module", nonnull=("pFunc",), first=USES)
-cuKernelGetAttribute = Api(client_sa="launch", nonnull=("pi",), first=USES)
+cuKernelGetFunction = Api(client_sa="module", nonnull=("pFunc",), first=USES, capture=Capture.FREE)
+cuKernelGetAttribute = Api(client_sa="launch", nonnull=("pi",), first=USES, capture=Capture.FREE)
 cuKernelSetAttribute = Api(
     client_sa="launch", ops=("FUNCTION_SET_ATTR",), first=USES, capture=Capture.FREE
 )
-cuKernelSetCacheConfig = Api(client_sa="launch", first=USES)
+cuKernelSetCacheConfig = Api(client_sa="launch", first=USES, capture=Capture.FREE)
 cuKernelGetName = Api(client_sa="module", nonnull=("name",))
 # paramSize may be null; answered from the layout that came with FUNCTION_GET.
-cuKernelGetParamInfo = Api(client_sa="module", nonnull=("paramOffset",), first=USES)
-cuFuncIsLoaded = Api(client_sa="module", nonnull=("state",), first=USES)
-cuFuncLoad = Api(client_sa="module", first=USES)
+cuKernelGetParamInfo = Api(
+    client_sa="module", nonnull=("paramOffset",), first=USES, capture=Capture.FREE
+)
+cuFuncIsLoaded = Api(client_sa="module", nonnull=("state",), first=USES, capture=Capture.FREE)
+cuFuncLoad = Api(client_sa="module", first=USES, capture=Capture.FREE)
