@@ -124,12 +124,14 @@ struct ReplyHeader {
 inline constexpr std::string_view kVjpPrefix = "vjp:";
 
 // Functions of the executor that are no operators. Their parameters are the struct of that name; a reply begins with
-// ReplyHeader. All are answered when they are dispatched, whatever the GPU is doing.
+// ReplyHeader. All but one are answered when they are dispatched, whatever the GPU is doing.
 inline constexpr std::string_view kSettingsName = "devproxy::settings";
 inline constexpr std::string_view kGeneratorName = "devproxy::generator";
 inline constexpr std::string_view kFactsName = "devproxy::facts";
 inline constexpr std::string_view kPlansName = "devproxy::plans";
 inline constexpr std::string_view kRnnName = "devproxy::rnn";
+// This one is a command of the launch's stream, as an operator.
+inline constexpr std::string_view kSleepName = "devproxy::sleep";
 
 struct SettingsBlock {  // then `bytes` bytes of Settings
   uint32_t magic, number, bytes, zero;
@@ -152,6 +154,10 @@ struct RnnBlock {  // then, for each weight: i64 dims, i64 sizes...
   RnnForm form;
   // ReplyHeader, then kOk: i64 elements, i64 offset of each weight | kException: text
   uint64_t reply_addr, reply_bytes;
+};
+struct SleepBlock {     // torch.cuda._sleep
+  uint32_t magic, khz;  // of the clock that the cycles are of
+  int64_t cycles;
 };
 struct PlansBlock {  // torch's cache of cuFFT plans
   enum What : uint32_t { kSize = 0, kMaxSize = 1, kSetMaxSize = 2, kClear = 3 };

@@ -7,11 +7,13 @@
 #pragma once
 
 #include <ATen/Context.h>
+#include <ATen/native/ConvUtils.h>
 
 #include <array>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <vector>
 
 namespace devproxy::aten {
@@ -53,6 +55,8 @@ void for_each_flag(at::Context& c, F f) {
   f(c.allowFP16AccumulationCuBLAS(), [&](bool v) { c.setAllowFP16AccumulationCuBLAS(v); });
   f(c.allowFP16ReductionCPU(), [&](bool v) { c.setAllowFP16ReductionCPU(v); });
   f(c.deterministicFillUninitializedMemory(), [&](bool v) { c.setDeterministicFillUninitializedMemory(v); });
+  f(at::native::_cudnn_get_conv_benchmark_empty_cache(),
+    [](bool v) { at::native::_cudnn_set_conv_benchmark_empty_cache(v); });
 }
 
 }  // namespace settings_detail
@@ -80,10 +84,13 @@ inline Settings read_settings(at::Context& c, uint8_t matmul) {
   put(static_cast<uint8_t>(c.allowBF16ReductionCuBLAS()));
   for (const auto& p : settings_detail::kPrecisions) put(static_cast<uint8_t>(c.float32Precision(p.backend, p.op)));
   for (const auto which : c.sDPPriorityOrder()) put(static_cast<uint8_t>(static_cast<int>(which) + 1));
-  const auto limit = static_cast<uint32_t>(c.benchmarkLimitCuDNN());
-  static_assert(1 + at::num_sdp_backends + 14 + 4 + std::size(settings_detail::kPrecisions) + sizeof limit <=
+  const auto carveout = c._SMCarveout_EXPERIMENTAL();
+  put(carveout.has_value());
+  const uint32_t numbers[] = {static_cast<uint32_t>(c.benchmarkLimitCuDNN()),
+                              static_cast<uint32_t>(carveout.value_or(0))};
+  static_assert(1 + at::num_sdp_backends + 15 + 5 + std::size(settings_detail::kPrecisions) + sizeof numbers <=
                 sizeof s.bytes);
-  std::memcpy(s.bytes.data() + n, &limit, sizeof limit);
+  std::memcpy(s.bytes.data() + n, numbers, sizeof numbers);
   return s;
 }
 
@@ -128,9 +135,13 @@ inline void apply_settings(at::Context& c, const Settings& s) {
     order.push_back(static_cast<int64_t>(take()) - 1);
   }
   if (reordered) c.setSDPPriorityOrder(order);
-  uint32_t limit;
-  std::memcpy(&limit, s.bytes.data() + n, sizeof limit);
-  if (static_cast<uint32_t>(c.benchmarkLimitCuDNN()) != limit) c.setBenchmarkLimitCuDNN(static_cast<int>(limit));
+  const bool carved = take() != 0;
+  uint32_t numbers[2];
+  std::memcpy(numbers, s.bytes.data() + n, sizeof numbers);
+  if (const auto limit = static_cast<int>(numbers[0]); c.benchmarkLimitCuDNN() != limit)
+    c.setBenchmarkLimitCuDNN(limit);
+  const auto carveout = carved ? std::optional(static_cast<int32_t>(numbers[1])) : std::nullopt;
+  if (c._SMCarveout_EXPERIMENTAL() != carveout) c._setSMCarveout_EXPERIMENTAL(carveout);
 }
 
 }  // namespace devproxy::aten

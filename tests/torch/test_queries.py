@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
+import time
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +205,213 @@ def test_inductors_code_gets_its_buffers_from_us() -> None:
     assert buffer.fill_(2).sum().item() == 24
     with pytest.raises(TypeError, match="no dtype"):
         made((3,), (1,), 5)
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sync_debug() -> Iterator[Callable[[str], None]]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        yield torch.cuda.set_sync_debug_mode
+        torch.cuda.set_sync_debug_mode(0)
+
+
+# What torch's CUDA build says it of, and what it does not say it of.
+WAIT: dict[str, Callable[[torch.Tensor], object]] = {
+    "item": lambda x: x[0].item(),
+    "bool": lambda x: bool(x[0] > 0),
+    "cpu": lambda x: x.cpu(),
+    "to the GPU": lambda x: torch.ones(3).cuda(),
+    "pinned to the GPU": lambda x: torch.ones(3).pin_memory().cuda(),
+    "made there": lambda x: torch.tensor([1.0], device="cuda"),
+    "nonzero": lambda x: x.nonzero(),
+    "a mask": lambda x: x[x > 0],
+    "unique": lambda x: x.unique(),
+    "equal": lambda x: torch.equal(x, x + 0),
+    "a stream": lambda x: torch.cuda.current_stream().synchronize(),
+}
+NO_WAIT: dict[str, Callable[[torch.Tensor], object]] = {
+    "sum": lambda x: x.sum(),
+    "numbers as indices": lambda x: x[torch.zeros(2, dtype=torch.long, device="cuda")],
+    "fill": lambda x: torch.full((3,), 2.0, device="cuda"),
+    "on the GPU": lambda x: torch.empty_like(x).copy_(x),
+    "non_blocking": lambda x: torch.ones(3).cuda(non_blocking=True),
+    "non_blocking back": lambda x: x.to("cpu", non_blocking=True),
+    "nothing": lambda x: torch.empty(0).cuda(),
+    "the GPU": lambda x: torch.cuda.synchronize(),
+    "an event": lambda x: torch.cuda.current_stream().record_event().synchronize(),
+}
+
+
+@pytest.mark.parametrize("what", WAIT)
+def test_waits_are_found(sync_debug: Callable[[str], None], what: str) -> None:
+    x = torch.ones(4, device="cuda")
+    sync_debug("error")
+    assert torch.cuda.get_sync_debug_mode() == 2
+    with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+        WAIT[what](x)
+    sync_debug("warn")
+    assert torch.cuda.get_sync_debug_mode() == 1
+    with pytest.warns(UserWarning, match="called a synchronizing CUDA operation"):
+        WAIT[what](x)
+    sync_debug("default")
+    WAIT[what](x)
+
+
+@pytest.mark.parametrize("what", NO_WAIT)
+def test_what_is_no_wait(sync_debug: Callable[[str], None], what: str) -> None:
+    x = torch.ones(4, device="cuda")
+    sync_debug("error")
+    NO_WAIT[what](x)
+
+
+def test_a_mode_of_sync_debug_that_there_is_not(sync_debug: Callable[[str], None]) -> None:
+    with pytest.raises(RuntimeError, match="expected one of 0,1,2"):
+        sync_debug(3)  # type: ignore[arg-type]
+    assert torch.cuda.get_sync_debug_mode() == 0
+
+
+def test_a_stream_sleeps() -> None:
+    hertz = torch.cuda.get_device_properties().clock_rate * 1000
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    torch.cuda._sleep(hertz // 5)
+    done = torch.cuda.current_stream().record_event()
+    assert not done.query()
+    assert time.perf_counter() - begin < 0.15  # the host goes on
+    done.synchronize()
+    assert 0.18 < time.perf_counter() - begin < 5
+    torch.cuda._sleep(-5)
+    torch.cuda.synchronize()
+
+
+def test_metadata_of_memory_is_kept() -> None:
+    metadata = torch.cuda.memory
+    assert metadata._get_memory_metadata() == ""
+    torch.cuda.memory._record_memory_history()
+    try:
+        metadata._set_memory_metadata("the first layer")
+        assert metadata._get_memory_metadata() == "the first layer"
+        x = torch.empty(1000, device="cuda")
+        metadata._set_memory_metadata("")
+        del x
+        trace = metadata._snapshot()["device_traces"][torch.cuda.current_device()]
+        said = {e["action"]: e["user_metadata"] for e in trace}
+        assert (said["alloc"], said["free_completed"]) == ("the first layer", "")
+    finally:
+        metadata._set_memory_metadata("")
+        torch.cuda.memory._record_memory_history(None)
+
+
+CARRIED: dict[str, tuple[Callable[[Any], object], object, object]] = {
+    "multiprocessors to leave alone": (torch._C._set_sm_carveout_experimental, 8, None),  # type: ignore[attr-defined]
+    "the cache after cuDNN's benchmark": (torch._C._cudnn_set_conv_benchmark_empty_cache, False, True),
+    "cuDNN's benchmark limit": (torch._C._cuda_set_cudnn_benchmark_limit, 3, 10),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CARRIED)
+def test_a_setting_is_told_to_the_executor(what: str) -> None:
+    """Each combination of settings has a number, which the executor was told of and each op carries."""
+    number = sys.modules["_devproxy_torch"].settings_number
+    put, other, own = CARRIED[what]
+    x = torch.ones(2, 2, device="cuda")
+    before = number()
+    put(other)
+    try:
+        assert number() != before
+        assert (x @ x).sum().item() == 8
+    finally:
+        put(own)
+    assert number() == before
+    assert (x @ x).sum().item() == 8
+
+
+def test_what_reads_back() -> None:
+    c: Any = torch._C
+    assert c._cuda_get_conv_benchmark_empty_cache() is True  # as natively
+    c._cudnn_set_conv_benchmark_empty_cache(False)
+    try:
+        assert c._cuda_get_conv_benchmark_empty_cache() is False
+    finally:
+        c._cudnn_set_conv_benchmark_empty_cache(True)
+
+
+def test_tuning_of_operators_is_refused() -> None:
+    """They run in the server, whose torch it would be to tune."""
+    tunable = torch.cuda.tunable
+    for off in (tunable.enable, tunable.tuning_enable, tunable.record_untuned_enable):
+        off(False)
+        with pytest.raises(RuntimeError, match="torch.cuda.tunable is not supported behind"):
+            off(True)
+    assert not tunable.is_enabled()
+    assert not tunable.tuning_is_enabled()
+    assert not tunable.record_untuned_is_enabled()
+    for refused in (
+        tunable.get_results,
+        tunable.get_validators,
+        lambda: tunable.set_filename("results.csv"),
+        lambda: tunable.set_max_tuning_duration(1),
+    ):
+        with pytest.raises(RuntimeError, match="torch.cuda.tunable is not supported behind"):
+            refused()
+
+
+# Of torch._C: what takes a value, and what becomes of it. "kept": a test above, or one of the subject's own file, reads
+# it back or sees that it does something. "refused": an error by name.
+SETTERS = {
+    "_cuda_setDevice": "kept",
+    "_cuda_exchangeDevice": "kept",
+    "_cuda_maybeExchangeDevice": "kept",
+    "_cuda_setStream": "kept",
+    "_cuda_setMemoryFraction": "kept",
+    "_cuda_setMemoryMetadata": "kept",
+    "_cuda_set_sync_debug_mode": "kept",
+    "_cuda_set_cudnn_benchmark_limit": "kept",
+    "_cudnn_set_conv_benchmark_empty_cache": "kept",
+    "_cuda_sleep": "kept",
+    "_cuda_record_memory_history": "kept",
+    "_cuda_record_memory_history_legacy": "kept",
+    "_cuda_attach_out_of_memory_observer": "kept",
+    "_cuda_changeCurrentAllocator": "refused",
+    "_cuda_setCheckpointPoolState": "refused",
+    "_cuda_setCublasWorkspaceSize": "refused",
+    "_cuda_setCublasLtWorkspaceSize": "refused",
+    "_cuda_tunableop_enable": "refused",
+    "_cuda_tunableop_tuning_enable": "refused",
+    "_cuda_tunableop_set_filename": "refused",
+    "_cuda_tunableop_set_max_tuning_duration": "refused",
+    "_cuda_tunableop_set_max_tuning_iterations": "refused",
+    "_cuda_tunableop_set_numerical_check_tolerances": "refused",
+    "_cuda_tunableop_set_rotating_buffer_size": "refused",
+    "_cuda_record_untuned_enable": "refused",
+    "_cuda_cudaCachingAllocator_enable": "torch's own cache is not there, on or off",
+    "_cuda_cudaCachingAllocator_set_allocator_settings": "said on stderr: devproxy's allocator has no such settings",
+}
+SETS = {"attach", "change", "enable", "exchange", "record", "set", "sleep"}
+
+
+def sets_something(name: str) -> bool:
+    words = {word.lower() for word in re.findall("[A-Z]?[a-z]+", name)}
+    return (
+        name.startswith(("_cuda", "_cudnn", "_host")) and bool(words & SETS) and "is" not in words
+    )
+
+
+def test_no_setter_ignores_its_value() -> None:
+    """A new name of torch's, or of the plugin's, has to be put into the list with what becomes of its value."""
+    assert {name for name in dir(torch._C) if sets_something(name)} - set(SETTERS) == set()
+    for name, becomes in SETTERS.items():
+        if becomes == "refused":
+            with pytest.raises(RuntimeError, match="is not supported behind devproxy"):
+                getattr(torch._C, name)(1)
+
+
+def test_settings_of_an_allocator_that_is_not_there_are_named(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for _ in range(2):
+        torch._C._cuda_cudaCachingAllocator_set_allocator_settings("expandable_segments:True")  # type: ignore[attr-defined]
+    assert capfd.readouterr().err.count("expandable_segments:True) change nothing") == 1

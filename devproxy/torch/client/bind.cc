@@ -2,6 +2,7 @@
 // The Python half of the plugin: the functions behind torch._C._cuda_*, called by pylib/devproxy_torch_boot.py.
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
+#include <ATen/native/ConvUtils.h>
 #include <ATen/ops/empty_strided.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
@@ -22,6 +23,7 @@
 #include "devproxy/torch/client/forward.h"
 #include "devproxy/torch/client/generator.h"
 #include "devproxy/torch/client/graph.h"
+#include "devproxy/torch/client/history.h"
 #include "devproxy/torch/client/process_group_names.h"
 #include "devproxy/torch/client/snapshot.h"
 
@@ -295,6 +297,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return py::reinterpret_steal<py::object>(
         THPGenerator_initDefaultGenerator(default_generator(static_cast<DeviceIndex>(d))));
   });
+  m.def("settings_number", [] { return settings_number(current_device()); });
   m.def("mix_seed", [](uint64_t seed, uint64_t offset) { return mix_seed(seed, offset); });
 
   m.def("memory_stats", &memory_stats);
@@ -345,6 +348,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   m.def("cudnn_benchmark_limit", [] { return at::globalContext().benchmarkLimitCuDNN(); });
   m.def("set_cudnn_benchmark_limit", [](int limit) { at::globalContext().setBenchmarkLimitCuDNN(limit); });
+  m.def("sync_debug", [] { return static_cast<int>(g_sync_debug.load()); });
+  m.def("set_sync_debug", [](int mode) {
+    TORCH_CHECK(mode >= 0 && mode <= 2, "invalid value of debug_mode, expected one of 0,1,2");
+    set_sync_debug(static_cast<SyncDebug>(mode));
+  });
+  m.def("sleep", [](int64_t cycles) {
+    py::gil_scoped_release unlocked;
+    sleep_on_device(current_device(), cycles);
+  });
+  m.def("memory_metadata", &history_metadata);
+  m.def("set_memory_metadata", &set_history_metadata);
+  m.def("conv_benchmark_empties_cache", &at::native::_cudnn_get_conv_benchmark_empty_cache);
+  m.def("set_conv_benchmark_empties_cache", &at::native::_cudnn_set_conv_benchmark_empty_cache);
   m.def("facts", [] {
     const Facts& f = executor_facts();
     py::dict d;

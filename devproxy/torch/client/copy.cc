@@ -143,6 +143,7 @@ Tensor& copy_(Tensor& dst, const Tensor& source, bool non_blocking) {
     return dst;
   }
 
+  if (!non_blocking) say_wait();
   if (dst.is_cuda()) {
     TORCH_CHECK(src.is_cpu(), "Cannot copy from ", src.device(), " to ", dst.device());
     // An expanded source travels once.
@@ -186,6 +187,7 @@ Tensor& copy_(Tensor& dst, const Tensor& source, bool non_blocking) {
 }
 
 at::Scalar local_scalar_dense(const Tensor& t) {
+  say_wait();
   Tensor host = at::empty({}, t.options().device(at::kCPU));
   const CUstream stream = current_stream(t.device().index());
   check(driver().cuMemcpyDtoHAsync(host.mutable_data_ptr(), address_of(t), t.itemsize(), stream), "cuMemcpyDtoHAsync");

@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #ifdef DEVPROXY_TORCH_OVERRIDE
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
 
@@ -223,6 +224,21 @@ void synchronize_device(DeviceIndex device) {
   check(driver().cuCtxSynchronize(), "cuCtxSynchronize");
 }
 
+void set_sync_debug(SyncDebug mode) {
+#ifdef DEVPROXY_TORCH_OVERRIDE
+  // For an extension's C++, which waits by the functions of the wheel's own library.
+  c10::cuda::warning_state().set_sync_debug_mode(static_cast<c10::cuda::SyncDebugMode>(mode));
+#endif
+  g_sync_debug.store(mode, std::memory_order_relaxed);
+}
+
+// In the words of torch's CUDA build (c10/cuda/CUDAFunctions.cpp).
+void warn_or_throw_of_wait() {
+  TORCH_CHECK(g_sync_debug.load(std::memory_order_relaxed) != SyncDebug::kError,
+              "called a synchronizing CUDA operation");
+  TORCH_WARN("called a synchronizing CUDA operation");
+}
+
 namespace {
 
 // What c10 asks of a device type: current device and stream, events.
@@ -261,6 +277,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return true;
   }
   void synchronizeStream(const c10::Stream& s) const override {
+    say_wait();
     check(driver().cuStreamSynchronize(handle_of(s)), "cuStreamSynchronize");
   }
   void synchronizeDevice(const DeviceIndex device) const override { synchronize_device(device); }

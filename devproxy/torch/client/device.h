@@ -5,6 +5,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "devproxy/torch/client/driver.h"
@@ -54,6 +55,18 @@ inline c10::Stream torch_stream(DeviceIndex device, int64_t id) {
 inline CUstream handle_of(const c10::Stream& s) { return stream_handle(s.device_index(), s.id()); }
 
 void synchronize_device(DeviceIndex device);
+
+// torch.cuda.set_sync_debug_mode, of the whole process: what happens where an operation makes the host wait for the GPU.
+enum class SyncDebug : int { kNothing = 0, kWarning = 1, kError = 2 };
+inline std::atomic<SyncDebug> g_sync_debug{SyncDebug::kNothing};
+void set_sync_debug(SyncDebug mode);
+// Called by such an operation before it begins. Those are the ones of which torch's CUDA build says it: copies between
+// host and device that were not asked to be non_blocking, results that the host needs, a stream's synchronize().
+void warn_or_throw_of_wait();
+inline void say_wait() {
+  if (g_sync_debug.load(std::memory_order_relaxed) != SyncDebug::kNothing) [[unlikely]]
+    warn_or_throw_of_wait();
+}
 
 // Restores the current device at the end of a scope.
 class DeviceScope {

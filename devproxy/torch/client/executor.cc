@@ -146,6 +146,7 @@ class SettingsWatch {
   bool unchanged(const at::Context& c) const {
     const Where& w = where(c);
     if (std::memcmp(flags_.data(), w.flags, w.bytes) != 0) return false;
+    if (empties_cache_ != at::native::_cudnn_get_conv_benchmark_empty_cache()) return false;  // it is not the Context's
     for (size_t i = 0; i < precisions_.size(); i++)
       if (precisions_[i] != *w.precisions[i]) return false;
     return true;
@@ -153,6 +154,7 @@ class SettingsWatch {
   void take(const at::Context& c) {
     const Where& w = where(c);
     std::memcpy(flags_.data(), w.flags, w.bytes);
+    empties_cache_ = at::native::_cudnn_get_conv_benchmark_empty_cache();
     for (size_t i = 0; i < precisions_.size(); i++) precisions_[i] = *w.precisions[i];
   }
 
@@ -179,6 +181,7 @@ class SettingsWatch {
     return w;
   }
 
+  bool empties_cache_ = false;
   std::array<unsigned char, kMostBytes> flags_;
   std::array<at::Float32Precision, kPrecisions> precisions_;
 };
@@ -327,6 +330,18 @@ std::pair<uint64_t, uint64_t> get_generator(DeviceIndex device, uint64_t id) {
   TORCH_INTERNAL_ASSERT(r.get<ReplyHeader>().total_bytes == sizeof(ReplyHeader) + 16, "the executor did not answer");
   const auto seed = r.get<uint64_t>();
   return {seed, r.get<uint64_t>()};
+}
+
+void sleep_on_device(DeviceIndex device, int64_t cycles) {
+  const CUfunction f = executor_function(device, std::string(kSleepName));
+  const CUstream stream = current_stream(device);
+  CUdevice handle;
+  int khz = 0;
+  check(driver().cuDeviceGet(&handle, device), "cuDeviceGet");
+  check(driver().cuDeviceGetAttribute(&khz, CU_DEVICE_ATTRIBUTE_CLOCK_RATE, handle), "cuDeviceGetAttribute");
+  Writer block;
+  block.put(SleepBlock{kBlockMagic, static_cast<uint32_t>(std::max(khz, 1)), cycles});
+  launch(f, stream, block);
 }
 
 int64_t plan_cache(DeviceIndex device, PlansBlock::What what, int64_t value) {

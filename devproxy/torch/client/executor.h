@@ -38,6 +38,9 @@ std::pair<uint64_t, uint64_t> get_generator(DeviceIndex device, uint64_t id);  /
 void copy_generator(DeviceIndex device, uint64_t id, uint64_t from);
 void forget_generator(DeviceIndex device, uint64_t id) noexcept;
 
+// A command of the current stream that takes so many cycles of the GPU's clock.
+void sleep_on_device(DeviceIndex device, int64_t cycles);
+
 // torch's cache of cuFFT plans, which is the executor's: the number that was asked for. Waits; throws what torch
 // throws.
 int64_t plan_cache(DeviceIndex device, PlansBlock::What what, int64_t value = 0);

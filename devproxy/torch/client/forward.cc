@@ -915,6 +915,7 @@ void send(Worker& worker, OpPlan& plan, const c10::IValue* args, std::optional<R
   const bool captures = any_capture();
   const bool known = !plan.dynamic || (captures && shape_is_known(plan, args));
   e.want_key = !trusted && known;
+  if (plan.dynamic && !shape_is_known(plan, args)) say_wait();
   encode_op(plan, e, args, random);
   const bool captured = captures && capturing_graph(e.device, current_stream_id(e.device)) != nullptr;
   // The program needs this result now. As on CUDA that means waiting, and waiting is an error in a capture.

@@ -24,6 +24,7 @@ struct History {
   std::map<std::pair<DeviceIndex, uint64_t>, HistoryContext> live;
   std::array<Trace, kMaxDevices> traces;
   std::vector<OutOfMemoryObserver> observers;
+  std::string metadata;  // of the entries to come
 };
 
 // Never destroyed: tensors may outlive static destructors.
@@ -48,6 +49,7 @@ HistoryContext add(DeviceIndex device, HistoryEntry entry) {
   History& h = history();
   if (h.settings.max_entries == 0 || h.settings.skips[static_cast<size_t>(entry.action)]) return nullptr;
   Trace& trace = h.traces.at(static_cast<size_t>(device));
+  entry.metadata = h.metadata;
   if (trace.entries.size() < h.settings.max_entries) {
     trace.entries.push_back(std::move(entry));
     return nullptr;
@@ -75,6 +77,16 @@ const char* action_name(HistoryAction action) {
   static constexpr const char* kNames[] = {"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free",
                                            "oom",   "snapshot"};
   return kNames[static_cast<size_t>(action)];
+}
+
+void set_history_metadata(std::string metadata) {
+  std::lock_guard lock(history().mu);
+  history().metadata = std::move(metadata);
+}
+
+std::string history_metadata() {
+  std::lock_guard lock(history().mu);
+  return history().metadata;
 }
 
 void start_history(const HistorySettings& settings, bool clear) {

@@ -39,6 +39,7 @@ struct HistoryEntry {
   int64_t stream;   // torch's id
   int64_t time_us;  // since 1970
   HistoryContext context;
+  std::string metadata{};
 };
 
 // When a traceback is taken.
@@ -54,6 +55,10 @@ struct HistorySettings {
 inline std::atomic<bool> g_history_on{false};
 // The question of each allocation: one load.
 inline bool history_on() { return g_history_on.load(std::memory_order_relaxed); }
+
+// torch.cuda.memory._set_memory_metadata: a word of the program's own, which each entry of the trace gets from then on.
+void set_history_metadata(std::string metadata);
+std::string history_metadata();
 
 void start_history(const HistorySettings& settings, bool clear);
 void stop_history(bool clear);

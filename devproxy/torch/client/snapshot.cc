@@ -92,7 +92,7 @@ py::list traces(Frames* frames) {
       d["action"] = action_name(e.action);
       d[e.action == HistoryAction::kOutOfMemory ? "device_free" : "addr"] = e.addr;
       d["size"] = e.bytes, d["time_us"] = e.time_us;
-      d["stream"] = handle_number(device, e.stream);
+      d["stream"] = handle_number(device, e.stream), d["user_metadata"] = e.metadata;
       frames->set(d, std::move(e.context));
       trace.append(d);
     }

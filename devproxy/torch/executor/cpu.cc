@@ -5,6 +5,10 @@
 #include <ATen/ops/full.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
 #include "devproxy/torch/executor/client.h"
 #include "devproxy/torch/executor/decode.h"
 #include "devproxy/torch/executor/placement.h"
@@ -90,6 +94,11 @@ void take_from_default(const Client&, const at::Generator& g) {
 void read_memory(void* to, uint64_t addr, size_t bytes) { std::memcpy(to, reinterpret_cast<const void*>(addr), bytes); }
 
 LaunchScope::LaunchScope(const Client&, const devproxy_soft_launch&, uint32_t threads) { use_threads(threads); }
+
+void sleep(const Client&, const devproxy_soft_launch&, const SleepBlock& how_long) {
+  std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(static_cast<double>(how_long.cycles) /
+                                                                        std::max<uint32_t>(how_long.khz, 1)));
+}
 
 int fault_of(const std::exception&) { return 0; }
 std::string facts(const Client&) { return {}; }

@@ -10,6 +10,7 @@
 // Written without a GPU against the headers of torch 2.11 to 2.15: docs/gpu-results.md says what has run on one.
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/Sleep.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/_cudnn_rnn_flatten_weight.h>
 #include <ATen/ops/empty.h>
@@ -256,6 +257,11 @@ LaunchScope::LaunchScope(const Client& client, const devproxy_soft_launch& launc
   C10_CUDA_CHECK(c10::cuda::SetDevice(device));
   c10::cuda::setCurrentCUDAStream(stream_of(device, launch.stream));
   t_set = {device, launch.stream};
+}
+
+void sleep(const Client& client, const devproxy_soft_launch& launch, const SleepBlock& how_long) {
+  const LaunchScope scope(client, launch, 1);
+  at::cuda::sleep(how_long.cycles);
 }
 
 // cudaError_t has CUresult's numbers for execution faults (driver_types.h).

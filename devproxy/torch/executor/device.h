@@ -62,6 +62,9 @@ class LaunchScope {
 // The CUresult of an exception that ends the context (a device-side assertion, an illegal address); 0 for others.
 int fault_of(const std::exception& e);
 
+// On the launch's stream.
+void sleep(const Client& client, const devproxy_soft_launch& launch, const SleepBlock& how_long);
+
 // torch's cache of cuFFT plans: what was asked for, 0 where nothing was. Throws what torch throws.
 int64_t plan_cache(Client& client, PlansBlock::What what, int64_t value);
 

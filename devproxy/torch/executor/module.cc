@@ -544,6 +544,12 @@ int kernel_entry(const devproxy_soft_launch* launch) {
   }
 }
 
+void sleep_on_stream(const Client& client, Reader block, const devproxy_soft_launch& launch) {
+  const auto how_long = block.get<SleepBlock>();
+  if (how_long.magic != kBlockMagic) throw Malformed("parameter block of another version");
+  if (how_long.cycles > 0) device::sleep(client, launch, how_long);
+}
+
 // The functions that are no operators. The cookie is the name.
 int service_entry(const devproxy_soft_launch* launch) {
   const std::string name = static_cast<const char*>(launch->function_cookie);
@@ -555,6 +561,7 @@ int service_entry(const devproxy_soft_launch* launch) {
     if (name == kFactsName) tell_facts(client, block, *launch->services);
     if (name == kRnnName) tell_rnn_layout(client, block, *launch->services);
     if (name == kPlansName) use_plans(client, block, *launch->services);
+    if (name == kSleepName) sleep_on_stream(client, block, *launch);
     return 0;
   } catch (const IllegalAddress& e) {
     return fail(*launch, kResultIllegalAddress, name, e.what());
@@ -569,7 +576,8 @@ int get_function(const char* name, devproxy_soft_function* out) {
   static auto* const mu = new std::mutex;
   static auto* const kernels = new std::unordered_map<std::string, std::unique_ptr<Kernel>>;
   try {
-    for (const std::string_view service : {kSettingsName, kGeneratorName, kFactsName, kPlansName, kRnnName}) {
+    for (const std::string_view service :
+         {kSettingsName, kGeneratorName, kFactsName, kPlansName, kRnnName, kSleepName}) {
       if (service != name) continue;
       *out = {};
       out->kernel = &service_entry;

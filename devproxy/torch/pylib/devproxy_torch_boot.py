@@ -123,6 +123,12 @@ def _constant(value: object) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
+def _only_off(what: str) -> Callable[..., None]:
+    """A switch of what devproxy does not have: it is off, and may be told so."""
+    refuse = _refuse(what)
+    return lambda on=False, *_: refuse() if on else None
+
+
 class NcclAllocator:
     """ProcessGroupNCCL.mem_allocator: NCCL reaches all memory directly here, so a pool of it is as any other."""
 
@@ -421,6 +427,23 @@ def _make_functions(sc: Any) -> dict[str, object]:
             clear_history,
         )
 
+    def sync_debug_warns_once() -> Callable[[int], None]:
+        warned: list[bool] = []
+
+        def set_mode(mode: int) -> None:
+            if not warned:  # in torch's own words
+                warned.append(True)
+                import warnings
+
+                warnings.warn(
+                    "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing "
+                    "operations",
+                    stacklevel=3,
+                )
+            sc.set_sync_debug(mode)
+
+        return set_mode
+
     def end_route(device: int, pool: Sequence[int]) -> None:
         sc.end_route(device, (pool[0], pool[1]))
 
@@ -452,7 +475,7 @@ def _make_functions(sc: Any) -> dict[str, object]:
         "_cuda_synchronize": lambda: sc.synchronize(),
         "_cuda_hasPrimaryContext": lambda device: sc.has_context(device),
         "_cuda_ipc_collect": _constant(None),
-        "_cuda_sleep": _constant(None),
+        "_cuda_sleep": lambda cycles: sc.sleep(cycles),
         "_cuda_lock_mutex": _constant(None),
         "_cuda_unlock_mutex": _constant(None),
         # streams
@@ -491,20 +514,23 @@ def _make_functions(sc: Any) -> dict[str, object]:
         "_cuda_cudaCachingAllocator_raw_alloc": lambda size, stream: sc.allocate_raw(size, stream),
         "_cuda_cudaCachingAllocator_raw_delete": lambda pointer: sc.free_raw(pointer),
         "_cuda_cudaCachingAllocator_is_enabled": _constant(False),
+        # torch's own cache is not here, on or off.
         "_cuda_cudaCachingAllocator_enable": _constant(None),
-        "_cuda_cudaCachingAllocator_set_allocator_settings": _constant(None),
-        "_cuda_setMemoryMetadata": _constant(None),
-        "_cuda_getMemoryMetadata": _constant(""),
+        "_cuda_cudaCachingAllocator_set_allocator_settings": lambda settings: _say_once(
+            f"the settings of torch's CUDA allocator ({settings}) change nothing: devproxy's own allocator has none of them"
+        ),
+        "_cuda_setMemoryMetadata": lambda metadata: sc.set_memory_metadata(metadata),
+        "_cuda_getMemoryMetadata": lambda: sc.memory_metadata(),
         # libraries that are not there
         "_cuda_clearCublasWorkspaces": _constant(None),
         "_cuda_getCurrentBlasHandle": _refuse("a cuBLAS handle"),
         "_cuda_getCurrentSolverHandle": _refuse("a cuSOLVER handle"),
-        "_cuda_get_sync_debug_mode": _constant(0),
-        "_cuda_set_sync_debug_mode": _constant(None),
+        "_cuda_get_sync_debug_mode": lambda: sc.sync_debug(),
+        "_cuda_set_sync_debug_mode": sync_debug_warns_once(),
         "_cuda_get_cudnn_benchmark_limit": lambda: sc.cudnn_benchmark_limit(),
         "_cuda_set_cudnn_benchmark_limit": lambda limit: sc.set_cudnn_benchmark_limit(limit),
-        "_cuda_get_conv_benchmark_empty_cache": _constant(False),
-        "_cudnn_set_conv_benchmark_empty_cache": _constant(None),
+        "_cuda_get_conv_benchmark_empty_cache": lambda: sc.conv_benchmark_empties_cache(),
+        "_cudnn_set_conv_benchmark_empty_cache": lambda on: sc.set_conv_benchmark_empties_cache(on),
         "_cuda_jiterator_compile_and_launch_kernel": _refuse("torch.cuda.jiterator"),
         "_nccl_version": nccl_version,
         "_nccl_version_suffix": _constant(b""),
@@ -525,12 +551,47 @@ def _make_functions(sc: Any) -> dict[str, object]:
         "_nccl_init_rank": "torch.cuda.nccl",
         "_nccl_unique_id": "torch.cuda.nccl",
     }
-    remedies = {"torch.cuda.nccl": "use torch.distributed with the backend 'nccl'"}
+    workspaces = "the size of a cuBLAS workspace"
+    refused |= {
+        f"_cuda_{verb}Cublas{lt}WorkspaceSize": workspaces
+        for verb in ("get", "set", "reset")
+        for lt in ("", "Lt")
+    }
+    # Operators run in the server, whose torch it would be to tune.
+    refused |= {f"_cuda_tunableop_{name}": TUNABLE for name in _TUNABLE_REFUSED}
+    functions |= {f"_cuda_{name}": _only_off(TUNABLE) for name in _TUNABLE_SWITCHES}
+    functions |= {
+        f"_cuda_{name.replace('enable', 'is_enabled')}": _constant(False)
+        for name in _TUNABLE_SWITCHES
+    }
+    remedies = {
+        "torch.cuda.nccl": "use torch.distributed with the backend 'nccl'",
+        workspaces: "set CUBLAS_WORKSPACE_CONFIG before torch is imported",
+    }
     functions.update(
         {name: _refuse(what, remedies.get(what, "")) for name, what in refused.items()}
     )
     return functions
 
+
+TUNABLE = "torch.cuda.tunable"
+_TUNABLE_SWITCHES = ("tunableop_enable", "tunableop_tuning_enable", "record_untuned_enable")
+_TUNABLE_REFUSED = (
+    "get_filename",
+    "get_max_tuning_duration",
+    "get_max_tuning_iterations",
+    "get_results",
+    "get_rotating_buffer_size",
+    "get_validators",
+    "read_file",
+    "set_filename",
+    "set_max_tuning_duration",
+    "set_max_tuning_iterations",
+    "set_numerical_check_tolerances",
+    "set_rotating_buffer_size",
+    "write_file",
+    "write_file_on_exit",
+)
 
 _OF_THE_WHEEL = frozenset(
     {
