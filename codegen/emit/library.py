@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from codegen.emit.stub import EXPORT, c_string, declaration, null_check, refusal, spaced
+from codegen.ops import OPS
 from codegen.tables import LIBRARIES, Export, entries, facts, library_exports, library_of
 
 
@@ -64,6 +65,11 @@ def emit_declarations(stem: str) -> str:
     return "\n".join(out) + "\n"
 
 
+def sends_anything(stem: str) -> bool:
+    """Then it posts by the driver's library, which does not see whose messages they are."""
+    return any(export.api and export.api.ops for export in library_exports(stem))
+
+
 def stub(stem: str, export: Export, number: int) -> str:
     library, function = library_of(LIBRARIES[stem]), facts(stem).functions.get(export.name)
     if export.api is None or function is None:
@@ -73,6 +79,10 @@ def stub(stem: str, export: Export, number: int) -> str:
             return refusal(export.name, call, "const char*", "kReason")
         return refusal(export.name, call, result if result == "void" else "int")
     lines = [f"{EXPORT} {declaration(function, export.name)} {{"]
+    if sends_anything(stem):
+        places = {name: place for place, name in enumerate(OPS)}
+        bits = sum(1 << places[op] for op in {*export.api.ops, *export.api.first})
+        lines.append(f'  const devproxy::Watched watched("{export.name}", {bits:#x});')
     if library.null_hook:
         hook = library.null_hook.replace(".", "::")
         for name in export.api.nonnull:
@@ -88,6 +98,7 @@ def emit_client(stem: str) -> str:
     library, exports = library_of(LIBRARIES[stem]), library_exports(stem)
     out = [
         '#include "devproxy/csrc/base/refusal.h"',
+        *(['#include "devproxy/csrc/core/watched.h"'] if sends_anything(stem) else []),
         f'#include "{stem}_decl.gen.h"',
         "",
         "namespace {",

@@ -153,20 +153,18 @@ cuGraphUpload = Api(client_sa="graph", capture=Capture.FREE)
 cuGraphExecKernelNodeSetParams = Api(
     client_sa="graph",
     nonnull=("nodeParams",),
-    ops=UPDATES,
+    ops=("GRAPH_UPDATE",),
     first=USES,
     capture=Capture.FREE,
 )
 cuGraphExecKernelNodeSetParams_v2 = Api(
     client_sa="graph",
     nonnull=("nodeParams",),
-    ops=UPDATES,
+    ops=("GRAPH_UPDATE",),
     first=USES,
     capture=Capture.FREE,
 )
-cuGraphExecHostNodeSetParams = Api(
-    client_sa="graph", nonnull=("nodeParams",), ops=UPDATES, capture=Capture.FREE
-)
+cuGraphExecHostNodeSetParams = Api(client_sa="graph", nonnull=("nodeParams",), capture=Capture.FREE)
 cuGraphExecNodeSetParams = Api(
     client_sa="graph",
     nonnull=("nodeParams",),
@@ -178,11 +176,15 @@ cuGraphExecMemcpyNodeSetParams = Api(
     client_sa="graph", nonnull=("copyParams",), ops=UPDATES, capture=Capture.FREE
 )
 cuGraphExecMemsetNodeSetParams = Api(
-    client_sa="graph", nonnull=("memsetParams",), ops=UPDATES, capture=Capture.FREE
+    client_sa="graph", nonnull=("memsetParams",), ops=("GRAPH_UPDATE",), capture=Capture.FREE
 )
 cuGraphExecChildGraphNodeSetParams = Api(client_sa="graph", ops=UPDATES, capture=Capture.FREE)
-cuGraphExecEventRecordNodeSetEvent = Api(client_sa="graph", ops=UPDATES, capture=Capture.FREE)
-cuGraphExecEventWaitNodeSetEvent = Api(client_sa="graph", ops=UPDATES, capture=Capture.FREE)
+cuGraphExecEventRecordNodeSetEvent = Api(
+    client_sa="graph", ops=("GRAPH_UPDATE",), capture=Capture.FREE
+)
+cuGraphExecEventWaitNodeSetEvent = Api(
+    client_sa="graph", ops=("GRAPH_UPDATE",), capture=Capture.FREE
+)
 cuGraphNodeSetEnabled = Api(client_sa="graph", ops=UPDATES, capture=Capture.FREE)
 cuGraphNodeGetEnabled = Api(client_sa="graph", nonnull=("isEnabled",))
 cuGraphExecUpdate = Api(

@@ -73,7 +73,9 @@ ncclMemAlloc = Api(
 ncclMemFree = Api(client_sa="nccl", ops=("MEM_FREE",), waits=True)
 
 ncclGroupStart = Api(client_sa="nccl", needs_init=False)
-ncclGroupEnd = Api(client_sa="nccl", ops=_EXCHANGE, waits=True)
+# The operations of one device run on the stream of the first; events order it with the streams of the others.
+_ORDER = ("EVENT_CREATE", "EVENT_RECORD", "STREAM_WAIT_EVENT", "EVENT_DESTROY")
+ncclGroupEnd = Api(client_sa="nccl", ops=(*_EXCHANGE, *_ORDER), waits=True)
 ncclAllReduce = Api(client_sa="nccl", ops=("COMM_GROUP",))
 ncclBroadcast = Api(client_sa="nccl", ops=("COMM_GROUP",))
 ncclBcast = Api(client_sa="nccl", ops=("COMM_GROUP",))

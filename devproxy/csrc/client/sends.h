@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Does a call send only the messages that its entry names (codegen/spec.py, Api.ops)? A build with DEVPROXY_CHECK_SENDS
-// watches every post and notes what it saw in the file that the variable of that name names: "<api> called" once per
-// process, and "<api> sends <message>" for a message that the entry does not name. Any other build does nothing here.
+// Does a call send what its entry names (codegen/spec.py, Api.ops), and nothing else? A build with DEVPROXY_CHECK_SENDS
+// watches every post and notes what it saw in the file that the variable of that name names, once per process: "<api>
+// called", "<api> sent <message>" for a message that the entry names, and "<api> sends <message>" for one that it does not.
+// Any other build does nothing here. Calls of libnccl.so.2 come in by csrc/core/watched.h.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +26,12 @@ class Sends {
   Sends(const Sends&) = delete;
   Sends& operator=(const Sends&) = delete;
   static void check(uint16_t opcode);
+  // Of a call by its name: whether this thread is in no other. Then whoever began it ends it.
+  static bool begin(const char* name, uint64_t sends);
+  static void end();
 
  private:
-  const ApiInfo* before_;
+  const bool outermost_;
 };
 
 #else

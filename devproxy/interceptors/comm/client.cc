@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "devproxy/csrc/core/core.h"
+#include "devproxy/csrc/core/watched.h"
 #include "devproxy/interceptors/client_common.h"
 #include "devproxy/interceptors/graph/hooks.h"
 
@@ -168,3 +169,8 @@ constexpr Core kCore = {
 const devproxy::Core* devproxy_core(uint32_t version) {
   return version == devproxy::kCoreVersion ? &devproxy::sa::comm::kCore : nullptr;
 }
+
+#ifdef DEVPROXY_CHECK_SENDS
+int devproxy_call_begins(const char* name, uint64_t sends) { return devproxy::client::Sends::begin(name, sends); }
+void devproxy_call_ends() { devproxy::client::Sends::end(); }
+#endif
