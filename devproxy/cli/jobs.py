@@ -211,8 +211,11 @@ def _place(server: dict[str, Any], host: str) -> str:
     return place if switches is None else f"{place}, shared; {switches:,} switches"
 
 
-def _splicing(counts: dict[str, int]) -> str:
+def _splicing(counts: dict[str, int], launches: int) -> str:
+    """launches: of all ranks on that GPU of the machine, as they have asked for them."""
     text = f"{counts['squashed']:,} launches squashed in {counts['validations']:,} validations"
+    if launches:
+        text += f", {counts['squashed'] / launches:.1%} of all ranks' launches there"
     if counts["different"] or counts["given_up"]:
         text += f" ({counts['different']:,} different, {counts['given_up']:,} given up)"
     text += f"; {counts['saved_bytes'] >> 20:,} MiB kept once"
@@ -231,14 +234,18 @@ def _ledger(use: dict[str, int]) -> str:
 
 
 def _print_servers(found: list[dict[str, Any]], host: str) -> None:
+    launches: dict[Any, int] = {}
+    for server in found:
+        gpu = server.get("physical_gpu")
+        launches[gpu] = launches.get(gpu, 0) + server.get("totals", {}).get("launches", 0)
     for server in found:
         if why := silent(server):
             print(f"GPU {server['gpu']}: {why}")
         else:
-            _print_server(server, host)
+            _print_server(server, host, launches[server.get("physical_gpu")])
 
 
-def _print_server(server: dict[str, Any], host: str) -> None:
+def _print_server(server: dict[str, Any], host: str, launches: int) -> None:
     memory, totals = server.get("memory", {}), server.get("totals", {})
     chaos = ", chaos mode" if server.get("chaos") else ""
     rows = [
@@ -251,7 +258,11 @@ def _print_server(server: dict[str, Any], host: str) -> None:
             f" {show_bytes(memory.get('total', 0))} in all",
         ],
         # Nothing where no other GPU of the job is there, or it is off.
-        *([["splicing", _splicing(counts)]] if (counts := server.get("splicing")) else []),
+        *(
+            [["splicing", _splicing(counts, launches)]]
+            if (counts := server.get("splicing"))
+            else []
+        ),
         *([["all ranks there", _ledger(use)]] if counts and (use := server.get("ledger")) else []),
         ["clients", str(server.get("clients_now", 0))],
     ]

@@ -8,6 +8,7 @@ server, so every test here also shows that none was missed.
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 
@@ -133,6 +134,12 @@ def test_the_step_of_replicas_is_computed_once_and_kept_once(
         f"{counts['squashed']:,} launches squashed in {counts['validations']:,} validations"
         in shown
     )
+    [share] = {
+        float(found)
+        for found in re.findall(r"validations, ([\d.]+)% of all ranks' launches", shown)
+    }
+    launched = sum(s["totals"]["launches"] for s in world.ctl_json("status", "once")["servers"])  # type: ignore[attr-defined]
+    assert share == round(100 * counts["squashed"] / launched, 1) and 0 < share < 75
     state_bytes = copies * 4 * (48 * 96 + 96 * 96 + 96 * 8)  # whole pages alone are spliced
     assert 0.8 * state_bytes < counts["saved_bytes"] / (RANKS - 1) < 1.1 * state_bytes
     job.results()
