@@ -81,6 +81,14 @@ def test_ranks_that_are_not_quite_replicas(world: World) -> None:
     assert all(counts[what] > 0 for what in ("squashed", "validations", "different", "broken"))
 
 
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("mode", ["eager", "on"])
+def test_the_same_without_guards(world: World, mode: str) -> None:
+    """As users run it, and with meetings for the smallest: what a rank borrows is not computed besides."""
+    expected = Job(world, "apart", "--gpus 4").results()
+    assert Job(world, "together", "--gpu 0,0,0,0", mode=mode).results() == expected
+
+
 def moved_about(world: World, job: Job, programs: list[str], dice: random.Random) -> dict[str, str]:
     """Between its programs the job goes to other GPUs. Its results."""
     for program in programs[:-1]:
