@@ -66,8 +66,9 @@
 //
 // Host memory. An asynchronous copy from memory that the driver does not know as page-locked is copied at the call, or
 // blocks; either breaks D2H-then-H2D through one pinned buffer. So what is not registered goes through a page-locked
-// slot of the queue, filled and emptied by host functions in stream order: right, and slow. A small copy from or to a chunk goes through a page-locked cell, without a host function: the chunk is the
-// client's for this one copy, so its bytes can be taken at submission, or put there when the watcher sees the end.
+// slot of the queue, filled and emptied by host functions in stream order: right, and slow. A small copy from or to a
+// chunk goes through a page-locked cell, without a host function: the chunk is the client's for this one copy, so its
+// bytes can be taken at submission, or put there when the watcher sees the end.
 //
 // Who owns what
 //   mu_        queues' contents, held_, host_ (slots and cells too), every submission to the driver, the fault flags

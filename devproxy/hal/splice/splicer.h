@@ -42,7 +42,8 @@
 //
 // Nobody waits for ever: a rank that waits goes on alone when the GPU has been idle for idle_patience_ns (ten times that
 // where it would copy pages that all keep once, kKeepsPatience), or after patience_ns, or when the job is about to be cut;
-// and at once when a rank for which it waits has run that launch alone already, or the meetings wait for one another. That costs copies, never the result.
+// and at once when a rank for which it waits has run that launch alone already, or the meetings wait for one another. That
+// costs copies, never the result.
 //
 // A device may run launches later than they are submitted (hal/cuda/cuda_pages.h). Then what is said here of running is said of
 // submitting, and streams and events give the order to what depends on it.
