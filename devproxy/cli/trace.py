@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -27,10 +29,23 @@ ASK_S = 1.0  # between two questions to the supervisor
 KINDS = ("phase", "verb", "stage")  # the order of their tracks
 
 
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM raise KeyboardInterrupt. A shell without job control starts what it puts in the background with SIGINT
+    ignored."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _collect(
     path: str, seconds: float, begins: str = ""
 ) -> tuple[list[tracing.OfClient], list[Span], float]:
-    """Until the time is over, the job has ended, or Ctrl-C. begins: what to say when recording has begun.
+    """Until the time is over, the job has ended, or somebody ends it. begins: what to say when recording has begun.
 
     (events; phases, verbs and stages; how long it was)
     """
@@ -43,8 +58,6 @@ def _collect(
             f"no server of job {status.job} tells what it does: {collector.silent[0]}",
             "a suspended job has none; a job of an older devproxy cannot be traced",
         )
-    if begins:
-        say(begins, "devproxy")
     spans: dict[tuple[str, str, int], Span] = {}  # one that is under way comes again, longer
     began = asked = time.monotonic()
     from_ns = int(began * 1e9)
@@ -57,12 +70,15 @@ def _collect(
         spans.update(((span.kind, span.name, span.begin_ns), span) for span in found)
 
     try:
-        while os.path.exists(path) and (left := began + seconds - time.monotonic()) > 0:
-            time.sleep(min(LOOK_S, left))
-            collector.look()
-            if time.monotonic() > asked + ASK_S:  # a job that ends takes its spans along
-                asked = time.monotonic()
-                ask()
+        with _ended_by_signals():
+            if begins:
+                say(begins, "devproxy")
+            while os.path.exists(path) and (left := began + seconds - time.monotonic()) > 0:
+                time.sleep(min(LOOK_S, left))
+                collector.look()
+                if time.monotonic() > asked + ASK_S:  # a job that ends takes its spans along
+                    asked = time.monotonic()
+                    ask()
     except KeyboardInterrupt:  # that is enough
         collector.look()
     ask()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -13,7 +14,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
 from tests.conftest import RUN
-from tests.integration.test_daemon import ctl, one_line_error
+from tests.integration.test_daemon import ctl, line, one_line_error
 from tests.trace_processor import ask
 
 BYTES, ROUNDS, SLEEP_S = 4096, 10, 0.02
@@ -125,6 +126,26 @@ def test_it_ends_by_itself(job: dict[str, str], tmp_path: Path) -> None:
             facts["seconds"] / SLEEP_S + 2
         )  # at most: on a busy machine a trace is longer than was asked for
         assert 4 * ROUNDS < facts["events"] < turns * (2 * ROUNDS + 4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it(job: dict[str, str], tmp_path: Path, number: signal.Signals) -> None:
+    """In the background of a shell without job control, too, which has SIGINT ignored."""
+    path = tmp_path / "c"
+    words = ["trace", "j", "--seconds", "600", "-o", str(path), "--json"]
+    tracing = subprocess.Popen(
+        ["sh", "-c", 'trap "" INT; exec "$0" "$@"', *line(*words)],
+        env=job,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert tracing.stderr is not None
+    assert "tracing job j" in tracing.stderr.readline()
+    tracing.send_signal(number)
+    facts = json.loads(tracing.communicate(timeout=30)[0])
+    assert tracing.returncode == 0 and facts["seconds"] < 30
+    assert facts["events"] and path.stat().st_size > 0
 
 
 def test_explain(job: dict[str, str]) -> None:
