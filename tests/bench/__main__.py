@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -98,7 +100,7 @@ def output(command: list[str], env: dict[str, str]) -> dict[str, float]:
     return result
 
 
-def micro(env: dict[str, str], rounds: int) -> tuple[list[Row], dict[str, float]]:
+def micro(env: dict[str, str], rounds: int, raw: dict[str, Any]) -> list[Row]:
     """Posts, round trips, copies: limits and figures in turn, the median of all rounds of each."""
     post, driver, cudart = build()
     limits, figures, runtime = [], [], []
@@ -173,7 +175,8 @@ def micro(env: dict[str, str], rounds: int) -> tuple[list[Row], dict[str, float]
                 target,
                 unit="GB/s",
             )
-    return rows, a | b
+    raw |= a | b
+    return rows
 
 
 class Worker:
@@ -372,29 +375,16 @@ def main() -> None:
     facts = machine()
     rows: list[Row] = []
     raw: dict[str, Any] = {}
+    failed = False
     with tempfile.TemporaryDirectory(prefix="devproxy-bench-", dir="/dev/shm") as shm:
-        env = environment(shm)
-        if options.only in (None, "micro"):
-            rows, figures = micro(env, 1 if options.quick else 5)
-            raw |= figures
-        if options.only in (None, "ops"):
-            rows += tiny_ops(env, 4 if options.quick else 20, options.cuda_wheel)
-        if options.only in (None, "steps"):
-            for model in STEP_TARGETS:
-                try:
-                    rows.append(steps(env, model, 6 if options.quick else PAIRS))
-                except RuntimeError as error:
-                    print(f"not measured: {error}", file=sys.stderr)
-        if options.only in (None, "start"):
-            rows += start_up(env, 3 if options.quick else 9)
-    if options.only in (None, "comms"):
-        rows += comms(1 if options.quick else 3)
-    if options.only in (None, "sharing"):
-        rows += sharing(options.quick)
-    if options.only in (None, "files"):
-        rows += small_files(options.quick)
-    if options.only in (None, "checkpoints"):
-        rows += checkpoints(options.quick, raw)
+        for rows_of in sections(options, environment(shm), raw):
+            try:
+                for row in rows_of():
+                    rows.append(row)
+                    print(f"{row.what}: {row.ratio:.3f}", file=sys.stderr, flush=True)
+            except (OSError, RuntimeError, ValueError, AssertionError, subprocess.SubprocessError):
+                failed = True  # what else was measured is not lost
+                traceback.print_exc()
     print(text(rows), end="")
     if facts["load"] > 0.5:
         print(
@@ -408,6 +398,30 @@ def main() -> None:
     write(RESULT, result)
     if options.docs:
         into_docs(result)
+    if failed:
+        sys.exit("some rows were not measured")
+
+
+def sections(
+    options: argparse.Namespace, env: dict[str, str], raw: dict[str, Any]
+) -> Iterator[Callable[[], Iterable[Row]]]:
+    """What measures the rows that were asked for; the figures behind them go into raw."""
+    quick: bool = options.quick
+    all_: dict[str, list[Callable[[], Iterable[Row]]]] = {
+        "micro": [lambda: micro(env, 1 if quick else 5, raw)],
+        "ops": [lambda: tiny_ops(env, 4 if quick else 20, options.cuda_wheel)],
+        "steps": [
+            lambda model=model: [steps(env, model, 6 if quick else PAIRS)] for model in STEP_TARGETS
+        ],
+        "start": [lambda: start_up(env, 3 if quick else 9)],
+        "comms": [lambda: comms(1 if quick else 3)],
+        "sharing": [lambda: sharing(quick)],
+        "files": [lambda: small_files(quick)],
+        "checkpoints": checkpoints(quick, raw),
+    }
+    for name, measure in all_.items():
+        if options.only in (None, name):
+            yield from measure
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -338,11 +338,10 @@ def traced(model: str, pairs: int, turn_s: float, raw: Raw) -> Row:
     return turns.row(f"traced, step of {model}", "traced", "nobody looks", note)
 
 
-def checkpoints(quick: bool, raw: Raw) -> list[Row]:
-    """All rows; figures behind them into raw."""
+def checkpoints(quick: bool, raw: Raw) -> list[Callable[[], Iterable[Row]]]:
+    """What measures all rows; figures behind them go into raw."""
     cuts, pairs, turn_s = (3, 4, 1.0) if quick else (9, 20, 2.5)
-    measured: list[Row] = []
-    for rows in (
+    return [
         lambda: [device_bytes("gpt", GPT, cuts, raw)],
         lambda: [device_bytes("resnet", ("--model", "resnet"), cuts, raw)],
         lambda: [host_bytes(0, 0.05, raw)],
@@ -352,11 +351,7 @@ def checkpoints(quick: bool, raw: Raw) -> list[Row]:
         lambda: [steady("mlp", pairs, turn_s, raw)],
         lambda: [traced("gpt", pairs, turn_s, raw)],
         lambda: [traced("mlp", pairs, turn_s, raw)],
-    ):
-        for row in rows():
-            print(f"{row.what}: {row.ratio:.3f}", file=sys.stderr, flush=True)
-            measured.append(row)
-    return measured
+    ]
 
 
 if __name__ == "__main__":
