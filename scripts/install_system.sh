@@ -26,6 +26,7 @@ if [ "$only" != plugin ]; then
   header lz4.h || need liblz4-dev
   header zstd.h || need libzstd-dev
   header xxhash.h || need libxxhash-dev
+  header openssl/ssl.h || need libssl-dev # of connections between hosts (hal/links/tls.cc), which load the library late
   json() { echo "#include <nlohmann/json_fwd.hpp>" | c++ -E -x c++ - >/dev/null 2>&1; }
   json || need nlohmann-json3-dev # of the server (csrc/base/json.h)
 fi

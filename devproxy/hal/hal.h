@@ -59,6 +59,7 @@ struct TransportConfig {
   std::string folder;          // the job's; the file `trees` in it says who the others are
   uint32_t tree = 0, gpu = 0;  // of this server
   std::string address;         // where it listens: an IPv4 or IPv6 address
+  bool encrypts = false;       // what the servers say to each other; the file `trees` has the key then
 };
 
 // A device derives from BasicDevice (basic_device.h), one that wraps another from ForwardingDevice (forwarding_device.h). Here

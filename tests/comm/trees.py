@@ -52,6 +52,7 @@ class Trees:
     by_way_of: Callable[[str, int], tuple[str, int]] = lambda address, port: (address, port)
     # Of the servers: hal/cuda over the fakes (test_trees_cuda.py), with GPUs of its own for each tree, as on several hosts.
     cuda: dict[str, str] = field(default_factory=dict)
+    encrypts: str = ""  # these trees' servers do
     servers: list[Server] = field(default_factory=list)
     moves: int = 0
     marks: int = 0
@@ -73,7 +74,7 @@ class Trees:
 
     def __enter__(self) -> Trees:
         self.root = Path(tempfile.mkdtemp(prefix="devproxy-trees-", dir="/dev/shm"))
-        self.token = secrets.token_hex(32)
+        self.token, self.key = secrets.token_hex(32), secrets.token_hex(32)
         self.lease = os.pipe()
         try:
             for tree in range(self.count):
@@ -103,6 +104,7 @@ class Trees:
         ]  # fmt: skip
         if self.count > 1:
             command += ["--data-address", self.address]
+            command += ["--encrypt-data"] if str(tree) in self.encrypts else []
         elif self.cuda:
             command += ["--collectives"]
         if self.chaos is not None:
@@ -200,8 +202,8 @@ class Trees:
         address, port, *_ = (self.folder(tree) / f"gpu{gpu}.data").read_text().split()
         return address, int(port)
 
-    def say(self, token: str = "") -> None:
-        """Writes the file `trees` into all folders."""
+    def say(self, token: str = "", keys: dict[int, str] | None = None) -> None:
+        """Writes the file `trees` into all folders. keys: of these trees, instead of the job's."""
         lines = [f"token {token or self.token}"]
         for tree in range(self.count):
             servers = [self.endpoint(tree, gpu) for gpu in range(self.gpus_of(tree))]
@@ -210,7 +212,8 @@ class Trees:
             lines.append(f"tree {tree} {len(servers)} {' '.join(texts)}")
         for tree in range(self.count):
             part = self.folder(tree) / "trees.part"
-            part.write_text("\n".join(lines) + "\n")
+            key = [f"key {(keys or {}).get(tree, self.key)}"] if str(tree) in self.encrypts else []
+            part.write_text("\n".join(lines + key) + "\n")
             part.rename(self.folder(tree) / "trees")
 
     def environment(self) -> dict[str, str]:

@@ -30,7 +30,7 @@ FRAMES = [  # what tests/fuzz/frame_fuzz.cc is about
         ROOT / f"devproxy/hal/soft/comm/{name}.cc"
         for name in ("board", "board_receiver", "peers", "reduce", "shadow", "soft_comm")
     ),
-    *(ROOT / f"devproxy/hal/links/{name}.cc" for name in ("links", "receiver", "roster")),
+    *(ROOT / f"devproxy/hal/links/{name}.cc" for name in ("links", "receiver", "roster", "tls")),
     *(ROOT / f"devproxy/hal/cuda/{name}.cc" for name in ("comm_board", "comm_receiver")),
     ROOT / "devproxy/csrc/base/log.cc",
 ]

@@ -24,6 +24,7 @@ COMM = [
         for name in ("soft_comm", "board", "board_receiver", "shadow", "reduce")
     ),
     ROOT / "devproxy/hal/links/receiver.cc",
+    ROOT / "devproxy/hal/links/tls.cc",
     ROOT / "devproxy/csrc/base/log.cc",
 ]
 CXX = ["g++", "-std=c++20", "-Wall", "-Wextra", "-I", str(ROOT)]

@@ -22,7 +22,9 @@ def main() -> int:
         print("ff" * 32 if how == "other-abi" else ABI)
         return 0
     words = [
-        word for word in sys.argv[1:] if word not in ("--metas", "--collectives", "--together")
+        word
+        for word in sys.argv[1:]
+        if word not in ("--metas", "--collectives", "--together", "--encrypt-data")
     ]  # without values
     option = dict(zip(words[::2], words[1::2]))
     ready, lease = int(option["--ready-fd"]), int(option["--lease-fd"])

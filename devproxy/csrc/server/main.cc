@@ -34,7 +34,7 @@ constexpr const char* kUsage =
     "FILE "
     "[--physical-gpu P] [--restore DIR [--restore-shared] [--other-gpu]] [--lease-fd FD] [--ready-fd FD] "
     "[--begin-fd FD [--ahead DIR]] [--metas] [--collectives] [--together] [--chaos SEED] [--tree T] "
-    "[--data-address ADDR] [--slots A-B] | "
+    "[--data-address ADDR [--encrypt-data]] [--slots A-B] | "
     "--print-abi | --describe DEVICE P";
 
 std::optional<uint64_t> number(const char* text) {
@@ -94,7 +94,8 @@ Status parse(int argc, char** argv, ProcessConfig* process, Start* start) {
                                                       {"--other-gpu", &config->other_gpu},
                                                       {"--metas", &config->metas},
                                                       {"--collectives", &config->collectives},
-                                                      {"--together", &config->together}};
+                                                      {"--together", &config->together},
+                                                      {"--encrypt-data", &config->encrypt_data}};
     const auto found =
         std::find_if(std::begin(switches), std::end(switches), [&](const auto& s) { return name == s.first; });
     if (found != std::end(switches)) {

@@ -163,7 +163,8 @@ void Server::unlink_socket() const {
 // Listens before anybody is told the port. The file is written last: a restore that fails leaves the predecessor's.
 Status Server::open_data() {
   if (config_.data_address.empty()) return {};
-  auto port = device_->open_transport({config_.job_dir, config_.tree, config_.gpu, config_.data_address});
+  auto port =
+      device_->open_transport({config_.job_dir, config_.tree, config_.gpu, config_.data_address, config_.encrypt_data});
   if (!port.ok()) return std::move(port).status().with("listening for other trees");
   data_port_ = *port;
   return {};

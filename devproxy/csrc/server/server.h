@@ -48,6 +48,7 @@ struct ServerConfig {
   bool chaos = false;
   uint32_t tree = 0;                              // of the job's process trees, this server's
   std::string data_address;                       // where servers of other trees reach this one; empty: there are none
+  bool encrypt_data = false;                      // what they send each other
   uint32_t first_slot = 0, end_slot = kMaxSlots;  // which it may give away
 };
 

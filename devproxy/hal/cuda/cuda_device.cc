@@ -177,6 +177,7 @@ class CudaDevice final : public BasicDevice {
     return CudaSpace::open(config_, driver_, device_, config, owner);
   }
   StatusOr<uint16_t> open_transport(const TransportConfig& config) override {
+    if (config.encrypts) return Status(kNotSupported, "--encrypt-data: NCCL carries the data, and does not encrypt it");
     if (const std::string name = interface_of(config.address); !name.empty())
       setenv("NCCL_SOCKET_IFNAME", ("=" + name).c_str(), 0);
     auto links = Links::open(config, 0, CommReceiver::maker(config.folder));

@@ -28,6 +28,8 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 56);
 
+inline constexpr uint64_t kEncryptedOnly = 0;  // in the place of a server: it takes encrypted connections (tls.h) alone
+
 struct Welcome {
   uint32_t magic = kHelloMagic, version = kFrameVersion;
   uint64_t server = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "devproxy/hal/links/links.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -31,9 +32,11 @@ constexpr uint64_t kWantedUs = 1'000'000;   // nobody asks any more: no more tri
 constexpr uint64_t kPostedUs = 30'000'000;  // then a frame that nobody waits for is forgotten
 constexpr uint64_t kFarewellUs = 1'000'000;
 constexpr uint64_t kSettleUs = 20'000;
-constexpr uint64_t kPauseUs = 20'000;   // between tries
-constexpr size_t kMaxIncoming = 512;    // connections at a time
-constexpr unsigned kSilentMs = 20'000;  // what was sent and is not acknowledged so long ends a connection
+constexpr uint64_t kPauseUs = 20'000;            // between tries
+constexpr size_t kMaxIncoming = 512;             // connections at a time
+constexpr size_t kSealBytes = 256 << 10;         // at a time
+constexpr uint64_t kSameRefusalUs = 10'000'000;  // said once in that time
+constexpr unsigned kSilentMs = 20'000;           // what was sent and is not acknowledged so long ends a connection
 
 void set(int fd, int level, int option, int value) { setsockopt(fd, level, option, &value, sizeof value); }
 
@@ -53,17 +56,62 @@ bool hung_up(int fd) {
 }
 
 // Both within the time.
-bool read_all(int fd, void* to, size_t bytes, uint64_t until, const std::atomic<bool>& closing) {
+bool read_all(int fd, Tls* tls, void* to, size_t bytes, uint64_t until, const std::atomic<bool>& closing) {
   auto* out = static_cast<uint8_t*>(to);
   while (bytes != 0) {
     if (now_us() > until || closing.load(std::memory_order_acquire)) return false;
     pollfd look{fd, POLLIN, 0};
+    if (tls) {
+      size_t n = 0;
+      const int got = tls->read(out, bytes, &n);
+      if (got < 0) return false;
+      if (got == 0) poll(&look, 1, kLookMs);
+      out += n, bytes -= n;
+      continue;
+    }
     if (poll(&look, 1, kLookMs) == 0) continue;
     const ssize_t n = recv(fd, out, bytes, MSG_DONTWAIT);
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return false;
     if (n > 0) out += n, bytes -= static_cast<size_t>(n);
   }
   return true;
+}
+
+// The first bytes of a connection: there is room for them.
+bool say(int fd, Tls* tls, const void* what, size_t bytes) {
+  if (tls) {
+    if (!tls->seal(what, bytes)) return false;
+    const std::vector<uint8_t> sealed = std::exchange(tls->sealed(), {});
+    return ::send(fd, sealed.data(), sealed.size(), MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(sealed.size());
+  }
+  return ::send(fd, what, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
+}
+
+bool peek(int fd, uint8_t* first, uint64_t until, const std::atomic<bool>& closing) {
+  while (now_us() <= until && !closing.load(std::memory_order_acquire)) {
+    pollfd look{fd, POLLIN, 0};
+    if (poll(&look, 1, kLookMs) != 0) return recv(fd, first, 1, MSG_PEEK | MSG_DONTWAIT) == 1;
+  }
+  return false;
+}
+
+void set_blocking(int fd, bool blocks) {
+  const int flags = fcntl(fd, F_GETFL);
+  fcntl(fd, F_SETFL, blocks ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
+}
+
+std::string name_of_peer(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  char text[INET6_ADDRSTRLEN] = "?";
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0) {
+    const void* const where =
+        address.ss_family == AF_INET
+            ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in*>(&address)->sin_addr)
+            : static_cast<const void*>(&reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr);
+    inet_ntop(address.ss_family, where, text, sizeof text);
+  }
+  return text;
 }
 
 // Every byte is looked at, so that the time tells nothing about where they differ.
@@ -76,6 +124,8 @@ bool same_token(const uint8_t* a, const uint8_t* b) {
 }  // namespace
 
 StatusOr<std::unique_ptr<Links>> Links::open(const TransportConfig& config, uint64_t chaos, MakeReceiver receiver) {
+  if (config.encrypts)
+    if (Status loaded = Tls::load(); !loaded.ok()) return loaded;
   auto at = parse_address(config.address, 0);
   if (!at.ok()) return std::move(at).status();
   const int fd = socket(at->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -153,42 +203,87 @@ void Links::listen() {
 
 void Links::receive(Incoming& incoming) {
   tune(incoming.fd);
-  if (Hello hello; admit(incoming.fd, &hello)) {
-    DP_LOG(kInfo, kServer, 0, "the server of GPU %u of tree %u has connected", hello.gpu, hello.tree);
+  std::unique_ptr<Tls> tls;
+  if (Hello hello; admit(incoming.fd, &hello, &tls)) {
+    DP_LOG(kInfo, kServer, 0, "the server of GPU %u of tree %u has connected%s", hello.gpu, hello.tree,
+           tls ? ", encrypted" : "");
     const uint64_t chaos = chaos_ ? chaos_ * 0x9e3779b97f4a7c15 + hello.tree * kMaxTreeGpus + hello.gpu + 1 : 0;
     const auto receiver = make_receiver_({hello.tree, hello.gpu, hello.server}, chaos, [this, &hello](uint64_t number) {
       std::lock_guard lock(mu_);
       marks_[hello.server] = number;
     });
-    receiver->run(incoming.fd, closing_, leaving_, incoming.idle);
+    receiver->run(incoming.fd, tls.get(), closing_, leaving_, incoming.idle);
   }
   std::lock_guard lock(mu_);
   close(incoming.fd);
   incoming.over = true;
 }
 
-bool Links::admit(int fd, Hello* hello) {
+bool Links::admit(int fd, Hello* hello, std::unique_ptr<Tls>* tls) {
   const uint64_t until = now_us() + kHelloUs;
-  if (!read_all(fd, hello, sizeof *hello, until, closing_)) return false;
-  if (hello->magic != kHelloMagic || hello->version != kFrameVersion || hello->tree >= kMaxTrees ||
-      hello->tree == config_.tree || hello->gpu >= kMaxTreeGpus || hello->server == 0)
-    return false;
-  auto roster = read_roster(config_.folder);
+  const auto is_hello = [&] {
+    return hello->magic == kHelloMagic && hello->version == kFrameVersion && hello->tree < kMaxTrees &&
+           hello->tree != config_.tree && hello->gpu < kMaxTreeGpus && hello->server != 0;
+  };
+  uint8_t first;
+  if (!peek(fd, &first, until, closing_)) return false;
+  const bool encrypted = first == kTlsFirstByte;
+  if (encrypted && !config_.encrypts)
+    return note_refusal(fd, "it encrypts, and this job's data is not encrypted: is it another job's?"), false;
+  if (!encrypted && !(read_all(fd, nullptr, hello, sizeof *hello, until, closing_) && is_hello())) return false;
+  auto roster = roster_now();
   // The other tree's supervisor may have been quicker than ours.
   while (!roster.ok() && now_us() < until && !closing_.load(std::memory_order_acquire)) {
     usleep(kPauseUs);
-    roster = read_roster(config_.folder);
+    roster = roster_now();
   }
-  if (!roster.ok() || !same_token(roster->token.data(), hello->token)) return false;
+  if (!roster.ok()) return false;
+  if (encrypted && !(admit_encrypted(fd, *roster, until, hello, tls) && is_hello())) return false;
+  if (!same_token(roster->token.data(), hello->token)) return false;
   Welcome welcome;
   welcome.server = server_;
-  return ::send(fd, &welcome, sizeof welcome, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof welcome);
+  if (config_.encrypts && !encrypted) {  // who has the token is told why
+    note_refusal(fd, "the server of GPU " + std::to_string(hello->gpu) + " of tree " + std::to_string(hello->tree) +
+                         " does not encrypt, and this job's data is encrypted: are its devproxy-run's options others?");
+    welcome.server = kEncryptedOnly;
+  }
+  return say(fd, tls->get(), &welcome, sizeof welcome) && welcome.server == server_;
+}
+
+bool Links::admit_encrypted(int fd, const Roster& roster, uint64_t until, Hello* hello, std::unique_ptr<Tls>* tls) {
+  set_blocking(fd, false);
+  auto made = Tls::shake_hands(fd, Tls::Role::kAccepter, *roster.key, until, closing_);
+  if (!made.ok()) return note_refusal(fd, made.status().text()), false;
+  *tls = std::move(*made);
+  const bool read = read_all(fd, tls->get(), hello, sizeof *hello, until, closing_);
+  set_blocking(fd, true);
+  return read;
+}
+
+void Links::note_refusal(int fd, const std::string& why) {
+  {
+    std::lock_guard lock(mu_);
+    if (refusal_ == why && now_us() < refusal_us_ + kSameRefusalUs) return;
+    refusal_ = why;
+    refusal_us_ = now_us();
+  }
+  DP_LOG(kWarn, kServer, 0, "a connection from %s is refused: %s", name_of_peer(fd).c_str(), why.c_str());
 }
 
 // -- outgoing -------------------------------------------------------------------------------------------------------
 
-bool Links::read_roster_again() {
+// Of a job that encrypts, only one with the key.
+StatusOr<Roster> Links::roster_now() const {
   auto roster = read_roster(config_.folder);
+  if (roster.ok() && roster->key.has_value() != config_.encrypts)
+    return Status(kInvalidValue,
+                  config_.folder + (config_.encrypts ? "/trees has no key, and this server encrypts"
+                                                     : "/trees has a key, and this server does not encrypt"));
+  return roster;
+}
+
+bool Links::read_roster_again() {
+  auto roster = roster_now();
   std::lock_guard lock(mu_);
   if (roster.ok()) roster_ = std::move(*roster);
   roster_trouble_ = roster.status().text();
@@ -248,6 +343,39 @@ int Links::write(int fd, std::vector<iovec>& parts, std::vector<uint8_t>* tail, 
   return 1;
 }
 
+// As write(). What is sealed must be sent, so nothing is before the socket takes something, but for the rest of what was
+// begun.
+int Links::write_sealed(int fd, Tls& tls, std::vector<iovec>& parts, std::vector<uint8_t>* tail, const Stop& stop) {
+  bool begun = false, stopped = false;
+  for (size_t first = 0; first < parts.size(); begun = true) {
+    for (pollfd look{fd, POLLOUT, 0}; !stopped && poll(&look, 1, kLookMs) == 0;) stopped = stop();
+    if (stopped && !begun) return 0;
+    for (size_t room = kSealBytes; room != 0 && first < parts.size();) {
+      iovec& part = parts[first];
+      const size_t taken = std::min(room, part.iov_len);
+      if (!tls.seal(part.iov_base, taken)) return -1;
+      part.iov_base = static_cast<uint8_t*>(part.iov_base) + taken;
+      part.iov_len -= taken;
+      room -= taken;
+      if (part.iov_len == 0) first++;
+    }
+    std::vector<uint8_t>& sealed = tls.sealed();
+    std::vector<iovec> left{{sealed.data(), sealed.size()}};
+    if (!stopped) {
+      std::vector<uint8_t> rest;
+      const int result = write(fd, left, &rest, stop);
+      if (result < 0) return -1;
+      stopped = result == 0;
+    }
+    if (stopped) {
+      const auto* at = static_cast<const uint8_t*>(left[0].iov_base);
+      tail->insert(tail->end(), at, at + left[0].iov_len);
+    }
+    sealed.clear();
+  }
+  return stopped ? 0 : 1;
+}
+
 Links::Sent Links::send(uint32_t tree, std::vector<iovec> parts, const Stop& stop, uint64_t* epoch) {
   std::unique_lock lock(mu_);
   Link& link = links_[tree];
@@ -262,6 +390,7 @@ Links::Sent Links::send(uint32_t tree, std::vector<iovec> parts, const Stop& sto
   }
   link.busy = true;
   const int fd = link.fd;
+  Tls* const tls = link.tls.get();
   *epoch = link.epoch;
   lock.unlock();
 
@@ -272,13 +401,14 @@ Links::Sent Links::send(uint32_t tree, std::vector<iovec> parts, const Stop& sto
     result = write(fd, one, &link.tail, stop);
     if (result == 0 && link.tail.empty()) link.tail = std::move(rest);
   }
-  if (result == 1) result = write(fd, parts, &link.tail, stop);
+  if (result == 1) result = tls ? write_sealed(fd, *tls, parts, &link.tail, stop) : write(fd, parts, &link.tail, stop);
 
   lock.lock();
   link.busy = false;
   if (result < 0) {
     close(fd);
     link.fd = -1;
+    link.tls.reset();
     link.tail.clear();
     link.trouble = "the connection has ended";
     link.wanted_us = now_us();
@@ -449,22 +579,25 @@ void Links::try_connect(uint32_t tree) {
       to = it->second[config_.gpu % it->second.size()];
   std::string why = "it is not in the list of the job's trees";
   uint64_t peer = 0;
-  const int fd = to ? connect_to(*to, *roster, &peer, &why) : -1;
+  std::unique_ptr<Tls> tls;
+  const int fd = to ? connect_to(*to, *roster, &tls, &peer, &why) : -1;
   std::lock_guard lock(mu_);
   Link& link = links_[tree];
   link.where = to ? to->text : "";
   if (fd < 0) {
+    if (link.trouble != why) DP_LOG(kInfo, kServer, 0, "tree %u at %s: %s", tree, link.where.c_str(), why.c_str());
     link.trouble = why;
     return;
   }
   if (leaving_.load()) {  // the hello has been read: the other end must hear that this is planned
     Frame bye;
     bye.kind = FrameKind::kBye;
-    [[maybe_unused]] const ssize_t ignored = ::send(fd, &bye, sizeof bye, MSG_NOSIGNAL | MSG_DONTWAIT);
+    say(fd, tls.get(), &bye, sizeof bye);
     close(fd);
     return;
   }
   link.fd = fd;
+  link.tls = std::move(tls);
   link.epoch = ++serial_;
   link.peer = peer;
   link.marked = 0;
@@ -472,7 +605,8 @@ void Links::try_connect(uint32_t tree) {
   changed_.notify_all();
 }
 
-int Links::connect_to(const Endpoint& to, const Roster& roster, uint64_t* peer, std::string* why) {
+int Links::connect_to(const Endpoint& to, const Roster& roster, std::unique_ptr<Tls>* tls, uint64_t* peer,
+                      std::string* why) {
   const int fd = socket(to.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return *why = std::strerror(errno), -1;
   tune(fd);
@@ -484,24 +618,35 @@ int Links::connect_to(const Endpoint& to, const Roster& roster, uint64_t* peer, 
     socklen_t length = sizeof error;
     if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
   }
+  if (error == 0)
+    *why = introduce(fd, roster, tls, peer);
+  else
+    *why = error == EINPROGRESS ? "it does not answer" : std::strerror(error);
+  if (why->empty()) return fd;
+  close(fd);
+  return -1;
+}
+
+std::string Links::introduce(int fd, const Roster& roster, std::unique_ptr<Tls>* tls, uint64_t* peer) {
+  const uint64_t until = now_us() + kHelloUs;
+  if (config_.encrypts) {
+    auto made = Tls::shake_hands(fd, Tls::Role::kOpener, *roster.key, until, closing_);
+    if (!made.ok()) return made.status().text();
+    *tls = std::move(*made);
+  }
   Hello hello;
   std::copy(roster.token.begin(), roster.token.end(), hello.token);
   hello.tree = config_.tree;
   hello.gpu = config_.gpu;
   hello.server = server_;
   Welcome welcome;
-  if (error == EINPROGRESS)
-    *why = "it does not answer";
-  else if (error != 0)
-    *why = std::strerror(error);
-  else if (::send(fd, &hello, sizeof hello, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof hello) ||
-           !read_all(fd, &welcome, sizeof welcome, now_us() + kHelloUs, closing_) || welcome.magic != kHelloMagic ||
-           welcome.version != kFrameVersion)
-    *why = "it does not take this job's token";
-  else
-    return *peer = welcome.server, fd;
-  close(fd);
-  return -1;
+  if (!say(fd, tls->get(), &hello, sizeof hello) ||
+      !read_all(fd, tls->get(), &welcome, sizeof welcome, until, closing_) || welcome.magic != kHelloMagic ||
+      welcome.version != kFrameVersion)
+    return "it does not take this job's token";
+  if (welcome.server == kEncryptedOnly) return "it takes encrypted connections alone, and this node does not encrypt";
+  *peer = welcome.server;
+  return "";
 }
 
 }  // namespace devproxy::hal

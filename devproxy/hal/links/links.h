@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The connections of this server with the job's other process trees, which may be on other hosts: one to each tree, to
-// one of its servers; and those that servers of other trees have made to this one (receiver.h). Data goes as it is, as
-// NCCL's does. Who opens a connection must know the job's token (roster.h).
+// one of its servers; and those that servers of other trees have made to this one (receiver.h). Who opens a connection must
+// know the job's token (roster.h). Data goes as it is, as NCCL's does, or through a Tls (tls.h); who comes in the other way is
+// refused, and both say so.
 //
 // Who owns what
 //   the listener    accepts, and joins the threads of connections that have ended
 //   a receiver      one thread for each accepted connection
 //   the connector   makes the outgoing connections that somebody wants, and sends the frames of who must not wait
-//   any thread      send(): whoever has set Link::busy owns its descriptor and tail, until it clears that again
+//   any thread      send(): whoever has set Link::busy owns its descriptor, Tls and tail, until it clears that again
 // Locks: mu_ guards the links but for what busy guards, the roster, and the list of receivers; a leaf, and nobody
 // blocks under it.
 //
@@ -42,6 +43,7 @@
 #include "devproxy/hal/links/frame.h"
 #include "devproxy/hal/links/receiver.h"
 #include "devproxy/hal/links/roster.h"
+#include "devproxy/hal/links/tls.h"
 
 namespace devproxy::hal {
 
@@ -90,8 +92,9 @@ class Links {
  private:
   struct Link {
     int fd = -1;
+    std::unique_ptr<Tls> tls;  // of an encrypted connection
     bool busy = false;
-    std::vector<uint8_t> tail;  // the rest of a frame whose sender has stopped
+    std::vector<uint8_t> tail;  // the rest of a frame whose sender has stopped; of an encrypted connection, sealed
     uint64_t epoch = 0;         // of the last connection
     uint64_t peer = 0;          // the server at its end
     uint64_t marked = 0;        // the number that was sent on it last
@@ -113,15 +116,21 @@ class Links {
   Links(const TransportConfig& config, uint64_t chaos, MakeReceiver receiver, int listen_fd, uint16_t port);
   void listen();
   void receive(Incoming& incoming);
-  bool admit(int fd, Hello* hello);
+  bool admit(int fd, Hello* hello, std::unique_ptr<Tls>* tls);
+  bool admit_encrypted(int fd, const Roster& roster, uint64_t until, Hello* hello, std::unique_ptr<Tls>* tls);
+  void note_refusal(int fd, const std::string& why);
   void connect_all();
   // A connected socket that was welcomed; -1 and the reason.
-  int connect_to(const Endpoint& to, const Roster& roster, uint64_t* peer, std::string* why);
+  int connect_to(const Endpoint& to, const Roster& roster, std::unique_ptr<Tls>* tls, uint64_t* peer, std::string* why);
+  // The same of a connected one. Empty, or the reason.
+  std::string introduce(int fd, const Roster& roster, std::unique_ptr<Tls>* tls, uint64_t* peer);
   void try_connect(uint32_t tree);
   void send_posted(uint32_t tree);
+  StatusOr<Roster> roster_now() const;
   bool read_roster_again();
   // Precondition: the link is busy for this thread. 1 sent, 0 stopped, -1 the connection is dead.
   int write(int fd, std::vector<iovec>& parts, std::vector<uint8_t>* tail, const Stop& stop);
+  int write_sealed(int fd, Tls& tls, std::vector<iovec>& parts, std::vector<uint8_t>* tail, const Stop& stop);
 
   const TransportConfig config_;
   const uint64_t chaos_;
@@ -138,6 +147,8 @@ class Links {
   std::map<uint32_t, Link> links_;   // elements stay where they are
   std::optional<Roster> roster_;     // as it could be read last
   std::string roster_trouble_;
+  std::string refusal_;  // that was noted last, and when: who is refused comes again at once
+  uint64_t refusal_us_ = 0;
   std::deque<std::unique_ptr<Incoming>> incoming_;
   uint64_t serial_ = 0;
   std::map<uint64_t, uint64_t> marks_;  // the last number of each server

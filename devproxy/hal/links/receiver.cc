@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "devproxy/hal/links/receiver.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,11 +16,12 @@ namespace devproxy::hal {
 namespace {
 
 constexpr uint64_t kChaosUs = 2'000;
+constexpr int kQuietMs = 1000;
 
 }  // namespace
 
 bool Receiver::Stream::read(Frame* frame) {
-  idle_.store(begin_ == end_, std::memory_order_release);
+  idle_.store(begin_ == end_ && !(tls_ && tls_->has_pending()), std::memory_order_release);
   return read(frame, sizeof *frame);
 }
 
@@ -35,20 +37,24 @@ bool Receiver::Stream::read(void* to, size_t bytes) {
 }
 
 bool Receiver::Stream::read_into(int file, uint8_t* at, uint64_t offset, size_t bytes) {
-  const size_t have = std::min(bytes, end_ - begin_);
-  if (have != 0 && pwrite(file, buffer_ + begin_, have, static_cast<off_t>(offset)) != static_cast<ssize_t>(have))
-    return false;
-  begin_ += have, offset += have, bytes -= have;
-  while (bytes != 0) {
+  do {
+    const size_t have = std::min(bytes, end_ - begin_);
+    if (have != 0 && pwrite(file, buffer_ + begin_, have, static_cast<off_t>(offset)) != static_cast<ssize_t>(have))
+      return false;
+    begin_ += have, offset += have, bytes -= have;
+    // OpenSSL writes by its own code, so through the buffer.
+  } while (tls_ && bytes != 0 && fill_from_tls());
+  while (!tls_ && bytes != 0) {
     const ssize_t n = recv(fd_, at + offset, bytes, MSG_WAITALL);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return false;
     offset += static_cast<size_t>(n), bytes -= static_cast<size_t>(n);
   }
-  return true;
+  return bytes == 0;
 }
 
 bool Receiver::Stream::fill() {
+  if (tls_) return fill_from_tls();
   ssize_t n;
   do n = recv(fd_, buffer_, sizeof buffer_, 0);
   while (n < 0 && errno == EINTR);
@@ -59,10 +65,19 @@ bool Receiver::Stream::fill() {
   return true;
 }
 
-void Receiver::run(int fd, const std::atomic<bool>& closing, const std::atomic<bool>& leaving,
+// What has left the socket's buffer must not look as if it were done: so it first waits, then is not idle, then reads.
+bool Receiver::Stream::fill_from_tls() {
+  pollfd look{fd_, POLLIN, 0};
+  while (!tls_->has_pending() && poll(&look, 1, kQuietMs) == 0) {}
+  idle_.store(false, std::memory_order_release);
+  begin_ = end_ = 0;
+  return tls_->read(buffer_, sizeof buffer_, &end_) == 1;
+}
+
+void Receiver::run(int fd, Tls* tls, const std::atomic<bool>& closing, const std::atomic<bool>& leaving,
                    std::atomic<bool>& idle) {
   arrived();
-  Stream stream(fd, idle);
+  Stream stream(fd, tls, idle);
   Frame frame;
   bool planned = false;
   while (!planned && stream.read(&frame)) {
@@ -72,13 +87,18 @@ void Receiver::run(int fd, const std::atomic<bool>& closing, const std::atomic<b
       continue;
     }
     if (const char* wrong = look_at(frame, stream)) {
+      if (tls && tls->wrong()) break;  // said below
       DP_LOG(kWarn, kServer, 0, "the server of GPU %u of tree %u sends what it must not (kind %u): %s: cut off",
              peer_.gpu, peer_.tree, static_cast<unsigned>(frame.kind), wrong);
       break;
     }
   }
-  DP_LOG(kInfo, kServer, 0, "the server of GPU %u of tree %u has hung up%s", peer_.gpu, peer_.tree,
-         planned ? ", as planned" : "");
+  if (tls && tls->wrong())
+    DP_LOG(kWarn, kServer, 0, "what comes from the server of GPU %u of tree %u is not what it has sent: %s: cut off",
+           peer_.gpu, peer_.tree, tls->wrong());
+  else
+    DP_LOG(kInfo, kServer, 0, "the server of GPU %u of tree %u has hung up%s", peer_.gpu, peer_.tree,
+           planned ? ", as planned" : "");
   // Where both leave at the same time, the other end may find that this one has hung up before it has said bye.
   if (!closing.load(std::memory_order_acquire)) ended(planned || leaving.load());
 }

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "devproxy/hal/links/frame.h"
+#include "devproxy/hal/links/tls.h"
 
 namespace devproxy::hal {
 
@@ -35,13 +36,15 @@ class Receiver {
 
   // Until the connection ends. What that means for the peer's members is done too, unless this server ends itself.
   // leaving: this server's end is planned, so is the other's then. idle: whether all that has come so far was done.
-  void run(int fd, const std::atomic<bool>& closing, const std::atomic<bool>& leaving, std::atomic<bool>& idle);
+  // tls: of an encrypted connection, else nullptr.
+  void run(int fd, Tls* tls, const std::atomic<bool>& closing, const std::atomic<bool>& leaving,
+           std::atomic<bool>& idle);
 
  protected:
   // What comes, behind a buffer.
   class Stream {
    public:
-    Stream(int fd, std::atomic<bool>& idle) : fd_(fd), idle_(idle) {}
+    Stream(int fd, Tls* tls, std::atomic<bool>& idle) : fd_(fd), tls_(tls), idle_(idle) {}
     bool read(Frame* frame);
     bool read(void* to, size_t bytes);
     // The next bytes into a file that is mapped at `at`, through system calls alone: they fail where no page is left, and
@@ -50,11 +53,13 @@ class Receiver {
 
    private:
     bool fill();
+    bool fill_from_tls();
 
     const int fd_;
+    Tls* const tls_;
     std::atomic<bool>& idle_;
     size_t begin_ = 0, end_ = 0;
-    uint8_t buffer_[16 << 10];
+    uint8_t buffer_[16 << 10];  // of TLS: a record
   };
 
   const PeerServer peer_;

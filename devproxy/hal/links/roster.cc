@@ -90,6 +90,11 @@ StatusOr<Roster> parse_roster(const std::string& text) {
       have_token = true;
       continue;
     }
+    if (word == "key" && !roster.key && words >> value) {
+      roster.key = token_of(value);
+      if (!roster.key) return Status(kInvalidValue, "its key is not 64 hex digits");
+      continue;
+    }
     std::string tree_text, count_text;
     const bool is_tree = word == "tree" && words >> tree_text >> count_text;
     const auto tree = number(tree_text, kMaxTrees), count = number(count_text, kMaxTreeGpus + 1);

@@ -2,6 +2,7 @@
 // The file `trees` in a job's folder: who may connect, and where the servers of each tree listen.
 //
 //   token <64 hex digits>
+//   key <64 hex digits>                           where the job encrypts what its trees' servers send each other
 //   tree <number> <count> <address:port> ...      one line for each tree; [v6]:port
 //
 // The supervisors write it, atomically and when they like; it may come late and be replaced.
@@ -12,11 +13,13 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "devproxy/csrc/base/status.h"
 #include "devproxy/hal/links/frame.h"
+#include "devproxy/hal/links/tls.h"
 
 namespace devproxy::hal {
 
@@ -28,6 +31,7 @@ struct Endpoint {
 
 struct Roster {
   std::array<uint8_t, kTokenBytes> token{};
+  std::optional<DataKey> key;  // then every connection is a Tls
   std::map<uint32_t, std::vector<Endpoint>> trees;
 };
 
