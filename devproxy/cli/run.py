@@ -66,13 +66,14 @@ A job on several nodes (the same command line on each, but for --node):
   --node K                 which of them this is, from 0 on; the verbs are given to node 0
   --meet HOST:PORT         where node 0 listens, by a name or address that all nodes reach
   --address ADDR           of this host, where its servers take the other nodes' data (the one that leads to --meet)
+  --encrypt-data           what servers of different nodes send each other, with TLS 1.3 (as it is, as NCCL's)
   --network A.B.C.D/N      addresses for the job's processes: node K has the K+1st (10.213.0.0/24)
 
 Exit code: the command's; 128+N when signal N ended it; 126, 127 as a shell gives them; 2 when nothing was started;
 3 when the command ended well but a server had died under it.
 """
 MOST_NODES = 32
-FLAGS = ("--summary", "--json", "--strict", "--plain")
+FLAGS = ("--summary", "--json", "--strict", "--plain", "--encrypt-data")
 VALUED = (
     "--device",
     "--gpus",
@@ -121,6 +122,7 @@ class Options:
         self.meet = ""
         self.address = ""
         self.network = ""
+        self.encrypt_data = False
         self.command: list[str] = []
 
     def machine_gpus(self) -> list[int]:
@@ -139,7 +141,7 @@ def parse(argv: list[str]) -> Options:
             break
         name, equals, value = word.partition("=")
         if name in FLAGS and not equals:
-            setattr(options, name[2:], True)
+            setattr(options, name[2:].replace("-", "_"), True)
         elif name in VALUED:
             if not equals:
                 if not rest or rest[0] == "--":
@@ -216,7 +218,10 @@ def _number(name: str, text: str, least: int, most: int) -> int:
 
 def _check_nodes(options: Options, plain: bool) -> None:
     """Raises Refused for what does not go together in a job of several nodes."""
-    given = {"--node": options.node is not None, "--meet": options.meet, "--address": options.address, "--network": options.network}  # fmt: skip
+    given = {
+        "--node": options.node is not None, "--meet": options.meet, "--address": options.address,
+        "--network": options.network, "--encrypt-data": options.encrypt_data,
+    }  # fmt: skip
     if options.nodes == 1:
         if alone := next((name for name, value in given.items() if value), ""):
             raise Refused(f"{alone} is for a job of several nodes", "give --nodes N as well")
@@ -247,7 +252,7 @@ def _meet(options: Options, plan: preflight.Plan, job_dir: str) -> First | Other
     assert options.node is not None
     hello = Hello(
         job=options.name, node=options.node, nodes=options.nodes, device=plan.device, abi=plan.abi,
-        host=os.uname().nodename,
+        host=os.uname().nodename, encrypt_data=options.encrypt_data,
     )  # fmt: skip
     if options.node == 0:
         store = options.store or state.default_store()
@@ -290,6 +295,8 @@ def _run(options: Options) -> int:
             "see: devproxy doctor",
         )
     _check_nodes(options, plain)
+    if options.encrypt_data:
+        specs.check_encryption(plan.device)
     if options.store and not plain:
         _try_store(options.store)
     build = state.ensure_build(plan.lib, config.pylib_dir(), config.plugin_dir())
@@ -381,6 +388,7 @@ def make_spec(
         barrier=options.barrier,
         strict=options.strict,
         plain=plain,
+        encrypt_data=options.encrypt_data,
         started_unix_s=round(time.time(), 3),
     )
 

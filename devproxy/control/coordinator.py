@@ -138,6 +138,7 @@ class JobCoordinator:
         self._is_periodic = False  # the image that is being taken
         self._pace = Pace()
         self._token = os.urandom(32).hex()  # servers of this job know one another by it
+        self._key = os.urandom(32).hex()  # what they encrypt with, if they do
         self._last_cut = ""
         self._telling = threading.Lock()
         self._told, self._told_number = api.JobNews(), 0
@@ -806,6 +807,8 @@ class JobCoordinator:
         if len(self._trees) < 2:
             return
         lines = [f"token {self._token}"]
+        if self._spec.encrypt_data:
+            lines.append(f"key {self._key}")
         has: dict[str, tuple[str, int]] = {}  # by GPU: who
         for number, tree in enumerate(self._trees):
             found = [address.split() for address in tree.addresses()]

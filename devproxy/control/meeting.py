@@ -47,6 +47,7 @@ class Hello:
     abi: str
     image: str = ""
     host: str = ""
+    encrypt_data: bool = False
     version: str = __version__
 
 
@@ -159,6 +160,14 @@ class Meeting(job_pb2_grpc.MeetingServicer):  # type: ignore[misc, unused-ignore
                     f"node {node} ({hello.host}) has {name} {theirs!r}, node 0 has {ours!r}",
                     "start all nodes of a job with the same devproxy, --name, --nodes and --device",
                 )
+        if hello.encrypt_data != own.encrypt_data:
+            which, other = (f"node {node} ({hello.host})", "node 0")
+            if own.encrypt_data:
+                which, other = other, which
+            raise Refused(
+                f"{which} has --encrypt-data, {other} has not",
+                "give it to all nodes of a job, or to none",
+            )
         if not 0 < node < own.nodes:
             raise Refused(f"there is no node {node} in a job of {own.nodes}", "number them from 0")
         with self._mu:

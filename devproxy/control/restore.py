@@ -27,7 +27,7 @@ from devproxy.log import say
 from devproxy.node import build, kin
 from devproxy.node.local import LocalTree
 from devproxy.node.restore import Wishes
-from devproxy.node.spec import JobSpec, own_id, own_name, write_job_file
+from devproxy.node.spec import JobSpec, check_encryption, own_id, own_name, write_job_file
 from devproxy.node.stages import Progress, Stages
 from devproxy.node.stdio import Stdio
 from devproxy.node.tree import Tree
@@ -247,6 +247,7 @@ def _meet(
         abi=spec.abi,
         image=whole.id,
         host=os.uname().nodename,
+        encrypt_data=spec.encrypt_data,
     )
     meet, address = request["meet"], request.get("address") or ""
     if node == 0:
@@ -302,6 +303,8 @@ def _change_device(spec: JobSpec, gpus: list[int], device: str, whole: image.Ima
             f"a job of device {spec.device!r} cannot be restored on device {device!r}",
             "soft and cuda can take each other's jobs",
         )
+    if spec.encrypt_data:
+        check_encryption(device)
     _, note = preflight.choose_device(device, gpus)
     if note:
         say(note)

@@ -57,7 +57,7 @@ class First:
         welcome = {"job_id": job_id, "store": store, "network": network}
         self._meeting = Meeting(meet, hello, welcome, self._deliver, self._node_lost)
         data = address or own_address(meet, 0)
-        self.place = Place(0, hello.nodes, network, data, self._meeting.send)
+        self.place = Place(0, hello.nodes, network, data, self._meeting.send, hello.encrypt_data)
 
     def _deliver(self, packets: list[bytes]) -> None:
         if self._tree is not None:
@@ -131,7 +131,9 @@ class Other:
         self.job_id = own_id(welcome["job_id"], hello.node)
         self.store = str(welcome["store"])
         network = str(welcome["network"])
-        self.place = Place(hello.node, hello.nodes, network, data, self._joined.send)
+        self.place = Place(
+            hello.node, hello.nodes, network, data, self._joined.send, hello.encrypt_data
+        )
         self.meet = meet
         self.member: Member | None = None
         self._ends = False

@@ -96,7 +96,8 @@ def _must(code: int, what: str) -> None:
 class Place:
     """Which tree of a job of several this is, and what its servers and processes need to find the others.
 
-    data_address: where its servers take other trees' data. send: see TreeNetwork.
+    data_address: where its servers take other trees' data. encrypt_data: what servers of different trees send each other.
+    send: see TreeNetwork.
     """
 
     def __init__(
@@ -106,16 +107,27 @@ class Place:
         network: str,
         data_address: str,
         send: Callable[[int, list[bytes]], None],
+        encrypt_data: bool = False,
     ) -> None:
         self.tree, self.trees, self.network = tree, trees, network
         self.data_address = data_address
+        self.encrypt_data = encrypt_data
         self.send = send
 
     def server_arguments(self) -> tuple[str, ...]:
         """Slots of processes are unique over the job: each tree gives its own share of them away."""
         share = SLOTS // self.trees
         slots = f"{self.tree * share}-{(self.tree + 1) * share}"
-        return ("--tree", str(self.tree), "--data-address", self.data_address, "--slots", slots)
+        encrypt = ("--encrypt-data",) if self.encrypt_data else ()
+        return (
+            "--tree",
+            str(self.tree),
+            "--data-address",
+            self.data_address,
+            *encrypt,
+            "--slots",
+            slots,
+        )
 
     def environment(self) -> dict[str, str]:
         return {

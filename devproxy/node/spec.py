@@ -52,6 +52,9 @@ class JobSpec:
         self.network: str = given.get(
             "network", ""
         )  # of several trees: what their addresses are of
+        self.encrypt_data: bool = given.get(
+            "encrypt_data", False
+        )  # between servers of several trees
         self.uid: int = given.get("uid", os.getuid())
 
     @property
@@ -60,6 +63,15 @@ class JobSpec:
 
     def as_json(self) -> dict[str, Any]:
         return dict(vars(self))
+
+
+def check_encryption(device: str) -> None:
+    """Raises Refused where nobody encrypts what GPUs send each other."""
+    if device != "soft":
+        raise Refused(
+            f"--encrypt-data: on --device {device} devproxy does not carry the data of GPUs and cannot encrypt it; NCCL does not",
+            "leave it out, and give the hosts a network that nobody else reaches",
+        )
 
 
 def own_id(job_id: str, node: int) -> str:

@@ -8,10 +8,12 @@ import os
 import random
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -383,6 +385,67 @@ def test_collectives_over_two_hosts(hosts: Hosts, seed: int) -> None:
     hosts.wait_end("digest", "log1")
     assert len(hosts.nonces("log0")) == 1
     same_bits(hosts, expected)
+
+
+# Of a host: all packets that come and go, to stdout; stops with its stdin.
+CAPTURE = """
+import select, socket, sys
+wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+print("ready", file=sys.stderr, flush=True)
+while sys.stdin not in select.select([wire, sys.stdin], [], [])[0]:
+    sys.stdout.buffer.write(wire.recv(1 << 17))
+wire.setblocking(False)
+try:
+    while True:
+        sys.stdout.buffer.write(wire.recv(1 << 17))
+except BlockingIOError:
+    sys.stdout.flush()
+"""
+# The first bytes of each connection between servers, as hal/links/frame.h has them.
+HELLO = struct.pack("<II", 0x48505044, 1)
+
+
+@pytest.mark.parametrize("option", [(), ("--encrypt-data",)], ids=["plain", "encrypted"])
+def test_encrypted_data(hosts: Hosts, tmp_path: Path, option: tuple[str, ...]) -> None:
+    """Cut, killed, and restored on exchanged hosts, which takes the encryption over: the bits of one host. On the wire between
+    the hosts a server's hello can be read without the option, and cannot with it."""
+    expected = on_one_host(hosts)
+    at = (
+        tmp_path / "wire"
+    )  # not in the home of the jobs, by whose name kill_everything knows processes
+    there = ["nsenter", "--target", str(hosts.hosts[1].pid), "--net", sys.executable, "-c", CAPTURE]
+    with at.open("wb") as out:
+        capture = subprocess.Popen(there, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.PIPE)
+    assert capture.stdin
+    assert capture.stderr
+    assert capture.stderr.readline() == b"ready\n"
+    hosts.start(*RANKS, options=("--gpus", "2", *option))
+    hosts.wait_step(10, "log0")
+    hosts.until(199)
+    hosts.on(0, "checkpoint", "j")
+    assert hosts.kill_everything()
+    before = at.stat().st_size
+    hosts.came_back(hosts.bring_back((1, 0)))
+    hosts.wait_end("digest", "log0")
+    hosts.wait_end("digest", "log1")
+    assert len(hosts.nonces("log0")) == 1
+    same_bits(hosts, expected)
+    capture.stdin.close()
+    assert capture.wait(30) == 0
+    wire = at.read_bytes()
+    assert len(wire) > before + (1 << 20)
+    for life in (wire[:before], wire[before:]):
+        assert (HELLO in life) == (not option)
+
+
+def test_nodes_that_differ_in_encryption(hosts: Hosts) -> None:
+    (first,) = hosts.start(*ACROSS, only=(0,), options=("--encrypt-data",))
+    (other,) = hosts.start(*ACROSS, only=(1,), log="other")
+    assert other.wait(60) == 2
+    assert re.search(r"node 0 has --encrypt-data, node 1 \(.*\) has not", hosts.text("other1"))
+    psutil.Process(first.pid).send_signal(signal.SIGINT)
+    assert first.wait(30) == 128 + signal.SIGINT
 
 
 @pytest.mark.sweep(1)

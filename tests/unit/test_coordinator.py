@@ -448,6 +448,26 @@ def test_trees_go_on_when_all_stand_and_know_one_another(world: World) -> None:
         assert world.trees[1].table == world.trees[0].table
 
 
+def test_servers_get_a_key_where_they_encrypt(world: World) -> None:
+    """The same for all trees, and another for each life of the job."""
+    keys = []
+    for _ in range(2):
+        job = JobCoordinator(world.spec, world.trees, lib=world.lib, opened=world.store)  # type: ignore[arg-type]
+        job.introduce()
+        assert not any("key" in tree.table for tree in world.trees if len(world.trees) > 1)
+        world.spec.encrypt_data = True
+        job.introduce()
+        world.spec.encrypt_data = False
+        tables = {tree.table for tree in world.trees if len(world.trees) > 1} or {""}
+        assert len(tables) == 1
+        keys += [line.split()[1] for line in tables.pop().splitlines() if line.startswith("key ")]
+    if len(world.trees) > 1:
+        assert len(set(keys)) == 2
+        assert all(len(bytes.fromhex(key)) == 32 for key in keys)
+    else:
+        assert not keys
+
+
 @pytest.mark.parametrize("step", ["cut", "write", "thaw"])
 def test_a_failed_checkpoint(world: World, step: str) -> None:
     last = world.trees[-1]

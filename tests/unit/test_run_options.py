@@ -41,6 +41,7 @@ def test_all_options() -> None:
         ("--frobnicate -- a", "unknown option"),
         ("--devic=soft -- a", r"unknown option '--devic=soft': did you mean --device\? see:"),
         ("--summary=1 -- a", "unknown option"),
+        ("--encrypt-data=1 -- a", "unknown option"),
         ("--gpu 0,x -- a", "no list of GPUs"),
         ("--checkpoint-every soon -- a", "no interval"),
         ("--checkpoint-every 0steps -- a", "no interval"),
