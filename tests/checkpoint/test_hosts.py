@@ -387,6 +387,29 @@ def test_collectives_over_two_hosts(hosts: Hosts, seed: int) -> None:
     same_bits(hosts, expected)
 
 
+def test_on_one_host_and_on_two_again(hosts: Hosts) -> None:
+    """Both trees are restored on one host, cut there, and are on two hosts again: the bits of one host."""
+    expected = on_one_host(hosts)
+    hosts.start(*RANKS, options=("--gpus", "2"))
+    for at, nodes in ((10, (0, 0)), (30, (1, 0))):
+        hosts.wait_step(at, "log0")
+        hosts.until(199)
+        hosts.on(0, "checkpoint", "j")
+        assert hosts.kill_everything()
+        hosts.came_back(hosts.bring_back(nodes))
+        listed = [json.loads(hosts.on(host, "ps", "--json").stdout)["jobs"] for host in (0, 1)]
+        assert [
+            sorted(job["job"] for job in jobs if job["phase"] == "running") for jobs in listed
+        ] == [
+            [name for name, at in zip(("j", "j.1"), nodes, strict=True) if at == host]
+            for host in (0, 1)
+        ]
+    hosts.wait_end("digest", "log0")
+    hosts.wait_end("digest", "log1")
+    assert len(hosts.nonces("log0")) == 1
+    same_bits(hosts, expected)
+
+
 # Of a host: all packets that come and go, to stdout; stops with its stdin.
 CAPTURE = """
 import select, socket, sys
