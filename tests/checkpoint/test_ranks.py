@@ -229,6 +229,35 @@ def test_idle_ranks(world: World, barrier: str) -> None:
     check(world, expected)
 
 
+@pytest.mark.parametrize(("ranks", "gpus"), [(4, 2), (3, 1)])
+def test_a_step_of_the_job_counts_once(world: World, ranks: int, gpus: int) -> None:
+    """--checkpoint-every 8steps: each rank counts the same step, and an image is due at each eighth. All ranks stand at the
+    gate behind each look, so that the numbers are exact."""
+
+    def images() -> int:
+        return len(world.images()) if world.store.exists() else 0
+
+    def allow(step: int) -> None:
+        world.until(step)
+        world.wait(lambda: max(world.steps(), default=0) >= step, 60, f"step {step}")
+        world.wait(lambda: world.ctl_json("status", "j")["steps"] == step, 60, f"{step} counted")
+
+    world.until(1)
+    job = world.run(
+        *command(ranks), *("--together", "1", "--counted", "1"),
+        options=("--gpus", str(gpus), "--checkpoint-every", "8steps", "--keep", "9"),
+    )  # fmt: skip
+    for number, due in enumerate((8, 16)):
+        for step in (due - 5, due - 1):
+            allow(step)
+            assert images() == number
+        allow(due)
+        world.wait(lambda number=number: images() == number + 1, 60, f"image {due}")  # type: ignore[misc]
+    allow(20)
+    assert images() == 2
+    assert job.poll() is None, world.tail()
+
+
 def test_a_coordinator_that_goes_lifts_the_barrier(world: World) -> None:
     """All ranks stand; then the channels hang up."""
     expected = world.undisturbed(*command(2), "--together", "1", gpus=2)

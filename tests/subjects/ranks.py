@@ -180,6 +180,8 @@ def rank_main(options: argparse.Namespace, folder: Path, rank: int) -> None:
         if options.together and rank != 0:
             gate.before(number, options.steps, 0.0)
         one.step(number)
+        if options.counted:  # as the import hook does it behind an optimizer's step
+            n.cuda.devproxy_step()
         if rank == 0:
             steps.say()
     print(f"marks of rank {rank}: {' '.join(one.marks)}", flush=True)
@@ -194,13 +196,15 @@ def rank_main(options: argparse.Namespace, folder: Path, rank: int) -> None:
 def main() -> None:
     if "--rank" in sys.argv:
         parser = argparse.ArgumentParser()
-        for name, kind in (("steps", int), ("seconds-per-step", float), ("ranks", int), ("rank", int), ("together", int), ("behind", int), ("changing", int), ("waves", int), ("nonce", str), ("folder", Path)):  # fmt: skip
+        for name, kind in (("steps", int), ("seconds-per-step", float), ("ranks", int), ("rank", int), ("together", int), ("behind", int), ("changing", int), ("waves", int), ("counted", int), ("nonce", str), ("folder", Path)):  # fmt: skip
             parser.add_argument(f"--{name}", type=kind, default=0)
         found = parser.parse_args()
         rank_main(found, found.folder, found.rank)
         return
     # together: all ranks stand at the gate, and not rank 0 alone with the others waiting for it.
-    options = common.options(__doc__ or "", ranks=4, together=0, behind=0, changing=0, waves=0)
+    # counted: a step is an optimizer's (devproxy_step).
+    more = dict.fromkeys(("together", "behind", "changing", "waves", "counted"), 0)
+    options = common.options(__doc__ or "", ranks=4, **more)
     nodes, node = int(os.environ.get("DEVPROXY_NODES", "1")), int(os.environ.get("DEVPROXY_NODE", "0"))  # fmt: skip
     if nodes == 1:
         folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.getcwd()))
