@@ -258,6 +258,24 @@ def test_a_step_of_the_job_counts_once(world: World, ranks: int, gpus: int) -> N
     assert job.poll() is None, world.tail()
 
 
+# Of torchrun's four processes an image is a gigabyte, as above.
+@pytest.mark.timeout(600)
+def test_a_suspend_is_longer_than_the_process_groups_timeout(world: World) -> None:
+    """5 s, and the job sleeps for 12: in the middle of a step, where a rank waits for the other most of the time."""
+    line = (*ways.WAYS["ddp"].command(2, 40, 0.4), "--timeout-s", "5")
+    expected = world.undisturbed(*line, gpus=2)
+    world.run(*line, options=("--gpus", "2", "--barrier", "takeback"))
+    world.wait_step(5, timeout_s=120)
+    world.until(39)
+    world.ctl("suspend", "j")
+    time.sleep(12)
+    world.ctl("resume", "j")
+    world.wait_end("digest")
+    assert "timeout" not in world.text(), world.tail()
+    assert len(world.nonces()) == 1, world.tail()
+    assert world.digest() == expected
+
+
 def test_a_coordinator_that_goes_lifts_the_barrier(world: World) -> None:
     """All ranks stand; then the channels hang up."""
     expected = world.undisturbed(*command(2), "--together", "1", gpus=2)

@@ -7,6 +7,7 @@ launcher.py does the same without torchrun.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 from typing import Any
 
@@ -249,9 +250,14 @@ WAYS = {
 }
 
 
+MORE: dict[str, Any] = {"way": "ddp", "timeout_s": 0.0}
+
+
 def main() -> None:
-    options = common.options(__doc__ or "", way="ddp") if os.environ["RANK"] == "0" else quiet()
-    train(options, int(os.environ["LOCAL_RANK"]))
+    options = common.options(__doc__ or "", **MORE) if os.environ["RANK"] == "0" else quiet()
+    # timeout_s: of the process group; 0 leaves it as it is
+    limit = {"timeout": datetime.timedelta(seconds=options.timeout_s)} if options.timeout_s else {}
+    train(options, int(os.environ["LOCAL_RANK"]), **limit)
 
 
 def train(options: Any, local_rank: int, **world: Any) -> None:
@@ -284,7 +290,7 @@ def train(options: Any, local_rank: int, **world: Any) -> None:
 def quiet() -> Any:
     """The same options, and no word."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        return common.options("", way="ddp")
+        return common.options("", **MORE)
 
 
 if __name__ == "__main__":
