@@ -118,6 +118,11 @@ def test_a_rank_that_was_killed_ends_the_others_by_its_name(run_ranks: RunJob) -
         assert part in done.stdout + done.stderr, said(done)
 
 
+def test_a_works_future_says_how_it_ended(run_ranks: RunJob, job_env: dict[str, str]) -> None:
+    job_env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
+    ran_on_all(run_ranks(2, PROGRAM, "future_result"), 2)
+
+
 def test_a_blocking_wait_raises(run_ranks: RunJob, job_env: dict[str, str]) -> None:
     job_env["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     ran_on_all(run_ranks(2, PROGRAM, "blocking_wait"), 2)

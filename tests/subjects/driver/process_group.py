@@ -574,6 +574,34 @@ def blocking_wait() -> None:
 
 
 @subject
+def future_result() -> None:
+    """Started with TORCH_NCCL_ASYNC_ERROR_HANDLING=2. How an operation has ended, to whoever asks before or after it: well; by
+    its time-out, which the callback hears too; or with the one that it was behind."""
+    results = torch._C._distributed_c10d.WorkResult
+    t = torch.ones(3, device="cuda")
+    work = dist.all_reduce(t, async_op=True)
+    assert work is not None
+    future = work.get_future_result()
+    assert future.wait() == results.SUCCESS.value
+    assert future.done()
+    assert work.get_future_result().wait() == results.SUCCESS.value
+    same(t, torch.full((3,), float(WORLD)), "all_reduce with a result")
+    if RANK == WORLD - 1:
+        time.sleep(8)
+        return
+    late, behind = (dist.all_reduce(t, async_op=True) for _ in range(2))
+    assert late is not None
+    assert behind is not None
+    heard: list[int] = []
+    late.get_future_result().add_done_callback(lambda f: heard.append(f.value()))
+    assert not late.get_future_result().done()
+    assert late.get_future_result().wait() == results.TIMEOUT.value
+    assert behind.get_future_result().wait() in (results.TIMEOUT.value, results.COMM_ERROR.value)
+    assert heard == [results.TIMEOUT.value]
+    raises(dist.DistBackendError, "ALLREDUCE", late.wait)
+
+
+@subject
 def hang() -> None:
     """The last rank does not come: the watchdog ends the others."""
     if RANK != WORLD - 1:
@@ -621,6 +649,7 @@ APART = (
     "shrinking",
     "shrinking_over_a_death",
     "blocking_wait",
+    "future_result",
     "hang",
     "hang_in_a_receive",
     "hang_in_a_new_group",
@@ -645,7 +674,9 @@ def main() -> None:
     if DEATHS & set(names):
         dist.all_reduce(torch.ones(1, device="cuda"))
         torch.cuda.synchronize()
-    if "blocking_wait" in names or any(name.startswith("hang") for name in names):
+    if {"blocking_wait", "future_result"} & set(names) or any(
+        name.startswith("hang") for name in names
+    ):
         dist.all_reduce(torch.ones(1, device="cuda"))
         torch.cuda.synchronize()
         dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=2))

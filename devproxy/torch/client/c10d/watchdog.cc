@@ -171,12 +171,16 @@ std::string Watchdog::look(milliseconds since_last, bool* timed_out) {
     f->age += since_last;
     if (f->age <= f->timeout || !why.empty()) continue;
     *timed_out = true;
+    f->end_as(c10d::WorkResult::TIMEOUT);
     const std::string whom = f->comm->waits();
     why = "collective operation timeout: " + f->text() + ", ran for " + std::to_string(f->age.count()) + " ms. " +
           (whom.empty() ? "Another rank did not take part in it, or is slow; compare the last operation of each rank"
                         : whom);
   }
-  for (const auto& f : done) f->release_memory();
+  for (const auto& f : done) {
+    f->release_memory();
+    f->end_as(f->error() ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS);
+  }
   std::lock_guard lock(mu_);
   const auto gone = [&](const auto& f) { return std::find(done.begin(), done.end(), f) != done.end(); };
   flights_.erase(std::remove_if(flights_.begin(), flights_.end(), gone), flights_.end());

@@ -36,9 +36,32 @@ std::exception_ptr Flight::error() {
 }
 
 void Flight::fail(std::exception_ptr error) {
+  {
+    std::lock_guard lock(mu_);
+    if (error_ == nullptr) error_ = std::move(error);
+    done_.store(true, std::memory_order_release);
+  }
+  end_as(c10d::WorkResult::COMM_ERROR);
+}
+
+void Flight::end_as(c10d::WorkResult result) {
+  c10::intrusive_ptr<c10::ivalue::Future> told;
+  {
+    std::lock_guard lock(mu_);
+    if (ended_as_) return;
+    ended_as_ = result;
+    told = result_;
+  }
+  if (told) told->markCompleted(c10::IValue(static_cast<int64_t>(result)));  // runs others' code: outside the lock
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Flight::result() {
   std::lock_guard lock(mu_);
-  if (error_ == nullptr) error_ = std::move(error);
-  done_.store(true, std::memory_order_release);
+  if (result_ == nullptr) {
+    result_ = c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());           // as torch's own
+    if (ended_as_) result_->markCompleted(c10::IValue(static_cast<int64_t>(*ended_as_)));  // nobody is told yet
+  }
+  return result_;
 }
 
 void Flight::release_memory() {
@@ -107,6 +130,7 @@ void NcclWork::wait_on_host(std::chrono::milliseconds timeout) {
     if (std::chrono::steady_clock::now() - begin > timeout) {
       const std::string text =
           c10::str("Waited ", timeout.count(), " ms for ", f.text(), "; its communicator is aborted");
+      f.end_as(c10d::WorkResult::TIMEOUT);
       f.comm->abort(text);
       f.fail(std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, text)));
       return;
@@ -131,6 +155,8 @@ c10::intrusive_ptr<c10::ivalue::Future> NcclWork::getFuture() {
   future_->markCompleted(c10::IValue(outputs_));
   return future_;
 }
+
+c10::intrusive_ptr<c10::ivalue::Future> NcclWork::getFutureResult() { return flight().result(); }
 
 float NcclWork::getDuration() const {
   Flight& f = flight();

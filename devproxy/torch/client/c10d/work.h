@@ -34,6 +34,10 @@ struct Flight {
   // Lets go of the memory that it kept alive. The caller knows that the memory's next use comes behind it.
   void release_memory();
   void keep(std::vector<c10::Storage> storages);
+  // How it has ended, once: a later word of it changes nothing. Whoever asked for the result is told in this thread.
+  void end_as(c10d::WorkResult result);
+  // Complete when the watchdog has seen its end.
+  c10::intrusive_ptr<c10::ivalue::Future> result();
 
   const c10::Stream stream;
   const std::shared_ptr<Comm> comm;
@@ -51,6 +55,8 @@ struct Flight {
   std::mutex mu_;
   std::vector<c10::Storage> memory_;
   std::exception_ptr error_;
+  std::optional<c10d::WorkResult> ended_as_;
+  c10::intrusive_ptr<c10::ivalue::Future> result_;  // where somebody has asked for it
   std::atomic<bool> done_{false};
 };
 
@@ -67,6 +73,7 @@ class NcclWork final : public c10d::Work {
   void blockCurrentStream() override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   float getDuration() const override;
   uint64_t getSequencenumber() const override;
 
