@@ -110,7 +110,7 @@ class Torch:
 
     @property
     def build_name(self) -> str:
-        """Folder of the plugin's build: the CUDA wheel has one of its own (see pylib/devproxy_torch_boot.py)."""
+        """Folder of the plugin's build: the CUDA wheel has one of its own (see pylib/devproxy_torch/plugin.py)."""
         return f"torch-{self.minor}" + ("-cuda" if self.cuda is not None else "")
 
     @property

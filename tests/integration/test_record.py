@@ -195,6 +195,6 @@ def test_a_record_that_cannot_be_written_is_refused(
 
 def test_torch_is_left_alone(job_env: dict[str, str]) -> None:
     """The software GPU's plugin is for the software GPU: here the CUDA wheel shall meet the driver shim itself."""
-    script = "import sys; print('devproxy_torch_boot' in sys.modules, [p for p in sys.path if 'pylib' in p])"
+    script = "import sys; print('devproxy_torch.boot' in sys.modules, [p for p in sys.path if 'pylib' in p])"
     done = run(job_env, sys.executable, "-c", script)
     assert done.stdout.strip() == "False []", done.stdout + done.stderr

@@ -202,9 +202,9 @@ def test_a_graph_that_runs_eager(
 def test_a_compiler_that_fails(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    import devproxy_torch_inductor
+    from devproxy_torch import inductor
 
-    monkeypatch.setattr(devproxy_torch_inductor, "MODULE", "no C++")
+    monkeypatch.setattr(inductor, "MODULE", "no C++")
     x = torch.ones(3, 7, device="cuda", requires_grad=True)
     f = torch.compile(lambda x: x.sin() * 7)
     (grad,) = torch.autograd.grad(f(x).sum(), x)
@@ -216,7 +216,7 @@ def test_a_compiler_that_fails(
 
 def test_the_modules_know_the_servers_header(tmp_path: Path) -> None:
     """What a module is told of devproxy_soft_module.h is written twice: the job's machine may not have the header."""
-    import devproxy_torch_inductor
+    from devproxy_torch import inductor
 
     types = {
         "devproxy_soft_launch": "params params_bytes services function_cookie error error_bytes state",
@@ -227,7 +227,7 @@ def test_the_modules_know_the_servers_header(tmp_path: Path) -> None:
         "#include <cstddef>",
         '#include "devproxy_soft_module.h"',
         "namespace ours {",
-        devproxy_torch_inductor.MODULE_ABI.replace('extern "C" {', 'extern "C++" {'),
+        inductor.MODULE_ABI.replace('extern "C" {', 'extern "C++" {'),
         "}",
         "static_assert(DEVPROXY_SOFT_MODULE_ABI == 1);",
     ]

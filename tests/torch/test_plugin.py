@@ -176,7 +176,7 @@ def test_sitecustomize_runs_the_one_it_shadows(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "DEVPROXY_DEVICE")}
     env["PYTHONPATH"] = os.pathsep.join([pylib, str(tmp_path)])
     done = subprocess.run(
-        [sys.executable, "-c", "import os, sys; print(os.environ['SHADOWED'], 'devproxy_torch_boot' in sys.modules)"],
+        [sys.executable, "-c", "import os, sys; print(os.environ['SHADOWED'], 'devproxy_torch.boot' in sys.modules)"],
         env=env, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.split() == ["ran", "False"]

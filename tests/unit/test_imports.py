@@ -12,7 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"devproxy": ROOT, "codegen": ROOT, "gpucheck": ROOT / "scripts"}
+PACKAGES = {
+    "devproxy": ROOT,
+    "codegen": ROOT,
+    "gpucheck": ROOT / "scripts",
+    "devproxy_torch": ROOT / "devproxy/torch/pylib",
+}
 GENERATED = "devproxy.control._pb"
 
 

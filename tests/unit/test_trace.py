@@ -37,9 +37,8 @@ def test_events_as_the_server_sends_them() -> None:
 
 def test_a_profile_in_a_job_reads_the_same_events() -> None:
     """It cannot import devproxy."""
-    path = HEADER.parents[2] / "torch/pylib/devproxy_torch_boot.py"
-    boot = runpy.run_path(str(path), run_name="devproxy_torch_boot")
-    record = boot["_ServersRecord"]
+    path = HEADER.parents[2] / "torch/pylib/devproxy_torch/servers_record.py"
+    record = runpy.run_path(str(path))["ServersRecord"]
     assert record.EVENT == tracing._EVENT.format
     shown = {tracing.KINDS[number]: said for number, said in record.KINDS.items()}
     assert shown == {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python half of the plugin: the functions behind torch._C._cuda_*, called by pylib/devproxy_torch_boot.py.
+// The Python half of the plugin: the functions behind torch._C._cuda_*, called by pylib/devproxy_torch.
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/native/ConvUtils.h>

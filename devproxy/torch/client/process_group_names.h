@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python names of the process group (client/c10d), which bind.cc offers to pylib/devproxy_torch_boot.py.
+// The Python names of the process group (client/c10d), which bind.cc offers to pylib/devproxy_torch/c10d.py.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

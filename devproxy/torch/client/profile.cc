@@ -3,7 +3,7 @@
 //
 // The GPU's work is the server's, so CUPTI, which Kineto reads, sees nothing of it in this process. torch has another
 // way for that case, which needs events alone (KINETO_GPU_FALLBACK): the time on the stream from before each op to
-// behind it. pylib/devproxy_torch_boot.py makes torch take it and says what a profile lacks.
+// behind it. pylib/devproxy_torch/profiler.py makes torch take it and says what a profile lacks.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/ApproximateClock.h>
 #include <torch/csrc/profiler/stubs/base.h>

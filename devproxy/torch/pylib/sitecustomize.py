@@ -19,7 +19,7 @@ def _chain() -> None:
 
 
 if os.environ.get("DEVPROXY_DEVICE") in ("soft", "cuda"):
-    import devproxy_torch_boot
+    from devproxy_torch import boot
 
-    devproxy_torch_boot.install()
+    boot.install()
 _chain()

@@ -183,7 +183,7 @@ def _module_cache() -> Any:
     """Inductor's own way from text to shared object, with its flags, files and locks; only that nothing is loaded here."""
     from torch._inductor.codecache import CppCodeCache
 
-    class ModuleCache(CppCodeCache):
+    class ModuleCache(CppCodeCache):  # type: ignore[misc]
         cache: dict[str, Any] = {}
         cache_clear = staticmethod(cache.clear)
         cpp_compile_command_flags = {"include_pytorch": False, "shared": True}
@@ -385,7 +385,7 @@ def _complete_codegen() -> None:
 
     graphs.codegen = codegen
     files.load_by_key_path = staticmethod(load)
-    AsyncCompile.devproxy_module = _module  # type: ignore[attr-defined]
+    AsyncCompile.devproxy_module = _module
 
 
 def _compile_inner(plain: Callable[..., Any], say: Callable[[str], None]) -> Callable[..., Any]:
