@@ -69,7 +69,7 @@ check: build  ## format, lint, types, layers, generated files, unit and native t
 	$(VENV)/mypy
 	@scripts/clang_format.sh --check
 	$(PY) -m codegen --check
-	$(VENV)/lint-imports
+	PYTHONPATH=devproxy/torch/pylib:scripts $(VENV)/lint-imports
 	@$(PY) -m tests.native.build
 	$(PYTEST) -q -n 2 --dist worksteal tests/unit tests/native
 

@@ -60,7 +60,7 @@ aside() {
   step .venv/bin/mypy
   step scripts/clang_format.sh --check
   step .venv/bin/python -m codegen --check
-  step .venv/bin/lint-imports
+  step env PYTHONPATH=devproxy/torch/pylib:scripts .venv/bin/lint-imports
   step .venv/bin/python -m tests.native.build
   suite torch "$@"
   suite torch-chaos "$@"
