@@ -15,8 +15,9 @@ from typing import Any
 from devproxy.checkpoint.store import Store
 from devproxy.control import agent_service, serving
 from devproxy.control import coordinator_api as api
-from devproxy.control.coordinator import JobCoordinator, follow_log
+from devproxy.control.coordinator import JobCoordinator
 from devproxy.control.coordinator_api import RUNNING
+from devproxy.control.job_log import follow_log
 from devproxy.control.meeting import Hello, Joined, Meeting, own_address
 from devproxy.control.member import Member
 from devproxy.control.remote import RemoteTree

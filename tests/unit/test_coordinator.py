@@ -18,9 +18,11 @@ from devproxy.checkpoint import criu, image
 from devproxy.checkpoint.errors import DamagedChunk, DamagedPack, StoreError
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
-from devproxy.control import coordinator
 from devproxy.control import coordinator_api as api
-from devproxy.control.coordinator import STORE_TRIES, JobCoordinator
+from devproxy.control.coordinate import job, watching
+from devproxy.control.coordinate.storing import STORE_TRIES
+from devproxy.control.coordinator import JobCoordinator
+from devproxy.control.job_log import follow_log
 from devproxy.control.pace import Pace
 from devproxy.errors import (
     CheckpointError,
@@ -45,7 +47,7 @@ STEPS = ("check", "cut", "write", "thaw", "end_tree", "leave", "copy", "start", 
 @pytest.fixture(autouse=True)
 def of_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests: another user's job gets no images (tests/integration/test_other_user.py)."""
-    monkeypatch.setattr(coordinator, "is_root", lambda: True)
+    monkeypatch.setattr(job, "is_root", lambda: True)
 
 
 class FakePart:
@@ -649,7 +651,7 @@ def test_the_last_error_is_of_what_failed_last(world: World) -> None:
     world.migrate(list(range(20, 20 + 2 * len(world.trees))))
     assert world.job.status().last_error == ""
     world.trees[-1].fails_at, world.trees[-1].error = "check", Refused("a socket", "close it")
-    world.job._due()
+    world.job._watch.due()
     assert world.job.status().last_error == "a socket: close it"
 
 
@@ -669,7 +671,7 @@ def test_images_are_those_in_the_store(world: World) -> None:
     assert (status.images, status.last_image) == (len(world.images()), last)
     assert status.images == 3  # --keep
     again = JobCoordinator(
-        world.job._spec, world.trees, lib=world.job._lib, phase=api.RESTORING, opened=world.store  # type: ignore[arg-type]
+        world.spec, world.trees, lib=world.lib, phase=api.RESTORING, opened=world.store  # type: ignore[arg-type]
     )  # fmt: skip
     whole = image.load(world.store, last)
     stages = Stages(lambda _: None, "manifest", "")
@@ -725,20 +727,21 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now + 1e9)
-        monkeypatch.setattr(coordinator, "time", clock)
+        monkeypatch.setattr(watching, "time", clock)
 
 
 def test_the_next_image_and_the_pace(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Optimizer steps are counted also where no image depends on them; the next image is never in the past."""
     clock = Clock(monkeypatch)
     job, seen = world.job, []
-    job._spec.every = "30s"
+    watch = job._watch
+    world.spec.every = "30s"
     steps = iter(range(0, 1000, 2))
     for tree in world.trees:
         tree.begin = tree.look = lambda: None  # type: ignore[attr-defined]
         tree.steps = lambda: next(steps)  # type: ignore[attr-defined]
         tree.code = None  # type: ignore[attr-defined]
-    monkeypatch.setattr(job, "_due", lambda: (seen.append(job._next_unix_s), later(50)))
+    monkeypatch.setattr(watch, "due", lambda: (seen.append(watch.next_unix_s), later(50)))
 
     def later(seconds: float) -> None:
         clock.now += seconds
@@ -750,7 +753,7 @@ def test_the_next_image_and_the_pace(world: World, monkeypatch: pytest.MonkeyPat
         looks.append((status.next_checkpoint_unix_s, clock.now + 1e9))
         later(10)
         if len(looks) == 8:
-            job._phase = api.SUSPENDED
+            job._job.standing.entered = api.SUSPENDED
         return len(looks) == 10
 
     monkeypatch.setattr(job._ended, "wait", wait)
@@ -800,7 +803,7 @@ def test_a_log_is_followed_into_its_next_part(
     log = transcript.Transcript(path, fresh=True)
     log.write(b"first")
     ended = threading.Event()
-    said = coordinator.follow_log("j", 2, ended)
+    said = follow_log("j", 2, ended)
     assert next(said) == b"rst"
     log.write(b" and more")  # with it the part is full
     log.write(b"second")

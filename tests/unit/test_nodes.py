@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from devproxy.control import coordinator
 from devproxy.control import coordinator_api as api
+from devproxy.control.coordinate import job
 from devproxy.control.coordinator import JobCoordinator
 from devproxy.control.line import Line
 from devproxy.control.member import Member
@@ -75,7 +75,7 @@ class Node:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(coordinator, "is_root", lambda: True)
+    monkeypatch.setattr(job, "is_root", lambda: True)
     monkeypatch.setenv("DEVPROXY_KEY_FILE", str(tmp_path / "key"))
     monkeypatch.setenv("DEVPROXY_STATE_DIR", str(tmp_path / "state"))
     return World(tmp_path, 1)
