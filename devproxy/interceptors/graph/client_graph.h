@@ -155,6 +155,11 @@ std::unique_ptr<Graph> new_graph();
 void register_graph(Graph* g);  // handles for it, its nodes and its child graphs
 void forget_graph(Graph* g);    // and those handles are gone
 std::unique_ptr<Graph> clone(const Graph& g);
+void copy_payload(Node* to, const Node& from);  // what makes up a node besides its place in a graph
+void link(Node* from, Node* to, const CUgraphEdgeData& data);
+void unlink(Node* from, Node* to);
+const Edge* edge(const Node* from, const Node* to);  // nullptr where there is none
+void remove_node(Node* n);                           // it is gone, with its edges and its child graph
 // Fills in a node; what can be checked is checked here. fill_kernel takes the node's attributes into account.
 int32_t fill_kernel(Node* n, const CUDA_KERNEL_NODE_PARAMS& p);
 int32_t fill_copy(Node* n, const CUDA_MEMCPY3D& p, CUcontext ctx);
