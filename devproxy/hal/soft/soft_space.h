@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One client process on the software GPU: its memory and its queues.
+// One client process on the software GPU. soft_space.cc puts it together: its memory (soft_memory.h), its queues
+// (soft_queues.cc), what its commands do (soft_execute.cc), those that a cut finds (soft_pending.cc), its events and
+// its modules.
 //
 // Who owns what
 //   the submitting thread   one, the owner's dispatch thread; calls every submitting method; owns SoftQueue::submitted,
@@ -37,6 +39,7 @@
 //      sleeps for a dependency that is still unsatisfied, or in front of a host function. All under mu_, as in 4.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -53,8 +56,8 @@
 #include "devproxy/hal/sharing.h"
 #include "devproxy/hal/soft/comm/hold.h"
 #include "devproxy/hal/soft/comm/soft_comm.h"
-#include "devproxy/hal/soft/range_set.h"
 #include "devproxy/hal/soft/soft_device.h"
+#include "devproxy/hal/soft/soft_memory.h"
 #include "devproxy/hal/splice/splicer.h"
 
 namespace devproxy::hal::soft {
@@ -227,7 +230,10 @@ class SoftSpace final : public BasicSpace {
   void enqueue(const QueueRef& queue, Command& command, std::shared_ptr<void> keeps, const Dependency* extra);
   void push(const QueueRef& queue, Pending pending);
   template <class Test>  // of all queues, also destroyed ones; under mu_
-  bool every_queue(Test test) const;
+  bool every_queue(Test test) const {
+    return std::all_of(queues_.begin(), queues_.end(), [&](const auto& item) { return test(*item.second); }) &&
+           std::all_of(leaving_.begin(), leaving_.end(), [&](const auto& queue) { return test(*queue); });
+  }
   bool stands(const SoftQueue& queue) const;  // under mu_
   PendingCommand pending_command(const SoftQueue& queue, const Pending& pending);
   void execute(Command& command, Engine::Turn& turn, bool on_submitter);
@@ -242,16 +248,10 @@ class SoftSpace final : public BasicSpace {
   void work(const std::shared_ptr<SoftQueue>& queue);
   void chaos_delay(SoftQueue& queue);
   void reap(bool all);
-  void punch(const RangeSet& ranges);
-  bool owns(uint64_t addr, uint64_t bytes) const {
-    return addr >= config_.device_base && bytes <= config_.device_bytes &&
-           addr - config_.device_base <= config_.device_bytes - bytes;
-  }
 
   const SoftConfig device_;
   const SpaceConfig config_;
   SpaceOwner& owner_;
-  int memory_fd_;
   std::shared_ptr<splice::Splicer> splicer_;  // nullptr: nothing is spliced
   std::shared_ptr<splice::Splicer::Member> member_;
   const uint64_t incarnation_;  // tells this space from every other that was ever at its addresses
@@ -270,13 +270,11 @@ class SoftSpace final : public BasicSpace {
   // submitting thread only
   std::map<uint32_t, std::shared_ptr<SoftQueue>> queues_;  // by index; the submitting thread changes both, under mu_
   std::vector<std::shared_ptr<SoftQueue>> leaving_;        // destroyed, worker not joined yet
-  RangeSet idle_, idle_long_;                              // released, perhaps still holding pages
-  uint64_t aged_ns_ = 0;                                   // when idle_ last became idle_long_
-  uint64_t live_bytes_ = 0;
-  uint64_t submitted_ = 0;  // position of the last command
-  Engine::Turn turn_;       // for what runs inline
+  uint64_t submitted_ = 0;                                 // position of the last command
+  Engine::Turn turn_;                                      // for what runs inline
   // By CUlimit, as a chip has them at first: stack, printf, malloc, depth, pending launches, L2 fetch, persisting L2.
   uint64_t limits_[7] = {1024, 1 << 20, 8 << 20, 2, 2048, 128, 0};
+  SoftMemory memory_;  // the last: it is unmapped before what else there is goes
 };
 
 }  // namespace devproxy::hal::soft
