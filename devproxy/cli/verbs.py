@@ -99,7 +99,7 @@ def _run(
     arguments: argparse.Namespace, verb: str, job: str, work: Callable[[progress.Show], Result]
 ) -> int:
     """Shows the progress, then the result. Ctrl-C leaves the operation alone and says so; where a restore still waits for
-    the job's other nodes, it ends that (control/daemon.py)."""
+    the job's other nodes, it ends that (control/devproxyd/restores.py)."""
     mode = arguments.progress
     if arguments.json and mode == "auto":
         mode = "none"

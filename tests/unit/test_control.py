@@ -23,9 +23,12 @@ import pytest
 from devproxy import errors, runtime
 from devproxy.checkpoint.manifest import Image
 from devproxy.cli import progress, verbs
-from devproxy.control import agent_service, client, daemon, messages, stores
+from devproxy.control import agent_service, client, messages, stores
 from devproxy.control import coordinator_api as api
 from devproxy.control._pb import job_pb2 as pb
+from devproxy.control.devproxyd import interrupted, stream
+from devproxy.control.devproxyd import service as daemon_service
+from devproxy.control.devproxyd.calls import Calls
 from devproxy.control.quiet_grpc import grpc
 from devproxy.errors import CheckpointError, DevproxyError, Refused, RestoreError
 from devproxy.node.stages import Progress
@@ -360,7 +363,7 @@ def grpc_server() -> Iterator[Any]:
     from devproxy.control._pb import job_pb2_grpc
 
     path = os.path.join(os.environ["DEVPROXY_SHM_DIR"], "d")
-    service = daemon.Service()
+    service = daemon_service.Service()
     server = agent_service.make_server(
         path, lambda server: job_pb2_grpc.add_DevproxyServicer_to_server(service, server)
     )
@@ -408,7 +411,7 @@ def test_a_job_whose_agent_comes_later_is_killed(
         late.join()
         assert Path(path, "done").read_text() == f"kill {signal.SIGUSR1:d}\n"
         handles[0].stop(0)
-        monkeypatch.setattr(daemon, "KILL_WAITS_S", 0.2)
+        monkeypatch.setattr(daemon_service, "KILL_WAITS_S", 0.2)
         kill(signal.SIGTERM)
         assert process.wait(10) == -signal.SIGTERM
 
@@ -470,7 +473,7 @@ class Told:
 def test_when_the_daemon_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    calls = daemon.Calls()
+    calls = Calls()
     assert not calls.should_leave(10)
     now += 9
     calls.busy()
@@ -491,7 +494,7 @@ def test_when_the_daemon_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("how", ["asked", "signal"])
 def test_a_daemon_that_leaves_takes_no_call(how: str) -> None:
-    calls = daemon.Calls()
+    calls = Calls()
     told = Told()
     with calls.running(told):
         calls.leave_asked = how == "asked"
@@ -605,8 +608,8 @@ def test_nothing_heavy_is_imported(imports: str) -> None:
 
 def test_the_news_of_a_channel_that_goes_deaf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing wakes its reader again; what had been said by then is told, and the end of the process ends it."""
-    monkeypatch.setattr(daemon, "LOOK_S", 0.01)
-    monkeypatch.setattr(daemon, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(stream, "LOOK_S", 0.01)
+    monkeypatch.setattr(stream, "LAST_WORDS_S", 0.1)
     never, dead = threading.Event(), threading.Event()
 
     def deaf() -> Iterator[str]:
@@ -617,40 +620,40 @@ def test_the_news_of_a_channel_that_goes_deaf(monkeypatch: pytest.MonkeyPatch) -
 
     told = []
     with pytest.raises(DevproxyError, match="gone"):
-        for event in daemon._until_ended(deaf(), dead.is_set, DevproxyError("gone")):
+        for event in stream.until_ended(deaf(), dead.is_set, DevproxyError("gone")):
             told.append(event)
     assert told == ["one", "two"]
-    assert list(daemon._until_ended(deaf(), dead.is_set)) == ["one", "two"]
+    assert list(stream.until_ended(deaf(), dead.is_set)) == ["one", "two"]
     never.set()
 
 
 def test_the_news_of_a_living_agent_may_be_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "LOOK_S", 0.01)
-    monkeypatch.setattr(daemon, "LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(stream, "LOOK_S", 0.01)
+    monkeypatch.setattr(stream, "LAST_WORDS_S", 0.0)
 
     def slow() -> Iterator[int]:
         time.sleep(0.2)
         yield 1
 
-    assert list(daemon._until_ended(slow(), lambda: False, DevproxyError("gone"))) == [1]
+    assert list(stream.until_ended(slow(), lambda: False, DevproxyError("gone"))) == [1]
 
 
 def test_a_supervisor_that_lives_is_not_replaced_by_a_restore(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection broke, say because it was stopped; the process is there."""
-    monkeypatch.setattr(daemon, "REST_ENDS_S", 0.1)
+    monkeypatch.setattr(interrupted, "REST_ENDS_S", 0.1)
     job = runtime.create_job("j")
     sleeper = subprocess.Popen(["sleep", "60"])
     try:
         Path(job.path, "job.json").write_text(json.dumps({"pid": sleeper.pid}))
-        error = str(daemon._supervisor_lost("checkpoint", "j", job.path, "cut"))
+        error = str(interrupted.supervisor_lost("checkpoint", "j", job.path, "cut"))
         assert f"process {sleeper.pid}" in error
         assert "devproxy restore" not in error
     finally:
         sleeper.kill()
         sleeper.wait()
-    error = str(daemon._supervisor_lost("checkpoint", "j", job.path, "cut"))
+    error = str(interrupted.supervisor_lost("checkpoint", "j", job.path, "cut"))
     assert "devproxy restore j" in error
     runtime.remove_job(job)
 
@@ -660,7 +663,7 @@ def test_the_error_of_a_channel_arrives_as_it_is() -> None:
         yield 1
         raise RestoreError("fetch", "no such chunk", "try another", "nothing runs")
 
-    events = daemon._until_ended(fails(), lambda: False)
+    events = stream.until_ended(fails(), lambda: False)
     assert next(events) == 1
     with pytest.raises(RestoreError, match="no such chunk"):
         next(events)
