@@ -17,7 +17,8 @@ from devproxy.checkpoint import key as keys
 from devproxy.checkpoint import manifest as manifests
 from devproxy.checkpoint import packs
 from devproxy.checkpoint import writer as writers
-from devproxy.checkpoint.backend import named, open_backend
+from devproxy.checkpoint.backend import named
+from devproxy.checkpoint.backends import open_backend
 from devproxy.checkpoint.chunker import KINDS, ZERO
 from devproxy.checkpoint.errors import (
     ChunkError,

@@ -352,7 +352,7 @@ def _run(options: Options) -> int:
 
 def _try_store(url: str) -> None:
     """Better now than at the first image, an hour into the job. Raises Refused."""
-    from devproxy.checkpoint.backend import (
+    from devproxy.checkpoint.backends import (
         try_to_write,  # a folder's is quick; s3fs takes a second: for jobs that name a store
     )
 

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from devproxy.checkpoint import backend as backends
 from devproxy.checkpoint import writer as writers
 from devproxy.checkpoint.chunker import KIB
 from devproxy.checkpoint.errors import StaleJob
+from devproxy.checkpoint.folder_backend import LocalBackend, LocalObject
 from devproxy.checkpoint.markers import ABANDONED_S
 from devproxy.checkpoint.store import Store
 from devproxy.checkpoint.writer import Writer
@@ -86,7 +86,7 @@ class Clock:
 @contextlib.contextmanager
 def under(clock: Clock) -> Iterator[None]:
     """The store sees that clock, and so do its files."""
-    folder, file = backends.LocalBackend, backends.LocalObject
+    folder, file = LocalBackend, LocalObject
     made, written, created = file.__init__, file._write, folder.create
 
     def looking(original: Callable[..., Any]) -> Callable[..., Any]:

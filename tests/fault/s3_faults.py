@@ -32,7 +32,7 @@ from unittest import mock
 from botocore.retries.standard import ExponentialBackoff  # type: ignore[import-untyped]
 from moto.server import ThreadedMotoServer
 
-from devproxy.checkpoint import backend as backends
+from devproxy.checkpoint import object_backend
 from devproxy.checkpoint import writer as writers
 from devproxy.checkpoint.chunker import KIB
 from devproxy.checkpoint.errors import StaleJob, StoreError, UploadLost
@@ -698,7 +698,7 @@ def surroundings(folder: str) -> Iterator[None]:
     assert ask("PUT", f"/{BUCKET}").status == 200
     with (
         mock.patch.dict(os.environ, env),
-        mock.patch.object(backends, "ANSWER_S", ANSWER_S),
+        mock.patch.object(object_backend, "ANSWER_S", ANSWER_S),
         mock.patch.object(writers, "PACK_BYTES", 3 * BLOCK),
         mock.patch.object(ExponentialBackoff, "delay_amount", lambda *_: 0.01),
     ):

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from devproxy.checkpoint.backend import open_backend
+from devproxy.checkpoint.backends import open_backend
 from devproxy.checkpoint.store import Store
 from tests.checkpoint.world import SUBJECTS, World
 from tests.living import matching

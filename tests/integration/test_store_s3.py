@@ -18,8 +18,9 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from devproxy import fault
-from devproxy.checkpoint import backend
+from devproxy.checkpoint import object_backend
 from devproxy.checkpoint import writer as writers
+from devproxy.checkpoint.backends import open_backend
 from devproxy.checkpoint.chunker import KIB, MIB
 from devproxy.checkpoint.errors import (
     DamagedChunk,
@@ -189,7 +190,7 @@ def test_a_pack_that_was_overwritten_long_after(url: str, monkeypatch: pytest.Mo
     """Its time says so, as far as the clocks of such a server can be believed."""
     data = noise(1, MIB)
     save(Store.open(url), "a", data)
-    monkeypatch.setattr(backend.FsspecBackend, "clocks_ns", 0)
+    monkeypatch.setattr(object_backend.FsspecBackend, "clocks_ns", 0)
     time.sleep(1.1)  # the times are whole seconds
     store = Store.open(url)
     [pack] = store.pack_ids()
@@ -254,14 +255,16 @@ def test_no_bucket_and_no_server(url: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_server_that_fails_is_no_missing_bucket(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = backend.FsspecBackend._ask
+    ask = object_backend.FsspecBackend._ask
 
-    def fails(self: backend.FsspecBackend, call: str, *words: object, **more: object) -> object:
+    def fails(
+        self: object_backend.FsspecBackend, call: str, *words: object, **more: object
+    ) -> object:
         if call == "ls":
             return ask(self, call, *words, **more)
         raise OSError("the server said 500")
 
-    monkeypatch.setattr(backend.FsspecBackend, "_ask", fails)
+    monkeypatch.setattr(object_backend.FsspecBackend, "_ask", fails)
     with pytest.raises(StoreError, match="the server said 500"):
         Store.open(url)
 
@@ -269,7 +272,7 @@ def test_a_server_that_fails_is_no_missing_bucket(
 @pytest.mark.parametrize("how", ["says nothing", "stops reading"])
 def test_an_endpoint_that_hangs(url: str, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """It is asked again a few times, and then named."""
-    monkeypatch.setattr(backend, "ANSWER_S", 0.3, raising=False)
+    monkeypatch.setattr(object_backend, "ANSWER_S", 0.3, raising=False)
     asked = []
     with socket.create_server(("127.0.0.1", 0)) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{endpoint.getsockname()[1]}")
@@ -285,16 +288,16 @@ def test_an_endpoint_that_hangs(url: str, monkeypatch: pytest.MonkeyPatch, how: 
             if how == "says nothing":
                 Store.open(url)
             else:
-                monkeypatch.setattr(backend, "ANSWER_S", 60.0, raising=False)
-                monkeypatch.setattr(backend, "REQUEST_S", 3.5, raising=False)
-                monkeypatch.setattr(backend, "SLOWEST_BYTES_PER_S", 64 << 20, raising=False)
-                store = backend.open_backend(url)
+                monkeypatch.setattr(object_backend, "ANSWER_S", 60.0, raising=False)
+                monkeypatch.setattr(object_backend, "REQUEST_S", 3.5, raising=False)
+                monkeypatch.setattr(object_backend, "SLOWEST_BYTES_PER_S", 64 << 20, raising=False)
+                store = open_backend(url)
                 store.write("packs/x.pack", bytes(32 << 20), stage="upload")
         assert time.monotonic() - began < 15
         endpoint.shutdown(socket.SHUT_RDWR)
     assert url in str(caught.value)
     if how == "says nothing":
-        assert len(asked) == backend.ATTEMPTS * backend.ROUNDS
+        assert len(asked) == object_backend.ATTEMPTS * object_backend.ROUNDS
         assert "Read timeout" in str(caught.value)
     else:
         assert "no end of it after 4 s" in str(caught.value)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from devproxy.checkpoint import backend as backends
 from devproxy.checkpoint import markers
 from devproxy.checkpoint import shelf as shelves
+from devproxy.checkpoint.backend import named
 from devproxy.checkpoint.chunker import KIB, MIB
 from devproxy.checkpoint.errors import DamagedChunk, DamagedPack, MissingChunk, StoreError
+from devproxy.checkpoint.folder_backend import LocalBackend
 from devproxy.checkpoint.manifest import Image
 from devproxy.checkpoint.markers import Marker
 from devproxy.checkpoint.packs import Location
@@ -287,14 +288,14 @@ def test_a_few_reads_at_a_commit(store: Store, root: Path, monkeypatch: pytest.M
     assert len({where.pack for where in seen}) == 5
 
 
-class BadDisk(backends.LocalBackend):
+class BadDisk(LocalBackend):
     """One byte of one object cannot be read."""
 
     bad = ("", 0)
 
     def view_range(self, name: str, offset: int, length: int) -> memoryview:
         if name == self.bad[0] and offset <= self.bad[1] < offset + length:
-            with backends.named("read", f"{name} in store {self.url}"):
+            with named("read", f"{name} in store {self.url}"):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().view_range(name, offset, length)
 

@@ -22,7 +22,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from devproxy import fault
-from devproxy.checkpoint import backend as backends
 from devproxy.checkpoint import chunker, markers, packs
 from devproxy.checkpoint import manifest as manifests
 from devproxy.checkpoint import writer as writers
@@ -38,6 +37,7 @@ from devproxy.checkpoint.errors import (
     StoreGone,
     UploadLost,
 )
+from devproxy.checkpoint.folder_backend import LocalBackend, LocalObject
 from devproxy.checkpoint.manifest import Image
 from devproxy.checkpoint.markers import Marker
 from devproxy.checkpoint.store import Store
@@ -317,7 +317,7 @@ class TestDamage:
 # ---- full, gone, killed ----
 
 
-class Failing(backends.LocalBackend):
+class Failing(LocalBackend):
     """A disk with so many bytes left; -1 is endless."""
 
     left = -1
@@ -335,9 +335,9 @@ class Failing(backends.LocalBackend):
 def failing(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     disk = Failing(store.backend.root)  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        backends.LocalObject,
+        LocalObject,
         "_write",
-        lambda self, view, plain=backends.LocalObject._write: (
+        lambda self, view, plain=LocalObject._write: (
             self._backend.spend(len(view)) if isinstance(self._backend, Failing) else None,
             plain(self, view),
         )[1],
@@ -909,7 +909,7 @@ class TestGc:
 
     def test_whose_temporary_files_stay(self, store: Store, root: Path) -> None:
         backend = store.backend
-        assert isinstance(backend, backends.LocalBackend)
+        assert isinstance(backend, LocalBackend)
         mine = Path(backend._temporary())
         namespace, process, *rest = mine.name.split(".")
         pid, _, started = process.partition("-")
