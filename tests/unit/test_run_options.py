@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from devproxy.cli.run import parse
 from devproxy.errors import Refused
 from devproxy.node.environment import job_environment
-from devproxy.node.spec import JobSpec, parse_every
+from devproxy.node.spec import JobSpec, check_encryption, parse_every
 
 
 def test_all_options() -> None:
@@ -102,12 +102,20 @@ def test_checkpoint_options() -> None:
     assert [parse_every(t)[0] for t in ("30s", "10m", "1h", "500ms")] == [30, 600, 3600, 0.5]
 
 
+def test_encryption_is_for_what_devproxy_carries() -> None:
+    assert parse("--encrypt-data --nodes 2 -- a".split()).encrypt_data
+    check_encryption("soft")
+    with pytest.raises(Refused, match="on --device cuda devproxy does not carry the data of GPUs"):
+        check_encryption("cuda")
+
+
 def test_spec_travels() -> None:
     spec = JobSpec(
         job="j", job_id="1", command=["a", "b"], program="/a", cwd="/", device="soft", gpus=[2],
         gpu_memory_bytes=1, chaos=3, build="b", abi="00", store="/s", every="30s", keep=5,
     )  # fmt: skip
     assert JobSpec(**spec.as_json()).as_json() == spec.as_json()
+    assert JobSpec(**spec.as_json() | {"encrypt_data": True}).encrypt_data
     # What an image from before there was a choice says; its servers know no metas.
     assert not spec.carries_metas
     assert JobSpec(**(spec.as_json() | {"barrier": "auto"})).carries_metas
