@@ -164,6 +164,21 @@ def test_a_rank_that_is_late_now_and_then_costs_no_memory(world: World) -> None:
     assert counts["saved_bytes"] > 0.8 * (RANKS - 1) * state_bytes, counts
 
 
+def test_a_rank_that_has_more_buffers_than_the_others_shares_what_all_have(world: World) -> None:
+    """Its optimizer's states, and what that makes on the way, lie at other offsets."""
+    expected = Job(world, "apart", "--gpus 4", "large_average").results()
+    job = Job(
+        world, "together", "--gpu 0,0,0,0", "large_average", mode=f"{TEST_MODE},patient", hold=True
+    )
+    job.wait()
+    counts = job.counts()
+    assert job.results() == expected
+    # Parameters, two states, and what a step makes on the way: the large ones. Without that rank two thirds of all but the
+    # parameters, which lie where they do everywhere.
+    bytes_ = 4 * (48 * 1024 + 1024 * 1024)
+    assert counts["saved_bytes"] > 0.85 * (RANKS - 1) * 4 * bytes_, counts
+
+
 def test_splicing_can_be_switched_off(world: World) -> None:
     job = Job(world, "off", "--gpu 0,0,0,0", "fused", mode="off", hold=True)
     job.wait()

@@ -130,9 +130,9 @@ struct SlowPages final : RankMemory {
   SlowPages(std::unique_ptr<RankMemory> pages, std::atomic<uint64_t>& delay_us)
       : pages(std::move(pages)), delay_us(delay_us) {}
   Status give(uint64_t begin, uint64_t end, uint64_t pool_at) override { return pages->give(begin, end, pool_at); }
-  Status show(uint64_t begin, uint64_t end, uint64_t pool_at, RankMemory& from) override {
+  Status show(uint64_t begin, uint64_t end, uint64_t pool_at, RankMemory& from, uint64_t from_begin) override {
     usleep(static_cast<useconds_t>(delay_us));
-    return pages->show(begin, end, pool_at, *static_cast<SlowPages&>(from).pages);
+    return pages->show(begin, end, pool_at, *static_cast<SlowPages&>(from).pages, from_begin);
   }
   Status own(uint64_t begin, uint64_t end, bool contents) override { return pages->own(begin, end, contents); }
   void protect(uint64_t begin, uint64_t end, bool on) override { pages->protect(begin, end, on); }
@@ -149,6 +149,14 @@ struct Rank {
   uint64_t position = 0;
   uint64_t seen = 0, expected = 0;  // a hash of what it has read
   bool pending = false;             // it says that there are commands that may touch what it has freed
+  uint64_t shift = 0;               // of all that it has, beside where others have it
+  bool swaps = false;               // and each eighth block lies where others have another one
+
+  uint64_t place(uint64_t block) const {
+    if (swaps && block < kBlocks && (block % 8 < kBlocks - 8)) block ^= 8;
+    return offset_of(block) + shift;
+  }
+  uint64_t place_of_norm() const { return norm_of() + shift; }
 
   void open(Splicer& splicer) {
     fd = memfd_create("rank", MFD_CLOEXEC);
@@ -160,8 +168,8 @@ struct Rank {
                           [this](auto...) { return pending; });
     CHECK(member);
     for (uint64_t block = 0; block < kBlocks + kYoungs + kDerived; block++)
-      splicer.committed(*member, at(offset_of(block)), kBlock, position, false);
-    splicer.committed(*member, at(norm_of()), kNorm, position, false);
+      splicer.committed(*member, at(place(block)), kBlock, position, false);
+    splicer.committed(*member, at(place_of_norm()), kNorm, position, false);
   }
   void free(Splicer& splicer, uint64_t addr, uint64_t last) {
     splicer.freed(*member, addr, kBlock, last);
@@ -169,18 +177,18 @@ struct Rank {
   }
   // Like a copy to the host. Not of what was made on the way, and is freed.
   bool is_as_alone(Splicer& splicer) const {
-    const uint64_t end = offset_of(kBlocks + kYoungs);
-    ok(splicer.before_read(at(0), end));
-    ok(splicer.before_read(at(norm_of()), 16));
-    return std::memcmp(base, alone.data(), end) == 0 &&
-           std::memcmp(base + norm_of(), alone.data() + norm_of(), 16) == 0;
+    const uint64_t bytes = offset_of(kBlocks + kYoungs);
+    ok(splicer.before_read(at(shift), bytes));
+    ok(splicer.before_read(at(place_of_norm()), 16));
+    return std::memcmp(base + shift, alone.data() + shift, bytes) == 0 &&
+           std::memcmp(base + place_of_norm(), alone.data() + place_of_norm(), 16) == 0;
   }
   // Comes with contents, as from an image: by stretches that end between two pages. odd: so many blocks of a thousand are
   // like nobody's.
   void load(Splicer& splicer, uint32_t number, uint32_t odd, std::mt19937& dice) {
     for (uint64_t block = 0; block < kBlocks; block++) {
-      const uint64_t begin = offset_of(block), end = begin + kBlock;
-      for (uint64_t i = begin; i < end; i++) alone[i] = static_cast<uint8_t>(i * 7 + block);
+      const uint64_t begin = place(block), end = begin + kBlock;
+      for (uint64_t i = begin; i < end; i++) alone[i] = static_cast<uint8_t>((i - begin) * 7 + block * 3);
       if (dice() % 1000 < odd) alone[begin + dice() % kBlock] = static_cast<uint8_t>(number);
       splicer.committed(*member, at(begin), kBlock, position, true);
       for (uint64_t from = begin; from < end;) {
@@ -228,28 +236,29 @@ void copy_in(uint8_t* to, const Op& op) {
   for (uint64_t i = 0; i < op.bytes; i += 1 + op.number % 2) to[i] = static_cast<uint8_t>(op.number);
 }
 
-void apply(const Op& op, uint32_t rank, std::vector<uint8_t>& memory) {
-  uint8_t* const block = memory.data() + offset_of(op.block);
+void apply(const Op& op, uint32_t rank, Rank& of) {
+  std::vector<uint8_t>& memory = of.alone;
+  uint8_t* const block = memory.data() + of.place(op.block);
   switch (op.kind) {
     case Op::kUpdate: {
-      uint8_t* const young = memory.data() + offset_of(young_of(rank, op.number));
+      uint8_t* const young = memory.data() + of.place(young_of(rank, op.number));
       std::memset(young, static_cast<int>(op.number), kBlock);
-      return update(block, memory.data() + offset_of(op.other), op.number, young);
+      return update(block, memory.data() + of.place(op.other), op.number, young);
     }
     case Op::kFlip: return flip(block, op.number);
-    case Op::kOpaque: return update(block, memory.data() + offset_of(op.other), op.number + rank);
+    case Op::kOpaque: return update(block, memory.data() + of.place(op.other), op.number + rank);
     case Op::kCopy: return copy_in(block + op.at, op);
     case Op::kFill:
     case Op::kRenew: std::memset(block, static_cast<int>(op.number), kBlock); return;
     case Op::kDerive: {
-      uint8_t* const made = memory.data() + offset_of(derived_of(rank, op.number, op.block));
-      derive(made, memory.data() + offset_of(op.other), op.number);
-      norm(memory.data() + norm_of(), made);
-      mix(memory.data() + norm_of() + 8, memory.data() + offset_of(op.other), made);
-      if (op.number % 3) scale(made, memory.data() + norm_of());
+      uint8_t* const made = memory.data() + of.place(derived_of(rank, op.number, op.block));
+      derive(made, memory.data() + of.place(op.other), op.number);
+      norm(memory.data() + of.place_of_norm(), made);
+      mix(memory.data() + of.place_of_norm() + 8, memory.data() + of.place(op.other), made);
+      if (op.number % 3) scale(made, memory.data() + of.place_of_norm());
       return update(block, made, op.number);
     }
-    case Op::kPeek: return norm(memory.data() + norm_of(), block + op.at, op.bytes);
+    case Op::kPeek: return norm(memory.data() + of.place_of_norm(), block + op.at, op.bytes);
     case Op::kRead:
     case Op::kShare:
     case Op::kBarrier: return;
@@ -284,15 +293,15 @@ void launch_simple(const char* name, std::vector<Access> accesses, uint64_t numb
 }
 
 void perform(const Op& op, uint32_t number, Rank& rank, Splicer& splicer, Here& here) {
-  uint8_t* const block = rank.base + offset_of(op.block);
-  uint8_t* const other = rank.base + offset_of(op.other);
+  uint8_t* const block = rank.base + rank.place(op.block);
+  uint8_t* const other = rank.base + rank.place(op.other);
   switch (op.kind) {
     case Op::kFlip:
     case Op::kUpdate: {
       const bool flips = op.kind == Op::kFlip;
       struct Params {
         uint64_t block, number, other, young;
-      } params{rank.at(offset_of(op.block)), op.number, rank.at(offset_of(op.other)), 0};
+      } params{rank.at(rank.place(op.block)), op.number, rank.at(rank.place(op.other)), 0};
       SpliceLaunch launch;
       launch.name = flips ? "flip" : "update";
       launch.params = reinterpret_cast<const uint8_t*>(&params);
@@ -303,7 +312,7 @@ void perform(const Op& op, uint32_t number, Rank& rank, Splicer& splicer, Here& 
                          {params.other, kBlock, offsetof(Params, other), DEVPROXY_EXECUTOR_READS}};
       here.young = nullptr;
       if (!flips) {
-        const uint64_t young = offset_of(young_of(number, op.number));
+        const uint64_t young = rank.place(young_of(number, op.number));
         params.young = rank.at(young);
         here.young = rank.base + young;
         rank.free(splicer, params.young, rank.position - 1);
@@ -326,8 +335,8 @@ void perform(const Op& op, uint32_t number, Rank& rank, Splicer& splicer, Here& 
       rank.free(splicer, reinterpret_cast<uint64_t>(block), rank.position);
       if (op.number & 1 && !splicer.physical().traits.joins_edges) {  // whole pages of it are gone
         splicer.discard(*rank.member, reinterpret_cast<uint64_t>(block), kBlock);
-        const uint64_t begin = (offset_of(op.block) + kPage - 1) & ~(kPage - 1);
-        std::memset(rank.base + begin, 0xee, ((offset_of(op.block) + kBlock) & ~(kPage - 1)) - begin);
+        const uint64_t begin = (rank.place(op.block) + kPage - 1) & ~(kPage - 1);
+        std::memset(rank.base + begin, 0xee, ((rank.place(op.block) + kBlock) & ~(kPage - 1)) - begin);
       }
       splicer.committed(*rank.member, reinterpret_cast<uint64_t>(block), kBlock, rank.position, false);
       [[fallthrough]];
@@ -338,31 +347,32 @@ void perform(const Op& op, uint32_t number, Rank& rank, Splicer& splicer, Here& 
     case Op::kBarrier: return;
     // As of gradients: they are copied out of what is equal, measured, changed by the result in place, and used.
     case Op::kDerive: {
-      const uint64_t made = offset_of(derived_of(number, op.number, op.block));
-      uint8_t *const to = rank.base + made, *const small = rank.base + norm_of();
+      const uint64_t made = rank.place(derived_of(number, op.number, op.block));
+      uint8_t *const to = rank.base + made, *const small = rank.base + rank.place_of_norm();
       const uint64_t n = op.number;
       splicer.committed(*rank.member, rank.at(made), kBlock, rank.position, false);
-      const Access from{rank.at(offset_of(op.other)), kBlock, 0, kReads}, in_place{rank.at(made), kBlock, 0, kRW};
-      const Access seen{rank.at(made), kBlock, 0, kReads}, result{rank.at(norm_of()), 8, 0, kMakes};
+      const Access from{rank.at(rank.place(op.other)), kBlock, 0, kReads}, in_place{rank.at(made), kBlock, 0, kRW};
+      const Access seen{rank.at(made), kBlock, 0, kReads}, result{rank.at(rank.place_of_norm()), 8, 0, kMakes};
       launch_simple("derive", {{rank.at(made), kBlock, 0, kMakes}, from}, n, rank, splicer, here,
                     [=] { derive(to, other, n); });
       launch_simple("norm", {result, seen}, 0, rank, splicer, here, [=] { norm(small, to); });
-      const Access mixed{rank.at(norm_of() + 8), 8, 0, kMakes}, first{rank.at(made), 64, 0, kReads};
+      const Access mixed{rank.at(rank.place_of_norm() + 8), 8, 0, kMakes}, first{rank.at(made), 64, 0, kReads};
       launch_simple("mix", {mixed, from, first}, 0, rank, splicer, here, [=] { mix(small + 8, other, to); });
       if (n % 3)
-        launch_simple("scale", {in_place, {rank.at(norm_of()), 8, 0, kReads}}, 0, rank, splicer, here,
+        launch_simple("scale", {in_place, {rank.at(rank.place_of_norm()), 8, 0, kReads}}, 0, rank, splicer, here,
                       [=] { scale(to, small); });
-      launch_simple("use", {{rank.at(offset_of(op.block)), kBlock, 0, kRW}, seen, first}, n, rank, splicer, here,
+      launch_simple("use", {{rank.at(rank.place(op.block)), kBlock, 0, kRW}, seen, first}, n, rank, splicer, here,
                     [=] { update(block, to, n); });
       if (op.bytes == 0) rank.free(splicer, rank.at(made), rank.position);
       return;
     }
     case Op::kPeek: {
-      uint8_t* const small = rank.base + norm_of();
+      uint8_t* const small = rank.base + rank.place_of_norm();
       const uint8_t* const from = block + op.at;
       const uint64_t bytes = op.bytes;
-      launch_simple("peek", {{rank.at(norm_of()), 8, 0, kMakes}, {reinterpret_cast<uint64_t>(from), bytes, 0, kReads}},
-                    0, rank, splicer, here, [=] { norm(small, from, bytes); });
+      launch_simple(
+          "peek", {{rank.at(rank.place_of_norm()), 8, 0, kMakes}, {reinterpret_cast<uint64_t>(from), bytes, 0, kReads}},
+          0, rank, splicer, here, [=] { norm(small, from, bytes); });
       return;
     }
     case Op::kRead:
@@ -372,7 +382,7 @@ void perform(const Op& op, uint32_t number, Rank& rank, Splicer& splicer, Here& 
     case Op::kShare: {  // somebody reads through the descriptor, as a peer's server does
       CHECK(splicer.before_sharing(*rank.member, reinterpret_cast<uint64_t>(block), kBlock).ok());
       std::vector<uint8_t> seen(kBlock);
-      CHECK(pread(rank.fd, seen.data(), kBlock, static_cast<off_t>(offset_of(op.block))) ==
+      CHECK(pread(rank.fd, seen.data(), kBlock, static_cast<off_t>(rank.place(op.block))) ==
             static_cast<ssize_t>(kBlock));
       CHECK(std::memcmp(seen.data(), block, kBlock) == 0);
       rank.seen = rank.seen * 31 + sum_of(block);
@@ -439,7 +449,7 @@ struct Outcome {
 };
 
 Outcome run(uint32_t ranks, uint32_t steps, double odd, uint32_t seed, bool leave, bool flips = false,
-            bool loads = false, bool derives = false, bool large_pages = false) {
+            bool loads = false, bool derives = false, bool large_pages = false, bool moved = false) {
   std::mt19937 dice(seed);
   Engine engine(5'000'000);
   SpliceConfig config;
@@ -460,16 +470,22 @@ Outcome run(uint32_t ranks, uint32_t steps, double odd, uint32_t seed, bool leav
   Outcome outcome;
   for (uint32_t i = 0; i < ranks; i++) {
     all[i].program = lists[i];
+    if (moved) all[i].shift = i % 3 * 8 * kPage, all[i].swaps = i % 2;
     all[i].open(splicer);
+    for (uint64_t block = 0; moved && block < kBlocks; block++) {  // what tells them
+      const uint64_t begin = all[i].place(block);
+      std::memset(all[i].base + begin, static_cast<int>(block + 1), kBlock);
+      std::memset(all[i].alone.data() + begin, static_cast<int>(block + 1), kBlock);
+    }
     if (loads) all[i].load(splicer, i, calm ? 0 : 100, dice);
     if (leave && i == 0) all[i].program.resize(lists[i].size() / 2);
     for (const Op& op : all[i].program) {
-      apply(op, i, all[i].alone);
+      apply(op, i, all[i]);
       outcome.updates += op.kind == Op::kUpdate || op.kind == Op::kFlip;
       if (op.kind == Op::kDerive) outcome.updates += op.number % 3 ? 5 : 4;
       outcome.updates += op.kind == Op::kPeek;
       if (op.kind == Op::kRead || op.kind == Op::kShare)
-        all[i].expected = all[i].expected * 31 + sum_of(all[i].alone.data() + offset_of(op.block));
+        all[i].expected = all[i].expected * 31 + sum_of(all[i].alone.data() + all[i].place(op.block));
     }
   }
   // Each block has four or five whole pages.
@@ -586,6 +602,33 @@ void launch_add(Lockstep& job, Rank& rank, Doing& doing, uint64_t block, uint64_
     add(rank.base + block, rank.base + part);
     if (also) also();
   });
+}
+
+// Ranks that have one block at different offsets share its pages. Then the second rank goes on with a new block, which lies where
+// the first one's does, while it still shows most pages of the old one: those are not written for it.
+void test_homes() {
+  Lockstep job(2, false, /*idle_patience_ns=*/20'000'000);
+  constexpr int kFirst = 8;  // so that both say what they have left in the same steps again, some steps later
+  const uint64_t here = offset_of(0), there = offset_of(8), part = offset_of(3);
+  const auto block_of = [&](int step, uint32_t i) { return i == 0 || step >= kFirst ? here : there; };
+  std::vector<uint8_t> left(kBlock);
+  uint64_t saved = 0;
+  job.run(40, [&](int step, uint32_t i, Doing& doing) {
+    Rank& rank = job.ranks[i];
+    if (step == kFirst && i == 1) {
+      saved = job.splicer->counts().saved_bytes;
+      job.splicer->committed(*rank.member, rank.at(here), kBlock, rank.position - 1, false);  // not young
+      ok(job.splicer->before_write(rank.at(here), kBlock, true));
+      std::memcpy(rank.base + here, rank.base + there, kBlock);
+      job.fill(rank, there, kPart, 5);
+      std::memcpy(left.data(), rank.base + there, kBlock);
+    }
+    if (step == kFirst && i == 0) usleep(5'000);  // it comes last then, and runs the launch for both
+    launch_add(job, rank, doing, block_of(step, i), part);
+  });
+  CHECK(saved >= 4 * kPage && job.splicer->counts().saved_bytes >= 4 * kPage);
+  CHECK(std::memcmp(job.ranks[1].base + there, left.data(), kBlock) == 0);
+  CHECK(std::memcmp(job.ranks[0].base + here, job.ranks[1].base + here, kBlock) == 0);
 }
 
 // What a launch only reads may lie elsewhere in each rank, but not where one of them writes: the first rank reads from the
@@ -1051,6 +1094,7 @@ int main(int argc, char** argv) {
   const uint32_t behind = argc == 3 ? static_cast<uint32_t>(std::atoi(argv[2])) : 8;
   test_pool();
   test_loans();
+  test_homes();
   test_overlap();
   test_one_differs();
   test_failure();
@@ -1073,6 +1117,11 @@ int main(int argc, char** argv) {
   // Those that come with equal contents: everything is, from the first step on, and nothing else is ever kept.
   const Outcome loaded = run(4, 40, 0, 5, false, false, true);
   CHECK(loaded.runs * 4 == loaded.updates && loaded.counts.broken == 0);
+  // The same where ranks have their blocks at other offsets.
+  const Outcome moved = run(4, 40, 0, 1, false, false, false, false, false, /*moved=*/true);
+  CHECK(moved.counts.squashed > moved.updates / 2 && moved.counts.broken == 0 && moved.counts.saved_bytes > 0);
+  const Outcome moved_in = run(4, 40, 0, 5, false, false, true, false, false, /*moved=*/true);
+  CHECK(moved_in.runs * 4 == moved_in.updates && moved_in.counts.broken == 0);
   const Outcome flipped = run(3, 40, 0, 3, false, true);
   CHECK(flipped.counts.squashed > 0);
   // What is made anew each time is, too.
@@ -1085,13 +1134,13 @@ int main(int argc, char** argv) {
   uint64_t squashed = 0, different = 0, broken = 0, given_up = 0, settled = 0;
   for (uint32_t seed = first; seed < behind; seed++) {
     const Outcome outcome = run(2 + seed % 4, 40, seed % 3 ? 0.05 : 0.4, seed, seed % 5 == 0, false, seed % 2,
-                                seed % 4 > 1, /*large_pages=*/true);
+                                seed % 4 > 1, /*large_pages=*/true, /*moved=*/seed / 2 % 2);
     broken += outcome.counts.broken;
   }
   CHECK(broken > 0);
   for (uint32_t seed = first; seed < behind; seed++) {
-    const Outcome outcome =
-        run(2 + seed % 4, 40, seed % 3 ? 0.05 : 0.4, seed, seed % 5 == 0, false, seed % 2, seed % 4 > 1);
+    const Outcome outcome = run(2 + seed % 4, 40, seed % 3 ? 0.05 : 0.4, seed, seed % 5 == 0, false, seed % 2,
+                                seed % 4 > 1, false, /*moved=*/seed / 3 % 2);
     settled += outcome.counts.settled_bytes;
     squashed += outcome.counts.squashed;
     different += outcome.counts.different;

@@ -9,6 +9,7 @@ states. With UNLIKE_HOLD each rank then waits until that file is gone.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import sys
@@ -160,6 +161,22 @@ def scale_from_host(r: Rank) -> Losses:
 def average(r: Rank) -> Losses:
     """A running average of the parameters on rank 0 only."""
     kept = [p.detach().clone() for p in r.parameters] if r.number == 0 else []
+    r.keep.append(kept)
+
+    def move(_: int) -> None:
+        if kept:
+            torch._foreach_lerp_(kept, [p.detach() for p in r.parameters], 0.1)
+
+    return r.train(r.adam(), after=move)
+
+
+def average_model(r: Rank) -> Losses:
+    """The same in a model that rank 0 takes to the GPU: all that its optimizer allocates lies elsewhere than the others'."""
+    kept = []
+    if r.number == 0:
+        own = nn.Linear(97, 129).cuda()  # no whole pages
+        kept = [p.detach() for p in copy.deepcopy(r.model).cpu().cuda().parameters()]
+        r.keep.append(list(own.parameters()))
     r.keep.append(kept)
 
     def move(_: int) -> None:
@@ -405,13 +422,13 @@ PROGRAMS: dict[str, Callable[[Rank], Losses]] = {
     f.__name__: f
     for f in (
         plain, fused, one_by_one, gradients_stay, noise, equal_noise, hook, read, rate_of_rank, scale_from_host, average,
-        lbfgs, pinned, diverges_once, there_and_back, scaler, several, graph, items, host_order, unequal, grows, broadcast,
+        average_model, lbfgs, pinned, diverges_once, there_and_back, scaler, several, graph, items, host_order, unequal, grows, broadcast,
         scattered, beside, loads, streams,
     )
 }  # fmt: skip
 
 
-LONG = {"late": late}  # by name only
+LONG = {"late": late, "large_average": average_model}  # by name only
 
 
 def digest(r: Rank, losses: Losses) -> str:

@@ -60,8 +60,11 @@ class PendingRuns {
 
 class BidirAllocator {
  public:
-  static constexpr uint64_t kGranule = 512;                      // bytes; the CUDA allocators' alignment
-  static constexpr uint64_t kSmallBytes = uint64_t{16} << 10;    // of stable ones
+  static constexpr uint64_t kGranule = 512;                    // bytes; the CUDA allocators' alignment
+  static constexpr uint64_t kSmallBytes = uint64_t{16} << 10;  // of stable ones
+  // Of stable ones that are not small: a page of the host. So none shares a page with its neighbours, and a rank that has one
+  // more than the others has what lies below it in other pages, but not in other places of pages.
+  static constexpr uint64_t kStableGranule = uint64_t{4} << 10;
   static constexpr uint64_t kSmallLowBytes = uint64_t{1} << 20;  // of all others; as in torch's allocator
   static constexpr uint64_t kChunkBytes = uint64_t{2} << 20;     // at a multiple of it: one page of a GPU
 
@@ -69,7 +72,10 @@ class BidirAllocator {
   BidirAllocator(uint64_t base, uint64_t bytes)
       : low_top_(base), high_bottom_(base + bytes), base_(base), end_(base + bytes) {}
 
-  static uint64_t round_up(uint64_t bytes) { return (bytes + kGranule - 1) & ~(kGranule - 1); }
+  static uint64_t round_up(uint64_t bytes, bool stable = false) {
+    const uint64_t granule = stable && bytes > kSmallBytes ? kStableGranule : kGranule;
+    return (bytes + granule - 1) & ~(granule - 1);
+  }
 
   // Address of a free run of `bytes` (a multiple of kGranule, > 0), 0 when the range has none. Best fit, and among
   // equals the end that the buffer belongs to.

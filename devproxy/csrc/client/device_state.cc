@@ -167,7 +167,7 @@ uint64_t DeviceState::allocate_for_graph(uint64_t bytes, int32_t* error) {
 }
 
 uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, uint64_t context, int32_t* error) {
-  const uint64_t n = BidirAllocator::round_up(bytes);
+  const uint64_t n = BidirAllocator::round_up(bytes, stable);
   if (n < bytes || n > kDeviceBytes) {
     *error = kOutOfMemory;
     return 0;

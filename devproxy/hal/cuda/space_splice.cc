@@ -25,10 +25,10 @@ class CudaSpace::Rank final : public splice::RankMemory {
   Status give(uint64_t begin, uint64_t end, uint64_t) override {
     return move({&space_}, [&](CUstream stream) { return space_.memory_->split(base_ + begin, end - begin, stream); });
   }
-  Status show(uint64_t begin, uint64_t end, uint64_t, splice::RankMemory& from) override {
+  Status show(uint64_t begin, uint64_t end, uint64_t, splice::RankMemory& from, uint64_t from_begin) override {
     CudaSpace& other = static_cast<Rank&>(from).space_;
     return move({&space_, &other}, [&](CUstream stream) {
-      return space_.memory_->alias(base_ + begin, end - begin, *other.memory_, other.config_.device_base + begin,
+      return space_.memory_->alias(base_ + begin, end - begin, *other.memory_, other.config_.device_base + from_begin,
                                    stream, stream);
     });
   }

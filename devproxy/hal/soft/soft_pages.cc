@@ -31,7 +31,7 @@ class SoftRank final : public splice::RankMemory {
     Status s = write_all(pool_fd_, at(begin), end - begin, pool_at).with("filling pages that ranks share");
     return s.ok() ? map_pool(begin, end, pool_at) : s;
   }
-  Status show(uint64_t begin, uint64_t end, uint64_t pool_at, splice::RankMemory&) override {
+  Status show(uint64_t begin, uint64_t end, uint64_t pool_at, splice::RankMemory&, uint64_t) override {
     return map_pool(begin, end, pool_at);
   }
   Status own(uint64_t begin, uint64_t end, bool contents) override {

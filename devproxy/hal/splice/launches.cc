@@ -201,8 +201,8 @@ Status Splicer::launch_unmeasured(Member& member, SpliceLaunch& launch, Runner& 
       access.flags |= kYoung;
       continue;
     }
-    const uint64_t offset = access.addr - member.base;
-    key = XXH3_64bits_withSeed(&offset, sizeof offset, key);
+    const uint64_t home = block ? member.home_of(*block, access.addr) : access.addr - member.base;
+    key = XXH3_64bits_withSeed(&home, sizeof home, key);
     if (stable || in_place) settled += access.bytes;
   }
   const auto meets_others = [&] {
@@ -238,13 +238,17 @@ Status Splicer::launch_unmeasured(Member& member, SpliceLaunch& launch, Runner& 
     lock.unlock();  // pages_mu_ comes first
     const uint64_t sharers = sharers_of(member, launch);
     lock.lock();
-    if (std::popcount(sharers) > 1 && meets_nobody()) member.learned[key].group = group_of(key, sharers);
+    if (std::popcount(sharers) > 1 && meets_nobody())
+      member.learned[key].group = group_of(key, settled_of(member, launch).alike, sharers);
   }
   Member::Learned& learned = member.learned[key];
   learned.seen++;
   if (learned.group && learned.group->retired) {
     learned.group = nullptr;
     learned.say_from = learned.seen * 2;
+    for (const Access& access : launch.accesses)  // its blocks may be like others of theirs now
+      if (is_memory(access) && writes(access))
+        if (Member::Block* const block = member.block_of(access.addr, access.bytes)) block->placed = false;
   }
   // Whoever has gone on alone with this number does not come again, and it is to be found there.
   const bool late = number && went_alone_.contains(*number);
@@ -263,16 +267,13 @@ Status Splicer::launch_unmeasured(Member& member, SpliceLaunch& launch, Runner& 
   const bool counts = seen > kSayTimes;
   if (number) goes_alone(*number);
   lock.unlock();
-  if (say && number) learn(member, key, seen, *number);
+  if (say && number) learn(member, launch, key, seen, *number);
   const uint64_t before = now_ns();
   Status done = alone(member, launch, runner, counts, number.has_value());
   if (say && !number && done.ok() && gpu_->kernel_ns(bytes_of(launch), now_ns() - before) >= config_.least_ns) {
-    std::vector<PhysicalMemory::Range> written;
-    for (const Access& access : launch.accesses)
-      if (is_memory(access) && writes(access)) written.push_back({access.addr, access.bytes});
-    auto said = gpu_->hash(runner, written);
+    auto said = left_by(launch, runner);
     if (!said.ok()) return std::move(said).status();
-    learn(member, key, seen, *said);
+    learn(member, launch, key, seen, *said);
   }
   return done;
 }
@@ -306,20 +307,40 @@ uint64_t Splicer::sharers_of(const Member& member, const SpliceLaunch& launch) {
 }
 
 // Under mu_. One that has begun already may have other members: somebody has learnt better, or has left the pages.
-std::shared_ptr<Splicer::Group> Splicer::group_of(uint64_t key, uint64_t members) {
+std::shared_ptr<Splicer::Group> Splicer::group_of(uint64_t key, uint64_t alike, uint64_t members) {
   for (const auto& one : groups_)
     if (!one->retired && one->key == key && one->members & members) return one;
   auto group = std::make_shared<Group>();
   group->key = key;
+  group->alike = alike;
   group->members = members;
   groups_.push_back(group);
   return group;
 }
 
 // said: what the launch has left, or will: equal at equal ranks.
-void Splicer::learn(Member& member, uint64_t key, uint64_t seen, const Contents& contents) {
+void Splicer::learn(Member& member, const SpliceLaunch& launch, uint64_t key, uint64_t seen, const Contents& contents) {
   std::lock_guard lock(mu_);
+  say(member, launch, key, seen, contents);
+  // Those who meet already say nothing any more. If the member is one of them they are to say it for its sake.
+  const auto it = member.learned.find(key);
+  if (it != member.learned.end() && it->second.group) return;
+  const uint64_t alike = settled_of(member, launch).alike;
+  for (const auto& group : groups_)
+    if (!group->retired && group->alike == alike && !(group->members & member.bit)) group->asked = kSayTimes;
+}
+
+StatusOr<Contents> Splicer::left_by(const SpliceLaunch& launch, Runner& runner) {
+  std::vector<PhysicalMemory::Range> written;
+  for (const Access& access : launch.accesses)
+    if (is_memory(access) && writes(access)) written.push_back({access.addr, access.bytes});
+  return gpu_->hash(runner, written);
+}
+
+// Under mu_.
+void Splicer::say(Member& member, const SpliceLaunch& launch, uint64_t key, uint64_t seen, const Contents& contents) {
   if (said_.size() >= kMaxKeys) said_.clear();
+  key = correspond(member, launch, key, contents);
   std::deque<Said>& said = said_[key];
   if (said.size() >= kMaxSaid) said.pop_front();
   said.push_back({member.bit, seen, contents});
@@ -331,10 +352,11 @@ void Splicer::learn(Member& member, uint64_t key, uint64_t seen, const Contents&
   std::erase_if(groups_, [](const auto& group) { return group->retired && group->present.empty(); });
   std::shared_ptr<Group> group;
   for (const auto& one : groups_)
-    if (!one->retired && one->key == key && one->members & same & ~member.bit) group = one;
+    if (!one->retired && one->key == key && one->members & same) group = one;
   if (!group) {
     group = std::make_shared<Group>();
     group->key = key;
+    group->alike = settled_of(member, launch).alike;
     groups_.push_back(group);
   }
   std::optional<uint64_t> since;  // launches since Group::seen_then

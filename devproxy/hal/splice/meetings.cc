@@ -84,10 +84,12 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
   group->present.push_back(&me);
   if (here == group->members) {
     const std::vector<Arrival*> all = std::exchange(group->present, {});
+    const bool asked = group->asked != 0;
+    if (asked) group->asked--;
     lock.unlock();
-    uint64_t spent_ns = 0, run_ns = 0, kept_bytes = 0;
+    Ran ran;
     const bool joins = gpu_->traits.joins_edges && std::has_single_bit(group->meetings + 1);
-    const bool equal = run_for_all(all, me, runner, joins, &spent_ns, &run_ns, &kept_bytes);
+    const bool equal = run_for_all(all, me, runner, joins, asked, &ran);
     lock.lock();
     for (Arrival* one : all) {
       if (one != &me) one->status = me.status;
@@ -101,12 +103,13 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
     if (equal) {
       counts_.squashed += all.size() - 1;
       group->strikes = 0;
-      group->kept_bytes = kept_bytes;
-      account_.save(run_ns * (all.size() - 1));
+      group->kept_bytes = ran.kept_bytes;
+      if (ran.left) say(*me.member, *me.launch, group->key, me.seen, *ran.left);
+      account_.save(ran.run_ns * (all.size() - 1));
       // The first times compare what has numbers from then on.
       if (++group->meetings > kFreeMeetings) {
-        group->spent_ns += spent_ns + kMeetingNs * all.size();
-        group->saved_ns += run_ns * (all.size() - 1);
+        group->spent_ns += ran.spent_ns + kMeetingNs * all.size();
+        group->saved_ns += ran.run_ns * (all.size() - 1);
       }
       if (config_.thrifty && group->meetings % kJudgedMeetings == 0) {
         if (group->spent_ns > group->saved_ns && !group->keeps())
@@ -144,8 +147,8 @@ bool Splicer::meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Gro
   return me.done;
 }
 
-bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, bool joins, uint64_t* spent_ns,
-                          uint64_t* run_ns, uint64_t* kept_bytes) {
+bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, bool joins, bool wants_left,
+                          Ran* ran) {
   runner.begin();
   std::unique_lock pages(pages_mu_);
   const uint64_t start = now_ns();
@@ -168,8 +171,15 @@ bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner&
     me.status = same.status();
   } else if (*same) {
     Arrival& lead = lead_of(all, me);
-    me.status = run_at(lead, all, run_ns);
-    if (me.status.ok()) me.status = hand_out(all, lead, kept_bytes);
+    me.status = run_at(lead, all, &ran->run_ns);
+    if (wants_left && me.status.ok()) {
+      auto left = left_by(*lead.launch, *lead.runner);
+      if (left.ok())
+        ran->left = *left;
+      else
+        me.status = std::move(left).status();
+    }
+    if (me.status.ok()) me.status = hand_out(all, lead, &ran->kept_bytes);
     if (me.status.ok() && joins) join_edges(all, lead);
     if (!me.status.ok())  // nobody knows what is where
       for (const Arrival* one : all)
@@ -184,7 +194,7 @@ bool Splicer::run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner&
   }
   gpu_->end_work();
   if (Status s = order(false); me.status.ok()) me.status = std::move(s);
-  *spent_ns = now_ns() - start - *run_ns - mapping_ns_;
+  ran->spent_ns = now_ns() - start - ran->run_ns - mapping_ns_;
   pages.unlock();
   runner.end();
   return !same.ok() || *same;
@@ -228,19 +238,9 @@ Status Splicer::run_at(Arrival& lead, const std::vector<Arrival*>& all, uint64_t
   for_each_written([&](const Access& access, Member& member, uint64_t there) {
     if (status.ok()) status = settle(loans_.call_in(member.number, there, there + access.bytes));
   });
-  uint64_t everybody = 0;
-  for (const Arrival* one : all) everybody |= one->member->bit;
-  for (const Access& access : lead.launch->accesses) {
-    if (!is_memory(access) || !writes(access)) continue;
-    // What is young may lie elsewhere at the others, and somebody may show these pages who writes other ones.
-    const uint64_t writers = access.flags & kYoung ? own.bit : everybody;
-    std::vector<std::pair<uint64_t, uint64_t>> others;
-    const uint64_t begin = access.addr - own.base;
-    for_each_part(own, floor_page(begin), ceil_page(begin + access.bytes), [&](uint64_t b, uint64_t e, uint64_t pool) {
-      if (pool != UINT64_MAX && pool_.sharers(pool, e - b) & ~writers) others.emplace_back(b, e);
-    });
-    for (const auto& [b, e] : others)
-      if (status.ok()) status = own_pages(own, b, e, true);
+  for (size_t i = 0; i < lead.launch->accesses.size(); i++) {
+    const Access& access = lead.launch->accesses[i];
+    if (is_memory(access) && writes(access) && status.ok()) status = keep_apart(all, lead, i);
   }
   if (status.ok()) {
     guard(own, *lead.launch, false);
@@ -274,8 +274,7 @@ Status Splicer::check_numbers(const std::vector<Arrival*>& all, const Arrival& m
   return {};
 }
 
-// The same but for contents. What is settled and written lies at the same offsets. What is young or only read may lie
-// elsewhere, but then it has nothing to do with what is written.
+// The same but for contents. What lies elsewhere has nothing to do with anything that is written.
 bool Splicer::same_launch(const Arrival& first, const Arrival& second) {
   const SpliceLaunch &a = *first.launch, &b = *second.launch;
   if (a.name != b.name || a.digest != b.digest || a.params_bytes != b.params_bytes ||
@@ -291,7 +290,6 @@ bool Splicer::same_launch(const Arrival& first, const Arrival& second) {
     if (!is_memory(x)) continue;
     if ((x.addr - y.addr) % kAlign != 0) return false;
     if (x.addr - first.member->base == y.addr - second.member->base) continue;
-    if (writes(x) && !(x.flags & kYoung)) return false;
     moved = true;
   }
   if (at > a.params_bytes || std::memcmp(a.params + at, b.params + at, a.params_bytes - at) != 0) return false;
@@ -350,21 +348,20 @@ StatusOr<bool> Splicer::equal(const std::vector<Arrival*>& all, const Arrival& m
 }
 
 // What the two do not share, to be compared.
-void Splicer::add_pairs(const Arrival& a, const Arrival& b, size_t access, std::vector<PhysicalMemory::Pair>* pairs) {
+void Splicer::add_pairs(const Arrival& a, const Arrival& b, size_t access,
+                        std::vector<PhysicalMemory::Pair>* pairs) const {
   const Access& here = a.launch->accesses[access];
   const uint64_t begin = here.addr - a.member->base, there = b.launch->accesses[access].addr - b.member->base;
   const auto compare = [&](uint64_t x, uint64_t y, uint64_t bytes) {
     pairs->push_back({a.member->base + x, b.member->base + y, bytes});
   };
-  if (begin != there) {
-    compare(begin, there, here.bytes);
-  } else {
-    for_each_part(*a.member, begin, begin + here.bytes, [&](uint64_t first, uint64_t end, uint64_t pool) {
-      for_each_part(*b.member, first, end, [&](uint64_t from, uint64_t to, uint64_t other) {
-        if (pool == UINT64_MAX || other != pool + (from - first)) compare(from, from, to - from);
-      });
+  if (!in_phase(begin, there, page_)) return compare(begin, there, here.bytes);
+  const uint64_t ahead = there - begin;  // modulo 2^64
+  for_each_part(*a.member, begin, begin + here.bytes, [&](uint64_t first, uint64_t end, uint64_t pool) {
+    for_each_part(*b.member, first + ahead, end + ahead, [&](uint64_t from, uint64_t to, uint64_t other) {
+      if (pool == UINT64_MAX || other != pool + (from - ahead - first)) compare(from - ahead, from, to - from);
     });
-  }
+  });
 }
 
 bool Splicer::known_equal(const Arrival& a, const Arrival& b, size_t access) const {
@@ -402,27 +399,35 @@ Status Splicer::hand_out(const std::vector<Arrival*>& all, const Arrival& lead, 
       if (!s.ok()) return s;
     }
     if (access.flags & kYoung) continue;
-    uint64_t first = ceil_page(begin), last = floor_page(end);
-    bool spliced = first < last;
+    const auto offset_of = [&](const Arrival* one) { return one->launch->accesses[place].addr - one->member->base; };
+    const auto may_share = [&](const Arrival* one) { return one == &lead || in_phase(offset_of(one), begin, page_); };
+    auto whole = spliced_end(all, lead, place);
+    if (!whole.ok()) return std::move(whole).status();
+    uint64_t first = ceil_page(begin), last = *whole;
+    bool spliced = first < last && std::count_if(all.begin(), all.end(), may_share) > 1;
     for (const Arrival* one : all)  // asks all of them: each counts
-      if (!may_splice(*one->member, begin + one->member->base, access.bytes)) spliced = false;
+      if (!may_splice(*one->member, one->launch->accesses[place].addr, access.bytes, true)) spliced = false;
     // Without memory for that, copy all of it.
     const uint64_t before = now_ns();
     if (!spliced || !pool_pages(from, first, last).ok()) first = last = begin;
-    std::vector<Member*> unspliced;
-    for (const Arrival* one : all)
-      if (one != &lead && first < last && !splice(from, *one->member, first, last).ok())
-        unspliced.push_back(one->member);
+    std::vector<const Arrival*> unspliced;
+    for (const Arrival* one : all) {
+      if (one == &lead || first == last) continue;
+      const uint64_t there = first + (offset_of(one) - begin);
+      if (!may_share(one) || !splice(from, *one->member, first, last, there).ok()) unspliced.push_back(one);
+    }
     mapping_ns_ += now_ns() - before;
     if (unspliced.empty()) *kept_bytes += last - first;
     for (const Arrival* one : all) {
       if (one == &lead) continue;
-      Status s = copy(from, *one->member, begin, first);
-      if (s.ok()) s = copy(from, *one->member, last, end);
+      const uint64_t there = offset_of(one);
+      Status s = copy(from, *one->member, begin, first, there);
+      if (s.ok() && last < end) s = copy(from, *one->member, last, end, there + (last - begin));
       if (!s.ok()) return s;
     }
-    for (Member* one : unspliced)
-      if (Status s = copy(from, *one, first, last); !s.ok()) return s;
+    for (const Arrival* one : unspliced)
+      if (Status s = copy(from, *one->member, first, std::min(last, end), first + (offset_of(one) - begin)); !s.ok())
+        return s;
   }
   return {};
 }

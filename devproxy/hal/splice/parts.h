@@ -6,6 +6,7 @@
 //   writes.cc    what reads and writes in other ways than by a launch
 //   lending.cc   what a rank has borrowed, and what is to be found at others
 //   launches.cc  a launch, and what is learnt from it
+//   homes.cc     which buffers of ranks correspond where their offsets differ
 //   meetings.cc  launches that wait for one another, and run once for several
 #pragma once
 
@@ -44,10 +45,12 @@ inline constexpr uint32_t kFreeMeetings = 2, kJudgedMeetings = 10;
 inline constexpr uint64_t kKeptBytes = 1 << 20;
 inline constexpr uint64_t kKeepsPatience = 10;  // times idle_patience_ns, where pages would be copied
 inline constexpr uint64_t kMeetingNs = 30'000;  // of each that comes: two switches between threads
-inline constexpr uint64_t kRounding = 512;      // of an allocation's bytes
+inline constexpr uint64_t kRounding = 4096;     // of an allocation's bytes
 inline constexpr uint64_t kAlign = 64;          // bytes; operators may go by it
 inline constexpr size_t kMaxPlaces = 32768, kMaxSmall = 4096, kMaxFreed = 65536, kLookBack = 64, kMaxAlone = 1024;
-inline constexpr ptrdiff_t kMaxLives = 16;  // of one place, that are remembered
+inline constexpr uint32_t kPrivateHomes = 56;  // the first bit of homes that no other rank has
+inline constexpr size_t kMaxAlike = 16;        // of a block, that are looked at in a restore
+inline constexpr ptrdiff_t kMaxLives = 16;     // of one place, that are remembered
 inline constexpr uint64_t kJudgedLoans = 1000, kFirstRefusals = 8, kMaxRefusals = 4096;  // of a kind of launch
 
 inline bool writes(const Access& access) { return access.flags & DEVPROXY_EXECUTOR_WRITES; }
@@ -94,7 +97,7 @@ Contents derived(const T&... from) {
   return hash.contents();
 }
 
-// One space. Offsets are from its base: equal ranks have equal offsets.
+// One space. Offsets are from its base.
 class Splicer::Member {
  public:
   uint64_t bit = 0, base = 0, bytes = 0;
@@ -153,19 +156,31 @@ class Splicer::Member {
     uint32_t breaks = 0;
     bool agreed = false;  // a launch for several has written or read all of it since anybody wrote there alone
     uint32_t equal = 0;   // launches for several that have written it since the last break, where it was not spliced
+    uint64_t shift = 0;   // from its offset to its home, modulo 2^64
+    bool placed = false;  // it has been equal to what has that home elsewhere, and nobody has written there alone since
     bool is_broken() const {
       return breaks >= kMaxBreaks && equal >> std::min(breaks - kMaxBreaks, kMaxDoubled) < kForgiven;
     }
-    void add_break() { breaks++, equal = 0; }
+    void add_break() { breaks++, equal = 0, placed = false; }
   };
   // Allocations, by address. A stable one stays when it is freed: the next step's lies in the same place.
   std::map<uint64_t, Block> blocks;
-  Block* block_of(uint64_t addr, uint64_t n) {
+  std::map<uint64_t, Block>::const_iterator around(uint64_t addr, uint64_t n) const {
     auto it = blocks.upper_bound(addr);
-    if (it == blocks.begin()) return nullptr;
+    if (it == blocks.begin()) return blocks.end();
     --it;
-    return addr + n <= it->first + it->second.bytes ? &it->second : nullptr;
+    return addr + n <= it->first + it->second.bytes ? it : blocks.end();
   }
+  Block* block_of(uint64_t addr, uint64_t n) {
+    const auto it = around(addr, n);
+    return it == blocks.end() ? nullptr : const_cast<Block*>(&it->second);
+  }
+  // Where a block is said to lie when launches are compared. Ranks that run one program have equal offsets mostly, so it lies
+  // where it lies; where one has more buffers than the others, homes are learnt (correspond()). Wrong ones cost only time.
+  uint64_t home_of(const Block& block, uint64_t addr) const { return addr - base + block.shift; }
+  // By the offsets of blocks: they get these homes, and none of the member's others has those. False: one that is placed has, or
+  // a block itself is placed elsewhere.
+  bool move_homes(const std::map<uint64_t, uint64_t>& homes);
   // Is all of a block in the range, but for what its size was rounded up by?
   bool covers_block(uint64_t addr, uint64_t n) const {
     const auto it = blocks.find(addr);
@@ -225,7 +240,8 @@ struct Splicer::Arrival {
 
 // Ranks whose launches of one key have had equal results.
 struct Splicer::Group {
-  uint64_t key = 0, members = 0;
+  uint64_t key = 0, alike = 0, members = 0;  // alike: Settled's
+  uint32_t asked = 0;  // its next launches say what they have left: a rank that came to it late has said that of one
   std::vector<Arrival*> present;
   std::condition_variable come;
   bool retired = false;
@@ -253,6 +269,9 @@ struct Splicer::Found {
 };
 
 // -- pages
+
+// Offsets of two ranks that could show one page.
+inline bool in_phase(uint64_t a, uint64_t b, uint64_t page) { return (a - b) % page == 0; }
 
 // f(begin, end, pool address or UINT64_MAX): Status.
 template <class F>

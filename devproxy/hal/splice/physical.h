@@ -26,8 +26,8 @@ class RankMemory {
   virtual ~RankMemory() = default;
   // Its own pages become those at pool_at, with their contents.
   virtual Status give(uint64_t begin, uint64_t end, uint64_t pool_at) = 0;
-  // It shows the pages at pool_at in place of its own, which are free then. `from` shows them at the same offsets.
-  virtual Status show(uint64_t begin, uint64_t end, uint64_t pool_at, RankMemory& from) = 0;
+  // It shows the pages at pool_at in place of its own, which are free then. `from` shows them at from_begin.
+  virtual Status show(uint64_t begin, uint64_t end, uint64_t pool_at, RankMemory& from, uint64_t from_begin) = 0;
   // It shows pages of its own again. contents: with what the shared ones hold, else with anything.
   virtual Status own(uint64_t begin, uint64_t end, bool contents) = 0;
   // With SpliceConfig::guard: who writes the pages at this rank's addresses ends the process, or may.

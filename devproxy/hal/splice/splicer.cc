@@ -157,7 +157,10 @@ void Splicer::committed(Member& member, uint64_t addr, uint64_t bytes, uint64_t 
     while (it != member.blocks.end() && it->first < addr + bytes) {
       const auto [begin, old] = *it;
       const uint64_t end = begin + old.bytes;
-      if (stable && begin == addr && old.bytes == bytes) block.breaks = old.breaks, block.equal = old.equal;
+      if (stable && begin == addr && old.bytes == bytes) {
+        block.breaks = old.breaks, block.equal = old.equal;
+        block.shift = old.shift, block.placed = old.placed;
+      }
       it = member.blocks.erase(it);
       if (old.stable || !gpu_->traits.joins_edges) continue;
       // Commands of its stream may still write what is left of it: as in released().
@@ -220,36 +223,43 @@ void Splicer::received(Member& member, uint64_t addr, uint64_t bytes, const std:
 // The stretch may begin and end within a page: the last page is left to the stretch that fills it.
 Status Splicer::loaded(Member& member, uint64_t addr, uint64_t bytes) {
   std::lock_guard pages(pages_mu_);
-  uint64_t allocation = 0, size = 0;
+  uint64_t allocation = 0;
   {
     std::lock_guard lock(mu_);
-    const auto it = member.blocks.upper_bound(addr);
-    if (it == member.blocks.begin()) return {};
-    const auto& [at, block] = *std::prev(it);
-    if (!block.stable || addr + bytes > at + block.bytes) return {};
-    allocation = at - member.base;
-    size = block.bytes;
+    const auto it = member.around(addr, bytes);
+    if (it == member.blocks.end() || !it->second.stable) return {};
+    allocation = it->first - member.base;
   }
   const uint64_t begin = std::max(ceil_page(allocation), floor_page(addr - member.base));
   const uint64_t end = floor_page(addr - member.base + bytes);
-  if (begin >= end || !may_splice(member, addr, bytes)) return {};
+  if (begin >= end || !may_splice(member, addr, bytes, false)) return {};
   for (const auto& other : members_) {
-    if (!other || other.get() == &member || !other->all_loaded || other->bytes < end) continue;
+    if (!other || other.get() == &member || !other->all_loaded) continue;
+    std::vector<uint64_t> places;
     {
       std::lock_guard lock(mu_);
-      const auto it = other->blocks.find(other->base + allocation);
-      if (it == other->blocks.end() || !it->second.stable || it->second.bytes != size) continue;
+      places = alike(member, allocation, *other, begin == ceil_page(allocation));
     }
-    compared_bytes_ += end - begin;
-    if (loans_.borrowed_bytes(other->number, begin, end) != 0) continue;
-    auto same = gpu_->same({{member.base + begin, other->base + begin, end - begin}});
-    if (!same.ok()) return std::move(same).status();
-    if (!*same) continue;
-    busy_ = true;
-    Status s = pool_pages(*other, begin, end);
-    if (s.ok()) s = splice(*other, member, begin, end);
-    saved_bytes_ = pool_.saved_bytes();
-    return s;
+    for (const uint64_t place : places) {
+      const uint64_t first = place + (begin - allocation), last = place + (end - allocation);
+      bool shown = false;  // by the member already, elsewhere
+      for_each_part(*other, first, last, [&](uint64_t b, uint64_t e, uint64_t pool) {
+        shown |= pool != UINT64_MAX && (pool_.sharers(pool, e - b) & member.bit) != 0;
+      });
+      if (shown || loans_.borrowed_bytes(other->number, first, last) != 0) continue;
+      compared_bytes_ += end - begin;
+      auto same = gpu_->same({{member.base + begin, other->base + first, end - begin}});
+      if (!same.ok()) return std::move(same).status();
+      if (!*same) continue;
+      busy_ = true;
+      Status s = pool_pages(*other, first, last);
+      if (s.ok()) s = splice(*other, member, first, last, begin);
+      saved_bytes_ = pool_.saved_bytes();
+      if (!s.ok()) return s;
+      std::lock_guard lock(mu_);
+      Splicer::place(member, allocation, *other, place);
+      return {};
+    }
   }
   return {};
 }

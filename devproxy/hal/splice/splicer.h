@@ -11,7 +11,7 @@
 //               all. Different: each runs its own, and learning begins anew. So nothing is assumed, nothing is rolled
 //               back, and every step is validated.
 //   splicing    what was written is equal now. Whole pages of it become one set of physical pages, mapped into each rank's
-//               own range. So the next time there is nothing to compare and nothing to copy. What is neither old nor
+//               own range, at the same offset mostly (homes.cc). So the next time there is nothing to compare and nothing to copy. What is neither old nor
 //               stable (gradients, where the step changes those too) is copied if it has changed.
 //
 // Ranks that come to a GPU with contents (a restore, a resize) begin at the end: what is stable and equal is spliced as
@@ -181,8 +181,13 @@ class Splicer final : public Splicing {
   void lend(const Loan& loan);
   void loans_changed();
   bool meet(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Group>& group, Arrival& me, Runner& runner);
-  bool run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, bool joins, uint64_t* spent_ns,
-                   uint64_t* run_ns, uint64_t* kept_bytes);
+  // What a launch for several was like. left: asked for by `wants_left`, what it has left.
+  struct Ran {
+    uint64_t spent_ns = 0, run_ns = 0, kept_bytes = 0;
+    std::optional<Contents> left;
+  };
+  bool run_for_all(const std::vector<Arrival*>& all, Arrival& me, Runner& runner, bool joins, bool wants_left,
+                   Ran* ran);
   void join_edges(const std::vector<Arrival*>& all, const Arrival& lead);
   Status join_edge(const std::vector<Arrival*>& all, const Arrival& lead, uint64_t page);
   void agree(const std::vector<Arrival*>& all, ptrdiff_t place);
@@ -193,15 +198,42 @@ class Splicer final : public Splicing {
   Arrival& lead_of(const std::vector<Arrival*>& all, Arrival& me) const;
   // kept_bytes: of the pages that all show then.
   Status hand_out(const std::vector<Arrival*>& all, const Arrival& lead, uint64_t* kept_bytes);
-  Status splice(Member& from, Member& to, uint64_t begin, uint64_t end);
-  Status copy(Member& from, Member& to, uint64_t begin, uint64_t end);
+  // to_begin: where the range begins at `to`.
+  Status splice(Member& from, Member& to, uint64_t begin, uint64_t end, uint64_t to_begin);
+  Status copy(Member& from, Member& to, uint64_t begin, uint64_t end, uint64_t to_begin);
+  Status keep_apart(const std::vector<Arrival*>& all, const Arrival& lead, size_t access);
+  StatusOr<uint64_t> spliced_end(const std::vector<Arrival*>& all, const Arrival& lead, size_t access);
   Status own_pages(Member& member, uint64_t begin, uint64_t end, bool contents);
   void leave_pages(Member& member, uint64_t begin, uint64_t end);
   Status pool_pages(Member& member, uint64_t begin, uint64_t end);
   void note_run(Member& member, uint64_t begin, uint64_t end, uint64_t pool_at);
   template <class F>
   static void for_each_part(const Member& member, uint64_t begin, uint64_t end, F f);
-  void learn(Member& member, uint64_t key, uint64_t seen, const Contents& said);
+  void learn(Member& member, const SpliceLaunch& launch, uint64_t key, uint64_t seen, const Contents& said);
+  void say(Member& member, const SpliceLaunch& launch, uint64_t key, uint64_t seen, const Contents& said);
+  StatusOr<Contents> left_by(const SpliceLaunch& launch, Runner& runner);
+  // What a launch writes of what is settled, in the order of its accesses.
+  struct Settled {
+    struct Part {
+      uint64_t block, inside, bytes;  // the block's offset, and where in it
+    };
+    uint64_t alike = 0;  // the same at equal ranks, whatever their homes
+    std::vector<uint64_t> homes;
+    std::vector<Part> parts;
+  };
+  // The same as Said by what does not depend on homes: who has said what of which places.
+  struct Told {
+    uint64_t member, key;
+    Contents contents;
+    std::vector<uint64_t> homes;
+    std::vector<Settled::Part> parts;
+  };
+  static Settled settled_of(const Member& member, const SpliceLaunch& launch);
+  static std::vector<const Told*> told_by(const std::deque<Told>& told, uint64_t member, const Contents& contents);
+  bool go_to(Member& member, uint64_t key, const std::vector<Settled::Part>& parts, const Told& other);
+  uint64_t correspond(Member& member, const SpliceLaunch& launch, uint64_t key, const Contents& contents);
+  std::vector<uint64_t> alike(const Member& member, uint64_t offset, const Member& other, bool anywhere) const;
+  static void place(Member& member, uint64_t offset, const Member& other, uint64_t there);
   void goes_alone(const Contents& number);
   bool waits_in_vain(const Group& group, const Arrival& me) const;
   bool waits_for_itself(const Group& group) const;
@@ -212,11 +244,12 @@ class Splicer final : public Splicing {
   void retire(Group& group);
   void count_breaks(Member& member, uint64_t addr, uint64_t bytes);  // under mu_
   Status check_numbers(const std::vector<Arrival*>& all, const Arrival& me) const;
-  static void add_pairs(const Arrival& a, const Arrival& b, size_t access, std::vector<PhysicalMemory::Pair>* pairs);
+  void add_pairs(const Arrival& a, const Arrival& b, size_t access, std::vector<PhysicalMemory::Pair>* pairs) const;
   bool known_equal(const Arrival& a, const Arrival& b, size_t access) const;
-  bool may_splice(Member& member, uint64_t addr, uint64_t bytes);
+  // placed: it is equal to that of others.
+  bool may_splice(Member& member, uint64_t addr, uint64_t bytes, bool placed);
   uint64_t sharers_of(const Member& member, const SpliceLaunch& launch);
-  std::shared_ptr<Group> group_of(uint64_t key, uint64_t members);
+  std::shared_ptr<Group> group_of(uint64_t key, uint64_t alike, uint64_t members);
   void guard(const Member& member, const SpliceLaunch& launch, bool on) const;
   Member* at(uint64_t addr) const;  // under either lock
 
@@ -255,6 +288,7 @@ class Splicer final : public Splicing {
     Contents contents;
   };
   std::unordered_map<uint64_t, std::deque<Said>> said_;  // by key
+  std::unordered_map<uint64_t, std::deque<Told>> told_;  // by Settled::alike
   std::vector<std::shared_ptr<Group>> groups_;
   // Numbers of launches that a rank has run alone, and the last of them in order.
   std::unordered_set<Contents, ContentsHash> went_alone_;
@@ -265,6 +299,7 @@ class Splicer final : public Splicing {
   // Has anything ever been spliced or found equal? Until then nobody who writes has to look.
   std::atomic<bool> busy_{false};
   std::atomic<bool> lending_{false};  // is there any loan?
+  bool moved_ = false;                // pages_mu_: has a page ever been shown at two offsets?
   std::atomic<uint64_t> compared_bytes_{0}, broken_{0}, saved_bytes_{0}, lent_bytes_{0}, settled_bytes_{0};
 };
 
