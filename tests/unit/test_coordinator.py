@@ -765,6 +765,37 @@ def test_the_next_image_and_the_pace(world: World, monkeypatch: pytest.MonkeyPat
     assert job.status().steps == 12
 
 
+@pytest.mark.parametrize("came_back", [False, True])
+def test_an_image_every_so_many_steps(
+    world: World, monkeypatch: pytest.MonkeyPatch, came_back: bool
+) -> None:
+    """A job that has come back from an image has its steps from there, of which no image is due."""
+    Clock(monkeypatch)
+    world.spec.every = "10steps"
+    phase = api.RESTORING if came_back else api.RUNNING
+    trees: Any = world.trees
+    job = JobCoordinator(world.spec, trees, lib=world.lib, phase=phase, opened=world.store)
+    job._job.standing.entered = api.RUNNING
+    begun = 57 if came_back else 0
+    counts = iter([*range(begun, begun + 25)])
+    for tree in trees:
+        tree.begin = tree.look = lambda: None
+        tree.steps = lambda: count
+        tree.code = None
+    count = begun
+    due = []
+    monkeypatch.setattr(job._watch, "due", lambda: due.append(count))
+
+    def wait(_: float) -> bool:
+        nonlocal count
+        count = next(counts, -1)
+        return count < 0
+
+    monkeypatch.setattr(job._ended, "wait", wait)
+    job.periodic()
+    assert due == ([60, 70, 80] if came_back else [10, 20])
+
+
 def test_pace() -> None:
     pace = Pace()
     assert pace.step_s == 0

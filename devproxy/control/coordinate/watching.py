@@ -31,6 +31,9 @@ class Watch:
         self.pace = Pace()
         self.next_unix_s: float | None = None  # the next image
         self._failed: set[str] = set()  # names of nodes
+        self._came_back = (
+            job.standing.phase == api.RESTORING
+        )  # from an image, and its steps with it
 
     def run(self) -> None:
         """Returns when the job has ended."""
@@ -39,7 +42,7 @@ class Watch:
         for tree in job.trees.each:
             tree.begin()
         next_image = time.monotonic() + seconds
-        last_steps = 0
+        last_steps = None if self._came_back else 0
         while not self._ended.wait(STEP_POLL_S if steps else LOOK_S):
             for tree in job.trees.each:
                 tree.look()
@@ -59,7 +62,9 @@ class Watch:
             except (OSError, DevproxyError, IndexError):
                 pass  # between two servers, or at the end
             if steps:
-                if self.pace.steps // steps > last_steps // steps:
+                if last_steps is None:
+                    last_steps = self.pace.steps or None
+                elif self.pace.steps // steps > last_steps // steps:
                     last_steps = self.pace.steps
                     self.due()
             elif seconds:
