@@ -633,7 +633,7 @@ void accept(Connection& c) {
   c.near = pair[0];
   c.far = pair[1];
   c.thread = std::thread([&c] {
-    c.receiver->run(c.far, c.closing, c.leaving, c.idle);
+    c.receiver->run(c.far, nullptr, c.closing, c.leaving, c.idle);
     c.over.store(true);
     c.done.fetch_or(kOwnMark << 1);  // wakes
     c.done.notify_all();
