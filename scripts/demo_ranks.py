@@ -2,8 +2,10 @@
 """Shows it for many ranks: an unmodified DDP job under torchrun, on four software GPUs, is cut, moved, killed, restored.
 
     1  trains undisturbed, for comparison
-    2  the same: a suspend and a resume, a migrate to other GPUs, a checkpoint; then kill -9 of everything
-    3  `devproxy restore`: all ranks go on from the instruction they were at; then both runs are compared
+    2  the same: a suspend and a resume, a migrate of all ranks and one of a single rank, a checkpoint; then kill -9 of one server
+    3  `devproxy restore`: all ranks go on from the instruction they were at; another checkpoint; then kill -9 of everything
+    4  `devproxy restore` again
+    5  both runs are compared
 
 Says on stderr what it does. Exit code 0 when everything is equal.
 """
@@ -13,12 +15,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from demo import CTL, ROOT, RUN, kill_all, log_of, say, wait
+from demo import CTL, ROOT, RUN, kill_all, log_of, ours, say, wait
 
 RANKS, STEPS = 4, 1000
 NAME = f"ranks-{os.getpid()}"
@@ -56,7 +60,7 @@ def show(home: Path, env: dict[str, str], mark: bytes) -> int:
     if done.returncode:
         sys.exit(f"demo-ranks: the job ended with {done.returncode}")
 
-    say("2. the same, with suspend, resume, migrate and checkpoint; then kill -9 of everything")
+    say("2. the same, with suspend, resume, migrate and checkpoint; then kill -9 of one server")
     with open(log, "wb") as out:
         job = subprocess.Popen(
             [*RUN, "--gpus", str(RANKS), "--name", NAME, "--store", str(store), "--", *command(29612)],
@@ -65,14 +69,17 @@ def show(home: Path, env: dict[str, str], mark: bytes) -> int:
             stdout=out,
         )  # fmt: skip
 
-    def until(step: int) -> None:
+    def until(step: int, ended: Callable[[], bool] = lambda: job.poll() is not None) -> None:
         def there() -> bool:
             seen = STEP.findall(log_of(log))
-            return job.poll() is not None or (bool(seen) and int(seen[-1][0]) >= step)
+            return ended() or (bool(seen) and int(seen[-1][0]) >= step)
 
         wait(there, f"step {step}")
-        if job.poll() is not None:
-            sys.exit(f"demo-ranks: the job had ended ({job.returncode}) before step {step}")
+        if ended():
+            sys.exit(f"demo-ranks: the job had ended before step {step}")
+
+    def last_step() -> int:
+        return int(STEP.findall(log_of(log))[-1][0])
 
     def verb(*words: str) -> None:
         say("   devproxy " + " ".join(words))
@@ -84,17 +91,31 @@ def show(home: Path, env: dict[str, str], mark: bytes) -> int:
     verb("resume", NAME)
     until(60)
     verb("migrate", NAME, "--to", ",".join(str(RANKS + k) for k in range(RANKS)))
+    until(80)
+    verb("migrate", NAME, "--to", f"{RANKS},{RANKS + 1},{RANKS + 2},0")  # the last rank alone
     until(100)
     verb("checkpoint", NAME)
-    until(min(int(STEP.findall(log_of(log))[-1][0]) + 10, STEPS - 10))
-    count = kill_all(mark)
+    until(min(last_step() + 10, STEPS - 10))
+    server = min(pid for pid in ours(mark) if Path(f"/proc/{pid}/comm").read_text() == "devproxy-server\n")  # fmt: skip
+    os.kill(server, signal.SIGKILL)
+    wait(lambda: job.poll() is not None, "the end of the job")
+    kill_all(mark)
     print(log_of(log), end="", flush=True)
+    print(f"   the server {server} was killed with -9, and the job has ended", flush=True)
+
+    say(f"3. devproxy restore {NAME} --store ... --output train.log")
+    restore = [*CTL, "restore", NAME, "--store", str(store), "--output", str(log)]
+    before = len(log_of(log))
+    subprocess.run(restore, env=env, check=True)
+    until(last_step() + 10, lambda: not ours(mark))
+    verb("checkpoint", NAME)
+    until(min(last_step() + 10, STEPS - 10), lambda: not ours(mark))
+    count = kill_all(mark)
+    print(log_of(log)[before:], end="", flush=True)
     print(f"   killed {count} processes with -9", flush=True)
 
-    say(f"3. devproxy restore {NAME} --store ... --output train.log --wait")
-    done = subprocess.run(
-        [*CTL, "restore", NAME, "--store", str(store), "--output", str(log), "--wait"], env=env
-    )
+    say(f"4. devproxy restore {NAME} --store ... --output train.log --wait")
+    done = subprocess.run([*restore, "--wait"], env=env)
     print(log_of(log), end="", flush=True)
     if done.returncode:
         sys.exit(f"demo-ranks: devproxy restore ended with {done.returncode}")
@@ -102,7 +123,7 @@ def show(home: Path, env: dict[str, str], mark: bytes) -> int:
 
 
 def compare(whole: str, disturbed: str) -> int:
-    say("4. comparing")
+    say("5. comparing")
     expected = dict(STEP.findall(whole))
     checks = {
         "every loss that was printed is the undisturbed run's": all(
