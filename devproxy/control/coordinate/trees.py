@@ -88,7 +88,9 @@ class Trees:
         try:
             self.introduce(check=False)
         except (OSError, ValueError, DevproxyError) as why:
-            say(f"the servers of job {self._spec.job} could not be told where the others are: {why}")
+            say(
+                f"the servers of job {self._spec.job} could not be told where the others are: {why}"
+            )
 
 
 def shares(gpus: list[int], sizes: list[int]) -> list[list[int]]:
