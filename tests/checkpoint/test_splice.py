@@ -176,7 +176,7 @@ def test_a_rank_that_has_more_buffers_than_the_others_shares_what_all_have(world
     # Parameters, two states, and what a step makes on the way: the large ones. Without that rank two thirds of all but the
     # parameters, which lie where they do everywhere.
     bytes_ = 4 * (48 * 1024 + 1024 * 1024)
-    assert counts["saved_bytes"] > 0.85 * (RANKS - 1) * 4 * bytes_, counts
+    assert counts["saved_bytes"] > 0.95 * (RANKS - 1) * 4 * bytes_, counts
 
 
 def test_splicing_can_be_switched_off(world: World) -> None:

@@ -631,6 +631,30 @@ void test_homes() {
   CHECK(std::memcmp(job.ranks[0].base + here, job.ranks[1].base + here, kBlock) == 0);
 }
 
+// A block takes whole pages, and what changes it leaves out the end of the last one. That page becomes one where the rest of it
+// is equal; otherwise each rank keeps its own rest.
+void test_tails() {
+  for (const bool equal : {true, false}) {
+    Lockstep job(2);
+    const uint64_t block = 104 * kPage, used = 5 * kPage + 100;
+    for (uint32_t i = 0; i < 2; i++) {
+      Rank& rank = job.ranks[i];
+      job.splicer->committed(*rank.member, rank.at(block), 6 * kPage, rank.position, true);
+      std::memset(rank.base + block + used, equal ? 1 : static_cast<int>(i), 6 * kPage - used);
+    }
+    job.run(8, [&](int, uint32_t i, Doing& doing) {
+      Rank& rank = job.ranks[i];
+      job.launch(rank, "add", {{rank.at(block), used, 0, kRW}}, doing, [=, &rank] {
+        for (uint64_t at = block; at < block + used; at++) rank.base[at]++;
+      });
+    });
+    CHECK(job.splicer->counts().saved_bytes == (equal ? 6 : 5) * kPage);
+    for (uint32_t i = 0; i < 2; i++)
+      for (uint64_t at = 0; at < 6 * kPage; at++)
+        CHECK(job.ranks[i].base[block + at] == (at < used ? 8 : equal ? 1 : i));
+  }
+}
+
 // What a launch only reads may lie elsewhere in each rank, but not where one of them writes: the first rank reads from the
 // block itself in the end, the second what is equal before the launch.
 void test_overlap() {
@@ -1095,6 +1119,7 @@ int main(int argc, char** argv) {
   test_pool();
   test_loans();
   test_homes();
+  test_tails();
   test_overlap();
   test_one_differs();
   test_failure();

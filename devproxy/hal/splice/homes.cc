@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which buffers of ranks correspond. A rank with more buffers than the others, an
-// average of the parameters that rank 0 alone keeps on the GPU, has what it allocates behind them at other offsets. Each block has
-// a home, which is its own offset at first, and launches are compared by homes. Where launches of the same operator and sizes
-// have left the same at two ranks, the blocks of the one get the homes of the other's.
+// Which buffers of ranks correspond. A rank with more buffers than the others, such as an average of the parameters that
+// rank 0 alone keeps on the GPU, has what it allocates behind them at other offsets. Each block has a home, which is its own
+// offset at first, and launches are compared by homes. Where launches of the same operator and sizes have left the same at two
+// ranks, the blocks of the one get the homes of the other's.
 #include <set>
 
 #include "devproxy/hal/splice/parts.h"
@@ -59,6 +59,7 @@ std::vector<const Splicer::Told*> Splicer::told_by(const std::deque<Told>& told,
 
 // The member's launch has left what another's has. Its blocks get that one's homes, and its key is that one's from now on.
 bool Splicer::go_to(Member& member, uint64_t key, const std::vector<Settled::Part>& parts, const Told& other) {
+  if (key == other.key) return false;  // said_ and told_ do not forget at the same time
   for (const uint64_t one : {key, other.key}) {
     const auto known = member.learned.find(one);
     if (known != member.learned.end() && known->second.group && !known->second.group->retired) return false;

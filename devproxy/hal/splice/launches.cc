@@ -322,7 +322,7 @@ std::shared_ptr<Splicer::Group> Splicer::group_of(uint64_t key, uint64_t alike, 
 void Splicer::learn(Member& member, const SpliceLaunch& launch, uint64_t key, uint64_t seen, const Contents& contents) {
   std::lock_guard lock(mu_);
   say(member, launch, key, seen, contents);
-  // Those who meet already say nothing any more. If the member is one of them they are to say it for its sake.
+  // Those who meet already say nothing any more. They are to say it again, in case that the member is one of them.
   const auto it = member.learned.find(key);
   if (it != member.learned.end() && it->second.group) return;
   const uint64_t alike = settled_of(member, launch).alike;

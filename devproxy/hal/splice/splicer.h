@@ -11,8 +11,9 @@
 //               all. Different: each runs its own, and learning begins anew. So nothing is assumed, nothing is rolled
 //               back, and every step is validated.
 //   splicing    what was written is equal now. Whole pages of it become one set of physical pages, mapped into each rank's
-//               own range, at the same offset mostly (homes.cc). So the next time there is nothing to compare and nothing to copy. What is neither old nor
-//               stable (gradients, where the step changes those too) is copied if it has changed.
+//               own range, at the same offset mostly (homes.cc). So the next time there is nothing to compare and nothing to
+//               copy. What is neither old nor stable (gradients, where the step changes those too) is copied if it has
+//               changed.
 //
 // Ranks that come to a GPU with contents (a restore, a resize) begin at the end: what is stable and equal is spliced as
 // it is loaded, and whoever shares all that a launch writes meets there at once. So ranks that fit only when they are
