@@ -18,13 +18,19 @@ OPS: dict[str, Op] = {
     "NOP": Op(0x0001, SYNC),
     # 0x0002 was DETACH: retired, see RETIRED
     # -- memory: the client's bidirectional allocator decides, the server keeps the mirror (design.md, Memory)
+    # kept_bytes: of what the server takes for live, what the program has freed
     "MEM_ALLOC": Op(
         0x0101,
         ANNOUNCE,
-        {"addr": "u64", "bytes": "u64", "flags": "u32", "pad": "u32"},
+        {"addr": "u64", "bytes": "u64", "flags": "u32", "kept_bytes": "u32"},
         server_sa="memory",
     ),
-    "MEM_FREE": Op(0x0102, ANNOUNCE, {"addr": "u64"}, server_sa="memory"),
+    "MEM_FREE": Op(
+        0x0102,
+        ANNOUNCE,
+        {"addr": "u64", "kept_bytes": "u32", "pad": "u32"},
+        server_sa="memory",
+    ),
     # physical memory comes in credits: beyond its credit the client asks, so out-of-memory is exact and at the right call
     "MEM_CREDIT": Op(
         0x0103, SYNC, {"bytes": "u64", "minimum": "u64"}, {"granted": "u64"}, server_sa="memory"

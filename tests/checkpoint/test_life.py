@@ -76,6 +76,19 @@ def test_a_checkpoint_does_not_disturb(world: World, undisturbed) -> None:
     assert [image["whole"] for image in world.images()] == [True, True]
 
 
+def test_an_image_has_nothing_that_the_program_has_freed(world: World) -> None:
+    """The client keeps small freed blocks for later, but for while a cut waits for the least memory."""
+    held, small = 32 << 20, 10 << 20
+    command = (sys.executable, str(SUBJECTS / "waves.py"), *("--seconds-per-step", "0.02"))
+    job = world.run(*command, "--steps", "400", TEST_GATE="")
+    world.wait_step(10)
+    at_once = world.ctl_json("checkpoint", "j", "--cut-wait", "0")["device_bytes"]
+    waited = [world.ctl_json("checkpoint", "j")["device_bytes"] for _ in range(3)]
+    assert isinstance(at_once, int) and at_once > held + small // 2  # else it keeps none
+    assert all(isinstance(n, int) and held <= n < held + small // 10 for n in waited), waited
+    assert world.end_of(job) == 0, world.tail()
+
+
 @pytest.mark.every
 def test_restore_after_everything_was_killed(world: World, undisturbed) -> None:
     world.run(*GPT)

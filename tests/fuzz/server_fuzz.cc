@@ -432,14 +432,14 @@ class Attacker {
                            wire::MEM_ALLOC_req{b.addr, b.bytes, static_cast<uint32_t>(below(4)), pad});
       }
       case 3: {
-        if (blocks_.empty() || chance(30)) return Raw::record(Opcode::MEM_FREE, wire::MEM_FREE_req{evil()});
+        if (blocks_.empty() || chance(30)) return Raw::record(Opcode::MEM_FREE, wire::MEM_FREE_req{evil(), pad, 0});
         const uint64_t at = below(blocks_.size());
         const uint64_t addr = blocks_[at].addr;
         if (chance(95)) {
           used_[(addr - c_.device_base()) / kBlockBytes] = false;
           blocks_.erase(blocks_.begin() + static_cast<long>(at));
         }
-        return Raw::record(Opcode::MEM_FREE, wire::MEM_FREE_req{addr});
+        return Raw::record(Opcode::MEM_FREE, wire::MEM_FREE_req{addr, pad, 0});
       }
       case 4:
         return with_seq(

@@ -137,7 +137,7 @@ class RawClient {
   int nop() { return call(wire::Opcode::NOP, wire::NOP_req{}); }
   void credit(uint64_t bytes) { EXPECT(call(wire::Opcode::MEM_CREDIT, wire::MEM_CREDIT_req{bytes, bytes}) == kOk); }
   void alloc(uint64_t addr, uint64_t bytes) { post(wire::Opcode::MEM_ALLOC, wire::MEM_ALLOC_req{addr, bytes, 0, 0}); }
-  void free(uint64_t addr) { post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr}); }
+  void free(uint64_t addr) { post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr, 0, 0}); }
   // Through chunk `chunk`; bytes <= kChunkBytes.
   uint64_t h2d(VHandle stream, uint64_t dst, const void* src, uint64_t bytes, uint32_t chunk = 0) {
     view.control()->chunk_busy[chunk].store(1);

@@ -29,6 +29,7 @@ constexpr size_t kPendingBeforeReclaim = 64;
 constexpr uint64_t kSpreadParts = 2, kSpreadBytes = 32u << 20;
 // Freed blocks that the server is not told of: of this size at most, and so many bytes in all.
 constexpr uint64_t kKeptBlockBytes = 1u << 20, kKeptBytes = 16u << 20;
+static_assert(kKeptBytes <= UINT32_MAX);  // MEM_ALLOC_req::kept_bytes
 
 std::atomic<DeviceState*> g_states[kMaxDevices];
 std::mutex g_states_mu;
@@ -98,6 +99,8 @@ void DeviceState::look_for_room() {
 
 // The job may be on another GPU now, or the server's framework needs memory. Whether there is room is looked for anew.
 void DeviceState::heed_server() {
+  if (kept_bytes_ && conn_->least_wanted()) [[unlikely]]
+    drop_kept();
   const uint32_t wanted = conn_->credit_wanted();
   if (wanted == wanted_) [[likely]]
     return;
@@ -195,7 +198,7 @@ uint64_t DeviceState::allocate(uint64_t bytes, StreamObj* stream, bool stable, u
     *error = kOutOfMemory;
     return 0;
   }
-  const wire::MEM_ALLOC_req req{addr, n, stable ? kStableFlag : 0, 0};
+  const wire::MEM_ALLOC_req req{addr, n, stable ? kStableFlag : 0, static_cast<uint32_t>(kept_bytes_)};
   if ((*error = conn_->post(wire::Opcode::MEM_ALLOC, req)) != kOk) {
     alloc_.give(addr, n);
     return 0;
@@ -267,10 +270,14 @@ int32_t DeviceState::free(uint64_t addr, StreamObj* stream, uint64_t hold_bytes)
   return rc;
 }
 
+int32_t DeviceState::tell_free(uint64_t addr) {
+  return conn_->post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr, static_cast<uint32_t>(kept_bytes_), 0});
+}
+
 // Tells the server. The address is free again once nothing can touch it any more.
 int32_t DeviceState::drop(Lives::iterator it, StreamObj* stream) {
   const auto [addr, a] = *it;
-  const int32_t rc = conn_->post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr});
+  const int32_t rc = tell_free(addr);
   live_.erase(it);
   used_ -= a.bytes;
   const Pending pending{addr, a.bytes, stream ? stream->last.load(std::memory_order_acquire) : 0};
@@ -296,7 +303,7 @@ int32_t DeviceState::drop(Lives::iterator it, StreamObj* stream) {
 bool DeviceState::keep(Live& live, const StreamObj& stream, uint64_t hold_bytes) {
   Allocation& a = live.second;
   if (!keeps_ || a.bytes > std::min(kKeptBlockBytes, hold_bytes) || kept_bytes_ + a.bytes > kKeptBytes || a.stable ||
-      a.piece)
+      a.piece || conn_->least_wanted())
     return false;
   a.kept = true;
   kept_bytes_ += a.bytes;
@@ -319,8 +326,10 @@ uint64_t DeviceState::reuse(uint64_t n, uint64_t wanted, const StreamObj& stream
 void DeviceState::drop_kept() {
   for (auto& [index, cache] : pending_)
     for (auto& [bytes, list] : std::exchange(cache.kept, {}))
-      for (const Live* live : list) static_cast<void>(drop(live_.find(live->first), &streams_[index]));
-  kept_bytes_ = 0;
+      for (const Live* live : list) {
+        kept_bytes_ -= live->second.bytes;
+        static_cast<void>(drop(live_.find(live->first), &streams_[index]));
+      }
 }
 
 void DeviceState::tell_all() {
@@ -335,7 +344,7 @@ int32_t DeviceState::free_behind(uint64_t addr, const std::vector<Use>& uses) {
   if (it == live_.end() || it->second.kept) return kInvalidValue;
   const uint64_t bytes = it->second.bytes;
   // The server has its own order: what it was sent before still finds the memory.
-  const int32_t rc = conn_->post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr});
+  const int32_t rc = tell_free(addr);
   live_.erase(it);
   used_ -= bytes;
   if (over(uses))
@@ -375,7 +384,8 @@ void DeviceState::return_credit(uint64_t bytes) {
 
 int32_t DeviceState::place(uint64_t addr, uint64_t bytes) {
   std::lock_guard lock(mu_);
-  const int32_t rc = conn_->post(wire::Opcode::MEM_ALLOC, wire::MEM_ALLOC_req{addr, bytes, kPieceFlag, 0});
+  const wire::MEM_ALLOC_req req{addr, bytes, kPieceFlag, static_cast<uint32_t>(kept_bytes_)};
+  const int32_t rc = conn_->post(wire::Opcode::MEM_ALLOC, req);
   if (rc == kOk) live_[addr] = {bytes, bytes, false, next_buffer_id(), 0, true, false};
   return rc;
 }
@@ -383,7 +393,7 @@ int32_t DeviceState::place(uint64_t addr, uint64_t bytes) {
 int32_t DeviceState::unplace(uint64_t addr) {
   std::lock_guard lock(mu_);
   if (!live_.erase(addr)) return kInvalidValue;
-  return conn_->post(wire::Opcode::MEM_FREE, wire::MEM_FREE_req{addr});
+  return tell_free(addr);
 }
 
 void DeviceState::set_hidden(uint64_t addr, bool hidden) {

@@ -195,6 +195,7 @@ class DeviceState {
   uint64_t reuse(uint64_t n, uint64_t wanted, const StreamObj& stream, uint64_t context);
   void drop_kept();
   int32_t drop(Lives::iterator live, StreamObj* stream);
+  int32_t tell_free(uint64_t addr);
   // Finished pending runs go back to the allocator; stable ones too only where they must. mu held
   void reclaim(bool stable);
   // Addresses of what is free, for the stream of `cache`; 0: the range must grow. All mu held.

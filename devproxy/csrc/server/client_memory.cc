@@ -22,7 +22,7 @@ void ClientMemory::count(int64_t change_bytes) {
 }
 
 void ClientMemory::trace() {
-  trace_.changed(client_bytes_, [this] {
+  trace_.changed(client_bytes_ - std::min(kept_bytes_, client_bytes_), [this] {
     counters_.trough_bytes.store(trace_.trough_bytes(), std::memory_order_relaxed);
     counters_.period_us.store(trace_.period_us(), std::memory_order_relaxed);
     return now_us();
@@ -80,6 +80,7 @@ MemoryMirror::Answer ClientMemory::allocate(uint64_t addr, uint64_t bytes, uint3
     std::unique_lock lock(mu_);
     if (const Answer answer = device_.add(addr, bytes, flags, reused); answer != Answer::kOk) return answer;
   }
+  trace();  // what was freed since the last message without a word
   client_bytes_ += bytes;
   count(static_cast<int64_t>(bytes));
   Counters::add(counters_.allocs, 1);

@@ -102,7 +102,10 @@ class ClientMemory {
   // keep, freed, forgotten: as in MemoryMirror. oldest_pending: 0, or what retires earlier ranges.
   [[nodiscard]] Answer free(uint64_t addr, uint64_t position, bool keep, uint64_t oldest_pending, Range* freed,
                             std::vector<Range>* forgotten);
-  // Does the client hold as little now as it ever does in its rhythm?
+  // Of what is allocated: freed by the program, and not told of one by one (DeviceState::keep). Told with an allocation or
+  // a release, so it is right at that point of the order.
+  void set_kept(uint64_t bytes) { kept_bytes_ = bytes; }
+  // Does the client hold as little now as it ever does in its rhythm? What it keeps does count: an image would have it.
   bool at_trough() const { return trace_.at_trough(client_bytes_); }
   uint64_t trough_bytes() const { return trace_.trough_bytes(); }
 
@@ -159,6 +162,7 @@ class ClientMemory {
   MemoryMirror device_, pinned_;
   uint64_t credit_bytes_ = 0;               // granted to the client's allocator
   uint64_t client_bytes_ = 0;               // of that, allocated
+  uint64_t kept_bytes_ = 0;                 // of that, as set_kept() says
   uint64_t owed_bytes_ = 0;                 // of the rest, not taken from the ledger: unused at a checkpoint
   std::atomic<uint64_t> untaken_bytes_{0};  // of credit_bytes_, in a restore: not taken from the ledger yet
   bool restored_unused_ = false;            // for restored_unused()

@@ -47,6 +47,14 @@ void Lifeline::fault(int32_t result, const char* text) noexcept {
 
 void Lifeline::want_credit() noexcept { view_.control()->credit_wanted.fetch_add(1, std::memory_order_relaxed); }
 
+void Lifeline::want_least(Why why, bool on) noexcept {
+  std::atomic<uint32_t>& wanted = view_.control()->least_wanted;
+  if (on)
+    wanted.fetch_or(why, std::memory_order_relaxed);
+  else
+    wanted.fetch_and(~why, std::memory_order_relaxed);
+}
+
 void Lifeline::restore(int32_t result, const char* text, bool ended) noexcept {
   ended_.store(ended, std::memory_order_relaxed);
   if (!result || fault_claimed_.exchange(true)) return;

@@ -93,6 +93,7 @@ void mem_alloc(Connection& c, const Message& m) {
   if (r.addr >= c.memory().globals_begin() || r.bytes > c.memory().globals_begin() - r.addr)
     return c.fail(m, kInvalidValue);
   std::vector<Range> reused;
+  c.memory().set_kept(r.kept_bytes);
   const auto answer = c.memory().allocate(r.addr, r.bytes, r.flags, &reused);
   for (const Range& range : reused) c.device().reuse(range.addr, range.bytes);
   if (answer != MemoryMirror::Answer::kOk) return c.fail(m, kInvalidValue);
@@ -113,6 +114,7 @@ void mem_free(Connection& c, const Message& m) {
   const uint64_t oldest = c.memory().device().has_freed() ? c.device().oldest_pending() : 0;
   std::vector<Range> forgotten;
   Range freed;
+  c.memory().set_kept(r.kept_bytes);
   const auto answer = c.memory().free(r.addr, m.end, !idle, oldest, &freed, &forgotten);
   if (answer != MemoryMirror::Answer::kOk) return release_all(c, forgotten), c.fail(m, kInvalidValue);
   c.state().texture_memory_gone(freed.addr, freed.bytes);
