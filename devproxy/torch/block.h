@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parameter block of one launch: an ATen op with its arguments, as bytes.
 //
-// The client (client/forward.cc) writes it, cuLaunchKernel carries it verbatim through `extra`, the executor module in
+// The client (client/encoder.cc) writes it, cuLaunchKernel carries it verbatim through `extra`, the executor module in
 // the device-proxy server (executor/decode.cc) reads it. The executor trusts none of it. Numbers are little-endian and
 // unaligned. Client and executor are built together, so there is one version and no negotiation.
 //
