@@ -276,6 +276,25 @@ def test_a_suspend_is_longer_than_the_process_groups_timeout(world: World) -> No
     assert world.digest() == expected
 
 
+def test_a_rank_that_is_held_does_not_time_out(world: World) -> None:
+    """A move may take longer than the 5 s of the process group, and the processes run meanwhile."""
+    line = (*ways.WAYS["ddp"].command(2, 40, 0.05), "--timeout-s", "5")
+    expected = world.undisturbed(*line, gpus=2)
+    world.run(*line, options=("--gpus", "2"))
+    world.wait_step(5, timeout_s=120)
+    world.until(39)
+    folder = str(next(world.shm.glob("**/job.json")).parent)
+    channels = [ControlChannel(folder, gpu) for gpu in range(2)]
+    for channel in channels:
+        channel.hold()
+    time.sleep(8)
+    for channel in channels:
+        channel.close()  # which lifts it
+    world.wait_end("digest")
+    assert "timeout" not in world.text(), world.tail()
+    assert world.digest() == expected
+
+
 def test_a_coordinator_that_goes_lifts_the_barrier(world: World) -> None:
     """All ranks stand; then the channels hang up."""
     expected = world.undisturbed(*command(2), "--together", "1", gpus=2)

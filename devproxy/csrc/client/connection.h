@@ -119,10 +119,8 @@ class Connection {
   uint32_t credit_wanted() const {
     return view_.mapped() ? view_.control()->credit_wanted.load(std::memory_order_relaxed) : 0;
   }
-  // A cut waits for the moment of least memory.
-  bool least_wanted() const {
-    return view_.mapped() && view_.control()->least_wanted.load(std::memory_order_relaxed) != 0;
-  }
+  // devproxy holds the job (ControlPage::held).
+  bool held() const { return view_.mapped() && view_.control()->held.load(std::memory_order_relaxed) != 0; }
   // Like error(), and looks at the link when the last look is older than 100 ms: for calls that only poll.
   int32_t error_now_and_then();
   // Text behind the sticky error, or behind the loss of the server; empty when there is none.

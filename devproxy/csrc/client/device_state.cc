@@ -99,7 +99,7 @@ void DeviceState::look_for_room() {
 
 // The job may be on another GPU now, or the server's framework needs memory. Whether there is room is looked for anew.
 void DeviceState::heed_server() {
-  if (kept_bytes_ && conn_->least_wanted()) [[unlikely]]
+  if (kept_bytes_ && conn_->held()) [[unlikely]]
     drop_kept();
   const uint32_t wanted = conn_->credit_wanted();
   if (wanted == wanted_) [[likely]]
@@ -303,7 +303,7 @@ int32_t DeviceState::drop(Lives::iterator it, StreamObj* stream) {
 bool DeviceState::keep(Live& live, const StreamObj& stream, uint64_t hold_bytes) {
   Allocation& a = live.second;
   if (!keeps_ || a.bytes > std::min(kKeptBlockBytes, hold_bytes) || kept_bytes_ + a.bytes > kKeptBytes || a.stable ||
-      a.piece || conn_->least_wanted())
+      a.piece || conn_->held())
     return false;
   a.kept = true;
   kept_bytes_ += a.bytes;

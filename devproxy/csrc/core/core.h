@@ -17,7 +17,7 @@
 
 namespace devproxy {
 
-inline constexpr uint32_t kCoreVersion = 1;
+inline constexpr uint32_t kCoreVersion = 2;
 
 // A stream of the job, or one of the library's own, as it is now.
 struct CoreStream {
@@ -52,6 +52,9 @@ struct Core {
   int32_t (*comm_destroy)(int32_t device, uint64_t comm);
   // why: gets text_bytes at most, with a NUL.
   int32_t (*comm_state)(int32_t device, uint64_t comm, uint32_t* state, char* why, size_t why_bytes);
+
+  // Whether devproxy holds the job now, so that what waits is not late.
+  bool (*held)(int32_t device);
 
   // Which device an address belongs to; -1: none.
   int32_t (*device_of)(uint64_t addr);

@@ -139,19 +139,18 @@ void Connection::request_stop() {
 }
 
 void Connection::request_cut(uint64_t until_us) {
-  endpoint_.lifeline().want_least(Lifeline::kCut, true);
+  say_held(true);
   if (gate_.cut(until_us, now_us()) && !finished()) endpoint_.wake_dispatch_thread();
 }
 
 void Connection::aim(bool on) {
-  endpoint_.lifeline().want_least(Lifeline::kAim, on);
   if (gate_.aim(on) && !finished()) endpoint_.wake_dispatch_thread();
 }
 
 void Connection::resume() {
   // Before the gate opens: what waits for a communicator may use memory that open_restored() brings back.
   if (parked()) goes_on_.store(true);
-  endpoint_.lifeline().want_least(Lifeline::kCut, false);
+  say_held(false);
   gate_.resume();
 }
 

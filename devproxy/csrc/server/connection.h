@@ -103,6 +103,8 @@ class Connection final : public hal::SpaceOwner {
   // What it owes may be another by now.
   void look_again() { gate_.look_again(); }
   void resume();
+  // Says to the client that it is held, or not any more (ControlPage::held). A cut and its end say so by themselves.
+  void say_held(bool on) { endpoint_.lifeline().hold(on); }
   // Nothing of a communicator begins from here on, also while it is parked, until let_go(). False: something is about to;
   // ask again. A cut takes what has not begun as it is. Any thread.
   bool withhold();

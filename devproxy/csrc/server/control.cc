@@ -186,7 +186,7 @@ Json Server::barrier(ControlPeer& peer, const Json& request) {
   const int64_t attempt = number_of(request, "attempt", 0);
   if (!comm || attempt < 1 || attempt > MetaBarrier::kMaxAttempt)
     return refused("a barrier names a communicator by two numbers, and its attempt by one up to 2^20");
-  hold_peer_ = &peer;
+  held_by(peer);
   size_t members = 0, acquired = 0;
   for (const Client& c : clients_) {
     if (!c.here) continue;
@@ -205,7 +205,7 @@ Json Server::aim(ControlPeer& peer, const Json& request) {
   if (hold_peer_ != &peer)
     for (const Client& c : clients_)
       if (c.here) c.connection->aim(true);
-  hold_peer_ = &peer;
+  held_by(peer);
   if (request.contains("reports")) {
     const auto reports = comm_reports_of(request);
     if (!reports) return refused("the reports of the other ranks are damaged");
@@ -222,7 +222,7 @@ Json Server::aim(ControlPeer& peer, const Json& request) {
 Json Server::hold(ControlPeer& peer) {
   if (hold_peer_ && hold_peer_ != &peer) return refused("another agreement is under way");
   if (held_) return refused(parked() ? "it is parked already" : "a cut is under way already");
-  hold_peer_ = &peer;
+  held_by(peer);
   for (const Client& c : clients_)
     if (c.here) c.connection->communicators().hold();
   return {{"ok", true}, {"reports", comm_reports()}};
@@ -254,7 +254,7 @@ Json Server::withhold(ControlPeer& peer) {
   if (hold_peer_ && hold_peer_ != &peer) return refused("another agreement is under way");
   if (held_) return refused(parked() ? "it is parked already" : "a cut is under way already");
   if (!device_->caps().takes_back) return refused("the device '" + config_.device + "' takes nothing back here");
-  hold_peer_ = &peer;
+  held_by(peer);
   withholds_ = true;
   bool still = true;
   for (const Client& c : clients_)
@@ -279,6 +279,12 @@ Json Server::mark(const Json& request) {
   return {{"ok", true}, {"still", still}, {"server", std::to_string(marks.server)}, {"to", to}, {"from", from}};
 }
 
+void Server::held_by(ControlPeer& peer) {
+  if (std::exchange(hold_peer_, &peer) == &peer) return;
+  for (const Client& c : clients_)
+    if (c.here) c.connection->say_held(true);
+}
+
 // Of all three. Whoever is parked stays as it is until it goes on.
 Json Server::lift() {
   hold_peer_ = nullptr;
@@ -288,8 +294,11 @@ Json Server::lift() {
   }
   if (held_) return {{"ok", true}};
   withholds_ = false;
-  for (const Client& c : clients_)
-    if (c.here) c.connection->let_go();  // who is not may have given its device back
+  for (const Client& c : clients_) {
+    if (!c.here) continue;  // it may have given its device back
+    c.connection->let_go();
+    c.connection->say_held(false);
+  }
   return {{"ok", true}};
 }
 

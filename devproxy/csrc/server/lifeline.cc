@@ -47,12 +47,8 @@ void Lifeline::fault(int32_t result, const char* text) noexcept {
 
 void Lifeline::want_credit() noexcept { view_.control()->credit_wanted.fetch_add(1, std::memory_order_relaxed); }
 
-void Lifeline::want_least(Why why, bool on) noexcept {
-  std::atomic<uint32_t>& wanted = view_.control()->least_wanted;
-  if (on)
-    wanted.fetch_or(why, std::memory_order_relaxed);
-  else
-    wanted.fetch_and(~why, std::memory_order_relaxed);
+void Lifeline::hold(bool on) noexcept {
+  if (view_.mapped()) view_.control()->held.store(on, std::memory_order_relaxed);
 }
 
 void Lifeline::restore(int32_t result, const char* text, bool ended) noexcept {

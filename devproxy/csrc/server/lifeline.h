@@ -23,9 +23,8 @@ class Lifeline {
   void fault(int32_t result, const char* text) noexcept;
   // The client gives the credit back that it does not use.
   void want_credit() noexcept;
-  // The client tells of all that it frees while some `why` holds.
-  enum Why : uint32_t { kCut = 1, kAim = 2 };
-  void want_least(Why why, bool on) noexcept;
+  // Says whether devproxy holds the client (ControlPage::held).
+  void hold(bool on) noexcept;
   // What an earlier server of this client had told it; the segment says it already.
   void restore(int32_t result, const char* text, bool ended) noexcept;
   bool ended() const noexcept { return ended_.load(std::memory_order_relaxed); }

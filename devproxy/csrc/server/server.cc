@@ -539,7 +539,7 @@ void Server::attach(int socket, const AttachRequest& request, uint32_t pid) {
   auto connection = Connection::make(
       parts_, {next_number_++, pid, request.wanted_slot, request.kind == AttachKind::kFramework}, &reply);
   if (connection) {
-    if (hold_peer_) connection->communicators().hold();
+    if (hold_peer_) connection->communicators().hold(), connection->say_held(true);
     if (withholds_) connection->withhold();
     if (held_) connection->request_cut(0);
     connection->start();

@@ -147,6 +147,7 @@ class Server {
   // Agreement of all ranks (agreement.h). The channel that asked for the hold owns it.
   Json aim(ControlPeer& peer, const Json& request);
   Json hold(ControlPeer& peer);
+  void held_by(ControlPeer& peer);
   Json withhold(ControlPeer& peer);
   Json mark(const Json& request);
   // The other way there, in band (meta_barrier.h). The same owner.

@@ -104,8 +104,9 @@ struct ControlPage {
   // The server adds 1 where memory of the GPU is missing. When it has changed, the client gives its unused credit back, at
   // its next allocation or release.
   std::atomic<uint32_t> credit_wanted;
-  // Not 0: a cut waits for the moment of least memory. Until it is over the client keeps nothing that was freed.
-  std::atomic<uint32_t> least_wanted;
+  // 1: devproxy holds the job, at its communication or in a cut, until it goes on. What waits meanwhile is not late. And a cut
+  // may wait for the moment of least memory, so the client keeps nothing that was freed.
+  std::atomic<uint32_t> held;
   std::atomic<uint32_t> wants_awaited;  // 1: the device tells of completions late, unless it hears STREAM_AWAITED
   // 1: replicas are spliced. So what a rank has freed is read by others as long as nothing else is there, and equal ranks are to
   // have their buffers at equal places.

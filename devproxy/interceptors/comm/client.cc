@@ -141,6 +141,11 @@ int32_t comm_state(int32_t device, uint64_t comm, uint32_t* state, char* why, si
   return rc;
 }
 
+bool held(int32_t device) {
+  DeviceState* d = client::device_state_if_attached(device);
+  return d && d->conn().held();
+}
+
 int32_t device_of(uint64_t addr) {
   const client::Place place = client::place_of(addr);
   return place.pinned ? -1 : place.device;
@@ -160,6 +165,7 @@ constexpr Core kCore = {
     .comm_abort = abort_comm,
     .comm_destroy = destroy_comm,
     .comm_state = comm_state,
+    .held = held,
     .device_of = device_of,
 };
 

@@ -468,3 +468,10 @@ void devproxy_comm_waits(ncclComm_t given, char* text, size_t bytes) {
   uint32_t state = 0;
   if (nccl::core()->comm_state(comm->device, comm->handle, &state, text, bytes) != 0 || state != 0) *text = 0;
 }
+
+int devproxy_comm_held(ncclComm_t given) {
+  namespace nccl = devproxy::sa::nccl;
+  ncclResult_t rc = nccl::kSuccess;
+  const ncclComm* const comm = nccl::comm_of(given, "devproxy_comm_held", &rc);
+  return comm && nccl::core()->held(comm->device);
+}

@@ -18,6 +18,8 @@
 // For whom the communicator's operation has been waiting for a while, in words that follow 'waits for'; empty: for nobody,
 // or it is not known. text: at most `bytes` of them, with a NUL. No function of NCCL's says this.
 extern "C" __attribute__((visibility("default"))) void devproxy_comm_waits(ncclComm_t comm, char* text, size_t bytes);
+// Not 0: devproxy holds the job, for a checkpoint or a move, so an operation that waits is not late.
+extern "C" __attribute__((visibility("default"))) int devproxy_comm_held(ncclComm_t comm);
 
 namespace devproxy::sa::nccl {
 

@@ -5,6 +5,8 @@
 
 #include <thread>
 
+#include "devproxy/torch/client/c10d/waited.h"
+
 namespace devproxy::aten {
 
 using nccl::api;
@@ -95,6 +97,12 @@ std::string Comm::failure() {
   return text;
 }
 
+bool Comm::held() {
+  std::lock_guard lock(mu_);
+  const nccl::ncclComm_t handle = handle_.load();
+  return handle != nullptr && api().devproxy_comm_held(handle) != 0;
+}
+
 std::string Comm::waits() {
   std::lock_guard lock(mu_);
   const nccl::ncclComm_t handle = handle_.load();
@@ -105,9 +113,9 @@ std::string Comm::waits() {
 }
 
 void Comm::finish(nccl::ncclResult_t result, const char* what, std::chrono::milliseconds timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  Waited waited;
   while (result == nccl::ncclInProgress) {
-    if (std::chrono::steady_clock::now() > deadline) {
+    if (waited.so_far(held()) > timeout) {
       const std::string whom = waits();
       abort(std::string(what) + " timed out");
       TORCH_CHECK_WITH(DistBackendError, false, what, " is still in progress after ", timeout.count(),

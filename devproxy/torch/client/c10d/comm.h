@@ -42,6 +42,8 @@ class Comm {
   nccl::ncclResult_t state();
   // What the failure is, and which rank or operation it comes from; empty where there is none.
   std::string failure();
+  // devproxy holds the job: what waits is not late.
+  bool held();
   // For whom its operation waits, as a sentence; empty where that is not known.
   std::string waits();
   // Waits while NCCL says that a call of a non-blocking communicator is still in progress. Throws on failure.

@@ -34,6 +34,8 @@ const LoadedNccl& loaded_nccl() {
     l->table.ncclGetLastError = reinterpret_cast<decltype(l->table.ncclGetLastError)>(resolve("ncclGetLastError"));
     l->table.devproxy_comm_waits =
         reinterpret_cast<decltype(l->table.devproxy_comm_waits)>(resolve("devproxy_comm_waits"));
+    l->table.devproxy_comm_held =
+        reinterpret_cast<decltype(l->table.devproxy_comm_held)>(resolve("devproxy_comm_held"));
     return l;
   }();
   return *loaded;

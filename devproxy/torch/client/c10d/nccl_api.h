@@ -111,6 +111,7 @@ struct Api {
   const char* (*ncclGetErrorString)(ncclResult_t);
   const char* (*ncclGetLastError)(ncclComm_t);
   void (*devproxy_comm_waits)(ncclComm_t, char*, size_t);  // devproxy/interceptors/nccl/comm.h
+  int (*devproxy_comm_held)(ncclComm_t);                   // likewise
 };
 
 // The table. Throws c10::Error if libnccl.so.2 cannot be loaded or lacks a call.

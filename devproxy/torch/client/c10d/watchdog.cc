@@ -18,8 +18,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kTurn{100};
-// A job that devproxy suspends for a night must not time out in the morning: a turn counts as a second at most.
-constexpr milliseconds kLongestTurn{1000};
 
 struct Watchdogs {
   std::mutex mu;
@@ -130,23 +128,19 @@ void Watchdog::run() {
   // What this thread asks about events must not break a graph that another thread captures.
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   (void)driver().cuThreadExchangeStreamCaptureMode(&mode);
-  auto last = std::chrono::steady_clock::now();
   std::unique_lock lock(mu_);
   while (!stopping_) {
     wake_.wait_for(lock, kTurn);
     if (stopping_) return;
     lock.unlock();
-    const auto now = std::chrono::steady_clock::now();
     bool timed_out = false;
-    const auto since_last = std::min(std::chrono::duration_cast<milliseconds>(now - last), kLongestTurn);
-    const std::string why = look(since_last, &timed_out);
-    last = now;
+    const std::string why = look(&timed_out);
     if (!why.empty()) give_up(why, timed_out);
     lock.lock();
   }
 }
 
-std::string Watchdog::look(milliseconds since_last, bool* timed_out) {
+std::string Watchdog::look(bool* timed_out) {
   std::vector<std::shared_ptr<Flight>> flights, done;
   {
     std::lock_guard lock(mu_);
@@ -168,12 +162,12 @@ std::string Watchdog::look(milliseconds since_last, bool* timed_out) {
       if (const std::string failure = f->comm->failure(); !failure.empty())
         why = "its communicator failed: " + failure + ". Under way was " + f->text();
     }
-    f->age += since_last;
-    if (f->age <= f->timeout || !why.empty()) continue;
+    const auto age = std::chrono::duration_cast<milliseconds>(f->age.so_far(f->comm->held()));
+    if (age <= f->timeout || !why.empty()) continue;
     *timed_out = true;
     f->end_as(c10d::WorkResult::TIMEOUT);
     const std::string whom = f->comm->waits();
-    why = "collective operation timeout: " + f->text() + ", ran for " + std::to_string(f->age.count()) + " ms. " +
+    why = "collective operation timeout: " + f->text() + ", ran for " + std::to_string(age.count()) + " ms. " +
           (whom.empty() ? "Another rank did not take part in it, or is slow; compare the last operation of each rank"
                         : whom);
   }

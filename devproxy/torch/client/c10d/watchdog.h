@@ -47,7 +47,7 @@ class Watchdog {
  private:
   void run();
   // One turn: forgets what is done, and returns what failed, in words; empty: nothing.
-  std::string look(std::chrono::milliseconds since_last, bool* timed_out);
+  std::string look(bool* timed_out);
   void give_up(const std::string& why, bool timed_out);
 
   const std::string group_;

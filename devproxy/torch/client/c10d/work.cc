@@ -124,10 +124,10 @@ bool NcclWork::wait(std::chrono::milliseconds timeout) {
 
 void NcclWork::wait_on_host(std::chrono::milliseconds timeout) {
   Flight& f = flight();
-  const auto begin = std::chrono::steady_clock::now();
+  Waited waited;
   for (auto pause = std::chrono::microseconds(50); !f.done();
        pause = std::min(pause * 2, std::chrono::microseconds(2000))) {
-    if (std::chrono::steady_clock::now() - begin > timeout) {
+    if (waited.so_far(f.comm->held()) > timeout) {
       const std::string text =
           c10::str("Waited ", timeout.count(), " ms for ", f.text(), "; its communicator is aborted");
       f.end_as(c10d::WorkResult::TIMEOUT);

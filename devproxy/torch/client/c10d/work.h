@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "devproxy/torch/client/c10d/comm.h"
+#include "devproxy/torch/client/c10d/waited.h"
 
 namespace devproxy::aten {
 
@@ -49,7 +50,7 @@ struct Flight {
   int64_t elements_in = 0, elements_out = 0;
   std::string group;
   std::chrono::milliseconds timeout{0};
-  std::chrono::milliseconds age{0};  // the watchdog's alone
+  Waited age;  // the watchdog's alone
 
  private:
   std::mutex mu_;
