@@ -20,7 +20,7 @@ from devproxy.node import processes
 from devproxy.proxy import janitor, server_set
 from tests.unit.waits import ROOT, is_unbounded, native_waits, python_waits
 
-NATIVE = [ROOT / "devproxy" / folder for folder in ("csrc", "hal", "interceptors")]
+NATIVE = [ROOT / "devproxy" / folder for folder in ("csrc", "hal", "interceptors", "torch")]
 ROW = re.compile(r"\| (\S+) \| `([^`]+)`(?: x(\d+))? \| (.*) \|")
 
 
