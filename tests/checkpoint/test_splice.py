@@ -18,6 +18,7 @@ from tests.checkpoint.world import SUBJECTS, World
 
 RANKS = 4
 TEST_MODE = "eager,guard"
+LONE_STEP, LONE_REPLAY = 37, 6  # of unlike.py's update_of_one_step and whole_graph
 
 
 class Job:
@@ -79,6 +80,29 @@ def test_ranks_that_are_not_quite_replicas(world: World) -> None:
     results = job.results()
     assert {name for name in expected if results[name] != expected[name]} == set()
     assert all(counts[what] > 0 for what in ("squashed", "validations", "different", "broken"))
+
+
+@pytest.mark.parametrize(
+    ("program", "at_least"),
+    [
+        # A gradient that the host takes is copied from the rank that has computed it.
+        ("bytes_to_host", {"lent_bytes": 1, "settled_bytes": 1, "different": 1}),
+        # AdamW's eight launches are computed once for four ranks until then, and for three of them afterwards.
+        ("update_of_one_step", {"squashed": 8 * 3 * (LONE_STEP - 2) + 8 * 2, "different": 1}),
+        # The step's launches in a graph meet like others.
+        ("whole_graph", {"squashed": 8 * 3 * LONE_REPLAY, "different": 1}),
+    ],
+)  # fmt: skip
+def test_what_shall_fool_the_ranks_that_share(
+    world: World, program: str, at_least: dict[str, int]
+) -> None:
+    """Each of these programs by itself, and not only its results: what it is to disturb did happen."""
+    expected = Job(world, "apart", "--gpus 4", program).results()
+    job = Job(world, "together", "--gpu 0,0,0,0", program, mode=f"{TEST_MODE},patient", hold=True)
+    job.wait()
+    counts = job.counts()
+    assert job.results() == expected
+    assert all(counts[what] >= number for what, number in at_least.items()), counts
 
 
 @pytest.mark.sweep(1)

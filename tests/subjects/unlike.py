@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 STEPS = 10
+LONE_STEP, LONE_REPLAY = 37, 6  # of update_of_one_step, of whole_graph
 Losses = list[Tensor]
 
 
@@ -158,6 +159,30 @@ def scale_from_host(r: Rank) -> Losses:
     return r.train(r.adam(), scale)
 
 
+def bytes_to_host(r: Rank) -> Losses:
+    """In the middle of the step the host takes what differs by rank, goes on by what it found, and takes a gradient at
+    some ranks that no rank but one has computed."""
+    own, whole = torch.empty((), pin_memory=True), torch.empty(96, 48, pin_memory=True)
+    seen: list[float] = []
+    r.keep.append(seen)
+
+    def take(step: int) -> None:
+        nn.utils.clip_grad_norm_(r.parameters, 0.5)
+        grad = r.parameters[0].grad
+        assert grad is not None
+        if (r.number + step) % 2:  # before any kernel has read it
+            whole.copy_(grad, non_blocking=True)
+            torch.cuda.synchronize()
+            r.keep.append(whole.clone())
+        own.copy_(grad.abs().sum() * (1 + r.number), non_blocking=True)
+        torch.cuda.synchronize()
+        seen.append(own.item())
+        if step > 5 and own.item() > 3.5 * grad.abs().sum().item():  # the last of four ranks
+            grad.mul_(1.5)
+
+    return r.train(r.adam(), take)
+
+
 def average(r: Rank) -> Losses:
     """A running average of the parameters on rank 0 only."""
     kept = [p.detach().clone() for p in r.parameters] if r.number == 0 else []
@@ -221,6 +246,18 @@ def diverges_once(r: Rank) -> Losses:
     return r.train(r.adam(), after=change)
 
 
+def update_of_one_step(r: Rank) -> Losses:
+    """Behind a long time of equal steps one rank's update is another one, once; so the ranks differ for the rest."""
+    optimizer = r.adam()
+
+    def rate(step: int) -> None:
+        alone = step == LONE_STEP and r.number == r.all - 1
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-2 if alone else 1e-2
+
+    return r.train(optimizer, rate)
+
+
 def there_and_back(r: Rank) -> Losses:
     """One rank writes its parameters, and then what was there before."""
 
@@ -274,6 +311,42 @@ def graph(r: Rank) -> Losses:
         r.clear(to_none=False)
         losses.append(r.backward(step))
         captured.replay()
+    return losses
+
+
+def whole_graph(r: Rank) -> Losses:
+    """Forward, backward, collectives and the optimizer's step are one CUDA graph. One rank's learning rate, in the GPU's
+    memory, is another one at one replay."""
+    rate = torch.tensor(1e-2, device="cuda")
+    optimizer = torch.optim.AdamW(r.parameters, lr=rate, capturable=True)
+    batch, kept = r.batch(0), torch.zeros((), device="cuda")
+    r.keep.append(optimizer)
+
+    def step_once() -> Tensor:
+        for p in r.parameters:
+            p.grad = None
+        loss: Tensor = r.model(batch).square().mean()
+        loss.backward()
+        for p in r.parameters:
+            dist.all_reduce(p.grad, dist.ReduceOp.AVG)
+        optimizer.step()
+        return kept.copy_(loss.detach())
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step_once()
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        step_once()
+    losses = []
+    for step in range(r.steps):
+        batch.copy_(r.batch(step))
+        rate.fill_(3e-2 if step == LONE_REPLAY and r.number == r.all - 1 else 1e-2)
+        captured.replay()
+        losses.append(kept.clone())
     return losses
 
 
@@ -421,14 +494,15 @@ def late(r: Rank) -> Losses:
 PROGRAMS: dict[str, Callable[[Rank], Losses]] = {
     f.__name__: f
     for f in (
-        plain, fused, one_by_one, gradients_stay, noise, equal_noise, hook, read, rate_of_rank, scale_from_host, average,
-        average_model, lbfgs, pinned, diverges_once, there_and_back, scaler, several, graph, items, host_order, unequal, grows, broadcast,
-        scattered, beside, loads, streams,
+        plain, fused, one_by_one, gradients_stay, noise, equal_noise, hook, read, rate_of_rank, scale_from_host, bytes_to_host,
+        average, average_model, lbfgs, pinned, diverges_once, update_of_one_step, there_and_back, scaler, several, graph, whole_graph,
+        items, host_order, unequal, grows, broadcast, scattered, beside, loads, streams,
     )
 }  # fmt: skip
 
 
 LONG = {"late": late, "large_average": average_model}  # by name only
+STEPS_OF = {"update_of_one_step": 42}
 
 
 def digest(r: Rank, losses: Losses) -> str:
@@ -461,7 +535,8 @@ def rank_main(number: int, ranks: int, folder: Path, names: list[str]) -> None:
     for name in names:
         own = folder / name
         own.mkdir(exist_ok=True)
-        r = Rank(own, width=1024, steps=60) if name in LONG else Rank(own)
+        large = {"width": 1024, "steps": 60}
+        r = Rank(own, **large if name in LONG else {"steps": STEPS_OF.get(name, STEPS)})
         (own / f"digest-{number}").write_text(digest(r, (PROGRAMS | LONG)[name](r)))
     (folder / f"ended-{number}").touch()
     while hold and os.path.exists(hold):
