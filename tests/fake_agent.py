@@ -137,11 +137,16 @@ class FakeCoordinator:
         return self.migrate(to=gpus, report=report)
 
     def migrate(self, *, to: list[int], report: Report, anew: bool = False) -> dict[str, Any]:
-        if to == self.gpus and not anew:
-            return {"gpus": to, "from_gpus": to, "still_s": 0.0}
-        self._stages(report, "cut", "device", "restore")
-        before, self.gpus = self.gpus, to
-        return {"gpus": to, "from_gpus": before, "still_s": 0.5, "device_bytes": 1 << 20}
+        if not self._verb.acquire(blocking=False):
+            raise Refused("a verb is under way", "try again when that has ended")
+        try:
+            if to == self.gpus and not anew:
+                return {"gpus": to, "from_gpus": to, "still_s": 0.0}
+            self._stages(report, "cut", "device", "restore")
+            before, self.gpus = self.gpus, to
+            return {"gpus": to, "from_gpus": before, "still_s": 0.5, "device_bytes": 1 << 20}
+        finally:
+            self._verb.release()
 
     def kill(self, signal: int) -> None:
         self._done(f"kill {signal}")

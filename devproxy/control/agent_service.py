@@ -59,8 +59,9 @@ class ThreadPerCall(futures.Executor):
 class Operation:
     """One long operation: what it said so far, and how it ended. Any number of calls watch it."""
 
-    def __init__(self, verb: str, note: Callable[[str], None]) -> None:
+    def __init__(self, verb: str, note: Callable[[str], None], asked: object = None) -> None:
         self.verb = verb
+        self.asked = asked
         self._note = note
         self._changed = threading.Condition()
         # Of each stage the last news, and its number: what a late watcher wants to see, and bounded. Stages of
@@ -125,22 +126,31 @@ class Operations:
             return self._shown
 
     def begin(self, verb: str) -> Operation:
-        operation = Operation(verb, self._note.write)
         with self._lock:
-            # One that is refused because another runs must not hide that other.
-            if self._shown is None or self._shown.over:
-                self._shown = operation
-                self._note.write("start")
-            self._running += 1
+            return self._begin(verb)
+
+    def _begin(self, verb: str, asked: object = None) -> Operation:
+        operation = Operation(verb, self._note.write, asked)
+        # One that is refused because another runs must not hide that other.
+        if self._shown is None or self._shown.over:
+            self._shown = operation
+            self._note.write("start")
+        self._running += 1
         return operation
 
     def ended(self) -> None:
         with self._lock:
             self._running -= 1
 
-    def start(self, verb: str, work: Callable[[Report], pb.Result]) -> Operation:
-        """Runs it in a thread of its own."""
-        operation = self.begin(verb)
+    def start(
+        self, verb: str, work: Callable[[Report], pb.Result], asked: object = None
+    ) -> Operation:
+        """Runs it in a thread of its own. asked: who asks for the same while it runs gets the one that runs; None: nobody."""
+        with self._lock:
+            shown = self._shown
+            if asked is not None and shown and shown.asked == asked and not shown.over:
+                return shown
+            operation = self._begin(verb, asked)
 
         def run() -> None:
             try:
@@ -242,7 +252,9 @@ class Agent(job_pb2_grpc.JobAgentServicer):  # type: ignore[misc, unused-ignore]
             )
             return pb.Result(facts_json=json.dumps(facts), job=self._job())
 
-        return self._stream("resize", work, context)
+        # A scheduler that has lost its connection asks again, and wants to hear how that one ends.
+        asked = ("resize", tuple(request.gpus), tuple(request.onto))
+        return self._stream("resize", work, context, asked)
 
     def Watch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.Event]:
         operation = self._operations.shown()
@@ -293,9 +305,13 @@ class Agent(job_pb2_grpc.JobAgentServicer):  # type: ignore[misc, unused-ignore]
         return messages.status_to_pb(self._coordinator.status())
 
     def _stream(
-        self, verb: str, work: Callable[[Report], pb.Result], context: grpc.ServicerContext
+        self,
+        verb: str,
+        work: Callable[[Report], pb.Result],
+        context: grpc.ServicerContext,
+        asked: object = None,
     ) -> Iterator[pb.Event]:
-        operation = self._operations.start(verb, work)
+        operation = self._operations.start(verb, work, asked)
         with _errors(context):
             yield from operation.watch(context.is_active)
 

@@ -196,6 +196,21 @@ def test_two_at_once(world: World) -> None:
     check(world, expected)
 
 
+def test_the_same_one_twice_at_once(world: World) -> None:
+    """Both hear how it ends, and it was done once."""
+    expected = world.undisturbed(*command(4), gpus=4)
+    job = world.run(*command(4), options=("--gpus", "4"))
+    run_freely(world, 3)
+    with ThreadPoolExecutor(3) as pool:
+        done = list(pool.map(lambda _: resize(world, [1, 1, 1, 1]), range(3)))
+    # One that came when it was over found nothing to do.
+    moved = [one for one in done if one["from_gpus"] == [0, 1, 2, 3]]
+    assert moved and all(one == moved[0] for one in moved)
+    assert all(one["still_s"] == 0 for one in done if one not in moved)
+    assert world.end_of(job) == 0, world.tail()
+    check(world, expected)
+
+
 def test_a_full_gpu_is_refused(world: World) -> None:
     """Two do not fit where one does: the job goes on where it was."""
     go = world.home / "go"

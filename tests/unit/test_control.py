@@ -245,6 +245,25 @@ def test_a_caller_that_leaves_ends_nothing(fake: FakeCoordinator, folder: str) -
     assert news[-1].stage == "commit"
 
 
+def test_the_same_resize_again_is_the_one_that_runs(fake: FakeCoordinator, folder: str) -> None:
+    """As of a scheduler that has lost its connection; other GPUs are another resize."""
+    fake.pace_s = 0.1
+    wanted = pb.ResizeRequest(gpus=[5])
+    with client.agent(folder) as stub:
+        first = stub.Resize(wanted)
+        next(first)
+        for other in (pb.ResizeRequest(gpus=[6]), pb.ResizeRequest(onto=[5])):
+            with pytest.raises(Refused, match="under way"), client.agent(folder) as second:
+                client.follow(second.Resize(other), lambda _: None)
+        news: list[Progress] = []
+        again = client.follow(stub.Resize(wanted), news.append)
+        assert again.facts == client.follow(first, lambda _: None).facts
+        assert (again.facts["from_gpus"], again.facts["gpus"]) == ([0], [5])
+        assert news[-1].stage == "restore"
+        fake.gpus = [7]  # it is over, so that is a resize of its own
+        assert client.follow(stub.Resize(wanted), lambda _: None).facts["from_gpus"] == [7]
+
+
 def test_watchers_of_an_operation_that_no_call_began(folder: str) -> None:
     coordinator = FakeCoordinator("j", folder)
     handle = agent_service.serve(coordinator, os.path.join(folder, "agent.sock"))
