@@ -61,6 +61,11 @@ class RemoteTree:
                 self._facts |= gone
             return self._facts[name]
 
+    def ask_anew(self) -> None:
+        """What is known may not be so any more."""
+        with self._mu:
+            self._asked = 0.0
+
     @property
     def gpus(self) -> list[int]:
         return list(self._fact("gpus"))
@@ -197,6 +202,8 @@ class _Part:
             answer = line.call("part", call, report=report or self._news)
         except DevproxyError as error:
             raise named(self._tree.name, error) from None
+        finally:
+            self._tree.ask_anew()  # a step changes its GPUs, or loses a server
         self._note(answer)
         if answer["error"]:
             raise named(self._tree.name, answer_error(answer["error"]))
@@ -303,6 +310,9 @@ class RemoteMove(_Part):
 
     def start(self) -> None:
         self._do("start")
+
+    def ready(self) -> None:
+        self._do("ready")
 
     def hand_over(self) -> None:
         self._do("hand_over")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fresh servers take over from a tree's old ones; its processes are not touched.
 
-In order: check, cut, copy, start, hand_over. close() undoes what has not been handed over.
+In order: check, cut, copy, start, ready, hand_over. close() undoes what has not been handed over.
 """
 
 from __future__ import annotations
@@ -173,10 +173,16 @@ class TreeMove:
                 self._fresh = tree.start_servers(self._to, ("--restore", self._staging))
             self._channels = [tree.channel(server) for server in self._fresh]
 
+    def ready(self) -> None:
+        """The new servers answer. What can fail before a hand-over fails here, while each tree can still go back."""
+        with self.stages.at("hand_over", "the new servers are asked", self._there):
+            fault.point("migrate_hand_over")
+            for channel in self._channels:
+                channel.steps()
+
     def hand_over(self) -> None:
         """From the first line on there is no way back: the new servers are the job's."""
         with self.stages.at("hand_over", "the new servers take over", self._there):
-            fault.point("migrate_hand_over")
             self.handed_over = True
             # Before the first has left: whoever looks at that moment, as node 0 does at any, must not count it as lost.
             self._tree.servers.retire(self._old)

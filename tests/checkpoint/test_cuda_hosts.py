@@ -79,8 +79,8 @@ def test_moved_resized_and_exchanged(hosts: Hosts) -> None:
 @pytest.mark.parametrize("node", [0, 1])
 @pytest.mark.parametrize("point", ["migrate_start", "migrate_hand_over"])
 def test_a_move_that_fails_on_one_node(hosts: Hosts, node: int, point: str) -> None:
-    """Its new servers have taken the members' rows perhaps; the old ones go on, or the other node's new ones. The end of
-    a communicator waits for the members of both."""
+    """Its new servers have taken the members' rows perhaps; the old ones go on, on both nodes. The end of a communicator
+    waits for the members of both."""
     hosts.env["FAKE_NCCL_LEAVE_MS"] = "20000"
     expected = on_one_host(hosts, RANKS)
     hosts.start(*RANKS, options=ON_CUDA)
@@ -88,9 +88,7 @@ def test_a_move_that_fails_on_one_node(hosts: Hosts, node: int, point: str) -> N
     hosts.arm(node, point)
     failed = hosts.on(0, "migrate", "j", "--to", "2,3,1,0", check=False)
     assert failed.returncode == 1 and f"injected at {point}" in failed.stderr, failed.stderr
-    moved = point == "migrate_hand_over"  # the other node
-    now = hosts.job_status(0)["gpus"]
-    assert now == [2, 3, 0, 1] if moved and node == 1 else [0, 1, 1, 0] if moved else [0, 1, 0, 1]
+    assert hosts.job_status(0)["gpus"] == [0, 1, 0, 1]
     hosts.arm(node, "")
     run_freely(hosts, max(hosts.steps("log0")) + 3)
     hosts.on(0, "migrate", "j", "--to", "1,0,3,2")

@@ -41,7 +41,18 @@ from devproxy.node.spec import JobSpec
 from devproxy.node.stages import Stages
 from tests.unit.test_distrust import rot as rot_pack
 
-STEPS = ("check", "cut", "write", "thaw", "end_tree", "leave", "copy", "start", "hand_over")
+STEPS = (
+    "check",
+    "cut",
+    "write",
+    "thaw",
+    "end_tree",
+    "leave",
+    "copy",
+    "start",
+    "ready",
+    "hand_over",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -569,7 +580,7 @@ def test_a_migrate_gives_each_tree_its_share(world: World) -> None:
     facts = world.migrate(list(range(20, 20 + count)))
     assert facts["gpus"] == list(range(20, 20 + count)) == world.job.gpus
     introduced = ["meet"] if len(world.trees) > 1 else []
-    whole = ["check", "cut", "copy", "start", *introduced, "hand_over", "close"]
+    whole = ["check", "cut", "copy", "start", *introduced, "ready", "hand_over", "close"]
     assert world.order() == whole
     there = world.job.gpus
     assert world.migrate(there) == {"gpus": there, "from_gpus": there, "still_s": 0.0}
@@ -621,9 +632,11 @@ def test_a_resize_onto_gpus_goes_where_the_trees_say(world: World) -> None:
     assert world.order() == before
 
 
-def test_a_migrate_that_fails_before_the_hand_over(world: World) -> None:
+@pytest.mark.parametrize("step", ["start", "ready"])
+def test_a_migrate_that_fails_before_the_hand_over(world: World, step: str) -> None:
+    """On one of the trees: then none hands over."""
     before = world.job.gpus
-    world.trees[-1].fails_at = "start"
+    world.trees[-1].fails_at = step
     with pytest.raises(MigrateError) as caught:
         world.migrate(list(range(20, 20 + len(before))))
     assert caught.value.state == "the job continues on its old GPU"

@@ -20,6 +20,7 @@ from devproxy.control.member import Member
 from devproxy.control.remote import RemoteTree
 from devproxy.control.side import Other, Part
 from devproxy.errors import CheckpointError, Refused
+from devproxy.node.stages import Report, Stages
 from tests.unit.test_coordinator import FakeTree, World
 
 
@@ -161,3 +162,30 @@ def test_a_restore_that_nobody_has_asked_for_anything_ends(node: Node) -> None:
     node.member._number = 1
     threading.Timer(0.3, node.member.started.set).start()
     side.wait_start(lambda: None)
+
+
+def test_what_a_step_has_changed_is_asked_for() -> None:
+    """At once: a verb says how the tree stands behind its last step, not how it stood just before."""
+    facts = {"gpus": [0], "processes": True, "lives": True, "ended": False, "code": None, "lost": ""}  # fmt: skip
+    here, there = Line("node 1 (other)"), Line("node 0 (here)")
+    for reader, writer in ((here, there), (there, here)):
+        threading.Thread(target=reader.read, args=(writer.outgoing(),), daemon=True).start()
+
+    def handle(verb: str, arguments: dict[str, Any], report: Report) -> Any:
+        if verb == "facts":
+            return dict(facts)
+        if verb == "part":
+            facts.update(gpus=[3], lost="the server of GPU 0 was ended by signal 9")
+            return {"result": None, "error": None, "stage": "hand_over", "object": "GPU 3", "seconds": {},
+                    "warnings": [], "still_s": 0.0, "freeze_s": 0.0, "handed_over": True}  # fmt: skip
+        return 1
+
+    there.handle = handle
+    try:
+        tree = RemoteTree(here, 1, "other", [0])
+        move = tree.move([3], Stages(lambda _: None, "refuse_early", "job j"))
+        assert (tree.gpus, tree.lost_servers()) == ([0], "")
+        move.hand_over()
+        assert (tree.gpus, tree.lost_servers()) == ([3], facts["lost"])
+    finally:
+        here.close()

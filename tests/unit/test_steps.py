@@ -50,7 +50,7 @@ STEPS = [(*kind, step) for kind in KINDS for step in sorted(steps_of(kind[0]))]
 
 def test_the_steps_are_those_of_the_protocols() -> None:
     assert {"check", "ranks", "barrier", "close", "put_share"} <= steps_of(Dump)
-    assert {"check", "ranks", "barrier", "close", "hand_over"} <= steps_of(Move)
+    assert {"check", "ranks", "barrier", "close", "ready", "hand_over"} <= steps_of(Move)
     assert steps_of(Restoring) == {"prepare", "go_on", "settle", "undo"}
 
 

@@ -84,6 +84,7 @@ def _move(
         cutting.flush(op, moves, outcome)
         op.each(moves, lambda move: move.start())
         trees.introduce()
+        op.each(moves, lambda move: move.ready())
         op.each(moves, lambda move: move.hand_over())
     except BaseException as caught:
         error = caught
