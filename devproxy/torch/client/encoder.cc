@@ -61,14 +61,14 @@ void Encoder::value(const c10::IValue& v, const ArgPlan& arg, bool scalar_in_key
   if (v.isNone()) return mark(Tag::kNone);
   if (v.isInt()) {
     const int64_t i = v.toInt();
-    mark(Tag::kInt, scalar_in_key ? static_cast<uint64_t>(i) : i < 0);  // pow of integers looks at the sign
+    mark(Tag::kInt, scalar_in_key ? static_cast<uint64_t>(i) : reach(i));
     return block.put(i);
   }
   if (v.isDouble()) {
     const double d = v.toDouble();
     uint64_t bits;
     std::memcpy(&bits, &d, sizeof bits);
-    mark(Tag::kDouble, scalar_in_key ? bits : 0);
+    mark(Tag::kDouble, scalar_in_key ? bits : reach(d));
     return block.put(d);
   }
   if (v.isBool()) {
@@ -81,7 +81,7 @@ void Encoder::value(const c10::IValue& v, const ArgPlan& arg, bool scalar_in_key
   if (v.isGenerator()) return generator(take_random_state(v.toGenerator()));
   if (v.isDevice()) return mark(Tag::kDevice);
   if (v.isComplexDouble()) {
-    mark(Tag::kComplex);
+    mark(Tag::kComplex, reach(v.toComplexDouble()));
     block.put(v.toComplexDouble().real());
     return block.put(v.toComplexDouble().imag());
   }
@@ -224,7 +224,8 @@ void Encoder::host_tensor(const at::Tensor& t, const ArgPlan& arg) {
   block.bytes(c.const_data_ptr(), c.nbytes());
   if (!want_key) return;
   key.push_back(static_cast<uint64_t>(Tag::kHostTensor) | static_cast<uint64_t>(t.scalar_type()) << 8 |
-                static_cast<uint64_t>(tensor_flags(t)) << 16 | static_cast<uint64_t>(t.dim()) << 24);
+                static_cast<uint64_t>(tensor_flags(t)) << 16 | static_cast<uint64_t>(t.dim()) << 24 |
+                static_cast<uint64_t>(is_zero(t)) << 32);
   key.append(t.sizes().begin(), t.sizes().end());
 }
 

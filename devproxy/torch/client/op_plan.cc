@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "devproxy/torch/client/op_plan.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "devproxy/torch/client/executor.h"
@@ -40,6 +43,9 @@ bool numbers_follow_shapes(const std::string& name) {
   return false;
 }
 
+// One of its numbers must be larger than another.
+bool compares_scalars(const std::string& name) { return name.rfind("aten::histc", 0) == 0; }
+
 bool mentions(const std::string& type, const char* word) { return type.find(word) != std::string::npos; }
 
 std::unique_ptr<OpPlan> make_plan(const c10::OperatorHandle& op) {
@@ -54,6 +60,7 @@ std::unique_ptr<OpPlan> make_plan(const c10::OperatorHandle& op) {
     arg.generator = mentions(type, "Generator");
     // Not a ScalarType, which is a number too and decides the result's.
     arg.scalar = (mentions(type, "Scalar") && !mentions(type, "ScalarType")) || mentions(type, "number");
+    if (compares_scalars(plan->name)) arg.scalar = false;
     arg.host_ok =
         mentions(type, "Optional[Tensor][]") || mentions(type, "Tensor?[]") || mentions(type, "List[Optional[Tensor]]");
     if (mentions(a.name(), "lengths") || a.name() == "batch_sizes" || a.name() == "tensor_indices_or_sections" ||
@@ -133,11 +140,32 @@ CUfunction function_of(OpPlan& plan, DeviceIndex device) {
   return f;
 }
 
+uint64_t reach(double v) {
+  const double size = std::abs(v);
+  if (size <= 127 && size > 0) [[likely]]
+    return v < 0;
+  // The largest of each type, and of the signed ones also the least.
+  static constexpr double kLimits[] = {
+      0,     127,   128,        240,        255,        448,    32767,  32768,      57344,
+      65504, 65535, 0x7fffffff, 0x80000000, 0xffffffff, 0x1p63, 0x1p64, 0x1.fep127, std::numeric_limits<float>::max()};
+  uint64_t beyond = std::isnan(v) ? 100 : 2;
+  for (const double limit : kLimits) beyond += size > limit;
+  return beyond << 1 | (v < 0);
+}
+
+bool is_zero(const at::Tensor& t) {
+  if (!t.is_cpu() || t.dim() != 0 || !at::isIntegralType(t.scalar_type(), /*includeBool=*/true)) return false;
+  const auto* bytes = static_cast<const uint8_t*>(t.const_data_ptr());
+  return std::all_of(bytes, bytes + t.itemsize(), [](uint8_t b) { return b == 0; });
+}
+
 uint64_t kind_of(const OpPlan& plan, const c10::IValue* args) {
   uint64_t kind = 0xcbf29ce484222325;
   const auto mix = [&](uint64_t word) { kind = (kind ^ word) * 0xff51afd7ed558ccdull, kind ^= kind >> 32; };
   const auto tensor = [&](const at::Tensor& t) {
-    mix(t.defined() ? static_cast<uint64_t>(t.scalar_type()) << 8 | static_cast<uint64_t>(t.dim()) : UINT64_MAX);
+    mix(t.defined() ? static_cast<uint64_t>(is_zero(t)) << 16 | static_cast<uint64_t>(t.scalar_type()) << 8 |
+                          static_cast<uint64_t>(t.dim())
+                    : UINT64_MAX);
   };
   for (size_t i = 0; i < plan.args.size(); ++i) {
     const c10::IValue& v = args[i];
@@ -147,6 +175,12 @@ uint64_t kind_of(const OpPlan& plan, const c10::IValue* args) {
       for (const c10::IValue& e : v.toListRef()) tensor(e.toTensor());
     } else if (v.isBool()) {
       mix(v.toBool());
+    } else if (v.isInt() && plan.args[i].scalar) {
+      mix(1), mix(reach(v.toInt()));
+    } else if (v.isDouble() && plan.args[i].scalar) {
+      mix(2), mix(reach(v.toDouble()));
+    } else if (v.isComplexDouble()) {
+      mix(3), mix(reach(v.toComplexDouble()));
     } else if (v.isString()) {
       mix(std::hash<std::string>{}(v.toStringRef()));
     } else {

@@ -85,6 +85,15 @@ OpPlan& plan_of(const c10::OperatorHandle& op);
 // The executor's entry point for the op. Throws NotImplementedError where the server's framework has no such op.
 CUfunction function_of(OpPlan& plan, DeviceIndex device);
 
+// Of a number, what may decide whether an op takes it: which types hold it (an op that must convert one that does not fit
+// raises), its sign, whether it is 0. Numbers that are alike in that have the same signature.
+uint64_t reach(double v);
+inline uint64_t reach(int64_t v) { return reach(static_cast<double>(v)); }
+inline uint64_t reach(const c10::complex<double>& v) { return reach(v.real()) << 32 | reach(v.imag()); }
+
+// A number as a tensor: 0 is no divisor.
+bool is_zero(const at::Tensor& t);
+
 // -- of a call's arguments: one value for each of plan.args
 
 inline bool is_defined(const c10::IValue& v) { return v.isTensor() && v.toTensor().defined(); }
