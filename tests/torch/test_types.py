@@ -6,6 +6,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
 
 # An op, a number that it takes, one that it does not, and the tensor's type. Tried in a process of its own: a fault would
 # break its context.
@@ -53,3 +58,39 @@ def test_a_number_that_an_op_does_not_take_raises() -> None:
     """Also where the same op has taken another before: the call raises, and the context lives on."""
     done = subprocess.run([sys.executable, "-c", NUMBERS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# What ATen writes though several elements share a place: each of them gets the same.
+FILLS: dict[str, Callable[[Tensor], object]] = {
+    "fill_": lambda v: v.fill_(7),
+    "zero_": lambda v: v.zero_(),
+    "_foreach_zero_": lambda v: torch._foreach_zero_([v, v[1:]]),
+    "masked_fill_": lambda v: v.masked_fill_(torch.ones(4, 4, dtype=torch.bool, device=v.device), 2),
+    "index_fill_": lambda v: v.index_fill_(0, torch.tensor([0], device=v.device), 2),
+    "fill_diagonal_": lambda v: v.fill_diagonal_(3),
+    "a row": lambda v: v.__setitem__(0, 5),
+}  # fmt: skip
+OVERLAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "diagonal": lambda t: t.diagonal().expand(4, 4),
+    "row": lambda t: t[:1].expand(4, 4),
+    "column": lambda t: t[:, 1:2].expand(4, 4),
+    "one": lambda t: t[2, 3].expand(4, 4),
+    "windows": lambda t: t.view(-1).unfold(0, 4, 2)[:4],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("fill", FILLS)
+def test_elements_that_share_memory(fill: str, overlap: str, dtype: torch.dtype) -> None:
+    def told(device: str) -> tuple[list[object], str]:
+        t = torch.arange(16, device=device).reshape(4, 4).to(dtype)
+        said = ""
+        try:
+            FILLS[fill](OVERLAPS[overlap](t))
+        except RuntimeError as error:
+            said = str(error)
+        return t.tolist(), said
+
+    assert told("cuda") == told("cpu")

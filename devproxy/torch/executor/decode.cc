@@ -2,6 +2,7 @@
 #include "devproxy/torch/executor/decode.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/_validate_sparse_compressed_tensor_args.h>
@@ -116,8 +117,14 @@ at::Tensor Decoder::device_tensor(bool is_output) {
     t = over_memory(device, p, e.span_bytes, dtype, sz, st, false);
     if (copy) {
       const at::Tensor memory = std::move(t);
-      t = at::empty_strided(sz, st, memory.options());
-      t.copy_(memory);
+      if (e.numel != 0 && at::has_internal_overlap(memory) == at::MemOverlap::Yes) {
+        // copy_ refuses to write several elements to one place; fill_ may.
+        const auto n = static_cast<int64_t>(e.span_bytes / c10::elementSize(dtype));
+        t = over_memory(device, p, e.span_bytes, dtype, {n}, {1}, false).clone().as_strided(sz, st);
+      } else {
+        t = at::empty_strided(sz, st, memory.options());
+        t.copy_(memory);
+      }
     }
   }
   const bool conj = head.flags & kConj, neg = head.flags & kNeg;
