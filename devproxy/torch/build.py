@@ -64,7 +64,7 @@ C10D_SOURCES = (
     "gloo",
     "bind",
 )
-EXECUTOR_SOURCES = ("client", "decode", "footprint", "half", "module", "placement")
+EXECUTOR_SOURCES = ("client", "decode", "footprint", "half", "module", "other_types", "placement")
 CORE, BINDINGS, EXECUTOR, CUDA_EXECUTOR = (
     "libdevproxy_torch.so",
     "_devproxy_torch.so",

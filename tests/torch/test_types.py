@@ -4,13 +4,122 @@ memory: what works on a GPU works here, and what raises there raises here."""
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.testing._internal.common_methods_invocations import op_db
+
+ONLY_CUDA = {  # names of ATen's that only a CUDA build has: what torch.nn.functional makes of them is there
+    "torch.ops.aten._flash_attention_forward",
+    "torch.ops.aten._efficient_attention_forward",
+}
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
+
+
+def to_cuda(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.cuda()
+    return "cuda" if isinstance(value, torch.device) else value
+
+
+def test_each_type_of_cuda_is_computed() -> None:
+    """op_db says which types CUDA has and the CPU lacks."""
+    raised, ran = {}, 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for op in op_db:
+            for dtype in set(op.dtypesIfCUDA) - set(op.dtypes):
+                for sample in list(op.sample_inputs("cpu", dtype))[:2]:
+                    given = sample.transform(to_cuda)
+                    try:
+                        op.op(given.input, *given.args, **given.kwargs)
+                    except Exception as error:
+                        raised[op.name] = f"{dtype}: {error}"
+                    ran += 1
+            torch.cuda.synchronize()
+    assert {name: why for name, why in raised.items() if name not in ONLY_CUDA} == {}
+    assert set(raised) == ONLY_CUDA  # else the list is out of date
+    assert ran > 150
+
+
+def test_abs_and_trace_of_bools() -> None:
+    x = torch.tensor([[True, False], [False, True]], device="cuda")
+    assert x.abs().equal(x) and x.abs().data_ptr() != x.data_ptr()
+    assert x.clone().abs_().equal(x)
+    assert torch.abs(x, out=torch.empty(0, device="cuda", dtype=torch.bool)).equal(x)
+    assert torch.abs(x, out=torch.empty(2, 2, device="cuda")).tolist() == [[1, 0], [0, 1]]
+    assert x.trace().dtype == torch.int64 and x.trace().item() == 2
+    with pytest.raises(RuntimeError, match="expected a matrix"):
+        x[0].trace()
+
+
+def bins_of(values: list[int], bins: int, least: int, most: int) -> list[int]:
+    if least == most:
+        least, most = (min(values), max(values)) if values else (least, most)
+    if least == most:
+        least, most = least - 1, most + 1
+    counts = [0] * bins
+    for value in values:
+        if least <= value <= most:
+            counts[min((value - least) * bins // (most - least), bins - 1)] += 1
+    return counts
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_histc_of_integers(dtype: torch.dtype) -> None:
+    draw = random.Random(7)
+    for bins, least, most, count in [
+        (4, 0, 0, 50),
+        (7, 3, 60, 90),
+        (100, 0, 100, 30),
+        (3, 0, 0, 0),
+        (5, 9, 9, 8),
+    ]:
+        values = [draw.randrange(0, 100) for _ in range(count)]
+        x = torch.tensor(values, dtype=dtype, device="cuda")
+        found = torch.histc(x, bins, least, most)
+        assert found.dtype == dtype
+        assert found.tolist() == bins_of(values, bins, least, most)
+        out = torch.empty(0, dtype=dtype, device="cuda")
+        assert torch.histc(x, bins, least, most, out=out).equal(found) and out.equal(found)
+    same = torch.tensor([3, 3], dtype=dtype, device="cuda")
+    assert torch.histc(same, 4).tolist() == [0, 0, 2, 0]
+    with pytest.raises(RuntimeError, match="max must be larger than min"):
+        torch.histc(same, 4, 5, 2)
+    with pytest.raises(RuntimeError, match="bins must be > 0"):
+        torch.histc(same, 0)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_nansum_of_complex_numbers(dtype: torch.dtype) -> None:
+    nan = float("nan")
+    x = torch.tensor(
+        [[1 + 2j, complex(nan, 1), 3j], [complex(2, nan), 4, 1j]], dtype=torch.complex64
+    )
+    known = torch.where(x.isnan(), 0, x)
+    x = x.to(dtype).cuda()
+    for dims, keep in [(None, False), (0, False), (1, True), ((0, 1), False)]:
+        found = torch.nansum(x, dims, keep)
+        wanted = known.sum(dims, keep) if dims is not None else known.sum()
+        assert found.dtype == dtype and found.to(torch.complex64).cpu().equal(wanted)
+        out = torch.empty_like(found)
+        torch.nansum(x, dims, keep, out=out)
+        assert out.equal(found)
+    wide = torch.nansum(x, dtype=torch.complex128)
+    assert wide.dtype == torch.complex128 and wide.item() == known.sum().item()
+    if dtype != torch.complex32:
+        x.requires_grad_()
+        torch.nansum(x).abs().backward()
+        assert x.grad is not None and (x.grad != 0).equal(~x.detach().isnan())
+
 
 # An op, a number that it takes, one that it does not, and the tensor's type. Tried in a process of its own: a fault would
 # break its context.

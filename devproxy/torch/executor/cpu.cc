@@ -61,7 +61,7 @@ const c10::DispatchKey kKey = c10::DispatchKey::CPU;
 const uint32_t kWhere = DEVPROXY_EXECUTOR_ON_HOST;
 const bool kKeepsGenerators = false;
 const bool kRaisesNondeterminism = false;
-const bool kLacksHalves = true;
+const bool kLacksTypes = true;
 
 c10::Device of(const Client&) { return c10::kCPU; }
 c10::Allocator* allocator() { return c10::GetAllocator(c10::kCPU); }

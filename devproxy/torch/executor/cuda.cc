@@ -194,7 +194,7 @@ const c10::DispatchKey kKey = c10::DispatchKey::CUDA;
 const uint32_t kWhere = DEVPROXY_EXECUTOR_ON_CUDA;
 const bool kKeepsGenerators = true;
 const bool kRaisesNondeterminism = true;
-const bool kLacksHalves = false;
+const bool kLacksTypes = false;
 
 c10::Device of(const Client& client) { return {c10::kCUDA, index_of(client)}; }
 c10::Allocator* allocator() { return caching::get(); }

@@ -30,8 +30,8 @@ extern const uint32_t kWhere;  // DEVPROXY_EXECUTOR_ON_*
 extern const bool kKeepsGenerators;
 // May an op be told that nondeterministic algorithms are an error, as the client was? Else it only warns.
 extern const bool kRaisesNondeterminism;
-// Does the device lack kernels for types of 16 bits that a GPU has (half.h)?
-extern const bool kLacksHalves;
+// Does the device lack kernels for types that a GPU has (half.h, other_types.h)?
+extern const bool kLacksTypes;
 
 c10::Device of(const Client& client);
 // Behind the tensors of a launch; results that are larger than was foreseen come from it.

@@ -28,6 +28,7 @@
 #include "devproxy/torch/executor/device.h"
 #include "devproxy/torch/executor/footprint.h"
 #include "devproxy/torch/executor/half.h"
+#include "devproxy/torch/executor/other_types.h"
 #include "devproxy/torch/executor/placement.h"
 
 namespace devproxy::aten {
@@ -44,6 +45,7 @@ constexpr int kResultOutOfMemory = 2, kResultIllegalAddress = 700, kResultAssert
 struct Kernel {
   Kernel(c10::OperatorHandle which, bool vjp)
       : op(std::move(which)), mixed(op.schema()), vjp(vjp), name(c10::toString(op.operator_name())) {
+    if (device::kLacksTypes && !vjp) instead = instead_of(name);
     n_args = op.schema().arguments().size() + (vjp ? 2 : 0);
     for (const auto& r : op.schema().returns()) {
       is_new.push_back(r.alias_info() == nullptr);
@@ -53,6 +55,7 @@ struct Kernel {
   MixedOptions mixed;
   bool vjp;
   std::string name;
+  Instead instead = nullptr;
   size_t n_args;                     // that a block of it must have
   c10::SmallVector<bool, 8> is_new;  // of each result: not an argument, which is already written
 };
@@ -392,7 +395,8 @@ void call_vjp(const Kernel& kernel, torch::jit::Stack& stack, bool in_float) {
 
 // The op, or its gradients.
 void call(const Kernel& kernel, torch::jit::Stack& stack) {
-  if (!device::kLacksHalves) return kernel.vjp ? call_vjp(kernel, stack, false) : kernel.op.callBoxed(&stack);
+  if (!device::kLacksTypes) return kernel.vjp ? call_vjp(kernel, stack, false) : kernel.op.callBoxed(&stack);
+  if (kernel.instead != nullptr && kernel.instead(stack)) return;
   if (!kernel.vjp) return call_in_any_type(kernel.op, kernel.mixed, stack);
   torch::jit::Stack arguments = stack;
   try {
