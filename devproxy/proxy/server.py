@@ -84,6 +84,10 @@ def environment(lib_dir: str, record: str = "") -> dict[str, str]:
         kept = [p for p in parts if p != lib_dir and os.path.dirname(p) != lib_dir]
         if kept:
             env[variable] = ":".join(kept)
+    # It would tune operators behind the job, which is told that nothing does (devproxy_torch/libraries.py): a kernel chosen
+    # by its time may compute other bits in the next server.
+    for variable in [name for name in env if name.startswith("PYTORCH_TUNABLEOP_")]:
+        del env[variable]
     env.pop(config.RECORD, None)
     if record:
         env[config.RECORD] = record

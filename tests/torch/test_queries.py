@@ -359,6 +359,19 @@ def test_tuning_of_operators_is_refused() -> None:
             refused()
 
 
+@pytest.mark.parametrize("on", ["1", "0"])
+def test_tuning_by_a_variable_changes_nothing_and_says_so(on: str) -> None:
+    lines = "import torch; x = torch.ones(2, 2, device='cuda'); print((x @ x).sum().item(), torch.cuda.tunable.is_enabled())"
+    done = subprocess.run(
+        [sys.executable, "-c", lines],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTORCH_TUNABLEOP_ENABLED": on},
+    )
+    assert done.stdout.split() == ["8.0", "False"], done.stderr
+    assert done.stderr.count("PYTORCH_TUNABLEOP_ENABLED=1 changes nothing") == int(on)
+
+
 # Of torch._C: what takes a value, and what becomes of it. "kept": a test above, or one of the subject's own file, reads
 # it back or sees that it does something. "refused": an error by name.
 SETTERS = {

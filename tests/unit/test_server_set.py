@@ -11,8 +11,10 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from devproxy.proxy import server_set
-from devproxy.proxy.server import Server, ServerProcess
+from devproxy.proxy.server import Server, ServerProcess, environment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -35,6 +37,14 @@ proctree.descendants = ends
 begun.end_stragglers(frozenset(), lambda pid, status: True)
 assert begun.status == 137, begun.status
 """
+
+
+def test_no_server_tunes_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", "1")
+    monkeypatch.setenv("PYTORCH_TUNABLEOP_FILENAME", "results.csv")
+    monkeypatch.setenv("PYTORCH_OTHER", "1")
+    found = environment("/lib")
+    assert [name for name in found if name.startswith("PYTORCH_")] == ["PYTORCH_OTHER"]
 
 
 def test_one_that_ends_while_it_is_looked_for_is_waited_for() -> None:

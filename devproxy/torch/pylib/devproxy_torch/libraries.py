@@ -6,13 +6,19 @@ None is in this process. Where operators run on a real GPU, the server has them.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from devproxy_torch.plugin import ops_run_on_cuda
+from devproxy_torch.say import say_once
 from devproxy_torch.stand_ins import constant, only_off, refuse
 
 TUNABLE = "torch.cuda.tunable"
+_TUNABLE_ON = (
+    "PYTORCH_TUNABLEOP_ENABLED"  # torch reads the other PYTORCH_TUNABLEOP_* only where this is 1
+)
 _TUNABLE_SWITCHES = ("tunableop_enable", "tunableop_tuning_enable", "record_untuned_enable")
 _TUNABLE_REFUSED = (
     "get_filename",
@@ -90,6 +96,19 @@ def names(sc: Any) -> dict[str, object]:
             "torch.cuda.nccl", "use torch.distributed with the backend 'nccl'"
         )
     return found
+
+
+def saying_what_is_not_read(cuda_init: Any) -> Callable[[], None]:
+    """torch's own variable may be set for all jobs of a machine: unlike torch.cuda.tunable.enable() it is no error."""
+
+    def init() -> None:
+        if os.environ.get(_TUNABLE_ON) == "1":
+            say_once(
+                f"{_TUNABLE_ON}=1 changes nothing: operators run in the server, which does not tune them"
+            )
+        cuda_init()
+
+    return init
 
 
 def cudnn_version(number: int) -> tuple[int, int, int]:

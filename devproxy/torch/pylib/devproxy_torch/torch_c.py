@@ -32,6 +32,7 @@ def complete(module: ModuleType) -> None:
         **libraries.names(sc),
         **copies.names(),
     }
+    names["_cuda_init"] = libraries.saying_what_is_not_read(names["_cuda_init"])
     if plugin.ops_run_on_cuda():
         theirs = libraries.OF_THE_WHEEL
         names = {k: v for k, v in names.items() if k not in theirs or not hasattr(module, k)}
