@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import models
 
@@ -61,3 +62,34 @@ def test_example_trains(tmp_path: Path) -> None:
     losses = [float(line.split()[5]) for line in done.stdout.splitlines() if "  step " in line]
     assert len(losses) == 3
     assert losses[-1] < losses[0] < 6
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
+def test_quantization_aware_training() -> None:
+    """Per channel, the observers get their size in their first run."""
+    import torch.ao.quantization as quantization
+
+    def trained(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            quantization.QuantStub(),
+            nn.Conv2d(3, 4, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(4 * 36, 5),
+        ).train()
+        net.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+        net = quantization.prepare_qat(net).to(device)
+        images, kinds = torch.randn(6, 3, 8, 8).to(device), torch.randint(5, (6,)).to(device)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(images), kinds).backward()
+            optimizer.step()
+        scale = net[1].weight_fake_quant.scale
+        assert scale.shape == (4,) and scale.device.type == device
+        return [t.detach().cpu() for t in net.state_dict().values()]
+
+    for found, wanted in zip(trained("cuda"), trained("cpu"), strict=True):
+        assert found.equal(wanted)

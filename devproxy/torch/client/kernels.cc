@@ -16,6 +16,7 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
+#include <limits>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -139,6 +140,27 @@ Tensor& zero_(Tensor& t) {
   return t;
 }
 
+// Quantization-aware training. Per channel, this op gives its four empty observers their size in its first run, on the CPU
+// and on CUDA alike. Only the client can do that: to the device a tensor is memory.
+void observe_and_quantize(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  const size_t begin = stack->size() - schema.arguments().size();
+  const auto given = [&](const char* name) -> const c10::IValue& {
+    return (*stack)[begin + static_cast<size_t>(schema.argumentIndexWithName(name).value())];
+  };
+  const Tensor self = given("self").toTensor(), least = given("running_min").toTensor();
+  const int64_t axis = given("ch_axis").toInt();
+  if (given("per_row_fake_quant").toBool() && least.numel() == 0 && axis < self.dim()) {
+    const int64_t channels = self.size(axis);
+    constexpr auto kInfinity = std::numeric_limits<float>::infinity();
+    least.resize_({channels}).fill_(kInfinity);
+    given("running_max").toTensor().resize_({channels}).fill_(-kInfinity);
+    given("scale").toTensor().resize_({channels});
+    given("zero_point").toTensor().resize_({channels});
+  }
+  forward_op(op, stack);
+}
+
 bool no_ctc_tensor(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; }
 bool no_ctc_lengths(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) { return false; }
 
@@ -254,6 +276,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     m.impl("_use_miopen_ctc_loss.Tensor", no_ctc_lengths);
   }
   send_whole(m);
+  m.impl("_fused_moving_avg_obs_fq_helper", torch::CppFunction::makeFromBoxedFunction<&observe_and_quantize>());
 }
 
 std::unordered_set<std::string> g_known_ops;
