@@ -93,3 +93,19 @@ def test_quantization_aware_training() -> None:
 
     for found, wanted in zip(trained("cuda"), trained("cpu"), strict=True):
         assert found.equal(wanted)
+
+
+def test_an_encoder_that_makes_nested_tensors_is_told_how_not_to() -> None:
+    padded = torch.tensor([[False] * 5 + [True] * 2] * 2)
+
+    def encoded(device: str, nested: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        net = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).to(device).eval()
+        with torch.no_grad():
+            words = torch.randn(2, 7, 32).to(device)
+            return net(words, src_key_padding_mask=padded.to(device)).cpu()
+
+    with pytest.raises(NotImplementedError, match="enable_nested_tensor=False"):
+        encoded("cuda", nested=True)
+    assert encoded("cuda", nested=False).equal(encoded("cpu", nested=False))
