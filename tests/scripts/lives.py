@@ -21,7 +21,7 @@ FOLDER = os.environ.get("DEVPROXY_SCRIPTS", "")
 PYTHON = os.environ.get("DEVPROXY_SCRIPTS_PYTHON") or sys.executable
 # What a clock decides: numbers with a unit of time, and rates.
 CLOCKS = [
-    r"\d+(\.\d+)?(e[-+]?\d+)? ?(ms|s|sec|seconds|it/s|s/it)\b", r"ms/batch +\S+", r"time:? *\S+", r"mfu \S+",
+    r"\d+(\.\d+)?(e[-+]?\d+)? ?(ms|s|sec|secs|seconds|it/s|s/it)\b", r"ms/batch +\S+", r"time:? *\S+", r"mfu \S+",
     r"SPS: *\d+", r"\d\d:\d\d(:\d\d(\.\d+)?)?",
 ]  # fmt: skip
 
@@ -39,6 +39,9 @@ class Script:
     ignore: list[str] = field(default_factory=list)
     options: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
+    seeded: bool = False
+    pause_ms: int = 0
+    plain: bool = False
     unseeded: bool = False
     unordered: bool = False
     brief: bool = False
@@ -49,7 +52,15 @@ class Script:
         return HERE / "stand_ins" if self.of == "stand-in" else Path(FOLDER) / self.of
 
     def words(self, home: Path) -> list[str]:
-        return ["env", "-C", str(home / "work" / self.folder), PYTHON, "-u", *self.command]
+        at, before = 0, []
+        if self.seeded:  # a launcher of several processes gives each of them the wrapper
+            scripts = [at for at, word in enumerate(self.command) if word.endswith(".py")]
+            at = scripts[0] if scripts else self.command.index("-m")
+            before = [str(HERE / "seeded.py")]
+            if self.pause_ms:
+                before += ["--pause-ms", str(self.pause_ms)]
+        command = [*self.command[:at], *before, *self.command[at:]]
+        return ["env", "-C", str(home / "work" / self.folder), PYTHON, "-u", *command]
 
     def environment(self, home: Path) -> dict[str, str]:
         path = {"PYTHONPATH": str(home / "work" / self.path)} if self.path else {}
@@ -111,6 +122,26 @@ def undisturbed(script: Script) -> list[str]:
         job = run(world, script)
         assert job.wait(script.timeout_s) == 0, world.tail()
         return script.lines(world.text(), world.home)
+    finally:
+        world.close()
+
+
+def plain(script: Script) -> list[str]:
+    """What it says without devproxy, on the CPU."""
+    world = World()
+    try:
+        start(world, script)
+        done = subprocess.run(
+            script.words(world.home),
+            env=world.env | script.environment(world.home) | {"CUDA_VISIBLE_DEVICES": ""},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=script.timeout_s,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout[-3000:]
+        return script.lines(done.stdout, world.home)
     finally:
         world.close()
 
