@@ -26,8 +26,9 @@ class Job:
 
     def __init__(
         self, world: World, name: str, gpus: str, *programs: str, mode: str = TEST_MODE, hold: bool = False,
-        device: str = "soft",
+        device: str = "soft", ranks: int = RANKS,
     ) -> None:  # fmt: skip
+        self._ranks = ranks
         self._world, self.folder = world, world.home / f"folder-{name}"
         self._hold, self._log = world.home / f"hold-{name}", world.home / f"log-{name}"
         self._hold.touch()
@@ -35,7 +36,7 @@ class Job:
         if hold:
             env["UNLIKE_HOLD"] = str(self._hold)
         run = (sys.executable, "-m", "devproxy.cli.run", "--device", device, "--name", name)
-        script = (sys.executable, str(SUBJECTS / "unlike.py"), str(RANKS), str(self.folder))
+        script = (sys.executable, str(SUBJECTS / "unlike.py"), str(ranks), str(self.folder))
         self.name = name
         with self._log.open("wb") as log:
             self._job = subprocess.Popen(
@@ -51,14 +52,14 @@ class Job:
 
         def through() -> bool:
             assert self._job.poll() is None, self._log.read_text()[-2000:]
-            return all((self.folder / f"ended-{rank}").exists() for rank in range(RANKS))
+            return all((self.folder / f"ended-{rank}").exists() for rank in range(self._ranks))
 
         self._world.wait(through, 150, "the ranks")
 
     def counts(self, moving: bool = False) -> dict[str, int]:
         """moving: the ranks still run. The servers are asked one after another, so each may say more than the one before."""
         servers = self._world.ctl_json("status", self.name)["servers"]
-        assert isinstance(servers, list) and len(servers) == RANKS
+        assert isinstance(servers, list) and len(servers) == self._ranks
         counts: dict[str, int] = servers[0]["splicing"]
         assert moving or all(server["splicing"] == counts for server in servers)  # of one GPU
         return counts
@@ -201,6 +202,87 @@ def test_a_rank_that_has_more_buffers_than_the_others_shares_what_all_have(world
     # parameters, which lie where they do everywhere.
     bytes_ = 4 * (48 * 1024 + 1024 * 1024)
     assert counts["saved_bytes"] > 0.95 * (RANKS - 1) * 4 * bytes_, counts
+
+
+# Of a model of sharded.py: its two large matrices.
+SHARDED_BYTES = 2 * 4 * 256 * 512
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(
+    ("program", "ranks", "times"),
+    [
+        # Four times the model: parameters, two states, and what a step makes on the way. Of that, the second copy.
+        ("hsdp", 4, 4),
+        # Of two copies of four, two parts of each, there are two again.
+        ("threed", 8, 8),
+        # The states and what a step makes: two halves of the ranks have them. Each broadcast writes parameters alone.
+        ("zero1", 4, 3),
+    ],
+)
+def test_ranks_that_hold_the_same_part_keep_it_once(
+    world: World, program: str, ranks: int, times: int
+) -> None:
+    """Of ranks on one GPU only some are replicas of one another."""
+    apart = Job(world, "apart", f"--gpus {ranks}", program, ranks=ranks)
+    expected = apart.results()
+    shared = ",".join(["0"] * ranks)
+    job = Job(
+        world, "together", f"--gpu {shared}", program,
+        mode=f"{TEST_MODE},patient", hold=True, ranks=ranks,
+    )  # fmt: skip
+    job.wait()
+    counts = job.counts()
+    assert job.results() == expected
+    assert counts["different"] == 0
+    assert 0.95 < counts["saved_bytes"] / (times * SHARDED_BYTES) < 1.05, counts
+
+
+class Counted:
+    """tests/subjects/counted.py, on one GPU."""
+
+    def __init__(self, world: World, ranks: int) -> None:
+        self._world, self._ranks, self._folder = world, ranks, world.home / f"counted-{ranks}"
+        self._folder.mkdir()
+        self._name = f"of-{ranks}"
+        script = (sys.executable, str(SUBJECTS / "counted.py"), str(ranks), str(self._folder))
+        gpus = ",".join(["0"] * ranks)
+        self._job = world.run(*script, name=self._name, options=("--gpu", gpus),
+                              DEVPROXY_SPLICING=f"{TEST_MODE},patient")  # fmt: skip
+        self._sum = self._go_to("warm")
+
+    def _go_to(self, stage: str) -> tuple[int, int]:
+        """Launches and those of them that were squashed, since the job's begin."""
+
+        def stand() -> bool:
+            assert self._job.poll() is None, self._world.tail()
+            return len(list(self._folder.glob(f"at-{stage}-*"))) == self._ranks
+
+        self._world.wait(stand, 90, stage)
+        servers = self._world.ctl_json("status", self._name)["servers"]
+        assert isinstance(servers, list)
+        launched = sum(server["totals"]["launches"] for server in servers)
+        splicing = servers[0]["splicing"]
+        (self._folder / f"go-{stage}").touch()
+        return launched, splicing["squashed"] if splicing else 0
+
+    def until(self, stage: str) -> tuple[int, int]:
+        """Those since the stage before: launches that were executed, and squashed ones."""
+        before, self._sum = self._sum, self._go_to(stage)
+        squashed = self._sum[1] - before[1]
+        return self._sum[0] - before[0] - squashed, squashed
+
+
+def test_forward_and_backward_run_at_each_rank_and_the_step_once(world: World) -> None:
+    """The kernels of a GPT's steps, counted: nothing is left out but the optimizer's, and of these all but one rank's."""
+    one, all_ranks = Counted(world, 1), Counted(world, RANKS)
+    for step in range(3):
+        executed, _ = one.until(f"backward-{step}")
+        assert executed > 50
+        assert all_ranks.until(f"backward-{step}") == (RANKS * executed, 0)
+        window, _ = one.until(f"step-{step}")
+        assert window >= 8
+        assert all_ranks.until(f"step-{step}") == (window, (RANKS - 1) * window)
 
 
 def test_splicing_can_be_switched_off(world: World) -> None:

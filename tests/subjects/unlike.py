@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import sharded
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -501,7 +502,9 @@ PROGRAMS: dict[str, Callable[[Rank], Losses]] = {
 }  # fmt: skip
 
 
-LONG = {"late": late, "large_average": average_model}  # by name only
+# By name only.
+LONG = {"late": late, "large_average": average_model}
+BY_NAME: dict[str, Callable[[Rank], Losses]] = {**PROGRAMS, **LONG, **sharded.PROGRAMS}
 STEPS_OF = {"update_of_one_step": 42}
 
 
@@ -510,6 +513,7 @@ def digest(r: Rank, losses: Losses) -> str:
     hashed = hashlib.sha256()
 
     def add(value: object) -> None:
+        value = value.to_local() if hasattr(value, "to_local") else value
         if isinstance(value, Tensor):
             hashed.update(value.detach().cpu().numpy().tobytes())
         elif isinstance(value, torch.optim.Optimizer):
@@ -537,7 +541,7 @@ def rank_main(number: int, ranks: int, folder: Path, names: list[str]) -> None:
         own.mkdir(exist_ok=True)
         large = {"width": 1024, "steps": 60}
         r = Rank(own, **large if name in LONG else {"steps": STEPS_OF.get(name, STEPS)})
-        (own / f"digest-{number}").write_text(digest(r, (PROGRAMS | LONG)[name](r)))
+        (own / f"digest-{number}").write_text(digest(r, BY_NAME[name](r)))
     (folder / f"ended-{number}").touch()
     while hold and os.path.exists(hold):
         time.sleep(0.01)
