@@ -95,17 +95,39 @@ def test_quantization_aware_training() -> None:
         assert found.equal(wanted)
 
 
-def test_an_encoder_that_makes_nested_tensors_is_told_how_not_to() -> None:
-    padded = torch.tensor([[False] * 5 + [True] * 2] * 2)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("as_floats", [False, True])
+def test_an_encoder_that_makes_nested_tensors_of_its_padding(normed: bool, as_floats: bool) -> None:
+    padded = torch.tensor([[False] * 7, [False] * 5 + [True] * 2, [False] + [True] * 6])
+    mask = torch.zeros(3, 7).masked_fill(padded, -torch.inf) if as_floats else padded
 
     def encoded(device: str, nested: bool) -> torch.Tensor:
         torch.manual_seed(0)
         layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
-        net = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).to(device).eval()
+        norm = nn.LayerNorm(32) if normed else None
+        net = nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=nested).to(device).eval()
+        words = torch.randn(3, 7, 32).to(device)
         with torch.no_grad():
-            words = torch.randn(2, 7, 32).to(device)
-            return net(words, src_key_padding_mask=padded.to(device)).cpu()
+            return net(words, src_key_padding_mask=mask.to(device)).cpu()
 
-    with pytest.raises(NotImplementedError, match="enable_nested_tensor=False"):
-        encoded("cuda", nested=True)
-    assert encoded("cuda", nested=False).equal(encoded("cpu", nested=False))
+    found, dense = encoded("cuda", nested=True), encoded("cpu", nested=False)
+    assert found[~padded].equal(dense[~padded])
+    torch.testing.assert_close(found, encoded("cpu", nested=True))  # zeros in the padding, too
+    if not normed:
+        assert not found[padded].any()
+
+
+def test_a_scripted_encoder() -> None:
+    torch.manual_seed(0)
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
+    words, padded = torch.randn(2, 7, 32), torch.tensor([[False] * 7, [False] * 5 + [True] * 2])
+    wanted = net(words, src_key_padding_mask=padded)
+    with torch.no_grad():
+        assert torch.jit.script(net)(words, src_key_padding_mask=padded).shape == wanted.shape
+
+
+def test_a_nested_tensor_is_refused_by_name() -> None:
+    with pytest.raises(NotImplementedError, match="devproxy has no nested tensors"):
+        torch._nested_tensor_from_mask(
+            torch.zeros(2, 3, 4, device="cuda"), torch.ones(2, 3, dtype=torch.bool, device="cuda")
+        )
