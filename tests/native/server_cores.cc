@@ -29,6 +29,7 @@
 #include "devproxy/csrc/server/state_record.h"
 #include "devproxy/hal/queue.h"
 #include "devproxy/hal/soft/range_set.h"
+#include "devproxy/torch/executor/placement.h"
 
 using namespace devproxy;
 using namespace devproxy::server;
@@ -455,6 +456,45 @@ void trace_of_constant_and_random_memory() {
   EXPECT(rising.trough_bytes() == 0 && !rising.at_trough(1) && !rising.at_trough(UINT64_MAX / 2));
 }
 
+// An op that makes temporaries of `bytes` first, as many as `before`, and then its result. Where that came to lie.
+const void* run_op(const void* op, void* output, size_t bytes, int before) {
+  static char heap[8];
+  int heaps = 0;
+  const auto allocate = [&] {
+    if (void* p = aten::placement::take(bytes)) return static_cast<const void*>(p);
+    aten::placement::note(bytes, &heap[heaps]);
+    return static_cast<const void*>(&heap[heaps++]);
+  };
+  aten::PlacementScope scope(op);
+  const size_t number = scope.offer(output, bytes);
+  scope.open();
+  for (int i = 0; i < before; i++) allocate();
+  const void* const result = allocate();
+  scope.close();
+  scope.became(number, result);
+  scope.remember();
+  return result;
+}
+
+void a_result_gets_its_place_also_behind_temporaries_of_its_size() {
+  void* const output = reinterpret_cast<void*>(kRangeBase + 4096);
+  int op = 0, other = 0;
+  EXPECT(run_op(&op, output, 64, 0) == output);
+  EXPECT(run_op(&op, output, 128, 2) != output);
+  for (int i = 0; i < 3; i++) EXPECT(run_op(&op, output, 128, 2) == output);               // remembered
+  EXPECT(run_op(&op, output, 64, 0) == output);                                            // of that size only
+  EXPECT(run_op(&other, output, 128, 0) == output);                                        // and of that op
+  EXPECT(run_op(&op, output, 128, 1) != output && run_op(&op, output, 128, 1) == output);  // it may go another way
+  // What is freed before the result comes is free for it.
+  aten::PlacementScope scope(&other);
+  scope.offer(output, 32);
+  EXPECT(aten::placement::take(32) == nullptr);  // not open yet
+  scope.open();
+  EXPECT(aten::placement::take(32) == output && aten::placement::take(32) == nullptr);
+  aten::placement::give_back(output);
+  EXPECT(aten::placement::take(32) == output && aten::placement::take(16) == nullptr);
+}
+
 // A state as servers wrote it before they had structs for it: members in another order, some missing.
 void a_state_keeps_its_form() {
   const std::string text =
@@ -790,6 +830,7 @@ int main() {
   cut_has_patience();
   images_live_as_long_as_somebody_holds_them();
   trace_finds_the_point_after_zero_grad();
+  a_result_gets_its_place_also_behind_temporaries_of_its_size();
   trace_forgets_an_earlier_phase();
   trace_of_constant_and_random_memory();
   a_state_keeps_its_form();

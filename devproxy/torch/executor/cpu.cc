@@ -34,7 +34,9 @@ class PlacingAllocator final : public c10::Allocator {
   explicit PlacingAllocator(c10::Allocator* base) : base_(base) { g_base = base; }
   c10::DataPtr allocate(size_t bytes) override {
     if (void* p = placement::take(bytes)) return {p, p, &placement::give_back, c10::kCPU};
-    return base_->allocate(bytes);
+    c10::DataPtr got = base_->allocate(bytes);
+    placement::note(bytes, got.get());
+    return got;
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_raw; }
   void copy_data(void* dst, const void* src, size_t bytes) const override { base_->copy_data(dst, src, bytes); }

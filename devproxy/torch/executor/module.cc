@@ -466,10 +466,14 @@ void run(const Kernel& kernel, const devproxy_soft_launch& launch, const BlockHe
   std::optional<DefaultGeneratorScope> default_generator;
   if (ambient.defined()) default_generator.emplace(client, ambient);
 
-  PlacementScope placement;
-  for (const auto& out : outputs)
+  PlacementScope placement(&kernel);
+  c10::SmallVector<std::pair<size_t, size_t>, 4> offered;  // an output, the number of its offer
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const at::Tensor& out = outputs[i];
     if (out.defined() && out.numel() != 0 && out.is_non_overlapping_and_dense())
-      placement.offer(out.mutable_data_ptr(), out.storage().nbytes());
+      offered.emplace_back(i, placement.offer(out.mutable_data_ptr(), out.storage().nbytes()));
+  }
+  placement.open();
   try {
     call(kernel, stack);
   } catch (...) {
@@ -497,6 +501,9 @@ void run(const Kernel& kernel, const devproxy_soft_launch& launch, const BlockHe
     for_each_new_tensor(kernel, stack, [&](const at::Tensor& t) { results.push_back(t); });
   }
   stack.clear();
+  for (const auto& [i, number] : offered)
+    if (i < results.size() && results[i].defined()) placement.became(number, results[i].data_ptr());
+  placement.remember();
   deliver(results, outputs);
   if (header.reply_addr != 0) send_host_results(header, results);
 }
