@@ -25,16 +25,16 @@ import pytest
 VARIABLE = "DEVPROXY_TEST_SWEEPS"
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLED = {
-    "tests/checkpoint": 0.12,
-    "tests/fault": 0.12,
-    "tests/comm": 0.25,
-    "tests/integration/test_cudart.py": 0.35,
-    "tests/integration/test_cudart_programs.py": 0.35,
+    "tests/checkpoint": 0.08,
+    "tests/fault": 0.08,
+    "tests/comm": 0.2,
+    "tests/integration/test_cudart.py": 0.25,
+    "tests/integration/test_cudart_programs.py": 0.25,
     "tests/integration/test_fuzz.py": 0.33,  # tests/prebuild.py makes only the server that it needs
-    "tests/integration/test_gpu_check.py": 0.35,
-    "tests/integration/test_model.py": 0.35,
+    "tests/integration/test_gpu_check.py": 0.25,
+    "tests/integration/test_model.py": 0.25,
     "tests/integration/test_process_group.py": 0.3,
-    "tests/integration": 0.5,
+    "tests/integration": 0.4,
     "tests/native/test_reduce_ptx.py": 0.3,
     "tests/torch/test_compile.py": 0.5,
     "tests/torch/test_guards.py": 0.5,
