@@ -13,13 +13,10 @@ import pytest
 from tests.checkpoint.hosts import Hosts
 from tests.checkpoint.world import SUBJECTS, World, without_pauses
 from tests.fault.host_kills import kind, processes
-from tests.fault.test_resize_points import as_told, placement
+from tests.fault.test_resize_points import NEW, OLD, STEPS, as_told, placement
 from tests.integration.needs import require_criu
 
-# Of each host two: node 0's, and then node 1's.
-OLD, NEW = [0, 0, 1, 2], [3, 4, 3, 3]
-STEPS = 300
-# Where, how, and who is left: the job at OLD, or nobody. agree is node 0's alone.
+# Where, how, and who is left: the job at OLD, or nobody. agree is node 0's alone. Of OLD and NEW the first two GPUs are node 0's.
 CASES = [
     ("agree", "error", OLD),
     ("server_cut_parked", "error", OLD),

@@ -112,7 +112,7 @@ void PlacementScope::became(size_t number, const void* p) {
     if (s.bytes == o.bytes && s.p == p) o.was = s.turn;  // the last: the address may have been a temporary's before
 }
 
-// Two offers of one size keep apart: both have turns then, or none has.
+// Also of the offers that did not miss: else one of those might take what is another's turn the next time.
 void PlacementScope::remember() {
   std::vector<Offer>& list = t_offers.list;
   if (std::none_of(list.begin(), list.end(), [](const Offer& o) { return o.missed; })) return;

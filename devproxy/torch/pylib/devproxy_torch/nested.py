@@ -27,7 +27,8 @@ def complete(module: ModuleType) -> None:
             raise wants_nested("devproxy has no nested tensors on the device")
         return packed(tensor, *rest, **more)
 
-    # TorchScript takes the source of what is wrapped, but the names of this one: so it has torch's own globals (_as_of).
+    # TorchScript takes the source of what is wrapped, but the names of this one: so _as_of gives it torch's own globals, and what
+    # it needs of this module, Nested among it, are variables of complete().
     def padded(
         self: Any,
         src: Any,
