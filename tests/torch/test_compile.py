@@ -245,6 +245,21 @@ def test_the_modules_know_the_servers_header(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_one_thread_that_compiles() -> None:
+    """Inductor waits for no compiler then: so it is by itself on a machine of one core."""
+    said = run(
+        """
+        torch._inductor.config.compile_threads = 1
+        @torch.compile
+        def on_gpu(x):
+            return (x * 2 + 1).sin()
+        found = on_gpu(torch.ones(1000, device="cuda")).cpu()
+        assert torch.allclose(found, torch.full((1000,), 3.0).sin())
+        """
+    )
+    assert LINE not in said, said
+
+
 def test_a_graph_of_the_host_is_compiled() -> None:
     said = run(
         """

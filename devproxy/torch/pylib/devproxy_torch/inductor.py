@@ -209,6 +209,7 @@ def _compilers() -> Any:
 
 def _module(_: object, name: str, types: Sequence[str], source: str) -> Any:
     """A method of AsyncCompile: starts the compiler, which is waited for with all others."""
+    from torch._inductor import config
     from torch._inductor.codecache import LambdaFuture
 
     if WORD * len(types) > BLOCK_LIMIT:
@@ -224,7 +225,8 @@ def _module(_: object, name: str, types: Sequence[str], source: str) -> Any:
         with open(made(), "rb") as file:
             return _Kernel(name, len(types), file.read())
 
-    return LambdaFuture(kernel)
+    # With one thread (a machine of one core, TORCHINDUCTOR_COMPILE_THREADS=1) AsyncCompile.wait() asks no future.
+    return LambdaFuture(kernel) if (config.compile_threads or 1) > 1 else kernel()
 
 
 def _for_gpu(text: str, index: int) -> str:
