@@ -218,6 +218,8 @@ SHARDED_BYTES = 2 * 4 * 256 * 512
         ("threed", 8, 8),
         # The states and what a step makes: two halves of the ranks have them. Each broadcast writes parameters alone.
         ("zero1", 4, 3),
+        # Kernels of Inductor say what they read and write. Before they did, nothing was kept once.
+        ("compiled", 2, 4),
     ],
 )
 def test_ranks_that_hold_the_same_part_keep_it_once(

@@ -51,6 +51,16 @@ def hsdp(r: Rank) -> list[Tensor]:
     return train(r, model, optimizer)
 
 
+def compiled(r: Rank) -> list[Tensor]:
+    """All ranks have the same, and Inductor's kernels run in each step."""
+    model = torch.compile(net())
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
+    r.parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(r.parameters, lr=1e-3)
+    r.keep.append(optimizer)
+    return train(r, model, optimizer)
+
+
 def zero1(r: Rank) -> list[Tensor]:
     """Each half of the ranks shards the optimizer's states over itself; all have all parameters."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -102,4 +112,6 @@ def threed(r: Rank) -> list[Tensor]:
     return losses
 
 
-PROGRAMS: dict[str, Callable[[Rank], list[Tensor]]] = {f.__name__: f for f in (hsdp, zero1, threed)}
+PROGRAMS: dict[str, Callable[[Rank], list[Tensor]]] = {
+    f.__name__: f for f in (hsdp, compiled, zero1, threed)
+}

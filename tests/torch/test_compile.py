@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -222,6 +222,8 @@ def test_the_modules_know_the_servers_header(tmp_path: Path) -> None:
         "devproxy_soft_launch": "params params_bytes services function_cookie error error_bytes state",
         "devproxy_soft_function": "kernel cookie max_threads shared_bytes n_params params",
         "devproxy_soft_module_table": "abi n_globals globals get_function load",
+        "devproxy_soft_stretch": "place writes",
+        "devproxy_soft_footprint": "name n_stretches stretches",
     }
     lines = [
         "#include <cstddef>",
@@ -258,6 +260,25 @@ def test_one_thread_that_compiles() -> None:
         """
     )
     assert LINE not in said, said
+
+
+def test_a_kernel_of_so_many_tensors_that_a_launch_cannot_say_how_far_each_reaches() -> None:
+    from devproxy_torch import inductor
+
+    made = []
+    plain = inductor.module_text
+
+    def module_text(name: str, types: Sequence[str], source: str) -> str:
+        made.append(types)
+        return plain(name, types, source)
+
+    many = [torch.full((64,), float(i)) for i in range(200)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inductor, "module_text", module_text)
+        patch.setattr(torch._inductor.config, "realize_reads_threshold", 1000)
+        found = torch.compile(lambda *given: sum(given))(*(one.cuda() for one in many))
+    assert len(made) == 1 and len(made[0]) > 200 and not inductor.told_pointers(made[0])
+    assert torch.equal(found.cpu(), sum(many))
 
 
 def test_a_graph_of_the_host_is_compiled() -> None:

@@ -111,6 +111,9 @@ StatusOr<std::shared_ptr<HostModule>> HostModule::load(const uint8_t* image, siz
     module->globals_.push_back({global.name, {addr, global.bytes}});
   }
   module->function_names_ = static_cast<const char* const*>(dlsym(module->library_, "devproxy_soft_function_names"));
+  if (const void* list = dlsym(module->library_, "devproxy_soft_footprints"))
+    for (auto* one = static_cast<const devproxy_soft_footprint*>(list); one->name; one++)
+      module->footprints_.emplace(one->name, one);
   if (!module->executor_) return module;
 
   const devproxy_executor_host host{config.framework_ordinal,
@@ -216,7 +219,23 @@ HostModule::~HostModule() {
 
 int HostModule::footprint(const std::string& function, const uint8_t* params, uint64_t params_bytes,
                           std::vector<devproxy_executor_access>* accesses, uint64_t* digest) const {
-  if (!executor_) return DEVPROXY_EXECUTOR_UNKNOWN;
+  if (!executor_) {
+    const auto it = footprints_.find(function);
+    if (it == footprints_.end()) return DEVPROXY_EXECUTOR_UNKNOWN;
+    accesses->clear();
+    for (uint32_t i = 0; i < it->second->n_stretches; i++) {
+      const devproxy_soft_stretch& stretch = it->second->stretches[i];
+      devproxy_executor_access access{};
+      const uint64_t end = uint64_t{stretch.place} + sizeof access.addr + sizeof access.bytes;
+      if (end > params_bytes) return DEVPROXY_EXECUTOR_UNKNOWN;
+      std::memcpy(&access.addr, params + stretch.place, sizeof access.addr);
+      std::memcpy(&access.bytes, params + stretch.place + sizeof access.addr, sizeof access.bytes);
+      access.place = stretch.place;
+      access.flags = DEVPROXY_EXECUTOR_READS | (stretch.writes ? DEVPROXY_EXECUTOR_WRITES : 0);
+      accesses->push_back(access);
+    }
+    return DEVPROXY_EXECUTOR_KNOWN;
+  }
   for (accesses->resize(std::max<size_t>(accesses->capacity(), 16));;) {
     const auto room = static_cast<uint32_t>(accesses->size());
     uint32_t needed = 0;

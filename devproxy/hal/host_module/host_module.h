@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "devproxy/hal/hal.h"
@@ -67,6 +68,7 @@ class HostModule final : public Module {
   void* state_ = nullptr;
   SpaceOwner* owner_ = nullptr;
   const char* const* function_names_ = nullptr;
+  std::unordered_map<std::string, const devproxy_soft_footprint*> footprints_;  // by the kernel's name
   std::vector<PlacedGlobal> globals_;
 };
 

@@ -8,6 +8,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
@@ -207,6 +208,29 @@ bool stream_is_capturing(DeviceIndex device) {
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+// One launch of a kernel of torch.compile's: a word for each argument and, where the module wants to know, for each tensor
+// where its storage begins and its bytes. A kernel may reach all of a storage, as by as_strided.
+void launch_words(uintptr_t function, const py::tuple& given, bool tells_stretches) {
+  c10::SmallVector<uint64_t, 64> words, stretches;
+  for (const py::handle one : given) {
+    if (!THPVariable_Check(one.ptr())) {
+      words.push_back(static_cast<uint64_t>(py::int_(py::reinterpret_borrow<py::object>(one)).cast<int64_t>()));
+      continue;
+    }
+    const at::Tensor& tensor = THPVariable_Unpack(one.ptr());
+    words.push_back(reinterpret_cast<uint64_t>(tensor.data_ptr()));
+    const c10::Storage& storage = tensor.storage();
+    stretches.push_back(reinterpret_cast<uint64_t>(storage.data()));
+    stretches.push_back(storage.nbytes());
+  }
+  if (tells_stretches) words.append(stretches.begin(), stretches.end());
+  void* params[] = {words.data()};
+  const CUstream stream = current_stream(current_device());
+  const py::gil_scoped_release others_run;
+  check(driver().cuLaunchKernel(reinterpret_cast<CUfunction>(function), 1, 1, 1, 1, 1, 1, 0, stream, params, nullptr),
+        "a kernel of torch.compile");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -265,6 +289,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("default_stream", [](int d) { return stream_tuple(index_or_current(d), 0); });
   m.def("raw_stream",
         [](int d, int64_t id) { return reinterpret_cast<uintptr_t>(stream_handle(index_or_current(d), id)); });
+  m.def("launch_words", &launch_words);
   m.def("set_stream", [](int64_t id, int d) {
     set_current_device(index_or_current(d));
     set_current_stream_id(static_cast<DeviceIndex>(d), id);

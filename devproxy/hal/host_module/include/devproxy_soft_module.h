@@ -75,6 +75,21 @@ typedef struct devproxy_soft_module_table {
  * table, so that a module without it is as good as ever. */
 extern DEVPROXY_SOFT_MODULE_EXPORT const char* const devproxy_soft_function_names[];
 
+/* What a kernel reads and writes of device memory: stretches that its parameters name. */
+typedef struct devproxy_soft_stretch {
+  uint32_t place;  /* in the parameter block: an address, eight bytes, and behind it the stretch's bytes, eight more */
+  uint32_t writes; /* 0: it is only read */
+} devproxy_soft_stretch;
+typedef struct devproxy_soft_footprint {
+  const char* name; /* of the kernel */
+  uint32_t n_stretches;
+  const devproxy_soft_stretch* stretches; /* nothing else is touched */
+} devproxy_soft_footprint;
+
+/* Closed by a name of NULL. Optional. A kernel that is not listed may touch anything, so the ranks of one GPU keep nothing
+ * once that have launched it. */
+extern DEVPROXY_SOFT_MODULE_EXPORT const devproxy_soft_footprint devproxy_soft_footprints[];
+
 /* The table's name in every module. */
 extern DEVPROXY_SOFT_MODULE_EXPORT const devproxy_soft_module_table devproxy_soft_module;
 

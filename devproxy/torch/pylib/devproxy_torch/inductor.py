@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from devproxy_torch.plugin import bindings
+
 # What a module says of itself: the part of devproxy_soft_module.h that these modules need, which a job's machine may not
 # have. A test compares the two.
 MODULE_ABI = """
@@ -58,10 +60,19 @@ typedef struct devproxy_soft_module_table {
   int (*get_function)(const char* name, devproxy_soft_function* out);
   int (*load)(uint32_t device, char* error, uint64_t error_bytes);
 } devproxy_soft_module_table;
+typedef struct devproxy_soft_stretch {
+  uint32_t place;
+  uint32_t writes;
+} devproxy_soft_stretch;
+typedef struct devproxy_soft_footprint {
+  const char* name;
+  uint32_t n_stretches;
+  const devproxy_soft_stretch* stretches;
+} devproxy_soft_footprint;
 }
 """
-# All of a kernel's arguments are one parameter: eight bytes for each. A failed check of an index throws; on a GPU that is a
-# device-side assertion.
+# All of a kernel's arguments are one parameter: eight bytes for each. Behind them, for each tensor, where its storage begins
+# and its bytes: what the kernel can reach. A failed check of an index throws; on a GPU that is a device-side assertion.
 MODULE = """
 #include <cstdint>
 #include <cstdio>
@@ -98,6 +109,14 @@ extern __attribute__((visibility("default"))) const char* const devproxy_soft_fu
 const char* const devproxy_soft_function_names[] = {"%(name)s", nullptr};
 }
 """
+FOOTPRINTS = """
+extern "C" {
+static const devproxy_soft_stretch devproxy_stretches[] = {%(stretches)s};
+extern __attribute__((visibility("default"))) const devproxy_soft_footprint devproxy_soft_footprints[];
+const devproxy_soft_footprint devproxy_soft_footprints[] = {{"%(name)s", %(pointers)d, devproxy_stretches},
+                                                            {nullptr, 0, nullptr}};
+}
+"""
 WORD = 8  # bytes of an argument
 BLOCK_LIMIT = 4096  # bytes of a launch's parameters, cuda.h before 12.1
 # Inductor's own settings for such a graph, whatever the script has set: the wrapper is Python, whose text we know; the server
@@ -128,40 +147,53 @@ def module_text(name: str, types: Sequence[str], source: str) -> str:
         f"*reinterpret_cast<const std::decay_t<{kind}>*>(block + {WORD * i})"
         for i, kind in enumerate(types)
     )
+    pointers = told_pointers(types)
+    # Inductor passes what a kernel only reads as const. One buffer may come as both; then it is written.
+    stretches = (
+        f"{{{WORD * (len(types) + 2 * i)}, {int(not kind.startswith('const '))}}}"
+        for i, kind in enumerate(pointers)
+    )
     filled = {
         "abi": MODULE_ABI,
         "name": name,
         "arguments": arguments,
-        "bytes": WORD * len(types),
+        "bytes": WORD * (len(types) + 2 * len(pointers)),
+        "pointers": len(pointers),
+        "stretches": ", ".join(stretches),
     }
-    return source + MODULE % filled
+    return source + MODULE % filled + (FOOTPRINTS % filled if pointers else "")
+
+
+def told_pointers(types: Sequence[str]) -> list[str]:
+    """The arguments of which a launch says how far they reach: all tensors, or none where its parameters have no room. A
+    kernel that says nothing counts as one that may touch anything."""
+    pointers = [kind for kind in types if kind.endswith("*")]
+    has_room = WORD * (len(types) + 2 * len(pointers)) <= BLOCK_LIMIT
+    return pointers if has_room else []
 
 
 class _Kernel:
     """Called as Inductor's code calls a C++ kernel: with tensors and integers."""
 
-    def __init__(self, name: str, words: int, image: bytes) -> None:
+    def __init__(self, name: str, types: Sequence[str], image: bytes) -> None:
         self._name, self._image = name.encode(), image
-        self._block = ctypes.c_uint64 * words
-        self._functions: dict[int, ctypes.c_void_p] = {}  # by the GPU's index
+        self._tells = bool(told_pointers(types))
+        self._launch = bindings().launch_words
+        self._functions: dict[int, int] = {}  # by the GPU's index
 
     def __call__(self, *given: Any) -> None:
         index = torch._C._cuda_getDevice()
         function = self._functions.get(index)
         if function is None:
             function = self._functions[index] = self._load()
-        block = self._block(
-            *(one.data_ptr() if isinstance(one, torch.Tensor) else int(one) for one in given)
-        )
-        params = (ctypes.c_void_p * 1)(ctypes.addressof(block))
-        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
-        _check(_driver().cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, params, None))
+        self._launch(function, given, self._tells)
 
-    def _load(self) -> ctypes.c_void_p:
+    def _load(self) -> int:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         _check(_driver().cuModuleLoadData(ctypes.byref(module), self._image))
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, self._name))
-        return function
+        assert function.value
+        return function.value
 
 
 @functools.cache
@@ -223,7 +255,7 @@ def _module(_: object, name: str, types: Sequence[str], source: str) -> Any:
 
     def kernel() -> _Kernel:
         with open(made(), "rb") as file:
-            return _Kernel(name, len(types), file.read())
+            return _Kernel(name, types, file.read())
 
     # With one thread (a machine of one core, TORCHINDUCTOR_COMPILE_THREADS=1) AsyncCompile.wait() asks no future.
     return LambdaFuture(kernel) if (config.compile_threads or 1) > 1 else kernel()
