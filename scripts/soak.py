@@ -343,14 +343,14 @@ CAMPAIGNS = [
     ),
     Campaign(
         "host-kills",
-        "kill -9 of any process of a job on two hosts, or of a whole host, in and out of every verb; bitwise right",
-        96,  # every victim in every verb, twice
+        "kill -9 of any process of a job on two hosts, or of a whole host, in and out of every verb, resize too; bitwise right",
+        112,  # every victim in every verb, twice
         of_tests("host_kills"),
     ),
     Campaign(
         "cuda-host-kills",
         "the same on hal/cuda, over a fake driver and a fake NCCL",
-        96,
+        112,
         cuda_host_kills,
     ),
     Campaign(

@@ -28,7 +28,7 @@ from tests.checkpoint.world import SUBJECTS, World, without_pauses
 from tests.living import matching
 from tests.native.test_hal_cuda import fake_gpus
 
-VERBS = ("", "checkpoint", "suspend", "resume", "restore", "migrate")
+VERBS = ("", "checkpoint", "suspend", "resume", "restore", "migrate", "resize")
 VICTIMS = ("rank", "init", "server", "supervisor", "daemon", "criu", "host", "everything")
 STAGES: dict[str, tuple[str, ...]] = {
     "checkpoint": ("agree", "cut", "device", "host", "files", "thaw", "upload", "commit"),
@@ -36,6 +36,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "resume": ("fetch", "device", "files", "host", "go on"),
     "restore": ("fetch", "device", "files", "host", "go on"),
     "migrate": ("agree", "cut", "device", "restore", "hand_over"),
+    "resize": ("agree", "cut", "device", "restore", "hand_over"),
 }
 PLACES = ((0, 1), (1, 0), (0, 0), (1, 1))
 APART = PLACES[
@@ -126,6 +127,8 @@ def begin(
     if verb == "restore":
         return world.bring_back(places)
     words = [verb, "j"]
+    if verb == "resize":
+        words += fewer_gpus(dice)
     if verb == "migrate":
         words += [
             "--anew",
@@ -142,6 +145,15 @@ def begin(
             text=True,
         )
     ]
+
+
+def fewer_gpus(dice: random.Random) -> list[str]:
+    """On one host, whose ranks share a GPU then while the other host's may move, or on both."""
+    if dice.random() < 0.3:
+        return ["--onto", str(dice.randrange(4))]
+    apart, shared = dice.sample(range(4), 2), [dice.randrange(4)] * 2
+    both = [apart, shared] if dice.random() < 0.5 else [shared, apart]
+    return ["--gpus", ",".join(str(gpu) for gpus in both for gpu in gpus)]
 
 
 def under_way(begun: list[subprocess.Popen[str]]) -> bool:
@@ -179,7 +191,10 @@ def run(seed: int, on_cuda: bool = False) -> dict[str, int]:
     try:
         options: tuple[str, ...] = ("--gpus", "2")
         if on_cuda:
-            world.env |= fake_gpus(world.home / "root", 4) | {"DEVPROXY_CUDA_EXECUTOR": "host"}
+            world.env |= fake_gpus(world.home / "root", 4) | {
+                "DEVPROXY_CUDA_EXECUTOR": "host",
+                "FAKE_NCCL_MANY": "1",  # of several ranks in one server
+            }
             options = ("--device", "cuda", "--gpu-memory", "512MiB", *options)
         world.hold()
         world.start(*command(on_cuda), options=options)
