@@ -319,6 +319,29 @@ def test_jobs_on_one_gpu_have_their_own_limits(start, run_job) -> None:
     assert small.stdout == "4 64\n", small.stderr
 
 
+# 40 processes look at each GPU, and use one. None ends before all have.
+LOOKERS = """
+import ctypes, os, sys
+done, all_done = os.pipe(), os.pipe()
+for number in range(40):
+    if os.fork() == 0:
+        os.close(all_done[1])
+        cuda, name, context = ctypes.CDLL("libcuda.so.1"), ctypes.create_string_buffer(64), ctypes.c_void_p()
+        codes = [cuda.cuInit(0)] + [cuda.cuDeviceGetName(name, 64, gpu) for gpu in range(4)]
+        codes.append(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), number % 4))
+        os.write(done[1], b"." if not any(codes) else b"x")
+        os.read(all_done[0], 1)
+        os._exit(0)
+print("".join(os.read(done[0], 1).decode() for _ in range(40)))
+"""
+
+
+def test_many_processes_may_look_at_every_gpu(run_job) -> None:
+    """There are 128 attachments in a job. PyTorch asks each GPU for its name and uses one."""
+    done = run_job(sys.executable, "-c", LOOKERS, options=["--gpus", "4"])
+    assert done.stdout == "." * 40 + "\n", (done.stdout, done.stderr)
+
+
 def test_who_has_a_gpus_memory_is_named(start, run_job) -> None:
     """By devproxy_memory_holders(), and so by PyTorch's OutOfMemoryError."""
     begin = (

@@ -610,6 +610,8 @@ void bad_hellos_are_refused() {
   EXPECT(std::memcmp(reply.abi_id, wire::kAbiId, 32) == 0);
   EXPECT(ask([](AttachRequest& r) { r.magic = 1; }).status == AttachStatus::kRefused);
   EXPECT(ask([](AttachRequest& r) { r.kind = static_cast<AttachKind>(9); }).status == AttachStatus::kRefused);
+  const AttachReply facts = ask([](AttachRequest& r) { r.kind = AttachKind::kFacts; });
+  EXPECT(facts.status == AttachStatus::kOk && facts.props.name[0] && facts.segment_name[0] == 0);
   EXPECT(ask([](AttachRequest& r) { r.wanted_slot = kMaxSlots; }).status == AttachStatus::kNoSlot);
   RawClient c(server.socket_path);
   const uint32_t taken = c.attached.slot;

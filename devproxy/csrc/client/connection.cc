@@ -59,8 +59,7 @@ bool spin(Done done) {
 enum class Asked { kAnswered, kHungUp, kSilent };
 
 // Says hello and reads the answer.
-Asked ask(int fd, AttachReply* reply) {
-  const auto kind = g_framework.load(std::memory_order_relaxed) ? AttachKind::kFramework : AttachKind::kClient;
+Asked ask(int fd, AttachKind kind, AttachReply* reply) {
   AttachRequest req{kAttachMagic, kind, {}, static_cast<uint32_t>(getpid()), 0xffffffffu};
   memcpy(req.abi_id, wire::kAbiId, sizeof(req.abi_id));
   if (send(fd, &req, sizeof(req), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(req))) return Asked::kHungUp;
@@ -96,6 +95,60 @@ void hex(const uint8_t* id, char* out) {
   for (int i = 0; i < 8; ++i) snprintf(out + 2 * i, 3, "%02x", id[i]);
 }
 
+// What the server of GPU `device` answers. kOk: *reply is a good one, and *connected the socket, which the caller closes. Else a
+// result number after one log line that says why.
+int32_t say_hello(const char* job_dir, int device, AttachKind kind, AttachReply* reply, int* connected) {
+  sockaddr_un addr{};
+  addr.sun_family = AF_UNIX;
+  const int n = snprintf(addr.sun_path, sizeof(addr.sun_path), "%s/gpu%d.sock", job_dir, device);
+  if (n < 0 || static_cast<size_t>(n) >= sizeof(addr.sun_path)) {
+    log(Level::kError, "attach: the job folder's name is too long for a socket: %s", job_dir);
+    return kDeviceUnavailable;
+  }
+  int fd = -1;
+  // A server that hands its clients over hangs up on whoever it has not answered yet: its successor listens already.
+  const uint64_t until = now_us() + kAttachAgainUs;
+  uint64_t hung_up_us = 0;
+  for (Asked asked = Asked::kHungUp; asked == Asked::kHungUp;) {
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    // connect(2) waits where the queue of a server that does not accept is full.
+    const timeval patience{kAttachTimeoutMs / 1000, 0};
+    if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&addr), sizeof(addr)) != 0) {
+      if (fd >= 0 && hung_up_us && now_us() < hung_up_us + kListenAgainUs) {
+        close(fd);
+        usleep(10'000);
+        continue;
+      }
+      log(Level::kError, "attach: no device-proxy server of GPU %d at %s: %s; is the job still run by devproxy-run?",
+          device, addr.sun_path, strerror(errno));
+      if (fd >= 0) close(fd);
+      return kDeviceUnavailable;
+    }
+    asked = ask(fd, kind, reply);
+    if (asked == Asked::kAnswered) break;
+    close(fd);
+    if (asked == Asked::kSilent || now_us() > until) {
+      log(Level::kError, "attach: the server of GPU %d did not answer", device);
+      return kDeviceUnavailable;
+    }
+    hung_up_us = now_us();
+    usleep(10'000);
+  }
+  if (reply->status != AttachStatus::kOk) {
+    reply->text[sizeof(reply->text) - 1] = 0;
+    char ours[17], theirs[17];
+    hex(wire::kAbiId, ours);
+    hex(reply->abi_id, theirs);
+    log(Level::kError, "attach: the server of GPU %d refused: %s (client ABI %s, server ABI %s)", device, reply->text,
+        ours, theirs);
+    close(fd);
+    return reply->status == AttachStatus::kNoMemory ? kOutOfMemory : kDeviceUnavailable;
+  }
+  *connected = fd;
+  return kOk;
+}
+
 }  // namespace
 
 void warm(int gpu, const char* description) {
@@ -121,55 +174,21 @@ void warm(int gpu, const char* description) {
   close(fd);
 }
 
-int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
-  sockaddr_un addr{};
-  addr.sun_family = AF_UNIX;
-  const int n = snprintf(addr.sun_path, sizeof(addr.sun_path), "%s/gpu%d.sock", job_dir, device);
-  if (n < 0 || static_cast<size_t>(n) >= sizeof(addr.sun_path)) {
-    log(Level::kError, "attach: the job folder's name is too long for a socket: %s", job_dir);
-    return kDeviceUnavailable;
-  }
+int32_t ask_facts(const char* job_dir, int device, DeviceProps* props) {
   AttachReply reply{};
   int fd = -1;
-  // A server that hands its clients over hangs up on whoever it has not answered yet: its successor listens already.
-  const uint64_t until = now_us() + kAttachAgainUs;
-  uint64_t hung_up_us = 0;
-  for (Asked asked = Asked::kHungUp; asked == Asked::kHungUp;) {
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    // connect(2) waits where the queue of a server that does not accept is full.
-    const timeval patience{kAttachTimeoutMs / 1000, 0};
-    if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&addr), sizeof(addr)) != 0) {
-      if (fd >= 0 && hung_up_us && now_us() < hung_up_us + kListenAgainUs) {
-        close(fd);
-        usleep(10'000);
-        continue;
-      }
-      log(Level::kError, "attach: no device-proxy server of GPU %d at %s: %s; is the job still run by devproxy-run?",
-          device, addr.sun_path, strerror(errno));
-      if (fd >= 0) close(fd);
-      return kDeviceUnavailable;
-    }
-    asked = ask(fd, &reply);
-    if (asked == Asked::kAnswered) break;
-    close(fd);
-    if (asked == Asked::kSilent || now_us() > until) {
-      log(Level::kError, "attach: the server of GPU %d did not answer", device);
-      return kDeviceUnavailable;
-    }
-    hung_up_us = now_us();
-    usleep(10'000);
-  }
-  if (reply.status != AttachStatus::kOk) {
-    reply.text[sizeof(reply.text) - 1] = 0;
-    char ours[17], theirs[17];
-    hex(wire::kAbiId, ours);
-    hex(reply.abi_id, theirs);
-    log(Level::kError, "attach: the server of GPU %d refused: %s (client ABI %s, server ABI %s)", device, reply.text,
-        ours, theirs);
-    close(fd);
-    return reply.status == AttachStatus::kNoMemory ? kOutOfMemory : kDeviceUnavailable;
-  }
+  if (const int32_t rc = say_hello(job_dir, device, AttachKind::kFacts, &reply, &fd); rc != kOk) return rc;
+  close(fd);
+  *props = reply.props;
+  props->name[sizeof(props->name) - 1] = 0;
+  return kOk;
+}
+
+int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
+  const auto kind = g_framework.load(std::memory_order_relaxed) ? AttachKind::kFramework : AttachKind::kClient;
+  AttachReply reply{};
+  int fd = -1;
+  if (const int32_t rc = say_hello(job_dir, device, kind, &reply, &fd); rc != kOk) return rc;
   reply.segment_name[sizeof(reply.segment_name) - 1] = reply.pinned_name[sizeof(reply.pinned_name) - 1] =
       reply.link_name[sizeof(reply.link_name) - 1] = 0;
   const int seg = open_in(job_dir, reply.segment_name, O_RDWR);

@@ -29,6 +29,9 @@ extern std::atomic<bool> g_framework;
 // Before the first attach, from the framework's plugin. No error: then it is loaded when it is asked for.
 void warm(int gpu, const char* description);
 
+// The properties of the device of JOB_DIR/gpu<server_gpu>.sock, without attaching to it. Else as attach().
+[[nodiscard]] int32_t ask_facts(const char* job_dir, int server_gpu, DeviceProps* props);
+
 // Bulk data that follows a request.
 struct Bulk {
   const void* data = nullptr;

@@ -59,6 +59,7 @@ namespace {
 struct Process {
   std::mutex attach_mu;
   std::atomic<Connection*> devices[kMaxDevices] = {};
+  std::atomic<const DeviceProps*> facts[kMaxDevices] = {};  // of those that were asked for; kept
   int32_t attach_error[kMaxDevices] = {};
   int ordinals[kMaxDevices] = {};  // visible ordinal -> server's
   int count = 0;
@@ -219,6 +220,29 @@ Connection* device(int ordinal, int32_t* error) {
   }
   p.devices[ordinal].store(c, std::memory_order_release);
   return c;
+}
+
+const DeviceProps* facts(int ordinal, int32_t* error) {
+  Process& p = process();
+  if (ordinal < 0 || ordinal >= p.count) {
+    *error = kInvalidDevice;
+    return nullptr;
+  }
+  // First: the job goes on with what it was told, also where it attaches behind a move.
+  if (const DeviceProps* known = p.facts[ordinal].load(std::memory_order_acquire)) return known;
+  if (const Connection* c = p.devices[ordinal].load(std::memory_order_acquire)) return &c->props();
+  std::lock_guard lock(p.attach_mu);
+  if (const DeviceProps* known = p.facts[ordinal].load(std::memory_order_relaxed)) return known;
+  int32_t rc = p.attach_error[ordinal];
+  auto* found = new DeviceProps;
+  if (rc == kOk) rc = p.attach_error[ordinal] = ask_facts(p.job_dir, p.ordinals[ordinal], found);
+  if (rc != kOk) {
+    delete found;
+    *error = rc;
+    return nullptr;
+  }
+  p.facts[ordinal].store(found, std::memory_order_release);
+  return found;
 }
 
 Place place_of(uint64_t addr) {

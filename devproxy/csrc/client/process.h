@@ -17,6 +17,8 @@ int device_count();
 
 // The connection of a device, attached at first use. nullptr and *error for a bad ordinal or a failed attach.
 Connection* device(int ordinal, int32_t* error);
+// The properties of a device, attached or not: asking for them attaches nothing. nullptr and *error as with device().
+const DeviceProps* facts(int ordinal, int32_t* error);
 // The connection if it is attached already, else nullptr.
 Connection* attached(int ordinal);
 

@@ -113,8 +113,11 @@ void Connection::fill_reply(AttachReply* reply) const {
   reply->slot = slot_;
   reply->flags = device_.caps().keeps_host_pages ? kKeepsHostPages : 0;
   endpoint_.name_files(reply);
-  const hal::Properties& from = parts_.properties;
-  DeviceProps& to = reply->props;
+  fill_facts(parts_.properties, &reply->props);
+}
+
+void fill_facts(const hal::Properties& from, DeviceProps* props) {
+  DeviceProps& to = *props;
   std::snprintf(to.name, sizeof to.name, "%s", from.name.c_str());
   std::copy(from.uuid.begin(), from.uuid.end(), to.uuid);
   to.total_bytes = from.total_bytes;

@@ -62,6 +62,9 @@ struct LogRecord;
 struct SharedClientRecord;
 class StagedReader;
 
+// What the client answers without a message.
+void fill_facts(const hal::Properties& from, DeviceProps* props);
+
 class Connection final : public hal::SpaceOwner {
  public:
   struct Peer {

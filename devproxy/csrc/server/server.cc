@@ -503,7 +503,8 @@ bool Server::serve_hello(Hello& hello) {
     controls_.push_back(std::make_unique<ControlPeer>(hello.socket));
     hello.socket = -1;
     return false;
-  } else if (hello.request.kind != AttachKind::kClient && hello.request.kind != AttachKind::kFramework) {
+  } else if (hello.request.kind != AttachKind::kClient && hello.request.kind != AttachKind::kFramework &&
+             hello.request.kind != AttachKind::kFacts) {
     std::snprintf(reply.text, sizeof reply.text, "unknown kind %u of attach request",
                   static_cast<unsigned>(hello.request.kind));
   } else if (std::memcmp(hello.request.abi_id, wire::kAbiId, sizeof wire::kAbiId) != 0) {
@@ -514,6 +515,11 @@ bool Server::serve_hello(Hello& hello) {
         hex(hello.request.abi_id, 8).c_str(), hex(wire::kAbiId, 8).c_str());
   } else if (closed()) {
     return true;
+  } else if (hello.request.kind == AttachKind::kFacts) {
+    reply.status = AttachStatus::kOk;
+    fill_facts(parts_.properties, &reply.props);
+    send_now(hello.socket, &reply, sizeof reply);
+    return false;
   } else {
     attach(hello.socket, hello.request, static_cast<uint32_t>(peer.pid));
     hello.socket = -1;

@@ -27,6 +27,8 @@ inline constexpr uint32_t kAttachMagic = 0x41505044;  // "DPPA"
 // recorded for kTraceKeptS. Two answers behind their uint32_t lengths: JSON text, then the events as they are.
 // kPeer: another server of the job asks for the device memory of the client in wanted_slot. The answer is a byte, 1 with
 // a descriptor (SCM_RIGHTS) or 0 where there is no such client. The socket stays open until the client is gone.
+// kFacts: no client. The answer is AttachReply with the device's properties and no names. Programs look at all GPUs of a job and
+// use one, and there are kMaxSlots attachments for all of them.
 enum class AttachKind : uint32_t {
   kClient = 1,
   kStats = 2,
@@ -34,7 +36,8 @@ enum class AttachKind : uint32_t {
   kFramework = 4,
   kWarm = 5,
   kPeer = 6,
-  kTrace = 7
+  kTrace = 7,
+  kFacts = 8
 };
 inline constexpr uint32_t kMaxWarmBytes = 64 << 10;
 inline constexpr uint32_t kTraceKeptS = 5;

@@ -42,7 +42,12 @@ CUresult device_of(CUdevice dev, DeviceState** out) {
   return result(error);
 }
 
-const DeviceProps& props(DeviceState* d) { return d->conn().props(); }
+// No device is attached for these: a program asks for the facts of each, and uses one.
+CUresult facts_of(CUdevice dev, const DeviceProps** out) {
+  int32_t error = kOk;
+  *out = client::facts(dev, &error);
+  return result(error);
+}
 
 }  // namespace
 
@@ -69,48 +74,48 @@ CUresult cuDeviceGetCount(int* count) {
 
 CUresult cuDeviceGetName(char* name, int len, CUdevice dev) {
   if (len <= 0) return CUDA_ERROR_INVALID_VALUE;
-  DeviceState* d;
-  if (const CUresult rc = device_of(dev, &d); rc != CUDA_SUCCESS) return rc;
-  snprintf(name, static_cast<size_t>(len), "%s", props(d).name);
+  const DeviceProps* facts;
+  if (const CUresult rc = facts_of(dev, &facts); rc != CUDA_SUCCESS) return rc;
+  snprintf(name, static_cast<size_t>(len), "%s", facts->name);
   return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice dev) {
-  DeviceState* d;
-  if (const CUresult rc = device_of(dev, &d); rc != CUDA_SUCCESS) return rc;
-  memcpy(uuid->bytes, props(d).uuid, sizeof(uuid->bytes));
+  const DeviceProps* facts;
+  if (const CUresult rc = facts_of(dev, &facts); rc != CUDA_SUCCESS) return rc;
+  memcpy(uuid->bytes, facts->uuid, sizeof(uuid->bytes));
   return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice dev) { return context::cuDeviceGetUuid(uuid, dev); }
 
 CUresult cuDeviceGetAttribute(int* pi, CUdevice_attribute attrib, CUdevice dev) {
-  DeviceState* d;
-  if (const CUresult rc = device_of(dev, &d); rc != CUDA_SUCCESS) return rc;
+  const DeviceProps* facts;
+  if (const CUresult rc = facts_of(dev, &facts); rc != CUDA_SUCCESS) return rc;
   if (static_cast<unsigned>(attrib) == 0 || static_cast<unsigned>(attrib) >= 256) return CUDA_ERROR_INVALID_VALUE;
-  *pi = props(d).attributes[attrib];
+  *pi = facts->attributes[attrib];
   return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice dev) {
-  DeviceState* d;
-  if (const CUresult rc = device_of(dev, &d); rc != CUDA_SUCCESS) return rc;
-  *bytes = props(d).total_bytes;
+  const DeviceProps* facts;
+  if (const CUresult rc = facts_of(dev, &facts); rc != CUDA_SUCCESS) return rc;
+  *bytes = facts->total_bytes;
   return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceComputeCapability(int* major, int* minor, CUdevice dev) {
-  DeviceState* d;
-  if (const CUresult rc = device_of(dev, &d); rc != CUDA_SUCCESS) return rc;
-  *major = props(d).major;
-  *minor = props(d).minor;
+  const DeviceProps* facts;
+  if (const CUresult rc = facts_of(dev, &facts); rc != CUDA_SUCCESS) return rc;
+  *major = facts->major;
+  *minor = facts->minor;
   return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetProperties(CUdevprop* prop, CUdevice dev) {
-  DeviceState* d;
-  if (const CUresult rc = device_of(dev, &d); rc != CUDA_SUCCESS) return rc;
-  const int32_t* a = props(d).attributes;
+  const DeviceProps* facts;
+  if (const CUresult rc = facts_of(dev, &facts); rc != CUDA_SUCCESS) return rc;
+  const int32_t* a = facts->attributes;
   prop->maxThreadsPerBlock = a[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK];
   for (int i = 0; i < 3; ++i) {
     prop->maxThreadsDim[i] = a[CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i];
@@ -127,9 +132,9 @@ CUresult cuDeviceGetProperties(CUdevprop* prop, CUdevice dev) {
 }
 
 CUresult cuDeviceGetPCIBusId(char* pciBusId, int len, CUdevice dev) {
-  DeviceState* d;
-  if (const CUresult rc = device_of(dev, &d); rc != CUDA_SUCCESS) return rc;
-  const DeviceProps& p = props(d);
+  const DeviceProps* facts;
+  if (const CUresult rc = facts_of(dev, &facts); rc != CUDA_SUCCESS) return rc;
+  const DeviceProps& p = *facts;
   const int n = snprintf(pciBusId, len > 0 ? static_cast<size_t>(len) : 0, "%04x:%02x:%02x.0", p.pci_domain, p.pci_bus,
                          p.pci_device);
   return n < len ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
