@@ -218,8 +218,9 @@ SHARDED_BYTES = 2 * 4 * 256 * 512
         ("threed", 8, 8),
         # The states and what a step makes: two halves of the ranks have them. Each broadcast writes parameters alone.
         ("zero1", 4, 3),
-        # Kernels of Inductor say what they read and write. Before they did, nothing was kept once.
-        ("compiled", 2, 4),
+        # Parameters and two states: Inductor's step makes nothing on the way. Its kernels run once for both ranks.
+        ("compiled", 2, 3),
+        ("compiled_rates", 2, 0),  # its last step is different
     ],
 )
 def test_ranks_that_hold_the_same_part_keep_it_once(
@@ -237,7 +238,8 @@ def test_ranks_that_hold_the_same_part_keep_it_once(
     counts = job.counts()
     assert job.results() == expected
     # Not that nothing was `different`: ranks with other parts of the same sizes may meet too (twice in threed on an idle machine).
-    assert 0.95 < counts["saved_bytes"] / (times * SHARDED_BYTES) < 1.05, counts
+    assert abs(counts["saved_bytes"] / SHARDED_BYTES - times) < 0.05 * max(times, 1), counts
+    assert counts["squashed"] > 0
 
 
 class Counted:

@@ -27,13 +27,14 @@ def data(step: int, number: int) -> Tensor:
     return torch.randn(8, WIDTH, generator=g).cuda()
 
 
-def train(r: Rank, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def train(r: Rank, model: nn.Module, update: Callable[[], object]) -> list[Tensor]:
     losses = []
     for step in range(r.steps):
         loss = model(data(step, r.number)).square().mean()
-        optimizer.zero_grad(set_to_none=True)
+        for p in r.parameters:
+            p.grad = None
         loss.backward()
-        optimizer.step()
+        update()
         losses.append(loss.detach())
     return losses
 
@@ -48,17 +49,34 @@ def hsdp(r: Rank) -> list[Tensor]:
     r.parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(r.parameters, lr=1e-3)
     r.keep.append(optimizer)
-    return train(r, model, optimizer)
+    return train(r, model, optimizer.step)
 
 
 def compiled(r: Rank) -> list[Tensor]:
-    """All ranks have the same, and Inductor's kernels run in each step."""
+    """All ranks have the same. The model and the step are kernels of Inductor's."""
     model = torch.compile(net())
     model = nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
     r.parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(r.parameters, lr=1e-3)
     r.keep.append(optimizer)
-    return train(r, model, optimizer)
+    return train(r, model, torch.compile(optimizer.step))
+
+
+def compiled_rates(r: Rank) -> list[Tensor]:
+    """In the last step each rank has a rate of its own, a constant in its kernel. The kernels have one name, and read and
+    write alike."""
+    model = nn.parallel.DistributedDataParallel(net(), device_ids=[torch.cuda.current_device()])
+    r.parameters = list(model.parameters())
+    rates = iter([0.1] * (r.steps - 1) + [0.1 * (1 + r.number)])
+
+    @torch.compile(dynamic=False)
+    @torch.no_grad()
+    def step(rate: float) -> None:
+        for p in r.parameters:
+            assert p.grad is not None
+            p.sub_(p.grad * rate)
+
+    return train(r, model, lambda: step(next(rates)))
 
 
 def zero1(r: Rank) -> list[Tensor]:
@@ -73,7 +91,7 @@ def zero1(r: Rank) -> list[Tensor]:
         r.parameters, torch.optim.AdamW, process_group=groups[r.number // half], lr=1e-3
     )
     r.keep.append(optimizer.optim)
-    return train(r, model, optimizer)
+    return train(r, model, optimizer.step)
 
 
 def threed(r: Rank) -> list[Tensor]:
@@ -113,5 +131,5 @@ def threed(r: Rank) -> list[Tensor]:
 
 
 PROGRAMS: dict[str, Callable[[Rank], list[Tensor]]] = {
-    f.__name__: f for f in (hsdp, compiled, zero1, threed)
+    f.__name__: f for f in (hsdp, compiled, compiled_rates, zero1, threed)
 }

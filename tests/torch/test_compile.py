@@ -223,7 +223,7 @@ def test_the_modules_know_the_servers_header(tmp_path: Path) -> None:
         "devproxy_soft_function": "kernel cookie max_threads shared_bytes n_params params",
         "devproxy_soft_module_table": "abi n_globals globals get_function load",
         "devproxy_soft_stretch": "place writes",
-        "devproxy_soft_footprint": "name n_stretches stretches",
+        "devproxy_soft_footprint": "name n_stretches repeatable stretches",
     }
     lines = [
         "#include <cstddef>",

@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 
+#include "devproxy/csrc/base/image_hash.h"
 #include "devproxy/hal/host_module/descriptor.h"
 #include "devproxy/hal/image/image.h"
 
@@ -111,9 +112,11 @@ StatusOr<std::shared_ptr<HostModule>> HostModule::load(const uint8_t* image, siz
     module->globals_.push_back({global.name, {addr, global.bytes}});
   }
   module->function_names_ = static_cast<const char* const*>(dlsym(module->library_, "devproxy_soft_function_names"));
-  if (const void* list = dlsym(module->library_, "devproxy_soft_footprints"))
+  if (const void* list = dlsym(module->library_, "devproxy_soft_footprints")) {
+    module->image_hash_ = image_hash(image, image_bytes).low;
     for (auto* one = static_cast<const devproxy_soft_footprint*>(list); one->name; one++)
       module->footprints_.emplace(one->name, one);
+  }
   if (!module->executor_) return module;
 
   const devproxy_executor_host host{config.framework_ordinal,
@@ -223,6 +226,8 @@ int HostModule::footprint(const std::string& function, const uint8_t* params, ui
     const auto it = footprints_.find(function);
     if (it == footprints_.end()) return DEVPROXY_EXECUTOR_UNKNOWN;
     accesses->clear();
+    // Another module may have a kernel of the same name.
+    *digest = image_hash_;
     for (uint32_t i = 0; i < it->second->n_stretches; i++) {
       const devproxy_soft_stretch& stretch = it->second->stretches[i];
       devproxy_executor_access access{};
@@ -231,10 +236,12 @@ int HostModule::footprint(const std::string& function, const uint8_t* params, ui
       std::memcpy(&access.addr, params + stretch.place, sizeof access.addr);
       std::memcpy(&access.bytes, params + stretch.place + sizeof access.addr, sizeof access.bytes);
       access.place = stretch.place;
-      access.flags = DEVPROXY_EXECUTOR_READS | (stretch.writes ? DEVPROXY_EXECUTOR_WRITES : 0);
+      // What is left of a stretch that is written follows from what was there before, so all of it is a result.
+      access.flags =
+          DEVPROXY_EXECUTOR_READS | (stretch.writes ? DEVPROXY_EXECUTOR_WRITES | DEVPROXY_EXECUTOR_WHOLE : 0);
       accesses->push_back(access);
     }
-    return DEVPROXY_EXECUTOR_KNOWN;
+    return it->second->repeatable ? DEVPROXY_EXECUTOR_REPEATABLE : DEVPROXY_EXECUTOR_KNOWN;
   }
   for (accesses->resize(std::max<size_t>(accesses->capacity(), 16));;) {
     const auto room = static_cast<uint32_t>(accesses->size());

@@ -69,6 +69,7 @@ class HostModule final : public Module {
   SpaceOwner* owner_ = nullptr;
   const char* const* function_names_ = nullptr;
   std::unordered_map<std::string, const devproxy_soft_footprint*> footprints_;  // by the kernel's name
+  uint64_t image_hash_ = 0;                                                     // where there are any
   std::vector<PlacedGlobal> globals_;
 };
 

@@ -208,8 +208,9 @@ bool stream_is_capturing(DeviceIndex device) {
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-// One launch of a kernel of torch.compile's: a word for each argument and, where the module wants to know, for each tensor
-// where its storage begins and its bytes. A kernel may reach all of a storage, as by as_strided.
+// One launch of a kernel of torch.compile's: a word for each argument. Where the module wants to know what the kernel can
+// reach, a tensor's word is its offset in its storage, and behind the arguments is for each tensor where its storage begins
+// and its bytes: a kernel may reach all of a storage, as by as_strided.
 void launch_words(uintptr_t function, const py::tuple& given, bool tells_stretches) {
   c10::SmallVector<uint64_t, 64> words, stretches;
   for (const py::handle one : given) {
@@ -219,11 +220,14 @@ void launch_words(uintptr_t function, const py::tuple& given, bool tells_stretch
     }
     const at::Tensor& tensor = THPVariable_Unpack(one.ptr());
     words.push_back(reinterpret_cast<uint64_t>(tensor.data_ptr()));
+    if (!tells_stretches) continue;
     const c10::Storage& storage = tensor.storage();
-    stretches.push_back(reinterpret_cast<uint64_t>(storage.data()));
+    const auto begin = reinterpret_cast<uint64_t>(storage.data());
+    words.back() -= begin;
+    stretches.push_back(begin);
     stretches.push_back(storage.nbytes());
   }
-  if (tells_stretches) words.append(stretches.begin(), stretches.end());
+  words.append(stretches.begin(), stretches.end());
   void* params[] = {words.data()};
   const CUstream stream = current_stream(current_device());
   const py::gil_scoped_release others_run;

@@ -83,6 +83,10 @@ typedef struct devproxy_soft_stretch {
 typedef struct devproxy_soft_footprint {
   const char* name; /* of the kernel */
   uint32_t n_stretches;
+  /* 1: what it leaves in them follows from the parameter block and from what they held before, wherever they lie. It may
+   * then run once for several ranks of a GPU. Ranks whose blocks differ in anything but `place`s are never taken for
+   * equal, so no address should stand elsewhere in it. Padding, and so 0, in modules of earlier plugins. */
+  uint32_t repeatable;
   const devproxy_soft_stretch* stretches; /* nothing else is touched */
 } devproxy_soft_footprint;
 

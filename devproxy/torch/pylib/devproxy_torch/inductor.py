@@ -67,12 +67,14 @@ typedef struct devproxy_soft_stretch {
 typedef struct devproxy_soft_footprint {
   const char* name;
   uint32_t n_stretches;
+  uint32_t repeatable;
   const devproxy_soft_stretch* stretches;
 } devproxy_soft_footprint;
 }
 """
 # All of a kernel's arguments are one parameter: eight bytes for each. Behind them, for each tensor, where its storage begins
-# and its bytes: what the kernel can reach. A failed check of an index throws; on a GPU that is a device-side assertion.
+# and its bytes: what the kernel can reach; its argument is then the offset in the storage, the same at ranks that do the
+# same. A failed check of an index throws; on a GPU that is a device-side assertion.
 MODULE = """
 #include <cstdint>
 #include <cstdio>
@@ -81,8 +83,12 @@ MODULE = """
 %(abi)s
 namespace {
 int devproxy_launch(const devproxy_soft_launch* launch) {
-  const uint8_t* const block = launch->params;
-  (void)block;
+  const auto word = [launch](unsigned i) {
+    uint64_t value;
+    std::memcpy(&value, launch->params + %(word)d * i, sizeof value);
+    return value;
+  };
+  (void)word;
   try {
     kernel(%(arguments)s);
     return 0;
@@ -113,8 +119,8 @@ FOOTPRINTS = """
 extern "C" {
 static const devproxy_soft_stretch devproxy_stretches[] = {%(stretches)s};
 extern __attribute__((visibility("default"))) const devproxy_soft_footprint devproxy_soft_footprints[];
-const devproxy_soft_footprint devproxy_soft_footprints[] = {{"%(name)s", %(pointers)d, devproxy_stretches},
-                                                            {nullptr, 0, nullptr}};
+const devproxy_soft_footprint devproxy_soft_footprints[] = {{"%(name)s", %(pointers)d, 1, devproxy_stretches},
+                                                            {nullptr, 0, 0, nullptr}};
 }
 """
 WORD = 8  # bytes of an argument
@@ -143,20 +149,24 @@ class NotTaken(Exception):
 
 def module_text(name: str, types: Sequence[str], source: str) -> str:
     """The C++ of a module with one kernel. types: of its arguments, as Inductor writes them: pointers and integers."""
-    arguments = ", ".join(
-        f"*reinterpret_cast<const std::decay_t<{kind}>*>(block + {WORD * i})"
-        for i, kind in enumerate(types)
-    )
     pointers = told_pointers(types)
-    # Inductor passes what a kernel only reads as const. One buffer may come as both; then it is written.
-    stretches = (
-        f"{{{WORD * (len(types) + 2 * i)}, {int(not kind.startswith('const '))}}}"
-        for i, kind in enumerate(pointers)
-    )
+    arguments, stretches = [], []
+    for i, kind in enumerate(types):
+        if not kind.endswith("*"):
+            arguments.append(f"static_cast<{kind}>(word({i}))")
+        elif not pointers:
+            arguments.append(f"reinterpret_cast<{kind}>(word({i}))")
+        else:
+            begin = len(types) + 2 * len(stretches)
+            arguments.append(f"reinterpret_cast<{kind}>(word({begin}) + word({i}))")
+            # Inductor passes what a kernel only reads as const. One buffer may come as both; then it is written.
+            writes = int(not kind.startswith("const "))
+            stretches.append(f"{{{WORD * begin}, {writes}}}")
     filled = {
         "abi": MODULE_ABI,
         "name": name,
-        "arguments": arguments,
+        "word": WORD,
+        "arguments": ", ".join(arguments),
         "bytes": WORD * (len(types) + 2 * len(pointers)),
         "pointers": len(pointers),
         "stretches": ", ".join(stretches),
