@@ -21,7 +21,7 @@ import model  # type: ignore[import-not-found]  # noqa: E402
 import nccl  # type: ignore[import-not-found]  # noqa: E402
 
 COUNTS = (0, 1, 7, 1000, -1)  # -1: so many that the members share the work
-SHARED_BYTES = 70_000  # of all contributions; soft_comm.cc has the limit
+SHARED_BYTES = 70_000  # of all contributions; hal/soft/comm/lane.cc has the limit
 PLACES = ("in place", "out of place", "misaligned")
 GUARD = 256
 FUNCTIONS = {

@@ -26,10 +26,7 @@ PYTHON = sys.executable
 SAMPLE_MESSAGES = 20_000
 SAMPLE_FRAMES = 60_000
 FRAMES = [  # what tests/fuzz/frame_fuzz.cc is about
-    *(
-        ROOT / f"devproxy/hal/soft/comm/{name}.cc"
-        for name in ("board", "board_receiver", "peers", "reduce", "shadow", "soft_comm")
-    ),
+    *sorted((ROOT / "devproxy/hal/soft/comm").glob("*.cc")),
     *(ROOT / f"devproxy/hal/links/{name}.cc" for name in ("links", "receiver", "roster", "tls")),
     *(ROOT / f"devproxy/hal/cuda/{name}.cc" for name in ("comm_board", "comm_receiver")),
     ROOT / "devproxy/csrc/base/log.cc",

@@ -149,7 +149,10 @@ class CudaComm final : public Comm {
     Clock::time_point unreached_since{};  // it could not be told
   };
 
+  static CommState state_of(int result);
   Ready look_locked(uint64_t generation);
+
+  // -- cuda_comm_minder.cc
   void mind();
   void turn(Lock& lock);
   void join(Lock& lock);
@@ -160,18 +163,10 @@ class CudaComm final : public Comm {
   bool get_id(Lock& lock, DevproxyNcclId* id, Status* failed);
   void look_at_others(uint32_t grace_ms);
   bool look_at_board(bool all);
-  bool confirmed();
-  void tell_others(Lock& lock);
-  void tell_again();
-  void look_at_link(uint32_t tree, Told& told);
   bool is_live() const { return board_ && state_ == CommState::kOk && has_row(); }
   bool wakes() const;
-  void send(Lock& lock, uint32_t tree, Frame frame, std::optional<DevproxyNcclId> id, uint64_t* told);
-  Frame frame(FrameKind kind) const;
   void leave_row();
-  std::vector<uint32_t> other_trees() const;
   void take_row_again();
-  void end(Ending ending);
   void end_now(Lock& lock, bool kindly);
   void drop(Lock& lock, NcclComm comm, bool kindly);
   void drop_shared(Lock& lock, bool kindly);
@@ -181,16 +176,27 @@ class CudaComm final : public Comm {
   bool stale() const { return board_->generation() != generation_; }
   bool aborted() const { return ending_ == Ending::kAbort || ending_ == Ending::kDied; }
   bool ends() const;
-  void end_pairs(Ending ending);
-  std::vector<std::shared_ptr<CudaComm>> all_pairs() const;
   // Must the other trees be asked whether they are where they were?
   bool must_ask() const { return config_.links && confirmed_resume_ != config_.standing->resumes.load(); }
   bool may_join() const { return !took_over_ || config_.standing->goes_on.load(std::memory_order_acquire); }
   const char* why_gone(uint32_t rank) const;
   std::string where(uint32_t rank) const;
   uint32_t name_of(uint32_t rank) const { return config_.names.empty() ? rank : config_.names[rank]; }
-  void fail(CommState state, std::string why);
   void tell();
+
+  // -- cuda_comm_trees.cc
+  bool confirmed();
+  void tell_others(Lock& lock);
+  void tell_again();
+  void look_at_link(uint32_t tree, Told& told);
+  void send(Lock& lock, uint32_t tree, Frame frame, std::optional<DevproxyNcclId> id, uint64_t* told);
+  Frame frame(FrameKind kind) const;
+  std::vector<uint32_t> other_trees() const;
+
+  void end(Ending ending);
+  void end_pairs(Ending ending);
+  std::vector<std::shared_ptr<CudaComm>> all_pairs() const;
+  void fail(CommState state, std::string why);
 
   const Config config_;
   const std::shared_ptr<Context> context_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "devproxy/csrc/base/log.h"
+#include "devproxy/hal/comm_text.h"
 #include "devproxy/hal/cuda/cuda_pages.h"
 #include "devproxy/hal/cuda/space_common.h"
 

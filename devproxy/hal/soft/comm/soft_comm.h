@@ -11,6 +11,10 @@
 // own tree's results, say that everywhere, wait until all have. No lane waits for a connection or in it: what it
 // has to send is in its outbox, and nothing else of the lane goes on before that is sent.
 //
+//   soft_comm.cc  a member
+//   group.cc      a group, and the thread that drives it
+//   lane.h        the course of one communicator in a group
+//
 // Who owns what
 //   the submitting thread   next_turn_: the order of the groups that use this communicator
 //   device threads          a group's run(), one thread for each group; lanes_ state is the thread's whose turn it is:
