@@ -4,8 +4,8 @@
     @pytest.mark.sweep(2)    # 2 of the cases
     @pytest.mark.parametrize("how", [killed, suspended, moved, twice])
 
-Of each file below SAMPLED's names a run takes that share of the tests, and of the cases that a sweep has left: whole lives of
-jobs cost seconds to minutes each. The first name that fits counts. `@pytest.mark.every` runs each time: the main path.
+Of each file below SAMPLED's names a run takes that share of the tests, and of the cases that a sweep has left, perhaps none:
+whole lives of jobs cost seconds to minutes each. The first name that fits counts. `@pytest.mark.every` runs each time: the main path.
 
 DEVPROXY_TEST_SWEEPS=all runs everything (the campaign `sweeps` of `make soak` does), and so does a test that is named or
 asked for by -k; another value is the seed in place of the commit. Without the variable, a file that is named runs whole too.
@@ -25,8 +25,8 @@ import pytest
 VARIABLE = "DEVPROXY_TEST_SWEEPS"
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLED = {
-    "tests/checkpoint": 0.08,
-    "tests/fault": 0.08,
+    "tests/checkpoint": 0.1,
+    "tests/fault": 0.12,
     "tests/comm": 0.2,
     "tests/integration/test_cudart.py": 0.25,
     "tests/integration/test_cudart_programs.py": 0.25,
@@ -57,6 +57,11 @@ def seed() -> str:
 def chosen(test: str, cases: int, wanted: int, of: str) -> set[int]:
     """Which of a test's cases run, by their places."""
     return set(random.Random(f"{of} {test}").sample(range(cases), min(wanted, cases)))
+
+
+def some(number: float, what: str, of: str) -> int:
+    """A whole number, up or down by chance, so that small files do not run more often than large ones."""
+    return math.floor(number + random.Random(f"{of} share of {what}").random())
 
 
 def share(of: Path, sampled: dict[str, float]) -> float | None:
@@ -105,7 +110,7 @@ def thin_out(
         gone |= {item for place, item in enumerate(cases) if place not in keep}
     for name, (part, tests) in groups.items():
         tests = [item for item in tests if item not in gone]
-        keep = chosen(name, len(tests), math.ceil(part * len(tests)), of)
+        keep = chosen(name, len(tests), some(part * len(tests), name, of), of)
         gone |= {item for place, item in enumerate(tests) if place not in keep}
     if gone:
         left_out = [item for item in items if item in gone]

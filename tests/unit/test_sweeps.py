@@ -97,3 +97,10 @@ def test_every_case_has_its_turn() -> None:
     assert all(len(one) == 2 for one in taken)
     assert set.union(*taken) == set(range(7))
     assert sweeps.chosen("test", 3, 8, "x") == {0, 1, 2}
+
+
+def test_a_share_that_is_no_whole_number_is_rounded_by_chance() -> None:
+    taken = [sweeps.some(0.25, "test", str(seed)) for seed in range(400)]
+    assert set(taken) == {0, 1}
+    assert 60 < sum(taken) < 140
+    assert {sweeps.some(3.0, "test", str(seed)) for seed in range(40)} == {3}
