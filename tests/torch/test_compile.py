@@ -273,9 +273,9 @@ def test_a_kernel_of_so_many_tensors_that_a_launch_cannot_say_how_far_each_reach
         return plain(name, types, source)
 
     many = [torch.full((64,), float(i)) for i in range(200)]
-    with pytest.MonkeyPatch.context() as patch:
+    settings = torch._inductor.config.patch(realize_reads_threshold=1000)
+    with settings, pytest.MonkeyPatch.context() as patch:
         patch.setattr(inductor, "module_text", module_text)
-        patch.setattr(torch._inductor.config, "realize_reads_threshold", 1000)
         found = torch.compile(lambda *given: sum(given))(*(one.cuda() for one in many))
     assert len(made) == 1 and len(made[0]) > 200 and not inductor.told_pointers(made[0])
     assert torch.equal(found.cpu(), sum(many))
