@@ -2,7 +2,7 @@
 // What the proxy costs, through the shim under devproxy-run: an asynchronous launch, a synchronous call, 64 MB copies.
 // Prints one line of JSON. Needs TEST_KERNELS (tests/subjects/driver/kernels.c).
 //
-// The empty synchronous call is the wire's NOP, sent by the client's own Connection (csrc/client), beside
+// The empty synchronous call is the wire's NOP, sent by the client's own Attachment (csrc/client), beside
 // cuEventElapsedTime through the shim, the lightest driver call that must ask the server.
 #include <cuda.h>
 #include <poll.h>
@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "devproxy/csrc/client/connection.h"
+#include "devproxy/csrc/client/attachment.h"
 #include "devproxy/csrc/client/process.h"
 #include "tests/bench/measure.h"
 
@@ -194,7 +194,7 @@ int main() {
   // A second connection of this process, made by the client's own code; the shim's is idle meanwhile.
   int32_t error = 0;
   if (devproxy::client::init() != 0) return fprintf(stderr, "bench_driver: no job\n"), 1;
-  devproxy::client::Connection* c = devproxy::client::device(0, &error);
+  devproxy::client::Attachment* c = devproxy::client::device(0, &error);
   if (!c) return fprintf(stderr, "bench_driver: cannot attach: %d\n", error), 1;
   const devproxy::wire::NOP_req nop{};
   round_trips(&json, "empty_call", [&] {

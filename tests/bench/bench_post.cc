@@ -24,7 +24,7 @@ using bench::quantiles;
 using bench::time_each_ns;
 using bench::time_ns;
 
-constexpr int kSpinPauses = 600;  // as the client: csrc/client/connection.cc
+constexpr int kSpinPauses = 600;  // as the client: csrc/client/attachment.cc
 
 // The ring of a segment with nothing around it.
 struct BareRing {

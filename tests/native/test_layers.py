@@ -269,7 +269,7 @@ def test_cmake_shows_each_layer_what_it_may_include() -> None:
         ("hal/soft", "cuda_number.gen.h", "devproxy/csrc/server/gate.h"),
         ("csrc/client", "devproxy/csrc/base/futex.h", "devproxy/interceptors/memory/client.h"),
         ("csrc/server", "devproxy/hal/hal.h", "devproxy/hal/soft/soft_device.h"),
-        ("interceptors/server", "wire.gen.h", "devproxy/csrc/client/connection.h"),
+        ("interceptors/server", "wire.gen.h", "devproxy/csrc/client/attachment.h"),
         ("interceptors/nccl", "devproxy/csrc/core/core.h", "wire.gen.h"),
     ],
 )

@@ -52,13 +52,13 @@ ContextMap& contexts() {
   return *m;
 }
 
-DeviceState::DeviceState(Connection* connection, int ordinal)
-    : conn_(connection),
+DeviceState::DeviceState(Attachment* attachment, int ordinal)
+    : conn_(attachment),
       ordinal_(ordinal),
-      alloc_(connection->device_base(), kHeapBytes),
-      step_(std::min(kCreditStep, connection->props().total_bytes / kCreditParts)),
-      keep_(std::min(kCreditKeep, connection->props().total_bytes / kCreditParts)),
-      pinned_alloc_(connection->pinned_base(), kPinnedBytes),
+      alloc_(attachment->device_base(), kHeapBytes),
+      step_(std::min(kCreditStep, attachment->props().total_bytes / kCreditParts)),
+      keep_(std::min(kCreditKeep, attachment->props().total_bytes / kCreditParts)),
+      pinned_alloc_(attachment->pinned_base(), kPinnedBytes),
       streams_(new StreamObj[kStreams]) {
   streams_[0].handle = kLegacyStream.value;
   streams_[0].device = ordinal;
@@ -679,7 +679,7 @@ DeviceState* device_state_if_attached(int ordinal) {
 
 DeviceState* device_state(int ordinal, int32_t* error) {
   if (DeviceState* s = device_state_if_attached(ordinal)) return s;
-  Connection* c = device(ordinal, error);
+  Attachment* c = device(ordinal, error);
   if (!c) return nullptr;
   std::lock_guard lock(g_states_mu);
   if (DeviceState* s = g_states[ordinal].load(std::memory_order_relaxed)) return s;

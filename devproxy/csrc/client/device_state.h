@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "devproxy/csrc/client/alloc_bidir.h"
-#include "devproxy/csrc/client/connection.h"
+#include "devproxy/csrc/client/attachment.h"
 #include "devproxy/csrc/client/handle_map.h"
 #include "devproxy/csrc/client/process.h"
 
@@ -88,10 +88,10 @@ struct Use {
 // pinned_mu.
 class DeviceState {
  public:
-  explicit DeviceState(Connection* connection, int ordinal);
+  explicit DeviceState(Attachment* attachment, int ordinal);
   ~DeviceState() { delete[] streams_; }  // of one that nobody has seen
 
-  Connection& conn() { return *conn_; }
+  Attachment& conn() { return *conn_; }
   int ordinal() const { return ordinal_; }
 
   // -- memory -----------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class DeviceState {
   uint32_t streams_made() const { return next_stream_.load(std::memory_order_acquire); }
   bool idle(const StreamObj& s) const { return conn_->completed(s.index, s.last.load(std::memory_order_acquire)); }
   [[nodiscard]] int32_t wait_stream(const StreamObj& s);
-  // Connection::want for the stream's last command, if it is not complete.
+  // Attachment::want for the stream's last command, if it is not complete.
   void want(const StreamObj& s) {
     if (!idle(s)) conn_->want(s.index, s.last.load(std::memory_order_acquire));
   }
@@ -220,7 +220,7 @@ class DeviceState {
 
   std::atomic<bool> prints_{false}, ran_{false}, assertion_said_{false};
 
-  Connection* conn_;
+  Attachment* conn_;
   int ordinal_;
   std::mutex mu_;
   BidirAllocator alloc_;
@@ -236,7 +236,7 @@ class DeviceState {
   // Pools hold on to nothing where the GPU is nearly full: another job, or a framework in the server, may want it.
   bool holds_ = false, roomy_ = false;  // a pool wants to; it may
   uint64_t look_at_ = 0;                // the next look for room is when so much is granted
-  uint32_t wanted_ = 0;                 // Connection::credit_wanted(), as last seen
+  uint32_t wanted_ = 0;                 // Attachment::credit_wanted(), as last seen
   uint32_t tight_ = 0;                  // how often more was granted since the last look that found no room
 
   std::mutex pinned_mu_;

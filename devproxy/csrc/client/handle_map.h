@@ -27,7 +27,7 @@ class HandleMap {
     return e.value.load(std::memory_order_acquire) == value ? &e.object : nullptr;
   }
 
-  // Makes a handle; device goes into the serial number so that a handle alone names its connection. nullptr and value
+  // Makes a handle; device goes into the serial number so that a handle alone names its attachment. nullptr and value
   // 0 when all 65,536 indices are in use.
   T* add(int device, uint64_t* value) {
     std::lock_guard lock(mu_);

@@ -58,7 +58,7 @@ namespace {
 
 struct Process {
   std::mutex attach_mu;
-  std::atomic<Connection*> devices[kMaxDevices] = {};
+  std::atomic<Attachment*> devices[kMaxDevices] = {};
   std::atomic<const DeviceProps*> facts[kMaxDevices] = {};  // of those that were asked for; kept
   int32_t attach_error[kMaxDevices] = {};
   int ordinals[kMaxDevices] = {};  // visible ordinal -> server's
@@ -104,7 +104,7 @@ void after_fork_in_child() {
   if (detail::g_init_state == 0) return;
   detail::g_init_state = 2;
   for (auto& d : process().devices)
-    if (Connection* c = d.load(std::memory_order_relaxed)) c->close_in_child();
+    if (Attachment* c = d.load(std::memory_order_relaxed)) c->close_in_child();
 }
 
 // CUDA_VISIBLE_DEVICES: ordinals in the order wanted; the list ends at the first entry that is none.
@@ -162,7 +162,7 @@ uint16_t take_thread_slot() {
   // The sequence numbers of a slot go on where its last owner left them: the server's answers name them.
   pthread_setspecific(p.thread_end, reinterpret_cast<void*>(static_cast<uintptr_t>(t_state.slot) + 1));
   for (int d = 0; d < kMaxDevices; ++d)
-    if (Connection* c = p.devices[d].load(std::memory_order_acquire)) t_state.seq[d] = c->last_seq(t_state.slot);
+    if (Attachment* c = p.devices[d].load(std::memory_order_acquire)) t_state.seq[d] = c->last_seq(t_state.slot);
   return t_state.slot;
 }
 
@@ -193,25 +193,25 @@ int32_t init() {
 
 int device_count() { return process().count; }
 
-Connection* attached(int ordinal) {
+Attachment* attached(int ordinal) {
   if (ordinal < 0 || ordinal >= kMaxDevices) return nullptr;
   return process().devices[ordinal].load(std::memory_order_acquire);
 }
 
-Connection* device(int ordinal, int32_t* error) {
+Attachment* device(int ordinal, int32_t* error) {
   Process& p = process();
   if (__builtin_expect(ordinal < 0 || ordinal >= p.count, 0)) {
     *error = kInvalidDevice;
     return nullptr;
   }
-  if (Connection* c = p.devices[ordinal].load(std::memory_order_acquire); __builtin_expect(c != nullptr, 1)) return c;
+  if (Attachment* c = p.devices[ordinal].load(std::memory_order_acquire); __builtin_expect(c != nullptr, 1)) return c;
   std::lock_guard lock(p.attach_mu);
-  if (Connection* c = p.devices[ordinal].load(std::memory_order_relaxed)) return c;
+  if (Attachment* c = p.devices[ordinal].load(std::memory_order_relaxed)) return c;
   if (p.attach_error[ordinal] != kOk) {
     *error = p.attach_error[ordinal];
     return nullptr;
   }
-  auto* c = new Connection;
+  auto* c = new Attachment;
   const int32_t rc = c->attach(p.job_dir, p.ordinals[ordinal], ordinal);
   if (rc != kOk) {
     delete c;
@@ -230,7 +230,7 @@ const DeviceProps* facts(int ordinal, int32_t* error) {
   }
   // First: the job goes on with what it was told, also where it attaches behind a move.
   if (const DeviceProps* known = p.facts[ordinal].load(std::memory_order_acquire)) return known;
-  if (const Connection* c = p.devices[ordinal].load(std::memory_order_acquire)) return &c->props();
+  if (const Attachment* c = p.devices[ordinal].load(std::memory_order_acquire)) return &c->props();
   std::lock_guard lock(p.attach_mu);
   if (const DeviceProps* known = p.facts[ordinal].load(std::memory_order_relaxed)) return known;
   int32_t rc = p.attach_error[ordinal];
@@ -252,7 +252,7 @@ Place place_of(uint64_t addr) {
   }
   Process& p = process();
   for (int i = 0; i < p.count; ++i) {
-    Connection* c = p.devices[i].load(std::memory_order_acquire);
+    Attachment* c = p.devices[i].load(std::memory_order_acquire);
     if (!c) continue;
     if (c->is_device(addr)) return {i, false};
     if (c->is_pinned(addr)) return {i, true};
@@ -264,7 +264,7 @@ static bool count_step() {
   if (detail::g_init_state != 1) return false;  // 2: a forked child, which has no segment
   bool counted = false;
   for (int i = 0; i < device_count(); ++i) {  // the hook does not say which GPU the step was for
-    Connection* c = attached(i);
+    Attachment* c = attached(i);
     if (!c) continue;
     c->control()->steps.fetch_add(1, std::memory_order_relaxed);
     counted = true;

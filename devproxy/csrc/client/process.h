@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "devproxy/csrc/client/connection.h"
+#include "devproxy/csrc/client/attachment.h"
 
 namespace devproxy::client {
 
@@ -15,12 +15,12 @@ namespace devproxy::client {
 [[nodiscard]] int32_t init();
 int device_count();
 
-// The connection of a device, attached at first use. nullptr and *error for a bad ordinal or a failed attach.
-Connection* device(int ordinal, int32_t* error);
+// The attachment to a device, made at first use. nullptr and *error for a bad ordinal or a failed attach.
+Attachment* device(int ordinal, int32_t* error);
 // The properties of a device, attached or not: asking for them attaches nothing. nullptr and *error as with device().
 const DeviceProps* facts(int ordinal, int32_t* error);
-// The connection if it is attached already, else nullptr.
-Connection* attached(int ordinal);
+// The attachment if there is one already, else nullptr.
+Attachment* attached(int ordinal);
 
 // The device whose device range, pinned window or module variable holds addr; -1 for plain host memory.
 struct Place {

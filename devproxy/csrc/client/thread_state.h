@@ -17,8 +17,8 @@ struct ThreadState {
   uint16_t slot = kNoSlot;
   bool per_thread_default = false;
   bool past_fault = false;                    // inside of a call that is answered also after an execution fault
-  bool woke_server = false;                   // since its last wait: the next one sleeps at once, see connection.cc
-  uint32_t seq[kMaxDevices] = {};             // last sequence number of this slot, per connection
+  bool woke_server = false;                   // since its last wait: the next one sleeps at once, see attachment.cc
+  uint32_t seq[kMaxDevices] = {};             // last sequence number of this slot, per attachment
   int depth = 0;                              // contexts on the stack; the current one is the last
   uint64_t contexts[kContextStack] = {};      // VHandle values
   uint64_t default_stream[kMaxDevices] = {};  // VHandle value of this thread's default stream, made on first use

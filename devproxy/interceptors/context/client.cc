@@ -556,7 +556,7 @@ CUresult cuGetErrorString(CUresult error, const char** pStr) {
   // A fault that has happened says its own cause behind the vendor's words, and a lost server that it is lost.
   if (error != CUDA_SUCCESS) {
     for (int i = 0; i < client::device_count(); ++i) {
-      client::Connection* c = client::attached(i);
+      client::Attachment* c = client::attached(i);
       if (!c || c->error() != static_cast<int32_t>(error) || !*c->error_text()) continue;
       static char texts[client::kMaxDevices][384];
       snprintf(texts[i], sizeof(texts[i]), "%s (devproxy: GPU %d: %s)", t->text, i, c->error_text());

@@ -137,7 +137,7 @@ int32_t run(Link* l, uint64_t* image_bytes) {
 }
 
 int32_t fetch(Link* l, uint64_t bytes) {
-  client::Connection& conn = l->device->conn();
+  client::Attachment& conn = l->device->conn();
   l->image.resize(bytes);
   int32_t rc = kOk;
   const uint32_t chunk = conn.take_chunk(&rc);

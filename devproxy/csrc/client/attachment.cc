@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "devproxy/csrc/client/connection.h"
+#include "devproxy/csrc/client/attachment.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -184,7 +184,7 @@ int32_t ask_facts(const char* job_dir, int device, DeviceProps* props) {
   return kOk;
 }
 
-int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
+int32_t Attachment::attach(const char* job_dir, int device, int ordinal) {
   const auto kind = g_framework.load(std::memory_order_relaxed) ? AttachKind::kFramework : AttachKind::kClient;
   AttachReply reply{};
   int fd = -1;
@@ -239,7 +239,7 @@ int32_t Connection::attach(const char* job_dir, int device, int ordinal) {
   return kOk;
 }
 
-int32_t Connection::post_bytes(wire::Opcode op, const void* req, size_t req_bytes, Bulk bulk, uint32_t seq,
+int32_t Attachment::post_bytes(wire::Opcode op, const void* req, size_t req_bytes, Bulk bulk, uint32_t seq,
                                uint64_t* end) {
   CommandRing::Reservation r;
   uint8_t* p = nullptr;
@@ -251,13 +251,13 @@ int32_t Connection::post_bytes(wire::Opcode op, const void* req, size_t req_byte
   return kOk;
 }
 
-void Connection::wake_server() {
+void Attachment::wake_server() {
   view_.control()->wakes.fetch_add(1, std::memory_order_relaxed);
   t_state.woke_server = true;
   futex_wake(&view_.control()->doorbell.sleeping, 1);
 }
 
-void Connection::note_room_wait(uint64_t began_ns) {
+void Attachment::note_room_wait(uint64_t began_ns) {
   ControlPage* control = view_.control();
   for (RoomWait& entry : control->room_waits) {
     uint64_t free = 0;
@@ -272,14 +272,14 @@ void Connection::note_room_wait(uint64_t began_ns) {
   }
 }
 
-int32_t Connection::wait_for_space(const CommandRing::Reservation& r) {
+int32_t Attachment::wait_for_space(const CommandRing::Reservation& r) {
   const uint64_t began_ns = day_ns();
   const int32_t found = sleep_for_space(r);
   note_room_wait(began_ns);
   return found;
 }
 
-int32_t Connection::sleep_for_space(const CommandRing::Reservation& r) {
+int32_t Attachment::sleep_for_space(const CommandRing::Reservation& r) {
   // The reservation stands whatever happens: if the server is gone nobody will ever read the ring again.
   CommandRing& ring = view_.ring();
   // A full ring is work for longer than a nap. So while the server takes records, this thread naps until an eighth of the
@@ -300,14 +300,14 @@ int32_t Connection::sleep_for_space(const CommandRing::Reservation& r) {
 }
 
 // A refusal has a name. Each is said once: a program may try again and again.
-void Connection::say_refusal(const char* text) {
+void Attachment::say_refusal(const char* text) {
   static std::atomic<size_t> said[64];
   const size_t hash = std::hash<std::string_view>{}(text) | 1;
   if (said[hash / 2 % 64].exchange(hash, std::memory_order_relaxed) == hash) return;
   log(Level::kWarn, "refused by the device of GPU %d: %s", device_, text);
 }
 
-int32_t Connection::await_reply(uint16_t slot, uint32_t seq, Reply* reply) {
+int32_t Attachment::await_reply(uint16_t slot, uint32_t seq, Reply* reply) {
   ReplySlot& s = view_.replies()[slot];
   auto answered = [&] { return s.seq.load(std::memory_order_acquire) == seq; };
   spin(answered);
@@ -336,7 +336,7 @@ int32_t Connection::await_reply(uint16_t slot, uint32_t seq, Reply* reply) {
   return status;
 }
 
-bool Connection::want(uint32_t stream_index, uint64_t position) {
+bool Attachment::want(uint32_t stream_index, uint64_t position) {
   if (view_.control()->wants_awaited.load(std::memory_order_relaxed) == 0) return true;
   std::atomic<uint64_t>& wanted = wanted_[stream_index];
   if (wanted.load(std::memory_order_relaxed) >= position) return true;
@@ -353,7 +353,7 @@ bool Connection::want(uint32_t stream_index, uint64_t position) {
   return true;
 }
 
-int32_t Connection::wait(uint32_t stream_index, uint64_t position) {
+int32_t Attachment::wait(uint32_t stream_index, uint64_t position) {
   StreamState& s = view_.streams()[stream_index];
   auto done = [&] { return s.completed.load(std::memory_order_acquire) >= position; };
   if (done()) return error();
@@ -371,7 +371,7 @@ int32_t Connection::wait(uint32_t stream_index, uint64_t position) {
   return error();
 }
 
-uint32_t Connection::take_chunk(int32_t* error_out) {
+uint32_t Attachment::take_chunk(int32_t* error_out) {
   ControlPage* c = view_.control();
   for (;;) {
     // From the low end: the same few chunks stay warm in the cache.
@@ -407,7 +407,7 @@ uint32_t Connection::take_chunk(int32_t* error_out) {
   }
 }
 
-void Connection::free_chunk(uint32_t index) {
+void Attachment::free_chunk(uint32_t index) {
   ControlPage* c = view_.control();
   c->chunk_busy[index].store(0, std::memory_order_release);
   RealSync::fence();
@@ -417,7 +417,7 @@ void Connection::free_chunk(uint32_t index) {
   }
 }
 
-int32_t Connection::fill_chunks(Bulk bulk, uint16_t* indices, uint32_t* n) {
+int32_t Attachment::fill_chunks(Bulk bulk, uint16_t* indices, uint32_t* n) {
   const size_t need = (bulk.bytes + kChunkBytes - 1) / kChunkBytes;
   if (need > kChunks) {
     log(Level::kError, "a message of %zu bytes is larger than the staging area of %zu bytes", bulk.bytes,
@@ -441,7 +441,7 @@ int32_t Connection::fill_chunks(Bulk bulk, uint16_t* indices, uint32_t* n) {
   return kOk;
 }
 
-bool Connection::check_alive() {
+bool Attachment::check_alive() {
   if (lost_.load(std::memory_order_relaxed)) return false;
   const auto state = static_cast<ServerState>(view_.control()->server_state.load(std::memory_order_acquire));
   if (state == ServerState::kPoisoned) return false;
@@ -457,25 +457,25 @@ bool Connection::check_alive() {
   return false;
 }
 
-int32_t Connection::lost_result() const {
+int32_t Attachment::lost_result() const {
   const int32_t sticky = view_.control()->sticky_error.load(std::memory_order_relaxed);
   return sticky != kOk ? sticky : kDeviceUnavailable;
 }
 
-int32_t Connection::error_now_and_then() {
+int32_t Attachment::error_now_and_then() {
   const int32_t e = error();
   if (e != kOk) return e;
   if (coarse_us() - last_look_us_.load(std::memory_order_relaxed) > kSleepUs) check_alive();
   return error();
 }
 
-const char* Connection::error_text() const {
+const char* Attachment::error_text() const {
   if (view_.mapped() && view_.control()->sticky_error.load(std::memory_order_acquire) != kOk)
     return view_.control()->sticky_text;
   return lost_.load() ? "the device-proxy server is gone (it was killed or crashed)" : "";
 }
 
-void Connection::close_in_child() {
+void Attachment::close_in_child() {
   if (link_ >= 0) close(link_);
   link_ = -1;
 }

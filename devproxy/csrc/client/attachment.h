@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One client process's connection to the device-proxy server of one GPU.
+// One process's attachment to the device-proxy server of one GPU. The server has a Connection for it (csrc/server/connection.h).
 //
 // Threads: every member is used by any thread of the job. The ring and the reply slots need no lock; a reply slot has
 // one owning thread. After attach the only descriptor is the link, and check_alive its only use.
@@ -46,7 +46,7 @@ struct Reply {
   size_t tail_got = 0;
 };
 
-class Connection {
+class Attachment {
  public:
   // Attaches to JOB_DIR/gpu<server_gpu>.sock; ordinal is what the job calls the device. kOk, or a result number after
   // one log line that says why.
