@@ -67,6 +67,7 @@ check: build  ## format, lint, types, layers, generated files, unit and native t
 	$(VENV)/ruff format --check -q .
 	$(VENV)/ruff check -q .
 	$(VENV)/mypy
+	$(VENV)/mypy --config-file scripts/mypy-torch.ini
 	@scripts/clang_format.sh --check
 	$(PY) -m codegen --check
 	PYTHONPATH=devproxy/torch/pylib:scripts $(VENV)/lint-imports
@@ -161,6 +162,7 @@ lint: setup  ## the linters alone
 	$(VENV)/ruff format --check -q .
 	$(VENV)/ruff check -q .
 	$(VENV)/mypy
+	$(VENV)/mypy --config-file scripts/mypy-torch.ini
 
 clean:  ## removes build/, keeps .venv
 	rm -rf build dist *.egg-info

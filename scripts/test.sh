@@ -58,6 +58,7 @@ aside() {
   step .venv/bin/ruff format --check -q .
   step .venv/bin/ruff check -q .
   step .venv/bin/mypy
+  step .venv/bin/mypy --config-file scripts/mypy-torch.ini
   step scripts/clang_format.sh --check
   step .venv/bin/python -m codegen --check
   step env PYTHONPATH=devproxy/torch/pylib:scripts .venv/bin/lint-imports

@@ -150,7 +150,8 @@ class NotTaken(Exception):
 def module_text(name: str, types: Sequence[str], source: str) -> str:
     """The C++ of a module with one kernel. types: of its arguments, as Inductor writes them: pointers and integers."""
     pointers = told_pointers(types)
-    arguments, stretches = [], []
+    arguments: list[str] = []
+    stretches: list[str] = []
     for i, kind in enumerate(types):
         if not kind.endswith("*"):
             arguments.append(f"static_cast<{kind}>(word({i}))")
