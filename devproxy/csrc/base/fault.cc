@@ -77,13 +77,18 @@ Status init(const char* spec) {
 }
 
 Status passed(Point point) {
+  bool dies = true;
   {
     const std::lock_guard lock(g_mu);
     if (!g_file.empty()) look_into_file();
     if (point != g_now.point || --g_now.left != 0) return {};
-    if (!g_file.empty()) unlink(g_file.c_str());
+    dies = g_now.dies;  // here: from the unlock on, a thread at any other point changes g_now
+    if (!g_file.empty()) {
+      unlink(g_file.c_str());
+      g_now = {};  // the same words in the file again are another fault
+    }
   }
-  if (g_now.dies) kill(getpid(), SIGKILL);  // no handler, no flush: like the kernel's own
+  if (dies) kill(getpid(), SIGKILL);  // no handler, no flush: like the kernel's own
   return {kUnknown, std::string("fault point ") + kNames[static_cast<int>(point)] + " (DEVPROXY_FAULT)"};
 }
 
