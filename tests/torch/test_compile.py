@@ -199,6 +199,39 @@ def test_a_graph_that_runs_eager(
     assert said.count(LINE) == 1 and "runs eager" in said and reason in said, said
 
 
+def test_integers_divided_by_zero() -> None:
+    """As eager ops do it (test_types.py). Rows of lengths that fill vectors, and that do not."""
+
+    def divide(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        to_zero = torch.div(a, b, rounding_mode="trunc")
+        return (
+            a // b,
+            a % b,
+            to_zero,
+            torch.fmod(a, b),
+            a // 0,
+            9 % b,
+            torch.where(b > 0, to_zero, 7),
+        )
+
+    for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8):
+        least = torch.iinfo(dtype).min
+        for length in (1, 203):
+            torch._dynamo.reset()
+            draw = torch.Generator().manual_seed(length)
+            a = torch.randint(-30 if least else 0, 30, (length,), generator=draw).to(dtype).cuda()
+            b = torch.randint(-3 if least else 0, 4, (length,), generator=draw).to(dtype).cuda()
+            a[::7] = least
+            b[::14] = -1
+            b[-1] = 0
+            found = torch.compile(divide)(a, b)
+            wanted = divide(a, b)
+            assert [one.dtype for one in found] == [one.dtype for one in wanted]
+            assert all(map(torch.equal, found, wanted)), (dtype, length)
+    a, b = torch.tensor([5.0, 6.0], device="cuda"), torch.tensor([0.0, 4.0], device="cuda")
+    assert torch.compile(divide)(a, b)[0].tolist() == [torch.inf, 1]
+
+
 def test_a_compiler_that_fails(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,6 +98,52 @@ def test_histc_of_integers(dtype: torch.dtype) -> None:
         torch.histc(same, 0)
 
 
+def divided(a: int, b: int, bits: int) -> tuple[int, int, int, int]:
+    """Rounded down, the rest of that, rounded to zero, the rest of that; as no type of fixed length has to hold them."""
+    if b == 0:
+        rest = 0xFFFFFFFF if bits == 64 and a >= 0 else -1
+        return -1, rest, -1, rest
+    to_zero = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    return a // b, a % b, to_zero, a - b * to_zero
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_divided_by_zero(dtype: torch.dtype) -> None:
+    """Also the least integer by -1. Both end a CPU's program, and a GPU's goes on."""
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    dice = random.Random(str(dtype))
+    a = [dice.randint(max(least, -30), 30) for _ in range(60)] + [least, least, most, 0]
+    b = [dice.randint(max(least, -3), 3) for _ in range(60)] + [0, max(least, -1), 0, 0]
+    bits = torch.iinfo(dtype).bits
+    exact = [divided(one, by, bits) for one, by in zip(a, b, strict=True)]
+    wanted = [
+        torch.tensor([number % 2**bits for number in row], dtype=torch.uint64).to(dtype)
+        for row in zip(*exact, strict=True)
+    ]
+    x, y = (torch.tensor(row, dtype=dtype, device="cuda") for row in (a, b))
+    empty = torch.empty(0, dtype=dtype, device="cuda")
+    results = (x // y, x % y, torch.div(x, y, rounding_mode="trunc"), torch.fmod(x, y))
+    assert all(found.cpu().equal(row) for found, row in zip(results, wanted, strict=True))
+    for found in (
+        x.clone().floor_divide_(y),
+        torch.floor_divide(x, y, out=empty.clone()),
+        torch.div(x, y, rounding_mode="floor"),
+        x.clone().div_(y, rounding_mode="floor"),
+    ):
+        assert found.cpu().equal(wanted[0])
+    assert torch.div(x, y, rounding_mode="trunc", out=empty.clone()).cpu().equal(wanted[2])
+    for found in (x.clone().remainder_(y), torch.remainder(x, y, out=empty.clone())):
+        assert found.cpu().equal(wanted[1])
+    for found in (x.clone().fmod_(y), torch.fmod(x, y, out=empty.clone())):
+        assert found.cpu().equal(wanted[3])
+    assert (x // 0).unique().tolist() == [-1 if least else most]
+    assert (9 % y)[-1].item() == wanted[1][-1].item() and (x[:, None] // y[-1:]).shape == (64, 1)
+    assert (x // y.to(torch.bool)).dtype == dtype
+    assert torch.where(y != 0, x // y, 7)[-1].item() == 7
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        x.clone()[:1].floor_divide_(y)
+
+
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
 def test_nansum_of_complex_numbers(dtype: torch.dtype) -> None:
     nan = float("nan")
@@ -137,9 +183,6 @@ NUMBERS = {
     "index_fill": (lambda x, v: x.index_fill(0, torch.tensor([1], device=x.device), v), 3, 300, torch.uint8),
     "scatter": (lambda x, v: x.scatter(0, torch.tensor([1], device=x.device), v), 3, 300, torch.uint8),
     "pow": (lambda x, v: x**v, 3, 300, torch.uint8),
-    "floor_divide": (lambda x, v: x // v, 3, 0, torch.int64),
-    "remainder": (lambda x, v: x % v, 3, 0, torch.int64),
-    "fmod": (lambda x, v: torch.fmod(x, v), 3, 0, torch.int32),
     "histc": (lambda x, v: x.histc(3, 2, v), 3, 1, torch.float32),
     "histc, inf": (lambda x, v: x.histc(3, 2, v), 3, float("inf"), torch.float32),
     "threshold": (lambda x, v: F.threshold(x, 2, v), 3, 300, torch.uint8),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops that CUDA has for a type and the CPU refuses, beside those of 16 bits (half.h): here they are made of others.
+// Ops that CUDA has for a type or a value and the CPU refuses, beside types of 16 bits (half.h): made of other ops here.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -8,10 +8,10 @@
 
 namespace devproxy::aten {
 
-// Computes the op as a CUDA tensor's kernel does. False: the CPU has a kernel for these types, and nothing has been done.
+// Computes the op as a CUDA tensor's kernel does. False: the CPU's kernel does it, and nothing has been done.
 using Instead = bool (*)(torch::jit::Stack& stack);
 
-// For the op of this name; null: the CPU lacks no type of it.
+// For the op of this name; null: the CPU's kernel takes what CUDA's takes.
 Instead instead_of(const std::string& name);
 
 }  // namespace devproxy::aten

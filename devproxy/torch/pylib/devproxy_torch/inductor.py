@@ -123,6 +123,70 @@ const devproxy_soft_footprint devproxy_soft_footprints[] = {{"%(name)s", %(point
                                                             {nullptr, 0, 0, nullptr}};
 }
 """
+# Divisions of integers, in front of a kernel that has some: as eager ops do them in the server (executor/other_types.cc),
+# also by zero, which CUDA leaves open and the CPU answers with SIGFPE or an exception. Of numbers or of vectors of them.
+DIVISIONS = """
+#include <type_traits>
+namespace {
+template <typename A, typename B, typename Of>
+inline auto devproxy_each(const A& a, const B& b, Of of) {
+  if constexpr (std::is_arithmetic_v<A>) {
+    using C = std::common_type_t<A, B>;
+    return of(static_cast<C>(a), static_cast<C>(b));
+  } else {
+    static_assert(std::is_same_v<A, B>);
+    alignas(64) typename A::value_type x[A::size()], y[A::size()];
+    a.store(x);
+    b.store(y);
+    for (int i = 0; i < static_cast<int>(A::size()); ++i) x[i] = of(x[i], y[i]);
+    return A::loadu(x);
+  }
+}
+// The least number divided by -1 is no number of its type: it stays what it is, and nothing is left over.
+template <typename C>
+inline bool devproxy_negates(C b) {
+  return std::is_signed_v<C> && b == static_cast<C>(-1);
+}
+template <typename C>
+inline bool devproxy_differs(C a, C b) {
+  if constexpr (std::is_signed_v<C>) return (a < 0) != (b < 0);
+  return false;
+}
+template <typename C>
+inline C devproxy_quotient(C a, C b) {
+  if (b == 0) return static_cast<C>(-1);
+  if (devproxy_negates(b)) return static_cast<C>(0 - static_cast<std::make_unsigned_t<C>>(a));
+  return static_cast<C>(a / b);
+}
+template <typename C>
+inline C devproxy_rest(C a, C b) {
+  if (b == 0) return sizeof(C) == 8 && a >= 0 ? static_cast<C>(0xFFFFFFFF) : static_cast<C>(-1);
+  return devproxy_negates(b) ? C(0) : static_cast<C>(a % b);
+}
+template <typename A, typename B>
+inline auto devproxy_truncdiv(const A& a, const B& b) {
+  return devproxy_each(a, b, [](auto x, auto y) { return devproxy_quotient(x, y); });
+}
+template <typename A, typename B>
+inline auto devproxy_floordiv(const A& a, const B& b) {
+  return devproxy_each(a, b, [](auto x, auto y) {
+    const bool rounds = y != 0 && devproxy_differs(x, y) && devproxy_rest(x, y) != 0;
+    return static_cast<decltype(x)>(devproxy_quotient(x, y) - rounds);
+  });
+}
+template <typename A, typename B>
+inline auto devproxy_mod(const A& a, const B& b) {
+  return devproxy_each(a, b, [](auto x, auto y) { return devproxy_rest(x, y); });
+}
+template <typename A, typename B>
+inline auto devproxy_remainder(const A& a, const B& b) {
+  return devproxy_each(a, b, [](auto x, auto y) {
+    const auto rest = devproxy_rest(x, y);
+    return static_cast<decltype(x)>(rest != 0 && y != 0 && devproxy_differs(rest, y) ? rest + y : rest);
+  });
+}
+}  // namespace
+"""
 WORD = 8  # bytes of an argument
 BLOCK_LIMIT = 4096  # bytes of a launch's parameters, cuda.h before 12.1
 # Inductor's own settings for such a graph, whatever the script has set: the wrapper is Python, whose text we know; the server
@@ -172,7 +236,10 @@ def module_text(name: str, types: Sequence[str], source: str) -> str:
         "pointers": len(pointers),
         "stretches": ", ".join(stretches),
     }
-    return source + MODULE % filled + (FOOTPRINTS % filled if pointers else "")
+    divisions = (
+        DIVISIONS if re.search(r"\bdevproxy_(truncdiv|floordiv|mod|remainder)\(", source) else ""
+    )
+    return divisions + source + MODULE % filled + (FOOTPRINTS % filled if pointers else "")
 
 
 def told_pointers(types: Sequence[str]) -> list[str]:
@@ -431,6 +498,37 @@ def _complete_codegen() -> None:
     graphs.codegen = codegen
     files.load_by_key_path = staticmethod(load)
     AsyncCompile.devproxy_module = _module
+    _complete_divisions()
+
+
+def _complete_divisions() -> None:
+    """DIVISIONS instead of the operators of C++, which a zero among integers ends. Both classes: numbers and vectors."""
+    from torch._inductor.codegen import cpp
+
+    def integers(*given: Any) -> bool:
+        types = [getattr(one, "dtype", None) for one in given]
+        return all(
+            isinstance(kind, torch.dtype)
+            and kind is not torch.bool
+            and not (kind.is_floating_point or kind.is_complex)
+            for kind in types
+        )
+
+    def complete(cls: Any, name: str) -> None:
+        plain = vars(cls)[name].__func__
+
+        @functools.wraps(plain)
+        def division(a: Any, b: Any) -> Any:
+            if getattr(_running, "plan", None) is None or not integers(a, b):
+                return plain(a, b)
+            return f"devproxy_{name}({a}, {b})"
+
+        setattr(cls, name, staticmethod(division))
+
+    for cls in (cpp.CppOverrides, cpp.CppVecOverrides):
+        for name in ("truncdiv", "floordiv", "mod", "remainder"):
+            if isinstance(vars(cls).get(name), staticmethod):
+                complete(cls, name)
 
 
 def _compile_inner(plain: Callable[..., Any], say: Callable[[str], None]) -> Callable[..., Any]:
