@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 
 from devproxy.errors import Refused
 
@@ -37,10 +38,15 @@ def parse_size(text: str) -> int:
     return int(value)
 
 
+def show_time(at: float) -> str:
+    """Of seconds since 1970, in the zone of the machine; "" for 0."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else ""
+
+
 def parse_duration_ms(text: str) -> int:
-    """Milliseconds of "500ms", "2s" or "0". Raises Refused."""
+    """Milliseconds of "500ms", "2s", "10m", "1h" or "0". Raises Refused."""
     body = text.strip().lower()
-    for suffix, factor in (("ms", 1.0), ("s", 1000.0), ("", 1.0)):
+    for suffix, factor in (("ms", 1.0), ("s", 1e3), ("m", 60e3), ("h", 3600e3), ("", 1.0)):
         if body.endswith(suffix):
             try:
                 value = float(body[: len(body) - len(suffix)]) * factor
@@ -48,7 +54,7 @@ def parse_duration_ms(text: str) -> int:
                 continue
             if 0 <= value < 86_400_000 and (suffix or value == 0):
                 return int(value)
-    raise Refused(f"{text!r} is not a time", "write it like 500ms or 2s")
+    raise Refused(f"{text!r} is not a time", "write it like 500ms, 2s or 10m")
 
 
 def check_descriptors(gpus: int) -> None:

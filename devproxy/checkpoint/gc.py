@@ -89,6 +89,8 @@ def collect(shelf: Shelf, abandoned_s: float = ABANDONED_S, repack: bool = True)
         markers.remove_pins_of_none(backend, UPLOADS)
         if noted := shelf.noted_packs():
             shelf.drop_notes(set(noted) - _list_packs(shelf).keys())
+        if verified := shelf.verified():
+            shelf.drop_whole(verified.keys() - set(shelf.image_ids()))
         if hasattr(backend, "sweep"):
             backend.sweep()
     finally:

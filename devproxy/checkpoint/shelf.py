@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An open store as all parts of it see it: its packs by their indices, its manifests, its epochs.
 
-It writes nothing but epochs and notes of damaged packs. Uploads (writer.py), reading (reader.py) and removal (gc.py) stand on it, and store.py on them.
+It writes nothing but epochs and notes: of damaged packs, and of images that somebody has read whole. Uploads (writer.py), reading (reader.py) and removal (gc.py) stand on it, and store.py on them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from devproxy.checkpoint.markers import TOMBSTONES, Marker
 from devproxy.checkpoint.packs import Location, PackIndex
 
 DISTRUSTED = "distrusted"
+VERIFIED = "verified"
 NOTE_CHUNKS_MAX = 10_000  # then a restore says the rest
 NOTE_BYTES_MAX = 80 * NOTE_CHUNKS_MAX
 
@@ -219,6 +220,25 @@ class Shelf:
     def noted_packs(self) -> list[str]:
         """Those in which somebody has found damage."""
         return sorted(entry.name for entry in self.backend.list(DISTRUSTED))
+
+    # ---- images that were read whole ----
+
+    def note_whole(self, image_id: str) -> None:
+        """Every chunk of it has been read now and was right. A store that cannot be written keeps no note."""
+        with contextlib.suppress(StoreError):
+            self.backend.write(f"{VERIFIED}/{image_id}", b"{}", stage="note a whole image")
+
+    def drop_whole(self, gone: Iterable[str]) -> None:
+        """Of images that are gone, or damaged after all."""
+        for image_id in gone:
+            with contextlib.suppress(StoreError):
+                self.backend.remove(f"{VERIFIED}/{image_id}")
+
+    def verified(self) -> dict[str, float]:
+        """Image -> when somebody last read every chunk of it and all were right: seconds since 1970, by the store's clock."""
+        return {entry.name: entry.written_ns / 1e9 for entry in self.backend.list(VERIFIED)}
+
+    # ---- reading ----
 
     def read_chunk(self, hashed: bytes, where: Location) -> bytes | memoryview | None:
         """The stored body, when it is that chunk; else None, and the pack is noted as damaged."""

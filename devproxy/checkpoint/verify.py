@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether images are whole: every chunk that they rely on is read, and its hash compared.
 
-Nothing is written but a note for each damaged pack (shelf.py), where the store can be written.
+Nothing is written but a note for each damaged pack, and one for each whole image (shelf.py), where the store can be
+written.
 """
 
 from __future__ import annotations
@@ -69,6 +70,10 @@ class Verifier:
         for label, chunk, _ in refs:
             if not image.problem and chunk in wrong:
                 image = manifests.summary(body, wrong[chunk].about(label, None).what)
+        if image.whole:
+            self._store.note_whole(image_id)
+        else:
+            self._store.drop_whole([image_id])
         return Verdict(
             image,
             chunks=len(chunks),

@@ -19,7 +19,7 @@ from devproxy.control import coordinator_api as api
 from devproxy.control.stores import any_image, open_stores
 from devproxy.errors import Refused
 from devproxy.log import say
-from devproxy.machine import show_bytes
+from devproxy.machine import show_bytes, show_time
 
 if TYPE_CHECKING:
     from devproxy.checkpoint.manifest import Image
@@ -44,6 +44,9 @@ def images(arguments: argparse.Namespace) -> int:
         raise Refused("images verify takes one job", "see: devproxy help images")
     if arguments.image is not None and action != "verify":
         raise Refused(f"images {action} takes no --image", "see: devproxy help images")
+    if arguments.limit_ms is not None and (action != "verify" or arguments.image is not None):
+        what = "images verify --image" if action == "verify" else f"images {action}"
+        raise Refused(f"{what} takes no --for", "see: devproxy help images")
     stores = open_stores(arguments.store, looks=action == "verify")
     if action == "gc":
         return _gc(arguments, stores)
@@ -56,16 +59,20 @@ def images(arguments: argparse.Namespace) -> int:
     if arguments.verify:
         found = [(store, store.verify(image.id, full=True)) for store, image in found]
         client.tell_jobs({image.job_id for _, image in found})
+    read = {store: store.verified() for store in stores}
     if arguments.json:
-        listed = [image.as_json() | {"store": store.url} for store, image in found]
+        listed = [
+            image.as_json() | {"store": store.url, "verified": read[store].get(image.id, 0.0)}
+            for store, image in found
+        ]
         show_json({"images": listed}, indent=2)
     elif not found:
         print("no images")
     for store in [] if arguments.json else stores:
-        if rows := [_row(image) for place, image in found if place is store]:
+        if rows := [_row(image, read[store]) for place, image in found if place is store]:
             show_table(
                 f"store {store.url}",
-                ["IMAGE", "JOB", "GPUS", "RANKS", "CREATED", "DEVICE", "HOST", "FILES", "NEW", "WHOLE"],
+                ["IMAGE", "JOB", "GPUS", "RANKS", "CREATED", "DEVICE", "HOST", "FILES", "NEW", "WHOLE", "VERIFIED"],
                 rows,
             )  # fmt: skip
     return 1 if arguments.verify and not all(image.whole for _, image in found) else 0
@@ -82,23 +89,23 @@ def _say_strange(stores: list[Store]) -> None:
                 )
 
 
-def _row(image: Image) -> list[str]:
+def _row(image: Image, verified: dict[str, float]) -> list[str]:
     def size(name: str) -> str:
         value = image.sizes.get(name)
         return show_bytes(value) if isinstance(value, int) else "?"
 
-    created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(image.created))
     return [
         image.id,
         image.job or "?",
         "+".join(map(str, image.gpus)),
         "+".join(map(str, image.ranks)) if any(image.ranks) else "",
-        created if image.created else "?",
+        show_time(image.created) or "?",
         size("device"),
         size("host"),
         size("file"),
         size("new"),
         "yes" if image.whole else f"no: {image.problem}",
+        show_time(verified.get(image.id, 0.0)),
     ]
 
 

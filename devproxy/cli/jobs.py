@@ -13,9 +13,9 @@ from devproxy.cli.output import show_json
 from devproxy.cli.table import show_table
 from devproxy.control import client, servers
 from devproxy.control import coordinator_api as api
-from devproxy.control.stores import open_stores
+from devproxy.control.stores import name_in, open_stores
 from devproxy.errors import DevproxyError
-from devproxy.machine import show_bytes
+from devproxy.machine import show_bytes, show_time
 
 
 def job_facts(name: str, path: str, alive: bool) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _ended(name: str, as_json: bool) -> int:
         show_json(facts | more, indent=2)
         return 0
     if "exit_code" in facts:
-        ended = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["ended_unix_s"]))
+        ended = show_time(facts["ended_unix_s"])
         ran = facts["ended_unix_s"] - facts.get("started_unix_s", facts["ended_unix_s"])
         print(f"job {name} has ended, exit code {facts['exit_code']}, at {ended} after {ran:.0f} s")
     else:
@@ -142,6 +142,8 @@ def _ended(name: str, as_json: bool) -> int:
         print(f"it has images in store {facts['stores'][0]}{last}: devproxy restore {name}")
         if problem:
             print(problem)
+        if line := _verified(name):
+            print(line)
     else:
         print("it has no images")
     return 0
@@ -157,6 +159,21 @@ def _problem_of(image: str, stores: list[str]) -> str:
     except (DevproxyError, OSError):
         return ""
     return "" if found.whole else f"image {image} is not whole: {found.problem}"
+
+
+def _verified(job: str) -> str:
+    """How many of its images somebody has read whole. "" where a store behind a URL would have to say so."""
+    stores = records.read(job).get("stores", [])
+    if not stores or not stores[0].startswith("file://"):
+        return ""
+    try:
+        [store] = open_stores(stores[0], looks=True)
+        images = {image for image in store.image_ids() if name_in(image) == job}
+        read = {image: at for image, at in store.verified().items() if image in images}
+    except (DevproxyError, OSError):
+        return ""
+    last = f", the last one at {show_time(max(read.values()))}" if read else ""
+    return f"verified by reading every chunk: {len(read)} of {len(images)} images{last}"
 
 
 def status(arguments: argparse.Namespace) -> int:
@@ -183,6 +200,8 @@ def status(arguments: argparse.Namespace) -> int:
         print(f"images: {facts['images']}{last}; optimizer steps: {facts['steps']}{pace}")
         if facts["image_problem"]:
             print(facts["image_problem"])
+        if facts["images"] and (line := _verified(name)):
+            print(line)
         if facts["next_checkpoint_unix_s"]:
             print(f"next image {_until(facts['next_checkpoint_unix_s'])}")
     else:

@@ -431,6 +431,13 @@ def add_to(verb: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
     )
     sub.add_argument("--verify", action="store_true", help="of the list: read every chunk")
     sub.add_argument(
+        "--for",
+        dest="limit_ms",
+        type=machine.parse_duration_ms,
+        metavar="TIME",
+        help="of verify: begin with images that nobody has verified, or longest ago, and begin no other after TIME (10m)",
+    )
+    sub.add_argument(
         "--force", action="store_true", help="of rm: also the only whole image of a living job"
     )
 

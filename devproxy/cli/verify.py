@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import TYPE_CHECKING, Any
 
 from devproxy.cli.output import show_json
 from devproxy.control import client
-from devproxy.control.stores import any_image
+from devproxy.control.stores import any_image, name_in
 from devproxy.errors import Refused
 from devproxy.machine import show_bytes
 
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
 
 
 def verify(arguments: argparse.Namespace, stores: list[Store]) -> int:
-    """Writes nothing into a whole store. Exit code 1 when something is damaged. Raises Refused where there is no such job or
-    image."""
+    """Writes no more into a whole store than which images it has read. Exit code 1 when something is damaged. Raises Refused
+    where there is no such job or image."""
+    limit_ms = arguments.limit_ms
+    until = None if limit_ms is None else time.monotonic() + limit_ms / 1000
     job = arguments.names[0] if arguments.names else ""
     chosen = _chosen(stores, job, arguments.image)
     looks = [_Look(store, arguments.json) for store, _ in chosen]
     for look, (_, images) in zip(looks, chosen, strict=True):
-        look.verify(images, alone=arguments.image is not None)
+        look.verify(images, alone=arguments.image is not None, until=until)
     client.tell_jobs({verdict.image.job_id for look in looks for verdict in look.verdicts})
     if arguments.json:
         show_json(
@@ -35,7 +38,7 @@ def verify(arguments: argparse.Namespace, stores: list[Store]) -> int:
             },
             indent=2,
         )
-    elif not any(look.verdicts for look in looks):
+    elif not any(look.verdicts or look.left for look in looks):
         print("no images")
     return 1 if any(look.damaged() for look in looks) else 0
 
@@ -60,8 +63,8 @@ def _chosen(stores: list[Store], job: str, text: str | None) -> list[tuple[Store
 
 
 def _job(image: Image) -> str:
-    """Where the manifest cannot be read, the id still begins with the job's name (image.new_id)."""
-    return image.job or image.id.rsplit("-", 2)[0]
+    """Where the manifest cannot be read, the id still tells."""
+    return image.job or name_in(image.id)
 
 
 class _Look:
@@ -71,20 +74,34 @@ class _Look:
         from devproxy.checkpoint.verify import Verifier  # late: blake3 is for verbs with a store
 
         self.verdicts: list[Verdict] = []
-        self.newest: dict[str, str] = {}  # job -> its newest whole image, "" for none
+        self.newest: dict[
+            str, str
+        ] = {}  # job -> its newest whole image, "" for none; of jobs of which all were read
+        self.left: list[Image] = []  # for which the time was over
+        self._order: list[str] = []  # images by their age
         self._store, self._silent = store, silent
         self._verifier: Verifier = Verifier(store)
 
-    def verify(self, images: list[Image], *, alone: bool) -> None:
-        """alone: of its job others are read only where it is damaged."""
-        for image in images:
+    def verify(self, images: list[Image], *, alone: bool, until: float | None) -> None:
+        """alone: of its job others are read only where it is damaged. until: by time.monotonic(), no image is begun then."""
+        self._order = [image.id for image in images]
+        if until is not None:
+            verified = self._store.verified()
+            images = sorted(images, key=lambda image: verified.get(image.id, 0.0))
+        for number, image in enumerate(images):
+            if until is not None and time.monotonic() >= until:
+                self.left = images[number:]
+                break
             self._one(image)
+        in_part = {_job(image) for image in self.left}
         for job in dict.fromkeys(_job(verdict.image) for verdict in self.verdicts):
+            if job in in_part:
+                continue
             if not alone:
                 self.newest[job] = self._newest(job)
             elif not self.verdicts[0].image.whole:
                 self.newest[job] = self._look_for_another(job)
-        if self.verdicts:
+        if self.verdicts or self.left:
             self._say_all()
 
     def _one(self, image: Image) -> None:
@@ -104,8 +121,8 @@ class _Look:
         self._say(f"image {verdict.image.id} is damaged: {verdict.image.problem}{more}; {size}")
 
     def _newest(self, job: str) -> str:
-        whole = [v.image.id for v in self.verdicts if v.image.whole and _job(v.image) == job]
-        return whole[-1] if whole else ""
+        whole = {v.image.id for v in self.verdicts if v.image.whole and _job(v.image) == job}
+        return max(whole, key=self._order.index, default="")
 
     def _look_for_another(self, job: str) -> str:
         known = {verdict.image.id for verdict in self.verdicts}
@@ -131,6 +148,8 @@ class _Look:
             f" {len(self.verdicts) - whole} damaged; {len(packs)} damaged pack(s);"
             f" {show_bytes(self._verifier.read_bytes)} read"
         )
+        if self.left:
+            self._say(f"left for the next `images verify --for`: {len(self.left)} image(s)")
 
     def _say(self, line: str) -> None:
         if not self._silent:
@@ -158,4 +177,5 @@ class _Look:
             "damaged_packs": self._verifier.packs(),
             "newest_whole": self.newest,
             "read_bytes": self._verifier.read_bytes,
+            "left": [image.id for image in self.left],
         }

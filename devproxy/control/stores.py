@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 # -- stores ---------------------------------------------------------------------------------------------------------
 
 
+def name_in(image_id: str) -> str:
+    """The job's name in an image's id (image.new_id)."""
+    return image_id.rsplit("-", 2)[0]
+
+
 def _is_folder(url: str) -> bool:
     return "://" not in url.removeprefix("file://")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`devproxy images verify`: what is damaged is named, what is whole is offered, and nothing is written."""
+"""`devproxy images verify`: what is damaged is named, what is whole is offered, and nothing is written but which images were read."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from devproxy import fault
+from devproxy import fault, records
 from devproxy.checkpoint import chunker, packs
 from devproxy.checkpoint.chunker import KIB
+from devproxy.checkpoint.shelf import VERIFIED
 from devproxy.checkpoint.store import Store
-from devproxy.cli import ctl
+from devproxy.cli import ctl, jobs
 from devproxy.errors import Refused
+from devproxy.machine import show_time
 from tests.unit.test_store import files, noise, save
 
 CHUNK = 64 * KIB  # of kind host, as save() has it
@@ -43,9 +46,11 @@ def flip(path: Path, place: int) -> None:
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int, int]]:
+    """The files, but for the notes of whole images."""
     return {
         str(path): (info.st_mtime_ns, info.st_size, info.st_ino)
-        for path in [root, *root.rglob("*")]
+        for path in root.rglob("*")
+        if path.is_file() and VERIFIED not in path.parts
         for info in [path.lstat()]
     }
 
@@ -194,8 +199,14 @@ def test_bad_input(store: Store, root: Path) -> None:
         with pytest.raises(Refused, match=why) as caught:
             run(*words)
         assert caught.value.exit_code == 2
-    with pytest.raises(Refused, match="images list takes no --image"):
-        ctl._main(["images", "--image", "x"])
+    for words, why in (
+        (["--image", "x"], "images list takes no --image"),
+        (["gc", "--for", "1s"], "images gc takes no --for"),
+        (["verify", "--image", "j-1", "--for", "1s"], "images verify --image takes no --for"),
+        (["verify", "--for", "soon"], "'soon' is not a time"),
+    ):
+        with pytest.raises(Refused, match=why):
+            ctl._main(["images", *words])
 
 
 def test_an_image_that_goes_meanwhile(
@@ -223,6 +234,77 @@ def test_an_empty_store_gets_nothing(root: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "no images\n"
     assert not list(root.iterdir())
     assert not os.path.lexists(os.environ["DEVPROXY_KEY_FILE"])
+
+
+def noted(root: Path) -> list[str]:
+    return [path.name for path in files(root, VERIFIED)]
+
+
+def test_what_was_read_is_known(
+    store: Store, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the image goes, or is found damaged."""
+    made = three(store, root)
+    at = ["--store", str(root)]
+    assert store.verified() == {}
+    assert run("--image", "j-2", *at) == 0
+    [read] = store.verified().items()
+    assert read[0] == "j-2-b" and abs(read[1] - time.time()) < 60
+    capsys.readouterr()
+    assert ctl._main(["images", *at, "--json"]) == 0
+    shown = {i["id"]: i["verified"] for i in json.loads(capsys.readouterr().out)["images"]}
+    assert shown == {"j-1-a": 0, "j-2-b": read[1], "j-3-c": 0}
+    assert ctl._main(["images", *at]) == 0
+    assert show_time(read[1]) in capsys.readouterr().out
+    monkeypatch.setattr(records, "read", lambda name: {"stores": [store.url]})
+    assert jobs._verified("j") == (
+        f"verified by reading every chunk: 1 of 3 images, the last one at {show_time(read[1])}"
+    )
+    flip(made[1], 0)
+    assert run("--image", "j-2", *at) == 1
+    assert noted(root) == ["j-3-c"], "read to be offered"
+    flip(made[2], 0)
+    assert run("--image", "j-3", *at) == 1
+    assert noted(root) == ["j-1-a"]
+    flip(made[0], 0)
+    assert run("--image", "j-1", *at) == 1
+    assert jobs._verified("j") == "verified by reading every chunk: 0 of 3 images"
+    flip(made[0], 0)
+    assert run("--image", "j-1", *at) == 0
+    store.remove_image("j-1-a")
+    assert noted(root) == ["j-1-a"]
+    store.gc()
+    assert noted(root) == []
+
+
+def test_a_part_at_a_time(store: Store, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The next call begins with those that nobody has read, and then with those that were read longest ago."""
+    three(store, root)
+    at = ["--store", str(root)]
+    store.note_whole("j-1-a")
+    os.utime(root / VERIFIED / "j-1-a", (5, 5))
+
+    def read(time_: str) -> tuple[list[str], str]:
+        assert run("--for", time_, *at) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return [line.split()[1] for line in lines if " is whole: " in line], "\n".join(lines)
+
+    found, said = read("0")
+    assert found == [] and "left for the next `images verify --for`: 3 image(s)" in said
+    with pytest.MonkeyPatch.context() as patch:
+        clock = iter(range(100))
+        patch.setattr("time.monotonic", lambda: float(next(clock)))
+        found, said = read("2s")  # a look at the clock is a second
+        assert found == ["j-2-b"] and "the newest whole image" not in said
+        assert "1 image(s), 1 whole" in said and "2 image(s)" in said.splitlines()[-1]
+        assert read("2s")[0] == ["j-3-c"]
+        assert read("2s")[0] == ["j-1-a"]
+    found, said = read("10m")
+    assert sorted(found) == ["j-1-a", "j-2-b", "j-3-c"] and "left for" not in said
+    assert "job j: the newest whole image is j-3-c" in said
+    assert run("--for", "0", "--json", *at) == 0
+    [summary] = json.loads(capsys.readouterr().out)["stores"]
+    assert sorted(summary["left"]) == ["j-1-a", "j-2-b", "j-3-c"] and summary["newest_whole"] == {}
 
 
 def test_a_store_that_cannot_be_written(store: Store, root: Path, tmp_path: Path) -> None:
