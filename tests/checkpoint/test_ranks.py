@@ -30,17 +30,17 @@ def command(ranks: int) -> tuple[str, ...]:
     return (*RANKS, "--ranks", str(ranks))
 
 
-def check(world: World, expected: list[str]) -> None:
+def check(world: World, expected: list[str], steps: int = STEPS) -> None:
     assert len(world.nonces()) == 1, world.tail()
-    assert world.steps() == list(range(1, STEPS + 1)), world.tail()
+    assert world.steps() == list(range(1, steps + 1)), world.tail()
     assert world.digest() == expected
 
 
-def run_freely(world: World, at: int) -> None:
+def run_freely(world: World, at: int, steps: int = STEPS) -> None:
     """Returns at that step. From then on no rank stands at the gate: a host that waits past its GPU is what no cut can
     wait for."""
     world.wait_step(at)
-    world.until(STEPS - 1)
+    world.until(steps - 1)
 
 
 def disturb(world: World, verb: str, dice: random.Random, gpus: int) -> None:
@@ -64,21 +64,22 @@ def test_an_image_has_what_ranks_keep_between_two_steps(
     world: World, ranks: int, gpus: int
 ) -> None:
     """Each rank's wave is 6 MiB high, and they train together: images of random moments have none of it."""
-    steady = [word if word != "0.1" else "0.03" for word in command(ranks)]
-    waves = (*steady, "--waves", "1")
+    steps = 3 * STEPS
+    own = {"0.1": "0.03", str(STEPS): str(steps)}
+    waves = (*(own.get(word, word) for word in command(ranks)), "--waves", "1")
     expected = world.undisturbed(*waves, gpus=gpus)
     job = world.run(*waves, options=("--gpus", str(gpus)))
-    run_freely(world, 20)
+    run_freely(world, 20, steps)
     dice, took = random.Random(ranks), []
-    for _ in range(6):
+    while len(took) < 6 and max(world.steps()) < steps // 2:  # a busy machine has fewer
         time.sleep(dice.uniform(0, 0.1))
         image = world.ctl_json("checkpoint", "j")
         took.append((image["device_bytes"], world.ctl_json("status", "j")["last_cut"]))
     at_least = [size for size, how in took if "least device memory" in str(how)]
-    assert len(at_least) >= 5, took
+    assert len(at_least) >= max(1, len(took) - 1), took
     assert all(size < ranks << 20 for size in at_least), took  # type: ignore[operator]
     assert world.end_of(job) == 0, world.tail()
-    check(world, expected)
+    check(world, expected, steps)
 
 
 @pytest.mark.parametrize(("ranks", "gpus", "seed"), [(4, 4, 1), (3, 2, 2), (2, 1, 3)])
