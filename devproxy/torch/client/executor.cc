@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -259,6 +261,13 @@ void launch(CUfunction f, CUstream stream, const Writer& block) {
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<uint8_t*>(block.data()), CU_LAUNCH_PARAM_BUFFER_SIZE,
                    &bytes, CU_LAUNCH_PARAM_END};
   check(driver().cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, extra), "cuLaunchKernel");
+  // CUDA's own variable, for debugging: an error is that of the call that made it.
+  static const bool blocking = [] {
+    const char* set = std::getenv("CUDA_LAUNCH_BLOCKING");
+    return set != nullptr && std::strcmp(set, "1") == 0;
+  }();
+  if (blocking && !any_capture()) [[unlikely]]
+    check(driver().cuStreamSynchronize(stream), "cuLaunchKernel, CUDA_LAUNCH_BLOCKING=1");
 }
 
 void wait_submitted(DeviceIndex device, CUstream stream) {

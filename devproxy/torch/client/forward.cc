@@ -61,9 +61,9 @@ void encode_op(OpPlan& plan, Encoder& e, const c10::IValue* args, std::optional<
   if (plan.writes_undeclared) e.add_flag(kFlagWritesUndeclared);
 }
 
-// Runs the op and waits until it is submitted, for the results that it has on the host. In a capture nothing runs that
-// could be waited for.
-void launch_for_host_results(OpPlan& plan, Encoder& e, const Meta& meta, NewTensors* outputs) {
+// Runs the op and waits until it is submitted, for the results that it has on the host (meta says which), or for the
+// exception that it raises. In a capture nothing runs that could be waited for.
+void launch_for_host_results(OpPlan& plan, Encoder& e, const Meta* meta, NewTensors* outputs) {
   TORCH_CHECK_NOT_IMPLEMENTED(!any_capture() || capturing_graph(e.device, current_stream_id(e.device)) == nullptr,
                               plan.name,
                               " has results on the host, which a CUDA graph cannot hold behind devproxy; choose "
@@ -86,14 +86,15 @@ void launch_for_host_results(OpPlan& plan, Encoder& e, const Meta& meta, NewTens
     const size_t n = r.left();
     throw_from_device(head.kind, std::string(reinterpret_cast<const char*>(r.bytes(n)), n));
   }
+  if (meta == nullptr || !meta->host_results) return;
   size_t output = 0, k = 0;
-  for (size_t i = 0; i < meta.returns.size(); ++i) {
-    const ReturnMeta& ret = meta.returns[i];
+  for (size_t i = 0; i < meta->returns.size(); ++i) {
+    const ReturnMeta& ret = meta->returns[i];
     if (ret.tag != Tag::kTensor && ret.tag != Tag::kTensorList) continue;
     for (uint32_t j = 0; j < ret.count; ++j, ++k) {
       if (plan.return_is_arg[i] >= 0) continue;
       const size_t place = output++;
-      if (!meta.tensors[k].on_host) continue;
+      if (!meta->tensors[k].on_host) continue;
       TORCH_INTERNAL_ASSERT(r.get<Tag>() == Tag::kHostTensor, plan.name, ": an answer of another shape");
       const auto about = r.get<HostTensorHead>();
       std::vector<int64_t> sizes(about.dims);
@@ -177,8 +178,9 @@ void send(Worker& worker, OpPlan& plan, const c10::IValue* args, std::optional<R
   }
   const bool only_numbers = outputs.empty() && plan.numbers && !plan.new_tensors && !plan.schema->is_mutable();
   if (!only_numbers) {
-    if (meta != nullptr && meta->host_results) [[unlikely]]
-      launch_for_host_results(plan, e, *meta, &outputs);
+    const bool raises = plan.raises && !captured && (plan.raises_with < 0 || is_defined(args[plan.raises_with]));
+    if (raises || (meta != nullptr && meta->host_results)) [[unlikely]]
+      launch_for_host_results(plan, e, meta.get(), &outputs);
     else
       launch(function_of(plan, e.device), current_stream(e.device), e.block);
     plan.launches.fetch_add(1, std::memory_order_relaxed);

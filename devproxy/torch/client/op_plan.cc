@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
+#include <unordered_set>
 #include <utility>
 
 #include "devproxy/torch/client/executor.h"
@@ -45,6 +47,25 @@ bool numbers_follow_shapes(const std::string& name) {
 
 // One of its numbers must be larger than another.
 bool compares_scalars(const std::string& name) { return name.rfind("aten::histc", 0) == 0; }
+
+// Ops of which CUDA, too, says by an exception at the call that it does not take these values.
+bool raises_for_values(const std::string& name) {
+  static const std::unordered_set<std::string_view> kNames = {
+      "aten::_linalg_eigh",
+      "aten::_linalg_svd",
+      "aten::_linalg_eigvals",
+      "aten::linalg_eigvals",
+      "aten::linalg_eig",
+      "aten::cholesky",
+      "aten::cholesky_inverse",
+      "aten::fake_quantize_per_channel_affine_cachemask",
+      "aten::histc",
+      "aten::normal",
+      "aten::searchsorted",
+      "aten::segment_reduce",
+  };
+  return kNames.count(std::string_view(name).substr(0, name.find('.'))) != 0;
+}
 
 bool mentions(const std::string& type, const char* word) { return type.find(word) != std::string::npos; }
 
@@ -105,6 +126,9 @@ std::unique_ptr<OpPlan> make_plan(const c10::OperatorHandle& op) {
                             plan->name == "aten::mkldnn_rnn_layer_backward";
   // Their weights in one buffer come back as they were given, and nobody should copy them.
   if (plan->name == "aten::_cudnn_rnn") plan->kept_result = 4, plan->kept_arg = 3;
+  plan->raises = raises_for_values(plan->name);
+  if (plan->name.rfind("aten::searchsorted", 0) == 0)
+    plan->raises_with = schema.argumentIndexWithName("sorter").value_or(-1);
   return plan;
 }
 

@@ -56,6 +56,10 @@ struct OpPlan {
   bool foreign = false;          // of a package: the framework in the server may not have it
   bool checked_by_meta = false;  // structured: whoever calls out= from ATen has run the op's own shape function
   int view_of = -1;
+  // It looks at the values that it is given and may raise, on CUDA too, which waits for it there: so does the client. Some
+  // only where one argument is given.
+  bool raises = false;
+  int raises_with = -1;
   int kept_result = -1, kept_arg = -1;  // a result that is that argument, where the argument is there
 
   std::mutex mu;

@@ -232,6 +232,7 @@ void settle_written(const Client& client, c10::ArrayRef<Written> written) {
 void put_tensor_meta(Writer& w, const at::Tensor& t) {
   if (!t.defined()) return w.tag(Tag::kUndefined);
   TORCH_CHECK_NOT_IMPLEMENTED(!t.is_nested(), "devproxy has no nested tensors on the device");
+  TORCH_CHECK_NOT_IMPLEMENTED(!t.is_quantized(), "devproxy has no quantized tensors on the device");
   if (is_sparse(t)) {
     const Tensors parts = parts_of(t);
     w.tag(Tag::kSparse);
@@ -537,7 +538,10 @@ int kernel_entry(const devproxy_soft_launch* launch) {
   } catch (const Malformed& e) {
     return fail(*launch, kResultLaunchFailed, kernel.name, e.what());
   } catch (const std::exception& e) {
-    const std::string text = text_of(e);
+    std::string text = text_of(e);
+    // It speaks of the CPU, of which the program knows nothing.
+    if (device::kLacksTypes && text.rfind("Could not run '", 0) == 0)
+      text = kernel.name + " has no kernel on the software GPU: PyTorch has one for CUDA alone";
     if (const int fault = device::fault_of(e)) return fail(*launch, fault, kernel.name, text);
     if (can_reply) {
       // PyTorch's own argument checks: the client raises them as exceptions, and the context lives on.
@@ -548,8 +552,9 @@ int kernel_entry(const devproxy_soft_launch* launch) {
       return 0;
     }
     if (kind_of(e) == ExceptionKind::kOutOfMemory) return fail(*launch, kResultOutOfMemory, kernel.name, text);
+    // Its types and shapes were tried, so it is these values that the op does not take: CUDA's kernel asserts.
     const bool assertion =
-        dynamic_cast<const c10::IndexError*>(&e) != nullptr || text.find("index") != std::string::npos;
+        dynamic_cast<const c10::Error*>(&e) != nullptr && dynamic_cast<const c10::NotImplementedError*>(&e) == nullptr;
     return fail(*launch, assertion ? kResultAssert : kResultLaunchFailed, kernel.name, text);
   } catch (...) {
     return fail(*launch, kResultLaunchFailed, kernel.name, "unknown exception");
