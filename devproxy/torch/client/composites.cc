@@ -3,6 +3,7 @@
 // CPU's way here, so that the device, which runs the CPU's kernels, gives the CPU's numbers: dropout, attention, and
 // the recurrent layers. Where they run on CUDA nothing of this is registered: ATen goes CUDA's way by itself.
 #include <ATen/Context.h>
+#include <ATen/TracerMode.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
@@ -13,12 +14,14 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/mkldnn_rnn_layer.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -52,6 +55,28 @@ size_t for_each_tensor(const torch::jit::Stack& arguments, const std::function<v
     }
   }
   return n;
+}
+
+bool is_cell(const std::string& name) { return name == "aten::lstm_cell" || name == "aten::gru_cell"; }
+
+// A cell as other ops, each of which is recorded and differentiated on its own; the formulas of torch.nn.LSTMCell's and GRUCell's pages.
+std::vector<Tensor> cell_of_parts(const std::string& name, const torch::jit::Stack& a) {
+  auto bias = [&](size_t i) {
+    return a[i].isNone() || !a[i].toTensor().defined() ? std::optional<Tensor>() : a[i].toTensor();
+  };
+  const bool lstm = name == "aten::lstm_cell";
+  const std::vector<Tensor> state = lstm ? a[1].toTensorVector() : std::vector<Tensor>{a[1].toTensor()};
+  const Tensor of_input = at::linear(a[0].toTensor(), a[2].toTensor(), bias(4));
+  const Tensor of_state = at::linear(state[0], a[3].toTensor(), bias(5));
+  if (lstm) {
+    const auto gates = (of_state + of_input).chunk(4, 1);
+    const Tensor cell = gates[1].sigmoid() * state[1] + gates[0].sigmoid() * gates[2].tanh();
+    return {gates[3].sigmoid() * cell.tanh(), cell};
+  }
+  const auto x = of_input.chunk(3, 1), h = of_state.chunk(3, 1);
+  const Tensor update = (h[1] + x[1]).sigmoid();
+  const Tensor fresh = (x[2] + h[2] * (h[0] + x[0]).sigmoid()).tanh();
+  return {(state[0] - fresh) * update + fresh};
 }
 
 // The op runs as one launch; its backward is one launch that runs it again under the CPU's autograd. Nothing but the
@@ -94,7 +119,7 @@ struct WholeOp : torch::autograd::Function<WholeOp> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list gradients) {
     const std::string name = ctx->saved_data["op"].toStringRef();
-    TORCH_CHECK(!c10::GradMode::is_enabled(), "the derivative of ", name,
+    TORCH_CHECK(!c10::GradMode::is_enabled() || is_cell(name), "the derivative of ", name,
                 "'s backward is not implemented on this device");
     const size_t dot = name.find('.');
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
@@ -119,6 +144,7 @@ struct WholeOp : torch::autograd::Function<WholeOp> {
     }
     std::vector<bool> wanted(saved.size());
     for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = ctx->needs_input_grad(i) && saved[i].is_cuda();
+    if (c10::GradMode::is_enabled()) return grads_of_parts(name, arguments, saved, wanted, gradients);
     const auto grads = forward_vjp(op, arguments, gradients, wanted,
                                    {static_cast<uint64_t>(ctx->saved_data["seed"].toInt()),
                                     static_cast<uint64_t>(ctx->saved_data["offset"].toInt()),
@@ -132,6 +158,28 @@ struct WholeOp : torch::autograd::Function<WholeOp> {
   }
 
  private:
+  // With a graph of their own, for whoever differentiates them.
+  static torch::autograd::variable_list grads_of_parts(const std::string& name, const torch::jit::Stack& arguments,
+                                                       const torch::autograd::variable_list& saved,
+                                                       const std::vector<bool>& wanted,
+                                                       const torch::autograd::variable_list& gradients) {
+    torch::autograd::variable_list outputs, given, inputs, result(saved.size());
+    const auto made = cell_of_parts(name, arguments);
+    for (size_t i = 0; i < made.size(); ++i) {
+      if (!gradients[i].defined()) continue;
+      outputs.push_back(made[i]);
+      given.push_back(gradients[i]);
+    }
+    for (size_t i = 0; i < saved.size(); ++i)
+      if (wanted[i]) inputs.push_back(saved[i]);
+    const auto grads = torch::autograd::grad(outputs, inputs, given, /*retain_graph=*/true, /*create_graph=*/true,
+                                             /*allow_unused=*/true);
+    size_t k = 0;
+    for (size_t i = 0; i < saved.size(); ++i)
+      if (wanted[i]) result[i] = grads[k++];
+    result.emplace_back();  // the call itself
+    return result;
+  }
   static bool is_tensor(const c10::Type& type) {
     if (type.kind() == c10::TypeKind::TensorType) return true;
     return type.kind() == c10::TypeKind::OptionalType &&
@@ -156,6 +204,12 @@ struct WholeOp : torch::autograd::Function<WholeOp> {
 };
 
 void whole_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  // torch.jit.trace records layers, but of cells only what they are made of.
+  if (at::tracer::impl::is_dispatch_enabled() && is_cell(op.schema().name())) [[unlikely]] {
+    const auto results = cell_of_parts(op.schema().name(), torch::jit::pop(*stack, op.schema().arguments().size()));
+    for (const Tensor& t : results) stack->emplace_back(t);
+    return;
+  }
   const size_t n = op.schema().arguments().size();
   auto call = std::make_shared<WholeCall>(WholeCall{op, torch::jit::pop(*stack, n), c10::GradMode::is_enabled()});
   // An optional tensor that is missing counts as an undefined one.

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which ops do not simply go to the device: allocation, views, what changes a tensor's shape or storage in the client,
 // copies across the border. All others take the boxed fallback at the end.
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/SDPBackend.h>
+#include <ATen/TracerMode.h>
 #include <ATen/core/List.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/ResizeCommon.h>
@@ -223,17 +226,46 @@ bool returns_view(const c10::FunctionSchema& schema) {
   return false;
 }
 
+// The CPU has CUDA's flash attention and what it is made of ("math"). Where the program allows only kernels that the CPU lacks,
+// or flash attention with dropout, which the CPU's has not, that is computed.
+int64_t sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                   const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal, std::optional<double> scale,
+                   bool enable_gqa) {
+  const at::Context& context = at::globalContext();
+  const bool lacking = context.userEnabledMemEfficientSDP() || context.userEnabledCuDNNSDP();
+  if (!context.userEnabledMathSDP()) {
+    const bool flash = context.userEnabledFlashSDP();
+    if (flash ? dropout_p > 0 : lacking) return static_cast<int64_t>(at::SDPBackend::math);
+    if (lacking) {
+      try {
+        return at::native::_fused_sdp_choice_cpp(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
+      } catch (const c10::Error&) {
+        return static_cast<int64_t>(at::SDPBackend::math);
+      }
+    }
+  }
+  return at::native::_fused_sdp_choice_cpp(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
+}
+
+// torch.jit.trace does not record this op, but what its composite kernel calls.
+void convolution(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (at::tracer::impl::is_dispatch_enabled()) [[unlikely]]
+    return op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  forward_op(op, stack);
+}
+
 // Ops that ATen would take apart on the client but that the CPU runs as one: where there is a CPU kernel beside a
 // composite one, the CPU takes its own, so the device does. And every _foreach_*: one launch each.
 void send_whole(torch::Library& m) {
   using c10::DispatchKey;
   auto send = [&](const char* name) { m.impl(name, to_device()); };
-  for (const char* name : {"convolution", "convolution_backward", "embedding", "linalg_lstsq"}) send(name);
+  m.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&convolution>());
+  for (const char* name : {"convolution_backward", "embedding", "linalg_lstsq"}) send(name);
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     const std::string plain = c10::toString(name).substr(6);
-    if (!op || ours(plain) || returns_view(op->schema())) continue;
+    if (!op || plain == "convolution" || ours(plain) || returns_view(op->schema())) continue;
     const bool foreach = plain.rfind("_foreach_", 0) == 0 && name.overload_name.find("out") == std::string::npos;
     const bool composite = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
                            op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
@@ -267,7 +299,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     for (const char* choice : {"_fused_sdp_choice", "_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor"})
       m.impl(choice, to_device());
   } else {
-    m.impl("_fused_sdp_choice", at::native::_fused_sdp_choice_cpp);
+    m.impl("_fused_sdp_choice", sdp_choice);
     m.impl("_use_cudnn_ctc_loss", no_ctc_tensor);
     m.impl("_use_cudnn_ctc_loss.Tensor", no_ctc_lengths);
   }
