@@ -111,8 +111,18 @@ inline void apply_settings(at::Context& c, const Settings& s) {
     const uint8_t was = now.bytes[n], wanted = take();
     if (was != wanted) apply(wanted);
   };
-  changed([&](uint8_t v) { c.setLinalgPreferredBackend(static_cast<at::LinalgBackend>(v)); });
-  changed([&](uint8_t v) { c.setBlasPreferredBackend(static_cast<at::BlasBackend>(v)); });
+  // A build for the CPU refuses CUDA's libraries, of the first behind the assignment: there is nothing to prefer there.
+  auto preferred = [&](auto set) {
+    changed([&](uint8_t v) {
+      try {
+        set(v);
+      } catch (const c10::Error&) {
+        if (at::hasCUDA()) throw;
+      }
+    });
+  };
+  preferred([&](uint8_t v) { c.setLinalgPreferredBackend(static_cast<at::LinalgBackend>(v)); });
+  preferred([&](uint8_t v) { c.setBlasPreferredBackend(static_cast<at::BlasBackend>(v)); });
   changed([&](uint8_t v) {
     const auto option = static_cast<at::CuBLASReductionOption>(v);
     c.setAllowFP16ReductionCuBLAS(option != at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK &&

@@ -318,6 +318,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     const CUresult r =
         driver().cuEventElapsedTime(&ms, reinterpret_cast<CUevent>(start), reinterpret_cast<CUevent>(end));
     TORCH_CHECK(r != CUDA_ERROR_NOT_READY, "Both events must be completed before calculating elapsed time.");
+    TORCH_CHECK(r != CUDA_ERROR_INVALID_HANDLE, "Both events must be created with argument 'enable_timing=True'.");
     check(r, "cuEventElapsedTime");
     return static_cast<double>(ms);
   });

@@ -109,6 +109,19 @@ void call_in_float(const c10::OperatorHandle& op, torch::jit::Stack& stack, cons
     });
 }
 
+// Ops whose numbers CUDA takes in 32 bits, also where those of 16 cannot hold them: clamp(min=-1e9). Others (fill_,
+// masked_fill) raise there too.
+bool takes_wide_numbers(const std::string& name) {
+  for (const char* known : {"aten::clamp", "aten::hardtanh", "aten::add", "aten::sub", "aten::_foreach_maximum",
+                            "aten::_foreach_minimum", "aten::_foreach_clamp"})
+    if (name.rfind(known, 0) == 0) return true;
+  return false;
+}
+bool is_too_wide(const c10::OperatorHandle& op, const std::exception& e) {
+  return std::string_view(e.what()).find("value cannot be converted to type c10::") != std::string_view::npos &&
+         takes_wide_numbers(op.schema().name());
+}
+
 }  // namespace
 
 bool lacks_half(const std::exception& e) {
@@ -151,7 +164,7 @@ void call_in_any_type(const c10::OperatorHandle& op, const MixedOptions& options
   try {
     return op.callBoxed(&stack);
   } catch (const std::exception& e) {
-    if (!lacks_half(e)) throw;
+    if (!lacks_half(e) && !is_too_wide(op, e)) throw;
   }
   call_in_float(op, arguments, {});
   stack = std::move(arguments);

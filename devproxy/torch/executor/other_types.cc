@@ -4,11 +4,14 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bincount.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/floor_divide.h>
 #include <ATen/ops/fmod.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/result_type.h>
@@ -183,6 +186,36 @@ bool division_out(Stack& stack) {
   return true;
 }
 
+// LAPACK's balancing loops or leaves the matrix where it is not finite; CUDA's libraries say that they do not converge.
+bool finite_eigen(Stack& stack) {
+  TORCH_CHECK_LINALG(self_of(stack).isfinite().all().item<bool>(),
+                     "torch.linalg.eig: input tensor should not contain infs or NaNs.");
+  return false;
+}
+
+// Which library computes it is for CUDA alone.
+bool any_driver(Stack& stack) {
+  for (c10::IValue& value : stack)
+    if (value.isString()) value = c10::IValue();
+  return false;
+}
+
+// 16-bit matrices with a result of 32 bits: CUDA sums so without rounding between.
+bool mm_dtype(Stack& stack) {
+  const auto type = static_cast<at::ScalarType>(stack[2].toInt());
+  returns(stack, at::matmul(stack[0].toTensor().to(type), stack[1].toTensor().to(type)));
+  return true;
+}
+template <bool kBatches>
+bool addmm_dtype(Stack& stack) {
+  const auto type = static_cast<at::ScalarType>(stack[3].toInt());
+  const at::Tensor self = stack[0].toTensor().to(type), a = stack[1].toTensor().to(type),
+                   b = stack[2].toTensor().to(type);
+  const at::Scalar beta = stack[4].toScalar(), alpha = stack[5].toScalar();
+  returns(stack, kBatches ? at::baddbmm(self, a, b, beta, alpha) : at::addmm(self, a, b, beta, alpha));
+  return true;
+}
+
 }  // namespace
 
 Instead instead_of(const std::string& name) {
@@ -195,6 +228,17 @@ Instead instead_of(const std::string& name) {
       {"aten::histc.out", histc_out},
       {"aten::nansum", nansum},
       {"aten::nansum.out", nansum_out},
+      {"aten::linalg_eig", finite_eigen},
+      {"aten::linalg_eig.out", finite_eigen},
+      {"aten::linalg_eigvals", finite_eigen},
+      {"aten::linalg_eigvals.out", finite_eigen},
+      {"aten::_linalg_eigvals", finite_eigen},
+      {"aten::_linalg_svd", any_driver},
+      {"aten::_linalg_svd.U", any_driver},
+      {"aten::mm.dtype", mm_dtype},
+      {"aten::bmm.dtype", mm_dtype},
+      {"aten::addmm.dtype", addmm_dtype<false>},
+      {"aten::baddbmm.dtype", addmm_dtype<true>},
       {"aten::floor_divide", division<Division::kFloorDivide>},
       {"aten::floor_divide_.Tensor", division_in_place<Division::kFloorDivide>},
       {"aten::floor_divide.out", division_out<Division::kFloorDivide>},

@@ -117,6 +117,29 @@ def cudnn_version(number: int) -> tuple[int, int, int]:
     return number // thousands, number % thousands // 100, number % 100
 
 
+def complete_preferences(C: ModuleType) -> None:
+    """torch.backends.cuda.preferred_linalg_library() and its kin, in a wheel that has none of CUDA's libraries."""
+
+    def completed(name: str, plain: Callable[[Any], None]) -> Callable[[Any], None]:
+        def prefer(backend: Any) -> None:
+            try:
+                plain(backend)
+            except RuntimeError as error:
+                if "not been compiled with" not in str(error):
+                    raise
+                say_once(
+                    f"{name}({backend.name}) changes nothing: the software GPU has one library"
+                )
+
+        return prefer
+
+    for kind in ("linalg", "blas"):
+        setter = f"_set_{kind}_preferred_backend"
+        if hasattr(C, setter):
+            name = f"torch.backends.cuda.preferred_{kind}_library"
+            setattr(C, setter, completed(name, getattr(C, setter)))
+
+
 def complete_cudnn(module: ModuleType) -> None:
     """On the host there is no cuDNN and nothing misses it: nn.LSTM asks, and must not warn."""
     if ops_run_on_cuda():

@@ -65,7 +65,8 @@ def names(C: Any, sc: Any) -> dict[str, object]:
             return int(self.event_id)
 
         def elapsed_time(self, end_event: Any) -> float:
-            device = self.device.index if self.device is not None else -1
+            index = self.device.index if self.device is not None else None  # None: not recorded yet
+            device = -1 if index is None else index
             return float(sc.elapsed_ms(self.cuda_event, end_event.cuda_event, device))
 
         @classmethod

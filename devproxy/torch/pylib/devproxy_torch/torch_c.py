@@ -43,6 +43,8 @@ def complete(module: ModuleType) -> None:
         setattr(module, name, value)
     setattr(module._dynamo.guards, "_empty_strided_cuda", sc.empty_strided)
     _keep_torchscript_unfused(module)
+    if not plugin.ops_run_on_cuda():
+        libraries.complete_preferences(module)
     nvtx.complete(module)
     c10d.complete(module, sc)
     # torch.cuda.memory takes the presence of this one as a promise of pluggable allocators.
