@@ -177,6 +177,17 @@ def test_what_is_refused_by_name() -> None:
     assert numbers(1, 2).sum().item() == 3
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors() -> None:
+    parts = [torch.ones(2, 8, device="cuda"), torch.ones(4, 8, device="cuda", requires_grad=True)]
+    for make in (torch.nested.nested_tensor, torch.nested.as_nested_tensor):
+        with pytest.raises(NotImplementedError, match="no nested tensors on the device"):
+            make(parts)
+    found = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+    (found * 2).values().sum().backward()
+    assert parts[1].grad is not None and parts[1].grad.unique().tolist() == [2]
+
+
 @pytest.mark.parametrize("kind", ["linalg", "blas"])
 def test_a_preferred_library(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     prefer = getattr(torch.backends.cuda, f"preferred_{kind}_library")

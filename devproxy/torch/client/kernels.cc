@@ -275,8 +275,17 @@ void send_whole(torch::Library& m) {
   }
 }
 
+// The strided kind. Once made, autograd asks it for its size where an exception ends the process.
+void refuse_nested(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(),
+                              ": devproxy has no nested tensors on the device, but for layout=torch.jagged");
+}
+
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   register_ops(m);
+  for (const char* name : {"_nested_tensor_from_tensor_list", "_nested_from_padded", "_nested_view_from_buffer",
+                           "_nested_tensor_from_mask"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_nested>());
   m.impl("empty.memory_format", empty_memory_format);
   m.impl("empty_strided", empty_strided);
   m.impl("resize_", resize_);
