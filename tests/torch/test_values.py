@@ -165,6 +165,20 @@ def test_arguments_for_cuda_alone() -> None:
     torch.testing.assert_close(full, 2 * h[2].float() + h[0].float() @ h[1].float())
 
 
+def test_lists_on_several_devices() -> None:
+    parts = [torch.ones(2, device="cuda"), torch.ones(2), torch.ones(2, device="cuda:1")]
+    found = torch._foreach_mul(parts, 2.0)
+    assert [(t.device, t.tolist()) for t in found] == [(t.device, [2, 2]) for t in parts]
+    torch._foreach_add_(parts, found)
+    assert [t.tolist() for t in parts] == [[3, 3]] * 3
+
+
+def test_a_window_of_the_hosts() -> None:
+    for words in ({}, {"periodic": False}, {"periodic": False, "beta": 3.0}):
+        found = torch.kaiser_window(7, device="cuda", **words)
+        assert found.is_cuda and found.cpu().equal(torch.kaiser_window(7, **words))
+
+
 def test_what_is_refused_by_name() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -13,6 +13,7 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/kaiser_window.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
@@ -254,6 +255,39 @@ void convolution(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   forward_op(op, stack);
 }
 
+// As CUDA does: where the tensors of one call lie on several devices, each is an op of its own.
+void foreach_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  std::optional<c10::Device> first;
+  const size_t n = op.schema().arguments().size();
+  for (const c10::IValue& value : at::ArrayRef<c10::IValue>(*stack).slice(stack->size() - n)) {
+    if (!value.isTensorList()) continue;
+    for (const c10::IValue& one : value.toListRef()) {
+      if (!one.toTensor().defined()) continue;
+      if (!first) first = one.toTensor().device();
+      if (one.toTensor().device() != *first)
+        return op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    }
+  }
+  forward_op(op, stack);
+}
+
+// Its own kernel is the client's, which has none for a GPU.
+at::Tensor kaiser_window(int64_t length, bool periodic, double beta, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout> layout, std::optional<at::Device> device,
+                         std::optional<bool> pin_memory) {
+  const auto options = at::TensorOptions().dtype(dtype).layout(layout).pinned_memory(pin_memory);
+  return at::kaiser_window(length, periodic, beta, options.device(at::kCPU)).to(device.value_or(at::kCUDA));
+}
+at::Tensor kaiser_window_periodic(int64_t length, bool periodic, std::optional<at::ScalarType> dtype,
+                                  std::optional<at::Layout> layout, std::optional<at::Device> device,
+                                  std::optional<bool> pin_memory) {
+  return kaiser_window(length, periodic, 12.0, dtype, layout, device, pin_memory);
+}
+at::Tensor kaiser_window_plain(int64_t length, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                               std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  return kaiser_window(length, true, 12.0, dtype, layout, device, pin_memory);
+}
+
 // Ops that ATen would take apart on the client but that the CPU runs as one: where there is a CPU kernel beside a
 // composite one, the CPU takes its own, so the device does. And every _foreach_*: one launch each.
 void send_whole(torch::Library& m) {
@@ -271,7 +305,10 @@ void send_whole(torch::Library& m) {
                            op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
     // On CUDA an op with a kernel for the CPU alone is taken apart, here as natively.
     const bool whole = composite && !ops_run_on_cuda() && op->hasKernelForDispatchKey(DispatchKey::CPU);
-    if (foreach || whole) send(plain.c_str());
+    if (foreach)
+      m.impl(plain.c_str(), torch::CppFunction::makeFromBoxedFunction<&foreach_op>());
+    else if (whole)
+      send(plain.c_str());
   }
 }
 
@@ -304,6 +341,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("copy_", copy_);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar_dense);
+  m.impl("kaiser_window", kaiser_window_plain);
+  m.impl("kaiser_window.periodic", kaiser_window_periodic);
+  m.impl("kaiser_window.beta", kaiser_window);
   if (ops_run_on_cuda()) {
     for (const char* choice : {"_fused_sdp_choice", "_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor"})
       m.impl(choice, to_device());
