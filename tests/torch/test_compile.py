@@ -384,3 +384,44 @@ def test_torchscript_runs_op_by_op() -> None:
                     assert torch.equal(grad, wanted)
                 assert not torch._C._jit_can_fuse_on_gpu()
                 assert "FusionGroup" not in str(torch.jit.last_executed_optimized_graph())
+
+
+def test_compiled_code_runs_without_graphs_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, Inductor's own steps are left but for the trees of graphs. Seen on a graph of the host, which no hook takes."""
+    from devproxy_torch import graphs
+    from torch._inductor import compile_fx
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+    x = torch.arange(8.0)
+    said: list[str] = []
+    settings: list[bool] = []
+    for mode in ("default", "reduce-overhead", "reduce-overhead"):
+        torch._dynamo.reset()
+        with monkeypatch.context() as patch:
+            plain = compile_fx.compile_fx
+
+            def seen(*given: object, plain: object = plain, **named: object) -> object:
+                with compile_fx.config.patch(named.pop("config_patches", None) or {}):
+                    settings.append(bool(compile_fx.config.triton.cudagraphs))
+                    return plain(*given, **named)  # type: ignore[operator]
+
+            patch.setattr(compile_fx, "compile_fx", seen)
+            graphs.complete_compile_fx(compile_fx, said.append)
+            assert torch.compile(double, mode=mode)(x).equal(double(x))
+    assert settings == [False] * 3
+    assert len(said) == 2 and "without CUDA graphs" in said[0]
+
+
+def test_the_backend_of_graphs() -> None:
+    text = run(
+        """
+        f = torch.compile(lambda x: (x @ x).tanh(), backend="cudagraphs")
+        x = torch.eye(4, device="cuda", requires_grad=True)
+        for _ in range(2):
+            f(x).sum().backward()
+        assert x.grad is not None and f(x).equal((x @ x).tanh())
+        """
+    )
+    assert text.count("backend='cudagraphs') runs eager") == 1

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs: torch._C._CUDAGraph."""
+"""CUDA graphs: torch._C._CUDAGraph, and torch.compile where it would put compiled code into trees of graphs.
+
+Such a tree takes the memory of a graph's pool apart (torch._inductor.cudagraph_trees), which devproxy does not offer. The
+compiled code runs without graphs instead, with the same numbers.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from devproxy_torch.say import say_once
 from devproxy_torch.stand_ins import refuse
 
 
@@ -67,3 +74,32 @@ def names(sc: Any) -> dict[str, object]:
         end_capture_to_conditional_node = refuse("a conditional node of a CUDA graph")
 
     return {"_CUDAGraph": _CUDAGraph}
+
+
+def complete_compile_fx(module: Any, say: Callable[[str], None] = say_once) -> None:
+    """torch._inductor.compile_fx on a real GPU: mode="reduce-overhead" and its kin."""
+    plain = module.compile_fx
+    name = "triton.cudagraphs"
+
+    # Not later, in what compiles a graph: code that Inductor has cached does not pass there, and gets its graphs by the setting.
+    @functools.wraps(plain)
+    def compile_fx(model: Any, inputs: Sequence[Any], *given: Any, **named: Any) -> Any:
+        patches = named.get("config_patches") or {}
+        if not given and patches.get(name, module.config.triton.cudagraphs):
+            say("torch.compile: the compiled code runs without CUDA graphs behind devproxy")
+            named["config_patches"] = {**patches, name: False}
+        return plain(model, inputs, *given, **named)
+
+    module.compile_fx = compile_fx
+
+
+def complete_backend(module: Any) -> None:
+    """torch._dynamo.backends.cudagraphs: eager operators in graphs."""
+
+    def eager(model: Any, inputs: Sequence[Any], **named: Any) -> Any:
+        say_once(
+            "torch.compile(backend='cudagraphs') runs eager behind devproxy, without CUDA graphs"
+        )
+        return model
+
+    module.CudagraphsBackend.__call__ = staticmethod(eager)

@@ -9,6 +9,7 @@ from types import ModuleType
 
 from devproxy_torch import (
     device,
+    graphs,
     legacy,
     libraries,
     nested,
@@ -33,7 +34,7 @@ def _complete_torch(module: ModuleType) -> None:
 def _complete_inductor(module: ModuleType) -> None:
     """Inductor makes kernels of Triton for a GPU, which the software GPU cannot run; its C++ kernels can be run there."""
     if plugin.ops_run_on_cuda():
-        return
+        return graphs.complete_compile_fx(module)
     # It imports torch.
     from devproxy_torch import inductor
 
@@ -45,6 +46,7 @@ def of(with_kernels: Sequence[str]) -> dict[str, Hook]:
     return {
         "torch": (None, _complete_torch),
         "torch._C": (plugin.load_core, torch_c.complete),
+        "torch._dynamo.backends.cudagraphs": (None, graphs.complete_backend),
         "torch._inductor.compile_fx": (None, _complete_inductor),
         "torch.autograd": (None, profiler.complete_autograd),
         "torch.autograd.profiler": (None, profiler.complete),
