@@ -116,6 +116,40 @@ def test_dropout_is_drawn_from_the_generator() -> None:
     assert 1.8 < found.mean() < 2.2
 
 
+DYNAMIC: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "dropout": lambda: nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.Linear(16, 4)).cuda(),
+    "attention": lambda: (
+        lambda x: nn.functional.scaled_dot_product_attention(*[x[:, None]] * 3, dropout_p=0.5)
+    ),
+    "cell": lambda: Cells().cuda(),
+}
+
+
+class Cells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LSTMCell(16, 8), nn.GRUCell(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x)[0])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_a_batch_of_another_size(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """As the last one of an epoch. It is compiled for all sizes then."""
+    torch.manual_seed(0)
+    model = DYNAMIC[name]()
+    compiled = torch.compile(model)
+    for size in (8, 8, 5, 3):
+        x = torch.rand(size, 16, device="cuda", requires_grad=True)
+        found = compiled(x)
+        if name == "cell":
+            torch.testing.assert_close(found, model(x))
+        found.sum().backward()
+        assert x.grad is not None and x.grad.isfinite().all()
+    assert LINE not in capfd.readouterr().err
+
+
 def test_what_belongs_to_the_host() -> None:
     """Tensors of the CPU that go into a graph of the GPU, that it changes, and that it returns."""
 

@@ -57,6 +57,18 @@ size_t for_each_tensor(const torch::jit::Stack& arguments, const std::function<v
   return n;
 }
 
+// Tensors of torch.compile, which have no memory, and others whose ops Python has.
+bool has_subclass(at::ArrayRef<c10::IValue> arguments) {
+  bool found = false;
+  auto look = [&](const Tensor& t) { found |= t.defined() && t.key_set().has(c10::DispatchKey::Python); };
+  for (const c10::IValue& v : arguments) {
+    if (v.isTensor()) look(v.toTensor());
+    if (v.isTensorList())
+      for (const c10::IValue& one : v.toListRef()) look(one.toTensor());
+  }
+  return found;
+}
+
 bool is_cell(const std::string& name) { return name == "aten::lstm_cell" || name == "aten::gru_cell"; }
 
 // A cell as other ops, each of which is recorded and differentiated on its own; the formulas of torch.nn.LSTMCell's and GRUCell's pages.
@@ -204,13 +216,15 @@ struct WholeOp : torch::autograd::Function<WholeOp> {
 };
 
 void whole_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  // torch.jit.trace records layers, but of cells only what they are made of.
-  if (at::tracer::impl::is_dispatch_enabled() && is_cell(op.schema().name())) [[unlikely]] {
-    const auto results = cell_of_parts(op.schema().name(), torch::jit::pop(*stack, op.schema().arguments().size()));
-    for (const Tensor& t : results) stack->emplace_back(t);
+  const size_t n = op.schema().arguments().size();
+  const bool subclass = has_subclass(at::ArrayRef<c10::IValue>(*stack).slice(stack->size() - n));
+  // torch.jit.trace records layers, but of cells only what they are made of. So does what has no memory, or its own ops.
+  if (is_cell(op.schema().name()) && (subclass || at::tracer::impl::is_dispatch_enabled())) [[unlikely]] {
+    for (const Tensor& t : cell_of_parts(op.schema().name(), torch::jit::pop(*stack, n))) stack->emplace_back(t);
     return;
   }
-  const size_t n = op.schema().arguments().size();
+  TORCH_CHECK_NOT_IMPLEMENTED(!subclass, op.schema().name(),
+                              " of a subclass of Tensor is not implemented on this device");
   auto call = std::make_shared<WholeCall>(WholeCall{op, torch::jit::pop(*stack, n), c10::GradMode::is_enabled()});
   // An optional tensor that is missing counts as an undefined one.
   for (size_t i = 0; i < n; ++i)
@@ -278,7 +292,7 @@ void lstm_input(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 // As the CPU: a float mask, scaled, multiplied. (CUDA's fused native_dropout rounds the scale differently.)
 Tensor dropout(const Tensor& input, double p, bool train) {
   TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
-  if (p == 0 || !train || input.numel() == 0) return input;
+  if (p == 0 || !train || input.sym_numel() == 0) return input;
   if (p == 1) return input.mul(at::zeros({}, input.options()));
   Tensor noise = at::empty_like(input);
   noise.bernoulli_(1 - p);
