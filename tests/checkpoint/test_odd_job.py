@@ -25,9 +25,12 @@ files = [open(name, "w") for name in (%(odd)r + b".txt", %(long)r, b"\\xe9" * 12
 libc = ctypes.CDLL(None)
 os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 libc.prctl(29, 123456)  # PR_SET_TIMERSLACK, and 30 is PR_GET
+assert libc.syscall(251, 1, 0, 3 << 13) == 0  # ioprio_set(IOPRIO_WHO_PROCESS, own, idle), and 252 is ioprio_get
+open("/proc/self/coredump_filter", "w").write("0x7f")
 scheduled = open("scheduled", "a")
 for number in range(1, 1000):
-    print(sorted(os.sched_getaffinity(0)), libc.prctl(30), file=scheduled, flush=True)
+    io, core = libc.syscall(252, 1, 0) >> 13, open("/proc/self/coredump_filter").read().strip()
+    print(sorted(os.sched_getaffinity(0)), libc.prctl(30), io, core, file=scheduled, flush=True)
     for file in files:
         print(number, file=file, flush=True)
     print(number, flush=True)
@@ -96,7 +99,8 @@ def test_the_life_of_an_odd_job(job_env: dict[str, str], tmp_path: Path) -> None
             assert numbers == list(range(1, len(numbers) + 1))
             assert len(numbers) >= last(restored)
         with open(folder + b"/scheduled") as file:
-            assert set(file.read().splitlines()) == {f"[{max(os.sched_getaffinity(0))}] 123456"}
+            wanted = f"[{max(os.sched_getaffinity(0))}] 123456 3 0000007f"
+            assert set(file.read().splitlines()) == {wanted}
     finally:
         job.kill()
         job.wait()

@@ -83,6 +83,7 @@ REFUSED = {
         "deleted|queue",
     ),
     "zombie leader": (ZOMBIE_LEADER, "first thread"),
+    "packets": ("p = os.pipe2(os.O_DIRECT)", "a pipe of packets"),
 }
 PASSED = {
     "nothing": "",

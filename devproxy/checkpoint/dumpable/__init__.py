@@ -35,7 +35,8 @@ Each rule was tried against CRIU 4.2.1, kernel 6.18, `--external mnt[] --tcp-est
 | memfd of huge pages | dump fails | refused |
 | unlinked file that has another name | dump works; restore fails after --leave-running | refused; a named semaphore has its name (csrc/hostlib/files.c) |
 | file hidden by a later mount | dump fails: "link remap" | refused |
-| unlinked directory, O_TMPFILE, O_PATH, file of a dead process in /proc | works | - |
+| unlinked directory, O_PATH, file of a dead process in /proc | works | - |
+| O_TMPFILE | works, and it can be given no name any more | - |
 | nested pid, user, ipc, uts, net, time, cgroup namespace | dump fails | refused |
 | nested mount namespace, tmpfs, bind, overlay, proc mount of the job, chroot | works, but not a chroot in a nested namespace | - |
 | process that shares its working folder or memory (CLONE_FS, CLONE_VM) with another | dump fails | - |
@@ -51,6 +52,7 @@ Each rule was tried against CRIU 4.2.1, kernel 6.18, `--external mnt[] --tcp-est
 | pipe whose other end only an outsider holds | dump works, restore gives end of file or SIGPIPE | refused |
 | pipe with both ends inside that an outsider holds too | works inside | warned |
 | FIFO in the file system | works by path | - |
+| pipe of packets (O_DIRECT) | dump fails | refused |
 | devices null, zero, full, random, urandom, kmsg, tty, ptmx; a pty with its master inside | works | - |
 | a terminal whose master is outside; any other device, open or mapped | dump fails | refused |
 

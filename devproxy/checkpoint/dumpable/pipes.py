@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipes that somebody outside of the tree holds too."""
+"""Pipes of packets, and pipes that somebody outside of the tree holds too."""
 
 from __future__ import annotations
 
 import os
 
 from devproxy import procfs
-from devproxy.checkpoint.dumpable.tree import Tree, name_of, obstacle
+from devproxy.checkpoint.dumpable.tree import Process, Tree, name_of, obstacle
 
 
 def check_pipes(tree: Tree, known: frozenset[int]) -> None:
+    for holders in tree.pipes.values():
+        process, fd = next((one for one in holders if _has_packets(*one)), (None, 0))
+        if process is not None:
+            what, why = "a pipe of packets (O_DIRECT)", "CRIU does not keep where each packet ends"
+            remedy = "use a socket pair of type SOCK_SEQPACKET"
+            tree.refusals.append(obstacle(process, f"fd {fd}", what, why, remedy))
     unknown = {inode for inode in tree.pipes if inode not in known}
     if not unknown:
         return
@@ -53,6 +59,11 @@ def _is_new(tree: Tree, pid: str) -> bool:
     except OSError:
         return False
     return spaces[0] == spaces[1] != spaces[2]
+
+
+def _has_packets(process: Process, fd: int) -> bool:
+    info = procfs.fdinfo(process.pid, fd)
+    return info is not None and bool(info.flags & os.O_DIRECT)
 
 
 def _access(pid: int, fd: int) -> int:
