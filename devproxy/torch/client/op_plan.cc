@@ -127,8 +127,8 @@ std::unique_ptr<OpPlan> make_plan(const c10::OperatorHandle& op) {
   // Their weights in one buffer come back as they were given, and nobody should copy them.
   if (plan->name == "aten::_cudnn_rnn") plan->kept_result = 4, plan->kept_arg = 3;
   plan->raises = raises_for_values(plan->name);
-  if (plan->name.rfind("aten::searchsorted", 0) == 0)
-    plan->raises_with = schema.argumentIndexWithName("sorter").value_or(-1);
+  for (const auto& [op, argument] : {std::pair{"aten::searchsorted", "sorter"}, {"aten::normal", "std"}})
+    if (plan->name.rfind(op, 0) == 0) plan->raises_with = schema.argumentIndexWithName(argument).value_or(-1);
   return plan;
 }
 
