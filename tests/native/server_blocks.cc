@@ -21,19 +21,12 @@
 #include "devproxy/csrc/server/block_index.h"
 #include "devproxy/csrc/server/staged_dump.h"
 #include "devproxy/csrc/server/state_files.h"
+#include "tests/native/expect.h"
 
 using namespace devproxy;
 using namespace devproxy::server;
 
 namespace {
-
-#define EXPECT(condition)                                                                \
-  do {                                                                                   \
-    if (!(condition)) {                                                                  \
-      std::fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
-      std::_Exit(1);                                                                     \
-    }                                                                                    \
-  } while (0)
 
 constexpr uint64_t kBlock = BlockIndex::kBlockBytes;
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "devproxy/csrc/base/fault.h"
+#include "tests/native/expect.h"
 
 using namespace devproxy;
 
@@ -19,14 +20,6 @@ namespace {
 
 constexpr int kRounds = 400;
 constexpr int kOthers = 3;
-
-#define EXPECT(condition)                                                                \
-  do {                                                                                   \
-    if (!(condition)) {                                                                  \
-      std::fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
-      std::_Exit(1);                                                                     \
-    }                                                                                    \
-  } while (0)
 
 }  // namespace
 
