@@ -235,8 +235,13 @@ class Shelf:
                 self.backend.remove(f"{VERIFIED}/{image_id}")
 
     def verified(self) -> dict[str, float]:
-        """Image -> when somebody last read every chunk of it and all were right: seconds since 1970, by the store's clock."""
-        return {entry.name: entry.written_ns / 1e9 for entry in self.backend.list(VERIFIED)}
+        """Image -> when somebody last read every chunk of it and all were right: seconds since 1970, by the store's clock.
+
+        Empty where that cannot be listed: it says when to look again, and is in nobody's way.
+        """
+        with contextlib.suppress(StoreError):
+            return {entry.name: entry.written_ns / 1e9 for entry in self.backend.list(VERIFIED)}
+        return {}
 
     # ---- reading ----
 

@@ -277,6 +277,24 @@ def test_what_was_read_is_known(
     assert noted(root) == []
 
 
+def test_odd_notes(store: Store, root: Path) -> None:
+    """Things of another kind where notes are, and a file in the folder's place."""
+    three(store, root)
+    at = ["--store", str(root)]
+    (root / VERIFIED / "j-1-a").mkdir(parents=True)
+    (root / VERIFIED / "folder").mkdir()
+    os.mkfifo(root / VERIFIED / "fifo")
+    (root / VERIFIED / "link").symlink_to("/nowhere")
+    for _ in range(2):
+        assert run(*at) == 0 and run("--for", "10m", *at) == 0
+        assert ctl._main(["images", *at]) == 0
+        store.gc()
+        assert [image.whole for image in store.images()] == [True] * 3
+        shutil.rmtree(root / VERIFIED, ignore_errors=True)
+        (root / VERIFIED).unlink(missing_ok=True)
+        (root / VERIFIED).write_text("a file")
+
+
 def test_a_part_at_a_time(store: Store, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The next call begins with those that nobody has read, and then with those that were read longest ago."""
     three(store, root)
