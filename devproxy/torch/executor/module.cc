@@ -541,7 +541,7 @@ int kernel_entry(const devproxy_soft_launch* launch) {
     std::string text = text_of(e);
     // It speaks of the CPU, of which the program knows nothing.
     if (device::kLacksTypes && text.rfind("Could not run '", 0) == 0)
-      text = kernel.name + " has no kernel on the software GPU: PyTorch has one for CUDA alone";
+      text = kernel.name + " has no kernel on the software GPU, as PyTorch has none for the CPU";
     if (const int fault = device::fault_of(e)) return fail(*launch, fault, kernel.name, text);
     if (can_reply) {
       // PyTorch's own argument checks: the client raises them as exceptions, and the context lives on.
