@@ -902,9 +902,13 @@ def test_what_is_missing_is_refused_by_name() -> None:
 
 def test_profiler_and_snapshot_do_not_fail() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        torch.ones(2, device="cuda") + 1
+        found = torch.ones(2, device="cuda") + 1
     assert len(profile.key_averages()) > 0
-    assert torch.cuda.memory_snapshot() == []
+    # Tests before this one may have left memory.
+    segments = [
+        (s["address"], s["address"] + s["total_size"]) for s in torch.cuda.memory_snapshot()
+    ]
+    assert any(begin <= found.data_ptr() < end for begin, end in segments)
 
 
 def test_thread_count_travels_to_the_device() -> None:
